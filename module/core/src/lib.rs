@@ -1,1 +1,52 @@
+//! The lock as pure decisions: what is stored, what is asked and the time go in; an answer and a
+//! list of effects come out.
+//!
+//! The core never touches a key, reads a clock or speaks a protocol. Whoever drives it (the module
+//! in a server, or a test with a map) does four things for each command:
+//!
+//! 1. parse the arguments into a [`request`],
+//! 2. read what the keyspace holds at the lock's key, as [`Stored`],
+//! 3. call the method of [`Locks`] that is named like the command, with the time as [`Now`],
+//! 4. carry out the [`Effect`]s in their order, then give the answer.
+//!
+//! What the core remembers between calls is what the keyspace does not hold: the lines of waiters,
+//! their deadlines, the last token minted and the counters. Everything else is read anew each time,
+//! because anybody may write to the keyspace.
+//!
+//! What happens without a command arrives in two ways. When a key changed under its waiters, the
+//! driver calls [`Locks::touched`]; when [`Locks::next_deadline`] has passed, [`Locks::passed`].
+//! Both only mark lines; the driver then walks [`Locks::next_to_settle`] and [`Locks::settle`] at a
+//! moment at which the server allows a write.
+#![forbid(unsafe_code)]
 
+mod arena;
+mod effect;
+mod error;
+mod glob;
+mod line;
+mod lock;
+mod metrics;
+mod parse;
+pub mod request;
+mod stored;
+mod time;
+mod token;
+
+pub use effect::{Dismissal, Effect, Holder};
+pub use error::{Refusal, Word};
+pub use glob::glob_matches;
+pub use line::{Crowd, LineView, Lines, LockKey, LockRef, Seat, WaiterId, WaiterView};
+pub use lock::{Acquired, Locks};
+pub use metrics::{Counters, Histogram};
+pub use stored::{Count, Hash, Kind, Stored};
+pub use time::{INTEGER_MAX, Lease, Now, Wait};
+pub use token::{Token, TokenMint};
+
+/// The field of a lock's hash that holds the fencing token.
+pub const FENCE_FIELD: &[u8] = b"fence";
+/// The field that marks a hash as a read-write lock.
+pub const MODE_FIELD: &[u8] = b"mode";
+/// The longest owner, in bytes.
+pub const OWNER_LEN_MAX: usize = 1024;
+/// The largest hold count.
+pub const HOLD_COUNT_MAX: i64 = 2_147_483_647;

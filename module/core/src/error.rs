@@ -1,0 +1,106 @@
+//! Every refusal that a client can see, in one table.
+
+use crate::{HOLD_COUNT_MAX, INTEGER_MAX, OWNER_LEN_MAX};
+use std::fmt;
+
+/// Why a command was refused. Nothing was changed.
+///
+/// `Display` is the text that the client gets: a code word, then the argument and its bounds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Too few or too many arguments; the server has a text of its own for this.
+    WrongArity,
+    /// A word that is no option of the command.
+    UnknownOption(Word),
+    /// An option given twice.
+    RepeatedOption(Word),
+    /// An option without the value that must follow it.
+    MissingValue(Word),
+    /// A lease that is no integer within the bounds.
+    Lease,
+    /// A wait that is no integer within the bounds.
+    Wait,
+    /// A token that is no integer within the bounds.
+    Token,
+    /// COUNT that is no integer within the bounds.
+    ListCount,
+    /// An empty or too long owner.
+    OwnerLength,
+    /// An owner named like one of the lock's own fields.
+    OwnerReserved,
+    /// A re-entry past the largest hold count.
+    HoldCountOverflow,
+    /// The owner's field holds something that is no hold count.
+    HoldCountMalformed,
+    /// The line is as long as `rlock.max-waiters-per-lock` allows.
+    TooManyWaiters(u32),
+    /// The key holds another type.
+    WrongType,
+    /// A plain command on a read-write lock.
+    WrongKind,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WrongArity => f.write_str("ERR wrong number of arguments"),
+            Self::UnknownOption(word) => write!(f, "ERR unknown option '{word}'"),
+            Self::RepeatedOption(word) => write!(f, "ERR option '{word}' is given twice"),
+            Self::MissingValue(word) => write!(f, "ERR option '{word}' needs a value"),
+            Self::Lease => write!(f, "ERR lease-ms must be an integer from 1 to {INTEGER_MAX}"),
+            Self::Wait => write!(f, "ERR wait-ms must be an integer from 0 to {INTEGER_MAX}"),
+            Self::Token => write!(f, "ERR token must be an integer from 1 to {}", i64::MAX),
+            Self::ListCount => write!(f, "ERR COUNT must be an integer from 1 to {INTEGER_MAX}"),
+            Self::OwnerLength => write!(f, "ERR owner must have 1 to {OWNER_LEN_MAX} bytes"),
+            Self::OwnerReserved => {
+                f.write_str("ERR owner must not be 'fence' or 'mode', fields of the lock itself")
+            }
+            Self::HoldCountOverflow => {
+                write!(f, "ERR hold count must stay within 1 to {HOLD_COUNT_MAX}")
+            }
+            Self::HoldCountMalformed => write!(
+                f,
+                "ERR hold count of this owner is not an integer from 1 to {HOLD_COUNT_MAX}, \
+                 it was written by somebody else"
+            ),
+            Self::TooManyWaiters(limit) => {
+                write!(
+                    f,
+                    "QUEUEFULL too many waiters, rlock.max-waiters-per-lock is {limit}"
+                )
+            }
+            Self::WrongType => {
+                f.write_str("WRONGTYPE Operation against a key holding the wrong kind of value")
+            }
+            Self::WrongKind => {
+                f.write_str("WRONGKIND the key holds a read-write lock, not a plain one")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// A client's word as an error text may show it: printable, and not longer than a line can bear.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Word(String);
+
+impl Word {
+    const SHOWN_MAX: usize = 64;
+
+    pub(crate) fn new(bytes: &[u8]) -> Self {
+        let shown = bytes.get(..Self::SHOWN_MAX).unwrap_or(bytes);
+        let mut text = shown.escape_ascii().to_string();
+        if shown.len() < bytes.len() {
+            text.push_str("...");
+        }
+        Self(text)
+    }
+}
+
+impl fmt::Display for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}

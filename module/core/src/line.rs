@@ -1,0 +1,514 @@
+//! The lines of waiters: one a lock, first come first served.
+//!
+//! A line exists while somebody waits. Joining, leaving from any place and being next take the same
+//! time however many wait: a line is a chain through the arena of waiters, with the two neighbours
+//! stored in each. A second chain runs through the waiters of one owner within a line, so that
+//! CANCEL and ONCE find them without a search.
+
+use crate::arena::{Arena, Id};
+use crate::{Lease, Now, Wait};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::rc::Rc;
+
+/// A lock's place in the keyspace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LockKey {
+    /// The number of the database.
+    pub db: i32,
+    /// The key.
+    pub name: Rc<[u8]>,
+}
+
+impl LockKey {
+    /// The same, borrowed.
+    pub fn as_ref(&self) -> LockRef<'_> {
+        LockRef {
+            db: self.db,
+            name: &self.name,
+        }
+    }
+}
+
+/// A lock's place in the keyspace, borrowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockRef<'a> {
+    /// The number of the database.
+    pub db: i32,
+    /// The key.
+    pub name: &'a [u8],
+}
+
+/// What the driver knows a waiter by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Seat {
+    /// The driver's own handle; the core only hands it back.
+    pub handle: usize,
+    /// The server's number of the client, shown by INFO.
+    pub client_id: u64,
+}
+
+/// The name of a waiter. It stays invalid after the waiter has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WaiterId(Id);
+
+/// The name of a line. It stays invalid after the last waiter has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct LineId(Id);
+
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    pub(crate) owner: Rc<[u8]>,
+    pub(crate) lease: Lease,
+    pub(crate) seat: Seat,
+    /// Monotonic, in milliseconds.
+    pub(crate) since: i64,
+    /// Monotonic, in milliseconds; none without limit.
+    wait_end: Option<i64>,
+    line: LineId,
+    /// Its neighbours in the line.
+    in_line: Links,
+    /// Its neighbours among the waiters of its owner in the line.
+    of_owner: Links,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Links {
+    ahead: Option<WaiterId>,
+    behind: Option<WaiterId>,
+}
+
+/// The two ends of a chain of waiters.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ends {
+    first: Option<WaiterId>,
+    last: Option<WaiterId>,
+}
+
+/// Which of the two chains through the waiters is meant.
+#[derive(Clone, Copy)]
+enum Chain {
+    InLine,
+    OfOwner,
+}
+
+#[derive(Debug)]
+struct Line {
+    lock: LockKey,
+    ends: Ends,
+    owners: HashMap<Rc<[u8]>, Ends>,
+    length: u32,
+    /// When the lease ends, as far as was heard of it, in milliseconds of the wall clock.
+    ends_at: Option<i64>,
+    /// When to look at the key again, in milliseconds of the wall clock.
+    check_at: Option<i64>,
+    /// Whether it stands among those to settle.
+    touched: bool,
+}
+
+/// Not every change of a key is announced by an event that we can afford to listen to (`SET` over a
+/// lock or `HDEL` of its owner are not), so a key is looked at this often while somebody waits for
+/// it.
+const RECHECK_MS: i64 = 1000;
+
+/// All lines, their waiters and their deadlines.
+#[derive(Debug, Default)]
+pub struct Lines {
+    waiters: Arena<Waiter>,
+    arena: Arena<Line>,
+    databases: BTreeMap<i32, HashMap<Rc<[u8]>, LineId>>,
+    wait_ends: BTreeSet<(i64, WaiterId)>,
+    checks: BTreeSet<(i64, LineId)>,
+    to_settle: VecDeque<LineId>,
+}
+
+/// How many wait, and for how many locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Crowd {
+    /// Waiters in all lines.
+    pub waiters: usize,
+    /// Locks that somebody waits for.
+    pub locks: usize,
+}
+
+/// A line as LIST shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LineView {
+    /// The lock's name.
+    pub name: Rc<[u8]>,
+    /// How many wait.
+    pub waiters: u32,
+    /// How long the first in line has waited, in milliseconds.
+    pub longest_wait_ms: i64,
+}
+
+/// A waiter as INFO shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaiterView {
+    /// Who waits.
+    pub owner: Rc<[u8]>,
+    /// The server's number of the client.
+    pub client_id: u64,
+    /// For how long, in milliseconds.
+    pub waited_ms: i64,
+    /// For how long yet, in milliseconds; -1 without limit.
+    pub left_ms: i64,
+}
+
+impl Lines {
+    /// How many wait, and for how many locks.
+    pub fn crowd(&self) -> Crowd {
+        Crowd {
+            waiters: self.waiters.len(),
+            locks: self.arena.len(),
+        }
+    }
+
+    /// The lines of a database, in no particular order.
+    pub fn views(&self, db: i32, now: Now) -> impl Iterator<Item = LineView> + '_ {
+        let of_db = self
+            .arena
+            .iter()
+            .map(|(_, line)| line)
+            .filter(move |line| line.lock.db == db);
+        of_db.map(move |line| LineView {
+            name: Rc::clone(&line.lock.name),
+            waiters: line.length,
+            longest_wait_ms: self
+                .waiter(line.ends.first)
+                .map_or(0, |first| now.mono_ms.saturating_sub(first.since)),
+        })
+    }
+
+    /// How many wait for a lock.
+    pub fn waiting_for(&self, lock: LockRef<'_>) -> u32 {
+        self.find(lock).map_or(0, |line| self.length(line))
+    }
+
+    /// Those who wait for a lock, in order.
+    pub fn waiters_of(&self, lock: LockRef<'_>, now: Now) -> impl Iterator<Item = WaiterView> + '_ {
+        let first = self
+            .find(lock)
+            .and_then(|line| self.arena.get(line.0)?.ends.first);
+        let waiters =
+            std::iter::successors(self.waiter(first), |at| self.waiter(at.in_line.behind));
+        waiters.map(move |waiter| WaiterView {
+            owner: Rc::clone(&waiter.owner),
+            client_id: waiter.seat.client_id,
+            waited_ms: now.mono_ms.saturating_sub(waiter.since),
+            left_ms: waiter
+                .wait_end
+                .map_or(-1, |end| end.saturating_sub(now.mono_ms).max(0)),
+        })
+    }
+
+    // --- Finding ---------------------------------------------------------------------------------
+
+    /// The line for a lock. Where nobody waits for anything this looks nothing up: the common case.
+    pub(crate) fn find(&self, lock: LockRef<'_>) -> Option<LineId> {
+        self.databases.get(&lock.db)?.get(lock.name).copied()
+    }
+
+    pub(crate) fn length(&self, line: LineId) -> u32 {
+        self.arena.get(line.0).map_or(0, |line| line.length)
+    }
+
+    pub(crate) fn lock_of(&self, line: LineId) -> Option<&LockKey> {
+        self.arena.get(line.0).map(|line| &line.lock)
+    }
+
+    pub(crate) fn line_of(&self, id: WaiterId) -> Option<LineId> {
+        self.waiters.get(id.0).map(|waiter| waiter.line)
+    }
+
+    /// Who is next in line.
+    pub(crate) fn first(&self, line: LineId) -> Option<(WaiterId, &Waiter)> {
+        let id = self.arena.get(line.0)?.ends.first?;
+        Some((id, self.waiters.get(id.0)?))
+    }
+
+    /// An owner's foremost waiter in a line.
+    pub(crate) fn first_of(&self, line: LineId, owner: &[u8]) -> Option<WaiterId> {
+        self.arena.get(line.0)?.owners.get(owner)?.first
+    }
+
+    // --- Joining and leaving ---------------------------------------------------------------------
+
+    /// A new waiter at the end of a lock's line. None only when four billion wait already.
+    pub(crate) fn join(
+        &mut self,
+        lock: LockRef<'_>,
+        owner: &[u8],
+        lease: Lease,
+        wait: Wait,
+        seat: Seat,
+        now: Now,
+    ) -> Option<(WaiterId, LineId)> {
+        let line_id = self.find(lock).or_else(|| self.open(lock))?;
+        let owners = &self.arena.get(line_id.0)?.owners;
+        let owner = owners
+            .get_key_value(owner)
+            .map_or_else(|| Rc::from(owner), |(of, _)| Rc::clone(of));
+        let waiter = Waiter {
+            owner: Rc::clone(&owner),
+            lease,
+            seat,
+            since: now.mono_ms,
+            wait_end: wait.end(now),
+            line: line_id,
+            in_line: Links::default(),
+            of_owner: Links::default(),
+        };
+        let id = WaiterId(self.waiters.insert(waiter)?);
+        self.wait_ends.extend(wait.end(now).map(|end| (end, id)));
+
+        let line = self.arena.get_mut(line_id.0)?;
+        line.length = line.length.saturating_add(1);
+        append(&mut self.waiters, Chain::InLine, &mut line.ends, id);
+        append(
+            &mut self.waiters,
+            Chain::OfOwner,
+            line.owners.entry(owner).or_default(),
+            id,
+        );
+        Some((id, line_id))
+    }
+
+    /// The waiter goes on waiting where it stands, for another connection and with new terms.
+    /// Returns the seat it had.
+    pub(crate) fn take_over(
+        &mut self,
+        id: WaiterId,
+        lease: Lease,
+        wait: Wait,
+        seat: Seat,
+        now: Now,
+    ) -> Option<Seat> {
+        let waiter = self.waiters.get_mut(id.0)?;
+        if let Some(end) = waiter.wait_end {
+            self.wait_ends.remove(&(end, id));
+        }
+        waiter.lease = lease;
+        waiter.wait_end = wait.end(now);
+        self.wait_ends.extend(waiter.wait_end.map(|end| (end, id)));
+        Some(std::mem::replace(&mut waiter.seat, seat))
+    }
+
+    /// Takes a waiter out, from wherever it stands. With the last one the line is gone.
+    pub(crate) fn leave(&mut self, id: WaiterId) -> Option<Waiter> {
+        let waiter = self.waiters.remove(id.0)?;
+        if let Some(end) = waiter.wait_end {
+            self.wait_ends.remove(&(end, id));
+        }
+        let line = self.arena.get_mut(waiter.line.0)?;
+        line.length = line.length.saturating_sub(1);
+        unlink(
+            &mut self.waiters,
+            Chain::InLine,
+            &mut line.ends,
+            waiter.in_line,
+        );
+        if let Entry::Occupied(mut of_owner) = line.owners.entry(Rc::clone(&waiter.owner)) {
+            unlink(
+                &mut self.waiters,
+                Chain::OfOwner,
+                of_owner.get_mut(),
+                waiter.of_owner,
+            );
+            if of_owner.get().first.is_none() {
+                of_owner.remove();
+            }
+        }
+        if line.length == 0 {
+            self.close(waiter.line);
+        }
+        Some(waiter)
+    }
+
+    fn open(&mut self, lock: LockRef<'_>) -> Option<LineId> {
+        let name: Rc<[u8]> = Rc::from(lock.name);
+        let line = LineId(self.arena.insert(Line {
+            lock: LockKey {
+                db: lock.db,
+                name: Rc::clone(&name),
+            },
+            ends: Ends::default(),
+            owners: HashMap::new(),
+            length: 0,
+            ends_at: None,
+            check_at: None,
+            touched: false,
+        })?);
+        self.databases
+            .entry(lock.db)
+            .or_default()
+            .insert(name, line);
+        Some(line)
+    }
+
+    fn close(&mut self, id: LineId) {
+        let Some(line) = self.arena.remove(id.0) else {
+            return;
+        };
+        if let Some(check_at) = line.check_at {
+            self.checks.remove(&(check_at, id));
+        }
+        let Some(names) = self.databases.get_mut(&line.lock.db) else {
+            return;
+        };
+        names.remove(&line.lock.name);
+        if names.is_empty() {
+            // With no line anywhere a look-up ends at an empty map, and a crowd leaves no memory
+            // behind.
+            self.databases.remove(&line.lock.db);
+        }
+    }
+
+    // --- Deadlines -------------------------------------------------------------------------------
+
+    /// Looks at the key again just after its lease is over, and every [`RECHECK_MS`] until then. A
+    /// check that is due earlier stays: it will find the lease as it is by then, and set the next
+    /// one.
+    pub(crate) fn check_after(&mut self, id: LineId, ends_at: Option<i64>, now: Now) {
+        let Some(line) = self.arena.get_mut(id.0) else {
+            return;
+        };
+        line.ends_at = ends_at;
+        let recheck_at = now.wall_ms().saturating_add(RECHECK_MS);
+        // A key is expired when the clock is past its end, not when it is there.
+        let check_at = ends_at.map_or(recheck_at, |end| end.saturating_add(1).min(recheck_at));
+        if let Some(earlier) = line.check_at {
+            if earlier <= check_at {
+                return;
+            }
+            self.checks.remove(&(earlier, id));
+        }
+        line.check_at = Some(check_at);
+        self.checks.insert((check_at, id));
+    }
+
+    /// Whether the lease that was last heard of is over.
+    pub(crate) fn lease_over(&self, id: LineId, now: Now) -> bool {
+        let ends_at = self.arena.get(id.0).and_then(|line| line.ends_at);
+        ends_at.is_some_and(|end| end < now.wall_ms())
+    }
+
+    /// Milliseconds until the nearest deadline; 0 if it has passed, none if there is none.
+    pub(crate) fn next_deadline(&self, now: Now) -> Option<i64> {
+        let wait = self
+            .wait_ends
+            .first()
+            .map(|(end, _)| end.saturating_sub(now.mono_ms));
+        let check = self
+            .checks
+            .first()
+            .map(|(at, _)| at.saturating_sub(now.wall_ms()));
+        wait.into_iter().chain(check).min().map(|left| left.max(0))
+    }
+
+    /// A waiter whose wait is over.
+    pub(crate) fn overdue(&self, now: Now) -> Option<WaiterId> {
+        self.wait_ends
+            .first()
+            .filter(|(end, _)| *end <= now.mono_ms)
+            .map(|(_, id)| *id)
+    }
+
+    /// Marks the lines whose check is due.
+    pub(crate) fn touch_due(&mut self, now: Now) {
+        while let Some((_, id)) = self
+            .checks
+            .first()
+            .copied()
+            .filter(|(at, _)| *at <= now.wall_ms())
+        {
+            self.checks.pop_first();
+            if let Some(line) = self.arena.get_mut(id.0) {
+                line.check_at = None;
+            }
+            self.touch(id);
+        }
+    }
+
+    // --- Lines to settle -------------------------------------------------------------------------
+
+    /// Marks a line: its key may have changed.
+    pub(crate) fn touch(&mut self, id: LineId) {
+        if let Some(line) = self.arena.get_mut(id.0)
+            && !std::mem::replace(&mut line.touched, true)
+        {
+            self.to_settle.push_back(id);
+        }
+    }
+
+    /// Marks all lines of a database; of all databases if none is named.
+    pub(crate) fn touch_all(&mut self, db: Option<i32>) {
+        let of_db = |line: &Line| db.is_none_or(|db| line.lock.db == db);
+        let ids: Vec<LineId> = self
+            .arena
+            .iter()
+            .filter(|(_, line)| of_db(line))
+            .map(|(id, _)| LineId(id))
+            .collect();
+        for id in ids {
+            self.touch(id);
+        }
+    }
+
+    /// Whether any line is marked.
+    pub(crate) fn any_touched(&self) -> bool {
+        !self.to_settle.is_empty()
+    }
+
+    /// The next marked line, no longer marked.
+    pub(crate) fn next_touched(&mut self) -> Option<LineId> {
+        while let Some(id) = self.to_settle.pop_front() {
+            if let Some(line) = self.arena.get_mut(id.0) {
+                line.touched = false;
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    fn waiter(&self, id: Option<WaiterId>) -> Option<&Waiter> {
+        self.waiters.get(id?.0)
+    }
+}
+
+impl Waiter {
+    /// Whether the next in line is the same owner's.
+    pub(crate) fn followed_by_own(&self) -> bool {
+        self.in_line.behind.is_some() && self.in_line.behind == self.of_owner.behind
+    }
+
+    fn links(&mut self, chain: Chain) -> &mut Links {
+        match chain {
+            Chain::InLine => &mut self.in_line,
+            Chain::OfOwner => &mut self.of_owner,
+        }
+    }
+}
+
+fn append(waiters: &mut Arena<Waiter>, chain: Chain, ends: &mut Ends, id: WaiterId) {
+    let last = ends.last.replace(id);
+    if let Some(waiter) = waiters.get_mut(id.0) {
+        waiter.links(chain).ahead = last;
+    }
+    match last.and_then(|last| waiters.get_mut(last.0)) {
+        Some(last) => last.links(chain).behind = Some(id),
+        None => ends.first = Some(id),
+    }
+}
+
+/// Joins the neighbours of a waiter that is gone.
+fn unlink(waiters: &mut Arena<Waiter>, chain: Chain, ends: &mut Ends, gone: Links) {
+    match gone.ahead.and_then(|ahead| waiters.get_mut(ahead.0)) {
+        Some(ahead) => ahead.links(chain).behind = gone.behind,
+        None => ends.first = gone.behind,
+    }
+    match gone.behind.and_then(|behind| waiters.get_mut(behind.0)) {
+        Some(behind) => behind.links(chain).ahead = gone.ahead,
+        None => ends.last = gone.ahead,
+    }
+}

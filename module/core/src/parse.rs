@@ -1,0 +1,117 @@
+//! From bytes to checked values. Arguments are whatever a client sends: any bytes, any length.
+
+use crate::error::Word;
+use crate::{FENCE_FIELD, INTEGER_MAX, Lease, MODE_FIELD, OWNER_LEN_MAX, Refusal, Token, Wait};
+
+/// The arguments of a command, read from left to right.
+pub(crate) struct Arguments<I>(I);
+
+impl<'a, I: Iterator<Item = &'a [u8]>> Arguments<I> {
+    pub(crate) fn new(args: I) -> Self {
+        Self(args)
+    }
+
+    /// The next required argument.
+    pub(crate) fn next(&mut self) -> Result<&'a [u8], Refusal> {
+        self.0.next().ok_or(Refusal::WrongArity)
+    }
+
+    /// The next option's word, if there is one.
+    pub(crate) fn option(&mut self) -> Option<&'a [u8]> {
+        self.0.next()
+    }
+
+    /// The value that must follow an option's word.
+    pub(crate) fn value(&mut self, word: &[u8]) -> Result<&'a [u8], Refusal> {
+        self.0
+            .next()
+            .ok_or_else(|| Refusal::MissingValue(Word::new(word)))
+    }
+
+    /// Nothing may be left.
+    pub(crate) fn finish(mut self) -> Result<(), Refusal> {
+        self.0.next().map_or(Ok(()), |_| Err(Refusal::WrongArity))
+    }
+}
+
+/// An option that may be given once.
+pub(crate) struct Once<T>(Option<T>);
+
+impl<T> Once<T> {
+    pub(crate) fn new() -> Self {
+        Self(None)
+    }
+
+    /// Takes the option's value; a second time is an error, whatever the value.
+    pub(crate) fn set(&mut self, word: &[u8], value: Result<T, Refusal>) -> Result<(), Refusal> {
+        if self.0.is_some() {
+            return Err(Refusal::RepeatedOption(Word::new(word)));
+        }
+        self.0 = Some(value?);
+        Ok(())
+    }
+
+    pub(crate) fn get(self) -> Option<T> {
+        self.0
+    }
+}
+
+pub(crate) fn unknown(word: &[u8]) -> Refusal {
+    Refusal::UnknownOption(Word::new(word))
+}
+
+pub(crate) fn owner(bytes: &[u8]) -> Result<&[u8], Refusal> {
+    if bytes.is_empty() || bytes.len() > OWNER_LEN_MAX {
+        return Err(Refusal::OwnerLength);
+    }
+    if bytes == FENCE_FIELD || bytes == MODE_FIELD {
+        return Err(Refusal::OwnerReserved);
+    }
+    Ok(bytes)
+}
+
+pub(crate) fn lease(bytes: &[u8]) -> Result<Lease, Refusal> {
+    integer(bytes)
+        .and_then(Lease::from_ms)
+        .ok_or(Refusal::Lease)
+}
+
+pub(crate) fn wait(bytes: &[u8]) -> Result<Wait, Refusal> {
+    integer(bytes).and_then(Wait::from_ms).ok_or(Refusal::Wait)
+}
+
+pub(crate) fn token(bytes: &[u8]) -> Result<Token, Refusal> {
+    integer(bytes).and_then(Token::new).ok_or(Refusal::Token)
+}
+
+pub(crate) fn list_count(bytes: &[u8]) -> Result<usize, Refusal> {
+    integer(bytes)
+        .filter(|count| (1..=INTEGER_MAX).contains(count))
+        .and_then(|count| usize::try_from(count).ok())
+        .ok_or(Refusal::ListCount)
+}
+
+/// An integer as the server itself writes and accepts it: no sign but a minus, no leading zeros, no
+/// blanks.
+pub(crate) fn integer(bytes: &[u8]) -> Option<i64> {
+    let (negative, digits) = match bytes {
+        [b'-', digits @ ..] => (true, digits),
+        digits => (false, digits),
+    };
+    match digits {
+        [b'0'] => return (!negative).then_some(0),
+        [] | [b'0', ..] => return None,
+        _ => {}
+    }
+    // Counting downwards, because the smallest i64 has no positive twin.
+    let mut value: i64 = 0;
+    for &digit in digits {
+        let digit = digit.is_ascii_digit().then(|| i64::from(digit & 0x0f))?;
+        value = value.checked_mul(10)?.checked_sub(digit)?;
+    }
+    if negative {
+        Some(value)
+    } else {
+        value.checked_neg()
+    }
+}

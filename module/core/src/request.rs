@@ -1,0 +1,207 @@
+//! Commands already parsed and checked: whoever holds one of these need not check again.
+//!
+//! Each has a `parse` that takes the arguments after the command's name.
+
+use crate::parse::{self, Arguments, Once, owner};
+use crate::{Lease, Refusal, Token, Wait};
+
+/// `RLOCK.ACQUIRE key owner lease-ms [BLOCK wait-ms] [ONCE]`
+#[derive(Clone, Copy, Debug)]
+pub struct Acquire<'a> {
+    /// The lock's name.
+    pub key: &'a [u8],
+    /// Who asks.
+    pub owner: &'a [u8],
+    /// How long the hold is to last.
+    pub lease: Lease,
+    /// How long to wait in line, if it cannot be had now; `None` is not at all.
+    pub block: Option<Wait>,
+    /// Do not count again what this owner already holds or waits for.
+    pub once: bool,
+}
+
+impl<'a> Acquire<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, and the first word that is no option.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+        let mut args = Arguments::new(args);
+        let (key, owner) = (args.next()?, owner(args.next()?)?);
+        let lease = parse::lease(args.next()?)?;
+        let (mut block, mut once) = (Once::new(), Once::new());
+        while let Some(word) = args.option() {
+            if word.eq_ignore_ascii_case(b"BLOCK") {
+                block.set(word, parse::wait(args.value(word)?))?;
+            } else if word.eq_ignore_ascii_case(b"ONCE") {
+                once.set(word, Ok(()))?;
+            } else {
+                return Err(parse::unknown(word));
+            }
+        }
+        Ok(Self {
+            key,
+            owner,
+            lease,
+            block: block.get(),
+            once: once.get().is_some(),
+        })
+    }
+}
+
+/// `RLOCK.RELEASE key owner [TOKEN token] [LEASE lease-ms]`
+#[derive(Clone, Copy, Debug)]
+pub struct Release<'a> {
+    /// The lock's name.
+    pub key: &'a [u8],
+    /// Who gives it back.
+    pub owner: &'a [u8],
+    /// Only the hold that has this token.
+    pub token: Option<Token>,
+    /// With holds left, start the lease anew.
+    pub lease: Option<Lease>,
+}
+
+impl<'a> Release<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, and the first word that is no option.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+        let mut args = Arguments::new(args);
+        let (key, owner) = (args.next()?, owner(args.next()?)?);
+        let (mut token, mut lease) = (Once::new(), Once::new());
+        while let Some(word) = args.option() {
+            if word.eq_ignore_ascii_case(b"TOKEN") {
+                token.set(word, parse::token(args.value(word)?))?;
+            } else if word.eq_ignore_ascii_case(b"LEASE") {
+                lease.set(word, parse::lease(args.value(word)?))?;
+            } else {
+                return Err(parse::unknown(word));
+            }
+        }
+        Ok(Self {
+            key,
+            owner,
+            token: token.get(),
+            lease: lease.get(),
+        })
+    }
+}
+
+/// `RLOCK.RENEW key owner lease-ms [TOKEN token]`
+#[derive(Clone, Copy, Debug)]
+pub struct Renew<'a> {
+    /// The lock's name.
+    pub key: &'a [u8],
+    /// Who holds it.
+    pub owner: &'a [u8],
+    /// The lease that starts anew.
+    pub lease: Lease,
+    /// Only the hold that has this token.
+    pub token: Option<Token>,
+}
+
+impl<'a> Renew<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, and the first word that is no option.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+        let mut args = Arguments::new(args);
+        let (key, owner) = (args.next()?, owner(args.next()?)?);
+        let lease = parse::lease(args.next()?)?;
+        let mut token = Once::new();
+        while let Some(word) = args.option() {
+            if word.eq_ignore_ascii_case(b"TOKEN") {
+                token.set(word, parse::token(args.value(word)?))?;
+            } else {
+                return Err(parse::unknown(word));
+            }
+        }
+        Ok(Self {
+            key,
+            owner,
+            lease,
+            token: token.get(),
+        })
+    }
+}
+
+/// `RLOCK.CANCEL key owner`
+#[derive(Clone, Copy, Debug)]
+pub struct Cancel<'a> {
+    /// The lock's name.
+    pub key: &'a [u8],
+    /// Whose waiters leave.
+    pub owner: &'a [u8],
+}
+
+impl<'a> Cancel<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// An owner out of bounds, or a wrong number of arguments.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+        let mut args = Arguments::new(args);
+        let request = Self {
+            key: args.next()?,
+            owner: owner(args.next()?)?,
+        };
+        args.finish()?;
+        Ok(request)
+    }
+}
+
+/// `RLOCK.BREAK key` and `RLOCK.INFO key`
+#[derive(Clone, Copy, Debug)]
+pub struct KeyOnly<'a> {
+    /// The lock's name.
+    pub key: &'a [u8],
+}
+
+impl<'a> KeyOnly<'a> {
+    /// Reads the argument.
+    ///
+    /// # Errors
+    /// A wrong number of arguments.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+        let mut args = Arguments::new(args);
+        let request = Self { key: args.next()? };
+        args.finish()?;
+        Ok(request)
+    }
+}
+
+/// `RLOCK.LIST [MATCH pattern] [COUNT n]`
+#[derive(Clone, Copy, Debug)]
+pub struct List<'a> {
+    /// Only names that match this glob-style pattern.
+    pub pattern: Option<&'a [u8]>,
+    /// At most so many.
+    pub count: Option<usize>,
+}
+
+impl<'a> List<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, and the first word that is no option.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+        let mut args = Arguments::new(args);
+        let (mut pattern, mut count) = (Once::new(), Once::new());
+        while let Some(word) = args.option() {
+            if word.eq_ignore_ascii_case(b"MATCH") {
+                pattern.set(word, Ok(args.value(word)?))?;
+            } else if word.eq_ignore_ascii_case(b"COUNT") {
+                count.set(word, parse::list_count(args.value(word)?))?;
+            } else {
+                return Err(parse::unknown(word));
+            }
+        }
+        Ok(Self {
+            pattern: pattern.get(),
+            count: count.get(),
+        })
+    }
+}

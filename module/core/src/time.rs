@@ -1,0 +1,56 @@
+//! Times and durations, with their units in the type.
+
+/// The largest lease and the longest wait in milliseconds: 2^53 - 1, which every client language
+/// can write.
+pub const INTEGER_MAX: i64 = 9_007_199_254_740_991;
+
+/// The moment of a decision, on two clocks.
+///
+/// Leases live in the keyspace as TTLs, so they follow the server's wall clock. Waits are ours
+/// alone, so they follow a clock that nobody can step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Now {
+    /// Wall clock, in microseconds since 1970.
+    pub wall_us: i64,
+    /// Monotonic clock, in milliseconds since any fixed moment.
+    pub mono_ms: i64,
+}
+
+impl Now {
+    /// Wall clock, in milliseconds since 1970: the unit of a key's expiry.
+    pub fn wall_ms(self) -> i64 {
+        self.wall_us.div_euclid(1000)
+    }
+}
+
+/// How long a hold lasts unless renewed: 1 to 2^53 - 1 milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease(i64);
+
+impl Lease {
+    /// A lease of `ms` milliseconds, if that is within the bounds.
+    pub fn from_ms(ms: i64) -> Option<Self> {
+        (1..=INTEGER_MAX).contains(&ms).then_some(Self(ms))
+    }
+
+    /// The moment at which a lease that starts now ends, in milliseconds of the wall clock.
+    pub fn end(self, now: Now) -> i64 {
+        now.wall_ms().saturating_add(self.0)
+    }
+}
+
+/// How long a waiter waits: 0 (without limit) to 2^53 - 1 milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait(i64);
+
+impl Wait {
+    /// A wait of `ms` milliseconds, if that is within the bounds.
+    pub fn from_ms(ms: i64) -> Option<Self> {
+        (0..=INTEGER_MAX).contains(&ms).then_some(Self(ms))
+    }
+
+    /// The moment at which a wait that starts now ends, on the monotonic clock; none without limit.
+    pub fn end(self, now: Now) -> Option<i64> {
+        (self.0 > 0).then(|| now.mono_ms.saturating_add(self.0))
+    }
+}
