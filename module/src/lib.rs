@@ -1,1 +1,119 @@
+//! RLOCK: distributed locks as a native feature of Redis and Valkey.
+//!
+//! This is the shell around `rlock-core`, which decides. In reading order:
+//!
+//! - [`commands`]: one file a command; each loads what is stored, lets the core decide, replies
+//! - [`keys`]: a lock's key as plain values
+//! - [`effects`]: the one place that acts on the server; [`publish`] is its hand for the unlock message
+//! - [`blocking`]: clients that wait in line
+//! - [`pump`]: what must be done outside of any command
+//! - [`changes`]: changes that others make, to keys and to the server; [`cluster`]: keys that moved away
+//! - [`state`]: what is remembered between calls
+//! - [`reply`], [`info`], [`config`], [`clock`]: answers, metrics, options, time
+//! - [`ffi`]: the server's C interface, and all our `unsafe`
+#![deny(unsafe_code)]
+#![allow(
+    missing_docs,
+    reason = "the macro's entry points; everything else here is private"
+)]
 
+mod blocking;
+mod changes;
+mod clock;
+mod cluster;
+mod commands;
+mod config;
+mod effects;
+#[allow(unsafe_code, reason = "the one place for it")]
+mod ffi;
+mod info;
+mod keys;
+mod publish;
+mod pump;
+mod reply;
+mod state;
+
+use config::{
+    FENCE_GUARD_MS, FENCE_GUARD_MS_BOUNDS, FENCE_GUARD_MS_DEFAULT, PUBLISH, PUBLISH_DEFAULT,
+    WAITERS_PER_LOCK_MAX, WAITERS_PER_LOCK_MAX_BOUNDS, WAITERS_PER_LOCK_MAX_DEFAULT,
+};
+use ffi::Ctx;
+use redis_module::alloc::RedisAlloc;
+use redis_module::configuration::ConfigurationFlags;
+use redis_module::{Context, RedisString, Status, redis_module};
+
+redis_module! {
+    name: "rlock",
+    version: 1,
+    allocator: (RedisAlloc, RedisAlloc),
+    data_types: [],
+    init: init,
+    deinit: deinit,
+    configurations: [
+        i64: [
+            [
+                "max-waiters-per-lock", &WAITERS_PER_LOCK_MAX, WAITERS_PER_LOCK_MAX_DEFAULT,
+                WAITERS_PER_LOCK_MAX_BOUNDS.0, WAITERS_PER_LOCK_MAX_BOUNDS.1,
+                ConfigurationFlags::DEFAULT, None
+            ],
+            [
+                "fence-guard-ms", &FENCE_GUARD_MS, FENCE_GUARD_MS_DEFAULT,
+                FENCE_GUARD_MS_BOUNDS.0, FENCE_GUARD_MS_BOUNDS.1,
+                ConfigurationFlags::DEFAULT, None
+            ],
+        ],
+        string: [],
+        bool: [],
+        enum: [
+            ["publish", &PUBLISH, PUBLISH_DEFAULT, ConfigurationFlags::DEFAULT, None],
+        ],
+        module_args_as_configuration: true,
+    ]
+}
+
+/// Declares the commands. They are not in the table above because its way of calling handlers
+/// decodes and copies every argument first.
+fn init(context: &Context, _args: &[RedisString]) -> Status {
+    if let Err(name) = ffi::check_api() {
+        context.log_warning(&format!(
+            "rlock needs Redis 7.0 or Valkey 7.2, this server has no {name}"
+        ));
+        return Status::Err;
+    }
+    log_panics();
+    let ctx = Ctx::of(context);
+    ffi::signal_explicitly(ctx);
+    ffi::add_category(ctx);
+    if let Err(name) = commands::register_all(ctx) {
+        context.log_warning(&format!(
+            "the server refused the command {}",
+            name.to_string_lossy()
+        ));
+        return Status::Err;
+    }
+    ffi::register_info::<info::Section>(ctx);
+    changes::follow_server(ctx);
+    changes::start_tokens();
+    Status::Ok
+}
+
+/// Unload is refused while anyone waits.
+fn deinit(context: &Context) -> Status {
+    let waiters = state::with(|state| state.locks.lines().crowd().waiters);
+    if waiters > 0 {
+        context.log_warning(&format!(
+            "rlock cannot be unloaded, {waiters} wait for a lock"
+        ));
+        return Status::Err;
+    }
+    pump::stop(Ctx::of(context));
+    state::clear();
+    Status::Ok
+}
+
+/// A panic is caught before it can stop the server; what it was must be found in the server's log.
+fn log_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        redis_module::logging::log_warning(format!("rlock panicked, please report it: {panic}"));
+    }));
+}

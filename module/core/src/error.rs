@@ -39,6 +39,13 @@ pub enum Refusal {
     WrongType,
     /// A plain command on a read-write lock.
     WrongKind,
+    /// The key's slot is served by another node of the cluster.
+    Moved {
+        /// The slot.
+        slot: u16,
+        /// The node, as `host:port`.
+        address: String,
+    },
 }
 
 impl fmt::Display for Refusal {
@@ -73,6 +80,7 @@ impl fmt::Display for Refusal {
             Self::WrongType => {
                 f.write_str("WRONGTYPE Operation against a key holding the wrong kind of value")
             }
+            Self::Moved { slot, address } => write!(f, "MOVED {slot} {address}"),
             Self::WrongKind => {
                 f.write_str("WRONGKIND the key holds a read-write lock, not a plain one")
             }

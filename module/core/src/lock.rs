@@ -215,13 +215,17 @@ impl Locks {
 
     // --- What happens without a command ----------------------------------------------------------
 
-    /// A waiter is gone: its connection closed, or it was unblocked. Whether it was in line.
-    pub fn depart(&mut self, id: WaiterId) -> bool {
-        let left = self.lines.leave(id).is_some();
-        if left {
-            count(&mut self.counters.departures);
-        }
-        left
+    /// A waiter is gone: its connection closed, or it was unblocked. The lock it waited for; none if it
+    /// was not in line.
+    pub fn depart(&mut self, id: WaiterId) -> Option<LockKey> {
+        let lock = self
+            .lines
+            .line_of(id)
+            .and_then(|line| self.lines.lock_of(line))
+            .cloned()?;
+        self.lines.leave(id)?;
+        count(&mut self.counters.departures);
+        Some(lock)
     }
 
     /// A grant could not be delivered and is given back: a release that no client asked for.

@@ -1,0 +1,179 @@
+//! A keyspace in memory: keys with an expiry, hashes and one other type, read and written as the
+//! module reads and writes the server's.
+
+use rlock_core::{Count, Effect, FENCE_FIELD, Hash, Holder, Kind, MODE_FIELD, Stored, Token};
+use std::collections::BTreeMap;
+
+/// A key's place: the database and the name.
+pub(crate) type Place = (i32, Vec<u8>);
+
+/// The fields of a hash.
+pub(crate) type Fields = BTreeMap<Vec<u8>, Vec<u8>>;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Value {
+    Hash(Fields),
+    Text,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Entry {
+    pub(crate) value: Value,
+    /// In milliseconds of the wall clock; none if the key never expires.
+    pub(crate) ends_at: Option<i64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Keyspace {
+    entries: BTreeMap<Place, Entry>,
+}
+
+impl Keyspace {
+    pub(crate) fn get(&self, place: &Place) -> Option<&Entry> {
+        self.entries.get(place)
+    }
+
+    pub(crate) fn get_mut(&mut self, place: &Place) -> Option<&mut Entry> {
+        self.entries.get_mut(place)
+    }
+
+    pub(crate) fn set(&mut self, place: &Place, entry: Entry) {
+        self.entries.insert(place.clone(), entry);
+    }
+
+    pub(crate) fn delete(&mut self, place: &Place) -> bool {
+        self.entries.remove(place).is_some()
+    }
+
+    pub(crate) fn flush(&mut self, db: Option<i32>) {
+        self.entries
+            .retain(|(of, _), _| db.is_some_and(|db| *of != db));
+    }
+
+    pub(crate) fn swap(&mut self, one: i32, other: i32) {
+        let entries = std::mem::take(&mut self.entries);
+        let swapped = entries.into_iter().map(|((db, name), entry)| {
+            let db = match db {
+                _ if db == one => other,
+                _ if db == other => one,
+                _ => db,
+            };
+            ((db, name), entry)
+        });
+        self.entries = swapped.collect();
+    }
+
+    /// Drops what has expired. A key lives through the millisecond that is its end.
+    pub(crate) fn expire(&mut self, wall_ms: i64) {
+        self.entries
+            .retain(|_, entry| entry.ends_at.is_none_or(|end| wall_ms <= end));
+    }
+
+    /// A hash as the driver shows it to the core.
+    pub(crate) fn read(&self, place: &Place, owner: &[u8]) -> Stored {
+        let Some(entry) = self.entries.get(place) else {
+            return Stored::Free;
+        };
+        let Value::Hash(fields) = &entry.value else {
+            return Stored::OtherType;
+        };
+        if fields.keys().all(|field| field == FENCE_FIELD) {
+            return Stored::Free;
+        }
+        let others = owners(fields).any(|of| of != owner);
+        let own = fields.get(owner).map(|value| Count::from_field(value));
+        Stored::Held(Hash {
+            kind: match fields.contains_key(MODE_FIELD) {
+                true => Kind::ReadWrite,
+                false => Kind::Plain,
+            },
+            own,
+            token: fields
+                .get(FENCE_FIELD)
+                .and_then(|value| Token::from_field(value)),
+            others,
+            ends_at: entry.ends_at,
+        })
+    }
+
+    /// Carries out an effect that concerns the key.
+    ///
+    /// # Errors
+    /// What the core must never ask for: a second holder, a write over another type, a hash without
+    /// an expiry, a deletion of nothing.
+    pub(crate) fn carry_out(
+        &mut self,
+        place: &Place,
+        caller: &[u8],
+        effect: &Effect,
+    ) -> Result<(), String> {
+        match effect {
+            Effect::Write {
+                holder,
+                count,
+                token,
+                ends_at,
+            } => {
+                let owner = match holder {
+                    Holder::Caller => caller,
+                    Holder::Waiter(owner) => owner,
+                };
+                self.write(place, owner, *count, *token, *ends_at)
+            }
+            Effect::Leave => {
+                let left = match self.get_mut(place).map(|entry| &mut entry.value) {
+                    Some(Value::Hash(fields)) => fields.remove(caller),
+                    _ => None,
+                };
+                left.map(|_| ())
+                    .ok_or_else(|| "an owner leaves a hash in which it is not".into())
+            }
+            Effect::Free if self.delete(place) => Ok(()),
+            Effect::Free => Err("a key is deleted that is not there".into()),
+            Effect::Publish | Effect::Grant { .. } | Effect::Dismiss { .. } => Ok(()),
+        }
+    }
+
+    fn write(
+        &mut self,
+        place: &Place,
+        owner: &[u8],
+        count: Option<i64>,
+        token: Option<Token>,
+        ends_at: Option<i64>,
+    ) -> Result<(), String> {
+        let fresh = Entry {
+            value: Value::Hash(Fields::new()),
+            ends_at: None,
+        };
+        let entry = self.entries.entry(place.clone()).or_insert(fresh);
+        let Value::Hash(fields) = &mut entry.value else {
+            return Err("a hold is written over another type".into());
+        };
+        if !fields.contains_key(owner) {
+            if owners(fields).next().is_some() {
+                return Err("a second owner is written into a lock that is held".into());
+            }
+            if count.is_none() || token.is_none() || ends_at.is_none() {
+                return Err("a new hold is written without count, token and lease".into());
+            }
+        }
+        if let Some(count) = count {
+            fields.insert(owner.to_vec(), count.to_string().into_bytes());
+        }
+        if let Some(token) = token {
+            let value = format!("t{}", token.get()).into_bytes();
+            fields.insert(FENCE_FIELD.to_vec(), value);
+        }
+        entry.ends_at = ends_at.or(entry.ends_at);
+        Ok(())
+    }
+}
+
+/// Those whom a hash names.
+pub(crate) fn owners(fields: &Fields) -> impl Iterator<Item = &[u8]> {
+    fields
+        .keys()
+        .map(Vec::as_slice)
+        .filter(|field| *field != FENCE_FIELD && *field != MODE_FIELD)
+}

@@ -1,0 +1,40 @@
+//! `RLOCK.BREAK key`: the operator's override.
+//!
+//! Ends the present hold whoever has it, grants the next in line, publishes the unlock message.
+//! Replies 1, or 0 if the lock was free. The former holder hears of it at its next RENEW or
+//! RELEASE.
+//!
+//! Replicated like a last release.
+
+use super::KEY;
+use crate::effects;
+use crate::ffi::{Access, Args, Command, Ctx, Spec};
+use crate::keys::OpenLock;
+use rlock_core::{Refusal, request};
+
+pub(super) struct Break;
+
+impl Command for Break {
+    const SPEC: Spec = Spec {
+        name: c"rlock.break",
+        summary: c"Ends the hold of a lock whoever has it, and hands the lock to the next in line.",
+        complexity: c"O(1)",
+        since: c"0.1.0",
+        arity: 2,
+        flags: c"write admin",
+        categories: c"write admin dangerous lock",
+        key: Some(Access::Update),
+        arguments: &[KEY],
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal> {
+        request::KeyOnly::parse(args.bytes())?;
+        let lock = OpenLock::to_write(ctx, args.at(1)?);
+        let (stored, _) = lock.load_for_holder();
+        let broken = effects::step(lock, None, |locks, at, now, effects| {
+            locks.break_hold(at, stored, now, effects)
+        })?;
+        ctx.reply_integer(i64::from(broken));
+        Ok(())
+    }
+}

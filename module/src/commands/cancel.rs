@@ -1,0 +1,37 @@
+//! `RLOCK.CANCEL key owner`: take the owner's waiters out of the line.
+//!
+//! Each is told `[0, ttl-ms]` at once. Replies how many; touches no hold, and replicates nothing.
+
+use super::{KEY, OWNER};
+use crate::effects;
+use crate::ffi::{Access, Args, Command, Ctx, Spec};
+use crate::keys::OpenLock;
+use rlock_core::{Refusal, request};
+
+pub(super) struct Cancel;
+
+impl Command for Cancel {
+    const SPEC: Spec = Spec {
+        name: c"rlock.cancel",
+        summary: c"Takes an owner's waiters out of a lock's line.",
+        complexity: c"O(N) with N waiters of this owner",
+        since: c"0.1.0",
+        arity: 3,
+        flags: c"write fast",
+        categories: c"write fast lock",
+        key: Some(Access::Update),
+        arguments: &[KEY, OWNER],
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal> {
+        let request = request::Cancel::parse(args.bytes())?;
+        let owner = args.at(2)?;
+        let lock = OpenLock::to_write(ctx, args.at(1)?);
+        let stored = lock.load(owner);
+        let cancelled = effects::step(lock, Some(owner), |locks, at, now, effects| {
+            locks.cancel(at, stored, &request, now, effects)
+        });
+        ctx.reply_integer(cancelled);
+        Ok(())
+    }
+}

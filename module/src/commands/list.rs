@@ -1,0 +1,51 @@
+//! `RLOCK.LIST [MATCH pattern] [COUNT n]`: the locks of this database that somebody waits for.
+//!
+//! Replies an array of `[name, waiters, longest-wait-ms]`, most waiters first, without names that
+//! the caller may not read. Held locks that nobody waits for are plain keys: SCAN finds them.
+
+use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Spec};
+use crate::{clock, reply, state};
+use rlock_core::{LineView, Refusal, glob_matches, request};
+use std::cmp::Reverse;
+
+pub(super) struct List;
+
+impl Command for List {
+    const SPEC: Spec = Spec {
+        name: c"rlock.list",
+        summary: c"Lists the locks that somebody waits for, most waiters first.",
+        complexity: c"O(N log N) with N locks that somebody waits for",
+        since: c"0.1.0",
+        arity: -1,
+        flags: c"readonly",
+        categories: c"read lock",
+        key: None,
+        arguments: &[
+            Argument::option(c"MATCH", c"pattern", ArgumentKind::Pattern),
+            Argument::option(c"COUNT", c"n", ArgumentKind::Integer),
+        ],
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal> {
+        let request = request::List::parse(args.bytes())?;
+        let (db, now) = (ctx.db(), clock::now());
+        let mut lines: Vec<LineView> = state::with(|state| {
+            let matches = |line: &LineView| {
+                request
+                    .pattern
+                    .is_none_or(|pattern| glob_matches(pattern, &line.name))
+            };
+            state.locks.lines().views(db, now).filter(matches).collect()
+        });
+        if let Some(user) = ctx.user() {
+            lines.retain(|line| user.may_read(&line.name));
+        }
+        // Equal lines by name, so that the answer does not depend on who came first.
+        lines.sort_unstable_by(|a, b| {
+            (Reverse(a.waiters), &a.name).cmp(&(Reverse(b.waiters), &b.name))
+        });
+        lines.truncate(request.count.unwrap_or(usize::MAX));
+        reply::lines(ctx, &lines);
+        Ok(())
+    }
+}

@@ -1,0 +1,65 @@
+//! The module's options: `CONFIG SET rlock.*`, `redis.conf`, `MODULE LOADEX`.
+
+use redis_module::configuration::{ConfigurationContext, ConfigurationValue};
+use redis_module::{RedisError, enum_configuration};
+use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
+
+/// `rlock.max-waiters-per-lock`: how many may wait for one lock; one more is refused with
+/// QUEUEFULL.
+pub(crate) static WAITERS_PER_LOCK_MAX: AtomicI64 = AtomicI64::new(WAITERS_PER_LOCK_MAX_DEFAULT);
+pub(crate) const WAITERS_PER_LOCK_MAX_DEFAULT: i64 = 100_000;
+pub(crate) const WAITERS_PER_LOCK_MAX_BOUNDS: (i64, i64) = (1, 10_000_000);
+
+/// `rlock.fence-guard-ms`: how far ahead of the clock tokens start after a start or a promotion, so
+/// that they grow although the clocks of two servers differ. Takes effect at the next start or
+/// promotion.
+pub(crate) static FENCE_GUARD_MS: AtomicI64 = AtomicI64::new(FENCE_GUARD_MS_DEFAULT);
+pub(crate) const FENCE_GUARD_MS_DEFAULT: i64 = 10_000;
+pub(crate) const FENCE_GUARD_MS_BOUNDS: (i64, i64) = (0, 86_400_000);
+
+/// `rlock.publish`: where the unlock message goes.
+pub(crate) static PUBLISH: Publish = Publish(AtomicI32::new(0));
+pub(crate) const PUBLISH_DEFAULT: PublishMode = PublishMode::auto;
+
+enum_configuration! {
+    /// The ways to send the unlock message, named as an operator writes them.
+    #[derive(Debug, PartialEq, Eq)]
+    #[allow(non_camel_case_types, reason = "the names are the option's values")]
+    pub(crate) enum PublishMode {
+        auto = 0,
+        classic = 1,
+        sharded = 2,
+        both = 3,
+        off = 4,
+    }
+}
+
+/// Where `rlock.publish` is kept.
+pub(crate) struct Publish(AtomicI32);
+
+impl Publish {
+    pub(crate) fn mode(&self) -> PublishMode {
+        PublishMode::try_from(self.0.load(Ordering::Relaxed)).unwrap_or(PUBLISH_DEFAULT)
+    }
+}
+
+impl ConfigurationValue<PublishMode> for Publish {
+    fn get(&self, _ctx: &ConfigurationContext) -> PublishMode {
+        self.mode()
+    }
+
+    fn set(&self, _ctx: &ConfigurationContext, mode: PublishMode) -> Result<(), RedisError> {
+        self.0.store(mode.into(), Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// The present value of `rlock.max-waiters-per-lock`.
+pub(crate) fn waiters_per_lock_max() -> u32 {
+    u32::try_from(WAITERS_PER_LOCK_MAX.load(Ordering::Relaxed)).unwrap_or(u32::MAX)
+}
+
+/// The present value of `rlock.fence-guard-ms`.
+pub(crate) fn fence_guard_ms() -> i64 {
+    FENCE_GUARD_MS.load(Ordering::Relaxed)
+}

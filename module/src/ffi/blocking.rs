@@ -1,0 +1,103 @@
+//! Clients that the server keeps waiting for us.
+
+use super::{Ctx, OK, guarded, server};
+use redis_module::raw;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+/// A client that the server keeps waiting, until [`unblock`].
+///
+/// It is the address of the server's record, which no other client has while this one is blocked.
+pub(crate) type Handle = usize;
+
+/// What becomes of blocked clients.
+pub(crate) trait Blocking {
+    /// The client was unblocked by us: reply to it.
+    fn reply(ctx: Ctx<'_>, handle: Handle);
+    /// CLIENT UNBLOCK … TIMEOUT: reply to it, and unblock it.
+    fn unblocked_by_others(ctx: Ctx<'_>, handle: Handle);
+    /// The client was killed, closed its connection, was unblocked with an error, or the server
+    /// became a replica. Unless it was unblocked before, it must be unblocked now, or its record
+    /// leaks.
+    fn disconnected(ctx: Ctx<'_>, handle: Handle);
+    /// The record of the client is about to go.
+    fn forget(handle: Handle);
+}
+
+/// Blocks the client of this call. No timeout is given to the server: its own comes up to 100 ms
+/// late, and in the tick of a grant it loses the reply (7.0) or stops the server (7.2).
+pub(crate) fn block<B: Blocking>(ctx: Ctx<'_>) -> Option<Handle> {
+    // Without this callback CLIENT UNBLOCK answers 0, which is all that these servers can bear.
+    let on_timeout: raw::RedisModuleCmdFunc = if safe_to_unblock() {
+        Some(on_unblocked_by_others::<B>)
+    } else {
+        None
+    };
+    let client = server!(RedisModule_BlockClient(
+        ctx.raw,
+        Some(on_reply::<B>),
+        on_timeout,
+        Some(on_forget::<B>),
+        0
+    ));
+    if client.is_null() {
+        return None;
+    }
+    server!(RedisModule_SetDisconnectCallback(
+        client,
+        Some(on_disconnect::<B>)
+    ));
+    Some(client.expose_provenance())
+}
+
+/// Queues the client to be replied to, in this turn of the event loop.
+pub(crate) fn unblock(handle: Handle) {
+    let client = ptr::with_exposed_provenance_mut::<raw::RedisModuleBlockedClient>(handle);
+    server!(RedisModule_UnblockClient(client, client.cast()));
+}
+
+/// Takes a block back at once: the call replies after all.
+pub(crate) fn abort_block(handle: Handle) {
+    let client = ptr::with_exposed_provenance_mut::<raw::RedisModuleBlockedClient>(handle);
+    server!(RedisModule_AbortBlock(client));
+}
+
+/// Since Redis 7.4 and Valkey 8 a client may be unblocked in the turn in which we unblock it.
+fn safe_to_unblock() -> bool {
+    server!(RedisModule_GetServerVersion()) >= 0x0007_0400
+}
+
+extern "C" fn on_reply<B: Blocking>(
+    ctx: *mut raw::RedisModuleCtx,
+    _args: *mut *mut raw::RedisModuleString,
+    _count: c_int,
+) -> c_int {
+    guarded((), || {
+        let handle = server!(RedisModule_GetBlockedClientPrivateData(ctx)).addr();
+        B::reply(Ctx::new(ctx), handle);
+    });
+    OK
+}
+
+extern "C" fn on_unblocked_by_others<B: Blocking>(
+    ctx: *mut raw::RedisModuleCtx,
+    _args: *mut *mut raw::RedisModuleString,
+    _count: c_int,
+) -> c_int {
+    guarded((), || {
+        let handle = server!(RedisModule_GetBlockedClientHandle(ctx)).addr();
+        B::unblocked_by_others(Ctx::new(ctx), handle);
+    });
+    OK
+}
+
+extern "C" fn on_disconnect<B: Blocking>(
+    ctx: *mut raw::RedisModuleCtx,
+    client: *mut raw::RedisModuleBlockedClient,
+) {
+    guarded((), || B::disconnected(Ctx::new(ctx), client.addr()));
+}
+
+extern "C" fn on_forget<B: Blocking>(_ctx: *mut raw::RedisModuleCtx, handle: *mut c_void) {
+    guarded((), || B::forget(handle.addr()));
+}

@@ -1,0 +1,355 @@
+//! A call from the server: its context, its arguments, its strings.
+
+use super::{OK, int, server};
+use redis_module::raw;
+use rlock_core::Refusal;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::marker::PhantomData;
+use std::ptr;
+
+/// A call's context: the database, the client, the way to reply.
+#[derive(Clone, Copy)]
+pub(crate) struct Ctx<'a> {
+    pub(super) raw: *mut raw::RedisModuleCtx,
+    call: PhantomData<&'a ()>,
+}
+
+/// What a context says about the server and the client, read once.
+#[derive(Clone, Copy)]
+pub(crate) struct Flags(c_int);
+
+impl Flags {
+    fn any(self, of: u32) -> bool {
+        self.0 & int(of) != 0
+    }
+
+    /// Whether a client can be blocked here. Not in a transaction, a script, another module's call,
+    /// or a command that came from a primary or the AOF: there, `RM_BlockClient` leaves a zombie or
+    /// stops the server.
+    pub(crate) fn may_block(self) -> bool {
+        !self.any(
+            raw::REDISMODULE_CTX_FLAGS_MULTI
+                | raw::REDISMODULE_CTX_FLAGS_LUA
+                | raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING
+                | raw::REDISMODULE_CTX_FLAGS_REPLICATED
+                | raw::REDISMODULE_CTX_FLAGS_LOADING,
+        )
+    }
+
+    pub(crate) fn replica(self) -> bool {
+        self.any(raw::REDISMODULE_CTX_FLAGS_SLAVE)
+    }
+
+    pub(crate) fn loading(self) -> bool {
+        self.any(raw::REDISMODULE_CTX_FLAGS_LOADING)
+    }
+
+    pub(crate) fn cluster(self) -> bool {
+        self.any(raw::REDISMODULE_CTX_FLAGS_CLUSTER)
+    }
+}
+
+impl<'a> Ctx<'a> {
+    pub(super) fn new(raw: *mut raw::RedisModuleCtx) -> Self {
+        Self {
+            raw,
+            call: PhantomData,
+        }
+    }
+
+    /// The context of the crate that registers us.
+    pub(crate) fn of(context: &'a redis_module::Context) -> Self {
+        Self::new(context.ctx)
+    }
+
+    /// The crate's own context, for calls that are rare enough for its allocations.
+    pub(crate) fn context(self) -> redis_module::Context {
+        redis_module::Context::new(self.raw)
+    }
+
+    pub(crate) fn flags(self) -> Flags {
+        Flags(server!(RedisModule_GetContextFlags(self.raw)))
+    }
+
+    pub(crate) fn db(self) -> c_int {
+        server!(RedisModule_GetSelectedDb(self.raw))
+    }
+
+    pub(crate) fn select_db(self, db: c_int) {
+        server!(RedisModule_SelectDb(self.raw, db));
+    }
+
+    pub(crate) fn client_id(self) -> u64 {
+        server!(RedisModule_GetClientId(self.raw))
+    }
+
+    // --- Replies ---
+
+    pub(crate) fn reply_array(self, len: usize) {
+        server!(RedisModule_ReplyWithArray(
+            self.raw,
+            len.try_into().unwrap_or(0)
+        ));
+    }
+
+    pub(crate) fn reply_map(self, len: usize) {
+        server!(RedisModule_ReplyWithMap(
+            self.raw,
+            len.try_into().unwrap_or(0)
+        ));
+    }
+
+    pub(crate) fn reply_integer(self, value: i64) {
+        server!(RedisModule_ReplyWithLongLong(self.raw, value));
+    }
+
+    pub(crate) fn reply_null(self) {
+        server!(RedisModule_ReplyWithNull(self.raw));
+    }
+
+    pub(crate) fn reply_bytes(self, bytes: &[u8]) {
+        server!(RedisModule_ReplyWithStringBuffer(
+            self.raw,
+            bytes.as_ptr().cast(),
+            bytes.len()
+        ));
+    }
+
+    /// `text` begins with a code word. No NUL is in any of ours.
+    pub(crate) fn reply_error(self, text: &str) {
+        let text = CString::new(text).unwrap_or_default();
+        server!(RedisModule_ReplyWithError(self.raw, text.as_ptr()));
+    }
+
+    pub(super) fn reply_wrong_arity(self) {
+        server!(RedisModule_WrongArity(self.raw));
+    }
+
+    // --- Changes, told to everybody whom they concern ---
+
+    pub(crate) fn replicate_hset(self, key: Str<'_>, fields: &[Str<'_>]) {
+        self.replicate_with_fields(c"HSET", key, fields);
+    }
+
+    pub(crate) fn replicate_hdel(self, key: Str<'_>, fields: &[Str<'_>]) {
+        self.replicate_with_fields(c"HDEL", key, fields);
+    }
+
+    fn replicate_with_fields(self, command: &CStr, key: Str<'_>, fields: &[Str<'_>]) {
+        // `Str` is transparent: a slice of them is the array of string pointers that "v" takes.
+        let vector = fields.as_ptr();
+        let (command, format) = (command.as_ptr(), c"sv".as_ptr());
+        server!(RedisModule_Replicate(
+            self.raw,
+            command,
+            format,
+            key.raw,
+            vector,
+            fields.len()
+        ));
+    }
+
+    pub(crate) fn replicate_pexpireat(self, key: Str<'_>, at: &[u8]) {
+        let (command, format) = (c"PEXPIREAT".as_ptr(), c"sb".as_ptr());
+        let at_ptr: *const c_char = at.as_ptr().cast();
+        server!(RedisModule_Replicate(
+            self.raw,
+            command,
+            format,
+            key.raw,
+            at_ptr,
+            at.len()
+        ));
+    }
+
+    pub(crate) fn replicate_del(self, key: Str<'_>) {
+        server!(RedisModule_Replicate(
+            self.raw,
+            c"DEL".as_ptr(),
+            c"s".as_ptr(),
+            key.raw
+        ));
+    }
+
+    /// To replicas only: a message is not data, so the AOF has no use for it.
+    pub(crate) fn replicate_message(self, command: &CStr, channel: Str<'_>, message: Str<'_>) {
+        let (command, format) = (command.as_ptr(), c"Ass".as_ptr());
+        server!(RedisModule_Replicate(
+            self.raw,
+            command,
+            format,
+            channel.raw,
+            message.raw
+        ));
+    }
+
+    pub(crate) fn publish(self, channel: Str<'_>, message: Str<'_>) {
+        server!(RedisModule_PublishMessage(
+            self.raw,
+            channel.raw,
+            message.raw
+        ));
+    }
+
+    pub(crate) fn publish_sharded(self, channel: Str<'_>, message: Str<'_>) {
+        server!(RedisModule_PublishMessageShard(
+            self.raw,
+            channel.raw,
+            message.raw
+        ));
+    }
+
+    pub(crate) fn signal_modified(self, key: Str<'_>) {
+        server!(RedisModule_SignalModifiedKey(self.raw, key.raw));
+    }
+
+    pub(crate) fn notify(self, class: EventClass, event: &CStr, key: Str<'_>) {
+        let class = match class {
+            EventClass::Generic => raw::REDISMODULE_NOTIFY_GENERIC,
+            EventClass::Hash => raw::REDISMODULE_NOTIFY_HASH,
+        };
+        server!(RedisModule_NotifyKeyspaceEvent(
+            self.raw,
+            class,
+            event.as_ptr(),
+            key.raw
+        ));
+    }
+
+    // --- The cluster ---
+
+    /// Whether this node serves the key. Opening a key does not ask: it would find a slot that
+    /// moved away empty, and a lock in it free.
+    pub(crate) fn presence(self, key: Str<'_>) -> Presence {
+        let (command, format) = (c"EXISTS".as_ptr(), c"s".as_ptr());
+        let reply = server!(RedisModule_Call(self.raw, command, format, key.raw));
+        if !reply.is_null() {
+            server!(RedisModule_FreeCallReply(reply));
+            return Presence::Here;
+        }
+        // The interface reports the reason in errno.
+        match std::io::Error::last_os_error().kind() {
+            std::io::ErrorKind::PermissionDenied => Presence::Elsewhere,
+            _ => Presence::Unknown,
+        }
+    }
+
+    // --- Permissions ---
+
+    /// The user behind this call; none where there is none, and then nothing is forbidden.
+    pub(crate) fn user(self) -> Option<User> {
+        let name = server!(RedisModule_GetCurrentUserName(self.raw));
+        let name = OwnedStr::adopt(name)?;
+        let user = server!(RedisModule_GetModuleUserFromUserName(name.as_str().raw));
+        (!user.is_null()).then_some(User(user))
+    }
+}
+
+/// Whether this node of a cluster serves a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Presence {
+    Here,
+    Elsewhere,
+    /// The cluster is down: nobody knows.
+    Unknown,
+}
+
+/// The classes of the keyspace events that we emit.
+#[derive(Clone, Copy)]
+pub(crate) enum EventClass {
+    Generic,
+    Hash,
+}
+
+/// A user of the server's ACL.
+pub(crate) struct User(*mut raw::RedisModuleUser);
+
+impl User {
+    pub(crate) fn may_read(&self, key: &[u8]) -> bool {
+        let key = OwnedStr::new(key);
+        let access = int(raw::REDISMODULE_CMD_KEY_ACCESS);
+        let key = key.as_str().raw;
+        server!(RedisModule_ACLCheckKeyPermissions(self.0, key, access)) == OK
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        server!(RedisModule_FreeModuleUser(self.0));
+    }
+}
+
+/// A string of the server, borrowed from whoever keeps it alive.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Str<'a> {
+    pub(super) raw: *mut raw::RedisModuleString,
+    keeper: PhantomData<&'a ()>,
+}
+
+impl<'a> Str<'a> {
+    pub(super) fn borrow(raw: *mut raw::RedisModuleString) -> Self {
+        Self {
+            raw,
+            keeper: PhantomData,
+        }
+    }
+
+    pub(crate) fn bytes(self) -> &'a [u8] {
+        let mut len = 0;
+        let start = server!(RedisModule_StringPtrLen(self.raw, &raw mut len));
+        // SAFETY: the server's string is `len` bytes from `start`, and its keeper outlives 'a.
+        unsafe { std::slice::from_raw_parts(start.cast(), len) }
+    }
+}
+
+/// A string of the server that is ours to free.
+pub(crate) struct OwnedStr(*mut raw::RedisModuleString);
+
+impl OwnedStr {
+    pub(crate) fn new(bytes: &[u8]) -> Self {
+        // Without a context: the string is freed by its drop, not with the call.
+        Self(server!(RedisModule_CreateString(
+            ptr::null_mut(),
+            bytes.as_ptr().cast(),
+            bytes.len()
+        )))
+    }
+
+    pub(super) fn adopt(raw: *mut raw::RedisModuleString) -> Option<Self> {
+        (!raw.is_null()).then_some(Self(raw))
+    }
+
+    pub(crate) fn as_str(&self) -> Str<'_> {
+        Str::borrow(self.0)
+    }
+}
+
+impl Drop for OwnedStr {
+    fn drop(&mut self) {
+        server!(RedisModule_FreeString(ptr::null_mut(), self.0));
+    }
+}
+
+/// The arguments of a command, its name first.
+#[derive(Clone, Copy)]
+pub(crate) struct Args<'a>(&'a [Str<'a>]);
+
+impl<'a> Args<'a> {
+    pub(super) fn new(args: *mut *mut raw::RedisModuleString, count: c_int) -> Self {
+        let len = usize::try_from(count).unwrap_or(0);
+        // SAFETY: `args` are `count` strings that live as long as the call, and `Str` is
+        // transparent.
+        Self(unsafe { std::slice::from_raw_parts(args.cast(), len) })
+    }
+
+    /// The argument at this place, where the name is at 0.
+    pub(crate) fn at(self, place: usize) -> Result<Str<'a>, Refusal> {
+        self.0.get(place).copied().ok_or(Refusal::WrongArity)
+    }
+
+    /// The arguments after the name, as bytes.
+    pub(crate) fn bytes(self) -> impl Iterator<Item = &'a [u8]> {
+        self.0.iter().skip(1).map(|arg| arg.bytes())
+    }
+}

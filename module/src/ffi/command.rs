@@ -1,0 +1,240 @@
+//! Declaring commands to the server, and its calls of them.
+
+use super::{Args, Ctx, ERR, OK, guarded, int, server};
+use redis_module::raw;
+use rlock_core::Refusal;
+use std::ffi::{CStr, c_int};
+use std::ptr;
+
+/// A command: what it declares, and what it does.
+pub(crate) trait Command {
+    const SPEC: Spec;
+
+    /// Carries the command out and replies, or says why not.
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal>;
+}
+
+/// What a command declares: `COMMAND INFO`, `COMMAND DOCS`, `COMMAND GETKEYS` and the ACL come from
+/// here.
+pub(crate) struct Spec {
+    pub(crate) name: &'static CStr,
+    pub(crate) summary: &'static CStr,
+    pub(crate) complexity: &'static CStr,
+    pub(crate) since: &'static CStr,
+    /// The number of words, the name included; negative: at least.
+    pub(crate) arity: c_int,
+    pub(crate) flags: &'static CStr,
+    /// The ACL categories, on servers where modules have them.
+    pub(crate) categories: &'static CStr,
+    /// How the key, which is the first argument, is used; none if there is no key.
+    pub(crate) key: Option<Access>,
+    pub(crate) arguments: &'static [Argument],
+}
+
+/// What a command does with its key.
+#[derive(Clone, Copy)]
+pub(crate) enum Access {
+    Read,
+    Update,
+}
+
+/// An argument, as documented.
+#[derive(Clone, Copy)]
+pub(crate) struct Argument {
+    pub(crate) name: &'static CStr,
+    pub(crate) kind: ArgumentKind,
+    /// The word before it, for an option.
+    pub(crate) token: Option<&'static CStr>,
+}
+
+/// What an argument is.
+#[derive(Clone, Copy)]
+pub(crate) enum ArgumentKind {
+    Key,
+    Text,
+    Integer,
+    Pattern,
+    /// The option's word alone.
+    Word,
+}
+
+impl Argument {
+    pub(crate) const fn new(name: &'static CStr, kind: ArgumentKind) -> Self {
+        Self {
+            name,
+            kind,
+            token: None,
+        }
+    }
+
+    pub(crate) const fn option(
+        token: &'static CStr,
+        name: &'static CStr,
+        kind: ArgumentKind,
+    ) -> Self {
+        Self {
+            name,
+            kind,
+            token: Some(token),
+        }
+    }
+}
+
+/// Makes the command known to the server. Only while the module is loaded.
+pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> Result<(), &'static CStr> {
+    let spec = &C::SPEC;
+    let name = spec.name.as_ptr();
+    let (flags, key) = (spec.flags.as_ptr(), c_int::from(spec.key.is_some()));
+    if server!(RedisModule_CreateCommand(
+        ctx.raw,
+        name,
+        Some(on_command::<C>),
+        flags,
+        key,
+        key,
+        key
+    )) != OK
+    {
+        return Err(spec.name);
+    }
+    let command = server!(RedisModule_GetCommand(ctx.raw, name));
+    if command.is_null() || set_info(command, spec) != OK {
+        return Err(spec.name);
+    }
+    // SAFETY: read as in `check_api`.
+    if let Some(set_categories) = unsafe { raw::RedisModule_SetCommandACLCategories } {
+        // A server without the category `lock` refuses the whole list: then without it.
+        // SAFETY: the command is the one just made, and this is still the load.
+        let set = |categories: &CStr| unsafe { set_categories(command, categories.as_ptr()) };
+        if !has_own_category() || set(spec.categories) != OK {
+            let standard = spec
+                .categories
+                .to_bytes()
+                .strip_suffix(b" lock")
+                .unwrap_or_default();
+            set(&std::ffi::CString::new(standard).unwrap_or_default());
+        }
+    }
+    Ok(())
+}
+
+/// Adds the ACL category `lock`, where the server lets modules have their own.
+pub(crate) fn add_category(ctx: Ctx<'_>) {
+    // SAFETY: read as in `check_api`.
+    if let Some(add) = unsafe { raw::RedisModule_AddACLCategory } {
+        // It fails if another module was first with this name: then it is there, which is all we
+        // need. SAFETY: this is the load, the only time at which categories may be added.
+        unsafe { add(ctx.raw, c"lock".as_ptr()) };
+    }
+}
+
+fn has_own_category() -> bool {
+    // SAFETY: read as in `check_api`.
+    unsafe { raw::RedisModule_AddACLCategory }.is_some()
+}
+
+extern "C" fn on_command<C: Command>(
+    ctx: *mut raw::RedisModuleCtx,
+    args: *mut *mut raw::RedisModuleString,
+    count: c_int,
+) -> c_int {
+    let ctx = Ctx::new(ctx);
+    match guarded(None, || Some(C::run(ctx, Args::new(args, count)))) {
+        Some(Ok(())) => {}
+        Some(Err(Refusal::WrongArity)) => ctx.reply_wrong_arity(),
+        Some(Err(refusal)) => ctx.reply_error(&refusal.to_string()),
+        None => {
+            ctx.reply_error("ERR internal error of rlock, see the server's log");
+            return ERR;
+        }
+    }
+    OK
+}
+
+fn set_info(command: *mut raw::RedisModuleCommand, spec: &Spec) -> c_int {
+    let version = info_version();
+    // Both lists end with an element of zeros.
+    let mut keys = [key_spec(spec.key), zeroed_key_spec()];
+    let mut arguments: Vec<_> = spec.arguments.iter().map(argument).collect();
+    arguments.push(zeroed_argument());
+    let info = raw::RedisModuleCommandInfo {
+        version: &raw const version,
+        summary: spec.summary.as_ptr(),
+        complexity: spec.complexity.as_ptr(),
+        since: spec.since.as_ptr(),
+        history: ptr::null_mut(),
+        tips: ptr::null(),
+        arity: spec.arity,
+        key_specs: if spec.key.is_some() {
+            keys.as_mut_ptr()
+        } else {
+            ptr::null_mut()
+        },
+        args: arguments.as_mut_ptr(),
+    };
+    // The server copies all of it.
+    server!(RedisModule_SetCommandInfo(command, &raw const info))
+}
+
+fn info_version() -> raw::RedisModuleCommandInfoVersion {
+    raw::RedisModuleCommandInfoVersion {
+        version: 1,
+        sizeof_historyentry: size_of::<raw::RedisModuleCommandHistoryEntry>(),
+        sizeof_keyspec: size_of::<raw::RedisModuleCommandKeySpec>(),
+        sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
+    }
+}
+
+fn key_spec(access: Option<Access>) -> raw::RedisModuleCommandKeySpec {
+    let flags = match access {
+        None => return zeroed_key_spec(),
+        Some(Access::Read) => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
+        Some(Access::Update) => {
+            raw::REDISMODULE_CMD_KEY_RW
+                | raw::REDISMODULE_CMD_KEY_ACCESS
+                | raw::REDISMODULE_CMD_KEY_UPDATE
+        }
+    };
+    let mut spec = zeroed_key_spec();
+    spec.flags = u64::from(flags);
+    spec.begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
+    spec.bs.index.pos = 1;
+    spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
+    spec.fk.range = raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_1 {
+        lastkey: 0,
+        keystep: 1,
+        limit: 0,
+    };
+    spec
+}
+
+fn zeroed_key_spec() -> raw::RedisModuleCommandKeySpec {
+    // SAFETY: plain C data, for which all zeros is a value.
+    unsafe { std::mem::zeroed() }
+}
+
+fn argument(argument: &Argument) -> raw::RedisModuleCommandArg {
+    let mut arg = zeroed_argument();
+    arg.name = argument.name.as_ptr();
+    arg.key_spec_index = -1;
+    arg.type_ = match argument.kind {
+        ArgumentKind::Key => {
+            arg.key_spec_index = 0;
+            raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY
+        }
+        ArgumentKind::Text => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
+        ArgumentKind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+        ArgumentKind::Pattern => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PATTERN,
+        ArgumentKind::Word => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
+    };
+    if let Some(token) = argument.token {
+        arg.token = token.as_ptr();
+        arg.flags = int(raw::REDISMODULE_CMD_ARG_OPTIONAL);
+    }
+    arg
+}
+
+fn zeroed_argument() -> raw::RedisModuleCommandArg {
+    // SAFETY: plain C data, for which all zeros is a value.
+    unsafe { std::mem::zeroed() }
+}

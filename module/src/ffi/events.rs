@@ -1,0 +1,158 @@
+//! What the server tells us on its own: timers, changed keys, and its own changes of state.
+
+use super::{Ctx, OK, Str, guarded, int, server};
+use redis_module::raw;
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+
+// --- Timers --------------------------------------------------------------------------------------
+
+/// A timer that has not fired yet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Timer(raw::RedisModuleTimerID);
+
+/// What a timer does.
+pub(crate) trait Timers {
+    fn fire(ctx: Ctx<'_>);
+}
+
+impl Timer {
+    /// Fires once, in the event loop, `after_ms` from now.
+    pub(crate) fn start<T: Timers>(ctx: Ctx<'_>, after_ms: i64) -> Self {
+        Self(server!(RedisModule_CreateTimer(
+            ctx.raw,
+            after_ms,
+            Some(on_timer::<T>),
+            ptr::null_mut()
+        )))
+    }
+
+    pub(crate) fn stop(self, ctx: Ctx<'_>) {
+        server!(RedisModule_StopTimer(ctx.raw, self.0, ptr::null_mut()));
+    }
+}
+
+extern "C" fn on_timer<T: Timers>(ctx: *mut raw::RedisModuleCtx, _data: *mut c_void) {
+    guarded((), || T::fire(Ctx::new(ctx)));
+}
+
+// --- Keys that change ----------------------------------------------------------------------------
+
+/// Who hears of keys that others changed.
+pub(crate) trait KeyEvents {
+    fn changed(ctx: Ctx<'_>, key: &[u8]);
+}
+
+/// Hears of generic, expired and evicted events from now on. Every write that has such an event
+/// pays for it, so this is called when somebody waits for the first time, not before.
+pub(crate) fn subscribe_to_key_events<K: KeyEvents>(ctx: Ctx<'_>) {
+    let classes = raw::REDISMODULE_NOTIFY_GENERIC
+        | raw::REDISMODULE_NOTIFY_EXPIRED
+        | raw::REDISMODULE_NOTIFY_EVICTED;
+    server!(RedisModule_SubscribeToKeyspaceEvents(
+        ctx.raw,
+        classes,
+        Some(on_key_event::<K>)
+    ));
+}
+
+extern "C" fn on_key_event<K: KeyEvents>(
+    ctx: *mut raw::RedisModuleCtx,
+    _class: c_int,
+    _event: *const c_char,
+    key: *mut raw::RedisModuleString,
+) -> c_int {
+    guarded((), || K::changed(Ctx::new(ctx), Str::borrow(key).bytes()));
+    OK
+}
+
+// --- The server itself ---------------------------------------------------------------------------
+
+/// A change of the server as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ServerEvent {
+    /// It is a primary now.
+    Promoted,
+    /// It is a replica now.
+    Demoted,
+    /// It has loaded a data set.
+    Loaded,
+    /// A database was emptied, or all of them.
+    Flushed(Option<c_int>),
+    /// Two databases changed places.
+    Swapped(c_int, c_int),
+}
+
+/// Who hears of them.
+pub(crate) trait ServerEvents {
+    fn happened(ctx: Ctx<'_>, event: ServerEvent);
+}
+
+/// Hears of the server's changes from now on.
+pub(crate) fn subscribe_to_server_events<S: ServerEvents>(ctx: Ctx<'_>) {
+    for id in [
+        raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
+        raw::REDISMODULE_EVENT_LOADING,
+        raw::REDISMODULE_EVENT_FLUSHDB,
+        raw::REDISMODULE_EVENT_SWAPDB,
+    ] {
+        let event = raw::RedisModuleEvent { id, dataver: 1 };
+        server!(RedisModule_SubscribeToServerEvent(
+            ctx.raw,
+            event,
+            Some(on_server_event::<S>)
+        ));
+    }
+}
+
+extern "C" fn on_server_event<S: ServerEvents>(
+    ctx: *mut raw::RedisModuleCtx,
+    event: raw::RedisModuleEvent,
+    subevent: u64,
+    data: *mut c_void,
+) {
+    guarded((), || {
+        if let Some(event) = read_server_event(event.id, subevent, data) {
+            S::happened(Ctx::new(ctx), event);
+        }
+    });
+}
+
+fn read_server_event(id: u64, subevent: u64, data: *mut c_void) -> Option<ServerEvent> {
+    match (id, subevent) {
+        (
+            raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
+            raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER,
+        ) => Some(ServerEvent::Promoted),
+        (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, _) => Some(ServerEvent::Demoted),
+        (raw::REDISMODULE_EVENT_LOADING, raw::REDISMODULE_SUBEVENT_LOADING_ENDED) => {
+            Some(ServerEvent::Loaded)
+        }
+        (raw::REDISMODULE_EVENT_FLUSHDB, raw::REDISMODULE_SUBEVENT_FLUSHDB_END) => {
+            // SAFETY: with this event the server passes this structure, valid for the call.
+            let info = unsafe { data.cast::<raw::RedisModuleFlushInfo>().as_ref() }?;
+            Some(ServerEvent::Flushed(
+                (info.dbnum >= 0).then_some(info.dbnum),
+            ))
+        }
+        (raw::REDISMODULE_EVENT_SWAPDB, _) => {
+            // SAFETY: with this event the server passes this structure, valid for the call.
+            let info = unsafe { data.cast::<raw::RedisModuleSwapDbInfo>().as_ref() }?;
+            Some(ServerEvent::Swapped(info.dbnum_first, info.dbnum_second))
+        }
+        _ => None,
+    }
+}
+
+/// Whether the server asks that nothing be written now: CLIENT PAUSE, or a failover under way. A
+/// write that is replicated from a timer during one stops the server.
+pub(crate) fn writes_are_paused() -> bool {
+    server!(RedisModule_AvoidReplicaTraffic()) != 0
+}
+
+/// Tells the server how we write: what is modified we say ourselves. A command that opens a key and
+/// changes nothing must not break somebody's WATCH.
+pub(crate) fn signal_explicitly(ctx: Ctx<'_>) {
+    let options = int(raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED);
+    server!(RedisModule_SetModuleOptions(ctx.raw, options));
+}

@@ -1,0 +1,166 @@
+//! The server's C interface, made safe: the only place with `unsafe` in it.
+//!
+//! What every block here relies on: the server calls a module only while it holds its global lock,
+//! on one thread at a time, and the pointers it passes are valid until the call returns.
+//! [`check_api`] has made sure at load that each function named below is there.
+//!
+//! Nothing outside this folder sees a raw pointer: contexts, keys and strings are wrapped in types
+//! that live no longer than the call that made them, or free what they own.
+
+mod blocking;
+mod call;
+mod command;
+mod events;
+mod info;
+mod key;
+
+pub(crate) use blocking::{Blocking, Handle, abort_block, block, unblock};
+pub(crate) use call::{Args, Ctx, EventClass, OwnedStr, Presence, Str};
+pub(crate) use command::{Access, Argument, ArgumentKind, Command, Spec, add_category, register};
+pub(crate) use events::{
+    KeyEvents, ServerEvent, ServerEvents, Timer, Timers, signal_explicitly,
+    subscribe_to_key_events, subscribe_to_server_events, writes_are_paused,
+};
+pub(crate) use info::{InfoPage, InfoSection, register_info};
+pub(crate) use key::{Key, KeyType};
+
+use redis_module::raw;
+use std::cell::RefCell;
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Calls a function of the server. Those that are not in [`check_api`] are tested where they are
+/// used.
+macro_rules! server {
+    ($name:ident($($arg:expr),* $(,)?)) => {
+        // SAFETY: see the head of `ffi`; `check_api` has seen the function.
+        unsafe { raw::$name.unwrap_unchecked()($($arg),*) }
+    };
+}
+use server;
+
+macro_rules! required {
+    ($($name:ident),* $(,)?) => {
+        /// The name of a function that this server does not have and we cannot do without.
+        pub(crate) fn check_api() -> Result<(), &'static str> {
+            $(
+                // SAFETY: the statics were filled before our code runs, and nobody writes them
+                // again.
+                if unsafe { raw::$name }.is_none() {
+                    return Err(stringify!($name));
+                }
+            )*
+            Ok(())
+        }
+    };
+}
+
+required!(
+    RedisModule_ACLCheckKeyPermissions,
+    RedisModule_AbortBlock,
+    RedisModule_AvoidReplicaTraffic,
+    RedisModule_BlockClient,
+    RedisModule_Call,
+    RedisModule_CloseKey,
+    RedisModule_CreateCommand,
+    RedisModule_CreateString,
+    RedisModule_CreateTimer,
+    RedisModule_DeleteKey,
+    RedisModule_FreeCallReply,
+    RedisModule_FreeModuleUser,
+    RedisModule_FreeString,
+    RedisModule_GetAbsExpire,
+    RedisModule_GetBlockedClientHandle,
+    RedisModule_GetBlockedClientPrivateData,
+    RedisModule_GetClientId,
+    RedisModule_GetCommand,
+    RedisModule_GetContextFlags,
+    RedisModule_GetCurrentUserName,
+    RedisModule_GetModuleUserFromUserName,
+    RedisModule_GetSelectedDb,
+    RedisModule_GetServerVersion,
+    RedisModule_HashGet,
+    RedisModule_HashSet,
+    RedisModule_InfoAddFieldULongLong,
+    RedisModule_InfoAddSection,
+    RedisModule_InfoBeginDictField,
+    RedisModule_InfoEndDictField,
+    RedisModule_KeyType,
+    RedisModule_NotifyKeyspaceEvent,
+    RedisModule_OpenKey,
+    RedisModule_PublishMessage,
+    RedisModule_PublishMessageShard,
+    RedisModule_RegisterInfoFunc,
+    RedisModule_Replicate,
+    RedisModule_ReplyWithArray,
+    RedisModule_ReplyWithError,
+    RedisModule_ReplyWithLongLong,
+    RedisModule_ReplyWithMap,
+    RedisModule_ReplyWithNull,
+    RedisModule_ReplyWithStringBuffer,
+    RedisModule_ScanCursorCreate,
+    RedisModule_ScanCursorDestroy,
+    RedisModule_ScanKey,
+    RedisModule_SelectDb,
+    RedisModule_SetAbsExpire,
+    RedisModule_SetCommandInfo,
+    RedisModule_SetDisconnectCallback,
+    RedisModule_SetModuleOptions,
+    RedisModule_SignalModifiedKey,
+    RedisModule_StopTimer,
+    RedisModule_StringPtrLen,
+    RedisModule_SubscribeToKeyspaceEvents,
+    RedisModule_SubscribeToServerEvent,
+    RedisModule_UnblockClient,
+    RedisModule_ValueLength,
+    RedisModule_WrongArity,
+);
+
+/// The interface's constants are unsigned where its arguments are signed.
+#[allow(
+    clippy::as_conversions,
+    clippy::cast_possible_wrap,
+    reason = "constants well below 2^31"
+)]
+const fn int(constant: u32) -> c_int {
+    constant as c_int
+}
+
+/// What the server's functions return, and what our callbacks do, when all is well.
+const OK: c_int = 0;
+
+/// What a callback returns when it is not.
+const ERR: c_int = 1;
+
+/// Runs a callback's body. A panic must not cross into C: it would take the whole server down.
+fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or(otherwise)
+}
+
+// --- State under the server's lock ---------------------------------------------------------------
+
+/// A value that only code called by the server can reach. It comes into being when it is first
+/// used.
+pub(crate) struct ServerLocked<T>(RefCell<Option<T>>);
+
+// SAFETY: everything in this module runs while the server's global lock is held, also when another
+// module calls us from a thread of its own (`RM_ThreadSafeContextLock`), so there is never a second
+// thread at the value.
+unsafe impl<T> Sync for ServerLocked<T> {}
+
+impl<T: Default> ServerLocked<T> {
+    pub(crate) const fn new() -> Self {
+        Self(RefCell::new(None))
+    }
+
+    /// Lends the value for the length of a call. The body must not call the server: the server may
+    /// call us back, and would find the value lent.
+    pub(crate) fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+        body(self.0.borrow_mut().get_or_insert_default())
+    }
+
+    /// Lets the value go, with all its memory.
+    pub(crate) fn clear(&self) {
+        self.0.replace(None);
+    }
+}

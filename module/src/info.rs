@@ -1,0 +1,48 @@
+//! `INFO rlock`: what happened so far, and how many wait now.
+
+use crate::ffi::{InfoPage, InfoSection};
+use crate::state;
+use rlock_core::Histogram;
+use std::ffi::{CStr, CString};
+
+/// The section.
+pub(crate) struct Section;
+
+impl InfoSection for Section {
+    fn fill(page: &InfoPage) {
+        let (counters, crowd) =
+            state::with(|state| (*state.locks.counters(), state.locks.lines().crowd()));
+        let size = |size: usize| u64::try_from(size).unwrap_or(u64::MAX);
+        page.number(c"grants", counters.grants);
+        page.number(c"reentries", counters.reentries);
+        page.number(c"handovers", counters.handovers);
+        page.number(c"grants_taken_back", counters.grants_taken_back);
+        page.number(c"releases", counters.releases);
+        page.number(c"renewals", counters.renewals);
+        page.number(c"renewals_lost", counters.renewals_lost);
+        page.number(c"timeouts", counters.timeouts);
+        page.number(c"cancels", counters.cancels);
+        page.number(c"departures", counters.departures);
+        page.number(c"breaks", counters.breaks);
+        page.number(c"expiries_noticed", counters.expiries);
+        page.number(c"waiters", size(crowd.waiters));
+        page.number(c"waiters_peak", counters.waiters_peak);
+        page.number(c"locks_waited_for", size(crowd.locks));
+        histogram(page, c"wait_ms", &counters.wait_ms);
+        histogram(page, c"hold_ms", &counters.hold_ms);
+    }
+}
+
+/// One line: `le_N`, how many were not above N; then `count` and `sum`.
+fn histogram(page: &InfoPage, name: &CStr, histogram: &Histogram) {
+    page.line(name, |page| {
+        for (bound, count) in histogram.buckets() {
+            page.number(
+                &CString::new(format!("le_{bound}")).unwrap_or_default(),
+                count,
+            );
+        }
+        page.number(c"count", histogram.count());
+        page.number(c"sum", histogram.sum());
+    });
+}

@@ -1,0 +1,89 @@
+//! Answers in the server's protocol. Maps are maps in RESP3 and flat arrays in RESP2; the server
+//! sees to it.
+
+use crate::ffi::Ctx;
+use rlock_core::{Dismissal, LineView, Token, WaiterView};
+
+/// `[count, token]`: held.
+pub(crate) fn acquired(ctx: Ctx<'_>, count: i64, token: Token) {
+    pair(ctx, count, token.get());
+}
+
+/// `[0, ttl-ms]`: not held.
+pub(crate) fn not_acquired(ctx: Ctx<'_>, ttl_ms: i64) {
+    pair(ctx, 0, ttl_ms);
+}
+
+/// What a waiter hears that leaves with nothing.
+pub(crate) fn dismissed(ctx: Ctx<'_>, why: &Dismissal) {
+    match why {
+        Dismissal::NotAcquired { ttl_ms } => not_acquired(ctx, *ttl_ms),
+        Dismissal::Refused(refusal) => ctx.reply_error(&refusal.to_string()),
+    }
+}
+
+fn pair(ctx: Ctx<'_>, first: i64, second: i64) {
+    ctx.reply_array(2);
+    ctx.reply_integer(first);
+    ctx.reply_integer(second);
+}
+
+/// A number, or null.
+pub(crate) fn integer_or_null(ctx: Ctx<'_>, value: Option<i64>) {
+    match value {
+        Some(value) => ctx.reply_integer(value),
+        None => ctx.reply_null(),
+    }
+}
+
+/// What RLOCK.INFO tells of a lock.
+pub(crate) struct LockReport {
+    pub(crate) owner: Option<Box<[u8]>>,
+    /// None where there is an owner whose field holds no count.
+    pub(crate) count: Option<i64>,
+    pub(crate) token: Option<i64>,
+    pub(crate) ttl_ms: i64,
+    pub(crate) queue: Vec<WaiterView>,
+}
+
+/// The map of RLOCK.INFO.
+pub(crate) fn lock_report(ctx: Ctx<'_>, report: &LockReport) {
+    ctx.reply_map(6);
+    ctx.reply_bytes(b"owner");
+    match &report.owner {
+        Some(owner) => ctx.reply_bytes(owner),
+        None => ctx.reply_null(),
+    }
+    ctx.reply_bytes(b"count");
+    integer_or_null(ctx, report.count);
+    ctx.reply_bytes(b"token");
+    integer_or_null(ctx, report.token);
+    ctx.reply_bytes(b"ttl-ms");
+    ctx.reply_integer(report.ttl_ms);
+    ctx.reply_bytes(b"waiters");
+    ctx.reply_integer(report.queue.len().try_into().unwrap_or(i64::MAX));
+    ctx.reply_bytes(b"queue");
+    ctx.reply_array(report.queue.len());
+    for waiter in &report.queue {
+        ctx.reply_map(4);
+        ctx.reply_bytes(b"owner");
+        ctx.reply_bytes(&waiter.owner);
+        ctx.reply_bytes(b"client-id");
+        ctx.reply_integer(waiter.client_id.try_into().unwrap_or(i64::MAX));
+        ctx.reply_bytes(b"waited-ms");
+        ctx.reply_integer(waiter.waited_ms);
+        ctx.reply_bytes(b"left-ms");
+        ctx.reply_integer(waiter.left_ms);
+    }
+}
+
+/// The array of RLOCK.LIST.
+pub(crate) fn lines(ctx: Ctx<'_>, lines: &[LineView]) {
+    ctx.reply_array(lines.len());
+    for line in lines {
+        ctx.reply_array(3);
+        ctx.reply_bytes(&line.name);
+        ctx.reply_integer(line.waiters.into());
+        ctx.reply_integer(line.longest_wait_ms);
+    }
+}

@@ -1,0 +1,134 @@
+//! What the module remembers between the server's calls.
+
+use crate::ffi::{Handle, OwnedStr, ServerLocked, Timer};
+use rlock_core::{Dismissal, Effect, FENCE_FIELD, LockKey, Locks, MODE_FIELD, Token, WaiterId};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+static STATE: ServerLocked<State> = ServerLocked::new();
+
+/// Lends the state. The body must not call the server.
+pub(crate) fn with<R>(body: impl FnOnce(&mut State) -> R) -> R {
+    STATE.with(body)
+}
+
+/// Forgets everything: the module is being unloaded.
+pub(crate) fn clear() {
+    STATE.clear();
+}
+
+/// The module's memory.
+#[derive(Default)]
+pub(crate) struct State {
+    /// Who waits for what, and the last token.
+    pub(crate) locks: Locks,
+    /// The clients that the server keeps waiting for us.
+    pub(crate) blocked: HashMap<Handle, Blocked>,
+    /// Clients whose grant is written but not delivered: of this turn of the event loop, and most
+    /// often none.
+    pub(crate) undelivered: Undelivered,
+    /// Grants whose client went away before it could hear of them.
+    pub(crate) to_take_back: Vec<Grant>,
+    /// The timer that fires next, and when, on the monotonic clock in milliseconds.
+    pub(crate) timer: Option<(Timer, i64)>,
+    /// Whether we hear of keys that others change.
+    pub(crate) hears_key_events: bool,
+    /// Above zero while we change keys ourselves.
+    pub(crate) acting: u32,
+    /// An empty list to be used again, so that a decision allocates nothing.
+    pub(crate) spare_effects: Vec<Effect>,
+    /// Strings of the server that every command needs.
+    pub(crate) words: Rc<Words>,
+}
+
+/// Strings that are made once.
+pub(crate) struct Words {
+    pub(crate) fence: OwnedStr,
+    pub(crate) mode: OwnedStr,
+    pub(crate) one: OwnedStr,
+    pub(crate) unlocked: OwnedStr,
+}
+
+impl Default for Words {
+    fn default() -> Self {
+        Self {
+            fence: OwnedStr::new(FENCE_FIELD),
+            mode: OwnedStr::new(MODE_FIELD),
+            one: OwnedStr::new(b"1"),
+            unlocked: OwnedStr::new(b"0"),
+        }
+    }
+}
+
+/// A client that the server keeps waiting for us.
+pub(crate) enum Blocked {
+    /// It stands in line.
+    Waiting(WaiterId),
+    /// It was unblocked with the lock, and will hear so in this turn of the event loop.
+    Granted(Grant),
+    /// It was unblocked without.
+    Dismissed(Dismissal),
+    /// It went away, or has had its reply: only its record is still there.
+    Gone,
+}
+
+/// A grant to a waiter.
+#[derive(Clone)]
+pub(crate) struct Grant {
+    pub(crate) lock: LockKey,
+    pub(crate) owner: Rc<[u8]>,
+    pub(crate) count: i64,
+    pub(crate) token: Token,
+    /// The owner has heard by another way that it holds the lock: it must not be taken back.
+    pub(crate) confirmed: bool,
+}
+
+/// Which clients have a grant on its way.
+#[derive(Default)]
+pub(crate) struct Undelivered {
+    /// Those granted since there was none on its way; some may have been delivered already.
+    clients: Vec<Handle>,
+    count: usize,
+}
+
+impl Undelivered {
+    pub(crate) fn add(&mut self, client: Handle) {
+        self.clients.push(client);
+        self.count = self.count.saturating_add(1);
+    }
+
+    pub(crate) fn delivered(&mut self) {
+        self.count = self.count.saturating_sub(1);
+        if self.count == 0 {
+            self.clients = Vec::new();
+        }
+    }
+}
+
+impl State {
+    /// What a client is, now that the server calls for it. From here on it is gone.
+    pub(crate) fn told(&mut self, client: Handle) -> Option<Blocked> {
+        let told = self
+            .blocked
+            .get_mut(&client)
+            .map(|told| std::mem::replace(told, Blocked::Gone));
+        if let Some(Blocked::Granted(_)) = told {
+            self.undelivered.delivered();
+        }
+        told
+    }
+
+    /// The owner was just told that it holds this lock, as an answer to ONCE or RENEW. If the grant
+    /// is still on its way to a connection that the owner has given up, the end of that connection
+    /// must not take the lock away again.
+    pub(crate) fn confirm(&mut self, lock: rlock_core::LockRef<'_>, owner: &[u8]) {
+        for client in &self.undelivered.clients {
+            if let Some(Blocked::Granted(grant)) = self.blocked.get_mut(client)
+                && grant.lock.as_ref() == lock
+                && *grant.owner == *owner
+            {
+                grant.confirmed = true;
+            }
+        }
+    }
+}
