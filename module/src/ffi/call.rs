@@ -241,7 +241,7 @@ impl<'a> Ctx<'a> {
         let name = server!(RedisModule_GetCurrentUserName(self.raw));
         let name = OwnedStr::adopt(name)?;
         let user = server!(RedisModule_GetModuleUserFromUserName(name.as_str().raw));
-        (!user.is_null()).then_some(User(user))
+        (!user.is_null()).then(|| User(user))
     }
 }
 
@@ -317,7 +317,7 @@ impl OwnedStr {
     }
 
     pub(super) fn adopt(raw: *mut raw::RedisModuleString) -> Option<Self> {
-        (!raw.is_null()).then_some(Self(raw))
+        (!raw.is_null()).then(|| Self(raw))
     }
 
     pub(crate) fn as_str(&self) -> Str<'_> {

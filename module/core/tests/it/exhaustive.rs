@@ -1,8 +1,10 @@
 //! Every order in which two or three owners can get in each other's way, to a stated depth.
 //!
 //! The walk goes breadth first from an empty server through an alphabet of things that can happen;
-//! a state that was met before, as far as anybody can tell it from outside, is not entered again.
-//! The first failure is therefore a shortest one; it prints the history that replays it.
+//! a state that was met before, as far as anybody can tell it from outside, is not entered again by
+//! the same last step. (By another it is: what a step leaves behind inside the core would show in
+//! the next ones.) The first failure is therefore a shortest one; it prints the history that
+//! replays it.
 
 use crate::keyspace::Value;
 use crate::world::{Change, Named, OWNERS, Op, World, place, replay};
@@ -17,7 +19,7 @@ const SIZE_MAX: usize = 3;
 
 #[test]
 fn two_owners_in_any_order() {
-    let walked = walk(&alphabet(2), depth(11, 14));
+    let walked = walk(&alphabet(2), depth(8, 11));
     eprintln!("two owners: {walked:?}");
     assert!(
         walked.states > 500,
@@ -27,7 +29,7 @@ fn two_owners_in_any_order() {
 
 #[test]
 fn three_owners_in_any_order() {
-    let walked = walk(&alphabet(3), depth(7, 9));
+    let walked = walk(&alphabet(3), depth(5, 7));
     eprintln!("three owners: {walked:?}");
     assert!(
         walked.states > 500,
@@ -115,16 +117,15 @@ fn walk(alphabet: &[Op], depth: usize) -> Walked {
     for _ in 0..depth {
         let mut next = Vec::new();
         for history in &frontier {
-            for op in alphabet {
+            for (last, op) in alphabet.iter().enumerate() {
                 let history: Vec<Op> = history.iter().chain([op]).cloned().collect();
                 let world = replay(&history).unwrap_or_else(|wrong| panic!("{wrong}"));
                 walked.steps += 1;
-                if is_small(&world) && met.insert(seen(&world)) {
+                if is_small(&world) && met.insert((seen(&world), last)) {
                     next.push(history);
                 }
             }
         }
-        eprintln!("{}", next.len());
         frontier = next;
     }
     walked.states = met.len();
