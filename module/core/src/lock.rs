@@ -534,6 +534,8 @@ impl Locks {
         };
         // The write and the message come before word to the waiters.
         effects.splice(write_at..write_at, [write, Effect::Publish]);
+        // Where others are in the hash, their longer lease may have stayed.
+        hold.ends_at = hold.ends_at.or_else(|| hash?.ends_at);
         self.lines.check_after(line, hold.ends_at, now);
         Some(hold)
     }

@@ -34,7 +34,11 @@ pub(crate) fn register_info<I: InfoSection>(ctx: super::Ctx<'_>) {
     server!(RedisModule_RegisterInfoFunc(ctx.raw, Some(on_info::<I>)));
 }
 
-extern "C" fn on_info<I: InfoSection>(ctx: *mut raw::RedisModuleInfoCtx, _for_crash_report: c_int) {
+extern "C" fn on_info<I: InfoSection>(ctx: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
+    if for_crash_report != 0 {
+        // The server may have stopped anywhere, also while our state was lent.
+        return;
+    }
     guarded((), || {
         server!(RedisModule_InfoAddSection(ctx, std::ptr::null()));
         I::fill(&InfoPage(ctx));
