@@ -84,7 +84,9 @@ impl Timers for Pump {
 /// Waiters whose wait is over leave the line.
 fn tell_timeouts(ctx: Ctx<'_>, now: Now) {
     while let Some((lock, seat)) = state::with(|state| state.locks.next_timeout(now)) {
-        let ttl_ms = with_open(ctx, &lock, |lock| lock.ttl_ms(now));
+        ctx.select_db(lock.db);
+        let name = OwnedStr::new(&lock.name);
+        let ttl_ms = OpenLock::to_read(ctx, name.as_str()).ttl_ms(now);
         effects::dismiss(seat, Dismissal::NotAcquired { ttl_ms });
     }
 }
@@ -95,12 +97,12 @@ fn take_back_grants(ctx: Ctx<'_>) {
         lock, owner, token, ..
     } in state::with(|state| std::mem::take(&mut state.to_take_back))
     {
-        let caller = OwnedStr::new(&owner);
-        with_open(ctx, &lock, |lock| {
-            let stored = lock.load(caller.as_str());
-            effects::step(lock, Some(caller.as_str()), |locks, at, now, effects| {
-                locks.take_back(at, stored, &owner, token, now, effects);
-            });
+        ctx.select_db(lock.db);
+        let (name, caller) = (OwnedStr::new(&lock.name), OwnedStr::new(&owner));
+        let open = OpenLock::to_write(ctx, name.as_str());
+        let stored = open.load(caller.as_str());
+        effects::step(open, Some(caller.as_str()), |locks, at, now, effects| {
+            locks.take_back(at, stored, &owner, token, now, effects);
         });
     }
 }
@@ -125,22 +127,18 @@ fn settle(ctx: Ctx<'_>, lock: &LockKey, first: &Rc<[u8]>, in_cluster: bool) {
         Presence::Here
     };
     let moved = match presence {
-        Presence::Here => None,
         Presence::Elsewhere => cluster::redirection(ctx, &lock.name),
-        // Looked at again when the line is next checked.
-        Presence::Unknown => return,
+        Presence::Here | Presence::Unknown => None,
     };
     let first = OwnedStr::new(first);
     let open = OpenLock::to_write(ctx, name.as_str());
     let stored = open.load(first.as_str());
-    effects::step(open, None, |locks, at, now, effects| match &moved {
-        Some(refusal) => locks.dismiss_all(at, refusal, effects),
-        None => locks.settle(at, stored, now, effects),
+    effects::step(open, None, |locks, at, now, effects| {
+        match (presence, &moved) {
+            (Presence::Here, _) => locks.settle(at, stored, now, effects),
+            (_, Some(refusal)) => locks.dismiss_all(at, refusal, effects),
+            // Nobody knows who serves the key. Here it looks free, and a grant could be the second one.
+            (_, None) => locks.look_again(at, now),
+        }
     });
-}
-
-fn with_open<R>(ctx: Ctx<'_>, lock: &LockKey, body: impl FnOnce(OpenLock<'_>) -> R) -> R {
-    let name = OwnedStr::new(&lock.name);
-    ctx.select_db(lock.db);
-    body(OpenLock::to_write(ctx, name.as_str()))
 }

@@ -328,6 +328,12 @@ impl Locks {
         }
     }
 
+    /// Instead of settling a line whose key cannot be looked at now.
+    pub fn look_again(&mut self, lock: LockRef<'_>, now: Now) {
+        let line = self.lines.find(lock);
+        self.check_after(line, None, now);
+    }
+
     /// Everybody in a line hears that there is nothing to wait for.
     pub fn dismiss_all(&mut self, lock: LockRef<'_>, refusal: &Refusal, effects: &mut Vec<Effect>) {
         let Some(line) = self.lines.find(lock) else {
