@@ -1,0 +1,40 @@
+# The front door. `make` lists what it does; cargo does the work, and CARGO_TARGET_DIR is honoured.
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check test-servers memcheck bench install clean
+
+# Tests run in their crate's folder, so a relative path to a server is made absolute here.
+ifneq (,$(findstring /,$(RLOCK_SERVER)))
+override export RLOCK_SERVER := $(abspath $(RLOCK_SERVER))
+endif
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: ## Build the module and start a server with it on 127.0.0.1:6379, or PORT=
+	@scripts/run
+
+test: install ## Run every test; RLOCK_SERVER= names another server
+	cargo test --workspace
+
+check: install ## Formatting, lints, documentation and the core's tests: before each commit
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
+	cargo test -p rlock-core
+
+test-servers: install ## The integration tests on every Redis and Valkey that can be had
+	scripts/test-servers
+
+memcheck: ## The integration smoke tests with the server under valgrind
+	@scripts/install valgrind
+	scripts/memcheck
+
+bench: install ## Measure locking and hand-over against scripts, as ratios in one run
+	cargo run --release -p rlock-tests --bin bench
+
+install: ## Install what the build and the tests need and this machine lacks
+	@scripts/install
+
+clean: ## Remove everything built, the servers unpacked and the data of `make run`
+	cargo clean
