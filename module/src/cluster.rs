@@ -8,51 +8,44 @@ use rlock_core::Refusal;
 ///
 /// While a slot is on its way this names the node that still owns it: that node sends clients on
 /// (`ASK`) for keys that have left.
+///
+/// Asked of `CLUSTER NODES`, because `CLUSTER SLOTS` from a timer stops Valkey 8.0.
 pub(crate) fn redirection(ctx: Ctx<'_>, key: &[u8]) -> Option<Refusal> {
     let context = ctx.context();
     let RedisValue::Integer(slot) = context.call("CLUSTER", &[&b"KEYSLOT"[..], key]).ok()? else {
         return None;
     };
-    let RedisValue::Array(ranges) = context.call("CLUSTER", &["SLOTS"]).ok()? else {
-        return None;
-    };
-    let address = ranges
-        .into_iter()
-        .find_map(|range| primary_of(range, slot))?;
-    Some(Refusal::Moved {
-        slot: u16::try_from(slot).ok()?,
-        address,
-    })
+    let slot = u16::try_from(slot).ok()?;
+    let nodes = text(&context.call("CLUSTER", &["NODES"]).ok()?)?;
+    let address = nodes
+        .lines()
+        .find_map(|node| address_of_owner(node, slot))?
+        .to_owned();
+    Some(Refusal::Moved { slot, address })
 }
 
-/// The primary of a range of `CLUSTER SLOTS`, `[first, last, [host, port, …], …]`, if the slot is
-/// in it.
-fn primary_of(range: RedisValue, slot: i64) -> Option<String> {
-    let RedisValue::Array(range) = range else {
-        return None;
-    };
-    let [
-        RedisValue::Integer(first),
-        RedisValue::Integer(last),
-        RedisValue::Array(node),
-        ..,
-    ] = range.as_slice()
-    else {
-        return None;
-    };
-    let [host, RedisValue::Integer(port), ..] = node.as_slice() else {
-        return None;
-    };
-    (*first..=*last)
-        .contains(&slot)
-        .then(|| format!("{}:{port}", text(host)))
+/// The `host:port` of a line of `CLUSTER NODES`, if that node owns the slot: the second word up to
+/// the `@`, where the words from the ninth on are the slots.
+fn address_of_owner(node: &str, slot: u16) -> Option<&str> {
+    let owns = node
+        .split(' ')
+        .skip(8)
+        .any(|slots| in_range(slots, slot).unwrap_or(false));
+    let address = node.split(' ').nth(1).filter(|_| owns)?;
+    address.split('@').next()
 }
 
-fn text(value: &RedisValue) -> String {
+/// Whether `first-last`, or one number, contains the slot. None for a slot on its way, `[…]`.
+fn in_range(slots: &str, slot: u16) -> Option<bool> {
+    let (first, last) = slots.split_once('-').unwrap_or((slots, slots));
+    Some((first.parse().ok()?..=last.parse().ok()?).contains(&slot))
+}
+
+fn text(value: &RedisValue) -> Option<String> {
     match value {
-        RedisValue::SimpleString(text) | RedisValue::BulkString(text) => text.clone(),
-        RedisValue::BulkRedisString(text) => text.to_string_lossy(),
-        RedisValue::StringBuffer(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-        _ => String::new(),
+        RedisValue::SimpleString(text) | RedisValue::BulkString(text) => Some(text.clone()),
+        RedisValue::BulkRedisString(text) => Some(text.to_string_lossy()),
+        RedisValue::StringBuffer(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        _ => None,
     }
 }

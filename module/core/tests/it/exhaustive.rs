@@ -19,22 +19,19 @@ const SIZE_MAX: usize = 3;
 
 #[test]
 fn two_owners_in_any_order() {
-    let walked = walk(&alphabet(2), depth(8, 11));
-    eprintln!("two owners: {walked:?}");
-    assert!(
-        walked.states > 500,
-        "the walk hardly went anywhere: {walked:?}"
-    );
+    walk_and_tell(2, depth(8, 11));
 }
 
 #[test]
 fn three_owners_in_any_order() {
-    let walked = walk(&alphabet(3), depth(5, 7));
-    eprintln!("three owners: {walked:?}");
-    assert!(
-        walked.states > 500,
-        "the walk hardly went anywhere: {walked:?}"
-    );
+    walk_and_tell(3, depth(5, 7));
+}
+
+fn walk_and_tell(owners: usize, depth: usize) {
+    let Walked { states, steps } = walk(&alphabet(owners), depth);
+    eprintln!("{owners} owners, {depth} steps deep: {states} states, {steps} histories");
+    // A walk that goes nowhere proves nothing.
+    assert!(states > 5_000, "only {states} states were met");
 }
 
 /// How deep the walk goes: less deep where nothing is optimized.
@@ -100,18 +97,14 @@ fn alphabet(owners: usize) -> Vec<Op> {
     ops
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Walked {
-    depth: usize,
     states: usize,
     steps: usize,
 }
 
 fn walk(alphabet: &[Op], depth: usize) -> Walked {
-    let mut walked = Walked {
-        depth,
-        ..Walked::default()
-    };
+    let mut walked = Walked::default();
     let mut met = BTreeSet::new();
     let mut frontier: Vec<Vec<Op>> = vec![Vec::new()];
     for _ in 0..depth {

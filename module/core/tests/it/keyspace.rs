@@ -83,9 +83,10 @@ impl Keyspace {
         let others = owners(fields).any(|of| of != owner);
         let own = fields.get(owner).map(|value| Count::from_field(value));
         Stored::Held(Hash {
-            kind: match fields.contains_key(MODE_FIELD) {
-                true => Kind::ReadWrite,
-                false => Kind::Plain,
+            kind: if fields.contains_key(MODE_FIELD) {
+                Kind::ReadWrite
+            } else {
+                Kind::Plain
             },
             own,
             token: fields

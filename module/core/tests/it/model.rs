@@ -217,3 +217,42 @@ fn once_failed() -> Vec<(&'static str, Vec<Op>)> {
         ],
     )]
 }
+
+#[test]
+fn what_took_time_is_counted() {
+    let acquire = |owner, block_ms| Op::Acquire {
+        lock: 0,
+        owner,
+        lease_ms: 50,
+        block_ms,
+        once: false,
+    };
+    let release = |owner| Op::Release {
+        lock: 0,
+        owner,
+        token: Named::No,
+        lease_ms: None,
+    };
+    let history = [
+        acquire(0, None),
+        Op::Pass { ms: 7 },
+        acquire(1, Some(0)),
+        Op::Pass { ms: 20 },
+        release(0),
+        acquire(2, Some(0)),
+        // The lease of the second holder ends while the third waits, and nobody sees the third's.
+        Op::PassDeadline { more_ms: 0 },
+        Op::Pass { ms: 60 },
+        release(2),
+    ];
+    let world = replay(&history).unwrap();
+    let counters = world.counters();
+    assert_eq!(counters.expiries, 1);
+    assert_eq!((counters.hold_ms.count(), counters.hold_ms.sum()), (1, 27));
+    assert_eq!(
+        (counters.wait_ms.count(), counters.wait_ms.sum()),
+        (2, 20 + 51)
+    );
+    let up_to_64: Vec<u64> = counters.wait_ms.buckets().map(|(_, n)| n).take(4).collect();
+    assert_eq!(up_to_64, [0, 0, 0, 2]);
+}

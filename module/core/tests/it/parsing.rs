@@ -1,1 +1,600 @@
+//! Whatever bytes a client sends: argument by argument, with the text that it gets.
 
+use proptest::prelude::*;
+use rlock_core::request::{Acquire, Cancel, KeyOnly, List, Release, Renew};
+use rlock_core::{Count, Lease, Refusal, Token, TokenMint, Wait, glob_matches};
+
+const LEASE: &str = "ERR lease-ms must be an integer from 1 to 9007199254740991";
+const WAIT: &str = "ERR wait-ms must be an integer from 0 to 9007199254740991";
+const TOKEN: &str = "ERR token must be an integer from 1 to 9223372036854775807";
+const COUNT: &str = "ERR COUNT must be an integer from 1 to 9007199254740991";
+const OWNER_LENGTH: &str = "ERR owner must have 1 to 1024 bytes";
+const RESERVED: &str = "ERR owner must not be 'fence' or 'mode', fields of the lock itself";
+const ARITY: &str = "ERR wrong number of arguments";
+
+/// The arguments of a table's line: words between blanks.
+fn words(line: &str) -> Vec<&[u8]> {
+    line.split_ascii_whitespace().map(str::as_bytes).collect()
+}
+
+/// What a request became, in words, or the error text.
+fn shown<T>(parsed: Result<T, Refusal>, show: impl Fn(T) -> String) -> String {
+    parsed.map_or_else(|refusal| refusal.to_string(), show)
+}
+
+fn acquire(args: &[&[u8]]) -> String {
+    shown(Acquire::parse(args.iter().copied()), |acquire| {
+        let Acquire {
+            key,
+            owner,
+            lease,
+            block,
+            once,
+        } = acquire;
+        let (key, owner) = (key.escape_ascii(), owner.escape_ascii());
+        format!("{key} {owner} {lease:?} {block:?} {once}")
+    })
+}
+
+fn release(args: &[&[u8]]) -> String {
+    shown(Release::parse(args.iter().copied()), |release| {
+        let Release {
+            key,
+            owner,
+            token,
+            lease,
+        } = release;
+        let token = token.map(Token::get);
+        let (key, owner) = (key.escape_ascii(), owner.escape_ascii());
+        format!("{key} {owner} {token:?} {lease:?}")
+    })
+}
+
+fn renew(args: &[&[u8]]) -> String {
+    shown(Renew::parse(args.iter().copied()), |renew| {
+        let Renew {
+            key,
+            owner,
+            lease,
+            token,
+        } = renew;
+        let token = token.map(Token::get);
+        let (key, owner) = (key.escape_ascii(), owner.escape_ascii());
+        format!("{key} {owner} {lease:?} {token:?}")
+    })
+}
+
+fn cancel(args: &[&[u8]]) -> String {
+    shown(Cancel::parse(args.iter().copied()), |cancel| {
+        format!(
+            "{} {}",
+            cancel.key.escape_ascii(),
+            cancel.owner.escape_ascii()
+        )
+    })
+}
+
+fn key_only(args: &[&[u8]]) -> String {
+    shown(KeyOnly::parse(args.iter().copied()), |only| {
+        only.key.escape_ascii().to_string()
+    })
+}
+
+fn list(args: &[&[u8]]) -> String {
+    shown(List::parse(args.iter().copied()), |list| {
+        let pattern = list
+            .pattern
+            .map(|pattern| pattern.escape_ascii().to_string());
+        format!("{pattern:?} {:?}", list.count)
+    })
+}
+
+/// Holds each line's arguments against what it is to become.
+fn check(parse: impl Fn(&[&[u8]]) -> String, table: &[(&str, &str)]) {
+    for (line, expected) in table {
+        assert_eq!(parse(&words(line)), *expected, "arguments: {line}");
+    }
+}
+
+#[test]
+fn acquire_reads_its_arguments() {
+    check(
+        acquire,
+        &[
+            ("k o 1", "k o Lease(1) None false"),
+            (
+                "k o 9007199254740991 BLOCK 9007199254740991",
+                "k o Lease(9007199254740991) Some(Wait(9007199254740991)) false",
+            ),
+            (
+                "k o 30000 BLOCK 0 ONCE",
+                "k o Lease(30000) Some(Wait(0)) true",
+            ),
+            (
+                "k o 30000 once bLoCk 5",
+                "k o Lease(30000) Some(Wait(5)) true",
+            ),
+            ("k once 30000 ONCE", "k once Lease(30000) None true"),
+            ("", ARITY),
+            ("k", ARITY),
+            ("k o", ARITY),
+            ("k o 0", LEASE),
+            ("k o -1", LEASE),
+            ("k o -0", LEASE),
+            ("k o +1", LEASE),
+            ("k o 01", LEASE),
+            ("k o 1.0", LEASE),
+            ("k o 1e3", LEASE),
+            ("k o 0x10", LEASE),
+            ("k o 9007199254740992", LEASE),
+            ("k o 9223372036854775807", LEASE),
+            ("k o 9223372036854775808", LEASE),
+            ("k o -9223372036854775808", LEASE),
+            ("k o 99999999999999999999999999", LEASE),
+            ("k o lease", LEASE),
+            ("k fence 1", RESERVED),
+            ("k mode 1", RESERVED),
+            ("k Fence 1", "k Fence Lease(1) None false"),
+            ("k o 1 BLOCK", "ERR option 'BLOCK' needs a value"),
+            ("k o 1 block", "ERR option 'block' needs a value"),
+            ("k o 1 BLOCK -1", WAIT),
+            ("k o 1 BLOCK 9007199254740992", WAIT),
+            ("k o 1 BLOCK ONCE", WAIT),
+            ("k o 1 BLOCK 1 BLOCK 2", "ERR option 'BLOCK' is given twice"),
+            ("k o 1 BLOCK 1 block x", "ERR option 'block' is given twice"),
+            ("k o 1 ONCE ONCE", "ERR option 'ONCE' is given twice"),
+            ("k o 1 TOKEN 5", "ERR unknown option 'TOKEN'"),
+            ("k o 1 ONCE 5", "ERR unknown option '5'"),
+            ("k o 1 BLOCKS 5", "ERR unknown option 'BLOCKS'"),
+        ],
+    );
+}
+
+#[test]
+fn release_and_renew_read_their_arguments() {
+    check(
+        release,
+        &[
+            ("k o", "k o None None"),
+            ("k o TOKEN 1", "k o Some(1) None"),
+            (
+                "k o lease 7 token 9223372036854775807",
+                "k o Some(9223372036854775807) Some(Lease(7))",
+            ),
+            ("", ARITY),
+            ("k", ARITY),
+            ("k fence", RESERVED),
+            ("k o TOKEN", "ERR option 'TOKEN' needs a value"),
+            ("k o TOKEN 0", TOKEN),
+            ("k o TOKEN -7", TOKEN),
+            ("k o TOKEN t7", TOKEN),
+            ("k o TOKEN 9223372036854775808", TOKEN),
+            ("k o TOKEN 1 TOKEN 1", "ERR option 'TOKEN' is given twice"),
+            ("k o LEASE 0", LEASE),
+            ("k o LEASE", "ERR option 'LEASE' needs a value"),
+            ("k o LEASE 1 LEASE 1", "ERR option 'LEASE' is given twice"),
+            ("k o 5", "ERR unknown option '5'"),
+            ("k o ONCE", "ERR unknown option 'ONCE'"),
+        ],
+    );
+    check(
+        renew,
+        &[
+            ("k o 5", "k o Lease(5) None"),
+            ("k o 5 ToKeN 8", "k o Lease(5) Some(8)"),
+            ("k o", ARITY),
+            ("k mode 5", RESERVED),
+            ("k o 0", LEASE),
+            ("k o TOKEN 8", LEASE),
+            ("k o 5 TOKEN", "ERR option 'TOKEN' needs a value"),
+            ("k o 5 TOKEN 0", TOKEN),
+            ("k o 5 TOKEN 8 token 8", "ERR option 'token' is given twice"),
+            ("k o 5 LEASE 8", "ERR unknown option 'LEASE'"),
+        ],
+    );
+}
+
+#[test]
+fn the_others_read_their_arguments() {
+    check(
+        cancel,
+        &[
+            ("k o", "k o"),
+            ("k", ARITY),
+            ("", ARITY),
+            ("k o x", ARITY),
+            ("k fence", RESERVED),
+        ],
+    );
+    check(key_only, &[("k", "k"), ("", ARITY), ("k o", ARITY)]);
+    check(
+        list,
+        &[
+            ("", "None None"),
+            ("MATCH a* COUNT 3", "Some(\"a*\") Some(3)"),
+            (
+                "count 9007199254740991 match MATCH",
+                "Some(\"MATCH\") Some(9007199254740991)",
+            ),
+            ("MATCH", "ERR option 'MATCH' needs a value"),
+            ("MATCH a MATCH b", "ERR option 'MATCH' is given twice"),
+            ("COUNT", "ERR option 'COUNT' needs a value"),
+            ("COUNT 0", COUNT),
+            ("COUNT -1", COUNT),
+            ("COUNT many", COUNT),
+            ("COUNT 9007199254740992", COUNT),
+            ("COUNT 1 COUNT 1", "ERR option 'COUNT' is given twice"),
+            ("k", "ERR unknown option 'k'"),
+        ],
+    );
+}
+
+#[test]
+fn hostile_bytes_are_arguments_like_others() {
+    let mega = vec![b'o'; 1 << 20];
+    let longest = vec![0xff; 1024];
+    let too_long = vec![0xff; 1025];
+    for key in [&b""[..], b"\0", b"\xff\xfe", b"fence", &mega] {
+        assert_eq!(KeyOnly::parse([key].into_iter()).unwrap().key, key);
+        assert_eq!(Cancel::parse([key, b"\0"].into_iter()).unwrap().key, key);
+    }
+    for (owner, expected) in [
+        (&b""[..], Err(OWNER_LENGTH)),
+        (b"\0", Ok(())),
+        (b"\xff", Ok(())),
+        (b" fence", Ok(())),
+        (b"fence\0", Ok(())),
+        (&longest, Ok(())),
+        (&too_long, Err(OWNER_LENGTH)),
+        (&mega, Err(OWNER_LENGTH)),
+    ] {
+        let args = [b"k", owner, b"5"];
+        let answers = [
+            Acquire::parse(args.into_iter()).map(|request| request.owner),
+            Renew::parse(args.into_iter()).map(|request| request.owner),
+            Release::parse(args[..2].iter().copied()).map(|request| request.owner),
+            Cancel::parse(args[..2].iter().copied()).map(|request| request.owner),
+        ];
+        for answer in answers {
+            let answer = answer.map_err(|refusal| refusal.to_string());
+            let expected = expected.map(|()| owner).map_err(String::from);
+            assert_eq!(answer, expected, "an owner of {} bytes", owner.len());
+        }
+    }
+    for number in [
+        &b""[..],
+        b" 1",
+        b"1 ",
+        b"1\0",
+        b"\x001",
+        b"1\n",
+        b"-",
+        b"\xff",
+        &mega,
+    ] {
+        assert_eq!(acquire(&[b"k", b"o", number]), LEASE);
+        assert_eq!(acquire(&[b"k", b"o", b"1", b"BLOCK", number]), WAIT);
+        assert_eq!(release(&[b"k", b"o", b"TOKEN", number]), TOKEN);
+        assert_eq!(list(&[b"COUNT", number]), COUNT);
+    }
+}
+
+#[test]
+fn an_offending_word_is_shown_so_that_it_fits_a_line() {
+    let mega = vec![0xff; 1 << 20];
+    for (word, shown) in [
+        (&b""[..], String::new()),
+        (b"\0\r\n\xff'", r"\x00\r\n\xff\'".into()),
+        (&[b'x'; 64], "x".repeat(64)),
+        (&[b'x'; 65], "x".repeat(64) + "..."),
+        (&mega, r"\xff".repeat(64) + "..."),
+    ] {
+        let expected = format!("ERR unknown option '{shown}'");
+        assert_eq!(acquire(&[b"k", b"o", b"1", word]), expected);
+        assert_eq!(list(&[word]), expected);
+    }
+}
+
+#[test]
+fn a_hundred_arguments_are_read_to_the_first_wrong_one() {
+    let mut args: Vec<&[u8]> = vec![b"k", b"o", b"5"];
+    args.resize(100, b"ONCE");
+    assert_eq!(acquire(&args), "ERR option 'ONCE' is given twice");
+    args.fill(b"5");
+    assert_eq!(release(&args), "ERR unknown option '5'");
+    assert_eq!(renew(&args), "ERR unknown option '5'");
+    assert_eq!(cancel(&args), ARITY);
+    assert_eq!(key_only(&args), ARITY);
+    assert_eq!(list(&args), "ERR unknown option '5'");
+}
+
+#[test]
+fn every_refusal_begins_with_a_code_word_and_stays_on_a_line() {
+    let moved = Refusal::Moved {
+        slot: 16_383,
+        address: "127.0.0.1:7001".into(),
+    };
+    let table = [
+        (
+            Refusal::HoldCountOverflow,
+            "ERR hold count must stay within 1 to 2147483647",
+        ),
+        (
+            Refusal::HoldCountMalformed,
+            "ERR hold count of this owner is not an integer from 1 to 2147483647, it was written \
+             by somebody else",
+        ),
+        (
+            Refusal::TooManyWaiters(7),
+            "QUEUEFULL too many waiters, rlock.max-waiters-per-lock is 7",
+        ),
+        (
+            Refusal::WrongType,
+            "WRONGTYPE Operation against a key holding the wrong kind of value",
+        ),
+        (
+            Refusal::WrongKind,
+            "WRONGKIND the key holds a read-write lock, not a plain one",
+        ),
+        (moved, "MOVED 16383 127.0.0.1:7001"),
+    ];
+    for (refusal, text) in table {
+        assert_eq!(refusal.to_string(), text);
+    }
+}
+
+#[test]
+fn durations_have_bounds() {
+    assert_eq!(Lease::from_ms(0), None);
+    assert_eq!(Lease::from_ms(-1), None);
+    assert!(Lease::from_ms(1).is_some());
+    assert!(Lease::from_ms((1 << 53) - 1).is_some());
+    assert_eq!(Lease::from_ms(1 << 53), None);
+    assert_eq!(Wait::from_ms(-1), None);
+    assert!(Wait::from_ms(0).is_some());
+    assert!(Wait::from_ms((1 << 53) - 1).is_some());
+    assert_eq!(Wait::from_ms(1 << 53), None);
+    assert_eq!(Wait::from_ms(i64::MIN), None);
+}
+
+/// An integer as the server writes it: what is printed again as it was read.
+fn integer(text: &str) -> Option<i64> {
+    let number: i64 = text.parse().ok()?;
+    (number.to_string() == text).then_some(number)
+}
+
+/// As [`Count::from_field`] shows what the core's integer reader made of the bytes.
+fn as_count(text: &str) -> Count {
+    match integer(text) {
+        Some(count) if count >= 1 => Count::Valid(count),
+        _ => Count::Malformed,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 2_000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn integers_are_read_as_the_standard_library_reads_them(
+        text in prop_oneof!["[-+ 0]?[0-9]{0,21}", any::<i64>().prop_map(|n| n.to_string())],
+        junk in any::<u8>(),
+        at in 0usize..21,
+    ) {
+        prop_assert_eq!(Count::from_field(text.as_bytes()), as_count(&text));
+        let token = integer(&text).and_then(Token::new);
+        prop_assert_eq!(Token::from_field(format!("t{text}").as_bytes()), token);
+        let asked = release(&[b"k", b"o", b"TOKEN", text.as_bytes()]);
+        let expected = token.map_or(TOKEN.into(), |token| {
+            format!("k o Some({}) None", token.get())
+        });
+        prop_assert_eq!(asked, expected);
+
+        let mut spoiled = text.into_bytes();
+        spoiled.insert(at.min(spoiled.len()), junk);
+        let expected = str::from_utf8(&spoiled).map_or(Count::Malformed, as_count);
+        prop_assert_eq!(Count::from_field(&spoiled), expected);
+    }
+
+    #[test]
+    fn any_arguments_get_an_answer(
+        args in proptest::collection::vec(
+            prop_oneof![
+                proptest::collection::vec(any::<u8>(), 0..6),
+                proptest::sample::select(vec!["BLOCK", "once", "TOKEN", "LEASE", "MATCH", "COUNT"])
+                    .prop_map(|word| word.as_bytes().to_vec()),
+                any::<i64>().prop_map(|number| number.to_string().into_bytes()),
+            ],
+            0..9,
+        ),
+    ) {
+        let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
+        for parse in [acquire, release, renew, cancel, key_only, list] {
+            let text = parse(&args);
+            prop_assert!(text.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{}", text);
+        }
+    }
+
+    #[test]
+    fn globs_match_as_a_naive_matcher_says(
+        pattern in r"([ab*?\\]|\[\^?[ab\\-]{0,4}\]?){0,6}",
+        text in "[ab\\]\\[^\\\\-]{0,7}",
+    ) {
+        let naive = naive_matches(pattern.as_bytes(), text.as_bytes());
+        prop_assert_eq!(glob_matches(pattern.as_bytes(), text.as_bytes()), naive);
+    }
+}
+
+#[test]
+fn globs_of_every_kind() {
+    for (pattern, text, matches) in [
+        (&b""[..], &b""[..], true),
+        (b"", b"a", false),
+        (b"*", b"", true),
+        (b"*", b"\0\xff", true),
+        (b"?", b"", false),
+        (b"?", b"\xff", true),
+        (b"orders:*", b"orders:17", true),
+        (b"orders:*", b"order:17", false),
+        (b"h[ae]llo", b"hello", true),
+        (b"h[^e]llo", b"hello", false),
+        (b"h[^e]llo", b"hallo", true),
+        (b"h[a-c]llo", b"hbllo", true),
+        (b"h[c-a]llo", b"hbllo", true),
+        (b"h[\\]]llo", b"h]llo", true),
+        (b"\\*", b"*", true),
+        (b"\\*", b"a", false),
+        (b"\\", b"\\", true),
+        (b"[abc", b"b", true),
+        (b"[", b"b", false),
+        (b"[^", b"b", true),
+        (b"[]", b"]", false),
+        (b"[a-]", b"^", true),
+        (b"[a-]", b"-", false),
+        (b"A", b"a", false),
+        (b"*a*b*c", b"xaybzc", true),
+        (b"*a*b*c", b"xaybz", false),
+    ] {
+        assert_eq!(
+            glob_matches(pattern, text),
+            matches,
+            "{} on {}",
+            pattern.escape_ascii(),
+            text.escape_ascii()
+        );
+    }
+}
+
+/// A matcher that tries every length for every `*` would be here until the sun goes out.
+#[test]
+fn an_adversarial_glob_ends() {
+    let stars = b"a*".repeat(2_000);
+    let text = vec![b'a'; 20_000];
+    let with_end = [&stars[..], b"b"].concat();
+    assert!(glob_matches(&stars, &text));
+    assert!(!glob_matches(&with_end, &text));
+    let classes = [&b"*[ab]".repeat(2_000)[..], b"b"].concat();
+    assert!(!glob_matches(&classes, &text));
+}
+
+/// By the book: the first element of the pattern, then the rest, and every length for a star.
+fn naive_matches(pattern: &[u8], text: &[u8]) -> bool {
+    match (pattern, text) {
+        ([], _) => text.is_empty(),
+        ([b'*', rest @ ..], _) => (0..=text.len()).any(|taken| naive_matches(rest, &text[taken..])),
+        (_, []) => false,
+        ([b'?', rest @ ..], [_, after @ ..]) => naive_matches(rest, after),
+        ([b'[', class @ ..], [byte, after @ ..]) => {
+            let (members, rest) = naive_class(class);
+            let negated = class.first() == Some(&b'^');
+            let found = members
+                .iter()
+                .any(|(low, high)| low <= byte && byte <= high);
+            found != negated && naive_matches(rest, after)
+        }
+        ([b'\\', literal, rest @ ..] | [literal, rest @ ..], [byte, after @ ..]) => {
+            literal == byte && naive_matches(rest, after)
+        }
+    }
+}
+
+/// The members of a class as ranges, and what follows the class.
+fn naive_class(class: &[u8]) -> (Vec<(u8, u8)>, &[u8]) {
+    let mut members = Vec::new();
+    let mut at = usize::from(class.first() == Some(&b'^'));
+    loop {
+        let left = class.len() - at;
+        let one = class.get(at).copied();
+        let Some(one) = one else {
+            return (members, &class[at..]);
+        };
+        if one == b'\\' && left >= 2 {
+            members.push((class[at + 1], class[at + 1]));
+            at += 2;
+        } else if one == b']' {
+            return (members, &class[at + 1..]);
+        } else if left >= 3 && class[at + 1] == b'-' {
+            let end = class[at + 2];
+            members.push((one.min(end), one.max(end)));
+            at += 3;
+        } else {
+            members.push((one, one));
+            at += 1;
+        }
+    }
+}
+
+#[test]
+fn tokens_are_read_from_a_field() {
+    for (field, token) in [
+        (&b"t1"[..], Some(1)),
+        (b"t1795000000000000", Some(1_795_000_000_000_000)),
+        (b"t9223372036854775807", Some(i64::MAX)),
+        (b"t9223372036854775808", None),
+        (b"", None),
+        (b"t", None),
+        (b"1", None),
+        (b"T1", None),
+        (b"tt1", None),
+        (b"t0", None),
+        (b"t-1", None),
+        (b"t+1", None),
+        (b"t01", None),
+        (b"t 1", None),
+        (b"t1 ", None),
+        (b"t1\0", None),
+        (b"\xff", None),
+    ] {
+        let read = Token::from_field(field).map(Token::get);
+        assert_eq!(read, token, "{}", field.escape_ascii());
+    }
+}
+
+#[test]
+fn tokens_follow_the_clock_and_never_go_back() {
+    let mut mint = TokenMint::default();
+    let mut tokens = |wall_us| mint.mint(wall_us).get();
+    assert_eq!(tokens(1_000_000), 1_000_000);
+    // It stands still, goes on by less than there were grants, and is set back.
+    assert_eq!(tokens(1_000_000), 1_000_001);
+    assert_eq!(tokens(1_000_001), 1_000_002);
+    assert_eq!(tokens(5), 1_000_003);
+    assert_eq!(tokens(-5), 1_000_004);
+    assert_eq!(tokens(2_000_000), 2_000_000);
+    // Before 1970, and before anything was minted, a token is positive all the same.
+    assert_eq!(TokenMint::default().mint(-7).get(), 1);
+    assert_eq!(TokenMint::default().mint(0).get(), 1);
+}
+
+#[test]
+fn tokens_grow_over_a_restart_with_a_slower_clock() {
+    const GUARD_MS: i64 = 10_000;
+    let mut before = TokenMint::default();
+    before.start(1_000_000_000, GUARD_MS);
+    let last = before.mint(1_000_000_000).get();
+    assert_eq!(last, 1_000_000_000 + 10_000_000 + 1);
+    // 15 seconds later the next server starts, and its clock is 9.9 seconds behind.
+    let mut after = TokenMint::default();
+    after.start(1_015_000_000 - 9_900_000, GUARD_MS);
+    assert!(after.mint(1_015_000_000 - 9_900_000).get() > last);
+    // A start on the same server never lowers the mark.
+    before.start(5, GUARD_MS);
+    assert_eq!(before.mint(5).get(), last + 1);
+    before.start(i64::MAX, i64::MAX);
+    assert_eq!(before.mint(5).get(), i64::MAX);
+}
+
+#[test]
+fn a_token_tells_its_moment_only_if_the_clock_made_it() {
+    let mut mint = TokenMint::default();
+    let from_clock = mint.mint(5_000_000);
+    assert_eq!(mint.minted_at(from_clock), Some(5_000_000));
+    mint.start(6_000_000, 10_000);
+    let ahead = mint.mint(6_000_000);
+    assert_eq!(mint.minted_at(ahead), None);
+    let caught_up = mint.mint(20_000_000);
+    assert_eq!(mint.minted_at(caught_up), Some(20_000_000));
+}

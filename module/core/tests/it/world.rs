@@ -5,7 +5,9 @@ use crate::invariants::{self, Ledger};
 use crate::keyspace::{Entry, Fields, Keyspace, Place, Value};
 use crate::twin::{Asked, Heard, Reply, Twin};
 use rlock_core::request::{Acquire, Cancel, Release, Renew};
-use rlock_core::{Acquired, Dismissal, Effect, Lease, LockRef, Locks, Now, Refusal, Seat};
+use rlock_core::{
+    Acquired, Counters, Dismissal, Effect, Lease, LockRef, Locks, Now, Refusal, Seat,
+};
 use rlock_core::{Token, Wait, WaiterId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -131,6 +133,8 @@ pub(crate) struct World {
     clock: Clock,
     /// Who waits: the core's name for it, by seat.
     waiting: BTreeMap<usize, WaiterId>,
+    /// The core's names for all who ever waited.
+    ever_waited: Vec<WaiterId>,
     /// Grants that were told and have not arrived.
     under_way: Vec<UnderWay>,
     heard: Vec<(usize, Heard)>,
@@ -197,6 +201,10 @@ impl World {
 
     pub(crate) fn now(&self) -> Now {
         self.clock.now
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        self.locks.counters()
     }
 
     pub(crate) fn next_deadline(&self) -> Option<i64> {
@@ -326,7 +334,8 @@ impl World {
             Ok(Acquired::NotHeld { ttl_ms }) => return Ok(Reply::NotHeld { ttl_ms }),
             Ok(Acquired::MustWait { ends_at, .. }) => ends_at,
         };
-        let seat = self.seat(asked.seat);
+        let seat = seat_of(asked.seat);
+        self.seats += 1;
         self.ledger.sits_down(place, seat, asked.owner, asked.once);
         let mut effects = Vec::new();
         let id = self
@@ -335,6 +344,7 @@ impl World {
             .ok_or("no room for a waiter")?;
         self.carry_out(place, asked.owner, &effects)?;
         self.waiting.insert(seat.handle, id);
+        self.ever_waited.push(id);
         Ok(Reply::Waits)
     }
 
@@ -443,14 +453,28 @@ impl World {
     }
 
     fn disconnect(&mut self, client: usize) -> Result<(), String> {
+        for id in &self.ever_waited {
+            // A name that outlived its waiter must not fit a later one. (With ONCE the waiter lives
+            // on, under its name, for another seat.)
+            let is_there = self.waiting.values().any(|waiting| waiting == id);
+            if !is_there && self.locks.depart(*id).is_some() {
+                return Err(format!("{id:?}, long gone, departs in somebody's place"));
+            }
+        }
         let clients = self.waiting.len() + self.under_way.len();
         let client = client.checked_rem(clients).unwrap_or(0);
         if let Some((&seat, &id)) = self.waiting.iter().nth(client) {
-            if !self.locks.depart(id) || self.locks.depart(id) {
-                return Err(format!("seat {seat} does not depart just once"));
-            }
             let place = self.place_of(seat);
-            self.ledger.leaves(&place, self.seat_of(seat))?;
+            let left = self
+                .locks
+                .depart(id)
+                .map(|lock| (lock.db, lock.name.to_vec()));
+            if left.as_ref() != Some(&place) || self.locks.depart(id).is_some() {
+                return Err(format!(
+                    "seat {seat} departs from {left:?}, not once from {place:?}"
+                ));
+            }
+            self.ledger.leaves(&place, seat_of(seat))?;
             self.waiting.remove(&seat);
             self.twin.depart(seat);
         } else if clients > 0 {
@@ -600,16 +624,6 @@ impl World {
         invariants::counters_add_up(&self.locks, &self.twin, &self.ledger)
     }
 
-    fn seat(&mut self, handle: usize) -> Seat {
-        self.seats = handle + 1;
-        self.seat_of(handle)
-    }
-
-    fn seat_of(&self, handle: usize) -> Seat {
-        let client_id = u64::try_from(handle).unwrap();
-        Seat { handle, client_id }
-    }
-
     fn place_of(&self, seat: usize) -> Place {
         let waits = |line: &[crate::twin::TwinWaiter]| line.iter().any(|w| w.seat == seat);
         let found = self.twin.lines.iter().find(|(_, line)| waits(line));
@@ -620,6 +634,11 @@ impl World {
 pub(crate) fn place(lock: usize) -> Place {
     let (db, name) = LOCKS[lock];
     (db, name.to_vec())
+}
+
+fn seat_of(handle: usize) -> Seat {
+    let client_id = u64::try_from(handle).unwrap();
+    Seat { handle, client_id }
 }
 
 fn lock_ref(place: &Place) -> LockRef<'_> {
