@@ -1,0 +1,153 @@
+//! The client: one server, shared by everything that locks there.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+use uuid::Uuid;
+
+use crate::background::Background;
+use crate::connection::Connector;
+use crate::driver::Driver;
+use crate::error::Error;
+use crate::lock::Lock;
+use crate::options::ClientBuilder;
+use crate::owner::Owner;
+use crate::watchdog::{self, Watchdog};
+
+/// A connection to one server on which locks are taken. Cheap to clone; clones are the same
+/// client.
+///
+/// One task owns the connection for commands and reconnects it when it breaks; another, the
+/// watchdog, renews the leases. Both end when the last clone and the last [`Guard`](crate::Guard)
+/// have gone.
+#[derive(Clone)]
+pub struct Client {
+    core: Arc<Core>,
+}
+
+impl Client {
+    /// Connects to the server at `url` with the default settings: see [`ClientBuilder`].
+    ///
+    /// # Errors
+    ///
+    /// Could not ask: the URL cannot be read, or nobody answers there.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), rlock_client::Error> {
+    /// let client = rlock_client::Client::connect("redis://127.0.0.1:6379").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        Self::builder().connect(url).await
+    }
+
+    /// Settings other than the defaults.
+    pub fn builder() -> ClientBuilder {
+        ClientBuilder::new()
+    }
+
+    /// Names a lock. No I/O, and nothing to give back: the lock is taken by
+    /// [`Lock::lock`] and its siblings.
+    ///
+    /// The name is the key under which the server keeps the lock: any bytes.
+    pub fn lock(&self, name: impl Into<Vec<u8>>) -> Lock {
+        Lock::new(Arc::clone(&self.core), name.into().into())
+    }
+
+    /// A new owner, for re-entrance: see [`Owner`].
+    pub fn owner(&self) -> Owner {
+        self.core.owner()
+    }
+
+    /// Ends what is pending and waits until the server knows: calls of `lock()` that still wait
+    /// leave the queue with an error, and the holds of dropped guards are given back.
+    ///
+    /// Guards that are still alive stay valid and are renewed until they are dropped; nothing can
+    /// be locked any more. A release that the server does not answer is tried again for as long
+    /// as the lease, so this takes no longer either; put a timeout around it if that is too long.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future only gives up the waiting.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let guard = client.lock("orders").lock().await?;
+    /// drop(guard); // is given back in the background …
+    /// client.shutdown().await; // … and now the server has it
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn shutdown(&self) {
+        self.core.background.close();
+        self.core.background.idle().await;
+    }
+
+    pub(crate) async fn open(url: &str, options: &ClientBuilder) -> Result<Self, Error> {
+        let runtime = Handle::current();
+        let connector = Connector::new(url, options.reply_within())?;
+        let connection = connector.for_commands().await?;
+        let driver = Driver::start(&runtime, connector.clone(), connection);
+        let watchdog = Arc::new(Watchdog::new(options.interval()));
+        let watching = runtime.spawn(watchdog::run(Arc::clone(&watchdog), driver.clone()));
+        let core = Core {
+            id: Uuid::new_v4().to_string(),
+            numbers: AtomicU64::new(1),
+            lease: options.default_lease(),
+            connector,
+            driver,
+            watchdog,
+            watching: watching.abort_handle(),
+            background: Background::new(runtime),
+        };
+        Ok(Self {
+            core: Arc::new(core),
+        })
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("id", &self.core.id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the clones of a client and its guards share.
+pub(crate) struct Core {
+    id: String,
+    numbers: AtomicU64,
+    pub(crate) lease: Duration,
+    pub(crate) connector: Connector,
+    pub(crate) driver: Driver,
+    pub(crate) watchdog: Arc<Watchdog>,
+    watching: AbortHandle,
+    pub(crate) background: Background,
+}
+
+impl Core {
+    pub(crate) fn owner(&self) -> Owner {
+        Owner::new(&self.id, self.numbers.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // Its driver handle goes with it, and the driver ends with its last handle.
+        self.watching.abort();
+    }
+}

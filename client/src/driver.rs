@@ -1,0 +1,235 @@
+//! The task that owns the command connection. Every command of a client goes through it, in the
+//! order in which it was handed over, so that what undoes a command can never overtake it.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use redis::{Pipeline, Value};
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use crate::command::{Command, Reader};
+use crate::connection::{CommandConnection, Connector};
+use crate::error::Error;
+use crate::locked;
+
+/// The handle of the driver task; cheap to clone. The task ends with its last handle.
+#[derive(Clone, Debug)]
+pub(crate) struct Driver {
+    requests: mpsc::UnboundedSender<Request>,
+}
+
+impl Driver {
+    /// Starts the task on a connection that is already open.
+    pub(crate) fn start(
+        runtime: &Handle,
+        connector: Connector,
+        connection: CommandConnection,
+    ) -> Self {
+        let (requests, queue) = mpsc::unbounded_channel();
+        let link = Link::new(connection, connector.response_timeout());
+        runtime.spawn(drive(connector, link, queue));
+        Self { requests }
+    }
+
+    /// Hands a command over, at once and without waiting: its place in the order is fixed when
+    /// this returns. It is carried out even if the answer is dropped.
+    pub(crate) fn send<T>(&self, command: Command<T>) -> Answer<T> {
+        let mut pipeline = Pipeline::with_capacity(1);
+        pipeline.add_command(command.cmd);
+        Answer {
+            reader: command.reader,
+            replies: self.hand_over(pipeline),
+        }
+    }
+
+    /// As [`send`](Self::send), and sends it once more if the connection broke before the reply
+    /// came. Only for commands that may as well be carried out twice.
+    pub(crate) async fn send_harmless<T: Clone>(
+        &self,
+        command: Command<T>,
+    ) -> Result<(T, Instant), Error> {
+        match self.send(command.clone()).await {
+            Err(error) if error.is_broken_connection() => self.send(command).await,
+            answer => answer,
+        }
+    }
+
+    /// Sends all commands as one pipeline and returns their replies in order, with the moment in
+    /// which they were sent.
+    pub(crate) async fn send_all<T>(
+        &self,
+        commands: &[Command<T>],
+    ) -> Result<(Vec<Result<T, Error>>, Instant), Error> {
+        let mut pipeline = Pipeline::with_capacity(commands.len());
+        for command in commands {
+            pipeline.add_command(command.cmd.clone());
+        }
+        let (replies, sent) = self
+            .hand_over(pipeline)
+            .await
+            .unwrap_or_else(|_| Err(Error::no_runtime()))?;
+        let read = commands
+            .iter()
+            .zip(&replies)
+            .map(|(command, reply)| command.reader.read(reply));
+        Ok((read.collect(), sent))
+    }
+
+    fn hand_over(&self, pipeline: Pipeline) -> oneshot::Receiver<Replies> {
+        let (reply, replies) = oneshot::channel();
+        // If the task is gone, so is the runtime; the dropped `reply` then tells the caller.
+        let _ = self.requests.send(Request { pipeline, reply });
+        replies
+    }
+}
+
+/// The answer to a command that has been handed over, with the moment in which it was sent.
+#[must_use = "the answer says whether the command was carried out"]
+pub(crate) struct Answer<T> {
+    reader: Reader<T>,
+    replies: oneshot::Receiver<Replies>,
+}
+
+impl<T> Future for Answer<T> {
+    type Output = Result<(T, Instant), Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        Pin::new(&mut this.replies).poll(cx).map(|replies| {
+            let (replies, sent) = replies.unwrap_or_else(|_| Err(Error::no_runtime()))?;
+            let reply = replies.first().ok_or_else(|| Error::no_reply(None))?;
+            Ok((this.reader.read(reply)?, sent))
+        })
+    }
+}
+
+/// The replies to a pipeline, and when it was sent.
+type Replies = Result<(Vec<Value>, Instant), Error>;
+
+#[derive(Debug)]
+struct Request {
+    pipeline: Pipeline,
+    reply: oneshot::Sender<Replies>,
+}
+
+async fn drive(
+    connector: Connector,
+    mut link: Link,
+    mut requests: mpsc::UnboundedReceiver<Request>,
+) {
+    while let Some(request) = requests.recv().await {
+        if link.is_broken() {
+            match connector.for_commands().await {
+                Ok(connection) => link = Link::new(connection, connector.response_timeout()),
+                Err(error) => {
+                    refuse(request, &mut requests, &error);
+                    continue;
+                }
+            }
+        }
+        link.carry(request).await;
+    }
+}
+
+/// Tells everybody in line that there is no connection: had each of them waited for a try of its
+/// own, the last would hear of it a timeout a caller later.
+fn refuse(first: Request, queue: &mut mpsc::UnboundedReceiver<Request>, error: &Error) {
+    let mut next = Some(first);
+    while let Some(request) = next {
+        // Nobody is left to be told if the caller has gone.
+        let _ = request.reply.send(Err(error.clone()));
+        next = queue.try_recv().ok();
+    }
+}
+
+/// One connection, and whether it is still good.
+#[derive(Clone)]
+struct Link {
+    connection: CommandConnection,
+    health: Arc<Health>,
+}
+
+impl Link {
+    fn new(connection: CommandConnection, response_timeout: Duration) -> Self {
+        let silence_max = response_timeout.saturating_mul(SILENT_TIMEOUTS);
+        Self {
+            connection,
+            health: Arc::new(Health::new(silence_max)),
+        }
+    }
+
+    fn is_broken(&self) -> bool {
+        self.connection.is_closed() || self.health.broken.load(Ordering::Relaxed)
+    }
+
+    /// Sends the request, and leaves the wait for its replies to a task of its own.
+    async fn carry(&self, request: Request) {
+        // Polled once here: that puts the request into the connection's line, and nothing that
+        // the driver sends later can get before it. Unconstrained, because a poll that is put off
+        // for lack of budget would leave its place open.
+        let exchange = tokio::task::unconstrained(self.clone().exchange(request));
+        let mut exchange = Box::pin(exchange);
+        if poll_fn(|cx| Poll::Ready(exchange.as_mut().poll(cx)))
+            .await
+            .is_pending()
+        {
+            tokio::spawn(exchange);
+        }
+    }
+
+    async fn exchange(mut self, request: Request) {
+        let sent = Instant::now();
+        let replies = match self.connection.ask_all(&request.pipeline).await {
+            Ok(replies) => {
+                self.health.answered();
+                Ok((replies, sent))
+            }
+            Err(error) => {
+                self.health.failed(&error);
+                Err(Error::no_reply(Some(error)))
+            }
+        };
+        // A caller that no longer listens has its own way of undoing what it asked for.
+        let _ = request.reply.send(replies);
+    }
+}
+
+/// Whether a connection still answers.
+struct Health {
+    broken: AtomicBool,
+    answered: Mutex<Instant>,
+    silence_max: Duration,
+}
+
+impl Health {
+    fn new(silence_max: Duration) -> Self {
+        let answered = Mutex::new(Instant::now());
+        Self {
+            broken: AtomicBool::new(false),
+            answered,
+            silence_max,
+        }
+    }
+
+    fn answered(&self) {
+        *locked(&self.answered) = Instant::now();
+    }
+
+    /// A late reply alone does not cost the connection: whatever undoes the late command must
+    /// travel behind it on the same one. Only after a longer silence is it given up.
+    fn failed(&self, error: &redis::RedisError) {
+        let silent = locked(&self.answered).elapsed();
+        if !error.is_timeout() || silent >= self.silence_max {
+            self.broken.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// After this many response timeouts without any reply a connection is replaced.
+const SILENT_TIMEOUTS: u32 = 4;

@@ -1,0 +1,290 @@
+//! The one error type: what the caller now knows, kept apart from what went wrong.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::time::Duration;
+
+use redis::RedisError;
+
+use crate::hold::LostReason;
+
+/// Why a call did not do what it was asked to.
+///
+/// The kinds keep apart what a caller may conclude: that somebody else has the lock, that the
+/// server was never asked, or that nobody can know. None of them is folded into `false`.
+///
+/// What is known:
+/// - [not acquired](Self::is_not_acquired): somebody else has the lock; nothing is held.
+/// - [lost](Self::is_lost): this hold is over, and another owner may have the lock since.
+/// - [could not ask](Self::is_could_not_ask): the server has not carried the command out.
+/// - [unknown](Self::is_unknown): the command was sent and no reply came.
+/// - [deadlock](Self::is_deadlock): the wait could never have ended; nothing is held.
+/// - [module not loaded](Self::is_module_not_loaded): the server does not know `RLOCK.*`.
+/// - [refused](Self::is_refused): the server said no, in the words that the error shows.
+///
+/// After an unknown `lock()`, `try_lock()` or `lock_timeout()` the client gives back in the
+/// background what the server may have granted; but not for an [`Owner`](crate::Owner) of the
+/// caller's, whose other holds it could take along. At worst the lock stays taken until its lease
+/// ends, or until the same owner comes again.
+#[derive(Clone, Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    detail: Cow<'static, str>,
+    lease_left: Option<Duration>,
+    source: Option<RedisError>,
+}
+
+/// The kinds of [`Error`], for a `match`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Somebody else has the lock.
+    NotAcquired,
+    /// The hold is over although nobody unlocked it.
+    Lost,
+    /// The server could not be asked, or is not ready to answer.
+    CouldNotAsk,
+    /// The command was sent, but its reply did not come.
+    Unknown,
+    /// The wait would have closed a circle of owners that wait for each other.
+    Deadlock,
+    /// The server does not know the `RLOCK.*` commands.
+    ModuleNotLoaded,
+    /// The server refused the command.
+    Refused,
+}
+
+impl Error {
+    /// What kind of error this is.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// Whether the server answered that somebody else has the lock. Then
+    /// [`lease_left`](Self::lease_left) tells for how long at most, unless renewed.
+    pub fn is_not_acquired(&self) -> bool {
+        self.kind == ErrorKind::NotAcquired
+    }
+
+    /// Whether the lock had been lost: its lease ran out, or it was broken or deleted.
+    pub fn is_lost(&self) -> bool {
+        self.kind == ErrorKind::Lost
+    }
+
+    /// Whether the server did not carry the command out: it could not be reached, or it answered
+    /// that it is loading, busy or without a leader. Trying again is safe.
+    pub fn is_could_not_ask(&self) -> bool {
+        self.kind == ErrorKind::CouldNotAsk
+    }
+
+    /// Whether the command was sent and its reply never came, so that the server may or may not
+    /// have carried it out.
+    pub fn is_unknown(&self) -> bool {
+        self.kind == ErrorKind::Unknown
+    }
+
+    /// Whether the server refused a wait that could never have ended; the message names the circle.
+    pub fn is_deadlock(&self) -> bool {
+        self.kind == ErrorKind::Deadlock
+    }
+
+    /// Whether the server answered that it does not know the `RLOCK.*` commands.
+    pub fn is_module_not_loaded(&self) -> bool {
+        self.kind == ErrorKind::ModuleNotLoaded
+    }
+
+    /// Whether the server refused the command, such as for a lease of zero or a key that holds
+    /// another type. The message is the server's.
+    pub fn is_refused(&self) -> bool {
+        self.kind == ErrorKind::Refused
+    }
+
+    /// What was left of the present holder's lease when the server answered "not acquired".
+    ///
+    /// Zero: free at that instant, but promised to those in line. `None`: the key has no expiry,
+    /// or this is an error of another kind.
+    pub fn lease_left(&self) -> Option<Duration> {
+        self.lease_left
+    }
+
+    pub(crate) fn not_acquired(lease_left: Option<Duration>) -> Self {
+        let detail = match lease_left {
+            None => Cow::Borrowed("it is held without an expiry"),
+            Some(Duration::ZERO) => Cow::Borrowed("it is promised to those in line"),
+            Some(left) => format!("{} ms are left of the present lease", left.as_millis()).into(),
+        };
+        Self {
+            lease_left,
+            ..Self::new(ErrorKind::NotAcquired, detail)
+        }
+    }
+
+    pub(crate) fn lost(reason: LostReason) -> Self {
+        Self::new(ErrorKind::Lost, reason.to_string().into())
+    }
+
+    pub(crate) fn shut_down() -> Self {
+        Self::new(
+            ErrorKind::CouldNotAsk,
+            "the client has been shut down".into(),
+        )
+    }
+
+    pub(crate) fn no_runtime() -> Self {
+        Self::new(
+            ErrorKind::CouldNotAsk,
+            "the runtime of the client has ended".into(),
+        )
+    }
+
+    pub(crate) fn could_not_connect(source: RedisError) -> Self {
+        let detail = "no connection".into();
+        Self {
+            source: Some(source),
+            ..Self::new(ErrorKind::CouldNotAsk, detail)
+        }
+    }
+
+    pub(crate) fn no_reply(source: Option<RedisError>) -> Self {
+        let detail = "it may or may not have been carried out".into();
+        Self {
+            source,
+            ..Self::new(ErrorKind::Unknown, detail)
+        }
+    }
+
+    /// An error reply of the server, by its code word.
+    pub(crate) fn from_server(reply: &redis::ServerError) -> Self {
+        let details = reply.details().unwrap_or_default();
+        let text = format!("{} {details}", reply.code());
+        let kind = match reply.code() {
+            "DEADLOCK" => ErrorKind::Deadlock,
+            "ERR" if details.starts_with("unknown command") => ErrorKind::ModuleNotLoaded,
+            code if NOT_READY.contains(&code) => ErrorKind::CouldNotAsk,
+            _ => ErrorKind::Refused,
+        };
+        Self::new(kind, text.into())
+    }
+
+    /// Whether sending the command again at once may help: its connection broke under it. After a
+    /// timeout it would not, for it would stand in line behind the first.
+    pub(crate) fn is_broken_connection(&self) -> bool {
+        self.is_unknown() && !self.source.as_ref().is_some_and(RedisError::is_timeout)
+    }
+
+    fn new(kind: ErrorKind, detail: Cow<'static, str>) -> Self {
+        Self {
+            kind,
+            detail,
+            lease_left: None,
+            source: None,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kind, self.detail)
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotAcquired => "not acquired",
+            Self::Lost => "the lock was lost",
+            Self::CouldNotAsk => "could not ask the server",
+            Self::Unknown => "no reply from the server",
+            Self::Deadlock => "the wait could never end",
+            Self::ModuleNotLoaded => "the module is not loaded",
+            Self::Refused => "refused by the server",
+        })
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &self.source {
+            Some(source) => Some(source),
+            None => None,
+        }
+    }
+}
+
+/// Code words with which a server says that it has not carried the command out and may do so later.
+const NOT_READY: [&str; 7] = [
+    "LOADING",
+    "BUSY",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "UNBLOCKED",
+    "NOREPLICAS",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reply(code: &str, detail: &str) -> Error {
+        let error = redis::make_extension_error(code.into(), Some(detail.into()));
+        let value = redis::ServerError::try_from(error).expect("a server's error");
+        Error::from_server(&value)
+    }
+
+    #[test]
+    fn code_words_become_kinds_and_the_text_is_kept() {
+        let cases = [
+            ("DEADLOCK", "a waits for b", ErrorKind::Deadlock),
+            (
+                "ERR",
+                "unknown command 'RLOCK.ACQUIRE'",
+                ErrorKind::ModuleNotLoaded,
+            ),
+            ("ERR", "lease-ms must be positive", ErrorKind::Refused),
+            ("WRONGTYPE", "not a lock", ErrorKind::Refused),
+            ("READONLY", "a replica", ErrorKind::Refused),
+            ("LOADING", "the dataset", ErrorKind::CouldNotAsk),
+            ("UNBLOCKED", "master -> replica", ErrorKind::CouldNotAsk),
+        ];
+        for (code, detail, kind) in cases {
+            let error = reply(code, detail);
+            assert_eq!(error.kind(), kind, "{code}");
+            assert!(
+                error.to_string().ends_with(&format!("{code} {detail}")),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn not_acquired_tells_what_is_left_of_the_lease() {
+        let error = Error::not_acquired(Some(Duration::from_millis(1234)));
+        assert!(error.is_not_acquired());
+        assert_eq!(error.lease_left(), Some(Duration::from_millis(1234)));
+        assert_eq!(
+            error.to_string(),
+            "not acquired: 1234 ms are left of the present lease"
+        );
+        assert_eq!(Error::not_acquired(None).lease_left(), None);
+    }
+
+    #[test]
+    fn the_source_is_kept() {
+        let source = RedisError::from(std::io::Error::other("the cable is out"));
+        let error = Error::could_not_connect(source);
+        let source = std::error::Error::source(&error)
+            .expect("a source")
+            .to_string();
+        assert!(source.contains("the cable is out"), "{source}");
+    }
+
+    #[test]
+    fn only_a_broken_connection_is_worth_a_second_try() {
+        let timeout = std::io::Error::new(std::io::ErrorKind::TimedOut, "slow").into();
+        assert!(!Error::no_reply(Some(timeout)).is_broken_connection());
+        let reset = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "gone").into();
+        assert!(Error::no_reply(Some(reset)).is_broken_connection());
+        assert!(!reply("ERR", "no").is_broken_connection());
+    }
+}

@@ -1,0 +1,191 @@
+//! A lock that is held.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::client::Core;
+use crate::error::Error;
+use crate::hold::{Hold, LostReason};
+use crate::owner::{Claim, Owner};
+use crate::release;
+
+/// A lock that is held; made by [`Lock::lock`](crate::Lock::lock) and its siblings.
+///
+/// Dropping it gives the lock back in the background. [`unlock`](Self::unlock) does the same and
+/// tells how it went.
+///
+/// # What a guard promises
+///
+/// It says that the lock is held only while the server cannot have ended the lease: counted on
+/// this machine's monotonic clock from the moment in which the last successful command was
+/// *sent*, less a drift of 1 % of the lease and 2 ms for clocks that run at different speeds. When
+/// no renewal comes through, [`is_lost`](Self::is_lost) and [`lost`](Self::lost) say so before
+/// anybody else can get the lock. They hear of a lock that an operator broke or deleted with the
+/// next renewal, at the latest when the lease ends.
+///
+/// A guard cannot stop what has been started: a process may be paused between a look at the guard
+/// and the write that follows, and on most systems the monotonic clock stands still while the
+/// machine is suspended. Where that matters, let the resource refuse [tokens](Self::token) smaller
+/// than the largest it has seen.
+#[must_use = "dropping the guard gives the lock back at once"]
+pub struct Guard {
+    core: Arc<Core>,
+    hold: Arc<Hold>,
+    /// `None` once the hold has been given back.
+    claim: Option<Claim>,
+}
+
+impl Guard {
+    /// A guard for a hold granted by a command that was sent at `sent`.
+    pub(crate) fn new(core: &Arc<Core>, claim: Claim, token: u64, sent: Instant) -> Self {
+        let granted = Hold::new(&claim, token, sent);
+        let hold = claim.place().share(Arc::clone(&granted));
+        if Arc::ptr_eq(&hold, &granted) && claim.terms().renewed {
+            core.watchdog.add(&hold);
+        }
+        Self {
+            core: Arc::clone(core),
+            hold,
+            claim: Some(claim),
+        }
+    }
+
+    /// The lock's name.
+    pub fn name(&self) -> &[u8] {
+        self.hold.name()
+    }
+
+    /// Who holds the lock. To enter it again, pass this on to [`Lock::owner`](crate::Lock::owner).
+    pub fn owner(&self) -> &Owner {
+        self.hold.owner()
+    }
+
+    /// The fencing token: a later grant of the same lock has a larger one. A lock entered again
+    /// keeps its token.
+    pub fn token(&self) -> u64 {
+        self.hold.token()
+    }
+
+    /// How long the lock may still be called held if no renewal comes through; zero once lost.
+    pub fn valid_for(&self) -> Duration {
+        self.hold.valid_for()
+    }
+
+    /// Whether the lock is lost, or may be: see [above](Self#what-a-guard-promises). Once true it
+    /// stays true.
+    pub fn is_lost(&self) -> bool {
+        self.hold.lost().is_some()
+    }
+
+    /// Ends when the lock is lost, and says why. Never ends while it is held.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing; it may be awaited again.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn work() {}
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let guard = client.lock("orders").lock().await?;
+    /// tokio::select! {
+    ///     () = work() => guard.unlock().await?,
+    ///     reason = guard.lost() => println!("stopped half-way: {reason}"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn lost(&self) -> LostReason {
+        self.hold.until_lost().await
+    }
+
+    /// Starts the lease anew, for all guards of this hold. One round trip. The watchdog does this
+    /// by itself for locks that were given no lease.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped the lease may or may not have been renewed; the guard then counts
+    /// on the old one.
+    ///
+    /// # Errors
+    ///
+    /// - Lost: the server says that it is no longer held so, or the confirmation came too late.
+    /// - Could not ask, unknown: the guard stays valid for as long as it was.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// use std::time::Duration;
+    ///
+    /// let lock = client.lock("import").lease(Duration::from_secs(60));
+    /// let guard = lock.lock().await?;
+    /// for _batch in 0..100 {
+    ///     guard.renew().await?;
+    ///     // … not longer than a minute …
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn renew(&self) -> Result<(), Error> {
+        let (held, sent) = self.core.driver.send_harmless(self.hold.renewal()).await?;
+        self.hold.renewed(held, sent).map_err(Error::lost)
+    }
+
+    /// Gives the lock back and waits for the server's word. One round trip. Of several guards of
+    /// one hold the last frees the lock.
+    ///
+    /// # Cancel safety
+    ///
+    /// The lock is given back in any case, in the background if the future is dropped.
+    ///
+    /// # Errors
+    ///
+    /// - Lost: it was not held any more. Somebody else may have had the lock in the meantime; their
+    ///   hold is untouched.
+    /// - Could not ask, unknown: two tries failed. The background goes on trying until the lease
+    ///   has ended. Only beside another guard of the same owner it does not, for a second release
+    ///   could take the other's hold: the lock may then stay taken for one lease longer.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let guard = client.lock("orders").lock().await?;
+    /// if let Err(error) = guard.unlock().await {
+    ///     assert!(!error.is_lost(), "what was done under the lock is in doubt");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn unlock(mut self) -> Result<(), Error> {
+        let Some(claim) = self.claim.take() else {
+            return Ok(());
+        };
+        let outcome = release::told(&self.core, claim, Arc::clone(&self.hold));
+        outcome.await.unwrap_or_else(|_| Err(Error::no_runtime()))
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(claim) = self.claim.take() {
+            release::in_background(&self.core, claim, Some(Arc::clone(&self.hold)));
+        }
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("name", &String::from_utf8_lossy(self.name()))
+            .field("owner", self.owner())
+            .field("token", &self.token())
+            .field("valid_for", &self.valid_for())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,121 @@
+//! The settings of a client, with their defaults and the reasons for them.
+
+use std::time::Duration;
+
+use crate::client::Client;
+use crate::error::Error;
+use crate::part;
+
+/// Settings for a [`Client`]; made by [`Client::builder`].
+///
+/// # Examples
+///
+/// ```no_run
+/// # async fn example() -> Result<(), rlock_client::Error> {
+/// use std::time::Duration;
+///
+/// let client = rlock_client::Client::builder()
+///     .lease(Duration::from_secs(10))
+///     .renew_every(Duration::from_secs(2))
+///     .connect("redis://127.0.0.1:6379")
+///     .await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until it connects"]
+pub struct ClientBuilder {
+    lease: Duration,
+    renew_every: Option<Duration>,
+    response_timeout: Duration,
+}
+
+impl ClientBuilder {
+    pub(crate) fn new() -> Self {
+        Self {
+            lease: LEASE,
+            renew_every: None,
+            response_timeout: RESPONSE_TIMEOUT,
+        }
+    }
+
+    /// The lease of locks that are given none of their own, which the watchdog renews. Whole
+    /// milliseconds; 30 s unless set.
+    ///
+    /// It is how long a lock stays taken after its holder's process has died, and how long a
+    /// holder may be cut off from the server before its guard says that the lock is lost.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// How often the watchdog renews; a third of the lease unless set, and never more than half of
+    /// it, so that one renewal may fail.
+    pub fn renew_every(mut self, interval: Duration) -> Self {
+        self.renew_every = Some(interval);
+        self
+    }
+
+    /// How long the reply to a command may take before it counts as lost; 2 s unless set. It does
+    /// not limit how long `lock()` waits in line.
+    pub fn response_timeout(mut self, timeout: Duration) -> Self {
+        self.response_timeout = timeout;
+        self
+    }
+
+    /// Connects to the server at `url` (`redis://[user:password@]host:port[/db]`, or
+    /// `redis+unix:///path`).
+    ///
+    /// Call it inside the tokio runtime in which the client is to work.
+    ///
+    /// # Errors
+    ///
+    /// Could not ask: the URL cannot be read, or nobody answers there.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub async fn connect(self, url: &str) -> Result<Client, Error> {
+        Client::open(url, &self).await
+    }
+
+    pub(crate) fn default_lease(&self) -> Duration {
+        self.lease
+    }
+
+    pub(crate) fn reply_within(&self) -> Duration {
+        self.response_timeout
+    }
+
+    pub(crate) fn interval(&self) -> Duration {
+        let interval = self.renew_every.unwrap_or(part(self.lease, 3));
+        interval.min(part(self.lease, 2)).max(INTERVAL_MIN)
+    }
+}
+
+/// Redisson's, so that a lock behaves alike in both.
+const LEASE: Duration = Duration::from_secs(30);
+
+/// Long enough for a server that is saving or briefly overloaded, and a small part of the lease.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Keeps a watchdog with a tiny lease from spinning.
+const INTERVAL_MIN: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_third_of_the_lease_unless_set_and_never_more_than_half() {
+        let builder = ClientBuilder::new();
+        assert_eq!(builder.interval(), Duration::from_secs(10));
+        let builder = builder.lease(Duration::from_secs(9));
+        assert_eq!(builder.interval(), Duration::from_secs(3));
+        let builder = builder.renew_every(Duration::from_secs(1));
+        assert_eq!(builder.interval(), Duration::from_secs(1));
+        let builder = builder.renew_every(Duration::from_secs(60));
+        assert_eq!(builder.interval(), Duration::from_millis(4_500));
+        assert_eq!(builder.lease(Duration::ZERO).interval(), INTERVAL_MIN);
+    }
+}

@@ -1,0 +1,116 @@
+//! Giving a hold back, and seeing to it that the server knows.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
+
+use crate::backoff::Backoff;
+use crate::client::Core;
+use crate::command::{self, Command, Released};
+use crate::driver::Answer;
+use crate::error::Error;
+use crate::hold::{Hold, LostReason};
+use crate::owner::Claim;
+
+/// Sends RELEASE at once and leaves the rest to the background.
+pub(crate) fn in_background(core: &Arc<Core>, claim: Claim, hold: Option<Arc<Hold>>) {
+    start(core, claim, hold, None);
+}
+
+/// As [`in_background`], and tells how it went: after the second try at the latest, while the
+/// background goes on trying.
+pub(crate) fn told(
+    core: &Arc<Core>,
+    claim: Claim,
+    hold: Arc<Hold>,
+) -> oneshot::Receiver<Result<(), Error>> {
+    let (report, outcome) = oneshot::channel();
+    start(core, claim, Some(hold), Some(report));
+    outcome
+}
+
+fn start(
+    core: &Arc<Core>,
+    claim: Claim,
+    hold: Option<Arc<Hold>>,
+    report: Option<oneshot::Sender<Result<(), Error>>>,
+) {
+    let token = hold.as_ref().map(|hold| hold.token());
+    let command = command::release(claim.name(), claim.owner().as_bytes(), token);
+    // Sent here and not in the task, so that an ACQUIRE which the caller sends next comes after.
+    let first = core.driver.send(command.clone());
+    let release = Release {
+        core: Arc::clone(core),
+        claim,
+        hold,
+        command,
+    };
+    core.background.spawn(release.run(first, report));
+}
+
+struct Release {
+    core: Arc<Core>,
+    /// Kept until the end: while it lives, no ACQUIRE of the same owner is taken for alone, and
+    /// so none can be swept away by a RELEASE that is sent again.
+    claim: Claim,
+    hold: Option<Arc<Hold>>,
+    command: Command<Released>,
+}
+
+impl Release {
+    async fn run(
+        self,
+        first: Answer<Released>,
+        mut report: Option<oneshot::Sender<Result<(), Error>>>,
+    ) {
+        let started = Instant::now();
+        let mut backoff = Backoff::new();
+        let mut unknown = false;
+        let mut answer = first.await;
+        let mut tries: u32 = 1;
+        loop {
+            let error = match answer {
+                Ok((released, _)) => {
+                    let outcome = self.outcome(released, unknown);
+                    // Before the caller is told, so that what it asks next finds the owner free.
+                    drop(self);
+                    return tell(&mut report, outcome);
+                }
+                Err(error) => error,
+            };
+            unknown |= error.is_unknown();
+            let again = error.is_could_not_ask() || error.is_unknown() && self.claim.is_alone();
+            // After a lease the server has ended the hold by itself.
+            if !again || started.elapsed() >= self.claim.terms().lease {
+                drop(self);
+                return tell(&mut report, Err(error));
+            }
+            if tries > 1 {
+                tell(&mut report, Err(error));
+                sleep(backoff.next()).await;
+            }
+            tries = tries.saturating_add(1);
+            answer = self.core.driver.send(self.command.clone()).await;
+        }
+    }
+
+    /// What an answered RELEASE means. "Not held" after a try whose reply was lost is that try's
+    /// own doing, if the lease cannot have run out in between.
+    fn outcome(&self, released: Released, unknown: bool) -> Result<(), Error> {
+        let lost = self.hold.as_ref().and_then(|hold| hold.lost());
+        match (released, lost) {
+            (Released::Done, _) => Ok(()),
+            (Released::NotHeld, None) if unknown => Ok(()),
+            (Released::NotHeld, Some(_)) if unknown => Err(Error::no_reply(None)),
+            (Released::NotHeld, _) => Err(Error::lost(LostReason::NotHeld)),
+        }
+    }
+}
+
+fn tell(report: &mut Option<oneshot::Sender<Result<(), Error>>>, outcome: Result<(), Error>) {
+    if let Some(report) = report.take() {
+        // Whoever dropped unlock() does not want to know.
+        let _ = report.send(outcome);
+    }
+}

@@ -1,0 +1,199 @@
+//! When to renew, and the task that does: all holds of a client in one pipeline.
+
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use crate::driver::Driver;
+use crate::error::Error;
+use crate::hold::Hold;
+use crate::{locked, part};
+
+/// The holds to renew. A hold whose guards have gone is forgotten.
+pub(crate) struct Watchdog {
+    state: Mutex<State>,
+    wake: Notify,
+}
+
+struct State {
+    holds: Vec<Weak<Hold>>,
+    schedule: Schedule,
+    prune_at: usize,
+}
+
+impl Watchdog {
+    pub(crate) fn new(interval: Duration) -> Self {
+        let state = State {
+            holds: Vec::new(),
+            schedule: Schedule::new(interval),
+            prune_at: 0,
+        };
+        Self {
+            state: Mutex::new(state),
+            wake: Notify::new(),
+        }
+    }
+
+    /// Renews this hold from now on.
+    pub(crate) fn add(&self, hold: &Arc<Hold>) {
+        let mut state = locked(&self.state);
+        // A client may take thousands of short locks between two rounds: clean up whenever the
+        // list has doubled.
+        if state.holds.len() >= state.prune_at {
+            state.holds.retain(|hold| hold.strong_count() > 0);
+            state.prune_at = state.holds.len().saturating_mul(2).max(PRUNE_MIN);
+        }
+        state.holds.push(Arc::downgrade(hold));
+        if state.schedule.added(Instant::now()) {
+            self.wake.notify_one();
+        }
+    }
+
+    fn next_round(&self) -> Option<Instant> {
+        locked(&self.state).schedule.next
+    }
+
+    /// The holds that are still worth a renewal.
+    fn live(&self) -> Vec<Arc<Hold>> {
+        let mut state = locked(&self.state);
+        let mut live = Vec::with_capacity(state.holds.len());
+        state.holds.retain(|hold| match hold.upgrade() {
+            Some(hold) if hold.lost().is_none() => {
+                live.push(hold);
+                true
+            }
+            _ => false,
+        });
+        live
+    }
+
+    /// One round: whether every hold was confirmed or found lost.
+    async fn renew_all(&self, driver: &Driver, live: &[Arc<Hold>]) -> bool {
+        let renewals: Vec<_> = live.iter().map(|hold| hold.renewal()).collect();
+        let answer = match driver.send_all(&renewals).await {
+            // Renewing twice does no harm, and the next connection may be a good one.
+            Err(error) if error.is_broken_connection() => driver.send_all(&renewals).await,
+            answer => answer,
+        };
+        let Ok((replies, sent)) = answer else {
+            return false;
+        };
+        let mut confirmed = true;
+        for (hold, reply) in live.iter().zip(replies) {
+            confirmed &= note(hold, reply, sent);
+        }
+        confirmed
+    }
+}
+
+/// A refusal is no word of a loss: the server may be loading, or have been made a replica. The
+/// guard hears of it when its lease ends unconfirmed.
+fn note(hold: &Hold, reply: Result<bool, Error>, sent: Instant) -> bool {
+    // Whether it was lost the guard will say.
+    reply.map(|held| hold.renewed(held, sent)).is_ok()
+}
+
+/// Renews until it is aborted, with the client.
+pub(crate) async fn run(watchdog: Arc<Watchdog>, driver: Driver) {
+    loop {
+        match watchdog.next_round() {
+            None => watchdog.wake.notified().await,
+            Some(round) => {
+                sleep_until(round).await;
+                let started = Instant::now();
+                let live = watchdog.live();
+                let confirmed = live.is_empty() || watchdog.renew_all(&driver, &live).await;
+                let mut state = locked(&watchdog.state);
+                let idle = state.holds.is_empty();
+                state.schedule.ended(started, confirmed, idle);
+            }
+        }
+    }
+}
+
+/// When the next round is due. Pure: it is told the time and never sleeps.
+#[derive(Debug, PartialEq, Eq)]
+struct Schedule {
+    interval: Duration,
+    next: Option<Instant>,
+}
+
+impl Schedule {
+    fn new(interval: Duration) -> Self {
+        Self {
+            interval,
+            next: None,
+        }
+    }
+
+    /// A hold was added: whether that calls for a round where none was due. Otherwise the next
+    /// one comes within the interval anyway, and takes it along.
+    fn added(&mut self, now: Instant) -> bool {
+        let first = self.next.is_none();
+        if first {
+            self.next = after(now, self.interval);
+        }
+        first
+    }
+
+    /// A round that started at `started` has ended. One that failed is repeated soon, for the
+    /// leases run.
+    fn ended(&mut self, started: Instant, confirmed: bool, idle: bool) {
+        let pause = if confirmed {
+            self.interval
+        } else {
+            part(self.interval, RETRY_PART)
+        };
+        self.next = if idle { None } else { after(started, pause) };
+    }
+}
+
+fn after(moment: Instant, pause: Duration) -> Option<Instant> {
+    // So far away that it never comes is as good as not due.
+    moment.checked_add(pause)
+}
+
+/// A failed round is repeated after this part of the interval.
+const RETRY_PART: u32 = 10;
+
+/// Below this many holds the list is not worth cleaning.
+const PRUNE_MIN: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn the_first_hold_is_due_after_an_interval_and_the_others_go_along() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(INTERVAL);
+        assert_eq!(schedule.next, None);
+        assert!(schedule.added(start));
+        assert!(!schedule.added(start + INTERVAL / 2));
+        assert_eq!(schedule.next, Some(start + INTERVAL));
+    }
+
+    #[test]
+    fn rounds_are_counted_from_their_start_so_that_a_slow_server_does_not_stretch_them() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(INTERVAL);
+        schedule.added(start);
+        schedule.ended(start + INTERVAL, true, false);
+        assert_eq!(schedule.next, Some(start + INTERVAL * 2));
+    }
+
+    #[test]
+    fn a_failed_round_is_repeated_soon_and_an_idle_watchdog_sleeps() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(INTERVAL);
+        schedule.ended(start, false, false);
+        assert_eq!(schedule.next, Some(start + INTERVAL / 10));
+        schedule.ended(start, true, true);
+        assert_eq!(schedule.next, None);
+        assert!(schedule.added(start));
+    }
+}

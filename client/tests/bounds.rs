@@ -1,0 +1,43 @@
+//! What the public types and futures can be used for, held by the compiler.
+
+use rlock_client::{Client, ClientBuilder, Error, ErrorKind, Guard, Lock, LostReason, Owner};
+
+fn anywhere<T: Send + Sync + Unpin + 'static>() {}
+fn sent<T: Send>(_: &T) {}
+
+#[test]
+fn types_go_to_any_thread_and_live_as_long_as_they_like() {
+    anywhere::<Client>();
+    anywhere::<ClientBuilder>();
+    anywhere::<Lock>();
+    anywhere::<Guard>();
+    anywhere::<Owner>();
+    anywhere::<LostReason>();
+    anywhere::<Error>();
+    anywhere::<ErrorKind>();
+}
+
+/// Never called: that it compiles is the test.
+#[expect(dead_code, reason = "the compiler checks it without a call")]
+fn futures_can_be_spawned(client: &Client, lock: &Lock, guard: Guard) {
+    sent(&lock.lock());
+    sent(&lock.try_lock());
+    sent(&lock.lock_timeout(std::time::Duration::ZERO));
+    sent(&guard.lost());
+    sent(&guard.renew());
+    sent(&client.shutdown());
+    sent(&guard.unlock());
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_could_not_be_asked() {
+    let error = Client::connect("redis://127.0.0.1:1")
+        .await
+        .expect_err("nobody listens there");
+    assert!(error.is_could_not_ask(), "{error}");
+    assert!(std::error::Error::source(&error).is_some());
+    let error = Client::connect("http://127.0.0.1")
+        .await
+        .expect_err("not a URL for this");
+    assert!(error.is_could_not_ask(), "{error}");
+}
