@@ -59,8 +59,8 @@ impl<'a> OpenLock<'a> {
             .into_iter()
             .filter(|is| *is);
         let others = self.key.len() > known.count();
-        // Fields can have a TTL of their own on newer servers, and are counted after it until the server
-        // removes them: that there are others is no proof that one of them is alive.
+        // Fields can have a TTL of their own on newer servers, and are counted after it until the
+        // server removes them: that there are others is no proof that one of them is alive.
         if own.is_none() && !(others && self.holder().is_some()) {
             return Stored::Free;
         }

@@ -12,25 +12,27 @@ use crate::{clock, cluster, effects};
 use rlock_core::{Dismissal, LockKey, Now};
 use std::rc::Rc;
 
-/// Makes sure that the timer fires when the next thing is due.
+/// Makes sure that the timer fires when the next thing is due, and that there is none when nothing
+/// is: the server refuses to unload a module that has a timer.
 pub(crate) fn arm(ctx: Ctx<'_>, now: Now) {
-    let sooner = state::with(|state| {
+    let (outdated, start_after_ms) = state::with(|state| {
         let undone = !state.to_take_back.is_empty();
         let after_ms = if undone {
-            0
+            Some(0)
         } else {
-            state.locks.next_deadline(now)?
+            state.locks.next_deadline(now)
         };
-        let due = now.mono_ms.saturating_add(after_ms);
-        match state.timer {
-            Some((_, armed)) if armed <= due => None,
-            _ => Some((state.timer.take(), after_ms)),
+        let due = after_ms.map(|after_ms| now.mono_ms.saturating_add(after_ms));
+        match (state.timer, due) {
+            // One that fires too early finds nothing to do, and is set anew.
+            (Some((_, armed)), Some(due)) if armed <= due => (None, None),
+            _ => (state.timer.take(), after_ms),
         }
     });
-    if let Some((later, after_ms)) = sooner {
-        if let Some((timer, _)) = later {
-            timer.stop(ctx);
-        }
+    if let Some((timer, _)) = outdated {
+        timer.stop(ctx);
+    }
+    if let Some(after_ms) = start_after_ms {
         start(ctx, now, after_ms);
     }
 }
@@ -137,7 +139,7 @@ fn settle(ctx: Ctx<'_>, lock: &LockKey, first: &Rc<[u8]>, in_cluster: bool) {
         match (presence, &moved) {
             (Presence::Here, _) => locks.settle(at, stored, now, effects),
             (_, Some(refusal)) => locks.dismiss_all(at, refusal, effects),
-            // Nobody knows who serves the key. Here it looks free, and a grant could be the second one.
+            // Nobody knows who serves the key. Here it looks free: a grant could be the second.
             (_, None) => locks.look_again(at, now),
         }
     });

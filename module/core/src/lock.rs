@@ -215,8 +215,8 @@ impl Locks {
 
     // --- What happens without a command ----------------------------------------------------------
 
-    /// A waiter is gone: its connection closed, or it was unblocked. The lock it waited for; none if it
-    /// was not in line.
+    /// A waiter is gone: its connection closed, or it was unblocked. The lock it waited for; none
+    /// if it was not in line.
     pub fn depart(&mut self, id: WaiterId) -> Option<LockKey> {
         let lock = self
             .lines
