@@ -1,1 +1,33 @@
-fn main(){}
+//! RLOCK against real servers: one binary, a module an aspect. The names are the promises.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    clippy::as_conversions,
+    reason = "a test that meets the unexpected should fail, and what it counts is small"
+)]
+
+// In the order in which to read them.
+mod commands; // every reply and every error
+mod declared; // COMMAND INFO, DOCS and GETKEYS, permissions, options, metrics
+mod storage; // the hash of a lock, and hashes of others
+
+mod freed; // locks that become free by other ways
+mod queue; // the line
+
+mod replication; // replicas, AOF, RDB, messages, notifications
+
+mod hostile; // any bytes, any keyspace
+mod memory; // given back is given back
+mod smoke; // a short set of all, also for valgrind
+
+mod client; // the client crate
+
+mod commands_doc; // docs/commands.md
+mod readme; // the transcript in README.md
+mod tidy; // our own tree
+
+mod harness; // the harness itself catches what it should catch
