@@ -4,7 +4,8 @@
 //!
 //! - [`commands`]: one file a command; each loads what is stored, lets the core decide, replies
 //! - [`keys`]: a lock's key as plain values
-//! - [`effects`]: the one place that acts on the server; [`publish`] sends the unlock message for it
+//! - [`effects`]: the one place that acts on the server
+//! - [`publish`]: the unlock message
 //! - [`blocking`]: clients that wait in line
 //! - [`pump`]: what must be done outside of any command
 //! - [`changes`]: changes that others make, to keys and to the server
