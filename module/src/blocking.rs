@@ -59,6 +59,7 @@ impl Blocking for Waiters {
                 });
                 reply::dismissed(ctx, &Dismissal::NotAcquired { ttl_ms });
                 ffi::unblock(handle);
+                pump::arm(ctx, clock::now());
             }
             // It was unblocked by us in this very turn: then it gets what it was to get.
             Some(Blocked::Granted(grant)) => reply::acquired(ctx, grant.count, grant.token),
@@ -73,6 +74,7 @@ impl Blocking for Waiters {
             Some(Blocked::Waiting(waiter)) => {
                 state::with(|state| state.locks.depart(waiter));
                 ffi::unblock(handle);
+                pump::arm(ctx, clock::now());
             }
             // Not here: a write in this callback could come in the middle of somebody's command.
             Some(Blocked::Granted(grant)) if !grant.confirmed => {

@@ -4,7 +4,7 @@
 //! effects are in the order in which they must be carried out: writes, then the unlock message,
 //! then word to the waiters, so that nobody hears of a hold that is not written yet.
 
-use crate::line::{LineId, Lines, LockKey, LockRef, Seat, WaiterId};
+use crate::line::{LineId, Lines, LockKey, LockRef, Seat, Waiter, WaiterId};
 use crate::metrics::{Counters, count};
 use crate::request::{Acquire, Cancel, Release, Renew};
 use crate::stored::{Count, Hash, Kind, Stored};
@@ -178,7 +178,7 @@ impl Locks {
         while let Some(waiter) = self
             .lines
             .first_of(line, request.owner)
-            .and_then(|id| self.lines.leave(id))
+            .and_then(|id| self.withdraw(id))
         {
             effects.push(Effect::Dismiss {
                 seat: waiter.seat,
@@ -223,7 +223,7 @@ impl Locks {
             .line_of(id)
             .and_then(|line| self.lines.lock_of(line))
             .cloned()?;
-        self.lines.leave(id)?;
+        self.withdraw(id)?;
         count(&mut self.counters.departures);
         Some(lock)
     }
@@ -286,7 +286,7 @@ impl Locks {
             .line_of(id)
             .and_then(|line| self.lines.lock_of(line))
             .cloned()?;
-        let waiter = self.lines.leave(id)?;
+        let waiter = self.withdraw(id)?;
         count(&mut self.counters.timeouts);
         Some((lock, waiter.seat))
     }
@@ -436,6 +436,18 @@ impl Locks {
             ends_at: hash.ends_at,
             ttl_ms,
         })
+    }
+
+    /// Takes a waiter out that gets nothing. Who is first now may be one whose owner holds the lock,
+    /// and what one holds is re-entered, never waited for: the line is to be looked at.
+    fn withdraw(&mut self, id: WaiterId) -> Option<Waiter> {
+        let line = self.lines.line_of(id)?;
+        let was_first = self.lines.first(line).is_some_and(|(first, _)| first == id);
+        let waiter = self.lines.leave(id)?;
+        if was_first {
+            self.lines.touch(line);
+        }
+        Some(waiter)
     }
 
     fn give_back(

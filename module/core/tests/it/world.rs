@@ -342,6 +342,10 @@ impl World {
             .locks
             .join(lock_ref(place), &request, seat, ends_at, now, &mut effects)
             .ok_or("no room for a waiter")?;
+        // A waiter that changes its seat, and dismisses the old one, keeps its name.
+        if effects.is_empty() && self.ever_waited.contains(&id) {
+            return Err(format!("{id:?} was somebody else's name before"));
+        }
         self.carry_out(place, asked.owner, &effects)?;
         self.waiting.insert(seat.handle, id);
         self.ever_waited.push(id);
