@@ -1,55 +1,69 @@
-//! Clients that wait in line, blocked on their connection.
+//! Clients that the server keeps waiting for us: for a lock, or for a session's events.
 //!
-//! A waiter's client can go away at any moment, also in the turn of the event loop in which it is
-//! granted: the lock is written in its name by then, but it never hears so. Each way to go ends in
-//! one of the callbacks below, and each of them asks what the client was: one that still waits
-//! leaves the line, one whose grant is on its way gives it back.
+//! Such a client can go away at any moment, also in the turn of the event loop in which it is
+//! unblocked: a lock may be written in its name by then, but it never hears so. Each way to go ends
+//! in one of the callbacks below, and each of them asks what the client was: one that still waits
+//! for a lock leaves the line, one whose grant is on its way gives it back.
 
 use crate::ffi::{self, Blocking, Ctx, Handle, OwnedStr};
 use crate::keys::OpenLock;
-use crate::state::{self, Blocked};
-use crate::{changes, clock, effects, pump, reply};
+use crate::state::{self, Blocked, Listening};
+use crate::{clock, effects, pump, reply};
 use rlock_core::request::Acquire;
-use rlock_core::{Dismissal, Seat};
+use rlock_core::{BlockedClient, Dismissal, Refusal, Wait};
 
 /// Blocks the client of an ACQUIRE that must wait and puts it in line. False if it cannot be
 /// blocked.
 pub(crate) fn wait(lock: OpenLock<'_>, request: &Acquire<'_>, ends_at: Option<i64>) -> bool {
     let ctx = lock.ctx;
-    let Some(handle) = ffi::block::<Waiters>(ctx) else {
+    let Some(handle) = ffi::block::<Clients>(ctx) else {
         return false;
     };
-    let seat = Seat {
+    let client = BlockedClient {
         handle,
         client_id: ctx.client_id(),
     };
-    changes::listen(ctx);
-    let waiter = effects::step(lock, None, |locks, at, now, effects| {
-        locks.join(at, request, seat, ends_at, now, effects)
+    let joined = effects::step(lock, None, |locks, at, now, effects| {
+        locks.join(at, request, Some(client), ends_at, now, effects)
     });
-    let Some(waiter) = waiter else {
+    let Some(joined) = joined else {
         ffi::abort_block(handle);
         return false;
     };
-    state::with(|state| state.blocked.insert(handle, Blocked::Waiting(waiter)));
+    state::with(|state| {
+        state
+            .blocked
+            .insert(handle, Blocked::Waiting(joined.waiter))
+    });
     true
 }
 
-struct Waiters;
+/// Blocks the client of an EVENTS until there are some. False if it cannot be blocked.
+pub(crate) fn listen(ctx: Ctx<'_>, listening: Listening, wait: Wait) -> bool {
+    let Some(handle) = ffi::block::<Clients>(ctx) else {
+        return false;
+    };
+    let now = clock::now();
+    state::with(|state| {
+        state.blocked.insert(handle, Blocked::Listening(listening));
+        state.locks.listen(listening.session, handle, wait, now);
+    });
+    pump::arm(ctx, now);
+    true
+}
 
-impl Blocking for Waiters {
+struct Clients;
+
+impl Blocking for Clients {
     fn reply(ctx: Ctx<'_>, handle: Handle) {
-        let told = state::with(|state| state.told(handle));
-        match told {
-            Some(Blocked::Granted(grant)) => reply::acquired(ctx, grant.count, grant.token),
-            Some(Blocked::Dismissed(why)) => reply::dismissed(ctx, &why),
-            Some(Blocked::Waiting(_) | Blocked::Gone) | None => ctx.reply_null(),
+        match state::with(|state| state.told(handle)) {
+            Some(blocked) => reply_to(ctx, blocked),
+            None => ctx.reply_null(),
         }
     }
 
     fn unblocked_by_others(ctx: Ctx<'_>, handle: Handle) {
-        let told = state::with(|state| state.told(handle));
-        match told {
+        match state::with(|state| state.told(handle)) {
             Some(Blocked::Waiting(waiter)) => {
                 let lock = state::with(|state| state.locks.depart(waiter));
                 let ttl_ms = lock.map_or(0, |lock| {
@@ -58,34 +72,63 @@ impl Blocking for Waiters {
                     OpenLock::to_read(ctx, name.as_str()).ttl_ms(clock::now())
                 });
                 reply::dismissed(ctx, &Dismissal::NotAcquired { ttl_ms });
-                ffi::unblock(handle);
-                pump::arm(ctx, clock::now());
+            }
+            Some(Blocked::Listening(listening)) => {
+                state::with(|state| state.locks.listen_no_more(listening.session, handle));
+                reply_to(ctx, Blocked::Woken(listening));
             }
             // It was unblocked by us in this very turn: then it gets what it was to get.
-            Some(Blocked::Granted(grant)) => reply::acquired(ctx, grant.count, grant.token),
-            Some(Blocked::Dismissed(why)) => reply::dismissed(ctx, &why),
-            Some(Blocked::Gone) | None => ctx.reply_null(),
+            Some(blocked) => return reply_to(ctx, blocked),
+            None => return ctx.reply_null(),
         }
+        ffi::unblock(handle);
+        pump::arm(ctx, clock::now());
     }
 
     fn disconnected(ctx: Ctx<'_>, handle: Handle) {
-        let told = state::with(|state| state.told(handle));
-        match told {
+        match state::with(|state| state.told(handle)) {
             Some(Blocked::Waiting(waiter)) => {
                 state::with(|state| state.locks.depart(waiter));
                 ffi::unblock(handle);
-                pump::arm(ctx, clock::now());
             }
-            // Not here: a write in this callback could come in the middle of somebody's command.
-            Some(Blocked::Granted(grant)) if !grant.confirmed => {
-                state::with(|state| state.to_take_back.push(grant));
-                pump::arm(ctx, clock::now());
+            Some(Blocked::Listening(listening)) => {
+                state::with(|state| state.locks.listen_no_more(listening.session, handle));
+                ffi::unblock(handle);
             }
+            // Only later: a write in this callback could come in the middle of somebody's command.
+            Some(Blocked::Granted(grant)) if !grant.confirmed => state::with(|state| {
+                state
+                    .locks
+                    .give_back_later(grant.lock, grant.owner, grant.token);
+            }),
             _ => {}
         }
+        pump::arm(ctx, clock::now());
     }
 
     fn forget(handle: Handle) {
         state::with(|state| state.blocked.remove(&handle));
+    }
+}
+
+/// The reply to a client that was unblocked.
+fn reply_to(ctx: Ctx<'_>, blocked: Blocked) {
+    match blocked {
+        Blocked::Granted(grant) => reply::acquired(ctx, grant.count, grant.token),
+        Blocked::Dismissed(why) => reply::dismissed(ctx, &why),
+        Blocked::Woken(Listening { session, client_id }) => {
+            // Another client may have taken the session over in this turn; the events are its to
+            // get.
+            let events = state::with(|state| {
+                let is_ours = state.locks.lives_by(session, client_id);
+                is_ours.then(|| state.locks.fetch(session))
+            });
+            match events {
+                Some(events) => reply::events(ctx, &events),
+                None => ctx.reply_error(&Refusal::TakenOver.to_string()),
+            }
+        }
+        Blocked::TakenOver => ctx.reply_error(&Refusal::TakenOver.to_string()),
+        Blocked::Waiting(_) | Blocked::Listening(_) | Blocked::Gone => ctx.reply_null(),
     }
 }

@@ -2,14 +2,22 @@
 //! are marked, and the pump looks at them when it is safe to.
 
 use crate::ffi::{self, Ctx, KeyEvents, ServerEvent, ServerEvents};
-use crate::{clock, config, pump, state};
+use crate::{clock, config, effects, pump, state};
 use rlock_core::LockRef;
 
-/// Hears of changed keys from now on. Called when somebody waits.
+/// Hears of changed keys from now on. Called when somebody waits, or there is a session.
 pub(crate) fn listen(ctx: Ctx<'_>) {
     let heard_before = state::with(|state| std::mem::replace(&mut state.hears_key_events, true));
     if !heard_before {
         ffi::subscribe_to_key_events::<Changes>(ctx);
+    }
+}
+
+/// Hears of clients that go, from now on. Called when there is a session.
+pub(crate) fn follow_clients(ctx: Ctx<'_>) {
+    let heard_before = state::with(|state| std::mem::replace(&mut state.hears_client_events, true));
+    if !heard_before {
+        ffi::subscribe_to_client_events::<Changes>(ctx);
     }
 }
 
@@ -43,7 +51,14 @@ impl ServerEvents for Changes {
     fn happened(ctx: Ctx<'_>, event: ServerEvent) {
         match event {
             ServerEvent::Promoted => start_tokens(),
-            ServerEvent::Demoted => {}
+            ServerEvent::Demoted => {
+                effects::step_without_key(ctx, |locks, _, effects| locks.demoted(effects));
+            }
+            ServerEvent::ClientGone(client_id) => {
+                effects::step_without_key(ctx, |locks, now, effects| {
+                    locks.client_gone(client_id, now, effects)
+                });
+            }
             ServerEvent::Loaded => {
                 start_tokens();
                 state::with(|state| state.locks.all_touched(None));

@@ -1,31 +1,53 @@
 //! Carrying decisions out: the one place that acts on the server.
 
-use crate::ffi::{self, EventClass, OwnedStr, Str};
+use crate::ffi::{self, Ctx, EventClass, OwnedStr, Str};
 use crate::keys::OpenLock;
 use crate::state::{self, Blocked, Grant};
 use crate::{clock, publish, pump};
-use rlock_core::{Dismissal, Effect, Holder, LockKey, LockRef, Locks, Now, Seat, Token};
+use rlock_core::{Effect, Holder, LockKey, LockRef, Locks, Now, Token};
 use std::io::Write as _;
 use std::rc::Rc;
 
 /// Takes a decision about a lock and carries it out. `caller` is the owner that the command named.
-///
-/// The state is lent for the decision only: what follows calls the server, which may call us.
 pub(crate) fn step<R>(
     lock: OpenLock<'_>,
     caller: Option<Str<'_>>,
     decide: impl FnOnce(&mut Locks, LockRef<'_>, Now, &mut Vec<Effect>) -> R,
 ) -> R {
-    let (ctx, now) = (lock.ctx, clock::now());
+    let (ctx, at) = (lock.ctx, lock.at());
+    let act = |effects: &[Effect]| carry_out(lock, caller, effects);
+    decide_and_act(
+        ctx,
+        |locks, now, effects| decide(locks, at, now, effects),
+        act,
+    )
+}
+
+/// Takes a decision that writes nothing and carries it out.
+pub(crate) fn step_without_key<R>(
+    ctx: Ctx<'_>,
+    decide: impl FnOnce(&mut Locks, Now, &mut Vec<Effect>) -> R,
+) -> R {
+    decide_and_act(ctx, decide, |effects| {
+        for effect in effects {
+            tell(effect, None);
+        }
+    })
+}
+
+/// The state is lent for the decision only: what follows calls the server, which may call us.
+fn decide_and_act<R>(
+    ctx: Ctx<'_>,
+    decide: impl FnOnce(&mut Locks, Now, &mut Vec<Effect>) -> R,
+    act: impl FnOnce(&[Effect]),
+) -> R {
+    let now = clock::now();
     let (decision, mut effects) = state::with(|state| {
         let mut effects = std::mem::take(&mut state.spare_effects);
-        (
-            decide(&mut state.locks, lock.at(), now, &mut effects),
-            effects,
-        )
+        (decide(&mut state.locks, now, &mut effects), effects)
     });
     if !effects.is_empty() {
-        carry_out(lock, caller, &effects);
+        act(&effects);
     }
     pump::arm(ctx, now);
     effects.clear();
@@ -47,6 +69,7 @@ fn carry_out(mut lock: OpenLock<'_>, caller: Option<Str<'_>>, effects: &[Effect]
     for effect in effects {
         written |= write(&mut lock, caller, effect);
     }
+    let at = lock.at();
     let OpenLock {
         ctx,
         name,
@@ -76,18 +99,60 @@ fn carry_out(mut lock: OpenLock<'_>, caller: Option<Str<'_>>, effects: &[Effect]
             Effect::Leave => ctx.notify(EventClass::Hash, c"hdel", name),
             Effect::Free => ctx.notify(EventClass::Generic, c"del", name),
             Effect::Publish => publish::unlocked(ctx, name, &words),
-            Effect::Grant {
-                seat,
-                owner,
-                count,
-                token,
-            } => {
-                grant(name.bytes(), ctx.db(), *seat, owner, *count, *token);
-            }
-            Effect::Dismiss { seat, why } => dismiss(*seat, why.clone()),
+            Effect::Grant { .. }
+            | Effect::Dismiss { .. }
+            | Effect::Wake(_)
+            | Effect::TakenOver(_) => tell(effect, Some(at)),
         }
     }
     state::with(|state| state.acting = state.acting.saturating_sub(1));
+}
+
+/// Unblocks the client that an effect is about. It is replied to at the end of this turn of the
+/// event loop.
+fn tell(effect: &Effect, at: Option<LockRef<'_>>) {
+    let client = match effect {
+        Effect::Grant { client, .. }
+        | Effect::Dismiss { client, .. }
+        | Effect::Wake(client)
+        | Effect::TakenOver(client) => *client,
+        Effect::Write { .. } | Effect::Leave | Effect::Free | Effect::Publish => return,
+    };
+    state::with(|state| {
+        let told = match (effect, at) {
+            (
+                Effect::Grant {
+                    owner,
+                    count,
+                    token,
+                    ..
+                },
+                Some(at),
+            ) => {
+                state.undelivered.add(client);
+                let lock = LockKey {
+                    db: at.db,
+                    name: Rc::from(at.name),
+                };
+                let (owner, count, token) = (Rc::clone(owner), *count, *token);
+                Blocked::Granted(Grant {
+                    lock,
+                    owner,
+                    count,
+                    token,
+                    confirmed: false,
+                })
+            }
+            (Effect::Dismiss { why, .. }, _) => Blocked::Dismissed(why.clone()),
+            (Effect::Wake(_), _) => match state.blocked.get(&client) {
+                Some(Blocked::Listening(listening)) => Blocked::Woken(*listening),
+                _ => return,
+            },
+            _ => Blocked::TakenOver,
+        };
+        state.blocked.insert(client, told);
+    });
+    ffi::unblock(client);
 }
 
 /// Writes one effect into the keyspace and to replicas. Whether it had anything to write.
@@ -122,7 +187,11 @@ fn write(lock: &mut OpenLock<'_>, caller: Option<Str<'_>>, effect: &Effect) -> b
             lock.key.delete();
             lock.ctx.replicate_del(lock.name);
         }
-        Effect::Publish | Effect::Grant { .. } | Effect::Dismiss { .. } => return false,
+        Effect::Publish
+        | Effect::Grant { .. }
+        | Effect::Dismiss { .. }
+        | Effect::Wake(_)
+        | Effect::TakenOver(_) => return false,
     }
     true
 }
@@ -153,31 +222,6 @@ fn write_hold(lock: &mut OpenLock<'_>, owner: Str<'_>, count: Option<i64>, token
         }
         (None, None) => {}
     }
-}
-
-fn grant(name: &[u8], db: i32, seat: Seat, owner: &Rc<[u8]>, count: i64, token: Token) {
-    let lock = LockKey {
-        db,
-        name: Rc::from(name),
-    };
-    let grant = Grant {
-        lock,
-        owner: Rc::clone(owner),
-        count,
-        token,
-        confirmed: false,
-    };
-    state::with(|state| {
-        state.blocked.insert(seat.handle, Blocked::Granted(grant));
-        state.undelivered.add(seat.handle);
-    });
-    ffi::unblock(seat.handle);
-}
-
-/// Unblocks a waiter that left the line with nothing.
-pub(crate) fn dismiss(seat: Seat, why: Dismissal) {
-    state::with(|state| state.blocked.insert(seat.handle, Blocked::Dismissed(why)));
-    ffi::unblock(seat.handle);
 }
 
 /// A number as text, on the stack.

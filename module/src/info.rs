@@ -10,8 +10,7 @@ pub(crate) struct Section;
 
 impl InfoSection for Section {
     fn fill(page: &InfoPage) {
-        let (counters, crowd) =
-            state::with(|state| (*state.locks.counters(), state.locks.lines().crowd()));
+        let (counters, crowd) = state::with(|state| (*state.locks.counters(), state.locks.crowd()));
         let size = |size: usize| u64::try_from(size).unwrap_or(u64::MAX);
         page.number(c"grants", counters.grants);
         page.number(c"reentries", counters.reentries);
@@ -24,10 +23,15 @@ impl InfoSection for Section {
         page.number(c"cancels", counters.cancels);
         page.number(c"departures", counters.departures);
         page.number(c"breaks", counters.breaks);
+        page.number(c"deadlocks_refused", counters.deadlocks_refused);
+        page.number(c"session_releases", counters.session_releases);
+        page.number(c"holds_lost", counters.holds_lost);
         page.number(c"expiries_noticed", counters.expiries);
         page.number(c"waiters", size(crowd.waiters));
         page.number(c"waiters_peak", counters.waiters_peak);
         page.number(c"locks_waited_for", size(crowd.locks));
+        page.number(c"sessions", size(crowd.sessions));
+        page.number(c"session_holds", size(crowd.session_holds));
         histogram(page, c"wait_ms", &counters.wait_ms);
         histogram(page, c"hold_ms", &counters.hold_ms);
     }

@@ -99,7 +99,22 @@ impl<'a> OpenLock<'a> {
 
     /// The first live owner in a hash.
     fn holder(&self) -> Option<Box<[u8]>> {
+        self.owners(1).pop()
+    }
+
+    /// The live owners of the lock: one, unless somebody else wrote more into its hash.
+    pub(crate) fn holders(&self) -> Vec<Box<[u8]>> {
+        match self.key.key_type() {
+            KeyType::Hash => self.owners(HOLDERS_MAX),
+            KeyType::Missing | KeyType::Other => Vec::new(),
+        }
+    }
+
+    fn owners(&self, max: usize) -> Vec<Box<[u8]>> {
         self.key
-            .find_field(&|field| field != FENCE_FIELD && field != MODE_FIELD)
+            .find_fields(max, &|field| field != FENCE_FIELD && field != MODE_FIELD)
     }
 }
+
+/// Of a hash with more owners than this, which we never write, the rest is not looked at.
+const HOLDERS_MAX: usize = 1000;

@@ -6,7 +6,8 @@
 //! - [`keys`]: a lock's key as plain values
 //! - [`effects`]: the one place that acts on the server
 //! - [`publish`]: the unlock message
-//! - [`blocking`]: clients that wait in line
+//! - [`blocking`]: clients that wait, for a lock or for events
+//! - [`deadlock`]: refusing a wait that could never end
 //! - [`pump`]: what must be done outside of any command
 //! - [`changes`]: changes that others make, to keys and to the server
 //! - [`cluster`]: where a key is served that is not served here
@@ -25,6 +26,7 @@ mod clock;
 mod cluster;
 mod commands;
 mod config;
+mod deadlock;
 mod effects;
 #[allow(unsafe_code, reason = "the one place for it")]
 mod ffi;
@@ -101,7 +103,7 @@ fn init(context: &Context, _args: &[RedisString]) -> Status {
 
 /// Unload is refused while anyone waits.
 fn deinit(context: &Context) -> Status {
-    let waiters = state::with(|state| state.locks.lines().crowd().waiters);
+    let waiters = state::with(|state| state.locks.crowd().waiters);
     if waiters > 0 {
         context.log_warning(&format!(
             "rlock cannot be unloaded, {waiters} wait for a lock"

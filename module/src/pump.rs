@@ -5,23 +5,22 @@
 //! a keyspace event it would reach the replicas before the change that caused it, and during a
 //! pause or a failover a write from outside a command stops the server.
 
-use crate::ffi::{self, Ctx, OwnedStr, Presence, Timer, Timers};
+use crate::ffi::{self, Ctx, OwnedStr, Presence, Str, Timer, Timers};
 use crate::keys::OpenLock;
-use crate::state::{self, Grant};
+use crate::state;
 use crate::{clock, cluster, effects};
-use rlock_core::{Dismissal, LockKey, Now};
+use rlock_core::{LockKey, Locks, Now};
 use std::rc::Rc;
 
 /// Makes sure that the timer fires when the next thing is due, and that there is none when nothing
 /// is: the server refuses to unload a module that has a timer.
 pub(crate) fn arm(ctx: Ctx<'_>, now: Now) {
     let (outdated, start_after_ms) = state::with(|state| {
-        let undone = !state.to_take_back.is_empty();
-        let after_ms = if undone {
-            Some(0)
-        } else {
-            state.locks.next_deadline(now)
-        };
+        if state.pumping {
+            // It is armed when it is done; before, it would fire again for what it is doing.
+            return (None, None);
+        }
+        let after_ms = state.locks.next_deadline(now);
         let due = after_ms.map(|after_ms| now.mono_ms.saturating_add(after_ms));
         match (state.timer, due) {
             // One that fires too early finds nothing to do, and is set anew.
@@ -53,65 +52,100 @@ fn start(ctx: Ctx<'_>, now: Now, after_ms: i64) {
 /// While the server allows no write, it is asked again this often.
 const RETRY_MS: i64 = 10;
 
-/// Lines settled in one turn of the event loop; clients come between two turns.
+/// Lines settled, and holds ended or checked, in one turn of the event loop; clients come between
+/// two turns.
 const BATCH: usize = 1000;
 
 struct Pump;
 
 impl Timers for Pump {
     fn fire(ctx: Ctx<'_>) {
-        state::with(|state| state.timer = None);
-        let (flags, now) = (ctx.flags(), clock::now());
-        if flags.loading() {
-            start(ctx, now, RETRY_MS);
-            return;
+        state::with(|state| (state.timer, state.pumping) = (None, true));
+        let retry = run(ctx);
+        state::with(|state| state.pumping = false);
+        match retry {
+            Some(Retry) => start(ctx, clock::now(), RETRY_MS),
+            None => arm(ctx, clock::now()),
         }
-        tell_timeouts(ctx, now);
-        if flags.replica() {
-            // The server has sent every waiter away, and what a primary granted is its to take
-            // back.
-            state::with(|state| state.to_take_back.clear());
-            return;
-        }
-        if ffi::writes_are_paused() {
-            start(ctx, now, RETRY_MS);
-            return;
-        }
-        take_back_grants(ctx);
-        settle_lines(ctx, now, flags.cluster());
-        arm(ctx, clock::now());
     }
 }
 
-/// Waiters whose wait is over leave the line.
+/// The server allows no write yet.
+struct Retry;
+
+fn run(ctx: Ctx<'_>) -> Option<Retry> {
+    let (flags, now) = (ctx.flags(), clock::now());
+    if flags.loading() {
+        return Some(Retry);
+    }
+    tell_timeouts(ctx, now);
+    // On a replica nothing is to be written ever: what was granted here is the primary's to end.
+    if !flags.replica() {
+        if ffi::writes_are_paused() {
+            return Some(Retry);
+        }
+        end_holds(ctx);
+        check_holds(ctx, flags.cluster());
+        settle_lines(ctx, flags.cluster());
+    }
+    None
+}
+
+/// Waiters whose wait is over leave the line; listeners and sessions whose time is over are done.
 fn tell_timeouts(ctx: Ctx<'_>, now: Now) {
-    while let Some((lock, seat)) = state::with(|state| state.locks.next_timeout(now)) {
+    while let Some(lock) = state::with(|state| state.locks.next_timeout(now)) {
         ctx.select_db(lock.db);
         let name = OwnedStr::new(&lock.name);
-        let ttl_ms = OpenLock::to_read(ctx, name.as_str()).ttl_ms(now);
-        effects::dismiss(seat, Dismissal::NotAcquired { ttl_ms });
+        let open = OpenLock::to_read(ctx, name.as_str());
+        let (stored, _) = open.load_for_holder();
+        effects::step(open, None, |locks, _, _, effects| {
+            locks.time_out(stored, now, effects);
+        });
+    }
+    effects::step_without_key(ctx, Locks::passed);
+}
+
+/// Holds are ended that nobody is left to know of: grants that could not be delivered, and what
+/// belonged to sessions that are over.
+fn end_holds(ctx: Ctx<'_>) {
+    for _ in 0..BATCH {
+        let Some(ending) = state::with(|state| state.locks.next_ending()) else {
+            return;
+        };
+        ctx.select_db(ending.lock.db);
+        let (name, owner) = (
+            OwnedStr::new(&ending.lock.name),
+            OwnedStr::new(&ending.owner),
+        );
+        let open = OpenLock::to_write(ctx, name.as_str());
+        let stored = open.load(owner.as_str());
+        effects::step(open, Some(owner.as_str()), |locks, _, now, effects| {
+            locks.end(&ending, stored, now, effects);
+        });
     }
 }
 
-/// Grants whose client is gone are handed on.
-fn take_back_grants(ctx: Ctx<'_>) {
-    for Grant {
-        lock, owner, token, ..
-    } in state::with(|state| std::mem::take(&mut state.to_take_back))
-    {
+/// Sessions hear of holds that were lost.
+fn check_holds(ctx: Ctx<'_>, in_cluster: bool) {
+    for _ in 0..BATCH {
+        let Some((lock, owner)) = state::with(|state| state.locks.next_hold_to_check()) else {
+            return;
+        };
         ctx.select_db(lock.db);
-        let (name, caller) = (OwnedStr::new(&lock.name), OwnedStr::new(&owner));
+        let (name, holder) = (OwnedStr::new(&lock.name), OwnedStr::new(&owner));
+        let presence = presence(ctx, name.as_str(), in_cluster);
         let open = OpenLock::to_write(ctx, name.as_str());
-        let stored = open.load(caller.as_str());
-        effects::step(open, Some(caller.as_str()), |locks, at, now, effects| {
-            locks.take_back(at, stored, &owner, token, now, effects);
+        let stored = open.load(holder.as_str());
+        effects::step(open, None, |locks, at, now, effects| match presence {
+            Presence::Here => locks.check_hold(at, &owner, stored, now, effects),
+            Presence::Elsewhere => locks.hold_moved(at, &owner),
+            Presence::Unknown => locks.check_hold_again(at, &owner, now),
         });
     }
 }
 
 /// Lines are brought in agreement with their keys.
-fn settle_lines(ctx: Ctx<'_>, now: Now, in_cluster: bool) {
-    state::with(|state| state.locks.passed(now));
+fn settle_lines(ctx: Ctx<'_>, in_cluster: bool) {
     for _ in 0..BATCH {
         let Some((lock, first)) = state::with(|state| state.locks.next_to_settle()) else {
             return;
@@ -123,11 +157,7 @@ fn settle_lines(ctx: Ctx<'_>, now: Now, in_cluster: bool) {
 fn settle(ctx: Ctx<'_>, lock: &LockKey, first: &Rc<[u8]>, in_cluster: bool) {
     let name = OwnedStr::new(&lock.name);
     ctx.select_db(lock.db);
-    let presence = if in_cluster {
-        ctx.presence(name.as_str())
-    } else {
-        Presence::Here
-    };
+    let presence = presence(ctx, name.as_str(), in_cluster);
     let moved = match presence {
         Presence::Elsewhere => cluster::redirection(ctx, &lock.name),
         Presence::Here | Presence::Unknown => None,
@@ -143,4 +173,12 @@ fn settle(ctx: Ctx<'_>, lock: &LockKey, first: &Rc<[u8]>, in_cluster: bool) {
             (_, None) => locks.look_again(at, now),
         }
     });
+}
+
+fn presence(ctx: Ctx<'_>, name: Str<'_>, in_cluster: bool) -> Presence {
+    if in_cluster {
+        ctx.presence(name)
+    } else {
+        Presence::Here
+    }
 }

@@ -2,7 +2,8 @@
 //! sees to it.
 
 use crate::ffi::Ctx;
-use rlock_core::{Dismissal, LineView, Token, WaiterView};
+use rlock_core::{Dismissal, Event, EventKind, LineView, LostReason, Token, WaiterView};
+use std::collections::VecDeque;
 
 /// `[count, token]`: held.
 pub(crate) fn acquired(ctx: Ctx<'_>, count: i64, token: Token) {
@@ -12,6 +13,36 @@ pub(crate) fn acquired(ctx: Ctx<'_>, count: i64, token: Token) {
 /// `[0, ttl-ms]`: not held.
 pub(crate) fn not_acquired(ctx: Ctx<'_>, ttl_ms: i64) {
     pair(ctx, 0, ttl_ms);
+}
+
+/// `[-1, position]`: in line for the session.
+pub(crate) fn queued(ctx: Ctx<'_>, position: i64) {
+    pair(ctx, -1, position);
+}
+
+/// The array of RLOCK.EVENTS: `[kind, key, owner, value]` each.
+pub(crate) fn events(ctx: Ctx<'_>, events: &VecDeque<Event>) {
+    ctx.reply_array(events.len());
+    for event in events {
+        let kind: &[u8] = match event.kind {
+            EventKind::Granted(_) => b"granted",
+            EventKind::Timeout { .. } => b"timeout",
+            EventKind::Lost(_) => b"lost",
+            EventKind::Error(_) => b"error",
+        };
+        ctx.reply_array(4);
+        ctx.reply_bytes(kind);
+        ctx.reply_bytes(&event.lock.name);
+        ctx.reply_bytes(&event.owner);
+        match &event.kind {
+            EventKind::Granted(token) => ctx.reply_integer(token.get()),
+            EventKind::Timeout { ttl_ms } => ctx.reply_integer(*ttl_ms),
+            EventKind::Lost(LostReason::Expired) => ctx.reply_bytes(b"expired"),
+            EventKind::Lost(LostReason::Broken) => ctx.reply_bytes(b"broken"),
+            EventKind::Lost(LostReason::Deleted) => ctx.reply_bytes(b"deleted"),
+            EventKind::Error(refusal) => ctx.reply_bytes(refusal.to_string().as_bytes()),
+        }
+    }
 }
 
 /// What a waiter hears that leaves with nothing.

@@ -1,7 +1,9 @@
 //! What the module remembers between the server's calls.
 
 use crate::ffi::{Handle, OwnedStr, ServerLocked, Timer};
-use rlock_core::{Dismissal, Effect, FENCE_FIELD, LockKey, Locks, MODE_FIELD, Token, WaiterId};
+use rlock_core::{
+    Dismissal, Effect, FENCE_FIELD, LockKey, LockRef, Locks, MODE_FIELD, SessionId, Token, WaiterId,
+};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -27,12 +29,14 @@ pub(crate) struct State {
     /// Clients whose grant is written but not delivered: of this turn of the event loop, and most
     /// often none.
     pub(crate) undelivered: Undelivered,
-    /// Grants whose client went away before it could hear of them.
-    pub(crate) to_take_back: Vec<Grant>,
     /// The timer that fires next, and when, on the monotonic clock in milliseconds.
     pub(crate) timer: Option<(Timer, i64)>,
+    /// Whether the timer is at work.
+    pub(crate) pumping: bool,
     /// Whether we hear of keys that others change.
     pub(crate) hears_key_events: bool,
+    /// Whether we hear of clients that go.
+    pub(crate) hears_client_events: bool,
     /// Above zero while we change keys ourselves.
     pub(crate) acting: u32,
     /// An empty list to be used again, so that a decision allocates nothing.
@@ -68,8 +72,21 @@ pub(crate) enum Blocked {
     Granted(Grant),
     /// It was unblocked without.
     Dismissed(Dismissal),
+    /// It waits for a session's events.
+    Listening(Listening),
+    /// It was unblocked: there are some, or it has waited for long enough.
+    Woken(Listening),
+    /// It was unblocked: another client listens to the session now.
+    TakenOver,
     /// It went away, or has had its reply: only its record is still there.
     Gone,
+}
+
+/// Which session a client listens to.
+#[derive(Clone, Copy)]
+pub(crate) struct Listening {
+    pub(crate) session: SessionId,
+    pub(crate) client_id: u64,
 }
 
 /// A grant to a waiter.
@@ -121,7 +138,7 @@ impl State {
     /// The owner was just told that it holds this lock, as an answer to ONCE or RENEW. If the grant
     /// is still on its way to a connection that the owner has given up, the end of that connection
     /// must not take the lock away again.
-    pub(crate) fn confirm(&mut self, lock: rlock_core::LockRef<'_>, owner: &[u8]) {
+    pub(crate) fn confirm(&mut self, lock: LockRef<'_>, owner: &[u8]) {
         for client in &self.undelivered.clients {
             if let Some(Blocked::Granted(grant)) = self.blocked.get_mut(client)
                 && grant.lock.as_ref() == lock

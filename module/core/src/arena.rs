@@ -8,6 +8,11 @@ pub(crate) struct Id {
     born: u64,
 }
 
+impl Id {
+    /// Not above any id: where a range of them begins.
+    pub(crate) const FIRST: Self = Self { index: 0, born: 0 };
+}
+
 /// Values in slots that are used again.
 #[derive(Debug)]
 pub(crate) struct Arena<T> {

@@ -1,9 +1,9 @@
 //! What a decision makes the driver do, in order.
 
-use crate::{Refusal, Seat, Token};
+use crate::{Listener, Refusal, Token};
 use std::rc::Rc;
 
-/// One thing to do. All effects of a decision concern the lock it was made about.
+/// One thing to do. What is written concerns the lock that the decision was about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Write parts of a hold into the hash, which comes into being if it is not there.
@@ -23,10 +23,10 @@ pub enum Effect {
     Free,
     /// Tell the subscribers of the unlock message.
     Publish,
-    /// Tell a waiter that it holds the lock.
+    /// Tell a blocked client that it holds the lock.
     Grant {
-        /// The waiter, which is out of the line.
-        seat: Seat,
+        /// The client, which is out of the line.
+        client: usize,
         /// Whose it was; the driver needs it if the grant cannot be delivered.
         owner: Rc<[u8]>,
         /// Its hold count.
@@ -34,13 +34,17 @@ pub enum Effect {
         /// Its token.
         token: Token,
     },
-    /// Tell a waiter that it left the line with nothing.
+    /// Tell a blocked client that it left the line with nothing.
     Dismiss {
-        /// The waiter, which is out of the line.
-        seat: Seat,
+        /// The client, which is out of the line.
+        client: usize,
         /// Why.
         why: Dismissal,
     },
+    /// A client waits for its session's events: it has some, or has waited for long enough.
+    Wake(Listener),
+    /// Another client listens to the session now: this one is told so.
+    TakenOver(Listener),
 }
 
 /// Whose hold is written.

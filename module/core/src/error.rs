@@ -1,6 +1,6 @@
 //! Every refusal that a client can see, in one table.
 
-use crate::{HOLD_COUNT_MAX, INTEGER_MAX, OWNER_LEN_MAX};
+use crate::{HOLD_COUNT_MAX, INTEGER_MAX, OWNER_LEN_MAX, SESSION_LEN_MAX};
 use std::fmt;
 
 /// Why a command was refused. Nothing was changed.
@@ -29,6 +29,24 @@ pub enum Refusal {
     OwnerLength,
     /// An owner named like one of the lock's own fields.
     OwnerReserved,
+    /// An empty or too long session.
+    SessionLength,
+    /// A grace that is no integer within the bounds.
+    Grace,
+    /// BLOCK and QUEUE in one command.
+    BlockAndQueue,
+    /// QUEUE without a session to be told through.
+    QueueWithoutSession,
+    /// A session that nobody listens to.
+    NoSession,
+    /// Another connection listens to the session now.
+    TakenOver,
+    /// EVENTS from where there is no connection to live by.
+    NoLifeLine,
+    /// A wait that could never end: the owners that wait for each other, in words.
+    Deadlock(String),
+    /// The server became a replica, where nobody waits.
+    Unblocked,
     /// A re-entry past the largest hold count.
     HoldCountOverflow,
     /// The owner's field holds something that is no hold count.
@@ -63,6 +81,28 @@ impl fmt::Display for Refusal {
             Self::OwnerReserved => {
                 f.write_str("ERR owner must not be 'fence' or 'mode', fields of the lock itself")
             }
+            Self::SessionLength => {
+                write!(f, "ERR session must have 1 to {SESSION_LEN_MAX} bytes")
+            }
+            Self::Grace => write!(f, "ERR grace-ms must be an integer from 0 to {INTEGER_MAX}"),
+            Self::BlockAndQueue => {
+                f.write_str("ERR option 'QUEUE' cannot be combined with 'BLOCK'")
+            }
+            Self::QueueWithoutSession => f.write_str("ERR option 'QUEUE' needs 'SESSION'"),
+            Self::NoSession => f.write_str(
+                "NOSESSION nobody listens to this session, RLOCK.EVENTS must be called first",
+            ),
+            Self::TakenOver => {
+                f.write_str("TAKENOVER another connection listens to this session now")
+            }
+            Self::NoLifeLine => f.write_str(
+                "ERR RLOCK.EVENTS needs a connection to live by, so not here within another call",
+            ),
+            Self::Deadlock(circle) => write!(f, "DEADLOCK {circle}"),
+            Self::Unblocked => f.write_str(
+                "UNBLOCKED force unblock from blocking operation, \
+                 instance state changed (master -> replica?)",
+            ),
             Self::HoldCountOverflow => {
                 write!(f, "ERR hold count must stay within 1 to {HOLD_COUNT_MAX}")
             }

@@ -20,24 +20,31 @@
 #![forbid(unsafe_code)]
 
 mod arena;
+mod deadlock;
 mod effect;
 mod error;
 mod glob;
+mod hold;
+mod life;
 mod line;
 mod lock;
 mod metrics;
 mod parse;
 pub mod request;
+mod session;
 mod stored;
 mod time;
 mod token;
 
+pub use deadlock::{DeadlockSearch, Found};
 pub use effect::{Dismissal, Effect, Holder};
 pub use error::{Refusal, Word};
 pub use glob::glob_matches;
-pub use line::{Crowd, LineView, Lines, LockKey, LockRef, Seat, WaiterId, WaiterView};
-pub use lock::{Acquired, Locks};
+pub use life::Ending;
+pub use line::{Crowd, LineView, LockKey, LockRef, WaiterId, WaiterView};
+pub use lock::{Acquired, BlockedClient, Joined, Locks};
 pub use metrics::{Counters, Histogram};
+pub use session::{Event, EventKind, Listener, LostReason, SessionId};
 pub use stored::{Count, Hash, Kind, Stored};
 pub use time::{INTEGER_MAX, Lease, Now, Wait};
 pub use token::{Token, TokenMint};
@@ -48,5 +55,7 @@ pub const FENCE_FIELD: &[u8] = b"fence";
 pub const MODE_FIELD: &[u8] = b"mode";
 /// The longest owner, in bytes.
 pub const OWNER_LEN_MAX: usize = 1024;
+/// The longest name of a session, in bytes.
+pub const SESSION_LEN_MAX: usize = 1024;
 /// The largest hold count.
 pub const HOLD_COUNT_MAX: i64 = 2_147_483_647;

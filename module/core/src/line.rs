@@ -6,6 +6,7 @@
 //! CANCEL and ONCE find them without a search.
 
 use crate::arena::{Arena, Id};
+use crate::session::SessionId;
 use crate::{Lease, Now, Wait};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -39,13 +40,29 @@ pub struct LockRef<'a> {
     pub name: &'a [u8],
 }
 
-/// What the driver knows a waiter by.
+/// Where a waiter waits: the way in which it is told how its wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Seat {
-    /// The driver's own handle; the core only hands it back.
-    pub handle: usize,
-    /// The server's number of the client, shown by INFO.
-    pub client_id: u64,
+pub(crate) enum Seat {
+    /// A client that is blocked on its connection.
+    Client {
+        /// The driver's own handle; the core only hands it back.
+        handle: usize,
+        /// The server's number of the client, shown by INFO.
+        client_id: u64,
+    },
+    /// A session, which is told by an event.
+    Session(SessionId),
+}
+
+/// Somebody who is about to wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Newcomer<'a> {
+    pub(crate) owner: &'a [u8],
+    pub(crate) lease: Lease,
+    pub(crate) wait: Wait,
+    pub(crate) seat: Seat,
+    /// The session that the hold is to belong to, and with which the wait ends.
+    pub(crate) session: Option<SessionId>,
 }
 
 /// The name of a waiter. It stays invalid after the waiter has left.
@@ -61,11 +78,14 @@ pub(crate) struct Waiter {
     pub(crate) owner: Rc<[u8]>,
     pub(crate) lease: Lease,
     pub(crate) seat: Seat,
+    pub(crate) session: Option<SessionId>,
     /// Monotonic, in milliseconds.
     pub(crate) since: i64,
     /// Monotonic, in milliseconds; none without limit.
-    wait_end: Option<i64>,
+    pub(crate) wait_end: Option<i64>,
     line: LineId,
+    /// How many joined any line before it. Those ahead of it in its line have smaller ones.
+    order: u64,
     /// Its neighbours in the line.
     in_line: Links,
     /// Its neighbours among the waiters of its owner in the line.
@@ -98,6 +118,8 @@ struct Line {
     ends: Ends,
     owners: HashMap<Rc<[u8]>, Ends>,
     length: u32,
+    /// Those whose owner waits for another lock as well, by their order.
+    elsewhere_too: BTreeMap<u64, WaiterId>,
     /// When the lease ends, as far as was heard of it, in milliseconds of the wall clock.
     ends_at: Option<i64>,
     /// When to look at the key again, in milliseconds of the wall clock.
@@ -113,22 +135,29 @@ const RECHECK_MS: i64 = 1000;
 
 /// All lines, their waiters and their deadlines.
 #[derive(Debug, Default)]
-pub struct Lines {
+pub(crate) struct Lines {
     waiters: Arena<Waiter>,
     arena: Arena<Line>,
     databases: BTreeMap<i32, HashMap<Rc<[u8]>, LineId>>,
     wait_ends: BTreeSet<(i64, WaiterId)>,
     checks: BTreeSet<(i64, LineId)>,
     to_settle: VecDeque<LineId>,
+    /// In which lines each owner waits.
+    waits: HashMap<Rc<[u8]>, BTreeSet<LineId>>,
+    joined: u64,
 }
 
-/// How many wait, and for how many locks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How many there are of everything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Crowd {
     /// Waiters in all lines.
     pub waiters: usize,
     /// Locks that somebody waits for.
     pub locks: usize,
+    /// Sessions.
+    pub sessions: usize,
+    /// Holds that belong to sessions.
+    pub session_holds: usize,
 }
 
 /// A line as LIST shows it.
@@ -157,15 +186,16 @@ pub struct WaiterView {
 
 impl Lines {
     /// How many wait, and for how many locks.
-    pub fn crowd(&self) -> Crowd {
+    pub(crate) fn crowd(&self) -> Crowd {
         Crowd {
             waiters: self.waiters.len(),
             locks: self.arena.len(),
+            ..Crowd::default()
         }
     }
 
     /// The lines of a database, in no particular order.
-    pub fn views(&self, db: i32, now: Now) -> impl Iterator<Item = LineView> + '_ {
+    pub(crate) fn views(&self, db: i32, now: Now) -> impl Iterator<Item = LineView> + '_ {
         let of_db = self
             .arena
             .iter()
@@ -180,26 +210,27 @@ impl Lines {
         })
     }
 
-    /// How many wait for a lock.
-    pub fn waiting_for(&self, lock: LockRef<'_>) -> u32 {
-        self.find(lock).map_or(0, |line| self.length(line))
+    /// All locks that somebody waits for.
+    pub(crate) fn locks(&self) -> Vec<LockKey> {
+        self.arena
+            .iter()
+            .map(|(_, line)| line.lock.clone())
+            .collect()
     }
 
     /// Those who wait for a lock, in order.
-    pub fn waiters_of(&self, lock: LockRef<'_>, now: Now) -> impl Iterator<Item = WaiterView> + '_ {
+    pub(crate) fn waiters_of(&self, lock: LockRef<'_>) -> impl Iterator<Item = &Waiter> {
         let first = self
             .find(lock)
             .and_then(|line| self.arena.get(line.0)?.ends.first);
-        let waiters =
-            std::iter::successors(self.waiter(first), |at| self.waiter(at.in_line.behind));
-        waiters.map(move |waiter| WaiterView {
-            owner: Rc::clone(&waiter.owner),
-            client_id: waiter.seat.client_id,
-            waited_ms: now.mono_ms.saturating_sub(waiter.since),
-            left_ms: waiter
-                .wait_end
-                .map_or(-1, |end| end.saturating_sub(now.mono_ms).max(0)),
-        })
+        std::iter::successors(self.waiter(first), |at| self.waiter(at.in_line.behind))
+    }
+
+    /// A waiter's place in its line; 1 is next.
+    pub(crate) fn position(&self, id: WaiterId) -> i64 {
+        let ahead =
+            std::iter::successors(self.waiter(Some(id)), |at| self.waiter(at.in_line.ahead));
+        ahead.fold(0, |position: i64, _| position.saturating_add(1))
     }
 
     // --- Finding ---------------------------------------------------------------------------------
@@ -238,60 +269,57 @@ impl Lines {
     pub(crate) fn join(
         &mut self,
         lock: LockRef<'_>,
-        owner: &[u8],
-        lease: Lease,
-        wait: Wait,
-        seat: Seat,
+        newcomer: &Newcomer<'_>,
         now: Now,
     ) -> Option<(WaiterId, LineId)> {
         let line_id = self.find(lock).or_else(|| self.open(lock))?;
-        let owners = &self.arena.get(line_id.0)?.owners;
-        let owner = owners
-            .get_key_value(owner)
-            .map_or_else(|| Rc::from(owner), |(of, _)| Rc::clone(of));
+        let known = self.waits.get_key_value(newcomer.owner);
+        let owner = known.map_or_else(|| Rc::from(newcomer.owner), |(of, _)| Rc::clone(of));
+        let order = self.joined;
+        self.joined = order.saturating_add(1);
         let waiter = Waiter {
             owner: Rc::clone(&owner),
-            lease,
-            seat,
+            lease: newcomer.lease,
+            seat: newcomer.seat,
+            session: newcomer.session,
             since: now.mono_ms,
-            wait_end: wait.end(now),
+            wait_end: newcomer.wait.end(now),
             line: line_id,
+            order,
             in_line: Links::default(),
             of_owner: Links::default(),
         };
         let id = WaiterId(self.waiters.insert(waiter)?);
-        self.wait_ends.extend(wait.end(now).map(|end| (end, id)));
+        self.wait_ends
+            .extend(newcomer.wait.end(now).map(|end| (end, id)));
 
         let line = self.arena.get_mut(line_id.0)?;
         line.length = line.length.saturating_add(1);
         append(&mut self.waiters, Chain::InLine, &mut line.ends, id);
-        append(
-            &mut self.waiters,
-            Chain::OfOwner,
-            line.owners.entry(owner).or_default(),
-            id,
-        );
+        let of_owner = line.owners.entry(Rc::clone(&owner)).or_default();
+        append(&mut self.waiters, Chain::OfOwner, of_owner, id);
+        self.waits_in(&owner, line_id, id);
         Some((id, line_id))
     }
 
-    /// The waiter goes on waiting where it stands, for another connection and with new terms.
-    /// Returns the seat it had.
+    /// The waiter goes on waiting where it stands, for another connection or session and with new
+    /// terms. Returns the seat and the session that it had.
     pub(crate) fn take_over(
         &mut self,
         id: WaiterId,
-        lease: Lease,
-        wait: Wait,
-        seat: Seat,
+        newcomer: &Newcomer<'_>,
         now: Now,
-    ) -> Option<Seat> {
+    ) -> Option<(Seat, Option<SessionId>)> {
         let waiter = self.waiters.get_mut(id.0)?;
         if let Some(end) = waiter.wait_end {
             self.wait_ends.remove(&(end, id));
         }
-        waiter.lease = lease;
-        waiter.wait_end = wait.end(now);
+        waiter.lease = newcomer.lease;
+        waiter.wait_end = newcomer.wait.end(now);
         self.wait_ends.extend(waiter.wait_end.map(|end| (end, id)));
-        Some(std::mem::replace(&mut waiter.seat, seat))
+        let seat = std::mem::replace(&mut waiter.seat, newcomer.seat);
+        let session = std::mem::replace(&mut waiter.session, newcomer.session);
+        Some((seat, session))
     }
 
     /// Takes a waiter out, from wherever it stands. With the last one the line is gone.
@@ -308,6 +336,8 @@ impl Lines {
             &mut line.ends,
             waiter.in_line,
         );
+        line.elsewhere_too.remove(&waiter.order);
+        let mut was_last_of_owner = false;
         if let Entry::Occupied(mut of_owner) = line.owners.entry(Rc::clone(&waiter.owner)) {
             unlink(
                 &mut self.waiters,
@@ -317,9 +347,14 @@ impl Lines {
             );
             if of_owner.get().first.is_none() {
                 of_owner.remove();
+                was_last_of_owner = true;
             }
         }
-        if line.length == 0 {
+        let line_is_empty = line.length == 0;
+        if was_last_of_owner {
+            self.waits_no_more_in(&waiter.owner, waiter.line);
+        }
+        if line_is_empty {
             self.close(waiter.line);
         }
         Some(waiter)
@@ -335,6 +370,7 @@ impl Lines {
             ends: Ends::default(),
             owners: HashMap::new(),
             length: 0,
+            elsewhere_too: BTreeMap::new(),
             ends_at: None,
             check_at: None,
             touched: false,
@@ -361,6 +397,93 @@ impl Lines {
             // With no line anywhere a look-up ends at an empty map, and a crowd leaves no memory
             // behind.
             self.databases.remove(&line.lock.db);
+        }
+    }
+
+    // --- Who waits for more than one lock --------------------------------------------------------
+
+    /// Where an owner waits.
+    pub(crate) fn waits_of(&self, owner: &[u8]) -> impl Iterator<Item = LineId> + '_ {
+        self.waits.get(owner).into_iter().flatten().copied()
+    }
+
+    /// The owners in a line who wait for another lock as well: those ahead of an owner's last
+    /// waiter in it, or all of them.
+    pub(crate) fn elsewhere_too_ahead_of(
+        &self,
+        line: LineId,
+        owner: Option<&[u8]>,
+    ) -> impl Iterator<Item = &Rc<[u8]>> {
+        let line = self.arena.get(line.0);
+        let last = line.and_then(|line| self.waiter(line.owners.get(owner?)?.last));
+        let before = last.map_or(u64::MAX, |last| last.order);
+        let ahead = line
+            .into_iter()
+            .flat_map(move |line| line.elsewhere_too.range(..before));
+        ahead.filter_map(|(_, id)| self.waiter(Some(*id)).map(|waiter| &waiter.owner))
+    }
+
+    /// Whether an owner has a waiter in a line ahead of another owner's last one.
+    pub(crate) fn is_ahead(&self, line: LineId, owner: &[u8], of: &[u8]) -> bool {
+        let of_owner = |owner: &[u8]| self.arena.get(line.0)?.owners.get(owner).copied();
+        let first = of_owner(owner).and_then(|ends| self.waiter(ends.first));
+        let last = of_owner(of).and_then(|ends| self.waiter(ends.last));
+        first
+            .zip(last)
+            .is_some_and(|(first, last)| first.order < last.order)
+    }
+
+    fn waits_in(&mut self, owner: &Rc<[u8]>, line: LineId, newest: WaiterId) {
+        let lines = self.waits.entry(Rc::clone(owner)).or_default();
+        let others: Vec<LineId> = match (lines.insert(line), lines.len()) {
+            // The second line makes the owner's waiters in the first count.
+            (true, 2) => lines
+                .iter()
+                .copied()
+                .filter(|other| *other != line)
+                .collect(),
+            (_, 1) => return,
+            _ => Vec::new(),
+        };
+        for other in others {
+            self.mark_elsewhere_too(owner, other, true);
+        }
+        if let (Some(waiter), Some(line)) = (self.waiters.get(newest.0), self.arena.get_mut(line.0))
+        {
+            line.elsewhere_too.insert(waiter.order, newest);
+        }
+    }
+
+    fn waits_no_more_in(&mut self, owner: &Rc<[u8]>, line: LineId) {
+        let Some(lines) = self.waits.get_mut(owner) else {
+            return;
+        };
+        lines.remove(&line);
+        match (lines.len(), lines.first().copied()) {
+            (1, Some(only)) => self.mark_elsewhere_too(owner, only, false),
+            (0, _) => {
+                self.waits.remove(owner);
+                if self.waits.is_empty() {
+                    // A crowd that has left must leave no memory behind.
+                    self.waits = HashMap::new();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn mark_elsewhere_too(&mut self, owner: &[u8], line: LineId, waits: bool) {
+        let Some(line) = self.arena.get_mut(line.0) else {
+            return;
+        };
+        let mut next = line.owners.get(owner).and_then(|ends| ends.first);
+        while let Some((id, waiter)) = next.and_then(|id| Some((id, self.waiters.get(id.0)?))) {
+            if waits {
+                line.elsewhere_too.insert(waiter.order, id);
+            } else {
+                line.elsewhere_too.remove(&waiter.order);
+            }
+            next = waiter.of_owner.behind;
         }
     }
 

@@ -25,6 +25,12 @@ pub struct Counters {
     pub releases: u64,
     /// Locks broken.
     pub breaks: u64,
+    /// Waits refused because they could never have ended.
+    pub deadlocks_refused: u64,
+    /// Holds whose session ended before them, and that were released with it.
+    pub session_releases: u64,
+    /// Holds whose session was told that they were lost.
+    pub holds_lost: u64,
     /// Leases whose end was noticed while somebody waited.
     pub expiries: u64,
     /// The most waiters there ever were at once.

@@ -1,7 +1,10 @@
 //! From bytes to checked values. Arguments are whatever a client sends: any bytes, any length.
 
 use crate::error::Word;
-use crate::{FENCE_FIELD, INTEGER_MAX, Lease, MODE_FIELD, OWNER_LEN_MAX, Refusal, Token, Wait};
+use crate::{
+    FENCE_FIELD, INTEGER_MAX, Lease, MODE_FIELD, OWNER_LEN_MAX, Refusal, SESSION_LEN_MAX, Token,
+    Wait,
+};
 
 /// The arguments of a command, read from left to right.
 pub(crate) struct Arguments<I>(I);
@@ -78,6 +81,21 @@ pub(crate) fn lease(bytes: &[u8]) -> Result<Lease, Refusal> {
 
 pub(crate) fn wait(bytes: &[u8]) -> Result<Wait, Refusal> {
     integer(bytes).and_then(Wait::from_ms).ok_or(Refusal::Wait)
+}
+
+pub(crate) fn session(bytes: &[u8]) -> Result<&[u8], Refusal> {
+    let fits = (1..=SESSION_LEN_MAX).contains(&bytes.len());
+    if fits {
+        Ok(bytes)
+    } else {
+        Err(Refusal::SessionLength)
+    }
+}
+
+pub(crate) fn grace(bytes: &[u8]) -> Result<i64, Refusal> {
+    integer(bytes)
+        .filter(|ms| (0..=INTEGER_MAX).contains(ms))
+        .ok_or(Refusal::Grace)
 }
 
 pub(crate) fn token(bytes: &[u8]) -> Result<Token, Refusal> {

@@ -5,7 +5,7 @@
 use crate::parse::{self, Arguments, Once, owner};
 use crate::{Lease, Refusal, Token, Wait};
 
-/// `RLOCK.ACQUIRE key owner lease-ms [BLOCK wait-ms] [ONCE]`
+/// `RLOCK.ACQUIRE key owner lease-ms [BLOCK wait-ms | QUEUE wait-ms] [SESSION session] [ONCE]`
 #[derive(Clone, Copy, Debug)]
 pub struct Acquire<'a> {
     /// The lock's name.
@@ -14,10 +14,23 @@ pub struct Acquire<'a> {
     pub owner: &'a [u8],
     /// How long the hold is to last.
     pub lease: Lease,
-    /// How long to wait in line, if it cannot be had now; `None` is not at all.
-    pub block: Option<Wait>,
+    /// Whether and how to wait in line, if it cannot be had now.
+    pub patience: Patience,
+    /// The session that the hold is to belong to.
+    pub session: Option<&'a [u8]>,
     /// Do not count again what this owner already holds or waits for.
     pub once: bool,
+}
+
+/// Whether and how to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Not at all.
+    None,
+    /// Blocked on the connection, for so long.
+    Block(Wait),
+    /// In line for the session, for so long.
+    Queue(Wait),
 }
 
 impl<'a> Acquire<'a> {
@@ -29,22 +42,38 @@ impl<'a> Acquire<'a> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
         let lease = parse::lease(args.next()?)?;
-        let (mut block, mut once) = (Once::new(), Once::new());
+        let (mut block, mut queue) = (Once::new(), Once::new());
+        let (mut session, mut once) = (Once::new(), Once::new());
         while let Some(word) = args.option() {
             if word.eq_ignore_ascii_case(b"BLOCK") {
                 block.set(word, parse::wait(args.value(word)?))?;
+            } else if word.eq_ignore_ascii_case(b"QUEUE") {
+                queue.set(word, parse::wait(args.value(word)?))?;
+            } else if word.eq_ignore_ascii_case(b"SESSION") {
+                session.set(word, parse::session(args.value(word)?))?;
             } else if word.eq_ignore_ascii_case(b"ONCE") {
                 once.set(word, Ok(()))?;
             } else {
                 return Err(parse::unknown(word));
             }
         }
+        let patience = match (block.get(), queue.get()) {
+            (None, None) => Patience::None,
+            (Some(wait), None) => Patience::Block(wait),
+            (None, Some(wait)) => Patience::Queue(wait),
+            (Some(_), Some(_)) => return Err(Refusal::BlockAndQueue),
+        };
+        let (session, once) = (session.get(), once.get().is_some());
+        if matches!(patience, Patience::Queue(_)) && session.is_none() {
+            return Err(Refusal::QueueWithoutSession);
+        }
         Ok(Self {
             key,
             owner,
             lease,
-            block: block.get(),
-            once: once.get().is_some(),
+            patience,
+            session,
+            once,
         })
     }
 }
@@ -89,7 +118,7 @@ impl<'a> Release<'a> {
     }
 }
 
-/// `RLOCK.RENEW key owner lease-ms [TOKEN token]`
+/// `RLOCK.RENEW key owner lease-ms [TOKEN token] [SESSION session]`
 #[derive(Clone, Copy, Debug)]
 pub struct Renew<'a> {
     /// The lock's name.
@@ -100,6 +129,8 @@ pub struct Renew<'a> {
     pub lease: Lease,
     /// Only the hold that has this token.
     pub token: Option<Token>,
+    /// The session that the hold is to belong to from now on.
+    pub session: Option<&'a [u8]>,
 }
 
 impl<'a> Renew<'a> {
@@ -111,19 +142,23 @@ impl<'a> Renew<'a> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
         let lease = parse::lease(args.next()?)?;
-        let mut token = Once::new();
+        let (mut token, mut session) = (Once::new(), Once::new());
         while let Some(word) = args.option() {
             if word.eq_ignore_ascii_case(b"TOKEN") {
                 token.set(word, parse::token(args.value(word)?))?;
+            } else if word.eq_ignore_ascii_case(b"SESSION") {
+                session.set(word, parse::session(args.value(word)?))?;
             } else {
                 return Err(parse::unknown(word));
             }
         }
+        let (token, session) = (token.get(), session.get());
         Ok(Self {
             key,
             owner,
             lease,
-            token: token.get(),
+            token,
+            session,
         })
     }
 }
@@ -202,6 +237,43 @@ impl<'a> List<'a> {
         Ok(Self {
             pattern: pattern.get(),
             count: count.get(),
+        })
+    }
+}
+
+/// `RLOCK.EVENTS session [BLOCK wait-ms] [GRACE grace-ms]`
+#[derive(Clone, Copy, Debug)]
+pub struct Events<'a> {
+    /// The session's name.
+    pub session: &'a [u8],
+    /// How long to wait for the next event, if there is none; `None` is not at all.
+    pub block: Option<Wait>,
+    /// How long the session's holds outlive its connection, in milliseconds.
+    pub grace_ms: i64,
+}
+
+impl<'a> Events<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, and the first word that is no option.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+        let mut args = Arguments::new(args);
+        let session = parse::session(args.next()?)?;
+        let (mut block, mut grace) = (Once::new(), Once::new());
+        while let Some(word) = args.option() {
+            if word.eq_ignore_ascii_case(b"BLOCK") {
+                block.set(word, parse::wait(args.value(word)?))?;
+            } else if word.eq_ignore_ascii_case(b"GRACE") {
+                grace.set(word, parse::grace(args.value(word)?))?;
+            } else {
+                return Err(parse::unknown(word));
+            }
+        }
+        Ok(Self {
+            session,
+            block: block.get(),
+            grace_ms: grace.get().unwrap_or(0),
         })
     }
 }

@@ -49,6 +49,11 @@ impl Wait {
         (0..=INTEGER_MAX).contains(&ms).then_some(Self(ms))
     }
 
+    /// How long, in milliseconds; 0 is without limit.
+    pub fn ms(self) -> i64 {
+        self.0
+    }
+
     /// The moment at which a wait that starts now ends, on the monotonic clock; none without limit.
     pub fn end(self, now: Now) -> Option<i64> {
         (self.0 > 0).then(|| now.mono_ms.saturating_add(self.0))

@@ -31,7 +31,7 @@ impl Command for Info {
         let now = clock::now();
         let lock = OpenLock::to_read(ctx, args.at(1)?);
         let at = lock.at();
-        let queue = state::with(|state| state.locks.lines().waiters_of(at, now).collect());
+        let queue = state::with(|state| state.locks.queue(at, now));
         let (stored, owner) = lock.load_for_holder();
         let report = match stored {
             Stored::OtherType => return Err(Refusal::WrongType),

@@ -35,7 +35,7 @@ impl Command for List {
                     .pattern
                     .is_none_or(|pattern| glob_matches(pattern, &line.name))
             };
-            state.locks.lines().views(db, now).filter(matches).collect()
+            state.locks.views(db, now).filter(matches).collect()
         });
         if let Some(user) = ctx.user() {
             lines.retain(|line| user.may_read(&line.name));

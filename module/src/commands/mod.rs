@@ -4,6 +4,7 @@
 mod acquire;
 mod break_hold;
 mod cancel;
+mod events;
 mod info;
 mod list;
 mod release;
@@ -18,6 +19,7 @@ pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> 
     register::<renew::Renew>(ctx)?;
     register::<cancel::Cancel>(ctx)?;
     register::<break_hold::Break>(ctx)?;
+    register::<events::Events>(ctx)?;
     register::<info::Info>(ctx)?;
     register::<list::List>(ctx)
 }
@@ -26,3 +28,4 @@ const KEY: Argument = Argument::new(c"key", ArgumentKind::Key);
 const OWNER: Argument = Argument::new(c"owner", ArgumentKind::Text);
 const LEASE_MS: Argument = Argument::new(c"lease-ms", ArgumentKind::Integer);
 const TOKEN: Argument = Argument::option(c"TOKEN", c"token", ArgumentKind::Integer);
+const SESSION: Argument = Argument::option(c"SESSION", c"session", ArgumentKind::Text);

@@ -1,10 +1,11 @@
-//! `RLOCK.RENEW key owner lease-ms [TOKEN token]`: start the lease anew.
+//! `RLOCK.RENEW key owner lease-ms [TOKEN token] [SESSION session]`: start the lease anew.
 //!
-//! Replies 1 if the owner holds the lock (with that token), 0 if it is lost. Never revives a lock.
+//! Replies 1 if the owner holds the lock (with that token), 0 if it is lost. Never revives a
+//! lock. With `SESSION` the hold belongs to that session from now on.
 //!
 //! Replicated as `PEXPIREAT`.
 
-use super::{KEY, LEASE_MS, OWNER, TOKEN};
+use super::{KEY, LEASE_MS, OWNER, SESSION, TOKEN};
 use crate::ffi::{Access, Args, Command, Ctx, Spec};
 use crate::keys::OpenLock;
 use crate::{effects, state};
@@ -22,7 +23,7 @@ impl Command for Renew {
         flags: c"write fast",
         categories: c"write fast lock",
         key: Some(Access::Update),
-        arguments: &[KEY, OWNER, LEASE_MS, TOKEN],
+        arguments: &[KEY, OWNER, LEASE_MS, TOKEN, SESSION],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal> {

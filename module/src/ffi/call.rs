@@ -36,6 +36,14 @@ impl Flags {
         )
     }
 
+    /// Whether the client of this call has a connection of its own, rather than being a script or
+    /// another module.
+    pub(crate) fn has_connection(self) -> bool {
+        !self.any(raw::REDISMODULE_CTX_FLAGS_LUA)
+            && (self.any(raw::REDISMODULE_CTX_FLAGS_MULTI)
+                || !self.any(raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING))
+    }
+
     pub(crate) fn replica(self) -> bool {
         self.any(raw::REDISMODULE_CTX_FLAGS_SLAVE)
     }

@@ -43,8 +43,9 @@ pub(crate) enum Access {
 pub(crate) struct Argument {
     pub(crate) name: &'static CStr,
     pub(crate) kind: ArgumentKind,
-    /// The word before it, for an option.
+    /// The word before it, if there is one.
     pub(crate) token: Option<&'static CStr>,
+    pub(crate) optional: bool,
 }
 
 /// What an argument is.
@@ -56,6 +57,8 @@ pub(crate) enum ArgumentKind {
     Pattern,
     /// The option's word alone.
     Word,
+    /// One of these.
+    Either(&'static [Argument]),
 }
 
 impl Argument {
@@ -64,9 +67,25 @@ impl Argument {
             name,
             kind,
             token: None,
+            optional: false,
         }
     }
 
+    /// A value behind a word.
+    pub(crate) const fn with_token(
+        token: &'static CStr,
+        name: &'static CStr,
+        kind: ArgumentKind,
+    ) -> Self {
+        Self {
+            name,
+            kind,
+            token: Some(token),
+            optional: false,
+        }
+    }
+
+    /// The same, which may be left out.
     pub(crate) const fn option(
         token: &'static CStr,
         name: &'static CStr,
@@ -76,6 +95,17 @@ impl Argument {
             name,
             kind,
             token: Some(token),
+            optional: true,
+        }
+    }
+
+    /// One of several, or none.
+    pub(crate) const fn either(of: &'static [Self]) -> Self {
+        Self {
+            name: c"one-of",
+            kind: ArgumentKind::Either(of),
+            token: None,
+            optional: true,
         }
     }
 }
@@ -155,8 +185,8 @@ fn set_info(command: *mut raw::RedisModuleCommand, spec: &Spec) -> c_int {
     let version = info_version();
     // Both lists end with an element of zeros.
     let mut keys = [key_spec(spec.key), zeroed_key_spec()];
-    let mut arguments: Vec<_> = spec.arguments.iter().map(argument).collect();
-    arguments.push(zeroed_argument());
+    let mut kept = Vec::new();
+    let mut arguments = argument_list(spec.arguments, &mut kept);
     let info = raw::RedisModuleCommandInfo {
         version: &raw const version,
         summary: spec.summary.as_ptr(),
@@ -213,7 +243,20 @@ fn zeroed_key_spec() -> raw::RedisModuleCommandKeySpec {
     unsafe { std::mem::zeroed() }
 }
 
-fn argument(argument: &Argument) -> raw::RedisModuleCommandArg {
+/// The arguments as the server takes them. The lists that they point to are put into `kept`.
+fn argument_list(
+    arguments: &[Argument],
+    kept: &mut Vec<Vec<raw::RedisModuleCommandArg>>,
+) -> Vec<raw::RedisModuleCommandArg> {
+    let mut list: Vec<_> = arguments.iter().map(|of| argument(of, kept)).collect();
+    list.push(zeroed_argument());
+    list
+}
+
+fn argument(
+    argument: &Argument,
+    kept: &mut Vec<Vec<raw::RedisModuleCommandArg>>,
+) -> raw::RedisModuleCommandArg {
     let mut arg = zeroed_argument();
     arg.name = argument.name.as_ptr();
     arg.key_spec_index = -1;
@@ -226,9 +269,17 @@ fn argument(argument: &Argument) -> raw::RedisModuleCommandArg {
         ArgumentKind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
         ArgumentKind::Pattern => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PATTERN,
         ArgumentKind::Word => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
+        ArgumentKind::Either(of) => {
+            let mut list = argument_list(of, kept);
+            arg.subargs = list.as_mut_ptr();
+            kept.push(list);
+            raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF
+        }
     };
     if let Some(token) = argument.token {
         arg.token = token.as_ptr();
+    }
+    if argument.optional {
         arg.flags = int(raw::REDISMODULE_CMD_ARG_OPTIONAL);
     }
     arg

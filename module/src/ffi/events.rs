@@ -81,6 +81,8 @@ pub(crate) enum ServerEvent {
     Flushed(Option<c_int>),
     /// Two databases changed places.
     Swapped(c_int, c_int),
+    /// The connection of the client with this number is gone.
+    ClientGone(u64),
 }
 
 /// Who hears of them.
@@ -88,7 +90,7 @@ pub(crate) trait ServerEvents {
     fn happened(ctx: Ctx<'_>, event: ServerEvent);
 }
 
-/// Hears of the server's changes from now on.
+/// Hears of the server's changes from now on, but for those of its clients.
 pub(crate) fn subscribe_to_server_events<S: ServerEvents>(ctx: Ctx<'_>) {
     for id in [
         raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
@@ -96,13 +98,23 @@ pub(crate) fn subscribe_to_server_events<S: ServerEvents>(ctx: Ctx<'_>) {
         raw::REDISMODULE_EVENT_FLUSHDB,
         raw::REDISMODULE_EVENT_SWAPDB,
     ] {
-        let event = raw::RedisModuleEvent { id, dataver: 1 };
-        server!(RedisModule_SubscribeToServerEvent(
-            ctx.raw,
-            event,
-            Some(on_server_event::<S>)
-        ));
+        subscribe::<S>(ctx, id);
     }
+}
+
+/// Hears of clients that go, from now on. Each connection of the server pays for it, so this is
+/// called when there is a session.
+pub(crate) fn subscribe_to_client_events<S: ServerEvents>(ctx: Ctx<'_>) {
+    subscribe::<S>(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE);
+}
+
+fn subscribe<S: ServerEvents>(ctx: Ctx<'_>, id: u64) {
+    let event = raw::RedisModuleEvent { id, dataver: 1 };
+    server!(RedisModule_SubscribeToServerEvent(
+        ctx.raw,
+        event,
+        Some(on_server_event::<S>)
+    ));
 }
 
 extern "C" fn on_server_event<S: ServerEvents>(
@@ -139,6 +151,14 @@ fn read_server_event(id: u64, subevent: u64, data: *mut c_void) -> Option<Server
             // SAFETY: with this event the server passes this structure, valid for the call.
             let info = unsafe { data.cast::<raw::RedisModuleSwapDbInfo>().as_ref() }?;
             Some(ServerEvent::Swapped(info.dbnum_first, info.dbnum_second))
+        }
+        (
+            raw::REDISMODULE_EVENT_CLIENT_CHANGE,
+            raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED,
+        ) => {
+            // SAFETY: with this event the server passes this structure, valid for the call.
+            let info = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() }?;
+            Some(ServerEvent::ClientGone(info.id))
         }
         _ => None,
     }

@@ -98,17 +98,18 @@ impl<'a> Key<'a> {
         server!(RedisModule_DeleteKey(self.raw));
     }
 
-    /// The first live field of a hash that `wanted` accepts.
-    pub(crate) fn find_field(&self, wanted: &dyn Fn(&[u8]) -> bool) -> Option<Box<[u8]>> {
+    /// The live fields of a hash that `wanted` accepts, the first `max` of them.
+    pub(crate) fn find_fields(&self, max: usize, wanted: &dyn Fn(&[u8]) -> bool) -> Vec<Box<[u8]>> {
         let mut search = FieldSearch {
             wanted,
-            found: None,
+            max,
+            found: Vec::new(),
         };
         let cursor = server!(RedisModule_ScanCursorCreate());
         let data: *mut c_void = (&raw mut search).cast();
         loop {
             let more = server!(RedisModule_ScanKey(self.raw, cursor, Some(on_field), data));
-            if more == 0 || search.found.is_some() {
+            if more == 0 || search.found.len() >= max {
                 break;
             }
         }
@@ -125,7 +126,8 @@ impl Drop for Key<'_> {
 
 struct FieldSearch<'a> {
     wanted: &'a dyn Fn(&[u8]) -> bool,
-    found: Option<Box<[u8]>>,
+    max: usize,
+    found: Vec<Box<[u8]>>,
 }
 
 extern "C" fn on_field(
@@ -138,8 +140,8 @@ extern "C" fn on_field(
         // SAFETY: `find_field` passes its search, which lives until the scan is over.
         let search = unsafe { &mut *data.cast::<FieldSearch<'_>>() };
         let field = Str::borrow(field).bytes();
-        if search.found.is_none() && (search.wanted)(field) {
-            search.found = Some(field.into());
+        if search.found.len() < search.max && (search.wanted)(field) {
+            search.found.push(field.into());
         }
     });
 }

@@ -19,7 +19,8 @@ pub(crate) use call::{Args, Ctx, EventClass, OwnedStr, Presence, Str};
 pub(crate) use command::{Access, Argument, ArgumentKind, Command, Spec, add_category, register};
 pub(crate) use events::{
     KeyEvents, ServerEvent, ServerEvents, Timer, Timers, signal_explicitly,
-    subscribe_to_key_events, subscribe_to_server_events, writes_are_paused,
+    subscribe_to_client_events, subscribe_to_key_events, subscribe_to_server_events,
+    writes_are_paused,
 };
 pub(crate) use info::{InfoPage, InfoSection, register_info};
 pub(crate) use key::{Key, KeyType};

@@ -1,0 +1,182 @@
+//! Waits that could never end.
+//!
+//! An owner waits for the holders of all locks that it waits for, and for those before it in their
+//! lines who wait for another lock as well: such a one may be granted here and go on waiting there.
+//! A wait that closes a circle of owners is refused before it begins, so no circle ever stands.
+//!
+//! The search walks from the new wait along who waits for whom until it comes back or to an end. It
+//! needs to know who holds a lock, which only the keyspace knows; so it stops and asks the driver,
+//! lock by lock.
+
+use crate::error::Word;
+use crate::line::{LineId, Lines};
+use crate::{LockKey, Refusal};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// A search for the circle that a new wait would close.
+#[derive(Debug)]
+pub struct DeadlockSearch {
+    asker: Rc<[u8]>,
+    /// Whether the asker waits already, so that with the new wait it waits for several locks.
+    waits_already: bool,
+    /// How each owner was reached.
+    reached: HashMap<Rc<[u8]>, Step>,
+    to_visit: Vec<Rc<[u8]>>,
+    /// Whose waits are being followed.
+    visited: Rc<[u8]>,
+    /// The locks for which it waits and that are yet to be looked at.
+    places: Vec<Place>,
+    /// The lock whose holders were asked for.
+    asked_about: Option<Place>,
+}
+
+/// From whom an owner was reached, and at which lock.
+#[derive(Debug)]
+struct Step {
+    from: Rc<[u8]>,
+    lock: Rc<[u8]>,
+}
+
+#[derive(Clone, Debug)]
+struct Place {
+    lock: LockKey,
+    line: Option<LineId>,
+    /// The place of the new wait.
+    is_new: bool,
+}
+
+/// What a search needs, or has found.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Who holds this lock? To be answered with [`DeadlockSearch::holders`].
+    Ask(LockKey),
+    /// A circle: the wait is to be refused.
+    Circle(Refusal),
+    /// Nothing: the wait ends when the others do what they should.
+    Nothing,
+}
+
+impl DeadlockSearch {
+    /// Begins a search for the new wait of an owner at a lock.
+    pub(crate) fn new(lines: &Lines, owner: &[u8], lock: LockKey) -> Self {
+        let line = lines.find(lock.as_ref());
+        let mut places = places_of(lines, owner);
+        let waits_already = places.iter().any(|place| place.line != line);
+        places.push(Place {
+            lock,
+            line,
+            is_new: true,
+        });
+        let asker: Rc<[u8]> = Rc::from(owner);
+        Self {
+            visited: Rc::clone(&asker),
+            asker,
+            waits_already,
+            reached: HashMap::new(),
+            to_visit: Vec::new(),
+            places,
+            asked_about: None,
+        }
+    }
+
+    /// Goes on until it needs to know something or is done.
+    pub(crate) fn go_on(&mut self, lines: &Lines) -> Found {
+        loop {
+            if let Some(place) = self.places.pop() {
+                let lock = place.lock.clone();
+                self.asked_about = Some(place);
+                return Found::Ask(lock);
+            }
+            let Some(owner) = self.to_visit.pop() else {
+                return Found::Nothing;
+            };
+            self.places = places_of(lines, &owner);
+            self.visited = owner;
+        }
+    }
+
+    /// Takes in who holds the lock that was asked about, and goes on.
+    pub(crate) fn holders(&mut self, lines: &Lines, holders: &[Box<[u8]>]) -> Found {
+        let Some(place) = self.asked_about.take() else {
+            return self.go_on(lines);
+        };
+        let visited = Rc::clone(&self.visited);
+        if holders.iter().any(|holder| **holder == *visited) {
+            // What one holds is re-entered, never waited for.
+            return self.go_on(lines);
+        }
+        let mut waited_for: Vec<Rc<[u8]>> = holders
+            .iter()
+            .map(|holder| Rc::from(holder.as_ref()))
+            .collect();
+        if let Some(line) = place.line {
+            // The new wait stands behind everybody.
+            let of = (!place.is_new).then_some(&*visited);
+            waited_for.extend(lines.elsewhere_too_ahead_of(line, of).cloned());
+            if self.waits_already && lines.is_ahead(line, &self.asker, &visited) {
+                waited_for.push(Rc::clone(&self.asker));
+            }
+        }
+        for owner in waited_for {
+            if owner == self.asker && visited != self.asker {
+                return Found::Circle(Refusal::Deadlock(self.circle(&place)));
+            }
+            self.reach(owner, &visited, &place);
+        }
+        self.go_on(lines)
+    }
+
+    fn reach(&mut self, owner: Rc<[u8]>, from: &Rc<[u8]>, place: &Place) {
+        if owner != self.asker && !self.reached.contains_key(&owner) {
+            let by = Step {
+                from: Rc::clone(from),
+                lock: Rc::clone(&place.lock.name),
+            };
+            self.reached.insert(Rc::clone(&owner), by);
+            self.to_visit.push(owner);
+        }
+    }
+
+    /// The circle in words, from the asker on, where the owner being visited waits for the asker.
+    fn circle(&self, last: &Place) -> String {
+        let mut steps = vec![in_words(&self.visited, &self.asker, &last.lock.name)];
+        let mut at = &self.visited;
+        while let Some(Step { from, lock }) = self.reached.get(at) {
+            steps.push(in_words(from, at, lock));
+            at = from;
+        }
+        let owners = steps.len();
+        let shown: Vec<String> = steps.into_iter().rev().take(SHOWN_MAX).collect();
+        let more = if owners > SHOWN_MAX {
+            ", and so on"
+        } else {
+            ""
+        };
+        format!(
+            "{} owners would wait for each other: {}{more}",
+            owners,
+            shown.join(", ")
+        )
+    }
+}
+
+/// A longer circle is cut in the error's text.
+const SHOWN_MAX: usize = 16;
+
+fn in_words(owner: &[u8], waits_for: &[u8], lock: &[u8]) -> String {
+    let (owner, waits_for, lock) = (Word::new(owner), Word::new(waits_for), Word::new(lock));
+    format!("'{owner}' waits for '{waits_for}' at '{lock}'")
+}
+
+fn places_of(lines: &Lines, owner: &[u8]) -> Vec<Place> {
+    let place = |line| {
+        let lock = lines.lock_of(line)?.clone();
+        Some(Place {
+            lock,
+            line: Some(line),
+            is_new: false,
+        })
+    };
+    lines.waits_of(owner).filter_map(place).collect()
+}

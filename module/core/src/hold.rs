@@ -1,0 +1,221 @@
+//! Holds that belong to a session.
+//!
+//! The hold itself is in the keyspace. What is kept here is whose session it is, so that it can be
+//! released when the session ends, and what is needed to notice that it was lost: its token, and
+//! when its lease ends.
+
+use crate::arena::{Arena, Id};
+use crate::session::SessionId;
+use crate::{LockKey, LockRef, Now, Token};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::rc::Rc;
+
+/// The name of a hold that belongs to a session. It stays invalid after the hold has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct HoldId(Id);
+
+#[derive(Clone, Debug)]
+pub(crate) struct SessionHold {
+    pub(crate) lock: LockKey,
+    pub(crate) owner: Rc<[u8]>,
+    pub(crate) session: SessionId,
+    pub(crate) token: Token,
+    /// When the lease ends, as far as was heard of it, in milliseconds of the wall clock.
+    ends_at: Option<i64>,
+    /// When to look at the key, in milliseconds of the wall clock.
+    check_at: Option<i64>,
+    /// Whether it stands among those to look at.
+    touched: bool,
+}
+
+impl SessionHold {
+    /// Whether the lease that was last heard of is over.
+    pub(crate) fn lease_over(&self, now: Now) -> bool {
+        self.ends_at.is_some_and(|end| end < now.wall_ms())
+    }
+}
+
+/// All holds that belong to sessions.
+#[derive(Debug, Default)]
+pub(crate) struct SessionHolds {
+    arena: Arena<SessionHold>,
+    databases: BTreeMap<i32, HashMap<Rc<[u8]>, Vec<HoldId>>>,
+    checks: BTreeSet<(i64, HoldId)>,
+    to_check: VecDeque<HoldId>,
+}
+
+impl SessionHolds {
+    pub(crate) fn len(&self) -> usize {
+        self.arena.len()
+    }
+
+    pub(crate) fn get(&self, id: HoldId) -> Option<&SessionHold> {
+        self.arena.get(id.0)
+    }
+
+    /// The holds of a lock: one, unless somebody else wrote several owners into its hash.
+    pub(crate) fn of(&self, lock: LockRef<'_>) -> &[HoldId] {
+        let holds = self
+            .databases
+            .get(&lock.db)
+            .and_then(|names| names.get(lock.name));
+        holds.map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn find(&self, lock: LockRef<'_>, owner: &[u8]) -> Option<HoldId> {
+        let is_owners = |id: &&HoldId| self.get(**id).is_some_and(|hold| *hold.owner == *owner);
+        self.of(lock).iter().find(is_owners).copied()
+    }
+
+    /// A new hold of a session. None only when four billion are there already.
+    pub(crate) fn add(
+        &mut self,
+        lock: LockKey,
+        owner: Rc<[u8]>,
+        session: SessionId,
+        token: Token,
+    ) -> Option<HoldId> {
+        let name = Rc::clone(&lock.name);
+        let db = lock.db;
+        let (ends_at, check_at, touched) = (None, None, false);
+        let hold = SessionHold {
+            lock,
+            owner,
+            session,
+            token,
+            ends_at,
+            check_at,
+            touched,
+        };
+        let id = HoldId(self.arena.insert(hold)?);
+        self.databases
+            .entry(db)
+            .or_default()
+            .entry(name)
+            .or_default()
+            .push(id);
+        Some(id)
+    }
+
+    /// The hold belongs to another session now, or has another token.
+    pub(crate) fn rebind(
+        &mut self,
+        id: HoldId,
+        session: SessionId,
+        token: Token,
+    ) -> Option<SessionId> {
+        let hold = self.arena.get_mut(id.0)?;
+        hold.token = token;
+        Some(std::mem::replace(&mut hold.session, session))
+    }
+
+    pub(crate) fn remove(&mut self, id: HoldId) -> Option<SessionHold> {
+        let hold = self.arena.remove(id.0)?;
+        if let Some(check_at) = hold.check_at {
+            self.checks.remove(&(check_at, id));
+        }
+        let names = self.databases.get_mut(&hold.lock.db)?;
+        if let Some(of_lock) = names.get_mut(&hold.lock.name) {
+            of_lock.retain(|other| *other != id);
+            if of_lock.is_empty() {
+                names.remove(&hold.lock.name);
+            }
+        }
+        if names.is_empty() {
+            self.databases.remove(&hold.lock.db);
+        }
+        Some(hold)
+    }
+
+    // --- Noticing a loss -------------------------------------------------------------------------
+
+    /// Looks at the key just after the lease is over. A check that is due earlier stays: it will
+    /// find the lease as it is by then.
+    pub(crate) fn check_after(&mut self, id: HoldId, ends_at: Option<i64>) {
+        let Some(hold) = self.arena.get_mut(id.0) else {
+            return;
+        };
+        hold.ends_at = ends_at;
+        let Some(check_at) = ends_at.map(|end| end.saturating_add(1)) else {
+            return;
+        };
+        if hold.check_at.is_some_and(|earlier| earlier <= check_at) {
+            return;
+        }
+        if let Some(later) = hold.check_at.replace(check_at) {
+            self.checks.remove(&(later, id));
+        }
+        self.checks.insert((check_at, id));
+    }
+
+    /// When the nearest check is due, in milliseconds of the wall clock.
+    pub(crate) fn next_check(&self) -> Option<i64> {
+        self.checks.first().map(|(at, _)| *at)
+    }
+
+    pub(crate) fn touch(&mut self, id: HoldId) {
+        if let Some(hold) = self.arena.get_mut(id.0)
+            && !std::mem::replace(&mut hold.touched, true)
+        {
+            self.to_check.push_back(id);
+        }
+    }
+
+    /// Marks the holds of a lock. Whether there are any.
+    pub(crate) fn touch_lock(&mut self, lock: LockRef<'_>) -> bool {
+        let ids = self.of(lock).to_vec();
+        for id in &ids {
+            self.touch(*id);
+        }
+        !ids.is_empty()
+    }
+
+    /// Marks all holds of a database; of all databases if none is named.
+    pub(crate) fn touch_all(&mut self, db: Option<i32>) {
+        let of_db = |hold: &SessionHold| db.is_none_or(|db| hold.lock.db == db);
+        let ids: Vec<HoldId> = self
+            .arena
+            .iter()
+            .filter(|(_, hold)| of_db(hold))
+            .map(|(id, _)| HoldId(id))
+            .collect();
+        for id in ids {
+            self.touch(id);
+        }
+    }
+
+    /// Marks the holds whose check is due.
+    pub(crate) fn touch_due(&mut self, now: Now) {
+        while let Some((_, id)) = self
+            .checks
+            .first()
+            .copied()
+            .filter(|(at, _)| *at <= now.wall_ms())
+        {
+            self.checks.pop_first();
+            if let Some(hold) = self.arena.get_mut(id.0) {
+                hold.check_at = None;
+            }
+            self.touch(id);
+        }
+    }
+
+    pub(crate) fn any_touched(&self) -> bool {
+        !self.to_check.is_empty()
+    }
+
+    /// The next marked hold, no longer marked.
+    pub(crate) fn next_touched(&mut self) -> Option<HoldId> {
+        while let Some(id) = self.to_check.pop_front() {
+            if let Some(hold) = self.arena.get_mut(id.0) {
+                hold.touched = false;
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    pub(crate) fn all(&self) -> Vec<HoldId> {
+        self.arena.iter().map(|(id, _)| HoldId(id)).collect()
+    }
+}

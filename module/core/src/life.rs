@@ -1,0 +1,461 @@
+//! Sessions as the locks see them: what begins with a life-line and ends with it.
+
+use crate::hold::HoldId;
+use crate::line::{LockKey, LockRef, Seat, Waiter, WaiterId};
+use crate::lock::Locks;
+use crate::metrics::count;
+use crate::request::{Events, Release};
+use crate::session::{Event, EventKind, Listener, LostReason, SessionId};
+use crate::stored::{Hash, Stored};
+use crate::{Crowd, Dismissal, Effect, LineView, Now, Refusal, Token, Wait, WaiterView};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+/// A hold that must end as soon as a write is allowed, because nobody is left who knows of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// The lock.
+    pub lock: LockKey,
+    /// The holder.
+    pub owner: Rc<[u8]>,
+    /// The grant: a later one of the same owner stays.
+    pub token: Token,
+    /// Whether all of the hold ends, with its session, or only what one grant added to it.
+    pub whole: bool,
+}
+
+impl Locks {
+    // --- The life-line ---------------------------------------------------------------------------
+
+    /// RLOCK.EVENTS: this client's connection is the session's life-line from now on. A client that
+    /// waited there before is told that it no longer is.
+    pub fn attach(
+        &mut self,
+        request: &Events<'_>,
+        client_id: u64,
+        effects: &mut Vec<Effect>,
+    ) -> Option<SessionId> {
+        let (session, former) =
+            self.sessions
+                .attach(request.session, client_id, request.grace_ms)?;
+        effects.extend(former.map(Effect::TakenOver));
+        Some(session)
+    }
+
+    /// Whether the session lives by this client's connection.
+    pub fn lives_by(&self, session: SessionId, client_id: u64) -> bool {
+        self.sessions.client_of(session) == Some(client_id)
+    }
+
+    /// What has happened to the session since the last time, oldest first.
+    pub fn fetch(&mut self, session: SessionId) -> VecDeque<Event> {
+        self.sessions.fetch(session)
+    }
+
+    /// The session's client waits for the next event.
+    pub fn listen(&mut self, session: SessionId, listener: Listener, wait: Wait, now: Now) {
+        self.sessions.listen(session, listener, wait, now);
+    }
+
+    /// The client that waited for events does so no more, though its connection may live on.
+    pub fn listen_no_more(&mut self, session: SessionId, listener: Listener) {
+        self.sessions.stop_listening_as(session, listener);
+    }
+
+    /// A connection is gone, and with it the sessions that lived by it. Whether there was one.
+    pub fn client_gone(&mut self, client_id: u64, now: Now, effects: &mut Vec<Effect>) -> bool {
+        let mut any = false;
+        while let Some(session) = self.sessions.of_client(client_id) {
+            any = true;
+            let belongings = self.sessions.detach(session, now);
+            for waiter in belongings.waiters {
+                self.dismiss(waiter, Dismissal::Refused(Refusal::NoSession), effects);
+                count(&mut self.counters.departures);
+            }
+            for event in belongings.unfetched {
+                if let EventKind::Granted(token) = event.kind {
+                    self.give_back_later(event.lock, event.owner, token);
+                }
+            }
+            self.end_later(belongings.holds);
+        }
+        any
+    }
+
+    /// A grant could not be delivered: it is given back as soon as a write is allowed.
+    pub fn give_back_later(&mut self, lock: LockKey, owner: Rc<[u8]>, token: Token) {
+        self.endings.push_back(Ending {
+            lock,
+            owner,
+            token,
+            whole: false,
+        });
+    }
+
+    fn end_later(&mut self, holds: impl IntoIterator<Item = HoldId>) {
+        for id in holds {
+            if let Some(hold) = self.holds.remove(id) {
+                let (lock, owner, token) = (hold.lock, hold.owner, hold.token);
+                self.endings.push_back(Ending {
+                    lock,
+                    owner,
+                    token,
+                    whole: true,
+                });
+            }
+        }
+    }
+
+    /// The server became a replica: nobody waits there, and what sessions hold is the new primary's
+    /// to end.
+    pub fn demoted(&mut self, effects: &mut Vec<Effect>) {
+        self.endings.clear();
+        for id in self.holds.all() {
+            self.forget(id);
+        }
+        for lock in self.lines.locks() {
+            self.dismiss_all(lock.as_ref(), &Refusal::Unblocked, effects);
+        }
+    }
+
+    // --- What time brings ------------------------------------------------------------------------
+
+    /// Milliseconds until something is due; none if nothing ever is.
+    pub fn next_deadline(&self, now: Now) -> Option<i64> {
+        if self.lines.any_touched() || self.holds.any_touched() || !self.endings.is_empty() {
+            return Some(0);
+        }
+        let check = self
+            .holds
+            .next_check()
+            .map(|at| at.saturating_sub(now.wall_ms()));
+        let session = self
+            .sessions
+            .next_deadline()
+            .map(|at| at.saturating_sub(now.mono_ms));
+        let others = check.into_iter().chain(session).map(|left| left.max(0));
+        others.chain(self.lines.next_deadline(now)).min()
+    }
+
+    /// Time has passed: marks what is to be looked at, and ends what is over.
+    pub fn passed(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        self.lines.touch_due(now);
+        self.holds.touch_due(now);
+        while let Some(session) = self.sessions.listened_enough(now) {
+            effects.extend(self.sessions.stop_listening(session).map(Effect::Wake));
+        }
+        while let Some(session) = self.sessions.grace_over(now) {
+            let holds = self.sessions.end(session);
+            self.end_later(holds);
+        }
+    }
+
+    /// The next hold that must end. The driver reads its key for its owner and calls
+    /// [`end`](Self::end).
+    pub fn next_ending(&mut self) -> Option<Ending> {
+        self.endings.pop_front()
+    }
+
+    /// Ends a hold, if it is still the one that was meant.
+    pub fn end(&mut self, ending: &Ending, stored: Stored, now: Now, effects: &mut Vec<Effect>) {
+        let lock = ending.lock.as_ref();
+        let matching = match stored {
+            Stored::Held(hash) if hash.is_grant(ending.token) => Some(hash),
+            _ => None,
+        };
+        match matching {
+            None => {
+                self.touched(lock);
+            }
+            Some(hash) if ending.whole => {
+                self.end_hold(lock, &hash, &ending.owner, now, effects);
+                count(&mut self.counters.session_releases);
+            }
+            Some(_) => self.take_back(lock, stored, &ending.owner, ending.token, now, effects),
+        }
+    }
+
+    fn take_back(
+        &mut self,
+        lock: LockRef<'_>,
+        stored: Stored,
+        owner: &[u8],
+        token: Token,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        let request = Release {
+            key: lock.name,
+            owner,
+            token: Some(token),
+            lease: None,
+        };
+        if let Ok(Some(_)) = self.give_back(lock, stored, &request, now, effects) {
+            count(&mut self.counters.grants_taken_back);
+        }
+    }
+
+    /// The next hold of a session whose key may have changed: its lock, and its owner, for whom the
+    /// driver is to read the key.
+    pub fn next_hold_to_check(&mut self) -> Option<(LockKey, Rc<[u8]>)> {
+        let id = self.holds.next_touched()?;
+        let hold = self.holds.get(id)?;
+        Some((hold.lock.clone(), Rc::clone(&hold.owner)))
+    }
+
+    /// Tells a session if its hold is lost.
+    pub fn check_hold(
+        &mut self,
+        lock: LockRef<'_>,
+        owner: &[u8],
+        stored: Stored,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(id) = self.holds.find(lock, owner) else {
+            return;
+        };
+        match (self.holds.get(id), stored) {
+            (Some(hold), Stored::Held(hash)) if hash.is_grant(hold.token) => {
+                self.holds.check_after(id, hash.ends_at);
+            }
+            _ => self.lose(id, None, now, effects),
+        }
+    }
+
+    /// The key of a session's hold is served by another node now: the hold is not lost, but no
+    /// longer ours to watch.
+    pub fn hold_moved(&mut self, lock: LockRef<'_>, owner: &[u8]) {
+        if let Some(id) = self.holds.find(lock, owner) {
+            self.forget(id);
+        }
+    }
+
+    /// Instead of checking a hold whose key cannot be looked at now.
+    pub fn check_hold_again(&mut self, lock: LockRef<'_>, owner: &[u8], now: Now) {
+        if let Some(id) = self.holds.find(lock, owner) {
+            self.holds
+                .check_after(id, Some(now.wall_ms().saturating_add(1000)));
+        }
+    }
+
+    // --- Holds of sessions -----------------------------------------------------------------------
+
+    pub(crate) fn listened(&self, name: Option<&[u8]>) -> Result<Option<SessionId>, Refusal> {
+        let Some(name) = name else { return Ok(None) };
+        self.sessions
+            .listened(name)
+            .map(Some)
+            .ok_or(Refusal::NoSession)
+    }
+
+    /// The owner holds the lock, with this token and until then. It belongs to the session, if one
+    /// is named; if none is, it stays with the one it has.
+    pub(crate) fn bind(
+        &mut self,
+        lock: LockRef<'_>,
+        owner: &[u8],
+        session: Option<SessionId>,
+        token: Option<Token>,
+        ends_at: Option<i64>,
+    ) {
+        let known = self.holds.find(lock, owner);
+        let id = match (known, session, token) {
+            (Some(id), None, _) => id,
+            (Some(id), Some(session), Some(token)) => {
+                if let Some(former) = self.holds.rebind(id, session, token) {
+                    self.sessions.remove_hold(former, id);
+                }
+                self.sessions.add_hold(session, id);
+                id
+            }
+            (None, Some(session), Some(token)) => {
+                let lock = LockKey {
+                    db: lock.db,
+                    name: Rc::from(lock.name),
+                };
+                let Some(id) = self.holds.add(lock, Rc::from(owner), session, token) else {
+                    return;
+                };
+                self.sessions.add_hold(session, id);
+                id
+            }
+            // A hold that a script took has no token by which it could be told from a later one. It
+            // gets one when it is entered again.
+            (_, Some(_), None) | (None, None, _) => return,
+        };
+        self.holds.check_after(id, ends_at);
+    }
+
+    /// The owner has given the lock back.
+    pub(crate) fn unbind(&mut self, lock: LockRef<'_>, owner: &[u8]) {
+        if let Some(id) = self.holds.find(lock, owner) {
+            self.forget(id);
+        }
+    }
+
+    /// All that sessions have of a lock is lost.
+    pub(crate) fn lose_holds(
+        &mut self,
+        lock: LockRef<'_>,
+        reason: Option<LostReason>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        while let Some(id) = self.holds.of(lock).first().copied() {
+            self.lose(id, reason, now, effects);
+        }
+    }
+
+    fn lose(
+        &mut self,
+        id: HoldId,
+        reason: Option<LostReason>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(hold) = self.holds.remove(id) else {
+            return;
+        };
+        let by_time = if hold.lease_over(now) {
+            LostReason::Expired
+        } else {
+            LostReason::Deleted
+        };
+        let kind = EventKind::Lost(reason.unwrap_or(by_time));
+        self.sessions.remove_hold(hold.session, id);
+        count(&mut self.counters.holds_lost);
+        self.tell(
+            hold.session,
+            Event {
+                kind,
+                lock: hold.lock,
+                owner: hold.owner,
+            },
+            effects,
+        );
+    }
+
+    fn forget(&mut self, id: HoldId) {
+        if let Some(hold) = self.holds.remove(id) {
+            self.sessions.remove_hold(hold.session, id);
+        }
+    }
+
+    // --- Word to those who wait ------------------------------------------------------------------
+
+    pub(crate) fn tell(&mut self, session: SessionId, event: Event, effects: &mut Vec<Effect>) {
+        effects.extend(self.sessions.tell(session, event).map(Effect::Wake));
+    }
+
+    /// A waiter leaves the line with nothing, and is told why.
+    pub(crate) fn dismiss(
+        &mut self,
+        id: WaiterId,
+        why: Dismissal,
+        effects: &mut Vec<Effect>,
+    ) -> Option<()> {
+        let lock = self.lock_of(id)?;
+        let waiter = self.withdraw(id)?;
+        self.tell_dismissed(&lock, waiter.seat, waiter.owner, why, effects);
+        Some(())
+    }
+
+    pub(crate) fn tell_dismissed(
+        &mut self,
+        lock: &LockKey,
+        seat: Seat,
+        owner: Rc<[u8]>,
+        why: Dismissal,
+        effects: &mut Vec<Effect>,
+    ) {
+        match seat {
+            Seat::Client { handle, .. } => effects.push(Effect::Dismiss {
+                client: handle,
+                why,
+            }),
+            Seat::Session(session) => {
+                let kind = match why {
+                    Dismissal::NotAcquired { ttl_ms } => EventKind::Timeout { ttl_ms },
+                    Dismissal::Refused(refusal) => EventKind::Error(refusal),
+                };
+                self.tell(
+                    session,
+                    Event {
+                        kind,
+                        lock: lock.clone(),
+                        owner,
+                    },
+                    effects,
+                );
+            }
+        }
+    }
+
+    /// Takes a waiter out that gets nothing. Who is first now may be one whose owner holds the
+    /// lock, and what one holds is re-entered, never waited for: the line is to be looked at.
+    pub(crate) fn withdraw(&mut self, id: WaiterId) -> Option<Waiter> {
+        let line = self.lines.line_of(id)?;
+        let was_first = self.lines.first(line).is_some_and(|(first, _)| first == id);
+        let waiter = self.leave(id)?;
+        if was_first {
+            self.lines.touch(line);
+        }
+        Some(waiter)
+    }
+
+    /// Takes a waiter out of its line and of its session.
+    pub(crate) fn leave(&mut self, id: WaiterId) -> Option<Waiter> {
+        let waiter = self.lines.leave(id)?;
+        if let Some(session) = waiter.session {
+            self.sessions.remove_waiter(session, id);
+        }
+        Some(waiter)
+    }
+
+    pub(crate) fn lock_of(&self, id: WaiterId) -> Option<LockKey> {
+        self.lines
+            .line_of(id)
+            .and_then(|line| self.lines.lock_of(line))
+            .cloned()
+    }
+
+    // --- To look at ------------------------------------------------------------------------------
+
+    /// How many there are of everything.
+    pub fn crowd(&self) -> Crowd {
+        Crowd {
+            sessions: self.sessions.len(),
+            session_holds: self.holds.len(),
+            ..self.lines.crowd()
+        }
+    }
+
+    /// The lines of a database, in no particular order.
+    pub fn views(&self, db: i32, now: Now) -> impl Iterator<Item = LineView> + '_ {
+        self.lines.views(db, now)
+    }
+
+    /// Those who wait for a lock, in order. A queued waiter's client is its session's.
+    pub fn queue(&self, lock: LockRef<'_>, now: Now) -> Vec<WaiterView> {
+        let view = |waiter: &Waiter| WaiterView {
+            owner: Rc::clone(&waiter.owner),
+            client_id: match waiter.seat {
+                Seat::Client { client_id, .. } => client_id,
+                Seat::Session(session) => self.sessions.client_of(session).unwrap_or(0),
+            },
+            waited_ms: now.mono_ms.saturating_sub(waiter.since),
+            left_ms: waiter
+                .wait_end
+                .map_or(-1, |end| end.saturating_sub(now.mono_ms).max(0)),
+        };
+        self.lines.waiters_of(lock).map(view).collect()
+    }
+}
+
+impl Hash {
+    /// Whether the owner for whom this was read has the hold of that grant.
+    fn is_grant(&self, token: Token) -> bool {
+        self.own.is_some() && self.token == Some(token)
+    }
+}

@@ -1,0 +1,63 @@
+//! `RLOCK.EVENTS session [BLOCK wait-ms] [GRACE grace-ms]`: be the life-line of a session, and hear
+//! what happened to its waits and holds.
+//!
+//! Replies an array of `[kind, key, owner, value]`, oldest first: `granted` with the token,
+//! `timeout` with the ttl-ms, `lost` with `expired`, `broken` or `deleted`, `error` with the error
+//! that a blocked waiter would get. Empty at the end of wait-ms; without `BLOCK` it answers at
+//! once.
+//!
+//! When the connection that called this last closes, the session's waiters leave their lines and
+//! grants not yet fetched are taken back; its holds are released at once, or after grace-ms if
+//! nobody has called this for it by then. A second connection that calls it takes the session over.
+
+use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Spec};
+use crate::state::{self, Listening};
+use crate::{blocking, changes, effects, reply};
+use rlock_core::{Refusal, request};
+
+pub(super) struct Events;
+
+impl Command for Events {
+    const SPEC: Spec = Spec {
+        name: c"rlock.events",
+        summary:
+            c"Makes the connection a session's life-line and tells what happened to its locks.",
+        complexity: c"O(N) with N events",
+        since: c"0.1.0",
+        arity: -2,
+        flags: c"blocking",
+        categories: c"blocking lock",
+        key: None,
+        arguments: &[
+            Argument::new(c"session", ArgumentKind::Text),
+            Argument::option(c"BLOCK", c"wait-ms", ArgumentKind::Integer),
+            Argument::option(c"GRACE", c"grace-ms", ArgumentKind::Integer),
+        ],
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal> {
+        let request = request::Events::parse(args.bytes())?;
+        let flags = ctx.flags();
+        if !flags.has_connection() {
+            return Err(Refusal::NoLifeLine);
+        }
+        // Both before the session begins: nothing that happens to it may go unheard.
+        changes::listen(ctx);
+        changes::follow_clients(ctx);
+        let client_id = ctx.client_id();
+        let session = effects::step_without_key(ctx, |locks, _, effects| {
+            locks.attach(&request, client_id, effects)
+        });
+        let session = session.ok_or(Refusal::NoLifeLine)?;
+        let events = state::with(|state| state.locks.fetch(session));
+        if events.is_empty()
+            && let Some(wait) = request.block
+            && flags.may_block()
+            && blocking::listen(ctx, Listening { session, client_id }, wait)
+        {
+            return Ok(());
+        }
+        reply::events(ctx, &events);
+        Ok(())
+    }
+}
