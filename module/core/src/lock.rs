@@ -438,8 +438,8 @@ impl Locks {
         })
     }
 
-    /// Takes a waiter out that gets nothing. Who is first now may be one whose owner holds the lock,
-    /// and what one holds is re-entered, never waited for: the line is to be looked at.
+    /// Takes a waiter out that gets nothing. Who is first now may be one whose owner holds the
+    /// lock, and what one holds is re-entered, never waited for: the line is to be looked at.
     fn withdraw(&mut self, id: WaiterId) -> Option<Waiter> {
         let line = self.lines.line_of(id)?;
         let was_first = self.lines.first(line).is_some_and(|(first, _)| first == id);
