@@ -16,7 +16,7 @@
 //! - [`Conn`]: one connection, bytes in and [`Reply`] out; `send` and `read` apart for what blocks
 //! - [`Pair`], [`Cluster`]: a primary with its replica, and a cluster of two
 //! - [`Feed`], [`aof`]: the exact commands that a server sends to replicas and writes to disk
-//! - [`eventually`]: wait until, with a deadline; no test sleeps and hopes
+//! - [`eventually()`]: wait until, with a deadline; no test sleeps and hopes
 //! - [`Version`]: what the server at hand can do
 //!
 //! Environment: `RLOCK_SERVER` (path of the server, else `redis-server`), `RLOCK_MODULE` (path of

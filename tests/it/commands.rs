@@ -1,0 +1,691 @@
+//! Each command: every reply and every error, in RESP2 and RESP3.
+
+use rlock_tests::{Conn, Reply, Server};
+
+const LEASE_MAX: &str = "9007199254740991";
+const I64_EDGES: [&str; 4] = [
+    "9223372036854775807",
+    "9223372036854775808",
+    "-9223372036854775808",
+    "-9223372036854775809",
+];
+
+fn both_protocols(server: &Server) -> [Conn; 2] {
+    [server.connect(), server.connect().resp3()]
+}
+
+/// The error that `command` gets, which must begin with `ERR ` and name each of `parts`.
+#[track_caller]
+fn refuses(conn: &mut Conn, command: &str, parts: &[&str]) {
+    let error = conn.run(command).error();
+    assert!(error.starts_with("ERR "), "{command}: {error}");
+    for part in parts {
+        assert!(error.contains(part), "{command}: no {part} in: {error}");
+    }
+}
+
+#[test]
+fn acquire_takes_a_free_lock_with_count_one_and_a_token() {
+    let server = Server::start();
+    for (index, mut conn) in both_protocols(&server).into_iter().enumerate() {
+        let raw = conn.raw(format!("RLOCK.ACQUIRE k{index} alice 30000"));
+        let token = server
+            .run(format!("HGET k{index} fence"))
+            .text()
+            .replace('t', "");
+        assert_eq!(raw, format!("*2\r\n:1\r\n:{token}\r\n"));
+    }
+}
+
+#[test]
+fn acquire_reenters_with_one_more_hold_the_same_token_and_the_lease_anew() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let (_, token) = conn.run("RLOCK.ACQUIRE k alice 1000").held();
+    assert_eq!(conn.run("RLOCK.ACQUIRE k alice 60000").held(), (2, token));
+    assert!(conn.run("PTTL k").int() > 50_000);
+    assert_eq!(conn.run("RLOCK.ACQUIRE k alice 20000").held(), (3, token));
+    assert!(
+        conn.run("PTTL k").int() <= 20_000,
+        "a re-entry can also shorten the lease"
+    );
+}
+
+#[test]
+fn acquire_tells_another_owner_what_is_left_of_the_lease() {
+    let server = Server::start();
+    server.connect().take("k", "alice");
+    for mut conn in both_protocols(&server) {
+        let left = conn.run("RLOCK.ACQUIRE k bob 30000").refused();
+        assert!((20_000..=30_000).contains(&left), "{left}");
+        let raw = conn.raw("RLOCK.ACQUIRE k bob 30000");
+        assert!(raw.starts_with("*2\r\n:0\r\n:"), "{raw}");
+    }
+    server.run("PERSIST k");
+    assert_eq!(server.run("RLOCK.ACQUIRE k bob 30000").refused(), -1);
+}
+
+#[test]
+fn acquire_once_keeps_the_count_and_starts_the_lease_anew() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let (_, token) = conn.run("RLOCK.ACQUIRE k alice 1000 ONCE").held();
+    assert_eq!(
+        conn.run("RLOCK.ACQUIRE k alice 60000 ONCE").held(),
+        (1, token)
+    );
+    assert!(conn.run("PTTL k").int() > 50_000);
+    conn.run("RLOCK.ACQUIRE k alice 1000").held();
+    assert_eq!(
+        conn.run("RLOCK.ACQUIRE k alice 60000 ONCE").held(),
+        (2, token)
+    );
+}
+
+#[test]
+fn acquire_takes_its_options_in_any_order_and_case() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let token = conn.take("k", "alice");
+    for options in [
+        "BLOCK 10 ONCE",
+        "ONCE BLOCK 10",
+        "block 10 once",
+        "OnCe BlOcK 10",
+        "oNcE",
+    ] {
+        assert_eq!(
+            conn.run(format!("rlock.acquire k alice 30000 {options}"))
+                .held(),
+            (1, token)
+        );
+    }
+    assert_eq!(
+        conn.run("Rlock.Acquire k alice 30000 Block 0").held(),
+        (2, token)
+    );
+}
+
+#[test]
+fn acquire_blocks_until_it_is_granted() {
+    let server = Server::start();
+    for (index, mut conn) in both_protocols(&server).into_iter().enumerate() {
+        let name = format!("k{index}");
+        let token = server.connect().take(&name, "alice");
+        conn.send(format!("RLOCK.ACQUIRE {name} bob 30000 BLOCK 0"));
+        conn.expect_nothing_yet();
+        assert_eq!(server.run(format!("RLOCK.RELEASE {name} alice")), 0);
+        let (count, next) = conn.read().held();
+        assert_eq!(count, 1);
+        assert!(next > token);
+        assert!(
+            server.run(format!("PTTL {name}")).int() > 20_000,
+            "the lease starts at the grant"
+        );
+    }
+}
+
+#[test]
+fn acquire_blocks_no_longer_than_asked() {
+    let server = Server::start();
+    server.connect().take("k", "alice");
+    for mut conn in both_protocols(&server) {
+        let left = conn.run("RLOCK.ACQUIRE k bob 30000 BLOCK 20").refused();
+        assert!((20_000..=30_000).contains(&left), "{left}");
+    }
+    assert_eq!(server.holder("k").as_deref(), Some("alice"));
+}
+
+#[test]
+fn acquire_refuses_what_it_does_not_understand_and_names_it() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    refuses(&mut conn, "RLOCK.ACQUIRE k a 1000 SOON", &["SOON"]);
+    refuses(&mut conn, "RLOCK.ACQUIRE k a 1000 ONCE later", &["later"]);
+    refuses(&mut conn, "RLOCK.ACQUIRE k a 1000 ONCE ONCE", &["ONCE"]);
+    refuses(
+        &mut conn,
+        "RLOCK.ACQUIRE k a 1000 BLOCK 1 ONCE BLOCK 1",
+        &["BLOCK"],
+    );
+    refuses(&mut conn, "RLOCK.ACQUIRE k a 1000 ONCE BLOCK", &["BLOCK"]);
+    refuses(
+        &mut conn,
+        "RLOCK.ACQUIRE k a 1000 BLOCK ONCE",
+        &["wait-ms", "0", LEASE_MAX],
+    );
+    refuses(&mut conn, "RLOCK.ACQUIRE k a 1000 TOKEN 1", &["TOKEN"]);
+    assert_eq!(conn.run("EXISTS k"), 0);
+}
+
+#[test]
+fn leases_are_whole_milliseconds_within_their_bounds() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for bad in [
+        "0",
+        "-1",
+        "1.5",
+        "1e3",
+        "0x10",
+        "+1",
+        "01",
+        "ten",
+        "9007199254740992",
+    ] {
+        refuses(
+            &mut conn,
+            &format!("RLOCK.ACQUIRE k a {bad}"),
+            &["lease-ms", "1", LEASE_MAX],
+        );
+        refuses(
+            &mut conn,
+            &format!("RLOCK.RENEW k a {bad}"),
+            &["lease-ms", "1", LEASE_MAX],
+        );
+        refuses(
+            &mut conn,
+            &format!("RLOCK.RELEASE k a LEASE {bad}"),
+            &["lease-ms", LEASE_MAX],
+        );
+    }
+    for bad in I64_EDGES {
+        refuses(
+            &mut conn,
+            &format!("RLOCK.ACQUIRE k a {bad}"),
+            &["lease-ms"],
+        );
+    }
+    for bad in ["", " 1", "1 ", "1\0"] {
+        assert!(
+            conn.cmd(&["RLOCK.ACQUIRE", "k", "a", bad])
+                .error()
+                .contains("lease-ms")
+        );
+    }
+    assert_eq!(conn.run("EXISTS k"), 0);
+    conn.run("RLOCK.ACQUIRE shortest a 1").held();
+    conn.run(format!("RLOCK.ACQUIRE longest a {LEASE_MAX}"))
+        .held();
+    assert!(conn.run("PTTL longest").int() > 9_007_199_254_000_000);
+}
+
+#[test]
+fn waits_are_whole_milliseconds_within_their_bounds() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for bad in ["-1", "1.5", "soon", "9007199254740992"]
+        .iter()
+        .chain(&I64_EDGES)
+    {
+        refuses(
+            &mut conn,
+            &format!("RLOCK.ACQUIRE k a 1 BLOCK {bad}"),
+            &["wait-ms", "0"],
+        );
+    }
+    assert_eq!(conn.run("EXISTS k"), 0);
+    conn.take("k", "alice");
+    let mut bob = server.blocked_in(&format!("RLOCK.ACQUIRE k bob 1000 BLOCK {LEASE_MAX}"));
+    conn.let_go("k", "alice");
+    bob.read().held();
+}
+
+#[test]
+fn owners_have_one_to_1024_bytes_and_no_reserved_name() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let (longest, too_long) = ("o".repeat(1024), "o".repeat(1025));
+    for owner in ["", &too_long, "fence", "mode"] {
+        for command in [
+            &["RLOCK.ACQUIRE", "k", owner, "1000"][..],
+            &["RLOCK.RELEASE", "k", owner],
+            &["RLOCK.RENEW", "k", owner, "1000"],
+            &["RLOCK.CANCEL", "k", owner],
+        ] {
+            let error = conn.cmd(command).error();
+            assert!(
+                error.starts_with("ERR ") && error.contains("owner"),
+                "{command:?}: {error}"
+            );
+        }
+    }
+    assert_eq!(conn.run("EXISTS k"), 0);
+    conn.take("k", &longest);
+    assert_eq!(conn.let_go("k", &longest), 0);
+    for owner in ["Fence", "MODE", "fenc", "modes"] {
+        conn.take(&format!("k{owner}"), owner); // only the exact names are taken
+    }
+}
+
+#[test]
+fn the_hold_count_does_not_overflow() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.run("HSET k alice 2147483646 fence t5");
+    conn.run("PEXPIRE k 30000");
+    assert_eq!(
+        conn.run("RLOCK.ACQUIRE k alice 30000").held(),
+        (2_147_483_647, 5)
+    );
+    let before = server.run("HGETALL k");
+    refuses(
+        &mut conn,
+        "RLOCK.ACQUIRE k alice 60000",
+        &["hold count", "2147483647"],
+    );
+    assert_eq!(server.run("HGETALL k"), before);
+    assert!(conn.run("PTTL k").int() <= 30_000);
+    assert_eq!(
+        conn.run("RLOCK.ACQUIRE k alice 30000 ONCE").held(),
+        (2_147_483_647, 5)
+    );
+    assert_eq!(conn.let_go("k", "alice"), 2_147_483_646);
+}
+
+#[test]
+fn release_counts_down_and_frees() {
+    let server = Server::start();
+    for mut conn in both_protocols(&server) {
+        conn.take("k", "alice");
+        conn.run("RLOCK.ACQUIRE k alice 30000").held();
+        assert_eq!(conn.raw("RLOCK.RELEASE k alice"), ":1\r\n");
+        assert_eq!(conn.run("EXISTS k"), 1);
+        assert_eq!(conn.raw("RLOCK.RELEASE k alice"), ":0\r\n");
+        assert_eq!(conn.run("EXISTS k"), 0);
+    }
+}
+
+#[test]
+fn release_by_anybody_but_the_owner_is_null_and_changes_nothing() {
+    let server = Server::start();
+    let [mut two, mut three] = both_protocols(&server);
+    assert_eq!(two.raw("RLOCK.RELEASE k alice"), "$-1\r\n", "free");
+    assert_eq!(three.raw("RLOCK.RELEASE k alice"), "_\r\n", "free");
+    two.take("k", "alice");
+    let before = server.run("HGETALL k");
+    assert_eq!(two.raw("RLOCK.RELEASE k bob"), "$-1\r\n");
+    assert_eq!(three.raw("RLOCK.RELEASE k Alice"), "_\r\n");
+    assert_eq!(server.run("HGETALL k"), before);
+}
+
+#[test]
+fn release_with_a_token_frees_only_that_hold() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let old = conn.take("k", "alice");
+    conn.let_go("k", "alice");
+    let new = conn.take("k", "alice");
+    assert_eq!(
+        conn.run(format!("RLOCK.RELEASE k alice TOKEN {old}")),
+        Reply::Null
+    );
+    assert_eq!(server.holder("k").as_deref(), Some("alice"));
+    assert_eq!(
+        conn.run(format!("RLOCK.RELEASE k bob TOKEN {new}")),
+        Reply::Null
+    );
+    assert_eq!(conn.run(format!("RLOCK.RELEASE k alice token {new}")), 0);
+    assert_eq!(server.holder("k"), None);
+}
+
+#[test]
+fn release_leaves_the_lease_alone_unless_told() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.run("RLOCK.ACQUIRE k alice 30000").held();
+    conn.run("RLOCK.ACQUIRE k alice 30000").held();
+    let token = conn.run("RLOCK.ACQUIRE k alice 30000").held().1;
+    let end = conn.run("PEXPIRETIME k").int();
+    assert_eq!(conn.let_go("k", "alice"), 2);
+    assert_eq!(conn.run("PEXPIRETIME k"), end);
+    assert_eq!(
+        conn.run(format!("RLOCK.RELEASE k alice LEASE 60000 TOKEN {token}")),
+        1
+    );
+    assert!(conn.run("PTTL k").int() > 50_000);
+    assert_eq!(conn.run("RLOCK.RELEASE k alice LEASE 60000"), 0);
+    assert_eq!(conn.run("EXISTS k"), 0, "a lease for no holds is no lease");
+}
+
+#[test]
+fn release_refuses_what_it_does_not_understand_and_names_it() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let token = conn.take("k", "alice");
+    refuses(&mut conn, "RLOCK.RELEASE k alice NOW", &["NOW"]);
+    refuses(&mut conn, "RLOCK.RELEASE k alice TOKEN", &["TOKEN"]);
+    refuses(&mut conn, "RLOCK.RELEASE k alice LEASE", &["LEASE"]);
+    refuses(&mut conn, "RLOCK.RELEASE k alice ONCE", &["ONCE"]);
+    refuses(
+        &mut conn,
+        "RLOCK.RELEASE k alice LEASE 5 LEASE 5",
+        &["LEASE"],
+    );
+    let twice = format!("RLOCK.RELEASE k alice TOKEN {token} TOKEN {token}");
+    refuses(&mut conn, &twice, &["TOKEN"]);
+    for bad in ["0", "-1", "t5", "x", "9223372036854775808"] {
+        refuses(
+            &mut conn,
+            &format!("RLOCK.RELEASE k alice TOKEN {bad}"),
+            &["token", "1"],
+        );
+    }
+    let largest = "RLOCK.RELEASE k alice TOKEN 9223372036854775807";
+    assert_eq!(conn.run(largest), Reply::Null);
+    assert_eq!(server.holder("k").as_deref(), Some("alice"));
+}
+
+#[test]
+fn renew_starts_the_lease_anew_for_the_holder_alone() {
+    let server = Server::start();
+    for mut conn in both_protocols(&server) {
+        let token = conn.take("k", "alice");
+        assert_eq!(conn.raw("RLOCK.RENEW k alice 60000"), ":1\r\n");
+        assert!(conn.run("PTTL k").int() > 50_000);
+        assert_eq!(
+            conn.run("RLOCK.RENEW k alice 20000"),
+            1,
+            "it may also shorten"
+        );
+        assert!(conn.run("PTTL k").int() <= 20_000);
+        assert_eq!(
+            conn.run(format!("RLOCK.RENEW k alice 60000 TOKEN {token}")),
+            1
+        );
+        let end = conn.run("PEXPIRETIME k");
+        assert_eq!(conn.raw("RLOCK.RENEW k bob 90000"), ":0\r\n");
+        assert_eq!(
+            conn.run(format!("RLOCK.RENEW k alice 90000 TOKEN {}", token - 1)),
+            0
+        );
+        assert_eq!(conn.run("PEXPIRETIME k"), end);
+        assert_eq!(
+            conn.run("RLOCK.ACQUIRE k alice 1000").held(),
+            (2, token),
+            "no count changed"
+        );
+        conn.run("DEL k");
+    }
+}
+
+#[test]
+fn renew_never_revives_a_lock() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    assert_eq!(conn.run("RLOCK.RENEW k alice 1000"), 0);
+    conn.run("RLOCK.ACQUIRE k alice 1").held();
+    conn.run("DEBUG SLEEP 0.01");
+    assert_eq!(conn.run("RLOCK.RENEW k alice 1000"), 0);
+    assert_eq!(conn.run("EXISTS k"), 0);
+}
+
+#[test]
+fn renew_refuses_what_it_does_not_understand_and_names_it() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.take("k", "alice");
+    refuses(&mut conn, "RLOCK.RENEW k alice 1000 AGAIN", &["AGAIN"]);
+    refuses(&mut conn, "RLOCK.RENEW k alice 1000 TOKEN", &["TOKEN"]);
+    refuses(
+        &mut conn,
+        "RLOCK.RENEW k alice 1000 TOKEN 1 TOKEN 1",
+        &["TOKEN"],
+    );
+    refuses(&mut conn, "RLOCK.RENEW k alice 1000 TOKEN zero", &["token"]);
+    assert!(conn.run("PTTL k").int() > 20_000);
+}
+
+#[test]
+fn cancel_takes_the_owners_waiters_out_and_tells_them_at_once() {
+    let server = Server::start();
+    server.connect().take("k", "alice");
+    for mut conn in both_protocols(&server) {
+        let mut one = server.wait_in_line("k", "bob");
+        let mut two = server.wait_in_line("k", "bob");
+        let mut other = server.wait_in_line("k", "carol");
+        assert_eq!(conn.raw("RLOCK.CANCEL k bob"), ":2\r\n");
+        for waiter in [&mut one, &mut two] {
+            assert!(waiter.read().refused() > 20_000);
+        }
+        other.expect_nothing_yet();
+        assert_eq!(server.line("k"), ["carol"]);
+        assert_eq!(conn.run("RLOCK.CANCEL k carol"), 1);
+        assert_eq!(conn.run("RLOCK.CANCEL k carol"), 0);
+        assert_eq!(conn.run("RLOCK.CANCEL k alice"), 0, "it touches no hold");
+        assert_eq!(server.holder("k").as_deref(), Some("alice"));
+    }
+}
+
+#[test]
+fn break_ends_the_hold_whoever_has_it() {
+    let server = Server::start();
+    for mut conn in both_protocols(&server) {
+        assert_eq!(conn.raw("RLOCK.BREAK k"), ":0\r\n");
+        conn.take("k", "alice");
+        conn.run("RLOCK.ACQUIRE k alice 30000").held();
+        assert_eq!(conn.raw("RLOCK.BREAK k"), ":1\r\n");
+        assert_eq!(conn.run("EXISTS k"), 0);
+        assert_eq!(conn.run("RLOCK.RELEASE k alice"), Reply::Null);
+    }
+}
+
+#[test]
+fn break_grants_the_next_in_line() {
+    let server = Server::start();
+    let token = server.connect().take("k", "alice");
+    let mut bob = server.wait_in_line("k", "bob");
+    assert_eq!(server.run("RLOCK.BREAK k"), 1);
+    assert!(bob.read().held().1 > token);
+    assert_eq!(server.run("RLOCK.RENEW k alice 1000"), 0);
+    assert_eq!(server.holder("k").as_deref(), Some("bob"));
+}
+
+#[test]
+fn info_of_a_free_lock() {
+    let server = Server::start();
+    for mut conn in both_protocols(&server) {
+        let info = conn.run("RLOCK.INFO k");
+        assert_eq!(
+            info.keys(),
+            ["owner", "count", "token", "ttl-ms", "waiters", "queue"]
+        );
+        assert_eq!(info.get("owner"), &Reply::Null);
+        assert_eq!(info.get("count"), &0);
+        assert_eq!(info.get("token"), &Reply::Null);
+        assert_eq!(info.get("waiters"), &0);
+        assert!(info.get("queue").array().is_empty());
+    }
+}
+
+#[test]
+fn info_tells_the_holder_and_the_line_in_order() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    let token = alice.take("k", "alice");
+    alice.run("RLOCK.ACQUIRE k alice 30000").held();
+    let mut bob = server.connect();
+    let bobs_id = bob.id();
+    bob.send("RLOCK.ACQUIRE k bob 30000 BLOCK 20000");
+    bob.expect_nothing_yet();
+    let _carol = server.wait_in_line("k", "carol");
+    for mut conn in both_protocols(&server) {
+        let info = conn.run("RLOCK.INFO k");
+        assert_eq!(info.get("owner"), &"alice");
+        assert_eq!(info.get("count"), &2);
+        assert_eq!(info.get("token"), &token);
+        assert!((20_000..=30_000).contains(&info.get("ttl-ms").int()));
+        assert_eq!(info.get("waiters"), &2);
+        let queue = info.get("queue").array();
+        assert_eq!(
+            queue[0].keys(),
+            ["owner", "client-id", "waited-ms", "left-ms"]
+        );
+        assert_eq!(queue[0].get("owner"), &"bob");
+        assert_eq!(queue[0].get("client-id"), &bobs_id);
+        let (waited, left) = (
+            queue[0].get("waited-ms").int(),
+            queue[0].get("left-ms").int(),
+        );
+        assert!(
+            waited >= 0 && left > 0 && waited + left <= 20_001,
+            "{waited} + {left}"
+        );
+        assert_eq!(queue[1].get("owner"), &"carol");
+        assert_eq!(queue[1].get("left-ms"), &-1, "without limit");
+    }
+}
+
+#[test]
+fn info_is_a_map_in_resp3_and_a_flat_array_in_resp2() {
+    let server = Server::start();
+    server.connect().take("k", "alice");
+    let _bob = server.wait_in_line("k", "bob");
+    let [mut two, mut three] = both_protocols(&server);
+    let raw = two.raw("RLOCK.INFO k");
+    assert!(
+        raw.starts_with("*12\r\n$5\r\nowner\r\n$5\r\nalice\r\n$5\r\ncount\r\n:1\r\n"),
+        "{raw}"
+    );
+    assert!(
+        raw.contains("$5\r\nqueue\r\n*1\r\n*8\r\n$5\r\nowner\r\n$3\r\nbob\r\n"),
+        "{raw}"
+    );
+    let raw = three.raw("RLOCK.INFO k");
+    assert!(
+        raw.starts_with("%6\r\n$5\r\nowner\r\n$5\r\nalice\r\n$5\r\ncount\r\n:1\r\n"),
+        "{raw}"
+    );
+    assert!(
+        raw.contains("$5\r\nqueue\r\n*1\r\n%4\r\n$5\r\nowner\r\n$3\r\nbob\r\n"),
+        "{raw}"
+    );
+}
+
+#[test]
+fn list_names_the_locks_with_waiters_most_waiters_first() {
+    let server = Server::start();
+    for mut conn in both_protocols(&server) {
+        assert_eq!(conn.raw("RLOCK.LIST"), "*0\r\n");
+    }
+    let mut alice = server.connect();
+    let mut lines = Vec::new();
+    for (name, waiters) in [("one", 1), ("three", 3), ("two", 2), ("held-only", 0)] {
+        alice.take(name, "alice");
+        lines.extend((0..waiters).map(|_| server.wait_in_line(name, "bob")));
+    }
+    for mut conn in both_protocols(&server) {
+        let reply = conn.run("RLOCK.LIST");
+        let rows: Vec<_> = reply.array().iter().map(Reply::array).collect();
+        let told: Vec<_> = rows
+            .iter()
+            .map(|row| (row[0].text(), row[1].int()))
+            .collect();
+        assert_eq!(
+            told,
+            [("three".into(), 3), ("two".into(), 2), ("one".into(), 1)]
+        );
+        assert!(rows.iter().all(|row| row.len() == 3 && row[2].int() >= 0));
+        assert!(
+            rows[2][2].int() >= rows[0][2].int(),
+            "the line of `one` is the oldest"
+        );
+    }
+}
+
+#[test]
+fn list_can_be_narrowed() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    let mut lines = Vec::new();
+    for (name, waiters) in [("order:1", 1), ("order:2", 2), ("stock", 3)] {
+        alice.take(name, "alice");
+        lines.extend((0..waiters).map(|_| server.wait_in_line(name, "bob")));
+    }
+    let mut names = |command: &str| -> Vec<String> {
+        let reply = alice.run(command);
+        reply
+            .array()
+            .iter()
+            .map(|row| row.array()[0].text())
+            .collect()
+    };
+    assert_eq!(names("RLOCK.LIST MATCH order:*"), ["order:2", "order:1"]);
+    assert_eq!(names("RLOCK.LIST COUNT 2"), ["stock", "order:2"]);
+    assert_eq!(names("rlock.list count 1 match order:?"), ["order:2"]);
+    assert_eq!(names("RLOCK.LIST MATCH s[a-z]*k"), ["stock"]);
+    assert_eq!(names("RLOCK.LIST MATCH nothing").len(), 0);
+}
+
+#[test]
+fn list_refuses_what_it_does_not_understand_and_names_it() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    refuses(&mut conn, "RLOCK.LIST everything", &["everything"]);
+    refuses(&mut conn, "RLOCK.LIST MATCH", &["MATCH"]);
+    refuses(&mut conn, "RLOCK.LIST COUNT", &["COUNT"]);
+    refuses(&mut conn, "RLOCK.LIST COUNT 1 COUNT 1", &["COUNT"]);
+    refuses(&mut conn, "RLOCK.LIST MATCH a MATCH a", &["MATCH"]);
+    for bad in ["0", "-1", "x", "9223372036854775808"] {
+        refuses(&mut conn, &format!("RLOCK.LIST COUNT {bad}"), &["COUNT"]);
+    }
+}
+
+#[test]
+fn too_few_and_too_many_arguments_are_refused() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for command in [
+        "RLOCK.ACQUIRE",
+        "RLOCK.ACQUIRE k",
+        "RLOCK.ACQUIRE k a",
+        "RLOCK.RELEASE",
+        "RLOCK.RELEASE k",
+        "RLOCK.RENEW k",
+        "RLOCK.RENEW k a",
+        "RLOCK.CANCEL k",
+        "RLOCK.CANCEL k a more",
+        "RLOCK.BREAK",
+        "RLOCK.BREAK k more",
+        "RLOCK.INFO",
+        "RLOCK.INFO k more",
+    ] {
+        refuses(&mut conn, command, &["wrong number of arguments"]);
+    }
+}
+
+#[test]
+fn another_type_at_the_key_is_wrongtype() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.run("SET k v");
+    for command in [
+        "RLOCK.ACQUIRE k a 1000",
+        "RLOCK.ACQUIRE k a 1000 BLOCK 0",
+        "RLOCK.RELEASE k a",
+        "RLOCK.RENEW k a 1000",
+        "RLOCK.BREAK k",
+        "RLOCK.INFO k",
+    ] {
+        let error = conn.run(command).error();
+        assert!(error.starts_with("WRONGTYPE "), "{command}: {error}");
+    }
+    assert_eq!(conn.run("GET k"), "v");
+}
+
+#[test]
+fn tokens_grow_with_every_grant() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut last = 0;
+    for round in 0..100 {
+        let name = format!("k{}", round % 7);
+        let token = conn.take(&name, "alice");
+        assert!(token > last, "{token} after {last}");
+        last = token;
+        conn.let_go(&name, "alice");
+    }
+    let seconds = conn.run("TIME").texts()[0].parse::<i64>().unwrap();
+    let ahead = last / 1_000_000 - seconds;
+    assert!((-5..=15).contains(&ahead), "{ahead} s from the clock");
+}

@@ -1,0 +1,415 @@
+//! What the module declares to the server: commands, keys, permissions, options, metrics.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rlock_tests::{Conn, Server, Version, module_path};
+
+/// Command, arity, flags, standard ACL categories.
+const COMMANDS: [(&str, i64, &[&str], &[&str]); 7] = [
+    (
+        "rlock.acquire",
+        -4,
+        &["write", "fast", "denyoom"],
+        &["write", "fast"],
+    ),
+    ("rlock.release", -3, &["write", "fast"], &["write", "fast"]),
+    ("rlock.renew", -4, &["write", "fast"], &["write", "fast"]),
+    ("rlock.cancel", 3, &["write", "fast"], &["write", "fast"]),
+    (
+        "rlock.break",
+        2,
+        &["write", "admin"],
+        &["write", "admin", "dangerous"],
+    ),
+    ("rlock.info", 2, &["readonly"], &["read"]),
+    ("rlock.list", -1, &["readonly"], &["read"]),
+];
+
+#[test]
+fn flags_and_arity() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for (name, arity, flags, _) in COMMANDS {
+        let told = conn.run(format!("COMMAND INFO {name}"));
+        let info = told.array()[0].array();
+        assert_eq!(info[0], name);
+        assert_eq!(info[1], arity, "{name}");
+        let mut found: BTreeSet<_> = info[2].texts().into_iter().collect();
+        assert!(found.remove("module"), "{name}");
+        // How the server itself says that the keys are described in full.
+        found.remove("movablekeys");
+        let expected: BTreeSet<_> = flags.iter().map(|&flag| flag.to_owned()).collect();
+        assert_eq!(found, expected, "{name}");
+    }
+}
+
+#[test]
+fn keys() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for command in [
+        "RLOCK.ACQUIRE key owner 1000 BLOCK 0 ONCE",
+        "RLOCK.RELEASE key owner TOKEN 1 LEASE 1000",
+        "RLOCK.RENEW key owner 1000 TOKEN 1",
+        "RLOCK.CANCEL key owner",
+        "RLOCK.BREAK key",
+        "RLOCK.INFO key",
+    ] {
+        assert_eq!(
+            conn.run(format!("COMMAND GETKEYS {command}")).texts(),
+            ["key"],
+            "{command}"
+        );
+    }
+    assert!(
+        conn.run("COMMAND GETKEYS RLOCK.LIST MATCH key").is_error(),
+        "LIST has no keys"
+    );
+}
+
+#[test]
+fn documentation() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for (name, ..) in COMMANDS {
+        let docs = conn.run(format!("COMMAND DOCS {name}"));
+        let docs = docs.get(name);
+        for field in ["summary", "since", "complexity", "group"] {
+            assert!(!docs.get(field).text().is_empty(), "{name}: {field}");
+        }
+        if name != "rlock.list" {
+            let first = &docs.get("arguments").array()[0];
+            assert_eq!(
+                (first.get("name"), first.get("type")),
+                (&"key".into(), &"key".into())
+            );
+        }
+    }
+}
+
+#[test]
+fn acl_categories() {
+    if !Version::at_hand().has_module_categories() {
+        return;
+    }
+    let server = Server::start();
+    let mut conn = server.connect();
+    for (name, _, _, expected) in COMMANDS {
+        let told = conn.run(format!("COMMAND INFO {name}"));
+        let told = told.array()[0].array()[6].texts();
+        let found: BTreeSet<_> = told
+            .iter()
+            .map(|name| name.trim_start_matches('@'))
+            .collect();
+        for category in expected {
+            assert!(
+                found.contains(category),
+                "{name} is not in @{category}: {found:?}"
+            );
+        }
+        if Version::at_hand().has_own_categories() {
+            assert!(found.contains("lock"), "{name}: {found:?}");
+        }
+    }
+}
+
+/// A connection of a user who may run everything on `orders:*` alone.
+fn orders_only(server: &Server) -> Conn {
+    assert_eq!(
+        server.run("ACL SETUSER clerk on nopass ~orders:* &* +@all"),
+        "OK"
+    );
+    let mut conn = server.connect();
+    assert_eq!(conn.run("AUTH clerk anything"), "OK");
+    conn
+}
+
+#[test]
+fn key_permissions_apply() {
+    let server = Server::start();
+    server.connect().take("stock", "alice");
+    let mut clerk = orders_only(&server);
+    clerk.take("orders:1", "clerk");
+    for command in [
+        "RLOCK.ACQUIRE stock clerk 1000",
+        "RLOCK.ACQUIRE free clerk 1000",
+        "RLOCK.RELEASE stock alice",
+        "RLOCK.RENEW stock alice 1000",
+        "RLOCK.CANCEL stock alice",
+        "RLOCK.BREAK stock",
+        "RLOCK.INFO stock",
+    ] {
+        let error = clerk.run(command).error();
+        assert!(error.starts_with("NOPERM "), "{command}: {error}");
+    }
+    assert_eq!(server.holder("stock").as_deref(), Some("alice"));
+    assert_eq!(clerk.let_go("orders:1", "clerk"), 0);
+}
+
+#[test]
+fn reading_needs_less_than_writing() {
+    let server = Server::start();
+    assert_eq!(server.run("ACL SETUSER reader on nopass %R~* +@all"), "OK");
+    server.connect().take("k", "alice");
+    let mut reader = server.connect();
+    reader.run("AUTH reader anything");
+    assert_eq!(reader.run("RLOCK.INFO k").get("owner"), &"alice");
+    let error = reader.run("RLOCK.BREAK k").error();
+    assert!(error.starts_with("NOPERM "), "{error}");
+}
+
+#[test]
+fn list_hides_the_names_that_the_caller_may_not_touch() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    let mut line = Vec::new();
+    for name in ["orders:1", "stock", "orders:2"] {
+        alice.take(name, "alice");
+        line.push(server.wait_in_line(name, "bob"));
+    }
+    let names = |conn: &mut Conn, command: &str| -> BTreeSet<String> {
+        let reply = conn.run(command);
+        reply
+            .array()
+            .iter()
+            .map(|row| row.array()[0].text())
+            .collect()
+    };
+    let mut clerk = orders_only(&server);
+    let visible = BTreeSet::from(["orders:1".to_owned(), "orders:2".to_owned()]);
+    assert_eq!(names(&mut clerk, "RLOCK.LIST"), visible);
+    assert_eq!(
+        names(&mut clerk, "RLOCK.LIST COUNT 2"),
+        visible,
+        "what is hidden does not count"
+    );
+    assert!(names(&mut clerk, "RLOCK.LIST MATCH stock").is_empty());
+    assert_eq!(names(&mut alice, "RLOCK.LIST").len(), 3);
+}
+
+#[test]
+fn a_waiter_needs_no_permission_beyond_its_own() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    alice.take("orders:1", "alice");
+    let mut clerk = orders_only(&server);
+    clerk.send("RLOCK.ACQUIRE orders:1 clerk 30000 BLOCK 0");
+    clerk.expect_nothing_yet();
+    alice.let_go("orders:1", "alice");
+    clerk.read().held();
+}
+
+#[test]
+fn options_with_their_defaults() {
+    let server = Server::start();
+    let told = server.run("CONFIG GET rlock.*").texts();
+    let told: BTreeMap<_, _> = told
+        .chunks(2)
+        .map(|p| (p[0].as_str(), p[1].as_str()))
+        .collect();
+    assert_eq!(told["rlock.publish"], "auto");
+    assert_eq!(told["rlock.max-waiters-per-lock"], "100000");
+    assert_eq!(told["rlock.fence-guard-ms"], "10000");
+}
+
+#[test]
+fn options_have_bounds() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for (option, good, bad) in [
+        (
+            "publish",
+            &["auto", "classic", "sharded", "both", "off"][..],
+            &["on", "", "1"][..],
+        ),
+        (
+            "max-waiters-per-lock",
+            &["1", "100000"],
+            &["-1", "x", "99999999999999999999"],
+        ),
+        (
+            "fence-guard-ms",
+            &["0", "60000"],
+            &["-1", "x", "99999999999999999999"],
+        ),
+    ] {
+        let name = format!("rlock.{option}");
+        for value in good {
+            assert_eq!(
+                conn.cmd(&["CONFIG", "SET", &name, value]),
+                "OK",
+                "{name} {value}"
+            );
+            assert_eq!(conn.run(format!("CONFIG GET {name}")).texts()[1], *value);
+        }
+        let last = conn.run(format!("CONFIG GET {name}"));
+        for value in bad {
+            let reply = conn.cmd(&["CONFIG", "SET", &name, value]);
+            assert!(reply.is_error(), "{name} {value:?}: {reply:?}");
+            assert_eq!(conn.run(format!("CONFIG GET {name}")), last);
+        }
+    }
+}
+
+#[test]
+fn options_are_read_from_the_configuration_file_and_written_back() {
+    let mut server = Server::builder()
+        .config("rlock.publish off")
+        .config("rlock.max-waiters-per-lock 7")
+        .start();
+    assert_eq!(server.run("CONFIG GET rlock.publish").texts()[1], "off");
+    assert_eq!(
+        server.run("CONFIG GET rlock.max-waiters-per-lock").texts()[1],
+        "7"
+    );
+    assert_eq!(server.run("CONFIG SET rlock.fence-guard-ms 5"), "OK");
+    assert_eq!(server.run("CONFIG REWRITE"), "OK");
+    let file = std::fs::read_to_string(server.directory().join("redis.conf")).unwrap();
+    assert!(file.contains("rlock.fence-guard-ms 5"), "{file}");
+    server.stop();
+}
+
+#[test]
+fn options_can_be_given_to_loadex() {
+    let server = Server::builder().without_module().start();
+    let path = module_path().display().to_string();
+    let mut conn = server.connect();
+    let load = ["MODULE", "LOADEX", &path, "CONFIG", "rlock.publish", "both"];
+    assert_eq!(conn.cmd(&load), "OK");
+    assert_eq!(conn.run("CONFIG GET rlock.publish").texts()[1], "both");
+}
+
+#[test]
+fn a_wrong_option_keeps_the_module_from_loading() {
+    let server = Server::builder().without_module().start();
+    let path = module_path().display().to_string();
+    let mut conn = server.connect();
+    let load = [
+        "MODULE",
+        "LOADEX",
+        &path,
+        "CONFIG",
+        "rlock.publish",
+        "loudly",
+    ];
+    assert!(conn.cmd(&load).is_error());
+    assert!(conn.run("RLOCK.LIST").is_error());
+}
+
+/// The numbers of `INFO rlock`, without the module's prefix.
+fn metrics(server: &Server) -> BTreeMap<String, i64> {
+    let text = server.run("INFO rlock").text();
+    let fields = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("rlock_")?.split_once(':'));
+    fields
+        .filter_map(|(name, value)| Some((name.to_owned(), value.parse().ok()?)))
+        .collect()
+}
+
+#[test]
+fn info_counts_what_happens() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    alice.run("RLOCK.ACQUIRE k alice 30000").held();
+    alice.run("RLOCK.RENEW k alice 30000");
+    alice.run("RLOCK.RENEW k bob 30000");
+    alice.run("RLOCK.ACQUIRE k bob 1000 BLOCK 5").refused();
+    let mut bob = server.wait_in_line("k", "bob");
+    let _carol = server.wait_in_line("k", "carol");
+    alice.run("RLOCK.CANCEL k carol");
+    alice.let_go("k", "alice");
+    let waiting = metrics(&server);
+    assert_eq!(waiting["waiters"], 1, "{waiting:?}");
+    assert_eq!(waiting["locks_waited_for"], 1, "{waiting:?}");
+    alice.let_go("k", "alice");
+    bob.read().held();
+    alice.run("RLOCK.BREAK k");
+    alice.take("short", "alice");
+    let mut dave = server.wait_in_line("short", "dave");
+    alice.run("RLOCK.RENEW short alice 20");
+    dave.read().held();
+    let counted = metrics(&server);
+    for (name, expected) in [
+        ("grants", 4),
+        ("reentries", 1),
+        ("handovers", 2), // the release, and the end of the short lease
+        ("timeouts", 1),
+        ("cancels", 1),
+        ("renewals", 2),
+        ("renewals_lost", 1),
+        ("releases", 2),
+        ("breaks", 1),
+        ("expiries_noticed", 1),
+        ("waiters", 0),
+        ("waiters_peak", 2),
+        ("locks_waited_for", 0),
+    ] {
+        assert_eq!(counted.get(name), Some(&expected), "{name} in {counted:?}");
+    }
+}
+
+#[test]
+fn info_has_histograms_of_waiting_and_holding() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    let mut bob = server.wait_in_line("k", "bob");
+    alice.let_go("k", "alice");
+    bob.read().held();
+    bob.let_go("k", "bob");
+    let text = server.run("INFO rlock").text();
+    for histogram in ["wait", "hold"] {
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(&format!("rlock_{histogram}")));
+        assert!(
+            line.is_some(),
+            "no histogram of {histogram} times in {text}"
+        );
+    }
+}
+
+#[test]
+fn under_memory_pressure_only_acquire_is_refused() {
+    let server = Server::builder()
+        .config("maxmemory-policy noeviction")
+        .start();
+    let mut conn = server.connect();
+    conn.take("k", "alice");
+    let mut bob = server.wait_in_line("k", "bob");
+    conn.run("CONFIG SET maxmemory 1");
+    for command in [
+        "RLOCK.ACQUIRE free carol 1000",
+        "RLOCK.ACQUIRE k carol 1000",
+        "RLOCK.ACQUIRE k alice 1000",
+        "RLOCK.ACQUIRE k alice 1000 ONCE",
+    ] {
+        let error = conn.run(command).error();
+        assert!(error.starts_with("OOM "), "{command}: {error}");
+    }
+    assert_eq!(conn.run("RLOCK.RENEW k alice 30000"), 1);
+    assert_eq!(conn.run("RLOCK.INFO k").get("waiters"), &1);
+    assert_eq!(conn.run("RLOCK.LIST").array().len(), 1);
+    assert_eq!(conn.run("RLOCK.CANCEL k nobody"), 0);
+    assert_eq!(conn.let_go("k", "alice"), 0);
+    bob.read().held();
+    assert_eq!(conn.run("RLOCK.BREAK k"), 1);
+}
+
+#[test]
+fn unloading_is_refused_while_somebody_waits() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    let mut bob = server.wait_in_line("k", "bob");
+    assert!(alice.run("MODULE UNLOAD rlock").is_error());
+    alice.let_go("k", "alice");
+    bob.read().held();
+    assert_eq!(alice.run("MODULE UNLOAD rlock"), "OK");
+    assert_eq!(alice.run("HGET k bob"), "1", "a plain key");
+    let path = module_path().display().to_string();
+    assert_eq!(alice.cmd(&["MODULE", "LOAD", &path]), "OK");
+    assert_eq!(alice.let_go("k", "bob"), 0);
+}

@@ -1,0 +1,125 @@
+//! The harness itself, on plain servers: nets that are known to catch.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+use std::time::Duration;
+
+use rlock_tests::{Cluster, Feed, Pair, Reply, Server, aof, in_sync, under_valgrind, until};
+
+#[test]
+fn a_server_that_dies_by_itself_fails_the_test() {
+    let server = Server::builder().without_module().start();
+    let mut conn = server.connect();
+    conn.send("DEBUG SEGFAULT");
+    conn.read_to_end();
+    until("its process is over", || {
+        server.log().contains("crashed by signal")
+    });
+    let verdict = catch_unwind(AssertUnwindSafe(|| drop(server)));
+    let complaint = *verdict.unwrap_err().downcast::<String>().unwrap();
+    assert!(complaint.contains("signal: 11"), "{complaint}");
+}
+
+/// Part of the smoke set, which `make memcheck` runs: a net that catches nothing would pass too.
+#[test]
+fn smoke_valgrind_fails_the_test_for_a_leak() {
+    let mut server = Server::builder().without_module().start();
+    server.load_c_module("caller");
+    assert_eq!(server.run("CALLER.LEAK").error(), "ERR forgotten");
+    let verdict = catch_unwind(AssertUnwindSafe(|| server.stop()));
+    assert_eq!(verdict.is_err(), under_valgrind());
+}
+
+#[test]
+fn data_survive_a_restart_and_a_kill() {
+    let mut server = Server::builder()
+        .without_module()
+        .config("appendonly yes")
+        .start();
+    assert_eq!(server.run("SET k v"), "OK");
+    server.restart();
+    assert_eq!(server.run("GET k"), "v");
+    server.kill();
+    server.restart();
+    assert_eq!(server.run("GET k"), "v");
+    assert_eq!(aof(&server), ["SET k v"]);
+}
+
+#[test]
+fn a_frozen_server_says_nothing_until_it_thaws() {
+    let server = Server::builder().without_module().start();
+    let mut conn = server.connect();
+    server.freeze();
+    conn.send("PING");
+    thread::sleep(Duration::from_millis(20));
+    assert_eq!(conn.read_now(), None);
+    server.thaw();
+    assert_eq!(conn.read(), "PONG");
+}
+
+#[test]
+fn expecting_nothing_fails_when_something_came() {
+    let server = Server::builder().without_module().start();
+    let mut conn = server.blocked_in("BLPOP list 0");
+    conn.expect_nothing_yet();
+    server.run("RPUSH list item");
+    let verdict = catch_unwind(AssertUnwindSafe(|| conn.expect_nothing_yet()));
+    assert!(verdict.is_err());
+}
+
+#[test]
+fn a_feed_tells_the_exact_commands() {
+    let server = Server::builder().without_module().start();
+    server.run("SET before 1");
+    let mut feed = Feed::of(&server);
+    let mut conn = server.connect();
+    conn.pipeline(&["MULTI", "SET k v", "INCR n", "EXEC"]);
+    conn.run("PUBLISH news of-today");
+    assert_eq!(
+        feed.news(),
+        [
+            "MULTI",
+            "SET k v",
+            "INCR n",
+            "EXEC",
+            "PUBLISH news of-today"
+        ]
+    );
+    assert!(feed.news().is_empty());
+}
+
+#[test]
+fn a_replica_follows() {
+    let plain = Server::builder().without_module();
+    let pair = Pair::of(plain.clone(), plain);
+    pair.primary.run("SET k v");
+    in_sync(&pair.primary, &pair.replica);
+    assert_eq!(pair.replica.run("GET k"), "v");
+}
+
+#[test]
+fn a_slot_moves_between_the_nodes_of_a_cluster() {
+    let cluster = Cluster::start_plain();
+    assert_eq!(cluster.first.run("SET k v"), "OK");
+    cluster.open_slot_of("k");
+    cluster.migrate("k");
+    cluster.close_slot_of("k");
+    assert!(cluster.first.run("GET k").error().starts_with("MOVED "));
+    assert_eq!(cluster.second.run("GET k"), "v");
+}
+
+#[test]
+fn replies_of_resp3_are_read_as_they_are() {
+    let server = Server::builder().without_module().start();
+    let mut conn = server.connect().resp3();
+    conn.run("HSET h field value");
+    let map = Reply::Map(vec![(
+        Reply::Bulk(b"field".into()),
+        Reply::Bulk(b"value".into()),
+    )]);
+    assert_eq!(conn.run("HGETALL h"), map);
+    assert_eq!(conn.raw("GET nothing"), "_\r\n");
+    assert_eq!(conn.raw("ECHO x"), "$1\r\nx\r\n");
+    assert_eq!(conn.run("DEBUG PROTOCOL true"), Reply::Bool(true));
+    assert!(conn.run("NONSENSE").is_error());
+}

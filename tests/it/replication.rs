@@ -1,0 +1,662 @@
+//! What reaches replicas and the disk: plain commands with absolute times, in the order in which
+//! they happened; they replay without the module.
+
+use std::collections::BTreeMap;
+use std::thread;
+
+use rlock_tests::{Cluster, Conn, Feed, Pair, Server, aof, in_sync};
+
+/// The commands of a grant.
+fn grant(name: &str, owner: &str, count: i64, token: i64, end: i64) -> [String; 2] {
+    [
+        format!("HSET {name} {owner} {count} fence t{token}"),
+        format!("PEXPIREAT {name} {end}"),
+    ]
+}
+
+fn unlock_message(name: &str) -> String {
+    format!("PUBLISH redisson_lock__channel:{{{name}}} 0")
+}
+
+/// `commands` as one transaction.
+fn transaction(commands: impl IntoIterator<Item = String>) -> Vec<String> {
+    let multi = std::iter::once("MULTI".to_owned());
+    multi.chain(commands).chain(["EXEC".to_owned()]).collect()
+}
+
+fn end_of(conn: &mut Conn, name: &str) -> i64 {
+    conn.run(format!("PEXPIRETIME {name}")).int()
+}
+
+#[test]
+fn acquire_is_the_hash_and_the_end_of_the_lease() {
+    let server = Server::start();
+    let mut feed = Feed::of(&server);
+    let mut alice = server.connect();
+    let token = alice.take("k", "alice");
+    let end = end_of(&mut alice, "k");
+    assert_eq!(feed.news(), transaction(grant("k", "alice", 1, token, end)));
+}
+
+#[test]
+fn a_reentry_is_the_new_count_and_the_new_end() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    let mut feed = Feed::of(&server);
+    alice.run("RLOCK.ACQUIRE k alice 60000").held();
+    let end = end_of(&mut alice, "k");
+    let expected = ["HSET k alice 2".to_owned(), format!("PEXPIREAT k {end}")];
+    assert_eq!(feed.news(), transaction(expected));
+    alice.run("RLOCK.ACQUIRE k alice 90000 ONCE").held();
+    let end = end_of(&mut alice, "k");
+    assert_eq!(feed.news(), [format!("PEXPIREAT k {end}")]);
+}
+
+#[test]
+fn a_release_is_the_new_count_or_the_deletion_with_the_message() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    alice.run("RLOCK.ACQUIRE k alice 30000").held();
+    alice.run("RLOCK.ACQUIRE k alice 30000").held();
+    let mut feed = Feed::of(&server);
+    alice.let_go("k", "alice");
+    assert_eq!(feed.news(), ["HSET k alice 2"]);
+    alice.run("RLOCK.RELEASE k alice LEASE 60000");
+    let end = end_of(&mut alice, "k");
+    let expected = ["HSET k alice 1".to_owned(), format!("PEXPIREAT k {end}")];
+    assert_eq!(feed.news(), transaction(expected));
+    alice.let_go("k", "alice");
+    assert_eq!(
+        feed.news(),
+        transaction(["DEL k".to_owned(), unlock_message("k")])
+    );
+}
+
+#[test]
+fn a_renewal_is_the_new_end() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    let mut feed = Feed::of(&server);
+    alice.run("RLOCK.RENEW k alice 60000");
+    let end = end_of(&mut alice, "k");
+    assert_eq!(feed.news(), [format!("PEXPIREAT k {end}")]);
+}
+
+#[test]
+fn a_hand_over_is_one_transaction() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    let mut bob = server.wait_in_line("k", "bob");
+    let mut feed = Feed::of(&server);
+    alice.let_go("k", "alice");
+    let (_, token) = bob.read().held();
+    let end = end_of(&mut alice, "k");
+    assert_one_hand_over(&feed.news(), &grant("k", "bob", 1, token, end));
+}
+
+#[test]
+fn a_break_is_what_a_release_is() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    let mut bob = server.wait_in_line("k", "bob");
+    let mut feed = Feed::of(&server);
+    alice.run("RLOCK.BREAK k");
+    let (_, token) = bob.read().held();
+    let end = end_of(&mut alice, "k");
+    assert_one_hand_over(&feed.news(), &grant("k", "bob", 1, token, end));
+    alice.run("RLOCK.BREAK k");
+    assert_eq!(
+        feed.news(),
+        transaction(["DEL k".to_owned(), unlock_message("k")])
+    );
+}
+
+/// `MULTI`, `DEL k`, the grant, `EXEC`, and in between the message, of which only the place is
+/// free: it carries no state.
+#[track_caller]
+fn assert_one_hand_over(news: &[String], grant: &[String]) {
+    let (messages, writes): (Vec<_>, Vec<_>) = news
+        .iter()
+        .cloned()
+        .partition(|command| command.starts_with("PUBLISH"));
+    let expected = [&["DEL k".to_owned()], grant].concat();
+    assert_eq!(writes, transaction(expected), "{news:?}");
+    assert_eq!(messages, [unlock_message("k")], "{news:?}");
+    assert!(news.last().is_some_and(|last| last == "EXEC"), "{news:?}");
+}
+
+#[test]
+fn a_grant_of_several_holds_leaves_their_number() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    let mut one = server.wait_in_line("k", "bob");
+    let mut two = server.wait_in_line("k", "bob");
+    let mut feed = Feed::of(&server);
+    alice.let_go("k", "alice");
+    one.read().held();
+    two.read().held();
+    let news = feed.news();
+    assert_eq!(
+        news.iter().filter(|command| *command == "MULTI").count(),
+        1,
+        "{news:?}"
+    );
+    let last = news
+        .iter()
+        .rfind(|command| command.starts_with("HSET"))
+        .unwrap();
+    assert!(last.starts_with("HSET k bob 2"), "{news:?}");
+}
+
+#[test]
+fn a_lease_that_ends_is_a_deletion_and_the_grant_in_this_order() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    let mut bob = server.wait_in_line("k", "bob");
+    let mut feed = Feed::of(&server);
+    alice.run("RLOCK.RENEW k alice 50");
+    let (_, token) = bob.read().held();
+    let end = end_of(&mut alice, "k");
+    let mut news = feed.news();
+    news.retain(|command| !command.starts_with("PUBLISH"));
+    let writes: Vec<_> = news
+        .into_iter()
+        .filter(|command| command != "MULTI" && command != "EXEC")
+        .collect();
+    assert!(writes[0].starts_with("PEXPIREAT"), "the renewal");
+    let deletion = writes[1].clone();
+    assert!(deletion == "DEL k" || deletion == "UNLINK k", "{writes:?}");
+    assert_eq!(writes[2..], grant("k", "bob", 1, token, end));
+}
+
+#[test]
+fn a_users_deletion_comes_before_the_grant() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    let mut bob = server.wait_in_line("k", "bob");
+    let mut feed = Feed::of(&server);
+    alice.run("DEL k");
+    let (_, token) = bob.read().held();
+    let end = end_of(&mut alice, "k");
+    let mut news = feed.news();
+    assert_eq!(news.remove(0), "DEL k");
+    news.retain(|command| !command.starts_with("PUBLISH"));
+    assert_eq!(news, transaction(grant("k", "bob", 1, token, end)));
+}
+
+#[test]
+fn in_a_clients_transaction_there_is_one_transaction() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    let mut feed = Feed::of(&server);
+    alice.pipeline(&[
+        "MULTI",
+        "RLOCK.ACQUIRE k alice 30000",
+        "SET other v",
+        "EXEC",
+    ]);
+    let news = feed.news();
+    let shape: Vec<_> = news
+        .iter()
+        .map(|command| command.split(' ').next().unwrap())
+        .collect();
+    assert_eq!(shape, ["MULTI", "HSET", "PEXPIREAT", "SET", "EXEC"]);
+}
+
+#[test]
+fn what_is_refused_or_only_asked_propagates_nothing() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.take("k", "alice");
+    conn.run("SET text v");
+    let _bob = server.wait_in_line("k", "bob");
+    let mut feed = Feed::of(&server);
+    for command in [
+        "RLOCK.ACQUIRE k carol 30000",
+        "RLOCK.ACQUIRE k carol 30000 BLOCK 5",
+        "RLOCK.ACQUIRE k carol 0",
+        "RLOCK.ACQUIRE text carol 1000",
+        "RLOCK.RELEASE k carol",
+        "RLOCK.RELEASE k alice TOKEN 1",
+        "RLOCK.RELEASE free alice",
+        "RLOCK.RENEW k carol 1000",
+        "RLOCK.RENEW free alice 1000",
+        "RLOCK.CANCEL k carol",
+        "RLOCK.CANCEL k bob",
+        "RLOCK.BREAK free",
+        "RLOCK.BREAK text",
+        "RLOCK.INFO k",
+        "RLOCK.LIST",
+    ] {
+        conn.run(command);
+        assert_eq!(feed.news(), Vec::<String>::new(), "{command}");
+    }
+}
+
+#[test]
+fn the_message_is_not_in_the_append_only_file() {
+    let server = Server::builder()
+        .config("appendonly yes")
+        .config("appendfsync always")
+        .start();
+    let mut alice = server.connect();
+    let first = alice.take("k", "alice");
+    let first_end = end_of(&mut alice, "k");
+    let mut bob = server.wait_in_line("k", "bob");
+    alice.let_go("k", "alice");
+    let (_, second) = bob.read().held();
+    let second_end = end_of(&mut alice, "k");
+    bob.let_go("k", "bob");
+    let hand_over = std::iter::once("DEL k".to_owned());
+    let hand_over = hand_over.chain(grant("k", "bob", 1, second, second_end));
+    let mut expected = transaction(grant("k", "alice", 1, first, first_end));
+    expected.extend(transaction(hand_over));
+    let written = aof(&server);
+    assert_eq!(written[..expected.len()], expected);
+    // The server wraps DEL and the message in one transaction, and leaves the message out here.
+    let rest: Vec<_> = written[expected.len()..]
+        .iter()
+        .filter(|c| c.starts_with("DEL"))
+        .collect();
+    assert_eq!(rest, ["DEL k"]);
+    assert!(
+        written.iter().all(|command| !command.contains("PUBLISH")),
+        "{written:?}"
+    );
+}
+
+#[test]
+fn a_refused_command_disturbs_nobodys_watch() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut watcher = server.connect();
+    let token = conn.take("k", "alice");
+    for command in [
+        "RLOCK.ACQUIRE k bob 30000",
+        "RLOCK.ACQUIRE k bob 30000 BLOCK 5",
+        "RLOCK.RELEASE k bob",
+        "RLOCK.RELEASE k alice TOKEN 1",
+        "RLOCK.RENEW k bob 30000",
+        "RLOCK.CANCEL k bob",
+        "RLOCK.INFO k",
+        "RLOCK.BREAK other",
+    ] {
+        watcher.run("WATCH k other");
+        conn.run(command);
+        let replies = watcher.pipeline(&["MULTI", "PING", "EXEC"]);
+        assert_eq!(replies[2].array()[0], "PONG", "{command}");
+    }
+    for command in [
+        "RLOCK.ACQUIRE k alice 30000".to_owned(),
+        "RLOCK.RENEW k alice 30000".to_owned(),
+        format!("RLOCK.RELEASE k alice TOKEN {token}"),
+        "RLOCK.RELEASE k alice".to_owned(),
+        "RLOCK.ACQUIRE k alice 30000".to_owned(),
+        "RLOCK.BREAK k".to_owned(),
+    ] {
+        watcher.run("WATCH k");
+        conn.run(&command);
+        let replies = watcher.pipeline(&["MULTI", "PING", "EXEC"]);
+        assert_eq!(
+            replies[2],
+            rlock_tests::Reply::Null,
+            "{command} is a change"
+        );
+    }
+}
+
+#[test]
+fn keyspace_notifications_are_those_of_the_plain_commands() {
+    let server = Server::builder()
+        .config("notify-keyspace-events KA")
+        .start();
+    let mut listener = server.connect();
+    listener.run("SUBSCRIBE __keyspace@0__:k");
+    let mut conn = server.connect();
+    let mut events = |command: &str, expected: &[&str]| {
+        conn.run(command);
+        let told: Vec<_> = expected
+            .iter()
+            .map(|_| listener.read().texts()[2].clone())
+            .collect();
+        assert_eq!(told, expected, "{command}");
+        listener.expect_nothing_yet();
+    };
+    events("RLOCK.ACQUIRE k alice 30000", &["hset", "expire"]);
+    events("RLOCK.ACQUIRE k alice 30000", &["hset", "expire"]);
+    events("RLOCK.ACQUIRE k alice 30000 ONCE", &["expire"]);
+    events("RLOCK.ACQUIRE k bob 30000", &[]);
+    events("RLOCK.RENEW k alice 30000", &["expire"]);
+    events("RLOCK.RENEW k bob 30000", &[]);
+    events("RLOCK.RELEASE k alice", &["hset"]);
+    events("RLOCK.RELEASE k bob", &[]);
+    events("RLOCK.RELEASE k alice", &["del"]);
+    events("RLOCK.RELEASE k alice", &[]);
+    events("RLOCK.ACQUIRE k alice 30000", &["hset", "expire"]);
+    let mut bob = server.wait_in_line("k", "bob");
+    events("RLOCK.RELEASE k alice", &["del", "hset", "expire"]);
+    bob.read().held();
+    events("RLOCK.BREAK k", &["del"]);
+}
+
+#[test]
+fn an_expired_lock_is_notified_once() {
+    let server = Server::builder()
+        .config("notify-keyspace-events KA")
+        .start();
+    let mut listener = server.connect();
+    listener.run("SUBSCRIBE __keyspace@0__:k");
+    let mut conn = server.connect();
+    conn.take("k", "alice");
+    let mut bob = server.wait_in_line("k", "bob");
+    conn.run("RLOCK.RENEW k alice 30");
+    bob.read().held();
+    let told: Vec<_> = (0..6).map(|_| listener.read().texts()[2].clone()).collect();
+    assert_eq!(
+        told,
+        ["hset", "expire", "expire", "expired", "hset", "expire"]
+    );
+    listener.expect_nothing_yet();
+}
+
+#[test]
+fn the_unlock_message_is_told_once_for_each_last_release_hand_over_and_break() {
+    let server = Server::start();
+    let mut listener = server.connect();
+    listener.run("SUBSCRIBE redisson_lock__channel:{k}");
+    let mut alice = server.connect();
+    let mut told = |conn: &mut Conn, command: &str, times: usize| {
+        conn.run(command);
+        for _ in 0..times {
+            let message = ["message", "redisson_lock__channel:{k}", "0"];
+            assert_eq!(listener.read().texts(), message, "{command}");
+        }
+        listener.expect_nothing_yet();
+    };
+    told(&mut alice, "RLOCK.ACQUIRE k alice 30000", 0);
+    told(&mut alice, "RLOCK.ACQUIRE k alice 30000", 0);
+    told(&mut alice, "RLOCK.RELEASE k alice", 0);
+    told(&mut alice, "RLOCK.RELEASE k bob", 0);
+    let _bob = server.wait_in_line("k", "bob");
+    told(&mut alice, "RLOCK.RELEASE k alice", 1);
+    told(&mut alice, "RLOCK.RELEASE k bob", 1);
+    told(&mut alice, "RLOCK.BREAK k", 0);
+    told(&mut alice, "RLOCK.ACQUIRE k alice 30000", 0);
+    told(&mut alice, "RLOCK.BREAK k", 1);
+}
+
+#[test]
+fn the_channel_is_the_one_where_redisson_listens() {
+    let server = Server::start();
+    let mut listener = server.connect();
+    let mut alice = server.connect();
+    let names: [(&[u8], &[u8]); 6] = [
+        (b"k", b"{k}"),
+        (b"a:{b}", b"a:{b}"),
+        (b"a{b", b"a{b"),
+        (b"{}x", b"{}x"),
+        (b"a}b", b"{a}b}"),
+        (b"\xff\0", b"{\xff\0}"),
+    ];
+    for (name, tagged) in names {
+        let channel = [b"redisson_lock__channel:", tagged].concat();
+        listener.cmd(&[b"SUBSCRIBE", &channel[..]]);
+        alice
+            .cmd(&[b"RLOCK.ACQUIRE", name, b"alice", b"30000"])
+            .held();
+        assert_eq!(alice.cmd(&[b"RLOCK.RELEASE", name, b"alice"]), 0);
+        let told = listener.read();
+        assert_eq!(told.array()[1], rlock_tests::Reply::Bulk(channel));
+        assert_eq!(told.array()[2], "0");
+    }
+}
+
+#[test]
+fn subscribers_of_a_replica_are_told_too() {
+    for pair in [Pair::start(), Pair::with_plain_replica()] {
+        let mut listener = pair.replica.connect();
+        listener.run("SUBSCRIBE redisson_lock__channel:{k}");
+        let mut alice = pair.primary.connect();
+        alice.take("k", "alice");
+        let mut bob = pair.primary.wait_in_line("k", "bob");
+        alice.let_go("k", "alice");
+        bob.read().held();
+        bob.let_go("k", "bob");
+        for _ in 0..2 {
+            assert_eq!(listener.read().texts()[2], "0");
+        }
+        pair.settle();
+        listener.expect_nothing_yet();
+    }
+}
+
+#[test]
+fn publishing_follows_its_option() {
+    let server = Server::start();
+    let mut classic = server.connect();
+    let mut sharded = server.connect();
+    classic.run("SUBSCRIBE redisson_lock__channel:{k}");
+    sharded.run("SSUBSCRIBE redisson_lock__channel:{k}");
+    let mut alice = server.connect();
+    let modes = [
+        ("auto", 1, 0),
+        ("classic", 1, 0),
+        ("sharded", 0, 1),
+        ("both", 1, 1),
+        ("off", 0, 0),
+    ];
+    for (mode, to_classic, to_sharded) in modes {
+        assert_eq!(alice.run(format!("CONFIG SET rlock.publish {mode}")), "OK");
+        alice.take("k", "alice");
+        alice.let_go("k", "alice");
+        for (listener, times) in [(&mut classic, to_classic), (&mut sharded, to_sharded)] {
+            for _ in 0..times {
+                assert_eq!(listener.read().texts()[2], "0", "{mode}");
+            }
+            listener.expect_nothing_yet();
+        }
+    }
+}
+
+#[test]
+fn in_a_cluster_the_message_goes_to_both_kinds_of_subscribers_once() {
+    let cluster = Cluster::start();
+    let mut classic = cluster.first.connect();
+    let mut sharded = cluster.first.connect();
+    classic.run("SUBSCRIBE redisson_lock__channel:{k}");
+    sharded.run("SSUBSCRIBE redisson_lock__channel:{k}");
+    let mut alice = cluster.first.connect();
+    alice.take("k", "alice");
+    alice.let_go("k", "alice");
+    for (listener, kind) in [(&mut classic, "message"), (&mut sharded, "smessage")] {
+        assert_eq!(
+            listener.read().texts(),
+            [kind, "redisson_lock__channel:{k}", "0"]
+        );
+    }
+    sharded.expect_nothing_yet();
+    classic.expect_nothing_yet();
+}
+
+#[test]
+fn a_replica_refuses_to_write_and_answers_questions() {
+    let pair = Pair::start();
+    let token = pair.primary.connect().take("k", "alice");
+    pair.settle();
+    let mut conn = pair.replica.connect();
+    for command in [
+        "RLOCK.ACQUIRE k alice 1000",
+        "RLOCK.ACQUIRE k bob 1000 BLOCK 0",
+        "RLOCK.RELEASE k alice",
+        "RLOCK.RENEW k alice 1000",
+        "RLOCK.CANCEL k alice",
+        "RLOCK.BREAK k",
+    ] {
+        let error = conn.run(command).error();
+        assert!(error.starts_with("READONLY "), "{command}: {error}");
+    }
+    let info = conn.run("RLOCK.INFO k");
+    assert_eq!(
+        (info.get("owner"), info.get("token")),
+        (&"alice".into(), &token.into())
+    );
+    assert!(conn.run("RLOCK.LIST").array().is_empty());
+}
+
+#[test]
+fn a_replica_equals_its_primary_after_random_traffic_with_waiters() {
+    for plain in [true, false] {
+        let pair = if plain {
+            Pair::with_plain_replica()
+        } else {
+            Pair::start()
+        };
+        let seed = u64::from(pair.primary.process_id());
+        thread::scope(|scope| {
+            for client in 0..8 {
+                let server = &pair.primary;
+                scope.spawn(move || random_traffic(server, client, seed));
+            }
+        });
+        // Whatever the traffic has left: these are held at the end, and long enough to compare.
+        for name in 0..4 {
+            pair.primary
+                .run(format!("RLOCK.ACQUIRE left{name} alice 60000"))
+                .held();
+        }
+        pair.settle();
+        let primary = keyspace(&pair.primary);
+        assert!(primary.len() >= 4, "there is something to compare");
+        assert_eq!(
+            primary,
+            keyspace(&pair.replica),
+            "plain: {plain}, seed {seed}"
+        );
+    }
+}
+
+/// Two hundred commands of one client among eight, about four locks.
+fn random_traffic(server: &Server, client: u64, seed: u64) {
+    let mut conn = server.connect();
+    let mut random = Random(seed.wrapping_mul(31).wrapping_add(client));
+    for _ in 0..200 {
+        let name = format!("k{}", random.below(4));
+        let owner = format!("owner{}", random.below(6));
+        let lease = if random.below(4) == 0 {
+            1 + random.below(20)
+        } else {
+            60_000
+        };
+        let command = match random.below(12) {
+            0..=4 => format!(
+                "RLOCK.ACQUIRE {name} {owner} {lease} BLOCK {}",
+                1 + random.below(20)
+            ),
+            5 => format!("RLOCK.ACQUIRE {name} {owner} {lease} ONCE"),
+            6..=8 => format!("RLOCK.RELEASE {name} {owner}"),
+            9 => format!("RLOCK.RENEW {name} {owner} {lease}"),
+            10 => format!("RLOCK.CANCEL {name} {owner}"),
+            _ => format!(
+                "{} {name}",
+                if random.below(2) == 0 {
+                    "RLOCK.BREAK"
+                } else {
+                    "DEL"
+                }
+            ),
+        };
+        let reply = conn.run(&command);
+        assert!(!reply.is_error(), "{command}: {reply:?}");
+    }
+}
+
+/// A small generator of numbers that a seed replays (xorshift).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.max(1);
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+/// All keys of all locks with their fields and the ends of their leases; what has run out is left
+/// out, since a replica deletes it later.
+fn keyspace(server: &Server) -> BTreeMap<String, (BTreeMap<String, String>, i64)> {
+    let mut conn = server.connect();
+    let now = conn.run("TIME").texts()[0].parse::<i64>().unwrap() * 1000;
+    let names = conn.run("KEYS *").texts();
+    let locks = names.into_iter().map(|name| {
+        let flat = conn.run(format!("HGETALL {name}")).texts();
+        let fields = flat
+            .chunks(2)
+            .map(|pair| (pair[0].clone(), pair[1].clone()))
+            .collect();
+        let end = end_of(&mut conn, &name);
+        (name, (fields, end))
+    });
+    locks.filter(|(_, (_, end))| *end > now + 5_000).collect()
+}
+
+#[test]
+fn holds_survive_a_restart_with_their_ends_and_tokens_go_on_growing() {
+    for persistence in ["appendonly yes", "save 3600 1"] {
+        let mut server = Server::builder().config(persistence).start();
+        let mut alice = server.connect();
+        let token = alice.take("k", "alice");
+        let end = end_of(&mut alice, "k");
+        alice.run("RLOCK.ACQUIRE short alice 20").held();
+        if persistence.starts_with("save") {
+            assert_eq!(alice.run("SAVE"), "OK");
+        }
+        server.restart();
+        assert_eq!(server.holder("k").as_deref(), Some("alice"));
+        let mut alice = server.connect();
+        assert_eq!(end_of(&mut alice, "k"), end, "{persistence}");
+        assert_eq!(alice.run("RLOCK.RENEW k alice 30000"), 1);
+        assert!(alice.take("other", "alice") > token, "{persistence}");
+        rlock_tests::until("what has run out is free", || {
+            server.holder("short").is_none()
+        });
+    }
+}
+
+#[test]
+fn a_server_without_the_module_reads_the_locks_as_they_are() {
+    for persistence in ["appendonly yes", "save 3600 1"] {
+        let mut server = Server::builder().config(persistence).start();
+        let mut alice = server.connect();
+        let token = alice.take("k", "alice");
+        let mut bob = server.wait_in_line("k", "bob");
+        alice.let_go("k", "alice");
+        let next = bob.read().held().1;
+        assert!(next > token);
+        alice.run("SAVE");
+        server.restart_without_module();
+        assert_eq!(server.run("HGET k bob"), "1");
+        assert_eq!(server.run("HGET k fence"), format!("t{next}"));
+        assert!(server.run("PTTL k").int() > 20_000);
+    }
+}
+
+#[test]
+fn a_replica_that_joins_later_knows_the_holds() {
+    let primary = Server::start();
+    let token = primary.connect().take("k", "alice");
+    let replica = Server::builder().without_module().start();
+    replica.run(format!("REPLICAOF 127.0.0.1 {}", primary.port()));
+    rlock_tests::until("the replica has it", || replica.holder("k").is_some());
+    in_sync(&primary, &replica);
+    assert_eq!(replica.run("HGET k fence"), format!("t{token}"));
+}

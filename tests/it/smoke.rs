@@ -1,0 +1,156 @@
+//! A short representative set, also for valgrind: `RLOCK_VALGRIND=1 cargo test smoke`.
+
+use rlock_tests::{Server, module_path};
+
+#[test]
+fn smoke_take_reenter_renew_release() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    let token = alice.take("k", "alice");
+    assert_eq!(alice.run("RLOCK.ACQUIRE k alice 30000").held(), (2, token));
+    assert!(alice.run("RLOCK.ACQUIRE k bob 30000").refused() > 0);
+    assert_eq!(alice.run("RLOCK.RENEW k alice 30000"), 1);
+    assert_eq!(alice.run("RLOCK.INFO k").get("owner"), &"alice");
+    assert_eq!(alice.let_go("k", "alice"), 1);
+    assert_eq!(alice.let_go("k", "alice"), 0);
+}
+
+#[test]
+fn smoke_wait_and_hand_over() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    let owners = ["bob", "bob", "carol", "dave"];
+    let mut line: Vec<_> = owners
+        .iter()
+        .map(|owner| server.wait_in_line("k", owner))
+        .collect();
+    assert_eq!(alice.run("RLOCK.LIST").array().len(), 1);
+    alice.let_go("k", "alice");
+    line[0].read().held();
+    line[1].read().held();
+    alice.let_go("k", "bob");
+    alice.let_go("k", "bob");
+    line[2].read().held();
+    assert_eq!(alice.run("RLOCK.BREAK k"), 1);
+    line[3].read().held();
+}
+
+#[test]
+fn smoke_leave_the_line_in_every_way() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    alice.run("RLOCK.ACQUIRE k bob 30000 BLOCK 20").refused();
+    let mut cancelled = server.wait_in_line("k", "cancelled");
+    let mut replaced = server.wait_in_line("k", "replaced");
+    let mut replacing = server.blocked_in("RLOCK.ACQUIRE k replaced 30000 BLOCK 0 ONCE");
+    replaced.read().refused();
+    let mut killed = server.connect();
+    let id = killed.id();
+    killed.send("RLOCK.ACQUIRE k killed 30000 BLOCK 0");
+    let closed = server.wait_in_line("k", "closed");
+    assert_eq!(alice.run("RLOCK.CANCEL k cancelled"), 1);
+    cancelled.read().refused();
+    assert_eq!(alice.run(format!("CLIENT KILL ID {id}")), 1);
+    closed.close();
+    rlock_tests::until("one is left", || server.line("k") == ["replaced"]);
+    alice.let_go("k", "alice");
+    replacing.read().held();
+}
+
+#[test]
+fn smoke_killed_in_the_turn_of_the_grant() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    let mut bob = server.connect();
+    let id = bob.id();
+    bob.send("RLOCK.ACQUIRE k bob 30000 BLOCK 0");
+    bob.expect_nothing_yet();
+    let mut carol = server.wait_in_line("k", "carol");
+    alice.pipeline(&["RLOCK.RELEASE k alice", &format!("CLIENT KILL ID {id}")]);
+    carol.read().held();
+}
+
+#[test]
+fn smoke_freed_in_other_ways() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for free in [
+        "DEL k",
+        "PEXPIRE k 20",
+        "RENAME k away",
+        "FLUSHALL",
+        "SWAPDB 0 1",
+        "FLUSHDB",
+    ] {
+        conn.run("DEL k");
+        conn.take("k", "alice");
+        let mut bob = server.wait_in_line("k", "bob");
+        conn.run(free);
+        bob.read().held();
+    }
+    conn.run("FLUSHALL");
+    conn.take("k", "alice");
+    let mut bob = server.wait_in_line("k", "bob");
+    conn.pipeline(&["SET k v", "PEXPIRE k 20"]);
+    // Either it is told of the string, or the string has run out before anybody looked.
+    bob.read();
+    assert_eq!(conn.run("DEBUG RELOAD"), "OK");
+}
+
+#[test]
+fn smoke_errors_options_and_odd_bytes() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for command in [
+        "RLOCK.ACQUIRE k a 0",
+        "RLOCK.ACQUIRE k a 1 ONCE ONCE",
+        "RLOCK.LIST COUNT 0",
+    ] {
+        assert!(conn.run(command).is_error());
+    }
+    assert!(
+        conn.cmd(&[&b"RLOCK.ACQUIRE"[..], b"\xff\0", b"\xff\0", b"\xff"])
+            .is_error()
+    );
+    conn.cmd(&[&b"RLOCK.ACQUIRE"[..], b"\xff\0", b"\xff\0", b"1000"])
+        .held();
+    conn.run("HSET odd alice many");
+    assert_eq!(conn.run("RLOCK.ACQUIRE odd bob 1000").refused(), -1);
+    assert_eq!(conn.run("CONFIG SET rlock.publish both"), "OK");
+    assert_eq!(conn.run("RLOCK.BREAK odd"), 1);
+    assert!(!conn.run("INFO rlock").text().is_empty());
+}
+
+#[test]
+fn smoke_waiters_at_shutdown() {
+    let mut server = Server::start();
+    server.connect().take("k", "alice");
+    let _line: Vec<_> = (0..3).map(|_| server.wait_in_line("k", "bob")).collect();
+    server.stop();
+}
+
+#[test]
+fn smoke_load_and_unload() {
+    let server = Server::builder().without_module().start();
+    let mut conn = server.connect();
+    let path = module_path().display().to_string();
+    assert_eq!(conn.cmd(&["MODULE", "LOAD", &path]), "OK");
+    conn.take("k", "alice");
+    let mut bob = server.wait_in_line("k", "bob");
+    assert!(
+        conn.run("MODULE UNLOAD rlock").is_error(),
+        "refused while somebody waits"
+    );
+    conn.let_go("k", "alice");
+    bob.read().held();
+    assert_eq!(conn.run("MODULE UNLOAD rlock"), "OK");
+    assert_eq!(conn.run("PING"), "PONG");
+    assert_eq!(
+        conn.run("HGET k bob"),
+        "1",
+        "the keys of locks are plain keys"
+    );
+}

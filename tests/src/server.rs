@@ -1,0 +1,504 @@
+//! One real server.
+
+use std::env;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::conn::Conn;
+use crate::eventually::{eventually, patience, until};
+
+/// The server to test: `RLOCK_SERVER`, else `redis-server` from the path.
+pub(crate) fn server_program() -> String {
+    env::var("RLOCK_SERVER").unwrap_or_else(|_| "redis-server".to_owned())
+}
+
+/// Whether the servers run under valgrind: ten times slower, and no error is forgiven.
+pub fn under_valgrind() -> bool {
+    env::var("RLOCK_VALGRIND").is_ok_and(|value| value == "1")
+}
+
+/// The module to load: `RLOCK_MODULE`, else the one beside the test executable, where cargo has
+/// just built it because the tests depend on it.
+pub fn module_path() -> PathBuf {
+    if let Ok(path) = env::var("RLOCK_MODULE") {
+        return fs::canonicalize(path).expect("RLOCK_MODULE names a file");
+    }
+    let beside = env::current_exe()
+        .expect("a running test")
+        .with_file_name("librlock.so");
+    assert!(beside.exists(), "no {}: set RLOCK_MODULE", beside.display());
+    beside
+}
+
+/// How to start a server: see [`Server::builder`].
+#[derive(Debug, Clone)]
+pub struct Builder {
+    module: bool,
+    module_arguments: String,
+    cluster: bool,
+    config: Vec<String>,
+}
+
+impl Builder {
+    /// One more line of `redis.conf`; it wins over what the harness writes.
+    #[must_use]
+    pub fn config(mut self, line: &str) -> Self {
+        self.config.push(line.to_owned());
+        self
+    }
+
+    /// A plain server, to which the keys of locks are hashes like any other.
+    #[must_use]
+    pub fn without_module(mut self) -> Self {
+        self.module = false;
+        self
+    }
+
+    /// What follows the module's path on its `loadmodule` line.
+    #[must_use]
+    pub fn module_arguments(mut self, arguments: &str) -> Self {
+        arguments.clone_into(&mut self.module_arguments);
+        self
+    }
+
+    /// A node of a cluster, still without slots and peers.
+    #[must_use]
+    pub fn cluster(mut self) -> Self {
+        self.cluster = true;
+        self
+    }
+
+    /// Starts it and waits until it answers.
+    #[track_caller]
+    pub fn start(self) -> Server {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let mut last_failure = String::new();
+        // Another process may take a port between our look and the server's bind.
+        for _ in 0..10 {
+            match Running::start(&self, directory.path(), free_port()) {
+                Ok(running) => {
+                    return Server {
+                        running,
+                        how: self,
+                        directory,
+                    };
+                }
+                Err(log) => last_failure = log,
+            }
+            if !last_failure.contains("Address already in use") {
+                break;
+            }
+        }
+        panic!("the server does not start:\n{last_failure}");
+    }
+
+    /// The whole configuration file.
+    fn file(&self, directory: &Path, port: u16) -> String {
+        let mut file = format!("port {port}\nbind 127.0.0.1\ndir {}\n", directory.display());
+        file += "logfile server.log\nsave \"\"\nappendonly no\n";
+        file += "enable-debug-command yes\nenable-module-command yes\n";
+        // A full sync starts at once, the end does not wait for replicas and saves nothing.
+        file += "repl-diskless-sync-delay 0\nshutdown-timeout 0\nshutdown-on-sigterm nosave\n";
+        if self.cluster {
+            let _ = writeln!(file, "cluster-enabled yes\ncluster-port {}", free_port());
+            file += "cluster-node-timeout 5000\n";
+        }
+        if self.module {
+            let path = module_path();
+            let _ = writeln!(
+                file,
+                "loadmodule {} {}",
+                path.display(),
+                self.module_arguments
+            );
+        }
+        file + &self.config.join("\n") + "\n"
+    }
+}
+
+/// A server of its own for a test. It dies with the value; if the test has failed, its log is
+/// printed; if it died by itself, or ends with an error, the test fails.
+#[derive(Debug)]
+pub struct Server {
+    running: Running,
+    how: Builder,
+    directory: TempDir,
+}
+
+impl Server {
+    /// A server with the module, and nothing else set.
+    #[track_caller]
+    pub fn start() -> Self {
+        Self::builder().start()
+    }
+
+    /// A server with the module, to be told more about.
+    pub fn builder() -> Builder {
+        let module_arguments = String::new();
+        Builder {
+            module: true,
+            module_arguments,
+            cluster: false,
+            config: Vec::new(),
+        }
+    }
+
+    /// A new connection.
+    #[track_caller]
+    pub fn connect(&self) -> Conn {
+        Conn::open(self.address()).expect("the server accepts connections")
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.running.address
+    }
+
+    /// The port, on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.address().port()
+    }
+
+    /// Its directory, with its data and its log.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        log_in(self.directory())
+    }
+
+    /// Runs one command on a connection of its own.
+    #[track_caller]
+    pub fn run(&self, command: impl AsRef<str>) -> crate::Reply {
+        self.connect().run(command)
+    }
+
+    /// A new connection that waits for `name` as `owner`, without limit and for a lease of 30 s;
+    /// it is seen waiting there, so whoever comes later is behind it.
+    #[track_caller]
+    pub fn wait_in_line(&self, name: &str, owner: &str) -> Conn {
+        self.blocked_in(&format!("RLOCK.ACQUIRE {name} {owner} 30000 BLOCK 0"))
+    }
+
+    /// A new connection on which `command` has been sent and blocks.
+    #[track_caller]
+    pub fn blocked_in(&self, command: &str) -> Conn {
+        let mut conn = self.connect();
+        let id = conn.id();
+        conn.send(command);
+        let mut observer = self.connect();
+        until(&format!("{command} blocks"), || {
+            if let Some(reply) = conn.read_now() {
+                panic!("{command} does not block: {reply:?}");
+            }
+            is_blocked(&mut observer, id)
+        });
+        conn
+    }
+
+    /// Who holds the lock `name`, by its hash alone: `None` if it is free.
+    #[track_caller]
+    pub fn holder(&self, name: &str) -> Option<String> {
+        let fields = self.run(format!("HKEYS {name}")).texts();
+        let holders: Vec<_> = fields
+            .into_iter()
+            .filter(|field| field != "fence")
+            .collect();
+        assert!(
+            holders.len() <= 1,
+            "{name} has several holders: {holders:?}"
+        );
+        holders.into_iter().next()
+    }
+
+    /// The owners in line for the lock `name`, next one first.
+    #[track_caller]
+    pub fn line(&self, name: &str) -> Vec<String> {
+        let info = self.run(format!("RLOCK.INFO {name}"));
+        info.get("queue")
+            .array()
+            .iter()
+            .map(|waiter| waiter.get("owner").text())
+            .collect()
+    }
+
+    /// One field of `INFO`; `None` if it is not there.
+    #[track_caller]
+    pub fn info(&self, field: &str) -> Option<String> {
+        let everything = self.run("INFO everything").text();
+        let found = everything
+            .lines()
+            .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        found.map(str::to_owned)
+    }
+
+    /// One number of `INFO`.
+    #[track_caller]
+    pub fn info_number(&self, field: &str) -> i64 {
+        let value = self
+            .info(field)
+            .unwrap_or_else(|| panic!("INFO has no {field}"));
+        value
+            .parse()
+            .unwrap_or_else(|_| panic!("{field} is no number: {value}"))
+    }
+
+    /// Compiles a module from `tests/data` with the C compiler, and loads it.
+    #[track_caller]
+    pub fn load_c_module(&self, name: &str) {
+        let source = format!("{}/data/{name}.c", env!("CARGO_MANIFEST_DIR"));
+        let object = self
+            .directory()
+            .join(format!("{name}.so"))
+            .display()
+            .to_string();
+        let output = Command::new("cc")
+            .args([
+                "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", &object, &source,
+            ])
+            .output()
+            .expect("a C compiler called cc");
+        let complaints = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success(),
+            "{name}.c does not compile:\n{complaints}"
+        );
+        assert_eq!(self.connect().cmd(&["MODULE", "LOAD", &object]), "OK");
+    }
+
+    /// The server's process.
+    pub fn process_id(&self) -> u32 {
+        self.running.child.id()
+    }
+
+    /// Stops the process where it is, as a machine under load does (SIGSTOP).
+    pub fn freeze(&self) {
+        self.running.signal("STOP");
+    }
+
+    /// Lets it go on (SIGCONT).
+    pub fn thaw(&self) {
+        self.running.signal("CONT");
+    }
+
+    /// Kills the process, as a power cut does (SIGKILL). [`Server::restart`] brings it back.
+    pub fn kill(&mut self) {
+        self.running.kill();
+    }
+
+    /// Ends it in good order, if it still runs, and starts it again: same port, same data.
+    #[track_caller]
+    pub fn restart(&mut self) {
+        self.stop();
+        let how = &self.how;
+        let port = self.port();
+        let restarted = Running::start(how, self.directory.path(), port);
+        self.running = restarted.unwrap_or_else(|log| panic!("it does not start again:\n{log}"));
+    }
+
+    /// [`Server::restart`], from now on without the module.
+    #[track_caller]
+    pub fn restart_without_module(&mut self) {
+        self.how.module = false;
+        self.restart();
+    }
+
+    /// Ends it in good order.
+    #[track_caller]
+    pub fn stop(&mut self) {
+        if let Some(complaint) = self.running.stop() {
+            panic!("{complaint}\n{}", self.log());
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let complaint = self.running.stop();
+        if thread::panicking() {
+            eprintln!(
+                "--- log of the server on port {}\n{}---",
+                self.port(),
+                self.log()
+            );
+        } else if let Some(complaint) = complaint {
+            panic!("{complaint}\n{}", self.log());
+        }
+    }
+}
+
+/// The process, from its start to its end.
+#[derive(Debug)]
+struct Running {
+    child: Child,
+    address: SocketAddr,
+    over: bool,
+}
+
+impl Running {
+    /// Starts the process and waits until it answers; `Err`: its log, if it ends instead.
+    fn start(how: &Builder, directory: &Path, port: u16) -> Result<Self, String> {
+        fs::write(directory.join("redis.conf"), how.file(directory, port)).expect("a file");
+        let output = File::options()
+            .create(true)
+            .append(true)
+            .open(directory.join("output"));
+        let output = output.expect("a file");
+        let child = command()
+            .arg(directory.join("redis.conf"))
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().expect("a file"))
+            .stderr(output)
+            .spawn()
+            .unwrap_or_else(|e| panic!("cannot start {:?}: {e}", server_program()));
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let mut running = Self {
+            child,
+            address,
+            over: false,
+        };
+        let answers = eventually("the server answers", || {
+            if running.ended().is_some() {
+                running.over = true;
+                return Some(false);
+            }
+            is_at_home(address, directory)
+                .is_ok_and(|yes| yes)
+                .then_some(true)
+        });
+        if answers {
+            Ok(running)
+        } else {
+            Err(log_in(directory))
+        }
+    }
+
+    fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("our child")
+    }
+
+    fn signal(&self, name: &str) {
+        let kill = format!("kill -{name} {}", self.child.id());
+        let status = Command::new("sh")
+            .args(["-c", &kill])
+            .status()
+            .expect("a shell");
+        assert!(status.success(), "cannot send SIG{name}");
+    }
+
+    fn kill(&mut self) {
+        self.over = true;
+        // It may have ended already, and then there is nothing to kill.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Ends the process in good order; what was wrong with its life or its end, if anything.
+    fn stop(&mut self) -> Option<String> {
+        if self.over {
+            return None;
+        }
+        if let Some(status) = self.ended() {
+            self.over = true;
+            return Some(format!("the server died by itself: {status}"));
+        }
+        self.signal("TERM");
+        self.signal("CONT");
+        let deadline = Instant::now() + patience(Duration::from_secs(10));
+        while Instant::now() < deadline {
+            if let Some(status) = self.ended() {
+                self.over = true;
+                return (!status.success()).then(|| format!("the server ended with {status}"));
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        self.kill();
+        Some("the server did not end when told to".to_owned())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.over {
+            self.kill();
+        }
+    }
+}
+
+/// The server's command line, without its configuration file.
+fn command() -> Command {
+    if !under_valgrind() {
+        return Command::new(server_program());
+    }
+    let mut command = Command::new("valgrind");
+    command
+        .args(["-q", "--error-exitcode=9", "--leak-check=full"])
+        .args([
+            "--errors-for-leak-kinds=definite",
+            "--show-leak-kinds=definite",
+        ])
+        .args([
+            "--soname-synonyms=somalloc=*jemalloc*",
+            "--keep-debuginfo=yes",
+        ])
+        .arg(concat!(
+            "--suppressions=",
+            env!("CARGO_MANIFEST_DIR"),
+            "/data/valgrind.supp"
+        ))
+        .arg(server_program());
+    command
+}
+
+/// Whether the server at `address` answers and is the one in `directory`, not a stranger who
+/// was quicker to take the port.
+fn is_at_home(address: SocketAddr, directory: &Path) -> std::io::Result<bool> {
+    let mut conn = Conn::open(address)?;
+    if conn.try_run("PING")? != "PONG" {
+        return Ok(false); // it is still loading
+    }
+    let answer = conn.try_run("CONFIG GET dir")?;
+    Ok(Path::new(&answer.array()[1].text()) == directory)
+}
+
+fn is_blocked(observer: &mut Conn, id: i64) -> bool {
+    let listed = observer.run(format!("CLIENT LIST ID {id}")).text();
+    listed
+        .split(' ')
+        .any(|word| word.starts_with("flags=") && word.contains('b'))
+}
+
+fn log_in(directory: &Path) -> String {
+    let read = |name| fs::read(directory.join(name)).unwrap_or_default();
+    let bytes = [read("server.log"), read("output")].concat();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A port on which nobody listens now.
+///
+/// Below the range from which the kernel gives ports to connections, so that a server can come
+/// back to its port; each process begins somewhere else.
+fn free_port() -> u16 {
+    const FIRST: u16 = 11_000;
+    const COUNT: u16 = 20_000;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let process = u16::try_from(u64::from(std::process::id()) * 97 % u64::from(COUNT));
+    let process = process.expect("less than COUNT");
+    loop {
+        let offset = process.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;
+        let port = FIRST + offset;
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return port;
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Which server is at hand, and what it can do.
+
+use std::process::Command;
+use std::sync::LazyLock;
+
+use crate::server::server_program;
+
+/// Flavour and version of the server under test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Version {
+    /// Valkey, which counts its own versions from 7.2.
+    pub valkey: bool,
+    /// Major and minor version: `(7, 4)`.
+    pub number: (u32, u32),
+}
+
+static AT_HAND: LazyLock<Version> = LazyLock::new(|| {
+    let output = Command::new(server_program()).arg("--version").output();
+    let output = output.unwrap_or_else(|e| panic!("no server {:?}: {e}", server_program()));
+    Version::parse(&String::from_utf8_lossy(&output.stdout))
+});
+
+impl Version {
+    /// The server that [`crate::Server`] starts.
+    pub fn at_hand() -> Self {
+        *AT_HAND
+    }
+
+    /// Reads what `redis-server --version` prints.
+    ///
+    /// ```
+    /// use rlock_tests::Version;
+    /// let version = Version::parse("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0");
+    /// assert_eq!(version, Version { valkey: false, number: (7, 0) });
+    /// ```
+    pub fn parse(text: &str) -> Self {
+        let number = text.split("v=").nth(1).expect("a version");
+        let mut parts = number.split('.').map(|part| part.parse().unwrap_or(0));
+        let mut part = || parts.next().unwrap_or(0);
+        Self {
+            valkey: text.contains("Valkey"),
+            number: (part(), part()),
+        }
+    }
+
+    /// Whether this is at least that Redis, or at least that Valkey.
+    pub fn at_least(self, redis: (u32, u32), valkey: (u32, u32)) -> bool {
+        self.number >= if self.valkey { valkey } else { redis }
+    }
+
+    /// `CLIENT UNBLOCK` reaches waiters only where a grant in the same turn cannot be lost by it.
+    pub fn can_unblock_waiters(self) -> bool {
+        self.at_least((7, 4), (8, 0))
+    }
+
+    /// `HEXPIRE`: fields of a hash with an end of their own.
+    pub fn has_field_expiry(self) -> bool {
+        self.at_least((7, 4), (9, 0))
+    }
+
+    /// Commands of modules can be put into the standard ACL categories.
+    pub fn has_module_categories(self) -> bool {
+        self.at_least((7, 2), (7, 2))
+    }
+
+    /// Modules can add an ACL category of their own.
+    pub fn has_own_categories(self) -> bool {
+        self.at_least((7, 4), (8, 0))
+    }
+}
