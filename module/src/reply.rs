@@ -3,7 +3,6 @@
 
 use crate::ffi::Ctx;
 use rlock_core::{Dismissal, Event, EventKind, LineView, LostReason, Token, WaiterView};
-use std::collections::VecDeque;
 
 /// `[count, token]`: held.
 pub(crate) fn acquired(ctx: Ctx<'_>, count: i64, token: Token) {
@@ -21,7 +20,7 @@ pub(crate) fn queued(ctx: Ctx<'_>, position: i64) {
 }
 
 /// The array of RLOCK.EVENTS: `[kind, key, owner, value]` each.
-pub(crate) fn events(ctx: Ctx<'_>, events: &VecDeque<Event>) {
+pub(crate) fn events(ctx: Ctx<'_>, events: &[Event]) {
     ctx.reply_array(events.len());
     for event in events {
         let kind: &[u8] = match event.kind {

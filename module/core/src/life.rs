@@ -8,7 +8,6 @@ use crate::request::{Events, Release};
 use crate::session::{Event, EventKind, Listener, LostReason, SessionId};
 use crate::stored::{Hash, Stored};
 use crate::{Crowd, Dismissal, Effect, LineView, Now, Refusal, Token, Wait, WaiterView};
-use std::collections::VecDeque;
 use std::rc::Rc;
 
 /// A hold that must end as soon as a write is allowed, because nobody is left who knows of it.
@@ -48,7 +47,7 @@ impl Locks {
     }
 
     /// What has happened to the session since the last time, oldest first.
-    pub fn fetch(&mut self, session: SessionId) -> VecDeque<Event> {
+    pub fn fetch(&mut self, session: SessionId) -> Vec<Event> {
         self.sessions.fetch(session)
     }
 
@@ -285,6 +284,17 @@ impl Locks {
             (_, Some(_), None) | (None, None, _) => return,
         };
         self.holds.check_after(id, ends_at);
+    }
+
+    /// The owner was just told that it holds the lock: a grant that is on its way to it is no news.
+    pub(crate) fn confirm(&mut self, lock: LockRef<'_>, owner: &[u8]) {
+        let hold = self
+            .holds
+            .find(lock, owner)
+            .and_then(|id| self.holds.get(id));
+        if let Some(session) = hold.map(|hold| hold.session) {
+            self.sessions.confirm(session, lock, owner);
+        }
     }
 
     /// The owner has given the lock back.

@@ -450,6 +450,9 @@ impl Locks {
         });
         let ends_at = ends_at.or(hash.ends_at);
         self.check_after(self.lines.find(lock), ends_at, now);
+        if request.once {
+            self.confirm(lock, request.owner);
+        }
         self.bind(lock, request.owner, session, Some(token), ends_at);
         Ok(Acquired::Held {
             count: entered,

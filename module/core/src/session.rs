@@ -6,7 +6,7 @@
 use crate::arena::{Arena, Id};
 use crate::hold::HoldId;
 use crate::line::WaiterId;
-use crate::{LockKey, Now, Refusal, Token, Wait};
+use crate::{LockKey, LockRef, Now, Refusal, Token, Wait};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 
@@ -66,9 +66,17 @@ struct Session {
     grace_end: Option<i64>,
     /// Who waits for events, and until when.
     listener: Option<(Listener, Option<i64>)>,
-    events: VecDeque<Event>,
+    events: VecDeque<Unfetched>,
     waiters: BTreeSet<WaiterId>,
     holds: BTreeSet<HoldId>,
+}
+
+/// An event that was not fetched yet.
+#[derive(Debug)]
+struct Unfetched {
+    event: Event,
+    /// The owner has heard of its grant by another way.
+    confirmed: bool,
 }
 
 /// All sessions.
@@ -169,10 +177,15 @@ impl Sessions {
             self.clients.remove(&(client_id, id));
         }
         let events = std::mem::take(&mut session.events);
-        let (unfetched, kept): (VecDeque<_>, VecDeque<_>) = events
-            .into_iter()
-            .partition(|event| matches!(event.kind, EventKind::Granted(_)));
+        let (unheard, kept): (VecDeque<_>, VecDeque<_>) =
+            events.into_iter().partition(|unfetched| {
+                matches!(unfetched.event.kind, EventKind::Granted(_)) && !unfetched.confirmed
+            });
         session.events = kept;
+        let unfetched = unheard
+            .into_iter()
+            .map(|unfetched| unfetched.event)
+            .collect();
         let waiters = std::mem::take(&mut session.waiters);
         let holds = if session.grace_ms > 0 {
             let end = now.mono_ms.saturating_add(session.grace_ms);
@@ -185,7 +198,7 @@ impl Sessions {
         Belongings {
             waiters,
             holds,
-            unfetched: unfetched.into(),
+            unfetched,
         }
     }
 
@@ -211,16 +224,36 @@ impl Sessions {
 
     /// Keeps an event until it is fetched. Returns who waits for one.
     pub(crate) fn tell(&mut self, id: SessionId, event: Event) -> Option<Listener> {
-        self.arena.get_mut(id.0)?.events.push_back(event);
+        let unfetched = Unfetched {
+            event,
+            confirmed: false,
+        };
+        self.arena.get_mut(id.0)?.events.push_back(unfetched);
         self.stop_listening(id)
     }
 
     /// What has happened since the last time, oldest first.
-    pub(crate) fn fetch(&mut self, id: SessionId) -> VecDeque<Event> {
-        self.arena
+    pub(crate) fn fetch(&mut self, id: SessionId) -> Vec<Event> {
+        let events = self
+            .arena
             .get_mut(id.0)
-            .map(|session| std::mem::take(&mut session.events))
-            .unwrap_or_default()
+            .map(|session| std::mem::take(&mut session.events));
+        events
+            .into_iter()
+            .flatten()
+            .map(|unfetched| unfetched.event)
+            .collect()
+    }
+
+    /// The owner was just told that it holds the lock, as an answer to ONCE or RENEW. If the event is
+    /// still to be fetched, the end of the connection must not take the lock away again.
+    pub(crate) fn confirm(&mut self, id: SessionId, lock: LockRef<'_>, owner: &[u8]) {
+        let Some(session) = self.arena.get_mut(id.0) else {
+            return;
+        };
+        for Unfetched { event, confirmed } in &mut session.events {
+            *confirmed |= event.lock.as_ref() == lock && *event.owner == *owner;
+        }
     }
 
     /// A client waits for the next event.
