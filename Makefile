@@ -31,7 +31,7 @@ memcheck: ## The integration smoke tests with the server under valgrind
 	scripts/memcheck
 
 bench: install ## Measure locking and hand-over against scripts, as ratios in one run
-	cargo run --release -p rlock-tests --bin bench
+	cargo bench -p rlock-tests --bench locks
 
 install: ## Install what the build and the tests need and this machine lacks
 	@scripts/install

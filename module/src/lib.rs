@@ -2,18 +2,18 @@
 //!
 //! This is the shell around `rlock-core`, which decides. In reading order:
 //!
-//! - [`commands`]: one file a command; each loads what is stored, lets the core decide, replies
-//! - [`keys`]: a lock's key as plain values
-//! - [`effects`]: the one place that acts on the server
-//! - [`publish`]: the unlock message
-//! - [`blocking`]: clients that wait, for a lock or for events
-//! - [`deadlock`]: refusing a wait that could never end
-//! - [`pump`]: what must be done outside of any command
-//! - [`changes`]: changes that others make, to keys and to the server
-//! - [`cluster`]: where a key is served that is not served here
-//! - [`state`]: what is remembered between calls
-//! - [`reply`], [`info`], [`config`], [`clock`]: answers, metrics, options, time
-//! - [`ffi`]: the server's C interface, and all our `unsafe`
+//! - `commands`: one file a command; each loads what is stored, lets the core decide, replies
+//! - `keys`: a lock's key as plain values
+//! - `effects`: the one place that acts on the server
+//! - `publish`: the unlock message
+//! - `blocking`: clients that wait, for a lock or for events
+//! - `deadlock`: refusing a wait that could never end
+//! - `pump`: what must be done outside of any command
+//! - `changes`: changes that others make, to keys and to the server
+//! - `cluster`: where a key is served that is not served here
+//! - `state`: what is remembered between calls
+//! - `reply`, `info`, `config`, `clock`: answers, metrics, options, time
+//! - `ffi`: the server's C interface, and all our `unsafe`
 #![deny(unsafe_code)]
 #![allow(
     missing_docs,

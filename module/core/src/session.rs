@@ -245,8 +245,8 @@ impl Sessions {
             .collect()
     }
 
-    /// The owner was just told that it holds the lock, as an answer to ONCE or RENEW. If the event is
-    /// still to be fetched, the end of the connection must not take the lock away again.
+    /// The owner was just told that it holds the lock, as an answer to ONCE or RENEW. If the event
+    /// is still to be fetched, the end of the connection must not take the lock away again.
     pub(crate) fn confirm(&mut self, id: SessionId, lock: LockRef<'_>, owner: &[u8]) {
         let Some(session) = self.arena.get_mut(id.0) else {
             return;
