@@ -1,32 +1,46 @@
 //! Places for values that are named by small ids, which are never mistaken for later ones.
 
+use std::num::NonZeroU32;
+
 /// The name of a value in an [`Arena`]. It stays invalid after the value is gone, whoever moves in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Id {
     index: u32,
-    /// How many values came before this one. No two values share it, so an id needs no generation.
-    born: u64,
+    /// Drawn anew for each value. It comes round after four billion values, and by then nobody has
+    /// kept an id of the same place.
+    born: NonZeroU32,
 }
 
 impl Id {
     /// Not above any id: where a range of them begins.
-    pub(crate) const FIRST: Self = Self { index: 0, born: 0 };
+    pub(crate) const FIRST: Self = Self {
+        index: 0,
+        born: NonZeroU32::MIN,
+    };
 }
 
-/// Values in slots that are used again.
+/// Values in slots that are used again. The slots come in pages, so that an arena that grows
+/// neither moves what it has nor takes twice the room.
 #[derive(Debug)]
 pub(crate) struct Arena<T> {
-    slots: Vec<Option<(u64, T)>>,
+    pages: Vec<Vec<Option<(NonZeroU32, T)>>>,
     vacant: Vec<u32>,
-    births: u64,
+    slots: u32,
+    last_born: NonZeroU32,
 }
+
+const PAGE: u32 = 256;
+
+/// An empty arena keeps up to this many slots for those who come next.
+const KEPT_MAX: u32 = 1024;
 
 impl<T> Default for Arena<T> {
     fn default() -> Self {
         Self {
-            slots: Vec::new(),
+            pages: Vec::new(),
             vacant: Vec::new(),
-            births: 0,
+            slots: 0,
+            last_born: NonZeroU32::MAX,
         }
     }
 }
@@ -34,18 +48,12 @@ impl<T> Default for Arena<T> {
 impl<T> Arena<T> {
     /// Takes a value in. None if four billion places are taken.
     pub(crate) fn insert(&mut self, value: T) -> Option<Id> {
-        let index = if let Some(index) = self.vacant.pop() {
-            index
-        } else {
-            let index = u32::try_from(self.slots.len()).ok()?;
-            self.slots.push(None);
-            index
-        };
+        let index = self.vacant.pop().or_else(|| self.new_slot())?;
+        self.last_born = self.last_born.checked_add(1).unwrap_or(NonZeroU32::MIN);
         let id = Id {
             index,
-            born: self.births,
+            born: self.last_born,
         };
-        self.births = self.births.wrapping_add(1);
         *self.slot_mut(id)? = Some((id.born, value));
         Some(id)
     }
@@ -53,16 +61,16 @@ impl<T> Arena<T> {
     pub(crate) fn remove(&mut self, id: Id) -> Option<T> {
         let (_, value) = self.slot_mut(id)?.take_if(|(born, _)| *born == id.born)?;
         self.vacant.push(id.index);
-        if self.vacant.len() == self.slots.len() && self.slots.len() > KEPT_MAX {
+        if self.len() == 0 && self.slots > KEPT_MAX {
             // A crowd has left: its places must not stay behind.
-            self.slots = Vec::new();
-            self.vacant = Vec::new();
+            (self.pages, self.vacant, self.slots) = (Vec::new(), Vec::new(), 0);
         }
         Some(value)
     }
 
     pub(crate) fn get(&self, id: Id) -> Option<&T> {
-        let (born, value) = self.slots.get(usize::try_from(id.index).ok()?)?.as_ref()?;
+        let (page, slot) = place(id.index);
+        let (born, value) = self.pages.get(page)?.get(slot)?.as_ref()?;
         (*born == id.born).then_some(value)
     }
 
@@ -72,21 +80,42 @@ impl<T> Arena<T> {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.slots.len().saturating_sub(self.vacant.len())
+        usize::try_from(self.slots)
+            .unwrap_or(usize::MAX)
+            .saturating_sub(self.vacant.len())
     }
 
     /// The values with their ids, in the order of their slots.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Id, &T)> {
-        self.slots.iter().zip(0u32..).filter_map(|(slot, index)| {
-            let (born, value) = slot.as_ref()?;
-            Some((Id { index, born: *born }, value))
-        })
+        self.pages
+            .iter()
+            .flatten()
+            .zip(0u32..)
+            .filter_map(|(slot, index)| {
+                let (born, value) = slot.as_ref()?;
+                Some((Id { index, born: *born }, value))
+            })
     }
 
-    fn slot_mut(&mut self, id: Id) -> Option<&mut Option<(u64, T)>> {
-        self.slots.get_mut(usize::try_from(id.index).ok()?)
+    fn new_slot(&mut self) -> Option<u32> {
+        let index = self.slots;
+        self.slots = index.checked_add(1)?;
+        let (page, slot) = place(index);
+        if slot == 0 {
+            self.pages.push(Vec::with_capacity(PAGE.try_into().ok()?));
+        }
+        self.pages.get_mut(page)?.push(None);
+        Some(index)
+    }
+
+    fn slot_mut(&mut self, id: Id) -> Option<&mut Option<(NonZeroU32, T)>> {
+        let (page, slot) = place(id.index);
+        self.pages.get_mut(page)?.get_mut(slot)
     }
 }
 
-/// An empty arena keeps up to this many slots for those who come next.
-const KEPT_MAX: usize = 1024;
+/// The page of a slot, and its place there.
+fn place(index: u32) -> (usize, usize) {
+    let part = |part: u32| usize::try_from(part).unwrap_or(usize::MAX);
+    (part(index.div_euclid(PAGE)), part(index.rem_euclid(PAGE)))
+}

@@ -8,7 +8,6 @@
 use crate::arena::{Arena, Id};
 use crate::session::SessionId;
 use crate::{Lease, Now, Wait};
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 
@@ -105,6 +104,13 @@ struct Ends {
     last: Option<WaiterId>,
 }
 
+/// The lines in which an owner waits, with the ends of its chain in each: mostly one.
+#[derive(Debug)]
+enum Places {
+    One(LineId, Ends),
+    Several(BTreeMap<LineId, Ends>),
+}
+
 /// Which of the two chains through the waiters is meant.
 #[derive(Clone, Copy)]
 enum Chain {
@@ -116,7 +122,6 @@ enum Chain {
 struct Line {
     lock: LockKey,
     ends: Ends,
-    owners: HashMap<Rc<[u8]>, Ends>,
     length: u32,
     /// Those whose owner waits for another lock as well, by their order.
     elsewhere_too: BTreeMap<u64, WaiterId>,
@@ -142,8 +147,8 @@ pub(crate) struct Lines {
     wait_ends: BTreeSet<(i64, WaiterId)>,
     checks: BTreeSet<(i64, LineId)>,
     to_settle: VecDeque<LineId>,
-    /// In which lines each owner waits.
-    waits: HashMap<Rc<[u8]>, BTreeSet<LineId>>,
+    /// In which lines each owner waits, and where.
+    waits: HashMap<Rc<[u8]>, Places>,
     joined: u64,
 }
 
@@ -260,7 +265,11 @@ impl Lines {
 
     /// An owner's foremost waiter in a line.
     pub(crate) fn first_of(&self, line: LineId, owner: &[u8]) -> Option<WaiterId> {
-        self.arena.get(line.0)?.owners.get(owner)?.first
+        self.ends_of(line, owner)?.first
+    }
+
+    fn ends_of(&self, line: LineId, owner: &[u8]) -> Option<Ends> {
+        self.waits.get(owner)?.get(line).copied()
     }
 
     // --- Joining and leaving ---------------------------------------------------------------------
@@ -296,8 +305,6 @@ impl Lines {
         let line = self.arena.get_mut(line_id.0)?;
         line.length = line.length.saturating_add(1);
         append(&mut self.waiters, Chain::InLine, &mut line.ends, id);
-        let of_owner = line.owners.entry(Rc::clone(&owner)).or_default();
-        append(&mut self.waiters, Chain::OfOwner, of_owner, id);
         self.waits_in(&owner, line_id, id);
         Some((id, line_id))
     }
@@ -337,23 +344,8 @@ impl Lines {
             waiter.in_line,
         );
         line.elsewhere_too.remove(&waiter.order);
-        let mut was_last_of_owner = false;
-        if let Entry::Occupied(mut of_owner) = line.owners.entry(Rc::clone(&waiter.owner)) {
-            unlink(
-                &mut self.waiters,
-                Chain::OfOwner,
-                of_owner.get_mut(),
-                waiter.of_owner,
-            );
-            if of_owner.get().first.is_none() {
-                of_owner.remove();
-                was_last_of_owner = true;
-            }
-        }
         let line_is_empty = line.length == 0;
-        if was_last_of_owner {
-            self.waits_no_more_in(&waiter.owner, waiter.line);
-        }
+        self.waits_no_more(&waiter);
         if line_is_empty {
             self.close(waiter.line);
         }
@@ -368,7 +360,6 @@ impl Lines {
                 name: Rc::clone(&name),
             },
             ends: Ends::default(),
-            owners: HashMap::new(),
             length: 0,
             elsewhere_too: BTreeMap::new(),
             ends_at: None,
@@ -404,7 +395,7 @@ impl Lines {
 
     /// Where an owner waits.
     pub(crate) fn waits_of(&self, owner: &[u8]) -> impl Iterator<Item = LineId> + '_ {
-        self.waits.get(owner).into_iter().flatten().copied()
+        self.waits.get(owner).into_iter().flat_map(Places::lines)
     }
 
     /// The owners in a line who wait for another lock as well: those ahead of an owner's last
@@ -414,39 +405,43 @@ impl Lines {
         line: LineId,
         owner: Option<&[u8]>,
     ) -> impl Iterator<Item = &Rc<[u8]>> {
-        let line = self.arena.get(line.0);
-        let last = line.and_then(|line| self.waiter(line.owners.get(owner?)?.last));
+        let last = owner.and_then(|owner| self.waiter(self.ends_of(line, owner)?.last));
         let before = last.map_or(u64::MAX, |last| last.order);
-        let ahead = line
-            .into_iter()
-            .flat_map(move |line| line.elsewhere_too.range(..before));
+        let line = self.arena.get(line.0).into_iter();
+        let ahead = line.flat_map(move |line| line.elsewhere_too.range(..before));
         ahead.filter_map(|(_, id)| self.waiter(Some(*id)).map(|waiter| &waiter.owner))
     }
 
     /// Whether an owner has a waiter in a line ahead of another owner's last one.
     pub(crate) fn is_ahead(&self, line: LineId, owner: &[u8], of: &[u8]) -> bool {
-        let of_owner = |owner: &[u8]| self.arena.get(line.0)?.owners.get(owner).copied();
-        let first = of_owner(owner).and_then(|ends| self.waiter(ends.first));
-        let last = of_owner(of).and_then(|ends| self.waiter(ends.last));
+        let first = self
+            .ends_of(line, owner)
+            .and_then(|ends| self.waiter(ends.first));
+        let last = self
+            .ends_of(line, of)
+            .and_then(|ends| self.waiter(ends.last));
         first
             .zip(last)
             .is_some_and(|(first, last)| first.order < last.order)
     }
 
+    /// Puts a new waiter at the end of its owner's in the line.
     fn waits_in(&mut self, owner: &Rc<[u8]>, line: LineId, newest: WaiterId) {
-        let lines = self.waits.entry(Rc::clone(owner)).or_default();
-        let others: Vec<LineId> = match (lines.insert(line), lines.len()) {
-            // The second line makes the owner's waiters in the first count.
-            (true, 2) => lines
-                .iter()
-                .copied()
-                .filter(|other| *other != line)
-                .collect(),
-            (_, 1) => return,
-            _ => Vec::new(),
-        };
-        for other in others {
-            self.mark_elsewhere_too(owner, other, true);
+        let one = Places::One(line, Ends::default());
+        let places = self.waits.entry(Rc::clone(owner)).or_insert(one);
+        let was_one = places.only_other_than(line);
+        append(
+            &mut self.waiters,
+            Chain::OfOwner,
+            places.get_or_insert(line),
+            newest,
+        );
+        if places.only().is_some() {
+            return;
+        }
+        if let Some(first) = was_one {
+            // With a second line the owner's waiters in the first count, too.
+            self.mark_elsewhere_too(owner, first, true);
         }
         if let (Some(waiter), Some(line)) = (self.waiters.get(newest.0), self.arena.get_mut(line.0))
         {
@@ -454,29 +449,37 @@ impl Lines {
         }
     }
 
-    fn waits_no_more_in(&mut self, owner: &Rc<[u8]>, line: LineId) {
-        let Some(lines) = self.waits.get_mut(owner) else {
+    /// Takes a waiter that is gone out of its owner's.
+    fn waits_no_more(&mut self, gone: &Waiter) {
+        let Some(places) = self.waits.get_mut(&gone.owner) else {
             return;
         };
-        lines.remove(&line);
-        match (lines.len(), lines.first().copied()) {
-            (1, Some(only)) => self.mark_elsewhere_too(owner, only, false),
-            (0, _) => {
-                self.waits.remove(owner);
-                if self.waits.is_empty() {
-                    // A crowd that has left must leave no memory behind.
-                    self.waits = HashMap::new();
-                }
+        let Some(ends) = places.get_mut(gone.line) else {
+            return;
+        };
+        unlink(&mut self.waiters, Chain::OfOwner, ends, gone.of_owner);
+        if ends.first.is_some() {
+            return;
+        }
+        if places.only() == Some(gone.line) {
+            self.waits.remove(&gone.owner);
+            if self.waits.is_empty() {
+                // A crowd that has left must leave no memory behind.
+                self.waits = HashMap::new();
             }
-            _ => {}
+            return;
+        }
+        places.remove(gone.line);
+        if let Some(only) = places.only() {
+            self.mark_elsewhere_too(&gone.owner, only, false);
         }
     }
 
     fn mark_elsewhere_too(&mut self, owner: &[u8], line: LineId, waits: bool) {
+        let mut next = self.first_of(line, owner);
         let Some(line) = self.arena.get_mut(line.0) else {
             return;
         };
-        let mut next = line.owners.get(owner).and_then(|ends| ends.first);
         while let Some((id, waiter)) = next.and_then(|id| Some((id, self.waiters.get(id.0)?))) {
             if waits {
                 line.elsewhere_too.insert(waiter.order, id);
@@ -596,6 +599,62 @@ impl Lines {
 
     fn waiter(&self, id: Option<WaiterId>) -> Option<&Waiter> {
         self.waiters.get(id?.0)
+    }
+}
+
+impl Places {
+    fn get(&self, line: LineId) -> Option<&Ends> {
+        match self {
+            Self::One(only, ends) => (*only == line).then_some(ends),
+            Self::Several(places) => places.get(&line),
+        }
+    }
+
+    fn get_mut(&mut self, line: LineId) -> Option<&mut Ends> {
+        match self {
+            Self::One(only, ends) => (*only == line).then_some(ends),
+            Self::Several(places) => places.get_mut(&line),
+        }
+    }
+
+    fn get_or_insert(&mut self, line: LineId) -> &mut Ends {
+        if let Self::One(only, ends) = *self
+            && only != line
+        {
+            *self = Self::Several(BTreeMap::from([(only, ends)]));
+        }
+        match self {
+            Self::One(_, ends) => ends,
+            Self::Several(places) => places.entry(line).or_default(),
+        }
+    }
+
+    fn remove(&mut self, line: LineId) {
+        let Self::Several(places) = self else { return };
+        places.remove(&line);
+        if let (1, Some((only, ends))) = (places.len(), places.first_key_value()) {
+            *self = Self::One(*only, *ends);
+        }
+    }
+
+    /// The line, if it is one.
+    fn only(&self) -> Option<LineId> {
+        match self {
+            Self::One(only, _) => Some(*only),
+            Self::Several(_) => None,
+        }
+    }
+
+    fn only_other_than(&self, line: LineId) -> Option<LineId> {
+        self.only().filter(|only| *only != line)
+    }
+
+    fn lines(&self) -> impl Iterator<Item = LineId> + '_ {
+        let (one, several) = match self {
+            Self::One(only, _) => (Some(*only), None),
+            Self::Several(places) => (None, Some(places.keys().copied())),
+        };
+        one.into_iter().chain(several.into_iter().flatten())
     }
 }
 
