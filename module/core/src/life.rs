@@ -105,10 +105,15 @@ impl Locks {
         }
     }
 
+    /// On a replica nothing is ended: what was granted here is the primary's to end.
+    pub fn forget_endings(&mut self) {
+        self.endings.clear();
+    }
+
     /// The server became a replica: nobody waits there, and what sessions hold is the new primary's
     /// to end.
     pub fn demoted(&mut self, effects: &mut Vec<Effect>) {
-        self.endings.clear();
+        self.forget_endings();
         for id in self.holds.all() {
             self.forget(id);
         }

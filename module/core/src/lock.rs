@@ -230,6 +230,8 @@ impl Locks {
             });
             self.check_after(line, ends_at, now);
         }
+        // Before it is bound anew: the news is on its way to the session that it has now.
+        self.confirm(lock, request.owner);
         self.bind(
             lock,
             request.owner,
