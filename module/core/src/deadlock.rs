@@ -61,8 +61,16 @@ impl DeadlockSearch {
     /// Begins a search for the new wait of an owner at a lock.
     pub(crate) fn new(lines: &Lines, owner: &[u8], lock: LockKey) -> Self {
         let line = lines.find(lock.as_ref());
-        let mut places = places_of(lines, owner);
-        let waits_already = places.iter().any(|place| place.line != line);
+        let mut elsewhere = lines.waits_of(owner).filter(|other| Some(*other) != line);
+        let (other, third) = (elsewhere.next(), elsewhere.next());
+        // No circle stands yet, so one must pass through what is new. That is the wait itself; and
+        // if it is the owner's second, those behind the first wait for the owner from now on.
+        let second = other.filter(|_| third.is_none());
+        let mut places: Vec<Place> = second
+            .and_then(|at| place_at(lines, at))
+            .into_iter()
+            .collect();
+        let waits_already = other.is_some();
         places.push(Place {
             lock,
             line,
@@ -170,13 +178,17 @@ fn in_words(owner: &[u8], waits_for: &[u8], lock: &[u8]) -> String {
 }
 
 fn places_of(lines: &Lines, owner: &[u8]) -> Vec<Place> {
-    let place = |line| {
-        let lock = lines.lock_of(line)?.clone();
-        Some(Place {
-            lock,
-            line: Some(line),
-            is_new: false,
-        })
-    };
-    lines.waits_of(owner).filter_map(place).collect()
+    lines
+        .waits_of(owner)
+        .filter_map(|line| place_at(lines, line))
+        .collect()
+}
+
+fn place_at(lines: &Lines, line: LineId) -> Option<Place> {
+    let lock = lines.lock_of(line)?.clone();
+    Some(Place {
+        lock,
+        line: Some(line),
+        is_new: false,
+    })
 }

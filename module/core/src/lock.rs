@@ -55,7 +55,7 @@ pub struct BlockedClient {
 pub struct Joined {
     /// Its name.
     pub waiter: WaiterId,
-    /// Its place in the line; 1 is next. Told to a queued waiter, and counted only for one.
+    /// Its place in the line; 1 is next.
     pub position: i64,
 }
 
@@ -162,23 +162,19 @@ impl Locks {
             seat,
             session,
         };
-        let waiter = if let Some(waiter) = self.own_place(lock, request) {
+        let (waiter, position) = if let Some(waiter) = self.own_place(lock, request) {
             self.take_over(lock, waiter, &newcomer, ends_at, now, effects)?;
-            waiter
+            (waiter, self.lines.position(waiter))
         } else {
             let (waiter, line) = self.lines.join(lock, &newcomer, now)?;
             self.lines.check_after(line, ends_at, now);
-            waiter
+            (waiter, self.lines.length(line).into())
         };
         if let Some(session) = session {
             self.sessions.add_waiter(session, waiter);
         }
         let waiters = u64::try_from(self.lines.crowd().waiters).unwrap_or(u64::MAX);
         self.counters.waiters_peak = self.counters.waiters_peak.max(waiters);
-        let position = match seat {
-            Seat::Session(_) => self.lines.position(waiter),
-            Seat::Client { .. } => 0,
-        };
         Some(Joined { waiter, position })
     }
 
