@@ -50,7 +50,10 @@ impl KeyEvents for Changes {
 impl ServerEvents for Changes {
     fn happened(ctx: Ctx<'_>, event: ServerEvent) {
         match event {
-            ServerEvent::Promoted => start_tokens(),
+            ServerEvent::Promoted => {
+                start_tokens();
+                state::with(|state| state.locks.all_touched(None));
+            }
             ServerEvent::Demoted => {
                 effects::step_without_key(ctx, |locks, _, effects| locks.demoted(effects));
             }

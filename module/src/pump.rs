@@ -80,12 +80,9 @@ fn run(ctx: Ctx<'_>) -> Option<Retry> {
     }
     tell_timeouts(ctx, now);
     if flags.replica() {
-        // Nothing is to be written here, and nothing that looks due may keep the timer spinning.
-        let due = state::with(|state| {
-            state.locks.forget_endings();
-            state.locks.next_deadline(now)
-        });
-        return due.filter(|after_ms| *after_ms < RETRY_MS).map(|_| Retry);
+        // What stays marked would keep the timer firing; at a promotion all is looked at.
+        state::with(|state| state.locks.forget_what_is_due());
+        return None;
     }
     if ffi::writes_are_paused() {
         return Some(Retry);

@@ -105,21 +105,23 @@ impl Locks {
         }
     }
 
-    /// On a replica nothing is ended: what was granted here is the primary's to end.
-    pub fn forget_endings(&mut self) {
+    /// On a replica nothing is to be done: what was granted here is the primary's to end.
+    pub fn forget_what_is_due(&mut self) {
         self.endings.clear();
+        while self.lines.next_touched().is_some() {}
+        while self.holds.next_touched().is_some() {}
     }
 
     /// The server became a replica: nobody waits there, and what sessions hold is the new primary's
     /// to end.
     pub fn demoted(&mut self, effects: &mut Vec<Effect>) {
-        self.forget_endings();
         for id in self.holds.all() {
             self.forget(id);
         }
         for lock in self.lines.locks() {
             self.dismiss_all(lock.as_ref(), &Refusal::Unblocked, effects);
         }
+        self.forget_what_is_due();
     }
 
     // --- What time brings ------------------------------------------------------------------------
@@ -289,17 +291,6 @@ impl Locks {
             (_, Some(_), None) | (None, None, _) => return,
         };
         self.holds.check_after(id, ends_at);
-    }
-
-    /// The owner was just told that it holds the lock: a grant that is on its way to it is no news.
-    pub(crate) fn confirm(&mut self, lock: LockRef<'_>, owner: &[u8]) {
-        let hold = self
-            .holds
-            .find(lock, owner)
-            .and_then(|id| self.holds.get(id));
-        if let Some(session) = hold.map(|hold| hold.session) {
-            self.sessions.confirm(session, lock, owner);
-        }
     }
 
     /// The owner has given the lock back.

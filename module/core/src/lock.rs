@@ -226,8 +226,7 @@ impl Locks {
             });
             self.check_after(line, ends_at, now);
         }
-        // Before it is bound anew: the news is on its way to the session that it has now.
-        self.confirm(lock, request.owner);
+        self.sessions.confirm(lock, request.owner);
         self.bind(
             lock,
             request.owner,
@@ -449,7 +448,7 @@ impl Locks {
         let ends_at = ends_at.or(hash.ends_at);
         self.check_after(self.lines.find(lock), ends_at, now);
         if request.once {
-            self.confirm(lock, request.owner);
+            self.sessions.confirm(lock, request.owner);
         }
         self.bind(lock, request.owner, session, Some(token), ends_at);
         Ok(Acquired::Held {

@@ -25,6 +25,12 @@ pub struct Event {
     pub owner: Rc<[u8]>,
 }
 
+impl Event {
+    fn is_grant(&self) -> bool {
+        matches!(self.kind, EventKind::Granted(_))
+    }
+}
+
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventKind {
@@ -87,6 +93,8 @@ pub(crate) struct Sessions {
     clients: BTreeSet<(u64, SessionId)>,
     listen_ends: BTreeSet<(i64, SessionId)>,
     grace_ends: BTreeSet<(i64, SessionId)>,
+    /// The owners that have yet to fetch a grant, and in which sessions.
+    unheard: HashMap<Rc<[u8]>, Vec<SessionId>>,
 }
 
 /// What belonged to a session that lost its connection or ended.
@@ -177,12 +185,11 @@ impl Sessions {
             self.clients.remove(&(client_id, id));
         }
         let events = std::mem::take(&mut session.events);
-        let (unheard, kept): (VecDeque<_>, VecDeque<_>) =
-            events.into_iter().partition(|unfetched| {
-                matches!(unfetched.event.kind, EventKind::Granted(_)) && !unfetched.confirmed
-            });
+        let (unheard, kept): (VecDeque<_>, VecDeque<_>) = events
+            .into_iter()
+            .partition(|unfetched| unfetched.event.is_grant() && !unfetched.confirmed);
         session.events = kept;
-        let unfetched = unheard
+        let unfetched: Vec<Event> = unheard
             .into_iter()
             .map(|unfetched| unfetched.event)
             .collect();
@@ -195,6 +202,9 @@ impl Sessions {
         } else {
             self.end(id)
         };
+        for event in &unfetched {
+            self.is_heard(id, event);
+        }
         Belongings {
             waiters,
             holds,
@@ -204,6 +214,7 @@ impl Sessions {
 
     /// The session is over. Returns its holds.
     pub(crate) fn end(&mut self, id: SessionId) -> BTreeSet<HoldId> {
+        self.fetch(id);
         let Some(session) = self.arena.remove(id.0) else {
             return BTreeSet::new();
         };
@@ -224,11 +235,17 @@ impl Sessions {
 
     /// Keeps an event until it is fetched. Returns who waits for one.
     pub(crate) fn tell(&mut self, id: SessionId, event: Event) -> Option<Listener> {
-        let unfetched = Unfetched {
+        let session = self.arena.get_mut(id.0)?;
+        if event.is_grant() {
+            self.unheard
+                .entry(Rc::clone(&event.owner))
+                .or_default()
+                .push(id);
+        }
+        session.events.push_back(Unfetched {
             event,
             confirmed: false,
-        };
-        self.arena.get_mut(id.0)?.events.push_back(unfetched);
+        });
         self.stop_listening(id)
     }
 
@@ -238,21 +255,47 @@ impl Sessions {
             .arena
             .get_mut(id.0)
             .map(|session| std::mem::take(&mut session.events));
-        events
+        let events = events
             .into_iter()
             .flatten()
-            .map(|unfetched| unfetched.event)
-            .collect()
+            .map(|unfetched| unfetched.event);
+        let events: Vec<Event> = events.collect();
+        for event in &events {
+            self.is_heard(id, event);
+        }
+        events
     }
 
     /// The owner was just told that it holds the lock, as an answer to ONCE or RENEW. If the event
-    /// is still to be fetched, the end of the connection must not take the lock away again.
-    pub(crate) fn confirm(&mut self, id: SessionId, lock: LockRef<'_>, owner: &[u8]) {
-        let Some(session) = self.arena.get_mut(id.0) else {
+    /// is still to be fetched, in whichever session it waited, the end of that session's connection
+    /// must not take the lock away again.
+    pub(crate) fn confirm(&mut self, lock: LockRef<'_>, owner: &[u8]) {
+        for id in self.unheard.get(owner).into_iter().flatten() {
+            let Some(session) = self.arena.get_mut(id.0) else {
+                continue;
+            };
+            for Unfetched { event, confirmed } in &mut session.events {
+                *confirmed |= event.lock.as_ref() == lock && *event.owner == *owner;
+            }
+        }
+    }
+
+    /// An event has left the session.
+    fn is_heard(&mut self, id: SessionId, event: &Event) {
+        if !event.is_grant() {
             return;
-        };
-        for Unfetched { event, confirmed } in &mut session.events {
-            *confirmed |= event.lock.as_ref() == lock && *event.owner == *owner;
+        }
+        if let Some(sessions) = self.unheard.get_mut(&event.owner) {
+            if let Some(at) = sessions.iter().position(|session| *session == id) {
+                sessions.swap_remove(at);
+            }
+            if sessions.is_empty() {
+                self.unheard.remove(&event.owner);
+            }
+        }
+        if self.unheard.is_empty() {
+            // A crowd that has left must leave no memory behind.
+            self.unheard = HashMap::new();
         }
     }
 
