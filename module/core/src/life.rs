@@ -67,9 +67,18 @@ impl Locks {
         while let Some(session) = self.sessions.of_client(client_id) {
             any = true;
             let belongings = self.sessions.detach(session, now);
-            for waiter in belongings.waiters {
-                self.dismiss(waiter, Dismissal::Refused(Refusal::NoSession), effects);
+            for id in belongings.waiters {
+                let waiter = self.withdraw(id);
                 count(&mut self.counters.departures);
+                // A queued one has nobody left to be told; one that is blocked on a connection of its
+                // own has.
+                if let Some(Seat::Client { handle, .. }) = waiter.map(|waiter| waiter.seat) {
+                    let why = Dismissal::Refused(Refusal::NoSession);
+                    effects.push(Effect::Dismiss {
+                        client: handle,
+                        why,
+                    });
+                }
             }
             for event in belongings.unfetched {
                 if let EventKind::Granted(token) = event.kind {
