@@ -1,4 +1,5 @@
-//! Every order in which two or three owners can get in each other's way, to a stated depth.
+//! Every order in which two or three owners, or a session, can get in each other's way, to a stated
+//! depth.
 //!
 //! The walk goes breadth first from an empty server through an alphabet of things that can happen;
 //! a state that was met before, as far as anybody can tell it from outside, is not entered again by
@@ -7,7 +8,10 @@
 //! replays it.
 
 use crate::keyspace::Value;
-use crate::world::{Change, Named, OWNERS, Op, World, place, replay};
+use crate::life::News;
+use crate::twin::Waits;
+use crate::world::{Change, Named, OWNERS, Op, World, place, replay_to};
+use rlock_core::INTEGER_MAX;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
@@ -19,19 +23,45 @@ const SIZE_MAX: usize = 3;
 
 #[test]
 fn two_owners_in_any_order() {
-    walk_and_tell(2, depth(8, 11));
+    let walked = walk(&alphabet(2), depth(8, 11), seen, None);
+    walked.is_more_than(5_000);
 }
 
 #[test]
 fn three_owners_in_any_order() {
-    walk_and_tell(3, depth(5, 7));
+    let walked = walk(&alphabet(3), depth(5, 7), seen, None);
+    walked.is_more_than(5_000);
 }
 
-fn walk_and_tell(owners: usize, depth: usize) {
-    let Walked { states, steps } = walk(&alphabet(owners), depth);
-    eprintln!("{owners} owners, {depth} steps deep: {states} states, {steps} histories");
-    // A walk that goes nowhere proves nothing.
-    assert!(states > 5_000, "only {states} states were met");
+#[test]
+fn one_session_in_any_order() {
+    let walked = walk(
+        &alphabet_of_a_session(),
+        depth(5, 7),
+        seen_of_sessions,
+        Some(fetch_all),
+    );
+    walked.is_more_than(2_000);
+}
+
+/// With the deadlock check on there is no state in which everybody waits for somebody: those who
+/// wait for nothing give back what they hold, and so on until nobody waits.
+#[test]
+fn nobody_waits_for_ever_in_any_order() {
+    let walked = walk(
+        &alphabet_of_waits(),
+        depth(5, 20),
+        |world| Some(seen_of_waits(world)),
+        Some(all_waits_end),
+    );
+    walked.is_more_than(1_000);
+    // Where it is optimized the walk goes to the end: there is no further state.
+    assert!(walked.is_complete || cfg!(debug_assertions));
+    assert!(
+        walked.refused > 100,
+        "{} waits were refused",
+        walked.refused
+    );
 }
 
 /// How deep the walk goes: less deep where nothing is optimized.
@@ -46,19 +76,20 @@ fn depth(debug: usize, release: usize) -> usize {
 /// Everything that can happen, to one lock.
 fn alphabet(owners: usize) -> Vec<Op> {
     let lock = 0;
-    let acquire = |owner, block_ms, once| Op::Acquire {
+    let acquire = |owner, waits, once| Op::Acquire {
         lock,
         owner,
         lease_ms: LEASE_MS,
-        block_ms,
+        waits,
+        session: None,
         once,
     };
     let of_owner = |owner| {
         let token = Named::No;
         [
-            acquire(owner, None, false),
-            acquire(owner, Some(0), false),
-            acquire(owner, Some(WAIT_MS), true),
+            acquire(owner, Waits::No, false),
+            acquire(owner, Waits::Block(0), false),
+            acquire(owner, Waits::Block(WAIT_MS), true),
             Op::Release {
                 lock,
                 owner,
@@ -70,6 +101,7 @@ fn alphabet(owners: usize) -> Vec<Op> {
                 owner,
                 lease_ms: LEASE_MS,
                 token,
+                session: None,
             },
             Op::Cancel { lock, owner },
         ]
@@ -97,13 +129,117 @@ fn alphabet(owners: usize) -> Vec<Op> {
     ops
 }
 
+/// One session, two connections, two owners who wait for one lock through it or without it.
+fn alphabet_of_a_session() -> Vec<Op> {
+    let (lock, session, token) = (0, 0, Named::No);
+    let acquire = |owner, waits, session, once| Op::Acquire {
+        lock,
+        owner,
+        lease_ms: LEASE_MS,
+        waits,
+        session,
+        once,
+    };
+    let of_owner = |owner| {
+        [
+            acquire(owner, Waits::Queue(0), Some(session), false),
+            Op::Release {
+                lock,
+                owner,
+                token,
+                lease_ms: None,
+            },
+        ]
+    };
+    let events = |client, block_ms, grace_ms| Op::Events {
+        session,
+        client,
+        block_ms,
+        grace_ms,
+    };
+    let mut ops: Vec<Op> = (0..2).flat_map(of_owner).collect();
+    ops.extend([
+        events(0, Some(0), 0),
+        events(1, Some(WAIT_MS), WAIT_MS),
+        Op::Close { client: 0 },
+        Op::Close { client: 1 },
+        acquire(0, Waits::No, Some(session), false),
+        acquire(0, Waits::Block(WAIT_MS), Some(session), true),
+        acquire(1, Waits::Queue(WAIT_MS), Some(session), true),
+        Op::Renew {
+            lock,
+            owner: 1,
+            lease_ms: LEASE_MS,
+            token,
+            session: Some(session),
+        },
+        Op::Cancel { lock, owner: 1 },
+        Op::Break { lock },
+        Op::Deliver,
+        Op::PassDeadline { more_ms: 0 },
+        Op::Foreign {
+            lock,
+            change: Change::Delete,
+            told: true,
+        },
+    ]);
+    ops
+}
+
+/// Three owners who wait for two locks.
+fn alphabet_of_waits() -> Vec<Op> {
+    let of_both = |owner| {
+        (0..2).flat_map(move |lock| {
+            [
+                // With ONCE: who waits for a lock does not wait for it twice.
+                Op::Acquire {
+                    lock,
+                    owner,
+                    lease_ms: INTEGER_MAX,
+                    waits: Waits::Block(0),
+                    session: None,
+                    once: true,
+                },
+                Op::Release {
+                    lock,
+                    owner,
+                    token: Named::No,
+                    lease_ms: None,
+                },
+                Op::Cancel { lock, owner },
+            ]
+        })
+    };
+    let ops = (0..OWNERS.len()).flat_map(of_both);
+    ops.chain((0..2).map(|lock| Op::Break { lock })).collect()
+}
+
 #[derive(Default)]
 struct Walked {
     states: usize,
     steps: usize,
+    refused: u64,
+    /// Whether every state was met that there is, as far as the walk was to go.
+    is_complete: bool,
 }
 
-fn walk(alphabet: &[Op], depth: usize) -> Walked {
+impl Walked {
+    /// A walk that goes nowhere proves nothing.
+    fn is_more_than(&self, states: usize) {
+        eprintln!("{} states, {} histories", self.states, self.steps);
+        assert!(self.states > states, "only {} states were met", self.states);
+    }
+}
+
+/// `seen` is all that decides what can happen next, with times as distances: two histories that
+/// lead to the same text have the same future. None where the walk goes no further. What is true of
+/// each state is `checked`.
+fn walk(
+    alphabet: &[Op],
+    depth: usize,
+    seen: impl Fn(&World) -> Option<String>,
+    checked: Option<fn(World) -> Result<(), String>>,
+) -> Walked {
     let mut walked = Walked::default();
     let mut met = BTreeSet::new();
     let mut frontier: Vec<Vec<Op>> = vec![Vec::new()];
@@ -112,9 +248,15 @@ fn walk(alphabet: &[Op], depth: usize) -> Walked {
         for history in &frontier {
             for (last, op) in alphabet.iter().enumerate() {
                 let history: Vec<Op> = history.iter().chain([op]).cloned().collect();
-                let world = replay(&history).unwrap_or_else(|wrong| panic!("{wrong}"));
+                let world = replay_to(&history).unwrap_or_else(|wrong| panic!("{wrong}"));
                 walked.steps += 1;
-                if is_small(&world) && met.insert((seen(&world), last)) {
+                walked.refused += world.counters().deadlocks_refused;
+                let Some(state) = seen(&world) else {
+                    continue;
+                };
+                if met.insert((state, last)) {
+                    let checked = checked.map_or(Ok(()), |checked| checked(world));
+                    checked.unwrap_or_else(|wrong| panic!("{wrong}\nafter {history:?}"));
                     next.push(history);
                 }
             }
@@ -122,7 +264,50 @@ fn walk(alphabet: &[Op], depth: usize) -> Walked {
         frontier = next;
     }
     walked.states = met.len();
+    walked.is_complete = frontier.is_empty();
     walked
+}
+
+fn fetch_all(mut world: World) -> Result<(), String> {
+    world.fetch_all()
+}
+
+fn all_waits_end(mut world: World) -> Result<(), String> {
+    loop {
+        let graph = world.twin.graph();
+        let is_free = |owner: &&[u8]| graph.waits_for(owner).is_empty();
+        let holds = |owner: &[u8], lock| {
+            let holders = graph.holders.get(&place(lock));
+            holders.is_some_and(|holders| holders.contains(owner))
+        };
+        let given_back: Vec<Op> = OWNERS
+            .iter()
+            .enumerate()
+            .filter(|(_, owner)| is_free(owner))
+            .flat_map(|(at, owner)| (0..2).map(move |lock| (at, *owner, lock)))
+            .filter(|(_, owner, lock)| holds(owner, *lock))
+            .map(|(owner, _, lock)| Op::Release {
+                lock,
+                owner,
+                token: Named::No,
+                lease_ms: None,
+            })
+            .collect();
+        if given_back.is_empty() {
+            break;
+        }
+        for op in &given_back {
+            world.step(op)?;
+        }
+    }
+    if world.twin.waiting() == 0 {
+        Ok(())
+    } else {
+        Err(format!(
+            "these wait for each other: {:?}",
+            world.twin.graph()
+        ))
+    }
 }
 
 fn is_small(world: &World) -> bool {
@@ -132,9 +317,10 @@ fn is_small(world: &World) -> bool {
         && world.under_way().count() <= SIZE_MAX
 }
 
-/// All that decides what can happen next, with times as distances: two histories that lead to the
-/// same text have the same future.
-fn seen(world: &World) -> String {
+fn seen(world: &World) -> Option<String> {
+    if !is_small(world) {
+        return None;
+    }
     let (now, lock) = (world.now(), place(0));
     let mut text = String::new();
     for owner in OWNERS {
@@ -144,12 +330,46 @@ fn seen(world: &World) -> String {
     write!(text, "{lease_left} {:?}:", world.next_deadline()).unwrap();
     for waiter in world.twin.line(&lock) {
         let wait_left = waiter.wait_end.map(|end| end - now.mono_ms);
-        write!(text, " {:?}/{wait_left:?}", waiter.owner).unwrap();
+        let (owner, is_queued) = (&waiter.owner, waiter.is_queued);
+        write!(text, " {owner:?}/{wait_left:?}/{is_queued}").unwrap();
     }
     for grant in world.under_way() {
         write!(text, " {grant:?}").unwrap();
     }
-    text
+    Some(text)
+}
+
+fn seen_of_sessions(world: &World) -> Option<String> {
+    let mut text = seen(world)?;
+    let (now, life) = (world.now(), &world.twin.life);
+    for session in life.sessions.values() {
+        let grace_left = session.grace_end.map(|end| end - now.mono_ms);
+        let listens = session
+            .listener
+            .map(|(_, until)| until.map(|end| end - now.mono_ms));
+        let at = session.client.map(|client| world.connection_of(client));
+        write!(text, "; {at:?} {grace_left:?} {listens:?}").unwrap();
+        for (event, confirmed) in &session.events {
+            let present = world.twin.token(&place(0));
+            let news = match event.news {
+                News::Granted(token) => format!("granted {}", present == Some(token)),
+                _ => format!("{:?}", event.news),
+            };
+            write!(text, " {news} {:?} {confirmed}", event.owner).unwrap();
+        }
+    }
+    for ((_, owner), hold) in &life.holds {
+        let lease_left = hold.ends_at.map(|end| end - now.wall_ms());
+        write!(text, "; {owner:?} {lease_left:?}").unwrap();
+    }
+    write!(text, "; {:?}", world.called_and_blocked()).unwrap();
+    let events = life.sessions.values().map(|session| session.events.len());
+    (events.sum::<usize>() <= SIZE_MAX).then_some(text)
+}
+
+fn seen_of_waits(world: &World) -> String {
+    let graph = world.twin.graph();
+    format!("{:?} {:?}", graph.holders, graph.lines)
 }
 
 fn count(world: &World, owner: &[u8]) -> Option<Vec<u8>> {

@@ -11,33 +11,72 @@
 //! 7. **The timer is set.** While somebody waits there is a deadline, not later than the end of the
 //!    first wait and just after the end of the lease; and at rest it is not due already.
 //! 8. **The counters add up.** Every waiter that ever sat down is granted, gone, or still there.
+//! 9. **Sessions end, and their holds with them.** None outlives its grace, none keeps a listener
+//!    past its wait, no hold is on record without its session; and the timer is not later.
+//! 10. **One event each.** A queued wait ends in exactly one event, or with the connection by which
+//!     its session lives; and never is there one for a wait that was none.
+//! 11. **No hold is lost without word.** What is on record is in the key, or the key is looked at
+//!     just after the end of the lease.
 
-use crate::keyspace::{Keyspace, Place, Value};
-use crate::twin::{Tally, Twin};
-use rlock_core::{FENCE_FIELD, LockRef, Locks, Now, Seat, Token};
+use crate::keyspace::{Keyspace, Place, Value, owners};
+use crate::life::{Name, News, TwinEvent};
+use crate::twin::{Asked, Tally, Twin, Waits};
+use rlock_core::{FENCE_FIELD, LockRef, Locks, Now, Token};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Who sat down where and when: kept from what is asked and told alone, apart from the twin.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    lines: BTreeMap<Place, Vec<(Seat, Vec<u8>)>>,
+    lines: BTreeMap<Place, Vec<Seated>>,
     highest_token: i64,
     seated: u64,
-    refused: u64,
+    /// Queued waits whose event was not fetched yet.
+    untold: BTreeMap<(Name, Place, Vec<u8>), i64>,
+}
+
+#[derive(Clone, Debug)]
+struct Seated {
+    seat: usize,
+    owner: Vec<u8>,
+    /// Whom the event goes to; none for a blocked client.
+    queued_for: Option<Name>,
 }
 
 impl Ledger {
-    pub(crate) fn sits_down(&mut self, place: &Place, seat: Seat, owner: &[u8], once: bool) {
+    pub(crate) fn sits_down(&mut self, place: &Place, asked: Asked<'_>) {
         self.seated += 1;
+        let queued_for = asked
+            .session
+            .filter(|_| matches!(asked.waits, Waits::Queue(_)));
+        let new = Seated {
+            seat: asked.seat,
+            owner: asked.owner.to_vec(),
+            queued_for,
+        };
         let line = self.lines.entry(place.clone()).or_default();
-        let at = line.iter().position(|(_, of)| once && of == owner);
-        // The old seat still has its word to come: it goes to the very end, whence it may only be
+        let is_own = |of: &Seated| asked.once && of.owner == asked.owner;
+        let at = line.iter().position(is_own);
+        // Who sat there still has its word to come: it goes to the very end, whence it may only be
         // dismissed, since a grant there would be a grant out of turn.
-        if let Some(at) = at {
-            let old = std::mem::replace(&mut line[at], (seat, owner.to_vec()));
-            line.push(old);
-        } else {
-            line.push((seat, owner.to_vec()));
+        let old = at.map(|at| std::mem::replace(&mut line[at], new.clone()));
+        let stays = old
+            .as_ref()
+            .is_some_and(|old| queued_for.is_some() && old.queued_for == queued_for);
+        match old {
+            Some(old) if old.queued_for.is_none() => line.push(old),
+            Some(_) => {}
+            None => line.push(new),
+        }
+        if let Some(name) = queued_for.filter(|_| !stays) {
+            let wait = (name, place.clone(), asked.owner.to_vec());
+            *self.untold.entry(wait).or_default() += 1;
+        }
+    }
+
+    /// Those who were queued left without a word to their seat.
+    pub(crate) fn forget_those_who_left(&mut self, twin: &Twin) {
+        for line in self.lines.values_mut() {
+            line.retain(|of| of.queued_for.is_none() || twin.waiter(of.seat).is_some());
         }
     }
 
@@ -45,16 +84,20 @@ impl Ledger {
     pub(crate) fn is_granted(
         &mut self,
         place: &Place,
-        seat: Seat,
+        seat: usize,
         (count, token): (i64, Token),
         space: &Keyspace,
     ) -> Result<(), String> {
         let line = self.lines.entry(place.clone()).or_default();
-        if line.first().is_none_or(|(first, _)| *first != seat) {
-            let place_of = line.iter().position(|(of, _)| *of == seat);
-            return Err(format!("granted out of turn: {seat:?} at {place_of:?}"));
+        let at = line.iter().position(|of| of.seat == seat);
+        let at = at.ok_or_else(|| format!("{seat} is granted and does not wait"))?;
+        let Seated { owner, .. } = line[at].clone();
+        // Queued waiters of the same owner may have been granted with it, and heard by events.
+        let with_it = |of: &Seated| of.queued_for.is_some() && of.owner == owner;
+        if !line[..at].iter().all(with_it) {
+            return Err(format!("granted out of turn: {seat} at {at} of {line:?}"));
         }
-        let (_, owner) = line.remove(0);
+        line.drain(..=at);
         let Some(Value::Hash(fields)) = space.get(place).map(|entry| &entry.value) else {
             return Err("a grant is told and nothing is stored".into());
         };
@@ -67,17 +110,57 @@ impl Ledger {
     }
 
     /// Invariant 5.
-    pub(crate) fn leaves(&mut self, place: &Place, seat: Seat) -> Result<(), String> {
-        let line = self.lines.entry(place.clone()).or_default();
-        match line.iter().position(|(of, _)| *of == seat) {
-            Some(at) => line.remove(at),
-            None => return Err(format!("{seat:?} was told twice")),
-        };
+    pub(crate) fn leaves_from(&mut self, seat: usize) -> Result<(), String> {
+        for line in self.lines.values_mut() {
+            if let Some(at) = line.iter().position(|of| of.seat == seat) {
+                line.remove(at);
+                return Ok(());
+            }
+        }
+        Err(format!("{seat} was told twice"))
+    }
+
+    /// Invariant 10.
+    pub(crate) fn is_told(&mut self, name: Name, event: &TwinEvent) -> Result<(), String> {
+        if let News::Lost(_) = event.news {
+            return Ok(());
+        }
+        let wait = (name, event.place.clone(), event.owner.clone());
+        let untold = self.untold.entry(wait).or_default();
+        *untold -= 1;
+        if *untold < 0 {
+            return Err(format!("{event:?} for a wait that was none, or twice"));
+        }
         Ok(())
     }
 
-    pub(crate) fn is_refused(&mut self) {
-        self.refused += 1;
+    /// Invariant 10: with everything fetched, only those who wait have heard nothing.
+    pub(crate) fn all_is_told(&self, name: Name, twin: &Twin) -> Result<(), String> {
+        for ((of, place, owner), untold) in &self.untold {
+            let is_such = |waiter: &&crate::twin::TwinWaiter| {
+                waiter.is_queued && waiter.session == Some(name) && waiter.owner == *owner
+            };
+            let waiting = twin.line(place).iter().filter(is_such).count();
+            if *of == name && i64::try_from(waiting) != Ok(*untold) {
+                return Err(format!(
+                    "{untold} waits of {owner:?} for {place:?} are untold, {waiting} wait"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The connection is gone, and with it the waits that had not ended by then, and the grants
+    /// that nobody fetched.
+    pub(crate) fn loses_its_line(&mut self, name: Name, twin: &Twin) {
+        self.untold.retain(|(of, _, _), _| *of != name);
+        let session = twin.life.sessions.get(&name);
+        for (event, _) in session.map_or(&[][..], |session| &session.events) {
+            if !matches!(event.news, News::Lost(_)) {
+                let wait = (name, event.place.clone(), event.owner.clone());
+                *self.untold.entry(wait).or_default() += 1;
+            }
+        }
     }
 
     /// Invariant 4.
@@ -98,40 +181,43 @@ pub(crate) fn views_are_true(locks: &Locks, twin: &Twin, now: Now) -> Result<(),
             db: place.0,
             name: &place.1,
         };
-        let shown: Vec<_> = locks.lines().waiters_of(lock, now).collect();
+        let shown: Vec<_> = locks.queue(lock, now);
         let same = shown.len() == line.len()
             && shown.iter().zip(line).all(|(shown, waiter)| {
                 let left_ms = waiter.wait_end.map_or(-1, |end| (end - now.mono_ms).max(0));
                 *shown.owner == *waiter.owner
-                    && usize::try_from(shown.client_id) == Ok(waiter.seat)
+                    && Some(shown.client_id) == twin.client_of(waiter)
                     && shown.waited_ms == now.mono_ms - waiter.since
                     && shown.left_ms == left_ms
             });
         if !same {
             return Err(format!("INFO shows {shown:?}\n  the twin has {line:?}"));
         }
-        let length = usize::try_from(locks.lines().waiting_for(lock)).unwrap();
-        if length != line.len() {
-            return Err(format!("{length} are counted in a line of {}", line.len()));
-        }
-        list_shows(locks, place, line.first().map(|first| first.since), now)?;
+        let first = line.first().map(|first| (line.len(), first.since));
+        list_shows(locks, place, first, now)?;
     }
-    let waiting = u64::try_from(locks.lines().crowd().waiters).unwrap();
+    let waiting = u64::try_from(locks.crowd().waiters).unwrap();
     let lines = twin.lines.values().filter(|line| !line.is_empty()).count();
-    if waiting != twin.waiting() || locks.lines().crowd().locks != lines {
-        return Err(format!("the crowd is {:?}", locks.lines().crowd()));
+    if waiting != twin.waiting() || locks.crowd().locks != lines {
+        return Err(format!("the crowd is {:?}", locks.crowd()));
     }
     Ok(())
 }
 
-fn list_shows(locks: &Locks, place: &Place, since: Option<i64>, now: Now) -> Result<(), String> {
-    let mut views = locks.lines().views(place.0, now);
+fn list_shows(
+    locks: &Locks,
+    place: &Place,
+    first: Option<(usize, i64)>,
+    now: Now,
+) -> Result<(), String> {
+    let mut views = locks.views(place.0, now);
     let view = views.find(|view| *view.name == *place.1);
-    match (view.map(|view| view.longest_wait_ms), since) {
-        (None, None) => Ok(()),
-        (Some(longest), Some(since)) if longest == now.mono_ms - since => Ok(()),
-        (shown, since) => Err(format!("LIST shows {shown:?}, first waits since {since:?}")),
+    let shown = view.map(|view| (usize::try_from(view.waiters).unwrap(), view.longest_wait_ms));
+    let should = first.map(|(length, since)| (length, now.mono_ms - since));
+    if shown != should {
+        return Err(format!("LIST shows {shown:?}, should {should:?}"));
     }
+    Ok(())
 }
 
 /// Invariants 3 and 7. In `unseen` are the locks that were changed without any event: those are
@@ -172,6 +258,62 @@ pub(crate) fn is_at_rest(
     Ok(())
 }
 
+/// Invariants 9 and 11, at any moment.
+pub(crate) fn sessions_are_true(locks: &Locks, twin: &Twin) -> Result<(), String> {
+    let (crowd, life) = (locks.crowd(), &twin.life);
+    if (crowd.sessions, crowd.session_holds) != (life.sessions.len(), life.holds.len()) {
+        return Err(format!("the crowd is {crowd:?}\n  should be {life:?}"));
+    }
+    let mut holds = life.holds.values();
+    match holds.find(|hold| !life.sessions.contains_key(&hold.session)) {
+        Some(hold) => Err(format!("{hold:?} outlives its session")),
+        None => Ok(()),
+    }
+}
+
+/// Invariants 9 and 11, when nothing is due. In `unseen` are the holds, with their tokens, whose
+/// keys were changed without any event.
+pub(crate) fn sessions_are_at_rest(
+    locks: &Locks,
+    twin: &Twin,
+    unseen: &BTreeSet<(Place, Vec<u8>, i64)>,
+    now: Now,
+) -> Result<(), String> {
+    let due_in = locks.next_deadline(now).unwrap_or(i64::MAX);
+    for (name, session) in &twin.life.sessions {
+        let listens_until = session.listener.and_then(|(_, until)| until);
+        for end in listens_until.into_iter().chain(session.grace_end) {
+            if end <= now.mono_ms || due_in > end - now.mono_ms {
+                return Err(format!(
+                    "due in {due_in}: {name}, {session:?} is over before"
+                ));
+            }
+        }
+        if session.client.is_none() && session.grace_end.is_none() {
+            return Err(format!("{name}, {session:?} lives by nothing"));
+        }
+        if session.listener.is_some() && !session.events.is_empty() {
+            return Err(format!("{name}, {session:?} waits for what is there"));
+        }
+    }
+    for ((place, owner), hold) in &twin.life.holds {
+        if let Some(end) = hold.ends_at
+            && due_in > (end + 1).saturating_sub(now.wall_ms())
+        {
+            return Err(format!("due in {due_in}: {hold:?} ends before"));
+        }
+        let is_there = match twin.space.get(place).map(|entry| &entry.value) {
+            Some(Value::Hash(fields)) => owners(fields).any(|of| of == owner),
+            _ => false,
+        };
+        let is_there = is_there && twin.token(place) == Some(hold.token);
+        if !is_there && !unseen.contains(&(place.clone(), owner.clone(), hold.token)) {
+            return Err(format!("{owner:?} has lost {place:?} and nobody says so"));
+        }
+    }
+    Ok(())
+}
+
 /// Invariant 8.
 pub(crate) fn counters_add_up(locks: &Locks, twin: &Twin, ledger: &Ledger) -> Result<(), String> {
     let counters = locks.counters();
@@ -188,12 +330,19 @@ pub(crate) fn counters_add_up(locks: &Locks, twin: &Twin, ledger: &Ledger) -> Re
         releases: counters.releases,
         breaks: counters.breaks,
         waiters_peak: counters.waiters_peak,
+        deadlocks_refused: counters.deadlocks_refused,
+        session_releases: counters.session_releases,
+        holds_lost: counters.holds_lost,
     };
-    if counted != twin.tally {
-        return Err(format!("counted {counted:?}\n  happened {:?}", twin.tally));
+    let happened = Tally {
+        holds_lost: twin.life.lost,
+        ..twin.tally
+    };
+    if counted != happened {
+        return Err(format!("counted {counted:?}\n  happened {happened:?}"));
     }
-    let gone = counted.timeouts + counted.cancels + counted.departures + ledger.refused;
-    let here = u64::try_from(locks.lines().crowd().waiters).unwrap();
+    let gone = counted.timeouts + counted.cancels + counted.departures + twin.refused;
+    let here = u64::try_from(locks.crowd().waiters).unwrap();
     if ledger.seated != counted.handovers + gone + here {
         return Err(format!("{} sat down, but {counted:?}", ledger.seated));
     }

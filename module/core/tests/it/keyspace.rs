@@ -33,6 +33,18 @@ impl Keyspace {
         self.entries.get(place)
     }
 
+    /// Who holds a lock.
+    pub(crate) fn holders(&self, place: &Place) -> Vec<Box<[u8]>> {
+        match self.get(place).map(|entry| &entry.value) {
+            Some(Value::Hash(fields)) => owners(fields).map(Box::from).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (&Place, &Entry)> {
+        self.entries.iter()
+    }
+
     pub(crate) fn get_mut(&mut self, place: &Place) -> Option<&mut Entry> {
         self.entries.get_mut(place)
     }
@@ -131,7 +143,11 @@ impl Keyspace {
             }
             Effect::Free if self.delete(place) => Ok(()),
             Effect::Free => Err("a key is deleted that is not there".into()),
-            Effect::Publish | Effect::Grant { .. } | Effect::Dismiss { .. } => Ok(()),
+            Effect::Publish
+            | Effect::Grant { .. }
+            | Effect::Dismiss { .. }
+            | Effect::Wake(_)
+            | Effect::TakenOver(_) => Ok(()),
         }
     }
 

@@ -13,9 +13,12 @@
 mod keyspace;
 mod world;
 // What says whether the core is right: a lock too simple to be wrong, and the promises in words.
+mod circles;
 mod invariants;
+mod life;
 mod twin;
 // What asks the questions: random histories, all short ones, and tables of arguments.
+mod deadlock;
 mod exhaustive;
 mod model;
 mod parsing;

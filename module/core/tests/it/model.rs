@@ -3,10 +3,19 @@
 //! A failure prints the shortest history found that still fails, as the code that replays it (put
 //! it into [`REPLAYS`]), and the seed goes to `tests/proptest-regressions/`.
 
-use crate::world::{Change, LOCKS, Named, OWNERS, Op, replay};
+use crate::life::Name;
+use crate::twin::Waits;
+use crate::world::{Change, LOCKS, Named, OWNERS, Op, SESSIONS, replay};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use rlock_core::INTEGER_MAX;
+
+/// Fewer where nothing is optimized.
+const CASES: u32 = if cfg!(debug_assertions) {
+    2_000
+} else {
+    20_000
+};
 
 fn lock() -> impl Strategy<Value = usize> {
     // Mostly one lock, so that owners meet.
@@ -75,15 +84,45 @@ fn change() -> impl Strategy<Value = Change> {
 }
 
 fn acquire() -> impl Strategy<Value = Op> {
-    let block = prop_oneof![1 => Just(None), 4 => wait().prop_map(Some)];
+    let block = prop_oneof![1 => Just(Waits::No), 4 => wait().prop_map(Waits::Block)];
+    let alone = (Just(None), block);
+    let waits = prop_oneof![
+        1 => Just(Waits::No),
+        1 => wait().prop_map(Waits::Block),
+        3 => wait().prop_map(Waits::Queue),
+    ];
+    let how = prop_oneof![1 => alone, 1 => (session().prop_map(Some), waits)];
     let once = proptest::bool::weighted(0.3);
-    (lock(), owner(), lease(), block, once).prop_map(|(lock, owner, lease_ms, block_ms, once)| {
-        Op::Acquire {
+    let asked = (lock(), owner(), lease(), how, once);
+    asked.prop_map(
+        |(lock, owner, lease_ms, (session, waits), once)| Op::Acquire {
             lock,
             owner,
             lease_ms,
-            block_ms,
+            waits,
+            session,
             once,
+        },
+    )
+}
+
+fn session() -> impl Strategy<Value = Name> {
+    prop_oneof![4 => Just(0), 1 => 0..SESSIONS.len()]
+}
+
+fn client() -> impl Strategy<Value = usize> {
+    0usize..3
+}
+
+fn events() -> impl Strategy<Value = Op> {
+    let block = prop_oneof![1 => Just(None), 2 => wait().prop_map(Some)];
+    let grace = prop_oneof![1 => Just(0), 2 => Just(30), 1 => Just(3000)];
+    (session(), client(), block, grace).prop_map(|(session, client, block_ms, grace_ms)| {
+        Op::Events {
+            session,
+            client,
+            block_ms,
+            grace_ms,
         }
     })
 }
@@ -99,11 +138,14 @@ fn release() -> impl Strategy<Value = Op> {
 }
 
 fn renew() -> impl Strategy<Value = Op> {
-    (lock(), owner(), lease(), token()).prop_map(|(lock, owner, lease_ms, token)| Op::Renew {
+    let session = prop_oneof![2 => Just(None), 1 => session().prop_map(Some)];
+    let asked = (lock(), owner(), lease(), token(), session);
+    asked.prop_map(|(lock, owner, lease_ms, token, session)| Op::Renew {
         lock,
         owner,
         lease_ms,
         token,
+        session,
     })
 }
 
@@ -129,6 +171,84 @@ fn script() -> impl Strategy<Value = Vec<Op>> {
     })
 }
 
+/// What concerns sessions, about one lock and with two connections, so that it meets.
+fn of_sessions() -> impl Strategy<Value = Op> {
+    let lock = || prop_oneof![6 => Just(0usize), 1 => Just(2usize)];
+    let acquire = (
+        lock(),
+        owner(),
+        waits_of_sessions(),
+        proptest::bool::weighted(0.4),
+    );
+    let acquire = acquire.prop_map(|(lock, owner, (session, waits), once)| Op::Acquire {
+        lock,
+        owner,
+        lease_ms: 50,
+        waits,
+        session,
+        once,
+    });
+    let bound = proptest::option::of(0..SESSIONS.len());
+    let renew = (lock(), owner(), bound).prop_map(|(lock, owner, session)| Op::Renew {
+        lock,
+        owner,
+        lease_ms: 50,
+        token: Named::No,
+        session,
+    });
+    let listen = (0..SESSIONS.len(), 0usize..2, proptest::option::of(wait()));
+    let listen = (listen, prop_oneof![Just(0i64), Just(20)]);
+    let events = listen.prop_map(|((session, client, block_ms), grace_ms)| Op::Events {
+        session,
+        client,
+        block_ms,
+        grace_ms,
+    });
+    prop_oneof![
+        8 => acquire,
+        5 => events,
+        4 => release(),
+        3 => renew,
+        3 => (0usize..2).prop_map(|client| Op::Close { client }),
+        2 => Just(Op::Deliver),
+        1 => (0usize..4).prop_map(|client| Op::Disconnect { client }),
+        1 => (0usize..2).prop_map(|client| Op::Unblock { client }),
+        1 => (lock(), owner()).prop_map(|(lock, owner)| Op::Cancel { lock, owner }),
+        1 => lock().prop_map(|lock| Op::Break { lock }),
+        1 => (lock(), change()).prop_map(|(lock, change)| Op::Foreign {
+            lock,
+            change,
+            told: true,
+        }),
+        2 => (0i64..60).prop_map(|ms| Op::Pass { ms }),
+        2 => (0i64..2).prop_map(|more_ms| Op::PassDeadline { more_ms }),
+    ]
+}
+
+fn waits_of_sessions() -> impl Strategy<Value = (Option<Name>, Waits)> {
+    let named = || (0..SESSIONS.len()).prop_map(Some);
+    prop_oneof![
+        6 => (named(), wait().prop_map(Waits::Queue)),
+        2 => (named(), wait().prop_map(Waits::Block)),
+        2 => (named(), Just(Waits::No)),
+        1 => (Just(None), Just(Waits::No)),
+        1 => (Just(None), wait().prop_map(Waits::Block)),
+    ]
+}
+
+/// Both sessions are there to begin with.
+fn history_of_sessions() -> impl Strategy<Value = Vec<Op>> {
+    proptest::collection::vec(of_sessions(), 1..40).prop_map(|ops| {
+        let events = |session| Op::Events {
+            session,
+            client: session,
+            block_ms: None,
+            grace_ms: 20,
+        };
+        [events(0), events(1)].into_iter().chain(ops).collect()
+    })
+}
+
 fn history() -> impl Strategy<Value = Vec<Op>> {
     let steps = prop_oneof![30 => op().prop_map(|op| vec![op]), 1 => script()];
     proptest::collection::vec(steps, 1..60).prop_map(|steps| steps.concat())
@@ -141,6 +261,9 @@ fn clock_step() -> impl Strategy<Value = i64> {
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         12 => acquire(),
+        7 => events(),
+        3 => client().prop_map(|client| Op::Close { client }),
+        1 => client().prop_map(|client| Op::Unblock { client }),
         6 => release(),
         3 => renew(),
         2 => (lock(), owner()).prop_map(|(lock, owner)| Op::Cancel { lock, owner }),
@@ -156,7 +279,9 @@ fn op() -> impl Strategy<Value = Op> {
             Just(Op::Flush { db: None }),
             Just(Op::Flush { db: Some(0) }),
             Just(Op::SwapDatabases),
+            Just(Op::Demote),
             Just(Op::StartTokens { guard_ms: 10_000 }),
+            Just(Op::StartTokens { guard_ms: 0 }),
         ],
         2 => Just(Op::Multi),
         3 => Just(Op::Exec),
@@ -165,7 +290,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 3_000,
+        cases: CASES,
         max_shrink_iters: 20_000,
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(
             "tests/proptest-regressions/model.txt",
@@ -175,6 +300,11 @@ proptest! {
 
     #[test]
     fn core_and_twin_agree_on_any_history(history in history()) {
+        replay(&history).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
+    fn core_and_twin_agree_on_any_history_of_sessions(history in history_of_sessions()) {
         replay(&history).map_err(TestCaseError::fail)?;
     }
 }
@@ -190,11 +320,12 @@ fn what_once_failed_holds() {
 }
 
 fn once_failed() -> Vec<(&'static str, Vec<Op>)> {
-    let acquire = |owner, lease_ms, block_ms| Op::Acquire {
+    let acquire = |owner, lease_ms, waits| Op::Acquire {
         lock: 0,
         owner,
         lease_ms,
-        block_ms,
+        waits,
+        session: None,
         once: false,
     };
     let foreign = |change| Op::Foreign {
@@ -207,9 +338,9 @@ fn once_failed() -> Vec<(&'static str, Vec<Op>)> {
         "a script puts the first in line into the hash and shortens the lease: the next in line is \
          granted at that lease's end",
         vec![
-            acquire(1, 4000, None),
-            acquire(0, 7, Some(0)),
-            acquire(2, 7, Some(0)),
+            acquire(1, 4000, Waits::No),
+            acquire(0, 7, Waits::Block(0)),
+            acquire(2, 7, Waits::Block(0)),
             Op::Multi,
             foreign(Change::Write { owner, value }),
             foreign(Change::Expire { ms: 50 }),
@@ -220,11 +351,12 @@ fn once_failed() -> Vec<(&'static str, Vec<Op>)> {
 
 #[test]
 fn what_took_time_is_counted() {
-    let acquire = |owner, block_ms| Op::Acquire {
+    let acquire = |owner, waits| Op::Acquire {
         lock: 0,
         owner,
         lease_ms: 50,
-        block_ms,
+        waits,
+        session: None,
         once: false,
     };
     let release = |owner| Op::Release {
@@ -234,12 +366,12 @@ fn what_took_time_is_counted() {
         lease_ms: None,
     };
     let history = [
-        acquire(0, None),
+        acquire(0, Waits::No),
         Op::Pass { ms: 7 },
-        acquire(1, Some(0)),
+        acquire(1, Waits::Block(0)),
         Op::Pass { ms: 20 },
         release(0),
-        acquire(2, Some(0)),
+        acquire(2, Waits::Block(0)),
         // The lease of the second holder ends while the third waits, and nobody sees the third's.
         Op::PassDeadline { more_ms: 0 },
         Op::Pass { ms: 60 },

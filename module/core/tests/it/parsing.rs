@@ -1,16 +1,25 @@
 //! Whatever bytes a client sends: argument by argument, with the text that it gets.
 
 use proptest::prelude::*;
-use rlock_core::request::{Acquire, Cancel, KeyOnly, List, Release, Renew};
+use rlock_core::request::{Acquire, Cancel, Events, KeyOnly, List, Release, Renew};
 use rlock_core::{Count, Lease, Refusal, Token, TokenMint, Wait, glob_matches};
 
 const LEASE: &str = "ERR lease-ms must be an integer from 1 to 9007199254740991";
 const WAIT: &str = "ERR wait-ms must be an integer from 0 to 9007199254740991";
 const TOKEN: &str = "ERR token must be an integer from 1 to 9223372036854775807";
 const COUNT: &str = "ERR COUNT must be an integer from 1 to 9007199254740991";
+const GRACE: &str = "ERR grace-ms must be an integer from 0 to 9007199254740991";
+const SESSION_LENGTH: &str = "ERR session must have 1 to 1024 bytes";
+const EITHER: &str = "ERR option 'QUEUE' cannot be combined with 'BLOCK'";
+const ALONE: &str = "ERR option 'QUEUE' needs 'SESSION'";
 const OWNER_LENGTH: &str = "ERR owner must have 1 to 1024 bytes";
 const RESERVED: &str = "ERR owner must not be 'fence' or 'mode', fields of the lock itself";
 const ARITY: &str = "ERR wrong number of arguments";
+
+/// The words of all options.
+const WORDS: [&str; 9] = [
+    "BLOCK", "once", "TOKEN", "LEASE", "MATCH", "COUNT", "queue", "SESSION", "GRACE",
+];
 
 /// The arguments of a table's line: words between blanks.
 fn words(line: &str) -> Vec<&[u8]> {
@@ -28,11 +37,13 @@ fn acquire(args: &[&[u8]]) -> String {
             key,
             owner,
             lease,
-            block,
+            patience,
+            session,
             once,
         } = acquire;
         let (key, owner) = (key.escape_ascii(), owner.escape_ascii());
-        format!("{key} {owner} {lease:?} {block:?} {once}")
+        let session = session.map(|session| session.escape_ascii().to_string());
+        format!("{key} {owner} {lease:?} {patience:?} {session:?} {once}")
     })
 }
 
@@ -57,10 +68,23 @@ fn renew(args: &[&[u8]]) -> String {
             owner,
             lease,
             token,
+            session,
         } = renew;
         let token = token.map(Token::get);
         let (key, owner) = (key.escape_ascii(), owner.escape_ascii());
-        format!("{key} {owner} {lease:?} {token:?}")
+        let session = session.map(|session| session.escape_ascii().to_string());
+        format!("{key} {owner} {lease:?} {token:?} {session:?}")
+    })
+}
+
+fn events(args: &[&[u8]]) -> String {
+    shown(Events::parse(args.iter().copied()), |events| {
+        let Events {
+            session,
+            block,
+            grace_ms,
+        } = events;
+        format!("{} {block:?} {grace_ms}", session.escape_ascii())
     })
 }
 
@@ -101,20 +125,20 @@ fn acquire_reads_its_arguments() {
     check(
         acquire,
         &[
-            ("k o 1", "k o Lease(1) None false"),
+            ("k o 1", "k o Lease(1) None None false"),
             (
                 "k o 9007199254740991 BLOCK 9007199254740991",
-                "k o Lease(9007199254740991) Some(Wait(9007199254740991)) false",
+                "k o Lease(9007199254740991) Block(Wait(9007199254740991)) None false",
             ),
             (
                 "k o 30000 BLOCK 0 ONCE",
-                "k o Lease(30000) Some(Wait(0)) true",
+                "k o Lease(30000) Block(Wait(0)) None true",
             ),
             (
                 "k o 30000 once bLoCk 5",
-                "k o Lease(30000) Some(Wait(5)) true",
+                "k o Lease(30000) Block(Wait(5)) None true",
             ),
-            ("k once 30000 ONCE", "k once Lease(30000) None true"),
+            ("k once 30000 ONCE", "k once Lease(30000) None None true"),
             ("", ARITY),
             ("k", ARITY),
             ("k o", ARITY),
@@ -134,7 +158,7 @@ fn acquire_reads_its_arguments() {
             ("k o lease", LEASE),
             ("k fence 1", RESERVED),
             ("k mode 1", RESERVED),
-            ("k Fence 1", "k Fence Lease(1) None false"),
+            ("k Fence 1", "k Fence Lease(1) None None false"),
             ("k o 1 BLOCK", "ERR option 'BLOCK' needs a value"),
             ("k o 1 block", "ERR option 'block' needs a value"),
             ("k o 1 BLOCK -1", WAIT),
@@ -143,9 +167,46 @@ fn acquire_reads_its_arguments() {
             ("k o 1 BLOCK 1 BLOCK 2", "ERR option 'BLOCK' is given twice"),
             ("k o 1 BLOCK 1 block x", "ERR option 'block' is given twice"),
             ("k o 1 ONCE ONCE", "ERR option 'ONCE' is given twice"),
+            ("k o 1 GRACE 5", "ERR unknown option 'GRACE'"),
             ("k o 1 TOKEN 5", "ERR unknown option 'TOKEN'"),
             ("k o 1 ONCE 5", "ERR unknown option '5'"),
             ("k o 1 BLOCKS 5", "ERR unknown option 'BLOCKS'"),
+        ],
+    );
+}
+
+#[test]
+fn acquire_reads_what_concerns_sessions() {
+    check(
+        acquire,
+        &[
+            (
+                "k o 1 SESSION s QUEUE 0",
+                "k o Lease(1) Queue(Wait(0)) Some(\"s\") false",
+            ),
+            (
+                "k o 1 once queue 7 session QUEUE",
+                "k o Lease(1) Queue(Wait(7)) Some(\"QUEUE\") true",
+            ),
+            (
+                "k o 1 BLOCK 7 SESSION s",
+                "k o Lease(1) Block(Wait(7)) Some(\"s\") false",
+            ),
+            ("k o 1 SESSION s", "k o Lease(1) None Some(\"s\") false"),
+            ("k o 1 QUEUE", "ERR option 'QUEUE' needs a value"),
+            ("k o 1 QUEUE -1", WAIT),
+            ("k o 1 QUEUE 9007199254740992", WAIT),
+            ("k o 1 QUEUE SESSION s", WAIT),
+            ("k o 1 QUEUE 1 queue 1", "ERR option 'queue' is given twice"),
+            ("k o 1 QUEUE 1", ALONE),
+            ("k o 1 QUEUE 1 ONCE", ALONE),
+            ("k o 1 QUEUE 1 BLOCK 1", EITHER),
+            ("k o 1 BLOCK 1 SESSION s QUEUE 1", EITHER),
+            ("k o 1 SESSION", "ERR option 'SESSION' needs a value"),
+            (
+                "k o 1 SESSION s SESSION s",
+                "ERR option 'SESSION' is given twice",
+            ),
         ],
     );
 }
@@ -180,8 +241,17 @@ fn release_and_renew_read_their_arguments() {
     check(
         renew,
         &[
-            ("k o 5", "k o Lease(5) None"),
-            ("k o 5 ToKeN 8", "k o Lease(5) Some(8)"),
+            ("k o 5", "k o Lease(5) None None"),
+            ("k o 5 ToKeN 8", "k o Lease(5) Some(8) None"),
+            (
+                "k o 5 session s token 8",
+                "k o Lease(5) Some(8) Some(\"s\")",
+            ),
+            ("k o 5 SESSION", "ERR option 'SESSION' needs a value"),
+            (
+                "k o 5 SESSION s SESSION t",
+                "ERR option 'SESSION' is given twice",
+            ),
             ("k o", ARITY),
             ("k mode 5", RESERVED),
             ("k o 0", LEASE),
@@ -204,6 +274,28 @@ fn the_others_read_their_arguments() {
             ("", ARITY),
             ("k o x", ARITY),
             ("k fence", RESERVED),
+        ],
+    );
+    check(
+        events,
+        &[
+            ("s", "s None 0"),
+            ("s block 0", "s Some(Wait(0)) 0"),
+            (
+                "BLOCK GRACE 9007199254740991 BLOCK 9007199254740991",
+                "BLOCK Some(Wait(9007199254740991)) 9007199254740991",
+            ),
+            ("s grace 0", "s None 0"),
+            ("", ARITY),
+            ("s BLOCK", "ERR option 'BLOCK' needs a value"),
+            ("s BLOCK -1", WAIT),
+            ("s BLOCK 9007199254740992", WAIT),
+            ("s BLOCK 1 BLOCK 1", "ERR option 'BLOCK' is given twice"),
+            ("s GRACE", "ERR option 'GRACE' needs a value"),
+            ("s GRACE -1", GRACE),
+            ("s GRACE 9007199254740992", GRACE),
+            ("s GRACE 1 grace 1", "ERR option 'grace' is given twice"),
+            ("s t", "ERR unknown option 't'"),
         ],
     );
     check(key_only, &[("k", "k"), ("", ARITY), ("k o", ARITY)]);
@@ -261,6 +353,26 @@ fn hostile_bytes_are_arguments_like_others() {
             assert_eq!(answer, expected, "an owner of {} bytes", owner.len());
         }
     }
+    for (session, expected) in [
+        (&b""[..], Some(SESSION_LENGTH)),
+        (b"\0", None),
+        (b"fence", None),
+        (&longest, None),
+        (&too_long, Some(SESSION_LENGTH)),
+        (&mega, Some(SESSION_LENGTH)),
+    ] {
+        let args = [&b"k"[..], b"o", b"5", b"SESSION", session];
+        let answers = [
+            Acquire::parse(args.into_iter()).map(|request| request.session),
+            Renew::parse(args.into_iter()).map(|request| request.session),
+            Events::parse([session].into_iter()).map(|request| Some(request.session)),
+        ];
+        for answer in answers {
+            let answer = answer.map_err(|refusal| refusal.to_string());
+            let expected = expected.map_or(Ok(Some(session)), |text| Err(text.to_string()));
+            assert_eq!(answer, expected, "a session of {} bytes", session.len());
+        }
+    }
     for number in [
         &b""[..],
         b" 1",
@@ -274,7 +386,10 @@ fn hostile_bytes_are_arguments_like_others() {
     ] {
         assert_eq!(acquire(&[b"k", b"o", number]), LEASE);
         assert_eq!(acquire(&[b"k", b"o", b"1", b"BLOCK", number]), WAIT);
+        assert_eq!(acquire(&[b"k", b"o", b"1", b"QUEUE", number]), WAIT);
         assert_eq!(release(&[b"k", b"o", b"TOKEN", number]), TOKEN);
+        assert_eq!(events(&[b"s", b"BLOCK", number]), WAIT);
+        assert_eq!(events(&[b"s", b"GRACE", number]), GRACE);
         assert_eq!(list(&[b"COUNT", number]), COUNT);
     }
 }
@@ -303,6 +418,7 @@ fn a_hundred_arguments_are_read_to_the_first_wrong_one() {
     args.fill(b"5");
     assert_eq!(release(&args), "ERR unknown option '5'");
     assert_eq!(renew(&args), "ERR unknown option '5'");
+    assert_eq!(events(&args), "ERR unknown option '5'");
     assert_eq!(cancel(&args), ARITY);
     assert_eq!(key_only(&args), ARITY);
     assert_eq!(list(&args), "ERR unknown option '5'");
@@ -335,6 +451,27 @@ fn every_refusal_begins_with_a_code_word_and_stays_on_a_line() {
         (
             Refusal::WrongKind,
             "WRONGKIND the key holds a read-write lock, not a plain one",
+        ),
+        (
+            Refusal::NoSession,
+            "NOSESSION nobody listens to this session, RLOCK.EVENTS must be called first",
+        ),
+        (
+            Refusal::TakenOver,
+            "TAKENOVER another connection listens to this session now",
+        ),
+        (
+            Refusal::NoLifeLine,
+            "ERR RLOCK.EVENTS needs a connection to live by, so not here within another call",
+        ),
+        (
+            Refusal::Deadlock("'a' waits for 'b' at 'x'".into()),
+            "DEADLOCK 'a' waits for 'b' at 'x'",
+        ),
+        (
+            Refusal::Unblocked,
+            "UNBLOCKED force unblock from blocking operation, instance state changed (master -> \
+             replica?)",
         ),
         (moved, "MOVED 16383 127.0.0.1:7001"),
     ];
@@ -404,7 +541,7 @@ proptest! {
         args in proptest::collection::vec(
             prop_oneof![
                 proptest::collection::vec(any::<u8>(), 0..6),
-                proptest::sample::select(vec!["BLOCK", "once", "TOKEN", "LEASE", "MATCH", "COUNT"])
+                proptest::sample::select(WORDS.to_vec())
                     .prop_map(|word| word.as_bytes().to_vec()),
                 any::<i64>().prop_map(|number| number.to_string().into_bytes()),
             ],
@@ -412,7 +549,7 @@ proptest! {
         ),
     ) {
         let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
-        for parse in [acquire, release, renew, cancel, key_only, list] {
+        for parse in [acquire, release, renew, cancel, key_only, list, events] {
             let text = parse(&args);
             prop_assert!(text.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{}", text);
         }

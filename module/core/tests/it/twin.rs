@@ -4,7 +4,9 @@
 //! It shares no decision with the core: it writes its own keyspace by itself, and its error texts
 //! are its own. Where the core and the twin disagree, one of them is wrong.
 
+use crate::circles::Graph;
 use crate::keyspace::{Entry, Fields, Keyspace, Place, Value, owners};
+use crate::life::{Life, Name, News, TwinEnding, TwinEvent};
 use rlock_core::Now;
 use std::collections::BTreeMap;
 
@@ -13,14 +15,29 @@ const WRONG_KIND: &str = "WRONGKIND the key holds a read-write lock, not a plain
 const OVERFLOW: &str = "ERR hold count must stay within 1 to 2147483647";
 const MALFORMED: &str = "ERR hold count of this owner is not an integer from 1 to 2147483647, \
                          it was written by somebody else";
+const NO_SESSION: &str =
+    "NOSESSION nobody listens to this session, RLOCK.EVENTS must be called first";
+const DEMOTED: &str = "UNBLOCKED force unblock from blocking operation, \
+                       instance state changed (master -> replica?)";
 const COUNT_MAX: i64 = 2_147_483_647;
 
 /// What a client or the operator is answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    Held { count: i64, token: i64 },
-    NotHeld { ttl_ms: i64 },
+    Held {
+        count: i64,
+        token: i64,
+    },
+    NotHeld {
+        ttl_ms: i64,
+    },
     Waits,
+    Queued {
+        position: i64,
+    },
+    /// The wait could never end.
+    Deadlock,
+    Events(Vec<TwinEvent>),
     Number(i64),
     Null,
     Refused(String),
@@ -39,6 +56,9 @@ pub(crate) enum Heard {
 pub(crate) struct TwinWaiter {
     pub(crate) owner: Vec<u8>,
     pub(crate) seat: usize,
+    /// Whether it hears by an event of its session, and not on its own connection.
+    pub(crate) is_queued: bool,
+    pub(crate) session: Option<Name>,
     pub(crate) lease_ms: i64,
     pub(crate) since: i64,
     /// On the monotonic clock; none without limit.
@@ -60,6 +80,9 @@ pub(crate) struct Tally {
     pub(crate) releases: u64,
     pub(crate) breaks: u64,
     pub(crate) waiters_peak: u64,
+    pub(crate) deadlocks_refused: u64,
+    pub(crate) session_releases: u64,
+    pub(crate) holds_lost: u64,
 }
 
 #[derive(Debug, Default)]
@@ -69,7 +92,18 @@ pub(crate) struct Twin {
     pub(crate) heard: Vec<(usize, Heard)>,
     pub(crate) published: u64,
     pub(crate) tally: Tally,
+    /// Waiters that left because there is nothing to wait for.
+    pub(crate) refused: u64,
+    pub(crate) life: Life,
     last_token: i64,
+}
+
+/// Whether and how an ACQUIRE waits, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waits {
+    No,
+    Block(i64),
+    Queue(i64),
 }
 
 /// An ACQUIRE as it was sent.
@@ -77,7 +111,8 @@ pub(crate) struct Twin {
 pub(crate) struct Asked<'a> {
     pub(crate) owner: &'a [u8],
     pub(crate) lease_ms: i64,
-    pub(crate) block_ms: Option<i64>,
+    pub(crate) waits: Waits,
+    pub(crate) session: Option<Name>,
     pub(crate) once: bool,
     pub(crate) seat: usize,
     pub(crate) waiters_max: usize,
@@ -85,17 +120,16 @@ pub(crate) struct Asked<'a> {
 
 impl Twin {
     pub(crate) fn acquire(&mut self, place: &Place, asked: Asked<'_>, now: Now) -> Reply {
-        if let Some(refused) = self.not_plain(place) {
+        if let Some(refused) = self.unheard(asked.session).or(self.not_plain(place)) {
             return refused;
         }
         // Newcomers never overtake a waiter.
-        if self.is_free(place) && !self.line(place).is_empty() {
-            self.grant_first(place, now);
-        }
+        self.find_free(place, now);
         if self.is_free(place) {
             let token = self.mint(now);
             self.put(place, asked.owner, 1, Some(token));
             self.start_lease(place, asked.owner, asked.lease_ms, now);
+            self.bind(place, asked.owner, asked.session);
             self.tally.grants += 1;
             return Reply::Held { count: 1, token };
         }
@@ -117,41 +151,98 @@ impl Twin {
         let token = kept.unwrap_or_else(|| self.mint(now));
         self.put(place, asked.owner, count, Some(token));
         self.start_lease(place, asked.owner, asked.lease_ms, now);
+        if asked.once {
+            self.life.confirm(place, asked.owner);
+        }
+        self.bind(place, asked.owner, asked.session);
         self.tally.reentries += 1;
         Reply::Held { count, token }
     }
 
     fn wait_in_line(&mut self, place: &Place, asked: Asked<'_>, now: Now) -> Reply {
         let ttl_ms = self.ttl_ms(place, now);
-        let Some(block_ms) = asked.block_ms else {
-            return Reply::NotHeld { ttl_ms };
+        let wait_ms = match asked.waits {
+            Waits::No => return Reply::NotHeld { ttl_ms },
+            Waits::Block(ms) | Waits::Queue(ms) => ms,
         };
         let newcomer = TwinWaiter {
             owner: asked.owner.to_vec(),
             seat: asked.seat,
+            is_queued: matches!(asked.waits, Waits::Queue(_)),
+            session: asked.session,
             lease_ms: asked.lease_ms,
             since: now.mono_ms,
-            wait_end: (block_ms > 0).then(|| now.mono_ms + block_ms),
+            wait_end: (wait_ms > 0).then(|| now.mono_ms + wait_ms),
         };
-        let line = self.lines.entry(place.clone()).or_default();
-        let has_place = line.iter().position(|waiter| waiter.owner == asked.owner);
-        match has_place {
+        let is_queued = newcomer.is_queued;
+        let at = match self.place_in_line(place, asked.owner) {
             Some(at) if asked.once => {
-                let since = line[at].since;
-                let old = std::mem::replace(&mut line[at], TwinWaiter { since, ..newcomer });
-                self.heard.push((old.seat, Heard::NotAcquired { ttl_ms }));
-                self.tally.cancels += 1;
+                self.move_to_seat(place, at, newcomer, ttl_ms);
+                at
             }
-            _ if line.len() >= asked.waiters_max => {
+            _ if self.line(place).len() >= asked.waiters_max => {
                 let max = asked.waiters_max;
                 return Reply::Refused(format!(
                     "QUEUEFULL too many waiters, rlock.max-waiters-per-lock is {max}"
                 ));
             }
-            _ => line.push(newcomer),
-        }
+            _ if self.closes_a_circle(place, asked.owner) => {
+                self.tally.deadlocks_refused += 1;
+                return Reply::Deadlock;
+            }
+            _ => {
+                let line = self.lines.entry(place.clone()).or_default();
+                line.push(newcomer);
+                line.len() - 1
+            }
+        };
         self.tally.waiters_peak = self.tally.waiters_peak.max(self.waiting());
-        Reply::Waits
+        let position = i64::try_from(at + 1).unwrap();
+        if is_queued {
+            Reply::Queued { position }
+        } else {
+            Reply::Waits
+        }
+    }
+
+    /// An owner who asks again keeps its place; whoever sat there for it hears that it no longer
+    /// waits, unless it is the very session that asks.
+    fn move_to_seat(&mut self, place: &Place, at: usize, newcomer: TwinWaiter, ttl_ms: i64) {
+        let line = self.lines.get_mut(place).unwrap();
+        let since = line[at].since;
+        let old = std::mem::replace(&mut line[at], TwinWaiter { since, ..newcomer });
+        let new = line[at].clone();
+        self.tally.cancels += 1;
+        let stays = old.is_queued && new.is_queued && old.session == new.session;
+        if !stays {
+            self.tell(place, &old, Heard::NotAcquired { ttl_ms });
+        }
+    }
+
+    fn closes_a_circle(&self, place: &Place, owner: &[u8]) -> bool {
+        let mut graph = self.graph();
+        let line = graph.lines.entry(place.clone()).or_default();
+        line.push(owner.to_vec());
+        graph.is_in_a_circle(owner)
+    }
+
+    /// Who holds and who waits.
+    pub(crate) fn graph(&self) -> Graph {
+        let owners_in = |line: &Vec<TwinWaiter>| line.iter().map(|w| w.owner.clone()).collect();
+        let lines = self.lines.iter();
+        let held = self.space.entries().filter_map(|(place, entry)| {
+            let Value::Hash(fields) = &entry.value else {
+                return None;
+            };
+            let holders = owners(fields).map(<[u8]>::to_vec).collect();
+            Some((place.clone(), holders))
+        });
+        Graph {
+            lines: lines
+                .map(|(place, line)| (place.clone(), owners_in(line)))
+                .collect(),
+            holders: held.collect(),
+        }
     }
 
     pub(crate) fn release(
@@ -194,12 +285,20 @@ impl Twin {
             if let Some(lease_ms) = lease_ms {
                 self.start_lease(place, owner, lease_ms, now);
             }
-        } else if self.others(place, owner) {
+            self.bind(place, owner, None);
+        } else {
+            self.end_hold_of(place, owner, now);
+        }
+        Reply::Number(held - 1)
+    }
+
+    fn end_hold_of(&mut self, place: &Place, owner: &[u8], now: Now) {
+        self.life.unbind(place, owner);
+        if self.others(place, owner) {
             self.fields_mut(place).unwrap().remove(owner);
         } else {
             self.end_hold(place, now);
         }
-        Reply::Number(held - 1)
     }
 
     pub(crate) fn renew(
@@ -208,9 +307,10 @@ impl Twin {
         owner: &[u8],
         lease_ms: i64,
         token: Option<i64>,
+        session: Option<Name>,
         now: Now,
     ) -> Reply {
-        if let Some(refused) = self.not_plain(place) {
+        if let Some(refused) = self.unheard(session).or(self.not_plain(place)) {
             return refused;
         }
         let right_hold = token.is_none() || token == self.token(place);
@@ -219,6 +319,8 @@ impl Twin {
             return Reply::Number(0);
         }
         self.start_lease(place, owner, lease_ms, now);
+        self.life.confirm(place, owner);
+        self.bind(place, owner, session);
         self.tally.renewals += 1;
         Reply::Number(1)
     }
@@ -229,8 +331,7 @@ impl Twin {
         let (own, rest): (Vec<_>, Vec<_>) = line.drain(..).partition(|w| w.owner == owner);
         *line = rest;
         for waiter in &own {
-            let heard = Heard::NotAcquired { ttl_ms };
-            self.heard.push((waiter.seat, heard));
+            self.tell(place, waiter, Heard::NotAcquired { ttl_ms });
             self.tally.cancels += 1;
         }
         Reply::Number(i64::try_from(own.len()).unwrap())
@@ -241,12 +342,11 @@ impl Twin {
             return refused;
         }
         if self.is_free(place) {
-            if !self.line(place).is_empty() {
-                self.grant_first(place, now);
-            }
+            self.find_free(place, now);
             return Reply::Number(0);
         }
         self.tally.breaks += 1;
+        self.life.lose_all(place, Some("broken"), now);
         self.end_hold(place, now);
         Reply::Number(1)
     }
@@ -259,17 +359,77 @@ impl Twin {
     }
 
     pub(crate) fn time_out(&mut self, seat: usize, now: Now) -> Result<(), String> {
-        let waiter = self.take_out(seat);
+        let place = self.place_of(seat);
+        let ttl_ms = self.ttl_ms(&place, now);
+        let waiter = self.take_out(seat).ok_or("one who is gone was timed out")?;
+        self.tell(&place, &waiter, Heard::NotAcquired { ttl_ms });
         self.tally.timeouts += 1;
-        match waiter.and_then(|waiter| waiter.wait_end) {
+        match waiter.wait_end {
             Some(end) if end <= now.mono_ms => Ok(()),
             _ => Err(format!("seat {seat} was timed out and had time left")),
         }
     }
 
-    pub(crate) fn take_back(&mut self, place: &Place, owner: &[u8], token: i64, now: Now) {
-        if let Reply::Number(_) = self.give_back(place, owner, Some(token), None, now) {
+    /// A connection is gone: the sessions that lived by it lose their waiters and what nobody
+    /// fetched. Whether there were any.
+    pub(crate) fn client_gone(&mut self, client: u64, now: Now) -> bool {
+        let names: Vec<Name> = (0..crate::world::SESSIONS.len())
+            .filter(|name| self.life.client_of(*name) == Some(client))
+            .collect();
+        for name in &names {
+            self.life.detach(*name, now);
+            for (place, waiter) in self.take_out_all(|waiter| waiter.session == Some(*name)) {
+                // A queued one has nobody left to hear of it.
+                if !waiter.is_queued {
+                    self.tell(&place, &waiter, Heard::Refused(NO_SESSION.into()));
+                }
+                self.tally.departures += 1;
+            }
+        }
+        !names.is_empty()
+    }
+
+    /// The server became a replica: nobody waits there, and what is held is not ours.
+    pub(crate) fn demoted(&mut self) {
+        self.life.holds.clear();
+        self.life.endings.clear();
+        for (place, waiter) in self.take_out_all(|_| true) {
+            self.tell(&place, &waiter, Heard::Refused(DEMOTED.into()));
+            self.refused += 1;
+        }
+    }
+
+    /// A hold that nobody is left to know of ends, if it is still there.
+    pub(crate) fn end(&mut self, ending: &TwinEnding, now: Now) -> Result<(), String> {
+        self.life.is_to_end(ending)?;
+        let TwinEnding {
+            place,
+            owner,
+            token,
+            whole,
+        } = ending;
+        if self.field(place, owner).is_none() || self.token(place) != Some(*token) {
+            return Ok(());
+        }
+        if *whole {
+            self.end_hold_of(place, owner, now);
+            self.tally.session_releases += 1;
+        } else if let Reply::Number(_) = self.give_back(place, owner, Some(*token), None, now) {
             self.tally.taken_back += 1;
+        }
+        Ok(())
+    }
+
+    /// Somebody looks at the key, for the session that has a hold there.
+    pub(crate) fn check_hold(&mut self, place: &Place, owner: &[u8], now: Now) {
+        let token = self
+            .token(place)
+            .filter(|_| self.field(place, owner).is_some());
+        let ends_at = self.space.get(place).and_then(|entry| entry.ends_at);
+        let at = (place.clone(), owner.to_vec());
+        match self.life.holds.get_mut(&at) {
+            Some(hold) if token == Some(hold.token) => hold.ends_at = ends_at,
+            _ => self.life.lose(place, owner, None, now),
         }
     }
 
@@ -281,12 +441,12 @@ impl Twin {
         match self.not_plain(place) {
             Some(Reply::Refused(text)) if text == WRONG_TYPE => {
                 for waiter in self.lines.remove(place).unwrap_or_default() {
-                    let heard = Heard::Refused(text.clone());
-                    self.heard.push((waiter.seat, heard));
+                    self.tell(place, &waiter, Heard::Refused(text.clone()));
+                    self.refused += 1;
                 }
             }
             Some(_) => {}
-            None if self.is_free(place) => self.grant_first(place, now),
+            None if self.is_free(place) => self.find_free(place, now),
             // What one holds is re-entered, never waited for.
             None => {
                 let held = self
@@ -307,6 +467,26 @@ impl Twin {
 
     pub(crate) fn line(&self, place: &Place) -> &[TwinWaiter] {
         self.lines.get(place).map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn waiter(&self, seat: usize) -> Option<&TwinWaiter> {
+        let mut waiters = self.lines.values().flatten();
+        waiters.find(|waiter| waiter.seat == seat)
+    }
+
+    /// The client that INFO shows for a waiter.
+    pub(crate) fn client_of(&self, waiter: &TwinWaiter) -> Option<u64> {
+        match waiter.session {
+            Some(session) if waiter.is_queued => self.life.client_of(session),
+            _ => u64::try_from(waiter.seat).ok(),
+        }
+    }
+
+    /// For which lock somebody waits; any if for none.
+    pub(crate) fn place_of(&self, seat: usize) -> Place {
+        let waits = |line: &[TwinWaiter]| line.iter().any(|waiter| waiter.seat == seat);
+        let found = self.lines.iter().find(|(_, line)| waits(line));
+        found.map(|(place, _)| place.clone()).unwrap_or_default()
     }
 
     pub(crate) fn waiting(&self) -> u64 {
@@ -365,6 +545,24 @@ impl Twin {
         mode.map(|_| Reply::Refused(WRONG_KIND.into()))
     }
 
+    /// An ACQUIRE or RENEW for a session that nobody listens to.
+    fn unheard(&self, session: Option<Name>) -> Option<Reply> {
+        session
+            .filter(|name| !self.life.is_listened(*name))
+            .map(|_| Reply::Refused(NO_SESSION.into()))
+    }
+
+    fn place_in_line(&self, place: &Place, owner: &[u8]) -> Option<usize> {
+        self.line(place)
+            .iter()
+            .position(|waiter| waiter.owner == owner)
+    }
+
+    /// Whether an ACQUIRE with ONCE would take a place over.
+    pub(crate) fn has_place(&self, place: &Place, owner: &[u8]) -> bool {
+        self.place_in_line(place, owner).is_some()
+    }
+
     // --- Changing --------------------------------------------------------------------------------
 
     fn mint(&mut self, now: Now) -> i64 {
@@ -381,6 +579,36 @@ impl Twin {
         }
     }
 
+    /// Somebody finds the lock free: who had it has lost it, and who is first in line has it.
+    fn find_free(&mut self, place: &Place, now: Now) {
+        if self.is_free(place) {
+            self.life.lose_all(place, None, now);
+            if !self.line(place).is_empty() {
+                self.grant_first(place, now);
+            }
+        }
+    }
+
+    fn bind(&mut self, place: &Place, owner: &[u8], session: Option<Name>) {
+        let ends_at = self.space.get(place).and_then(|entry| entry.ends_at);
+        let token = self.token(place);
+        self.life.bind(place, owner, session, token, ends_at);
+    }
+
+    /// A waiter hears how its wait ended.
+    fn tell(&mut self, place: &Place, waiter: &TwinWaiter, heard: Heard) {
+        let Some(session) = waiter.session.filter(|_| waiter.is_queued) else {
+            self.heard.push((waiter.seat, heard));
+            return;
+        };
+        let news = match heard {
+            Heard::Granted { token, .. } => News::Granted(token),
+            Heard::NotAcquired { ttl_ms } => News::Timeout(ttl_ms),
+            Heard::Refused(text) => News::Error(text),
+        };
+        self.life.tell(session, news, place, &waiter.owner);
+    }
+
     /// The first in line has it, and so have those of the same owner directly behind it.
     fn grant_first(&mut self, place: &Place, now: Now) {
         let owner = self.line(place)[0].owner.clone();
@@ -389,6 +617,7 @@ impl Twin {
         let token = kept.unwrap_or_else(|| self.mint(now));
         self.published += 1;
         let before = self.space.get(place).and_then(|entry| entry.ends_at);
+        let mut session = None;
         loop {
             let waiter = self.lines.get_mut(place).unwrap().remove(0);
             let held = self.field(place, &owner);
@@ -399,8 +628,8 @@ impl Twin {
             // owner's own lease anew.
             self.space.get_mut(place).unwrap().ends_at = before;
             self.start_lease(place, &owner, waiter.lease_ms, now);
-            let heard = Heard::Granted { count, token };
-            self.heard.push((waiter.seat, heard));
+            session = waiter.session.or(session);
+            self.tell(place, &waiter, Heard::Granted { count, token });
             self.tally.handovers += 1;
             if count == 1 {
                 self.tally.grants += 1;
@@ -409,9 +638,10 @@ impl Twin {
             }
             let next = self.line(place).first();
             if count == COUNT_MAX || next.is_none_or(|next| next.owner != owner) {
-                return;
+                break;
             }
         }
+        self.bind(place, &owner, session);
     }
 
     fn put(&mut self, place: &Place, owner: &[u8], count: i64, token: Option<i64>) {
@@ -444,6 +674,17 @@ impl Twin {
             Value::Hash(fields) => Some(fields),
             Value::Text => None,
         }
+    }
+
+    /// Takes out all of whom this is true, in the order in which they stand.
+    fn take_out_all(&mut self, of: impl Fn(&TwinWaiter) -> bool) -> Vec<(Place, TwinWaiter)> {
+        let mut out = Vec::new();
+        for (place, line) in &mut self.lines {
+            let (gone, rest): (Vec<_>, Vec<_>) = line.drain(..).partition(&of);
+            *line = rest;
+            out.extend(gone.into_iter().map(|waiter| (place.clone(), waiter)));
+        }
+        out
     }
 
     fn take_out(&mut self, seat: usize) -> Option<TwinWaiter> {

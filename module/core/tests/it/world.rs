@@ -3,20 +3,29 @@
 
 use crate::invariants::{self, Ledger};
 use crate::keyspace::{Entry, Fields, Keyspace, Place, Value};
-use crate::twin::{Asked, Heard, Reply, Twin};
-use rlock_core::request::{Acquire, Cancel, Release, Renew};
+use crate::life::{Call, Name, TwinEnding};
+use crate::twin::{Asked, Heard, Reply, Twin, Waits};
+use rlock_core::request::{Acquire, Cancel, Patience, Release, Renew};
 use rlock_core::{
-    Acquired, Counters, Dismissal, Effect, Lease, LockRef, Locks, Now, Refusal, Seat,
+    Acquired, BlockedClient, Counters, Dismissal, Effect, Found, Lease, LockKey, LockRef, Locks,
+    Now, Refusal, Token, Wait, WaiterId,
 };
-use rlock_core::{Token, Wait, WaiterId};
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 /// The locks that histories are about: two in one database, and one of the same name in another.
 pub(crate) const LOCKS: [(i32, &[u8]); 3] = [(0, b"a"), (0, b""), (1, b"a")];
 /// Those who want them: any bytes.
 pub(crate) const OWNERS: [&[u8]; 3] = [b"A", b"B", b"\xff\0"];
+/// Their sessions: any bytes.
+pub(crate) const SESSIONS: [&[u8]; 2] = [b"s", b"\xff\0"];
 /// How many may wait for one lock.
 pub(crate) const WAITERS_MAX: u32 = 4;
+
+mod sessions;
+use sessions::Listening;
+
+const A_DAY_MS: i64 = 86_400_000;
 
 /// One thing that happens. Its `Debug` form is the code that makes it happen again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +34,8 @@ pub(crate) enum Op {
         lock: usize,
         owner: usize,
         lease_ms: i64,
-        block_ms: Option<i64>,
+        waits: Waits,
+        session: Option<Name>,
         once: bool,
     },
     Release {
@@ -39,6 +49,22 @@ pub(crate) enum Op {
         owner: usize,
         lease_ms: i64,
         token: Named,
+        session: Option<Name>,
+    },
+    /// From one of a few connections; nothing if it is blocked already.
+    Events {
+        session: Name,
+        client: usize,
+        block_ms: Option<i64>,
+        grace_ms: i64,
+    },
+    /// The connection closes.
+    Close {
+        client: usize,
+    },
+    /// CLIENT UNBLOCK of one that waits for events.
+    Unblock {
+        client: usize,
     },
     Cancel {
         lock: usize,
@@ -64,7 +90,7 @@ pub(crate) enum Op {
     Disconnect {
         client: usize,
     },
-    /// Whatever is on its way arrives.
+    /// Whatever is on its way arrives, and those who were called get their events.
     Deliver,
     /// Somebody else writes to the key; `told` is whether an event says so.
     Foreign {
@@ -76,6 +102,8 @@ pub(crate) enum Op {
         db: Option<i32>,
     },
     SwapDatabases,
+    /// The server becomes a replica, until [`Op::StartTokens`].
+    Demote,
     /// The server becomes primary again.
     StartTokens {
         guard_ms: i64,
@@ -124,7 +152,7 @@ pub(crate) enum Change {
     Persist,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct World {
     locks: Locks,
     space: Keyspace,
@@ -138,11 +166,19 @@ pub(crate) struct World {
     /// Grants that were told and have not arrived.
     under_way: Vec<UnderWay>,
     heard: Vec<(usize, Heard)>,
+    /// The connections that EVENTS may come from, and how many there were.
+    connections: [u64; 4],
+    clients: u64,
+    listening: BTreeMap<usize, Listening>,
+    called: Vec<(usize, Call)>,
     published: u64,
     seats: usize,
     in_multi: bool,
+    is_replica: bool,
     /// Locks that changed without an event, and were not looked at since.
     unseen: BTreeSet<Place>,
+    /// The same for holds of sessions, each with its token.
+    unseen_holds: BTreeSet<(Place, Vec<u8>, i64)>,
 }
 
 #[derive(Debug)]
@@ -150,6 +186,33 @@ struct UnderWay {
     place: Place,
     owner: Vec<u8>,
     token: Token,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        let clients = 1_000_003;
+        Self {
+            locks: Locks::default(),
+            space: Keyspace::default(),
+            twin: Twin::default(),
+            ledger: Ledger::default(),
+            clock: Clock::default(),
+            waiting: BTreeMap::new(),
+            ever_waited: Vec::new(),
+            under_way: Vec::new(),
+            heard: Vec::new(),
+            connections: [clients - 3, clients - 2, clients - 1, clients],
+            clients,
+            listening: BTreeMap::new(),
+            called: Vec::new(),
+            published: 0,
+            seats: 0,
+            in_multi: false,
+            is_replica: false,
+            unseen: BTreeSet::new(),
+            unseen_holds: BTreeSet::new(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -175,6 +238,14 @@ impl Default for Clock {
 /// # Errors
 /// What was wrong, and after which step.
 pub(crate) fn replay(history: &[Op]) -> Result<World, String> {
+    let mut world = replay_to(history)?;
+    let tell = |wrong| format!("{wrong}\nat the end of this history:\n{history:?}");
+    world.fetch_all().map_err(tell)?;
+    Ok(world)
+}
+
+/// The same, and nobody has fetched yet what is there to be fetched.
+pub(crate) fn replay_to(history: &[Op]) -> Result<World, String> {
     let mut world = World::default();
     for (at, op) in history.iter().enumerate() {
         world.step(op).map_err(|wrong| {
@@ -188,6 +259,7 @@ impl World {
     /// One thing happens, the driver does its part, and everything is compared.
     pub(crate) fn step(&mut self, op: &Op) -> Result<(), String> {
         let (of_core, of_twin) = self.happen(op)?;
+        self.forget_those_who_left();
         if of_core != of_twin {
             return Err(format!("{op:?}: core {of_core:?}, twin {of_twin:?}"));
         }
@@ -195,6 +267,7 @@ impl World {
             self.come_to_rest()?;
             let Clock { now, set_back_ms } = self.clock;
             invariants::is_at_rest(&self.locks, &self.twin, &self.unseen, set_back_ms, now)?;
+            invariants::sessions_are_at_rest(&self.locks, &self.twin, &self.unseen_holds, now)?;
         }
         self.compare()
     }
@@ -220,19 +293,27 @@ impl World {
     }
 
     fn happen(&mut self, op: &Op) -> Result<(Reply, Reply), String> {
+        if self.is_replica && writes(op) {
+            return Ok((Reply::Nothing, Reply::Nothing));
+        }
         match *op {
             Op::Acquire {
                 lock,
                 owner,
                 lease_ms,
-                block_ms,
+                waits,
+                session,
                 once,
             } => {
-                let block_ms = block_ms.filter(|_| !self.in_multi);
+                let waits = match waits {
+                    Waits::Block(_) if self.in_multi => Waits::No,
+                    _ => waits,
+                };
                 let asked = Asked {
                     owner: OWNERS[owner],
                     lease_ms,
-                    block_ms,
+                    waits,
+                    session,
                     once,
                     seat: self.seats,
                     waiters_max: usize::try_from(WAITERS_MAX).unwrap(),
@@ -252,12 +333,23 @@ impl World {
                 owner,
                 lease_ms,
                 token,
-            } => self.renew(&place(lock), OWNERS[owner], lease_ms, token),
+                session,
+            } => self.renew(&place(lock), OWNERS[owner], lease_ms, token, session),
+            Op::Events {
+                session,
+                client,
+                block_ms,
+                grace_ms,
+            } => self.events(session, client, block_ms, grace_ms),
+            Op::Close { client } if !self.in_multi => self.close(client),
+            Op::Unblock { client } if !self.in_multi => self.unblock(client),
+            Op::Deliver if !self.in_multi => self.deliver(),
             Op::Cancel { lock, owner } => self.cancel(&place(lock), OWNERS[owner]),
             Op::Break { lock } => self.break_hold(&place(lock)),
             Op::StartTokens { guard_ms } => {
                 self.locks.start_tokens(self.clock.now, guard_ms);
                 self.twin.start_tokens(guard_ms, self.clock.now);
+                self.is_replica = false;
                 Ok((Reply::Nothing, Reply::Nothing))
             }
             _ => {
@@ -273,7 +365,8 @@ impl World {
             Op::Pass { ms } if !self.in_multi => self.pass(ms),
             Op::PassDeadline { more_ms } if !self.in_multi => {
                 let deadline = self.locks.next_deadline(self.clock.now);
-                self.pass(deadline.unwrap_or(0) + more_ms);
+                // The longest lease is longer than a clock of microseconds can go twice.
+                self.pass(deadline.unwrap_or(0).min(A_DAY_MS) + more_ms);
             }
             Op::StepClock { ms } if !self.in_multi => {
                 self.clock.now.wall_us += ms * 1000;
@@ -281,7 +374,6 @@ impl World {
                 self.expire();
             }
             Op::Disconnect { client } if !self.in_multi => self.disconnect(client)?,
-            Op::Deliver if !self.in_multi => self.under_way.clear(),
             Op::Foreign { lock, change, told } => self.foreign(&place(lock), change, told),
             Op::Flush { db } => {
                 self.space.flush(db);
@@ -293,6 +385,15 @@ impl World {
                 self.twin.space.swap(0, 1);
                 self.locks.all_touched(Some(0));
                 self.locks.all_touched(Some(1));
+            }
+            Op::Demote => {
+                let mut effects = Vec::new();
+                self.locks.demoted(&mut effects);
+                self.carry_out(&Place::default(), b"", &effects)?;
+                self.twin.demoted();
+                // Their grants are the new primary's to end.
+                self.under_way.clear();
+                self.is_replica = true;
             }
             Op::Multi => self.in_multi = true,
             Op::Exec => self.in_multi = false,
@@ -308,7 +409,12 @@ impl World {
             key: &place.1,
             owner: asked.owner,
             lease: Lease::from_ms(asked.lease_ms).unwrap(),
-            block: asked.block_ms.map(|ms| Wait::from_ms(ms).unwrap()),
+            patience: match asked.waits {
+                Waits::No => Patience::None,
+                Waits::Block(ms) => Patience::Block(Wait::from_ms(ms).unwrap()),
+                Waits::Queue(ms) => Patience::Queue(Wait::from_ms(ms).unwrap()),
+            },
+            session: asked.session.map(|name| SESSIONS[name]),
             once: asked.once,
         };
         let (now, stored) = (self.clock.now, self.space.read(place, asked.owner));
@@ -334,22 +440,68 @@ impl World {
             Ok(Acquired::NotHeld { ttl_ms }) => return Ok(Reply::NotHeld { ttl_ms }),
             Ok(Acquired::MustWait { ends_at, .. }) => ends_at,
         };
-        let seat = seat_of(asked.seat);
+        if self.is_refused_for_good(place, &request)? {
+            return Ok(Reply::Deadlock);
+        }
+        self.join(place, asked, &request, ends_at)
+    }
+
+    /// Walks the search for a deadlock as the driver does.
+    fn is_refused_for_good(
+        &mut self,
+        place: &Place,
+        request: &Acquire<'_>,
+    ) -> Result<bool, String> {
+        let (mut search, mut found) = self.locks.search_deadlock(lock_ref(place), request);
+        for _ in 0..100 {
+            let lock = match found {
+                Found::Nothing => return Ok(false),
+                Found::Circle(Refusal::Deadlock(_)) => return Ok(true),
+                Found::Circle(other) => return Err(format!("refused with {other}")),
+                Found::Ask(lock) => lock,
+            };
+            let holders = self.space.holders(&(lock.db, lock.name.to_vec()));
+            found = self.locks.search_on(&mut search, &holders);
+        }
+        Err("the search for a circle has no end".into())
+    }
+
+    fn join(
+        &mut self,
+        place: &Place,
+        asked: Asked<'_>,
+        request: &Acquire<'_>,
+        ends_at: Option<i64>,
+    ) -> Result<Reply, String> {
+        let (now, seat) = (self.clock.now, asked.seat);
         self.seats += 1;
-        self.ledger.sits_down(place, seat, asked.owner, asked.once);
+        self.ledger.sits_down(place, asked);
+        let client = BlockedClient {
+            handle: seat,
+            client_id: u64::try_from(seat).unwrap(),
+        };
+        let is_blocked = matches!(asked.waits, Waits::Block(_));
+        let client = is_blocked.then_some(client);
         let mut effects = Vec::new();
-        let id = self
+        let at = lock_ref(place);
+        let joined = self
             .locks
-            .join(lock_ref(place), &request, seat, ends_at, now, &mut effects)
+            .join(at, request, client, ends_at, now, &mut effects)
             .ok_or("no room for a waiter")?;
-        // A waiter that changes its seat, and dismisses the old one, keeps its name.
-        if effects.is_empty() && self.ever_waited.contains(&id) {
-            return Err(format!("{id:?} was somebody else's name before"));
+        // A waiter that changes its seat keeps its name. No other name comes twice.
+        let moved = asked.once && self.twin.has_place(place, asked.owner);
+        if moved != self.ever_waited.contains(&joined.waiter) {
+            return Err(format!("{:?} moved: {moved}", joined.waiter));
         }
         self.carry_out(place, asked.owner, &effects)?;
-        self.waiting.insert(seat.handle, id);
-        self.ever_waited.push(id);
-        Ok(Reply::Waits)
+        self.waiting.insert(seat, joined.waiter);
+        self.ever_waited.push(joined.waiter);
+        let position = joined.position;
+        Ok(if is_blocked {
+            Reply::Waits
+        } else {
+            Reply::Queued { position }
+        })
     }
 
     fn release(
@@ -386,6 +538,7 @@ impl World {
         owner: &[u8],
         lease_ms: i64,
         token: Named,
+        session: Option<Name>,
     ) -> Result<(Reply, Reply), String> {
         let token = self.token(place, token);
         let request = Renew {
@@ -393,6 +546,7 @@ impl World {
             owner,
             lease: Lease::from_ms(lease_ms).unwrap(),
             token: token.and_then(Token::new),
+            session: session.map(|name| SESSIONS[name]),
         };
         let (now, stored) = (self.clock.now, self.space.read(place, owner));
         let mut effects = Vec::new();
@@ -401,7 +555,7 @@ impl World {
             .renew(lock_ref(place), stored, &request, now, &mut effects);
         let of_core = answer(held.map(|held| Reply::Number(i64::from(held))), &effects)?;
         self.carry_out(place, owner, &effects)?;
-        let of_twin = self.twin.renew(place, owner, lease_ms, token, now);
+        let of_twin = self.twin.renew(place, owner, lease_ms, token, session, now);
         Ok((of_core, of_twin))
     }
 
@@ -465,10 +619,17 @@ impl World {
                 return Err(format!("{id:?}, long gone, departs in somebody's place"));
             }
         }
-        let clients = self.waiting.len() + self.under_way.len();
+        let is_blocked = |seat| self.twin.waiter(seat).is_some_and(|of| !of.is_queued);
+        let blocked: Vec<(usize, WaiterId)> = self
+            .waiting
+            .iter()
+            .filter(|(seat, _)| is_blocked(**seat))
+            .map(|(seat, id)| (*seat, *id))
+            .collect();
+        let clients = blocked.len() + self.under_way.len();
         let client = client.checked_rem(clients).unwrap_or(0);
-        if let Some((&seat, &id)) = self.waiting.iter().nth(client) {
-            let place = self.place_of(seat);
+        if let Some(&(seat, id)) = blocked.get(client) {
+            let place = self.twin.place_of(seat);
             let left = self
                 .locks
                 .depart(id)
@@ -478,25 +639,24 @@ impl World {
                     "seat {seat} departs from {left:?}, not once from {place:?}"
                 ));
             }
-            self.ledger.leaves(&place, seat_of(seat))?;
+            self.ledger.leaves_from(seat)?;
             self.waiting.remove(&seat);
             self.twin.depart(seat);
         } else if clients > 0 {
-            let grant = self.under_way.remove(client - self.waiting.len());
-            let (now, place) = (self.clock.now, grant.place);
-            let stored = self.space.read(&place, &grant.owner);
-            let mut effects = Vec::new();
-            self.locks.take_back(
-                lock_ref(&place),
-                stored,
-                &grant.owner,
-                grant.token,
-                now,
-                &mut effects,
-            );
-            self.carry_out(&place, &grant.owner, &effects)?;
-            let token = grant.token.get();
-            self.twin.take_back(&place, &grant.owner, token, now);
+            let grant = self.under_way.remove(client - blocked.len());
+            let (db, name) = &grant.place;
+            let lock = LockKey {
+                db: *db,
+                name: Rc::from(name.as_slice()),
+            };
+            let owner = Rc::from(grant.owner.as_slice());
+            self.locks.give_back_later(lock, owner, grant.token);
+            self.twin.life.endings.push(TwinEnding {
+                place: grant.place,
+                owner: grant.owner,
+                token: grant.token.get(),
+                whole: false,
+            });
         }
         Ok(())
     }
@@ -508,24 +668,47 @@ impl World {
             self.locks.touched(lock_ref(place));
         } else {
             self.unseen.insert(place.clone());
+            let holds = self
+                .twin
+                .life
+                .holds
+                .iter()
+                .filter(|((of, _), _)| of == place);
+            self.unseen_holds
+                .extend(holds.map(|((of, owner), hold)| (of.clone(), owner.clone(), hold.token)));
         }
         self.expire();
     }
 
-    /// The timer, if it is due, and then whatever is marked.
+    /// The timer, as often as it is due. A replica writes nothing, and must come to rest too.
     fn come_to_rest(&mut self) -> Result<(), String> {
         let now = self.clock.now;
-        if self.locks.next_deadline(now) == Some(0) {
-            self.locks.passed(now);
-            while let Some((lock, seat)) = self.locks.next_timeout(now) {
-                let place = (lock.db, lock.name.to_vec());
-                self.ledger.leaves(&place, seat)?;
-                self.waiting
-                    .remove(&seat.handle)
-                    .ok_or("somebody who does not wait was timed out")?;
-                self.twin.time_out(seat.handle, now)?;
+        for _ in 0..100 {
+            if self.locks.next_deadline(now) != Some(0) {
+                return Ok(());
             }
+            while let Some(lock) = self.locks.next_timeout(now) {
+                self.time_out(&(lock.db, lock.name.to_vec()), now)?;
+            }
+            let mut effects = Vec::new();
+            self.locks.passed(now, &mut effects);
+            self.call(&effects)?;
+            self.twin.life.passed(now);
+            if self.is_replica {
+                self.locks.forget_what_is_due();
+                self.twin.life.endings.clear();
+            } else {
+                self.end_holds()?;
+                self.check_holds()?;
+                self.settle_lines()?;
+            }
+            self.forget_those_who_left();
         }
+        Err("there is always something more to do".into())
+    }
+
+    fn settle_lines(&mut self) -> Result<(), String> {
+        let now = self.clock.now;
         for _ in 0..100 {
             let Some((lock, first)) = self.locks.next_to_settle() else {
                 return Ok(());
@@ -539,6 +722,31 @@ impl World {
             self.unseen.remove(&place);
         }
         Err("there is always something more to settle".into())
+    }
+
+    /// Queued waiters leave without a word to us.
+    fn forget_those_who_left(&mut self) {
+        let twin = &self.twin;
+        self.waiting.retain(|seat, _| twin.waiter(*seat).is_some());
+        self.ledger.forget_those_who_left(twin);
+    }
+
+    /// Whose wait has ended first leaves first. Of several that end together any may.
+    fn time_out(&mut self, place: &Place, now: Now) -> Result<(), String> {
+        let end_of = |seat| self.twin.waiter(seat).and_then(|waiter| waiter.wait_end);
+        let first = self
+            .waiting
+            .iter()
+            .filter_map(|(seat, id)| Some((end_of(*seat)?, id, *seat)))
+            .min();
+        let (_, _, seat) = first.ok_or("nobody waits that could be timed out")?;
+        let stored = self.space.read(place, b"");
+        let mut effects = Vec::new();
+        self.locks.time_out(stored, now, &mut effects);
+        self.carry_out(place, b"", &effects)?;
+        self.twin.time_out(seat, now)?;
+        self.forget_those_who_left();
+        Ok(())
     }
 
     // --- Effects and comparison ------------------------------------------------------------------
@@ -572,12 +780,12 @@ impl World {
                 Ok(())
             }
             Effect::Grant {
-                seat,
+                client,
                 owner,
                 count,
                 token,
             } => {
-                self.waiting.remove(&seat.handle);
+                self.waiting.remove(client);
                 self.under_way.push(UnderWay {
                     place: place.clone(),
                     owner: owner.to_vec(),
@@ -588,23 +796,20 @@ impl World {
                     count,
                     token: token.get(),
                 };
-                self.heard.push((seat.handle, granted));
+                self.heard.push((*client, granted));
                 self.ledger
-                    .is_granted(place, *seat, (count, token), &self.space)
+                    .is_granted(place, *client, (count, token), &self.space)
             }
-            Effect::Dismiss { seat, why } => {
-                self.waiting.remove(&seat.handle);
+            Effect::Dismiss { client, why } => {
+                self.waiting.remove(client);
                 let heard = match why {
                     Dismissal::NotAcquired { ttl_ms } => Heard::NotAcquired { ttl_ms: *ttl_ms },
-                    Dismissal::Refused(refusal) => {
-                        self.ledger.is_refused();
-                        Heard::Refused(refusal.to_string())
-                    }
+                    Dismissal::Refused(refusal) => Heard::Refused(refusal.to_string()),
                 };
-                self.heard.push((seat.handle, heard));
-                self.ledger.leaves(place, *seat)
+                self.heard.push((*client, heard));
+                self.ledger.leaves_from(*client)
             }
-            _ => Ok(()),
+            _ => self.call(std::slice::from_ref(effect)),
         }
     }
 
@@ -613,8 +818,18 @@ impl World {
             std::mem::take(&mut self.heard),
             std::mem::take(&mut self.twin.heard),
         );
+        let (heard, should) = (left_in_any_order(heard), left_in_any_order(should));
         if heard != should {
             return Err(format!("heard {heard:?}\n  should {should:?}"));
+        }
+        let (mut called, mut should) = (
+            std::mem::take(&mut self.called),
+            std::mem::take(&mut self.twin.life.called),
+        );
+        called.sort_unstable();
+        should.sort_unstable();
+        if called != should {
+            return Err(format!("called {called:?}\n  should {should:?}"));
         }
         if self.space != self.twin.space {
             let (space, twin) = (&self.space, &self.twin.space);
@@ -625,24 +840,37 @@ impl World {
             return Err(format!("{sent} unlock messages, should be {should}"));
         }
         invariants::views_are_true(&self.locks, &self.twin, self.clock.now)?;
+        invariants::sessions_are_true(&self.locks, &self.twin)?;
         invariants::counters_add_up(&self.locks, &self.twin, &self.ledger)
     }
+}
 
-    fn place_of(&self, seat: usize) -> Place {
-        let waits = |line: &[crate::twin::TwinWaiter]| line.iter().any(|w| w.seat == seat);
-        let found = self.twin.lines.iter().find(|(_, line)| waits(line));
-        found.map(|(place, _)| place.clone()).unwrap_or_default()
+/// What a replica refuses.
+fn writes(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Acquire { .. }
+            | Op::Release { .. }
+            | Op::Renew { .. }
+            | Op::Cancel { .. }
+            | Op::Break { .. }
+    )
+}
+
+/// Brings those into one order who leave together, because nothing is left to wait for.
+fn left_in_any_order(mut heard: Vec<(usize, Heard)>) -> Vec<(usize, Heard)> {
+    let together = |one: &(usize, Heard), next: &(usize, Heard)| {
+        matches!(one.1, Heard::Refused(_)) && one.1 == next.1
+    };
+    for run in heard.chunk_by_mut(together) {
+        run.sort_by_key(|(seat, _)| *seat);
     }
+    heard
 }
 
 pub(crate) fn place(lock: usize) -> Place {
     let (db, name) = LOCKS[lock];
     (db, name.to_vec())
-}
-
-fn seat_of(handle: usize) -> Seat {
-    let client_id = u64::try_from(handle).unwrap();
-    Seat { handle, client_id }
 }
 
 fn lock_ref(place: &Place) -> LockRef<'_> {

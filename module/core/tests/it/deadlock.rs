@@ -1,0 +1,414 @@
+//! Waits that could never end: the core's search against a naive one, over many owners and locks.
+
+use crate::circles::Graph;
+use crate::keyspace::{Keyspace, Place};
+use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
+use rlock_core::request::{Acquire, Cancel, Patience, Release};
+use rlock_core::{
+    Acquired, BlockedClient, Effect, Found, INTEGER_MAX, Lease, LockRef, Locks, Now, Refusal, Wait,
+    WaiterId,
+};
+
+const NOW: Now = Now {
+    wall_us: 1_000_000_000,
+    mono_ms: 0,
+};
+
+/// One thing that happens between owners and locks.
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Want {
+        owner: usize,
+        lock: usize,
+    },
+    Release {
+        owner: usize,
+        lock: usize,
+    },
+    Cancel {
+        owner: usize,
+        lock: usize,
+    },
+    Break {
+        lock: usize,
+    },
+    /// Of those who wait, the one with this number, counted around.
+    Depart {
+        waiter: usize,
+    },
+}
+
+/// A core with its keyspace, and who waits where.
+#[derive(Default)]
+struct Crossing {
+    locks: Locks,
+    space: Keyspace,
+    waiting: Vec<Waiting>,
+    clients: usize,
+    /// The locks whose holders the last search asked for.
+    asked: usize,
+    refused: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Waiting {
+    place: Place,
+    owner: Vec<u8>,
+    client: usize,
+    id: WaiterId,
+}
+
+/// Locks of the same names in two databases.
+fn place_of(lock: usize) -> Place {
+    let db = i32::try_from(lock % 2).unwrap();
+    (db, format!("l{}", lock / 2).into_bytes())
+}
+
+fn owner_of(owner: usize) -> Vec<u8> {
+    format!("o{owner}").into_bytes()
+}
+
+fn lock_ref(place: &Place) -> LockRef<'_> {
+    LockRef {
+        db: place.0,
+        name: &place.1,
+    }
+}
+
+impl Crossing {
+    fn step(&mut self, op: Op) -> Result<(), String> {
+        match op {
+            Op::Want { owner, lock } => self.want(&place_of(lock), &owner_of(owner)).map(|_| ())?,
+            Op::Release { owner, lock } => self.release(&place_of(lock), &owner_of(owner))?,
+            Op::Cancel { owner, lock } => self.cancel(&place_of(lock), &owner_of(owner))?,
+            Op::Break { lock } => self.break_hold(&place_of(lock))?,
+            Op::Depart { waiter } => {
+                if let Some(at) = waiter.checked_rem(self.waiting.len()) {
+                    let gone = self.waiting.remove(at);
+                    self.locks
+                        .depart(gone.id)
+                        .ok_or("who waits cannot depart")?;
+                }
+            }
+        }
+        self.settle()
+    }
+
+    /// Whether the wait, if it came to one, was refused.
+    fn want(&mut self, place: &Place, owner: &[u8]) -> Result<bool, String> {
+        let request = Acquire {
+            key: &place.1,
+            owner,
+            lease: Lease::from_ms(INTEGER_MAX).unwrap(),
+            patience: Patience::Block(Wait::from_ms(0).unwrap()),
+            session: None,
+            once: false,
+        };
+        let stored = self.space.read(place, owner);
+        let (at, mut effects) = (lock_ref(place), Vec::new());
+        let acquired = self
+            .locks
+            .acquire(at, stored, &request, u32::MAX, NOW, &mut effects)
+            .map_err(|refusal| refusal.to_string())?;
+        self.carry_out(place, owner, &effects)?;
+        let Acquired::MustWait { ends_at, .. } = acquired else {
+            return Ok(false);
+        };
+        let mut graph = self.graph();
+        // A wait closes no circle that stands without it. One can only come to stand when an owner
+        // waits twice for a lock: while it holds the lock its second wait does not count.
+        let stands = graph.is_in_a_circle(owner);
+        let line = graph.lines.entry(place.clone()).or_default();
+        line.push(owner.to_vec());
+        let refused = self.search(place, &request, &graph)?;
+        if !stands && refused != graph.is_in_a_circle(owner) {
+            return Err(format!("refused: {refused}, and {graph:?}"));
+        }
+        if refused {
+            self.refused += 1;
+            return Ok(true);
+        }
+        let client = self.clients;
+        self.clients += 1;
+        let blocked = BlockedClient {
+            handle: client,
+            client_id: 0,
+        };
+        let at = lock_ref(place);
+        let joined = self
+            .locks
+            .join(at, &request, Some(blocked), ends_at, NOW, &mut effects)
+            .ok_or("no room")?;
+        self.waiting.push(Waiting {
+            place: place.clone(),
+            owner: owner.to_vec(),
+            client,
+            id: joined.waiter,
+        });
+        Ok(false)
+    }
+
+    fn search(
+        &mut self,
+        place: &Place,
+        request: &Acquire<'_>,
+        graph: &Graph,
+    ) -> Result<bool, String> {
+        self.asked = 0;
+        let (mut search, mut found) = self.locks.search_deadlock(lock_ref(place), request);
+        loop {
+            let lock = match found {
+                Found::Nothing => return Ok(false),
+                Found::Circle(refusal) => {
+                    return is_a_circle(&refusal, request.owner, graph).map(|()| true);
+                }
+                Found::Ask(lock) => lock,
+            };
+            self.asked += 1;
+            let holders = self.space.holders(&(lock.db, lock.name.to_vec()));
+            found = self.locks.search_on(&mut search, &holders);
+        }
+    }
+
+    fn release(&mut self, place: &Place, owner: &[u8]) -> Result<(), String> {
+        let request = Release {
+            key: &place.1,
+            owner,
+            token: None,
+            lease: None,
+        };
+        let stored = self.space.read(place, owner);
+        let (at, mut effects) = (lock_ref(place), Vec::new());
+        self.locks
+            .release(at, stored, &request, NOW, &mut effects)
+            .map_err(|refusal| refusal.to_string())?;
+        self.carry_out(place, owner, &effects)
+    }
+
+    fn cancel(&mut self, place: &Place, owner: &[u8]) -> Result<(), String> {
+        let request = Cancel {
+            key: &place.1,
+            owner,
+        };
+        let stored = self.space.read(place, owner);
+        let (at, mut effects) = (lock_ref(place), Vec::new());
+        self.locks.cancel(at, stored, &request, NOW, &mut effects);
+        self.carry_out(place, owner, &effects)
+    }
+
+    fn break_hold(&mut self, place: &Place) -> Result<(), String> {
+        let stored = self.space.read(place, b"");
+        let (at, mut effects) = (lock_ref(place), Vec::new());
+        self.locks
+            .break_hold(at, stored, NOW, &mut effects)
+            .map_err(|refusal| refusal.to_string())?;
+        self.carry_out(place, b"", &effects)
+    }
+
+    fn settle(&mut self) -> Result<(), String> {
+        while let Some((lock, first)) = self.locks.next_to_settle() {
+            let place = (lock.db, lock.name.to_vec());
+            let stored = self.space.read(&place, &first);
+            let mut effects = Vec::new();
+            self.locks.settle(lock.as_ref(), stored, NOW, &mut effects);
+            self.carry_out(&place, b"", &effects)?;
+        }
+        Ok(())
+    }
+
+    fn carry_out(
+        &mut self,
+        place: &Place,
+        caller: &[u8],
+        effects: &[Effect],
+    ) -> Result<(), String> {
+        for effect in effects {
+            self.space.carry_out(place, caller, effect)?;
+            if let Effect::Grant { client, .. } | Effect::Dismiss { client, .. } = effect {
+                self.waiting.retain(|waiting| waiting.client != *client);
+            }
+        }
+        Ok(())
+    }
+
+    fn graph(&self) -> Graph {
+        let mut graph = Graph::default();
+        for Waiting { place, owner, .. } in &self.waiting {
+            let line = graph.lines.entry(place.clone()).or_default();
+            line.push(owner.clone());
+        }
+        for (place, _) in self.space.entries() {
+            let holders = self.space.holders(place).into_iter().map(Vec::from);
+            graph.holders.insert(place.clone(), holders.collect());
+        }
+        graph
+    }
+}
+
+/// Whether the words of a refusal are true: a circle from the asker back to it, each step of which
+/// is there. A long one is cut.
+fn is_a_circle(refusal: &Refusal, asker: &[u8], graph: &Graph) -> Result<(), String> {
+    let text = refusal.to_string();
+    let tell = || format!("{text}, and {graph:?}");
+    let rest = text.strip_prefix("DEADLOCK ").ok_or_else(tell)?;
+    let (number, steps) = rest
+        .split_once(" owners would wait for each other: ")
+        .ok_or_else(tell)?;
+    let number: usize = number.parse().map_err(|_| tell())?;
+    let (steps, is_cut) = match steps.strip_suffix(", and so on") {
+        Some(steps) => (steps, true),
+        None => (steps, false),
+    };
+    let mut at = asker.to_vec();
+    let mut shown = 0;
+    for step in steps.split(", ") {
+        let mut words = step.split('\'').filter(|word| !word.trim().is_empty());
+        let (from, _) = (words.next().ok_or_else(tell)?, words.next());
+        let to = words.next().ok_or_else(tell)?.as_bytes().to_vec();
+        if from.as_bytes() != at || !graph.waits_for(&at).contains(&to) {
+            return Err(format!("no such step: {step}, in {}", tell()));
+        }
+        at = to;
+        shown += 1;
+    }
+    let is_whole = shown == number && at == asker;
+    if is_whole != is_cut && (is_cut || shown == number) {
+        Ok(())
+    } else {
+        Err(tell())
+    }
+}
+
+fn op(owners: usize, locks: usize) -> impl Strategy<Value = Op> {
+    prop_oneof![
+        12 => (0..owners, 0..locks).prop_map(|(owner, lock)| Op::Want { owner, lock }),
+        4 => (0..owners, 0..locks).prop_map(|(owner, lock)| Op::Release { owner, lock }),
+        1 => (0..owners, 0..locks).prop_map(|(owner, lock)| Op::Cancel { owner, lock }),
+        1 => (0..locks).prop_map(|lock| Op::Break { lock }),
+        2 => any::<usize>().prop_map(|waiter| Op::Depart { waiter }),
+    ]
+}
+
+fn run(ops: &[Op]) -> Result<(), TestCaseError> {
+    let mut crossing = Crossing::default();
+    for (at, op) in ops.iter().enumerate() {
+        crossing
+            .step(*op)
+            .map_err(|wrong| TestCaseError::fail(format!("at {at}, {op:?}: {wrong}")))?;
+    }
+    Ok(())
+}
+
+/// Fewer where nothing is optimized.
+const CASES: u32 = if cfg!(debug_assertions) { 100 } else { 1_000 };
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: CASES,
+        max_shrink_iters: 20_000,
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(
+            "tests/proptest-regressions/deadlock.txt",
+        ))),
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn a_wait_of_few_is_refused_if_it_closes_a_circle_and_only_then(
+        ops in proptest::collection::vec(op(4, 4), 1..60),
+    ) {
+        run(&ops)?;
+    }
+
+    #[test]
+    fn a_wait_of_many_is_refused_if_it_closes_a_circle_and_only_then(
+        ops in proptest::collection::vec(op(16, 12), 1..120),
+    ) {
+        run(&ops)?;
+    }
+
+    /// Whoever waits for a lock does not wait for it twice here: by the contract, what one holds is
+    /// never waited for, and so a second wait for it counts only when the first hold is over.
+    #[test]
+    fn no_circle_ever_stands(
+        ops in proptest::collection::vec(op(6, 5), 1..80),
+    ) {
+        let mut crossing = Crossing::default();
+        for op in ops {
+            if let Op::Want { owner, lock } = op {
+                let (place, owner) = (place_of(lock), owner_of(owner));
+                let is_same = |of: &Waiting| of.place == place && of.owner == owner;
+                if crossing.waiting.iter().any(is_same) {
+                    continue;
+                }
+            }
+            crossing.step(op).map_err(TestCaseError::fail)?;
+            let graph = crossing.graph();
+            for owner in (0..6).map(owner_of) {
+                prop_assert!(!graph.is_in_a_circle(&owner), "after {:?}: {:?}", op, graph);
+            }
+        }
+    }
+}
+
+/// Owner n holds lock n and waits for lock n + 1, up to the last one, which only holds.
+fn chain(length: usize) -> Crossing {
+    let mut crossing = Crossing::default();
+    for at in 0..length {
+        crossing
+            .step(Op::Want {
+                owner: at,
+                lock: at,
+            })
+            .unwrap();
+    }
+    for at in 0..length - 1 {
+        let lock = at + 1;
+        crossing.step(Op::Want { owner: at, lock }).unwrap();
+    }
+    crossing
+}
+
+/// The longest way through a chain passes each of its locks once.
+#[test]
+fn a_circle_of_a_thousand_is_found_by_a_look_at_each_lock() {
+    const LENGTH: usize = 1000;
+    let mut crossing = chain(LENGTH);
+    let (first, last) = (place_of(0), owner_of(LENGTH - 1));
+    assert!(crossing.want(&first, &last).unwrap());
+    assert!(crossing.asked <= LENGTH + 1, "{} looks", crossing.asked);
+    // One in the middle has left: the same wait has an end, and goes no further than there.
+    let cancel = Op::Cancel {
+        owner: LENGTH / 2,
+        lock: LENGTH / 2 + 1,
+    };
+    crossing.step(cancel).unwrap();
+    assert!(!crossing.want(&first, &last).unwrap());
+    assert!(crossing.asked <= LENGTH / 2 + 2, "{} looks", crossing.asked);
+}
+
+/// Those who wait for this lock alone are of no interest to who comes next.
+#[test]
+fn a_wait_behind_a_crowd_costs_one_look() {
+    let mut crossing = Crossing::default();
+    for owner in 0..200 {
+        crossing.step(Op::Want { owner, lock: 0 }).unwrap();
+    }
+    assert!(!crossing.want(&place_of(0), b"another").unwrap());
+    assert_eq!(crossing.asked, 1);
+}
+
+/// The first of a line would be granted here and go on waiting there, for him who stands behind it.
+#[test]
+fn a_circle_that_a_grant_would_close_is_found() {
+    let mut crossing = Crossing::default();
+    let (holder, ahead, behind) = (0, 1, 2);
+    for (owner, lock) in [(holder, 0), (behind, 1), (ahead, 0), (ahead, 1)] {
+        crossing.step(Op::Want { owner, lock }).unwrap();
+    }
+    assert!(crossing.want(&place_of(0), &owner_of(behind)).unwrap());
+    // The one ahead no longer waits for what is held behind it.
+    let (owner, lock) = (ahead, 1);
+    crossing.step(Op::Cancel { owner, lock }).unwrap();
+    assert!(!crossing.want(&place_of(0), &owner_of(behind)).unwrap());
+}

@@ -1,0 +1,280 @@
+//! The naive sessions: a map from names to what belongs to them, searched from one end to the
+//! other.
+
+use crate::keyspace::Place;
+use rlock_core::Now;
+use std::collections::BTreeMap;
+
+/// A session, by its place among the names in `world::SESSIONS`.
+pub(crate) type Name = usize;
+
+/// What an event says.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum News {
+    Granted(i64),
+    Timeout(i64),
+    Lost(&'static str),
+    Error(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct TwinEvent {
+    pub(crate) news: News,
+    pub(crate) place: Place,
+    pub(crate) owner: Vec<u8>,
+}
+
+/// What a client that listens hears before it gets its events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Call {
+    /// There are some, or it has waited for long enough.
+    Woken,
+    TakenOver,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TwinSession {
+    /// Whose connection it lives by; none while the grace runs.
+    pub(crate) client: Option<u64>,
+    grace_ms: i64,
+    pub(crate) grace_end: Option<i64>,
+    /// Who waits for events, and until when.
+    pub(crate) listener: Option<(usize, Option<i64>)>,
+    /// Each with whether its owner has heard of it by another way.
+    pub(crate) events: Vec<(TwinEvent, bool)>,
+}
+
+/// A hold that belongs to a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TwinHold {
+    pub(crate) session: Name,
+    pub(crate) token: i64,
+    /// When its lease ends, as far as anybody has looked.
+    pub(crate) ends_at: Option<i64>,
+}
+
+/// A hold that must end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TwinEnding {
+    pub(crate) place: Place,
+    pub(crate) owner: Vec<u8>,
+    pub(crate) token: i64,
+    /// Whether all of it ends, or what one grant added.
+    pub(crate) whole: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Life {
+    pub(crate) sessions: BTreeMap<Name, TwinSession>,
+    pub(crate) holds: BTreeMap<(Place, Vec<u8>), TwinHold>,
+    pub(crate) endings: Vec<TwinEnding>,
+    /// Who was called, in any order.
+    pub(crate) called: Vec<(usize, Call)>,
+    pub(crate) lost: u64,
+}
+
+impl Life {
+    pub(crate) fn is_listened(&self, name: Name) -> bool {
+        let session = self.sessions.get(&name);
+        session.is_some_and(|session| session.client.is_some())
+    }
+
+    /// Whose connection the session lives by.
+    pub(crate) fn client_of(&self, name: Name) -> Option<u64> {
+        self.sessions.get(&name)?.client
+    }
+
+    pub(crate) fn attach(&mut self, name: Name, client: u64, grace_ms: i64) {
+        let session = self.sessions.entry(name).or_default();
+        if let Some((former, _)) = session.listener.take() {
+            self.called.push((former, Call::TakenOver));
+        }
+        session.client = Some(client);
+        session.grace_ms = grace_ms;
+        session.grace_end = None;
+    }
+
+    pub(crate) fn listen(&mut self, name: Name, listener: usize, wait_ms: i64, now: Now) {
+        let until = (wait_ms > 0).then(|| now.mono_ms + wait_ms);
+        let session = self.sessions.get_mut(&name).unwrap();
+        session.listener = Some((listener, until));
+    }
+
+    pub(crate) fn listen_no_more(&mut self, name: Name, listener: usize) {
+        if let Some(session) = self.sessions.get_mut(&name)
+            && session.listener.is_some_and(|(of, _)| of == listener)
+        {
+            session.listener = None;
+        }
+    }
+
+    pub(crate) fn fetch(&mut self, name: Name) -> Vec<TwinEvent> {
+        let events = std::mem::take(&mut self.sessions.get_mut(&name).unwrap().events);
+        events.into_iter().map(|(event, _)| event).collect()
+    }
+
+    pub(crate) fn tell(&mut self, name: Name, news: News, place: &Place, owner: &[u8]) {
+        let Some(session) = self.sessions.get_mut(&name) else {
+            return;
+        };
+        let event = TwinEvent {
+            news,
+            place: place.clone(),
+            owner: owner.to_vec(),
+        };
+        session.events.push((event, false));
+        if let Some((listener, _)) = session.listener.take() {
+            self.called.push((listener, Call::Woken));
+        }
+    }
+
+    /// The connection of this session is gone: the grants that nobody fetched go back, and without
+    /// a grace so does the rest.
+    pub(crate) fn detach(&mut self, name: Name, now: Now) {
+        let session = self.sessions.get_mut(&name).unwrap();
+        session.client = None;
+        session.listener = None;
+        let events = std::mem::take(&mut session.events);
+        for (event, confirmed) in events {
+            match event.news {
+                News::Granted(token) if !confirmed => self.endings.push(TwinEnding {
+                    place: event.place,
+                    owner: event.owner,
+                    token,
+                    whole: false,
+                }),
+                _ => session.events.push((event, confirmed)),
+            }
+        }
+        if session.grace_ms > 0 {
+            session.grace_end = Some(now.mono_ms + session.grace_ms);
+        } else {
+            self.end(name);
+        }
+    }
+
+    fn end(&mut self, name: Name) {
+        self.sessions.remove(&name);
+        for ((place, owner), hold) in &self.holds {
+            if hold.session == name {
+                self.endings.push(TwinEnding {
+                    place: place.clone(),
+                    owner: owner.clone(),
+                    token: hold.token,
+                    whole: true,
+                });
+            }
+        }
+        self.holds.retain(|_, hold| hold.session != name);
+    }
+
+    /// Waits for events and graces end.
+    pub(crate) fn passed(&mut self, now: Now) {
+        let mut over = Vec::new();
+        for (name, session) in &mut self.sessions {
+            if let Some((listener, Some(until))) = session.listener
+                && until <= now.mono_ms
+            {
+                session.listener = None;
+                self.called.push((listener, Call::Woken));
+            }
+            if session.grace_end.is_some_and(|end| end <= now.mono_ms) {
+                over.push(*name);
+            }
+        }
+        for name in over {
+            self.end(name);
+        }
+    }
+
+    /// Somebody ends a hold: was it to be ended?
+    pub(crate) fn is_to_end(&mut self, ending: &TwinEnding) -> Result<(), String> {
+        let at = self.endings.iter().position(|other| other == ending);
+        let at = at.ok_or_else(|| format!("{ending:?} is not among {:?}", self.endings))?;
+        self.endings.remove(at);
+        Ok(())
+    }
+
+    // --- Holds -----------------------------------------------------------------------------------
+
+    /// The owner holds the lock until then. It belongs to the session, if one is named, and
+    /// otherwise to the one it belonged to. What has no token cannot be told from what comes later.
+    pub(crate) fn bind(
+        &mut self,
+        place: &Place,
+        owner: &[u8],
+        session: Option<Name>,
+        token: Option<i64>,
+        ends_at: Option<i64>,
+    ) {
+        let at = (place.clone(), owner.to_vec());
+        match (session, token, self.holds.get_mut(&at)) {
+            (Some(session), Some(token), _) => {
+                let hold = TwinHold {
+                    session,
+                    token,
+                    ends_at,
+                };
+                self.holds.insert(at, hold);
+            }
+            (None, _, Some(hold)) => hold.ends_at = ends_at,
+            _ => {}
+        }
+    }
+
+    /// The owner was told that it holds the lock: no grant of it can go unheard.
+    pub(crate) fn confirm(&mut self, place: &Place, owner: &[u8]) {
+        for session in self.sessions.values_mut() {
+            for (event, confirmed) in &mut session.events {
+                *confirmed |= event.place == *place && event.owner == owner;
+            }
+        }
+    }
+
+    /// The owner has given the lock back: that is no loss.
+    pub(crate) fn unbind(&mut self, place: &Place, owner: &[u8]) {
+        self.holds.remove(&(place.clone(), owner.to_vec()));
+    }
+
+    pub(crate) fn lose_all(&mut self, place: &Place, reason: Option<&'static str>, now: Now) {
+        let of_lock = self.holds.keys().filter(|(of, _)| of == place);
+        let owners: Vec<Vec<u8>> = of_lock.map(|(_, owner)| owner.clone()).collect();
+        for owner in owners {
+            self.lose(place, &owner, reason, now);
+        }
+    }
+
+    pub(crate) fn lose(
+        &mut self,
+        place: &Place,
+        owner: &[u8],
+        reason: Option<&'static str>,
+        now: Now,
+    ) {
+        let hold = self.holds.remove(&(place.clone(), owner.to_vec()));
+        if let Some(TwinHold {
+            session, ends_at, ..
+        }) = hold
+        {
+            let over = ends_at.is_some_and(|end| end < now.wall_ms());
+            let by_time = if over { "expired" } else { "deleted" };
+            self.lost += 1;
+            let news = News::Lost(reason.unwrap_or(by_time));
+            self.tell(session, news, place, owner);
+        }
+    }
+}
+
+/// Brings events into one order whose order among themselves nobody promises: those who leave
+/// together because there is nothing left to wait for, and the holders of one lock.
+pub(crate) fn in_any_order(mut events: Vec<TwinEvent>) -> Vec<TwinEvent> {
+    let together = |one: &TwinEvent, next: &TwinEvent| match (&one.news, &next.news) {
+        (News::Error(text), News::Error(next)) => text == next,
+        (News::Lost(_), News::Lost(_)) => one.place == next.place,
+        _ => false,
+    };
+    for run in events.chunk_by_mut(together) {
+        run.sort();
+    }
+    events
+}
