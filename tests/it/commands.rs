@@ -284,6 +284,255 @@ fn the_hold_count_does_not_overflow() {
 }
 
 #[test]
+fn acquire_queues_for_a_session_and_tells_the_place() {
+    let server = Server::start();
+    let _life = server.life_line("s");
+    for (index, mut conn) in both_protocols(&server).into_iter().enumerate() {
+        let name = format!("k{index}");
+        let wait = |owner| format!("RLOCK.ACQUIRE {name} {owner} 30000 QUEUE 0 SESSION s");
+        let raw = conn.raw(wait("alice"));
+        assert!(raw.starts_with("*2\r\n:1\r\n:"), "free, so taken: {raw}");
+        assert_eq!(conn.run(wait("alice")).held().0, 2, "held, so entered");
+        assert_eq!(conn.raw(wait("bob")), "*2\r\n:-1\r\n:1\r\n");
+        assert_eq!(conn.raw(wait("carol")), "*2\r\n:-1\r\n:2\r\n");
+        let again = format!("{} ONCE", wait("carol"));
+        assert_eq!(conn.raw(again), "*2\r\n:-1\r\n:2\r\n");
+        let options = "once session s queue 9007199254740991";
+        let last = conn.raw(format!("rlock.acquire {name} dave 1 {options}"));
+        assert_eq!(last, "*2\r\n:-1\r\n:3\r\n");
+        assert_eq!(server.line(&name), ["bob", "carol", "dave"]);
+    }
+}
+
+#[test]
+fn acquire_for_a_session_answers_as_without() {
+    let server = Server::start();
+    let _life = server.life_line("s");
+    for (index, mut conn) in both_protocols(&server).into_iter().enumerate() {
+        let name = format!("k{index}");
+        let raw = conn.raw(format!("RLOCK.ACQUIRE {name} alice 30000 SESSION s"));
+        assert!(raw.starts_with("*2\r\n:1\r\n:"), "{raw}");
+        let raw = conn.raw(format!("RLOCK.ACQUIRE {name} bob 30000 SESSION s"));
+        assert!(raw.starts_with("*2\r\n:0\r\n:"), "{raw}");
+        let raw = conn.raw(format!("RLOCK.RENEW {name} alice 30000 SESSION s"));
+        assert_eq!(raw, ":1\r\n");
+        let raw = conn.raw(format!("RLOCK.RENEW {name} bob 30000 SESSION s"));
+        assert_eq!(raw, ":0\r\n");
+    }
+}
+
+const SESSION_LENGTH: &str = "ERR session must have 1 to 1024 bytes";
+const WAIT_BOUNDS: &str = "ERR wait-ms must be an integer from 0 to 9007199254740991";
+
+/// `command` gets this error in both protocols, byte for byte.
+#[track_caller]
+fn answers_with(server: &Server, command: &str, error: &str) {
+    for mut conn in both_protocols(server) {
+        assert_eq!(conn.raw(command), format!("-{error}\r\n"), "{command}");
+    }
+}
+
+#[test]
+fn acquire_and_renew_refuse_what_is_wrong_about_a_session() {
+    let server = Server::start();
+    server.connect().take("held", "alice");
+    let too_long = "s".repeat(1025);
+    let no_session = "NOSESSION nobody listens to this session, RLOCK.EVENTS must be called first";
+    let (length, wait) = (SESSION_LENGTH, WAIT_BOUNDS);
+    let twice = |option| format!("ERR option '{option}' is given twice");
+    for (command, error) in [
+        (
+            "RLOCK.ACQUIRE k a 1 QUEUE 0",
+            "ERR option 'QUEUE' needs 'SESSION'",
+        ),
+        (
+            "RLOCK.ACQUIRE k a 1 QUEUE 0 SESSION s BLOCK 0",
+            "ERR option 'QUEUE' cannot be combined with 'BLOCK'",
+        ),
+        (
+            "RLOCK.ACQUIRE k a 1 BLOCK 0 QUEUE 0",
+            "ERR option 'QUEUE' cannot be combined with 'BLOCK'",
+        ),
+        (
+            "RLOCK.ACQUIRE k a 1 QUEUE",
+            "ERR option 'QUEUE' needs a value",
+        ),
+        (
+            "RLOCK.ACQUIRE k a 1 SESSION",
+            "ERR option 'SESSION' needs a value",
+        ),
+        ("RLOCK.ACQUIRE k a 1 SESSION s session s", &twice("session")),
+        ("RLOCK.ACQUIRE k a 1 QUEUE 0 QUEUE 0", &twice("QUEUE")),
+        ("RLOCK.ACQUIRE k a 1 GRACE 1", "ERR unknown option 'GRACE'"),
+        ("RLOCK.ACQUIRE k a 1 QUEUE -1 SESSION s", wait),
+        ("RLOCK.ACQUIRE k a 1 QUEUE SESSION s", wait),
+        ("RLOCK.ACQUIRE k a 1 QUEUE 9007199254740992 SESSION s", wait),
+        ("RLOCK.ACQUIRE k a 1 SESSION s", no_session),
+        ("RLOCK.ACQUIRE held a 1 QUEUE 0 SESSION s", no_session),
+        ("RLOCK.ACQUIRE held a 1 BLOCK 0 SESSION s", no_session),
+        (&format!("RLOCK.ACQUIRE k a 1 SESSION {too_long}"), length),
+        ("RLOCK.RENEW held alice 1 SESSION s", no_session),
+        (
+            "RLOCK.RENEW held alice 1 SESSION",
+            "ERR option 'SESSION' needs a value",
+        ),
+        (
+            "RLOCK.RENEW held alice 1 SESSION s SESSION s",
+            &twice("SESSION"),
+        ),
+        (
+            &format!("RLOCK.RENEW held alice 1 SESSION {too_long}"),
+            length,
+        ),
+        (
+            "RLOCK.RELEASE held alice SESSION s",
+            "ERR unknown option 'SESSION'",
+        ),
+    ] {
+        answers_with(&server, command, error);
+    }
+    for command in [
+        &["RLOCK.ACQUIRE", "k", "a", "1", "SESSION", ""][..],
+        &["RLOCK.RENEW", "held", "alice", "1", "SESSION", ""],
+    ] {
+        assert_eq!(server.connect().cmd(command).error(), length, "{command:?}");
+    }
+    assert_eq!(server.run("EXISTS k"), 0);
+    assert!(server.line("held").is_empty());
+}
+
+#[test]
+fn events_refuses_what_it_does_not_understand_and_names_it() {
+    let server = Server::start();
+    let too_long = "s".repeat(1025);
+    let grace = "ERR grace-ms must be an integer from 0 to 9007199254740991";
+    let (length, wait) = (SESSION_LENGTH, WAIT_BOUNDS);
+    let twice = |option| format!("ERR option '{option}' is given twice");
+    for (command, error) in [
+        ("RLOCK.EVENTS s soon", "ERR unknown option 'soon'"),
+        ("RLOCK.EVENTS s QUEUE 0", "ERR unknown option 'QUEUE'"),
+        (&format!("RLOCK.EVENTS {too_long}"), length),
+        ("RLOCK.EVENTS s BLOCK", "ERR option 'BLOCK' needs a value"),
+        ("RLOCK.EVENTS s GRACE", "ERR option 'GRACE' needs a value"),
+        ("RLOCK.EVENTS s BLOCK 1 BLOCK 1", &twice("BLOCK")),
+        ("RLOCK.EVENTS s GRACE 1 grace 1", &twice("grace")),
+        ("RLOCK.EVENTS s BLOCK -1", wait),
+        ("RLOCK.EVENTS s BLOCK x", wait),
+        ("RLOCK.EVENTS s GRACE -1", grace),
+        ("RLOCK.EVENTS s GRACE 1.5", grace),
+        ("RLOCK.EVENTS s GRACE 9007199254740992", grace),
+        ("RLOCK.EVENTS s GRACE 9223372036854775808", grace),
+    ] {
+        answers_with(&server, command, error);
+    }
+    assert_eq!(server.connect().cmd(&["RLOCK.EVENTS", ""]).error(), length);
+    assert_eq!(server.info_number("rlock_sessions"), 0);
+}
+
+#[test]
+fn events_has_its_bounds_too() {
+    let server = Server::start();
+    let longest = "s".repeat(1024);
+    let mut conn = server.connect();
+    let events = format!("rlock.events {longest} grace {LEASE_MAX} block 1");
+    assert_eq!(conn.raw(events), "*0\r\n");
+    assert_eq!(
+        conn.raw(format!("RLOCK.EVENTS {longest} GRACE 0")),
+        "*0\r\n"
+    );
+    conn.take_for("k", "alice", &longest);
+    let mut waiting = server.blocked_in(&format!("RLOCK.EVENTS {longest} BLOCK {LEASE_MAX}"));
+    conn.run("RLOCK.BREAK k");
+    assert_eq!(waiting.read().event().0, "lost k alice");
+}
+
+#[test]
+fn events_tells_kind_key_owner_and_value() {
+    let server = Server::start();
+    for mut life in both_protocols(&server) {
+        let mut conn = server.connect();
+        assert_eq!(life.raw("RLOCK.EVENTS s"), "*0\r\n");
+        assert_eq!(life.raw("RLOCK.EVENTS s BLOCK 1"), "*0\r\n");
+        conn.take("k", "alice");
+        conn.queue("k", "bob", "s");
+        conn.let_go("k", "alice");
+        let token = conn.run("HGET k fence").text().replace('t', "");
+        let event = |kind: &str, value: &str| {
+            let [key, owner] = ["$1\r\nk", "$3\r\nbob"];
+            format!("*4\r\n${kind}\r\n{key}\r\n{owner}\r\n{value}\r\n")
+        };
+        let granted = event("7\r\ngranted", &format!(":{token}"));
+        assert_eq!(life.raw("RLOCK.EVENTS s"), format!("*1\r\n{granted}"));
+        for (end, reason) in [
+            ("RLOCK.BREAK k", "$6\r\nbroken"),
+            ("DEL k", "$7\r\ndeleted"),
+            ("RLOCK.RENEW k bob 1", "$7\r\nexpired"),
+        ] {
+            conn.run("RLOCK.ACQUIRE k bob 30000 ONCE SESSION s").held();
+            conn.run(end);
+            let lost = event("4\r\nlost", reason);
+            let raw = life.raw("RLOCK.EVENTS s BLOCK 0");
+            assert_eq!(raw, format!("*1\r\n{lost}"));
+        }
+        conn.pipeline(&["HSET k alice 1", "RLOCK.ACQUIRE k bob 1 QUEUE 1 SESSION s"]);
+        let timeout = event("7\r\ntimeout", ":-1");
+        let raw = life.raw("RLOCK.EVENTS s BLOCK 0");
+        assert_eq!(raw, format!("*1\r\n{timeout}"));
+        conn.queue("k", "bob", "s");
+        conn.pipeline(&["SET text v", "RENAME text k"]);
+        let text = "WRONGTYPE Operation against a key holding the wrong kind of value";
+        let error = event("5\r\nerror", &format!("${}\r\n{text}", text.len()));
+        let raw = life.raw("RLOCK.EVENTS s BLOCK 0");
+        assert_eq!(raw, format!("*1\r\n{error}"));
+        conn.run("DEL k");
+    }
+}
+
+#[test]
+fn events_tells_the_one_that_was_taken_over() {
+    let server = Server::start();
+    for mut first in both_protocols(&server) {
+        first.send("RLOCK.EVENTS s BLOCK 0");
+        first.expect_nothing_yet();
+        let _second = server.life_line("s");
+        let expected = "TAKENOVER another connection listens to this session now";
+        assert_eq!(first.read().error(), expected);
+    }
+}
+
+#[test]
+fn a_wait_that_could_never_end_is_refused_with_the_circle_in_words() {
+    let server = Server::start();
+    let _life = server.life_line("s");
+    let mut conn = server.connect();
+    conn.take("x", "alice");
+    conn.take("y", "bob");
+    conn.queue("y", "alice", "s");
+    for mut conn in both_protocols(&server) {
+        assert_eq!(
+            conn.raw("RLOCK.ACQUIRE x bob 1000 BLOCK 0"),
+            "-DEADLOCK 2 owners would wait for each other: \
+             'bob' waits for 'alice' at 'x', 'alice' waits for 'bob' at 'y'\r\n"
+        );
+    }
+}
+
+#[test]
+fn cancel_tells_those_who_are_queued_by_an_event() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut life = server.life_line("s");
+    conn.take("k", "alice");
+    conn.queue("k", "bob", "s");
+    let mut blocked = server.wait_in_line("k", "bob");
+    assert_eq!(conn.raw("RLOCK.CANCEL k bob"), ":2\r\n");
+    assert!(blocked.read().refused() > 20_000);
+    let (event, ttl) = life.run("RLOCK.EVENTS s").event();
+    assert_eq!(event, "timeout k bob");
+    assert!(ttl.int() > 20_000);
+}
+
+#[test]
 fn release_counts_down_and_frees() {
     let server = Server::start();
     for mut conn in both_protocols(&server) {
@@ -647,6 +896,7 @@ fn too_few_and_too_many_arguments_are_refused() {
         "RLOCK.CANCEL k a more",
         "RLOCK.BREAK",
         "RLOCK.BREAK k more",
+        "RLOCK.EVENTS",
         "RLOCK.INFO",
         "RLOCK.INFO k more",
     ] {

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rlock_tests::{Conn, Server, Version, module_path};
+use rlock_tests::{Conn, Server, Version, module_path, until};
 
 /// Command, arity, flags, standard ACL categories.
-const COMMANDS: [(&str, i64, &[&str], &[&str]); 7] = [
+const COMMANDS: [(&str, i64, &[&str], &[&str]); 8] = [
     (
         "rlock.acquire",
         -4,
@@ -21,6 +21,7 @@ const COMMANDS: [(&str, i64, &[&str], &[&str]); 7] = [
         &["write", "admin"],
         &["write", "admin", "dangerous"],
     ),
+    ("rlock.events", -2, &["blocking"], &["blocking"]),
     ("rlock.info", 2, &["readonly"], &["read"]),
     ("rlock.list", -1, &["readonly"], &["read"]),
 ];
@@ -51,6 +52,8 @@ fn keys() {
         "RLOCK.ACQUIRE key owner 1000 BLOCK 0 ONCE",
         "RLOCK.RELEASE key owner TOKEN 1 LEASE 1000",
         "RLOCK.RENEW key owner 1000 TOKEN 1",
+        "RLOCK.ACQUIRE key owner 1000 QUEUE 0 SESSION session ONCE",
+        "RLOCK.RENEW key owner 1000 SESSION session",
         "RLOCK.CANCEL key owner",
         "RLOCK.BREAK key",
         "RLOCK.INFO key",
@@ -61,10 +64,10 @@ fn keys() {
             "{command}"
         );
     }
-    assert!(
-        conn.run("COMMAND GETKEYS RLOCK.LIST MATCH key").is_error(),
-        "LIST has no keys"
-    );
+    for without in ["RLOCK.LIST MATCH key", "RLOCK.EVENTS session BLOCK 0"] {
+        let told = conn.run(format!("COMMAND GETKEYS {without}"));
+        assert!(told.is_error(), "{without} has no keys: {told:?}");
+    }
 }
 
 #[test]
@@ -77,7 +80,7 @@ fn documentation() {
         for field in ["summary", "since", "complexity", "group"] {
             assert!(!docs.get(field).text().is_empty(), "{name}: {field}");
         }
-        if name != "rlock.list" {
+        if !["rlock.list", "rlock.events"].contains(&name) {
             let first = &docs.get("arguments").array()[0];
             assert_eq!(
                 (first.get("name"), first.get("type")),
@@ -385,17 +388,92 @@ fn under_memory_pressure_only_acquire_is_refused() {
         "RLOCK.ACQUIRE k carol 1000",
         "RLOCK.ACQUIRE k alice 1000",
         "RLOCK.ACQUIRE k alice 1000 ONCE",
+        "RLOCK.ACQUIRE k carol 1000 QUEUE 0 SESSION s",
     ] {
         let error = conn.run(command).error();
         assert!(error.starts_with("OOM "), "{command}: {error}");
     }
-    assert_eq!(conn.run("RLOCK.RENEW k alice 30000"), 1);
+    let mut life = server.life_line("s");
+    assert_eq!(conn.run("RLOCK.RENEW k alice 30000 SESSION s"), 1);
     assert_eq!(conn.run("RLOCK.INFO k").get("waiters"), &1);
     assert_eq!(conn.run("RLOCK.LIST").array().len(), 1);
     assert_eq!(conn.run("RLOCK.CANCEL k nobody"), 0);
     assert_eq!(conn.let_go("k", "alice"), 0);
     bob.read().held();
+    assert_eq!(conn.run("RLOCK.RENEW k bob 30000 SESSION s"), 1);
     assert_eq!(conn.run("RLOCK.BREAK k"), 1);
+    let lost = life.run("RLOCK.EVENTS s").event();
+    assert_eq!(lost, ("lost k bob".to_owned(), "broken".into()));
+}
+
+#[test]
+fn info_counts_sessions_and_what_happens_to_them() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let life = server.life_line("s");
+    let _other = server.life_line("t");
+    conn.take("k", "alice");
+    conn.queue("k", "bob", "s");
+    conn.queue("k", "carol", "s");
+    conn.take_for("m", "dave", "s");
+    conn.take_for("n", "erin", "s");
+    let refused = conn.run("RLOCK.ACQUIRE m alice 1000 QUEUE 0 SESSION t");
+    refused.queued();
+    let refused = conn.run("RLOCK.ACQUIRE k dave 1000 QUEUE 0 SESSION t");
+    assert!(refused.is_error(), "alice waits for dave");
+    let now = metrics(&server);
+    for (name, expected) in [
+        ("sessions", 2),
+        ("session_holds", 2),
+        ("waiters", 3),
+        ("locks_waited_for", 2),
+        ("deadlocks_refused", 1),
+    ] {
+        assert_eq!(now.get(name), Some(&expected), "{name} in {now:?}");
+    }
+    conn.run("DEL n");
+    conn.let_go("k", "alice"); // to bob, who will not have heard of it
+    life.close();
+    until("the session is over", || metrics(&server)["sessions"] == 1);
+    until("all is given back", || server.holder("k").is_none());
+    let after = metrics(&server);
+    for (name, expected) in [
+        ("session_holds", 1), // alice has dave's, in the other session
+        ("waiters", 0),
+        ("holds_lost", 1),
+        ("grants_taken_back", 1),
+        ("session_releases", 1),
+        ("departures", 1), // carol
+    ] {
+        assert_eq!(after.get(name), Some(&expected), "{name} in {after:?}");
+    }
+}
+
+#[test]
+fn unloading_is_refused_while_somebody_waits_for_a_session() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    let mut life = server.life_line("s");
+    alice.queue("k", "bob", "s");
+    assert!(alice.run("MODULE UNLOAD rlock").is_error());
+    alice.let_go("k", "alice");
+    life.run("RLOCK.EVENTS s").granted("k", "bob");
+    let mut listener = server.blocked_in("RLOCK.EVENTS s BLOCK 0");
+    assert!(
+        alice.run("MODULE UNLOAD rlock").is_error(),
+        "somebody listens"
+    );
+    life.run("RLOCK.EVENTS s").events();
+    assert!(listener.read().is_error(), "taken over");
+    assert_eq!(alice.let_go("k", "bob"), 0);
+    assert_eq!(alice.run("MODULE UNLOAD rlock"), "OK");
+    // Nobody is left who would hear of its end.
+    life.close();
+    alice.settle();
+    let path = module_path().display().to_string();
+    assert_eq!(alice.cmd(&["MODULE", "LOAD", &path]), "OK");
+    assert_eq!(server.info_number("rlock_sessions"), 0);
 }
 
 #[test]

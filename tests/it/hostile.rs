@@ -1,15 +1,28 @@
 //! Whatever bytes a client sends, and whatever it has written into the keyspace: an answer, and
 //! the server stays up.
 
-use rlock_tests::{Reply, Server};
+use rlock_tests::{Conn, Reply, Server, eventually, until};
 
 /// The commands, each with as many good arguments as it takes.
-const COMMANDS: [&[&str]; 8] = [
+const COMMANDS: [&[&str]; 11] = [
     &["RLOCK.ACQUIRE", "k", "alice", "30000", "BLOCK", "1", "ONCE"],
     &["RLOCK.ACQUIRE", "k", "bob", "30000", "ONCE", "BLOCK", "1"],
     &["RLOCK.RELEASE", "k", "alice", "TOKEN", "1", "LEASE", "1000"],
     &["RLOCK.RENEW", "k", "alice", "30000", "TOKEN", "1"],
+    &[
+        "RLOCK.ACQUIRE",
+        "k",
+        "carol",
+        "30000",
+        "QUEUE",
+        "1",
+        "SESSION",
+        "s",
+        "ONCE",
+    ],
+    &["RLOCK.RENEW", "k", "alice", "30000", "SESSION", "s"],
     &["RLOCK.CANCEL", "k", "alice"],
+    &["RLOCK.EVENTS", "s", "BLOCK", "1", "GRACE", "1"],
     &["RLOCK.BREAK", "k"],
     &["RLOCK.INFO", "k"],
     &["RLOCK.LIST", "MATCH", "*", "COUNT", "10"],
@@ -56,6 +69,7 @@ fn odd_arguments() -> Vec<Vec<u8>> {
         b"WRITE",
         b"QUEUE",
         b"SESSION",
+        b"GRACE",
     ]
     .map(<[u8]>::to_vec)
     .to_vec();
@@ -68,18 +82,37 @@ fn odd_arguments() -> Vec<Vec<u8>> {
 #[test]
 fn any_bytes_in_any_argument_get_an_answer() {
     let server = Server::start();
-    let mut conn = server.connect();
+    let mut conn = server.life_line("s");
     for command in COMMANDS {
         for place in 1..command.len() {
             for odd in odd_arguments() {
                 let mut arguments: Vec<_> = command.iter().map(|a| a.as_bytes().to_vec()).collect();
                 arguments[place] = odd;
-                conn.cmd(&arguments);
+                conn.send_cmd(&arguments);
+                answer(&server, &mut conn);
                 conn.cmd(&["RLOCK.BREAK", "k"]);
             }
         }
         assert_eq!(conn.run("PING"), "PONG", "{command:?}");
     }
+}
+
+/// The answer to what was sent; if it was an EVENTS that waits without limit, another connection
+/// takes its session over, and then there is one.
+fn answer(server: &Server, conn: &mut Conn) -> Reply {
+    for _ in 0..2 {
+        if let Some(reply) = conn.read_now() {
+            return reply;
+        }
+        conn.settle();
+    }
+    eventually("an answer", || {
+        let reply = conn.read_now();
+        if reply.is_none() {
+            server.life_line("s");
+        }
+        reply
+    })
 }
 
 #[test]
@@ -155,6 +188,8 @@ fn a_bad_argument_changes_nothing() {
             ],
             &["RLOCK.RENEW", "k", "alice", bad],
             &["RLOCK.RENEW", "k", "alice", "1000", "TOKEN", bad],
+            &["RLOCK.RENEW", "k", "alice", "1000", "SESSION", bad],
+            &["RLOCK.ACQUIRE", "k", "alice", "1000", "SESSION", bad],
         ] {
             assert!(conn.cmd(command).is_error(), "{command:?}");
             assert_eq!(
@@ -212,7 +247,7 @@ fn shown(command: &[Vec<u8>]) -> String {
 #[test]
 fn odd_things_in_the_keyspace_get_an_answer_from_every_command() {
     let server = Server::start();
-    let mut conn = server.connect();
+    let mut conn = server.life_line("s");
     for odd in odd_writes() {
         for command in COMMANDS {
             for with_end in [false, true] {
@@ -253,6 +288,41 @@ fn odd_things_written_under_waiters_do_not_stop_the_server() {
 }
 
 #[test]
+fn odd_things_written_over_a_sessions_hold_do_not_stop_the_server() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for odd in odd_writes() {
+        conn.run("DEL k");
+        let mut life = server.life_line("s");
+        conn.take_for("k", "alice", "s");
+        conn.queue("k", "bob", "s");
+        conn.run("MULTI");
+        conn.run("DEL k");
+        conn.cmd(&odd);
+        conn.run("PEXPIRE k 20");
+        conn.run("EXEC");
+        let mut heard = Vec::new();
+        while heard.len() < 2 {
+            heard.extend(life.run("RLOCK.EVENTS s BLOCK 0").events());
+        }
+        let [lost, ended] = &heard[..] else {
+            panic!("{}: {heard:?}", shown(&odd))
+        };
+        assert_eq!(lost.0, "lost k alice", "{}: {heard:?}", shown(&odd));
+        assert!(
+            ["granted k bob", "error k bob"].contains(&ended.0.as_str()),
+            "{}: {heard:?}",
+            shown(&odd)
+        );
+        life.close();
+        assert_eq!(conn.run("PING"), "PONG", "{}", shown(&odd));
+        until("the session is over", || {
+            server.info_number("rlock_sessions") == 0
+        });
+    }
+}
+
+#[test]
 fn half_a_command_and_a_closed_socket() {
     let server = Server::start();
     let mut alice = server.connect();
@@ -264,7 +334,7 @@ fn half_a_command_and_a_closed_socket() {
         conn.send_bytes(&whole[..cut.min(whole.len())]);
         conn.close();
     }
-    rlock_tests::until("the line is empty", || server.line("k").is_empty());
+    until("the line is empty", || server.line("k").is_empty());
     assert_eq!(alice.let_go("k", "alice"), 0);
 }
 

@@ -77,3 +77,118 @@ fn waiters_that_have_gone_give_their_memory_back() {
     let after = (0..3).map(|_| round()).min().unwrap();
     assert!(after - before < 200_000, "{} bytes more", after - before);
 }
+
+/// Puts owners in line, one for each command, for the session `s`.
+fn queue_all(conn: &mut Conn, waiters: usize, lock: impl Fn(usize) -> String) {
+    for from in (0..waiters).step_by(1000) {
+        let wait = |i| format!("RLOCK.ACQUIRE {} owner{i} 30000 QUEUE 0 SESSION s", lock(i));
+        let waits: Vec<_> = (from..waiters.min(from + 1000)).map(wait).collect();
+        for reply in conn.pipeline(&waits) {
+            reply.queued();
+        }
+    }
+}
+
+/// Ten thousand waiters of one session; `lock` says where each stands.
+fn queued_waiters_are_small_and_leave_nothing(lock: impl Fn(usize) -> String) {
+    const WAITERS: usize = 10_000;
+    let server = Server::start();
+    let mut conn = server.connect();
+    for from in (0..WAITERS).step_by(1000) {
+        let takes: Vec<_> = (from..from + 1000)
+            .map(|i| format!("RLOCK.ACQUIRE {} alice 600000 ONCE", lock(i)))
+            .collect();
+        run_all(&mut conn, &takes);
+    }
+    let mut cost = || {
+        let before = used_memory(&server);
+        let life = server.life_line("s");
+        queue_all(&mut conn, WAITERS, &lock);
+        assert_eq!(server.info_number("rlock_waiters"), 10_000);
+        let with_them = used_memory(&server);
+        life.close();
+        until("the session is over", || {
+            server.info_number("rlock_sessions") == 0
+        });
+        assert_eq!(server.info_number("rlock_waiters"), 0);
+        (with_them - before, used_memory(&server) - before)
+    };
+    cost(); // what the server allocates once and keeps
+    let (grown, left) = cost();
+    assert!(grown < 1024 * 10_000, "{grown} bytes for ten thousand");
+    assert!(left < 100_000, "{left} bytes left of {grown}");
+}
+
+#[test]
+fn ten_thousand_queued_waiters_on_as_many_locks_need_less_than_a_kilobyte_each() {
+    queued_waiters_are_small_and_leave_nothing(|i| format!("lock{i}"));
+}
+
+#[test]
+fn ten_thousand_queued_waiters_on_one_lock_need_less_than_a_kilobyte_each() {
+    queued_waiters_are_small_and_leave_nothing(|_| "lock".to_owned());
+}
+
+/// What a hundred hand-overs take while so many wait, in microseconds by the server's own account.
+fn cost_of_hand_overs(waiters: usize, lock: impl Fn(usize) -> String) -> i64 {
+    const HAND_OVERS: usize = 100;
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut life = server.life_line("s");
+    for i in 0..waiters {
+        conn.run(format!("RLOCK.ACQUIRE {} alice 600000 ONCE", lock(i)))
+            .held();
+    }
+    queue_all(&mut conn, waiters, &lock);
+    server.run("CONFIG RESETSTAT");
+    for i in 0..HAND_OVERS {
+        let name = lock(i);
+        let holder = server.holder(&name).expect("a holder");
+        assert_eq!(conn.let_go(&name, &holder), 0);
+    }
+    assert_eq!(life.run("RLOCK.EVENTS s").events().len(), HAND_OVERS);
+    let stats = server.info("cmdstat_rlock.release").unwrap();
+    let usec = stats.split(',').find_map(|word| word.strip_prefix("usec="));
+    usec.unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_hand_over_costs_the_same_however_many_are_queued() {
+    let one_lock = |_| "lock".to_owned();
+    let many_locks = |i| format!("lock{i}");
+    // The best of several, since others use the machine.
+    let best = |waiters, lock: &dyn Fn(usize) -> String| {
+        (0..3)
+            .map(|_| cost_of_hand_overs(waiters, lock))
+            .min()
+            .unwrap()
+    };
+    for lock in [&one_lock as &dyn Fn(usize) -> String, &many_locks] {
+        let (few, many) = (best(100, lock), best(10_000, lock));
+        assert!(many < 3 * few, "{many} us among 10,000, {few} us among 100");
+    }
+}
+
+#[test]
+fn sessions_that_have_gone_give_their_memory_back() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut round = || {
+        for session in 0..200 {
+            let name = format!("session{session}");
+            let life = server.life_line(&name);
+            conn.take_for("k", "bob", &name);
+            conn.queue("k", "carol", &name);
+            conn.take_for("lost", "bob", &name);
+            conn.run("RLOCK.BREAK lost"); // told to nobody
+            life.close();
+            until("the hold is gone", || server.holder("k").is_none());
+        }
+        assert_eq!(server.info_number("rlock_session_holds"), 0);
+        used_memory(&server)
+    };
+    round();
+    let before = round();
+    let after = (0..2).map(|_| round()).min().unwrap();
+    assert!(after - before < 50_000, "{} bytes more", after - before);
+}

@@ -572,7 +572,7 @@ fn lock_and_work(server: &Server, number: usize, tokens: &Mutex<Vec<i64>>) {
 }
 
 /// Counts its client out, also when that fails.
-struct OneLess<'a>(&'a AtomicUsize);
+pub(super) struct OneLess<'a>(pub(super) &'a AtomicUsize);
 
 impl Drop for OneLess<'_> {
     fn drop(&mut self) {

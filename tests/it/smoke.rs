@@ -74,6 +74,62 @@ fn smoke_killed_in_the_turn_of_the_grant() {
 }
 
 #[test]
+fn smoke_sessions() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    let mut first = server.blocked_in("RLOCK.EVENTS s BLOCK 0");
+    for name in ["k", "l", "m"] {
+        alice.take(name, "alice");
+        alice.queue(name, "bob", "s");
+    }
+    alice.let_go("k", "alice");
+    first.read().granted("k", "bob");
+    alice.run("RLOCK.CANCEL l bob");
+    alice
+        .run("RLOCK.ACQUIRE l bob 30000 QUEUE 20 SESSION s")
+        .queued();
+    alice.run("RLOCK.BREAK k");
+    let listener = server.blocked_in("RLOCK.EVENTS other BLOCK 0");
+    let mut second = server.connect();
+    let mut told = second.run("RLOCK.EVENTS s GRACE 50").events();
+    first.close();
+    while told.len() < 3 {
+        told.extend(second.run("RLOCK.EVENTS s BLOCK 0 GRACE 50").events());
+    }
+    let mut refused = server.life_line("refused");
+    refused.take_for("x", "carol", "refused");
+    refused.queue("m", "carol", "refused");
+    let error = alice.run("RLOCK.ACQUIRE x alice 30000 BLOCK 0").error();
+    assert!(error.starts_with("DEADLOCK "), "{error}");
+    let mut carol = server.blocked_in("RLOCK.ACQUIRE m dave 30000 BLOCK 0 SESSION refused");
+    alice.take_for("held", "bob", "s");
+    let mut next = server.wait_in_line("held", "next");
+    second.close();
+    refused.close();
+    assert!(carol.read().is_error());
+    next.read().held();
+    listener.close();
+    rlock_tests::until("all sessions are over", || {
+        server.info_number("rlock_sessions") == 0
+    });
+}
+
+#[test]
+fn smoke_a_life_line_killed_in_the_turn_of_the_grant() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    let mut life = server.connect();
+    let id = life.id();
+    life.send("RLOCK.EVENTS s BLOCK 0 GRACE 60000");
+    life.expect_nothing_yet();
+    alice.queue("k", "bob", "s");
+    let mut carol = server.wait_in_line("k", "carol");
+    alice.pipeline(&["RLOCK.RELEASE k alice", &format!("CLIENT KILL ID {id}")]);
+    carol.read().held();
+}
+
+#[test]
 fn smoke_freed_in_other_ways() {
     let server = Server::start();
     let mut conn = server.connect();
@@ -129,6 +185,10 @@ fn smoke_waiters_at_shutdown() {
     let mut server = Server::start();
     server.connect().take("k", "alice");
     let _line: Vec<_> = (0..3).map(|_| server.wait_in_line("k", "bob")).collect();
+    let mut life = server.life_line("s");
+    life.queue("k", "carol", "s");
+    life.take_for("l", "carol", "s");
+    let _listener = server.blocked_in("RLOCK.EVENTS s BLOCK 0");
     server.stop();
 }
 

@@ -235,6 +235,24 @@ impl Conn {
         self.run(format!("RLOCK.RELEASE {name} {owner}")).int()
     }
 
+    /// Puts `owner` in line for the lock `name`, for the session and without limit, and returns its
+    /// place.
+    #[track_caller]
+    pub fn queue(&mut self, name: &str, owner: &str, session: &str) -> i64 {
+        let wait = format!("RLOCK.ACQUIRE {name} {owner} 30000 QUEUE 0 SESSION {session}");
+        self.run(wait).queued()
+    }
+
+    /// Takes the free lock `name` for `owner` and the session, with a lease of 30 s, and returns
+    /// the token.
+    #[track_caller]
+    pub fn take_for(&mut self, name: &str, owner: &str, session: &str) -> i64 {
+        let acquire = format!("RLOCK.ACQUIRE {name} {owner} 30000 SESSION {session}");
+        let (count, token) = self.run(acquire).held();
+        assert_eq!(count, 1, "{name} was {owner}'s already");
+        token
+    }
+
     /// The server's number for this connection.
     #[track_caller]
     pub fn id(&mut self) -> i64 {

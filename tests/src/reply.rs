@@ -61,6 +61,55 @@ impl Reply {
         }
     }
 
+    /// `position` of `[-1, position]`: in line for a session.
+    #[track_caller]
+    pub fn queued(&self) -> i64 {
+        match self.ints()[..] {
+            [-1, position] if position >= 1 => position,
+            _ => panic!("not queued, but {self:?}"),
+        }
+    }
+
+    /// What a session is told: kind, key and owner of each event as one text, and its value.
+    ///
+    /// ```
+    /// use rlock_tests::Reply;
+    /// let event = Reply::Array(vec!["lost".into(), "k".into(), "bob".into(), "expired".into()]);
+    /// let told = Reply::Array(vec![event]).events();
+    /// assert_eq!(told, [("lost k bob".to_owned(), Reply::from("expired"))]);
+    /// ```
+    #[track_caller]
+    pub fn events(&self) -> Vec<(String, Self)> {
+        let events = self.array().iter().map(Self::array);
+        events
+            .map(|event| match event {
+                [kind, key, owner, value] => {
+                    let [kind, key, owner] = [kind, key, owner].map(Self::text);
+                    (format!("{kind} {key} {owner}"), value.clone())
+                }
+                other => panic!("not an event, but {other:?}"),
+            })
+            .collect()
+    }
+
+    /// The token of the one event `granted key owner`.
+    #[track_caller]
+    pub fn granted(&self, key: &str, owner: &str) -> i64 {
+        let (event, value) = self.event();
+        assert_eq!(event, format!("granted {key} {owner}"));
+        let token = value.int();
+        assert!(token >= 1, "{token} is no token");
+        token
+    }
+
+    /// The one event there is.
+    #[track_caller]
+    pub fn event(&self) -> (String, Self) {
+        let mut events = self.events();
+        assert_eq!(events.len(), 1, "not one event, but {self:?}");
+        events.remove(0)
+    }
+
     /// The number.
     #[track_caller]
     pub fn int(&self) -> i64 {

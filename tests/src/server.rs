@@ -183,6 +183,14 @@ impl Server {
         self.connect().run(command)
     }
 
+    /// A new connection that is the life-line of `session`, without a grace.
+    #[track_caller]
+    pub fn life_line(&self, session: &str) -> Conn {
+        let mut conn = self.connect();
+        conn.run(format!("RLOCK.EVENTS {session}")).events();
+        conn
+    }
+
     /// A new connection that waits for `name` as `owner`, without limit and for a lease of 30 s;
     /// it is seen waiting there, so whoever comes later is behind it.
     #[track_caller]
@@ -281,9 +289,20 @@ impl Server {
         self.running.child.id()
     }
 
-    /// Stops the process where it is, as a machine under load does (SIGSTOP).
+    /// Stops the process where it is, as a machine under load does (SIGSTOP). What is sent to it
+    /// from now on, it finds all at once.
+    #[track_caller]
     pub fn freeze(&self) {
         self.running.signal("STOP");
+        // The signal is on its way when `kill` returns, and the server may be half through a turn.
+        let state = format!("/proc/{}/stat", self.process_id());
+        until("the process stands still", || {
+            let state = fs::read_to_string(&state).expect("a process");
+            state
+                .rsplit(')')
+                .next()
+                .is_some_and(|rest| rest.starts_with(" T"))
+        });
     }
 
     /// Lets it go on (SIGCONT).

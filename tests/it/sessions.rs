@@ -1,0 +1,850 @@
+//! Life-lines: what ends with a connection, what another takes over, and what a grace is.
+
+use std::process::{Child, Command};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rlock_tests::{Conn, Feed, Reply, Server, aof, patience, until};
+
+use crate::events::{ONE_DAY, life_with_a_long_grace, listener, next_events, no_events};
+use crate::queue::OneLess;
+use crate::replication::{assert_one_hand_over, end_of, grant, transaction, unlock_message};
+
+// --- The end of the life-line -------------------------------------------------------------------
+
+#[test]
+fn without_a_grace_all_goes_with_the_connection() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for listening in [false, true] {
+        let mut life = server.life_line("s");
+        conn.take_for("held", "bob", "s");
+        conn.run("RLOCK.ACQUIRE held bob 30000").held(); // all its counts go
+        conn.take("waited-for", "alice");
+        conn.queue("waited-for", "bob", "s");
+        conn.take("granted", "alice");
+        conn.queue("granted", "bob", "s");
+        let mut carols: Vec<_> = ["held", "waited-for", "granted"]
+            .into_iter()
+            .map(|name| server.wait_in_line(name, "carol"))
+            .collect();
+        if listening {
+            life.send("RLOCK.EVENTS s BLOCK 0");
+            life.expect_nothing_yet();
+        }
+        conn.let_go("granted", "alice");
+        life.close();
+        carols[0].read().held();
+        carols[2].read().held();
+        until("bob has left the line", || {
+            server.line("waited-for") == ["carol"]
+        });
+        conn.let_go("waited-for", "alice");
+        carols[1].read().held();
+        assert_eq!(server.info_number("rlock_sessions"), 0);
+        assert_eq!(server.info_number("rlock_session_holds"), 0);
+        conn.run("FLUSHALL");
+    }
+}
+
+#[test]
+fn the_grace_is_the_last_calls() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut life = life_with_a_long_grace(&server);
+    conn.take_for("k", "bob", "s");
+    life.run("RLOCK.EVENTS s").events(); // none, unless the call names one
+    life.close();
+    until("the hold is gone", || server.holder("k").is_none());
+}
+
+#[test]
+fn holds_are_released_when_the_grace_is_over() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut life = server.connect();
+    life.run("RLOCK.EVENTS s GRACE 200").events();
+    conn.take_for("k", "bob", "s");
+    conn.run("RLOCK.ACQUIRE k bob 30000").held();
+    let mut carol = server.wait_in_line("k", "carol");
+    let begun = Instant::now();
+    life.close();
+    carol.read().held();
+    let took = begun.elapsed();
+    // The server counts from the millisecond in which its turn began.
+    assert!(took >= Duration::from_millis(195), "{took:?}");
+    assert!(took < patience(Duration::from_secs(5)), "{took:?}");
+    assert_eq!(server.info_number("rlock_sessions"), 0);
+}
+
+#[test]
+fn waiters_and_unfetched_grants_do_not_outlive_the_connection_whatever_the_grace() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut life = life_with_a_long_grace(&server);
+    for name in ["waited-for", "granted", "fetched"] {
+        conn.take(name, "alice");
+        conn.queue(name, "bob", "s");
+    }
+    conn.let_go("fetched", "alice");
+    life.run(format!("RLOCK.EVENTS s GRACE {ONE_DAY}"))
+        .granted("fetched", "bob");
+    conn.let_go("granted", "alice");
+    let mut next = server.wait_in_line("granted", "carol");
+    let mut behind = server.wait_in_line("fetched", "carol");
+    life.close();
+    next.read().held();
+    until("bob has left the line", || {
+        server.line("waited-for").is_empty()
+    });
+    behind.expect_nothing_yet();
+    assert_eq!(server.holder("fetched").as_deref(), Some("bob"));
+    assert_eq!(server.info_number("rlock_grants_taken_back"), 1);
+}
+
+#[test]
+fn a_session_that_comes_back_within_its_grace_keeps_its_holds_and_its_news() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut life = server.connect();
+    life.run("RLOCK.EVENTS s GRACE 1000").events();
+    for name in ["k", "broken-before", "broken-after"] {
+        conn.take_for(name, "bob", "s");
+    }
+    conn.run("RLOCK.BREAK broken-before");
+    let id = life.id();
+    life.close();
+    until("the connection is gone", || {
+        server.run(format!("CLIENT LIST ID {id}")).text().is_empty()
+    });
+    conn.run("RLOCK.BREAK broken-after");
+
+    let mut again = server.connect();
+    let told = again.run("RLOCK.EVENTS s GRACE 1000").events();
+    let expected = ["broken-before", "broken-after"];
+    let expected = expected.map(|name| (format!("lost {name} bob"), "broken".into()));
+    assert_eq!(told, expected);
+    // Another session, whose grace begins later and is as long, serves as the clock.
+    let mut clock = server.connect();
+    clock.run("RLOCK.EVENTS clock GRACE 1000").events();
+    clock.take_for("ticking", "dave", "clock");
+    clock.close();
+    until("a grace has passed", || server.holder("ticking").is_none());
+    assert_eq!(server.holder("k").as_deref(), Some("bob"));
+    // And it is as good as new.
+    conn.queue("k", "carol", "s");
+    conn.let_go("k", "bob");
+    again.run("RLOCK.EVENTS s").granted("k", "carol");
+    again.close();
+    until("the hold went with it", || server.holder("k").is_none());
+}
+
+#[test]
+fn a_connection_that_was_no_life_line_ends_nothing() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut life = server.life_line("s");
+    conn.take_for("k", "bob", "s");
+    conn.queue("k", "carol", "s");
+    conn.close();
+    life.settle();
+    assert_eq!(server.holder("k").as_deref(), Some("bob"));
+    assert_eq!(server.line("k"), ["carol"]);
+    life.let_go("k", "bob");
+    life.run("RLOCK.EVENTS s").granted("k", "carol");
+}
+
+/// The life-line is killed in the turn of the grant, by a command right behind the release.
+#[test]
+fn a_grant_to_a_session_killed_in_the_same_turn_goes_to_the_next() {
+    for transaction in [false, true] {
+        for listening in [false, true] {
+            let server = Server::start();
+            let mut alice = server.connect();
+            let grace = format!("GRACE {ONE_DAY}");
+            let (mut life, id) = if listening {
+                listener(&server, &grace)
+            } else {
+                let mut life = life_with_a_long_grace(&server);
+                let id = life.id();
+                (life, id)
+            };
+            alice.take("k", "alice");
+            alice.queue("k", "bob", "s");
+            let mut carol = server.wait_in_line("k", "carol");
+            let (release, kill) = ("RLOCK.RELEASE k alice", format!("CLIENT KILL ID {id}"));
+            if transaction {
+                alice.pipeline(&["MULTI", release, &kill, "EXEC"]);
+            } else {
+                alice.pipeline(&[release, &kill]);
+            }
+            life.read_to_end();
+            assert_eq!(carol.read().held().0, 1);
+            assert_eq!(server.holder("k").as_deref(), Some("carol"));
+        }
+    }
+}
+
+/// The life-line's socket is closed and the release arrives while the server does not run: it finds
+/// both in one turn, in either order.
+#[test]
+fn a_life_line_closed_in_the_turn_of_the_grant_keeps_nothing() {
+    for release_first in [false, true] {
+        for listening in [false, true] {
+            let server = Server::start();
+            let mut alice = server.connect();
+            let mut life = life_with_a_long_grace(&server);
+            if listening {
+                life.send(format!("RLOCK.EVENTS s BLOCK 0 GRACE {ONE_DAY}"));
+                life.expect_nothing_yet();
+            }
+            alice.take("k", "alice");
+            alice.queue("k", "bob", "s");
+            let mut carol = server.wait_in_line("k", "carol");
+            server.freeze();
+            if release_first {
+                alice.send("RLOCK.RELEASE k alice");
+                life.close();
+            } else {
+                life.close();
+                alice.send("RLOCK.RELEASE k alice");
+            }
+            server.thaw();
+            assert_eq!(alice.read(), 0);
+            carol.read().held();
+            assert_eq!(server.holder("k").as_deref(), Some("carol"));
+        }
+    }
+}
+
+#[test]
+fn a_grant_that_its_owner_knows_of_by_another_way_is_kept() {
+    for confirm in ["RLOCK.RENEW k bob 30000", "RLOCK.ACQUIRE k bob 30000 ONCE"] {
+        let server = Server::start();
+        let mut alice = server.connect();
+        let life = life_with_a_long_grace(&server);
+        alice.take("k", "alice");
+        alice.queue("k", "bob", "s");
+        let mut carol = server.wait_in_line("k", "carol");
+        alice.let_go("k", "alice");
+        let reply = alice.run(confirm);
+        assert!(reply == 1 || reply.held().0 == 1, "{confirm}: {reply:?}");
+        life.close();
+        carol.expect_nothing_yet();
+        assert_eq!(server.holder("k").as_deref(), Some("bob"), "{confirm}");
+        assert_eq!(alice.let_go("k", "bob"), 0);
+        carol.read().held();
+    }
+}
+
+#[test]
+fn a_granted_lock_can_be_released_before_its_event_is_fetched() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    let life = server.life_line("s");
+    alice.take("k", "alice");
+    alice.queue("k", "bob", "s");
+    alice.let_go("k", "alice");
+    assert_eq!(alice.let_go("k", "bob"), 0);
+    let token = alice.take("k", "bob"); // without the session
+    life.close();
+    alice.settle();
+    let info = server.run("RLOCK.INFO k");
+    assert_eq!(
+        (info.get("owner"), info.get("token")),
+        (&"bob".into(), &token.into())
+    );
+}
+
+#[test]
+fn thousands_of_waiters_and_holds_go_with_their_session() {
+    const EACH: usize = 10_000;
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut alice = server.connect();
+    let life = server.life_line("s");
+    alice.take("k", "alice");
+    let wait = |i| format!("RLOCK.ACQUIRE k waiter{i} 30000 QUEUE 60000 SESSION s");
+    let take = |i| format!("RLOCK.ACQUIRE held{i} bob 30000 SESSION s");
+    for from in (0..EACH).step_by(1000) {
+        let waits: Vec<_> = (from..from + 1000).map(wait).collect();
+        conn.pipeline(&waits).iter().for_each(|reply| {
+            reply.queued();
+        });
+        let takes: Vec<_> = (from..from + 1000).map(take).collect();
+        conn.pipeline(&takes).iter().for_each(|reply| {
+            reply.held();
+        });
+    }
+    assert_eq!(server.info_number("rlock_waiters"), 10_000);
+    let mut carol = server.wait_in_line("held9999", "carol");
+    life.close();
+    carol.read().held();
+    until("all the others are free", || alice.run("DBSIZE") == 2);
+    assert_eq!(server.info_number("rlock_waiters"), 0);
+    assert_eq!(server.info_number("rlock_sessions"), 0);
+    assert_eq!(alice.let_go("k", "alice"), 0);
+    assert_eq!(server.holder("k"), None);
+}
+
+#[test]
+fn nothing_is_released_while_clients_are_paused() {
+    let server = Server::builder()
+        .config("repl-ping-replica-period 3600")
+        .start();
+    let _feed = Feed::of(&server); // without a replica the offset would not count
+    let mut conn = server.connect();
+    let life = server.life_line("s");
+    conn.take_for("k", "bob", "s");
+    conn.take("granted", "alice");
+    conn.queue("granted", "bob", "s");
+    conn.let_go("granted", "alice");
+    let mut carol = server.wait_in_line("k", "carol");
+    let mut dave = server.wait_in_line("granted", "dave");
+    let begun = Instant::now();
+    conn.run("CLIENT PAUSE 300 WRITE");
+    let offset = server.info_number("master_repl_offset");
+    life.close();
+    until("the session is over", || {
+        server.info_number("rlock_sessions") == 0
+    });
+    carol.settle();
+    let (early, moved) = (
+        carol.read_now(),
+        server.info_number("master_repl_offset") - offset,
+    );
+    if begun.elapsed() < Duration::from_millis(290) {
+        assert_eq!((early.clone(), moved), (None, 0));
+    }
+    early.unwrap_or_else(|| carol.read()).held();
+    dave.read().held();
+    let took = begun.elapsed();
+    assert!(took >= Duration::from_millis(290), "{took:?}");
+}
+
+#[test]
+fn a_queued_wait_that_ends_during_a_pause_is_told() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let (mut listener, _) = listener(&server, "");
+    conn.take("k", "alice");
+    conn.run("RLOCK.ACQUIRE k bob 30000 QUEUE 50 SESSION s")
+        .queued();
+    conn.run("CLIENT PAUSE 300 WRITE");
+    assert_eq!(listener.read().event().0, "timeout k bob");
+}
+
+// --- Taking over --------------------------------------------------------------------------------
+
+#[test]
+fn a_second_connection_takes_the_session_over() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let (mut first, _) = listener(&server, "");
+    conn.take_for("held", "dave", "s");
+    conn.take("k", "alice");
+    conn.queue("k", "bob", "s");
+    let mut second = server.life_line("s");
+    let error = first.read_promptly().error();
+    assert!(error.starts_with("TAKENOVER "), "{error}");
+    assert_eq!(first.run("PING"), "PONG");
+    let second_id = second.id();
+    let in_line = server.run("RLOCK.INFO k");
+    assert_eq!(in_line.get("queue").array()[0].get("client-id"), &second_id);
+
+    // The end of the first means nothing any more.
+    first.close();
+    conn.settle();
+    assert_eq!(server.holder("held").as_deref(), Some("dave"));
+    assert_eq!(server.line("k"), ["bob"]);
+    conn.let_go("k", "alice");
+    second.run("RLOCK.EVENTS s").granted("k", "bob");
+    second.close();
+    until("all went with the second", || conn.run("DBSIZE") == 0);
+}
+
+#[test]
+fn a_second_connection_gets_what_the_first_has_not_fetched() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let first = server.life_line("s");
+    conn.take("k", "alice");
+    conn.queue("k", "bob", "s");
+    conn.let_go("k", "alice");
+    let mut second = server.connect();
+    second.run("RLOCK.EVENTS s").granted("k", "bob");
+    first.close();
+    conn.settle();
+    assert_eq!(server.holder("k").as_deref(), Some("bob"));
+    no_events(&mut second);
+
+    // Back and forth: whoever called last has it.
+    let mut third = server.connect();
+    no_events(&mut third);
+    no_events(&mut second);
+    third.close();
+    conn.settle();
+    assert_eq!(server.holder("k").as_deref(), Some("bob"));
+    second.close();
+    until("the hold is gone", || server.holder("k").is_none());
+}
+
+/// The first listener is woken for an event and has not yet replied when the session is another's.
+#[test]
+fn a_take_over_in_the_turn_of_an_event_gets_it() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let (mut first, _) = listener(&server, "");
+    conn.take("k", "alice");
+    conn.queue("k", "bob", "s");
+    let replies = conn.pipeline(&["RLOCK.RELEASE k alice", "RLOCK.EVENTS s"]);
+    replies[1].granted("k", "bob");
+    let error = first.read().error();
+    assert!(error.starts_with("TAKENOVER "), "{error}");
+    first.close();
+    conn.settle();
+    assert_eq!(server.holder("k").as_deref(), Some("bob"));
+    no_events(&mut conn);
+}
+
+#[test]
+fn renew_takes_a_hold_along_to_another_session() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let first = server.life_line("s");
+    let second = server.life_line("t");
+    let token = conn.take("k", "bob"); // nobody's yet
+    conn.take_for("l", "bob", "s");
+    assert_eq!(conn.run("RLOCK.RENEW k bob 30000 SESSION s"), 1);
+    let renew = format!("RLOCK.RENEW k bob 30000 TOKEN {} SESSION t", token - 1);
+    assert_eq!(conn.run(renew), 0, "not that hold: it stays where it is");
+    assert_eq!(conn.run("RLOCK.RENEW l bob 30000 SESSION t"), 1);
+    assert_eq!(conn.run("RLOCK.RENEW l bob 30000"), 1, "it stays with t");
+    first.close();
+    until("k went with s", || server.holder("k").is_none());
+    conn.settle();
+    assert_eq!(server.holder("l").as_deref(), Some("bob"));
+    second.close();
+    until("l went with t", || server.holder("l").is_none());
+}
+
+#[test]
+fn a_reentry_for_another_session_moves_the_hold() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let first = server.life_line("s");
+    let mut second = server.life_line("t");
+    conn.take_for("k", "bob", "s");
+    conn.run("RLOCK.ACQUIRE k bob 30000 SESSION t").held();
+    first.close();
+    conn.settle();
+    assert_eq!(server.run("HGET k bob"), "2");
+    conn.run("RLOCK.BREAK k");
+    let told = second.run("RLOCK.EVENTS t").event();
+    assert_eq!(told, ("lost k bob".to_owned(), "broken".into()));
+}
+
+#[test]
+fn a_scripts_hold_belongs_to_the_session_with_which_it_is_entered_again() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let life = server.life_line("s");
+    conn.pipeline(&["HSET k bob 1", "PEXPIRE k 30000"]);
+    assert_eq!(conn.run("RLOCK.ACQUIRE k bob 30000 SESSION s").held().0, 2);
+    life.close();
+    until("the hold is gone", || server.holder("k").is_none());
+}
+
+#[test]
+fn once_moves_a_place_from_blocked_to_queued_and_back() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut life = server.life_line("s");
+    conn.take("k", "alice");
+    let mut blocked = server.wait_in_line("k", "bob");
+    assert_eq!(conn.queue("k", "carol", "s"), 2);
+    let queue_once = "RLOCK.ACQUIRE k bob 90000 QUEUE 0 SESSION s ONCE";
+    assert_eq!(conn.run(queue_once).queued(), 1, "the place is kept");
+    assert!(blocked.read().refused() > 20_000, "the old one is told");
+    no_events(&mut life);
+    assert_eq!(
+        conn.run(queue_once).queued(),
+        1,
+        "the same session: no news"
+    );
+    no_events(&mut life);
+
+    let mut blocked = server.blocked_in("RLOCK.ACQUIRE k bob 60000 BLOCK 0 ONCE");
+    let (event, ttl) = life.run("RLOCK.EVENTS s").event();
+    assert_eq!(event, "timeout k bob");
+    assert!(ttl.int() > 20_000);
+    assert_eq!(server.line("k"), ["bob", "carol"]);
+    conn.let_go("k", "alice");
+    blocked.read().held();
+    let lease = conn.run("PTTL k").int();
+    assert!((50_000..=60_000).contains(&lease), "{lease}");
+    // Its wait is no session's any more, and neither is its hold.
+    life.close();
+    conn.settle();
+    assert_eq!(server.holder("k").as_deref(), Some("bob"));
+    assert!(server.line("k").is_empty());
+}
+
+#[test]
+fn once_moves_a_place_from_one_session_to_another() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut first = server.life_line("s");
+    let mut second = server.life_line("t");
+    conn.take("k", "alice");
+    conn.queue("k", "bob", "s");
+    let once = "RLOCK.ACQUIRE k bob 30000 QUEUE 0 SESSION t ONCE";
+    assert_eq!(conn.run(once).queued(), 1);
+    assert_eq!(first.run("RLOCK.EVENTS s").event().0, "timeout k bob");
+    first.close();
+    conn.settle();
+    assert_eq!(server.line("k"), ["bob"]);
+    conn.let_go("k", "alice");
+    second.run("RLOCK.EVENTS t").granted("k", "bob");
+}
+
+// --- Blocked, and a session's -------------------------------------------------------------------
+
+#[test]
+fn a_hold_waited_for_on_a_blocked_connection_can_be_a_sessions() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    let mut life = server.life_line("s");
+    alice.take("k", "alice");
+    let mut bob = server.blocked_in("RLOCK.ACQUIRE k bob 30000 BLOCK 0 SESSION s");
+    alice.let_go("k", "alice");
+    bob.read().held();
+    bob.close();
+    no_events(&mut life); // the reply was the news
+    assert_eq!(server.holder("k").as_deref(), Some("bob"));
+    life.close();
+    until("the hold went with the session", || {
+        server.holder("k").is_none()
+    });
+}
+
+#[test]
+fn a_blocked_wait_ends_with_its_session_and_with_its_connection() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    let life = life_with_a_long_grace(&server);
+    alice.take("k", "alice");
+    let wait = |owner| format!("RLOCK.ACQUIRE k {owner} 30000 BLOCK 0 SESSION s");
+    let gone = server.blocked_in(&wait("gone"));
+    let mut bob = server.blocked_in(&wait("bob"));
+    let mut carol = server.wait_in_line("k", "carol");
+    gone.close();
+    until("one has left", || server.line("k") == ["bob", "carol"]);
+    life.close();
+    let error = bob.read().error();
+    assert!(error.starts_with("NOSESSION "), "{error}");
+    assert_eq!(server.line("k"), ["carol"]);
+    alice.let_go("k", "alice");
+    carol.read().held();
+}
+
+#[test]
+fn a_connection_can_be_a_life_line_and_wait_in_line_itself() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    let mut life = life_with_a_long_grace(&server);
+    let id = life.id();
+    alice.take("k", "alice");
+    life.send("RLOCK.ACQUIRE k bob 30000 BLOCK 0 SESSION s");
+    life.expect_nothing_yet();
+    alice.let_go("k", "alice");
+    life.read().held();
+    alice.take("l", "alice");
+    life.send("RLOCK.ACQUIRE l bob 30000 BLOCK 0 SESSION s");
+    life.expect_nothing_yet();
+    let mut carol = server.wait_in_line("l", "carol");
+    // It is granted, and killed in the same turn.
+    alice.pipeline(&["RLOCK.RELEASE l alice", &format!("CLIENT KILL ID {id}")]);
+    carol.read().held();
+    assert_eq!(
+        server.holder("k").as_deref(),
+        Some("bob"),
+        "within the grace"
+    );
+}
+
+#[test]
+fn a_sessions_blocked_waiter_killed_in_the_turn_of_its_grant_has_lost_nothing() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    let mut life = server.life_line("s");
+    alice.take("k", "alice");
+    let mut bob = server.connect();
+    let id = bob.id();
+    bob.send("RLOCK.ACQUIRE k bob 30000 BLOCK 0 SESSION s");
+    bob.expect_nothing_yet();
+    let mut carol = server.wait_in_line("k", "carol");
+    alice.pipeline(&["RLOCK.RELEASE k alice", &format!("CLIENT KILL ID {id}")]);
+    carol.read().held();
+    no_events(&mut life);
+    assert_eq!(server.info_number("rlock_session_holds"), 0);
+}
+
+// --- What replicas and the disk see -------------------------------------------------------------
+
+#[test]
+fn a_hand_over_by_the_end_of_a_session_is_one_transaction() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let life = server.life_line("s");
+    conn.take_for("k", "bob", "s");
+    let mut carol = server.wait_in_line("k", "carol");
+    let mut feed = Feed::of(&server);
+    life.close();
+    let (_, token) = carol.read().held();
+    let end = end_of(&mut conn, "k");
+    assert_one_hand_over(&feed.news(), &grant("k", "carol", 1, token, end));
+}
+
+#[test]
+fn a_hand_over_of_an_unfetched_grant_is_one_transaction() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let life = life_with_a_long_grace(&server);
+    conn.take("k", "alice");
+    conn.queue("k", "bob", "s");
+    let mut carol = server.wait_in_line("k", "carol");
+    conn.let_go("k", "alice");
+    let mut feed = Feed::of(&server);
+    life.close();
+    let (_, token) = carol.read().held();
+    let end = end_of(&mut conn, "k");
+    assert_one_hand_over(&feed.news(), &grant("k", "carol", 1, token, end));
+}
+
+#[test]
+fn the_end_of_a_session_with_nobody_in_line_is_what_a_last_release_is() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let life = server.life_line("s");
+    conn.take_for("k", "bob", "s");
+    conn.run("RLOCK.ACQUIRE k bob 30000").held();
+    let mut feed = Feed::of(&server);
+    life.close();
+    until("the hold is gone", || server.holder("k").is_none());
+    let expected = transaction(["DEL k".to_owned(), unlock_message("k")]);
+    assert_eq!(feed.news(), expected);
+}
+
+#[test]
+fn several_holds_that_end_together_are_whole_on_the_disk() {
+    let server = Server::builder()
+        .config("appendonly yes")
+        .config("appendfsync always")
+        .start();
+    let mut conn = server.connect();
+    let life = server.life_line("s");
+    let names = ["k0", "k1", "k2"];
+    let mut waiting = Vec::new();
+    for name in names {
+        conn.take_for(name, "bob", "s");
+        waiting.push(server.wait_in_line(name, "carol"));
+    }
+    let before = aof(&server).len();
+    life.close();
+    let tokens: Vec<_> = waiting
+        .iter_mut()
+        .map(|conn| conn.read().held().1)
+        .collect();
+    let written = aof(&server).split_off(before);
+    // In one transaction or several, but each hand-over within one.
+    let mut open = false;
+    let mut free = Vec::new();
+    for command in &written {
+        match command.as_str() {
+            "MULTI" => open = true,
+            "EXEC" => {
+                assert!(free.is_empty(), "{free:?} is free in between: {written:?}");
+                open = false;
+            }
+            other => {
+                assert!(open, "{other} stands alone: {written:?}");
+                let name = other.split(' ').nth(1).unwrap();
+                if other.starts_with("DEL") {
+                    free.push(name);
+                } else {
+                    free.retain(|other| *other != name);
+                }
+            }
+        }
+    }
+    for (name, token) in names.into_iter().zip(tokens) {
+        let [hold, end] = grant(name, "carol", 1, token, end_of(&mut conn, name));
+        assert!(
+            written.contains(&hold) && written.contains(&end),
+            "{written:?}"
+        );
+    }
+}
+
+#[test]
+fn sessions_and_waits_themselves_are_not_replicated() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.take("k", "alice");
+    let mut feed = Feed::of(&server);
+    let mut life = server.life_line("s");
+    conn.queue("k", "bob", "s");
+    conn.run("RLOCK.ACQUIRE k carol 1000 QUEUE 1 SESSION s")
+        .queued();
+    assert_eq!(next_events(&mut life)[0].0, "timeout k carol");
+    conn.run("RLOCK.ACQUIRE k bob 1000 QUEUE 0 SESSION s ONCE")
+        .queued();
+    life.close();
+    until("the session is over", || {
+        server.info_number("rlock_sessions") == 0
+    });
+    assert_eq!(feed.news(), Vec::<String>::new());
+}
+
+#[test]
+fn a_restart_leaves_holds_without_a_session() {
+    let mut server = Server::builder().config("appendonly yes").start();
+    let mut life = server.life_line("s");
+    life.take_for("k", "bob", "s");
+    server.kill();
+    server.restart();
+    assert_eq!(server.info_number("rlock_sessions"), 0);
+    let mut conn = server.connect();
+    let error = conn.run("RLOCK.RENEW k bob 30000 SESSION s").error();
+    assert!(error.starts_with("NOSESSION "), "{error}");
+    let life = server.life_line("s");
+    assert_eq!(conn.run("RLOCK.RENEW k bob 30000 SESSION s"), 1);
+    life.close();
+    until("the hold went with the session", || {
+        server.holder("k").is_none()
+    });
+}
+
+// --- Everything at once -------------------------------------------------------------------------
+
+/// Eight clients wait for events and work, while somebody kills whoever waits. Who is killed then
+/// does not know whether it holds the lock, and gives back what it may have.
+#[test]
+fn nobody_works_beside_somebody_else_whatever_life_line_is_killed() {
+    const CLIENTS: usize = 8;
+    const ROUNDS: usize = 60;
+    let server = Server::start();
+    let tokens = Mutex::new(Vec::new());
+    let (working, killed) = (AtomicUsize::new(CLIENTS), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        for number in 0..CLIENTS {
+            let (server, tokens, working) = (&server, &tokens, &working);
+            scope.spawn(move || {
+                let _one_less = OneLess(working);
+                (0..ROUNDS).for_each(|_| queue_and_work(server, number, tokens));
+            });
+        }
+        let mut assassin = server.connect();
+        while working.load(Ordering::Relaxed) > 0 {
+            let clients = assassin.run("CLIENT LIST TYPE normal").text();
+            let waiting = clients.lines().rfind(|line| line.contains("flags=b"));
+            let victim = waiting.and_then(|line| line.split(['=', ' ']).nth(1));
+            // It may be gone by now, and then nobody is killed.
+            let was_there =
+                victim.is_some_and(|id| !assassin.run(format!("CLIENT KILL ID {id}")).is_error());
+            killed.fetch_add(usize::from(was_there), Ordering::Relaxed);
+        }
+    });
+    let tokens = tokens.into_inner().unwrap();
+    assert!(killed.into_inner() > 0, "nobody was killed");
+    assert!(
+        tokens.len() > CLIENTS * ROUNDS / 10,
+        "some were left alive: {}",
+        tokens.len()
+    );
+    assert!(
+        tokens.is_sorted_by(|one, next| one < next),
+        "tokens grow from grant to grant"
+    );
+    until("the lock is free", || server.holder("k").is_none());
+    assert!(server.line("k").is_empty());
+    assert_eq!(server.run("GET inside"), "0");
+}
+
+/// One round of a client. Its life-line may be killed at any moment; what it holds by then stays
+/// for a day, so it may go on working.
+fn queue_and_work(server: &Server, number: usize, tokens: &Mutex<Vec<i64>>) {
+    let mut work = server.connect();
+    let mut life = server.connect();
+    let events = format!("RLOCK.EVENTS s{number} GRACE {ONE_DAY}");
+    // What is told here is of a round before.
+    if life.try_run(&events).is_ok() {
+        let options = format!("QUEUE {} SESSION s{number}", 20 + number);
+        let acquire = format!("RLOCK.ACQUIRE k owner-{number} 60000 {options}");
+        let reply = work.run(acquire);
+        let token = match &reply {
+            Reply::Error(_) => None, // killed already
+            reply if reply.ints()[0] > 0 => Some(reply.ints()[1]),
+            _ => heard_of_grant(&mut life, &events),
+        };
+        if let Some(token) = token {
+            assert_eq!(work.run("INCR inside"), 1, "somebody else is inside");
+            tokens.lock().unwrap().push(token);
+            assert_eq!(work.run("DECR inside"), 0);
+        }
+    }
+    work.run(format!("RLOCK.RELEASE k owner-{number}"));
+}
+
+fn heard_of_grant(life: &mut Conn, events: &str) -> Option<i64> {
+    let told = life.try_run(&format!("{events} BLOCK 0")).ok()?;
+    let (event, value) = told.event();
+    event.starts_with("granted ").then(|| value.int())
+}
+
+// --- A process that is killed -------------------------------------------------------------------
+
+/// A process that holds `name` for a session of the same name, by this call of EVENTS.
+fn victim(server: &Server, name: &str, events: &str) -> Child {
+    let child = Command::new(env!("CARGO_BIN_EXE_victim"))
+        .arg(server.address().to_string())
+        .arg(format!("RLOCK.EVENTS {name}"))
+        .arg(format!("RLOCK.ACQUIRE {name} victim 30000 SESSION {name}"))
+        .arg(format!("RLOCK.EVENTS {name} {events}"))
+        .spawn()
+        .expect("a process");
+    until("the victim holds the lock", || {
+        server.holder(name).is_some()
+    });
+    child
+}
+
+/// How long after the process was killed the next in line has the lock.
+fn delay_after_kill(server: &Server, round: usize) -> Duration {
+    let name = format!("k{round}");
+    let events = if round.is_multiple_of(2) {
+        "BLOCK 0"
+    } else {
+        "GRACE 0"
+    };
+    let mut victim = victim(server, &name, events);
+    let mut next = server.wait_in_line(&name, "next");
+    let begun = Instant::now();
+    victim.kill().expect("our child"); // SIGKILL
+    next.read().held();
+    let took = begun.elapsed();
+    victim.wait().expect("our child");
+    took
+}
+
+#[test]
+fn the_lock_of_a_killed_process_is_handed_over_within_fifty_milliseconds() {
+    let server = Server::start();
+    let delays: Vec<_> = (0..5).map(|i| delay_after_kill(&server, i)).collect();
+    let (best, worst) = (delays.iter().min().unwrap(), delays.iter().max().unwrap());
+    assert!(*best < patience(Duration::from_millis(50)), "{delays:?}");
+    assert!(*worst < patience(Duration::from_secs(1)), "{delays:?}");
+}
