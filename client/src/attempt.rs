@@ -169,12 +169,11 @@ type Answered = (Acquired, (Instant, Arc<Attachment>));
 async fn once(request: &Request, claim: &Claim, asked: Option<Asked>) -> Result<Answered, Error> {
     let core = &request.core;
     let patience = core.connector.response_timeout();
-    let asked = match asked {
-        Some(asked) => asked,
-        None => {
-            let attachment = core.session.attachment_within(patience, None).await?;
-            request.ask(claim, Queue::No, attachment)
-        }
+    let asked = if let Some(asked) = asked {
+        asked
+    } else {
+        let attachment = core.session.attachment_within(patience, None).await?;
+        request.ask(claim, Queue::No, attachment)
     };
     let Asked { attachment, answer } = asked;
     let error = match answer.await {

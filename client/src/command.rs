@@ -199,33 +199,54 @@ fn read_events(reply: &Value) -> Option<Vec<Event>> {
     let Value::Array(events) = reply else {
         return None;
     };
-    // A kind that a later server may add is nothing to us.
-    let read: Option<Vec<_>> = events.iter().map(read_event).collect();
-    read.map(|events| events.into_iter().flatten().collect())
+    let mut read = Vec::with_capacity(events.len());
+    for event in events {
+        let Value::Array(parts) = event else {
+            return None;
+        };
+        let [kind, name, owner, value] = parts.as_slice() else {
+            return None;
+        };
+        let (name, owner) = (bytes(name)?.to_vec(), bytes(owner)?.to_vec());
+        // A kind that a later server may add is nothing to us.
+        if let Some(read_news) = reader_of(bytes(kind)?) {
+            let news = read_news(value)?;
+            read.push(Event { name, owner, news });
+        }
+    }
+    Some(read)
 }
 
-/// `Some(None)`: well formed, but of a kind unknown here.
-fn read_event(event: &Value) -> Option<Option<Event>> {
-    let Value::Array(parts) = event else {
+fn reader_of(kind: &[u8]) -> Option<fn(&Value) -> Option<News>> {
+    match kind {
+        b"granted" => Some(read_granted),
+        b"timeout" => Some(read_timeout),
+        b"lost" => Some(read_lost),
+        b"error" => Some(read_error),
+        _ => None,
+    }
+}
+
+fn read_granted(value: &Value) -> Option<News> {
+    let token = read_count(value)?;
+    Some(News::Granted { token })
+}
+
+fn read_timeout(value: &Value) -> Option<News> {
+    let Value::Int(ttl_ms) = value else {
         return None;
     };
-    let [kind, name, owner, value] = parts.as_slice() else {
-        return None;
-    };
-    let (name, owner) = (bytes(name)?.to_vec(), bytes(owner)?.to_vec());
-    let news = match (bytes(kind)?, value) {
-        (b"granted", Value::Int(token)) => News::Granted {
-            token: u64::try_from(*token).ok()?,
-        },
-        (b"timeout", Value::Int(ttl_ms)) => News::TimedOut {
-            lease_left: time_left(*ttl_ms),
-        },
-        (b"lost", reason) => News::Lost(LostReason::from_server(bytes(reason)?)),
-        (b"error", text) => News::Failed(Error::from_text(&String::from_utf8_lossy(bytes(text)?))),
-        (b"granted" | b"timeout", _) => return None,
-        _ => return Some(None),
-    };
-    Some(Some(Event { name, owner, news }))
+    let lease_left = time_left(*ttl_ms);
+    Some(News::TimedOut { lease_left })
+}
+
+fn read_lost(value: &Value) -> Option<News> {
+    bytes(value).map(|reason| News::Lost(LostReason::from_server(reason)))
+}
+
+fn read_error(value: &Value) -> Option<News> {
+    let text = String::from_utf8_lossy(bytes(value)?);
+    Some(News::Failed(Error::from_text(&text)))
 }
 
 fn bytes(value: &Value) -> Option<&[u8]> {

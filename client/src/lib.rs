@@ -25,6 +25,9 @@ pub use hold::LostReason;
 mod error;
 pub use error::{Error, ErrorKind};
 
+#[cfg(feature = "blocking")]
+pub mod blocking;
+
 // Behind the scenes, in the order in which a call of `lock()` passes through.
 mod attempt;
 mod wait;
