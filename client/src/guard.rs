@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::hold::{Grant, Hold, LostReason, Renewal};
 use crate::owner::{Claim, Owner};
 use crate::release;
+use crate::session::Attachment;
 
 /// A lock that is held; made by [`Lock::lock`](crate::Lock::lock) and its siblings.
 ///
@@ -148,17 +149,36 @@ impl Guard {
         if let Some(reason) = self.hold.lost() {
             return Err(Error::lost(reason));
         }
+        let (held, renewal) = match self.ask_to_renew().await {
+            Err((error, known)) if error.is_no_session() => {
+                let patience = self.core.connector.response_timeout();
+                let session = &self.core.session;
+                let next = session.attachment_within(patience, known.as_ref());
+                next.await?;
+                self.ask_to_renew().await.map_err(|(error, _)| error)?
+            }
+            answer => answer.map_err(|(error, _)| error)?,
+        };
+        self.hold.renewed(held, &renewal).map_err(Error::lost)
+    }
+
+    /// On failure with what the session was attached by when this was sent.
+    async fn ask_to_renew(&self) -> Result<(bool, Renewal), (Error, Option<Arc<Attachment>>)> {
         let session = &self.core.session;
         let attachment = session.attachment();
         let lease = self.hold.lease_anew(Instant::now());
         let renewal = self.hold.renewal(lease, &session.name);
-        let (held, sent) = self.core.driver.send_harmless(renewal).await?;
-        let renewal = Renewal {
-            sent,
-            lease,
-            attachment,
-        };
-        self.hold.renewed(held, &renewal).map_err(Error::lost)
+        match self.core.driver.send_harmless(renewal).await {
+            Err(error) => Err((error, attachment)),
+            Ok((held, sent)) => {
+                let renewal = Renewal {
+                    sent,
+                    lease,
+                    attachment,
+                };
+                Ok((held, renewal))
+            }
+        }
     }
 
     /// Gives the lock back and waits for the server's word. One round trip. Of several guards of
