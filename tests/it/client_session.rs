@@ -1,5 +1,7 @@
 //! The client's session: two connections, whatever it holds and waits for; nothing left behind.
 
+#![allow(clippy::print_stdout, reason = "a figure for the documents")]
+
 use std::env;
 use std::fs;
 use std::sync::Mutex;
@@ -354,6 +356,9 @@ impl tracing::Subscriber for Spans {
 fn waits_holds_renewals_and_releases_are_spans() {
     let server = Server::start();
     let spans = Spans::default();
+    // With a single subscriber `tracing` asks that of the thread which comes first to a span, and
+    // other tests run on threads that have none.
+    let _second = tracing::Dispatch::new(Spans::default());
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
