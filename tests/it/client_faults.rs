@@ -172,6 +172,15 @@ async fn cut_one_direction(cut: impl Fn(&Proxy)) {
     let wait = client.lock("k");
     let waiting = tokio::spawn(async move { wait.lock().await });
     until("it is in line", || server.line("k").len() == 1);
+    // And has been told so, for replies come in order.
+    client
+        .lock("other")
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
     cut(&proxy);
     tokio::time::sleep(GRACE).await;
     assert!(guard.is_lost(), "the server may do as it likes from now on");
