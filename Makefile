@@ -17,9 +17,9 @@ run: ## Build the module and start a server with it on 127.0.0.1:6379, or PORT=
 test: install ## Run every test; RLOCK_SERVER= names another server
 	cargo test --workspace
 
-soak: install ## The heavy tests: 10,000 locks dropped while pending, 100,000 taken and dropped
-	RLOCK_DROPS=10000 cargo test --release -p rlock-tests --test it client_session:: -- \
-		--include-ignored --nocapture
+soak: install ## The heavy tests, with the figures they print
+	RLOCK_DROPS=100000 cargo test --release -p rlock-tests --test it -- \
+		client_session client_faults --include-ignored --nocapture
 
 check: install ## Formatting, lints, documentation and the core's tests: before each commit
 	cargo fmt --all --check

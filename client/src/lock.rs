@@ -108,8 +108,8 @@ impl Lock {
     /// # Errors
     ///
     /// - Refused, deadlock, module not loaded: the server's answer.
-    /// - Could not ask: the server could not be reached when `lock` was called, or the client has
-    ///   been shut down.
+    /// - Could not ask: the server could not be reached when `lock` was called, the client has been
+    ///   shut down, or another connection has taken over its session.
     /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
     /// - Not acquired: only if somebody else took this owner out of the queue with `RLOCK.CANCEL`.
     ///

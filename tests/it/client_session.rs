@@ -15,7 +15,7 @@ use rlock_tests::{Server, patience, until};
 use tokio::time::{sleep, timeout};
 use tracing::span;
 
-use super::client::{MS, calls, client, connect, soon, url, wait_in_line};
+use super::client::{MS, calls, client, connect, poll_once, soon, url, wait_in_line};
 
 /// The session of a client, by an owner of its own.
 fn session_of(client: &Client) -> String {
@@ -80,11 +80,7 @@ async fn calls_get_in_line_in_the_order_in_which_they_were_made() {
             order.lock().unwrap().push(number);
             guard.unlock().await.unwrap();
         });
-        assert!(
-            super::client::poll_once(pending.as_mut())
-                .await
-                .is_pending()
-        );
+        assert!(poll_once(pending.as_mut()).await.is_pending());
         waiting.push(tokio::spawn(pending));
     }
     guard.unlock().await.unwrap();
@@ -94,9 +90,24 @@ async fn calls_get_in_line_in_the_order_in_which_they_were_made() {
     assert_eq!(*order.lock().unwrap(), (0..50).collect::<Vec<_>>());
 }
 
-/// How many locks are dropped while pending: `RLOCK_DROPS`, 10,000 in `make soak`.
+/// Polls until then, at moments finer than a timer's. Granted or not, it is dropped here.
+async fn is_granted_within<T>(patience: Duration, pending: impl Future<Output = T>) -> bool {
+    let mut pending = Box::pin(pending);
+    let ends = Instant::now() + patience;
+    loop {
+        if poll_once(pending.as_mut()).await.is_ready() {
+            return true;
+        }
+        if Instant::now() >= ends {
+            return false;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// How many locks are dropped while pending: `RLOCK_DROPS`, more in `make soak`.
 fn drops() -> u64 {
-    env::var("RLOCK_DROPS").map_or(1_500, |text| text.parse().unwrap())
+    env::var("RLOCK_DROPS").map_or(10_000, |text| text.parse().unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -123,12 +134,14 @@ async fn locks_dropped_at_random_moments_under_traffic_leave_no_key_and_no_waite
             let (client, granted) = (clients[(i % 2) as usize].clone(), Arc::clone(&granted));
             let mut random = 0x9E37_79B9_7F4A_7C15 + i;
             tokio::spawn(async move {
-                for _ in 0..drops() / 4 {
+                let mut dropped = 0;
+                while dropped < drops() / 4 {
                     let lock = client.lock(format!("k{}", next_random(&mut random) % 2));
-                    let patience = Duration::from_micros(next_random(&mut random) % 3_000);
-                    // In time or not, the guard or the wait is dropped here.
-                    if timeout(patience, lock.lock()).await.is_ok() {
+                    let patience = Duration::from_micros(next_random(&mut random) % 800);
+                    if is_granted_within(patience, lock.lock()).await {
                         granted.fetch_add(1, Ordering::Relaxed);
+                    } else {
+                        dropped += 1;
                     }
                 }
             })
@@ -149,7 +162,11 @@ async fn locks_dropped_at_random_moments_under_traffic_leave_no_key_and_no_waite
     }
     assert_eq!((server.run("DBSIZE").int(), waiters(&server)), (0, 0));
     let granted = granted.load(Ordering::Relaxed);
-    assert!(granted > 0 && granted < drops(), "both happened: {granted}");
+    println!(
+        "{} pending locks and {granted} guards dropped: no key, no waiter",
+        drops()
+    );
+    assert!(granted > 0, "some are dropped as guards");
     assert_eq!(sockets(&server), 4);
 }
 
