@@ -182,7 +182,7 @@ fn resident_kib() -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "heavy: make soak"]
+#[ignore = "heavy, and it must be alone in its process: make soak"]
 async fn a_hundred_thousand_locks_taken_and_dropped_leak_nothing() {
     let server = Server::start();
     let client = client(&server).await;
