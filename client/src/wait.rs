@@ -159,7 +159,10 @@ impl Wait<'_> {
             // ONCE would mistake the hold of another call for ours, so it is not sent; then what
             // may still stand in line must go first. It can only be ours: it is our turn.
             let (name, owner) = (self.claim.name(), self.claim.owner().as_bytes());
-            drop(self.request.core.driver.send(command::cancel(name, owner)));
+            let cancel = self.request.core.driver.send(command::cancel(name, owner));
+            if cancel.await.is_ok_and(|(cancelled, _)| cancelled > 0) {
+                self.take_back().await;
+            }
         }
         let queue = self.request.queue();
         Ok(self.request.ask(&self.claim, queue, attachment))
@@ -293,11 +296,8 @@ impl Wait<'_> {
                 if cancel.await.is_ok() && released.await.is_ok() {
                     return;
                 }
-            } else if let Ok((cancelled, _)) = cancel.await {
-                if cancelled == 0 {
-                    self.take_back().await;
-                }
-                return;
+            } else if cancel.await.is_ok() {
+                return self.take_back().await;
             }
             if started.elapsed() >= WITHDRAW_FOR {
                 return;
@@ -306,7 +306,8 @@ impl Wait<'_> {
         }
     }
 
-    /// The waiter has left the line by itself: gives back what it was granted.
+    /// The waiter has left the line: hears why, and gives back what it was granted. Left unheard,
+    /// the news of this wait would be taken for that of the owner's next one here.
     async fn take_back(&mut self) {
         let patience = self.request.core.connector.response_timeout();
         if let Ok(told) = timeout(patience, self.turn.mailbox.next()).await
