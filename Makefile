@@ -1,7 +1,7 @@
 # The front door. `make` lists what it does; cargo does the work, and CARGO_TARGET_DIR is honoured.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check test-servers memcheck bench install clean
+.PHONY: help run test soak check test-servers memcheck bench install clean
 
 # Tests run in their crate's folder, so a relative path to a server is made absolute here.
 ifneq (,$(findstring /,$(RLOCK_SERVER)))
@@ -16,6 +16,10 @@ run: ## Build the module and start a server with it on 127.0.0.1:6379, or PORT=
 
 test: install ## Run every test; RLOCK_SERVER= names another server
 	cargo test --workspace
+
+soak: install ## The heavy tests, with the figures they print
+	RLOCK_DROPS=100000 cargo test --release -p rlock-tests --test it -- \
+		client_session client_faults --include-ignored --nocapture --test-threads 1
 
 check: install ## Formatting, lints, documentation and the core's tests: before each commit
 	cargo fmt --all --check

@@ -13,17 +13,20 @@ use crate::background::Background;
 use crate::connection::Connector;
 use crate::driver::Driver;
 use crate::error::Error;
+use crate::lifeline::Lifeline;
 use crate::lock::Lock;
 use crate::options::ClientBuilder;
 use crate::owner::Owner;
+use crate::session::Session;
 use crate::watchdog::{self, Watchdog};
 
 /// A connection to one server on which locks are taken. Cheap to clone; clones are the same
 /// client.
 ///
-/// One task owns the connection for commands and reconnects it when it breaks; another, the
-/// watchdog, renews the leases. Both end when the last clone and the last [`Guard`](crate::Guard)
-/// have gone.
+/// However many locks it holds and waits for, it has two connections: one for commands, in order,
+/// and one on which the server tells of grants and losses and learns that this client lives. A task
+/// each owns them and connects again when one breaks; a third, the watchdog, renews the leases.
+/// All end when the last clone and the last [`Guard`](crate::Guard) have gone.
 #[derive(Clone)]
 pub struct Client {
     core: Arc<Core>,
@@ -34,7 +37,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Could not ask: the URL cannot be read, or nobody answers there.
+    /// - Could not ask: the URL cannot be read, or nobody answers there.
+    /// - Module not loaded, refused: the server's answer.
     ///
     /// # Panics
     ///
@@ -74,8 +78,9 @@ impl Client {
     /// leave the queue with an error, and the holds of dropped guards are given back.
     ///
     /// Guards that are still alive stay valid and are renewed until they are dropped; nothing can
-    /// be locked any more. A release that the server does not answer is tried again for as long
-    /// as the lease, so this takes no longer either; put a timeout around it if that is too long.
+    /// be locked any more, which later calls are told as "could not ask". A release that the server
+    /// does not answer is tried again for as long as the lease, so this takes no longer either; put
+    /// a timeout around it if that is too long.
     ///
     /// # Cancel safety
     ///
@@ -101,16 +106,27 @@ impl Client {
         let connector = Connector::new(url, options.reply_within())?;
         let connection = connector.for_commands().await?;
         let driver = Driver::start(&runtime, connector.clone(), connection);
+        let id = Uuid::new_v4().to_string();
+        let session = Session::new(
+            options.session_of(&id),
+            options.grace_to_ask(),
+            driver.clone(),
+        );
+        let lifeline = Lifeline::open(connector.clone(), Arc::clone(&session), driver.clone());
+        let lifeline = runtime.spawn(lifeline.await?.run());
         let watchdog = Arc::new(Watchdog::new(options.interval()));
-        let watching = runtime.spawn(watchdog::run(Arc::clone(&watchdog), driver.clone()));
+        let watching = watchdog::run(Arc::clone(&watchdog), Arc::clone(&session), driver.clone());
+        let watching = runtime.spawn(watching);
         let core = Core {
-            id: Uuid::new_v4().to_string(),
+            id,
             numbers: AtomicU64::new(1),
             lease: options.default_lease(),
+            max_hold: options.longest_hold(),
             connector,
             driver,
+            session,
             watchdog,
-            watching: watching.abort_handle(),
+            tasks: [lifeline.abort_handle(), watching.abort_handle()],
             background: Background::new(runtime),
         };
         Ok(Self {
@@ -132,10 +148,12 @@ pub(crate) struct Core {
     id: String,
     numbers: AtomicU64,
     pub(crate) lease: Duration,
+    pub(crate) max_hold: Option<Duration>,
     pub(crate) connector: Connector,
     pub(crate) driver: Driver,
+    pub(crate) session: Arc<Session>,
     pub(crate) watchdog: Arc<Watchdog>,
-    watching: AbortHandle,
+    tasks: [AbortHandle; 2],
     pub(crate) background: Background,
 }
 
@@ -148,6 +166,8 @@ impl Core {
 impl Drop for Core {
     fn drop(&mut self) {
         // Its driver handle goes with it, and the driver ends with its last handle.
-        self.watching.abort();
+        for task in &self.tasks {
+            task.abort();
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Opening connections: the shared one for commands, and one for a wait.
+//! Opening the two connections: one for commands, one for events.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +11,8 @@ use redis::{
     AsyncConnectionConfig, IntoConnectionInfo, Pipeline, ProtocolVersion, PushInfo, PushKind,
     RedisResult, Value,
 };
+
+use tokio::time::timeout;
 
 use crate::command::Command;
 use crate::error::Error;
@@ -28,7 +30,7 @@ impl Connector {
         let info = url
             .into_connection_info()
             .map_err(Error::could_not_connect)?;
-        // Without it a lock() that waits on a peer which has vanished would wait for ever.
+        // The server, too, learns by it that a peer has vanished, and ends its session.
         let keepalive = TcpKeepalive::new()
             .with_time(KEEPALIVE)
             .with_interval(KEEPALIVE);
@@ -70,9 +72,9 @@ impl Connector {
             .map(|commands| CommandConnection { commands, closed })
     }
 
-    /// Opens a connection for one wait, whose reply may take as long as it likes.
-    pub(crate) async fn for_a_wait(&self) -> Result<WaitConnection, Error> {
-        self.open(self.config(None)).await.map(WaitConnection)
+    /// Opens the connection that is the session's life-line.
+    pub(crate) async fn for_events(&self) -> Result<EventsConnection, Error> {
+        self.open(self.config(None)).await.map(EventsConnection)
     }
 
     fn config(&self, reply_within: Option<Duration>) -> AsyncConnectionConfig {
@@ -111,15 +113,16 @@ impl CommandConnection {
     }
 }
 
-/// A connection that carries one blocking command. Dropping it closes the socket.
-pub(crate) struct WaitConnection(MultiplexedConnection);
+/// The connection that carries RLOCK.EVENTS, one call at a time. Dropping it closes the socket.
+pub(crate) struct EventsConnection(MultiplexedConnection);
 
-impl WaitConnection {
-    /// Sends the command and waits for its reply, without limit.
-    pub(crate) async fn ask<T>(mut self, command: Command<T>) -> Result<T, Error> {
-        let reply = self.0.send_packed_command(&command.cmd).await;
+impl EventsConnection {
+    /// Sends the call and waits for its reply, at most this long.
+    pub(crate) async fn ask<T>(&mut self, call: Command<T>, within: Duration) -> Result<T, Error> {
+        let reply = timeout(within, self.0.send_packed_command(&call.cmd)).await;
+        let reply = reply.map_err(|_| Error::no_reply(None))?;
         let reply: Value = reply.map_err(|broken| Error::no_reply(Some(broken)))?;
-        command.reader.read(&reply)
+        call.reader.read(&reply)
     }
 }
 

@@ -37,6 +37,13 @@ impl Driver {
         Self { requests }
     }
 
+    /// A driver that drives nothing.
+    #[cfg(test)]
+    pub(crate) fn idle() -> Self {
+        let (requests, _) = mpsc::unbounded_channel();
+        Self { requests }
+    }
+
     /// Hands a command over, at once and without waiting: its place in the order is fixed when
     /// this returns. It is carried out even if the answer is dropped.
     pub(crate) fn send<T>(&self, command: Command<T>) -> Answer<T> {

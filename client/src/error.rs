@@ -130,6 +130,21 @@ impl Error {
         )
     }
 
+    /// Whether the server answered a call of EVENTS that another connection has come in its place.
+    pub(crate) fn is_taken_over(&self) -> bool {
+        self.is_refused() && self.detail.starts_with("TAKENOVER")
+    }
+
+    pub(crate) fn taken_over() -> Self {
+        let detail = "another connection has taken over this client's session";
+        Self::new(ErrorKind::CouldNotAsk, detail.into())
+    }
+
+    pub(crate) fn not_attached() -> Self {
+        let detail = "the session's connection is broken";
+        Self::new(ErrorKind::CouldNotAsk, detail.into())
+    }
+
     pub(crate) fn no_runtime() -> Self {
         Self::new(
             ErrorKind::CouldNotAsk,
@@ -156,14 +171,24 @@ impl Error {
     /// An error reply of the server, by its code word.
     pub(crate) fn from_server(reply: &redis::ServerError) -> Self {
         let details = reply.details().unwrap_or_default();
-        let text = format!("{} {details}", reply.code());
-        let kind = match reply.code() {
+        Self::from_text(&format!("{} {details}", reply.code()))
+    }
+
+    /// The text of an error of the server, with its code word in front.
+    pub(crate) fn from_text(text: &str) -> Self {
+        let (code, details) = text.split_once(' ').unwrap_or((text, ""));
+        let kind = match code {
             "DEADLOCK" => ErrorKind::Deadlock,
             "ERR" if details.starts_with("unknown command") => ErrorKind::ModuleNotLoaded,
             code if NOT_READY.contains(&code) => ErrorKind::CouldNotAsk,
             _ => ErrorKind::Refused,
         };
-        Self::new(kind, text.into())
+        Self::new(kind, text.to_owned().into())
+    }
+
+    /// Whether the server has not heard of our session, or not yet heard from it again.
+    pub(crate) fn is_no_session(&self) -> bool {
+        self.is_could_not_ask() && self.detail.starts_with("NOSESSION")
     }
 
     /// Whether sending the command again at once may help: its connection broke under it. After a
@@ -212,7 +237,8 @@ impl std::error::Error for Error {
 }
 
 /// Code words with which a server says that it has not carried the command out and may do so later.
-const NOT_READY: [&str; 7] = [
+const NOT_READY: [&str; 8] = [
+    "NOSESSION",
     "LOADING",
     "BUSY",
     "MASTERDOWN",
@@ -245,6 +271,7 @@ mod tests {
             ("WRONGTYPE", "not a lock", ErrorKind::Refused),
             ("READONLY", "a replica", ErrorKind::Refused),
             ("LOADING", "the dataset", ErrorKind::CouldNotAsk),
+            ("NOSESSION", "nobody listens", ErrorKind::CouldNotAsk),
             ("UNBLOCKED", "master -> replica", ErrorKind::CouldNotAsk),
         ];
         for (code, detail, kind) in cases {

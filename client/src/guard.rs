@@ -8,9 +8,10 @@ use tokio::time::Instant;
 
 use crate::client::Core;
 use crate::error::Error;
-use crate::hold::{Hold, LostReason};
+use crate::hold::{Grant, Hold, LostReason, Renewal};
 use crate::owner::{Claim, Owner};
 use crate::release;
+use crate::session::Attachment;
 
 /// A lock that is held; made by [`Lock::lock`](crate::Lock::lock) and its siblings.
 ///
@@ -19,12 +20,17 @@ use crate::release;
 ///
 /// # What a guard promises
 ///
-/// It says that the lock is held only while the server cannot have ended the lease: counted on
-/// this machine's monotonic clock from the moment in which the last successful command was
-/// *sent*, less a drift of 1 % of the lease and 2 ms for clocks that run at different speeds. When
-/// no renewal comes through, [`is_lost`](Self::is_lost) and [`lost`](Self::lost) say so before
-/// anybody else can get the lock. They hear of a lock that an operator broke or deleted with the
-/// next renewal, at the latest when the lease ends.
+/// It says that the lock is held only while the server cannot have given it away: while the lease
+/// runs, and while the server cannot have taken this client for dead. Both are counted on this
+/// machine's monotonic clock from the moment in which the last successful command was *sent*, less
+/// a drift of a hundredth and 2 ms for clocks that run at different speeds: the lease from the last
+/// renewal, the [grace](crate::ClientBuilder::grace) from the last confirmation of the session.
+/// When neither comes through, [`is_lost`](Self::is_lost) and [`lost`](Self::lost) say so before
+/// anybody else can get the lock. Of a lock that an operator broke or deleted, or whose lease ran
+/// out, the server tells them at once.
+///
+/// With a grace of zero only the lease counts: a guard then hears that the connection broke, and
+/// with it the hold, when the client has connected again.
 ///
 /// A guard cannot stop what has been started: a process may be paused between a look at the guard
 /// and the write that follows, and on most systems the monotonic clock stands still while the
@@ -39,18 +45,24 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// A guard for a hold granted by a command that was sent at `sent`.
-    pub(crate) fn new(core: &Arc<Core>, claim: Claim, token: u64, sent: Instant) -> Self {
-        let granted = Hold::new(&claim, token, sent);
+    pub(crate) fn new(core: &Arc<Core>, claim: Claim, grant: Grant) -> Self {
+        let granted = Hold::new(&core.session, &claim, grant);
         let hold = claim.place().share(Arc::clone(&granted));
-        if Arc::ptr_eq(&hold, &granted) && claim.terms().renewed {
-            core.watchdog.add(&hold);
+        if Arc::ptr_eq(&hold, &granted) {
+            core.session.keep(&hold);
+            if claim.terms().renewed {
+                core.watchdog.add(&hold);
+            }
         }
         Self {
             core: Arc::clone(core),
             hold,
             claim: Some(claim),
         }
+    }
+
+    pub(crate) fn lose(&self, reason: LostReason) {
+        self.hold.lose(reason);
     }
 
     /// The lock's name.
@@ -69,7 +81,8 @@ impl Guard {
         self.hold.token()
     }
 
-    /// How long the lock may still be called held if no renewal comes through; zero once lost.
+    /// How long the lock may still be called held if nothing more is heard from the server; zero
+    /// once lost. With a grace this is never much more than the grace.
     pub fn valid_for(&self) -> Duration {
         self.hold.valid_for()
     }
@@ -104,7 +117,8 @@ impl Guard {
     }
 
     /// Starts the lease anew, for all guards of this hold. One round trip. The watchdog does this
-    /// by itself for locks that were given no lease.
+    /// by itself for locks that were given no lease. Not past
+    /// [`max_hold`](crate::ClientBuilder::max_hold).
     ///
     /// # Cancel safety
     ///
@@ -132,8 +146,39 @@ impl Guard {
     /// # }
     /// ```
     pub async fn renew(&self) -> Result<(), Error> {
-        let (held, sent) = self.core.driver.send_harmless(self.hold.renewal()).await?;
-        self.hold.renewed(held, sent).map_err(Error::lost)
+        if let Some(reason) = self.hold.lost() {
+            return Err(Error::lost(reason));
+        }
+        let (held, renewal) = match self.ask_to_renew().await {
+            Err((error, known)) if error.is_no_session() => {
+                let patience = self.core.connector.response_timeout();
+                let session = &self.core.session;
+                let next = session.attachment_within(patience, known.as_ref());
+                next.await?;
+                self.ask_to_renew().await.map_err(|(error, _)| error)?
+            }
+            answer => answer.map_err(|(error, _)| error)?,
+        };
+        self.hold.renewed(held, &renewal).map_err(Error::lost)
+    }
+
+    /// On failure with what the session was attached by when this was sent.
+    async fn ask_to_renew(&self) -> Result<(bool, Renewal), (Error, Option<Arc<Attachment>>)> {
+        let session = &self.core.session;
+        let attachment = session.attachment();
+        let lease = self.hold.lease_anew(Instant::now());
+        let renewal = self.hold.renewal(lease, &session.name);
+        match self.core.driver.send_harmless(renewal).await {
+            Err(error) => Err((error, attachment)),
+            Ok((held, sent)) => {
+                let renewal = Renewal {
+                    sent,
+                    lease,
+                    attachment,
+                };
+                Ok((held, renewal))
+            }
+        }
     }
 
     /// Gives the lock back and waits for the server's word. One round trip. Of several guards of

@@ -8,25 +8,55 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use crate::command::{self, Command};
-use crate::owner::{Claim, Owner, Place};
+use crate::owner::{Claim, Owner, Place, Terms};
 use crate::part;
+use crate::session::{Attachment, Session, Spot};
+use crate::trace;
 
 /// Why a hold is over although nobody unlocked it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LostReason {
-    /// The lease may have run out: it was not renewed, or no renewal was confirmed in time.
+    /// The lease has run out, or may have: it was not renewed, or no renewal was confirmed in
+    /// time.
     Expired,
-    /// The server says that this owner does not hold the lock with this token: it was broken or
-    /// deleted, or its lease had run out.
+    /// An operator ended it, with `RLOCK.BREAK`.
+    Broken,
+    /// The lock's key was deleted, evicted or flushed.
+    Deleted,
+    /// The server says that this owner does not hold the lock with this token, and not why.
     NotHeld,
+    /// The server was not heard from for the [grace](crate::ClientBuilder::grace), and may have
+    /// taken this client for dead.
+    OutOfTouch,
+    /// It was held for as long as [`max_hold`](crate::ClientBuilder::max_hold) allows.
+    MaxHold,
+    /// Another connection has taken over the session of this client.
+    TakenOver,
+}
+
+impl LostReason {
+    /// The word in the server's event.
+    pub(crate) fn from_server(word: &[u8]) -> Self {
+        match word {
+            b"expired" => Self::Expired,
+            b"broken" => Self::Broken,
+            b"deleted" => Self::Deleted,
+            _ => Self::NotHeld,
+        }
+    }
 }
 
 impl fmt::Display for LostReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Expired => "no renewal was confirmed within its lease",
+            Self::Broken => "an operator broke it",
+            Self::Deleted => "its key was deleted",
             Self::NotHeld => "the server says that it is no longer held",
+            Self::OutOfTouch => "the server was not heard from within the grace",
+            Self::MaxHold => "it was held for as long as is allowed",
+            Self::TakenOver => "another connection has taken over this client's session",
         })
     }
 }
@@ -34,20 +64,46 @@ impl fmt::Display for LostReason {
 /// One hold of one owner, shared by all its guards.
 pub(crate) struct Hold {
     place: Arc<Place>,
+    session: Arc<Session>,
     token: u64,
-    lease: Duration,
+    terms: Terms,
+    /// When it ends at the latest, however often it is renewed.
+    cap: Option<Instant>,
     validity: watch::Sender<Validity>,
+    span: trace::Span,
+}
+
+/// A command that started a lease, and was answered.
+#[derive(Clone, Debug)]
+pub(crate) struct Renewal {
+    pub(crate) sent: Instant,
+    pub(crate) lease: Duration,
+    /// What the session was attached by before it was sent; `None` if by nothing: then the hold
+    /// still counts on what it was confirmed under before.
+    pub(crate) attachment: Option<Arc<Attachment>>,
+}
+
+/// What the server has granted.
+pub(crate) struct Grant {
+    pub(crate) token: u64,
+    /// The lease has not begun before this.
+    pub(crate) since: Instant,
+    pub(crate) attachment: Arc<Attachment>,
 }
 
 impl Hold {
-    /// A hold granted by a command that was sent at `sent`.
-    pub(crate) fn new(claim: &Claim, token: u64, sent: Instant) -> Arc<Self> {
-        let lease = claim.terms().lease;
+    pub(crate) fn new(session: &Arc<Session>, claim: &Claim, grant: Grant) -> Arc<Self> {
+        let terms = claim.terms();
+        let cap = terms.max_hold.and_then(|max| grant.since.checked_add(max));
+        let validity = Validity::new(grant.since, terms.lease, grant.attachment);
         Arc::new(Self {
             place: Arc::clone(claim.place()),
-            token,
-            lease,
-            validity: watch::Sender::new(Validity::new(sent, lease)),
+            session: Arc::clone(session),
+            token: grant.token,
+            terms,
+            cap,
+            validity: watch::Sender::new(validity),
+            span: trace::hold(claim.name(), claim.owner(), grant.token),
         })
     }
 
@@ -63,113 +119,189 @@ impl Hold {
         self.token
     }
 
+    pub(crate) fn spot(&self) -> Spot {
+        Spot::of(&self.place)
+    }
+
     /// How long it may still be called held; zero once lost.
     pub(crate) fn valid_for(&self) -> Duration {
         self.validity.borrow().left(Instant::now())
     }
 
-    /// Why it is lost, if it is.
+    /// Why it is lost, if it is. Whoever has been told stays told, whatever is confirmed later.
     pub(crate) fn lost(&self) -> Option<LostReason> {
-        self.validity.borrow().lost(Instant::now())
+        let reason = self.reason(&self.validity.borrow(), Instant::now());
+        if let Some(reason) = reason {
+            self.lose(reason);
+        }
+        reason
     }
 
     /// Ends when it is lost, at the latest with its validity.
     pub(crate) async fn until_lost(&self) -> LostReason {
         let mut changes = self.validity.subscribe();
         loop {
-            let validity = *changes.borrow_and_update();
-            if let Some(reason) = validity.lost(Instant::now()) {
-                // Whoever has been told stays told, even if a renewal is confirmed just now.
-                self.lose(reason);
+            let end = changes.borrow_and_update().end();
+            if let Some(reason) = self.lost() {
                 return reason;
             }
             tokio::select! {
-                () = sleep_until(validity.until) => {}
+                () = sleep_until(end) => {}
                 // The sender is `self`, so this is a change and never the end.
                 _ = changes.changed() => {}
             }
         }
     }
 
-    /// The command that renews it.
-    pub(crate) fn renewal(&self) -> Command<bool> {
-        let place = &self.place;
-        command::renew(&place.name, place.owner.as_bytes(), self.lease, self.token)
+    /// The whole lease, as far as the longest hold allows.
+    pub(crate) fn lease_anew(&self, now: Instant) -> Duration {
+        let left = self.cap.map(|cap| cap.saturating_duration_since(now));
+        let lease = left.map_or(self.terms.lease, |left| self.terms.lease.min(left));
+        whole_millis(lease).max(LEASE_MIN)
     }
 
-    /// Takes note of what the server said to a renewal that was sent at `sent`: whether it is
-    /// still held, or why not.
-    pub(crate) fn renewed(&self, held: bool, sent: Instant) -> Result<(), LostReason> {
+    /// The lease with which it is renewed by itself: the whole, or, if it was taken with a lease
+    /// of its own, what is left of that.
+    pub(crate) fn lease_kept(&self, now: Instant) -> Duration {
+        if self.terms.renewed {
+            return self.lease_anew(now);
+        }
+        let left = self.validity.borrow().ends.saturating_duration_since(now);
+        whole_millis(left).max(LEASE_MIN)
+    }
+
+    /// The command that renews it.
+    pub(crate) fn renewal(&self, lease: Duration, session: &str) -> Command<bool> {
+        let place = &self.place;
+        command::renew(
+            &place.name,
+            place.owner.as_bytes(),
+            lease,
+            self.token,
+            session,
+        )
+    }
+
+    /// Takes note of what the server said to a renewal: whether it is still held, or why not.
+    pub(crate) fn renewed(&self, held: bool, renewal: &Renewal) -> Result<(), LostReason> {
         if !held {
             self.lose(LostReason::NotHeld);
         }
-        let now = Instant::now();
-        let mut outcome = Ok(());
-        self.validity.send_if_modified(|validity| {
-            outcome = validity.confirm(sent, self.lease, now);
-            true
-        });
-        outcome
+        // A hold once lost stays lost: somebody may have acted on it.
+        if let Some(reason) = self.lost() {
+            return Err(reason);
+        }
+        self.validity
+            .send_modify(|validity| validity.extend(renewal));
+        Ok(())
     }
 
     /// Makes `granted` part of this hold, if it is the same one entered again and not yet lost.
     pub(crate) fn take_over(&self, granted: &Self) -> bool {
-        let until = granted.validity.borrow().until;
-        let now = Instant::now();
-        self.token == granted.token
-            && self
-                .validity
-                .send_if_modified(|validity| validity.extend(until, now).is_ok())
+        if self.token != granted.token || self.lost().is_some() {
+            return false;
+        }
+        let again = granted.validity.borrow().clone();
+        self.validity.send_modify(|validity| validity.join(again));
+        true
     }
 
-    fn lose(&self, reason: LostReason) {
-        self.validity.send_if_modified(|validity| {
+    /// Says that it is lost. The first reason stands.
+    pub(crate) fn lose(&self, reason: LostReason) {
+        let first = self.validity.send_if_modified(|validity| {
             let first = validity.lost.is_none();
             validity.lost.get_or_insert(reason);
             first
         });
+        if first {
+            trace::lost(&self.span, reason);
+        }
+    }
+
+    fn reason(&self, validity: &Validity, now: Instant) -> Option<LostReason> {
+        let reason = validity.lost(now)?;
+        let capped = self.cap.is_some_and(|cap| {
+            let slack = LEASE_MIN.saturating_add(LEASE_MIN);
+            validity
+                .ends
+                .checked_add(slack)
+                .is_none_or(|end| end >= cap)
+        });
+        Some(match reason {
+            LostReason::Expired if capped && validity.lost.is_none() => LostReason::MaxHold,
+            reason => reason,
+        })
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.session.forget(&self.spot());
     }
 }
 
 /// Until when a hold may be called held. Time is an argument.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 struct Validity {
+    /// The end of the lease, if the server's clock runs like ours.
+    ends: Instant,
+    /// The end of our confidence in the lease.
     until: Instant,
+    /// And in the session.
+    attachment: Arc<Attachment>,
     lost: Option<LostReason>,
 }
 
 impl Validity {
-    fn new(sent: Instant, lease: Duration) -> Self {
+    fn new(sent: Instant, lease: Duration, attachment: Arc<Attachment>) -> Self {
         Self {
+            ends: sent.checked_add(lease).unwrap_or(sent),
             until: valid_until(sent, lease),
+            attachment,
             lost: None,
         }
     }
 
+    /// The earlier end.
+    fn end(&self) -> Instant {
+        let session = self.attachment.until();
+        session.map_or(self.until, |session| session.min(self.until))
+    }
+
     fn lost(&self, now: Instant) -> Option<LostReason> {
-        self.lost
-            .or((now >= self.until).then_some(LostReason::Expired))
+        if self.lost.is_some() || now < self.end() {
+            return self.lost;
+        }
+        Some(if now >= self.until {
+            LostReason::Expired
+        } else {
+            LostReason::OutOfTouch
+        })
     }
 
     fn left(&self, now: Instant) -> Duration {
         match self.lost {
-            None => self.until.saturating_duration_since(now),
+            None => self.end().saturating_duration_since(now),
             Some(_) => Duration::ZERO,
         }
     }
 
-    fn confirm(&mut self, sent: Instant, lease: Duration, now: Instant) -> Result<(), LostReason> {
-        self.extend(valid_until(sent, lease), now)
+    fn extend(&mut self, renewal: &Renewal) {
+        let attachment = renewal.attachment.as_ref().unwrap_or(&self.attachment);
+        self.join(Self::new(
+            renewal.sent,
+            renewal.lease,
+            Arc::clone(attachment),
+        ));
     }
 
-    /// A hold once lost stays lost: somebody may have acted on it.
-    fn extend(&mut self, until: Instant, now: Instant) -> Result<(), LostReason> {
-        self.lost = self.lost(now);
-        if let Some(reason) = self.lost {
-            return Err(reason);
+    /// A reply that comes out of order does not shorten.
+    fn join(&mut self, other: Self) {
+        self.ends = self.ends.max(other.ends);
+        self.until = self.until.max(other.until);
+        if other.attachment.until() >= self.attachment.until() {
+            self.attachment = other.attachment;
         }
-        self.until = self.until.max(until);
-        Ok(())
     }
 }
 
@@ -182,14 +314,22 @@ fn valid_until(sent: Instant, lease: Duration) -> Instant {
 
 /// What is taken off a lease for clocks that run at different speeds: a hundredth of it, and 2 ms
 /// because the server counts in whole milliseconds.
-fn drift(lease: Duration) -> Duration {
+pub(crate) fn drift(lease: Duration) -> Duration {
     part(lease, 100).saturating_add(Duration::from_millis(2))
 }
+
+/// What the server is told: a lease that counts more here than there would be held too long.
+pub(crate) fn whole_millis(lease: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(lease.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// The shortest lease that the server knows.
+const LEASE_MIN: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::owner::Terms;
+    use crate::driver::Driver;
 
     const LEASE: Duration = Duration::from_secs(10);
     const VALID: Duration = Duration::from_millis(9_898);
@@ -200,10 +340,23 @@ mod tests {
             .expect("a moment soon")
     }
 
+    /// The validity of a session that sets no end.
+    fn validity(sent: Instant, lease: Duration) -> Validity {
+        Validity::new(sent, lease, Attachment::new(sent, Duration::ZERO))
+    }
+
+    fn renewal(sent: Instant) -> Renewal {
+        Renewal {
+            sent,
+            lease: LEASE,
+            attachment: None,
+        }
+    }
+
     #[test]
     fn valid_from_the_sending_for_the_lease_less_the_drift() {
         let sent = Instant::now();
-        let validity = Validity::new(sent, LEASE);
+        let validity = validity(sent, LEASE);
         assert_eq!(validity.left(sent), VALID);
         assert_eq!(validity.lost(after(sent, 9_897)), None);
         assert_eq!(validity.lost(after(sent, 9_898)), Some(LostReason::Expired));
@@ -213,11 +366,8 @@ mod tests {
     #[test]
     fn a_renewal_counts_from_its_sending_not_from_its_reply() {
         let sent = Instant::now();
-        let mut validity = Validity::new(sent, LEASE);
-        assert_eq!(
-            validity.confirm(after(sent, 3_000), LEASE, after(sent, 5_000)),
-            Ok(())
-        );
+        let mut validity = validity(sent, LEASE);
+        validity.extend(&renewal(after(sent, 3_000)));
         assert_eq!(
             validity.left(after(sent, 5_000)),
             VALID.saturating_sub(LEASE / 5)
@@ -227,48 +377,66 @@ mod tests {
     #[test]
     fn a_reply_that_comes_out_of_order_does_not_shorten() {
         let sent = Instant::now();
-        let mut validity = Validity::new(after(sent, 1_000), LEASE);
-        assert_eq!(validity.confirm(sent, LEASE, after(sent, 1_100)), Ok(()));
+        let mut validity = validity(after(sent, 1_000), LEASE);
+        validity.extend(&renewal(sent));
         assert_eq!(validity.left(after(sent, 1_000)), VALID);
-    }
-
-    #[test]
-    fn lost_stays_lost() {
-        let sent = Instant::now();
-        let mut validity = Validity::new(sent, LEASE);
-        let late = after(sent, 9_898);
-        assert_eq!(
-            validity.confirm(after(sent, 9_000), LEASE, late),
-            Err(LostReason::Expired)
-        );
-        assert_eq!(validity.left(sent), Duration::ZERO);
-        let again = validity.confirm(late, LEASE, after(sent, 9_899));
-        assert_eq!(again, Err(LostReason::Expired));
     }
 
     #[test]
     fn a_lease_no_longer_than_its_drift_is_never_valid() {
         let sent = Instant::now();
-        let validity = Validity::new(sent, Duration::from_millis(2));
+        let validity = validity(sent, Duration::from_millis(2));
         assert_eq!(validity.lost(sent), Some(LostReason::Expired));
     }
 
-    fn hold(sent: Instant) -> Arc<Hold> {
+    #[test]
+    fn the_session_ends_it_when_that_comes_first() {
+        let sent = Instant::now();
+        let attachment = Attachment::new(sent, Duration::from_secs(1));
+        let validity = Validity::new(sent, LEASE, Arc::clone(&attachment));
+        assert_eq!(validity.left(sent), Duration::from_millis(988));
+        assert_eq!(
+            validity.lost(after(sent, 988)),
+            Some(LostReason::OutOfTouch)
+        );
+        assert!(attachment.confirm(after(sent, 500), after(sent, 600)));
+        assert_eq!(validity.lost(after(sent, 1_487)), None);
+    }
+
+    #[test]
+    fn a_new_attachment_counts_only_once_the_hold_is_confirmed_under_it() {
+        let sent = Instant::now();
+        let grace = Duration::from_secs(1);
+        let mut validity = Validity::new(sent, LEASE, Attachment::new(sent, grace));
+        let next = Attachment::new(after(sent, 900), grace);
+        assert_eq!(validity.end(), after(sent, 988));
+        validity.extend(&Renewal {
+            attachment: Some(next),
+            ..renewal(after(sent, 950))
+        });
+        assert_eq!(validity.end(), after(sent, 1_888));
+    }
+
+    fn hold(sent: Instant, renewed: bool, max_hold: Option<Duration>) -> Arc<Hold> {
         let place = Owner::new("client", 1).place(&Arc::from(*b"name"));
-        Hold::new(
-            &place.claim(Terms {
-                lease: LEASE,
-                renewed: true,
-            }),
-            7,
-            sent,
-        )
+        let claim = place.claim(Terms {
+            lease: LEASE,
+            renewed,
+            max_hold,
+        });
+        let session = Session::new("client".to_owned(), Duration::ZERO, Driver::idle());
+        let grant = Grant {
+            token: 7,
+            since: sent,
+            attachment: Attachment::new(sent, Duration::ZERO),
+        };
+        Hold::new(&session, &claim, grant)
     }
 
     #[tokio::test(start_paused = true)]
     async fn lost_is_told_at_the_end_of_the_validity_and_not_before() {
         let start = Instant::now();
-        let hold = hold(start);
+        let hold = hold(start, true, None);
         assert_eq!(hold.until_lost().await, LostReason::Expired);
         // The timer counts in whole milliseconds.
         let told = start.elapsed();
@@ -282,13 +450,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_confirmed_renewal_puts_the_loss_off() {
         let start = Instant::now();
-        let hold = hold(start);
+        let hold = hold(start, true, None);
         let waiting = tokio::spawn({
             let hold = Arc::clone(&hold);
             async move { hold.until_lost().await }
         });
         sleep_until(after(start, 5_000)).await;
-        assert_eq!(hold.renewed(true, Instant::now()), Ok(()));
+        assert_eq!(hold.renewed(true, &renewal(Instant::now())), Ok(()));
         sleep_until(after(start, 14_000)).await;
         assert!(!waiting.is_finished());
         assert_eq!(waiting.await.expect("no panic"), LostReason::Expired);
@@ -297,23 +465,47 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_servers_no_is_told_at_once() {
-        let hold = hold(Instant::now());
-        assert_eq!(
-            hold.renewed(false, Instant::now()),
-            Err(LostReason::NotHeld)
-        );
+        let hold = hold(Instant::now(), true, None);
+        let renewal = renewal(Instant::now());
+        assert_eq!(hold.renewed(false, &renewal), Err(LostReason::NotHeld));
         assert_eq!(hold.until_lost().await, LostReason::NotHeld);
-        assert_eq!(hold.renewed(true, Instant::now()), Err(LostReason::NotHeld));
+        assert_eq!(hold.renewed(true, &renewal), Err(LostReason::NotHeld));
     }
 
     #[tokio::test(start_paused = true)]
     async fn whoever_has_been_told_of_a_loss_is_not_contradicted() {
         let start = Instant::now();
-        let hold = hold(start);
+        let hold = hold(start, true, None);
         hold.until_lost().await;
         assert_eq!(
-            hold.renewed(true, after(start, 9_000)),
+            hold.renewed(true, &renewal(after(start, 9_000))),
             Err(LostReason::Expired)
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_longest_hold_shortens_the_last_lease_and_gives_the_reason() {
+        let start = Instant::now();
+        let hold = hold(start, true, Some(Duration::from_secs(15)));
+        assert_eq!(hold.lease_anew(start), LEASE);
+        sleep_until(after(start, 9_000)).await;
+        let lease = hold.lease_anew(Instant::now());
+        assert_eq!(lease, Duration::from_secs(6));
+        let renewal = Renewal {
+            sent: Instant::now(),
+            lease,
+            attachment: None,
+        };
+        assert_eq!(hold.renewed(true, &renewal), Ok(()));
+        assert_eq!(hold.until_lost().await, LostReason::MaxHold);
+        assert!(start.elapsed() <= Duration::from_secs(15));
+    }
+
+    #[test]
+    fn a_lease_of_its_own_is_confirmed_but_not_made_longer() {
+        let start = Instant::now();
+        let hold = hold(start, false, None);
+        assert_eq!(hold.lease_kept(after(start, 4_000)), Duration::from_secs(6));
+        assert_eq!(hold.lease_anew(after(start, 4_000)), LEASE);
     }
 }

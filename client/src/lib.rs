@@ -25,20 +25,28 @@ pub use hold::LostReason;
 mod error;
 pub use error::{Error, ErrorKind};
 
+#[cfg(feature = "blocking")]
+pub mod blocking;
+
 // Behind the scenes, in the order in which a call of `lock()` passes through.
 mod attempt;
 mod wait;
 
 mod release;
+mod renewal;
 mod watchdog;
 
-mod background;
-mod backoff;
+mod lifeline;
+mod session;
 
 mod driver;
 
 mod command;
 mod connection;
+
+mod background;
+mod backoff;
+mod trace;
 
 /// Locks a mutex whose holders only read and write plain values: none can leave them half done.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -10,14 +10,15 @@ use crate::attempt::{self, Patience, Request};
 use crate::client::Core;
 use crate::error::Error;
 use crate::guard::Guard;
+use crate::hold::whole_millis;
 use crate::owner::{Owner, Terms};
 
 /// A lock by its name, made by [`Client::lock`](crate::Client::lock). Cheap to clone; nothing is
 /// taken until one of its verbs is called.
 ///
-/// Waiters are served first come first served, in the server. A waiting [`lock`](Self::lock)
-/// takes its place in line with its second command, on a connection of its own, after the first
-/// has found the lock taken.
+/// Waiters are served first come first served, in the server, and calls of one client get in line
+/// in the order in which they are first polled. A wait costs the server a few hundred bytes and no
+/// connection.
 ///
 /// # Lease
 ///
@@ -37,6 +38,7 @@ pub struct Lock {
     core: Arc<Core>,
     name: Arc<[u8]>,
     lease: Option<Duration>,
+    max_hold: Option<Duration>,
     owner: Option<Owner>,
 }
 
@@ -46,6 +48,7 @@ impl Lock {
             core,
             name,
             lease: None,
+            max_hold: None,
             owner: None,
         }
     }
@@ -74,6 +77,14 @@ impl Lock {
         self
     }
 
+    /// Holds the lock for this long at most: see
+    /// [`ClientBuilder::max_hold`](crate::ClientBuilder::max_hold), which this overrides.
+    #[must_use = "this gives a lock with the limit, and takes nothing"]
+    pub fn max_hold(mut self, longest: Duration) -> Self {
+        self.max_hold = Some(longest);
+        self
+    }
+
     /// Takes the lock for this owner, who enters it again if it holds it already: see [`Owner`].
     #[must_use = "this gives a lock with the owner, and takes nothing"]
     pub fn owner(mut self, owner: &Owner) -> Self {
@@ -97,8 +108,8 @@ impl Lock {
     /// # Errors
     ///
     /// - Refused, deadlock, module not loaded: the server's answer.
-    /// - Could not ask: the server could not be reached when `lock` was called, or the client has
-    ///   been shut down.
+    /// - Could not ask: the server could not be reached when `lock` was called, the client has been
+    ///   shut down, or another connection has taken over its session.
     /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
     /// - Not acquired: only if somebody else took this owner out of the queue with `RLOCK.CANCEL`.
     ///
@@ -200,10 +211,12 @@ impl Lock {
     }
 
     fn terms(&self) -> Terms {
-        let lease = self.lease.unwrap_or(self.core.lease);
+        let lease = whole_millis(self.lease.unwrap_or(self.core.lease));
+        let max_hold = self.max_hold.or(self.core.max_hold).map(whole_millis);
         Terms {
-            lease: whole_millis(lease),
+            lease: max_hold.map_or(lease, |longest| lease.min(longest)),
             renewed: self.lease.is_none(),
+            max_hold,
         }
     }
 }
@@ -216,9 +229,4 @@ impl fmt::Debug for Lock {
             .field("owner", &self.owner)
             .finish_non_exhaustive()
     }
-}
-
-/// What the server is told: a lease that counts more here than there would be held too long.
-fn whole_millis(lease: Duration) -> Duration {
-    Duration::from_millis(u64::try_from(lease.as_millis()).unwrap_or(u64::MAX))
 }

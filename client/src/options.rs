@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::client::Client;
 use crate::error::Error;
+use crate::hold::whole_millis;
 use crate::part;
 
 /// Settings for a [`Client`]; made by [`Client::builder`].
@@ -27,6 +28,9 @@ use crate::part;
 pub struct ClientBuilder {
     lease: Duration,
     renew_every: Option<Duration>,
+    max_hold: Option<Duration>,
+    grace: Duration,
+    label: Option<String>,
     response_timeout: Duration,
 }
 
@@ -35,6 +39,9 @@ impl ClientBuilder {
         Self {
             lease: LEASE,
             renew_every: None,
+            max_hold: None,
+            grace: GRACE,
+            label: None,
             response_timeout: RESPONSE_TIMEOUT,
         }
     }
@@ -42,8 +49,9 @@ impl ClientBuilder {
     /// The lease of locks that are given none of their own, which the watchdog renews. Whole
     /// milliseconds; 30 s unless set.
     ///
-    /// It is how long a lock stays taken after its holder's process has died, and how long a
-    /// holder may be cut off from the server before its guard says that the lock is lost.
+    /// It is how long a lock stays taken if its holder's machine has vanished without a word, so
+    /// that the server does not see the connection close. For a process that has died see
+    /// [`grace`](Self::grace).
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
@@ -53,6 +61,39 @@ impl ClientBuilder {
     /// it, so that one renewal may fail.
     pub fn renew_every(mut self, interval: Duration) -> Self {
         self.renew_every = Some(interval);
+        self
+    }
+
+    /// How long a lock may be held at most, however often it is renewed; without limit unless set.
+    ///
+    /// It caps a holder that is stuck: the last renewal is shortened so that the lease ends with
+    /// it, and the guard says [why](crate::LostReason::MaxHold). See also
+    /// [`Lock::max_hold`](crate::Lock::max_hold).
+    pub fn max_hold(mut self, longest: Duration) -> Self {
+        self.max_hold = Some(longest);
+        self
+    }
+
+    /// How long the server keeps this client's locks after its connection has closed. Whole
+    /// milliseconds; 1 s unless set.
+    ///
+    /// The server releases the locks of a process that has died this long after its death, and
+    /// waits this long for a client that has lost its connection and comes back. In turn a guard
+    /// is valid only while the server was heard from within the grace: a pause of the process, the
+    /// network or the server that is longer costs the locks held. A client asks four times in a
+    /// grace.
+    ///
+    /// With zero the server hands a dead process's locks on at once, and it does so too when only
+    /// the connection broke: a guard may learn of that afterwards. Choose it where the resource
+    /// checks [tokens](crate::Guard::token), or where a rare double entry costs less than a wait.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// A name under which operators find this client's session in the server, behind its id.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into());
         self
     }
 
@@ -70,7 +111,8 @@ impl ClientBuilder {
     ///
     /// # Errors
     ///
-    /// Could not ask: the URL cannot be read, or nobody answers there.
+    /// - Could not ask: the URL cannot be read, or nobody answers there.
+    /// - Module not loaded, refused: the server's answer.
     ///
     /// # Panics
     ///
@@ -81,6 +123,22 @@ impl ClientBuilder {
 
     pub(crate) fn default_lease(&self) -> Duration {
         self.lease
+    }
+
+    pub(crate) fn longest_hold(&self) -> Option<Duration> {
+        self.max_hold
+    }
+
+    pub(crate) fn grace_to_ask(&self) -> Duration {
+        whole_millis(self.grace)
+    }
+
+    /// The session of the client with this id.
+    pub(crate) fn session_of(&self, id: &str) -> String {
+        match &self.label {
+            None => id.to_owned(),
+            Some(label) => format!("{id}/{label}"),
+        }
     }
 
     pub(crate) fn reply_within(&self) -> Duration {
@@ -95,6 +153,10 @@ impl ClientBuilder {
 
 /// Redisson's, so that a lock behaves alike in both.
 const LEASE: Duration = Duration::from_secs(30);
+
+/// Short enough that a crash is noticed soon, long enough for a reconnect and for the pauses of a
+/// busy machine.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// Long enough for a server that is saving or briefly overloaded, and a small part of the lease.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);

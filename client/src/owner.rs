@@ -66,7 +66,7 @@ impl Owner {
         let place = Arc::new(Place {
             owner: self.clone(),
             name: Arc::clone(name),
-            turn: tokio::sync::Mutex::new(()),
+            turn: Arc::default(),
             state: Mutex::default(),
         });
         places.insert(Arc::clone(name), Arc::downgrade(&place));
@@ -106,7 +106,7 @@ pub(crate) struct Place {
     pub(crate) name: Arc<[u8]>,
     /// An owner stands in a lock's queue once at a time. CANCEL and ONCE name the owner, not the
     /// wait: with two waits in line, undoing one would take out the other.
-    pub(crate) turn: tokio::sync::Mutex<()>,
+    pub(crate) turn: Arc<tokio::sync::Mutex<()>>,
     state: Mutex<State>,
 }
 
@@ -207,6 +207,8 @@ pub(crate) struct Terms {
     pub(crate) lease: Duration,
     /// Whether the watchdog renews it.
     pub(crate) renewed: bool,
+    /// How long it may last at most.
+    pub(crate) max_hold: Option<Duration>,
 }
 
 #[cfg(test)]
@@ -216,10 +218,12 @@ mod tests {
     const LONG: Terms = Terms {
         lease: Duration::from_secs(30),
         renewed: true,
+        max_hold: None,
     };
     const SHORT: Terms = Terms {
         lease: Duration::from_secs(1),
         renewed: false,
+        max_hold: None,
     };
 
     #[test]

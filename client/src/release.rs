@@ -12,6 +12,7 @@ use crate::driver::Answer;
 use crate::error::Error;
 use crate::hold::{Hold, LostReason};
 use crate::owner::Claim;
+use crate::trace;
 
 /// Sends RELEASE at once and leaves the rest to the background.
 pub(crate) fn in_background(core: &Arc<Core>, claim: Claim, hold: Option<Arc<Hold>>) {
@@ -46,7 +47,9 @@ fn start(
         hold,
         command,
     };
-    core.background.spawn(release.run(first, report));
+    let span = trace::release(release.claim.name(), release.claim.owner());
+    core.background
+        .spawn(async move { span.around(release.run(first, report)).await });
 }
 
 struct Release {
@@ -103,7 +106,7 @@ impl Release {
             (Released::Done, _) => Ok(()),
             (Released::NotHeld, None) if unknown => Ok(()),
             (Released::NotHeld, Some(_)) if unknown => Err(Error::no_reply(None)),
-            (Released::NotHeld, _) => Err(Error::lost(LostReason::NotHeld)),
+            (Released::NotHeld, lost) => Err(Error::lost(lost.unwrap_or(LostReason::NotHeld))),
         }
     }
 }

@@ -1,180 +1,332 @@
-//! Waiting in line, one connection a wait: `RLOCK.ACQUIRE … BLOCK` on a connection of its own.
-//!
-//! All that knows about waiting connections is in this file.
+//! Standing in line: `RLOCK.ACQUIRE … QUEUE`, and the event that ends it.
 
-use std::future::Future;
-use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::attempt::{Patience, Reply, Request, acquire};
+use crate::attempt::{Asked, Patience, Reply, Request, Turn, worst};
 use crate::backoff::Backoff;
-use crate::command::{self, Acquired, Block};
+use crate::command::{self, Acquired, News};
 use crate::error::Error;
 use crate::guard::Guard;
+use crate::hold::Grant;
 use crate::owner::Claim;
 use crate::part;
+use crate::session::{Attachment, Told};
+use crate::trace;
 
-/// Waits in line and tells the caller how it ended. `last` is what the caller would be told if its
-/// time were up now.
-pub(crate) async fn run(request: Request, mut last: Error, mut reply: Reply) {
-    let place = request.place.clone();
-    let _turn = tokio::select! {
-        turn = place.turn.lock() => turn,
+/// Waits until the owner stands in line no more, and then gets in line. `last` is what the caller
+/// would be told if its time were up now.
+pub(crate) async fn in_turn(request: Request, last: Error, mut reply: Reply) {
+    let turn = tokio::select! {
+        turn = Arc::clone(&request.place.turn).lock_owned() => turn,
         end = ending(&request, &mut reply, Duration::ZERO) => return end.tell(reply, last),
     };
-    let mut claim = place.claim(request.terms);
-    let mut backoff = Backoff::new();
-    loop {
-        // What one stay in the queue leaves unknown, the next takes over; if there is none, it is
-        // given back.
-        match stay(&request, claim, &mut reply).await {
-            Stay::Granted(guard) => {
-                // A guard that nobody takes is dropped, and so gives its hold back.
-                let _ = reply.send(Ok(guard));
-                return;
-            }
-            Stay::Refused(error) => {
-                let _ = reply.send(Err(error));
-                return;
-            }
-            Stay::Broken(kept, error) => (claim, last) = (kept, worst(last, error)),
-            Stay::Left(end, kept) => {
-                end.tell(reply, last.clone());
-                return request.give_up(kept, &last);
-            }
-            Stay::LeftInLine(end, waiter) => {
-                end.tell(reply, Error::no_reply(None));
-                return waiter.withdraw(&request).await;
-            }
-        }
-        tokio::select! {
-            () = sleep(backoff.next()) => {}
-            end = ending(&request, &mut reply, Duration::ZERO) => {
-                end.tell(reply, last.clone());
-                return request.give_up(claim, &last);
-            }
-        }
-    }
+    let turn = Turn::new(&request, turn);
+    let claim = request.place.claim(request.terms);
+    run(request, claim, turn, None, reply).await;
 }
 
-/// How one stay in the queue ended.
-enum Stay {
-    Granted(Guard),
-    /// By the server's word, or with an error after which there is nothing to wait for.
-    Refused(Error),
-    /// The connection or the server went away; the caller still waits.
-    Broken(Claim, Error),
-    /// The caller waits no more, and has not been in line.
-    Left(Ending, Claim),
-    /// The caller waits no more, but the server does not know that yet.
-    LeftInLine(Ending, Waiter),
-}
-
-/// One stay in the queue, until the server answers or the caller waits no more.
-async fn stay(request: &Request, claim: Claim, reply: &mut Reply) -> Stay {
-    let connection = tokio::select! {
-        connection = request.core.connector.for_a_wait() => connection,
-        end = ending(request, reply, Duration::ZERO) => return Stay::Left(end, claim),
-    };
-    let connection = match connection {
-        Ok(connection) => connection,
-        Err(error) => return Stay::Broken(claim, error),
-    };
-    let command = acquire(&claim, block(request.patience));
-    let sent = Instant::now();
-    let mut waiter = Waiter {
-        claim,
-        sent,
-        answer: Box::pin(connection.ask(command)),
-    };
-    // The server ends the wait itself; the time on top is for its answer to arrive.
-    let grace = request.core.connector.response_timeout();
-    let answer = tokio::select! {
-        answer = &mut waiter.answer => answer,
-        end = ending(request, reply, grace) => return Stay::LeftInLine(end, waiter),
-    };
-    let claim = waiter.claim;
-    match answer {
-        Ok(Acquired::Granted { token }) => granted(request, claim, token, sent).await,
-        Ok(Acquired::NotHeld { lease_left }) => Stay::Refused(Error::not_acquired(lease_left)),
-        // The server did not take the waiter in, or put it out; a restart looks like this too.
-        Err(error) if error.is_could_not_ask() => Stay::Broken(claim, error),
-        // With ONCE the next ACQUIRE takes over what this one may have left behind. Beside
-        // another hold of the owner it would be sent without, and could count twice.
-        Err(error) if error.is_unknown() && claim.is_alone() => Stay::Broken(claim, error),
-        Err(error) => Stay::Refused(error),
-    }
-}
-
-/// Of two errors the one that leaves more open: a lost reply stays lost, whatever came after it.
-fn worst(last: Error, error: Error) -> Error {
-    if last.is_unknown() { last } else { error }
-}
-
-/// Makes a guard of a grant. It counts from when the ACQUIRE was sent, for nobody here knows when
-/// the server granted it: the reply may have lain in the socket while this process was stopped.
-/// After a long wait that leaves too little, and a renewal gives a new start to count from.
-async fn granted(request: &Request, claim: Claim, token: u64, sent: Instant) -> Stay {
-    let core = &request.core;
-    if sent.elapsed() <= part(claim.terms().lease, FRESH_PART) {
-        return Stay::Granted(Guard::new(core, claim, token, sent));
-    }
-    let (name, owner) = (claim.name(), claim.owner().as_bytes());
-    let renewal = command::renew(name, owner, claim.terms().lease, token);
-    match core.driver.send_harmless(renewal).await {
-        Ok((true, sent)) => Stay::Granted(Guard::new(core, claim, token, sent)),
-        // Granted and run out before we knew: stand in line again.
-        Ok((false, _)) => Stay::Broken(claim, Error::not_acquired(None)),
-        Err(error) => {
-            drop(Guard::new(core, claim, token, sent));
-            Stay::Refused(error)
-        }
-    }
-}
-
-/// A waiter in the server, and the reply that it will get.
-struct Waiter {
+/// Waits in line and tells the caller how it ended.
+pub(crate) async fn run(
+    request: Request,
     claim: Claim,
-    sent: Instant,
-    answer: Pin<Box<dyn Future<Output = Result<Acquired, Error>> + Send>>,
+    turn: Turn,
+    asked: Option<Asked>,
+    mut reply: Reply,
+) {
+    let span = trace::wait(claim.name(), claim.owner());
+    let mut wait = Wait {
+        request: &request,
+        claim,
+        turn,
+        last: Error::not_attached(),
+        asked: false,
+        in_line: false,
+    };
+    let outcome = span.around(wait.outcome(asked, &mut reply)).await;
+    match outcome {
+        Outcome::Granted(grant) => {
+            let Wait {
+                claim, mut turn, ..
+            } = wait;
+            let guard = Guard::new(&request.core, claim, grant);
+            // Told before the guard was there to hear it.
+            while let Some(told) = turn.mailbox.here() {
+                if let News::Lost(reason) = told.news {
+                    guard.lose(reason);
+                }
+            }
+            // A guard that nobody takes is dropped, and so gives its hold back.
+            let _ = reply.send(Ok(guard));
+        }
+        Outcome::Refused(error) => {
+            let _ = reply.send(Err(error));
+        }
+        Outcome::Ended(end) => {
+            let last = wait.last.clone();
+            end.tell(reply, last);
+            if wait.asked {
+                wait.withdraw().await;
+            }
+        }
+    }
 }
 
-impl Waiter {
-    /// Takes the waiter out of the queue and gives back what it may have been granted meanwhile.
+/// How a wait ends.
+enum Outcome {
+    Granted(Grant),
+    /// By the server's word: nothing of it is left there.
+    Refused(Error),
+    /// The caller waits no more, or may not; the server may not know that yet.
+    Ended(Ending),
+}
+
+/// What comes next in a wait.
+enum Next {
+    End(Outcome),
+    /// Ask again, since the session was attached anew.
+    AskAgain,
+    /// Ask again after a pause: the connection or the server went away.
+    Pause(Error),
+}
+
+struct Wait<'a> {
+    request: &'a Request,
+    claim: Claim,
+    turn: Turn,
+    /// What the caller is told if its time is up.
+    last: Error,
+    /// Whether there may be something to take back.
+    asked: bool,
+    /// Whether the server has taken it in. Before that a lost server ends the call; after it the
+    /// wait goes on until the server is back.
+    in_line: bool,
+}
+
+impl Wait<'_> {
+    async fn outcome(&mut self, mut asked: Option<Asked>, reply: &mut Reply) -> Outcome {
+        let mut backoff = Backoff::new();
+        let mut known = None;
+        loop {
+            let asked = match asked.take() {
+                Some(asked) => asked,
+                None => match self.ask(known.as_ref(), reply).await {
+                    Ok(asked) => asked,
+                    Err(outcome) => return outcome,
+                },
+            };
+            self.asked = true;
+            let attachment = Arc::clone(&asked.attachment);
+            match self.stay(asked, reply).await {
+                Next::End(outcome) => return outcome,
+                Next::AskAgain => known = Some(attachment),
+                Next::Pause(error) => {
+                    self.last = worst(self.last.clone(), error);
+                    known = None;
+                    tokio::select! {
+                        () = sleep(backoff.next()) => {}
+                        end = ending(self.request, reply, Duration::ZERO) => {
+                            return Outcome::Ended(end);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks under an attachment other than `known`, as soon as there is one.
+    async fn ask(
+        &mut self,
+        known: Option<&Arc<Attachment>>,
+        reply: &mut Reply,
+    ) -> Result<Asked, Outcome> {
+        let session = &self.request.core.session;
+        let patience = self.request.core.connector.response_timeout();
+        let attachment = async {
+            if self.in_line {
+                session.next_attachment(known).await
+            } else {
+                session.attachment_within(patience, known).await
+            }
+        };
+        let attachment = tokio::select! {
+            attachment = attachment => attachment.map_err(told)?,
+            end = ending(self.request, reply, Duration::ZERO) => return Err(Outcome::Ended(end)),
+        };
+        if !self.claim.is_alone() {
+            // ONCE would mistake the hold of another call for ours, so it is not sent; then what
+            // may still stand in line must go first. It can only be ours: it is our turn.
+            let (name, owner) = (self.claim.name(), self.claim.owner().as_bytes());
+            let cancel = self.request.core.driver.send(command::cancel(name, owner));
+            if cancel.await.is_ok_and(|(cancelled, _)| cancelled > 0) {
+                self.take_back().await;
+            }
+        }
+        let queue = self.request.queue();
+        Ok(self.request.ask(&self.claim, queue, attachment))
+    }
+
+    /// One stay in line, until the server answers or the caller waits no more.
+    async fn stay(&mut self, asked: Asked, reply: &mut Reply) -> Next {
+        let Asked { attachment, answer } = asked;
+        // The server ends the wait itself; the time on top is for its answer to arrive.
+        let on_top = self.request.core.connector.response_timeout();
+        let answer = tokio::select! {
+            answer = answer => answer,
+            told = self.turn.mailbox.next() => return self.told(told, attachment).await,
+            end = ending(self.request, reply, on_top) => return self.left(end),
+        };
+        match answer {
+            Ok((Acquired::Granted { token }, since)) => {
+                self.granted(Grant {
+                    token,
+                    since,
+                    attachment,
+                })
+                .await
+            }
+            Ok((Acquired::NotHeld { lease_left }, _)) => refused(Error::not_acquired(lease_left)),
+            Ok((Acquired::Queued, _)) => {
+                self.in_line = true;
+                self.queued(attachment, reply).await
+            }
+            Err(error) => self.failed(error),
+        }
+    }
+
+    async fn queued(&mut self, attachment: Arc<Attachment>, reply: &mut Reply) -> Next {
+        let on_top = self.request.core.connector.response_timeout();
+        tokio::select! {
+            // What has been told stands, also when the session has been attached anew since.
+            biased;
+            told = self.turn.mailbox.next() => self.told(told, attachment).await,
+            end = ending(self.request, reply, on_top) => self.left(end),
+            next = self.request.core.session.next_attachment(Some(&attachment)) => match next {
+                Ok(_) => Next::AskAgain,
+                Err(error) => Next::End(told(error)),
+            },
+        }
+    }
+
+    async fn told(&mut self, told: Told, attachment: Arc<Attachment>) -> Next {
+        let since = told.since;
+        match told.news {
+            News::Granted { token } => {
+                self.granted(Grant {
+                    token,
+                    since,
+                    attachment,
+                })
+                .await
+            }
+            News::TimedOut { lease_left } => refused(Error::not_acquired(lease_left)),
+            // The server did not keep the waiter, for it is no primary now or not ready.
+            News::Failed(error) if error.is_could_not_ask() => Next::Pause(error),
+            News::Failed(error) => refused(error),
+            News::Lost(_) => Next::Pause(Error::not_acquired(None)),
+        }
+    }
+
+    /// A grant is old by the time we know of it: the news may have lain in the socket while this
+    /// process was stopped. If that leaves too little, a renewal gives a new start to count from.
+    async fn granted(&self, grant: Grant) -> Next {
+        let core = &self.request.core;
+        let lease = self.claim.terms().lease;
+        let current = core.session.attachment();
+        let attached = current.is_some_and(|one| Arc::ptr_eq(&one, &grant.attachment));
+        if attached && grant.since.elapsed() <= part(lease, FRESH_PART) {
+            return Next::End(Outcome::Granted(grant));
+        }
+        let Some(attachment) = core.session.attachment() else {
+            return Next::AskAgain;
+        };
+        let (name, owner) = (self.claim.name(), self.claim.owner().as_bytes());
+        let renewal = command::renew(name, owner, lease, grant.token, &core.session.name);
+        match core.driver.send_harmless(renewal).await {
+            Ok((true, since)) => Next::End(Outcome::Granted(Grant {
+                since,
+                attachment,
+                ..grant
+            })),
+            // Granted and run out before we knew: stand in line again.
+            Ok((false, _)) => Next::Pause(Error::not_acquired(None)),
+            Err(error) => Next::Pause(error),
+        }
+    }
+
+    fn failed(&self, error: Error) -> Next {
+        if error.is_no_session() {
+            return Next::AskAgain;
+        }
+        // With ONCE the next ACQUIRE takes over what this one may have left behind.
+        let passing = error.is_could_not_ask() || error.is_unknown() && self.claim.is_alone();
+        if passing && (self.in_line || error.is_broken_connection()) {
+            return Next::Pause(error);
+        }
+        if error.is_unknown() {
+            return Next::End(told(error));
+        }
+        refused(error)
+    }
+
+    fn left(&mut self, end: Ending) -> Next {
+        // In line, or under way to it: what the server has made of it nobody has heard.
+        self.last = Error::no_reply(None);
+        Next::End(Outcome::Ended(end))
+    }
+
+    /// Takes the waiter out of the line and gives back what it may have been granted meanwhile.
     ///
-    /// Closing the connection is not enough: a grant already on the wire would stay, and an
-    /// ACQUIRE still in the socket could be granted after a RELEASE sent elsewhere. So the waiter
-    /// is cancelled, and its reply says which of both came first.
-    async fn withdraw(self, request: &Request) {
-        let Self {
-            claim,
-            sent,
-            mut answer,
-        } = self;
-        let core = &request.core;
+    /// The CANCEL goes the way of the ACQUIRE, behind it: when it is carried out there is a waiter,
+    /// a hold, or nothing, and nothing comes after it. An owner minted for this call then releases
+    /// whatever it has. Another may have holds of its own: there only a grant that is told is given
+    /// back, now or when its event comes.
+    async fn withdraw(mut self) {
+        let core = &self.request.core;
+        let (name, owner) = (Arc::clone(self.claim.name()), self.claim.owner().clone());
         let started = Instant::now();
         let mut backoff = Backoff::new();
-        while started.elapsed() < WITHDRAW_FOR {
-            let cancel = command::cancel(claim.name(), claim.owner().as_bytes());
-            // Told or not, the waiter's own reply decides. The CANCEL travels on another
-            // connection and may arrive before the ACQUIRE; then it found nobody, and is repeated.
-            let _ = core.driver.send_harmless(cancel).await;
-            match timeout(backoff.next(), &mut answer).await {
-                Ok(Ok(Acquired::Granted { token })) => {
-                    return drop(Guard::new(core, claim, token, sent));
+        loop {
+            let cancel = core.driver.send(command::cancel(&name, owner.as_bytes()));
+            if self.request.own {
+                let release = command::release(&name, owner.as_bytes(), None);
+                let released = core.driver.send(release);
+                if cancel.await.is_ok() && released.await.is_ok() {
+                    return;
                 }
-                Ok(Ok(Acquired::NotHeld { .. })) => return,
-                Ok(Err(error)) => return request.give_up(claim, &error),
-                Err(_) => {}
+            } else if cancel.await.is_ok() {
+                return self.take_back().await;
             }
+            if started.elapsed() >= WITHDRAW_FOR {
+                return;
+            }
+            sleep(backoff.next()).await;
         }
-        // A server that has been silent for so long has lost the connection, or is about to see it
-        // closed.
-        drop(answer);
-        request.give_up(claim, &Error::no_reply(None));
     }
+
+    /// The waiter has left the line: hears why, and gives back what it was granted. Left unheard,
+    /// the news of this wait would be taken for that of the owner's next one here.
+    async fn take_back(&mut self) {
+        let patience = self.request.core.connector.response_timeout();
+        if let Ok(told) = timeout(patience, self.turn.mailbox.next()).await
+            && let News::Granted { token } = told.news
+        {
+            let (name, owner) = (self.claim.name(), self.claim.owner().as_bytes());
+            let release = command::release(name, owner, Some(token));
+            let _ = self.request.core.driver.send_harmless(release).await;
+        }
+    }
+}
+
+fn refused(error: Error) -> Next {
+    Next::End(Outcome::Refused(error))
+}
+
+/// The caller hears why the wait ends; the server has yet to hear it.
+fn told(error: Error) -> Outcome {
+    Outcome::Ended(Ending::Told(error))
 }
 
 /// Why a caller waits no more.
@@ -182,6 +334,8 @@ enum Ending {
     Dropped,
     ShutDown,
     TimedOut,
+    /// It was told why.
+    Told(Error),
 }
 
 impl Ending {
@@ -191,6 +345,7 @@ impl Ending {
             Self::Dropped => return,
             Self::ShutDown => Error::shut_down(),
             Self::TimedOut => last,
+            Self::Told(error) => error,
         };
         // If the caller has gone in this very moment there is nobody to tell.
         let _ = reply.send(Err(error));
@@ -198,11 +353,11 @@ impl Ending {
 }
 
 /// Ends when the caller waits no more: it is gone, the client shuts down, or its time is up and
-/// `grace` on top.
-async fn ending(request: &Request, reply: &mut Reply, grace: Duration) -> Ending {
+/// `on_top` of it.
+async fn ending(request: &Request, reply: &mut Reply, on_top: Duration) -> Ending {
     let deadline = match request.patience {
         Patience::None => Some(Instant::now()),
-        Patience::Until(deadline) => deadline.checked_add(grace),
+        Patience::Until(deadline) => deadline.checked_add(on_top),
         Patience::Forever => None,
     };
     let time_up = async {
@@ -218,16 +373,9 @@ async fn ending(request: &Request, reply: &mut Reply, grace: Duration) -> Ending
     }
 }
 
-fn block(patience: Patience) -> Block {
-    match patience {
-        Patience::None => Block::No,
-        Patience::Until(deadline) => Block::For(deadline.saturating_duration_since(Instant::now())),
-        Patience::Forever => Block::Forever,
-    }
-}
-
-/// A grant older than this part of the lease, counted from the ACQUIRE, is confirmed first.
+/// A grant older than this part of the lease is confirmed first.
 const FRESH_PART: u32 = 3;
 
-/// How long a waiter is called back before its connection is closed on it.
+/// How long a waiter is called back. A server that has been silent for so long has lost the
+/// connection, or is about to see it closed.
 const WITHDRAW_FOR: Duration = Duration::from_secs(30);

@@ -7,9 +7,9 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use crate::driver::Driver;
-use crate::error::Error;
 use crate::hold::Hold;
-use crate::{locked, part};
+use crate::session::Session;
+use crate::{locked, part, renewal};
 
 /// The holds to renew. A hold whose guards have gone is forgotten.
 pub(crate) struct Watchdog {
@@ -68,35 +68,10 @@ impl Watchdog {
         });
         live
     }
-
-    /// One round: whether every hold was confirmed or found lost.
-    async fn renew_all(&self, driver: &Driver, live: &[Arc<Hold>]) -> bool {
-        let renewals: Vec<_> = live.iter().map(|hold| hold.renewal()).collect();
-        let answer = match driver.send_all(&renewals).await {
-            // Renewing twice does no harm, and the next connection may be a good one.
-            Err(error) if error.is_broken_connection() => driver.send_all(&renewals).await,
-            answer => answer,
-        };
-        let Ok((replies, sent)) = answer else {
-            return false;
-        };
-        let mut confirmed = true;
-        for (hold, reply) in live.iter().zip(replies) {
-            confirmed &= note(hold, reply, sent);
-        }
-        confirmed
-    }
-}
-
-/// A refusal is no word of a loss: the server may be loading, or have been made a replica. The
-/// guard hears of it when its lease ends unconfirmed.
-fn note(hold: &Hold, reply: Result<bool, Error>, sent: Instant) -> bool {
-    // Whether it was lost the guard will say.
-    reply.map(|held| hold.renewed(held, sent)).is_ok()
 }
 
 /// Renews until it is aborted, with the client.
-pub(crate) async fn run(watchdog: Arc<Watchdog>, driver: Driver) {
+pub(crate) async fn run(watchdog: Arc<Watchdog>, session: Arc<Session>, driver: Driver) {
     loop {
         match watchdog.next_round() {
             None => watchdog.wake.notified().await,
@@ -104,7 +79,7 @@ pub(crate) async fn run(watchdog: Arc<Watchdog>, driver: Driver) {
                 sleep_until(round).await;
                 let started = Instant::now();
                 let live = watchdog.live();
-                let confirmed = live.is_empty() || watchdog.renew_all(&driver, &live).await;
+                let confirmed = live.is_empty() || renewal::confirm(&driver, &session, &live).await;
                 let mut state = locked(&watchdog.state);
                 let idle = state.holds.is_empty();
                 state.schedule.ended(started, confirmed, idle);

@@ -29,6 +29,8 @@ mod memory; // given back is given back
 mod smoke; // a short set of all, also for valgrind
 
 mod client; // the client crate
+mod client_faults; // what it says when processes and networks fail
+mod client_session; // its two connections
 
 mod commands_doc; // docs/commands.md
 mod readme; // the transcript in README.md

@@ -37,6 +37,7 @@
 mod conn;
 mod eventually;
 mod feed;
+mod proxy;
 mod reply;
 mod server;
 mod topology;
@@ -45,6 +46,7 @@ mod version;
 pub use conn::Conn;
 pub use eventually::{eventually, patience, until};
 pub use feed::{Feed, aof};
+pub use proxy::Proxy;
 pub use reply::Reply;
 pub use server::{Builder, Server, module_path, under_valgrind};
 pub use topology::{Cluster, Pair, in_sync, slot_of};

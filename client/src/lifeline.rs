@@ -1,0 +1,197 @@
+//! The task that keeps the session attached: RLOCK.EVENTS, again and again, on a connection of its
+//! own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use crate::backoff::Backoff;
+use crate::command::{self, Event};
+use crate::connection::{Connector, EventsConnection};
+use crate::driver::Driver;
+use crate::error::Error;
+use crate::hold::{Hold, LostReason};
+use crate::part;
+use crate::renewal;
+use crate::session::{Attachment, Session};
+
+/// What the task works with. It does not keep the client alive.
+pub(crate) struct Lifeline {
+    session: Arc<Session>,
+    driver: Driver,
+    connector: Connector,
+    connection: EventsConnection,
+    attachment: Arc<Attachment>,
+    /// When the last call that was answered had been sent. What has not been told in its answer
+    /// has not happened before.
+    answered: Instant,
+}
+
+impl Lifeline {
+    /// Opens the connection and attaches the session, for the first time.
+    pub(crate) async fn open(
+        connector: Connector,
+        session: Arc<Session>,
+        driver: Driver,
+    ) -> Result<Self, Error> {
+        let mut connection = connector.for_events().await?;
+        let (_, sent) = attach(&mut connection, &connector, &session).await?;
+        let attachment = session.attached(sent);
+        Ok(Self {
+            session,
+            driver,
+            connector,
+            connection,
+            attachment,
+            answered: sent,
+        })
+    }
+
+    /// Listens until it is aborted, with the client, or another connection takes the session over.
+    pub(crate) async fn run(mut self) {
+        loop {
+            let error = self.listen().await;
+            if is_taken_over(&error) {
+                return self.session.over(LostReason::TakenOver);
+            }
+            self.session.broken(error);
+            if self.attach_again().await.is_err() {
+                return self.session.over(LostReason::TakenOver);
+            }
+        }
+    }
+
+    /// Calls and delivers until a call fails.
+    async fn listen(&mut self) -> Error {
+        let wait = wait_in(self.session.grace);
+        let within = wait.saturating_add(self.slack());
+        loop {
+            let call = command::events(&self.session.name, Some(wait), self.session.grace);
+            let sent = Instant::now();
+            let events = match self.connection.ask(call, within).await {
+                Ok(events) => events,
+                Err(error) => return error,
+            };
+            if !self.attachment.confirm(sent, Instant::now()) {
+                // The session has outlived our confidence in it. What was held then stays lost.
+                self.attachment = self.session.attached(sent);
+            }
+            self.deliver(events, sent);
+        }
+    }
+
+    /// Connects and attaches until it works, and has all holds confirmed. The old connection is
+    /// kept until then: if only its replies are late, closing it would cost our waiters their
+    /// places.
+    async fn attach_again(&mut self) -> Result<(), Error> {
+        let mut backoff = Backoff::new();
+        loop {
+            match self.try_to_attach().await {
+                Ok((connection, events, sent)) => {
+                    self.connection = connection;
+                    self.attachment = self.session.attached(sent);
+                    self.deliver(events, sent);
+                    self.confirm_holds();
+                    return Ok(());
+                }
+                Err(error) if is_taken_over(&error) => return Err(error),
+                Err(error) => self.session.broken(error),
+            }
+            sleep(backoff.next()).await;
+        }
+    }
+
+    async fn try_to_attach(&self) -> Result<(EventsConnection, Vec<Event>, Instant), Error> {
+        let mut connection = self.connector.for_events().await?;
+        let (events, sent) = attach(&mut connection, &self.connector, &self.session).await?;
+        Ok((connection, events, sent))
+    }
+
+    fn deliver(&mut self, events: Vec<Event>, sent: Instant) {
+        let since = std::mem::replace(&mut self.answered, sent);
+        let lost: Vec<_> = events
+            .into_iter()
+            .filter_map(|event| self.session.deliver(event, since))
+            .collect();
+        if !lost.is_empty() {
+            let (driver, session) = (self.driver.clone(), Arc::clone(&self.session));
+            tokio::spawn(async move { verify(&driver, &session, lost).await });
+        }
+    }
+
+    fn confirm_holds(&self) {
+        let holds = self.session.holds();
+        if !holds.is_empty() {
+            let (driver, session) = (self.driver.clone(), Arc::clone(&self.session));
+            tokio::spawn(async move { renewal::confirm(&driver, &session, &holds).await });
+        }
+    }
+
+    /// How long after its time an answer is given up. With a grace there must be time left to
+    /// connect anew and have the holds confirmed.
+    fn slack(&self) -> Duration {
+        let timeout = self.connector.response_timeout();
+        match part(self.session.grace, PARTS) {
+            Duration::ZERO => timeout,
+            quarter => quarter.min(timeout),
+        }
+    }
+}
+
+/// The first call on a connection is answered at once, and so confirms at once.
+async fn attach(
+    connection: &mut EventsConnection,
+    connector: &Connector,
+    session: &Session,
+) -> Result<(Vec<Event>, Instant), Error> {
+    let call = command::events(&session.name, None, session.grace);
+    let sent = Instant::now();
+    let events = connection.ask(call, connector.response_timeout()).await?;
+    Ok((events, sent))
+}
+
+/// Asks about holds of which an event says that they are lost: it may be about an earlier hold of
+/// the same owner, whose guard has gone since.
+async fn verify(driver: &Driver, session: &Session, lost: Vec<(Arc<Hold>, LostReason)>) {
+    let holds: Vec<_> = lost.iter().map(|(hold, _)| Arc::clone(hold)).collect();
+    let confirmed = renewal::still_held(driver, session, &holds).await;
+    for ((hold, reason), confirmed) in lost.into_iter().zip(confirmed) {
+        if !confirmed {
+            hold.lose(reason);
+        }
+    }
+}
+
+/// Only somebody who calls RLOCK.EVENTS with the name of this session can do that.
+fn is_taken_over(error: &Error) -> bool {
+    error.is_taken_over()
+}
+
+/// How long the server holds a call before it answers that nothing has happened.
+///
+/// A quarter of the grace: an answer confirms the moment in which the call was sent, so when the
+/// next one is late there is half of the grace left.
+fn wait_in(grace: Duration) -> Duration {
+    match part(grace, PARTS) {
+        Duration::ZERO => LONGEST_WAIT,
+        quarter => quarter.min(LONGEST_WAIT),
+    }
+}
+
+const PARTS: u32 = 4;
+
+/// So often at least the life-line is tried, whatever the grace.
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_life_line_is_confirmed_more_often_than_every_third_of_the_grace() {
+        assert_eq!(wait_in(Duration::from_secs(1)), Duration::from_millis(250));
+        assert_eq!(wait_in(Duration::ZERO), LONGEST_WAIT);
+        assert_eq!(wait_in(Duration::from_secs(3_600)), LONGEST_WAIT);
+    }
+}

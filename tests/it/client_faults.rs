@@ -1,0 +1,286 @@
+//! The client when processes stop or die and networks are cut.
+
+#![allow(
+    clippy::print_stdout,
+    reason = "a process that others listen to, and a figure for the documents"
+)]
+
+use std::env;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rlock_client::{Client, LostReason};
+use rlock_tests::{Proxy, Server, until};
+
+use super::client::{MS, client, connect, patient, soon, url, wait_in_line};
+
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Another process that holds a lock.
+struct Holder {
+    child: Child,
+    says: BufReader<ChildStdout>,
+}
+
+impl Holder {
+    /// Starts the process and sees it hold `k`.
+    fn start(server: &Server, grace: Duration) -> Self {
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "client_faults::a_process_that_holds",
+                "--ignored",
+                "--nocapture",
+            ])
+            .env("RLOCK_HOLDER_URL", url(server))
+            .env("RLOCK_HOLDER_GRACE", grace.as_millis().to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let says = BufReader::new(child.stdout.take().unwrap());
+        let mut holder = Self { child, says };
+        holder.hear("held");
+        holder
+    }
+
+    /// Reads until it says a line with this word, and returns the line.
+    fn hear(&mut self, word: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(
+                self.says.read_line(&mut line).unwrap() > 0,
+                "it ended without {word}"
+            );
+            if line.contains(word) {
+                return line;
+            }
+        }
+    }
+
+    fn signal(&self, name: &str) {
+        let kill = format!("kill -{name} {}", self.child.id());
+        assert!(
+            Command::new("sh")
+                .args(["-c", &kill])
+                .status()
+                .unwrap()
+                .success()
+        );
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        // It may be dead already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test]
+#[ignore = "not a test: the process that others start"]
+async fn a_process_that_holds() {
+    let Ok(url) = env::var("RLOCK_HOLDER_URL") else {
+        return;
+    };
+    let grace = env::var("RLOCK_HOLDER_GRACE").unwrap().parse().unwrap();
+    let builder = Client::builder().grace(Duration::from_millis(grace));
+    let client = builder.connect(&url).await.unwrap();
+    let guard = client.lock("k").lock().await.unwrap();
+    println!("held");
+    println!("lost: {:?}", guard.lost().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_holders_lock_is_the_next_waiters_within_50_ms() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let mut best = Duration::MAX;
+    for _ in 0..5 {
+        let mut holder = Holder::start(&server, Duration::ZERO);
+        let waiting = wait_in_line(&server, &client, "k");
+        let killed = Instant::now();
+        holder.child.kill().unwrap();
+        let guard = soon(waiting).await.unwrap().unwrap();
+        best = best.min(killed.elapsed());
+        guard.unlock().await.unwrap();
+        if best < 50 * MS {
+            break;
+        }
+    }
+    println!("from kill -9 of the holder to the next one's guard: {best:?}");
+    assert!(best < 50 * MS, "{best:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_holder_with_a_grace_keeps_its_lock_for_the_grace_and_no_longer() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let mut holder = Holder::start(&server, GRACE);
+    let waiting = wait_in_line(&server, &client, "k");
+    let killed = Instant::now();
+    holder.child.kill().unwrap();
+    drop(soon(waiting).await.unwrap().unwrap());
+    let taken = killed.elapsed();
+    assert!(
+        taken + 10 * MS >= GRACE && taken < Duration::from_secs(10),
+        "{taken:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_was_stopped_for_longer_than_its_grace_says_that_it_has_lost() {
+    let server = Server::start();
+    let mut holder = Holder::start(&server, GRACE);
+    holder.signal("STOP");
+    tokio::time::sleep(GRACE + 300 * MS).await;
+    holder.signal("CONT");
+    assert!(holder.hear("lost").contains("OutOfTouch"));
+    until("its process ends and the lock is free", || {
+        server.holder("k").is_none()
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stopped_server_makes_guards_say_lost_within_the_grace_and_locks_work_when_it_goes_on() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let guard = client.lock("k").lock().await.unwrap();
+    server.freeze();
+    tokio::time::sleep(GRACE).await;
+    assert!(guard.is_lost(), "the server may do as it likes from now on");
+    assert_eq!(soon(guard.lost()).await, LostReason::OutOfTouch);
+    server.thaw();
+    assert!(guard.is_lost(), "nothing brings it back");
+    drop(guard);
+    let again = soon(client.lock("k").lock()).await.unwrap();
+    assert!(!again.is_lost());
+    soon(again.unlock()).await.unwrap();
+}
+
+/// Cuts the network with `cut`; the guard must say so within the grace.
+async fn cut_one_direction(cut: impl Fn(&Proxy)) {
+    let server = Server::start();
+    let proxy = Proxy::to(server.address());
+    let builder = Client::builder().response_timeout(400 * MS);
+    let client = builder
+        .connect(&format!("redis://{}", proxy.address()))
+        .await
+        .unwrap();
+    let guard = client.lock("k").lock().await.unwrap();
+    let wait = client.lock("k");
+    let waiting = tokio::spawn(async move { wait.lock().await });
+    until("it is in line", || server.line("k").len() == 1);
+    // And has been told so, for replies come in order.
+    client
+        .lock("other")
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
+    cut(&proxy);
+    tokio::time::sleep(GRACE).await;
+    assert!(guard.is_lost(), "the server may do as it likes from now on");
+    assert_eq!(soon(guard.lost()).await, LostReason::OutOfTouch);
+    // By then the server has given the lock to nobody.
+    assert_eq!(server.holder("k").as_deref(), Some(guard.owner().as_str()));
+    drop(guard);
+    proxy.heal();
+    let next = soon(waiting).await.unwrap().unwrap();
+    assert!(!next.is_lost());
+    soon(next.unlock()).await.unwrap();
+    soon(client.shutdown()).await;
+    until("nothing is left", || {
+        server.holder("k").is_none() && server.line("k").is_empty()
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_says_lost_when_nothing_reaches_the_server() {
+    cut_one_direction(Proxy::cut_to_server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_says_lost_when_nothing_comes_from_the_server() {
+    cut_one_direction(Proxy::cut_to_client).await;
+}
+
+/// Kills the connection that is the life-line of the only client.
+fn kill_life_line(server: &Server) {
+    let list = server.run("CLIENT LIST").text();
+    let line = list
+        .lines()
+        .find(|line| line.contains("cmd=rlock.events"))
+        .unwrap();
+    let id = line
+        .split(' ')
+        .find_map(|word| word.strip_prefix("id="))
+        .unwrap();
+    assert_eq!(server.run(format!("CLIENT KILL ID {id}")), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_life_line_that_breaks_costs_nothing_within_the_grace() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let guard = client.lock("held").lock().await.unwrap();
+    let leased = client
+        .lock("leased")
+        .lease(Duration::from_secs(20))
+        .lock()
+        .await
+        .unwrap();
+    let ends = server.run("PEXPIRETIME leased").int();
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    let waiting = wait_in_line(&server, &client, "k");
+    tokio::time::sleep(400 * MS).await;
+    for _ in 0..3 {
+        kill_life_line(&server);
+        until("it is in line again", || server.line("k").len() == 1);
+    }
+    tokio::time::sleep(GRACE + 200 * MS).await;
+    assert!(!guard.is_lost() && !leased.is_lost());
+    assert!(
+        server.run("PEXPIRETIME leased").int() <= ends + 150,
+        "confirmed, not renewed"
+    );
+    alice.let_go("k", "alice");
+    drop(soon(waiting).await.unwrap().unwrap());
+    leased.unlock().await.unwrap();
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_grace_a_broken_life_line_costs_the_holds_and_guards_hear_of_it() {
+    let server = Server::start();
+    let client = connect(patient(), &server).await;
+    let guard = client.lock("k").lock().await.unwrap();
+    kill_life_line(&server);
+    assert_eq!(soon(guard.lost()).await, LostReason::NotHeld);
+    let again = soon(client.lock("k").lock()).await.unwrap();
+    assert!(again.token() > guard.token());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hundred_waits_survive_a_restart_of_the_server() {
+    let mut server = Server::start();
+    let client = client(&server).await;
+    let guard = client.lock("k").lock().await.unwrap();
+    let waiting: Vec<_> = (0..200)
+        .map(|_| {
+            let lock = client.lock("k");
+            tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() })
+        })
+        .collect();
+    until("all are in line", || server.line("k").len() == 200);
+    server.restart();
+    for waiting in waiting {
+        soon(waiting).await.unwrap();
+    }
+    assert!(soon(guard.unlock()).await.unwrap_err().is_lost());
+    assert_eq!(server.holder("k"), None);
+}

@@ -1,0 +1,398 @@
+//! The client's session: two connections, whatever it holds and waits for; nothing left behind.
+
+#![allow(clippy::print_stdout, reason = "a figure for the documents")]
+
+use std::env;
+use std::fs;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rlock_client::{Client, LostReason, blocking};
+use rlock_tests::{Server, patience, until};
+use tokio::time::{sleep, timeout};
+use tracing::span;
+
+use super::client::{MS, calls, client, connect, poll_once, soon, url, wait_in_line};
+
+/// The session of a client, by an owner of its own.
+fn session_of(client: &Client) -> String {
+    let owner = client.owner();
+    owner.as_str().rsplit_once(':').unwrap().0.to_owned()
+}
+
+/// The connections of clients, without the one that asks. One of an earlier question may not have
+/// been seen to close yet.
+fn sockets(server: &Server) -> usize {
+    server.run("CLIENT LIST").text().lines().count() - 1
+}
+
+fn waiters(server: &Server) -> i64 {
+    server.info_number("rlock_waiters")
+}
+
+/// A random number that is the same in each run with the same seed.
+fn next_random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_holds_and_a_thousand_waits_use_two_sockets() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let mut guards = Vec::new();
+    for i in 0..1_000 {
+        guards.push(client.lock(format!("k{i}")).lock().await.unwrap());
+    }
+    let waiting: Vec<_> = (0..1_000)
+        .map(|i| {
+            let lock = client.lock(format!("k{i}"));
+            tokio::spawn(async move { lock.lock().await })
+        })
+        .collect();
+    until("all are in line", || waiters(&server) == 1_000);
+    until("its sockets are all there are", || sockets(&server) == 2);
+    assert!(guards.iter().all(|guard| !guard.is_lost()));
+    drop(guards);
+    for waiting in waiting {
+        drop(soon(waiting).await.unwrap().unwrap());
+    }
+    client.shutdown().await;
+    assert_eq!(server.run("DBSIZE"), 0);
+    until("its sockets are all there are", || sockets(&server) == 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_get_in_line_in_the_order_in_which_they_were_made() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let guard = client.lock("k").lock().await.unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut waiting = Vec::new();
+    for number in 0..50 {
+        let (lock, order) = (client.lock("k"), Arc::clone(&order));
+        let mut pending = Box::pin(async move {
+            let guard = lock.lock().await.unwrap();
+            order.lock().unwrap().push(number);
+            guard.unlock().await.unwrap();
+        });
+        assert!(poll_once(pending.as_mut()).await.is_pending());
+        waiting.push(tokio::spawn(pending));
+    }
+    guard.unlock().await.unwrap();
+    for waiting in waiting {
+        soon(waiting).await.unwrap();
+    }
+    assert_eq!(*order.lock().unwrap(), (0..50).collect::<Vec<_>>());
+}
+
+/// Polls until then, at moments finer than a timer's. Granted or not, it is dropped here.
+async fn is_granted_within<T>(patience: Duration, pending: impl Future<Output = T>) -> bool {
+    let mut pending = Box::pin(pending);
+    let ends = Instant::now() + patience;
+    loop {
+        if poll_once(pending.as_mut()).await.is_ready() {
+            return true;
+        }
+        if Instant::now() >= ends {
+            return false;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// How many locks are dropped while pending: `RLOCK_DROPS`, more in `make soak`.
+fn drops() -> u64 {
+    env::var("RLOCK_DROPS").map_or(10_000, |text| text.parse().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_dropped_at_random_moments_under_traffic_leave_no_key_and_no_waiter() {
+    let server = Server::start();
+    let clients = [client(&server).await, client(&server).await];
+    let (over, granted) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicU64::new(0)),
+    );
+    let traffic: Vec<_> = (0..4)
+        .map(|i| {
+            let lock = clients[i % 2].lock(format!("k{}", i % 2));
+            let over = Arc::clone(&over);
+            tokio::spawn(async move {
+                while !over.load(Ordering::Relaxed) {
+                    lock.lock().await.unwrap().unlock().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    let droppers: Vec<_> = (0..4_u64)
+        .map(|i| {
+            let (client, granted) = (clients[(i % 2) as usize].clone(), Arc::clone(&granted));
+            let mut random = 0x9E37_79B9_7F4A_7C15 + i;
+            tokio::spawn(async move {
+                let mut dropped = 0;
+                while dropped < drops() / 4 {
+                    let lock = client.lock(format!("k{}", next_random(&mut random) % 2));
+                    let patience = Duration::from_micros(next_random(&mut random) % 800);
+                    if is_granted_within(patience, lock.lock()).await {
+                        granted.fetch_add(1, Ordering::Relaxed);
+                    } else {
+                        dropped += 1;
+                    }
+                }
+            })
+        })
+        .collect();
+    for dropper in droppers {
+        timeout(patience(Duration::from_secs(120)), dropper)
+            .await
+            .unwrap()
+            .unwrap();
+    }
+    over.store(true, Ordering::Relaxed);
+    for task in traffic {
+        soon(task).await.unwrap();
+    }
+    for client in &clients {
+        soon(client.shutdown()).await;
+    }
+    assert_eq!((server.run("DBSIZE").int(), waiters(&server)), (0, 0));
+    let granted = granted.load(Ordering::Relaxed);
+    println!(
+        "{} pending locks and {granted} guards dropped: no key, no waiter",
+        drops()
+    );
+    assert!(granted > 0, "some are dropped as guards");
+    until("its sockets are all there are", || sockets(&server) == 4);
+}
+
+/// What this process has in memory, in KiB.
+fn resident_kib() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.unwrap()
+        .trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "heavy, and it must be alone in its process: make soak"]
+async fn a_hundred_thousand_locks_taken_and_dropped_leak_nothing() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let owner = client.owner();
+    let mut before = 0;
+    for i in 0..100_000 {
+        let lock = client.lock(format!("k{i}"));
+        let guard = if i % 2 == 0 {
+            lock.lock().await.unwrap()
+        } else {
+            lock.owner(&owner).try_lock().await.unwrap()
+        };
+        guard.unlock().await.unwrap();
+        if i == 10_000 {
+            before = resident_kib();
+        }
+    }
+    client.shutdown().await;
+    let grown = resident_kib().saturating_sub(before);
+    println!("100,000 locks taken and dropped: {grown} KiB more than after 10,000");
+    assert!(grown < 2_048, "{grown} KiB");
+    assert_eq!(server.run("DBSIZE"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_that_nobody_waits_for_is_given_back() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let session = session_of(&client);
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    let stray = format!("RLOCK.ACQUIRE k stray 30000 QUEUE 0 SESSION {session}");
+    assert_eq!(server.run(stray).ints(), [-1, 1]);
+    let releases = calls(&server, "release");
+    alice.let_go("k", "alice");
+    until("it is released", || server.holder("k").is_none());
+    assert_eq!(calls(&server, "release"), releases + 2);
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_circle_of_two_owners_is_refused_and_named() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let (ann, ben) = (client.owner(), client.owner());
+    let first = client.lock("a").owner(&ann).lock().await.unwrap();
+    let second = client.lock("b").owner(&ben).lock().await.unwrap();
+    let lock = client.lock("b").owner(&ann);
+    let waiting = tokio::spawn(async move { lock.lock().await });
+    until("ann waits for b", || server.line("b").len() == 1);
+    let error = client.lock("a").owner(&ben).lock().await.unwrap_err();
+    assert!(error.is_deadlock(), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains(ann.as_str()) && text.contains(ben.as_str()),
+        "{text}"
+    );
+    second.unlock().await.unwrap();
+    drop(soon(waiting).await.unwrap().unwrap());
+    first.unlock().await.unwrap();
+    client.shutdown().await;
+    assert_eq!(server.run("DBSIZE"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn max_hold_ends_a_hold_that_would_be_renewed_for_ever() {
+    let server = Server::start();
+    let client = connect(
+        Client::builder().lease(300 * MS).max_hold(900 * MS),
+        &server,
+    )
+    .await;
+    let guard = client.lock("k").lock().await.unwrap();
+    let taken = Instant::now();
+    let waiting = wait_in_line(&server, &client, "k");
+    assert_eq!(soon(guard.lost()).await, LostReason::MaxHold);
+    assert!(
+        taken.elapsed() > 500 * MS,
+        "it was renewed: {:?}",
+        taken.elapsed()
+    );
+    assert!(guard.renew().await.unwrap_err().is_lost());
+    let next = soon(waiting).await.unwrap().unwrap();
+    assert!(next.token() > guard.token());
+    let short = client
+        .lock("other")
+        .max_hold(200 * MS)
+        .lock()
+        .await
+        .unwrap();
+    assert!(server.run("PTTL other").int() <= 200);
+    assert_eq!(soon(short.lost()).await, LostReason::MaxHold);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_loses_its_session_to_another_connection_is_told_so() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let guard = client.lock("held").lock().await.unwrap();
+    server.connect().take("k", "alice");
+    let waiting = wait_in_line(&server, &client, "k");
+    let mut thief = server.connect();
+    thief.run(format!("RLOCK.EVENTS {}", session_of(&client)));
+    assert_eq!(soon(guard.lost()).await, LostReason::TakenOver);
+    let error = soon(waiting).await.unwrap().unwrap_err();
+    assert!(
+        error.is_could_not_ask() && error.to_string().contains("taken over"),
+        "{error}"
+    );
+    let error = client.lock("new").lock().await.unwrap_err();
+    assert!(error.to_string().contains("taken over"), "{error}");
+    until("the wait was withdrawn", || server.line("k").is_empty());
+}
+
+#[test]
+fn programs_without_async_have_the_same_locks() {
+    let server = Server::start();
+    let client = blocking::Client::connect(&url(&server)).unwrap();
+    let guard = client.lock("k").lock().unwrap();
+    assert_eq!(server.holder("k").as_deref(), Some(guard.owner().as_str()));
+    assert!(client.lock("k").try_lock().unwrap_err().is_not_acquired());
+    assert!(
+        client
+            .lock("k")
+            .lock_timeout(20 * MS)
+            .unwrap_err()
+            .is_not_acquired()
+    );
+    guard.renew().unwrap();
+    assert_eq!(guard.lost_within(20 * MS), None);
+    let again = client.lock("k").owner(guard.owner()).lock().unwrap();
+    assert_eq!(again.token(), guard.token());
+    again.unlock().unwrap();
+
+    let (granted, told) = mpsc::channel();
+    let lock = client.lock("k");
+    let other = thread::spawn(move || granted.send(lock.lock().unwrap()).unwrap());
+    until("the other thread is in line", || {
+        server.line("k").len() == 1
+    });
+    guard.unlock().unwrap();
+    let next = told
+        .recv_timeout(patience(Duration::from_secs(15)))
+        .unwrap();
+    other.join().unwrap();
+    server.run("RLOCK.BREAK k");
+    let reason = next.lost_within(patience(Duration::from_secs(15)));
+    assert_eq!(reason, Some(LostReason::Broken));
+    assert!(next.is_lost());
+    drop(
+        client
+            .lock("dropped")
+            .lease(Duration::from_secs(60))
+            .lock()
+            .unwrap(),
+    );
+    client.shutdown();
+    assert_eq!(server.run("DBSIZE"), 0);
+    drop((client, next));
+    until("its connections are closed", || sockets(&server) == 0);
+}
+
+/// Remembers the names of the spans that were opened.
+#[derive(Clone, Default)]
+struct Spans(Arc<Mutex<Vec<&'static str>>>);
+
+impl tracing::Subscriber for Spans {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, span: &span::Attributes<'_>) -> span::Id {
+        let mut names = self.0.lock().unwrap();
+        if span.metadata().target().starts_with("rlock_client") {
+            names.push(span.metadata().name());
+        }
+        span::Id::from_u64(names.len().max(1) as u64)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+#[test]
+fn waits_holds_renewals_and_releases_are_spans() {
+    let server = Server::start();
+    let spans = Spans::default();
+    // With a single subscriber `tracing` asks that of the thread which comes first to a span, and
+    // other tests run on threads that have none.
+    let _second = tracing::Dispatch::new(Spans::default());
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    tracing::subscriber::with_default(spans.clone(), || {
+        runtime.block_on(async {
+            let client = connect(Client::builder().renew_every(20 * MS), &server).await;
+            let guard = client.lock("k").lock().await.unwrap();
+            while calls(&server, "renew") == 0 {
+                sleep(5 * MS).await;
+            }
+            guard.unlock().await.unwrap();
+        });
+    });
+    let names = spans.0.lock().unwrap();
+    for name in ["wait", "hold", "renew", "release"] {
+        assert!(names.contains(&name), "{name} in {names:?}");
+    }
+}
