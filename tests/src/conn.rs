@@ -1,7 +1,7 @@
 //! One connection to a server.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use crate::eventually::patience;
@@ -260,8 +260,12 @@ impl Conn {
     }
 
     /// Shuts the socket: the server sees its client go.
+    ///
+    /// Dropping it may come too late for that: a process that another test is just starting has a
+    /// copy of every socket until it runs its program.
     pub fn close(self) {
-        drop(self);
+        // The server may have been quicker, and then there is nothing to shut.
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 
     /// Bytes that are not a reply, up to and with `end`: the beginning of a replication stream.

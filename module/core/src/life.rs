@@ -70,8 +70,8 @@ impl Locks {
             for id in belongings.waiters {
                 let waiter = self.withdraw(id);
                 count(&mut self.counters.departures);
-                // A queued one has nobody left to be told; one that is blocked on a connection of its
-                // own has.
+                // A queued one has nobody left to be told; one that is blocked on a connection of
+                // its own has.
                 if let Some(Seat::Client { handle, .. }) = waiter.map(|waiter| waiter.seat) {
                     let why = Dismissal::Refused(Refusal::NoSession);
                     effects.push(Effect::Dismiss {

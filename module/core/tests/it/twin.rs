@@ -95,6 +95,8 @@ pub(crate) struct Twin {
     /// Waiters that left because there is nothing to wait for.
     pub(crate) refused: u64,
     pub(crate) life: Life,
+    /// Whether the core refused the present wait as one without an end.
+    pub(crate) is_found: bool,
     last_token: i64,
 }
 
@@ -221,6 +223,10 @@ impl Twin {
 
     fn closes_a_circle(&self, place: &Place, owner: &[u8]) -> bool {
         let mut graph = self.graph();
+        if graph.is_in_a_circle(owner) {
+            // One that others made by what they wrote stands without this wait.
+            return self.is_found;
+        }
         let line = graph.lines.entry(place.clone()).or_default();
         line.push(owner.to_vec());
         graph.is_in_a_circle(owner)

@@ -319,6 +319,7 @@ impl World {
                     waiters_max: usize::try_from(WAITERS_MAX).unwrap(),
                 };
                 let of_core = self.acquire(&place(lock), asked)?;
+                self.twin.is_found = of_core == Reply::Deadlock;
                 let now = self.clock.now;
                 Ok((of_core, self.twin.acquire(&place(lock), asked, now)))
             }
