@@ -110,14 +110,11 @@ impl DeadlockSearch {
             return self.go_on(lines);
         };
         let visited = Rc::clone(&self.visited);
-        if holders.iter().any(|holder| **holder == *visited) {
-            // What one holds is re-entered, never waited for.
-            return self.go_on(lines);
-        }
-        let mut waited_for: Vec<Rc<[u8]>> = holders
-            .iter()
-            .map(|holder| Rc::from(holder.as_ref()))
-            .collect();
+        // What one holds is re-entered, never waited for. But a second wait of its holder, behind
+        // others, is over only when they are.
+        let holds = holders.iter().any(|holder| **holder == *visited);
+        let others = holders.iter().filter(|_| !holds);
+        let mut waited_for: Vec<Rc<[u8]>> = others.map(|holder| Rc::from(&**holder)).collect();
         if let Some(line) = place.line {
             // The new wait stands behind everybody.
             let of = (!place.is_new).then_some(&*visited);

@@ -347,6 +347,67 @@ fn once_failed() -> Vec<(&'static str, Vec<Op>)> {
             Op::Exec,
         ],
     )]
+    .into_iter()
+    .chain(once_failed_with_sessions())
+    .collect()
+}
+
+fn once_failed_with_sessions() -> Vec<(&'static str, Vec<Op>)> {
+    let events = |session| Op::Events {
+        session,
+        client: session,
+        block_ms: None,
+        grace_ms: 20,
+    };
+    let queue = |owner, session| Op::Acquire {
+        lock: 0,
+        owner,
+        lease_ms: 50,
+        waits: Waits::Queue(0),
+        session: Some(session),
+        once: false,
+    };
+    let block = |owner| Op::Acquire {
+        lock: 0,
+        owner,
+        lease_ms: 50,
+        waits: Waits::Block(0),
+        session: None,
+        once: false,
+    };
+    let renew = |owner, session| Op::Renew {
+        lock: 0,
+        owner,
+        lease_ms: 50,
+        token: Named::No,
+        session,
+    };
+    let granted_to_0 = [queue(1, 0), queue(0, 1), Op::Break { lock: 0 }];
+    let begin = [events(0), events(1)];
+    vec![
+        (
+            "a grant that RENEW has confirmed is not taken back",
+            [
+                &begin[..],
+                &granted_to_0,
+                &[renew(0, None), Op::Close { client: 1 }],
+            ]
+            .concat(),
+        ),
+        (
+            "nor is it when the hold belongs to another session by then",
+            [
+                &begin[..],
+                &granted_to_0,
+                &[queue(0, 0), renew(0, None), Op::Close { client: 1 }],
+            ]
+            .concat(),
+        ),
+        (
+            "after a demotion nothing is due",
+            vec![block(1), block(0), block(0), Op::Demote],
+        ),
+    ]
 }
 
 #[test]
