@@ -26,6 +26,8 @@ pub(crate) struct Lifeline {
     /// When the last call that was answered had been sent. What has not been told in its answer
     /// has not happened before.
     answered: Instant,
+    /// When a call was last given up without an answer.
+    given_up: Option<Instant>,
 }
 
 impl Lifeline {
@@ -45,6 +47,7 @@ impl Lifeline {
             connection,
             attachment,
             answered: sent,
+            given_up: None,
         })
     }
 
@@ -52,14 +55,25 @@ impl Lifeline {
     pub(crate) async fn run(mut self) {
         loop {
             let error = self.listen().await;
-            if is_taken_over(&error) {
+            if is_taken_over(&error) && !self.may_be_ourselves() {
                 return self.session.over(LostReason::TakenOver);
             }
-            self.session.broken(error);
-            if self.attach_again().await.is_err() {
-                return self.session.over(LostReason::TakenOver);
-            }
+            self.give_up(error);
+            self.attach_again().await;
         }
+    }
+
+    fn give_up(&mut self, error: Error) {
+        if !is_taken_over(&error) {
+            self.given_up = Some(Instant::now());
+        }
+        self.session.broken(error);
+    }
+
+    /// A call that was given up may reach the server long after, when the network lets it through:
+    /// then it is our own former connection that takes the session over, and it is gone already.
+    fn may_be_ourselves(&self) -> bool {
+        self.given_up.is_some_and(|at| at.elapsed() < STRAY_FOR)
     }
 
     /// Calls and delivers until a call fails.
@@ -84,7 +98,7 @@ impl Lifeline {
     /// Connects and attaches until it works, and has all holds confirmed. The old connection is
     /// kept until then: if only its replies are late, closing it would cost our waiters their
     /// places.
-    async fn attach_again(&mut self) -> Result<(), Error> {
+    async fn attach_again(&mut self) {
         let mut backoff = Backoff::new();
         loop {
             match self.try_to_attach().await {
@@ -92,11 +106,9 @@ impl Lifeline {
                     self.connection = connection;
                     self.attachment = self.session.attached(sent);
                     self.deliver(events, sent);
-                    self.confirm_holds();
-                    return Ok(());
+                    return self.confirm_holds();
                 }
-                Err(error) if is_taken_over(&error) => return Err(error),
-                Err(error) => self.session.broken(error),
+                Err(error) => self.give_up(error),
             }
             sleep(backoff.next()).await;
         }
@@ -180,6 +192,9 @@ fn wait_in(grace: Duration) -> Duration {
 }
 
 const PARTS: u32 = 4;
+
+/// For so long after a call was given up it may still arrive.
+const STRAY_FOR: Duration = Duration::from_secs(60);
 
 /// So often at least the life-line is tried, whatever the grace.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
