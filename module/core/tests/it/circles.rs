@@ -37,8 +37,8 @@ impl Graph {
             let last = line.iter().rposition(|waiter| waiter == owner);
             let holds = self.holders_of(place).any(|holder| holder == owner);
             let Some(last) = last else { continue };
-            // What one holds is re-entered, never waited for; but a second wait of its holder stands
-            // behind those ahead of it.
+            // What one holds is re-entered, never waited for; but a second wait of its holder
+            // stands behind those ahead of it.
             found.extend(self.holders_of(place).filter(|_| !holds).cloned());
             let ahead = line[..last].iter();
             found.extend(
