@@ -49,7 +49,7 @@ struct Place {
 /// What a search needs, or has found.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Who holds this lock? To be answered with [`DeadlockSearch::holders`].
+    /// Who holds this lock? To be answered with [`crate::Locks::search_on`].
     Ask(LockKey),
     /// A circle: the wait is to be refused.
     Circle(Refusal),
