@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use rlock_tests::Server;
 
-use crate::numbers::{median, ratio};
+use crate::numbers::{median, order, ratio};
 use crate::scripts;
 use crate::uncontended::cpu_us;
-use crate::wire::{Wire, load};
+use crate::wire::{Wire, load, request};
 
 const CLIENTS: usize = 50;
 
@@ -18,8 +18,9 @@ struct Fight {
     grants_per_second: f64,
     attempts_per_grant: f64,
     cpu_us_per_grant: f64,
-    /// The least and the largest number of wins of a client.
-    wins: (u64, u64),
+    /// The wins of the client with the fewest and of that with the most, in percent of the mean.
+    least_wins: f64,
+    most_wins: f64,
 }
 
 pub(crate) fn measure(server: &Server, quick: bool) {
@@ -27,9 +28,11 @@ pub(crate) fn measure(server: &Server, quick: bool) {
     let (rounds, length) = if quick { (1, 1) } else { (5, 3) };
     let length = Duration::from_secs(length);
     let mut fights = [Vec::new(), Vec::new()];
-    for _ in 0..rounds {
-        fights[0].push(fight(server, length, &rlock));
-        fights[1].push(fight(server, length, &scripts_with_messages));
+    let clients: [&Client; 2] = [&rlock, &scripts_with_messages];
+    for round in 0..rounds {
+        for index in order(clients.len(), round) {
+            fights[index].push(fight(server, length, clients[index]));
+        }
     }
     println!(
         "  {:<41} grants/s   attempts/grant   CPU us/grant   wins of a client",
@@ -40,14 +43,13 @@ pub(crate) fn measure(server: &Server, quick: bool) {
         .zip(&fights)
     {
         let of = |value: fn(&Fight) -> f64| median(&fights.iter().map(value).collect::<Vec<_>>());
-        let last = fights.last().unwrap();
         println!(
-            "  {name:<41} {:>8.0} {:>16.2} {:>14.1}   {} to {}",
+            "  {name:<41} {:>8.0} {:>16.2} {:>14.1}   {:.1} to {:.1} % of the mean",
             of(|fight| fight.grants_per_second),
             of(|fight| fight.attempts_per_grant),
             of(|fight| fight.cpu_us_per_grant),
-            last.wins.0,
-            last.wins.1,
+            of(|fight| fight.least_wins),
+            of(|fight| fight.most_wins),
         );
     }
     let all = |index: usize, value: fn(&Fight) -> f64| -> Vec<f64> {
@@ -98,11 +100,13 @@ fn fight(server: &Server, length: Duration, client: &Client) -> Fight {
         (wins, cpu_us(server) - before)
     });
     let grants = wins.iter().sum::<u64>() as f64;
+    let percent = |wins: Option<&u64>| *wins.unwrap() as f64 * 100.0 * CLIENTS as f64 / grants;
     Fight {
         grants_per_second: grants / length.as_secs_f64(),
         attempts_per_grant: ring.attempts.load(Ordering::Relaxed) as f64 / grants,
         cpu_us_per_grant: cpu / grants,
-        wins: (*wins.iter().min().unwrap(), *wins.iter().max().unwrap()),
+        least_wins: percent(wins.iter().min()),
+        most_wins: percent(wins.iter().max()),
     }
 }
 
@@ -115,42 +119,48 @@ impl Ring {
 fn rlock(server: &Server, number: usize, ring: &Ring) -> u64 {
     let mut wire = Wire::open(server);
     let owner = format!("client:{number}");
+    let acquire = request(&["RLOCK.ACQUIRE", "fought", &owner, "30000", "BLOCK", "0"]);
+    let release = request(&["RLOCK.RELEASE", "fought", &owner]);
     let mut wins = 0;
     ring.start.wait();
     while !ring.over.load(Ordering::Relaxed) {
         ring.attempt();
-        wire.ask(
-            &["RLOCK.ACQUIRE", "fought", &owner, "30000", "BLOCK", "0"],
-            3,
-        );
+        wire.send(&acquire);
+        wire.expect(["*2", ":1", ":"].into_iter());
         wins += 1;
-        wire.ask(&["RLOCK.RELEASE", "fought", &owner], 1);
+        wire.send(&release);
+        wire.expect([":0"].into_iter());
     }
     wins
 }
 
-/// As the usual client does it: try, and after each message try again.
+/// As the usual client does it: try, and after each message try again. Messages that have piled up
+/// by then count as one.
 fn scripts_with_messages(server: &Server, number: usize, ring: &Ring) -> u64 {
     let (mut wire, mut messages) = (Wire::open(server), Wire::open(server));
     let acquire = load(&mut wire, scripts::ACQUIRE);
     let release = load(&mut wire, scripts::RELEASE);
     messages.ask(&["SUBSCRIBE", "over"], 6);
     let (owner, latch) = (format!("client:{number}"), format!("latch:{number}"));
+    let acquire = request(&["EVALSHA", &acquire, "1", "scripted", "30000", &owner]);
+    let release = request(&[
+        "EVALSHA", &release, "3", "scripted", "over", &latch, &owner, "30000", "16000",
+    ]);
+    let delete_latch = request(&["DEL", &latch]);
     let mut wins = 0;
     ring.start.wait();
     while !ring.over.load(Ordering::Relaxed) {
         ring.attempt();
-        let reply = wire.ask(&["EVALSHA", &acquire, "1", "scripted", "30000", &owner], 1);
-        if reply[0] == b':' {
+        wire.send(&acquire);
+        if wire.lines(1)[0] == b':' {
             messages.lines(7);
             continue;
         }
         wins += 1;
-        let words = [
-            "EVALSHA", &release, "3", "scripted", "over", &latch, &owner, "30000", "16000",
-        ];
-        wire.ask(&words, 1);
-        wire.ask(&["DEL", &latch], 1);
+        wire.send(&release);
+        wire.expect([":1"].into_iter());
+        wire.send(&delete_latch);
+        wire.expect([":1"].into_iter());
     }
     // Those who still sleep are to see that it is over.
     wire.ask(&["PUBLISH", "over", "0"], 1);

@@ -25,9 +25,10 @@ fn main() {
     let quick = std::env::args().any(|word| word == "--quick");
     let server = Server::start();
     println!(
-        "{}, {} pass\n",
+        "{}, {} pass, load before it {}\n",
         server_name(&server),
-        if quick { "quick" } else { "full" }
+        if quick { "quick" } else { "full" },
+        load_average()
     );
     uncontended::measure(&server, quick);
     hand_over::measure(&server, quick);
@@ -40,4 +41,11 @@ fn server_name(server: &Server) -> String {
         Some(valkey) => format!("Valkey {valkey}"),
         None => format!("Redis {redis}"),
     }
+}
+
+/// How many processes wanted a core in the last minute: much above zero, and others are in the way.
+fn load_average() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let minute = text.split(' ').next().filter(|minute| !minute.is_empty());
+    minute.unwrap_or("unknown").to_owned()
 }

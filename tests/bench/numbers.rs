@@ -24,3 +24,13 @@ pub(crate) fn ratio(of: &[f64], to: &[f64]) -> String {
     let (low, high) = (quantile(&ratios, 0.0), quantile(&ratios, 1.0));
     format!("{:.2} ({low:.2}-{high:.2})", median(&ratios))
 }
+
+/// The indexes of contenders in the order of this round: to and fro, so that nobody always runs
+/// after the same neighbour.
+pub(crate) fn order(contenders: usize, round: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..contenders).collect();
+    if round % 2 == 1 {
+        order.reverse();
+    }
+    order
+}

@@ -4,21 +4,46 @@ use std::time::Instant;
 
 use rlock_tests::Server;
 
-use crate::numbers::{median, ratio};
+use crate::numbers::{median, order, ratio};
 use crate::scripts;
 use crate::wire::{Wire, load, request};
 
 const CONNECTIONS: usize = 50;
 const OWNER: &str = "0b6bdc62-8d5c-4c0e-9d6f-6b8a5c1f2e3d:1234";
 
-/// The requests that take a key, and those that give it back.
-type Pair = [Vec<Vec<u8>>; 2];
+/// What is sent, and the lines of the replies to it.
+#[derive(Default)]
+struct Step {
+    bytes: Vec<u8>,
+    lines: Vec<&'static str>,
+}
 
-/// A way to lock, and how many lines the replies to a pair have.
+impl Step {
+    fn of(words: &[&str], lines: &[&'static str]) -> Self {
+        Self {
+            bytes: request(words),
+            lines: lines.to_vec(),
+        }
+    }
+
+    fn append(&mut self, other: Self) {
+        self.bytes.extend(other.bytes);
+        self.lines.extend(other.lines);
+    }
+}
+
+/// How a key is taken and given back.
+struct Pair {
+    take: Step,
+    give: Step,
+    /// Sent after the reply to `give` and not waited for: it goes out with the next `take`.
+    afterwards: Step,
+}
+
+/// A way to lock.
 struct Contender {
     name: &'static str,
     pair: Box<dyn Fn(&str) -> Pair>,
-    lines: usize,
 }
 
 /// What one round of a contender gave.
@@ -42,9 +67,12 @@ pub(crate) fn measure(server: &Server, quick: bool) {
             .iter()
             .map(|contender| Load::new(server, contender, pipeline))
             .collect();
-        for _ in 0..rounds {
-            for (load, results) in loads.iter_mut().zip(&mut results) {
-                results.push(load.round(server, pairs));
+        for load in &mut loads {
+            load.round(server, pairs / 10);
+        }
+        for round in 0..rounds {
+            for index in order(contenders.len(), round) {
+                results[index].push(loads[index].round(server, pairs));
             }
         }
         print(pipeline, &contenders, &results);
@@ -56,77 +84,82 @@ fn contenders(server: &Server) -> Vec<Contender> {
     let compare_and_delete = load(&mut wire, scripts::COMPARE_AND_DELETE);
     let acquire = load(&mut wire, scripts::ACQUIRE);
     let release = load(&mut wire, scripts::RELEASE);
-    let set = |key: &str| request(&["SET", key, OWNER, "NX", "PX", "30000"]);
+    let set = |key: &str| Step::of(&["SET", key, OWNER, "NX", "PX", "30000"], &["+OK"]);
+    let nothing = Step::default;
     vec![
         Contender {
             name: "RLOCK.ACQUIRE + RLOCK.RELEASE",
-            pair: Box::new(|key| {
-                let take = request(&["RLOCK.ACQUIRE", key, OWNER, "30000"]);
-                [vec![take], vec![request(&["RLOCK.RELEASE", key, OWNER])]]
+            pair: Box::new(move |key| Pair {
+                take: Step::of(&["RLOCK.ACQUIRE", key, OWNER, "30000"], &["*2", ":1", ":"]),
+                give: Step::of(&["RLOCK.RELEASE", key, OWNER], &[":0"]),
+                afterwards: nothing(),
             }),
-            lines: 4,
         },
         Contender {
             name: "SET NX PX + DEL",
-            pair: Box::new(move |key| [vec![set(key)], vec![request(&["DEL", key])]]),
-            lines: 2,
+            pair: Box::new(move |key| Pair {
+                take: set(key),
+                give: Step::of(&["DEL", key], &[":1"]),
+                afterwards: nothing(),
+            }),
         },
         Contender {
             name: "SET NX PX + compare-and-delete script",
-            pair: Box::new(move |key| {
-                let give = request(&["EVALSHA", &compare_and_delete, "1", key, OWNER]);
-                [vec![set(key)], vec![give]]
+            pair: Box::new(move |key| Pair {
+                take: set(key),
+                give: Step::of(&["EVALSHA", &compare_and_delete, "1", key, OWNER], &[":1"]),
+                afterwards: nothing(),
             }),
-            lines: 2,
         },
         Contender {
             name: "re-entrant scripts with message and latch",
             pair: Box::new(move |key| {
                 let (channel, latch) = (format!("released:{{{key}}}"), format!("latch:{{{key}}}"));
-                let take = request(&["EVALSHA", &acquire, "1", key, "30000", OWNER]);
                 let words = [
                     "EVALSHA", &release, "3", key, &channel, &latch, OWNER, "30000", "16000",
                 ];
-                [vec![take], vec![request(&words), request(&["DEL", &latch])]]
+                Pair {
+                    take: Step::of(&["EVALSHA", &acquire, "1", key, "30000", OWNER], &["$-1"]),
+                    give: Step::of(&words, &[":1"]),
+                    // The first DEL of all finds no latch yet.
+                    afterwards: Step::of(&["DEL", &latch], &[":"]),
+                }
             }),
-            lines: 3,
         },
     ]
 }
 
-/// The connections of a contender, and what each of them sends at a time.
+/// The connections of a contender, and what each of them sends, step by step.
 struct Load {
-    wires: Vec<Wire>,
-    batches: Vec<Vec<Vec<u8>>>,
-    lines: usize,
+    connections: Vec<(Wire, Vec<Step>)>,
     pairs_at_a_time: usize,
 }
 
 impl Load {
     fn new(server: &Server, contender: &Contender, pipeline: usize) -> Self {
-        let pairs = (pipeline / 2).max(1);
-        let batches = (0..CONNECTIONS).map(|connection| {
-            let (mut takes, mut gives) = (Vec::new(), Vec::new());
-            for pair in 0..pairs {
-                let [take, give] = (contender.pair)(&format!("lock:{connection}:{pair}"));
-                takes.extend(take);
-                gives.extend(give);
+        let pairs_at_a_time = (pipeline / 2).max(1);
+        let connections = (0..CONNECTIONS).map(|connection| {
+            let (mut first, mut gives) = (Step::default(), Step::default());
+            let mut takes = Step::default();
+            for number in 0..pairs_at_a_time {
+                let pair = (contender.pair)(&format!("lock:{connection}:{number}"));
+                first.append(pair.afterwards);
+                takes.append(pair.take);
+                gives.append(pair.give);
             }
-            takes.append(&mut gives);
-            // Without a pipeline each command waits for the one before.
-            if pipeline == 1 {
-                takes
+            first.append(takes);
+            // Without a pipeline the release waits for the grant.
+            let steps = if pipeline == 1 {
+                vec![first, gives]
             } else {
-                vec![takes.concat()]
-            }
+                first.append(gives);
+                vec![first]
+            };
+            (Wire::open(server), steps)
         });
-        let batches = batches.collect();
-        let wires = (0..CONNECTIONS).map(|_| Wire::open(server)).collect();
         Self {
-            wires,
-            batches,
-            lines: contender.lines * pairs,
-            pairs_at_a_time: pairs,
+            connections: connections.collect(),
+            pairs_at_a_time,
         }
     }
 
@@ -147,17 +180,12 @@ impl Load {
 
     /// Every connection sends, then every connection reads.
     fn turn(&mut self) {
-        let steps = self.batches[0].len();
-        let mut left = vec![self.lines; CONNECTIONS];
-        for step in 0..steps {
-            for (wire, batch) in self.wires.iter_mut().zip(&self.batches) {
-                wire.send(&batch[step]);
+        for step in 0..self.connections[0].1.len() {
+            for (wire, steps) in &mut self.connections {
+                wire.send(&steps[step].bytes);
             }
-            for (wire, left) in self.wires.iter_mut().zip(&mut left) {
-                // Of several steps each but the first has one line.
-                let lines = if step == 0 { *left - (steps - 1) } else { 1 };
-                wire.lines(lines);
-                *left -= lines;
+            for (wire, steps) in &mut self.connections {
+                wire.expect(steps[step].lines.iter().copied());
             }
         }
     }
@@ -165,12 +193,7 @@ impl Load {
 
 /// The server's CPU time so far, in microseconds.
 pub(crate) fn cpu_us(server: &Server) -> f64 {
-    let seconds = |field| {
-        server
-            .info(field)
-            .and_then(|text| text.parse::<f64>().ok())
-            .unwrap_or(0.0)
-    };
+    let seconds = |field| server.info(field).unwrap().parse::<f64>().unwrap();
     (seconds("used_cpu_user") + seconds("used_cpu_sys")) * 1e6
 }
 

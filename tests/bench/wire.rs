@@ -1,5 +1,5 @@
 //! A connection that costs its user as little as possible: requests are bytes made beforehand, and
-//! of replies only the lines are counted.
+//! replies are looked at line by line, where they were received.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -34,12 +34,14 @@ impl Wire {
         self.stream.write_all(bytes).unwrap();
     }
 
-    /// Reads that many lines and returns them. An error reply stops the benchmark.
+    /// Reads that many lines, or several times as many if they are here already, and returns them.
+    /// An error reply stops the benchmark.
     #[allow(clippy::naive_bytecount, reason = "replies are short")]
     pub(crate) fn lines(&mut self, count: usize) -> &[u8] {
         let mut len = 0;
         let mut seen = 0;
-        while seen < count {
+        // A message that has come only half is waited for: its rest would pass for the next one.
+        while seen < count || seen % count != 0 {
             let read = self.stream.read(&mut self.buffer[len..]).unwrap();
             assert!(read > 0, "the server hung up");
             seen += self.buffer[len..len + read]
@@ -55,6 +57,21 @@ impl Wire {
             reply.escape_ascii()
         );
         reply
+    }
+
+    /// Reads the lines of a reply. One that says anything else stops the benchmark: a lock that
+    /// was not given would be counted as one that was. `:` stands for any number.
+    pub(crate) fn expect<'a>(&mut self, lines: impl ExactSizeIterator<Item = &'a str>) {
+        let reply = self.lines(lines.len());
+        let said = reply.split(|byte| *byte == b'\n');
+        for (said, expected) in said.zip(lines) {
+            let said = said.strip_suffix(b"\r").unwrap_or(said);
+            let fits = match expected {
+                ":" => said.first() == Some(&b':'),
+                exactly => said == exactly.as_bytes(),
+            };
+            assert!(fits, "{expected} expected: {}", reply.escape_ascii());
+        }
     }
 
     pub(crate) fn ask(&mut self, words: &[&str], lines: usize) -> &[u8] {

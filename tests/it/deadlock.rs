@@ -195,10 +195,10 @@ fn what_one_holds_is_reentered_and_never_waited_for() {
     is_refused(&mut conn, "x", "bob");
 }
 
-/// Bob holds `k` and waits for it once more, behind Carol, who waits for Dave as well. He needs
-/// nobody to leave it: Dave may wait for what else Bob has.
+/// Bob holds `k` and waits for it once more, behind Carol, who waits for Dave as well. Once Bob gives
+/// `k` back Carol is granted, and then Bob waits for Carol, she for Dave, and he for Bob.
 #[test]
-fn a_second_wait_for_what_one_holds_by_now_closes_no_circle() {
+fn a_second_wait_behind_others_closes_a_circle_with_the_next_grant() {
     let server = Server::start();
     let mut conn = held(&server, &[("k", "alice"), ("m", "dave"), ("n", "bob")]);
     for (name, owner) in [("k", "bob"), ("k", "carol"), ("k", "bob"), ("m", "carol")] {
@@ -207,6 +207,8 @@ fn a_second_wait_for_what_one_holds_by_now_closes_no_circle() {
     conn.let_go("k", "alice");
     assert_eq!(server.holder("k").as_deref(), Some("bob"));
     assert_eq!(server.line("k"), ["carol", "bob"]);
+    is_refused(&mut conn, "n", "dave");
+    conn.run("RLOCK.CANCEL k bob");
     waits(&mut conn, "n", "dave");
 }
 
