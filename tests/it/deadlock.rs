@@ -195,8 +195,8 @@ fn what_one_holds_is_reentered_and_never_waited_for() {
     is_refused(&mut conn, "x", "bob");
 }
 
-/// Bob holds `k` and waits for it once more, behind Carol, who waits for Dave as well. Once Bob gives
-/// `k` back Carol is granted, and then Bob waits for Carol, she for Dave, and he for Bob.
+/// Bob holds `k` and waits for it once more, behind Carol, who waits for Dave as well. Once Bob
+/// gives `k` back Carol is granted, and then Bob waits for Carol, she for Dave, and he for Bob.
 #[test]
 fn a_second_wait_behind_others_closes_a_circle_with_the_next_grant() {
     let server = Server::start();
