@@ -1,5 +1,5 @@
 //! What must be done outside of any command: waits that are over, leases that have ended, keys that
-//! others changed, grants that could not be delivered.
+//! others changed, grants that could not be delivered, sessions that have ended.
 //!
 //! All of it is done by one timer, in the event loop, because nowhere else is a write safe: within
 //! a keyspace event it would reach the replicas before the change that caused it, and during a
@@ -60,13 +60,30 @@ struct Pump;
 
 impl Timers for Pump {
     fn fire(ctx: Ctx<'_>) {
-        state::with(|state| (state.timer, state.pumping) = (None, true));
+        let at_work = AtWork::begin();
         let retry = run(ctx);
-        state::with(|state| state.pumping = false);
+        drop(at_work);
         match retry {
             Some(Retry) => start(ctx, clock::now(), RETRY_MS),
             None => arm(ctx, clock::now()),
         }
+    }
+}
+
+/// While it lives, nothing arms the timer. It ends with the work, however that ends: a timer that
+/// is never armed again would leave every waiter standing.
+struct AtWork;
+
+impl AtWork {
+    fn begin() -> Self {
+        state::with(|state| (state.timer, state.pumping) = (None, true));
+        Self
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        state::with(|state| state.pumping = false);
     }
 }
 

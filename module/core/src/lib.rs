@@ -13,10 +13,13 @@
 //! their deadlines, the last token minted and the counters. Everything else is read anew each time,
 //! because anybody may write to the keyspace.
 //!
-//! What happens without a command arrives in two ways. When a key changed under its waiters, the
-//! driver calls [`Locks::touched`]; when [`Locks::next_deadline`] has passed, [`Locks::passed`].
-//! Both only mark lines; the driver then walks [`Locks::next_to_settle`] and [`Locks::settle`] at a
-//! moment at which the server allows a write.
+//! What happens without a command arrives in three ways. When a key changed under its waiters or
+//! under a session's hold, the driver calls [`Locks::touched`]; when a connection is gone,
+//! [`Locks::depart`] or [`Locks::client_gone`]; when [`Locks::next_deadline`] has passed,
+//! [`Locks::next_timeout`] with [`Locks::time_out`], and [`Locks::passed`]. What needs a write is
+//! only marked. At a moment at which the server allows one, the driver walks what is marked:
+//! [`Locks::next_ending`] with [`Locks::end`], [`Locks::next_hold_to_check`] with
+//! [`Locks::check_hold`], [`Locks::next_to_settle`] with [`Locks::settle`].
 #![forbid(unsafe_code)]
 
 mod arena;
