@@ -18,8 +18,8 @@ use std::rc::Rc;
 #[derive(Debug)]
 pub struct DeadlockSearch {
     asker: Rc<[u8]>,
-    /// Whether the asker waits already, so that with the new wait it waits for several locks.
-    waits_already: bool,
+    /// Whether with the new wait the asker waits for several locks.
+    waits_for_several: bool,
     /// How each owner was reached.
     reached: HashMap<Rc<[u8]>, Step>,
     to_visit: Vec<Rc<[u8]>>,
@@ -44,6 +44,8 @@ struct Place {
     line: Option<LineId>,
     /// The place of the new wait.
     is_new: bool,
+    /// Whether the owner waits here only together with other locks.
+    is_joint: bool,
 }
 
 /// What a search needs, or has found.
@@ -58,29 +60,34 @@ pub enum Found {
 }
 
 impl DeadlockSearch {
-    /// Begins a search for the new wait of an owner at a lock.
-    pub(crate) fn new(lines: &Lines, owner: &[u8], lock: LockKey) -> Self {
-        let line = lines.find(lock.as_ref());
-        let mut elsewhere = lines.waits_of(owner).filter(|other| Some(*other) != line);
+    /// Begins a search for the new wait of an owner at a lock, or jointly at several.
+    pub(crate) fn new(lines: &Lines, owner: &[u8], locks: Vec<LockKey>, joint: bool) -> Self {
+        let of_new: Vec<Option<LineId>> =
+            locks.iter().map(|lock| lines.find(lock.as_ref())).collect();
+        let mut elsewhere = lines
+            .waits_of(owner)
+            .filter(|other| !of_new.contains(&Some(*other)));
         let (other, third) = (elsewhere.next(), elsewhere.next());
         // No circle stands yet, so one must pass through what is new. That is the wait itself; and
         // if it is the owner's second, those behind the first wait for the owner from now on.
         let second = other.filter(|_| third.is_none());
         let mut places: Vec<Place> = second
-            .and_then(|at| place_at(lines, at))
+            .and_then(|at| place_at(lines, owner, at))
             .into_iter()
             .collect();
-        let waits_already = other.is_some();
-        places.push(Place {
+        let waits_for_several = other.is_some() || locks.len() > 1;
+        let new = locks.into_iter().zip(of_new).map(|(lock, line)| Place {
             lock,
             line,
             is_new: true,
+            is_joint: joint,
         });
+        places.extend(new);
         let asker: Rc<[u8]> = Rc::from(owner);
         Self {
             visited: Rc::clone(&asker),
             asker,
-            waits_already,
+            waits_for_several,
             reached: HashMap::new(),
             to_visit: Vec::new(),
             places,
@@ -113,13 +120,17 @@ impl DeadlockSearch {
         // What one holds is re-entered, never waited for. But a second wait of its holder, behind
         // others, is over only when they are.
         let holds = holders.iter().any(|holder| **holder == *visited);
+        if holds && place.is_joint {
+            // And a wait for several locks does not wait at all for one that its owner holds.
+            return self.go_on(lines);
+        }
         let others = holders.iter().filter(|_| !holds);
         let mut waited_for: Vec<Rc<[u8]>> = others.map(|holder| Rc::from(&**holder)).collect();
         if let Some(line) = place.line {
             // The new wait stands behind everybody.
             let of = (!place.is_new).then_some(&*visited);
             waited_for.extend(lines.elsewhere_too_ahead_of(line, of).cloned());
-            if self.waits_already && lines.is_ahead(line, &self.asker, &visited) {
+            if self.waits_for_several && lines.is_ahead(line, &self.asker, &visited) {
                 waited_for.push(Rc::clone(&self.asker));
             }
         }
@@ -177,15 +188,23 @@ fn in_words(owner: &[u8], waits_for: &[u8], lock: &[u8]) -> String {
 fn places_of(lines: &Lines, owner: &[u8]) -> Vec<Place> {
     lines
         .waits_of(owner)
-        .filter_map(|line| place_at(lines, line))
+        .filter_map(|line| place_at(lines, owner, line))
         .collect()
 }
 
-fn place_at(lines: &Lines, line: LineId) -> Option<Place> {
+fn place_at(lines: &Lines, owner: &[u8], line: LineId) -> Option<Place> {
     let lock = lines.lock_of(line)?.clone();
+    let mut own = lines.all_of(line, owner);
     Some(Place {
         lock,
         line: Some(line),
         is_new: false,
+        is_joint: own.all(|(_, waiter)| waiter.joint.is_some()),
     })
+}
+
+/// A circle of one: a reader that asks to write.
+pub(crate) fn upgrade_in_words(owner: &[u8], lock: &[u8]) -> String {
+    let step = in_words(owner, owner, lock);
+    format!("a reader cannot become the writer: {step}")
 }

@@ -1,6 +1,6 @@
 //! Every refusal that a client can see, in one table.
 
-use crate::{HOLD_COUNT_MAX, INTEGER_MAX, OWNER_LEN_MAX, SESSION_LEN_MAX};
+use crate::{HOLD_COUNT_MAX, INTEGER_MAX, KEYS_MAX, Kind, OWNER_LEN_MAX, SESSION_LEN_MAX};
 use std::fmt;
 
 /// Why a command was refused. Nothing was changed.
@@ -29,6 +29,16 @@ pub enum Refusal {
     OwnerLength,
     /// An owner named like one of the lock's own fields.
     OwnerReserved,
+    /// READ or WRITE for an owner whose name ends as a writer's field does.
+    OwnerOfWriter,
+    /// READ and WRITE in one command.
+    ReadAndWrite,
+    /// READ on a name whose timeout keys would be another node's.
+    TimeoutsInOtherSlot,
+    /// READ or WRITE while the key's slot is on its way to another node.
+    SlotOnItsWay,
+    /// A number of keys that is out of bounds, or more than follow.
+    KeyCount,
     /// An empty or too long session.
     SessionLength,
     /// A grace that is no integer within the bounds.
@@ -55,8 +65,8 @@ pub enum Refusal {
     TooManyWaiters(u32),
     /// The key holds another type.
     WrongType,
-    /// A plain command on a read-write lock.
-    WrongKind,
+    /// A plain command on a read-write lock, or the other way round: the kind that is there.
+    WrongKind(Kind),
     /// The key's slot is served by another node of the cluster.
     Moved {
         /// The slot.
@@ -81,6 +91,22 @@ impl fmt::Display for Refusal {
             Self::OwnerReserved => {
                 f.write_str("ERR owner must not be 'fence' or 'mode', fields of the lock itself")
             }
+            Self::OwnerOfWriter => f.write_str(
+                "ERR owner must not end in ':write' with READ or WRITE, as a writer's field does",
+            ),
+            Self::ReadAndWrite => f.write_str("ERR option 'WRITE' cannot be combined with 'READ'"),
+            Self::TimeoutsInOtherSlot => f.write_str(
+                "CROSSSLOT key cannot be locked with READ in a cluster, \
+                 its braces put the timeout keys of readers in another slot",
+            ),
+            Self::SlotOnItsWay => f.write_str(
+                "TRYAGAIN the key's slot is on its way to another node, \
+                 and with it the timeout keys of readers",
+            ),
+            Self::KeyCount => write!(
+                f,
+                "ERR numkeys must be an integer from 1 to {KEYS_MAX}, and so many keys must follow"
+            ),
             Self::SessionLength => {
                 write!(f, "ERR session must have 1 to {SESSION_LEN_MAX} bytes")
             }
@@ -121,8 +147,11 @@ impl fmt::Display for Refusal {
                 f.write_str("WRONGTYPE Operation against a key holding the wrong kind of value")
             }
             Self::Moved { slot, address } => write!(f, "MOVED {slot} {address}"),
-            Self::WrongKind => {
+            Self::WrongKind(Kind::ReadWrite) => {
                 f.write_str("WRONGKIND the key holds a read-write lock, not a plain one")
+            }
+            Self::WrongKind(Kind::Plain) => {
+                f.write_str("WRONGKIND the key holds a plain lock, not a read-write one")
             }
         }
     }

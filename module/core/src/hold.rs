@@ -6,7 +6,7 @@
 
 use crate::arena::{Arena, Id};
 use crate::session::SessionId;
-use crate::{LockKey, LockRef, Now, Token};
+use crate::{LockKey, LockRef, Mode, Now, Token};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 
@@ -18,8 +18,10 @@ pub(crate) struct HoldId(Id);
 pub(crate) struct SessionHold {
     pub(crate) lock: LockKey,
     pub(crate) owner: Rc<[u8]>,
+    pub(crate) mode: Mode,
     pub(crate) session: SessionId,
-    pub(crate) token: Token,
+    /// None of a hold that a script or a server before this one granted.
+    pub(crate) token: Option<Token>,
     /// When the lease ends, as far as was heard of it, in milliseconds of the wall clock.
     ends_at: Option<i64>,
     /// When to look at the key, in milliseconds of the wall clock.
@@ -53,7 +55,8 @@ impl SessionHolds {
         self.arena.get(id.0)
     }
 
-    /// The holds of a lock: one, unless somebody else wrote several owners into its hash.
+    /// The holds of a lock: more than one of its readers, or if somebody else wrote several owners
+    /// into its hash.
     pub(crate) fn of(&self, lock: LockRef<'_>) -> &[HoldId] {
         let holds = self
             .databases
@@ -62,9 +65,18 @@ impl SessionHolds {
         holds.map_or(&[], Vec::as_slice)
     }
 
-    pub(crate) fn find(&self, lock: LockRef<'_>, owner: &[u8]) -> Option<HoldId> {
-        let is_owners = |id: &&HoldId| self.get(**id).is_some_and(|hold| *hold.owner == *owner);
-        self.of(lock).iter().find(is_owners).copied()
+    pub(crate) fn find(&self, lock: LockRef<'_>, owner: &[u8], mode: Mode) -> Option<HoldId> {
+        let holds = self.of(lock);
+        let place = self.place_among(holds, owner, mode).ok()?;
+        holds.get(place).copied()
+    }
+
+    /// Where a hold stands among those of its lock, which are in the order of their owners.
+    fn place_among(&self, holds: &[HoldId], owner: &[u8], mode: Mode) -> Result<usize, usize> {
+        holds.binary_search_by(|id| {
+            let hold = self.get(*id).map(|hold| (&*hold.owner, hold.mode));
+            hold.cmp(&Some((owner, mode)))
+        })
     }
 
     /// A new hold of a session. None only when four billion are there already.
@@ -72,15 +84,16 @@ impl SessionHolds {
         &mut self,
         lock: LockKey,
         owner: Rc<[u8]>,
+        mode: Mode,
         session: SessionId,
-        token: Token,
+        token: Option<Token>,
     ) -> Option<HoldId> {
-        let name = Rc::clone(&lock.name);
-        let db = lock.db;
+        let (key, of) = (lock.clone(), Rc::clone(&owner));
         let (ends_at, check_at, touched) = (None, None, false);
         let hold = SessionHold {
             lock,
             owner,
+            mode,
             session,
             token,
             ends_at,
@@ -88,12 +101,10 @@ impl SessionHolds {
             touched,
         };
         let id = HoldId(self.arena.insert(hold)?);
-        self.databases
-            .entry(db)
-            .or_default()
-            .entry(name)
-            .or_default()
-            .push(id);
+        let place = self.place_among(self.of(key.as_ref()), &of, mode);
+        let names = self.databases.entry(key.db).or_default();
+        let holds = names.entry(key.name).or_default();
+        holds.insert(place.unwrap_or_else(|place| place).min(holds.len()), id);
         Some(id)
     }
 
@@ -102,7 +113,7 @@ impl SessionHolds {
         &mut self,
         id: HoldId,
         session: SessionId,
-        token: Token,
+        token: Option<Token>,
     ) -> Option<SessionId> {
         let hold = self.arena.get_mut(id.0)?;
         hold.token = token;
@@ -110,13 +121,15 @@ impl SessionHolds {
     }
 
     pub(crate) fn remove(&mut self, id: HoldId) -> Option<SessionHold> {
+        let hold = self.get(id)?;
+        let place = self.place_among(self.of(hold.lock.as_ref()), &hold.owner, hold.mode);
         let hold = self.arena.remove(id.0)?;
         if let Some(check_at) = hold.check_at {
             self.checks.remove(&(check_at, id));
         }
         let names = self.databases.get_mut(&hold.lock.db)?;
-        if let Some(of_lock) = names.get_mut(&hold.lock.name) {
-            of_lock.retain(|other| *other != id);
+        if let (Ok(place), Some(of_lock)) = (place, names.get_mut(&hold.lock.name)) {
+            of_lock.remove(place);
             if of_lock.is_empty() {
                 names.remove(&hold.lock.name);
             }

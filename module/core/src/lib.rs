@@ -32,23 +32,29 @@ mod life;
 mod line;
 mod lock;
 mod metrics;
+mod mode;
 mod parse;
+mod read_write;
 pub mod request;
 mod session;
+mod several;
 mod stored;
 mod time;
 mod token;
+mod writer;
 
 pub use deadlock::{DeadlockSearch, Found};
-pub use effect::{Dismissal, Effect, Holder};
+pub use effect::{Dismissal, Effect, Grant, Holder};
 pub use error::{Refusal, Word};
 pub use glob::glob_matches;
 pub use life::Ending;
 pub use line::{Crowd, LineView, LockKey, LockRef, WaiterId, WaiterView};
-pub use lock::{Acquired, BlockedClient, Joined, Locks};
+pub use lock::{Acquired, BlockedClient, Due, Joined, Locks, Overdue};
 pub use metrics::{Counters, Histogram};
+pub use mode::{Kind, Mode};
 pub use session::{Event, EventKind, Listener, LostReason, SessionId};
-pub use stored::{Count, Hash, Kind, Stored};
+pub use several::{AcquiredSeveral, Entering, JointGrant, JointId};
+pub use stored::{Count, Hash, Look, NEVER, ReadHold, ReadWrite, Stored};
 pub use time::{INTEGER_MAX, Lease, Now, Wait};
 pub use token::{Token, TokenMint};
 
@@ -56,6 +62,10 @@ pub use token::{Token, TokenMint};
 pub const FENCE_FIELD: &[u8] = b"fence";
 /// The field that marks a hash as a read-write lock.
 pub const MODE_FIELD: &[u8] = b"mode";
+/// What follows the owner in the field of a writer.
+pub const WRITER_SUFFIX: &[u8] = b":write";
+/// The most keys that one command can name.
+pub const KEYS_MAX: usize = 1024;
 /// The longest owner, in bytes.
 pub const OWNER_LEN_MAX: usize = 1024;
 /// The longest name of a session, in bytes.

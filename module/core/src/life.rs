@@ -6,8 +6,10 @@ use crate::lock::Locks;
 use crate::metrics::count;
 use crate::request::{Events, Release};
 use crate::session::{Event, EventKind, Listener, LostReason, SessionId};
-use crate::stored::{Hash, Stored};
-use crate::{Crowd, Dismissal, Effect, LineView, Now, Refusal, Token, Wait, WaiterView};
+use crate::stored::{NEVER, Stored};
+use crate::{
+    Crowd, Dismissal, Effect, Grant, LineView, Mode, Now, Refusal, Token, Wait, WaiterView,
+};
 use std::rc::Rc;
 
 /// A hold that must end as soon as a write is allowed, because nobody is left who knows of it.
@@ -17,8 +19,10 @@ pub struct Ending {
     pub lock: LockKey,
     /// The holder.
     pub owner: Rc<[u8]>,
-    /// The grant: a later one of the same owner stays.
-    pub token: Token,
+    /// How it is held.
+    pub mode: Mode,
+    /// The grant: a later one of the same owner stays. None of a hold without a token.
+    pub token: Option<Token>,
     /// Whether all of the hold ends, with its session, or only what one grant added to it.
     pub whole: bool,
 }
@@ -81,8 +85,8 @@ impl Locks {
                 }
             }
             for event in belongings.unfetched {
-                if let EventKind::Granted(token) = event.kind {
-                    self.give_back_later(event.lock, event.owner, token);
+                if let EventKind::Granted(grant) = event.kind {
+                    self.give_back_later(event.lock, &event.owner, grant);
                 }
             }
             self.end_later(belongings.holds);
@@ -91,23 +95,32 @@ impl Locks {
     }
 
     /// A grant could not be delivered: it is given back as soon as a write is allowed.
-    pub fn give_back_later(&mut self, lock: LockKey, owner: Rc<[u8]>, token: Token) {
-        self.endings.push_back(Ending {
+    pub fn give_back_later(&mut self, lock: LockKey, owner: &Rc<[u8]>, grant: Grant) {
+        let ending = |lock, token| Ending {
             lock,
-            owner,
-            token,
+            owner: Rc::clone(owner),
+            mode: grant.mode,
+            token: Some(token),
             whole: false,
-        });
+        };
+        match grant.several {
+            None => self.endings.push_back(ending(lock, grant.token)),
+            Some(several) => {
+                let each = several.iter().cloned();
+                self.endings
+                    .extend(each.map(|(lock, token)| ending(lock, token)));
+            }
+        }
     }
 
     fn end_later(&mut self, holds: impl IntoIterator<Item = HoldId>) {
         for id in holds {
             if let Some(hold) = self.holds.remove(id) {
-                let (lock, owner, token) = (hold.lock, hold.owner, hold.token);
                 self.endings.push_back(Ending {
-                    lock,
-                    owner,
-                    token,
+                    lock: hold.lock,
+                    owner: hold.owner,
+                    mode: hold.mode,
+                    token: hold.token,
                     whole: true,
                 });
             }
@@ -127,6 +140,7 @@ impl Locks {
         for id in self.holds.all() {
             self.forget(id);
         }
+        self.writers.forget_all();
         for lock in self.lines.locks() {
             self.dismiss_all(lock.as_ref(), &Refusal::Unblocked, effects);
         }
@@ -174,48 +188,58 @@ impl Locks {
     /// Ends a hold, if it is still the one that was meant.
     pub fn end(&mut self, ending: &Ending, stored: Stored, now: Now, effects: &mut Vec<Effect>) {
         let lock = ending.lock.as_ref();
-        let matching = match stored {
-            Stored::Held(hash) if hash.is_grant(ending.token) => Some(hash),
-            _ => None,
-        };
-        match matching {
-            None => {
-                self.touched(lock);
-            }
-            Some(hash) if ending.whole => {
-                self.end_hold(lock, &hash, &ending.owner, now, effects);
-                count(&mut self.counters.session_releases);
-            }
-            Some(_) => self.take_back(lock, stored, &ending.owner, ending.token, now, effects),
+        if !self.is_hold(lock, &stored, &ending.owner, ending.mode, ending.token) {
+            self.touched(lock);
+            return;
         }
+        if !ending.whole {
+            return self.take_back(ending, stored, now, effects);
+        }
+        match stored {
+            Stored::Plain(hash) => self.end_plain(lock, &hash, &ending.owner, now, effects),
+            Stored::ReadWrite(hash) => {
+                self.end_read_write(lock, &hash, &ending.owner, ending.mode, now, effects);
+            }
+            Stored::Free | Stored::Abandoned | Stored::OtherType => {}
+        }
+        count(&mut self.counters.session_releases);
     }
 
-    fn take_back(
-        &mut self,
-        lock: LockRef<'_>,
-        stored: Stored,
-        owner: &[u8],
-        token: Token,
-        now: Now,
-        effects: &mut Vec<Effect>,
-    ) {
+    fn take_back(&mut self, ending: &Ending, stored: Stored, now: Now, effects: &mut Vec<Effect>) {
         let request = Release {
-            key: lock.name,
-            owner,
-            token: Some(token),
+            key: &ending.lock.name,
+            owner: &ending.owner,
+            mode: ending.mode,
+            token: ending.token,
             lease: None,
         };
-        if let Ok(Some(_)) = self.give_back(lock, stored, &request, now, effects) {
+        if let Ok(Some(_)) = self.give_back(ending.lock.as_ref(), stored, &request, now, effects) {
             count(&mut self.counters.grants_taken_back);
         }
     }
 
+    /// Whether what is stored has the owner's hold in this mode, begun with this token.
+    fn is_hold(
+        &self,
+        lock: LockRef<'_>,
+        stored: &Stored,
+        owner: &[u8],
+        mode: Mode,
+        token: Option<Token>,
+    ) -> bool {
+        let own = stored.own(mode);
+        own.is_some_and(|(_, stored_token)| match mode {
+            Mode::Write => self.writers.of(lock, owner) == token,
+            Mode::Plain | Mode::Read => stored_token == token,
+        })
+    }
+
     /// The next hold of a session whose key may have changed: its lock, and its owner, for whom the
     /// driver is to read the key.
-    pub fn next_hold_to_check(&mut self) -> Option<(LockKey, Rc<[u8]>)> {
+    pub fn next_hold_to_check(&mut self) -> Option<(LockKey, Rc<[u8]>, Mode)> {
         let id = self.holds.next_touched()?;
         let hold = self.holds.get(id)?;
-        Some((hold.lock.clone(), Rc::clone(&hold.owner)))
+        Some((hold.lock.clone(), Rc::clone(&hold.owner), hold.mode))
     }
 
     /// Tells a session if its hold is lost.
@@ -223,32 +247,33 @@ impl Locks {
         &mut self,
         lock: LockRef<'_>,
         owner: &[u8],
+        mode: Mode,
         stored: Stored,
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(id) = self.holds.find(lock, owner) else {
+        let Some(id) = self.holds.find(lock, owner, mode) else {
             return;
         };
-        match (self.holds.get(id), stored) {
-            (Some(hold), Stored::Held(hash)) if hash.is_grant(hold.token) => {
-                self.holds.check_after(id, hash.ends_at);
-            }
-            _ => self.lose(id, None, now, effects),
+        let token = self.holds.get(id).and_then(|hold| hold.token);
+        if self.is_hold(lock, &stored, owner, mode, token) {
+            self.holds.check_after(id, stored.own_end(mode));
+        } else {
+            self.lose(id, None, now, effects);
         }
     }
 
     /// The key of a session's hold is served by another node now: the hold is not lost, but no
     /// longer ours to watch.
-    pub fn hold_moved(&mut self, lock: LockRef<'_>, owner: &[u8]) {
-        if let Some(id) = self.holds.find(lock, owner) {
+    pub fn hold_moved(&mut self, lock: LockRef<'_>, owner: &[u8], mode: Mode) {
+        if let Some(id) = self.holds.find(lock, owner, mode) {
             self.forget(id);
         }
     }
 
     /// Instead of checking a hold whose key cannot be looked at now.
-    pub fn check_hold_again(&mut self, lock: LockRef<'_>, owner: &[u8], now: Now) {
-        if let Some(id) = self.holds.find(lock, owner) {
+    pub fn check_hold_again(&mut self, lock: LockRef<'_>, owner: &[u8], mode: Mode, now: Now) {
+        if let Some(id) = self.holds.find(lock, owner, mode) {
             self.holds
                 .check_after(id, Some(now.wall_ms().saturating_add(1000)));
         }
@@ -270,41 +295,38 @@ impl Locks {
         &mut self,
         lock: LockRef<'_>,
         owner: &[u8],
+        mode: Mode,
         session: Option<SessionId>,
         token: Option<Token>,
         ends_at: Option<i64>,
     ) {
-        let known = self.holds.find(lock, owner);
-        let id = match (known, session, token) {
-            (Some(id), None, _) => id,
-            (Some(id), Some(session), Some(token)) => {
+        let known = self.holds.find(lock, owner, mode);
+        let id = match (known, session) {
+            (Some(id), None) => id,
+            (Some(id), Some(session)) => {
                 if let Some(former) = self.holds.rebind(id, session, token) {
                     self.sessions.remove_hold(former, id);
                 }
                 self.sessions.add_hold(session, id);
                 id
             }
-            (None, Some(session), Some(token)) => {
-                let lock = LockKey {
-                    db: lock.db,
-                    name: Rc::from(lock.name),
-                };
-                let Some(id) = self.holds.add(lock, Rc::from(owner), session, token) else {
+            (None, Some(session)) => {
+                let (lock, owner) = (LockKey::from(lock), Rc::from(owner));
+                let Some(id) = self.holds.add(lock, owner, mode, session, token) else {
                     return;
                 };
                 self.sessions.add_hold(session, id);
                 id
             }
-            // A hold that a script took has no token by which it could be told from a later one. It
-            // gets one when it is entered again.
-            (_, Some(_), None) | (None, None, _) => return,
+            (None, None) => return,
         };
-        self.holds.check_after(id, ends_at);
+        self.holds
+            .check_after(id, ends_at.filter(|end| *end != NEVER));
     }
 
     /// The owner has given the lock back.
-    pub(crate) fn unbind(&mut self, lock: LockRef<'_>, owner: &[u8]) {
-        if let Some(id) = self.holds.find(lock, owner) {
+    pub(crate) fn unbind(&mut self, lock: LockRef<'_>, owner: &[u8], mode: Mode) {
+        if let Some(id) = self.holds.find(lock, owner, mode) {
             self.forget(id);
         }
     }
@@ -370,6 +392,8 @@ impl Locks {
         why: Dismissal,
         effects: &mut Vec<Effect>,
     ) -> Option<()> {
+        // One that waits for several locks is told once, under the first.
+        let id = self.main_waiter(id)?;
         let lock = self.lock_of(id)?;
         let waiter = self.withdraw(id)?;
         self.tell_dismissed(&lock, waiter.seat, waiter.owner, why, effects);
@@ -410,22 +434,39 @@ impl Locks {
     /// Takes a waiter out that gets nothing. Who is first now may be one whose owner holds the
     /// lock, and what one holds is re-entered, never waited for: the line is to be looked at.
     pub(crate) fn withdraw(&mut self, id: WaiterId) -> Option<Waiter> {
-        let line = self.lines.line_of(id)?;
-        let was_first = self.lines.first(line).is_some_and(|(first, _)| first == id);
-        let waiter = self.leave(id)?;
-        if was_first {
-            self.lines.touch(line);
+        let joint = self.lines.get(id)?.joint;
+        let of_joint = joint.map_or(&[][..], |joint| self.joints.waiters(joint));
+        for member in of_joint.iter().chain(joint.is_none().then_some(&id)) {
+            if self.lines.is_first(*member)
+                && let Some(line) = self.lines.line_of(*member)
+            {
+                self.lines.touch(line);
+            }
         }
-        Some(waiter)
+        self.leave(id)
     }
 
-    /// Takes a waiter out of its line and of its session.
+    /// Takes a waiter out of its line and of its session; one that waits for several locks, out of
+    /// the lines of all.
     pub(crate) fn leave(&mut self, id: WaiterId) -> Option<Waiter> {
+        let id = self.main_waiter(id)?;
+        let joint = self.lines.get(id)?.joint;
         let waiter = self.lines.leave(id)?;
         if let Some(session) = waiter.session {
             self.sessions.remove_waiter(session, id);
         }
+        for member in joint.map_or_else(Vec::new, |joint| self.joints.remove(joint)) {
+            self.lines.leave(member);
+        }
         Some(waiter)
+    }
+
+    /// Of a waiter that is part of a wait for several locks, the one in the line of the first.
+    fn main_waiter(&self, id: WaiterId) -> Option<WaiterId> {
+        match self.lines.get(id)?.joint {
+            None => Some(id),
+            Some(joint) => self.joints.waiters(joint).first().copied(),
+        }
     }
 
     pub(crate) fn lock_of(&self, id: WaiterId) -> Option<LockKey> {
@@ -455,6 +496,7 @@ impl Locks {
     pub fn queue(&self, lock: LockRef<'_>, now: Now) -> Vec<WaiterView> {
         let view = |waiter: &Waiter| WaiterView {
             owner: Rc::clone(&waiter.owner),
+            mode: waiter.mode,
             client_id: match waiter.seat {
                 Seat::Client { client_id, .. } => client_id,
                 Seat::Session(session) => self.sessions.client_of(session).unwrap_or(0),
@@ -465,12 +507,5 @@ impl Locks {
                 .map_or(-1, |end| end.saturating_sub(now.mono_ms).max(0)),
         };
         self.lines.waiters_of(lock).map(view).collect()
-    }
-}
-
-impl Hash {
-    /// Whether the owner for whom this was read has the hold of that grant.
-    fn is_grant(&self, token: Token) -> bool {
-        self.own.is_some() && self.token == Some(token)
     }
 }

@@ -7,7 +7,8 @@
 
 use crate::arena::{Arena, Id};
 use crate::session::SessionId;
-use crate::{Lease, Now, Wait};
+use crate::several::JointId;
+use crate::{Lease, Mode, Now, Wait};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 
@@ -26,6 +27,15 @@ impl LockKey {
         LockRef {
             db: self.db,
             name: &self.name,
+        }
+    }
+}
+
+impl From<LockRef<'_>> for LockKey {
+    fn from(lock: LockRef<'_>) -> Self {
+        Self {
+            db: lock.db,
+            name: Rc::from(lock.name),
         }
     }
 }
@@ -57,11 +67,14 @@ pub(crate) enum Seat {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Newcomer<'a> {
     pub(crate) owner: &'a [u8],
+    pub(crate) mode: Mode,
     pub(crate) lease: Lease,
     pub(crate) wait: Wait,
     pub(crate) seat: Seat,
     /// The session that the hold is to belong to, and with which the wait ends.
     pub(crate) session: Option<SessionId>,
+    /// The wait for several locks that this is part of.
+    pub(crate) joint: Option<JointId>,
 }
 
 /// The name of a waiter. It stays invalid after the waiter has left.
@@ -75,6 +88,9 @@ pub(crate) struct LineId(Id);
 #[derive(Debug)]
 pub(crate) struct Waiter {
     pub(crate) owner: Rc<[u8]>,
+    pub(crate) mode: Mode,
+    /// The wait for several locks that this is part of.
+    pub(crate) joint: Option<JointId>,
     pub(crate) lease: Lease,
     pub(crate) seat: Seat,
     pub(crate) session: Option<SessionId>,
@@ -131,6 +147,9 @@ struct Line {
     check_at: Option<i64>,
     /// Whether it stands among those to settle.
     touched: bool,
+    /// Whether the lock was found free by the last look, and yet nobody could be granted: the first
+    /// in line waits for other locks as well.
+    promised: bool,
 }
 
 /// Not every change of a key is announced by an event that we can afford to listen to (`SET` over a
@@ -147,6 +166,8 @@ pub(crate) struct Lines {
     wait_ends: BTreeSet<(i64, WaiterId)>,
     checks: BTreeSet<(i64, LineId)>,
     to_settle: VecDeque<LineId>,
+    /// Lines to settle within the present step.
+    to_settle_now: VecDeque<LineId>,
     /// In which lines each owner waits, and where.
     waits: HashMap<Rc<[u8]>, Places>,
     joined: u64,
@@ -181,6 +202,8 @@ pub struct LineView {
 pub struct WaiterView {
     /// Who waits.
     pub owner: Rc<[u8]>,
+    /// For what.
+    pub mode: Mode,
     /// The server's number of the client.
     pub client_id: u64,
     /// For how long, in milliseconds.
@@ -268,6 +291,40 @@ impl Lines {
         self.ends_of(line, owner)?.first
     }
 
+    /// An owner's waiters in a line, from the foremost on.
+    pub(crate) fn all_of(
+        &self,
+        line: LineId,
+        owner: &[u8],
+    ) -> impl Iterator<Item = (WaiterId, &Waiter)> {
+        let with_id = |id: Option<WaiterId>| id.and_then(|id| Some((id, self.waiters.get(id.0)?)));
+        std::iter::successors(with_id(self.first_of(line, owner)), move |(_, at)| {
+            with_id(at.of_owner.behind)
+        })
+    }
+
+    pub(crate) fn get(&self, id: WaiterId) -> Option<&Waiter> {
+        self.waiters.get(id.0)
+    }
+
+    pub(crate) fn is_first(&self, id: WaiterId) -> bool {
+        self.waiters
+            .get(id.0)
+            .is_some_and(|waiter| waiter.in_line.ahead.is_none())
+    }
+
+    /// The waits for several locks that stand in a line.
+    pub(crate) fn joints_in(&self, line: LineId) -> Vec<WaiterId> {
+        let first = self.arena.get(line.0).and_then(|line| line.ends.first);
+        let mut joints = Vec::new();
+        let mut next = first;
+        while let Some((id, waiter)) = next.and_then(|id| Some((id, self.waiters.get(id.0)?))) {
+            joints.extend(waiter.joint.map(|_| id));
+            next = waiter.in_line.behind;
+        }
+        joints
+    }
+
     fn ends_of(&self, line: LineId, owner: &[u8]) -> Option<Ends> {
         self.waits.get(owner)?.get(line).copied()
     }
@@ -288,6 +345,8 @@ impl Lines {
         self.joined = order.saturating_add(1);
         let waiter = Waiter {
             owner: Rc::clone(&owner),
+            mode: newcomer.mode,
+            joint: newcomer.joint,
             lease: newcomer.lease,
             seat: newcomer.seat,
             session: newcomer.session,
@@ -365,6 +424,7 @@ impl Lines {
             ends_at: None,
             check_at: None,
             touched: false,
+            promised: false,
         })?);
         self.databases
             .entry(lock.db)
@@ -556,6 +616,21 @@ impl Lines {
         }
     }
 
+    // --- Free, and yet not to be had -------------------------------------------------------------
+
+    /// The lock is free, and the first in line cannot have it yet.
+    pub(crate) fn promise(&mut self, id: LineId) {
+        if let Some(line) = self.arena.get_mut(id.0) {
+            line.promised = true;
+        }
+    }
+
+    /// Whether the lock was promised; the next to ask has the line looked at again.
+    pub(crate) fn take_promise(&mut self, id: LineId) -> bool {
+        let line = self.arena.get_mut(id.0);
+        line.is_some_and(|line| std::mem::take(&mut line.promised))
+    }
+
     // --- Lines to settle -------------------------------------------------------------------------
 
     /// Marks a line: its key may have changed.
@@ -565,6 +640,22 @@ impl Lines {
         {
             self.to_settle.push_back(id);
         }
+    }
+
+    /// Marks a line to be settled within the present step: what was just done allows the first in
+    /// it to be granted as well.
+    pub(crate) fn settle_now(&mut self, id: LineId) {
+        self.to_settle_now.push_back(id);
+    }
+
+    /// The next line to settle within the present step.
+    pub(crate) fn next_to_settle_now(&mut self) -> Option<LineId> {
+        while let Some(id) = self.to_settle_now.pop_front() {
+            if self.arena.get(id.0).is_some() {
+                return Some(id);
+            }
+        }
+        None
     }
 
     /// Marks all lines of a database; of all databases if none is named.
@@ -659,9 +750,16 @@ impl Places {
 }
 
 impl Waiter {
-    /// Whether the next in line is the same owner's.
-    pub(crate) fn followed_by_own(&self) -> bool {
-        self.in_line.behind.is_some() && self.in_line.behind == self.of_owner.behind
+    /// The next in line, if it is the same owner's.
+    pub(crate) fn own_behind(&self) -> Option<WaiterId> {
+        self.in_line
+            .behind
+            .filter(|_| self.in_line.behind == self.of_owner.behind)
+    }
+
+    /// Whether it waits for a plain lock, and for nothing else.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.mode == Mode::Plain && self.joint.is_none()
     }
 
     fn links(&mut self, chain: Chain) -> &mut Links {

@@ -11,8 +11,11 @@ use crate::line::{LineId, Lines, LockKey, LockRef, Newcomer, Seat, Waiter, Waite
 use crate::metrics::{Counters, count};
 use crate::request::{Acquire, Cancel, Patience, Release, Renew};
 use crate::session::{Event, EventKind, LostReason, SessionId, Sessions};
-use crate::stored::{Count, Hash, Kind, Stored};
-use crate::{Dismissal, Effect, Found, Holder, Now, Refusal, Token, TokenMint};
+use crate::several::ttl_of_others_ms;
+use crate::several::{JointId, Joints};
+use crate::stored::{Count, Hash, Stored, ttl_ms};
+use crate::writer::WriterTokens;
+use crate::{Dismissal, Effect, Found, Grant, Holder, Kind, Mode, Now, Refusal, Token, TokenMint};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
@@ -31,6 +34,9 @@ pub enum Acquired {
         /// As in [`Stored::ttl_ms`].
         ttl_ms: i64,
     },
+    /// The lock is free, but others are in line: the driver settles the line with
+    /// [`Locks::settle`], reads the key anew and asks again.
+    SettleFirst,
     /// The caller is to wait: the driver sees that no deadlock comes of it, blocks its client if it
     /// is to be blocked, and calls [`Locks::join`].
     MustWait {
@@ -59,6 +65,26 @@ pub struct Joined {
     pub position: i64,
 }
 
+/// What is to be decided within the present step, and what must be read for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// A line, with [`Locks::settle`]: its lock, and the owner that is first in it, for whom the
+    /// key is to be read.
+    Line(LockKey, Rc<[u8]>),
+    /// A wait for several locks, with [`Locks::settle_joint`]: its locks, and its owner, for whom
+    /// all the keys are to be read.
+    Joint(JointId, Rc<[LockKey]>, Rc<[u8]>),
+}
+
+/// A waiter whose wait is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overdue {
+    /// What it waited for.
+    pub locks: Vec<LockKey>,
+    /// Its owner, for whom the keys are to be read.
+    pub owner: Rc<[u8]>,
+}
+
 /// All that is known about locks beside the keyspace.
 #[derive(Debug, Default)]
 pub struct Locks {
@@ -68,7 +94,9 @@ pub struct Locks {
     /// Holds that must end as soon as a write is allowed.
     pub(crate) endings: VecDeque<Ending>,
     pub(crate) counters: Counters,
-    tokens: TokenMint,
+    pub(crate) joints: Joints,
+    pub(crate) writers: WriterTokens,
+    pub(crate) tokens: TokenMint,
 }
 
 impl Locks {
@@ -90,19 +118,29 @@ impl Locks {
     ) -> Result<Acquired, Refusal> {
         let session = self.listened(request.session)?;
         let line = self.lines.find(lock);
-        let hash = match self.as_plain(lock, line, stored)? {
-            Some(hash) => hash,
-            None => match self.hand_over_free(lock, line, now, effects) {
-                // The lock was free, but those in line come first: a newcomer that got here between
-                // the end of a lease and the moment at which the line hears of it must not overtake
-                // them.
-                Some(hold) => hold.seen_by(request.owner),
-                None => return Ok(self.take(lock, request, session, now, effects)),
+        if stored.is_free() {
+            let Some(line) = line else {
+                self.lose_holds(lock, None, now, effects);
+                return Ok(self.take(lock, stored, request, session, now, effects));
+            };
+            // Those in line come first: a newcomer that got here between the end of a lease and the
+            // moment at which the line hears of it must not overtake them.
+            if !self.lines.take_promise(line) {
+                return Ok(Acquired::SettleFirst);
+            }
+            self.check_kind_of_first(line, request.mode)?;
+            return self.wait_for(Some(line), None, 0, request, waiters_max);
+        }
+        self.check_kind(lock, line, &stored, request.mode.kind())?;
+        match stored {
+            Stored::ReadWrite(hash) => {
+                self.acquire_read_write(lock, &hash, request, session, waiters_max, now, effects)
+            }
+            Stored::Plain(hash) => match hash.own {
+                Some(own) => self.reenter(lock, &hash, own, request, session, now, effects),
+                None => self.refuse(line, hash.ends_at, request, waiters_max, now),
             },
-        };
-        match hash.own {
-            Some(own) => self.reenter(lock, &hash, own, request, session, now, effects),
-            None => self.refuse(line, &hash, request, waiters_max, now),
+            Stored::Free | Stored::Abandoned | Stored::OtherType => Err(Refusal::WrongType),
         }
     }
 
@@ -113,12 +151,10 @@ impl Locks {
         lock: LockRef<'_>,
         request: &Acquire<'_>,
     ) -> (DeadlockSearch, Found) {
-        let key = LockKey {
-            db: lock.db,
-            name: Rc::from(lock.name),
-        };
-        let mut search = DeadlockSearch::new(&self.lines, request.owner, key);
-        let found = match self.own_place(lock, request) {
+        let keys = vec![LockKey::from(lock)];
+        let mut search = DeadlockSearch::new(&self.lines, request.owner, keys, false);
+        let line = self.lines.find(lock);
+        let found = match line.and_then(|line| self.own_place(line, request)) {
             Some(_) => Found::Nothing,
             None => search.go_on(&self.lines),
         };
@@ -157,13 +193,18 @@ impl Locks {
         };
         let newcomer = Newcomer {
             owner: request.owner,
+            mode: request.mode,
             lease: request.lease,
             wait,
             seat,
             session,
+            joint: None,
         };
-        let (waiter, position) = if let Some(waiter) = self.own_place(lock, request) {
-            self.take_over(lock, waiter, &newcomer, ends_at, now, effects)?;
+        let line = self.lines.find(lock);
+        let place = line.and_then(|line| self.own_place(line, request));
+        let (waiter, position) = if let Some(waiter) = place {
+            let ttl_ms = ttl_ms(ends_at, now);
+            self.take_over(lock, waiter, &newcomer, ttl_ms, now, effects)?;
             (waiter, self.lines.position(waiter))
         } else {
             let (waiter, line) = self.lines.join(lock, &newcomer, now)?;
@@ -173,9 +214,13 @@ impl Locks {
         if let Some(session) = session {
             self.sessions.add_waiter(session, waiter);
         }
+        self.note_crowd();
+        Some(Joined { waiter, position })
+    }
+
+    pub(crate) fn note_crowd(&mut self) {
         let waiters = u64::try_from(self.lines.crowd().waiters).unwrap_or(u64::MAX);
         self.counters.waiters_peak = self.counters.waiters_peak.max(waiters);
-        Some(Joined { waiter, position })
     }
 
     /// RLOCK.RELEASE: give one hold back. The holds left; none if the owner does not hold it.
@@ -210,12 +255,32 @@ impl Locks {
         effects: &mut Vec<Effect>,
     ) -> Result<bool, Refusal> {
         let session = self.listened(request.session)?;
-        let line = self.lines.find(lock);
-        let Some((hash, _)) = self.own_hold(lock, line, stored, request.token)? else {
+        let own = self.own_hold(lock, stored, request.mode, request.token, request.owner)?;
+        if own.is_none() {
             count(&mut self.counters.renewals_lost);
             return Ok(false);
-        };
+        }
         count(&mut self.counters.renewals);
+        self.sessions.confirm(lock, request.owner, request.mode);
+        match stored {
+            Stored::Plain(hash) => self.renew_plain(lock, &hash, request, session, now, effects),
+            Stored::ReadWrite(hash) => {
+                self.renew_read_write(lock, &hash, request, session, now, effects);
+            }
+            Stored::Free | Stored::Abandoned | Stored::OtherType => {}
+        }
+        Ok(true)
+    }
+
+    fn renew_plain(
+        &mut self,
+        lock: LockRef<'_>,
+        hash: &Hash,
+        request: &Renew<'_>,
+        session: Option<SessionId>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
         let ends_at = hash.lease_end(request.lease.end(now));
         if ends_at.is_some() {
             effects.push(Effect::Write {
@@ -224,17 +289,10 @@ impl Locks {
                 token: None,
                 ends_at,
             });
-            self.check_after(line, ends_at, now);
+            self.check_after(self.lines.find(lock), ends_at, now);
         }
-        self.sessions.confirm(lock, request.owner);
-        self.bind(
-            lock,
-            request.owner,
-            session,
-            hash.token,
-            ends_at.or(hash.ends_at),
-        );
-        Ok(true)
+        let (ends_at, mode) = (ends_at.or(hash.ends_at), Mode::Plain);
+        self.bind(lock, request.owner, mode, session, hash.token, ends_at);
     }
 
     /// RLOCK.CANCEL: the owner's waiters leave the line. How many.
@@ -272,13 +330,22 @@ impl Locks {
         effects: &mut Vec<Effect>,
     ) -> Result<bool, Refusal> {
         let line = self.lines.find(lock);
-        if self.as_plain(lock, line, stored)?.is_none() {
-            self.hand_over_free(lock, line, now, effects);
-            return Ok(false);
-        }
+        let held_as = match stored {
+            Stored::Free | Stored::Abandoned => {
+                self.touched(lock);
+                return Ok(false);
+            }
+            Stored::OtherType => return Err(self.not_a_lock(lock, line)),
+            Stored::Plain(_) => Mode::Plain,
+            Stored::ReadWrite(hash) => {
+                effects.push(Effect::DeleteAllTimeouts);
+                hash.mode()
+            }
+        };
         count(&mut self.counters.breaks);
+        self.writers.forget(lock);
         self.lose_holds(lock, Some(LostReason::Broken), now, effects);
-        self.free(line, now, effects);
+        self.free(line, held_as, now, effects);
         Ok(true)
     }
 
@@ -308,19 +375,29 @@ impl Locks {
         Some(lock)
     }
 
-    /// The lock of a waiter whose wait is over.
-    pub fn next_timeout(&self, now: Now) -> Option<LockKey> {
-        self.lock_of(self.lines.overdue(now)?)
+    /// The next waiter whose wait is over.
+    pub fn next_timeout(&self, now: Now) -> Option<Overdue> {
+        let id = self.lines.overdue(now)?;
+        let waiter = self.lines.get(id)?;
+        let owner = Rc::clone(&waiter.owner);
+        let locks = match waiter.joint.and_then(|joint| self.joints.locks(joint)) {
+            Some(locks) => locks.to_vec(),
+            None => vec![self.lock_of(id)?],
+        };
+        Some(Overdue { locks, owner })
     }
 
-    /// The waiter whose wait is over leaves the line, and is told what is left of the lease.
-    pub fn time_out(&mut self, stored: Stored, now: Now, effects: &mut Vec<Effect>) {
+    /// That waiter leaves the line, and is told what is left of the lease: of several the longest
+    /// of those that others hold.
+    pub fn time_out(&mut self, stored: &[Stored], now: Now, effects: &mut Vec<Effect>) {
         let Some(id) = self.lines.overdue(now) else {
             return;
         };
-        let why = Dismissal::NotAcquired {
-            ttl_ms: stored.ttl_ms(now),
+        let ttl_ms = match stored {
+            [one] => one.ttl_ms(now),
+            several => ttl_of_others_ms(several, now),
         };
+        let why = Dismissal::NotAcquired { ttl_ms };
         if self.dismiss(id, why, effects).is_some() {
             count(&mut self.counters.timeouts);
         }
@@ -347,20 +424,46 @@ impl Locks {
         let Some(line) = self.lines.find(lock) else {
             return;
         };
-        match stored {
-            Stored::Free => {
-                self.hand_over_free(lock, Some(line), now, effects);
-            }
-            Stored::OtherType => self.dismiss_all(lock, &Refusal::WrongType, effects),
-            Stored::Held(hash) => match (hash.kind, hash.own) {
-                // Somebody else's script made the first in line the holder: what one holds is
-                // re-entered, never waited for.
-                (Kind::Plain, Some(Count::Valid(held))) if Count::next(held).is_some() => {
-                    self.hand_over(line, Some((hash, held)), now, effects);
-                }
-                _ => self.lines.check_after(line, hash.ends_at, now),
-            },
+        if stored == Stored::OtherType {
+            return self.dismiss_all(lock, &Refusal::WrongType, effects);
         }
+        if stored.is_free() {
+            self.lose_holds(lock, None, now, effects);
+            if self.lines.lease_over(line, now) {
+                count(&mut self.counters.expiries);
+            }
+        }
+        if let Stored::ReadWrite(_) = stored {
+            self.dismiss_joints(line, effects);
+        }
+        let first = self.lines.first(line);
+        match first.map(|(_, first)| (first.joint, first.mode)) {
+            None => {}
+            Some((Some(joint), _)) => {
+                self.joints.mark(joint);
+                if stored.is_free() {
+                    self.lines.promise(line);
+                }
+                self.lines.check_after(line, stored.ends_at(), now);
+            }
+            Some((None, mode)) if stored.lets_in(mode) => {
+                let message = Some(mode.message_when_free());
+                self.hand_over(line, &stored, message, now, effects);
+            }
+            Some((None, mode)) => {
+                self.lines.check_after(line, stored.ends_for(mode), now);
+            }
+        }
+    }
+
+    /// What else is to be decided within this step.
+    pub fn next_due(&mut self) -> Option<Due> {
+        if let Some(line) = self.lines.next_to_settle_now() {
+            let (lock, first) = (self.lines.lock_of(line)?, self.lines.first(line)?.1);
+            return Some(Due::Line(lock.clone(), Rc::clone(&first.owner)));
+        }
+        let (id, locks, owner) = self.joints.next_marked()?;
+        Some(Due::Joint(id, locks, owner))
     }
 
     /// Instead of settling a line whose key cannot be looked at now.
@@ -394,12 +497,31 @@ impl Locks {
     fn take(
         &mut self,
         lock: LockRef<'_>,
+        stored: Stored,
         request: &Acquire<'_>,
         session: Option<SessionId>,
         now: Now,
         effects: &mut Vec<Effect>,
     ) -> Acquired {
+        if stored == Stored::Abandoned {
+            effects.push(Effect::Free);
+        }
+        if request.mode != Mode::Plain {
+            return self.take_read_write(lock, request, session, now, effects);
+        }
         let token = self.tokens.mint(now.wall_us);
+        self.take_plain(lock, request, session, token, now, effects)
+    }
+
+    pub(crate) fn take_plain(
+        &mut self,
+        lock: LockRef<'_>,
+        request: &Acquire<'_>,
+        session: Option<SessionId>,
+        token: Token,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Acquired {
         let ends_at = Some(request.lease.end(now));
         count(&mut self.counters.grants);
         effects.push(Effect::Write {
@@ -408,7 +530,8 @@ impl Locks {
             token: Some(token),
             ends_at,
         });
-        self.bind(lock, request.owner, session, Some(token), ends_at);
+        let (owner, mode) = (request.owner, Mode::Plain);
+        self.bind(lock, owner, mode, session, Some(token), ends_at);
         Acquired::Held { count: 1, token }
     }
 
@@ -416,7 +539,7 @@ impl Locks {
         clippy::too_many_arguments,
         reason = "the parts of one decision, all of them needed"
     )]
-    fn reenter(
+    pub(crate) fn reenter(
         &mut self,
         lock: LockRef<'_>,
         hash: &Hash,
@@ -447,37 +570,46 @@ impl Locks {
         });
         let ends_at = ends_at.or(hash.ends_at);
         self.check_after(self.lines.find(lock), ends_at, now);
+        let (owner, mode) = (request.owner, Mode::Plain);
         if request.once {
-            self.sessions.confirm(lock, request.owner);
+            self.sessions.confirm(lock, owner, mode);
         }
-        self.bind(lock, request.owner, session, Some(token), ends_at);
+        self.bind(lock, owner, mode, session, Some(token), ends_at);
         Ok(Acquired::Held {
             count: entered,
             token,
         })
     }
 
-    fn refuse(
+    pub(crate) fn refuse(
         &mut self,
         line: Option<LineId>,
-        hash: &Hash,
+        ends_at: Option<i64>,
         request: &Acquire<'_>,
         waiters_max: u32,
         now: Now,
     ) -> Result<Acquired, Refusal> {
-        self.check_after(line, hash.ends_at, now);
-        let ttl_ms = ttl_ms(hash.ends_at, now);
+        self.check_after(line, ends_at, now);
+        self.wait_for(line, ends_at, ttl_ms(ends_at, now), request, waiters_max)
+    }
+
+    /// The lock cannot be had now: the caller is told so, or is to wait.
+    pub(crate) fn wait_for(
+        &self,
+        line: Option<LineId>,
+        ends_at: Option<i64>,
+        ttl_ms: i64,
+        request: &Acquire<'_>,
+        waiters_max: u32,
+    ) -> Result<Acquired, Refusal> {
         if request.patience == Patience::None {
             return Ok(Acquired::NotHeld { ttl_ms });
         }
-        let has_place = |line| request.once && self.lines.first_of(line, request.owner).is_some();
+        let has_place = |line| self.own_place(line, request).is_some();
         if line.is_some_and(|line| self.lines.length(line) >= waiters_max && !has_place(line)) {
             return Err(Refusal::TooManyWaiters(waiters_max));
         }
-        Ok(Acquired::MustWait {
-            ends_at: hash.ends_at,
-            ttl_ms,
-        })
+        Ok(Acquired::MustWait { ends_at, ttl_ms })
     }
 
     pub(crate) fn give_back(
@@ -488,35 +620,53 @@ impl Locks {
         now: Now,
         effects: &mut Vec<Effect>,
     ) -> Result<Option<i64>, Refusal> {
-        let line = self.lines.find(lock);
-        let Some((hash, own)) = self.own_hold(lock, line, stored, request.token)? else {
+        let Some(own) = self.own_hold(lock, stored, request.mode, request.token, request.owner)?
+        else {
             return Ok(None);
         };
         let Count::Valid(held) = own else {
             return Err(Refusal::HoldCountMalformed);
         };
-        if held > 1 {
-            let left = held.saturating_sub(1);
-            let ends_at = request
-                .lease
-                .and_then(|lease| hash.lease_end(lease.end(now)));
-            effects.push(Effect::Write {
-                holder: Holder::Caller,
-                count: Some(left),
-                token: None,
-                ends_at,
-            });
-            let ends_at = ends_at.or(hash.ends_at);
-            self.check_after(line, ends_at, now);
-            self.bind(lock, request.owner, None, hash.token, ends_at);
-            return Ok(Some(left));
+        let left = match stored {
+            Stored::Plain(hash) => self.leave_plain(lock, &hash, held, request, now, effects),
+            Stored::ReadWrite(hash) => {
+                self.leave_read_write(lock, &hash, held, request, now, effects)
+            }
+            Stored::Free | Stored::Abandoned | Stored::OtherType => 0,
+        };
+        Ok(Some(left))
+    }
+
+    fn leave_plain(
+        &mut self,
+        lock: LockRef<'_>,
+        hash: &Hash,
+        held: i64,
+        request: &Release<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> i64 {
+        let left = held.saturating_sub(1);
+        if left == 0 {
+            self.end_plain(lock, hash, request.owner, now, effects);
+            return 0;
         }
-        self.end_hold(lock, &hash, request.owner, now, effects);
-        Ok(Some(0))
+        let lease = request.lease;
+        let ends_at = lease.and_then(|lease| hash.lease_end(lease.end(now)));
+        effects.push(Effect::Write {
+            holder: Holder::Caller,
+            count: Some(left),
+            token: None,
+            ends_at,
+        });
+        let (ends_at, mode) = (ends_at.or(hash.ends_at), Mode::Plain);
+        self.check_after(self.lines.find(lock), ends_at, now);
+        self.bind(lock, request.owner, mode, None, hash.token, ends_at);
+        left
     }
 
     /// The owner's hold is over, whatever its count.
-    pub(crate) fn end_hold(
+    pub(crate) fn end_plain(
         &mut self,
         lock: LockRef<'_>,
         hash: &Hash,
@@ -524,140 +674,199 @@ impl Locks {
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
-        if let Some(since) = hash.token.and_then(|token| self.tokens.minted_at(token)) {
-            self.counters
-                .hold_ms
-                .record(now.wall_us.saturating_sub(since).div_euclid(1000));
-        }
-        self.unbind(lock, owner);
+        self.record_hold(hash.token, now);
+        self.unbind(lock, owner, Mode::Plain);
         if hash.others {
             effects.push(Effect::Leave);
         } else {
-            self.free(self.lines.find(lock), now, effects);
+            self.free(self.lines.find(lock), Mode::Plain, now, effects);
         }
     }
 
-    /// Ends the hold: the next in line has the lock, or nobody. One unlock message either way.
-    fn free(&mut self, line: Option<LineId>, now: Now, effects: &mut Vec<Effect>) {
-        effects.push(Effect::Free);
-        let handed_over = line.and_then(|line| self.hand_over(line, None, now, effects));
-        if handed_over.is_none() {
-            effects.push(Effect::Publish);
+    /// A hold has ended that began with this token.
+    pub(crate) fn record_hold(&mut self, token: Option<Token>, now: Now) {
+        if let Some(since) = token.and_then(|token| self.tokens.minted_at(token)) {
+            let held_us = now.wall_us.saturating_sub(since);
+            self.counters.hold_ms.record(held_us.div_euclid(1000));
         }
     }
 
-    /// As [`hand_over`](Self::hand_over), for a lock that was found free: what sessions had of it
-    /// is lost.
-    fn hand_over_free(
+    /// Ends what was held in this mode: the next in line has the lock, or nobody. One unlock
+    /// message either way.
+    pub(crate) fn free(
         &mut self,
-        lock: LockRef<'_>,
         line: Option<LineId>,
+        held_as: Mode,
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Option<Hold> {
-        self.lose_holds(lock, None, now, effects);
-        let line = line?;
-        if self.lines.lease_over(line, now) {
-            count(&mut self.counters.expiries);
+    ) {
+        effects.push(Effect::Free);
+        if let Some(line) = line
+            && self.is_for_one_lock(line)
+        {
+            return self.hand_over(line, &Stored::Free, Some(held_as), now, effects);
         }
-        self.hand_over(line, None, now, effects)
+        effects.push(Effect::Publish(held_as));
+        self.first_may_have_all(line);
     }
 
-    /// Grants the first in line, and with it the waiters of the same owner directly behind it, on
-    /// top of the holds that this owner has in `present`. None if nobody waits.
+    /// Whether the first in line waits for no other lock with it.
+    pub(crate) fn is_for_one_lock(&self, line: LineId) -> bool {
+        let first = self.lines.first(line);
+        first.is_some_and(|(_, first)| first.joint.is_none())
+    }
+
+    /// The lock is free, and who is first in its line waits for others with it: perhaps it can have
+    /// all now.
+    fn first_may_have_all(&mut self, line: Option<LineId>) {
+        let first = line.and_then(|line| self.lines.first(line));
+        if let Some(joint) = first.and_then(|(_, first)| first.joint) {
+            self.joints.mark(joint);
+        }
+    }
+
+    /// Grants the first in line, which waits for this lock only and can have it. The message, if
+    /// there is one to be sent, comes before word to the waiters and after what is written.
     fn hand_over(
         &mut self,
         line: LineId,
-        present: Option<(Hash, i64)>,
+        stored: &Stored,
+        message: Option<Mode>,
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Option<Hold> {
-        let lock = self.lines.lock_of(line)?.clone();
-        let owner = Rc::clone(&self.lines.first(line)?.1.owner);
+    ) {
+        if *stored == Stored::Abandoned {
+            effects.push(Effect::Free);
+        }
+        let first = self.lines.first(line).map(|(id, first)| (id, first.mode));
+        match (first, stored) {
+            (None, _) => {}
+            (Some((_, Mode::Plain)), Stored::Plain(hash)) => {
+                let held = match hash.own {
+                    Some(Count::Valid(held)) => held,
+                    _ => 0,
+                };
+                self.hand_over_plain(line, Some((*hash, held)), message, now, effects);
+            }
+            (Some((_, Mode::Plain)), _) => {
+                self.hand_over_plain(line, None, message, now, effects);
+            }
+            (Some((id, _)), Stored::ReadWrite(hash)) => {
+                self.hand_over_read_write(id, line, Some(hash), None, now, effects);
+            }
+            (Some((id, _)), _) => {
+                self.hand_over_read_write(id, line, None, message, now, effects);
+            }
+        }
+    }
+
+    /// Grants the first in line, and with it the waiters of the same owner directly behind it, on
+    /// top of the holds that this owner has in `present`.
+    fn hand_over_plain(
+        &mut self,
+        line: LineId,
+        present: Option<(Hash, i64)>,
+        message: Option<Mode>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some((_, first)) = self.lines.first(line) else {
+            return;
+        };
+        let owner = Rc::clone(&first.owner);
+        let Some(lock) = self.lines.lock_of(line).cloned() else {
+            return;
+        };
         let (hash, entered_before) = present.unzip();
         let kept = hash.and_then(|hash| hash.token);
         let token = kept.unwrap_or_else(|| self.tokens.mint(now.wall_us));
-        let mut hold = Hold {
-            owner,
-            count: entered_before.unwrap_or(0),
-            token,
-            ends_at: None,
-        };
+        let mut held = entered_before.unwrap_or(0);
+        let mut ends_at = None;
         let mut session = None;
         let write_at = effects.len();
-        while let Some(entered) = Count::next(hold.count) {
-            let (id, followed) = self
-                .lines
-                .first(line)
-                .map(|(id, first)| (id, first.followed_by_own()))?;
-            let waiter = self.leave(id)?;
+        let mut next = self.lines.first(line).map(|(id, _)| id);
+        while let Some(id) = next
+            && let Some(entered) = Count::next(held)
+        {
+            next = self.lines.get(id).and_then(Waiter::own_behind);
+            next = next.filter(|id| self.lines.get(*id).is_some_and(Waiter::is_plain));
+            let Some(waiter) = self.leave(id) else { break };
             let lease_end = waiter.lease.end(now);
-            hold.count = entered;
-            hold.ends_at = hash.map_or(Some(lease_end), |hash| hash.lease_end(lease_end));
+            held = entered;
+            ends_at = hash.map_or(Some(lease_end), |hash| hash.lease_end(lease_end));
             session = waiter.session.or(session);
             self.count_hand_over(entered, now.mono_ms.saturating_sub(waiter.since));
-            self.tell_granted(&lock, waiter, entered, token, effects);
-            if !followed {
-                break;
-            }
+            let mode = Mode::Plain;
+            let grant = Grant {
+                token,
+                mode,
+                several: None,
+            };
+            self.tell_granted(&lock, waiter.seat, waiter.owner, entered, grant, effects);
         }
         let write = Effect::Write {
-            holder: Holder::Waiter(Rc::clone(&hold.owner)),
-            count: Some(hold.count),
+            holder: Holder::Waiter(Rc::clone(&owner)),
+            count: Some(held),
             token: kept.is_none().then_some(token),
-            ends_at: hold.ends_at,
+            ends_at,
         };
         // The write and the message come before word to the waiters.
-        effects.splice(write_at..write_at, [write, Effect::Publish]);
+        let message = message.map(Effect::Publish);
+        effects.splice(write_at..write_at, std::iter::once(write).chain(message));
         // Where others are in the hash, their longer lease may have stayed.
-        hold.ends_at = hold.ends_at.or_else(|| hash?.ends_at);
-        self.lines.check_after(line, hold.ends_at, now);
-        self.bind(
-            lock.as_ref(),
-            &hold.owner,
-            session,
-            Some(token),
-            hold.ends_at,
-        );
-        Some(hold)
+        let ends_at = ends_at.or_else(|| hash?.ends_at);
+        self.lines.check_after(line, ends_at, now);
+        self.holder_may_have_all(line, &owner);
+        let (lock, mode) = (lock.as_ref(), Mode::Plain);
+        self.bind(lock, &owner, mode, session, Some(token), ends_at);
     }
 
-    fn tell_granted(
+    /// The owner has a lock now: if it waits for it together with others, perhaps it can have all.
+    pub(crate) fn holder_may_have_all(&mut self, line: LineId, owner: &[u8]) {
+        for (_, waiter) in self.lines.all_of(line, owner) {
+            if let Some(joint) = waiter.joint {
+                self.joints.mark(joint);
+            }
+        }
+    }
+
+    pub(crate) fn tell_granted(
         &mut self,
         lock: &LockKey,
-        waiter: Waiter,
+        seat: Seat,
+        owner: Rc<[u8]>,
         count: i64,
-        token: Token,
+        grant: Grant,
         effects: &mut Vec<Effect>,
     ) {
-        let owner = waiter.owner;
-        match waiter.seat {
+        match seat {
             Seat::Client { handle, .. } => {
                 effects.push(Effect::Grant {
                     client: handle,
+                    lock: lock.clone(),
                     owner,
                     count,
-                    token,
+                    grant,
                 });
             }
             Seat::Session(session) => {
-                let kind = EventKind::Granted(token);
-                self.tell(
-                    session,
-                    Event {
-                        kind,
-                        lock: lock.clone(),
-                        owner,
-                    },
-                    effects,
-                );
+                let event = Event {
+                    kind: EventKind::Granted(grant),
+                    lock: lock.clone(),
+                    owner,
+                };
+                self.tell(session, event, effects);
             }
         }
     }
 
-    fn count_hand_over(&mut self, entered: i64, waited_ms: i64) {
+    pub(crate) fn count_waited(&mut self, waited_ms: i64) {
         self.counters.wait_ms.record(waited_ms);
         count(&mut self.counters.handovers);
+    }
+
+    fn count_hand_over(&mut self, entered: i64, waited_ms: i64) {
+        self.count_waited(waited_ms);
         count(if entered == 1 {
             &mut self.counters.grants
         } else {
@@ -665,59 +874,86 @@ impl Locks {
         });
     }
 
-    /// The hash of a plain lock; none if the lock is free.
-    fn as_plain(
+    /// Refuses what cannot be asked of what is stored.
+    pub(crate) fn check_kind(
         &mut self,
         lock: LockRef<'_>,
         line: Option<LineId>,
-        stored: Stored,
-    ) -> Result<Option<Hash>, Refusal> {
-        match stored {
-            Stored::Free => Ok(None),
-            Stored::Held(hash) if hash.kind == Kind::Plain => Ok(Some(hash)),
-            Stored::Held(_) => Err(Refusal::WrongKind),
-            Stored::OtherType => {
-                // Those in line for what was overwritten hear of it now, not at the old lease's
-                // end.
-                if let Some(line) = line {
-                    self.lines.touch(line);
-                }
-                self.holds.touch_lock(lock);
-                Err(Refusal::WrongType)
-            }
+        stored: &Stored,
+        asked: Kind,
+    ) -> Result<(), Refusal> {
+        if *stored == Stored::OtherType {
+            return Err(self.not_a_lock(lock, line));
+        }
+        match stored.kind() {
+            Some(kind) if kind != asked => Err(Refusal::WrongKind(kind)),
+            _ => Ok(()),
         }
     }
 
-    /// The owner's hold, if it has one and the token, where one is named, is its token.
-    fn own_hold(
+    /// The kind of a free lock is that of the first in line.
+    pub(crate) fn check_kind_of_first(&self, line: LineId, mode: Mode) -> Result<(), Refusal> {
+        let kind = self.lines.first(line).map(|(_, first)| first.mode.kind());
+        match kind {
+            Some(kind) if kind != mode.kind() => Err(Refusal::WrongKind(kind)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The key was overwritten: those in line for what was there hear of it now, not at the old
+    /// lease's end.
+    fn not_a_lock(&mut self, lock: LockRef<'_>, line: Option<LineId>) -> Refusal {
+        if let Some(line) = line {
+            self.lines.touch(line);
+        }
+        self.holds.touch_lock(lock);
+        Refusal::WrongType
+    }
+
+    /// The owner's hold in this mode, if it has one and the token, where one is named, is its
+    /// token.
+    pub(crate) fn own_hold(
         &mut self,
         lock: LockRef<'_>,
-        line: Option<LineId>,
         stored: Stored,
+        mode: Mode,
         token: Option<Token>,
-    ) -> Result<Option<(Hash, Count)>, Refusal> {
-        let hash = self.as_plain(lock, line, stored)?;
-        if hash.is_none() {
-            // Found free: those in line are granted, and those who lost it told, as soon as this
-            // command is over.
+        owner: &[u8],
+    ) -> Result<Option<Count>, Refusal> {
+        let line = self.lines.find(lock);
+        self.check_kind(lock, line, &stored, mode.kind())?;
+        if stored.is_free() {
+            // Those in line are granted, and those who lost it told, as soon as this command is
+            // over.
             self.touched(lock);
         }
-        let matching = hash.filter(|hash| token.is_none() || token == hash.token);
-        Ok(matching.and_then(|hash| Some((hash, hash.own?))))
+        let Some((count, stored_token)) = stored.own(mode) else {
+            return Ok(None);
+        };
+        let own_token = match mode {
+            Mode::Write => self.writers.of(lock, owner),
+            Mode::Plain | Mode::Read => stored_token,
+        };
+        let matching = token.is_none() || token == own_token;
+        Ok(matching.then_some(count))
     }
 
-    /// The owner's place in the lock's line, if the request is to take it over.
-    fn own_place(&self, lock: LockRef<'_>, request: &Acquire<'_>) -> Option<WaiterId> {
-        let line = self.lines.find(lock).filter(|_| request.once)?;
-        self.lines.first_of(line, request.owner)
+    /// The owner's place in the line, if the request is to take it over.
+    pub(crate) fn own_place(&self, line: LineId, request: &Acquire<'_>) -> Option<WaiterId> {
+        let mut own = self
+            .lines
+            .all_of(line, request.owner)
+            .filter(|_| request.once);
+        own.find(|(_, waiter)| waiter.joint.is_none() && waiter.mode == request.mode)
+            .map(|(id, _)| id)
     }
 
-    fn take_over(
+    pub(crate) fn take_over(
         &mut self,
         lock: LockRef<'_>,
         waiter: WaiterId,
         newcomer: &Newcomer<'_>,
-        ends_at: Option<i64>,
+        ttl_ms: i64,
         now: Now,
         effects: &mut Vec<Effect>,
     ) -> Option<()> {
@@ -727,42 +963,16 @@ impl Locks {
         }
         count(&mut self.counters.cancels);
         if seat != newcomer.seat {
-            let lock = LockKey {
-                db: lock.db,
-                name: Rc::from(lock.name),
-            };
-            let why = Dismissal::NotAcquired {
-                ttl_ms: ttl_ms(ends_at, now),
-            };
+            let lock = LockKey::from(lock);
+            let why = Dismissal::NotAcquired { ttl_ms };
             self.tell_dismissed(&lock, seat, Rc::from(newcomer.owner), why, effects);
         }
         Some(())
     }
 
-    fn check_after(&mut self, line: Option<LineId>, ends_at: Option<i64>, now: Now) {
+    pub(crate) fn check_after(&mut self, line: Option<LineId>, ends_at: Option<i64>, now: Now) {
         if let Some(line) = line {
             self.lines.check_after(line, ends_at, now);
-        }
-    }
-}
-
-/// A hold that was just handed over.
-struct Hold {
-    owner: Rc<[u8]>,
-    count: i64,
-    token: Token,
-    ends_at: Option<i64>,
-}
-
-impl Hold {
-    fn seen_by(&self, owner: &[u8]) -> Hash {
-        let own = *self.owner == *owner;
-        Hash {
-            kind: Kind::Plain,
-            own: own.then_some(Count::Valid(self.count)),
-            token: Some(self.token),
-            others: !own,
-            ends_at: self.ends_at,
         }
     }
 }
@@ -777,8 +987,4 @@ impl Hash {
             None => None,
         }
     }
-}
-
-fn ttl_ms(ends_at: Option<i64>, now: Now) -> i64 {
-    ends_at.map_or(-1, |end| end.saturating_sub(now.wall_ms()).max(0))
 }

@@ -2,8 +2,8 @@
 
 use crate::error::Word;
 use crate::{
-    FENCE_FIELD, INTEGER_MAX, Lease, MODE_FIELD, OWNER_LEN_MAX, Refusal, SESSION_LEN_MAX, Token,
-    Wait,
+    FENCE_FIELD, INTEGER_MAX, KEYS_MAX, Lease, MODE_FIELD, OWNER_LEN_MAX, Refusal, SESSION_LEN_MAX,
+    Token, Wait,
 };
 
 /// The arguments of a command, read from left to right.
@@ -31,6 +31,11 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Arguments<I> {
             .ok_or_else(|| Refusal::MissingValue(Word::new(word)))
     }
 
+    /// No option may follow.
+    pub(crate) fn no_option(mut self) -> Result<(), Refusal> {
+        self.0.next().map_or(Ok(()), |word| Err(unknown(word)))
+    }
+
     /// Nothing may be left.
     pub(crate) fn finish(mut self) -> Result<(), Refusal> {
         self.0.next().map_or(Ok(()), |_| Err(Refusal::WrongArity))
@@ -48,7 +53,7 @@ impl<T> Once<T> {
     /// Takes the option's value; a second time is an error, whatever the value.
     pub(crate) fn set(&mut self, word: &[u8], value: Result<T, Refusal>) -> Result<(), Refusal> {
         if self.0.is_some() {
-            return Err(Refusal::RepeatedOption(Word::new(word)));
+            return Err(repeated(word));
         }
         self.0 = Some(value?);
         Ok(())
@@ -61,6 +66,10 @@ impl<T> Once<T> {
 
 pub(crate) fn unknown(word: &[u8]) -> Refusal {
     Refusal::UnknownOption(Word::new(word))
+}
+
+pub(crate) fn repeated(word: &[u8]) -> Refusal {
+    Refusal::RepeatedOption(Word::new(word))
 }
 
 pub(crate) fn owner(bytes: &[u8]) -> Result<&[u8], Refusal> {
@@ -100,6 +109,13 @@ pub(crate) fn grace(bytes: &[u8]) -> Result<i64, Refusal> {
 
 pub(crate) fn token(bytes: &[u8]) -> Result<Token, Refusal> {
     integer(bytes).and_then(Token::new).ok_or(Refusal::Token)
+}
+
+pub(crate) fn key_count(bytes: &[u8]) -> Result<usize, Refusal> {
+    integer(bytes)
+        .and_then(|count| usize::try_from(count).ok())
+        .filter(|count| (1..=KEYS_MAX).contains(count))
+        .ok_or(Refusal::KeyCount)
 }
 
 pub(crate) fn list_count(bytes: &[u8]) -> Result<usize, Refusal> {

@@ -3,9 +3,11 @@
 //! Each has a `parse` that takes the arguments after the command's name.
 
 use crate::parse::{self, Arguments, Once, owner};
-use crate::{Lease, Refusal, Token, Wait};
+use crate::{Lease, Mode, Refusal, Token, WRITER_SUFFIX, Wait};
+use std::collections::BTreeSet;
 
-/// `RLOCK.ACQUIRE key owner lease-ms [BLOCK wait-ms | QUEUE wait-ms] [SESSION session] [ONCE]`
+/// `RLOCK.ACQUIRE key owner lease-ms [READ | WRITE] [BLOCK wait-ms | QUEUE wait-ms]
+/// [SESSION session] [ONCE]`
 #[derive(Clone, Copy, Debug)]
 pub struct Acquire<'a> {
     /// The lock's name.
@@ -14,6 +16,8 @@ pub struct Acquire<'a> {
     pub owner: &'a [u8],
     /// How long the hold is to last.
     pub lease: Lease,
+    /// How the lock is to be held.
+    pub mode: Mode,
     /// Whether and how to wait in line, if it cannot be had now.
     pub patience: Patience,
     /// The session that the hold is to belong to.
@@ -42,6 +46,73 @@ impl<'a> Acquire<'a> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
         let lease = parse::lease(args.next()?)?;
+        let mut mode = ModeOption::new();
+        let options = AcquireOptions::parse(args, |word| mode.set(word))?;
+        let mode = mode.get(owner)?;
+        let AcquireOptions {
+            patience,
+            session,
+            once,
+        } = options;
+        Ok(Self {
+            key,
+            owner,
+            lease,
+            mode,
+            patience,
+            session,
+            once,
+        })
+    }
+}
+
+/// READ or WRITE, one of them, once.
+struct ModeOption(Option<Mode>);
+
+impl ModeOption {
+    fn new() -> Self {
+        Self(None)
+    }
+
+    /// Takes the word in. False if it is another one.
+    fn set(&mut self, word: &[u8]) -> Result<bool, Refusal> {
+        let mode = if word.eq_ignore_ascii_case(b"READ") {
+            Mode::Read
+        } else if word.eq_ignore_ascii_case(b"WRITE") {
+            Mode::Write
+        } else {
+            return Ok(false);
+        };
+        match self.0.replace(mode) {
+            None => Ok(true),
+            Some(before) if before == mode => Err(parse::repeated(word)),
+            Some(_) => Err(Refusal::ReadAndWrite),
+        }
+    }
+
+    /// The mode, if this owner can hold a lock in it.
+    fn get(self, owner: &[u8]) -> Result<Mode, Refusal> {
+        match self.0 {
+            None => Ok(Mode::Plain),
+            Some(_) if owner.ends_with(WRITER_SUFFIX) => Err(Refusal::OwnerOfWriter),
+            Some(mode) => Ok(mode),
+        }
+    }
+}
+
+/// The options of ACQUIRE and MACQUIRE.
+struct AcquireOptions<'a> {
+    patience: Patience,
+    session: Option<&'a [u8]>,
+    once: bool,
+}
+
+impl<'a> AcquireOptions<'a> {
+    /// `other` takes in a word that is none of these options, or says that it is none at all.
+    fn parse<I: Iterator<Item = &'a [u8]>>(
+        mut args: Arguments<I>,
+        mut other: impl FnMut(&[u8]) -> Result<bool, Refusal>,
+    ) -> Result<Self, Refusal> {
         let (mut block, mut queue) = (Once::new(), Once::new());
         let (mut session, mut once) = (Once::new(), Once::new());
         while let Some(word) = args.option() {
@@ -53,7 +124,7 @@ impl<'a> Acquire<'a> {
                 session.set(word, parse::session(args.value(word)?))?;
             } else if word.eq_ignore_ascii_case(b"ONCE") {
                 once.set(word, Ok(()))?;
-            } else {
+            } else if !other(word)? {
                 return Err(parse::unknown(word));
             }
         }
@@ -68,9 +139,6 @@ impl<'a> Acquire<'a> {
             return Err(Refusal::QueueWithoutSession);
         }
         Ok(Self {
-            key,
-            owner,
-            lease,
             patience,
             session,
             once,
@@ -78,13 +146,15 @@ impl<'a> Acquire<'a> {
     }
 }
 
-/// `RLOCK.RELEASE key owner [TOKEN token] [LEASE lease-ms]`
+/// `RLOCK.RELEASE key owner [READ | WRITE] [TOKEN token] [LEASE lease-ms]`
 #[derive(Clone, Copy, Debug)]
 pub struct Release<'a> {
     /// The lock's name.
     pub key: &'a [u8],
     /// Who gives it back.
     pub owner: &'a [u8],
+    /// How the owner holds it.
+    pub mode: Mode,
     /// Only the hold that has this token.
     pub token: Option<Token>,
     /// With holds left, start the lease anew.
@@ -99,26 +169,28 @@ impl<'a> Release<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
+        let mut mode = ModeOption::new();
         let (mut token, mut lease) = (Once::new(), Once::new());
         while let Some(word) = args.option() {
             if word.eq_ignore_ascii_case(b"TOKEN") {
                 token.set(word, parse::token(args.value(word)?))?;
             } else if word.eq_ignore_ascii_case(b"LEASE") {
                 lease.set(word, parse::lease(args.value(word)?))?;
-            } else {
+            } else if !mode.set(word)? {
                 return Err(parse::unknown(word));
             }
         }
         Ok(Self {
             key,
             owner,
+            mode: mode.get(owner)?,
             token: token.get(),
             lease: lease.get(),
         })
     }
 }
 
-/// `RLOCK.RENEW key owner lease-ms [TOKEN token] [SESSION session]`
+/// `RLOCK.RENEW key owner lease-ms [READ | WRITE] [TOKEN token] [SESSION session]`
 #[derive(Clone, Copy, Debug)]
 pub struct Renew<'a> {
     /// The lock's name.
@@ -127,6 +199,8 @@ pub struct Renew<'a> {
     pub owner: &'a [u8],
     /// The lease that starts anew.
     pub lease: Lease,
+    /// How the owner holds it.
+    pub mode: Mode,
     /// Only the hold that has this token.
     pub token: Option<Token>,
     /// The session that the hold is to belong to from now on.
@@ -142,25 +216,174 @@ impl<'a> Renew<'a> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
         let lease = parse::lease(args.next()?)?;
+        let mut mode = ModeOption::new();
         let (mut token, mut session) = (Once::new(), Once::new());
         while let Some(word) = args.option() {
             if word.eq_ignore_ascii_case(b"TOKEN") {
                 token.set(word, parse::token(args.value(word)?))?;
             } else if word.eq_ignore_ascii_case(b"SESSION") {
                 session.set(word, parse::session(args.value(word)?))?;
-            } else {
+            } else if !mode.set(word)? {
                 return Err(parse::unknown(word));
             }
         }
+        let mode = mode.get(owner)?;
         let (token, session) = (token.get(), session.get());
         Ok(Self {
             key,
             owner,
             lease,
+            mode,
             token,
             session,
         })
     }
+}
+
+/// A key among several, once even if it was named more than once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamedKey<'a> {
+    /// Its place among the command's arguments, where the command's name has 0.
+    pub place: usize,
+    /// The lock's name.
+    pub name: &'a [u8],
+}
+
+/// `RLOCK.MACQUIRE owner lease-ms numkeys key [key ...] [BLOCK wait-ms | QUEUE wait-ms]
+/// [SESSION session] [ONCE]`
+#[derive(Clone, Debug)]
+pub struct AcquireSeveral<'a> {
+    /// Who asks.
+    pub owner: &'a [u8],
+    /// How long the holds are to last.
+    pub lease: Lease,
+    /// The locks, in the order in which they were named.
+    pub keys: Vec<NamedKey<'a>>,
+    /// Whether and how to wait in line, if they cannot be had now.
+    pub patience: Patience,
+    /// The session that the holds are to belong to.
+    pub session: Option<&'a [u8]>,
+    /// Do not count again what this owner already holds or waits for.
+    pub once: bool,
+}
+
+impl<'a> AcquireSeveral<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, and the first word that is no option.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+        let mut args = Arguments::new(args);
+        let owner = owner(args.next()?)?;
+        let lease = parse::lease(args.next()?)?;
+        let keys = keys(&mut args, 4)?;
+        let AcquireOptions {
+            patience,
+            session,
+            once,
+        } = AcquireOptions::parse(args, |_| Ok(false))?;
+        Ok(Self {
+            owner,
+            lease,
+            keys,
+            patience,
+            session,
+            once,
+        })
+    }
+
+    /// The same for one of the locks.
+    pub(crate) fn of(&self, key: &'a [u8]) -> Acquire<'a> {
+        Acquire {
+            key,
+            owner: self.owner,
+            lease: self.lease,
+            mode: Mode::Plain,
+            patience: self.patience,
+            session: self.session,
+            once: self.once,
+        }
+    }
+}
+
+/// `RLOCK.MRELEASE owner numkeys key [key ...]`
+#[derive(Clone, Debug)]
+pub struct ReleaseSeveral<'a> {
+    /// Who gives them back.
+    pub owner: &'a [u8],
+    /// The locks, in the order in which they were named.
+    pub keys: Vec<NamedKey<'a>>,
+}
+
+impl<'a> ReleaseSeveral<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, or a wrong number of arguments.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+        let mut args = Arguments::new(args);
+        let owner = owner(args.next()?)?;
+        let keys = keys(&mut args, 3)?;
+        args.no_option()?;
+        Ok(Self { owner, keys })
+    }
+}
+
+/// `RLOCK.MRENEW owner lease-ms numkeys key [key ...] [SESSION session]`
+#[derive(Clone, Debug)]
+pub struct RenewSeveral<'a> {
+    /// Who holds them.
+    pub owner: &'a [u8],
+    /// The lease that starts anew.
+    pub lease: Lease,
+    /// The locks, in the order in which they were named.
+    pub keys: Vec<NamedKey<'a>>,
+    /// The session that the holds are to belong to from now on.
+    pub session: Option<&'a [u8]>,
+}
+
+impl<'a> RenewSeveral<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, and the first word that is no option.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+        let mut args = Arguments::new(args);
+        let owner = owner(args.next()?)?;
+        let lease = parse::lease(args.next()?)?;
+        let keys = keys(&mut args, 4)?;
+        let mut session = Once::new();
+        while let Some(word) = args.option() {
+            if word.eq_ignore_ascii_case(b"SESSION") {
+                session.set(word, parse::session(args.value(word)?))?;
+            } else {
+                return Err(parse::unknown(word));
+            }
+        }
+        Ok(Self {
+            owner,
+            lease,
+            keys,
+            session: session.get(),
+        })
+    }
+}
+
+/// numkeys and the keys, the first of which has this place; each once.
+fn keys<'a, I: Iterator<Item = &'a [u8]>>(
+    args: &mut Arguments<I>,
+    first: usize,
+) -> Result<Vec<NamedKey<'a>>, Refusal> {
+    let count = parse::key_count(args.next()?)?;
+    let mut seen = BTreeSet::new();
+    let mut keys = Vec::with_capacity(count);
+    for place in (first..).take(count) {
+        let name = args.option().ok_or(Refusal::KeyCount)?;
+        if seen.insert(name) {
+            keys.push(NamedKey { place, name });
+        }
+    }
+    Ok(keys)
 }
 
 /// `RLOCK.CANCEL key owner`

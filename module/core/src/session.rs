@@ -6,7 +6,7 @@
 use crate::arena::{Arena, Id};
 use crate::hold::HoldId;
 use crate::line::WaiterId;
-use crate::{LockKey, LockRef, Now, Refusal, Token, Wait};
+use crate::{Grant, LockKey, LockRef, Mode, Now, Refusal, Wait};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 
@@ -29,13 +29,21 @@ impl Event {
     fn is_grant(&self) -> bool {
         matches!(self.kind, EventKind::Granted(_))
     }
+
+    /// Whether it tells this owner that it holds the lock in this mode.
+    fn grants(&self, lock: LockRef<'_>, owner: &[u8], mode: Mode) -> bool {
+        let EventKind::Granted(grant) = &self.kind else {
+            return false;
+        };
+        *self.owner == *owner && grant.mode == mode && grant.is_of(&self.lock, lock)
+    }
 }
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// A queued waiter holds the lock.
-    Granted(Token),
+    Granted(Grant),
     /// A queued waiter left the line without it.
     Timeout {
         /// As in [`crate::Stored::ttl_ms`].
@@ -269,13 +277,13 @@ impl Sessions {
     /// The owner was just told that it holds the lock, as an answer to ONCE or RENEW. If the event
     /// is still to be fetched, in whichever session it waited, the end of that session's connection
     /// must not take the lock away again.
-    pub(crate) fn confirm(&mut self, lock: LockRef<'_>, owner: &[u8]) {
+    pub(crate) fn confirm(&mut self, lock: LockRef<'_>, owner: &[u8], mode: Mode) {
         for id in self.unheard.get(owner).into_iter().flatten() {
             let Some(session) = self.arena.get_mut(id.0) else {
                 continue;
             };
             for Unfetched { event, confirmed } in &mut session.events {
-                *confirmed |= event.lock.as_ref() == lock && *event.owner == *owner;
+                *confirmed |= event.grants(lock, owner, mode);
             }
         }
     }

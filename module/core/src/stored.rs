@@ -1,37 +1,119 @@
 //! What the keyspace holds at a lock's key, as plain values: read anew for each decision.
 
-use crate::{HOLD_COUNT_MAX, Now, Token, parse};
+use crate::{HOLD_COUNT_MAX, Kind, Mode, Now, Token, parse};
 
 /// What is stored at a lock's key, as seen by one owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
-    /// Nothing, or a hash in which nobody is: no live field but `fence`.
+    /// Nothing.
     Free,
-    /// A hash that somebody is in.
-    Held(Hash),
+    /// A hash in which nobody is any more: at most `fence`, `mode` and readers whose leases are
+    /// over. The lock is free, and what is left goes with the next grant.
+    Abandoned,
+    /// A plain lock's hash that somebody is in.
+    Plain(Hash),
+    /// A read-write lock's hash that somebody is in.
+    ReadWrite(ReadWrite),
     /// A key of another type.
     OtherType,
 }
 
 impl Stored {
+    /// Whether nobody has the lock.
+    pub fn is_free(&self) -> bool {
+        matches!(self, Self::Free | Self::Abandoned)
+    }
+
     /// What is left of the present lease in milliseconds; -1 if it has no end, 0 if the lock is
     /// free.
     pub fn ttl_ms(&self, now: Now) -> i64 {
         match self {
-            Self::Held(Hash {
-                ends_at: Some(end), ..
-            }) => end.saturating_sub(now.wall_ms()).max(0),
-            Self::Held(Hash { ends_at: None, .. }) => -1,
-            Self::Free | Self::OtherType => 0,
+            Self::Plain(Hash { ends_at, .. }) | Self::ReadWrite(ReadWrite { ends_at, .. }) => {
+                ttl_ms(*ends_at, now)
+            }
+            Self::Free | Self::Abandoned | Self::OtherType => 0,
+        }
+    }
+
+    /// Which kind of lock it is, where somebody has it.
+    pub(crate) fn kind(&self) -> Option<Kind> {
+        match self {
+            Self::Plain(_) => Some(Kind::Plain),
+            Self::ReadWrite(_) => Some(Kind::ReadWrite),
+            Self::Free | Self::Abandoned | Self::OtherType => None,
+        }
+    }
+
+    /// When the key expires; none if never, or if nobody has the lock.
+    pub(crate) fn ends_at(&self) -> Option<i64> {
+        match self {
+            Self::Plain(Hash { ends_at, .. }) | Self::ReadWrite(ReadWrite { ends_at, .. }) => {
+                *ends_at
+            }
+            Self::Free | Self::Abandoned | Self::OtherType => None,
+        }
+    }
+
+    /// When the lock will be free for this mode, as far as can be told.
+    pub(crate) fn ends_for(&self, mode: Mode) -> Option<i64> {
+        match self {
+            Self::ReadWrite(hash) if mode == Mode::Write => hash.readers_end(),
+            _ => self.ends_at(),
+        }
+    }
+
+    /// When the owner's own hold ends; none if never, or if there is none.
+    pub(crate) fn own_end(&self, mode: Mode) -> Option<i64> {
+        match self {
+            Self::ReadWrite(hash) if mode == Mode::Read => {
+                let end = hash.own_read.map(|own| own.ends_at);
+                end.filter(|end| *end != NEVER)
+            }
+            _ => self.ends_at(),
+        }
+    }
+
+    /// Whether the owner for whom this was read, first in line, can have the lock in this mode.
+    pub(crate) fn lets_in(&self, mode: Mode) -> bool {
+        let may_enter = |own: Option<Count>| match own {
+            Some(Count::Valid(held)) => Count::next(held).is_some(),
+            _ => false,
+        };
+        match (self, mode) {
+            (Self::Free | Self::Abandoned, _) => true,
+            // Somebody else's script made the first in line the holder: what one holds is
+            // re-entered, never waited for.
+            (Self::Plain(hash), Mode::Plain) => may_enter(hash.own),
+            (Self::ReadWrite(hash), Mode::Write) => may_enter(hash.own_write),
+            (Self::ReadWrite(hash), Mode::Read) => match hash.own_read {
+                Some(own) => may_enter(Some(own.count)),
+                None => hash.lets_read(),
+            },
+            _ => false,
+        }
+    }
+
+    /// The owner's own hold, with its token where the keyspace holds one.
+    pub(crate) fn own(&self, mode: Mode) -> Option<(Count, Option<Token>)> {
+        match (self, mode) {
+            (Self::Plain(hash), Mode::Plain) => hash.own.map(|count| (count, hash.token)),
+            (Self::ReadWrite(hash), Mode::Read) => {
+                hash.own_read.map(|read| (read.count, read.token))
+            }
+            (Self::ReadWrite(hash), Mode::Write) => hash.own_write.map(|count| (count, None)),
+            _ => None,
         }
     }
 }
 
-/// A lock's hash, as far as a decision about one owner needs it.
+/// What is left of a lease that ends then, in milliseconds; -1 if it has no end.
+pub(crate) fn ttl_ms(ends_at: Option<i64>, now: Now) -> i64 {
+    ends_at.map_or(-1, |end| end.saturating_sub(now.wall_ms()).max(0))
+}
+
+/// A plain lock's hash, as far as a decision about one owner needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hash {
-    /// Which kind of lock it is.
-    pub kind: Kind,
     /// The owner's own field, if it is there.
     pub own: Option<Count>,
     /// The token, if the hash has one that we wrote.
@@ -44,13 +126,98 @@ pub struct Hash {
     pub ends_at: Option<i64>,
 }
 
-/// The kinds of lock that a hash can be.
+/// A read-write lock's hash with its readers' timeout keys, as far as a decision about one owner
+/// needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// A re-entrant lock.
-    Plain,
-    /// A read-write lock: the hash has a `mode` field.
-    ReadWrite,
+pub struct ReadWrite {
+    /// The owner's own field as a writer.
+    pub own_write: Option<Count>,
+    /// The owner's own hold as a reader, if its lease is not over.
+    pub own_read: Option<ReadHold>,
+    /// Whether other readers are kept out: somebody else writes, or the hash does not say that it
+    /// is read.
+    pub others_write: bool,
+    /// When the last of the other readers' leases ends, in milliseconds of the wall clock;
+    /// [`NEVER`] without an end, none if nobody else reads.
+    pub others_read: Option<i64>,
+    /// When the key expires, in milliseconds of the wall clock; none if never.
+    pub ends_at: Option<i64>,
+}
+
+impl ReadWrite {
+    /// How the lock is held.
+    pub(crate) fn mode(&self) -> Mode {
+        if self.own_write.is_some() || self.others_write {
+            Mode::Write
+        } else {
+            Mode::Read
+        }
+    }
+
+    /// Whether the owner may begin to read.
+    pub(crate) fn lets_read(&self) -> bool {
+        self.own_write.is_some() || !self.others_write
+    }
+
+    /// When the last reader's lease ends, and with it the lock if nobody writes.
+    fn readers_end(&self) -> Option<i64> {
+        if self.mode() == Mode::Write {
+            return self.ends_at;
+        }
+        let own = self.own_read.map(|own| own.ends_at);
+        own.max(self.others_read).filter(|end| *end != NEVER)
+    }
+
+    /// When the key must expire if the owner's own reading ends then, or not at all; none if that
+    /// is when it expires now. A writer's lease is the key's, so with one it never ends earlier.
+    pub(crate) fn key_end(&self, own_read: Option<i64>) -> Option<i64> {
+        let readers = own_read.max(self.others_read);
+        let end = match self.mode() {
+            Mode::Write => readers.max(Some(self.ends_at.unwrap_or(NEVER))),
+            Mode::Read | Mode::Plain => readers,
+        };
+        end.filter(|end| *end != NEVER && Some(*end) != self.ends_at)
+    }
+
+    /// The same, but never earlier than it expires now.
+    pub(crate) fn key_end_prolonged(&self, own_read: i64) -> Option<i64> {
+        let is_later = |end: &i64| self.ends_at.is_none_or(|at| *end > at);
+        self.key_end(Some(own_read)).filter(is_later)
+    }
+
+    /// When the key must expire if the owner's lease as the writer is to end then; none if that is
+    /// when it expires now. Never before the end of a reader's.
+    pub(crate) fn write_end(&self, wanted: i64) -> Option<i64> {
+        let own_read = self.own_read.map(|own| own.ends_at);
+        let end = Some(wanted).max(own_read).max(self.others_read);
+        end.filter(|end| *end != NEVER && Some(*end) != self.ends_at)
+    }
+}
+
+/// The end of a lease that has none.
+pub const NEVER: i64 = i64::MAX;
+
+/// A reader's hold whose lease is not over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadHold {
+    /// The value of its field.
+    pub count: Count,
+    /// The value of its timeout keys, if we wrote them.
+    pub token: Option<Token>,
+    /// When the longest of its timeout keys expires, in milliseconds of the wall clock, or
+    /// [`NEVER`].
+    pub ends_at: i64,
+    /// The same without the timeout key of its latest entry; none if no other is left.
+    pub rest_ends_at: Option<i64>,
+}
+
+/// How much of a read-write lock must be read for a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// Whether there are others, with the key's end for theirs; the owner's latest timeout key.
+    Brief,
+    /// When the leases of the others and all of the owner's own end.
+    Whole,
 }
 
 /// The value of an owner's field.
