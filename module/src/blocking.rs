@@ -8,14 +8,12 @@
 use crate::ffi::{self, Blocking, Ctx, Handle, OwnedStr};
 use crate::keys::OpenLock;
 use crate::state::{self, Blocked, Listening};
-use crate::{clock, effects, pump, reply};
-use rlock_core::request::Acquire;
-use rlock_core::{BlockedClient, Dismissal, Refusal, Wait};
+use crate::{clock, pump, reply};
+use rlock_core::{BlockedClient, Dismissal, Joined, Refusal, Wait};
 
-/// Blocks the client of an ACQUIRE that must wait and puts it in line. False if it cannot be
+/// Blocks the client of a command that must wait, which `join` puts in line. False if it cannot be
 /// blocked.
-pub(crate) fn wait(lock: OpenLock<'_>, request: &Acquire<'_>, ends_at: Option<i64>) -> bool {
-    let ctx = lock.ctx;
+pub(crate) fn wait(ctx: Ctx<'_>, join: impl FnOnce(BlockedClient) -> Option<Joined>) -> bool {
     let Some(handle) = ffi::block::<Clients>(ctx) else {
         return false;
     };
@@ -23,18 +21,13 @@ pub(crate) fn wait(lock: OpenLock<'_>, request: &Acquire<'_>, ends_at: Option<i6
         handle,
         client_id: ctx.client_id(),
     };
-    let joined = effects::step(lock, None, |locks, at, now, effects| {
-        locks.join(at, request, Some(client), ends_at, now, effects)
-    });
+    let joined = join(client);
     let Some(joined) = joined else {
         ffi::abort_block(handle);
         return false;
     };
-    state::with(|state| {
-        state
-            .blocked
-            .insert(handle, Blocked::Waiting(joined.waiter))
-    });
+    let waiting = Blocked::Waiting(joined.waiter);
+    state::with(|state| state.blocked.insert(handle, waiting));
     true
 }
 
@@ -96,10 +89,9 @@ impl Blocking for Clients {
                 ffi::unblock(handle);
             }
             // Only later: a write in this callback could come in the middle of somebody's command.
-            Some(Blocked::Granted(grant)) if !grant.confirmed => state::with(|state| {
-                state
-                    .locks
-                    .give_back_later(grant.lock, grant.owner, grant.token);
+            Some(Blocked::Granted(granted)) if !granted.confirmed => state::with(|state| {
+                let (lock, owner) = (granted.lock, granted.owner);
+                state.locks.give_back_later(lock, &owner, granted.grant);
             }),
             _ => {}
         }
@@ -114,7 +106,7 @@ impl Blocking for Clients {
 /// The reply to a client that was unblocked.
 fn reply_to(ctx: Ctx<'_>, blocked: Blocked) {
     match blocked {
-        Blocked::Granted(grant) => reply::acquired(ctx, grant.count, grant.token),
+        Blocked::Granted(granted) => reply::acquired(ctx, granted.count, granted.grant.token),
         Blocked::Dismissed(why) => reply::dismissed(ctx, &why),
         Blocked::Woken(Listening { session, client_id }) => {
             // Another client may have taken the session over in this turn; the events are its to

@@ -1,18 +1,17 @@
 //! Refusing a wait that could never end: walks the core's search and reads the holders it asks for.
 
-use crate::ffi::{Ctx, OwnedStr, Str};
+use crate::ffi::{Ctx, OwnedStr};
 use crate::keys::OpenLock;
 use crate::state;
-use rlock_core::request::Acquire;
-use rlock_core::{Found, LockRef, Refusal};
+use rlock_core::{DeadlockSearch, Found, Locks, Refusal};
 
-/// Refuses the wait of an ACQUIRE if it closes a circle.
-pub(crate) fn refuse(ctx: Ctx<'_>, name: Str<'_>, request: &Acquire<'_>) -> Result<(), Refusal> {
-    let at = LockRef {
-        db: ctx.db(),
-        name: name.bytes(),
-    };
-    let (mut search, mut found) = state::with(|state| state.locks.search_deadlock(at, request));
+/// Refuses a wait if it closes a circle.
+pub(crate) fn refuse(
+    ctx: Ctx<'_>,
+    begin: impl FnOnce(&Locks) -> (DeadlockSearch, Found),
+) -> Result<(), Refusal> {
+    let db = ctx.db();
+    let (mut search, mut found) = state::with(|state| begin(&state.locks));
     loop {
         match found {
             Found::Nothing => return Ok(()),
@@ -21,7 +20,7 @@ pub(crate) fn refuse(ctx: Ctx<'_>, name: Str<'_>, request: &Acquire<'_>) -> Resu
                 ctx.select_db(lock.db);
                 let name = OwnedStr::new(&lock.name);
                 let holders = OpenLock::to_read(ctx, name.as_str()).holders();
-                ctx.select_db(at.db);
+                ctx.select_db(db);
                 found = state::with(|state| state.locks.search_on(&mut search, &holders));
             }
         }

@@ -1,14 +1,17 @@
 //! Carrying decisions out: the one place that acts on the server.
 
-use crate::ffi::{self, Ctx, EventClass, OwnedStr, Str};
+use crate::ffi::{self, Ctx, EventClass, Key, KeyType, OwnedStr, Str};
 use crate::keys::OpenLock;
-use crate::state::{self, Blocked, Grant};
-use crate::{clock, publish, pump};
-use rlock_core::{Effect, Holder, LockKey, LockRef, Locks, Now, Token};
+use crate::keys::writer_field;
+use crate::state::{self, Blocked, Granted};
+use crate::{clock, publish, pump, settle};
+use rlock_core::{Effect, Holder, LockRef, Locks, MODE_FIELD, Mode, Now, Token, names};
+use std::ffi::CStr;
 use std::io::Write as _;
 use std::rc::Rc;
 
-/// Takes a decision about a lock and carries it out. `caller` is the owner that the command named.
+/// Takes a decision about a lock and carries it out, and what follows from it at once. `caller` is
+/// the owner that the command named.
 pub(crate) fn step<R>(
     lock: OpenLock<'_>,
     caller: Option<Str<'_>>,
@@ -16,11 +19,13 @@ pub(crate) fn step<R>(
 ) -> R {
     let (ctx, at) = (lock.ctx, lock.at());
     let act = |effects: &[Effect]| carry_out(lock, caller, effects);
-    decide_and_act(
+    let decision = decide_and_act(
         ctx,
         |locks, now, effects| decide(locks, at, now, effects),
         act,
-    )
+    );
+    settle::go_on(ctx);
+    decision
 }
 
 /// Takes a decision that writes nothing and carries it out.
@@ -30,7 +35,7 @@ pub(crate) fn step_without_key<R>(
 ) -> R {
     decide_and_act(ctx, decide, |effects| {
         for effect in effects {
-            tell(effect, None);
+            tell(effect);
         }
     })
 }
@@ -66,10 +71,10 @@ const SPARE_EFFECTS_MAX: usize = 64;
 fn carry_out(mut lock: OpenLock<'_>, caller: Option<Str<'_>>, effects: &[Effect]) {
     state::with(|state| state.acting = state.acting.saturating_add(1));
     let mut written = false;
+    let mut beside = Vec::new();
     for effect in effects {
-        written |= write(&mut lock, caller, effect);
+        written |= write(&mut lock, caller, effect, &mut beside);
     }
-    let at = lock.at();
     let OpenLock {
         ctx,
         name,
@@ -81,6 +86,13 @@ fn carry_out(mut lock: OpenLock<'_>, caller: Option<Str<'_>>, effects: &[Effect]
     if written {
         ctx.signal_modified(name);
     }
+    for (key, events) in &beside {
+        ctx.signal_modified(key.as_str());
+        for (class, event) in *events {
+            ctx.notify(*class, event, key.as_str());
+        }
+    }
+    let mut is_free = false;
     for effect in effects {
         match effect {
             Effect::Write {
@@ -95,14 +107,31 @@ fn carry_out(mut lock: OpenLock<'_>, caller: Option<Str<'_>>, effects: &[Effect]
                 if ends_at.is_some() {
                     ctx.notify(EventClass::Generic, c"expire", name);
                 }
+                is_free = false;
             }
-            Effect::Leave => ctx.notify(EventClass::Hash, c"hdel", name),
-            Effect::Free => ctx.notify(EventClass::Generic, c"del", name),
-            Effect::Publish => publish::unlocked(ctx, name, &words),
+            Effect::WriteMode(_) => {
+                ctx.notify(EventClass::Hash, c"hset", name);
+                is_free = false;
+            }
+            Effect::WriteCount { count: Some(_), .. } => {
+                ctx.notify(EventClass::Hash, c"hset", name);
+            }
+            Effect::Leave | Effect::WriteCount { count: None, .. } => {
+                ctx.notify(EventClass::Hash, c"hdel", name);
+            }
+            Effect::Expire(_) => ctx.notify(EventClass::Generic, c"expire", name),
+            Effect::Free => {
+                ctx.notify(EventClass::Generic, c"del", name);
+                is_free = true;
+            }
+            Effect::Publish(held_as) => publish::unlocked(ctx, name, *held_as, is_free, &words),
+            Effect::WriteTimeouts { .. }
+            | Effect::DeleteTimeouts { .. }
+            | Effect::DeleteAllTimeouts => {}
             Effect::Grant { .. }
             | Effect::Dismiss { .. }
             | Effect::Wake(_)
-            | Effect::TakenOver(_) => tell(effect, Some(at)),
+            | Effect::TakenOver(_) => tell(effect),
         }
     }
     state::with(|state| state.acting = state.acting.saturating_sub(1));
@@ -110,41 +139,35 @@ fn carry_out(mut lock: OpenLock<'_>, caller: Option<Str<'_>>, effects: &[Effect]
 
 /// Unblocks the client that an effect is about. It is replied to at the end of this turn of the
 /// event loop.
-fn tell(effect: &Effect, at: Option<LockRef<'_>>) {
-    let client = match effect {
-        Effect::Grant { client, .. }
-        | Effect::Dismiss { client, .. }
-        | Effect::Wake(client)
-        | Effect::TakenOver(client) => *client,
-        Effect::Write { .. } | Effect::Leave | Effect::Free | Effect::Publish => return,
+fn tell(effect: &Effect) {
+    let (Effect::Grant { client, .. }
+    | Effect::Dismiss { client, .. }
+    | Effect::Wake(client)
+    | Effect::TakenOver(client)) = effect
+    else {
+        return;
     };
+    let client = *client;
     state::with(|state| {
-        let told = match (effect, at) {
-            (
-                Effect::Grant {
-                    owner,
-                    count,
-                    token,
-                    ..
-                },
-                Some(at),
-            ) => {
+        let told = match effect {
+            Effect::Grant {
+                lock,
+                owner,
+                count,
+                grant,
+                ..
+            } => {
                 state.undelivered.add(client);
-                let lock = LockKey {
-                    db: at.db,
-                    name: Rc::from(at.name),
-                };
-                let (owner, count, token) = (Rc::clone(owner), *count, *token);
-                Blocked::Granted(Grant {
-                    lock,
-                    owner,
-                    count,
-                    token,
+                Blocked::Granted(Granted {
+                    lock: lock.clone(),
+                    owner: Rc::clone(owner),
+                    count: *count,
+                    grant: grant.clone(),
                     confirmed: false,
                 })
             }
-            (Effect::Dismiss { why, .. }, _) => Blocked::Dismissed(why.clone()),
-            (Effect::Wake(_), _) => match state.blocked.get(&client) {
+            Effect::Dismiss { why, .. } => Blocked::Dismissed(why.clone()),
+            Effect::Wake(_) => match state.blocked.get(&client) {
                 Some(Blocked::Listening(listening)) => Blocked::Woken(*listening),
                 _ => return,
             },
@@ -155,8 +178,16 @@ fn tell(effect: &Effect, at: Option<LockRef<'_>>) {
     ffi::unblock(client);
 }
 
-/// Writes one effect into the keyspace and to replicas. Whether it had anything to write.
-fn write(lock: &mut OpenLock<'_>, caller: Option<Str<'_>>, effect: &Effect) -> bool {
+/// Keys beside the lock's that were written, with the events to be told of each.
+type Beside = Vec<(OwnedStr, &'static [(EventClass, &'static CStr)])>;
+
+/// Writes one effect into the keyspace and to replicas. Whether the lock's key changed.
+fn write(
+    lock: &mut OpenLock<'_>,
+    caller: Option<Str<'_>>,
+    effect: &Effect,
+    beside: &mut Beside,
+) -> bool {
     match effect {
         Effect::Write {
             holder,
@@ -172,28 +203,144 @@ fn write(lock: &mut OpenLock<'_>, caller: Option<Str<'_>>, effect: &Effect) -> b
                 write_hold(lock, owner, *count, *token);
             }
             if let Some(ends_at) = *ends_at {
-                lock.key.set_expires_at(ends_at);
-                lock.ctx
-                    .replicate_pexpireat(lock.name, Decimal::new(ends_at).digits());
+                expire(lock, ends_at);
             }
         }
         Effect::Leave => {
             if let Some(owner) = caller {
-                lock.key.hash_delete(owner);
-                lock.ctx.replicate_hdel(lock.name, &[owner]);
+                write_field(lock, owner.bytes(), None);
             }
         }
+        Effect::WriteMode(mode) => {
+            let value: &[u8] = match mode {
+                Mode::Write => b"write",
+                Mode::Read | Mode::Plain => b"read",
+            };
+            write_field(lock, MODE_FIELD, Some(value));
+        }
+        Effect::WriteCount {
+            holder,
+            mode,
+            count,
+        } => {
+            let owner = bytes_of(holder, caller);
+            let count = count.map(Decimal::new);
+            let count = count.as_ref().map(Decimal::digits);
+            match mode {
+                Mode::Write => write_field(lock, &writer_field(owner), count),
+                Mode::Read | Mode::Plain => write_field(lock, owner, count),
+            }
+        }
+        Effect::Expire(ends_at) => expire(lock, *ends_at),
         Effect::Free => {
             lock.key.delete();
             lock.ctx.replicate_del(lock.name);
         }
-        Effect::Publish
+        Effect::WriteTimeouts { .. }
+        | Effect::DeleteTimeouts { .. }
+        | Effect::DeleteAllTimeouts => {
+            write_beside(lock, caller, effect, beside);
+            return false;
+        }
+        Effect::Publish(_)
         | Effect::Grant { .. }
         | Effect::Dismiss { .. }
         | Effect::Wake(_)
         | Effect::TakenOver(_) => return false,
     }
     true
+}
+
+/// Writes timeout keys of readers.
+fn write_beside(
+    lock: &OpenLock<'_>,
+    caller: Option<Str<'_>>,
+    effect: &Effect,
+    beside: &mut Beside,
+) {
+    let name = lock.name.bytes();
+    let key = |holder, number| names::timeout_key(name, bytes_of(holder, caller), number);
+    match effect {
+        Effect::WriteTimeouts {
+            holder,
+            numbers: (first, last),
+            token,
+            ends_at,
+        } => {
+            let value = Decimal::new(token.map_or(1, Token::get));
+            let value = OwnedStr::new(value.digits());
+            for number in *first..=*last {
+                let name = OwnedStr::new(&key(holder, number));
+                let mut open = Key::open_to_write(lock.ctx, name.as_str());
+                open.set_string(value.as_str());
+                open.set_expires_at(*ends_at);
+                let at = Decimal::new(*ends_at);
+                lock.ctx
+                    .replicate_set(name.as_str(), value.as_str(), at.digits());
+                drop(open);
+                beside.push((name, EVENTS_OF_SET));
+            }
+        }
+        Effect::DeleteTimeouts {
+            holder,
+            numbers: (first, last),
+        } => {
+            for number in *first..=*last {
+                delete_beside(lock.ctx, &key(holder, number), beside);
+            }
+        }
+        _ => {
+            for name in lock.timeout_keys() {
+                delete_beside(lock.ctx, &name, beside);
+            }
+        }
+    }
+}
+
+const EVENTS_OF_SET: &[(EventClass, &CStr)] = &[
+    (EventClass::String, c"set"),
+    (EventClass::Generic, c"expire"),
+];
+const EVENTS_OF_DEL: &[(EventClass, &CStr)] = &[(EventClass::Generic, c"del")];
+
+fn delete_beside(ctx: Ctx<'_>, name: &[u8], beside: &mut Beside) {
+    let name = OwnedStr::new(name);
+    let mut open = Key::open_to_write(ctx, name.as_str());
+    if open.key_type() != KeyType::Missing {
+        open.delete();
+        ctx.replicate_del(name.as_str());
+        drop(open);
+        beside.push((name, EVENTS_OF_DEL));
+    }
+}
+
+fn bytes_of<'a>(holder: &'a Holder, caller: Option<Str<'a>>) -> &'a [u8] {
+    match holder {
+        Holder::Caller => caller.map_or(&[], Str::bytes),
+        Holder::Waiter(owner) => owner,
+    }
+}
+
+/// Writes one field, or takes it out.
+fn write_field(lock: &mut OpenLock<'_>, field: &[u8], value: Option<&[u8]>) {
+    let field = OwnedStr::new(field);
+    match value.map(OwnedStr::new) {
+        Some(value) => {
+            lock.key.hash_set(field.as_str(), value.as_str());
+            let fields = [field.as_str(), value.as_str()];
+            lock.ctx.replicate_hset(lock.name, &fields);
+        }
+        None => {
+            lock.key.hash_delete(field.as_str());
+            lock.ctx.replicate_hdel(lock.name, &[field.as_str()]);
+        }
+    }
+}
+
+fn expire(lock: &mut OpenLock<'_>, ends_at: i64) {
+    lock.key.set_expires_at(ends_at);
+    let at = Decimal::new(ends_at);
+    lock.ctx.replicate_pexpireat(lock.name, at.digits());
 }
 
 fn write_hold(lock: &mut OpenLock<'_>, owner: Str<'_>, count: Option<i64>, token: Option<Token>) {

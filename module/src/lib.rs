@@ -8,6 +8,7 @@
 //! - `publish`: the unlock message
 //! - `blocking`: clients that wait, for a lock or for events
 //! - `deadlock`: refusing a wait that could never end
+//! - `settle`: what follows from a step, for those in line
 //! - `pump`: what must be done outside of any command
 //! - `changes`: changes that others make, to keys and to the server
 //! - `cluster`: where a key is served that is not served here
@@ -35,6 +36,7 @@ mod keys;
 mod publish;
 mod pump;
 mod reply;
+mod settle;
 mod state;
 
 use config::{

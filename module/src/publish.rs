@@ -1,54 +1,113 @@
-//! The unlock message that Redisson's clients wait for.
+//! The unlock messages that Redisson's clients wait for.
 
+use crate::clock;
 use crate::config::{PUBLISH, PublishMode};
-use crate::ffi::{Ctx, OwnedStr, Str};
+use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Str};
 use crate::state::Words;
+use rlock_core::{Mode, names};
 
-/// Tells whoever listens that the lock was released: `0` on `redisson_lock__channel:TAG(name)`.
-pub(crate) fn unlocked(ctx: Ctx<'_>, name: Str<'_>, words: &Words) {
-    let mode = PUBLISH.mode();
-    if mode == PublishMode::off {
-        return;
-    }
-    let cluster = ctx.flags().cluster();
-    let (classic, sharded) = match mode {
-        PublishMode::auto => (true, cluster),
-        PublishMode::classic => (true, false),
-        PublishMode::sharded => (false, true),
-        PublishMode::both => (true, true),
-        PublishMode::off => (false, false),
+/// Tells whoever listens that a lock was released which was held in this mode. If it is free now,
+/// the first in the queue of Redisson's fair lock hears of it as well.
+pub(crate) fn unlocked(ctx: Ctx<'_>, name: Str<'_>, held_as: Mode, is_free: bool, words: &Words) {
+    let Some(to) = Channels::new(ctx) else { return };
+    let (channel, message) = match held_as {
+        Mode::Plain => (names::lock_channel(name.bytes()), &words.unlocked),
+        // Of a read-write lock's waiters `0` wakes one in each process, `1` all.
+        Mode::Read => (names::read_write_channel(name.bytes()), &words.unlocked),
+        Mode::Write => (
+            names::read_write_channel(name.bytes()),
+            &words.write_unlocked,
+        ),
     };
-    let channel = channel(name.bytes());
-    let (channel, message) = (channel.as_str(), words.unlocked.as_str());
-    if classic {
-        ctx.publish(channel, message);
-    }
-    if sharded {
-        ctx.publish_sharded(channel, message);
-    }
-    // In a cluster the bus has brought the message to the replicas already.
-    if classic && !cluster {
-        ctx.replicate_message(c"PUBLISH", channel, message);
-    }
-    if sharded && !cluster {
-        ctx.replicate_message(c"SPUBLISH", channel, message);
+    to.publish(ctx, &OwnedStr::new(&channel), message);
+    if held_as == Mode::Plain
+        && is_free
+        && let Some(first) = first_of_fair_queue(ctx, name.bytes())
+    {
+        let channel = names::fair_channel(name.bytes(), first.as_str().bytes());
+        to.publish(ctx, &OwnedStr::new(&channel), &words.unlocked);
     }
 }
 
-/// The channel of a lock. The braces keep channel and lock in one slot; a name that has a brace
-/// already is taken as it is, which is Redisson's rule, with its trap: `a{b` has a brace but no
-/// tag.
-fn channel(name: &[u8]) -> OwnedStr {
-    let mut channel = Vec::with_capacity(PREFIX.len().saturating_add(name.len()).saturating_add(2));
-    channel.extend_from_slice(PREFIX);
-    if name.contains(&b'{') {
-        channel.extend_from_slice(name);
-    } else {
-        channel.push(b'{');
-        channel.extend_from_slice(name);
-        channel.push(b'}');
+/// Who is next in the queue of Redisson's fair lock, and alive as far as its own rule can tell: it
+/// is not past its time. It takes the lock and leaves the queue by itself when it is woken.
+fn first_of_fair_queue(ctx: Ctx<'_>, name: &[u8]) -> Option<OwnedStr> {
+    let queue = OwnedStr::new(&names::fair_queue(name));
+    let queue = Key::open_to_peek(ctx, queue.as_str());
+    if queue.key_type() != KeyType::List {
+        return None;
     }
-    OwnedStr::new(&channel)
+    let timeouts = OwnedStr::new(&names::fair_timeouts(name));
+    let timeouts = Key::open_to_peek(ctx, timeouts.as_str());
+    let has_timeouts = timeouts.key_type() == KeyType::SortedSet;
+    let now = clock::now().wall_ms();
+    let is_over = |waiter: &OwnedStr| {
+        let until = has_timeouts
+            .then(|| timeouts.score(waiter.as_str()))
+            .flatten();
+        until.is_some_and(|until| until <= as_score(now))
+    };
+    (0..FAIR_QUEUE_LOOKED_AT_MAX)
+        .map_while(|place| queue.list_get(place))
+        .find(|waiter| !is_over(waiter))
 }
 
-const PREFIX: &[u8] = b"redisson_lock__channel:";
+/// Of a queue with more dead in front nobody is woken by us: Redisson's own clients see to it.
+const FAIR_QUEUE_LOOKED_AT_MAX: i64 = 1000;
+
+/// Milliseconds since 1970 as a sorted set has them.
+#[allow(
+    clippy::as_conversions,
+    clippy::cast_precision_loss,
+    reason = "exact for the next two hundred thousand years"
+)]
+fn as_score(ms: i64) -> f64 {
+    ms as f64
+}
+
+/// Where messages go.
+struct Channels {
+    classic: bool,
+    sharded: bool,
+    /// In a cluster the bus brings the message to the replicas.
+    cluster: bool,
+}
+
+impl Channels {
+    /// None if nowhere.
+    fn new(ctx: Ctx<'_>) -> Option<Self> {
+        let mode = PUBLISH.mode();
+        if mode == PublishMode::off {
+            return None;
+        }
+        let cluster = ctx.flags().cluster();
+        let (classic, sharded) = match mode {
+            PublishMode::auto => (true, cluster),
+            PublishMode::classic => (true, false),
+            PublishMode::sharded => (false, true),
+            PublishMode::both => (true, true),
+            PublishMode::off => (false, false),
+        };
+        Some(Self {
+            classic,
+            sharded,
+            cluster,
+        })
+    }
+
+    fn publish(&self, ctx: Ctx<'_>, channel: &OwnedStr, message: &OwnedStr) {
+        let (channel, message) = (channel.as_str(), message.as_str());
+        if self.classic {
+            ctx.publish(channel, message);
+        }
+        if self.sharded {
+            ctx.publish_sharded(channel, message);
+        }
+        if self.classic && !self.cluster {
+            ctx.replicate_message(c"PUBLISH", channel, message);
+        }
+        if self.sharded && !self.cluster {
+            ctx.replicate_message(c"SPUBLISH", channel, message);
+        }
+    }
+}

@@ -5,12 +5,10 @@
 //! a keyspace event it would reach the replicas before the change that caused it, and during a
 //! pause or a failover a write from outside a command stops the server.
 
-use crate::ffi::{self, Ctx, OwnedStr, Presence, Str, Timer, Timers};
-use crate::keys::OpenLock;
-use crate::state;
-use crate::{clock, cluster, effects};
-use rlock_core::{LockKey, Locks, Now};
-use std::rc::Rc;
+use crate::ffi::{self, Ctx, OwnedStr, Presence, Timer, Timers};
+use crate::keys::{OpenLock, slot_is_settled};
+use crate::{clock, effects, settle, state};
+use rlock_core::{LockKey, Locks, Look, Mode, Now, Stored};
 
 /// Makes sure that the timer fires when the next thing is due, and that there is none when nothing
 /// is: the server refuses to unload a module that has a timer.
@@ -104,7 +102,7 @@ fn run(ctx: Ctx<'_>) -> Option<Retry> {
     if ffi::writes_are_paused() {
         return Some(Retry);
     }
-    end_holds(ctx);
+    end_holds(ctx, flags.cluster());
     check_holds(ctx, flags.cluster());
     settle_lines(ctx, flags.cluster());
     None
@@ -112,13 +110,16 @@ fn run(ctx: Ctx<'_>) -> Option<Retry> {
 
 /// Waiters whose wait is over leave the line; listeners and sessions whose time is over are done.
 fn tell_timeouts(ctx: Ctx<'_>, now: Now) {
-    while let Some(lock) = state::with(|state| state.locks.next_timeout(now)) {
-        ctx.select_db(lock.db);
-        let name = OwnedStr::new(&lock.name);
-        let open = OpenLock::to_read(ctx, name.as_str());
-        let (stored, _) = open.load_for_holder();
-        effects::step(open, None, |locks, _, _, effects| {
-            locks.time_out(stored, now, effects);
+    while let Some(overdue) = state::with(|state| state.locks.next_timeout(now)) {
+        let owner = OwnedStr::new(&overdue.owner);
+        let load = |lock: &LockKey| {
+            ctx.select_db(lock.db);
+            let name = OwnedStr::new(&lock.name);
+            OpenLock::to_read(ctx, name.as_str()).load(owner.as_str(), Look::Brief)
+        };
+        let stored: Vec<Stored> = overdue.locks.iter().map(load).collect();
+        effects::step_without_key(ctx, |locks, _, effects| {
+            locks.time_out(&stored, now, effects);
         });
     }
     effects::step_without_key(ctx, Locks::passed);
@@ -126,7 +127,7 @@ fn tell_timeouts(ctx: Ctx<'_>, now: Now) {
 
 /// Holds are ended that nobody is left to know of: grants that could not be delivered, and what
 /// belonged to sessions that are over.
-fn end_holds(ctx: Ctx<'_>) {
+fn end_holds(ctx: Ctx<'_>, in_cluster: bool) {
     for _ in 0..BATCH {
         let Some(ending) = state::with(|state| state.locks.next_ending()) else {
             return;
@@ -137,7 +138,11 @@ fn end_holds(ctx: Ctx<'_>) {
             OwnedStr::new(&ending.owner),
         );
         let open = OpenLock::to_write(ctx, name.as_str());
-        let stored = open.load(owner.as_str());
+        let stored = open.load(owner.as_str(), Look::Whole);
+        if ending.mode != Mode::Plain && in_cluster && !slot_is_settled(ctx, &ending.lock.name) {
+            // Its lease ends it, at the node where it is by then.
+            continue;
+        }
         effects::step(open, Some(owner.as_str()), |locks, _, now, effects| {
             locks.end(&ending, stored, now, effects);
         });
@@ -147,18 +152,26 @@ fn end_holds(ctx: Ctx<'_>) {
 /// Sessions hear of holds that were lost.
 fn check_holds(ctx: Ctx<'_>, in_cluster: bool) {
     for _ in 0..BATCH {
-        let Some((lock, owner)) = state::with(|state| state.locks.next_hold_to_check()) else {
+        let Some((lock, owner, mode)) = state::with(|state| state.locks.next_hold_to_check())
+        else {
             return;
         };
         ctx.select_db(lock.db);
         let (name, holder) = (OwnedStr::new(&lock.name), OwnedStr::new(&owner));
-        let presence = presence(ctx, name.as_str(), in_cluster);
+        let presence = match settle::presence(ctx, name.as_str(), in_cluster) {
+            Presence::Here
+                if mode != Mode::Plain && in_cluster && !slot_is_settled(ctx, &lock.name) =>
+            {
+                Presence::Unknown
+            }
+            presence => presence,
+        };
         let open = OpenLock::to_write(ctx, name.as_str());
-        let stored = open.load(holder.as_str());
+        let stored = open.load(holder.as_str(), Look::Whole);
         effects::step(open, None, |locks, at, now, effects| match presence {
-            Presence::Here => locks.check_hold(at, &owner, stored, now, effects),
-            Presence::Elsewhere => locks.hold_moved(at, &owner),
-            Presence::Unknown => locks.check_hold_again(at, &owner, now),
+            Presence::Here => locks.check_hold(at, &owner, mode, stored, now, effects),
+            Presence::Elsewhere => locks.hold_moved(at, &owner, mode),
+            Presence::Unknown => locks.check_hold_again(at, &owner, mode, now),
         });
     }
 }
@@ -169,35 +182,6 @@ fn settle_lines(ctx: Ctx<'_>, in_cluster: bool) {
         let Some((lock, first)) = state::with(|state| state.locks.next_to_settle()) else {
             return;
         };
-        settle(ctx, &lock, &first, in_cluster);
-    }
-}
-
-fn settle(ctx: Ctx<'_>, lock: &LockKey, first: &Rc<[u8]>, in_cluster: bool) {
-    let name = OwnedStr::new(&lock.name);
-    ctx.select_db(lock.db);
-    let presence = presence(ctx, name.as_str(), in_cluster);
-    let moved = match presence {
-        Presence::Elsewhere => cluster::redirection(ctx, &lock.name),
-        Presence::Here | Presence::Unknown => None,
-    };
-    let first = OwnedStr::new(first);
-    let open = OpenLock::to_write(ctx, name.as_str());
-    let stored = open.load(first.as_str());
-    effects::step(open, None, |locks, at, now, effects| {
-        match (presence, &moved) {
-            (Presence::Here, _) => locks.settle(at, stored, now, effects),
-            (_, Some(refusal)) => locks.dismiss_all(at, refusal, effects),
-            // Nobody knows who serves the key. Here it looks free: a grant could be the second.
-            (_, None) => locks.look_again(at, now),
-        }
-    });
-}
-
-fn presence(ctx: Ctx<'_>, name: Str<'_>, in_cluster: bool) -> Presence {
-    if in_cluster {
-        ctx.presence(name)
-    } else {
-        Presence::Here
+        settle::line(ctx, &lock, &first, in_cluster);
     }
 }

@@ -2,7 +2,7 @@
 //! sees to it.
 
 use crate::ffi::Ctx;
-use rlock_core::{Dismissal, Event, EventKind, LineView, LostReason, Token, WaiterView};
+use rlock_core::{Dismissal, Event, EventKind, LineView, LostReason, Mode, Token, WaiterView};
 
 /// `[count, token]`: held.
 pub(crate) fn acquired(ctx: Ctx<'_>, count: i64, token: Token) {
@@ -34,7 +34,7 @@ pub(crate) fn events(ctx: Ctx<'_>, events: &[Event]) {
         ctx.reply_bytes(&event.lock.name);
         ctx.reply_bytes(&event.owner);
         match &event.kind {
-            EventKind::Granted(token) => ctx.reply_integer(token.get()),
+            EventKind::Granted(grant) => ctx.reply_integer(grant.token.get()),
             EventKind::Timeout { ttl_ms } => ctx.reply_integer(*ttl_ms),
             EventKind::Lost(LostReason::Expired) => ctx.reply_bytes(b"expired"),
             EventKind::Lost(LostReason::Broken) => ctx.reply_bytes(b"broken"),
@@ -76,9 +76,52 @@ pub(crate) struct LockReport {
     pub(crate) queue: Vec<WaiterView>,
 }
 
-/// The map of RLOCK.INFO.
+/// A holder of a read-write lock.
+pub(crate) struct HolderReport {
+    pub(crate) owner: Box<[u8]>,
+    pub(crate) mode: Mode,
+    pub(crate) count: Option<i64>,
+    pub(crate) token: Option<i64>,
+    pub(crate) ttl_ms: i64,
+}
+
+/// The map of RLOCK.INFO for a plain lock.
 pub(crate) fn lock_report(ctx: Ctx<'_>, report: &LockReport) {
     ctx.reply_map(6);
+    held(ctx, report);
+    queue(ctx, &report.queue, false);
+}
+
+/// The same for a read-write lock.
+pub(crate) fn read_write_report(
+    ctx: Ctx<'_>,
+    report: &LockReport,
+    mode: Mode,
+    holders: &[HolderReport],
+) {
+    ctx.reply_map(8);
+    ctx.reply_bytes(b"mode");
+    ctx.reply_bytes(name_of(mode));
+    held(ctx, report);
+    ctx.reply_bytes(b"holders");
+    ctx.reply_array(holders.len());
+    for holder in holders {
+        ctx.reply_map(5);
+        ctx.reply_bytes(b"owner");
+        ctx.reply_bytes(&holder.owner);
+        ctx.reply_bytes(b"mode");
+        ctx.reply_bytes(name_of(holder.mode));
+        ctx.reply_bytes(b"count");
+        integer_or_null(ctx, holder.count);
+        ctx.reply_bytes(b"token");
+        integer_or_null(ctx, holder.token);
+        ctx.reply_bytes(b"ttl-ms");
+        ctx.reply_integer(holder.ttl_ms);
+    }
+    queue(ctx, &report.queue, true);
+}
+
+fn held(ctx: Ctx<'_>, report: &LockReport) {
     ctx.reply_bytes(b"owner");
     match &report.owner {
         Some(owner) => ctx.reply_bytes(owner),
@@ -90,20 +133,35 @@ pub(crate) fn lock_report(ctx: Ctx<'_>, report: &LockReport) {
     integer_or_null(ctx, report.token);
     ctx.reply_bytes(b"ttl-ms");
     ctx.reply_integer(report.ttl_ms);
+}
+
+fn queue(ctx: Ctx<'_>, queue: &[WaiterView], with_mode: bool) {
     ctx.reply_bytes(b"waiters");
-    ctx.reply_integer(report.queue.len().try_into().unwrap_or(i64::MAX));
+    ctx.reply_integer(queue.len().try_into().unwrap_or(i64::MAX));
     ctx.reply_bytes(b"queue");
-    ctx.reply_array(report.queue.len());
-    for waiter in &report.queue {
-        ctx.reply_map(4);
+    ctx.reply_array(queue.len());
+    for waiter in queue {
+        ctx.reply_map(if with_mode { 5 } else { 4 });
         ctx.reply_bytes(b"owner");
         ctx.reply_bytes(&waiter.owner);
+        if with_mode {
+            ctx.reply_bytes(b"mode");
+            ctx.reply_bytes(name_of(waiter.mode));
+        }
         ctx.reply_bytes(b"client-id");
         ctx.reply_integer(waiter.client_id.try_into().unwrap_or(i64::MAX));
         ctx.reply_bytes(b"waited-ms");
         ctx.reply_integer(waiter.waited_ms);
         ctx.reply_bytes(b"left-ms");
         ctx.reply_integer(waiter.left_ms);
+    }
+}
+
+fn name_of(mode: Mode) -> &'static [u8] {
+    match mode {
+        Mode::Plain => b"plain",
+        Mode::Read => b"read",
+        Mode::Write => b"write",
     }
 }
 

@@ -2,7 +2,8 @@
 
 use crate::ffi::{Handle, OwnedStr, ServerLocked, Timer};
 use rlock_core::{
-    Dismissal, Effect, FENCE_FIELD, LockKey, LockRef, Locks, MODE_FIELD, SessionId, Token, WaiterId,
+    Dismissal, Effect, FENCE_FIELD, Grant, LockKey, LockRef, Locks, MODE_FIELD, Mode, SessionId,
+    WaiterId,
 };
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -37,6 +38,8 @@ pub(crate) struct State {
     pub(crate) hears_key_events: bool,
     /// Whether we hear of clients that go.
     pub(crate) hears_client_events: bool,
+    /// Whether what follows from a step is left for the end of several.
+    pub(crate) going_on: bool,
     /// Above zero while we change keys ourselves.
     pub(crate) acting: u32,
     /// An empty list to be used again, so that a decision allocates nothing.
@@ -51,6 +54,7 @@ pub(crate) struct Words {
     pub(crate) mode: OwnedStr,
     pub(crate) one: OwnedStr,
     pub(crate) unlocked: OwnedStr,
+    pub(crate) write_unlocked: OwnedStr,
 }
 
 impl Default for Words {
@@ -60,6 +64,7 @@ impl Default for Words {
             mode: OwnedStr::new(MODE_FIELD),
             one: OwnedStr::new(b"1"),
             unlocked: OwnedStr::new(b"0"),
+            write_unlocked: OwnedStr::new(b"1"),
         }
     }
 }
@@ -69,7 +74,7 @@ pub(crate) enum Blocked {
     /// It stands in line.
     Waiting(WaiterId),
     /// It was unblocked with the lock, and will hear so in this turn of the event loop.
-    Granted(Grant),
+    Granted(Granted),
     /// It was unblocked without.
     Dismissed(Dismissal),
     /// It waits for a session's events.
@@ -91,11 +96,12 @@ pub(crate) struct Listening {
 
 /// A grant to a waiter.
 #[derive(Clone)]
-pub(crate) struct Grant {
+pub(crate) struct Granted {
+    /// The lock; of several the first.
     pub(crate) lock: LockKey,
     pub(crate) owner: Rc<[u8]>,
     pub(crate) count: i64,
-    pub(crate) token: Token,
+    pub(crate) grant: Grant,
     /// The owner has heard by another way that it holds the lock: it must not be taken back.
     pub(crate) confirmed: bool,
 }
@@ -138,13 +144,14 @@ impl State {
     /// The owner was just told that it holds this lock, as an answer to ONCE or RENEW. If the grant
     /// is still on its way to a connection that the owner has given up, the end of that connection
     /// must not take the lock away again.
-    pub(crate) fn confirm(&mut self, lock: LockRef<'_>, owner: &[u8]) {
+    pub(crate) fn confirm(&mut self, lock: LockRef<'_>, owner: &[u8], mode: Mode) {
         for client in &self.undelivered.clients {
-            if let Some(Blocked::Granted(grant)) = self.blocked.get_mut(client)
-                && grant.lock.as_ref() == lock
-                && *grant.owner == *owner
+            if let Some(Blocked::Granted(granted)) = self.blocked.get_mut(client)
+                && granted.grant.mode == mode
+                && granted.grant.is_of(&granted.lock, lock)
+                && *granted.owner == *owner
             {
-                grant.confirmed = true;
+                granted.confirmed = true;
             }
         }
     }

@@ -33,6 +33,7 @@ mod line;
 mod lock;
 mod metrics;
 mod mode;
+pub mod names;
 mod parse;
 mod read_write;
 pub mod request;

@@ -492,6 +492,11 @@ impl Locks {
         self.lines.views(db, now)
     }
 
+    /// The token of the writer of a read-write lock, where this server granted it.
+    pub fn writer_token(&self, lock: LockRef<'_>, owner: &[u8]) -> Option<Token> {
+        self.writers.of(lock, owner)
+    }
+
     /// Those who wait for a lock, in order. A queued waiter's client is its session's.
     pub fn queue(&self, lock: LockRef<'_>, now: Now) -> Vec<WaiterView> {
         let view = |waiter: &Waiter| WaiterView {

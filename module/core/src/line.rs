@@ -648,6 +648,10 @@ impl Lines {
         self.to_settle_now.push_back(id);
     }
 
+    pub(crate) fn any_to_settle_now(&self) -> bool {
+        !self.to_settle_now.is_empty()
+    }
+
     /// The next line to settle within the present step.
     pub(crate) fn next_to_settle_now(&mut self) -> Option<LineId> {
         while let Some(id) = self.to_settle_now.pop_front() {

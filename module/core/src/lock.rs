@@ -456,6 +456,25 @@ impl Locks {
         }
     }
 
+    /// Whether anything else is to be decided within this step.
+    pub fn is_anything_due(&self) -> bool {
+        self.lines.any_to_settle_now() || self.joints.any_marked()
+    }
+
+    /// Who is first in line for a lock.
+    pub fn first_owner(&self, lock: LockRef<'_>) -> Option<Rc<[u8]>> {
+        let line = self.lines.find(lock)?;
+        self.lines
+            .first(line)
+            .map(|(_, first)| Rc::clone(&first.owner))
+    }
+
+    /// How the first in line for a lock wants it.
+    pub fn first_mode(&self, lock: LockRef<'_>) -> Option<Mode> {
+        let line = self.lines.find(lock)?;
+        self.lines.first(line).map(|(_, first)| first.mode)
+    }
+
     /// What else is to be decided within this step.
     pub fn next_due(&mut self) -> Option<Due> {
         if let Some(line) = self.lines.next_to_settle_now() {

@@ -64,6 +64,10 @@ impl Joints {
         }
     }
 
+    pub(crate) fn any_marked(&self) -> bool {
+        !self.marked.is_empty()
+    }
+
     /// The next marked one, no longer marked.
     pub(crate) fn next_marked(&mut self) -> Option<(JointId, Rc<[LockKey]>, Rc<[u8]>)> {
         while let Some(id) = self.marked.pop_front() {

@@ -30,6 +30,16 @@ impl Token {
     }
 }
 
+impl Token {
+    /// Reads the value of a reader's timeout key: the number in plain decimal. Redisson writes `1`,
+    /// which is no token.
+    pub fn from_timeout(value: &[u8]) -> Option<Self> {
+        crate::parse::integer(value)
+            .filter(|number| *number > 1)
+            .and_then(Self::new)
+    }
+}
+
 /// Mints tokens that never repeat and never go back, although the clock may.
 ///
 /// Each is `max(last + 1, wall clock in microseconds)`. The mark starts ahead of the clock by a

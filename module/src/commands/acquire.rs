@@ -1,5 +1,5 @@
-//! `RLOCK.ACQUIRE key owner lease-ms [BLOCK wait-ms | QUEUE wait-ms] [SESSION session] [ONCE]`:
-//! take the lock, or wait for it.
+//! `RLOCK.ACQUIRE key owner lease-ms [READ | WRITE] [BLOCK wait-ms | QUEUE wait-ms]
+//! [SESSION session] [ONCE]`: take the lock, or wait for it.
 //!
 //! Replies `[count, token]` when held, `[0, ttl-ms]` when not, `[-1, position]` when queued. A free
 //! lock is taken with count 1 and a new token; an owner who holds it re-enters, and its lease
@@ -9,14 +9,18 @@
 //! repeated ACQUIRE harmless: what the owner holds is not counted again, and a place in line is
 //! kept. A wait that could never end is refused.
 //!
-//! Replicated as `HSET` and `PEXPIREAT` with final values; when refused, not at all.
+//! `READ` and `WRITE` make it a read-write lock: any number of readers, or one writer, who may read
+//! as well. Readers that come after a waiting writer stand behind it.
+//!
+//! Replicated as `HSET` and `PEXPIREAT` with final values, a reader's timeout key as `SET`; when
+//! refused, not at all.
 
-use super::{KEY, LEASE_MS, OWNER, SESSION};
-use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Spec};
+use super::{KEY, LEASE_MS, MODE, ONCE, OWNER, SESSION, WAIT, check_slot};
+use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec, Str};
 use crate::keys::OpenLock;
-use crate::{blocking, changes, config, deadlock, effects, reply, state};
+use crate::{blocking, changes, config, deadlock, effects, reply, settle, state};
 use rlock_core::request::Patience;
-use rlock_core::{Acquired, Refusal, request};
+use rlock_core::{Acquired, LockRef, Look, Mode, Refusal, request};
 
 pub(super) struct Acquire;
 
@@ -29,18 +33,8 @@ impl Command for Acquire {
         arity: -4,
         flags: c"write deny-oom fast",
         categories: c"write fast lock",
-        key: Some(Access::Update),
-        arguments: &[
-            KEY,
-            OWNER,
-            LEASE_MS,
-            Argument::either(&[
-                Argument::with_token(c"BLOCK", c"wait-ms", ArgumentKind::Integer),
-                Argument::with_token(c"QUEUE", c"wait-ms", ArgumentKind::Integer),
-            ]),
-            SESSION,
-            Argument::option(c"ONCE", c"once", ArgumentKind::Word),
-        ],
+        keys: Keys::First(Access::Update),
+        arguments: &[KEY, OWNER, LEASE_MS, MODE, WAIT, SESSION, ONCE],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal> {
@@ -49,12 +43,12 @@ impl Command for Acquire {
             request.patience = Patience::None;
         }
         let (name, owner) = (args.at(1)?, args.at(2)?);
-        let lock = OpenLock::to_write(ctx, name);
-        let stored = lock.load(owner);
-        let waiters_max = config::waiters_per_lock_max();
-        let acquired = effects::step(lock, Some(owner), |locks, at, now, effects| {
-            locks.acquire(at, stored, &request, waiters_max, now, effects)
-        })?;
+        check_slot(ctx, request.key, request.mode)?;
+        let mut acquired = acquire(ctx, name, owner, &request)?;
+        if acquired == Acquired::SettleFirst {
+            settle::first(ctx, name);
+            acquired = acquire(ctx, name, owner, &request)?;
+        }
         match acquired {
             Acquired::Held { count, token } => {
                 if request.once {
@@ -63,10 +57,15 @@ impl Command for Acquire {
                 reply::acquired(ctx, count, token);
             }
             Acquired::NotHeld { ttl_ms } => reply::not_acquired(ctx, ttl_ms),
+            Acquired::SettleFirst => reply::not_acquired(ctx, 0),
             Acquired::MustWait { ends_at, ttl_ms } => {
-                deadlock::refuse(ctx, name, &request)?;
+                let at = LockRef {
+                    db: ctx.db(),
+                    name: request.key,
+                };
+                deadlock::refuse(ctx, |locks| locks.search_deadlock(at, &request))?;
                 changes::listen(ctx);
-                if !wait(OpenLock::to_read(ctx, name), &request, ends_at) {
+                if !wait(ctx, name, &request, ends_at) {
                     reply::not_acquired(ctx, ttl_ms);
                 }
             }
@@ -75,15 +74,38 @@ impl Command for Acquire {
     }
 }
 
+fn acquire(
+    ctx: Ctx<'_>,
+    name: Str<'_>,
+    owner: Str<'_>,
+    request: &request::Acquire<'_>,
+) -> Result<Acquired, Refusal> {
+    let lock = OpenLock::to_write(ctx, name);
+    // Who waits to write is to know when the last reader's lease ends.
+    let look = if request.mode == Mode::Write && request.patience != Patience::None {
+        Look::Whole
+    } else {
+        Look::Brief
+    };
+    let stored = lock.load(owner, look);
+    let waiters_max = config::waiters_per_lock_max();
+    effects::step(lock, Some(owner), |locks, at, now, effects| {
+        locks.acquire(at, stored, request, waiters_max, now, effects)
+    })
+}
+
 /// Puts the caller in line; a queued one is told its place at once. False if it cannot wait.
-fn wait(lock: OpenLock<'_>, request: &request::Acquire<'_>, ends_at: Option<i64>) -> bool {
+fn wait(ctx: Ctx<'_>, name: Str<'_>, request: &request::Acquire<'_>, ends_at: Option<i64>) -> bool {
+    let join = |client| {
+        let lock = OpenLock::to_read(ctx, name);
+        effects::step(lock, None, |locks, at, now, effects| {
+            locks.join(at, request, client, ends_at, now, effects)
+        })
+    };
     if let Patience::Block(_) = request.patience {
-        return blocking::wait(lock, request, ends_at);
+        return blocking::wait(ctx, |client| join(Some(client)));
     }
-    let ctx = lock.ctx;
-    let joined = effects::step(lock, None, |locks, at, now, effects| {
-        locks.join(at, request, None, ends_at, now, effects)
-    });
+    let joined = join(None);
     if let Some(joined) = joined {
         reply::queued(ctx, joined.position);
     }
@@ -91,9 +113,9 @@ fn wait(lock: OpenLock<'_>, request: &request::Acquire<'_>, ends_at: Option<i64>
 }
 
 fn confirm(ctx: Ctx<'_>, request: &request::Acquire<'_>) {
-    let at = rlock_core::LockRef {
+    let at = LockRef {
         db: ctx.db(),
         name: request.key,
     };
-    state::with(|state| state.confirm(at, request.owner));
+    state::with(|state| state.confirm(at, request.owner, request.mode));
 }

@@ -4,11 +4,13 @@
 //! Replies 1, or 0 if the lock was free. The former holder hears of it at its next RENEW or
 //! RELEASE.
 //!
+//! Of a read-write lock all holds end, the writer's and the readers'.
+//!
 //! Replicated like a last release.
 
 use super::KEY;
 use crate::effects;
-use crate::ffi::{Access, Args, Command, Ctx, Spec};
+use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::keys::OpenLock;
 use rlock_core::{Refusal, request};
 
@@ -23,7 +25,7 @@ impl Command for Break {
         arity: 2,
         flags: c"write admin",
         categories: c"write admin dangerous lock",
-        key: Some(Access::Update),
+        keys: Keys::First(Access::Update),
         arguments: &[KEY],
     };
 

@@ -4,9 +4,9 @@
 
 use super::{KEY, OWNER};
 use crate::effects;
-use crate::ffi::{Access, Args, Command, Ctx, Spec};
+use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::keys::OpenLock;
-use rlock_core::{Refusal, request};
+use rlock_core::{Look, Refusal, request};
 
 pub(super) struct Cancel;
 
@@ -19,7 +19,7 @@ impl Command for Cancel {
         arity: 3,
         flags: c"write fast",
         categories: c"write fast lock",
-        key: Some(Access::Update),
+        keys: Keys::First(Access::Update),
         arguments: &[KEY, OWNER],
     };
 
@@ -27,7 +27,7 @@ impl Command for Cancel {
         let request = request::Cancel::parse(args.bytes())?;
         let owner = args.at(2)?;
         let lock = OpenLock::to_write(ctx, args.at(1)?);
-        let stored = lock.load(owner);
+        let stored = lock.load(owner, Look::Brief);
         let cancelled = effects::step(lock, Some(owner), |locks, at, now, effects| {
             locks.cancel(at, stored, &request, now, effects)
         });

@@ -10,7 +10,7 @@
 //! grants not yet fetched are taken back; its holds are released at once, or after grace-ms if
 //! nobody has called this for it by then. A second connection that calls it takes the session over.
 
-use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Spec};
+use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
 use crate::state::{self, Listening};
 use crate::{blocking, changes, effects, reply};
 use rlock_core::{Refusal, request};
@@ -27,7 +27,7 @@ impl Command for Events {
         arity: -2,
         flags: c"blocking",
         categories: c"blocking lock",
-        key: None,
+        keys: Keys::None,
         arguments: &[
             Argument::new(c"session", ArgumentKind::Text),
             Argument::option(c"BLOCK", c"wait-ms", ArgumentKind::Integer),

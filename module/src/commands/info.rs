@@ -3,13 +3,16 @@
 //! Replies a map: `owner`, `count`, `token`, `ttl-ms`, `waiters`, and `queue`, an array of maps
 //! `owner`, `client-id`, `waited-ms`, `left-ms` (-1 without limit) in order. Of a free lock the
 //! owner is null and the count 0; a token that a script's lock does not have is null.
+//!
+//! Of a read-write lock the owner is the writer, and there is more: `mode`, `holders` (maps `owner`,
+//! `mode`, `count`, `token`, `ttl-ms`), and `mode` in each entry of the queue.
 
 use super::KEY;
-use crate::ffi::{Access, Args, Command, Ctx, Spec};
+use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::keys::OpenLock;
-use crate::reply::{self, LockReport};
+use crate::reply::{self, HolderReport, LockReport};
 use crate::{clock, state};
-use rlock_core::{Count, Hash, Kind, Refusal, Stored, Token, request};
+use rlock_core::{Count, Mode, NEVER, Now, Refusal, Stored, Token, WaiterView, request};
 
 pub(super) struct Info;
 
@@ -22,7 +25,7 @@ impl Command for Info {
         arity: 2,
         flags: c"readonly",
         categories: c"read lock",
-        key: Some(Access::Read),
+        keys: Keys::First(Access::Read),
         arguments: &[KEY],
     };
 
@@ -35,21 +38,15 @@ impl Command for Info {
         let (stored, owner) = lock.load_for_holder();
         let report = match stored {
             Stored::OtherType => return Err(Refusal::WrongType),
-            Stored::Held(Hash {
-                kind: Kind::ReadWrite,
-                ..
-            }) => return Err(Refusal::WrongKind),
-            Stored::Held(hash) => LockReport {
+            Stored::ReadWrite(_) => return read_write(ctx, &lock, &stored, queue, now),
+            Stored::Plain(hash) => LockReport {
                 owner,
-                count: hash.own.and_then(|own| match own {
-                    Count::Valid(count) => Some(count),
-                    Count::Malformed => None,
-                }),
+                count: hash.own.and_then(valid),
                 token: hash.token.map(Token::get),
                 ttl_ms: stored.ttl_ms(now),
                 queue,
             },
-            Stored::Free => LockReport {
+            Stored::Free | Stored::Abandoned => LockReport {
                 owner: None,
                 count: Some(0),
                 token: None,
@@ -60,4 +57,55 @@ impl Command for Info {
         reply::lock_report(ctx, &report);
         Ok(())
     }
+}
+
+fn valid(count: Count) -> Option<i64> {
+    match count {
+        Count::Valid(count) => Some(count),
+        Count::Malformed => None,
+    }
+}
+
+/// Of a read-write lock the owner is the writer.
+fn read_write(
+    ctx: Ctx<'_>,
+    lock: &OpenLock<'_>,
+    stored: &Stored,
+    queue: Vec<WaiterView>,
+    now: Now,
+) -> Result<(), Refusal> {
+    let at = lock.at();
+    let mut holds = lock.read_write_holds();
+    for hold in holds.iter_mut().filter(|hold| hold.mode == Mode::Write) {
+        hold.token = state::with(|state| state.locks.writer_token(at, &hold.owner));
+    }
+    let holders: Vec<HolderReport> = holds
+        .into_iter()
+        .map(|hold| HolderReport {
+            mode: hold.mode,
+            count: valid(hold.count),
+            token: hold.token.map(Token::get),
+            ttl_ms: ttl_ms(hold.ends_at, now),
+            owner: hold.owner,
+        })
+        .collect();
+    let writer = holders.iter().find(|holder| holder.mode == Mode::Write);
+    let report = LockReport {
+        owner: writer.map(|writer| writer.owner.clone()),
+        count: writer.map_or(Some(0), |writer| writer.count),
+        token: writer.and_then(|writer| writer.token),
+        ttl_ms: stored.ttl_ms(now),
+        queue,
+    };
+    // The writer comes first; a writer who reads is there twice.
+    let mode = writer.map_or(Mode::Read, |writer| writer.mode);
+    reply::read_write_report(ctx, &report, mode, &holders);
+    Ok(())
+}
+
+fn ttl_ms(ends_at: i64, now: Now) -> i64 {
+    if ends_at == NEVER {
+        return -1;
+    }
+    ends_at.saturating_sub(now.wall_ms()).max(0)
 }

@@ -3,7 +3,7 @@
 //! Replies an array of `[name, waiters, longest-wait-ms]`, most waiters first, without names that
 //! the caller may not read. Held locks that nobody waits for are plain keys: SCAN finds them.
 
-use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Spec};
+use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
 use crate::{clock, reply, state};
 use rlock_core::{LineView, Refusal, glob_matches, request};
 use std::cmp::Reverse;
@@ -19,7 +19,7 @@ impl Command for List {
         arity: -1,
         flags: c"readonly",
         categories: c"read lock",
-        key: None,
+        keys: Keys::None,
         arguments: &[
             Argument::option(c"MATCH", c"pattern", ArgumentKind::Pattern),
             Argument::option(c"COUNT", c"n", ArgumentKind::Integer),

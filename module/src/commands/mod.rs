@@ -7,10 +7,15 @@ mod cancel;
 mod events;
 mod info;
 mod list;
+mod macquire;
+mod mrelease;
+mod mrenew;
 mod release;
 mod renew;
 
 use crate::ffi::{Argument, ArgumentKind, Ctx, register};
+use crate::keys::slot_is_settled;
+use rlock_core::{Mode, Refusal, names};
 
 /// Makes all commands known to the server. The name of one that it refused, if any.
 pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> {
@@ -21,7 +26,25 @@ pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> 
     register::<break_hold::Break>(ctx)?;
     register::<events::Events>(ctx)?;
     register::<info::Info>(ctx)?;
-    register::<list::List>(ctx)
+    register::<list::List>(ctx)?;
+    register::<macquire::Macquire>(ctx)?;
+    register::<mrelease::Mrelease>(ctx)?;
+    register::<mrenew::Mrenew>(ctx)
+}
+
+/// In a cluster, refuses READ and WRITE where the keys of a read-write lock are not all here.
+fn check_slot(ctx: Ctx<'_>, name: &[u8], mode: Mode) -> Result<(), Refusal> {
+    if mode == Mode::Plain || !ctx.flags().cluster() {
+        return Ok(());
+    }
+    if mode == Mode::Read && !names::timeouts_share_slot(name) {
+        return Err(Refusal::TimeoutsInOtherSlot);
+    }
+    if slot_is_settled(ctx, name) {
+        Ok(())
+    } else {
+        Err(Refusal::SlotOnItsWay)
+    }
 }
 
 const KEY: Argument = Argument::new(c"key", ArgumentKind::Key);
@@ -29,3 +52,14 @@ const OWNER: Argument = Argument::new(c"owner", ArgumentKind::Text);
 const LEASE_MS: Argument = Argument::new(c"lease-ms", ArgumentKind::Integer);
 const TOKEN: Argument = Argument::option(c"TOKEN", c"token", ArgumentKind::Integer);
 const SESSION: Argument = Argument::option(c"SESSION", c"session", ArgumentKind::Text);
+const NUMKEYS: Argument = Argument::new(c"numkeys", ArgumentKind::Integer);
+const SOME_KEYS: Argument = Argument::many(c"key", ArgumentKind::Key);
+const MODE: Argument = Argument::either(&[
+    Argument::word(c"READ", c"read"),
+    Argument::word(c"WRITE", c"write"),
+]);
+const WAIT: Argument = Argument::either(&[
+    Argument::with_token(c"BLOCK", c"wait-ms", ArgumentKind::Integer),
+    Argument::with_token(c"QUEUE", c"wait-ms", ArgumentKind::Integer),
+]);
+const ONCE: Argument = Argument::option(c"ONCE", c"once", ArgumentKind::Word);

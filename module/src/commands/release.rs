@@ -1,17 +1,18 @@
-//! `RLOCK.RELEASE key owner [TOKEN token] [LEASE lease-ms]`: give one hold back.
+//! `RLOCK.RELEASE key owner [READ | WRITE] [TOKEN token] [LEASE lease-ms]`: give one hold back.
 //!
 //! Replies the holds left, 0 when the lock is free or handed over; null if the owner does not hold
 //! it, or holds it with another token. The last release grants the next in line in the same step,
 //! and publishes the unlock message. With holds left, `LEASE` starts the lease anew; without it the
-//! TTL stays.
+//! TTL stays. With `READ` or `WRITE` these are the holds in that mode; a writer who reads becomes a
+//! reader by its last release with `WRITE`.
 //!
 //! Replicated as `DEL`, and `HSET`, `PEXPIREAT` of the next hold with it in one transaction.
 
-use super::{KEY, OWNER, TOKEN};
-use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Spec};
+use super::{KEY, MODE, OWNER, TOKEN, check_slot};
+use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
 use crate::keys::OpenLock;
 use crate::{effects, reply};
-use rlock_core::{Refusal, request};
+use rlock_core::{Look, Refusal, request};
 
 pub(super) struct Release;
 
@@ -19,15 +20,16 @@ impl Command for Release {
     const SPEC: Spec = Spec {
         name: c"rlock.release",
         summary: c"Gives one hold of a lock back; the last one hands the lock to the next in line.",
-        complexity: c"O(1)",
+        complexity: c"O(1), a reader's O(N) with N reads if its lease is the longest",
         since: c"0.1.0",
         arity: -3,
         flags: c"write fast",
         categories: c"write fast lock",
-        key: Some(Access::Update),
+        keys: Keys::First(Access::Update),
         arguments: &[
             KEY,
             OWNER,
+            MODE,
             TOKEN,
             Argument::option(c"LEASE", c"lease-ms", ArgumentKind::Integer),
         ],
@@ -36,8 +38,9 @@ impl Command for Release {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal> {
         let request = request::Release::parse(args.bytes())?;
         let owner = args.at(2)?;
+        check_slot(ctx, request.key, request.mode)?;
         let lock = OpenLock::to_write(ctx, args.at(1)?);
-        let stored = lock.load(owner);
+        let stored = lock.load(owner, Look::Whole);
         let left = effects::step(lock, Some(owner), |locks, at, now, effects| {
             locks.release(at, stored, &request, now, effects)
         })?;

@@ -179,6 +179,22 @@ impl<'a> Ctx<'a> {
         ));
     }
 
+    /// `SET key value PXAT at`.
+    pub(crate) fn replicate_set(self, key: Str<'_>, value: Str<'_>, at: &[u8]) {
+        let (command, format) = (c"SET".as_ptr(), c"sscb".as_ptr());
+        let at_ptr: *const c_char = at.as_ptr().cast();
+        server!(RedisModule_Replicate(
+            self.raw,
+            command,
+            format,
+            key.raw,
+            value.raw,
+            c"PXAT".as_ptr(),
+            at_ptr,
+            at.len()
+        ));
+    }
+
     /// To replicas only: a message is not data, so the AOF has no use for it.
     pub(crate) fn replicate_message(self, command: &CStr, channel: Str<'_>, message: Str<'_>) {
         let (command, format) = (command.as_ptr(), c"Ass".as_ptr());
@@ -215,6 +231,7 @@ impl<'a> Ctx<'a> {
         let class = match class {
             EventClass::Generic => raw::REDISMODULE_NOTIFY_GENERIC,
             EventClass::Hash => raw::REDISMODULE_NOTIFY_HASH,
+            EventClass::String => raw::REDISMODULE_NOTIFY_STRING,
         };
         server!(RedisModule_NotifyKeyspaceEvent(
             self.raw,
@@ -267,6 +284,7 @@ pub(crate) enum Presence {
 pub(crate) enum EventClass {
     Generic,
     Hash,
+    String,
 }
 
 /// A user of the server's ACL.

@@ -26,12 +26,30 @@ pub(crate) struct Spec {
     pub(crate) flags: &'static CStr,
     /// The ACL categories, on servers where modules have them.
     pub(crate) categories: &'static CStr,
-    /// How the key, which is the first argument, is used; none if there is no key.
-    pub(crate) key: Option<Access>,
+    pub(crate) keys: Keys,
     pub(crate) arguments: &'static [Argument],
 }
 
-/// What a command does with its key.
+/// Which of a command's words are keys, and what it does with them.
+#[derive(Clone, Copy)]
+pub(crate) enum Keys {
+    None,
+    /// The first argument.
+    First(Access),
+    /// Those after the argument at this place, which says how many; the command's name has 0.
+    CountedAt(c_int, Access),
+}
+
+impl Keys {
+    fn access(self) -> Option<Access> {
+        match self {
+            Self::None => None,
+            Self::First(access) | Self::CountedAt(_, access) => Some(access),
+        }
+    }
+}
+
+/// What a command does with a key.
 #[derive(Clone, Copy)]
 pub(crate) enum Access {
     Read,
@@ -46,6 +64,8 @@ pub(crate) struct Argument {
     /// The word before it, if there is one.
     pub(crate) token: Option<&'static CStr>,
     pub(crate) optional: bool,
+    /// Whether there may be more than one.
+    pub(crate) many: bool,
 }
 
 /// What an argument is.
@@ -68,6 +88,15 @@ impl Argument {
             kind,
             token: None,
             optional: false,
+            many: false,
+        }
+    }
+
+    /// One or more.
+    pub(crate) const fn many(name: &'static CStr, kind: ArgumentKind) -> Self {
+        Self {
+            many: true,
+            ..Self::new(name, kind)
         }
     }
 
@@ -82,10 +111,16 @@ impl Argument {
             kind,
             token: Some(token),
             optional: false,
+            many: false,
         }
     }
 
-    /// The same, which may be left out.
+    /// A word alone, as one of several.
+    pub(crate) const fn word(token: &'static CStr, name: &'static CStr) -> Self {
+        Self::with_token(token, name, ArgumentKind::Word)
+    }
+
+    /// A value behind a word, or nothing.
     pub(crate) const fn option(
         token: &'static CStr,
         name: &'static CStr,
@@ -96,6 +131,7 @@ impl Argument {
             kind,
             token: Some(token),
             optional: true,
+            many: false,
         }
     }
 
@@ -106,6 +142,7 @@ impl Argument {
             kind: ArgumentKind::Either(of),
             token: None,
             optional: true,
+            many: false,
         }
     }
 }
@@ -114,7 +151,8 @@ impl Argument {
 pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> Result<(), &'static CStr> {
     let spec = &C::SPEC;
     let name = spec.name.as_ptr();
-    let (flags, key) = (spec.flags.as_ptr(), c_int::from(spec.key.is_some()));
+    let only_first = matches!(spec.keys, Keys::First(_));
+    let (flags, key) = (spec.flags.as_ptr(), c_int::from(only_first));
     if server!(RedisModule_CreateCommand(
         ctx.raw,
         name,
@@ -184,7 +222,7 @@ extern "C" fn on_command<C: Command>(
 fn set_info(command: *mut raw::RedisModuleCommand, spec: &Spec) -> c_int {
     let version = info_version();
     // Both lists end with an element of zeros.
-    let mut keys = [key_spec(spec.key), zeroed_key_spec()];
+    let mut keys = [key_spec(spec.keys), zeroed_key_spec()];
     let mut kept = Vec::new();
     let mut arguments = argument_list(spec.arguments, &mut kept);
     let info = raw::RedisModuleCommandInfo {
@@ -195,7 +233,7 @@ fn set_info(command: *mut raw::RedisModuleCommand, spec: &Spec) -> c_int {
         history: ptr::null_mut(),
         tips: ptr::null(),
         arity: spec.arity,
-        key_specs: if spec.key.is_some() {
+        key_specs: if spec.keys.access().is_some() {
             keys.as_mut_ptr()
         } else {
             ptr::null_mut()
@@ -215,20 +253,29 @@ fn info_version() -> raw::RedisModuleCommandInfoVersion {
     }
 }
 
-fn key_spec(access: Option<Access>) -> raw::RedisModuleCommandKeySpec {
-    let flags = match access {
-        None => return zeroed_key_spec(),
+fn key_spec(keys: Keys) -> raw::RedisModuleCommandKeySpec {
+    let mut spec = zeroed_key_spec();
+    spec.flags = u64::from(match keys.access() {
+        None => return spec,
         Some(Access::Read) => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
         Some(Access::Update) => {
             raw::REDISMODULE_CMD_KEY_RW
                 | raw::REDISMODULE_CMD_KEY_ACCESS
                 | raw::REDISMODULE_CMD_KEY_UPDATE
         }
-    };
-    let mut spec = zeroed_key_spec();
-    spec.flags = u64::from(flags);
+    });
     spec.begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
     spec.bs.index.pos = 1;
+    if let Keys::CountedAt(place, _) = keys {
+        spec.bs.index.pos = place;
+        spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_KEYNUM;
+        spec.fk.keynum = raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_2 {
+            keynumidx: 0,
+            firstkey: 1,
+            keystep: 1,
+        };
+        return spec;
+    }
     spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
     spec.fk.range = raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_1 {
         lastkey: 0,
@@ -280,7 +327,10 @@ fn argument(
         arg.token = token.as_ptr();
     }
     if argument.optional {
-        arg.flags = int(raw::REDISMODULE_CMD_ARG_OPTIONAL);
+        arg.flags |= int(raw::REDISMODULE_CMD_ARG_OPTIONAL);
+    }
+    if argument.many {
+        arg.flags |= int(raw::REDISMODULE_CMD_ARG_MULTIPLE);
     }
     arg
 }

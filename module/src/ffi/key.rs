@@ -1,15 +1,21 @@
-//! Keys, as this module uses them: a hash, or not.
+//! Keys, as this module uses them: mostly a hash, or not.
 
-use super::{Ctx, OwnedStr, Str, guarded, int, server};
+use super::{Ctx, OK, OwnedStr, Str, guarded, int, server};
 use redis_module::raw;
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
+use std::ops::ControlFlow;
 use std::ptr;
 
 /// The types of a key that we tell apart.
 const EMPTY: c_int = 0;
+const STRING: c_int = 1;
+const LIST: c_int = 2;
 const HASH: c_int = 3;
+const SORTED_SET: c_int = 5;
 const _: () = assert!(raw::REDISMODULE_KEYTYPE_EMPTY == 0 && raw::REDISMODULE_KEYTYPE_HASH == 3);
+const _: () = assert!(raw::REDISMODULE_KEYTYPE_STRING == 1 && raw::REDISMODULE_KEYTYPE_LIST == 2);
+const _: () = assert!(raw::REDISMODULE_KEYTYPE_ZSET == 5);
 
 /// An open key.
 pub(crate) struct Key<'a> {
@@ -22,6 +28,9 @@ pub(crate) struct Key<'a> {
 pub(crate) enum KeyType {
     Missing,
     Hash,
+    String,
+    List,
+    SortedSet,
     Other,
 }
 
@@ -34,6 +43,15 @@ impl<'a> Key<'a> {
     /// Opens a key to look at it.
     pub(crate) fn open_to_read(ctx: Ctx<'a>, name: Str<'a>) -> Self {
         Self::open(ctx, name, raw::REDISMODULE_READ)
+    }
+
+    /// Opens a key that belongs to a lock, to look at it: that counts as no use of it.
+    pub(crate) fn open_to_peek(ctx: Ctx<'a>, name: Str<'a>) -> Self {
+        // Servers from before 7.2 do not know the latter two, and ignore them.
+        let unseen = raw::REDISMODULE_OPEN_KEY_NOTOUCH
+            | raw::REDISMODULE_OPEN_KEY_NONOTIFY
+            | raw::REDISMODULE_OPEN_KEY_NOSTATS;
+        Self::open(ctx, name, raw::REDISMODULE_READ | unseen)
     }
 
     fn open(ctx: Ctx<'a>, name: Str<'a>, mode: u32) -> Self {
@@ -49,6 +67,9 @@ impl<'a> Key<'a> {
         match server!(RedisModule_KeyType(self.raw)) {
             EMPTY => KeyType::Missing,
             HASH => KeyType::Hash,
+            STRING => KeyType::String,
+            LIST => KeyType::List,
+            SORTED_SET => KeyType::SortedSet,
             _ => KeyType::Other,
         }
     }
@@ -68,6 +89,20 @@ impl<'a> Key<'a> {
             self.raw, 0, a.raw, va, b.raw, vb, c.raw, vc, end
         ));
         values.map(OwnedStr::adopt)
+    }
+
+    /// The value of one field of a hash.
+    pub(crate) fn hash_get_one(&self, field: Str<'_>) -> Option<OwnedStr> {
+        let mut value = ptr::null_mut::<raw::RedisModuleString>();
+        let end = ptr::null_mut::<c_void>();
+        server!(RedisModule_HashGet(
+            self.raw,
+            0,
+            field.raw,
+            &raw mut value,
+            end
+        ));
+        OwnedStr::adopt(value)
     }
 
     /// Writes one field of a hash, which comes into being with it.
@@ -98,23 +133,53 @@ impl<'a> Key<'a> {
         server!(RedisModule_DeleteKey(self.raw));
     }
 
-    /// The live fields of a hash that `wanted` accepts, the first `max` of them.
-    pub(crate) fn find_fields(&self, max: usize, wanted: &dyn Fn(&[u8]) -> bool) -> Vec<Box<[u8]>> {
-        let mut search = FieldSearch {
-            wanted,
-            max,
-            found: Vec::new(),
-        };
+    /// Walks the live fields of a hash with their values, a few at a time, until `visit` has seen
+    /// enough. It is not called while the hash is being read.
+    pub(crate) fn each_field(&self, mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) {
+        let mut fields = Fields::new();
         let cursor = server!(RedisModule_ScanCursorCreate());
-        let data: *mut c_void = (&raw mut search).cast();
+        let data: *mut c_void = (&raw mut fields).cast();
         loop {
             let more = server!(RedisModule_ScanKey(self.raw, cursor, Some(on_field), data));
-            if more == 0 || search.found.len() >= max {
+            let enough = fields
+                .drain(..)
+                .any(|(field, value)| visit(&field, &value).is_break());
+            if more == 0 || enough {
                 break;
             }
         }
         server!(RedisModule_ScanCursorDestroy(cursor));
-        search.found
+    }
+
+    // --- Strings, lists and sorted sets ---
+
+    /// The value of a string.
+    pub(crate) fn string(&self) -> Vec<u8> {
+        let mut len = 0;
+        let mode = int(raw::REDISMODULE_READ);
+        let start = server!(RedisModule_StringDMA(self.raw, &raw mut len, mode));
+        if start.is_null() {
+            return Vec::new();
+        }
+        // SAFETY: the server's value is `len` bytes from `start` until the key is written to.
+        unsafe { std::slice::from_raw_parts(start.cast::<u8>(), len) }.to_vec()
+    }
+
+    /// Makes the key a string with this value, whatever it was.
+    pub(crate) fn set_string(&mut self, value: Str<'_>) {
+        server!(RedisModule_StringSet(self.raw, value.raw));
+    }
+
+    /// The element of a list at this place, from 0 on.
+    pub(crate) fn list_get(&self, place: i64) -> Option<OwnedStr> {
+        OwnedStr::adopt(server!(RedisModule_ListGet(self.raw, place)))
+    }
+
+    /// The score of a member of a sorted set.
+    pub(crate) fn score(&self, member: Str<'_>) -> Option<f64> {
+        let mut score = 0.0;
+        let found = server!(RedisModule_ZsetScore(self.raw, member.raw, &raw mut score));
+        (found == OK).then_some(score)
     }
 }
 
@@ -124,24 +189,20 @@ impl Drop for Key<'_> {
     }
 }
 
-struct FieldSearch<'a> {
-    wanted: &'a dyn Fn(&[u8]) -> bool,
-    max: usize,
-    found: Vec<Box<[u8]>>,
-}
+/// Fields with their values, copied: whoever looks at them may look other keys up, and the server
+/// must not be in the middle of this one then.
+type Fields = Vec<(Box<[u8]>, Box<[u8]>)>;
 
 extern "C" fn on_field(
     _key: *mut raw::RedisModuleKey,
     field: *mut raw::RedisModuleString,
-    _value: *mut raw::RedisModuleString,
+    value: *mut raw::RedisModuleString,
     data: *mut c_void,
 ) {
     guarded((), || {
-        // SAFETY: `find_field` passes its search, which lives until the scan is over.
-        let search = unsafe { &mut *data.cast::<FieldSearch<'_>>() };
-        let field = Str::borrow(field).bytes();
-        if search.found.len() < search.max && (search.wanted)(field) {
-            search.found.push(field.into());
-        }
+        // SAFETY: `each_field` passes its list, which lives until the scan is over.
+        let fields = unsafe { &mut *data.cast::<Fields>() };
+        let bytes = |string| Box::from(Str::borrow(string).bytes());
+        fields.push((bytes(field), bytes(value)));
     });
 }

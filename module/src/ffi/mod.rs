@@ -16,7 +16,9 @@ mod key;
 
 pub(crate) use blocking::{Blocking, Handle, abort_block, block, unblock};
 pub(crate) use call::{Args, Ctx, EventClass, OwnedStr, Presence, Str};
-pub(crate) use command::{Access, Argument, ArgumentKind, Command, Spec, add_category, register};
+pub(crate) use command::{
+    Access, Argument, ArgumentKind, Command, Keys, Spec, add_category, register,
+};
 pub(crate) use events::{
     KeyEvents, ServerEvent, ServerEvents, Timer, Timers, signal_explicitly,
     subscribe_to_client_events, subscribe_to_key_events, subscribe_to_server_events,
@@ -87,6 +89,7 @@ required!(
     RedisModule_InfoBeginDictField,
     RedisModule_InfoEndDictField,
     RedisModule_KeyType,
+    RedisModule_ListGet,
     RedisModule_NotifyKeyspaceEvent,
     RedisModule_OpenKey,
     RedisModule_PublishMessage,
@@ -109,12 +112,15 @@ required!(
     RedisModule_SetModuleOptions,
     RedisModule_SignalModifiedKey,
     RedisModule_StopTimer,
+    RedisModule_StringDMA,
     RedisModule_StringPtrLen,
+    RedisModule_StringSet,
     RedisModule_SubscribeToKeyspaceEvents,
     RedisModule_SubscribeToServerEvent,
     RedisModule_UnblockClient,
     RedisModule_ValueLength,
     RedisModule_WrongArity,
+    RedisModule_ZsetScore,
 );
 
 /// The interface's constants are unsigned where its arguments are signed.

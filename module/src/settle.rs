@@ -1,0 +1,142 @@
+//! Lines brought in agreement with their keys, and waits for several locks with all of theirs.
+//!
+//! A step can allow more than it does itself: after one reader the next, after one of several locks
+//! all of them. Each of these needs another key, or the same one as another owner sees it, so it is
+//! a step of its own; but all are made before the command is over, and nobody comes between.
+
+use crate::ffi::{Ctx, OwnedStr, Presence, Str};
+use crate::keys::{OpenLock, slot_is_settled};
+use crate::{cluster, effects, state};
+use rlock_core::{Due, JointId, LockKey, Look, Mode, Stored};
+use std::rc::Rc;
+
+/// Does what the step just made has left to do.
+pub(crate) fn go_on(ctx: Ctx<'_>) {
+    if state::with(|state| state.going_on || !state.locks.is_anything_due()) {
+        return;
+    }
+    // What is done here is made of steps, too: they leave what follows from them to this loop.
+    together(ctx, || {});
+}
+
+/// Makes several steps, and only then does what they have left to do.
+pub(crate) fn together<R>(ctx: Ctx<'_>, steps: impl FnOnce() -> R) -> R {
+    let Some(_going_on) = GoingOn::begin() else {
+        return steps();
+    };
+    let result = steps();
+    let in_cluster = ctx.flags().cluster();
+    while let Some(due) = state::with(|state| state.locks.next_due()) {
+        match due {
+            Due::Line(lock, first) => line(ctx, &lock, &first, in_cluster),
+            Due::Joint(id, locks, owner) => joint(ctx, id, &locks, &owner, in_cluster),
+        }
+    }
+    result
+}
+
+/// While it lives, steps leave what follows from them to the one loop. It ends with the work,
+/// however that ends.
+struct GoingOn;
+
+impl GoingOn {
+    /// None if the loop is under way.
+    fn begin() -> Option<Self> {
+        let under_way = state::with(|state| std::mem::replace(&mut state.going_on, true));
+        (!under_way).then_some(Self)
+    }
+}
+
+impl Drop for GoingOn {
+    fn drop(&mut self) {
+        state::with(|state| state.going_on = false);
+    }
+}
+
+/// Settles the line of a lock that was found free, for a newcomer that must not overtake it.
+pub(crate) fn first(ctx: Ctx<'_>, name: Str<'_>) {
+    let lock = LockKey {
+        db: ctx.db(),
+        name: Rc::from(name.bytes()),
+    };
+    let first = state::with(|state| state.locks.first_owner(lock.as_ref()));
+    if let Some(first) = first {
+        line(ctx, &lock, &first, ctx.flags().cluster());
+    }
+}
+
+/// Settles a line, as the first in it sees the key.
+pub(crate) fn line(ctx: Ctx<'_>, lock: &LockKey, first: &Rc<[u8]>, in_cluster: bool) {
+    let name = OwnedStr::new(&lock.name);
+    ctx.select_db(lock.db);
+    let presence = presence(ctx, name.as_str(), in_cluster);
+    let moved = match presence {
+        Presence::Elsewhere => cluster::redirection(ctx, &lock.name),
+        Presence::Here | Presence::Unknown => None,
+    };
+    let first = OwnedStr::new(first);
+    let open = OpenLock::to_write(ctx, name.as_str());
+    let stored = open.load(first.as_str(), Look::Whole);
+    let is_whole = is_whole(&open, &stored, in_cluster);
+    effects::step(open, None, |locks, at, now, effects| {
+        match (presence, &moved) {
+            (Presence::Here, _) if is_whole => locks.settle(at, stored, now, effects),
+            (Presence::Elsewhere, Some(refusal)) => locks.dismiss_all(at, refusal, effects),
+            // Nobody knows who serves the key. Here it looks free: a grant could be the second.
+            _ => locks.look_again(at, now),
+        }
+    });
+}
+
+/// Whether what is stored of a lock is all there is of it. A read-write lock is in several keys,
+/// and while its slot moves some of them may be elsewhere.
+fn is_whole(lock: &OpenLock<'_>, stored: &Stored, in_cluster: bool) -> bool {
+    let of_several_keys = || {
+        let waited_for = state::with(|state| state.locks.first_mode(lock.at()));
+        *stored == Stored::Abandoned
+            || matches!(stored, Stored::ReadWrite(_))
+            || waited_for.is_some_and(|mode| mode != Mode::Plain)
+    };
+    !in_cluster || !of_several_keys() || slot_is_settled(lock.ctx, lock.name.bytes())
+}
+
+/// Grants a wait for several locks if it can have all.
+fn joint(ctx: Ctx<'_>, id: JointId, locks: &[LockKey], owner: &Rc<[u8]>, in_cluster: bool) {
+    let keys: Vec<OwnedStr> = locks.iter().map(|lock| OwnedStr::new(&lock.name)).collect();
+    if let Some(lock) = locks.first() {
+        ctx.select_db(lock.db);
+    }
+    for (lock, key) in locks.iter().zip(&keys) {
+        if presence(ctx, key.as_str(), in_cluster) != Presence::Here {
+            // Its line is looked at in a moment, which tells those in it where to go.
+            state::with(|state| state.locks.touched(lock.as_ref()));
+            return;
+        }
+    }
+    let owner = OwnedStr::new(owner);
+    let load =
+        |key: &OwnedStr| OpenLock::to_write(ctx, key.as_str()).load(owner.as_str(), Look::Brief);
+    let stored: Vec<Stored> = keys.iter().map(load).collect();
+    let granted = effects::step_without_key(ctx, |locks, now, effects| {
+        locks.settle_joint(id, &stored, now, effects)
+    });
+    let Some(mut granted) = granted else { return };
+    for (key, stored) in keys.iter().zip(stored) {
+        let open = OpenLock::to_write(ctx, key.as_str());
+        effects::step(open, Some(owner.as_str()), |locks, at, now, effects| {
+            locks.enter_granted(at, stored, &mut granted, now, effects);
+        });
+    }
+    effects::step_without_key(ctx, |locks, now, effects| {
+        locks.tell_joint_granted(granted, now, effects);
+    });
+}
+
+/// Whether this node serves the key.
+pub(crate) fn presence(ctx: Ctx<'_>, name: Str<'_>, in_cluster: bool) -> Presence {
+    if in_cluster {
+        ctx.presence(name)
+    } else {
+        Presence::Here
+    }
+}
