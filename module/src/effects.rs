@@ -324,16 +324,13 @@ fn bytes_of<'a>(holder: &'a Holder, caller: Option<Str<'a>>) -> &'a [u8] {
 /// Writes one field, or takes it out.
 fn write_field(lock: &mut OpenLock<'_>, field: &[u8], value: Option<&[u8]>) {
     let field = OwnedStr::new(field);
-    match value.map(OwnedStr::new) {
-        Some(value) => {
-            lock.key.hash_set(field.as_str(), value.as_str());
-            let fields = [field.as_str(), value.as_str()];
-            lock.ctx.replicate_hset(lock.name, &fields);
-        }
-        None => {
-            lock.key.hash_delete(field.as_str());
-            lock.ctx.replicate_hdel(lock.name, &[field.as_str()]);
-        }
+    if let Some(value) = value.map(OwnedStr::new) {
+        lock.key.hash_set(field.as_str(), value.as_str());
+        let fields = [field.as_str(), value.as_str()];
+        lock.ctx.replicate_hset(lock.name, &fields);
+    } else {
+        lock.key.hash_delete(field.as_str());
+        lock.ctx.replicate_hdel(lock.name, &[field.as_str()]);
     }
 }
 

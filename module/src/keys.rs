@@ -167,9 +167,8 @@ impl<'a> OpenLock<'a> {
         let is_read = mode.as_str().bytes() == b"read";
         let others = if self.key.len() > known {
             // Where the key outlives the owner's own reading, somebody else is why.
-            let outlived = own_read
-                .filter(|own| is_read && own.ends_at < ends_at.unwrap_or(NEVER))
-                .is_some();
+            let outlived =
+                own_read.is_some_and(|own| is_read && own.ends_at < ends_at.unwrap_or(NEVER));
             if outlived {
                 OtherHolders {
                     write: false,

@@ -21,6 +21,10 @@ pub(crate) fn clear() {
 }
 
 /// The module's memory.
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each says something of its own, and none follows from another"
+)]
 #[derive(Default)]
 pub(crate) struct State {
     /// Who waits for what, and the last token.

@@ -77,6 +77,7 @@ pub enum Refusal {
 }
 
 impl fmt::Display for Refusal {
+    #[allow(clippy::too_many_lines, reason = "one table of texts")]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::WrongArity => f.write_str("ERR wrong number of arguments"),

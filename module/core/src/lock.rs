@@ -481,8 +481,7 @@ impl Locks {
             let (lock, first) = (self.lines.lock_of(line)?, self.lines.first(line)?.1);
             return Some(Due::Line(lock.clone(), Rc::clone(&first.owner)));
         }
-        let (id, locks, owner) = self.joints.next_marked()?;
-        Some(Due::Joint(id, locks, owner))
+        self.joints.next_marked()
     }
 
     /// Instead of settling a line whose key cannot be looked at now.

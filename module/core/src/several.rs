@@ -7,7 +7,7 @@
 use crate::arena::{Arena, Id};
 use crate::deadlock::{DeadlockSearch, Found};
 use crate::line::{LockKey, LockRef, Newcomer, Seat, WaiterId};
-use crate::lock::{Acquired, BlockedClient, Joined, Locks};
+use crate::lock::{Acquired, BlockedClient, Due, Joined, Locks};
 use crate::metrics::count;
 use crate::request::{Acquire, AcquireSeveral, Patience, Release, Renew, RenewSeveral};
 use crate::session::SessionId;
@@ -69,11 +69,12 @@ impl Joints {
     }
 
     /// The next marked one, no longer marked.
-    pub(crate) fn next_marked(&mut self) -> Option<(JointId, Rc<[LockKey]>, Rc<[u8]>)> {
+    pub(crate) fn next_marked(&mut self) -> Option<Due> {
         while let Some(id) = self.marked.pop_front() {
             if let Some(joint) = self.arena.get_mut(id.0) {
                 joint.marked = false;
-                return Some((id, Rc::clone(&joint.locks), Rc::clone(&joint.owner)));
+                let (locks, owner) = (Rc::clone(&joint.locks), Rc::clone(&joint.owner));
+                return Some(Due::Joint(id, locks, owner));
             }
         }
         None

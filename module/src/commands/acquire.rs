@@ -82,12 +82,12 @@ fn acquire(
 ) -> Result<Acquired, Refusal> {
     let lock = OpenLock::to_write(ctx, name);
     // Who waits to write is to know when the last reader's lease ends.
-    let look = if request.mode == Mode::Write && request.patience != Patience::None {
+    let depth = if request.mode == Mode::Write && request.patience != Patience::None {
         Look::Whole
     } else {
         Look::Brief
     };
-    let stored = lock.load(owner, look);
+    let stored = lock.load(owner, depth);
     let waiters_max = config::waiters_per_lock_max();
     effects::step(lock, Some(owner), |locks, at, now, effects| {
         locks.acquire(at, stored, request, waiters_max, now, effects)

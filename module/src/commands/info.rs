@@ -38,7 +38,10 @@ impl Command for Info {
         let (stored, owner) = lock.load_for_holder();
         let report = match stored {
             Stored::OtherType => return Err(Refusal::WrongType),
-            Stored::ReadWrite(_) => return read_write(ctx, &lock, &stored, queue, now),
+            Stored::ReadWrite(_) => {
+                read_write(ctx, &lock, &stored, queue, now);
+                return Ok(());
+            }
             Stored::Plain(hash) => LockReport {
                 owner,
                 count: hash.own.and_then(valid),
@@ -73,7 +76,7 @@ fn read_write(
     stored: &Stored,
     queue: Vec<WaiterView>,
     now: Now,
-) -> Result<(), Refusal> {
+) {
     let at = lock.at();
     let mut holds = lock.read_write_holds();
     for hold in holds.iter_mut().filter(|hold| hold.mode == Mode::Write) {
@@ -100,7 +103,6 @@ fn read_write(
     // The writer comes first; a writer who reads is there twice.
     let mode = writer.map_or(Mode::Read, |writer| writer.mode);
     reply::read_write_report(ctx, &report, mode, &holders);
-    Ok(())
 }
 
 fn ttl_ms(ends_at: i64, now: Now) -> i64 {
