@@ -2,7 +2,7 @@
 
 use crate::ffi::{self, Ctx, EventClass, Key, KeyType, OwnedStr, Str};
 use crate::keys::OpenLock;
-use crate::keys::writer_field;
+use crate::read_write::{ReadWriteHash, writer_field};
 use crate::state::{self, Blocked, Granted};
 use crate::{clock, publish, pump, settle};
 use rlock_core::{Effect, Holder, LockRef, Locks, MODE_FIELD, Mode, Now, Token, names};
@@ -290,7 +290,8 @@ fn write_beside(
             }
         }
         _ => {
-            for name in lock.timeout_keys() {
+            let hash = lock.mode().map(|mode| ReadWriteHash::new(lock, &mode));
+            for name in hash.iter().flat_map(ReadWriteHash::timeout_keys) {
                 delete_beside(lock.ctx, &name, beside);
             }
         }

@@ -3,7 +3,7 @@
 //! This is the shell around `rlock-core`, which decides. In reading order:
 //!
 //! - `commands`: one file a command; each loads what is stored, lets the core decide, replies
-//! - `keys`: a lock's key as plain values
+//! - `keys`: a lock's key as plain values; `read_write`: a read-write lock's keys
 //! - `effects`: the one place that acts on the server
 //! - `publish`: the unlock message
 //! - `blocking`: clients that wait, for a lock or for events
@@ -35,6 +35,7 @@ mod info;
 mod keys;
 mod publish;
 mod pump;
+mod read_write;
 mod reply;
 mod settle;
 mod state;

@@ -6,7 +6,8 @@
 //! pause or a failover a write from outside a command stops the server.
 
 use crate::ffi::{self, Ctx, OwnedStr, Presence, Timer, Timers};
-use crate::keys::{OpenLock, slot_is_settled};
+use crate::keys::OpenLock;
+use crate::read_write::slot_is_settled;
 use crate::{clock, effects, settle, state};
 use rlock_core::{LockKey, Locks, Look, Mode, Now, Stored};
 

@@ -5,7 +5,8 @@
 //! a step of its own; but all are made before the command is over, and nobody comes between.
 
 use crate::ffi::{Ctx, OwnedStr, Presence, Str};
-use crate::keys::{OpenLock, slot_is_settled};
+use crate::keys::OpenLock;
+use crate::read_write::slot_is_settled;
 use crate::{cluster, effects, state};
 use rlock_core::{Due, JointId, LockKey, Look, Mode, Stored};
 use std::rc::Rc;

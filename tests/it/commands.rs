@@ -939,3 +939,85 @@ fn tokens_grow_with_every_grant() {
     let ahead = last / 1_000_000 - seconds;
     assert!((-5..=15).contains(&ahead), "{ahead} s from the clock");
 }
+
+#[test]
+fn read_and_write_reply_as_plain_ones_do() {
+    let server = Server::start();
+    for (index, mut conn) in both_protocols(&server).into_iter().enumerate() {
+        let key = format!("k{index}");
+        let (count, token) = conn
+            .run(format!("RLOCK.ACQUIRE {key} alice 30000 READ"))
+            .held();
+        assert_eq!(count, 1);
+        let again = conn
+            .run(format!("RLOCK.ACQUIRE {key} alice 30000 READ"))
+            .held();
+        assert_eq!(again, (2, token));
+        let other = conn
+            .run(format!("RLOCK.ACQUIRE {key} bob 30000 READ"))
+            .held();
+        assert!(other.1 > token, "each grant has a larger one");
+        let left = conn
+            .run(format!("RLOCK.ACQUIRE {key} carol 30000 WRITE"))
+            .refused();
+        assert!((20_000..=30_000).contains(&left), "{left}");
+        assert_eq!(conn.run(format!("RLOCK.RENEW {key} alice 1000 READ")), 1);
+        assert_eq!(conn.run(format!("RLOCK.RENEW {key} alice 1000 WRITE")), 0);
+        assert_eq!(conn.run(format!("RLOCK.RELEASE {key} alice READ")), 1);
+        assert_eq!(
+            conn.run(format!("RLOCK.RELEASE {key} alice WRITE")),
+            Reply::Null
+        );
+    }
+}
+
+#[test]
+fn macquire_takes_all_or_none() {
+    let server = Server::start();
+    for (index, mut conn) in both_protocols(&server).into_iter().enumerate() {
+        let [a, b] = ["a", "b"].map(|name| format!("{name}{index}"));
+        let all = format!("RLOCK.MACQUIRE alice 30000 3 {a} {b} {a}");
+        let (count, token) = conn.run(&all).held();
+        assert_eq!(count, 1);
+        assert_eq!(conn.run(&all).held(), (2, token));
+        let left = conn
+            .run(format!("RLOCK.MACQUIRE bob 30000 2 free {a}"))
+            .refused();
+        assert!((20_000..=30_000).contains(&left), "{left}");
+        assert_eq!(conn.run("EXISTS free"), 0);
+    }
+}
+
+#[test]
+fn mrelease_and_mrenew_tell_how_many() {
+    let server = Server::start();
+    for mut conn in both_protocols(&server) {
+        conn.run("RLOCK.MACQUIRE alice 30000 2 a b").held();
+        assert_eq!(conn.run("RLOCK.MRENEW alice 60000 3 a b c"), 2);
+        assert!(conn.run("PTTL a").int() > 30_000);
+        assert_eq!(conn.run("RLOCK.MRELEASE alice 3 a b c"), 2);
+        assert_eq!(conn.run("EXISTS a b"), 0);
+        assert_eq!(conn.run("RLOCK.MRENEW alice 60000 1 a"), 0);
+    }
+}
+
+#[test]
+fn several_keys_are_as_many_as_numkeys_says() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for command in [
+        "RLOCK.MACQUIRE alice 1000 0 a",
+        "RLOCK.MACQUIRE alice 1000 1025 a",
+        "RLOCK.MACQUIRE alice 1000 2 a",
+        "RLOCK.MRELEASE alice x a",
+        "RLOCK.MRENEW alice 1000 -1 a",
+    ] {
+        refuses(&mut conn, command, &["numkeys", "1 to 1024"]);
+    }
+    refuses(&mut conn, "RLOCK.MACQUIRE alice 1000 1 a b", &["'b'"]);
+    refuses(
+        &mut conn,
+        "RLOCK.MRELEASE alice 1 a ONCE",
+        &["unknown option 'ONCE'"],
+    );
+}

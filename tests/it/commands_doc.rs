@@ -108,6 +108,8 @@ fn syntax(argument: &Reply) -> String {
     };
     if flags.iter().any(|flag| flag == "optional") {
         format!("[{both}]")
+    } else if flags.iter().any(|flag| flag == "multiple") {
+        format!("{both} [{both} ...]")
     } else {
         both
     }

@@ -146,6 +146,9 @@ fn errors_are_one_line_and_not_longer_than_what_is_readable() {
     let mut conn = server.connect();
     for odd in odd_arguments() {
         let refused = conn.cmd(&[&b"RLOCK.ACQUIRE"[..], b"k", b"a", b"1000", &odd]);
+        if odd.eq_ignore_ascii_case(b"READ") || odd.eq_ignore_ascii_case(b"WRITE") {
+            continue;
+        }
         if odd.eq_ignore_ascii_case(b"ONCE") {
             refused.held();
             continue;

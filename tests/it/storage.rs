@@ -256,6 +256,7 @@ fn a_read_write_lock_is_another_kind() {
         ("odd", "alice"),
     ] {
         write(&mut conn, "k", &["mode", mode, field, "1"]);
+        conn.run("SET {k}:alice:rwlock_timeout:1 1 PX 30000");
         conn.run("PEXPIRE k 30000");
         let before = hash(&server, "k");
         for command in [

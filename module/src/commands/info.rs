@@ -4,12 +4,13 @@
 //! `owner`, `client-id`, `waited-ms`, `left-ms` (-1 without limit) in order. Of a free lock the
 //! owner is null and the count 0; a token that a script's lock does not have is null.
 //!
-//! Of a read-write lock the owner is the writer, and there is more: `mode`, `holders` (maps `owner`,
-//! `mode`, `count`, `token`, `ttl-ms`), and `mode` in each entry of the queue.
+//! Of a read-write lock the owner is the writer, and there is more: `mode`, `holders` (maps
+//! `owner`, `mode`, `count`, `token`, `ttl-ms`), and `mode` in each entry of the queue.
 
 use super::KEY;
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::keys::OpenLock;
+use crate::read_write::ReadWriteHash;
 use crate::reply::{self, HolderReport, LockReport};
 use crate::{clock, state};
 use rlock_core::{Count, Mode, NEVER, Now, Refusal, Stored, Token, WaiterView, request};
@@ -78,7 +79,8 @@ fn read_write(
     now: Now,
 ) {
     let at = lock.at();
-    let mut holds = lock.read_write_holds();
+    let hash = lock.mode().map(|mode| ReadWriteHash::new(lock, &mode));
+    let mut holds = hash.map_or_else(Vec::new, |hash| hash.holds());
     for hold in holds.iter_mut().filter(|hold| hold.mode == Mode::Write) {
         hold.token = state::with(|state| state.locks.writer_token(at, &hold.owner));
     }

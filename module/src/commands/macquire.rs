@@ -1,11 +1,11 @@
 //! `RLOCK.MACQUIRE owner lease-ms numkeys key [key ...] [BLOCK wait-ms | QUEUE wait-ms]
 //! [SESSION session] [ONCE]`: take several locks at once, all or none, or wait for all of them.
 //!
-//! Replies `[count, token]` when held: the highest hold count, and the token of those that are newly
-//! taken, or the largest if none is; `[0, ttl-ms]` when not, with what is left of the longest lease
-//! of others; `[-1, position]` when queued, the largest. Locks that the owner holds already are
-//! re-entered. The wait stands in the line of each lock and holds nothing: it is granted when it is
-//! first, or its owner the holder, in all of them.
+//! Replies `[count, token]` when held: the highest hold count, and the token of those that are
+//! newly taken, or the largest if none is; `[0, ttl-ms]` when not, with what is left of the longest
+//! lease of others; `[-1, position]` when queued, the largest. Locks that the owner holds already
+//! are re-entered. The wait stands in the line of each lock and holds nothing: it is granted when
+//! it is first, or its owner the holder, in all of them.
 //!
 //! Replicated as `HSET` and `PEXPIREAT` with final values; when refused, not at all.
 

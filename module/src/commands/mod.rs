@@ -14,7 +14,7 @@ mod release;
 mod renew;
 
 use crate::ffi::{Argument, ArgumentKind, Ctx, register};
-use crate::keys::slot_is_settled;
+use crate::read_write::slot_is_settled;
 use rlock_core::{Mode, Refusal, names};
 
 /// Makes all commands known to the server. The name of one that it refused, if any.

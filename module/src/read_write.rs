@@ -1,0 +1,265 @@
+//! Reading a read-write lock: its hash, and the timeout keys of its readers beside it.
+//!
+//! Fields and keys that somebody else wrote can say anything. Where they do not tell how long
+//! somebody reads, the reading lasts as long as the key.
+
+use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Presence};
+use crate::keys::{OpenLock, count_true, go_on_if};
+use rlock_core::{
+    Count, FENCE_FIELD, Look, MODE_FIELD, Mode, NEVER, ReadHold, ReadWrite, Stored, Token,
+    WRITER_SUFFIX, names,
+};
+use std::cell::Cell;
+use std::ops::ControlFlow;
+
+/// The hash of a read-write lock.
+pub(crate) struct ReadWriteHash<'l, 'a> {
+    lock: &'l OpenLock<'a>,
+    mode: ModeField,
+    ends_at: Option<i64>,
+    /// How many timeout keys may be looked at yet.
+    looks_left: Cell<u32>,
+}
+
+/// What the `mode` field says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ModeField {
+    Read,
+    Write,
+    /// Nothing that we or Redisson write.
+    Odd,
+}
+
+impl<'l, 'a> ReadWriteHash<'l, 'a> {
+    pub(crate) fn new(lock: &'l OpenLock<'a>, mode: &OwnedStr) -> Self {
+        let mode = match mode.as_str().bytes() {
+            b"read" => ModeField::Read,
+            b"write" => ModeField::Write,
+            _ => ModeField::Odd,
+        };
+        Self {
+            lock,
+            mode,
+            ends_at: lock.key.expires_at(),
+            looks_left: Cell::new(TIMEOUTS_LOOKED_AT_MAX),
+        }
+    }
+
+    /// What is stored, as this owner sees it whose field has this count. So many fields are known.
+    pub(crate) fn load(
+        &self,
+        owner: &[u8],
+        count: Option<Count>,
+        known: usize,
+        look: Look,
+    ) -> Stored {
+        let own_field = writer_field(owner);
+        let key = &self.lock.key;
+        let own_write = key.hash_get_one(OwnedStr::new(&own_field).as_str());
+        let known = known.saturating_add(count_true(&[own_write.is_some()]));
+        // A writer's lease is never shorter than all of its own as a reader.
+        let look_at_own = if own_write.is_some() {
+            Look::Whole
+        } else {
+            look
+        };
+        let own_read = count.and_then(|count| self.read_hold(owner, count, look_at_own));
+        let others = if key.len() == known {
+            OtherHolders::default()
+        } else if self.outlives(own_read) {
+            OtherHolders {
+                write: false,
+                read: Some(self.end()),
+            }
+        } else {
+            self.others(owner, &own_field, look)
+        };
+        if own_read.is_none() && own_write.is_none() && !others.write && others.read.is_none() {
+            return Stored::Abandoned;
+        }
+        let own_write = own_write.map(|count| Count::from_field(count.as_str().bytes()));
+        let says_read = self.mode == ModeField::Read;
+        Stored::ReadWrite(ReadWrite {
+            others_write: others.write || !(says_read || own_write.is_some()),
+            own_write,
+            own_read,
+            others_read: others.read,
+            ends_at: self.ends_at,
+        })
+    }
+
+    fn end(&self) -> i64 {
+        self.ends_at.unwrap_or(NEVER)
+    }
+
+    /// Whether the key outlives the owner's own reading: then somebody else who reads is why.
+    fn outlives(&self, own_read: Option<ReadHold>) -> bool {
+        own_read.is_some_and(|own| self.mode == ModeField::Read && own.ends_at < self.end())
+    }
+
+    fn others(&self, owner: &[u8], own_writer: &[u8], look: Look) -> OtherHolders {
+        let mut others = OtherHolders::default();
+        let is_known = |field: &[u8]| {
+            field == owner || field == own_writer || field == FENCE_FIELD || field == MODE_FIELD
+        };
+        self.lock.key.each_field(|field, value| {
+            if is_known(field) {
+                return ControlFlow::Continue(());
+            }
+            if field.ends_with(WRITER_SUFFIX) {
+                others.write = true;
+            } else if let Some(read) = self.read_hold(field, Count::from_field(value), look) {
+                let end = match look {
+                    Look::Brief => self.end(),
+                    Look::Whole => read.ends_at,
+                };
+                others.read = others.read.max(Some(end));
+            }
+            go_on_if(look == Look::Whole || others.read.is_none())
+        });
+        others
+    }
+
+    /// A reader's hold, if one of its timeout keys is there. For a brief look the one with the
+    /// highest number is enough.
+    fn read_hold(&self, owner: &[u8], count: Count, look: Look) -> Option<ReadHold> {
+        let untold = ReadHold {
+            count,
+            token: None,
+            ends_at: self.end(),
+            rest_ends_at: None,
+        };
+        let last = match count {
+            Count::Valid(last) if self.mode != ModeField::Odd => last,
+            _ => return Some(untold),
+        };
+        let mut hold: Option<ReadHold> = None;
+        for number in (1..=last).rev() {
+            let Some(looks_left) = self.looks_left.get().checked_sub(1) else {
+                return hold.or(Some(untold));
+            };
+            self.looks_left.set(looks_left);
+            let Some(timeout) = self.timeout(owner, number, hold.is_none()) else {
+                continue;
+            };
+            let hold = hold.get_or_insert(ReadHold {
+                count,
+                token: timeout.token,
+                ends_at: timeout.ends_at,
+                rest_ends_at: None,
+            });
+            hold.ends_at = hold.ends_at.max(timeout.ends_at);
+            if number < last {
+                hold.rest_ends_at = hold.rest_ends_at.max(Some(timeout.ends_at));
+            }
+            if look == Look::Brief {
+                break;
+            }
+        }
+        hold
+    }
+
+    fn timeout(&self, owner: &[u8], number: i64, with_token: bool) -> Option<Timeout> {
+        let name = OwnedStr::new(&names::timeout_key(self.lock.name.bytes(), owner, number));
+        let key = Key::open_to_peek(self.lock.ctx, name.as_str());
+        let token = match key.key_type() {
+            KeyType::Missing => return None,
+            KeyType::String if with_token => Token::from_timeout(&key.string()),
+            _ => None,
+        };
+        let ends_at = key.expires_at().unwrap_or(NEVER);
+        Some(Timeout { token, ends_at })
+    }
+
+    /// Who has the lock, and how.
+    pub(crate) fn holds(&self) -> Vec<ReadWriteHold> {
+        let mut holds = Vec::new();
+        self.lock.key.each_field(|field, value| {
+            let count = Count::from_field(value);
+            if let Some(owner) = field.strip_suffix(WRITER_SUFFIX) {
+                holds.push(ReadWriteHold {
+                    owner: owner.into(),
+                    mode: Mode::Write,
+                    count,
+                    token: None,
+                    ends_at: self.end(),
+                });
+            } else if field != FENCE_FIELD
+                && field != MODE_FIELD
+                && let Some(read) = self.read_hold(field, count, Look::Whole)
+            {
+                holds.push(ReadWriteHold {
+                    owner: field.into(),
+                    mode: Mode::Read,
+                    count,
+                    token: read.token,
+                    ends_at: read.ends_at,
+                });
+            }
+            ControlFlow::Continue(())
+        });
+        holds
+    }
+
+    /// The timeout keys that the readers may have.
+    pub(crate) fn timeout_keys(&self) -> Vec<Vec<u8>> {
+        let mut keys = Vec::new();
+        let most = usize::try_from(TIMEOUTS_LOOKED_AT_MAX).unwrap_or(usize::MAX);
+        let name = self.lock.name.bytes();
+        self.lock.key.each_field(|field, value| {
+            if let Count::Valid(last) = Count::from_field(value)
+                && !field.ends_with(WRITER_SUFFIX)
+            {
+                let numbers = (1..=last).rev().take(most.saturating_sub(keys.len()));
+                keys.extend(numbers.map(|at| names::timeout_key(name, field, at)));
+            }
+            go_on_if(keys.len() < most)
+        });
+        keys
+    }
+}
+
+/// A hold of a read-write lock: for INFO and the deadlock check.
+pub(crate) struct ReadWriteHold {
+    pub(crate) owner: Box<[u8]>,
+    pub(crate) mode: Mode,
+    pub(crate) count: Count,
+    /// A reader's; a writer's is not stored.
+    pub(crate) token: Option<Token>,
+    pub(crate) ends_at: i64,
+}
+
+#[derive(Default)]
+struct OtherHolders {
+    write: bool,
+    /// When the last of them ends that read.
+    read: Option<i64>,
+}
+
+/// A timeout key of a reader.
+struct Timeout {
+    token: Option<Token>,
+    ends_at: i64,
+}
+
+/// The field of an owner as the writer.
+pub(crate) fn writer_field(owner: &[u8]) -> Vec<u8> {
+    [owner, WRITER_SUFFIX].concat()
+}
+
+/// Whether all the keys of a read-write lock are here: not while its slot of a cluster is on its
+/// way to another node, when the hash may be here and timeout keys there.
+pub(crate) fn slot_is_settled(ctx: Ctx<'_>, name: &[u8]) -> bool {
+    if !names::timeouts_share_slot(name) {
+        return true;
+    }
+    // A key of the slot that is never there: the server answers for it only while all of the slot
+    // is served here.
+    let never = OwnedStr::new(&names::timeout_key(name, &[], 0));
+    ctx.presence(never.as_str()) == Presence::Here
+}
+
+/// In one look at a lock no more timeout keys are looked at than this, the latest of each reader
+/// first; readers beyond are taken to read for as long as the key lives. A field can claim any
+/// number of them, and must not keep the server busy.
+const TIMEOUTS_LOOKED_AT_MAX: u32 = 200_000;
