@@ -425,6 +425,7 @@ fn once_failed_with_sessions() -> Vec<(&'static str, Vec<Op>)> {
                 renew(0, Some(0)),
                 block(0),
                 Op::Close { client: 0 },
+                Op::Pass { ms: 20 },
             ],
         ),
         (
