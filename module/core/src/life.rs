@@ -218,7 +218,8 @@ impl Locks {
         }
     }
 
-    /// Whether what is stored has the owner's hold in this mode, begun with this token.
+    /// Whether what is stored has the owner's hold in this mode, begun with this token. What had no
+    /// token then may have one by now: it cannot be told from what came later.
     fn is_hold(
         &self,
         lock: LockRef<'_>,
@@ -229,6 +230,7 @@ impl Locks {
     ) -> bool {
         let own = stored.own(mode);
         own.is_some_and(|(_, stored_token)| match mode {
+            _ if token.is_none() => true,
             Mode::Write => self.writers.of(lock, owner) == token,
             Mode::Plain | Mode::Read => stored_token == token,
         })

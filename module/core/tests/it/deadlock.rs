@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use rlock_core::request::{Acquire, Cancel, Patience, Release};
 use rlock_core::{
-    Acquired, BlockedClient, Effect, Found, INTEGER_MAX, Lease, LockRef, Locks, Now, Refusal, Wait,
-    WaiterId,
+    Acquired, BlockedClient, Effect, Found, INTEGER_MAX, Lease, LockRef, Locks, Mode, Now, Refusal,
+    Wait, WaiterId,
 };
 
 const NOW: Now = Now {
@@ -101,6 +101,7 @@ impl Crossing {
             key: &place.1,
             owner,
             lease: Lease::from_ms(INTEGER_MAX).unwrap(),
+            mode: Mode::Plain,
             patience: Patience::Block(Wait::from_ms(0).unwrap()),
             session: None,
             once: false,
@@ -175,6 +176,7 @@ impl Crossing {
         let request = Release {
             key: &place.1,
             owner,
+            mode: Mode::Plain,
             token: None,
             lease: None,
         };

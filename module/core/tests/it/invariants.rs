@@ -276,7 +276,7 @@ pub(crate) fn sessions_are_true(locks: &Locks, twin: &Twin) -> Result<(), String
 pub(crate) fn sessions_are_at_rest(
     locks: &Locks,
     twin: &Twin,
-    unseen: &BTreeSet<(Place, Vec<u8>, i64)>,
+    unseen: &BTreeSet<(Place, Vec<u8>, Option<i64>)>,
     now: Now,
 ) -> Result<(), String> {
     let due_in = locks.next_deadline(now).unwrap_or(i64::MAX);
@@ -306,7 +306,7 @@ pub(crate) fn sessions_are_at_rest(
             Some(Value::Hash(fields)) => owners(fields).any(|of| of == owner),
             _ => false,
         };
-        let is_there = is_there && twin.token(place) == Some(hold.token);
+        let is_there = is_there && hold.is(twin.token(place));
         if !is_there && !unseen.contains(&(place.clone(), owner.clone(), hold.token)) {
             return Err(format!("{owner:?} has lost {place:?} and nobody says so"));
         }

@@ -1,7 +1,10 @@
 //! A keyspace in memory: keys with an expiry, hashes and one other type, read and written as the
-//! module reads and writes the server's.
+//! module reads and writes the server's. It has no timeout keys: whoever a read-write lock's hash
+//! names as a reader holds nothing.
 
-use rlock_core::{Count, Effect, FENCE_FIELD, Hash, Holder, Kind, MODE_FIELD, Stored, Token};
+use rlock_core::{
+    Count, Effect, FENCE_FIELD, Hash, Holder, MODE_FIELD, ReadWrite, Stored, Token, WRITER_SUFFIX,
+};
 use std::collections::BTreeMap;
 
 /// A key's place: the database and the name.
@@ -89,17 +92,23 @@ impl Keyspace {
         let Value::Hash(fields) = &entry.value else {
             return Stored::OtherType;
         };
-        if fields.keys().all(|field| field == FENCE_FIELD) {
-            return Stored::Free;
+        if owners(fields).next().is_none() {
+            return Stored::Abandoned;
         }
         let others = owners(fields).any(|of| of != owner);
+        if fields.contains_key(MODE_FIELD) {
+            let own_writer = [owner, WRITER_SUFFIX].concat();
+            let own_write = fields.get(&own_writer);
+            return Stored::ReadWrite(ReadWrite {
+                own_write: own_write.map(|value| Count::from_field(value)),
+                own_read: None,
+                others_write: others,
+                others_read: None,
+                ends_at: entry.ends_at,
+            });
+        }
         let own = fields.get(owner).map(|value| Count::from_field(value));
-        Stored::Held(Hash {
-            kind: if fields.contains_key(MODE_FIELD) {
-                Kind::ReadWrite
-            } else {
-                Kind::Plain
-            },
+        Stored::Plain(Hash {
             own,
             token: fields
                 .get(FENCE_FIELD)
@@ -143,7 +152,15 @@ impl Keyspace {
             }
             Effect::Free if self.delete(place) => Ok(()),
             Effect::Free => Err("a key is deleted that is not there".into()),
-            Effect::Publish
+            Effect::WriteMode(_)
+            | Effect::WriteCount { .. }
+            | Effect::WriteTimeouts { .. }
+            | Effect::DeleteTimeouts { .. }
+            | Effect::Expire(_) => {
+                Err("a read-write lock is written, and none was asked for".into())
+            }
+            Effect::DeleteAllTimeouts
+            | Effect::Publish(_)
             | Effect::Grant { .. }
             | Effect::Dismiss { .. }
             | Effect::Wake(_)
@@ -167,6 +184,9 @@ impl Keyspace {
         let Value::Hash(fields) = &mut entry.value else {
             return Err("a hold is written over another type".into());
         };
+        if fields.contains_key(MODE_FIELD) {
+            return Err("a plain hold is written into a read-write lock".into());
+        }
         if !fields.contains_key(owner) {
             if owners(fields).next().is_some() {
                 return Err("a second owner is written into a lock that is held".into());
@@ -187,10 +207,13 @@ impl Keyspace {
     }
 }
 
-/// Those whom a hash names.
+/// Those who hold a lock: whom a plain lock's hash names, or the writer of a read-write lock.
 pub(crate) fn owners(fields: &Fields) -> impl Iterator<Item = &[u8]> {
-    fields
-        .keys()
-        .map(Vec::as_slice)
-        .filter(|field| *field != FENCE_FIELD && *field != MODE_FIELD)
+    let is_read_write = fields.contains_key(MODE_FIELD);
+    let names = fields.keys().map(Vec::as_slice);
+    names.filter_map(move |field| match field {
+        _ if is_read_write => field.strip_suffix(WRITER_SUFFIX),
+        _ if field == FENCE_FIELD => None,
+        _ => Some(field),
+    })
 }

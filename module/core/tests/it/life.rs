@@ -48,7 +48,8 @@ pub(crate) struct TwinSession {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TwinHold {
     pub(crate) session: Name,
-    pub(crate) token: i64,
+    /// None of one that a script took.
+    pub(crate) token: Option<i64>,
     /// When its lease ends, as far as anybody has looked.
     pub(crate) ends_at: Option<i64>,
 }
@@ -58,7 +59,7 @@ pub(crate) struct TwinHold {
 pub(crate) struct TwinEnding {
     pub(crate) place: Place,
     pub(crate) owner: Vec<u8>,
-    pub(crate) token: i64,
+    pub(crate) token: Option<i64>,
     /// Whether all of it ends, or what one grant added.
     pub(crate) whole: bool,
 }
@@ -71,6 +72,13 @@ pub(crate) struct Life {
     /// Who was called, in any order.
     pub(crate) called: Vec<(usize, Call)>,
     pub(crate) lost: u64,
+}
+
+impl TwinHold {
+    /// Whether this is the hold, which the owner has with this token.
+    pub(crate) fn is(&self, token: Option<i64>) -> bool {
+        self.token.is_none() || self.token == token
+    }
 }
 
 impl Life {
@@ -140,7 +148,7 @@ impl Life {
                 News::Granted(token) if !confirmed => self.endings.push(TwinEnding {
                     place: event.place,
                     owner: event.owner,
-                    token,
+                    token: Some(token),
                     whole: false,
                 }),
                 _ => session.events.push((event, confirmed)),
@@ -198,7 +206,8 @@ impl Life {
     // --- Holds -----------------------------------------------------------------------------------
 
     /// The owner holds the lock until then. It belongs to the session, if one is named, and
-    /// otherwise to the one it belonged to. What has no token cannot be told from what comes later.
+    /// otherwise to the one it belonged to
+    /// with the token it had. What has no token cannot be told from what comes later.
     pub(crate) fn bind(
         &mut self,
         place: &Place,
@@ -208,8 +217,8 @@ impl Life {
         ends_at: Option<i64>,
     ) {
         let at = (place.clone(), owner.to_vec());
-        match (session, token, self.holds.get_mut(&at)) {
-            (Some(session), Some(token), _) => {
+        match (session, self.holds.get_mut(&at)) {
+            (Some(session), _) => {
                 let hold = TwinHold {
                     session,
                     token,
@@ -217,8 +226,8 @@ impl Life {
                 };
                 self.holds.insert(at, hold);
             }
-            (None, _, Some(hold)) => hold.ends_at = ends_at,
-            _ => {}
+            (None, Some(hold)) => hold.ends_at = ends_at,
+            (None, None) => {}
         }
     }
 

@@ -69,6 +69,7 @@ fn fence_field() -> impl Strategy<Value = &'static str> {
 }
 
 fn change() -> impl Strategy<Value = Change> {
+    let write_lease = proptest::option::of(lease());
     let lease = prop_oneof![Just(None), lease().prop_map(Some)];
     prop_oneof![
         4 => Just(Change::Delete),
@@ -77,6 +78,7 @@ fn change() -> impl Strategy<Value = Change> {
         3 => (owner(), count_field()).prop_map(|(owner, value)| Change::Write { owner, value }),
         1 => fence_field().prop_map(|value| Change::WriteFence { value }),
         1 => Just(Change::WriteMode),
+        1 => write_lease.prop_map(|lease_ms| Change::TakeToWrite { lease_ms }),
         2 => owner().prop_map(|owner| Change::Remove { owner }),
         2 => (0i64..2000).prop_map(|ms| Change::Expire { ms }),
         1 => Just(Change::Persist),
@@ -352,6 +354,18 @@ fn once_failed() -> Vec<(&'static str, Vec<Op>)> {
     .collect()
 }
 
+/// A script takes the lock.
+fn by_script(owner: usize) -> Op {
+    Op::Foreign {
+        lock: 0,
+        change: Change::Take {
+            owner,
+            lease_ms: None,
+        },
+        told: true,
+    }
+}
+
 fn once_failed_with_sessions() -> Vec<(&'static str, Vec<Op>)> {
     let events = |session| Op::Events {
         session,
@@ -402,6 +416,17 @@ fn once_failed_with_sessions() -> Vec<(&'static str, Vec<Op>)> {
                 &[queue(0, 0), renew(0, None), Op::Close { client: 1 }],
             ]
             .concat(),
+        ),
+        (
+            "a script's hold that is given a token later is not lost",
+            vec![
+                events(0),
+                by_script(0),
+                renew(0, Some(0)),
+                block(0),
+                Op::Close { client: 0 },
+                Op::Pass { ms: 20 },
+            ],
         ),
         (
             "after a demotion nothing is due",

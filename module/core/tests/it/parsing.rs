@@ -1,8 +1,13 @@
 //! Whatever bytes a client sends: argument by argument, with the text that it gets.
 
 use proptest::prelude::*;
-use rlock_core::request::{Acquire, Cancel, Events, KeyOnly, List, Release, Renew};
-use rlock_core::{Count, Lease, Refusal, Token, TokenMint, Wait, glob_matches};
+use rlock_core::request::{
+    Acquire, AcquireSeveral, Cancel, Events, KeyOnly, List, NamedKey, Release, ReleaseSeveral,
+    Renew, RenewSeveral,
+};
+use rlock_core::{
+    Count, KEYS_MAX, Kind, Lease, Mode, Refusal, Token, TokenMint, Wait, glob_matches,
+};
 
 const LEASE: &str = "ERR lease-ms must be an integer from 1 to 9007199254740991";
 const WAIT: &str = "ERR wait-ms must be an integer from 0 to 9007199254740991";
@@ -14,11 +19,17 @@ const EITHER: &str = "ERR option 'QUEUE' cannot be combined with 'BLOCK'";
 const ALONE: &str = "ERR option 'QUEUE' needs 'SESSION'";
 const OWNER_LENGTH: &str = "ERR owner must have 1 to 1024 bytes";
 const RESERVED: &str = "ERR owner must not be 'fence' or 'mode', fields of the lock itself";
+const WRITER: &str =
+    "ERR owner must not end in ':write' with READ or WRITE, as a writer's field does";
+const EITHER_MODE: &str = "ERR option 'WRITE' cannot be combined with 'READ'";
+const KEY_COUNT: &str =
+    "ERR numkeys must be an integer from 1 to 1024, and so many keys must follow";
 const ARITY: &str = "ERR wrong number of arguments";
 
 /// The words of all options.
-const WORDS: [&str; 9] = [
-    "BLOCK", "once", "TOKEN", "LEASE", "MATCH", "COUNT", "queue", "SESSION", "GRACE",
+const WORDS: [&str; 12] = [
+    "BLOCK", "once", "TOKEN", "LEASE", "MATCH", "COUNT", "queue", "SESSION", "GRACE", "READ",
+    "write", "2",
 ];
 
 /// The arguments of a table's line: words between blanks.
@@ -31,19 +42,30 @@ fn shown<T>(parsed: Result<T, Refusal>, show: impl Fn(T) -> String) -> String {
     parsed.map_or_else(|refusal| refusal.to_string(), show)
 }
 
+/// Of a plain lock nothing.
+fn in_words(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Plain => "",
+        Mode::Read => " READ",
+        Mode::Write => " WRITE",
+    }
+}
+
 fn acquire(args: &[&[u8]]) -> String {
     shown(Acquire::parse(args.iter().copied()), |acquire| {
         let Acquire {
             key,
             owner,
             lease,
+            mode,
             patience,
             session,
             once,
         } = acquire;
         let (key, owner) = (key.escape_ascii(), owner.escape_ascii());
         let session = session.map(|session| session.escape_ascii().to_string());
-        format!("{key} {owner} {lease:?} {patience:?} {session:?} {once}")
+        let mode = in_words(mode);
+        format!("{key} {owner} {lease:?}{mode} {patience:?} {session:?} {once}")
     })
 }
 
@@ -52,12 +74,14 @@ fn release(args: &[&[u8]]) -> String {
         let Release {
             key,
             owner,
+            mode,
             token,
             lease,
         } = release;
         let token = token.map(Token::get);
         let (key, owner) = (key.escape_ascii(), owner.escape_ascii());
-        format!("{key} {owner} {token:?} {lease:?}")
+        let mode = in_words(mode);
+        format!("{key} {owner}{mode} {token:?} {lease:?}")
     })
 }
 
@@ -67,13 +91,58 @@ fn renew(args: &[&[u8]]) -> String {
             key,
             owner,
             lease,
+            mode,
             token,
             session,
         } = renew;
         let token = token.map(Token::get);
         let (key, owner) = (key.escape_ascii(), owner.escape_ascii());
         let session = session.map(|session| session.escape_ascii().to_string());
-        format!("{key} {owner} {lease:?} {token:?} {session:?}")
+        let mode = in_words(mode);
+        format!("{key} {owner} {lease:?}{mode} {token:?} {session:?}")
+    })
+}
+
+/// Each key with its place.
+fn in_places(keys: &[NamedKey<'_>]) -> String {
+    let one = |key: &NamedKey<'_>| format!("{}:{}", key.place, key.name.escape_ascii());
+    keys.iter().map(one).collect::<Vec<_>>().join(",")
+}
+
+fn acquire_several(args: &[&[u8]]) -> String {
+    shown(AcquireSeveral::parse(args.iter().copied()), |acquire| {
+        let AcquireSeveral {
+            owner,
+            lease,
+            keys,
+            patience,
+            session,
+            once,
+        } = acquire;
+        let (owner, keys) = (owner.escape_ascii(), in_places(&keys));
+        let session = session.map(|session| session.escape_ascii().to_string());
+        format!("{owner} {lease:?} {keys} {patience:?} {session:?} {once}")
+    })
+}
+
+fn release_several(args: &[&[u8]]) -> String {
+    shown(ReleaseSeveral::parse(args.iter().copied()), |release| {
+        let ReleaseSeveral { owner, keys } = release;
+        format!("{} {}", owner.escape_ascii(), in_places(&keys))
+    })
+}
+
+fn renew_several(args: &[&[u8]]) -> String {
+    shown(RenewSeveral::parse(args.iter().copied()), |renew| {
+        let RenewSeveral {
+            owner,
+            lease,
+            keys,
+            session,
+        } = renew;
+        let (owner, keys) = (owner.escape_ascii(), in_places(&keys));
+        let session = session.map(|session| session.escape_ascii().to_string());
+        format!("{owner} {lease:?} {keys} {session:?}")
     })
 }
 
@@ -265,6 +334,213 @@ fn release_and_renew_read_their_arguments() {
 }
 
 #[test]
+fn acquire_reads_how_the_lock_is_to_be_held() {
+    check(
+        acquire,
+        &[
+            ("k o 1 READ", "k o Lease(1) READ None None false"),
+            ("k o 1 write", "k o Lease(1) WRITE None None false"),
+            (
+                "k o 1 once ReAd session s queue 7",
+                "k o Lease(1) READ Queue(Wait(7)) Some(\"s\") true",
+            ),
+            (
+                "k o 1 BLOCK 5 WRITE",
+                "k o Lease(1) WRITE Block(Wait(5)) None false",
+            ),
+            ("READ WRITE 1", "READ WRITE Lease(1) None None false"),
+            ("k o 1 READ READ", "ERR option 'READ' is given twice"),
+            ("k o 1 READ read", "ERR option 'read' is given twice"),
+            (
+                "k o 1 WRITE ONCE write",
+                "ERR option 'write' is given twice",
+            ),
+            ("k o 1 READ WRITE", EITHER_MODE),
+            ("k o 1 WRITE ONCE READ", EITHER_MODE),
+            ("k o 1 WRITE READ READ", EITHER_MODE),
+            ("k o 1 READS", "ERR unknown option 'READS'"),
+            ("k o 1 READ 5", "ERR unknown option '5'"),
+            ("k o 1 BLOCK READ", WAIT),
+            ("k o:write 1", "k o:write Lease(1) None None false"),
+            ("k o:write 1 READ", WRITER),
+            ("k o:write 1 WRITE", WRITER),
+            ("k :write 1 READ", WRITER),
+            (
+                "k o:write 1 WRITE WRITE",
+                "ERR option 'WRITE' is given twice",
+            ),
+            (
+                "k o:WRITE 1 READ",
+                "k o:WRITE Lease(1) READ None None false",
+            ),
+            (
+                "k o:write: 1 READ",
+                "k o:write: Lease(1) READ None None false",
+            ),
+            ("k write 1 WRITE", "k write Lease(1) WRITE None None false"),
+            ("k mode 1 READ", RESERVED),
+        ],
+    );
+}
+
+#[test]
+fn release_and_renew_read_how_the_lock_is_held() {
+    check(
+        release,
+        &[
+            ("k o READ", "k o READ None None"),
+            (
+                "k o token 7 WRITE lease 5",
+                "k o WRITE Some(7) Some(Lease(5))",
+            ),
+            ("k o READ READ", "ERR option 'READ' is given twice"),
+            ("k o READ WRITE", EITHER_MODE),
+            ("k o TOKEN READ", TOKEN),
+            ("k o:write", "k o:write None None"),
+            ("k o:write READ", WRITER),
+            ("k o:write WRITE", WRITER),
+        ],
+    );
+    check(
+        renew,
+        &[
+            ("k o 5 WRITE", "k o Lease(5) WRITE None None"),
+            (
+                "k o 5 session read read",
+                "k o Lease(5) READ None Some(\"read\")",
+            ),
+            ("k o 5 WRITE WRITE", "ERR option 'WRITE' is given twice"),
+            ("k o 5 WRITE READ", EITHER_MODE),
+            ("k o READ 5", LEASE),
+            ("k o:write 5", "k o:write Lease(5) None None"),
+            ("k o:write 5 READ", WRITER),
+            ("k o:write 5 WRITE", WRITER),
+        ],
+    );
+    assert_eq!(cancel(&words("k o READ")), ARITY);
+    assert_eq!(key_only(&words("k READ")), ARITY);
+    assert_eq!(list(&words("READ")), "ERR unknown option 'READ'");
+    assert_eq!(events(&words("s WRITE")), "ERR unknown option 'WRITE'");
+}
+
+#[test]
+fn acquire_several_reads_its_arguments() {
+    check(
+        acquire_several,
+        &[
+            ("o 1 1 k", "o Lease(1) 4:k None None false"),
+            ("o 1 3 c a b", "o Lease(1) 4:c,5:a,6:b None None false"),
+            // Named twice counts once, where it was named first.
+            ("o 1 4 b a b a", "o Lease(1) 4:b,5:a None None false"),
+            ("o 1 2 k k ONCE", "o Lease(1) 4:k None None true"),
+            // What looks like an option is a key where keys are to come.
+            (
+                "o 1 2 ONCE BLOCK",
+                "o Lease(1) 4:ONCE,5:BLOCK None None false",
+            ),
+            (
+                "o 1 2 a b once session s queue 7",
+                "o Lease(1) 4:a,5:b Queue(Wait(7)) Some(\"s\") true",
+            ),
+            (
+                "o 1 2 a b BLOCK 0",
+                "o Lease(1) 4:a,5:b Block(Wait(0)) None false",
+            ),
+            ("o:write 1 1 k", "o:write Lease(1) 4:k None None false"),
+            ("", ARITY),
+            ("o", ARITY),
+            ("o 1", ARITY),
+            ("fence 1 1 k", RESERVED),
+            ("mode 0 0", RESERVED),
+            ("o 0 1 k", LEASE),
+            ("o x 1 k", LEASE),
+            ("o 1 0", KEY_COUNT),
+            ("o 1 0 k", KEY_COUNT),
+            ("o 1 -1 k", KEY_COUNT),
+            ("o 1 01 k", KEY_COUNT),
+            ("o 1 one k", KEY_COUNT),
+            ("o 1 1025 k", KEY_COUNT),
+            ("o 1 9223372036854775808 k", KEY_COUNT),
+            ("o 1 1", KEY_COUNT),
+            ("o 1 3 a b", KEY_COUNT),
+            ("o 1 1 a b", "ERR unknown option 'b'"),
+            ("o 1 1 k READ", "ERR unknown option 'READ'"),
+            ("o 1 1 k WRITE", "ERR unknown option 'WRITE'"),
+            ("o 1 1 k TOKEN 5", "ERR unknown option 'TOKEN'"),
+            ("o 1 1 k QUEUE 1", ALONE),
+            ("o 1 1 k QUEUE 1 BLOCK 1 SESSION s", EITHER),
+            ("o 1 1 k ONCE ONCE", "ERR option 'ONCE' is given twice"),
+            ("o 1 1 k BLOCK", "ERR option 'BLOCK' needs a value"),
+            ("o 1 1 k BLOCK -1", WAIT),
+        ],
+    );
+}
+
+#[test]
+fn release_and_renew_several_read_their_arguments() {
+    check(
+        release_several,
+        &[
+            ("o 1 k", "o 3:k"),
+            ("o 3 b a b", "o 3:b,4:a"),
+            ("o 2 TOKEN 5", "o 3:TOKEN,4:5"),
+            ("", ARITY),
+            ("o", ARITY),
+            ("mode 1 k", RESERVED),
+            ("o 0", KEY_COUNT),
+            ("o k", KEY_COUNT),
+            ("o 2 k", KEY_COUNT),
+            ("o 1025 k", KEY_COUNT),
+            ("o 1 k ONCE", "ERR unknown option 'ONCE'"),
+            ("o 1 k READ", "ERR unknown option 'READ'"),
+        ],
+    );
+    check(
+        renew_several,
+        &[
+            ("o 5 1 k", "o Lease(5) 4:k None"),
+            ("o 5 3 a a b session s", "o Lease(5) 4:a,6:b Some(\"s\")"),
+            ("o 5 1 SESSION", "o Lease(5) 4:SESSION None"),
+            ("o 5", ARITY),
+            ("fence 5 1 k", RESERVED),
+            ("o 0 1 k", LEASE),
+            ("o 5 0", KEY_COUNT),
+            ("o 5 2 k", KEY_COUNT),
+            ("o 5 1 k SESSION", "ERR option 'SESSION' needs a value"),
+            (
+                "o 5 1 k SESSION s SESSION s",
+                "ERR option 'SESSION' is given twice",
+            ),
+            ("o 5 1 k TOKEN 5", "ERR unknown option 'TOKEN'"),
+            ("o 5 1 k WRITE", "ERR unknown option 'WRITE'"),
+        ],
+    );
+}
+
+#[test]
+fn as_many_keys_are_read_as_one_command_can_name() {
+    let names: Vec<String> = (0..=KEYS_MAX).map(|at| format!("k{at}")).collect();
+    let keys: Vec<&[u8]> = names.iter().map(String::as_bytes).collect();
+    let most: Vec<&[u8]> = [&b"o"[..], b"1024"]
+        .into_iter()
+        .chain(keys[..KEYS_MAX].iter().copied())
+        .collect();
+    let request = ReleaseSeveral::parse(most.into_iter()).unwrap();
+    let read: Vec<(usize, &[u8])> = request
+        .keys
+        .iter()
+        .map(|key| (key.place, key.name))
+        .collect();
+    let should: Vec<(usize, &[u8])> = (3..).zip(keys[..KEYS_MAX].iter().copied()).collect();
+    assert_eq!(read, should);
+    let too_many: Vec<&[u8]> = [&b"o"[..], b"1025"].into_iter().chain(keys).collect();
+    assert_eq!(release_several(&too_many), KEY_COUNT);
+    // Any bytes are a key, and none of them is taken for another.
+    let odd: [&[u8]; 6] = [b"o", b"4", b"", b"\0", b"\xff", b""];
+    assert_eq!(release_several(&odd), r"o 3:,4:\x00,5:\xff");
+}
+
+#[test]
 fn the_others_read_their_arguments() {
     check(
         cancel,
@@ -346,6 +622,10 @@ fn hostile_bytes_are_arguments_like_others() {
             Renew::parse(args.into_iter()).map(|request| request.owner),
             Release::parse(args[..2].iter().copied()).map(|request| request.owner),
             Cancel::parse(args[..2].iter().copied()).map(|request| request.owner),
+            AcquireSeveral::parse([owner, b"5", b"1", b"k"].into_iter())
+                .map(|request| request.owner),
+            ReleaseSeveral::parse([owner, b"1", b"k"].into_iter()).map(|request| request.owner),
+            RenewSeveral::parse([owner, b"5", b"1", b"k"].into_iter()).map(|request| request.owner),
         ];
         for answer in answers {
             let answer = answer.map_err(|refusal| refusal.to_string());
@@ -353,6 +633,13 @@ fn hostile_bytes_are_arguments_like_others() {
             assert_eq!(answer, expected, "an owner of {} bytes", owner.len());
         }
     }
+}
+
+#[test]
+fn hostile_sessions_and_numbers_are_answered() {
+    let mega = vec![b'o'; 1 << 20];
+    let longest = vec![0xff; 1024];
+    let too_long = vec![0xff; 1025];
     for (session, expected) in [
         (&b""[..], Some(SESSION_LENGTH)),
         (b"\0", None),
@@ -362,10 +649,13 @@ fn hostile_bytes_are_arguments_like_others() {
         (&mega, Some(SESSION_LENGTH)),
     ] {
         let args = [&b"k"[..], b"o", b"5", b"SESSION", session];
+        let several = [&b"o"[..], b"5", b"1", b"k", b"SESSION", session];
         let answers = [
             Acquire::parse(args.into_iter()).map(|request| request.session),
             Renew::parse(args.into_iter()).map(|request| request.session),
             Events::parse([session].into_iter()).map(|request| Some(request.session)),
+            AcquireSeveral::parse(several.into_iter()).map(|request| request.session),
+            RenewSeveral::parse(several.into_iter()).map(|request| request.session),
         ];
         for answer in answers {
             let answer = answer.map_err(|refusal| refusal.to_string());
@@ -391,6 +681,9 @@ fn hostile_bytes_are_arguments_like_others() {
         assert_eq!(events(&[b"s", b"BLOCK", number]), WAIT);
         assert_eq!(events(&[b"s", b"GRACE", number]), GRACE);
         assert_eq!(list(&[b"COUNT", number]), COUNT);
+        assert_eq!(acquire_several(&[b"o", b"1", number, b"k"]), KEY_COUNT);
+        assert_eq!(release_several(&[b"o", number, b"k"]), KEY_COUNT);
+        assert_eq!(renew_several(&[b"o", b"1", number, b"k"]), KEY_COUNT);
     }
 }
 
@@ -449,8 +742,12 @@ fn every_refusal_begins_with_a_code_word_and_stays_on_a_line() {
             "WRONGTYPE Operation against a key holding the wrong kind of value",
         ),
         (
-            Refusal::WrongKind,
+            Refusal::WrongKind(Kind::ReadWrite),
             "WRONGKIND the key holds a read-write lock, not a plain one",
+        ),
+        (
+            Refusal::WrongKind(Kind::Plain),
+            "WRONGKIND the key holds a plain lock, not a read-write one",
         ),
         (
             Refusal::NoSession,
@@ -472,6 +769,16 @@ fn every_refusal_begins_with_a_code_word_and_stays_on_a_line() {
             Refusal::Unblocked,
             "UNBLOCKED force unblock from blocking operation, instance state changed (master -> \
              replica?)",
+        ),
+        (
+            Refusal::TimeoutsInOtherSlot,
+            "CROSSSLOT key cannot be locked with READ in a cluster, its braces put the timeout \
+             keys of readers in another slot",
+        ),
+        (
+            Refusal::SlotOnItsWay,
+            "TRYAGAIN the key's slot is on its way to another node, and with it the timeout keys \
+             of readers",
         ),
         (moved, "MOVED 16383 127.0.0.1:7001"),
     ];
@@ -549,7 +856,18 @@ proptest! {
         ),
     ) {
         let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
-        for parse in [acquire, release, renew, cancel, key_only, list, events] {
+        for parse in [
+            acquire,
+            release,
+            renew,
+            acquire_several,
+            release_several,
+            renew_several,
+            cancel,
+            key_only,
+            list,
+            events,
+        ] {
             let text = parse(&args);
             prop_assert!(text.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{}", text);
         }

@@ -7,7 +7,7 @@
 use crate::circles::Graph;
 use crate::keyspace::{Entry, Fields, Keyspace, Place, Value, owners};
 use crate::life::{Life, Name, News, TwinEnding, TwinEvent};
-use rlock_core::Now;
+use rlock_core::{Mode, Now};
 use std::collections::BTreeMap;
 
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
@@ -90,7 +90,8 @@ pub(crate) struct Twin {
     pub(crate) space: Keyspace,
     pub(crate) lines: BTreeMap<Place, Vec<TwinWaiter>>,
     pub(crate) heard: Vec<(usize, Heard)>,
-    pub(crate) published: u64,
+    /// The unlock messages of this step, each with the way in which the lock was held.
+    pub(crate) published: Vec<(Place, Mode)>,
     pub(crate) tally: Tally,
     /// Waiters that left because there is nothing to wait for.
     pub(crate) refused: u64,
@@ -129,13 +130,14 @@ impl Twin {
         self.find_free(place, now);
         if self.is_free(place) {
             let token = self.mint(now);
+            self.space.delete(place);
             self.put(place, asked.owner, 1, Some(token));
             self.start_lease(place, asked.owner, asked.lease_ms, now);
             self.bind(place, asked.owner, asked.session);
             self.tally.grants += 1;
             return Reply::Held { count: 1, token };
         }
-        match self.field(place, asked.owner) {
+        match self.hold(place, asked.owner) {
             Some(value) => self.enter_again(place, &value, asked, now),
             None => self.wait_in_line(place, asked, now),
         }
@@ -277,7 +279,7 @@ impl Twin {
         if let Some(refused) = self.not_plain(place) {
             return refused;
         }
-        let Some(value) = self.field(place, owner) else {
+        let Some(value) = self.hold(place, owner) else {
             return Reply::Null;
         };
         if token.is_some() && token != self.token(place) {
@@ -303,7 +305,7 @@ impl Twin {
         if self.others(place, owner) {
             self.fields_mut(place).unwrap().remove(owner);
         } else {
-            self.end_hold(place, now);
+            self.end_hold(place, Mode::Plain, now);
         }
     }
 
@@ -320,7 +322,7 @@ impl Twin {
             return refused;
         }
         let right_hold = token.is_none() || token == self.token(place);
-        if self.field(place, owner).is_none() || !right_hold {
+        if self.hold(place, owner).is_none() || !right_hold {
             self.tally.renewals_lost += 1;
             return Reply::Number(0);
         }
@@ -344,16 +346,19 @@ impl Twin {
     }
 
     pub(crate) fn break_hold(&mut self, place: &Place, now: Now) -> Reply {
-        if let Some(refused) = self.not_plain(place) {
-            return refused;
+        if self.is_other_type(place) {
+            return Reply::Refused(WRONG_TYPE.into());
         }
         if self.is_free(place) {
-            self.find_free(place, now);
             return Reply::Number(0);
         }
+        let held_as = match self.not_plain(place) {
+            Some(_) => Mode::Write,
+            None => Mode::Plain,
+        };
         self.tally.breaks += 1;
         self.life.lose_all(place, Some("broken"), now);
-        self.end_hold(place, now);
+        self.end_hold(place, held_as, now);
         Reply::Number(1)
     }
 
@@ -414,13 +419,14 @@ impl Twin {
             token,
             whole,
         } = ending;
-        if self.field(place, owner).is_none() || self.token(place) != Some(*token) {
+        let is_same = token.is_none() || *token == self.token(place);
+        if self.hold(place, owner).is_none() || !is_same {
             return Ok(());
         }
         if *whole {
             self.end_hold_of(place, owner, now);
             self.tally.session_releases += 1;
-        } else if let Reply::Number(_) = self.give_back(place, owner, Some(*token), None, now) {
+        } else if let Reply::Number(_) = self.give_back(place, owner, *token, None, now) {
             self.tally.taken_back += 1;
         }
         Ok(())
@@ -428,13 +434,11 @@ impl Twin {
 
     /// Somebody looks at the key, for the session that has a hold there.
     pub(crate) fn check_hold(&mut self, place: &Place, owner: &[u8], now: Now) {
-        let token = self
-            .token(place)
-            .filter(|_| self.field(place, owner).is_some());
+        let token = self.hold(place, owner).map(|_| self.token(place));
         let ends_at = self.space.get(place).and_then(|entry| entry.ends_at);
         let at = (place.clone(), owner.to_vec());
         match self.life.holds.get_mut(&at) {
-            Some(hold) if token == Some(hold.token) => hold.ends_at = ends_at,
+            Some(hold) if token.is_some_and(|token| hold.is(token)) => hold.ends_at = ends_at,
             _ => self.life.lose(place, owner, None, now),
         }
     }
@@ -456,9 +460,10 @@ impl Twin {
             // What one holds is re-entered, never waited for.
             None => {
                 let held = self
-                    .field(place, &first)
+                    .hold(place, &first)
                     .and_then(|value| hold_count(&value));
                 if held.is_some_and(|held| held < COUNT_MAX) {
+                    self.published.push((place.clone(), Mode::Plain));
                     self.grant_first(place, now);
                 }
             }
@@ -504,7 +509,7 @@ impl Twin {
     pub(crate) fn is_free(&self, place: &Place) -> bool {
         match self.space.get(place).map(|entry| &entry.value) {
             None => true,
-            Some(Value::Hash(fields)) => fields.keys().all(|field| field == b"fence"),
+            Some(Value::Hash(fields)) => owners(fields).next().is_none(),
             Some(Value::Text) => false,
         }
     }
@@ -536,6 +541,12 @@ impl Twin {
         }
     }
 
+    /// What the owner holds, as a plain lock.
+    fn hold(&self, place: &Place, owner: &[u8]) -> Option<Vec<u8>> {
+        let is_plain = self.field(place, b"mode").is_none();
+        self.field(place, owner).filter(|_| is_plain)
+    }
+
     fn others(&self, place: &Place, owner: &[u8]) -> bool {
         match self.space.get(place).map(|entry| &entry.value) {
             Some(Value::Hash(fields)) => owners(fields).any(|of| of != owner),
@@ -548,7 +559,8 @@ impl Twin {
             return Some(Reply::Refused(WRONG_TYPE.into()));
         }
         let mode = self.field(place, b"mode");
-        mode.map(|_| Reply::Refused(WRONG_KIND.into()))
+        mode.filter(|_| !self.is_free(place))
+            .map(|_| Reply::Refused(WRONG_KIND.into()))
     }
 
     /// An ACQUIRE or RENEW for a session that nobody listens to.
@@ -576,11 +588,10 @@ impl Twin {
         self.last_token
     }
 
-    fn end_hold(&mut self, place: &Place, now: Now) {
+    fn end_hold(&mut self, place: &Place, held_as: Mode, now: Now) {
         self.space.delete(place);
-        if self.line(place).is_empty() {
-            self.published += 1;
-        } else {
+        self.published.push((place.clone(), held_as));
+        if !self.line(place).is_empty() {
             self.grant_first(place, now);
         }
     }
@@ -590,6 +601,8 @@ impl Twin {
         if self.is_free(place) {
             self.life.lose_all(place, None, now);
             if !self.line(place).is_empty() {
+                self.published.push((place.clone(), Mode::Plain));
+                self.space.delete(place);
                 self.grant_first(place, now);
             }
         }
@@ -618,10 +631,9 @@ impl Twin {
     /// The first in line has it, and so have those of the same owner directly behind it.
     fn grant_first(&mut self, place: &Place, now: Now) {
         let owner = self.line(place)[0].owner.clone();
-        let holds = self.field(place, &owner).is_some();
+        let holds = self.hold(place, &owner).is_some();
         let kept = if holds { self.token(place) } else { None };
         let token = kept.unwrap_or_else(|| self.mint(now));
-        self.published += 1;
         let before = self.space.get(place).and_then(|entry| entry.ends_at);
         let mut session = None;
         loop {

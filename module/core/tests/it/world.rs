@@ -7,11 +7,10 @@ use crate::life::{Call, Name, TwinEnding};
 use crate::twin::{Asked, Heard, Reply, Twin, Waits};
 use rlock_core::request::{Acquire, Cancel, Patience, Release, Renew};
 use rlock_core::{
-    Acquired, BlockedClient, Counters, Dismissal, Effect, Found, Lease, LockKey, LockRef, Locks,
-    Now, Refusal, Token, Wait, WaiterId,
+    Acquired, BlockedClient, Counters, Dismissal, Effect, Found, Grant, Lease, LockKey, LockRef,
+    Locks, Mode, Now, Overdue, Refusal, Stored, Token, Wait, WaiterId,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use std::rc::Rc;
 
 /// The locks that histories are about: two in one database, and one of the same name in another.
 pub(crate) const LOCKS: [(i32, &[u8]); 3] = [(0, b"a"), (0, b""), (1, b"a")];
@@ -141,7 +140,12 @@ pub(crate) enum Change {
     WriteFence {
         value: &'static str,
     },
+    /// What the hash names are readers from now on.
     WriteMode,
+    /// A script takes the lock to write.
+    TakeToWrite {
+        lease_ms: Option<i64>,
+    },
     /// An owner's field is deleted.
     Remove {
         owner: usize,
@@ -171,21 +175,21 @@ pub(crate) struct World {
     clients: u64,
     listening: BTreeMap<usize, Listening>,
     called: Vec<(usize, Call)>,
-    published: u64,
+    published: Vec<(Place, Mode)>,
     seats: usize,
     in_multi: bool,
     is_replica: bool,
     /// Locks that changed without an event, and were not looked at since.
     unseen: BTreeSet<Place>,
     /// The same for holds of sessions, each with its token.
-    unseen_holds: BTreeSet<(Place, Vec<u8>, i64)>,
+    unseen_holds: BTreeSet<(Place, Vec<u8>, Option<i64>)>,
 }
 
 #[derive(Debug)]
 struct UnderWay {
-    place: Place,
+    lock: LockKey,
     owner: Vec<u8>,
-    token: Token,
+    grant: Grant,
 }
 
 impl Default for World {
@@ -205,7 +209,7 @@ impl Default for World {
             clients,
             listening: BTreeMap::new(),
             called: Vec::new(),
-            published: 0,
+            published: Vec::new(),
             seats: 0,
             in_multi: false,
             is_replica: false,
@@ -287,7 +291,8 @@ impl World {
     /// Whose grants are under way, and whether they would be taken back for good.
     pub(crate) fn under_way(&self) -> impl Iterator<Item = (&[u8], bool)> {
         self.under_way.iter().map(|grant| {
-            let present = self.twin.token(&grant.place) == Some(grant.token.get());
+            let place = (grant.lock.db, grant.lock.name.to_vec());
+            let present = self.twin.token(&place) == Some(grant.grant.token.get());
             (grant.owner.as_slice(), present)
         })
     }
@@ -416,22 +421,14 @@ impl World {
                 Waits::Queue(ms) => Patience::Queue(Wait::from_ms(ms).unwrap()),
             },
             session: asked.session.map(|name| SESSIONS[name]),
+            mode: Mode::Plain,
             once: asked.once,
         };
-        let (now, stored) = (self.clock.now, self.space.read(place, asked.owner));
-        let mut effects = Vec::new();
-        let acquired = self.locks.acquire(
-            lock_ref(place),
-            stored,
-            &request,
-            WAITERS_MAX,
-            now,
-            &mut effects,
-        );
-        if acquired.is_err() && !effects.is_empty() {
-            return Err(format!("refused, and yet {effects:?}"));
+        let mut acquired = self.ask(place, &request)?;
+        if acquired == Ok(Acquired::SettleFirst) {
+            self.settle_first(place)?;
+            acquired = self.ask(place, &request)?;
         }
-        self.carry_out(place, asked.owner, &effects)?;
         let ends_at = match acquired {
             Err(refusal) => return Ok(Reply::Refused(refusal.to_string())),
             Ok(Acquired::Held { count, token }) => {
@@ -440,11 +437,40 @@ impl World {
             }
             Ok(Acquired::NotHeld { ttl_ms }) => return Ok(Reply::NotHeld { ttl_ms }),
             Ok(Acquired::MustWait { ends_at, .. }) => ends_at,
+            Ok(Acquired::SettleFirst) => return Err("the line was settled a moment ago".into()),
         };
         if self.is_refused_for_good(place, &request)? {
             return Ok(Reply::Deadlock);
         }
         self.join(place, asked, &request, ends_at)
+    }
+
+    fn ask(
+        &mut self,
+        place: &Place,
+        request: &Acquire<'_>,
+    ) -> Result<Result<Acquired, Refusal>, String> {
+        let (now, stored) = (self.clock.now, self.space.read(place, request.owner));
+        let (at, mut effects) = (lock_ref(place), Vec::new());
+        let acquired = self
+            .locks
+            .acquire(at, stored, request, WAITERS_MAX, now, &mut effects);
+        if acquired.is_err() && !effects.is_empty() {
+            return Err(format!("refused, and yet {effects:?}"));
+        }
+        self.carry_out(place, request.owner, &effects)?;
+        Ok(acquired)
+    }
+
+    /// Those in line for a lock that was found free come before a newcomer.
+    fn settle_first(&mut self, place: &Place) -> Result<(), String> {
+        let first = self.locks.first_owner(lock_ref(place));
+        let first = first.ok_or("nobody is in line, and is to be settled first")?;
+        let (now, stored) = (self.clock.now, self.space.read(place, &first));
+        let mut effects = Vec::new();
+        self.locks
+            .settle(lock_ref(place), stored, now, &mut effects);
+        self.carry_out(place, b"", &effects)
     }
 
     /// Walks the search for a deadlock as the driver does.
@@ -516,6 +542,7 @@ impl World {
         let request = Release {
             key: &place.1,
             owner,
+            mode: Mode::Plain,
             token: token.and_then(Token::new),
             lease: lease_ms.map(|ms| Lease::from_ms(ms).unwrap()),
         };
@@ -546,6 +573,7 @@ impl World {
             key: &place.1,
             owner,
             lease: Lease::from_ms(lease_ms).unwrap(),
+            mode: Mode::Plain,
             token: token.and_then(Token::new),
             session: session.map(|name| SESSIONS[name]),
         };
@@ -645,19 +673,15 @@ impl World {
             self.twin.depart(seat);
         } else if clients > 0 {
             let grant = self.under_way.remove(client - blocked.len());
-            let (db, name) = &grant.place;
-            let lock = LockKey {
-                db: *db,
-                name: Rc::from(name.as_slice()),
-            };
-            let owner = Rc::from(grant.owner.as_slice());
-            self.locks.give_back_later(lock, owner, grant.token);
+            let UnderWay { lock, owner, grant } = grant;
             self.twin.life.endings.push(TwinEnding {
-                place: grant.place,
-                owner: grant.owner,
-                token: grant.token.get(),
+                place: (lock.db, lock.name.to_vec()),
+                owner: owner.clone(),
+                token: Some(grant.token.get()),
                 whole: false,
             });
+            self.locks
+                .give_back_later(lock, &owner.as_slice().into(), grant);
         }
         Ok(())
     }
@@ -688,8 +712,11 @@ impl World {
             if self.locks.next_deadline(now) != Some(0) {
                 return Ok(());
             }
-            while let Some(lock) = self.locks.next_timeout(now) {
-                self.time_out(&(lock.db, lock.name.to_vec()), now)?;
+            while let Some(Overdue { locks, owner }) = self.locks.next_timeout(now) {
+                let places = locks.iter().map(place_of);
+                let read = |place| self.space.read(&place, &owner);
+                let stored: Vec<Stored> = places.map(read).collect();
+                self.time_out(&stored, now)?;
             }
             let mut effects = Vec::new();
             self.locks.passed(now, &mut effects);
@@ -733,7 +760,7 @@ impl World {
     }
 
     /// Whose wait has ended first leaves first. Of several that end together any may.
-    fn time_out(&mut self, place: &Place, now: Now) -> Result<(), String> {
+    fn time_out(&mut self, stored: &[Stored], now: Now) -> Result<(), String> {
         let end_of = |seat| self.twin.waiter(seat).and_then(|waiter| waiter.wait_end);
         let first = self
             .waiting
@@ -741,10 +768,9 @@ impl World {
             .filter_map(|(seat, id)| Some((end_of(*seat)?, id, *seat)))
             .min();
         let (_, _, seat) = first.ok_or("nobody waits that could be timed out")?;
-        let stored = self.space.read(place, b"");
         let mut effects = Vec::new();
         self.locks.time_out(stored, now, &mut effects);
-        self.carry_out(place, b"", &effects)?;
+        self.carry_out(&Place::default(), b"", &effects)?;
         self.twin.time_out(seat, now)?;
         self.forget_those_who_left();
         Ok(())
@@ -776,23 +802,24 @@ impl World {
             Effect::Write {
                 token: Some(token), ..
             } => self.ledger.is_minted(*token),
-            Effect::Publish => {
-                self.published += 1;
+            Effect::Publish(mode) => {
+                self.published.push((place.clone(), *mode));
                 Ok(())
             }
             Effect::Grant {
                 client,
+                lock,
                 owner,
                 count,
-                token,
+                grant,
             } => {
                 self.waiting.remove(client);
                 self.under_way.push(UnderWay {
-                    place: place.clone(),
+                    lock: lock.clone(),
                     owner: owner.to_vec(),
-                    token: *token,
+                    grant: grant.clone(),
                 });
-                let (count, token) = (*count, *token);
+                let (count, token) = (*count, grant.token);
                 let granted = Heard::Granted {
                     count,
                     token: token.get(),
@@ -836,9 +863,14 @@ impl World {
             let (space, twin) = (&self.space, &self.twin.space);
             return Err(format!("stored {space:?}\n  should {twin:?}"));
         }
-        if self.published != self.twin.published {
-            let (sent, should) = (self.published, self.twin.published);
-            return Err(format!("{sent} unlock messages, should be {should}"));
+        let (mut sent, mut should) = (
+            std::mem::take(&mut self.published),
+            std::mem::take(&mut self.twin.published),
+        );
+        sent.sort_unstable();
+        should.sort_unstable();
+        if sent != should {
+            return Err(format!("published {sent:?}\n  should {should:?}"));
         }
         invariants::views_are_true(&self.locks, &self.twin, self.clock.now)?;
         invariants::sessions_are_true(&self.locks, &self.twin)?;
@@ -872,6 +904,10 @@ fn left_in_any_order(mut heard: Vec<(usize, Heard)>) -> Vec<(usize, Heard)> {
 pub(crate) fn place(lock: usize) -> Place {
     let (db, name) = LOCKS[lock];
     (db, name.to_vec())
+}
+
+fn place_of(lock: &LockKey) -> Place {
+    (lock.db, lock.name.to_vec())
 }
 
 fn lock_ref(place: &Place) -> LockRef<'_> {
@@ -908,6 +944,14 @@ fn change_key(space: &mut Keyspace, place: &Place, change: Change, now: Now) {
         Change::Write { owner, value } => write_field(space, place, OWNERS[owner], value),
         Change::WriteFence { value } => write_field(space, place, b"fence", value),
         Change::WriteMode => write_field(space, place, b"mode", "read"),
+        Change::TakeToWrite { lease_ms } => {
+            let fields = [("mode", "write"), ("W:write", "1")];
+            let bytes = |text: &str| text.as_bytes().to_vec();
+            let fields = fields.map(|(field, value)| (bytes(field), bytes(value)));
+            let value = Value::Hash(Fields::from(fields));
+            let ends_at = lease_ms.map(|ms| now.wall_ms() + ms);
+            space.set(place, Entry { value, ends_at });
+        }
         Change::Remove { owner } => {
             if let Some(entry) = space.get_mut(place)
                 && let Value::Hash(fields) = &mut entry.value

@@ -4,7 +4,7 @@ use super::{SESSIONS, World};
 use crate::life::{Call, Name, News, TwinEnding, TwinEvent, in_any_order};
 use crate::twin::Reply;
 use rlock_core::request::Events;
-use rlock_core::{Effect, Ending, Event, EventKind, LostReason, SessionId, Wait};
+use rlock_core::{Effect, Ending, Event, EventKind, LostReason, Mode, SessionId, Token, Wait};
 
 /// A client that waits for events.
 #[derive(Clone, Debug)]
@@ -206,9 +206,13 @@ impl World {
             let Ending {
                 lock,
                 owner,
+                mode,
                 token,
                 whole,
             } = &ending;
+            if *mode != Mode::Plain {
+                return Err(format!("{ending:?} of what was no plain lock"));
+            }
             let place = (lock.db, lock.name.to_vec());
             let stored = self.space.read(&place, owner);
             let mut effects = Vec::new();
@@ -217,7 +221,7 @@ impl World {
             let should = TwinEnding {
                 place,
                 owner: owner.to_vec(),
-                token: token.get(),
+                token: token.map(Token::get),
                 whole: *whole,
             };
             self.twin.end(&should, now)?;
@@ -233,14 +237,14 @@ impl World {
     pub(super) fn check_holds(&mut self) -> Result<(), String> {
         let now = self.clock.now;
         for _ in 0..100 {
-            let Some((lock, owner)) = self.locks.next_hold_to_check() else {
+            let Some((lock, owner, mode)) = self.locks.next_hold_to_check() else {
                 return Ok(());
             };
             let place = (lock.db, lock.name.to_vec());
             let stored = self.space.read(&place, &owner);
             let mut effects = Vec::new();
             self.locks
-                .check_hold(lock.as_ref(), &owner, stored, now, &mut effects);
+                .check_hold(lock.as_ref(), &owner, mode, stored, now, &mut effects);
             self.carry_out(&place, b"", &effects)?;
             self.twin.check_hold(&place, &owner, now);
             self.unseen_holds
@@ -278,7 +282,7 @@ impl World {
 
 fn shown(event: &Event) -> TwinEvent {
     let news = match &event.kind {
-        EventKind::Granted(token) => News::Granted(token.get()),
+        EventKind::Granted(grant) => News::Granted(grant.token.get()),
         EventKind::Timeout { ttl_ms } => News::Timeout(*ttl_ms),
         EventKind::Lost(LostReason::Expired) => News::Lost("expired"),
         EventKind::Lost(LostReason::Broken) => News::Lost("broken"),
