@@ -120,6 +120,13 @@ impl SessionHolds {
         Some(std::mem::replace(&mut hold.session, session))
     }
 
+    /// The hold has this token, whoever has the hold.
+    pub(crate) fn note_token(&mut self, id: HoldId, token: Option<Token>) {
+        if let Some(hold) = self.arena.get_mut(id.0) {
+            hold.token = token.or(hold.token);
+        }
+    }
+
     pub(crate) fn remove(&mut self, id: HoldId) -> Option<SessionHold> {
         let hold = self.get(id)?;
         let place = self.place_among(self.of(hold.lock.as_ref()), &hold.owner, hold.mode);

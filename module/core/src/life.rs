@@ -218,8 +218,8 @@ impl Locks {
         }
     }
 
-    /// Whether what is stored has the owner's hold in this mode, begun with this token. What had no
-    /// token then may have one by now: it cannot be told from what came later.
+    /// Whether what is stored has the owner's hold in this mode, begun with this token. A writer
+    /// whose token is not known cannot be told from a later one.
     fn is_hold(
         &self,
         lock: LockRef<'_>,
@@ -230,8 +230,10 @@ impl Locks {
     ) -> bool {
         let own = stored.own(mode);
         own.is_some_and(|(_, stored_token)| match mode {
-            _ if token.is_none() => true,
-            Mode::Write => self.writers.of(lock, owner) == token,
+            Mode::Write => {
+                let known = self.writers.of(lock, owner);
+                known.is_none() || known == token
+            }
             Mode::Plain | Mode::Read => stored_token == token,
         })
     }
@@ -304,7 +306,11 @@ impl Locks {
     ) {
         let known = self.holds.find(lock, owner, mode);
         let id = match (known, session) {
-            (Some(id), None) => id,
+            (Some(id), None) => {
+                // A hold that a script took gets its token when it is entered again.
+                self.holds.note_token(id, token);
+                id
+            }
             (Some(id), Some(session)) => {
                 if let Some(former) = self.holds.rebind(id, session, token) {
                     self.sessions.remove_hold(former, id);

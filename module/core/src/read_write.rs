@@ -331,8 +331,11 @@ impl Locks {
         effects: &mut Vec<Effect>,
     ) {
         effects.extend(key_end.map(Effect::Expire));
-        let line = self.lines.find(lock);
-        self.check_after(line, key_end.or(hash.ends_at), now);
+        let ends_at = key_end.or(hash.ends_at);
+        if hash.own_write.is_some() {
+            self.writers.lasts_until(lock, ends_at.unwrap_or(NEVER));
+        }
+        self.check_after(self.lines.find(lock), ends_at, now);
     }
 
     // --- Entering --------------------------------------------------------------------------------

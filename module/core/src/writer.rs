@@ -46,6 +46,18 @@ impl WriterTokens {
             .insert(name, writer);
     }
 
+    /// The lock's lease ends then, whatever prolonged it.
+    pub(crate) fn lasts_until(&mut self, lock: LockRef<'_>, ends_at: i64) {
+        let names = self.databases.get_mut(&lock.db);
+        let Some(writer) = names.and_then(|names| names.get_mut(lock.name)) else {
+            return;
+        };
+        let former = std::mem::replace(&mut writer.ends_at, ends_at);
+        let name: Rc<[u8]> = Rc::from(lock.name);
+        self.ends.remove(&(former, lock.db, Rc::clone(&name)));
+        self.ends.insert((ends_at, lock.db, name));
+    }
+
     /// The lock has no writer any more, or another one.
     pub(crate) fn forget(&mut self, lock: LockRef<'_>) {
         let Some(names) = self.databases.get_mut(&lock.db) else {

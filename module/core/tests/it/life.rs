@@ -77,7 +77,7 @@ pub(crate) struct Life {
 impl TwinHold {
     /// Whether this is the hold, which the owner has with this token.
     pub(crate) fn is(&self, token: Option<i64>) -> bool {
-        self.token.is_none() || self.token == token
+        self.token == token
     }
 }
 
@@ -206,8 +206,7 @@ impl Life {
     // --- Holds -----------------------------------------------------------------------------------
 
     /// The owner holds the lock until then. It belongs to the session, if one is named, and
-    /// otherwise to the one it belonged to
-    /// with the token it had. What has no token cannot be told from what comes later.
+    /// otherwise to the one it belonged to.
     pub(crate) fn bind(
         &mut self,
         place: &Place,
@@ -226,7 +225,10 @@ impl Life {
                 };
                 self.holds.insert(at, hold);
             }
-            (None, Some(hold)) => hold.ends_at = ends_at,
+            (None, Some(hold)) => {
+                hold.ends_at = ends_at;
+                hold.token = token.or(hold.token);
+            }
             (None, None) => {}
         }
     }
