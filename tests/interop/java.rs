@@ -284,10 +284,16 @@ impl Owner {
         });
     }
 
-    /// It has been told nothing that it has not answered, or is not done yet.
+    /// It is not done yet.
     #[track_caller]
     pub(crate) fn has_not_answered(&self) {
-        if let Ok(line) = self.answers.try_recv() {
+        self.has_not_answered_within(Duration::ZERO);
+    }
+
+    /// It takes longer than that.
+    #[track_caller]
+    pub(crate) fn has_not_answered_within(&self, time: Duration) {
+        if let Ok(line) = self.answers.recv_timeout(time) {
             panic!("an answer too early: {}", line.text);
         }
     }

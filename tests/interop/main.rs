@@ -21,3 +21,5 @@ mod other_locks; // its fair, fenced and spin locks on a name of ours
 mod read_write; // its RReadWriteLock and ours
 
 mod cluster; // sharded messages
+
+mod costs; // of handing a lock on

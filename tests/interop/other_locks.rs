@@ -178,17 +178,27 @@ fn our_line_goes_before_redissons_fair_queue() {
     second.read().held();
     java.sleeps();
     java.has_not_answered();
-    // A newcomer of ours does not ask it either.
     assert_eq!(second.let_go("k", "second"), 0);
     assert_eq!(java.answer_within(AT_ONCE).text, "ok");
-    let mut third = server.wait_in_line("k", "third");
-    let behind = redisson.owner();
-    behind.waits("fair k lock");
-    java.does("fair k unlock");
-    third.read_within(AT_ONCE).held();
-    behind.has_not_answered();
-    assert_eq!(third.let_go("k", "third"), 0);
-    assert_eq!(behind.answer_within(AT_ONCE).text, "ok");
+}
+
+/// Redisson's own, without us: what docs/redisson.md says of its fair lock.
+#[test]
+fn a_waiter_that_died_at_the_head_of_redissons_fair_queue_leaves_the_lock_idle() {
+    let server = Server::start();
+    let (living, dying) = (Redisson::of(&server), Redisson::of(&server));
+    let (holder, next) = (living.owner(), living.owner());
+    holder.does("fair k lock");
+    dying.owner().waits("fair k lock");
+    next.waits("fair k lock");
+    drop(dying);
+    holder.does("fair k unlock");
+    // Its deadline is five minutes away. We are not bound by the queue.
+    next.has_not_answered_within(2 * AT_ONCE);
+    assert_eq!(server.run("EXISTS k"), 0);
+    let mut conn = server.connect();
+    conn.take("k", "ours");
+    assert_eq!(conn.let_go("k", "ours"), 0);
 }
 
 #[test]

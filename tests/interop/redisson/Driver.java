@@ -34,6 +34,7 @@ import org.redisson.config.Config;
  * kind name lock [lease-ms]                   ok
  * kind name trylock [wait-ms lease-ms]        true, false; a lease of -1: the watchdog's
  * kind name unlock                            ok
+ * kind name pass                              ok: lock and unlock at once
  * kind name force | islocked | isheld         true, false
  * kind name heldby thread-id                  true, false
  * kind name count | ttl | token               a number
@@ -159,6 +160,10 @@ public final class Driver {
                         ? lock.tryLock()
                         : lock.tryLock(numbers[0], numbers[1], ms);
             case "unlock":
+                lock.unlock();
+                return "ok";
+            case "pass":
+                lock.lock();
                 lock.unlock();
                 return "ok";
             case "force":
