@@ -22,4 +22,6 @@ mod read_write; // its RReadWriteLock and ours
 
 mod cluster; // sharded messages
 
+mod fleet; // moving over, and back
+
 mod costs; // of handing a lock on
