@@ -13,6 +13,11 @@ fn a_fenced_lock_and_ours_exclude_and_wake_each_other() {
 }
 
 #[test]
+fn a_lock_that_is_not_re_entrant_and_ours_exclude_and_wake_each_other() {
+    exclude_and_wake_each_other("once");
+}
+
+#[test]
 fn a_fair_lock_and_ours_exclude_and_wake_each_other() {
     exclude_and_wake_each_other("fair");
 }
@@ -69,6 +74,24 @@ fn the_two_kinds_of_fencing_token_do_not_disturb_each_other() {
     assert_eq!(java.ask("fenced k token"), "2");
     java.does("fenced k unlock");
     assert!(conn.take("k", "ours") > first);
+}
+
+#[test]
+fn a_multi_lock_is_made_of_locks_like_ours() {
+    let server = Server::start();
+    let redisson = Redisson::of(&server);
+    let (java, mut conn) = (redisson.owner(), server.connect());
+    conn.take("b", "ours");
+    assert_eq!(java.ask("multi a,b trylock"), "false");
+    assert_eq!(server.holder("a"), None);
+    java.waits("multi a,b lock");
+    assert_eq!(conn.let_go("b", "ours"), 0);
+    assert_eq!(java.answer_within(AT_ONCE).text, "ok");
+    let mut waiters = ["a", "b"].map(|name| server.wait_in_line(name, "ours"));
+    java.does("multi a,b unlock");
+    for waiter in &mut waiters {
+        waiter.read_within(AT_ONCE).held();
+    }
 }
 
 /// Redisson's owners in the queue of its fair lock, next one first.

@@ -34,11 +34,15 @@ pub(crate) fn pause(round: u32) -> Duration {
     Duration::from_micros(u64::from(round * 7919 % 1000))
 }
 
+/// A reader of Redisson that is just going to sleep may miss the message, and then sleeps out the
+/// lease that it was told: one of these, in ms.
+pub(crate) const LEASE: u64 = 5000;
+
 /// That many rounds over one connection that waits in the server. A reader compares.
 pub(crate) fn play(server: &Server, name: &str, owner: &str, mode: &str, rounds: u32) {
     let mut conn = server.connect();
     for round in 0..rounds {
-        let acquire = format!("RLOCK.ACQUIRE {name} {owner} 30000 {mode} BLOCK 0");
+        let acquire = format!("RLOCK.ACQUIRE {name} {owner} {LEASE} {mode} BLOCK 0");
         conn.run(acquire).held();
         if mode == "READ" {
             compare(&mut conn, name);

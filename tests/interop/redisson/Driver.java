@@ -40,11 +40,12 @@ import org.redisson.config.Config;
  * kind name count | ttl | token               a number
  * kind name rounds n pause-us                 n: so often counter:name was read under the lock and
  *                                             it and copy:name written, with pauses up to that long
- * kind name reads n pause-us                  n: so often the two were read under the lock and found
- *                                             equal
+ * kind name reads n pause-us                  n: so often the two were read under the lock, and
+ *                                             found equal
  * </pre>
  *
- * <p>The kind is lock, fair, fenced, spin, read or write. An exception is
+ * <p>The kind is lock, once (the one that is not re-entrant), fair, fenced, spin, multi (of plain
+ * locks, whose names are joined by commas), read or write. An exception is
  * {@code error class message}. The process ends with its input.
  */
 public final class Driver {
@@ -137,8 +138,10 @@ public final class Driver {
 
     /** Redisson's waiters sleep on a semaphore of their own, whatever the kind of lock. */
     private static boolean isParked(Thread owner) {
-        return owner.getState() != Thread.State.RUNNABLE
-                && Arrays.stream(owner.getStackTrace())
+        StackTraceElement[] stack = owner.getStackTrace();
+        return stack.length > 0
+                && stack[0].getMethodName().equals("park")
+                && Arrays.stream(stack)
                         .anyMatch(frame -> frame.getClassName().equals(Semaphore.class.getName()));
     }
 
@@ -193,12 +196,17 @@ public final class Driver {
         switch (kind) {
             case "lock":
                 return client.getLock(name);
+            case "once":
+                return client.getNonReentrantLock(name);
             case "fair":
                 return client.getFairLock(name);
             case "fenced":
                 return client.getFencedLock(name);
             case "spin":
                 return client.getSpinLock(name);
+            case "multi":
+                return client.getMultiLock(
+                        Arrays.stream(name.split(",")).map(client::getLock).toArray(RLock[]::new));
             case "read":
                 return client.getReadWriteLock(name).readLock();
             case "write":
