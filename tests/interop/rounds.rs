@@ -31,7 +31,7 @@ fn number(conn: &mut Conn, key: &str) -> i64 {
 
 /// Another time in each round, so that each side finds the lock free now and then.
 pub(crate) fn pause(round: u32) -> Duration {
-    Duration::from_micros(u64::from(round * 7919 % 1000))
+    Duration::from_micros(u64::from(round * 7919 % 3000))
 }
 
 /// A reader of Redisson that is just going to sleep may miss the message, and then sleeps out the
