@@ -7,6 +7,14 @@ use crate::java::clock_inaccuracy;
 /// A waiter that missed its message sleeps for the rest of a lease, which is 30 s in these tests.
 pub(crate) const AT_ONCE: Duration = Duration::from_secs(1);
 
+/// It took that long, give or take: both servers and clients count in whole milliseconds, by clocks
+/// that they do not look at every time.
+#[track_caller]
+pub(crate) fn took_about(took: Duration, expected: Duration) {
+    let least = expected * 9 / 10;
+    assert!(least < took && took < expected + AT_ONCE, "{took:?}");
+}
+
 /// Times from the call that frees a lock to the return of the call that waited for it.
 pub(crate) struct WakeUps {
     what: &'static str,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rlock_tests::{Conn, Reply, Server, until};
 
 use crate::java::{Owner, Redisson};
-use crate::measure::{AT_ONCE, WakeUps};
+use crate::measure::{AT_ONCE, WakeUps, took_about};
 use crate::rounds;
 
 const MS: Duration = Duration::from_millis(1);
@@ -217,20 +217,20 @@ fn a_writer_of_ours_that_becomes_a_reader_lets_java_readers_in() {
 }
 
 #[test]
-fn a_java_writer_that_becomes_a_reader_lets_ours_in_by_the_end_of_its_lease() {
+fn a_java_writer_that_becomes_a_reader_lets_ours_in_within_seconds() {
     let server = Server::start();
     let redisson = Redisson::of(&server);
     let (java, mut conn) = (redisson.owner(), server.connect());
-    java.does("write k lock 3000");
-    java.does("read k lock 3000");
+    java.does("write k lock");
+    java.does("read k lock");
     let mut waiter = in_line(&server, "waiting", "READ");
     let became_a_reader = Instant::now();
     java.does("write k unlock");
-    // Redisson tells nobody. Who asks now is let in, unless he must stay behind those in line.
+    // Redisson tells nobody; the key is looked at every second while somebody waits.
     waiter.read().held();
     let took = became_a_reader.elapsed();
     println!("a Java writer became a reader: our waiting reader came in after {took:?}");
-    assert!(took < 3000 * MS + AT_ONCE, "{took:?}");
+    assert!(took < 5000 * MS, "{took:?}");
     take(&mut conn, "newcomer", "READ");
 }
 
@@ -339,7 +339,7 @@ fn leases_of_java_that_run_out_are_our_waiters() {
         let mut waiter = in_line(&server, "ours", ours);
         waiter.read().held();
         let took = taken.began.elapsed();
-        assert!(took >= 500 * MS && took < 500 * MS + AT_ONCE, "{took:?}");
+        took_about(took, 500 * MS);
         has_lost(&java, theirs);
         assert_eq!(let_go(&mut waiter, "ours", ours), 0);
     }

@@ -113,3 +113,22 @@ fn every_command_has_a_test_of_its_replies_and_is_in_the_readme() {
         );
     }
 }
+
+#[test]
+fn tests_that_the_page_on_redisson_names_exist() {
+    let tests = ours(&[".rs"]).into_iter();
+    let tests: String = tests
+        .filter(|(path, _)| path.contains("/interop/"))
+        .map(|(_, text)| text)
+        .collect();
+    let page = read("docs/redisson.md");
+    let is_name = |word: &&str| {
+        let of_a_name = |char: char| char.is_ascii_lowercase() || char == '_';
+        word.matches('_').count() > 3 && word.chars().all(of_a_name)
+    };
+    let names: Vec<_> = page.split('`').filter(is_name).collect();
+    assert!(names.len() > 20, "{names:?}");
+    for name in names {
+        assert!(tests.contains(&format!("fn {name}()")), "no test {name}");
+    }
+}
