@@ -68,8 +68,9 @@ impl Java {
         let class_path = env::var("RLOCK_CLASS_PATH");
         let class_path = class_path.expect("RLOCK_CLASS_PATH: start these tests by `make interop`");
         let mut child = Command::new("java")
-            // Starts soon and stays small.
+            // Starts soon, stays small, and keeps its own remarks out of the answers.
             .args(["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m"])
+            .arg("-XX:+DisplayVMOutputToStderr")
             .args(["-Dslf4j.internal.verbosity=ERROR", "-cp", &class_path])
             .arg(concat!(
                 env!("CARGO_MANIFEST_DIR"),
