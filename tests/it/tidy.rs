@@ -52,13 +52,15 @@ fn lines(files: &[(String, String)], is_bad: impl Fn(&str) -> bool) -> Vec<Strin
 
 #[test]
 fn code_fits_a_hundred_columns() {
-    let long = lines(&ours(&[".rs", ".c"]), |line| line.chars().count() > COLUMNS);
+    let long = lines(&ours(&[".rs", ".c", ".java"]), |line| {
+        line.chars().count() > COLUMNS
+    });
     assert!(long.is_empty(), "{long:#?}");
 }
 
 #[test]
 fn no_line_ends_in_blanks() {
-    let files = ours(&[".rs", ".c", ".toml", ".sh", ".conf", "Makefile"]);
+    let files = ours(&[".rs", ".c", ".java", ".toml", ".sh", ".conf", "Makefile"]);
     let blank = lines(&files, |line| line.ends_with([' ', '\t', '\r']));
     assert!(blank.is_empty(), "{blank:#?}");
 }
@@ -75,7 +77,9 @@ fn nothing_was_left_for_later() {
     ];
     let words = words.map(|halves| halves.concat());
     let left = lines(
-        &ours(&[".rs", ".c", ".md", ".toml", ".sh", ".conf", "Makefile"]),
+        &ours(&[
+            ".rs", ".c", ".java", ".md", ".toml", ".sh", ".conf", "Makefile",
+        ]),
         |line| words.iter().any(|word| line.contains(word)),
     );
     assert!(left.is_empty(), "{left:#?}");
@@ -85,7 +89,9 @@ fn nothing_was_left_for_later() {
 fn no_path_of_somebodys_machine_is_written_down() {
     let homes = [["/ho", "me/"], ["/ro", "ot/"]].map(|halves| halves.concat());
     let found = lines(
-        &ours(&[".rs", ".c", ".md", ".toml", ".sh", ".conf", "Makefile"]),
+        &ours(&[
+            ".rs", ".c", ".java", ".md", ".toml", ".sh", ".conf", "Makefile",
+        ]),
         |line| homes.iter().any(|home| line.contains(home)),
     );
     assert!(found.is_empty(), "{found:#?}");
@@ -105,5 +111,24 @@ fn every_command_has_a_test_of_its_replies_and_is_in_the_readme() {
             readme.contains(&command),
             "README.md does not name {command}"
         );
+    }
+}
+
+#[test]
+fn tests_that_the_page_on_redisson_names_exist() {
+    let tests = ours(&[".rs"]).into_iter();
+    let tests: String = tests
+        .filter(|(path, _)| path.contains("/interop/"))
+        .map(|(_, text)| text)
+        .collect();
+    let page = read("docs/redisson.md");
+    let is_name = |word: &&str| {
+        let of_a_name = |char: char| char.is_ascii_lowercase() || char == '_';
+        word.matches('_').count() > 3 && word.chars().all(of_a_name)
+    };
+    let names: Vec<_> = page.split('`').filter(is_name).collect();
+    assert!(names.len() > 20, "{names:?}");
+    for name in names {
+        assert!(tests.contains(&format!("fn {name}()")), "no test {name}");
     }
 }

@@ -1,0 +1,106 @@
+//! Redisson in a cluster, where it subscribes to sharded channels.
+
+use std::time::Instant;
+
+use rlock_tests::{Cluster, Server, slot_of, until};
+
+use crate::java::Redisson;
+use crate::measure::{AT_ONCE, WakeUps};
+
+/// A cluster in which each of the two nodes has half of the slots.
+fn halves() -> Cluster {
+    let cluster = Cluster::start();
+    // Slots of the second node as both see them; its epoch is the higher, so its claim wins.
+    assert_eq!(cluster.first.run("CLUSTER DELSLOTSRANGE 8192 16383"), "OK");
+    assert_eq!(cluster.second.run("CLUSTER DELSLOTSRANGE 8192 16383"), "OK");
+    assert_eq!(cluster.second.run("CLUSTER ADDSLOTSRANGE 8192 16383"), "OK");
+    until("both nodes agree on the halves", || {
+        [&cluster.first, &cluster.second].iter().all(|node| {
+            node.run("CLUSTER INFO").text().contains("cluster_state:ok")
+                && node.run("CLUSTER SLOTS").array().len() == 2
+        })
+    });
+    cluster
+}
+
+/// A name whose slot lies with the first node, and one whose slot lies with the second.
+fn names(cluster: &Cluster) -> [(&Server, String); 2] {
+    let name = |is_first: bool| {
+        let name = (0..).map(|number| format!("lock-{number}"));
+        let mut name = name.filter(|name| (slot_of(&cluster.first, name) < 8192) == is_first);
+        name.next().expect("one of a few")
+    };
+    [(&cluster.first, name(true)), (&cluster.second, name(false))]
+}
+
+#[test]
+fn wake_ups_go_both_ways_on_every_node_of_a_cluster() {
+    let cluster = halves();
+    let redisson = Redisson::of_cluster(&cluster.first);
+    let java = redisson.owner();
+    let mut java_wakes = WakeUps::of("in a cluster, RELEASE wakes Redisson's lock()");
+    let mut we_wake = WakeUps::of("in a cluster, Redisson's unlock() wakes ACQUIRE … BLOCK");
+    for (node, name) in names(&cluster) {
+        let mut conn = node.connect();
+        for _ in 0..10 {
+            conn.take(&name, "ours");
+            java.waits(&format!("lock {name} lock"));
+            let channels = node.run("PUBSUB SHARDCHANNELS redisson_lock__channel:*");
+            assert_eq!(
+                channels.texts(),
+                [format!("redisson_lock__channel:{{{name}}}")]
+            );
+            let freed = Instant::now();
+            assert_eq!(conn.let_go(&name, "ours"), 0);
+            let answer = java.answer();
+            assert_eq!(answer.text, "ok");
+            java_wakes.add(freed, answer.ended);
+
+            let mut waiter = node.wait_in_line(&name, "ours");
+            java.tell(&format!("lock {name} unlock"));
+            waiter.read().held();
+            let woken = Instant::now();
+            we_wake.add(java.answer().began, woken);
+            assert_eq!(waiter.let_go(&name, "ours"), 0);
+        }
+    }
+    java_wakes.print();
+    we_wake.print();
+}
+
+#[test]
+fn a_fair_head_wakes_in_a_cluster() {
+    let cluster = halves();
+    let redisson = Redisson::of_cluster(&cluster.first);
+    let java = redisson.owner();
+    for (node, name) in names(&cluster) {
+        let mut conn = node.connect();
+        conn.take(&name, "ours");
+        java.waits(&format!("fair {name} lock"));
+        assert_eq!(conn.let_go(&name, "ours"), 0);
+        assert_eq!(java.answer_within(AT_ONCE).text, "ok");
+        java.does(&format!("fair {name} unlock"));
+    }
+}
+
+#[test]
+fn a_read_write_lock_wakes_both_ways_in_a_cluster() {
+    let cluster = halves();
+    let redisson = Redisson::of_cluster(&cluster.first);
+    let java = redisson.owner();
+    for (node, name) in names(&cluster) {
+        let mut conn = node.connect();
+        for (ours, theirs) in [("READ", "write"), ("WRITE", "read")] {
+            conn.run(format!("RLOCK.ACQUIRE {name} ours 30000 {ours}"))
+                .held();
+            java.waits(&format!("{theirs} {name} lock"));
+            assert_eq!(conn.run(format!("RLOCK.RELEASE {name} ours {ours}")), 0);
+            assert_eq!(java.answer_within(AT_ONCE).text, "ok");
+            let wait = format!("RLOCK.ACQUIRE {name} ours 30000 WRITE BLOCK 0");
+            let mut waiter = node.blocked_in(&wait);
+            java.does(&format!("{theirs} {name} unlock"));
+            waiter.read_within(AT_ONCE).held();
+            assert_eq!(waiter.run(format!("RLOCK.RELEASE {name} ours WRITE")), 0);
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! How soon somebody wakes.
+
+use std::time::{Duration, Instant};
+
+use crate::java::clock_inaccuracy;
+
+/// A waiter that missed its message sleeps for the rest of a lease, which is 30 s in these tests.
+pub(crate) const AT_ONCE: Duration = Duration::from_secs(1);
+
+/// It took that long, give or take: both servers and clients count in whole milliseconds, by clocks
+/// that they do not look at every time.
+#[track_caller]
+pub(crate) fn took_about(took: Duration, expected: Duration) {
+    let least = expected * 9 / 10;
+    assert!(least < took && took < expected + AT_ONCE, "{took:?}");
+}
+
+/// Times from the call that frees a lock to the return of the call that waited for it.
+pub(crate) struct WakeUps {
+    what: &'static str,
+    times: Vec<Duration>,
+}
+
+impl WakeUps {
+    pub(crate) fn of(what: &'static str) -> Self {
+        let times = Vec::new();
+        Self { what, times }
+    }
+
+    /// One that must have come at once. The two may have been taken by two clocks.
+    #[track_caller]
+    pub(crate) fn add(&mut self, freed: Instant, woken: Instant) {
+        let took = woken.saturating_duration_since(freed);
+        assert!(took < AT_ONCE, "{}: woken after {took:?}", self.what);
+        self.times.push(took);
+    }
+
+    /// Prints the figures.
+    pub(crate) fn print(mut self) {
+        self.times.sort_unstable();
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        println!(
+            "{}: median {:.2} ms, longest {:.2} ms of {} (clocks agree to {:.2} ms)",
+            self.what,
+            ms(self.times[self.times.len() / 2]),
+            ms(self.times[self.times.len() - 1]),
+            self.times.len(),
+            ms(clock_inaccuracy()),
+        );
+    }
+}
