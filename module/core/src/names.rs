@@ -55,16 +55,22 @@ pub fn timeouts_share_slot(name: &[u8]) -> bool {
 }
 
 fn with_tag(prefix: &[u8], name: &[u8], suffix: &[&[u8]]) -> Vec<u8> {
-    let (open, close): (&[u8], &[u8]) = if name.contains(&b'{') {
-        (b"", b"")
-    } else {
-        (b"{", b"}")
-    };
-    let mut parts = [prefix, open, name, close].concat();
-    for part in suffix {
-        parts.extend_from_slice(part);
+    let braces = !name.contains(&b'{');
+    let suffix_len: usize = suffix.iter().map(|part| part.len()).sum();
+    let lens = [prefix.len(), name.len(), suffix_len, 2];
+    let mut whole = Vec::with_capacity(lens.iter().sum());
+    whole.extend_from_slice(prefix);
+    if braces {
+        whole.push(b'{');
     }
-    parts
+    whole.extend_from_slice(name);
+    if braces {
+        whole.push(b'}');
+    }
+    for part in suffix {
+        whole.extend_from_slice(part);
+    }
+    whole
 }
 
 #[cfg(test)]

@@ -466,7 +466,7 @@ impl Locks {
             }
             (_, Some(own)) if entry.once => {
                 own.write_all(&entry.holder, Some(token), lease_end, effects);
-                (Some(lease_end), hash.key_end_prolonged(lease_end))
+                (Some(lease_end), hash.key_end(Some(lease_end)))
             }
             (_, own) => {
                 effects.push(Effect::WriteTimeouts {

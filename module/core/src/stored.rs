@@ -67,7 +67,8 @@ impl Stored {
         match self {
             Self::ReadWrite(hash) if mode == Mode::Read => {
                 let end = hash.own_read.map(|own| own.ends_at);
-                end.filter(|end| *end != NEVER)
+                // The key can end earlier: Redisson's renewal sets it to its own lease.
+                end.min(hash.ends_at.or(end)).filter(|end| *end != NEVER)
             }
             _ => self.ends_at(),
         }

@@ -81,8 +81,10 @@ fn acquire(
     request: &request::Acquire<'_>,
 ) -> Result<Acquired, Refusal> {
     let lock = OpenLock::to_write(ctx, name);
-    // Who waits to write is to know when the last reader's lease ends.
-    let depth = if request.mode == Mode::Write && request.patience != Patience::None {
+    // Who waits to write is to know when the last reader's lease ends; and ONCE may shorten the
+    // longest.
+    let waits_to_write = request.mode == Mode::Write && request.patience != Patience::None;
+    let depth = if waits_to_write || request.once {
         Look::Whole
     } else {
         Look::Brief
