@@ -127,7 +127,8 @@ fn carry_out(mut lock: OpenLock<'_>, caller: Option<Str<'_>>, effects: &[Effect]
             Effect::Publish(held_as) => publish::unlocked(ctx, name, *held_as, is_free, &words),
             Effect::WriteTimeouts { .. }
             | Effect::DeleteTimeouts { .. }
-            | Effect::DeleteAllTimeouts => {}
+            | Effect::DeleteAllTimeouts
+            | Effect::SweepReaders => {}
             Effect::Grant { .. }
             | Effect::Dismiss { .. }
             | Effect::Wake(_)
@@ -178,7 +179,7 @@ fn tell(effect: &Effect) {
     ffi::unblock(client);
 }
 
-/// Keys beside the lock's that were written, with the events to be told of each.
+/// Keys that were written beside what the effect itself tells of, with the events to be told.
 type Beside = Vec<(OwnedStr, &'static [(EventClass, &'static CStr)])>;
 
 /// Writes one effect into the keyspace and to replicas. Whether the lock's key changed.
@@ -230,6 +231,17 @@ fn write(
                 Mode::Write => write_field(lock, &writer_field(owner), count),
                 Mode::Read | Mode::Plain => write_field(lock, owner, count),
             }
+        }
+        Effect::SweepReaders => {
+            let hash = lock.mode().map(|mode| ReadWriteHash::new(lock, &mode));
+            let over = hash.map_or_else(Vec::new, |hash| hash.readers_gone());
+            if over.is_empty() {
+                return false;
+            }
+            for field in over {
+                write_field(lock, &field, None);
+            }
+            beside.push((OwnedStr::new(lock.name.bytes()), EVENTS_OF_HDEL));
         }
         Effect::Expire(ends_at) => expire(lock, *ends_at),
         Effect::Free => {
@@ -302,6 +314,7 @@ const EVENTS_OF_SET: &[(EventClass, &CStr)] = &[
     (EventClass::String, c"set"),
     (EventClass::Generic, c"expire"),
 ];
+const EVENTS_OF_HDEL: &[(EventClass, &CStr)] = &[(EventClass::Hash, c"hdel")];
 const EVENTS_OF_DEL: &[(EventClass, &CStr)] = &[(EventClass::Generic, c"del")];
 
 fn delete_beside(ctx: Ctx<'_>, name: &[u8], beside: &mut Beside) {

@@ -201,6 +201,24 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         holds
     }
 
+    /// The fields of readers whose leases are over.
+    pub(crate) fn readers_gone(&self) -> Vec<Box<[u8]>> {
+        let mut gone = Vec::new();
+        self.lock.key.each_field(|field, value| {
+            let is_reader =
+                field != FENCE_FIELD && field != MODE_FIELD && !field.ends_with(WRITER_SUFFIX);
+            if is_reader
+                && self
+                    .read_hold(field, Count::from_field(value), Look::Brief)
+                    .is_none()
+            {
+                gone.push(field.into());
+            }
+            ControlFlow::Continue(())
+        });
+        gone
+    }
+
     /// The timeout keys that the readers may have.
     pub(crate) fn timeout_keys(&self) -> Vec<Vec<u8>> {
         let mut keys = Vec::new();

@@ -292,3 +292,22 @@ fn fields_that_have_run_out_hold_nothing() {
     conn.take("k", "bob");
     assert_eq!(conn.run("RLOCK.RENEW k bob 1000"), 1);
 }
+
+#[test]
+fn readers_that_never_release_do_not_pile_up() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.run("RLOCK.ACQUIRE k keeper 600000 READ").held();
+    // Each is over before the next batch, and none gives back.
+    for batch in 0..40 {
+        let commands: Vec<String> = (0..500)
+            .map(|reader| format!("RLOCK.ACQUIRE k {batch}-{reader} 1 READ"))
+            .collect();
+        for reply in conn.pipeline(&commands) {
+            reply.held();
+        }
+    }
+    let fields = conn.run("HLEN k").int();
+    assert!(fields < 15_000, "{fields} of 20,000 readers are left");
+    assert_eq!(conn.run("RLOCK.RENEW k keeper 600000 READ"), 1);
+}

@@ -50,6 +50,8 @@ pub enum Effect {
     },
     /// Delete the timeout keys of every reader in the hash.
     DeleteAllTimeouts,
+    /// Take the fields of those readers out of the hash whose leases are over.
+    SweepReaders,
     /// Let the key of a read-write lock expire then, in milliseconds of the wall clock.
     Expire(i64),
     /// Delete the key.

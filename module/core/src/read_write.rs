@@ -29,6 +29,11 @@ struct Entry<'a> {
 /// at a reasonable cost, the older timeout keys are left alone.
 const TIMEOUTS_MAX: i64 = 10_000;
 
+/// Readers that never release leave their fields behind for as long as others read. Of those who
+/// begin to read, one in so many clears them away, whom its token picks: so the hash does not grow
+/// without bound, and what that costs is shared.
+const SWEEP_EVERY: i64 = 1024;
+
 impl Locks {
     // --- Commands --------------------------------------------------------------------------------
 
@@ -480,6 +485,9 @@ impl Locks {
             }
         };
         self.expire(lock, hash, key_end, now, effects);
+        if entry.mode == Mode::Read && held == 0 && token.get() % SWEEP_EVERY == 0 {
+            effects.push(Effect::SweepReaders);
+        }
         let (owner, session) = (entry.owner, entry.session);
         self.bind(lock, owner, entry.mode, session, Some(token), own_end);
         Ok((entered, token))
