@@ -232,17 +232,7 @@ fn write(
                 Mode::Read | Mode::Plain => write_field(lock, owner, count),
             }
         }
-        Effect::SweepReaders => {
-            let hash = lock.mode().map(|mode| ReadWriteHash::new(lock, &mode));
-            let over = hash.map_or_else(Vec::new, |hash| hash.readers_gone());
-            if over.is_empty() {
-                return false;
-            }
-            for field in over {
-                write_field(lock, &field, None);
-            }
-            beside.push((OwnedStr::new(lock.name.bytes()), EVENTS_OF_HDEL));
-        }
+        Effect::SweepReaders => return sweep_readers(lock, beside),
         Effect::Expire(ends_at) => expire(lock, *ends_at),
         Effect::Free => {
             lock.key.delete();
@@ -260,6 +250,20 @@ fn write(
         | Effect::Wake(_)
         | Effect::TakenOver(_) => return false,
     }
+    true
+}
+
+/// Takes the fields of readers out whose leases are over. Whether there were any.
+fn sweep_readers(lock: &mut OpenLock<'_>, beside: &mut Beside) -> bool {
+    let hash = lock.mode().map(|mode| ReadWriteHash::new(lock, &mode));
+    let over = hash.map_or_else(Vec::new, |hash| hash.readers_gone());
+    for field in &over {
+        write_field(lock, field, None);
+    }
+    if over.is_empty() {
+        return false;
+    }
+    beside.push((OwnedStr::new(lock.name.bytes()), EVENTS_OF_HDEL));
     true
 }
 
