@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rlock_tests::Server;
 
-const COLUMNS: usize = 100;
+pub(super) const COLUMNS: usize = 100;
 
 /// The top of the tree.
 fn top() -> PathBuf {

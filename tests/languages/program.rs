@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write as _};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -64,17 +64,16 @@ impl Program {
     }
 
     /// The next line that it prints; at its end what it complained of.
+    #[track_caller]
     fn line(&mut self) -> Result<String, String> {
         match self.output.recv_timeout(DEADLINE) {
             Ok(line) => Ok(line),
-            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => Err("nothing, in time".to_owned()),
-            Err(_) => Err(self.complaints()),
+            Err(RecvTimeoutError::Timeout) => panic!("no line, and no end, within {DEADLINE:?}"),
+            Err(RecvTimeoutError::Disconnected) => {
+                let errors = self.errors.take().expect("one end");
+                Err(errors.join().expect("read"))
+            }
         }
-    }
-
-    fn complaints(&mut self) -> String {
-        let errors = self.errors.take().expect("asked once");
-        errors.join().expect("read")
     }
 
     /// It prints this line next.
@@ -98,6 +97,7 @@ impl Program {
     pub(crate) fn releases(mut self) {
         self.input = None;
         self.says("released");
+        self.line().expect_err("it should end");
         assert!(self.child.wait().expect("a child").success());
     }
 

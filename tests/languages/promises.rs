@@ -15,7 +15,10 @@ fn waiter(server: &Server) -> (String, i64) {
     let info = server.run("RLOCK.INFO stock:42");
     let queue = info.get("queue").array();
     assert_eq!(queue.len(), 1, "only the program waits: {queue:?}");
-    (queue[0].get("owner").text(), queue[0].get("client-id").int())
+    (
+        queue[0].get("owner").text(),
+        queue[0].get("client-id").int(),
+    )
 }
 
 /// A uuid or another random text, and the number of the lock taken.
