@@ -57,4 +57,4 @@ macro_rules! each_promise_in {
     };
 }
 
-each_promise_in! { python node go java }
+each_promise_in! { python node ioredis go java }

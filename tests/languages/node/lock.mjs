@@ -9,8 +9,9 @@ const client = randomUUID();
 let number = 0;
 
 // Without a listener an error of the connection ends the process.
-export const db = await createClient({ url }).on("error", console.error).connect();
+const db = await createClient({ url }).on("error", console.error).connect();
 export const send = (...words) => db.sendCommand(words.map(String));
+export const close = () => db.destroy();
 
 // A client is one connection, on which all else would wait too: so each wait opens one of its own,
 // whose patience is longer than that of the server.

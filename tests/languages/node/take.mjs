@@ -1,6 +1,6 @@
 // Writes its input, line by line, to a store that one process at a time may write to.
 import { createInterface } from "node:readline";
-import { acquire, db, release, renew, send } from "./lock.mjs";
+import { acquire, close, release, renew, send } from "./lock.mjs";
 
 // The store's part: it takes no write with a smaller token than the largest it has seen.
 const write = (token, text) => send("EVAL", `
@@ -26,6 +26,6 @@ try {
   console.error(error.message);
   process.exitCode = 1;
 } finally {
-  db.destroy();
+  close();
   process.stdin.destroy(); // an open input would keep the process alive
 }
