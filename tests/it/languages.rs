@@ -1,6 +1,6 @@
-//! docs/languages.md shows the programs in tests/languages as they are. `make languages` runs them.
+//! docs/languages.md shows the programs in tests/languages as they are; `make languages` runs them.
 
-use super::tidy::{COLUMNS, read};
+use super::tidy::read;
 
 /// How the programs are marked in the document, and the files of each, in order.
 const PROGRAMS: [(&str, &[&str]); 4] = [
@@ -33,16 +33,6 @@ fn the_document_shows_each_program_as_it_is() {
                 document.contains(&format!("../tests/languages/{path}")),
                 "{path}"
             );
-        }
-    }
-}
-
-#[test]
-fn the_programs_fit_a_page() {
-    for path in PROGRAMS.iter().flat_map(|(_, files)| *files) {
-        for line in file(path).lines() {
-            assert!(line.chars().count() <= COLUMNS, "{path}: {line}");
-            assert_eq!(line, line.trim_end(), "{path}: blanks at the end");
         }
     }
 }
