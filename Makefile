@@ -1,7 +1,7 @@
 # The front door. `make` lists what it does; cargo does the work, and CARGO_TARGET_DIR is honoured.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak check test-servers interop memcheck bench install clean
+.PHONY: help run test soak check test-servers interop languages memcheck bench install clean
 
 # Tests run in their crate's folder, so a relative path to a server is made absolute here.
 ifneq (,$(findstring /,$(RLOCK_SERVER)))
@@ -24,7 +24,7 @@ soak: install ## The heavy tests, with the figures they print
 check: install ## Formatting, lints, documentation and the core's tests: before each commit
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	cargo clippy -p rlock-tests --test interop -- -D warnings
+	cargo clippy -p rlock-tests --test interop --test languages -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 	cargo test -p rlock-core
 
@@ -34,6 +34,9 @@ test-servers: install ## The integration tests on every Redis and Valkey that ca
 interop: ## The tests beside a real Redisson, which is Java
 	@scripts/install javac mvn
 	scripts/interop
+
+languages: install ## The programs of docs/languages.md, in the languages this machine has
+	scripts/languages
 
 memcheck: ## The integration smoke tests with the server under valgrind
 	@scripts/install valgrind

@@ -33,6 +33,7 @@ mod client_faults; // what it says when processes and networks fail
 mod client_session; // its two connections
 
 mod commands_doc; // docs/commands.md
+mod languages; // the programs in docs/languages.md
 mod readme; // the transcript in README.md
 mod tidy; // our own tree
 

@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -23,6 +23,8 @@ pub struct Proxy {
 struct State {
     cut_to_server: AtomicBool,
     cut_to_client: AtomicBool,
+    /// How often all connections were severed.
+    severed: AtomicUsize,
     over: AtomicBool,
 }
 
@@ -53,6 +55,11 @@ impl Proxy {
     /// Nothing more reaches the clients.
     pub fn cut_to_client(&self) {
         self.state.cut_to_client.store(true, Ordering::SeqCst);
+    }
+
+    /// Closes the connections there are; what they have not delivered is lost.
+    pub fn sever(&self) {
+        self.state.severed.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Both directions deliver again.
@@ -99,7 +106,9 @@ fn pass(
     state: &State,
     cut: impl Fn(&State) -> &AtomicBool,
 ) {
-    let is_over = || state.over.load(Ordering::SeqCst);
+    let severed = || state.severed.load(Ordering::SeqCst);
+    let severed_before = severed();
+    let is_over = || state.over.load(Ordering::SeqCst) || severed() != severed_before;
     let mut bytes = [0; 16 * 1024];
     while !is_over() {
         let count = match from.read(&mut bytes) {
@@ -112,7 +121,7 @@ fn pass(
         while cut(state).load(Ordering::SeqCst) && !is_over() {
             thread::sleep(LOOK);
         }
-        if count == 0 || to.write_all(&bytes[..count]).is_err() {
+        if count == 0 || is_over() || to.write_all(&bytes[..count]).is_err() {
             break;
         }
     }
