@@ -219,7 +219,8 @@ impl Locks {
     }
 
     /// Whether what is stored has the owner's hold in this mode, begun with this token. A writer
-    /// whose token is not known cannot be told from a later one.
+    /// whose token is not known cannot be told from a later one; nor can a reader of whom only the
+    /// timeout keys of a script are left.
     fn is_hold(
         &self,
         lock: LockRef<'_>,
@@ -234,7 +235,8 @@ impl Locks {
                 let known = self.writers.of(lock, owner);
                 known.is_none() || known == token
             }
-            Mode::Plain | Mode::Read => stored_token == token,
+            Mode::Read => stored_token.is_none() || stored_token == token,
+            Mode::Plain => stored_token == token,
         })
     }
 
