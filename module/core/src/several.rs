@@ -507,6 +507,14 @@ impl Locks {
             Stored::Free | Stored::Abandoned | Stored::Plain(_) => None,
         });
         if let Some(refusal) = refusal {
+            // Those behind it are next where it was first.
+            for waiter in waiters {
+                if self.lines.is_first(waiter)
+                    && let Some(line) = self.lines.line_of(waiter)
+                {
+                    self.lines.settle_now(line);
+                }
+            }
             self.dismiss(first, Dismissal::Refused(refusal), effects);
             return None;
         }

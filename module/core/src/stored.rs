@@ -169,15 +169,10 @@ impl ReadWrite {
         own.max(self.others_read).filter(|end| *end != NEVER)
     }
 
-    /// When the key must expire if the owner's own reading ends then, or not at all; none if that
-    /// is when it expires now. A writer's lease is the key's, so with one it never ends earlier.
+    /// When the key must expire if the owner's own reading ends then, or is over; none if that is
+    /// when it expires now. A writer's lease is the key's, so with one it never ends earlier.
     pub(crate) fn key_end(&self, own_read: Option<i64>) -> Option<i64> {
-        let readers = own_read.max(self.others_read);
-        let end = match self.mode() {
-            Mode::Write => readers.max(Some(self.ends_at.unwrap_or(NEVER))),
-            Mode::Read | Mode::Plain => readers,
-        };
-        end.filter(|end| *end != NEVER && Some(*end) != self.ends_at)
+        self.end_of(&[own_read, self.others_read], self.mode() == Mode::Write)
     }
 
     /// The same, but never earlier than it expires now.
@@ -190,8 +185,21 @@ impl ReadWrite {
     /// when it expires now. Never before the end of a reader's.
     pub(crate) fn write_end(&self, wanted: i64) -> Option<i64> {
         let own_read = self.own_read.map(|own| own.ends_at);
-        let end = Some(wanted).max(own_read).max(self.others_read);
-        end.filter(|end| *end != NEVER && Some(*end) != self.ends_at)
+        self.end_of(
+            &[Some(wanted), own_read, self.others_read],
+            self.others_write,
+        )
+    }
+
+    /// The last of these ends, and none before the key's present one if that is to stay or if one
+    /// of them is [`NEVER`]; none if that is when the key expires now.
+    fn end_of(&self, ends: &[Option<i64>], present_stays: bool) -> Option<i64> {
+        let ending = ends.iter().flatten().filter(|end| **end != NEVER);
+        let mut end = ending.copied().max();
+        if present_stays || ends.contains(&Some(NEVER)) {
+            end = end.max(Some(self.ends_at?));
+        }
+        end.filter(|end| Some(*end) != self.ends_at)
     }
 }
 

@@ -164,7 +164,8 @@ impl Keyspace {
             | Effect::Grant { .. }
             | Effect::Dismiss { .. }
             | Effect::Wake(_)
-            | Effect::TakenOver(_) => Ok(()),
+            | Effect::TakenOver(_)
+            | Effect::SweepReaders => Ok(()),
         }
     }
 
