@@ -441,6 +441,11 @@ impl Locks {
             None => {}
             Some((Some(joint), _)) => {
                 self.joints.mark(joint);
+                if stored.own(Mode::Plain).is_some() {
+                    // Somebody else's script gave its owner this one.
+                    let owner = self.lines.first(line).map(|(_, first)| Rc::clone(&first.owner));
+                    self.holder_may_have_all(line, &owner.unwrap_or_default());
+                }
                 if stored.is_free() {
                     self.lines.promise(line);
                 }
