@@ -5,11 +5,19 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) type Owner = Vec<u8>;
 
+/// One who stands in a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Standing {
+    pub(crate) owner: Owner,
+    /// The wait for several locks that this is part of.
+    pub(crate) joint: Option<usize>,
+}
+
 /// Everything that an answer depends on.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Graph {
     /// Who waits, in order.
-    pub(crate) lines: BTreeMap<Place, Vec<Owner>>,
+    pub(crate) lines: BTreeMap<Place, Vec<Standing>>,
     pub(crate) holders: BTreeMap<Place, BTreeSet<Owner>>,
 }
 
@@ -34,18 +42,19 @@ impl Graph {
     pub(crate) fn waits_for(&self, owner: &[u8]) -> BTreeSet<Owner> {
         let mut found = BTreeSet::new();
         for (place, line) in &self.lines {
-            let last = line.iter().rposition(|waiter| waiter == owner);
             let holds = self.holders_of(place).any(|holder| holder == owner);
-            let Some(last) = last else { continue };
-            // What one holds is re-entered, never waited for; but a second wait of its holder
-            // stands behind those ahead of it.
-            found.extend(self.holders_of(place).filter(|_| !holds).cloned());
-            let ahead = line[..last].iter();
-            found.extend(
-                ahead
-                    .filter(|ahead| *ahead != owner && self.waits_elsewhere(ahead, place))
-                    .cloned(),
-            );
+            let own = line.iter().enumerate();
+            for (at, waiter) in own.filter(|(_, waiter)| waiter.owner == owner) {
+                // What one holds is re-entered, never waited for. A wait for several locks has it
+                // already; but a second wait of its holder stands behind those ahead of it.
+                if holds && waiter.joint.is_some() {
+                    continue;
+                }
+                found.extend(self.holders_of(place).filter(|_| !holds).cloned());
+                let ahead = line[..at].iter().map(|ahead| &ahead.owner);
+                let others = ahead.filter(|ahead| *ahead != owner);
+                found.extend(others.filter(|of| self.waits_elsewhere(of, place)).cloned());
+            }
         }
         found
     }
@@ -56,6 +65,6 @@ impl Graph {
 
     fn waits_elsewhere(&self, owner: &Owner, place: &Place) -> bool {
         let mut others = self.lines.iter().filter(|(other, _)| *other != place);
-        others.any(|(_, line)| line.contains(owner))
+        others.any(|(_, line)| line.iter().any(|of| of.owner == *owner))
     }
 }

@@ -1,6 +1,6 @@
 //! Waits that could never end: the core's search against a naive one, over many owners and locks.
 
-use crate::circles::Graph;
+use crate::circles::{Graph, Standing};
 use crate::keyspace::{Keyspace, Place};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
@@ -121,7 +121,11 @@ impl Crossing {
         // twice for a lock: granted, it goes on waiting behind others, and no check sees it come.
         let stands = graph.is_in_a_circle(owner);
         let line = graph.lines.entry(place.clone()).or_default();
-        line.push(owner.to_vec());
+        let owner_of_new = owner.to_vec();
+        line.push(Standing {
+            owner: owner_of_new,
+            joint: None,
+        });
         let refused = self.search(place, &request, &graph)?;
         if !stands && refused != graph.is_in_a_circle(owner) {
             return Err(format!("refused: {refused}, and {graph:?}"));
@@ -238,7 +242,10 @@ impl Crossing {
         let mut graph = Graph::default();
         for Waiting { place, owner, .. } in &self.waiting {
             let line = graph.lines.entry(place.clone()).or_default();
-            line.push(owner.clone());
+            line.push(Standing {
+                owner: owner.clone(),
+                joint: None,
+            });
         }
         for (place, _) in self.space.entries() {
             let holders = self.space.holders(place).into_iter().map(Vec::from);

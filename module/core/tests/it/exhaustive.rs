@@ -352,7 +352,7 @@ fn seen_of_sessions(world: &World) -> Option<String> {
         for (event, confirmed) in &session.events {
             let present = world.twin.token(&place(0));
             let news = match event.news {
-                News::Granted(token) => format!("granted {}", present == Some(token)),
+                News::Granted { token, .. } => format!("granted {}", present == Some(token)),
                 _ => format!("{:?}", event.news),
             };
             write!(text, " {news} {:?} {confirmed}", event.owner).unwrap();

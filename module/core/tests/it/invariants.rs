@@ -40,35 +40,55 @@ struct Seated {
     owner: Vec<u8>,
     /// Whom the event goes to; none for a blocked client.
     queued_for: Option<Name>,
+    /// Of a wait for several locks, all of them, as they were named.
+    together: Option<Vec<Place>>,
 }
 
 impl Ledger {
-    pub(crate) fn sits_down(&mut self, place: &Place, asked: Asked<'_>) {
+    pub(crate) fn sits_down(&mut self, places: &[Place], is_joint: bool, asked: Asked<'_>) {
         self.seated += 1;
         let queued_for = asked
             .session
             .filter(|_| matches!(asked.waits, Waits::Queue(_)));
+        let set: BTreeSet<&Place> = places.iter().collect();
+        let is_same = |of: &Seated| match &of.together {
+            Some(together) => is_joint && together.iter().collect::<BTreeSet<_>>() == set,
+            None => !is_joint,
+        };
+        let line = self.lines.get(&places[0]).map_or(&[][..], Vec::as_slice);
+        let mut own = line
+            .iter()
+            .filter(|of| asked.once && of.owner == asked.owner);
+        let old = own.find(|of| is_same(of)).cloned();
+        let together = match &old {
+            Some(old) => old.together.clone(),
+            None => is_joint.then(|| places.to_vec()),
+        };
         let new = Seated {
             seat: asked.seat,
             owner: asked.owner.to_vec(),
             queued_for,
+            together,
         };
-        let line = self.lines.entry(place.clone()).or_default();
-        let is_own = |of: &Seated| asked.once && of.owner == asked.owner;
-        let at = line.iter().position(is_own);
-        // Who sat there still has its word to come: it goes to the very end, whence it may only be
-        // dismissed, since a grant there would be a grant out of turn.
-        let old = at.map(|at| std::mem::replace(&mut line[at], new.clone()));
         let stays = old
             .as_ref()
             .is_some_and(|old| queued_for.is_some() && old.queued_for == queued_for);
-        match old {
-            Some(old) if old.queued_for.is_none() => line.push(old),
-            Some(_) => {}
-            None => line.push(new),
+        for place in places {
+            let line = self.lines.entry(place.clone()).or_default();
+            let at = line
+                .iter()
+                .position(|of| Some(of.seat) == old.as_ref().map(|old| old.seat));
+            // Who sat there still has its word to come: it goes to the very end, whence it may only
+            // be dismissed, since a grant there would be a grant out of turn.
+            match at.map(|at| std::mem::replace(&mut line[at], new.clone())) {
+                Some(old) if old.queued_for.is_none() => line.push(old),
+                Some(_) => {}
+                None => line.push(new.clone()),
+            }
         }
         if let Some(name) = queued_for.filter(|_| !stays) {
-            let wait = (name, place.clone(), asked.owner.to_vec());
+            let hears_under = new.together.map_or(places[0].clone(), |of| of[0].clone());
+            let wait = (name, hears_under, asked.owner.to_vec());
             *self.untold.entry(wait).or_default() += 1;
         }
     }
@@ -80,44 +100,61 @@ impl Ledger {
         }
     }
 
-    /// Invariants 2 and 5.
+    /// Invariants 2 and 5. Of several locks each is given in its turn, or was its owner's already.
     pub(crate) fn is_granted(
         &mut self,
         place: &Place,
         seat: usize,
         (count, token): (i64, Token),
+        several: &[(Place, i64)],
         space: &Keyspace,
     ) -> Result<(), String> {
-        let line = self.lines.entry(place.clone()).or_default();
-        let at = line.iter().position(|of| of.seat == seat);
-        let at = at.ok_or_else(|| format!("{seat} is granted and does not wait"))?;
-        let Seated { owner, .. } = line[at].clone();
-        // Queued waiters of the same owner may have been granted with it, and heard by events.
-        let with_it = |of: &Seated| of.queued_for.is_some() && of.owner == owner;
-        if !line[..at].iter().all(with_it) {
-            return Err(format!("granted out of turn: {seat} at {at} of {line:?}"));
-        }
-        line.drain(..=at);
-        let Some(Value::Hash(fields)) = space.get(place).map(|entry| &entry.value) else {
-            return Err("a grant is told and nothing is stored".into());
-        };
-        let stored = fields.get(&owner).and_then(|count| number(count));
-        let fence = format!("t{}", token.get()).into_bytes();
-        if stored.is_none_or(|stored| stored < count) || fields.get(FENCE_FIELD) != Some(&fence) {
-            return Err("a grant is told before it is written".into());
+        let one = several.is_empty().then_some((place.clone(), token.get()));
+        for (place, token) in several.iter().chain(&one) {
+            let line = self.lines.entry(place.clone()).or_default();
+            let at = line.iter().position(|of| of.seat == seat);
+            let at = at.ok_or_else(|| format!("{seat} is granted and does not wait"))?;
+            let Seated {
+                owner, together, ..
+            } = line.remove(at);
+            let names: Option<Vec<&Place>> = together.as_ref().map(|of| of.iter().collect());
+            if names.unwrap_or_default() != several.iter().map(|(of, _)| of).collect::<Vec<_>>() {
+                return Err(format!(
+                    "{seat} is granted {several:?}, not what it waits for"
+                ));
+            }
+            let Some(Value::Hash(fields)) = space.get(place).map(|entry| &entry.value) else {
+                return Err("a grant is told and nothing is stored".into());
+            };
+            let stored = fields.get(&owner).and_then(|count| number(count));
+            // Queued waiters of the same owner may have been granted with it, and heard by events.
+            let with_it = |of: &Seated| of.queued_for.is_some() && of.owner == owner;
+            let held_before = !several.is_empty() && stored.is_some_and(|stored| stored > 1);
+            if !held_before && !line[..at].iter().all(with_it) {
+                return Err(format!("granted out of turn: {seat} at {at} of {line:?}"));
+            }
+            let fence = format!("t{token}").into_bytes();
+            let is_less = |stored: i64| several.is_empty() && stored < count;
+            if stored.is_none_or(is_less) || fields.get(FENCE_FIELD) != Some(&fence) {
+                return Err("a grant is told before it is written".into());
+            }
         }
         Ok(())
     }
 
     /// Invariant 5.
     pub(crate) fn leaves_from(&mut self, seat: usize) -> Result<(), String> {
+        let mut left = false;
         for line in self.lines.values_mut() {
-            if let Some(at) = line.iter().position(|of| of.seat == seat) {
-                line.remove(at);
-                return Ok(());
-            }
+            let before = line.len();
+            line.retain(|of| of.seat != seat);
+            left |= line.len() < before;
         }
-        Err(format!("{seat} was told twice"))
+        if left {
+            Ok(())
+        } else {
+            Err(format!("{seat} was told twice"))
+        }
     }
 
     /// Invariant 10.
@@ -138,7 +175,8 @@ impl Ledger {
     pub(crate) fn all_is_told(&self, name: Name, twin: &Twin) -> Result<(), String> {
         for ((of, place, owner), untold) in &self.untold {
             let is_such = |waiter: &&crate::twin::TwinWaiter| {
-                waiter.is_queued && waiter.session == Some(name) && waiter.owner == *owner
+                let is_own = waiter.session == Some(name) && waiter.owner == *owner;
+                waiter.is_queued && is_own && waiter.hears_under(place) == place
             };
             let waiting = twin.line(place).iter().filter(is_such).count();
             if *of == name && i64::try_from(waiting) != Ok(*untold) {
@@ -163,14 +201,20 @@ impl Ledger {
         }
     }
 
-    /// Invariant 4.
-    pub(crate) fn is_minted(&mut self, token: Token) -> Result<(), String> {
-        if token.get() <= self.highest_token {
-            let highest = self.highest_token;
-            return Err(format!("token {} after {highest}", token.get()));
+    /// Invariant 4. In `several` is the highest token from before a command for several locks, which
+    /// has one new token for all, but a further one for each hold that has none.
+    pub(crate) fn is_minted(&mut self, token: Token, several: Option<i64>) -> Result<(), String> {
+        let token = token.get();
+        let highest = several.unwrap_or(self.highest_token);
+        if token <= highest {
+            return Err(format!("token {token} after {highest}"));
         }
-        self.highest_token = token.get();
+        self.highest_token = self.highest_token.max(token);
         Ok(())
+    }
+
+    pub(crate) fn highest_token(&self) -> i64 {
+        self.highest_token
     }
 }
 
@@ -245,10 +289,24 @@ pub(crate) fn is_at_rest(
         if unseen.contains(place) {
             continue;
         }
-        if twin.is_free(place) || twin.is_other_type(place) {
-            return Err(format!("{line:?} wait for {place:?}, which is free"));
+        if twin.is_other_type(place) {
+            return Err(format!("{line:?} wait for {place:?}, which is no lock"));
         }
-        let lease_end = twin.space.get(place).and_then(|entry| entry.ends_at);
+        let first = &line[0];
+        match &first.together {
+            None if twin.is_free(place) => {
+                return Err(format!("{line:?} wait for {place:?}, which is free"));
+            }
+            // It may be free while the first in line waits for others with it.
+            Some(together) if together.iter().all(|place| !unseen.contains(place)) => {
+                if twin.can_have_all(first) {
+                    return Err(format!("{first:?} waits, and can have all"));
+                }
+            }
+            _ => {}
+        }
+        let entry = twin.space.get(place).filter(|_| !twin.is_free(place));
+        let lease_end = entry.and_then(|entry| entry.ends_at);
         if lease_end.is_some_and(|end| due_in > end + 1 - now.wall_ms()) {
             return Err(format!(
                 "due in {due_in}: the lease of {place:?} ends before"
@@ -342,7 +400,8 @@ pub(crate) fn counters_add_up(locks: &Locks, twin: &Twin, ledger: &Ledger) -> Re
         return Err(format!("counted {counted:?}\n  happened {happened:?}"));
     }
     let gone = counted.timeouts + counted.cancels + counted.departures + twin.refused;
-    let here = u64::try_from(locks.crowd().waiters).unwrap();
+    let seats: BTreeSet<usize> = twin.lines.values().flatten().map(|of| of.seat).collect();
+    let here = u64::try_from(seats.len()).unwrap();
     if ledger.seated != counted.handovers + gone + here {
         return Err(format!("{} sat down, but {counted:?}", ledger.seated));
     }

@@ -11,7 +11,11 @@ pub(crate) type Name = usize;
 /// What an event says.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum News {
-    Granted(i64),
+    Granted {
+        token: i64,
+        /// Of several locks at once, each with the token of its hold.
+        several: Vec<(Place, i64)>,
+    },
     Timeout(i64),
     Lost(&'static str),
     Error(String),
@@ -142,22 +146,42 @@ impl Life {
         let session = self.sessions.get_mut(&name).unwrap();
         session.client = None;
         session.listener = None;
+        let has_grace = session.grace_ms > 0;
+        let end = now.mono_ms + session.grace_ms;
+        session.grace_end = has_grace.then_some(end);
+        let is_unheard = |(event, confirmed): &(TwinEvent, bool)| {
+            !confirmed && matches!(event.news, News::Granted { .. })
+        };
         let events = std::mem::take(&mut session.events);
-        for (event, confirmed) in events {
-            match event.news {
-                News::Granted(token) if !confirmed => self.endings.push(TwinEnding {
-                    place: event.place,
-                    owner: event.owner,
-                    token: Some(token),
-                    whole: false,
-                }),
-                _ => session.events.push((event, confirmed)),
+        let (unheard, kept) = events.into_iter().partition(is_unheard);
+        session.events = kept;
+        let unheard: Vec<_> = unheard;
+        for (event, _) in unheard {
+            if let News::Granted { token, several } = event.news {
+                self.take_back(event.place, event.owner, token, several);
             }
         }
-        if session.grace_ms > 0 {
-            session.grace_end = Some(now.mono_ms + session.grace_ms);
-        } else {
+        if !has_grace {
             self.end(name);
+        }
+    }
+
+    /// A grant went unheard: what it gave is to end.
+    pub(crate) fn take_back(
+        &mut self,
+        place: Place,
+        owner: Vec<u8>,
+        token: i64,
+        several: Vec<(Place, i64)>,
+    ) {
+        let one = several.is_empty().then_some((place, token));
+        for (place, token) in several.into_iter().chain(one) {
+            self.endings.push(TwinEnding {
+                place,
+                owner: owner.clone(),
+                token: Some(token),
+                whole: false,
+            });
         }
     }
 
@@ -237,7 +261,13 @@ impl Life {
     pub(crate) fn confirm(&mut self, place: &Place, owner: &[u8]) {
         for session in self.sessions.values_mut() {
             for (event, confirmed) in &mut session.events {
-                *confirmed |= event.place == *place && event.owner == owner;
+                let is_of = match &event.news {
+                    News::Granted { several, .. } if !several.is_empty() => {
+                        several.iter().any(|(of, _)| of == place)
+                    }
+                    _ => event.place == *place,
+                };
+                *confirmed |= is_of && event.owner == owner;
             }
         }
     }

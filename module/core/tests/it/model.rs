@@ -5,7 +5,7 @@
 
 use crate::life::Name;
 use crate::twin::Waits;
-use crate::world::{Change, LOCKS, Named, OWNERS, Op, SESSIONS, replay};
+use crate::world::{Change, LOCKS, Named, OWNERS, Op, SESSIONS, TOGETHER, replay};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use rlock_core::INTEGER_MAX;
@@ -251,6 +251,97 @@ fn history_of_sessions() -> impl Strategy<Value = Vec<Op>> {
     })
 }
 
+/// Some of the locks of one database, any of them more than once.
+fn locks_together() -> impl Strategy<Value = Vec<usize>> {
+    proptest::collection::vec(proptest::sample::select(TOGETHER.to_vec()), 1..5)
+}
+
+fn acquire_several() -> impl Strategy<Value = Op> {
+    let waits = prop_oneof![
+        2 => (Just(None), wait().prop_map(Waits::Block)),
+        1 => waits_of_sessions(),
+    ];
+    let once = proptest::bool::weighted(0.3);
+    let asked = (locks_together(), owner(), lease(), waits, once);
+    asked.prop_map(
+        |(locks, owner, lease_ms, (session, waits), once)| Op::AcquireSeveral {
+            locks,
+            owner,
+            lease_ms,
+            waits,
+            session,
+            once,
+        },
+    )
+}
+
+fn release_several() -> impl Strategy<Value = Op> {
+    (locks_together(), owner()).prop_map(|(locks, owner)| Op::ReleaseSeveral { locks, owner })
+}
+
+fn renew_several() -> impl Strategy<Value = Op> {
+    let session = proptest::option::weighted(0.3, session());
+    (locks_together(), owner(), lease(), session).prop_map(|(locks, owner, lease_ms, session)| {
+        Op::RenewSeveral {
+            locks,
+            owner,
+            lease_ms,
+            session,
+        }
+    })
+}
+
+/// What concerns locks that are wanted together, so that it meets.
+fn of_several() -> impl Strategy<Value = Op> {
+    let lock = || proptest::sample::select(TOGETHER.to_vec());
+    let waits = prop_oneof![
+        3 => wait().prop_map(Waits::Block).prop_map(|waits| (None, waits)),
+        1 => waits_of_sessions(),
+    ];
+    let once = proptest::bool::weighted(0.3);
+    let acquire = (lock(), owner(), lease(), waits, once).prop_map(
+        |(lock, owner, lease_ms, (session, waits), once)| Op::Acquire {
+            lock,
+            owner,
+            lease_ms,
+            waits,
+            session,
+            once,
+        },
+    );
+    let release = (lock(), owner()).prop_map(|(lock, owner)| Op::Release {
+        lock,
+        owner,
+        token: Named::No,
+        lease_ms: None,
+    });
+    let foreign = (lock(), change(), proptest::bool::weighted(0.8));
+    prop_oneof![
+        10 => acquire_several(),
+        6 => acquire,
+        5 => release_several(),
+        6 => release,
+        2 => renew_several(),
+        2 => (lock(), owner()).prop_map(|(lock, owner)| Op::Cancel { lock, owner }),
+        1 => lock().prop_map(|lock| Op::Break { lock }),
+        2 => events(),
+        1 => client().prop_map(|client| Op::Close { client }),
+        2 => (0usize..6).prop_map(|client| Op::Disconnect { client }),
+        1 => Just(Op::Deliver),
+        2 => foreign.prop_map(|(lock, change, told)| Op::Foreign { lock, change, told }),
+        2 => (0i64..70).prop_map(|ms| Op::Pass { ms }),
+        3 => (0i64..2).prop_map(|more_ms| Op::PassDeadline { more_ms }),
+        1 => prop_oneof![
+            Just(Op::Flush { db: Some(0) }),
+            Just(Op::SwapDatabases),
+            Just(Op::Demote),
+            Just(Op::StartTokens { guard_ms: 0 }),
+        ],
+        1 => Just(Op::Multi),
+        2 => Just(Op::Exec),
+    ]
+}
+
 fn history() -> impl Strategy<Value = Vec<Op>> {
     let steps = prop_oneof![30 => op().prop_map(|op| vec![op]), 1 => script()];
     proptest::collection::vec(steps, 1..60).prop_map(|steps| steps.concat())
@@ -268,6 +359,9 @@ fn op() -> impl Strategy<Value = Op> {
         1 => client().prop_map(|client| Op::Unblock { client }),
         6 => release(),
         3 => renew(),
+        3 => acquire_several(),
+        1 => release_several(),
+        1 => renew_several(),
         2 => (lock(), owner()).prop_map(|(lock, owner)| Op::Cancel { lock, owner }),
         1 => lock().prop_map(|lock| Op::Break { lock }),
         3 => (0i64..70).prop_map(|ms| Op::Pass { ms }),
@@ -307,6 +401,13 @@ proptest! {
 
     #[test]
     fn core_and_twin_agree_on_any_history_of_sessions(history in history_of_sessions()) {
+        replay(&history).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
+    fn core_and_twin_agree_on_any_history_of_several_locks(
+        history in proptest::collection::vec(of_several(), 1..50),
+    ) {
         replay(&history).map_err(TestCaseError::fail)?;
     }
 }

@@ -4,11 +4,13 @@
 //! It shares no decision with the core: it writes its own keyspace by itself, and its error texts
 //! are its own. Where the core and the twin disagree, one of them is wrong.
 
-use crate::circles::Graph;
+use crate::circles::{Graph, Standing};
 use crate::keyspace::{Entry, Fields, Keyspace, Place, Value, owners};
 use crate::life::{Life, Name, News, TwinEnding, TwinEvent};
 use rlock_core::{Mode, Now};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+mod several;
 
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 const WRONG_KIND: &str = "WRONGKIND the key holds a read-write lock, not a plain one";
@@ -47,8 +49,15 @@ pub(crate) enum Reply {
 /// What a waiter hears in the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
-    Granted { count: i64, token: i64 },
-    NotAcquired { ttl_ms: i64 },
+    Granted {
+        count: i64,
+        token: i64,
+        /// Of several locks at once, each with the token of its hold.
+        several: Vec<(Place, i64)>,
+    },
+    NotAcquired {
+        ttl_ms: i64,
+    },
     Refused(String),
 }
 
@@ -63,6 +72,16 @@ pub(crate) struct TwinWaiter {
     pub(crate) since: i64,
     /// On the monotonic clock; none without limit.
     pub(crate) wait_end: Option<i64>,
+    /// Of a wait for several locks, all of them, as they were named: it stands in the line of each.
+    pub(crate) together: Option<Vec<Place>>,
+}
+
+impl TwinWaiter {
+    /// The lock under which it hears, standing in the line of this one.
+    pub(crate) fn hears_under<'a>(&'a self, place: &'a Place) -> &'a Place {
+        let first = self.together.as_ref().and_then(|places| places.first());
+        first.unwrap_or(place)
+    }
 }
 
 /// What has happened, counted.
@@ -99,6 +118,11 @@ pub(crate) struct Twin {
     /// Whether the core refused the present wait as one without an end.
     pub(crate) is_found: bool,
     last_token: i64,
+    /// What was freed, or given to whom, in this step: who has waited for that is to have it within
+    /// the step.
+    changed: Vec<(Place, Option<Vec<u8>>)>,
+    /// The locks given back by MRELEASE, whose message is out and whose lines come later.
+    given_back: BTreeSet<Place>,
 }
 
 /// Whether and how an ACQUIRE waits, and for how long.
@@ -127,14 +151,16 @@ impl Twin {
             return refused;
         }
         // Newcomers never overtake a waiter.
-        self.find_free(place, now);
-        if self.is_free(place) {
+        if self.is_free(place) && self.line(place).is_empty() {
             let token = self.mint(now);
-            self.space.delete(place);
-            self.put(place, asked.owner, 1, Some(token));
-            self.start_lease(place, asked.owner, asked.lease_ms, now);
-            self.bind(place, asked.owner, asked.session);
-            self.tally.grants += 1;
+            self.take(
+                place,
+                asked.owner,
+                token,
+                asked.lease_ms,
+                asked.session,
+                now,
+            );
             return Reply::Held { count: 1, token };
         }
         match self.hold(place, asked.owner) {
@@ -150,6 +176,30 @@ impl Twin {
         if !asked.once && held >= COUNT_MAX {
             return Reply::Refused(OVERFLOW.into());
         }
+        let (count, token) = self.reenter(place, held, asked, now);
+        Reply::Held { count, token }
+    }
+
+    /// A free lock is taken, whatever is left in its hash.
+    fn take(
+        &mut self,
+        place: &Place,
+        owner: &[u8],
+        token: i64,
+        lease_ms: i64,
+        session: Option<Name>,
+        now: Now,
+    ) {
+        self.life.lose_all(place, None, now);
+        self.space.delete(place);
+        self.put(place, owner, 1, Some(token));
+        self.start_lease(place, owner, lease_ms, now);
+        self.bind(place, owner, session);
+        self.tally.grants += 1;
+        self.changed.push((place.clone(), Some(owner.to_vec())));
+    }
+
+    fn reenter(&mut self, place: &Place, held: i64, asked: Asked<'_>, now: Now) -> (i64, i64) {
         let count = if asked.once { held } else { held + 1 };
         let kept = self.token(place);
         let token = kept.unwrap_or_else(|| self.mint(now));
@@ -160,7 +210,7 @@ impl Twin {
         }
         self.bind(place, asked.owner, asked.session);
         self.tally.reentries += 1;
-        Reply::Held { count, token }
+        (count, token)
     }
 
     fn wait_in_line(&mut self, place: &Place, asked: Asked<'_>, now: Now) -> Reply {
@@ -177,6 +227,7 @@ impl Twin {
             lease_ms: asked.lease_ms,
             since: now.mono_ms,
             wait_end: (wait_ms > 0).then(|| now.mono_ms + wait_ms),
+            together: None,
         };
         let is_queued = newcomer.is_queued;
         let at = match self.place_in_line(place, asked.owner) {
@@ -190,7 +241,7 @@ impl Twin {
                     "QUEUEFULL too many waiters, rlock.max-waiters-per-lock is {max}"
                 ));
             }
-            _ if self.closes_a_circle(place, asked.owner) => {
+            _ if self.closes_a_circle(std::slice::from_ref(place), asked.owner, None) => {
                 self.tally.deadlocks_refused += 1;
                 return Reply::Deadlock;
             }
@@ -223,20 +274,27 @@ impl Twin {
         }
     }
 
-    fn closes_a_circle(&self, place: &Place, owner: &[u8]) -> bool {
+    fn closes_a_circle(&self, places: &[Place], owner: &[u8], joint: Option<usize>) -> bool {
         let mut graph = self.graph();
         if graph.is_in_a_circle(owner) {
             // One that others made by what they wrote stands without this wait.
             return self.is_found;
         }
-        let line = graph.lines.entry(place.clone()).or_default();
-        line.push(owner.to_vec());
+        for place in places {
+            let line = graph.lines.entry(place.clone()).or_default();
+            let owner = owner.to_vec();
+            line.push(Standing { owner, joint });
+        }
         graph.is_in_a_circle(owner)
     }
 
     /// Who holds and who waits.
     pub(crate) fn graph(&self) -> Graph {
-        let owners_in = |line: &Vec<TwinWaiter>| line.iter().map(|w| w.owner.clone()).collect();
+        let stands = |waiter: &TwinWaiter| Standing {
+            owner: waiter.owner.clone(),
+            joint: waiter.together.as_ref().map(|_| waiter.seat),
+        };
+        let standing = |line: &Vec<TwinWaiter>| line.iter().map(stands).collect();
         let lines = self.lines.iter();
         let held = self.space.entries().filter_map(|(place, entry)| {
             let Value::Hash(fields) = &entry.value else {
@@ -247,7 +305,7 @@ impl Twin {
         });
         Graph {
             lines: lines
-                .map(|(place, line)| (place.clone(), owners_in(line)))
+                .map(|(place, line)| (place.clone(), standing(line)))
                 .collect(),
             holders: held.collect(),
         }
@@ -335,10 +393,10 @@ impl Twin {
 
     pub(crate) fn cancel(&mut self, place: &Place, owner: &[u8], now: Now) -> Reply {
         let ttl_ms = self.ttl_ms(place, now);
-        let line = self.lines.entry(place.clone()).or_default();
-        let (own, rest): (Vec<_>, Vec<_>) = line.drain(..).partition(|w| w.owner == owner);
-        *line = rest;
+        let line = self.line(place).to_vec();
+        let own: Vec<_> = line.iter().filter(|of| of.owner == owner).collect();
         for waiter in &own {
+            self.take_out(waiter.seat);
             self.tell(place, waiter, Heard::NotAcquired { ttl_ms });
             self.tally.cancels += 1;
         }
@@ -371,7 +429,7 @@ impl Twin {
 
     pub(crate) fn time_out(&mut self, seat: usize, now: Now) -> Result<(), String> {
         let place = self.place_of(seat);
-        let ttl_ms = self.ttl_ms(&place, now);
+        let ttl_ms = self.ttl_of_wait(seat, now);
         let waiter = self.take_out(seat).ok_or("one who is gone was timed out")?;
         self.tell(&place, &waiter, Heard::NotAcquired { ttl_ms });
         self.tally.timeouts += 1;
@@ -449,14 +507,19 @@ impl Twin {
             return;
         };
         match self.not_plain(place) {
-            Some(Reply::Refused(text)) if text == WRONG_TYPE => {
-                for waiter in self.lines.remove(place).unwrap_or_default() {
-                    self.tell(place, &waiter, Heard::Refused(text.clone()));
-                    self.refused += 1;
+            Some(Reply::Refused(text)) => {
+                // Another type is nothing to wait for. Another kind may be gone again one day, but
+                // not for those who wait for others with it.
+                let ends = |of: &&TwinWaiter| text == WRONG_TYPE || of.together.is_some();
+                let line = self.line(place).to_vec();
+                for waiter in line.iter().filter(ends) {
+                    self.refuse_wait(place, waiter, &text);
                 }
             }
             Some(_) => {}
             None if self.is_free(place) => self.find_free(place, now),
+            // It is looked at by itself.
+            None if self.line(place)[0].together.is_some() => {}
             // What one holds is re-entered, never waited for.
             None => {
                 let held = self
@@ -493,11 +556,16 @@ impl Twin {
         }
     }
 
-    /// For which lock somebody waits; any if for none.
+    /// For which lock somebody waits, of several the first; any if for none.
     pub(crate) fn place_of(&self, seat: usize) -> Place {
-        let waits = |line: &[TwinWaiter]| line.iter().any(|waiter| waiter.seat == seat);
-        let found = self.lines.iter().find(|(_, line)| waits(line));
-        found.map(|(place, _)| place.clone()).unwrap_or_default()
+        let mut all = self.lines.iter().flat_map(|(place, line)| {
+            let with_place = move |waiter| (place, waiter);
+            line.iter().map(with_place)
+        });
+        let found = all.find(|(_, waiter)| waiter.seat == seat);
+        found.map_or_else(Place::default, |(place, waiter)| {
+            waiter.hears_under(place).clone()
+        })
     }
 
     pub(crate) fn waiting(&self) -> u64 {
@@ -573,7 +641,7 @@ impl Twin {
     fn place_in_line(&self, place: &Place, owner: &[u8]) -> Option<usize> {
         self.line(place)
             .iter()
-            .position(|waiter| waiter.owner == owner)
+            .position(|waiter| waiter.owner == owner && waiter.together.is_none())
     }
 
     /// Whether an ACQUIRE with ONCE would take a place over.
@@ -591,17 +659,21 @@ impl Twin {
     fn end_hold(&mut self, place: &Place, held_as: Mode, now: Now) {
         self.space.delete(place);
         self.published.push((place.clone(), held_as));
-        if !self.line(place).is_empty() {
+        self.changed.push((place.clone(), None));
+        if self.is_for_one_lock(place) {
             self.grant_first(place, now);
         }
     }
 
     /// Somebody finds the lock free: who had it has lost it, and who is first in line has it.
-    fn find_free(&mut self, place: &Place, now: Now) {
+    pub(crate) fn find_free(&mut self, place: &Place, now: Now) {
         if self.is_free(place) {
             self.life.lose_all(place, None, now);
-            if !self.line(place).is_empty() {
-                self.published.push((place.clone(), Mode::Plain));
+            self.changed.push((place.clone(), None));
+            if self.is_for_one_lock(place) {
+                if !self.given_back.remove(place) {
+                    self.published.push((place.clone(), Mode::Plain));
+                }
                 self.space.delete(place);
                 self.grant_first(place, now);
             }
@@ -621,10 +693,11 @@ impl Twin {
             return;
         };
         let news = match heard {
-            Heard::Granted { token, .. } => News::Granted(token),
+            Heard::Granted { token, several, .. } => News::Granted { token, several },
             Heard::NotAcquired { ttl_ms } => News::Timeout(ttl_ms),
             Heard::Refused(text) => News::Error(text),
         };
+        let place = waiter.hears_under(place);
         self.life.tell(session, news, place, &waiter.owner);
     }
 
@@ -647,19 +720,29 @@ impl Twin {
             self.space.get_mut(place).unwrap().ends_at = before;
             self.start_lease(place, &owner, waiter.lease_ms, now);
             session = waiter.session.or(session);
-            self.tell(place, &waiter, Heard::Granted { count, token });
+            let several = Vec::new();
+            let heard = Heard::Granted {
+                count,
+                token,
+                several,
+            };
+            self.tell(place, &waiter, heard);
             self.tally.handovers += 1;
             if count == 1 {
                 self.tally.grants += 1;
             } else {
                 self.tally.reentries += 1;
             }
-            let next = self.line(place).first();
-            if count == COUNT_MAX || next.is_none_or(|next| next.owner != owner) {
+            let is_own = self
+                .line(place)
+                .first()
+                .is_some_and(|next| next.owner == owner);
+            if count == COUNT_MAX || !is_own || !self.is_for_one_lock(place) {
                 break;
             }
         }
         self.bind(place, &owner, session);
+        self.changed.push((place.clone(), Some(owner)));
     }
 
     fn put(&mut self, place: &Place, owner: &[u8], count: i64, token: Option<i64>) {
@@ -694,24 +777,31 @@ impl Twin {
         }
     }
 
-    /// Takes out all of whom this is true, in the order in which they stand.
+    /// Takes out all of whom this is true, each with the lock under which it hears.
     fn take_out_all(&mut self, of: impl Fn(&TwinWaiter) -> bool) -> Vec<(Place, TwinWaiter)> {
-        let mut out = Vec::new();
-        for (place, line) in &mut self.lines {
-            let (gone, rest): (Vec<_>, Vec<_>) = line.drain(..).partition(&of);
-            *line = rest;
-            out.extend(gone.into_iter().map(|waiter| (place.clone(), waiter)));
-        }
-        out
+        let seats: BTreeSet<usize> = self
+            .lines
+            .values()
+            .flatten()
+            .filter(|waiter| of(waiter))
+            .map(|waiter| waiter.seat)
+            .collect();
+        let out = seats.into_iter().map(|seat| {
+            let place = self.place_of(seat);
+            (place, self.take_out(seat).unwrap())
+        });
+        out.collect()
     }
 
+    /// Takes somebody out of all lines in which it stands.
     fn take_out(&mut self, seat: usize) -> Option<TwinWaiter> {
-        let line = self
-            .lines
-            .values_mut()
-            .find(|line| line.iter().any(|waiter| waiter.seat == seat))?;
-        let at = line.iter().position(|waiter| waiter.seat == seat)?;
-        Some(line.remove(at))
+        let mut out = None;
+        for line in self.lines.values_mut() {
+            if let Some(at) = line.iter().position(|waiter| waiter.seat == seat) {
+                out = Some(line.remove(at));
+            }
+        }
+        out
     }
 }
 

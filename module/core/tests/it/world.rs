@@ -3,17 +3,19 @@
 
 use crate::invariants::{self, Ledger};
 use crate::keyspace::{Entry, Fields, Keyspace, Place, Value};
-use crate::life::{Call, Name, TwinEnding};
-use crate::twin::{Asked, Heard, Reply, Twin, Waits};
+use crate::life::{Call, Name};
+use crate::twin::{Asked, Heard, Reply, Twin, TwinWaiter, Waits};
 use rlock_core::request::{Acquire, Cancel, Patience, Release, Renew};
 use rlock_core::{
-    Acquired, BlockedClient, Counters, Dismissal, Effect, Found, Grant, Lease, LockKey, LockRef,
-    Locks, Mode, Now, Overdue, Refusal, Stored, Token, Wait, WaiterId,
+    Acquired, BlockedClient, Counters, DeadlockSearch, Dismissal, Effect, Found, Grant, Lease,
+    LockKey, LockRef, Locks, Mode, Now, Overdue, Refusal, Stored, Token, Wait, WaiterId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The locks that histories are about: two in one database, and one of the same name in another.
-pub(crate) const LOCKS: [(i32, &[u8]); 3] = [(0, b"a"), (0, b""), (1, b"a")];
+/// The locks that histories are about: three in one database, and one of the same name in another.
+pub(crate) const LOCKS: [(i32, &[u8]); 4] = [(0, b"a"), (0, b""), (1, b"a"), (0, b"\xff")];
+/// Those in one database, which one command can name together.
+pub(crate) const TOGETHER: [usize; 3] = [0, 1, 3];
 /// Those who want them: any bytes.
 pub(crate) const OWNERS: [&[u8]; 3] = [b"A", b"B", b"\xff\0"];
 /// Their sessions: any bytes.
@@ -22,6 +24,7 @@ pub(crate) const SESSIONS: [&[u8]; 2] = [b"s", b"\xff\0"];
 pub(crate) const WAITERS_MAX: u32 = 4;
 
 mod sessions;
+mod several;
 use sessions::Listening;
 
 const A_DAY_MS: i64 = 86_400_000;
@@ -48,6 +51,25 @@ pub(crate) enum Op {
         owner: usize,
         lease_ms: i64,
         token: Named,
+        session: Option<Name>,
+    },
+    /// Of locks in one database, any of them more than once.
+    AcquireSeveral {
+        locks: Vec<usize>,
+        owner: usize,
+        lease_ms: i64,
+        waits: Waits,
+        session: Option<Name>,
+        once: bool,
+    },
+    ReleaseSeveral {
+        locks: Vec<usize>,
+        owner: usize,
+    },
+    RenewSeveral {
+        locks: Vec<usize>,
+        owner: usize,
+        lease_ms: i64,
         session: Option<Name>,
     },
     /// From one of a few connections; nothing if it is blocked already.
@@ -179,6 +201,8 @@ pub(crate) struct World {
     seats: usize,
     in_multi: bool,
     is_replica: bool,
+    /// While several locks are being entered: the highest token from before.
+    takes_several: Option<i64>,
     /// Locks that changed without an event, and were not looked at since.
     unseen: BTreeSet<Place>,
     /// The same for holds of sessions, each with its token.
@@ -213,6 +237,7 @@ impl Default for World {
             seats: 0,
             in_multi: false,
             is_replica: false,
+            takes_several: None,
             unseen: BTreeSet::new(),
             unseen_holds: BTreeSet::new(),
         }
@@ -263,6 +288,7 @@ impl World {
     /// One thing happens, the driver does its part, and everything is compared.
     pub(crate) fn step(&mut self, op: &Op) -> Result<(), String> {
         let (of_core, of_twin) = self.happen(op)?;
+        self.go_on()?;
         self.forget_those_who_left();
         if of_core != of_twin {
             return Err(format!("{op:?}: core {of_core:?}, twin {of_twin:?}"));
@@ -300,6 +326,12 @@ impl World {
     fn happen(&mut self, op: &Op) -> Result<(Reply, Reply), String> {
         if self.is_replica && writes(op) {
             return Ok((Reply::Nothing, Reply::Nothing));
+        }
+        match op {
+            Op::AcquireSeveral { .. } | Op::ReleaseSeveral { .. } | Op::RenewSeveral { .. } => {
+                return self.happen_to_several(op);
+            }
+            _ => {}
         }
         match *op {
             Op::Acquire {
@@ -429,6 +461,9 @@ impl World {
             self.settle_first(place)?;
             acquired = self.ask(place, &request)?;
         }
+        if acquired.is_ok() {
+            self.unseen.remove(place);
+        }
         let ends_at = match acquired {
             Err(refusal) => return Ok(Reply::Refused(refusal.to_string())),
             Ok(Acquired::Held { count, token }) => {
@@ -439,7 +474,8 @@ impl World {
             Ok(Acquired::MustWait { ends_at, .. }) => ends_at,
             Ok(Acquired::SettleFirst) => return Err("the line was settled a moment ago".into()),
         };
-        if self.is_refused_for_good(place, &request)? {
+        let search = self.locks.search_deadlock(lock_ref(place), &request);
+        if self.is_refused_for_good(search)? {
             return Ok(Reply::Deadlock);
         }
         self.join(place, asked, &request, ends_at)
@@ -463,23 +499,23 @@ impl World {
     }
 
     /// Those in line for a lock that was found free come before a newcomer.
-    fn settle_first(&mut self, place: &Place) -> Result<(), String> {
+    pub(super) fn settle_first(&mut self, place: &Place) -> Result<(), String> {
         let first = self.locks.first_owner(lock_ref(place));
         let first = first.ok_or("nobody is in line, and is to be settled first")?;
         let (now, stored) = (self.clock.now, self.space.read(place, &first));
         let mut effects = Vec::new();
         self.locks
             .settle(lock_ref(place), stored, now, &mut effects);
-        self.carry_out(place, b"", &effects)
+        self.carry_out(place, b"", &effects)?;
+        self.twin.find_free(place, now);
+        self.go_on()
     }
 
     /// Walks the search for a deadlock as the driver does.
     fn is_refused_for_good(
         &mut self,
-        place: &Place,
-        request: &Acquire<'_>,
+        (mut search, mut found): (DeadlockSearch, Found),
     ) -> Result<bool, String> {
-        let (mut search, mut found) = self.locks.search_deadlock(lock_ref(place), request);
         for _ in 0..100 {
             let lock = match found {
                 Found::Nothing => return Ok(false),
@@ -502,7 +538,8 @@ impl World {
     ) -> Result<Reply, String> {
         let (now, seat) = (self.clock.now, asked.seat);
         self.seats += 1;
-        self.ledger.sits_down(place, asked);
+        self.ledger
+            .sits_down(std::slice::from_ref(place), false, asked);
         let client = BlockedClient {
             handle: seat,
             client_id: u64::try_from(seat).unwrap(),
@@ -674,12 +711,9 @@ impl World {
         } else if clients > 0 {
             let grant = self.under_way.remove(client - blocked.len());
             let UnderWay { lock, owner, grant } = grant;
-            self.twin.life.endings.push(TwinEnding {
-                place: (lock.db, lock.name.to_vec()),
-                owner: owner.clone(),
-                token: Some(grant.token.get()),
-                whole: false,
-            });
+            let (token, several) = (grant.token.get(), each_of(&grant));
+            let twin = &mut self.twin.life;
+            twin.take_back(place_of(&lock), owner.clone(), token, several);
             self.locks
                 .give_back_later(lock, &owner.as_slice().into(), grant);
         }
@@ -714,9 +748,8 @@ impl World {
             }
             while let Some(Overdue { locks, owner }) = self.locks.next_timeout(now) {
                 let places = locks.iter().map(place_of);
-                let read = |place| self.space.read(&place, &owner);
-                let stored: Vec<Stored> = places.map(read).collect();
-                self.time_out(&stored, now)?;
+                let places: Vec<Place> = places.collect();
+                self.time_out(&places, &owner, now)?;
             }
             let mut effects = Vec::new();
             self.locks.passed(now, &mut effects);
@@ -748,6 +781,8 @@ impl World {
             self.carry_out(&place, b"", &effects)?;
             self.twin.settle(&place, now);
             self.unseen.remove(&place);
+            self.go_on()?;
+            self.forget_those_who_left();
         }
         Err("there is always something more to settle".into())
     }
@@ -760,16 +795,24 @@ impl World {
     }
 
     /// Whose wait has ended first leaves first. Of several that end together any may.
-    fn time_out(&mut self, stored: &[Stored], now: Now) -> Result<(), String> {
-        let end_of = |seat| self.twin.waiter(seat).and_then(|waiter| waiter.wait_end);
-        let first = self
-            .waiting
-            .iter()
-            .filter_map(|(seat, id)| Some((end_of(*seat)?, id, *seat)))
-            .min();
-        let (_, _, seat) = first.ok_or("nobody waits that could be timed out")?;
+    fn time_out(&mut self, places: &[Place], owner: &[u8], now: Now) -> Result<(), String> {
+        let ends = self.waiting.iter().filter_map(|(seat, id)| {
+            let waiter = self.twin.waiter(*seat)?;
+            Some((waiter.wait_end?, waiter, *id, *seat))
+        });
+        let earliest = ends.clone().map(|(end, ..)| end).min();
+        let is_meant = |waiter: &TwinWaiter, seat| {
+            let one = [self.twin.place_of(seat)];
+            waiter.owner == owner && waiter.together.as_deref().unwrap_or(&one) == places
+        };
+        let first = ends
+            .filter(|(end, waiter, _, seat)| Some(*end) == earliest && is_meant(waiter, *seat))
+            .min_by_key(|(_, _, id, _)| *id);
+        let (_, _, _, seat) = first.ok_or("nobody waits that could be timed out")?;
+        let read = |place| self.space.read(place, owner);
+        let stored: Vec<Stored> = places.iter().map(read).collect();
         let mut effects = Vec::new();
-        self.locks.time_out(stored, now, &mut effects);
+        self.locks.time_out(&stored, now, &mut effects);
         self.carry_out(&Place::default(), b"", &effects)?;
         self.twin.time_out(seat, now)?;
         self.forget_those_who_left();
@@ -801,7 +844,7 @@ impl World {
         match effect {
             Effect::Write {
                 token: Some(token), ..
-            } => self.ledger.is_minted(*token),
+            } => self.ledger.is_minted(*token, self.takes_several),
             Effect::Publish(mode) => {
                 self.published.push((place.clone(), *mode));
                 Ok(())
@@ -820,13 +863,21 @@ impl World {
                     grant: grant.clone(),
                 });
                 let (count, token) = (*count, grant.token);
+                let several = each_of(grant);
+                self.ledger.is_granted(
+                    &place_of(lock),
+                    *client,
+                    (count, token),
+                    &several,
+                    &self.space,
+                )?;
                 let granted = Heard::Granted {
                     count,
                     token: token.get(),
+                    several,
                 };
                 self.heard.push((*client, granted));
-                self.ledger
-                    .is_granted(place, *client, (count, token), &self.space)
+                Ok(())
             }
             Effect::Dismiss { client, why } => {
                 self.waiting.remove(client);
@@ -885,6 +936,9 @@ fn writes(op: &Op) -> bool {
         Op::Acquire { .. }
             | Op::Release { .. }
             | Op::Renew { .. }
+            | Op::AcquireSeveral { .. }
+            | Op::ReleaseSeveral { .. }
+            | Op::RenewSeveral { .. }
             | Op::Cancel { .. }
             | Op::Break { .. }
     )
@@ -904,6 +958,13 @@ fn left_in_any_order(mut heard: Vec<(usize, Heard)>) -> Vec<(usize, Heard)> {
 pub(crate) fn place(lock: usize) -> Place {
     let (db, name) = LOCKS[lock];
     (db, name.to_vec())
+}
+
+/// Each of several locks that were granted at once, with the token of its hold.
+fn each_of(grant: &Grant) -> Vec<(Place, i64)> {
+    let each = grant.several.iter().flat_map(|several| several.iter());
+    each.map(|(lock, token)| (place_of(lock), token.get()))
+        .collect()
 }
 
 fn place_of(lock: &LockKey) -> Place {

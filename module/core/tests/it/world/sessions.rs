@@ -1,6 +1,6 @@
 //! What the driver does for sessions: EVENTS, those who wait there, and connections that close.
 
-use super::{SESSIONS, World};
+use super::{SESSIONS, World, each_of};
 use crate::life::{Call, Name, News, TwinEnding, TwinEvent, in_any_order};
 use crate::twin::Reply;
 use rlock_core::request::Events;
@@ -225,6 +225,7 @@ impl World {
                 whole: *whole,
             };
             self.twin.end(&should, now)?;
+            self.go_on()?;
             self.forget_those_who_left();
         }
         if self.twin.life.endings.is_empty() {
@@ -282,7 +283,10 @@ impl World {
 
 fn shown(event: &Event) -> TwinEvent {
     let news = match &event.kind {
-        EventKind::Granted(grant) => News::Granted(grant.token.get()),
+        EventKind::Granted(grant) => News::Granted {
+            token: grant.token.get(),
+            several: each_of(grant),
+        },
         EventKind::Timeout { ttl_ms } => News::Timeout(*ttl_ms),
         EventKind::Lost(LostReason::Expired) => News::Lost("expired"),
         EventKind::Lost(LostReason::Broken) => News::Lost("broken"),

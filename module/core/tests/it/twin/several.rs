@@ -1,0 +1,335 @@
+//! Several locks at once: all or none.
+
+use super::{
+    Asked, COUNT_MAX, Heard, MALFORMED, OVERFLOW, Reply, Twin, TwinWaiter, Waits, hold_count,
+};
+use crate::keyspace::Place;
+use crate::life::Name;
+use rlock_core::{Mode, Now};
+use std::collections::BTreeSet;
+
+impl Twin {
+    pub(crate) fn acquire_several(
+        &mut self,
+        places: &[Place],
+        asked: Asked<'_>,
+        now: Now,
+    ) -> Reply {
+        if let Some(refused) = self.unheard(asked.session) {
+            return refused;
+        }
+        for place in places {
+            if let Some(refused) = self.not_plain(place) {
+                return refused;
+            }
+            match self.hold(place, asked.owner).map(|held| hold_count(&held)) {
+                Some(None) => return Reply::Refused(MALFORMED.into()),
+                Some(Some(held)) if held >= COUNT_MAX && !asked.once => {
+                    return Reply::Refused(OVERFLOW.into());
+                }
+                _ => {}
+            }
+        }
+        // Newcomers never overtake a waiter.
+        let is_to_be_had = |place: &Place| {
+            let is_free = self.is_free(place) && self.line(place).is_empty();
+            is_free || self.hold(place, asked.owner).is_some()
+        };
+        if places.iter().all(is_to_be_had) {
+            let (count, token, _) = self.enter_all(places, asked, now);
+            return Reply::Held { count, token };
+        }
+        self.wait_in_all_lines(places, asked, now)
+    }
+
+    /// The highest count, the token to be told, and the token of each hold.
+    fn enter_all(
+        &mut self,
+        places: &[Place],
+        asked: Asked<'_>,
+        now: Now,
+    ) -> (i64, i64, Vec<(Place, i64)>) {
+        let any_new = places.iter().any(|place| self.is_free(place));
+        let new = any_new.then(|| self.mint(now));
+        let mut entered = Vec::new();
+        for place in places {
+            let held = self
+                .hold(place, asked.owner)
+                .and_then(|held| hold_count(&held));
+            let (count, token) = match (held, new) {
+                (Some(held), _) => self.reenter(place, held, asked, now),
+                (None, Some(token)) => {
+                    self.take(
+                        place,
+                        asked.owner,
+                        token,
+                        asked.lease_ms,
+                        asked.session,
+                        now,
+                    );
+                    (1, token)
+                }
+                (None, None) => unreachable!("it is free or held by the owner"),
+            };
+            self.changed
+                .push((place.clone(), Some(asked.owner.to_vec())));
+            entered.push((place.clone(), count, token));
+        }
+        let count = entered.iter().map(|(_, count, _)| *count).max().unwrap();
+        let largest = entered.iter().map(|(_, _, token)| *token).max().unwrap();
+        let each = entered.into_iter().map(|(place, _, token)| (place, token));
+        (count, new.unwrap_or(largest), each.collect())
+    }
+
+    fn wait_in_all_lines(&mut self, places: &[Place], asked: Asked<'_>, now: Now) -> Reply {
+        let ttl_ms = self.ttl_of_others(places, asked.owner, now);
+        let wait_ms = match asked.waits {
+            Waits::No => return Reply::NotHeld { ttl_ms },
+            Waits::Block(ms) | Waits::Queue(ms) => ms,
+        };
+        let is_queued = matches!(asked.waits, Waits::Queue(_));
+        let newcomer = TwinWaiter {
+            owner: asked.owner.to_vec(),
+            seat: asked.seat,
+            is_queued,
+            session: asked.session,
+            lease_ms: asked.lease_ms,
+            since: now.mono_ms,
+            wait_end: (wait_ms > 0).then(|| now.mono_ms + wait_ms),
+            together: Some(places.to_vec()),
+        };
+        let present = self
+            .joint_of(places, asked.owner)
+            .filter(|_| asked.once)
+            .cloned();
+        if let Some(old) = present {
+            self.move_joint(&old, newcomer, ttl_ms);
+        } else {
+            let is_full = |place: &Place| self.line(place).len() >= asked.waiters_max;
+            if places.iter().any(is_full) {
+                let max = asked.waiters_max;
+                return Reply::Refused(format!(
+                    "QUEUEFULL too many waiters, rlock.max-waiters-per-lock is {max}"
+                ));
+            }
+            if self.closes_a_circle(places, asked.owner, Some(asked.seat)) {
+                self.tally.deadlocks_refused += 1;
+                return Reply::Deadlock;
+            }
+            for place in places {
+                let line = self.lines.entry(place.clone()).or_default();
+                line.push(newcomer.clone());
+            }
+        }
+        self.tally.waiters_peak = self.tally.waiters_peak.max(self.waiting());
+        let place_in = |place| {
+            let mut line = self.line(place).iter();
+            line.position(|of| of.seat == asked.seat).unwrap() + 1
+        };
+        let position = places.iter().map(place_in).max().unwrap();
+        if is_queued {
+            let position = i64::try_from(position).unwrap();
+            Reply::Queued { position }
+        } else {
+            Reply::Waits
+        }
+    }
+
+    fn move_joint(&mut self, old: &TwinWaiter, newcomer: TwinWaiter, ttl_ms: i64) {
+        let moved = TwinWaiter {
+            since: old.since,
+            together: old.together.clone(),
+            ..newcomer
+        };
+        for line in self.lines.values_mut() {
+            for waiter in line.iter_mut().filter(|of| of.seat == old.seat) {
+                *waiter = moved.clone();
+            }
+        }
+        self.tally.cancels += 1;
+        let stays = old.is_queued && moved.is_queued && old.session == moved.session;
+        if !stays {
+            self.tell(&Place::default(), old, Heard::NotAcquired { ttl_ms });
+        }
+    }
+
+    /// The owner's foremost wait for just these locks together.
+    pub(crate) fn joint_of(&self, places: &[Place], owner: &[u8]) -> Option<&TwinWaiter> {
+        let set: BTreeSet<&Place> = places.iter().collect();
+        let mut line = self.line(places.first()?).iter();
+        line.find(|waiter| {
+            let together = waiter.together.as_ref();
+            waiter.owner == owner
+                && together.is_some_and(|of| of.iter().collect::<BTreeSet<_>>() == set)
+        })
+    }
+
+    pub(crate) fn release_several(&mut self, places: &[Place], owner: &[u8]) -> Reply {
+        if let Some(refused) = self.cannot_count(places, owner) {
+            return refused;
+        }
+        let mut released = 0;
+        for place in places {
+            let Some(held) = self.hold(place, owner).and_then(|held| hold_count(&held)) else {
+                continue;
+            };
+            released += 1;
+            self.tally.releases += 1;
+            if held > 1 {
+                self.put(place, owner, held - 1, None);
+                self.bind(place, owner, None);
+                continue;
+            }
+            self.life.unbind(place, owner);
+            if self.others(place, owner) {
+                self.fields_mut(place).unwrap().remove(owner);
+            } else {
+                // All are released before anyone is granted.
+                self.space.delete(place);
+                self.published.push((place.clone(), Mode::Plain));
+                self.changed.push((place.clone(), None));
+                self.given_back.insert(place.clone());
+            }
+        }
+        Reply::Number(released)
+    }
+
+    pub(crate) fn renew_several(
+        &mut self,
+        places: &[Place],
+        owner: &[u8],
+        lease_ms: i64,
+        session: Option<Name>,
+        now: Now,
+    ) -> Reply {
+        let refused = self.cannot_count(places, owner);
+        if let Some(refused) = refused.or(self.unheard(session)) {
+            return refused;
+        }
+        let renewed = places
+            .iter()
+            .map(|place| self.renew(place, owner, lease_ms, None, session, now))
+            .filter(|reply| *reply == Reply::Number(1));
+        Reply::Number(i64::try_from(renewed.count()).unwrap())
+    }
+
+    /// One of the keys is no plain lock, or the owner has something else there than a count.
+    fn cannot_count(&self, places: &[Place], owner: &[u8]) -> Option<Reply> {
+        places.iter().find_map(|place| {
+            let held = self.hold(place, owner).map(|held| hold_count(&held));
+            let malformed = (held == Some(None)).then(|| Reply::Refused(MALFORMED.into()));
+            self.not_plain(place).or(malformed)
+        })
+    }
+
+    // --- Who waits for several -------------------------------------------------------------------
+
+    /// Somebody looks at all keys of a wait for several.
+    pub(crate) fn settle_joint(&mut self, places: &[Place], owner: &[u8], now: Now) {
+        let Some(waiter) = self.joint_of(places, owner).cloned() else {
+            return;
+        };
+        for place in places {
+            if let Some(Reply::Refused(text)) = self.not_plain(place) {
+                return self.refuse_wait(place, &waiter, &text);
+            }
+        }
+        if self.can_have_all(&waiter) {
+            self.grant_joint(&waiter, now);
+        }
+    }
+
+    /// It is first, or its owner the holder, in all of them.
+    pub(crate) fn can_have_all(&self, waiter: &TwinWaiter) -> bool {
+        let can_have = |place: &Place| match self.hold(place, &waiter.owner) {
+            Some(held) => hold_count(&held).is_some_and(|held| held < COUNT_MAX),
+            None => self.is_free(place) && self.line(place)[0].seat == waiter.seat,
+        };
+        waiter.together.iter().flatten().all(can_have)
+    }
+
+    fn grant_joint(&mut self, waiter: &TwinWaiter, now: Now) {
+        self.take_out(waiter.seat);
+        let places = waiter.together.clone().unwrap();
+        let asked = Asked {
+            owner: &waiter.owner,
+            lease_ms: waiter.lease_ms,
+            waits: Waits::No,
+            session: waiter.session,
+            once: false,
+            seat: waiter.seat,
+            waiters_max: 0,
+        };
+        let (count, token, several) = self.enter_all(&places, asked, now);
+        self.tally.handovers += 1;
+        let heard = Heard::Granted {
+            count,
+            token,
+            several,
+        };
+        self.tell(&places[0], waiter, heard);
+    }
+
+    /// There is nothing to wait for.
+    pub(super) fn refuse_wait(&mut self, place: &Place, waiter: &TwinWaiter, text: &str) {
+        self.take_out(waiter.seat);
+        // Who comes next is looked at outside of the step.
+        let places = waiter.together.clone().unwrap_or_default();
+        self.changed.retain(|(place, _)| !places.contains(place));
+        self.tell(place, waiter, Heard::Refused(text.into()));
+        self.refused += 1;
+    }
+
+    /// Whether the first in line waits for this lock alone.
+    pub(super) fn is_for_one_lock(&self, place: &Place) -> bool {
+        let first = self.line(place).first();
+        first.is_some_and(|first| first.together.is_none())
+    }
+
+    /// The longest of what is left of the leases that others have; -1 if one has no end.
+    pub(crate) fn ttl_of_others(&self, places: &[Place], owner: &[u8], now: Now) -> i64 {
+        let of_others =
+            |place: &&Place| self.not_plain(place).is_none() && self.others(place, owner);
+        let left: Vec<i64> = places
+            .iter()
+            .filter(of_others)
+            .map(|place| self.ttl_ms(place, now))
+            .collect();
+        if left.contains(&-1) {
+            return -1;
+        }
+        left.into_iter().max().unwrap_or(0)
+    }
+
+    /// What one whose wait is over hears.
+    pub(super) fn ttl_of_wait(&self, seat: usize, now: Now) -> i64 {
+        let waiter = self.waiter(seat);
+        let together = waiter.and_then(|of| Some((of.together.as_ref()?, &of.owner)));
+        match together {
+            Some((places, owner)) if places.len() > 1 => self.ttl_of_others(places, owner, now),
+            _ => self.ttl_ms(&self.place_of(seat), now),
+        }
+    }
+
+    /// At the end of a step: nobody was left to wait for what it freed, or gave to its owner.
+    pub(crate) fn all_are_served(&mut self) -> Result<(), String> {
+        self.given_back.clear();
+        for (place, to) in std::mem::take(&mut self.changed) {
+            let first = self.line(&place).first();
+            let is_free = self.is_free(&place);
+            if is_free && first.is_some_and(|first| first.together.is_none()) {
+                return Err(format!("{place:?} was left free with somebody in line"));
+            }
+            let concerned = self.line(&place).iter().filter(|waiter| match &to {
+                None => first.is_some_and(|first| first.seat == waiter.seat),
+                Some(owner) => waiter.owner == *owner,
+            });
+            for waiter in concerned.filter(|waiter| waiter.together.is_some()) {
+                if self.can_have_all(waiter) {
+                    return Err(format!("{waiter:?} can have all, and is left to wait"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
