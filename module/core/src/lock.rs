@@ -47,6 +47,9 @@ pub enum Acquired {
     },
 }
 
+/// The end of the lease of a lock that is free, and yet promised.
+const LONG_OVER: i64 = i64::MIN;
+
 /// A client that the driver has blocked.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockedClient {
@@ -129,7 +132,7 @@ impl Locks {
                 return Ok(Acquired::SettleFirst);
             }
             self.check_kind_of_first(line, request.mode)?;
-            return self.wait_for(Some(line), None, 0, request, waiters_max);
+            return self.wait_for(Some(line), Some(LONG_OVER), 0, request, waiters_max);
         }
         self.check_kind(lock, line, &stored, request.mode.kind())?;
         match stored {
@@ -208,6 +211,7 @@ impl Locks {
             (waiter, self.lines.position(waiter))
         } else {
             let (waiter, line) = self.lines.join(lock, &newcomer, now)?;
+            let ends_at = ends_at.filter(|end| *end != LONG_OVER);
             self.lines.check_after(line, ends_at, now);
             (waiter, self.lines.length(line).into())
         };
