@@ -128,9 +128,11 @@ impl DeadlockSearch {
         let mut waited_for: Vec<Rc<[u8]>> = others.map(|holder| Rc::from(&**holder)).collect();
         if let Some(line) = place.line {
             // The new wait stands behind everybody.
-            let of = (!place.is_new).then_some(&*visited);
+            let last = lines.last_of(line, &visited, holds);
+            let of = last.filter(|_| !place.is_new);
             waited_for.extend(lines.elsewhere_too_ahead_of(line, of).cloned());
-            if self.waits_for_several && lines.is_ahead(line, &self.asker, &visited) {
+            let is_behind = last.is_some_and(|last| lines.is_ahead(line, &self.asker, last));
+            if self.waits_for_several && is_behind {
                 waited_for.push(Rc::clone(&self.asker));
             }
         }

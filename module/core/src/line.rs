@@ -458,31 +458,35 @@ impl Lines {
         self.waits.get(owner).into_iter().flat_map(Places::lines)
     }
 
-    /// The owners in a line who wait for another lock as well: those ahead of an owner's last
-    /// waiter in it, or all of them.
+    /// An owner's last waiter in a line; of the holder of the lock, who has what it waits for
+    /// together with others, the last that waits for this lock alone.
+    pub(crate) fn last_of(&self, line: LineId, owner: &[u8], holds: bool) -> Option<&Waiter> {
+        if !holds {
+            return self.waiter(self.ends_of(line, owner)?.last);
+        }
+        let own = self.all_of(line, owner).map(|(_, waiter)| waiter);
+        own.filter(|waiter| waiter.joint.is_none()).last()
+    }
+
+    /// The owners in a line who wait for another lock as well: those ahead of one of its waiters,
+    /// or all of them.
     pub(crate) fn elsewhere_too_ahead_of(
         &self,
         line: LineId,
-        owner: Option<&[u8]>,
+        last: Option<&Waiter>,
     ) -> impl Iterator<Item = &Rc<[u8]>> {
-        let last = owner.and_then(|owner| self.waiter(self.ends_of(line, owner)?.last));
         let before = last.map_or(u64::MAX, |last| last.order);
         let line = self.arena.get(line.0).into_iter();
         let ahead = line.flat_map(move |line| line.elsewhere_too.range(..before));
         ahead.filter_map(|(_, id)| self.waiter(Some(*id)).map(|waiter| &waiter.owner))
     }
 
-    /// Whether an owner has a waiter in a line ahead of another owner's last one.
-    pub(crate) fn is_ahead(&self, line: LineId, owner: &[u8], of: &[u8]) -> bool {
+    /// Whether an owner has a waiter in a line ahead of another one.
+    pub(crate) fn is_ahead(&self, line: LineId, owner: &[u8], of: &Waiter) -> bool {
         let first = self
-            .ends_of(line, owner)
-            .and_then(|ends| self.waiter(ends.first));
-        let last = self
-            .ends_of(line, of)
-            .and_then(|ends| self.waiter(ends.last));
-        first
-            .zip(last)
-            .is_some_and(|(first, last)| first.order < last.order)
+            .first_of(line, owner)
+            .and_then(|first| self.waiter(Some(first)));
+        first.is_some_and(|first| first.order < of.order)
     }
 
     /// Puts a new waiter at the end of its owner's in the line.
