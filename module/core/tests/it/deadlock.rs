@@ -4,10 +4,10 @@ use crate::circles::{Graph, Standing};
 use crate::keyspace::{Keyspace, Place};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
-use rlock_core::request::{Acquire, Cancel, Patience, Release};
+use rlock_core::request::{Acquire, AcquireSeveral, Cancel, NamedKey, Patience, Release};
 use rlock_core::{
-    Acquired, BlockedClient, Effect, Found, INTEGER_MAX, Lease, LockRef, Locks, Mode, Now, Refusal,
-    Wait, WaiterId,
+    Acquired, AcquiredSeveral, BlockedClient, DeadlockSearch, Due, Effect, Found, INTEGER_MAX,
+    Joined, Lease, LockKey, LockRef, Locks, Mode, Now, Refusal, Stored, Wait, WaiterId,
 };
 
 const NOW: Now = Now {
@@ -21,6 +21,11 @@ enum Op {
     Want {
         owner: usize,
         lock: usize,
+    },
+    /// Three locks of one database, any of them more than once.
+    WantTogether {
+        owner: usize,
+        locks: [usize; 3],
     },
     Release {
         owner: usize,
@@ -53,7 +58,8 @@ struct Crossing {
 
 #[derive(Clone, Debug)]
 struct Waiting {
-    place: Place,
+    places: Vec<Place>,
+    is_joint: bool,
     owner: Vec<u8>,
     client: usize,
     id: WaiterId,
@@ -63,6 +69,18 @@ struct Waiting {
 fn place_of(lock: usize) -> Place {
     let db = i32::try_from(lock % 2).unwrap();
     (db, format!("l{}", lock / 2).into_bytes())
+}
+
+/// Each once, and all of them in the database of the first.
+fn places_of(locks: [usize; 3]) -> Vec<Place> {
+    let mut places = Vec::new();
+    for lock in locks {
+        let place = place_of(lock / 2 * 2 + locks[0] % 2);
+        if !places.contains(&place) {
+            places.push(place);
+        }
+    }
+    places
 }
 
 fn owner_of(owner: usize) -> Vec<u8> {
@@ -80,6 +98,9 @@ impl Crossing {
     fn step(&mut self, op: Op) -> Result<(), String> {
         match op {
             Op::Want { owner, lock } => self.want(&place_of(lock), &owner_of(owner)).map(|_| ())?,
+            Op::WantTogether { owner, locks } => {
+                self.want_together(&places_of(locks), &owner_of(owner))?;
+            }
             Op::Release { owner, lock } => self.release(&place_of(lock), &owner_of(owner))?,
             Op::Cancel { owner, lock } => self.cancel(&place_of(lock), &owner_of(owner))?,
             Op::Break { lock } => self.break_hold(&place_of(lock))?,
@@ -106,27 +127,98 @@ impl Crossing {
             session: None,
             once: false,
         };
-        let stored = self.space.read(place, owner);
-        let (at, mut effects) = (lock_ref(place), Vec::new());
-        let acquired = self
-            .locks
-            .acquire(at, stored, &request, u32::MAX, NOW, &mut effects)
-            .map_err(|refusal| refusal.to_string())?;
-        self.carry_out(place, owner, &effects)?;
+        let mut acquired = self.ask(place, &request)?;
+        if acquired == Acquired::SettleFirst {
+            let first = self.locks.first_owner(lock_ref(place)).unwrap();
+            self.settle_line(place, &first)?;
+            acquired = self.ask(place, &request)?;
+        }
         let Acquired::MustWait { ends_at, .. } = acquired else {
             return Ok(false);
         };
+        let search = self.locks.search_deadlock(lock_ref(place), &request);
+        let places = std::slice::from_ref(place);
+        self.wait(places, false, owner, search, |locks, client, effects| {
+            locks.join(lock_ref(place), &request, client, ends_at, NOW, effects)
+        })
+    }
+
+    fn ask(&mut self, place: &Place, request: &Acquire<'_>) -> Result<Acquired, String> {
+        let stored = self.space.read(place, request.owner);
+        let (at, mut effects) = (lock_ref(place), Vec::new());
+        let acquired = self
+            .locks
+            .acquire(at, stored, request, u32::MAX, NOW, &mut effects)
+            .map_err(|refusal| refusal.to_string())?;
+        self.carry_out(place, request.owner, &effects)?;
+        Ok(acquired)
+    }
+
+    /// The same for several locks at once.
+    fn want_together(&mut self, places: &[Place], owner: &[u8]) -> Result<bool, String> {
+        let name = |(place, (_, name)): (usize, &'_ Place)| (place, name.clone());
+        let names: Vec<(usize, Vec<u8>)> = (4..).zip(places).map(name).collect();
+        let keys = names.iter().map(|(place, name)| NamedKey {
+            place: *place,
+            name,
+        });
+        let request = AcquireSeveral {
+            owner,
+            lease: Lease::from_ms(INTEGER_MAX).unwrap(),
+            keys: keys.collect(),
+            patience: Patience::Block(Wait::from_ms(0).unwrap()),
+            session: None,
+            once: false,
+        };
+        for place in places {
+            if let Some(first) = self.locks.first_owner(lock_ref(place)) {
+                self.settle_line(place, &first)?;
+            }
+        }
+        let at: Vec<LockRef<'_>> = places.iter().map(lock_ref).collect();
+        let read = |place| self.space.read(place, owner);
+        let stored: Vec<Stored> = places.iter().map(read).collect();
+        let acquired = self
+            .locks
+            .acquire_several(&at, &stored, &request, u32::MAX, NOW)
+            .map_err(|refusal| refusal.to_string())?;
+        if let AcquiredSeveral::Enter(mut entering) = acquired {
+            for (place, stored) in places.iter().zip(stored) {
+                let (at, mut effects) = (lock_ref(place), Vec::new());
+                self.locks
+                    .enter_one_of(at, stored, &request, &mut entering, NOW, &mut effects);
+                self.carry_out(place, owner, &effects)?;
+            }
+            return Ok(false);
+        }
+        let search = self.locks.search_deadlock_of_several(&at, &request);
+        self.wait(places, true, owner, search, |locks, client, effects| {
+            locks.join_several(&at, &stored, &request, client, NOW, effects)
+        })
+    }
+
+    /// Joins the lines, if no circle comes of it.
+    fn wait(
+        &mut self,
+        places: &[Place],
+        is_joint: bool,
+        owner: &[u8],
+        search: (DeadlockSearch, Found),
+        join: impl FnOnce(&mut Locks, Option<BlockedClient>, &mut Vec<Effect>) -> Option<Joined>,
+    ) -> Result<bool, String> {
         let mut graph = self.graph();
         // A wait closes no circle that stands without it. One can come to stand when an owner waits
         // twice for a lock: granted, it goes on waiting behind others, and no check sees it come.
         let stands = graph.is_in_a_circle(owner);
-        let line = graph.lines.entry(place.clone()).or_default();
-        let owner_of_new = owner.to_vec();
-        line.push(Standing {
-            owner: owner_of_new,
-            joint: None,
-        });
-        let refused = self.search(place, &request, &graph)?;
+        let client = self.clients;
+        for place in places {
+            let line = graph.lines.entry(place.clone()).or_default();
+            line.push(Standing {
+                owner: owner.to_vec(),
+                joint: is_joint.then_some(client),
+            });
+        }
+        let refused = self.search(owner, search, &graph)?;
         if !stands && refused != graph.is_in_a_circle(owner) {
             return Err(format!("refused: {refused}, and {graph:?}"));
         }
@@ -134,19 +226,15 @@ impl Crossing {
             self.refused += 1;
             return Ok(true);
         }
-        let client = self.clients;
         self.clients += 1;
         let blocked = BlockedClient {
             handle: client,
             client_id: 0,
         };
-        let at = lock_ref(place);
-        let joined = self
-            .locks
-            .join(at, &request, Some(blocked), ends_at, NOW, &mut effects)
-            .ok_or("no room")?;
+        let joined = join(&mut self.locks, Some(blocked), &mut Vec::new()).ok_or("no room")?;
         self.waiting.push(Waiting {
-            place: place.clone(),
+            places: places.to_vec(),
+            is_joint,
             owner: owner.to_vec(),
             client,
             id: joined.waiter,
@@ -156,17 +244,16 @@ impl Crossing {
 
     fn search(
         &mut self,
-        place: &Place,
-        request: &Acquire<'_>,
+        owner: &[u8],
+        (mut search, mut found): (DeadlockSearch, Found),
         graph: &Graph,
     ) -> Result<bool, String> {
         self.asked = 0;
-        let (mut search, mut found) = self.locks.search_deadlock(lock_ref(place), request);
         loop {
             let lock = match found {
                 Found::Nothing => return Ok(false),
                 Found::Circle(refusal) => {
-                    return is_a_circle(&refusal, request.owner, graph).map(|()| true);
+                    return is_a_circle(&refusal, owner, graph).map(|()| true);
                 }
                 Found::Ask(lock) => lock,
             };
@@ -213,12 +300,48 @@ impl Crossing {
     }
 
     fn settle(&mut self) -> Result<(), String> {
+        self.go_on()?;
         while let Some((lock, first)) = self.locks.next_to_settle() {
-            let place = (lock.db, lock.name.to_vec());
-            let stored = self.space.read(&place, &first);
-            let mut effects = Vec::new();
-            self.locks.settle(lock.as_ref(), stored, NOW, &mut effects);
-            self.carry_out(&place, b"", &effects)?;
+            self.settle_line(&(lock.db, lock.name.to_vec()), &first)?;
+        }
+        Ok(())
+    }
+
+    fn settle_line(&mut self, place: &Place, first: &[u8]) -> Result<(), String> {
+        let stored = self.space.read(place, first);
+        let mut effects = Vec::new();
+        self.locks
+            .settle(lock_ref(place), stored, NOW, &mut effects);
+        self.carry_out(place, b"", &effects)?;
+        self.go_on()
+    }
+
+    /// What a step has left to be decided.
+    fn go_on(&mut self) -> Result<(), String> {
+        while let Some(due) = self.locks.next_due() {
+            match due {
+                Due::Line(lock, first) => {
+                    self.settle_line(&(lock.db, lock.name.to_vec()), &first)?;
+                }
+                Due::Joint(id, locks, owner) => {
+                    let place = |lock: &LockKey| (lock.db, lock.name.to_vec());
+                    let places: Vec<Place> = locks.iter().map(place).collect();
+                    let read = |place| self.space.read(place, &owner);
+                    let stored: Vec<Stored> = places.iter().map(read).collect();
+                    let mut told = Vec::new();
+                    let granted = self.locks.settle_joint(id, &stored, NOW, &mut told);
+                    if let Some(mut granted) = granted {
+                        for (place, stored) in places.iter().zip(stored) {
+                            let (at, mut effects) = (lock_ref(place), Vec::new());
+                            self.locks
+                                .enter_granted(at, stored, &mut granted, NOW, &mut effects);
+                            self.carry_out(place, &owner, &effects)?;
+                        }
+                        self.locks.tell_joint_granted(granted, NOW, &mut told);
+                    }
+                    self.carry_out(&Place::default(), b"", &told)?;
+                }
+            }
         }
         Ok(())
     }
@@ -240,12 +363,14 @@ impl Crossing {
 
     fn graph(&self) -> Graph {
         let mut graph = Graph::default();
-        for Waiting { place, owner, .. } in &self.waiting {
-            let line = graph.lines.entry(place.clone()).or_default();
-            line.push(Standing {
-                owner: owner.clone(),
-                joint: None,
-            });
+        for waiting in &self.waiting {
+            for place in &waiting.places {
+                let line = graph.lines.entry(place.clone()).or_default();
+                line.push(Standing {
+                    owner: waiting.owner.clone(),
+                    joint: waiting.is_joint.then_some(waiting.client),
+                });
+            }
         }
         for (place, _) in self.space.entries() {
             let holders = self.space.holders(place).into_iter().map(Vec::from);
@@ -291,7 +416,9 @@ fn is_a_circle(refusal: &Refusal, asker: &[u8], graph: &Graph) -> Result<(), Str
 
 fn op(owners: usize, locks: usize) -> impl Strategy<Value = Op> {
     prop_oneof![
-        12 => (0..owners, 0..locks).prop_map(|(owner, lock)| Op::Want { owner, lock }),
+        8 => (0..owners, 0..locks).prop_map(|(owner, lock)| Op::Want { owner, lock }),
+        6 => (0..owners, [0..locks, 0..locks, 0..locks])
+            .prop_map(|(owner, locks)| Op::WantTogether { owner, locks }),
         4 => (0..owners, 0..locks).prop_map(|(owner, lock)| Op::Release { owner, lock }),
         1 => (0..owners, 0..locks).prop_map(|(owner, lock)| Op::Cancel { owner, lock }),
         1 => (0..locks).prop_map(|lock| Op::Break { lock }),
@@ -337,19 +464,35 @@ proptest! {
     }
 
     /// Whoever waits for a lock does not wait for it twice here: an owner who is granted its first
-    /// wait and goes on with its second can close a circle that no check has seen come.
+    /// wait and goes on with its second can close a circle that no check has seen come. And nobody
+    /// gives back what it waits for together with others, or has it taken: who stands in line for
+    /// what it holds is only then behind those who came before it.
     #[test]
     fn no_circle_ever_stands(
         ops in proptest::collection::vec(op(6, 5), 1..80),
     ) {
         let mut crossing = Crossing::default();
         for op in ops {
-            if let Op::Want { owner, lock } = op {
-                let (place, owner) = (place_of(lock), owner_of(owner));
-                let is_same = |of: &Waiting| of.place == place && of.owner == owner;
-                if crossing.waiting.iter().any(is_same) {
-                    continue;
+            let (wanted, owner) = match op {
+                Op::Want { owner, lock } => (vec![place_of(lock)], owner),
+                Op::WantTogether { owner, locks } => (places_of(locks), owner),
+                Op::Release { owner, lock } => (vec![place_of(lock)], owner),
+                Op::Break { lock } => {
+                    let holders = crossing.space.holders(&place_of(lock));
+                    let waits = |of: &Waiting| {
+                        of.places.contains(&place_of(lock)) && holders.contains(&(*of.owner).into())
+                    };
+                    if crossing.waiting.iter().any(waits) {
+                        continue;
+                    }
+                    (Vec::new(), 0)
                 }
+                _ => (Vec::new(), 0),
+            };
+            let owner = owner_of(owner);
+            let mut own = crossing.waiting.iter().filter(|of| of.owner == owner);
+            if own.any(|of| of.places.iter().any(|place| wanted.contains(place))) {
+                continue;
             }
             crossing.step(op).map_err(TestCaseError::fail)?;
             let graph = crossing.graph();

@@ -270,6 +270,7 @@ pub(crate) fn is_at_rest(
     locks: &Locks,
     twin: &Twin,
     unseen: &BTreeSet<Place>,
+    written_by_others: &BTreeSet<Place>,
     set_back_ms: i64,
     now: Now,
 ) -> Result<(), String> {
@@ -299,7 +300,10 @@ pub(crate) fn is_at_rest(
             }
             // It may be free while the first in line waits for others with it.
             Some(together) if together.iter().all(|place| !unseen.contains(place)) => {
-                if twin.can_have_all(first) {
+                // That a script took a lock for somebody in line is seen by the periodic look.
+                let is_late =
+                    |place: &Place| !twin.is_free(place) && written_by_others.contains(place);
+                if !together.iter().any(is_late) && twin.can_have_all(first) {
                     return Err(format!("{first:?} waits, and can have all"));
                 }
             }

@@ -205,6 +205,8 @@ pub(crate) struct World {
     takes_several: Option<i64>,
     /// Locks that changed without an event, and were not looked at since.
     unseen: BTreeSet<Place>,
+    /// Locks in which somebody else has written.
+    written_by_others: BTreeSet<Place>,
     /// The same for holds of sessions, each with its token.
     unseen_holds: BTreeSet<(Place, Vec<u8>, Option<i64>)>,
 }
@@ -239,6 +241,7 @@ impl Default for World {
             is_replica: false,
             takes_several: None,
             unseen: BTreeSet::new(),
+            written_by_others: BTreeSet::new(),
             unseen_holds: BTreeSet::new(),
         }
     }
@@ -296,7 +299,8 @@ impl World {
         if !self.in_multi {
             self.come_to_rest()?;
             let Clock { now, set_back_ms } = self.clock;
-            invariants::is_at_rest(&self.locks, &self.twin, &self.unseen, set_back_ms, now)?;
+            let (unseen, others) = (&self.unseen, &self.written_by_others);
+            invariants::is_at_rest(&self.locks, &self.twin, unseen, others, set_back_ms, now)?;
             invariants::sessions_are_at_rest(&self.locks, &self.twin, &self.unseen_holds, now)?;
         }
         self.compare()
@@ -723,6 +727,7 @@ impl World {
     fn foreign(&mut self, place: &Place, change: Change, told: bool) {
         change_key(&mut self.space, place, change, self.clock.now);
         change_key(&mut self.twin.space, place, change, self.clock.now);
+        self.written_by_others.insert(place.clone());
         if told {
             self.locks.touched(lock_ref(place));
         } else {

@@ -93,7 +93,6 @@ impl World {
             if is_waited_for && self.space.read(place, asked.owner).is_free() {
                 self.settle_first(place)?;
             }
-            self.unseen.remove(place);
         }
         let stored = self.read_all(&places, asked.owner);
         let now = self.clock.now;
@@ -174,6 +173,11 @@ impl World {
             return Err(format!("{:?} moved: {moved}", joined.waiter));
         }
         self.carry_out(&Place::default(), asked.owner, &effects)?;
+        if !moved {
+            places.iter().for_each(|place| {
+                self.unseen.remove(place);
+            });
+        }
         self.waiting.insert(seat, joined.waiter);
         self.ever_waited.push(joined.waiter);
         let position = joined.position;
