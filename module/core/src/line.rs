@@ -147,9 +147,8 @@ struct Line {
     check_at: Option<i64>,
     /// Whether it stands among those to settle.
     touched: bool,
-    /// Whether the lock was found free by the last look, and yet nobody could be granted: the first
-    /// in line waits for other locks as well.
-    promised: bool,
+    /// Whether a newcomer found the lock free, and had the line settled first.
+    asked_for: bool,
 }
 
 /// Not every change of a key is announced by an event that we can afford to listen to (`SET` over a
@@ -424,7 +423,7 @@ impl Lines {
             ends_at: None,
             check_at: None,
             touched: false,
-            promised: false,
+            asked_for: false,
         })?);
         self.databases
             .entry(lock.db)
@@ -622,17 +621,17 @@ impl Lines {
 
     // --- Free, and yet not to be had -------------------------------------------------------------
 
-    /// The lock is free, and the first in line cannot have it yet.
-    pub(crate) fn promise(&mut self, id: LineId) {
+    /// A newcomer found the lock free: the line is settled before it asks again.
+    pub(crate) fn is_asked_for(&mut self, id: LineId) {
         if let Some(line) = self.arena.get_mut(id.0) {
-            line.promised = true;
+            line.asked_for = true;
         }
     }
 
-    /// Whether the lock was promised; the next to ask has the line looked at again.
-    pub(crate) fn take_promise(&mut self, id: LineId) -> bool {
+    /// Whether this is the newcomer that asks again.
+    pub(crate) fn was_asked_for(&mut self, id: LineId) -> bool {
         let line = self.arena.get_mut(id.0);
-        line.is_some_and(|line| std::mem::take(&mut line.promised))
+        line.is_some_and(|line| std::mem::take(&mut line.asked_for))
     }
 
     // --- Lines to settle -------------------------------------------------------------------------

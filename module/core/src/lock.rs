@@ -121,6 +121,7 @@ impl Locks {
     ) -> Result<Acquired, Refusal> {
         let session = self.listened(request.session)?;
         let line = self.lines.find(lock);
+        let is_settled = line.is_some_and(|line| self.lines.was_asked_for(line));
         if stored.is_free() {
             let Some(line) = line else {
                 self.lose_holds(lock, None, now, effects);
@@ -128,7 +129,8 @@ impl Locks {
             };
             // Those in line come first: a newcomer that got here between the end of a lease and the
             // moment at which the line hears of it must not overtake them.
-            if !self.lines.take_promise(line) {
+            if !is_settled {
+                self.lines.is_asked_for(line);
                 return Ok(Acquired::SettleFirst);
             }
             self.check_kind_of_first(line, request.mode)?;
@@ -447,11 +449,11 @@ impl Locks {
                 self.joints.mark(joint);
                 if stored.own(Mode::Plain).is_some() {
                     // Somebody else's script gave its owner this one.
-                    let owner = self.lines.first(line).map(|(_, first)| Rc::clone(&first.owner));
+                    let owner = self
+                        .lines
+                        .first(line)
+                        .map(|(_, first)| Rc::clone(&first.owner));
                     self.holder_may_have_all(line, &owner.unwrap_or_default());
-                }
-                if stored.is_free() {
-                    self.lines.promise(line);
                 }
                 self.lines.check_after(line, stored.ends_at(), now);
             }
