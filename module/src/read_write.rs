@@ -280,4 +280,4 @@ pub(crate) fn slot_is_settled(ctx: Ctx<'_>, name: &[u8]) -> bool {
 /// In one look at a lock no more timeout keys are looked at than this, the latest of each reader
 /// first; readers beyond are taken to read for as long as the key lives. A field can claim any
 /// number of them, and must not keep the server busy.
-const TIMEOUTS_LOOKED_AT_MAX: u32 = 200_000;
+const TIMEOUTS_LOOKED_AT_MAX: u32 = 50_000;
