@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{OwnedMutexGuard, oneshot};
+use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
 use tokio::time::Instant;
 
 use crate::client::Core;
@@ -124,7 +124,7 @@ pub(crate) fn start(request: Request) -> oneshot::Receiver<Result<Held, Error>> 
         Patience::None => None,
         Patience::Until(_) | Patience::Forever => {
             let turns = request.target.turns();
-            let turns: Result<Vec<_>, _> = turns.map(|turn| turn.try_lock_owned()).collect();
+            let turns: Result<Vec<_>, _> = turns.map(Mutex::try_lock_owned).collect();
             turns.ok()
         }
     };

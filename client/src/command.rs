@@ -342,9 +342,11 @@ fn read_released(reply: &Value) -> Option<Released> {
 }
 
 fn read_all_released(released: u64, locks: u64) -> Option<Released> {
-    read_all_renewed(released, locks).map(|all| match all {
-        true => Released::Done,
-        false => Released::NotHeld,
+    let all = read_all_renewed(released, locks)?;
+    Some(if all {
+        Released::Done
+    } else {
+        Released::NotHeld
     })
 }
 
@@ -382,7 +384,7 @@ mod tests {
             .to_owned()
     }
 
-    /// Says words about `o` at these locks.
+    /// What is said about `o` at these locks.
     fn about<T>(mode: Mode, names: &[&str], say: impl Fn(Subject<'_>) -> Command<T>) -> String {
         let names: Vec<_> = names.iter().map(|n| Arc::from(n.as_bytes())).collect();
         words(&say(Subject {
@@ -394,6 +396,18 @@ mod tests {
 
     fn plain<T>(say: impl Fn(Subject<'_>) -> Command<T>) -> String {
         about(Mode::Plain, &["n"], say)
+    }
+
+    fn read<T>(say: impl Fn(Subject<'_>) -> Command<T>) -> String {
+        about(Mode::Read, &["n"], say)
+    }
+
+    fn write<T>(say: impl Fn(Subject<'_>) -> Command<T>) -> String {
+        about(Mode::Write, &["n"], say)
+    }
+
+    fn several<T>(say: impl Fn(Subject<'_>) -> Command<T>) -> String {
+        about(Mode::Several, &["b", "a"], say)
     }
 
     const LEASE: Duration = Duration::from_secs(30);
@@ -435,60 +449,50 @@ mod tests {
 
     #[test]
     fn readers_and_writers_say_so_and_a_writer_names_no_token() {
-        let read = |say: &dyn Fn(Subject<'_>) -> String| say_as(Mode::Read, say);
-        let write = |say: &dyn Fn(Subject<'_>) -> String| say_as(Mode::Write, say);
-        let acquire = |o: Subject<'_>| words(&acquire(o, LEASE, Queue::Forever, "s", true));
-        let release = |o: Subject<'_>| words(&release(o, Some(7), Some(LEASE)));
-        let renew = |o: Subject<'_>| words(&renew(o, LEASE, 7, "s"));
-        let cancel = |o: Subject<'_>| words(&cancel(o));
+        let acquire = |o: Subject<'_>| acquire(o, LEASE, Queue::Forever, "s", true);
+        let release = |o: Subject<'_>| release(o, Some(7), Some(LEASE));
+        let renew = |o: Subject<'_>| renew(o, LEASE, 7, "s");
         let cases = [
             (
-                read(&acquire),
+                read(acquire),
                 "RLOCK.ACQUIRE n o 30000 READ QUEUE 0 SESSION s ONCE",
             ),
             (
-                write(&acquire),
+                write(acquire),
                 "RLOCK.ACQUIRE n o 30000 WRITE QUEUE 0 SESSION s ONCE",
             ),
-            (read(&release), "RLOCK.RELEASE n o READ TOKEN 7 LEASE 30000"),
-            (write(&release), "RLOCK.RELEASE n o WRITE"),
-            (read(&renew), "RLOCK.RENEW n o 30000 READ TOKEN 7 SESSION s"),
-            (write(&renew), "RLOCK.RENEW n o 30000 WRITE SESSION s"),
-            (read(&cancel), "RLOCK.CANCEL n o"),
-            (write(&cancel), "RLOCK.CANCEL n o"),
+            (read(release), "RLOCK.RELEASE n o READ TOKEN 7 LEASE 30000"),
+            (write(release), "RLOCK.RELEASE n o WRITE"),
+            (read(renew), "RLOCK.RENEW n o 30000 READ TOKEN 7 SESSION s"),
+            (write(renew), "RLOCK.RENEW n o 30000 WRITE SESSION s"),
+            (read(cancel), "RLOCK.CANCEL n o"),
+            (write(cancel), "RLOCK.CANCEL n o"),
         ];
         for (written, expected) in cases {
             assert_eq!(written, expected);
         }
     }
 
-    fn say_as(mode: Mode, say: &dyn Fn(Subject<'_>) -> String) -> String {
-        say(Subject {
-            mode,
-            names: &[Arc::from(*b"n")],
-            owner: b"o",
-        })
-    }
-
     #[test]
     fn several_locks_are_named_in_one_command_and_cancelled_by_the_first() {
-        let several = |written: String, expected: &str| assert_eq!(written, expected);
-        let (mode, names) = (Mode::Several, ["b", "a"]);
-        several(
-            about(mode, &names, |o| {
-                acquire(o, LEASE, Queue::Forever, "s", true)
-            }),
-            "RLOCK.MACQUIRE o 30000 2 b a QUEUE 0 SESSION s ONCE",
-        );
-        several(
-            about(mode, &names, |o| release(o, Some(7), Some(LEASE))),
-            "RLOCK.MRELEASE o 2 b a",
-        );
-        several(
-            about(mode, &names, |o| renew(o, LEASE, 7, "s")),
-            "RLOCK.MRENEW o 30000 2 b a SESSION s",
-        );
-        several(about(mode, &names, cancel), "RLOCK.CANCEL b o");
+        let cases = [
+            (
+                several(|o| acquire(o, LEASE, Queue::Forever, "s", true)),
+                "RLOCK.MACQUIRE o 30000 2 b a QUEUE 0 SESSION s ONCE",
+            ),
+            (
+                several(|o| release(o, Some(7), Some(LEASE))),
+                "RLOCK.MRELEASE o 2 b a",
+            ),
+            (
+                several(|o| renew(o, LEASE, 7, "s")),
+                "RLOCK.MRENEW o 30000 2 b a SESSION s",
+            ),
+            (several(cancel), "RLOCK.CANCEL b o"),
+        ];
+        for (written, expected) in cases {
+            assert_eq!(written, expected);
+        }
     }
 
     #[test]

@@ -198,16 +198,14 @@ impl Session {
     }
 
     /// The owner has been granted this with a new token, and had nothing of it before: what it was
-    /// granted earlier is over. Of holds that the server tells apart by their tokens it says so
-    /// itself.
+    /// granted earlier is over, but for a writer who now reads too. Of holds that the server tells
+    /// apart by their tokens it says so itself.
     pub(crate) fn supersede(&self, target: &Target, token: u64) {
-        for spot in spots(target) {
-            for hold in self.holds_at(&spot) {
-                let mode = hold.target().mode();
-                let alike = (mode == Mode::Write) == (target.mode() == Mode::Write);
-                if alike && !mode.has_token() && hold.token() != token {
-                    hold.lose(LostReason::NotHeld);
-                }
+        for hold in spots(target).flat_map(|spot| self.holds_at(&spot)) {
+            let mode = hold.target().mode();
+            let beside = (mode, target.mode()) == (Mode::Write, Mode::Read);
+            if !beside && !mode.has_token() && hold.token() != token {
+                hold.lose(LostReason::NotHeld);
             }
         }
     }
@@ -218,7 +216,8 @@ impl Session {
         let Event { name, owner, news } = event;
         let spot = Spot { name, owner };
         if let News::Lost(reason) = news {
-            let holds = self.holds_at(&spot);
+            let mut holds = self.holds_at(&spot);
+            holds.retain(|hold| hold.lost().is_none());
             if !holds.is_empty() {
                 return holds.into_iter().map(|hold| (hold, reason)).collect();
             }
@@ -367,6 +366,8 @@ fn confident_until(sent: Instant, grace: Duration) -> Option<Instant> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hold::Grant;
+    use crate::owner::Owner;
 
     const GRACE: Duration = Duration::from_secs(1);
 
@@ -399,5 +400,78 @@ mod tests {
         let attachment = Attachment::new(sent, Duration::ZERO);
         assert_eq!(attachment.until(), None);
         assert!(attachment.confirm(sent, after(sent, 100_000)));
+    }
+
+    /// A hold of this session, with its claim.
+    fn hold(
+        session: &Arc<Session>,
+        owner: &Owner,
+        mode: Mode,
+        names: &[&str],
+    ) -> (Arc<Hold>, Claim) {
+        let names: Vec<_> = names.iter().map(|n| Arc::from(n.as_bytes())).collect();
+        let claim = owner.target(mode, &names).claim(Terms {
+            lease: Duration::from_secs(30),
+            renewed: true,
+            max_hold: None,
+        });
+        let since = Instant::now();
+        let grant = Grant {
+            token: 7,
+            since,
+            attachment: Attachment::new(since, Duration::ZERO),
+            fresh: true,
+        };
+        let hold = Hold::new(session, &claim, grant);
+        session.keep(&hold);
+        (hold, claim)
+    }
+
+    #[tokio::test]
+    async fn a_fresh_grant_says_that_earlier_ones_without_a_token_are_lost() {
+        let session = Session::new("client".to_owned(), GRACE, Driver::idle());
+        let (owner, other) = (Owner::new("client", 1), Owner::new("client", 2));
+        let hold = |owner, mode, names: &[&str]| hold(&session, owner, mode, names);
+        let is_lost = |(hold, _): &(Arc<Hold>, Claim)| hold.lost().is_some();
+
+        let writer = hold(&owner, Mode::Write, &["a"]);
+        let reader = hold(&owner, Mode::Read, &["a"]);
+        session.supersede(reader.1.target(), 8);
+        assert!(!is_lost(&writer), "a writer may read");
+        session.supersede(writer.1.target(), 7);
+        assert!(!is_lost(&writer), "the same grant, told twice");
+        session.supersede(writer.1.target(), 8);
+        assert!(is_lost(&writer));
+        assert!(!is_lost(&reader), "the server will say so");
+
+        let both = hold(&owner, Mode::Several, &["b", "c"]);
+        let next = hold(&owner, Mode::Several, &["d"]);
+        let others = hold(&other, Mode::Several, &["c", "b"]);
+        let one = hold(&owner, Mode::Plain, &["c"]);
+        session.supersede(one.1.target(), 8);
+        assert!(is_lost(&both) && !is_lost(&next) && !is_lost(&others));
+    }
+
+    #[tokio::test]
+    async fn holds_are_counted_once_each_and_forgotten_when_they_go() {
+        let session = Session::new("client".to_owned(), GRACE, Driver::idle());
+        let owner = Owner::new("client", 1);
+        let both = hold(&session, &owner, Mode::Several, &["b", "c"]);
+        let one = hold(&session, &owner, Mode::Plain, &["c"]);
+        assert_eq!(session.holds().len(), 2);
+        let broken = |name: &str| Event {
+            name: name.into(),
+            owner: owner.as_bytes().to_vec(),
+            news: News::Lost(LostReason::Broken),
+        };
+        let lost = session.deliver(broken("c"), Instant::now());
+        assert_eq!(lost.len(), 2, "which of them it was is to be asked");
+        drop(lost);
+        drop(one);
+        assert_eq!(session.deliver(broken("c"), Instant::now()).len(), 1);
+        both.0.lose(LostReason::Broken);
+        assert!(session.deliver(broken("b"), Instant::now()).is_empty());
+        drop(both);
+        assert!(locked(&session.holds).is_empty());
     }
 }

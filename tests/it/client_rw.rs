@@ -431,7 +431,7 @@ async fn a_reader_that_gives_back_one_of_two_guards_keeps_what_the_other_was_pro
     let client = connect(patient(), &server).await;
     let lock = client
         .rw_lock("k")
-        .lease(Duration::from_secs(60))
+        .lease(Duration::from_secs(10))
         .owner(&client.owner());
     let outer = lock.read().await.unwrap();
     sleep(300 * MS).await;
