@@ -3,7 +3,8 @@
 //! Were each to take its left fork and wait for the right one, all could starve. Taken at once, two
 //! forks are held by who eats and none by who waits, and all are fed.
 //!
-//! `cargo run --example philosophers [redis://127.0.0.1:6379]`, with the RLOCK module in the server.
+//! `cargo run --example philosophers [redis://127.0.0.1:6379]`, with the RLOCK module in the
+//! server.
 
 #![allow(
     clippy::print_stdout,

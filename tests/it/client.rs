@@ -33,6 +33,16 @@ pub(super) fn patient() -> ClientBuilder {
     Client::builder().grace(Duration::ZERO)
 }
 
+/// Two clients that a busy machine does not make give up.
+pub(super) async fn unhurried(server: &Server) -> [Client; 2] {
+    let long = Duration::from_secs(20);
+    let builder = Client::builder().grace(long).response_timeout(long);
+    [
+        connect(builder.clone(), server).await,
+        connect(builder, server).await,
+    ]
+}
+
 /// How often the server has carried out `RLOCK.<command>`.
 pub(super) fn calls(server: &Server, command: &str) -> u64 {
     let everything = server.run("INFO commandstats").text().to_lowercase();

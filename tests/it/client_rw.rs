@@ -9,7 +9,8 @@ use rlock_tests::{Proxy, Server, patience, until};
 use tokio::time::{sleep, timeout};
 
 use super::client::{
-    MS, begin_and_drop, calls, client, connect, patient, poll_once, see_in_line, soon, url,
+    MS, begin_and_drop, calls, client, connect, patient, poll_once, see_in_line, soon, unhurried,
+    url,
 };
 use super::client_faults::kill_life_line;
 use super::client_session::{is_granted_within, next_random, waiters};
@@ -93,7 +94,7 @@ async fn taken_in_one_command_and_given_back_in_one() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_are_together_and_writers_alone() {
     let server = Server::start();
-    let clients = [client(&server).await, client(&server).await];
+    let clients = unhurried(&server).await;
     // Readers inside, or -1 for a writer.
     let inside = Arc::new(AtomicI64::new(0));
     let (most, written) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicU64::new(0)));
@@ -619,7 +620,7 @@ async fn dropping_a_pending_call_in_the_moment_of_its_grant_leaves_nothing_behin
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_dropped_at_random_moments_under_traffic_leave_no_key_and_no_waiter() {
     let server = Server::start();
-    let clients = [client(&server).await, client(&server).await];
+    let clients = unhurried(&server).await;
     let over = Arc::new(AtomicBool::new(false));
     let traffic: Vec<_> = (0..4)
         .map(|i| {
