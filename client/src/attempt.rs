@@ -2,17 +2,18 @@
 //! that the caller may be dropped at any moment.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::sync::{OwnedMutexGuard, oneshot};
+use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
 use tokio::time::Instant;
 
 use crate::client::Core;
-use crate::command::{self, Acquired, Command, Queue};
+use crate::command::{self, Acquired, Queue};
 use crate::driver::Answer;
 use crate::error::Error;
-use crate::guard::Guard;
+use crate::guard::Held;
 use crate::hold::Grant;
-use crate::owner::{Claim, Place, Terms};
+use crate::owner::{Claim, Target, Terms};
 use crate::release;
 use crate::session::{Attachment, Mailbox};
 use crate::wait;
@@ -25,10 +26,21 @@ pub(crate) enum Patience {
     Forever,
 }
 
+impl Patience {
+    /// For at most this long; not at all for a time of zero.
+    pub(crate) fn of(timeout: Duration) -> Self {
+        match Instant::now().checked_add(timeout) {
+            _ if timeout.is_zero() => Self::None,
+            Some(deadline) => Self::Until(deadline),
+            None => Self::Forever,
+        }
+    }
+}
+
 /// What a caller asked for.
 pub(crate) struct Request {
     pub(crate) core: Arc<Core>,
-    pub(crate) place: Arc<Place>,
+    pub(crate) target: Arc<Target>,
     pub(crate) terms: Terms,
     pub(crate) patience: Patience,
     /// Whether the owner was minted for this call: until there is a guard nobody else can have it.
@@ -38,11 +50,10 @@ pub(crate) struct Request {
 impl Request {
     /// Gives back what the server may have granted without our knowing.
     ///
-    /// No token is known, so this would take any hold of the owner, also one that another call
-    /// gets for it before this is carried out. So it is not done for an owner that came from the
-    /// caller: what is left over ends with its lease, or when that owner comes again.
+    /// No token is known, so this would take any hold of the owner. So it is not done where the
+    /// owner has others: what is left over ends with its lease, or when that owner comes again.
     pub(crate) fn give_up(&self, claim: Claim, error: &Error) {
-        if error.is_unknown() && self.own {
+        if error.is_unknown() {
             release::in_background(&self.core, claim, None);
         }
     }
@@ -50,16 +61,15 @@ impl Request {
     /// The ACQUIRE for a claim, handed over now; with ONCE, and so harmless to send again, if
     /// nothing else of its owner is at the lock.
     pub(crate) fn ask(&self, claim: &Claim, queue: Queue, attachment: Arc<Attachment>) -> Asked {
+        let (target, session) = (claim.target(), &self.core.session.name);
+        let lease = target.lease(claim.terms().lease);
+        let (subject, once) = (target.subject(), claim.is_alone());
+        let acquire = command::acquire(subject, lease.length, queue, session, once);
         Asked {
             attachment,
-            answer: self.core.driver.send(self.acquire(claim, queue)),
+            since: lease.since,
+            answer: self.core.driver.send(acquire),
         }
-    }
-
-    fn acquire(&self, claim: &Claim, queue: Queue) -> Command<Acquired> {
-        let (name, owner) = (claim.name(), claim.owner().as_bytes());
-        let (lease, once) = (claim.terms().lease, claim.is_alone());
-        command::acquire(name, owner, lease, queue, &self.core.session.name, once)
     }
 
     /// How long to stand in line.
@@ -78,30 +88,31 @@ impl Request {
 pub(crate) struct Asked {
     /// What the session was attached by before.
     pub(crate) attachment: Arc<Attachment>,
+    /// A lease that it starts has not begun before this.
+    pub(crate) since: Instant,
     pub(crate) answer: Answer<Acquired>,
 }
 
-/// Where the caller listens. A guard that cannot be delivered is dropped, and so gives its hold
-/// back.
-pub(crate) type Reply = oneshot::Sender<Result<Guard, Error>>;
+/// Where the caller listens. What is held and cannot be delivered is dropped, and so given back.
+pub(crate) type Reply = oneshot::Sender<Result<Held, Error>>;
 
 /// The right to stand in line for this owner, and what is heard there.
 pub(crate) struct Turn {
     pub(crate) mailbox: Mailbox,
-    _turn: OwnedMutexGuard<()>,
+    _turns: Vec<OwnedMutexGuard<()>>,
 }
 
 impl Turn {
-    pub(crate) fn new(request: &Request, turn: OwnedMutexGuard<()>) -> Self {
+    pub(crate) fn new(core: &Core, claim: &Claim, turns: Vec<OwnedMutexGuard<()>>) -> Self {
         Self {
-            mailbox: request.core.session.listen(&request.place),
-            _turn: turn,
+            mailbox: core.session.listen(claim),
+            _turns: turns,
         }
     }
 }
 
 /// Sends the first ACQUIRE at once and leaves the rest to the background.
-pub(crate) fn start(request: Request) -> oneshot::Receiver<Result<Guard, Error>> {
+pub(crate) fn start(request: Request) -> oneshot::Receiver<Result<Held, Error>> {
     let (reply, answer) = oneshot::channel();
     if request.core.background.is_closed() {
         // The receiver is in our hand: it cannot have gone.
@@ -109,14 +120,16 @@ pub(crate) fn start(request: Request) -> oneshot::Receiver<Result<Guard, Error>>
         return answer;
     }
     // An owner who stands in line already asks without getting in line a second time.
-    let turn = match request.patience {
+    let turns = match request.patience {
         Patience::None => None,
         Patience::Until(_) | Patience::Forever => {
-            let turn = Arc::clone(&request.place.turn).try_lock_owned().ok();
-            turn.map(|turn| Turn::new(&request, turn))
+            let turns = request.target.turns();
+            let turns: Result<Vec<_>, _> = turns.map(Mutex::try_lock_owned).collect();
+            turns.ok()
         }
     };
-    let claim = request.place.claim(request.terms);
+    let claim = request.target.claim(request.terms);
+    let turn = turns.map(|turns| Turn::new(&request.core, &claim, turns));
     let queue = match &turn {
         None => Queue::No,
         Some(_) => request.queue(),
@@ -137,17 +150,8 @@ pub(crate) fn start(request: Request) -> oneshot::Receiver<Result<Guard, Error>>
 /// Asks once, without standing in line.
 async fn run(request: Request, claim: Claim, asked: Option<Asked>, reply: Reply) {
     let result = match once(&request, &claim, asked).await {
-        Ok((Acquired::Granted { token }, grant)) => {
-            let (since, attachment) = grant;
-            let grant = Grant {
-                token,
-                since,
-                attachment,
-            };
-            Ok(Guard::new(&request.core, claim, grant))
-        }
-        Ok((Acquired::Queued, _)) => Err(Error::no_reply(None)),
-        Ok((Acquired::NotHeld { lease_left }, _)) => match request.patience {
+        Ok(Answered::Granted(grant)) => Ok(Held::new(&request.core, claim, grant)),
+        Ok(Answered::NotHeld { lease_left }) => match request.patience {
             Patience::None => Err(Error::not_acquired(lease_left)),
             // The claim ends here: until its turn comes, the owner has nothing at the lock.
             Patience::Until(_) | Patience::Forever => {
@@ -163,7 +167,11 @@ async fn run(request: Request, claim: Claim, asked: Option<Asked>, reply: Reply)
     let _ = reply.send(result);
 }
 
-type Answered = (Acquired, (Instant, Arc<Attachment>));
+/// The answer to who does not stand in line.
+enum Answered {
+    Granted(Grant),
+    NotHeld { lease_left: Option<Duration> },
+}
 
 /// The server's word, after one more try if the connection broke or the session was not attached.
 async fn once(request: &Request, claim: &Claim, asked: Option<Asked>) -> Result<Answered, Error> {
@@ -175,24 +183,34 @@ async fn once(request: &Request, claim: &Claim, asked: Option<Asked>) -> Result<
         let attachment = core.session.attachment_within(patience, None).await?;
         request.ask(claim, Queue::No, attachment)
     };
-    let Asked { attachment, answer } = asked;
-    let error = match answer.await {
-        Ok((acquired, sent)) => return Ok((acquired, (sent, attachment))),
+    let known = Arc::clone(&asked.attachment);
+    let error = match answered(asked).await {
         Err(error) => error,
+        answer => return answer,
     };
     let attachment = if error.is_no_session() {
-        let next = core.session.attachment_within(patience, Some(&attachment));
+        let next = core.session.attachment_within(patience, Some(&known));
         next.await.map_err(|_| error.clone())?
     } else if error.is_broken_connection() && claim.is_alone() {
         // With ONCE, and so without harm even if the first has been carried out.
-        attachment
+        known
     } else {
         return Err(error);
     };
-    let Asked { attachment, answer } = request.ask(claim, Queue::No, attachment);
-    match answer.await {
-        Ok((acquired, sent)) => Ok((acquired, (sent, attachment))),
-        Err(again) => Err(worst(error, again)),
+    let again = answered(request.ask(claim, Queue::No, attachment)).await;
+    again.map_err(|again| worst(error, again))
+}
+
+async fn answered(asked: Asked) -> Result<Answered, Error> {
+    match asked.answer.await? {
+        Acquired::Granted { token, fresh } => Ok(Answered::Granted(Grant {
+            token,
+            since: asked.since,
+            attachment: asked.attachment,
+            fresh,
+        })),
+        Acquired::NotHeld { lease_left } => Ok(Answered::NotHeld { lease_left }),
+        Acquired::Queued => Err(Error::no_reply(None)),
     }
 }
 

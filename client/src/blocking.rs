@@ -27,6 +27,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
+use crate::mode::{One, Plain, Read, Several, Write};
 use crate::{ClientBuilder, Error, LostReason, Owner};
 
 /// A connection to one server on which locks are taken: [`crate::Client`] for programs without
@@ -86,6 +87,40 @@ impl Client {
     pub fn lock(&self, name: impl Into<Vec<u8>>) -> Lock {
         Lock {
             lock: self.client.lock(name),
+            runtime: Arc::clone(&self.runtime),
+        }
+    }
+
+    /// Names a read-write lock, without I/O: see [`crate::Client::rw_lock`].
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # let client = rlock_client::blocking::Client::connect("redis://127.0.0.1:6379")?;
+    /// let guard = client.rw_lock("prices").write()?;
+    /// // … change them …
+    /// let guard = guard.downgrade()?; // … and read them, together with others
+    /// # Ok::<(), rlock_client::Error>(())
+    /// ```
+    pub fn rw_lock(&self, name: impl Into<Vec<u8>>) -> RwLock {
+        RwLock {
+            lock: self.client.rw_lock(name),
+            runtime: Arc::clone(&self.runtime),
+        }
+    }
+
+    /// Names several locks that are taken at once, without I/O: see [`crate::Client::multi`].
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # let client = rlock_client::blocking::Client::connect("redis://127.0.0.1:6379")?;
+    /// let both = client.multi(["account:1", "account:2"]).lock()?;
+    /// # Ok::<(), rlock_client::Error>(())
+    /// ```
+    pub fn multi<N: Into<Vec<u8>>>(&self, names: impl IntoIterator<Item = N>) -> MultiLock {
+        MultiLock {
+            lock: self.client.multi(names),
             runtime: Arc::clone(&self.runtime),
         }
     }
@@ -150,7 +185,7 @@ impl Lock {
     ///
     /// Inside an async task.
     pub fn lock(&self) -> Result<Guard, Error> {
-        self.taken(self.lock.lock())
+        self.runtime.take(self.lock.lock())
     }
 
     /// Takes the lock if it is free, or held by the same owner; does not wait.
@@ -163,7 +198,7 @@ impl Lock {
     ///
     /// Inside an async task.
     pub fn try_lock(&self) -> Result<Guard, Error> {
-        self.taken(self.lock.try_lock())
+        self.runtime.take(self.lock.try_lock())
     }
 
     /// Takes the lock, waiting for it in line for at most `timeout`.
@@ -176,18 +211,7 @@ impl Lock {
     ///
     /// Inside an async task.
     pub fn lock_timeout(&self, timeout: Duration) -> Result<Guard, Error> {
-        self.taken(self.lock.lock_timeout(timeout))
-    }
-
-    fn taken(
-        &self,
-        taking: impl Future<Output = Result<crate::Guard, Error>>,
-    ) -> Result<Guard, Error> {
-        let guard = self.runtime.wait_for(taking)?;
-        Ok(Guard {
-            guard,
-            runtime: Arc::clone(&self.runtime),
-        })
+        self.runtime.take(self.lock.lock_timeout(timeout))
     }
 }
 
@@ -197,19 +221,241 @@ impl fmt::Debug for Lock {
     }
 }
 
-/// A lock that is held: [`crate::Guard`] for programs without async, with the same promise.
-#[must_use = "dropping the guard gives the lock back at once"]
-pub struct Guard {
-    guard: crate::Guard,
+/// A read-write lock by its name: [`crate::RwLock`] for programs without async.
+#[derive(Clone)]
+pub struct RwLock {
+    lock: crate::RwLock,
     runtime: Arc<Runtime>,
 }
 
-impl Guard {
+impl RwLock {
+    /// Takes the lock for this long and does not renew it: see [`crate::RwLock::lease`].
+    #[must_use = "this gives a lock with the lease, and takes nothing"]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lock = self.lock.lease(lease);
+        self
+    }
+
+    /// Holds the lock for this long at most: see [`crate::RwLock::max_hold`].
+    #[must_use = "this gives a lock with the limit, and takes nothing"]
+    pub fn max_hold(mut self, longest: Duration) -> Self {
+        self.lock = self.lock.max_hold(longest);
+        self
+    }
+
+    /// Takes the lock for this owner: see [`crate::RwLock::owner`].
+    #[must_use = "this gives a lock with the owner, and takes nothing"]
+    pub fn owner(mut self, owner: &Owner) -> Self {
+        self.lock = self.lock.owner(owner);
+        self
+    }
+
+    /// Takes the lock together with other readers, waiting in line for as long as it takes.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::RwLock::read`].
+    ///
+    /// # Panics
+    ///
+    /// Inside an async task.
+    pub fn read(&self) -> Result<ReadGuard, Error> {
+        self.runtime.take(self.lock.read())
+    }
+
+    /// Takes the lock together with other readers if nobody writes or waits to; does not wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::RwLock::try_read`].
+    ///
+    /// # Panics
+    ///
+    /// Inside an async task.
+    pub fn try_read(&self) -> Result<ReadGuard, Error> {
+        self.runtime.take(self.lock.try_read())
+    }
+
+    /// Takes the lock together with other readers, waiting in line for at most `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::RwLock::read_timeout`].
+    ///
+    /// # Panics
+    ///
+    /// Inside an async task.
+    pub fn read_timeout(&self, timeout: Duration) -> Result<ReadGuard, Error> {
+        self.runtime.take(self.lock.read_timeout(timeout))
+    }
+
+    /// Takes the lock alone, waiting in line for as long as it takes.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::RwLock::write`].
+    ///
+    /// # Panics
+    ///
+    /// Inside an async task.
+    pub fn write(&self) -> Result<WriteGuard, Error> {
+        self.runtime.take(self.lock.write())
+    }
+
+    /// Takes the lock alone if it is free, or if the same owner writes; does not wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::RwLock::try_write`].
+    ///
+    /// # Panics
+    ///
+    /// Inside an async task.
+    pub fn try_write(&self) -> Result<WriteGuard, Error> {
+        self.runtime.take(self.lock.try_write())
+    }
+
+    /// Takes the lock alone, waiting in line for at most `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::RwLock::write_timeout`].
+    ///
+    /// # Panics
+    ///
+    /// Inside an async task.
+    pub fn write_timeout(&self, timeout: Duration) -> Result<WriteGuard, Error> {
+        self.runtime.take(self.lock.write_timeout(timeout))
+    }
+}
+
+impl fmt::Debug for RwLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lock.fmt(f)
+    }
+}
+
+/// Several locks by their names: [`crate::MultiLock`] for programs without async.
+#[derive(Clone)]
+pub struct MultiLock {
+    lock: crate::MultiLock,
+    runtime: Arc<Runtime>,
+}
+
+impl MultiLock {
+    /// Takes the locks for this long and does not renew them: see [`crate::MultiLock::lease`].
+    #[must_use = "this gives locks with the lease, and takes nothing"]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lock = self.lock.lease(lease);
+        self
+    }
+
+    /// Holds the locks for this long at most: see [`crate::MultiLock::max_hold`].
+    #[must_use = "this gives locks with the limit, and takes nothing"]
+    pub fn max_hold(mut self, longest: Duration) -> Self {
+        self.lock = self.lock.max_hold(longest);
+        self
+    }
+
+    /// Takes the locks for this owner: see [`crate::MultiLock::owner`].
+    #[must_use = "this gives locks with the owner, and takes nothing"]
+    pub fn owner(mut self, owner: &Owner) -> Self {
+        self.lock = self.lock.owner(owner);
+        self
+    }
+
+    /// Takes all the locks, waiting in their lines for as long as it takes.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::MultiLock::lock`].
+    ///
+    /// # Panics
+    ///
+    /// Inside an async task.
+    pub fn lock(&self) -> Result<MultiGuard, Error> {
+        self.runtime.take(self.lock.lock())
+    }
+
+    /// Takes all the locks if each is free, or held by the same owner; does not wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::MultiLock::try_lock`].
+    ///
+    /// # Panics
+    ///
+    /// Inside an async task.
+    pub fn try_lock(&self) -> Result<MultiGuard, Error> {
+        self.runtime.take(self.lock.try_lock())
+    }
+
+    /// Takes all the locks, waiting in their lines for at most `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::MultiLock::lock_timeout`].
+    ///
+    /// # Panics
+    ///
+    /// Inside an async task.
+    pub fn lock_timeout(&self, timeout: Duration) -> Result<MultiGuard, Error> {
+        self.runtime.take(self.lock.lock_timeout(timeout))
+    }
+}
+
+impl fmt::Debug for MultiLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lock.fmt(f)
+    }
+}
+
+/// A lock that is held: [`crate::Guard`] for programs without async, with the same promise.
+#[must_use = "dropping the guard gives the lock back at once"]
+pub struct Guard<M = Plain> {
+    guard: crate::Guard<M>,
+    runtime: Arc<Runtime>,
+}
+
+/// A read-write lock that is held together with other readers.
+pub type ReadGuard = Guard<Read>;
+
+/// A read-write lock that is held alone.
+pub type WriteGuard = Guard<Write>;
+
+/// Several locks that are held at once.
+pub type MultiGuard = Guard<Several>;
+
+impl<M: One> Guard<M> {
     /// The lock's name.
     pub fn name(&self) -> &[u8] {
         self.guard.name()
     }
+}
 
+impl Guard<Several> {
+    /// The names of the locks, as they were given, each once.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.guard.names()
+    }
+}
+
+impl Guard<Write> {
+    /// Reads on instead of writing: see [`crate::WriteGuard::downgrade`].
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::WriteGuard::downgrade`]: with each of them the lock is given back altogether.
+    ///
+    /// # Panics
+    ///
+    /// Inside an async task.
+    pub fn downgrade(self) -> Result<Guard<Read>, Error> {
+        self.runtime.take(self.guard.downgrade())
+    }
+}
+
+impl<M> Guard<M> {
     /// Who holds the lock.
     pub fn owner(&self) -> &Owner {
         self.guard.owner()
@@ -267,7 +513,7 @@ impl Guard {
     }
 }
 
-impl fmt::Debug for Guard {
+impl<M> fmt::Debug for Guard<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.guard.fmt(f)
     }
@@ -296,6 +542,18 @@ impl Runtime {
         Ok(Self {
             handle,
             _running: running,
+        })
+    }
+
+    /// Waits for a guard, which keeps the thread running.
+    fn take<M>(
+        self: &Arc<Self>,
+        taking: impl Future<Output = Result<crate::Guard<M>, Error>>,
+    ) -> Result<Guard<M>, Error> {
+        let guard = self.wait_for(taking)?;
+        Ok(Guard {
+            guard,
+            runtime: Arc::clone(self),
         })
     }
 

@@ -15,9 +15,12 @@ use crate::driver::Driver;
 use crate::error::Error;
 use crate::lifeline::Lifeline;
 use crate::lock::Lock;
+use crate::multi::MultiLock;
 use crate::options::ClientBuilder;
 use crate::owner::Owner;
+use crate::rw_lock::RwLock;
 use crate::session::Session;
+use crate::taker::Taker;
 use crate::watchdog::{self, Watchdog};
 
 /// A connection to one server on which locks are taken. Cheap to clone; clones are the same
@@ -66,7 +69,44 @@ impl Client {
     ///
     /// The name is the key under which the server keeps the lock: any bytes.
     pub fn lock(&self, name: impl Into<Vec<u8>>) -> Lock {
-        Lock::new(Arc::clone(&self.core), name.into().into())
+        Lock::new(self.taker(), name.into().into())
+    }
+
+    /// Names a read-write lock: see [`RwLock`]. No I/O.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let prices = client.rw_lock("prices");
+    /// let (one, other) = (prices.read().await?, prices.read().await?); // together
+    /// drop((one, other));
+    /// let alone = prices.write().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn rw_lock(&self, name: impl Into<Vec<u8>>) -> RwLock {
+        RwLock::new(self.taker(), name.into().into())
+    }
+
+    /// Names several locks that are taken at once: see [`MultiLock`]. No I/O. A name that is given
+    /// twice counts once.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// // From one account to another: all or none, in whatever order they are named.
+    /// let both = client.multi(["account:1", "account:2"]).lock().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn multi<N: Into<Vec<u8>>>(&self, names: impl IntoIterator<Item = N>) -> MultiLock {
+        MultiLock::new(self.taker(), names.into_iter().map(Into::into))
+    }
+
+    fn taker(&self) -> Taker {
+        Taker::new(Arc::clone(&self.core))
     }
 
     /// A new owner, for re-entrance: see [`Owner`].

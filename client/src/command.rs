@@ -1,11 +1,54 @@
 //! The wire: one function a server command, a typed reply for each. Nothing else speaks RESP.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, RedisError, Value};
 
 use crate::error::Error;
 use crate::hold::LostReason;
+use crate::mode::Mode;
+
+/// What a command is about: an owner, at one lock or at several.
+#[derive(Clone, Copy)]
+pub(crate) struct Subject<'a> {
+    pub(crate) mode: Mode,
+    /// One, unless the mode is several.
+    pub(crate) names: &'a [Arc<[u8]>],
+    pub(crate) owner: &'a [u8],
+}
+
+impl Subject<'_> {
+    /// `RLOCK.<verb> key owner [lease-ms] [READ | WRITE]`, or
+    /// `RLOCK.M<verb> owner [lease-ms] numkeys key …`.
+    fn cmd(&self, verb: &str, lease: Option<Duration>) -> Cmd {
+        let lease = lease.map(millis);
+        if self.mode == Mode::Several {
+            let mut cmd = redis::cmd(&format!("RLOCK.M{verb}"));
+            cmd.arg(self.owner).arg(lease).arg(self.names.len());
+            return self.names.iter().fold(cmd, with_name);
+        }
+        let cmd = redis::cmd(&format!("RLOCK.{verb}"));
+        let mut cmd = self.names.iter().fold(cmd, with_name);
+        cmd.arg(self.owner).arg(lease);
+        match self.mode {
+            Mode::Read => cmd.arg("READ"),
+            Mode::Write => cmd.arg("WRITE"),
+            Mode::Plain | Mode::Several => &mut cmd,
+        };
+        cmd
+    }
+
+    /// The token, where the server can compare it.
+    fn token(&self, token: u64) -> Option<u64> {
+        self.mode.has_token().then_some(token)
+    }
+}
+
+fn with_name(mut cmd: Cmd, name: &Arc<[u8]>) -> Cmd {
+    cmd.arg(&name[..]);
+    cmd
+}
 
 /// A command on its way out, and how to read what comes back.
 #[derive(Clone)]
@@ -18,14 +61,31 @@ impl<T> Command<T> {
     fn new(cmd: Cmd, read: fn(&Value) -> Option<T>) -> Self {
         Self {
             cmd,
-            reader: Reader(read),
+            reader: Reader::Any(read),
+        }
+    }
+
+    /// How many of the locks that it names a command concerned is its reply.
+    fn counted(cmd: Cmd, locks: usize, read: fn(u64, u64) -> Option<T>) -> Self {
+        let locks = u64::try_from(locks).unwrap_or(u64::MAX);
+        Self {
+            cmd,
+            reader: Reader::Count { locks, read },
         }
     }
 }
 
 /// How to read the reply to a command.
 #[derive(Clone)]
-pub(crate) struct Reader<T>(fn(&Value) -> Option<T>);
+pub(crate) enum Reader<T> {
+    /// By its shape.
+    Any(fn(&Value) -> Option<T>),
+    /// As a number of all the locks that were named.
+    Count {
+        locks: u64,
+        read: fn(u64, u64) -> Option<T>,
+    },
+}
 
 impl<T> Reader<T> {
     /// What the server's reply says.
@@ -35,7 +95,11 @@ impl<T> Reader<T> {
         }
         // A reply of another shape comes from something that is not the module: what it has done
         // nobody can say.
-        (self.0)(reply).ok_or_else(|| {
+        let read = match self {
+            Self::Any(read) => read(reply),
+            Self::Count { locks, read } => read_count(reply).and_then(|count| read(count, *locks)),
+        };
+        read.ok_or_else(|| {
             let text = "the reply is not one of an RLOCK command";
             Error::no_reply(Some(RedisError::from((
                 redis::ErrorKind::UnexpectedReturnType,
@@ -49,7 +113,11 @@ impl<T> Reader<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
     /// Held, with this fencing token.
-    Granted { token: u64 },
+    Granted {
+        token: u64,
+        /// Whether the owner held none of it before.
+        fresh: bool,
+    },
     /// In line; what comes of it is told by an event.
     Queued,
     /// Not held; what is left of the present lease, `None` if the key has no expiry.
@@ -61,7 +129,7 @@ pub(crate) enum Acquired {
 pub(crate) enum Released {
     /// One hold less.
     Done,
-    /// It was not held by this owner, or not with this token.
+    /// It was not held by this owner, or not with this token; of several not all.
     NotHeld,
 }
 
@@ -95,17 +163,15 @@ pub(crate) enum News {
     Failed(Error),
 }
 
-/// `RLOCK.ACQUIRE key owner lease-ms [QUEUE wait-ms] SESSION session [ONCE]`.
+/// `RLOCK.ACQUIRE` or `RLOCK.MACQUIRE … [QUEUE wait-ms] SESSION session [ONCE]`.
 pub(crate) fn acquire(
-    name: &[u8],
-    owner: &[u8],
+    subject: Subject<'_>,
     lease: Duration,
     queue: Queue,
     session: &str,
     once: bool,
 ) -> Command<Acquired> {
-    let mut cmd = redis::cmd("RLOCK.ACQUIRE");
-    cmd.arg(name).arg(owner).arg(millis(lease));
+    let mut cmd = subject.cmd("ACQUIRE", Some(lease));
     match queue {
         Queue::No => {}
         Queue::Forever => {
@@ -138,39 +204,48 @@ pub(crate) fn events(
     Command::new(cmd, read_events)
 }
 
-/// `RLOCK.RELEASE key owner [TOKEN token]`.
-pub(crate) fn release(name: &[u8], owner: &[u8], token: Option<u64>) -> Command<Released> {
-    let mut cmd = redis::cmd("RLOCK.RELEASE");
-    cmd.arg(name).arg(owner);
-    if let Some(token) = token {
+/// `RLOCK.RELEASE … [TOKEN token] [LEASE lease-ms]`, or `RLOCK.MRELEASE`. A lease starts anew for
+/// what is left of a reader's hold.
+pub(crate) fn release(
+    subject: Subject<'_>,
+    token: Option<u64>,
+    lease: Option<Duration>,
+) -> Command<Released> {
+    let mut cmd = subject.cmd("RELEASE", None);
+    if subject.mode == Mode::Several {
+        return Command::counted(cmd, subject.names.len(), read_all_released);
+    }
+    if let Some(token) = token.and_then(|token| subject.token(token)) {
         cmd.arg("TOKEN").arg(token);
+    }
+    if let Some(lease) = lease.filter(|_| subject.mode == Mode::Read) {
+        cmd.arg("LEASE").arg(millis(lease));
     }
     Command::new(cmd, read_released)
 }
 
-/// `RLOCK.RENEW key owner lease-ms TOKEN token SESSION session`: whether it is still held.
+/// `RLOCK.RENEW … [TOKEN token] SESSION session`, or `RLOCK.MRENEW`: whether it is still held, of
+/// several locks whether all are.
 pub(crate) fn renew(
-    name: &[u8],
-    owner: &[u8],
+    subject: Subject<'_>,
     lease: Duration,
     token: u64,
     session: &str,
 ) -> Command<bool> {
-    let mut cmd = redis::cmd("RLOCK.RENEW");
-    cmd.arg(name)
-        .arg(owner)
-        .arg(millis(lease))
-        .arg("TOKEN")
-        .arg(token)
-        .arg("SESSION")
-        .arg(session);
-    Command::new(cmd, read_renewed)
+    let mut cmd = subject.cmd("RENEW", Some(lease));
+    if let Some(token) = subject.token(token) {
+        cmd.arg("TOKEN").arg(token);
+    }
+    cmd.arg("SESSION").arg(session);
+    Command::counted(cmd, subject.names.len(), read_all_renewed)
 }
 
-/// `RLOCK.CANCEL key owner`: how many waiters have been taken out of the queue.
-pub(crate) fn cancel(name: &[u8], owner: &[u8]) -> Command<u64> {
-    let mut cmd = redis::cmd("RLOCK.CANCEL");
-    cmd.arg(name).arg(owner);
+/// `RLOCK.CANCEL key owner`: how many waiters have been taken out of the queue. A wait for several
+/// locks stands in the queue of each, and leaves all with one.
+pub(crate) fn cancel(subject: Subject<'_>) -> Command<u64> {
+    let cmd = redis::cmd("RLOCK.CANCEL");
+    let mut cmd = subject.names.iter().take(1).fold(cmd, with_name);
+    cmd.arg(subject.owner);
     Command::new(cmd, read_count)
 }
 
@@ -181,6 +256,7 @@ fn read_acquired(reply: &Value) -> Option<Acquired> {
     match values.as_slice() {
         [Value::Int(count), Value::Int(token)] if *count >= 1 => Some(Acquired::Granted {
             token: u64::try_from(*token).ok()?,
+            fresh: *count == 1,
         }),
         [Value::Int(0), Value::Int(ttl_ms)] => {
             let lease_left = time_left(*ttl_ms);
@@ -265,12 +341,17 @@ fn read_released(reply: &Value) -> Option<Released> {
     }
 }
 
-fn read_renewed(reply: &Value) -> Option<bool> {
-    match reply {
-        Value::Int(1) => Some(true),
-        Value::Int(0) => Some(false),
-        _ => None,
-    }
+fn read_all_released(released: u64, locks: u64) -> Option<Released> {
+    let all = read_all_renewed(released, locks)?;
+    Some(if all {
+        Released::Done
+    } else {
+        Released::NotHeld
+    })
+}
+
+fn read_all_renewed(renewed: u64, locks: u64) -> Option<bool> {
+    (renewed <= locks).then_some(renewed == locks)
 }
 
 fn read_count(reply: &Value) -> Option<u64> {
@@ -303,40 +384,139 @@ mod tests {
             .to_owned()
     }
 
+    /// What is said about `o` at these locks.
+    fn about<T>(mode: Mode, names: &[&str], say: impl Fn(Subject<'_>) -> Command<T>) -> String {
+        let names: Vec<_> = names.iter().map(|n| Arc::from(n.as_bytes())).collect();
+        words(&say(Subject {
+            mode,
+            names: &names,
+            owner: b"o",
+        }))
+    }
+
+    fn plain<T>(say: impl Fn(Subject<'_>) -> Command<T>) -> String {
+        about(Mode::Plain, &["n"], say)
+    }
+
+    fn read<T>(say: impl Fn(Subject<'_>) -> Command<T>) -> String {
+        about(Mode::Read, &["n"], say)
+    }
+
+    fn write<T>(say: impl Fn(Subject<'_>) -> Command<T>) -> String {
+        about(Mode::Write, &["n"], say)
+    }
+
+    fn several<T>(say: impl Fn(Subject<'_>) -> Command<T>) -> String {
+        about(Mode::Several, &["b", "a"], say)
+    }
+
+    const LEASE: Duration = Duration::from_secs(30);
+
     #[test]
     fn commands_are_written_as_the_contract_spells_them() {
-        let lease = Duration::from_secs(30);
         let cases = [
             (
-                words(&acquire(b"n", b"o", lease, Queue::No, "s", false)),
+                plain(|o| acquire(o, LEASE, Queue::No, "s", false)),
                 "RLOCK.ACQUIRE n o 30000 SESSION s",
             ),
             (
-                words(&acquire(b"n", b"o", lease, Queue::Forever, "s", true)),
+                plain(|o| acquire(o, LEASE, Queue::Forever, "s", true)),
                 "RLOCK.ACQUIRE n o 30000 QUEUE 0 SESSION s ONCE",
             ),
-            (words(&release(b"n", b"o", None)), "RLOCK.RELEASE n o"),
+            (plain(|o| release(o, None, None)), "RLOCK.RELEASE n o"),
             (
-                words(&release(b"n", b"o", Some(7))),
+                plain(|o| release(o, Some(7), Some(LEASE))),
                 "RLOCK.RELEASE n o TOKEN 7",
             ),
             (
-                words(&renew(b"n", b"o", lease, 7, "s")),
+                plain(|o| renew(o, LEASE, 7, "s")),
                 "RLOCK.RENEW n o 30000 TOKEN 7 SESSION s",
             ),
-            (words(&cancel(b"n", b"o")), "RLOCK.CANCEL n o"),
+            (plain(cancel), "RLOCK.CANCEL n o"),
             (
                 words(&events("s", None, Duration::ZERO)),
                 "RLOCK.EVENTS s GRACE 0",
             ),
             (
-                words(&events("s", Some(lease), Duration::from_secs(1))),
+                words(&events("s", Some(LEASE), Duration::from_secs(1))),
                 "RLOCK.EVENTS s BLOCK 30000 GRACE 1000",
             ),
         ];
         for (written, expected) in cases {
             assert_eq!(written, expected);
         }
+    }
+
+    #[test]
+    fn readers_and_writers_say_so_and_a_writer_names_no_token() {
+        let acquire = |o: Subject<'_>| acquire(o, LEASE, Queue::Forever, "s", true);
+        let release = |o: Subject<'_>| release(o, Some(7), Some(LEASE));
+        let renew = |o: Subject<'_>| renew(o, LEASE, 7, "s");
+        let cases = [
+            (
+                read(acquire),
+                "RLOCK.ACQUIRE n o 30000 READ QUEUE 0 SESSION s ONCE",
+            ),
+            (
+                write(acquire),
+                "RLOCK.ACQUIRE n o 30000 WRITE QUEUE 0 SESSION s ONCE",
+            ),
+            (read(release), "RLOCK.RELEASE n o READ TOKEN 7 LEASE 30000"),
+            (write(release), "RLOCK.RELEASE n o WRITE"),
+            (read(renew), "RLOCK.RENEW n o 30000 READ TOKEN 7 SESSION s"),
+            (write(renew), "RLOCK.RENEW n o 30000 WRITE SESSION s"),
+            (read(cancel), "RLOCK.CANCEL n o"),
+            (write(cancel), "RLOCK.CANCEL n o"),
+        ];
+        for (written, expected) in cases {
+            assert_eq!(written, expected);
+        }
+    }
+
+    #[test]
+    fn several_locks_are_named_in_one_command_and_cancelled_by_the_first() {
+        let cases = [
+            (
+                several(|o| acquire(o, LEASE, Queue::Forever, "s", true)),
+                "RLOCK.MACQUIRE o 30000 2 b a QUEUE 0 SESSION s ONCE",
+            ),
+            (
+                several(|o| release(o, Some(7), Some(LEASE))),
+                "RLOCK.MRELEASE o 2 b a",
+            ),
+            (
+                several(|o| renew(o, LEASE, 7, "s")),
+                "RLOCK.MRENEW o 30000 2 b a SESSION s",
+            ),
+            (several(cancel), "RLOCK.CANCEL b o"),
+        ];
+        for (written, expected) in cases {
+            assert_eq!(written, expected);
+        }
+    }
+
+    #[test]
+    fn of_several_locks_all_must_have_been_there() {
+        let names = [Arc::from(*b"a"), Arc::from(*b"b")];
+        let subject = Subject {
+            mode: Mode::Several,
+            names: &names,
+            owner: b"o",
+        };
+        let renewed = |n| {
+            let renewal = renew(subject, LEASE, 7, "s");
+            renewal.reader.read(&Value::Int(n)).ok()
+        };
+        assert_eq!(
+            [renewed(0), renewed(1), renewed(2), renewed(3)],
+            [Some(false), Some(false), Some(true), None]
+        );
+        let released = |n| {
+            let release = release(subject, None, None);
+            release.reader.read(&Value::Int(n)).ok()
+        };
+        assert_eq!(released(1), Some(Released::NotHeld));
+        assert_eq!(released(2), Some(Released::Done));
     }
 
     #[test]
@@ -349,11 +529,10 @@ mod tests {
             (1_000_001, "2"),
         ] {
             let queue = Queue::For(Duration::from_nanos(wait));
-            let lease = Duration::from_secs(1);
-            let written = words(&acquire(b"n", b"o", lease, queue, "s", false));
+            let written = plain(|o| acquire(o, LEASE, queue, "s", false));
             assert_eq!(
                 written,
-                format!("RLOCK.ACQUIRE n o 1000 QUEUE {sent} SESSION s")
+                format!("RLOCK.ACQUIRE n o 30000 QUEUE {sent} SESSION s")
             );
         }
     }
@@ -361,11 +540,10 @@ mod tests {
     #[test]
     fn replies_are_read_by_shape() {
         let pair = |a, b| Value::Array(vec![Value::Int(a), Value::Int(b)]);
+        let held = |token, fresh| Some(Acquired::Granted { token, fresh });
         let not_held = |lease_left| Some(Acquired::NotHeld { lease_left });
-        assert_eq!(
-            read_acquired(&pair(2, 9)),
-            Some(Acquired::Granted { token: 9 })
-        );
+        assert_eq!(read_acquired(&pair(1, 9)), held(9, true));
+        assert_eq!(read_acquired(&pair(2, 9)), held(9, false));
         assert_eq!(read_acquired(&pair(0, -1)), not_held(None));
         assert_eq!(
             read_acquired(&pair(0, 5)),
@@ -376,15 +554,19 @@ mod tests {
         assert_eq!(read_acquired(&Value::Okay), None);
         assert_eq!(read_released(&Value::Nil), Some(Released::NotHeld));
         assert_eq!(read_released(&Value::Int(0)), Some(Released::Done));
-        assert_eq!(read_renewed(&Value::Int(2)), None);
     }
 
     #[test]
     fn a_reply_of_another_shape_leaves_unknown_what_was_done() {
-        let error = renew(b"n", b"o", Duration::from_secs(1), 1, "s")
-            .reader
-            .read(&Value::Okay);
-        assert!(error.expect_err("no such reply").is_unknown());
+        let subject = Subject {
+            mode: Mode::Plain,
+            names: &[Arc::from(*b"n")],
+            owner: b"o",
+        };
+        for reply in [Value::Okay, Value::Int(2)] {
+            let error = renew(subject, LEASE, 1, "s").reader.read(&reply);
+            assert!(error.expect_err("no such reply").is_unknown());
+        }
     }
 
     #[test]

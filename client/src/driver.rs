@@ -57,27 +57,23 @@ impl Driver {
 
     /// As [`send`](Self::send), and sends it once more if the connection broke before the reply
     /// came. Only for commands that may as well be carried out twice.
-    pub(crate) async fn send_harmless<T: Clone>(
-        &self,
-        command: Command<T>,
-    ) -> Result<(T, Instant), Error> {
+    pub(crate) async fn send_harmless<T: Clone>(&self, command: Command<T>) -> Result<T, Error> {
         match self.send(command.clone()).await {
             Err(error) if error.is_broken_connection() => self.send(command).await,
             answer => answer,
         }
     }
 
-    /// Sends all commands as one pipeline and returns their replies in order, with the moment in
-    /// which they were sent.
+    /// Sends all commands as one pipeline and returns their replies in order.
     pub(crate) async fn send_all<T>(
         &self,
         commands: &[Command<T>],
-    ) -> Result<(Vec<Result<T, Error>>, Instant), Error> {
+    ) -> Result<Vec<Result<T, Error>>, Error> {
         let mut pipeline = Pipeline::with_capacity(commands.len());
         for command in commands {
             pipeline.add_command(command.cmd.clone());
         }
-        let (replies, sent) = self
+        let replies = self
             .hand_over(pipeline)
             .await
             .unwrap_or_else(|_| Err(Error::no_runtime()))?;
@@ -85,7 +81,7 @@ impl Driver {
             .iter()
             .zip(&replies)
             .map(|(command, reply)| command.reader.read(reply));
-        Ok((read.collect(), sent))
+        Ok(read.collect())
     }
 
     fn hand_over(&self, pipeline: Pipeline) -> oneshot::Receiver<Replies> {
@@ -96,7 +92,7 @@ impl Driver {
     }
 }
 
-/// The answer to a command that has been handed over, with the moment in which it was sent.
+/// The answer to a command that has been handed over.
 #[must_use = "the answer says whether the command was carried out"]
 pub(crate) struct Answer<T> {
     reader: Reader<T>,
@@ -104,20 +100,20 @@ pub(crate) struct Answer<T> {
 }
 
 impl<T> Future for Answer<T> {
-    type Output = Result<(T, Instant), Error>;
+    type Output = Result<T, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         Pin::new(&mut this.replies).poll(cx).map(|replies| {
-            let (replies, sent) = replies.unwrap_or_else(|_| Err(Error::no_runtime()))?;
+            let replies = replies.unwrap_or_else(|_| Err(Error::no_runtime()))?;
             let reply = replies.first().ok_or_else(|| Error::no_reply(None))?;
-            Ok((this.reader.read(reply)?, sent))
+            this.reader.read(reply)
         })
     }
 }
 
-/// The replies to a pipeline, and when it was sent.
-type Replies = Result<(Vec<Value>, Instant), Error>;
+/// The replies to a pipeline.
+type Replies = Result<Vec<Value>, Error>;
 
 #[derive(Debug)]
 struct Request {
@@ -191,11 +187,10 @@ impl Link {
     }
 
     async fn exchange(mut self, request: Request) {
-        let sent = Instant::now();
         let replies = match self.connection.ask_all(&request.pipeline).await {
             Ok(replies) => {
                 self.health.answered();
-                Ok((replies, sent))
+                Ok(replies)
             }
             Err(error) => {
                 self.health.failed(&error);

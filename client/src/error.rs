@@ -23,8 +23,8 @@ use crate::hold::LostReason;
 /// - [refused](Self::is_refused): the server said no, in the words that the error shows.
 ///
 /// After an unknown `lock()`, `try_lock()` or `lock_timeout()` the client gives back in the
-/// background what the server may have granted; but not for an [`Owner`](crate::Owner) of the
-/// caller's, whose other holds it could take along. At worst the lock stays taken until its lease
+/// background what the server may have granted; but not for an [`Owner`](crate::Owner) who has
+/// other guards of the lock, which it could take along. At worst the lock stays taken until its lease
 /// ends, or until the same owner comes again.
 #[derive(Clone, Debug)]
 pub struct Error {
@@ -50,7 +50,7 @@ pub enum ErrorKind {
     Deadlock,
     /// The server does not know the `RLOCK.*` commands.
     ModuleNotLoaded,
-    /// The server refused the command.
+    /// The server refused the command, or would.
     Refused,
 }
 
@@ -94,7 +94,7 @@ impl Error {
     }
 
     /// Whether the server refused the command, such as for a lease of zero or a key that holds
-    /// another type. The message is the server's.
+    /// another type. The message is the server's. Several locks without a name are not asked for.
     pub fn is_refused(&self) -> bool {
         self.kind == ErrorKind::Refused
     }
@@ -150,6 +150,11 @@ impl Error {
             ErrorKind::CouldNotAsk,
             "the runtime of the client has ended".into(),
         )
+    }
+
+    pub(crate) fn no_names() -> Self {
+        let detail = "several locks at once need a name".into();
+        Self::new(ErrorKind::Refused, detail)
     }
 
     pub(crate) fn could_not_connect(source: RedisError) -> Self {
@@ -222,7 +227,7 @@ impl fmt::Display for ErrorKind {
             Self::Unknown => "no reply from the server",
             Self::Deadlock => "the wait could never end",
             Self::ModuleNotLoaded => "the module is not loaded",
-            Self::Refused => "refused by the server",
+            Self::Refused => "refused",
         })
     }
 }

@@ -1,14 +1,15 @@
 //! A lock that is held.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
+use crate::attempt::{self, Patience, Request};
 use crate::client::Core;
 use crate::error::Error;
 use crate::hold::{Grant, Hold, LostReason, Renewal};
+use crate::mode::{Mode, One, Plain, Read, Several, Write};
 use crate::owner::{Claim, Owner};
 use crate::release;
 use crate::session::Attachment;
@@ -17,6 +18,10 @@ use crate::session::Attachment;
 ///
 /// Dropping it gives the lock back in the background. [`unlock`](Self::unlock) does the same and
 /// tells how it went.
+///
+/// A guard is the same thing with the same promise whatever it holds: a plain lock, a [read-write
+/// lock](crate::RwLock) as a [reader](ReadGuard) or as a [writer](WriteGuard), or [several
+/// locks](MultiGuard) at once. Its [mode](crate::mode) is there for the compiler only.
 ///
 /// # What a guard promises
 ///
@@ -37,60 +42,138 @@ use crate::session::Attachment;
 /// machine is suspended. Where that matters, let the resource refuse [tokens](Self::token) smaller
 /// than the largest it has seen.
 #[must_use = "dropping the guard gives the lock back at once"]
-pub struct Guard {
-    core: Arc<Core>,
-    hold: Arc<Hold>,
-    /// `None` once the hold has been given back.
-    claim: Option<Claim>,
+pub struct Guard<M = Plain> {
+    held: Held,
+    mode: PhantomData<fn() -> M>,
 }
 
-impl Guard {
-    pub(crate) fn new(core: &Arc<Core>, claim: Claim, grant: Grant) -> Self {
-        let granted = Hold::new(&core.session, &claim, grant);
-        let hold = claim.place().share(Arc::clone(&granted));
-        if Arc::ptr_eq(&hold, &granted) {
-            core.session.keep(&hold);
-            if claim.terms().renewed {
-                core.watchdog.add(&hold);
-            }
-        }
-        Self {
-            core: Arc::clone(core),
-            hold,
-            claim: Some(claim),
-        }
-    }
+/// A read-write lock that is held together with other readers; made by
+/// [`RwLock::read`](crate::RwLock::read) and its siblings.
+pub type ReadGuard = Guard<Read>;
 
-    pub(crate) fn lose(&self, reason: LostReason) {
-        self.hold.lose(reason);
-    }
+/// A read-write lock that is held alone; made by [`RwLock::write`](crate::RwLock::write) and its
+/// siblings.
+pub type WriteGuard = Guard<Write>;
 
+/// Several locks that are held at once; made by [`MultiLock::lock`](crate::MultiLock::lock) and its
+/// siblings. It is lost as soon as one of them is.
+pub type MultiGuard = Guard<Several>;
+
+impl<M: One> Guard<M> {
     /// The lock's name.
     pub fn name(&self) -> &[u8] {
-        self.hold.name()
+        let mut names = self.held.names();
+        names.next().unwrap_or_default()
+    }
+}
+
+impl Guard<Several> {
+    /// The names of the locks, as they were given, each once.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.held.names()
+    }
+}
+
+impl Guard<Write> {
+    /// Reads on instead of writing: takes the lock as a reader, and then gives it back as the
+    /// writer. There is no moment in which another writer could get in, and readers that wait are
+    /// let in at once. Two round trips.
+    ///
+    /// The reader has the same owner, lease and longest hold, and a token of its own. If the owner
+    /// has other guards as a writer, readers stay out until they have gone.
+    ///
+    /// There is no way back: a reader that would [`write`](crate::RwLock::write) waits for itself,
+    /// which the server refuses as a deadlock.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the lock is given back in the background, as the writer and as the
+    /// reader.
+    ///
+    /// # Errors
+    ///
+    /// With each of them the lock is given back altogether:
+    ///
+    /// - Lost: it was not held any more as the writer, or may not have been throughout.
+    /// - Refused: the server's answer, such as that it is out of memory.
+    /// - Could not ask, unknown: no word came on the reading.
+    ///
+    /// If only the word on the end of the writing does not come, there is no error: the reader's
+    /// guard holds, and the background goes on trying to let the others in, as for
+    /// [`unlock`](Self::unlock).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let guard = client.rw_lock("prices").write().await?;
+    /// // … change them …
+    /// let guard = guard.downgrade().await?;
+    /// // … read them as they were left, together with others …
+    /// guard.unlock().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn downgrade(self) -> Result<Guard<Read>, Error> {
+        let hold = Arc::clone(&self.held.hold);
+        let target = hold.target();
+        let request = Request {
+            core: Arc::clone(&self.held.core),
+            target: target.owner().target(Mode::Read, target.names()),
+            terms: hold.terms_left(),
+            patience: Patience::None,
+            own: false,
+        };
+        let reader = attempt::start(request).await;
+        let reader = Guard::new(reader.unwrap_or_else(|_| Err(Error::no_runtime()))?);
+        // Held until now, and so when the reading began.
+        if let Some(reason) = hold.lost() {
+            return Err(Error::lost(reason));
+        }
+        match self.unlock().await {
+            Err(error) if !error.is_could_not_ask() && !error.is_unknown() => Err(error),
+            _ => Ok(reader),
+        }
+    }
+}
+
+impl<M> Guard<M> {
+    /// The hold must be of this mode.
+    pub(crate) fn new(held: Held) -> Self {
+        Self {
+            held,
+            mode: PhantomData,
+        }
+    }
+
+    fn hold(&self) -> &Hold {
+        &self.held.hold
     }
 
     /// Who holds the lock. To enter it again, pass this on to [`Lock::owner`](crate::Lock::owner).
     pub fn owner(&self) -> &Owner {
-        self.hold.owner()
+        self.hold().target().owner()
     }
 
     /// The fencing token: a later grant of the same lock has a larger one. A lock entered again
     /// keeps its token.
+    ///
+    /// Of several locks it is that of those which their owner did not hold before, and larger than
+    /// those of the others.
     pub fn token(&self) -> u64 {
-        self.hold.token()
+        self.hold().token()
     }
 
     /// How long the lock may still be called held if nothing more is heard from the server; zero
     /// once lost. With a grace this is never much more than the grace.
     pub fn valid_for(&self) -> Duration {
-        self.hold.valid_for()
+        self.hold().valid_for()
     }
 
     /// Whether the lock is lost, or may be: see [above](Self#what-a-guard-promises). Once true it
     /// stays true.
     pub fn is_lost(&self) -> bool {
-        self.hold.lost().is_some()
+        self.hold().lost().is_some()
     }
 
     /// Ends when the lock is lost, and says why. Never ends while it is held.
@@ -113,7 +196,7 @@ impl Guard {
     /// # }
     /// ```
     pub async fn lost(&self) -> LostReason {
-        self.hold.until_lost().await
+        self.hold().until_lost().await
     }
 
     /// Starts the lease anew, for all guards of this hold. One round trip. The watchdog does this
@@ -146,38 +229,32 @@ impl Guard {
     /// # }
     /// ```
     pub async fn renew(&self) -> Result<(), Error> {
-        if let Some(reason) = self.hold.lost() {
+        if let Some(reason) = self.hold().lost() {
             return Err(Error::lost(reason));
         }
+        let core = &self.held.core;
         let (held, renewal) = match self.ask_to_renew().await {
             Err((error, known)) if error.is_no_session() => {
-                let patience = self.core.connector.response_timeout();
-                let session = &self.core.session;
+                let patience = core.connector.response_timeout();
+                let session = &core.session;
                 let next = session.attachment_within(patience, known.as_ref());
                 next.await?;
                 self.ask_to_renew().await.map_err(|(error, _)| error)?
             }
             answer => answer.map_err(|(error, _)| error)?,
         };
-        self.hold.renewed(held, &renewal).map_err(Error::lost)
+        self.hold().renewed(held, &renewal).map_err(Error::lost)
     }
 
     /// On failure with what the session was attached by when this was sent.
     async fn ask_to_renew(&self) -> Result<(bool, Renewal), (Error, Option<Arc<Attachment>>)> {
-        let session = &self.core.session;
-        let attachment = session.attachment();
-        let lease = self.hold.lease_anew(Instant::now());
-        let renewal = self.hold.renewal(lease, &session.name);
-        match self.core.driver.send_harmless(renewal).await {
+        let core = &self.held.core;
+        let attachment = core.session.attachment();
+        let lease = self.hold().anew();
+        let renewal = self.hold().renewal(lease);
+        match core.driver.send_harmless(renewal).await {
             Err(error) => Err((error, attachment)),
-            Ok((held, sent)) => {
-                let renewal = Renewal {
-                    sent,
-                    lease,
-                    attachment,
-                };
-                Ok((held, renewal))
-            }
+            Ok(held) => Ok((held, Renewal { lease, attachment })),
         }
     }
 
@@ -208,29 +285,69 @@ impl Guard {
     /// # }
     /// ```
     pub async fn unlock(mut self) -> Result<(), Error> {
-        let Some(claim) = self.claim.take() else {
+        let Held { core, hold, claim } = &mut self.held;
+        let Some(claim) = claim.take() else {
             return Ok(());
         };
-        let outcome = release::told(&self.core, claim, Arc::clone(&self.hold));
+        let outcome = release::told(core, claim, Arc::clone(hold));
         outcome.await.unwrap_or_else(|_| Err(Error::no_runtime()))
     }
 }
 
-impl Drop for Guard {
+impl<M> fmt::Debug for Guard<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let target = self.hold().target();
+        f.debug_struct("Guard")
+            .field("name", &format_args!("{target}"))
+            .field("mode", &target.mode())
+            .field("owner", target.owner())
+            .field("token", &self.token())
+            .field("valid_for", &self.valid_for())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a guard has, in whatever mode; dropping it gives it back.
+pub(crate) struct Held {
+    core: Arc<Core>,
+    hold: Arc<Hold>,
+    /// `None` once the hold has been given back.
+    claim: Option<Claim>,
+}
+
+impl Held {
+    pub(crate) fn new(core: &Arc<Core>, claim: Claim, grant: Grant) -> Self {
+        if grant.fresh {
+            core.session.supersede(claim.target(), grant.token);
+        }
+        let granted = Hold::new(&core.session, &claim, grant);
+        let hold = claim.target().share(Arc::clone(&granted));
+        if Arc::ptr_eq(&hold, &granted) {
+            core.session.keep(&hold);
+            if claim.terms().renewed {
+                core.watchdog.add(&hold);
+            }
+        }
+        Self {
+            core: Arc::clone(core),
+            hold,
+            claim: Some(claim),
+        }
+    }
+
+    pub(crate) fn lose(&self, reason: LostReason) {
+        self.hold.lose(reason);
+    }
+
+    fn names(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.hold.target().names().iter().map(|name| &**name)
+    }
+}
+
+impl Drop for Held {
     fn drop(&mut self) {
         if let Some(claim) = self.claim.take() {
             release::in_background(&self.core, claim, Some(Arc::clone(&self.hold)));
         }
-    }
-}
-
-impl fmt::Debug for Guard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Guard")
-            .field("name", &String::from_utf8_lossy(self.name()))
-            .field("owner", self.owner())
-            .field("token", &self.token())
-            .field("valid_for", &self.valid_for())
-            .finish_non_exhaustive()
     }
 }

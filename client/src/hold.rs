@@ -8,9 +8,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use crate::command::{self, Command};
-use crate::owner::{Claim, Owner, Place, Terms};
+use crate::owner::{Claim, Lease, Target, Terms};
 use crate::part;
-use crate::session::{Attachment, Session, Spot};
+use crate::session::{Attachment, Session};
 use crate::trace;
 
 /// Why a hold is over although nobody unlocked it.
@@ -61,9 +61,9 @@ impl fmt::Display for LostReason {
     }
 }
 
-/// One hold of one owner, shared by all its guards.
+/// One hold of one owner, shared by all its guards. A hold of several locks is lost with any.
 pub(crate) struct Hold {
-    place: Arc<Place>,
+    target: Arc<Target>,
     session: Arc<Session>,
     token: u64,
     terms: Terms,
@@ -76,8 +76,7 @@ pub(crate) struct Hold {
 /// A command that started a lease, and was answered.
 #[derive(Clone, Debug)]
 pub(crate) struct Renewal {
-    pub(crate) sent: Instant,
-    pub(crate) lease: Duration,
+    pub(crate) lease: Lease,
     /// What the session was attached by before it was sent; `None` if by nothing: then the hold
     /// still counts on what it was confirmed under before.
     pub(crate) attachment: Option<Arc<Attachment>>,
@@ -89,38 +88,36 @@ pub(crate) struct Grant {
     /// The lease has not begun before this.
     pub(crate) since: Instant,
     pub(crate) attachment: Arc<Attachment>,
+    /// Whether the owner is known to have held nothing of it before.
+    pub(crate) fresh: bool,
 }
 
 impl Hold {
     pub(crate) fn new(session: &Arc<Session>, claim: &Claim, grant: Grant) -> Arc<Self> {
         let terms = claim.terms();
         let cap = terms.max_hold.and_then(|max| grant.since.checked_add(max));
-        let validity = Validity::new(grant.since, terms.lease, grant.attachment);
+        let lease = Lease {
+            since: grant.since,
+            length: terms.lease,
+        };
+        let validity = Validity::new(lease, grant.attachment).within(cap);
         Arc::new(Self {
-            place: Arc::clone(claim.place()),
+            target: Arc::clone(claim.target()),
             session: Arc::clone(session),
             token: grant.token,
             terms,
             cap,
             validity: watch::Sender::new(validity),
-            span: trace::hold(claim.name(), claim.owner(), grant.token),
+            span: trace::hold(claim.target(), grant.token),
         })
     }
 
-    pub(crate) fn name(&self) -> &[u8] {
-        &self.place.name
-    }
-
-    pub(crate) fn owner(&self) -> &Owner {
-        &self.place.owner
+    pub(crate) fn target(&self) -> &Arc<Target> {
+        &self.target
     }
 
     pub(crate) fn token(&self) -> u64 {
         self.token
-    }
-
-    pub(crate) fn spot(&self) -> Spot {
-        Spot::of(&self.place)
     }
 
     /// How long it may still be called held; zero once lost.
@@ -153,16 +150,15 @@ impl Hold {
         }
     }
 
-    /// The whole lease, as far as the longest hold allows.
-    pub(crate) fn lease_anew(&self, now: Instant) -> Duration {
+    /// As much of the whole lease as the longest hold allows.
+    fn lease_anew(&self, now: Instant) -> Duration {
         let left = self.cap.map(|cap| cap.saturating_duration_since(now));
         let lease = left.map_or(self.terms.lease, |left| self.terms.lease.min(left));
         whole_millis(lease).max(LEASE_MIN)
     }
 
-    /// The lease with which it is renewed by itself: the whole, or, if it was taken with a lease
-    /// of its own, what is left of that.
-    pub(crate) fn lease_kept(&self, now: Instant) -> Duration {
+    /// The whole, or, if it was taken with a lease of its own, what is left of that.
+    fn lease_kept(&self, now: Instant) -> Duration {
         if self.terms.renewed {
             return self.lease_anew(now);
         }
@@ -170,16 +166,29 @@ impl Hold {
         whole_millis(left).max(LEASE_MIN)
     }
 
+    /// The whole lease, to be asked for now.
+    pub(crate) fn anew(&self) -> Lease {
+        self.target.lease(self.lease_anew(Instant::now()))
+    }
+
+    /// The lease with which it is renewed by itself, to be asked for now.
+    pub(crate) fn kept(&self) -> Lease {
+        self.target.lease(self.lease_kept(Instant::now()))
+    }
+
+    /// The terms for what takes its place: it ends no later.
+    pub(crate) fn terms_left(&self) -> Terms {
+        let left = |cap: Instant| cap.saturating_duration_since(Instant::now());
+        Terms {
+            max_hold: self.cap.map(left).map(whole_millis),
+            ..self.terms
+        }
+    }
+
     /// The command that renews it.
-    pub(crate) fn renewal(&self, lease: Duration, session: &str) -> Command<bool> {
-        let place = &self.place;
-        command::renew(
-            &place.name,
-            place.owner.as_bytes(),
-            lease,
-            self.token,
-            session,
-        )
+    pub(crate) fn renewal(&self, lease: Lease) -> Command<bool> {
+        let session = &self.session.name;
+        command::renew(self.target.subject(), lease.length, self.token, session)
     }
 
     /// Takes note of what the server said to a renewal: whether it is still held, or why not.
@@ -192,7 +201,7 @@ impl Hold {
             return Err(reason);
         }
         self.validity
-            .send_modify(|validity| validity.extend(renewal));
+            .send_modify(|validity| validity.extend(renewal, self.cap));
         Ok(())
     }
 
@@ -201,7 +210,7 @@ impl Hold {
         if self.token != granted.token || self.lost().is_some() {
             return false;
         }
-        let again = granted.validity.borrow().clone();
+        let again = granted.validity.borrow().clone().within(self.cap);
         self.validity.send_modify(|validity| validity.join(again));
         true
     }
@@ -236,7 +245,7 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.session.forget(&self.spot());
+        self.session.forget(&self.target);
     }
 }
 
@@ -253,13 +262,23 @@ struct Validity {
 }
 
 impl Validity {
-    fn new(sent: Instant, lease: Duration, attachment: Arc<Attachment>) -> Self {
+    fn new(lease: Lease, attachment: Arc<Attachment>) -> Self {
         Self {
-            ends: sent.checked_add(lease).unwrap_or(sent),
-            until: valid_until(sent, lease),
+            ends: lease.ends(),
+            until: valid_until(lease),
             attachment,
             lost: None,
         }
+    }
+
+    /// The same, but for no longer than until `cap`: the lease may have been asked for longer for
+    /// another guard's sake.
+    fn within(mut self, cap: Option<Instant>) -> Self {
+        if let Some(cap) = cap {
+            let until = cap.checked_sub(drift(Duration::ZERO)).unwrap_or(cap);
+            (self.ends, self.until) = (self.ends.min(cap), self.until.min(until));
+        }
+        self
     }
 
     /// The earlier end.
@@ -286,13 +305,9 @@ impl Validity {
         }
     }
 
-    fn extend(&mut self, renewal: &Renewal) {
+    fn extend(&mut self, renewal: &Renewal, cap: Option<Instant>) {
         let attachment = renewal.attachment.as_ref().unwrap_or(&self.attachment);
-        self.join(Self::new(
-            renewal.sent,
-            renewal.lease,
-            Arc::clone(attachment),
-        ));
+        self.join(Self::new(renewal.lease, Arc::clone(attachment)).within(cap));
     }
 
     /// A reply that comes out of order does not shorten.
@@ -307,9 +322,9 @@ impl Validity {
 
 /// The server starts the lease when the command arrives, so not before it was sent; and its clock
 /// may run faster than ours by as much as the drift.
-fn valid_until(sent: Instant, lease: Duration) -> Instant {
-    sent.checked_add(lease.saturating_sub(drift(lease)))
-        .unwrap_or(sent)
+fn valid_until(lease: Lease) -> Instant {
+    let valid = lease.length.saturating_sub(drift(lease.length));
+    lease.since.checked_add(valid).unwrap_or(lease.since)
 }
 
 /// What is taken off a lease for clocks that run at different speeds: a hundredth of it, and 2 ms
@@ -330,6 +345,8 @@ const LEASE_MIN: Duration = Duration::from_millis(1);
 mod tests {
     use super::*;
     use crate::driver::Driver;
+    use crate::mode::Mode;
+    use crate::owner::Owner;
 
     const LEASE: Duration = Duration::from_secs(10);
     const VALID: Duration = Duration::from_millis(9_898);
@@ -342,13 +359,17 @@ mod tests {
 
     /// The validity of a session that sets no end.
     fn validity(sent: Instant, lease: Duration) -> Validity {
-        Validity::new(sent, lease, Attachment::new(sent, Duration::ZERO))
+        let lease = lease_from(sent, lease);
+        Validity::new(lease, Attachment::new(sent, Duration::ZERO))
+    }
+
+    fn lease_from(since: Instant, length: Duration) -> Lease {
+        Lease { since, length }
     }
 
     fn renewal(sent: Instant) -> Renewal {
         Renewal {
-            sent,
-            lease: LEASE,
+            lease: lease_from(sent, LEASE),
             attachment: None,
         }
     }
@@ -367,7 +388,7 @@ mod tests {
     fn a_renewal_counts_from_its_sending_not_from_its_reply() {
         let sent = Instant::now();
         let mut validity = validity(sent, LEASE);
-        validity.extend(&renewal(after(sent, 3_000)));
+        validity.extend(&renewal(after(sent, 3_000)), None);
         assert_eq!(
             validity.left(after(sent, 5_000)),
             VALID.saturating_sub(LEASE / 5)
@@ -378,7 +399,7 @@ mod tests {
     fn a_reply_that_comes_out_of_order_does_not_shorten() {
         let sent = Instant::now();
         let mut validity = validity(after(sent, 1_000), LEASE);
-        validity.extend(&renewal(sent));
+        validity.extend(&renewal(sent), None);
         assert_eq!(validity.left(after(sent, 1_000)), VALID);
     }
 
@@ -393,7 +414,7 @@ mod tests {
     fn the_session_ends_it_when_that_comes_first() {
         let sent = Instant::now();
         let attachment = Attachment::new(sent, Duration::from_secs(1));
-        let validity = Validity::new(sent, LEASE, Arc::clone(&attachment));
+        let validity = Validity::new(lease_from(sent, LEASE), Arc::clone(&attachment));
         assert_eq!(validity.left(sent), Duration::from_millis(988));
         assert_eq!(
             validity.lost(after(sent, 988)),
@@ -407,19 +428,21 @@ mod tests {
     fn a_new_attachment_counts_only_once_the_hold_is_confirmed_under_it() {
         let sent = Instant::now();
         let grace = Duration::from_secs(1);
-        let mut validity = Validity::new(sent, LEASE, Attachment::new(sent, grace));
+        let first = Attachment::new(sent, grace);
+        let mut validity = Validity::new(lease_from(sent, LEASE), first);
         let next = Attachment::new(after(sent, 900), grace);
         assert_eq!(validity.end(), after(sent, 988));
-        validity.extend(&Renewal {
+        let confirmed = Renewal {
             attachment: Some(next),
             ..renewal(after(sent, 950))
-        });
+        };
+        validity.extend(&confirmed, None);
         assert_eq!(validity.end(), after(sent, 1_888));
     }
 
     fn hold(sent: Instant, renewed: bool, max_hold: Option<Duration>) -> Arc<Hold> {
-        let place = Owner::new("client", 1).place(&Arc::from(*b"name"));
-        let claim = place.claim(Terms {
+        let target = Owner::new("client", 1).target(Mode::Plain, &[Arc::from(*b"name")]);
+        let claim = target.claim(Terms {
             lease: LEASE,
             renewed,
             max_hold,
@@ -429,6 +452,7 @@ mod tests {
             token: 7,
             since: sent,
             attachment: Attachment::new(sent, Duration::ZERO),
+            fresh: true,
         };
         Hold::new(&session, &claim, grant)
     }
@@ -492,13 +516,22 @@ mod tests {
         let lease = hold.lease_anew(Instant::now());
         assert_eq!(lease, Duration::from_secs(6));
         let renewal = Renewal {
-            sent: Instant::now(),
-            lease,
+            lease: lease_from(Instant::now(), lease),
             attachment: None,
         };
         assert_eq!(hold.renewed(true, &renewal), Ok(()));
+        assert_eq!(hold.terms_left().max_hold, Some(lease));
         assert_eq!(hold.until_lost().await, LostReason::MaxHold);
         assert!(start.elapsed() <= Duration::from_secs(15));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_was_asked_for_longer_does_not_outlast_the_longest_hold() {
+        let start = Instant::now();
+        let hold = hold(start, true, Some(Duration::from_secs(15)));
+        assert_eq!(hold.renewed(true, &renewal(after(start, 9_000))), Ok(()));
+        assert_eq!(hold.valid_for(), Duration::from_millis(14_998));
+        assert_eq!(hold.until_lost().await, LostReason::MaxHold);
     }
 
     #[test]

@@ -13,8 +13,16 @@ pub use options::ClientBuilder;
 mod lock;
 pub use lock::Lock;
 
+mod rw_lock;
+pub use rw_lock::RwLock;
+
+mod multi;
+pub use multi::MultiLock;
+
 mod guard;
-pub use guard::Guard;
+pub use guard::{Guard, MultiGuard, ReadGuard, WriteGuard};
+
+pub mod mode;
 
 mod owner;
 pub use owner::Owner;
@@ -29,6 +37,8 @@ pub use error::{Error, ErrorKind};
 pub mod blocking;
 
 // Behind the scenes, in the order in which a call of `lock()` passes through.
+mod taker;
+
 mod attempt;
 mod wait;
 

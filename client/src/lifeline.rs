@@ -124,7 +124,7 @@ impl Lifeline {
         let since = std::mem::replace(&mut self.answered, sent);
         let lost: Vec<_> = events
             .into_iter()
-            .filter_map(|event| self.session.deliver(event, since))
+            .flat_map(|event| self.session.deliver(event, since))
             .collect();
         if !lost.is_empty() {
             let (driver, session) = (self.driver.clone(), Arc::clone(&self.session));

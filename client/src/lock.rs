@@ -1,17 +1,16 @@
 //! A named lock and the three ways of taking it.
 
 use std::fmt;
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
-use crate::attempt::{self, Patience, Request};
-use crate::client::Core;
+use crate::attempt::Patience;
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::hold::whole_millis;
-use crate::owner::{Owner, Terms};
+use crate::mode::Mode;
+use crate::owner::Owner;
+use crate::taker::Taker;
 
 /// A lock by its name, made by [`Client::lock`](crate::Client::lock). Cheap to clone; nothing is
 /// taken until one of its verbs is called.
@@ -35,22 +34,13 @@ use crate::owner::{Owner, Terms};
 /// for a lock once: a second call waits here until the first has ended.
 #[derive(Clone)]
 pub struct Lock {
-    core: Arc<Core>,
+    taker: Taker,
     name: Arc<[u8]>,
-    lease: Option<Duration>,
-    max_hold: Option<Duration>,
-    owner: Option<Owner>,
 }
 
 impl Lock {
-    pub(crate) fn new(core: Arc<Core>, name: Arc<[u8]>) -> Self {
-        Self {
-            core,
-            name,
-            lease: None,
-            max_hold: None,
-            owner: None,
-        }
+    pub(crate) fn new(taker: Taker, name: Arc<[u8]>) -> Self {
+        Self { taker, name }
     }
 
     /// The name: the key under which the server keeps the lock.
@@ -73,7 +63,7 @@ impl Lock {
     /// ```
     #[must_use = "this gives a lock with the lease, and takes nothing"]
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = Some(lease);
+        self.taker.lease = Some(lease);
         self
     }
 
@@ -81,14 +71,14 @@ impl Lock {
     /// [`ClientBuilder::max_hold`](crate::ClientBuilder::max_hold), which this overrides.
     #[must_use = "this gives a lock with the limit, and takes nothing"]
     pub fn max_hold(mut self, longest: Duration) -> Self {
-        self.max_hold = Some(longest);
+        self.taker.max_hold = Some(longest);
         self
     }
 
     /// Takes the lock for this owner, who enters it again if it holds it already: see [`Owner`].
     #[must_use = "this gives a lock with the owner, and takes nothing"]
     pub fn owner(mut self, owner: &Owner) -> Self {
-        self.owner = Some(owner.clone());
+        self.taker.owner = Some(owner.clone());
         self
     }
 
@@ -124,7 +114,7 @@ impl Lock {
     /// # }
     /// ```
     pub async fn lock(&self) -> Result<Guard, Error> {
-        self.acquire(Patience::Forever).await
+        self.take(Patience::Forever).await
     }
 
     /// Takes the lock if it is free, or held by the same owner; does not wait. One round trip.
@@ -153,7 +143,7 @@ impl Lock {
     /// # }
     /// ```
     pub async fn try_lock(&self) -> Result<Guard, Error> {
-        self.acquire(Patience::None).await
+        self.take(Patience::None).await
     }
 
     /// Takes the lock, waiting for it in line for at most `timeout`. With a timeout of zero it
@@ -185,39 +175,12 @@ impl Lock {
     /// # }
     /// ```
     pub async fn lock_timeout(&self, timeout: Duration) -> Result<Guard, Error> {
-        let patience = match Instant::now().checked_add(timeout) {
-            _ if timeout.is_zero() => Patience::None,
-            Some(deadline) => Patience::Until(deadline),
-            None => Patience::Forever,
-        };
-        self.acquire(patience).await
+        self.take(Patience::of(timeout)).await
     }
 
-    async fn acquire(&self, patience: Patience) -> Result<Guard, Error> {
-        let own = self.owner.is_none();
-        let owner = self.owner.clone().unwrap_or_else(|| self.core.owner());
-        let request = Request {
-            core: Arc::clone(&self.core),
-            place: owner.place(&self.name),
-            terms: self.terms(),
-            patience,
-            own,
-        };
-        // All that this future owns is the receiving end. If it is dropped here, the attempt sees
-        // that and undoes what it has begun; a guard already in the channel is dropped with it.
-        attempt::start(request)
-            .await
-            .unwrap_or_else(|_| Err(Error::no_runtime()))
-    }
-
-    fn terms(&self) -> Terms {
-        let lease = whole_millis(self.lease.unwrap_or(self.core.lease));
-        let max_hold = self.max_hold.or(self.core.max_hold).map(whole_millis);
-        Terms {
-            lease: max_hold.map_or(lease, |longest| lease.min(longest)),
-            renewed: self.lease.is_none(),
-            max_hold,
-        }
+    async fn take(&self, patience: Patience) -> Result<Guard, Error> {
+        let names = slice::from_ref(&self.name);
+        self.taker.take(Mode::Plain, names, patience).await
     }
 }
 
@@ -225,8 +188,8 @@ impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock")
             .field("name", &String::from_utf8_lossy(&self.name))
-            .field("lease", &self.lease)
-            .field("owner", &self.owner)
+            .field("lease", &self.taker.lease)
+            .field("owner", &self.taker.owner)
             .finish_non_exhaustive()
     }
 }

@@ -6,15 +6,22 @@ use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use crate::hold::Hold;
+use tokio::time::Instant;
+
+use crate::command::Subject;
+use crate::hold::{Hold, whole_millis};
 use crate::locked;
+use crate::mode::Mode;
 
 /// Who holds a lock: the client's id and a number, `<client uuid>:<number>`.
 ///
 /// Each `lock()` is its own owner, so two of them exclude each other even within one task. For
 /// re-entrance, mint an owner with [`Client::owner`](crate::Client::owner) and pass it on: whoever
 /// has it enters a lock again that it already holds, and each [`Guard`](crate::Guard) gives back
-/// one hold. Clones are the same owner.
+/// one hold. Clones are the same owner. An owner is of use with the client that minted it.
+///
+/// The server looks for circles of owners that wait for each other, so calls that are made while
+/// something is held are seen to be deadlocks only if they are made for the holder.
 ///
 /// # Examples
 ///
@@ -57,8 +64,20 @@ impl Owner {
         self.inner.text.as_bytes()
     }
 
+    /// What this owner takes in this mode: one lock, or several.
+    pub(crate) fn target(&self, mode: Mode, names: &[Arc<[u8]>]) -> Arc<Target> {
+        let mut places: Vec<_> = names.iter().map(|name| self.place(name)).collect();
+        places.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        Arc::new(Target {
+            mode,
+            owner: self.clone(),
+            names: names.into(),
+            places: places.into(),
+        })
+    }
+
     /// What this owner has at one lock; the same for all who have the owner.
-    pub(crate) fn place(&self, name: &Arc<[u8]>) -> Arc<Place> {
+    fn place(&self, name: &Arc<[u8]>) -> Arc<Place> {
         let mut places = locked(&self.inner.places);
         if let Some(place) = places.get(name).and_then(Weak::upgrade) {
             return place;
@@ -67,7 +86,7 @@ impl Owner {
             owner: self.clone(),
             name: Arc::clone(name),
             turn: Arc::default(),
-            state: Mutex::default(),
+            states: Mutex::default(),
         });
         places.insert(Arc::clone(name), Arc::downgrade(&place));
         place
@@ -101,49 +120,44 @@ impl Hash for Owner {
 }
 
 /// One owner at one lock.
-pub(crate) struct Place {
-    pub(crate) owner: Owner,
-    pub(crate) name: Arc<[u8]>,
-    /// An owner stands in a lock's queue once at a time. CANCEL and ONCE name the owner, not the
-    /// wait: with two waits in line, undoing one would take out the other.
-    pub(crate) turn: Arc<tokio::sync::Mutex<()>>,
-    state: Mutex<State>,
+struct Place {
+    owner: Owner,
+    name: Arc<[u8]>,
+    /// An owner stands in a lock's queue once at a time, in whatever mode. CANCEL and events name
+    /// the owner, not the wait: with two waits in line, undoing one would take out the other.
+    turn: Turn,
+    states: Mutex<States>,
+}
+
+/// Held by whoever stands in line.
+pub(crate) type Turn = Arc<tokio::sync::Mutex<()>>;
+
+/// An owner may read and write at once. Several locks at once are plain ones, each of them held as
+/// if it had been taken alone.
+#[derive(Default)]
+struct States {
+    plain: State,
+    read: State,
+    write: State,
+}
+
+impl States {
+    fn of(&mut self, mode: Mode) -> &mut State {
+        match mode {
+            Mode::Plain | Mode::Several => &mut self.plain,
+            Mode::Read => &mut self.read,
+            Mode::Write => &mut self.write,
+        }
+    }
 }
 
 #[derive(Default)]
 struct State {
     claims: usize,
     terms: Option<Terms>,
+    /// Until when somebody may have been promised the lock.
+    promised: Option<Instant>,
     hold: Weak<Hold>,
-}
-
-impl Place {
-    /// Counts one more hold, or one more command that may become or end one.
-    ///
-    /// The first claim settles the terms for all until the last has gone: were an owner to enter
-    /// again with a shorter lease, the server would end the hold before its first guard, which
-    /// was promised the longer one, could know.
-    pub(crate) fn claim(self: &Arc<Self>, asked: Terms) -> Claim {
-        let mut state = locked(&self.state);
-        state.claims = state.claims.saturating_add(1);
-        let terms = *state.terms.get_or_insert(asked);
-        Claim {
-            place: Arc::clone(self),
-            terms,
-        }
-    }
-
-    /// The hold with this token, shared by all guards that have it, or the new one.
-    pub(crate) fn share(&self, granted: Arc<Hold>) -> Arc<Hold> {
-        let mut state = locked(&self.state);
-        if let Some(present) = state.hold.upgrade()
-            && present.take_over(&granted)
-        {
-            return present;
-        }
-        state.hold = Arc::downgrade(&granted);
-        granted
-    }
 }
 
 impl Drop for Place {
@@ -159,45 +173,173 @@ impl Drop for Place {
     }
 }
 
-/// The right to say that this owner may have something at this lock.
+/// What an owner takes in one step: a lock in a mode, or several locks.
+pub(crate) struct Target {
+    mode: Mode,
+    owner: Owner,
+    /// As they were given.
+    names: Box<[Arc<[u8]>]>,
+    /// In the order of their names, in which turns are waited for: no two wait for each other.
+    places: Box<[Arc<Place>]>,
+}
+
+impl Target {
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    pub(crate) fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
+    pub(crate) fn names(&self) -> &[Arc<[u8]>] {
+        &self.names
+    }
+
+    /// What commands say that they are about.
+    pub(crate) fn subject(&self) -> Subject<'_> {
+        Subject {
+            mode: self.mode,
+            names: &self.names,
+            owner: self.owner.as_bytes(),
+        }
+    }
+
+    /// The turns to stand in line, in the order in which to wait for them.
+    pub(crate) fn turns(&self) -> impl Iterator<Item = Turn> + '_ {
+        self.places.iter().map(|place| Arc::clone(&place.turn))
+    }
+
+    /// Counts one more hold, or one more command that may become or end one.
+    ///
+    /// At one lock the first claim settles the terms for all until the last has gone, since they
+    /// share a hold.
+    pub(crate) fn claim(self: &Arc<Self>, asked: Terms) -> Claim {
+        let mut terms = asked;
+        for place in &self.places {
+            let mut states = locked(&place.states);
+            let state = states.of(self.mode);
+            state.claims = state.claims.saturating_add(1);
+            if self.mode != Mode::Several {
+                terms = *state.terms.get_or_insert(asked);
+            }
+        }
+        Claim {
+            target: Arc::clone(self),
+            terms,
+        }
+    }
+
+    /// A lease of this length, to be asked for now; or a longer one, if otherwise another guard of
+    /// this owner were to lose a lock before the end that it counts on. Commands are carried out
+    /// in the order in which they were handed over, so the one that is handed over next must
+    /// promise no less than any before it.
+    pub(crate) fn lease(&self, wanted: Duration) -> Lease {
+        let since = Instant::now();
+        let mut length = wanted;
+        for place in &self.places {
+            let promised = locked(&place.states).of(self.mode).promised;
+            let left = promised.map(|until| until.saturating_duration_since(since));
+            length = length.max(left.map_or(Duration::ZERO, millis_up));
+        }
+        let lease = Lease { since, length };
+        for place in &self.places {
+            let mut states = locked(&place.states);
+            let promised = &mut states.of(self.mode).promised;
+            *promised = (*promised).max(Some(lease.ends()));
+        }
+        lease
+    }
+
+    /// Whether there is at most one claim: nothing else of this owner is held or under way.
+    ///
+    /// Only then is it harmless to send an ACQUIRE or RELEASE twice: beside another guard, a second
+    /// ACQUIRE ONCE would let two guards live off one hold, and a second RELEASE would take the
+    /// other's.
+    pub(crate) fn is_alone(&self) -> bool {
+        let mut places = self.places.iter();
+        places.all(|place| locked(&place.states).of(self.mode).claims <= 1)
+    }
+
+    /// The hold with this token, shared by all guards that have it, or the new one.
+    pub(crate) fn share(&self, granted: Arc<Hold>) -> Arc<Hold> {
+        let (Mode::Plain | Mode::Read | Mode::Write, [place]) = (self.mode, &*self.places) else {
+            return granted;
+        };
+        let mut states = locked(&place.states);
+        let shared = &mut states.of(self.mode).hold;
+        if let Some(present) = shared.upgrade()
+            && present.take_over(&granted)
+        {
+            return present;
+        }
+        *shared = Arc::downgrade(&granted);
+        granted
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, name) in self.names.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}{}", name.escape_ascii())?;
+        }
+        Ok(())
+    }
+}
+
+/// The right to say that this owner may have something there.
 pub(crate) struct Claim {
-    place: Arc<Place>,
+    target: Arc<Target>,
     terms: Terms,
 }
 
 impl Claim {
-    pub(crate) fn place(&self) -> &Arc<Place> {
-        &self.place
-    }
-
-    pub(crate) fn name(&self) -> &Arc<[u8]> {
-        &self.place.name
-    }
-
-    pub(crate) fn owner(&self) -> &Owner {
-        &self.place.owner
+    pub(crate) fn target(&self) -> &Arc<Target> {
+        &self.target
     }
 
     pub(crate) fn terms(&self) -> Terms {
         self.terms
     }
 
-    /// Whether nothing else of this owner is held or under way at this lock. Only then is it
-    /// harmless to send its ACQUIRE or RELEASE twice: beside another guard, a second ACQUIRE ONCE
-    /// would let two guards live off one hold, and a second RELEASE would take the other's.
+    /// Whether nothing else of this owner is held or under way there.
     pub(crate) fn is_alone(&self) -> bool {
-        locked(&self.place.state).claims == 1
+        self.target.is_alone()
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let mut state = locked(&self.place.state);
-        state.claims = state.claims.saturating_sub(1);
-        if state.claims == 0 {
-            state.terms = None;
+        for place in &self.target.places {
+            let mut states = locked(&place.states);
+            let state = states.of(self.target.mode);
+            state.claims = state.claims.saturating_sub(1);
+            if state.claims == 0 {
+                (state.terms, state.promised) = (None, None);
+            }
         }
     }
+}
+
+/// A lease that is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lease {
+    /// When the command was made that asks for it, so not after it was sent: the server starts the
+    /// lease later.
+    pub(crate) since: Instant,
+    pub(crate) length: Duration,
+}
+
+impl Lease {
+    /// Its end, if the server's clock runs like ours.
+    pub(crate) fn ends(&self) -> Instant {
+        self.since.checked_add(self.length).unwrap_or(self.since)
+    }
+}
+
+fn millis_up(left: Duration) -> Duration {
+    whole_millis(left.saturating_add(Duration::from_nanos(999_999)))
 }
 
 /// What a hold is taken for.
@@ -234,27 +376,63 @@ mod tests {
         assert_ne!(owner, Owner::new("client", 8));
     }
 
+    fn names(names: &[&str]) -> Vec<Arc<[u8]>> {
+        let names = names.iter().map(|name| Arc::from(name.as_bytes()));
+        names.collect()
+    }
+
     #[test]
     fn the_first_claim_settles_the_terms_until_the_last_has_gone() {
-        let place = Owner::new("client", 1).place(&Arc::from(*b"name"));
-        let first = place.claim(LONG);
-        let second = place.claim(SHORT);
+        let target = Owner::new("client", 1).target(Mode::Plain, &names(&["name"]));
+        let first = target.claim(LONG);
+        let second = target.claim(SHORT);
         assert_eq!(second.terms(), LONG);
         assert!(!first.is_alone());
         drop(first);
         assert!(second.is_alone());
-        assert_eq!(place.claim(SHORT).terms(), LONG);
+        assert_eq!(target.claim(SHORT).terms(), LONG);
         drop(second);
-        assert_eq!(place.claim(SHORT).terms(), SHORT);
+        assert_eq!(target.claim(SHORT).terms(), SHORT);
     }
 
     #[test]
     fn a_place_is_shared_while_it_lasts_and_forgotten_after() {
         let owner = Owner::new("client", 1);
-        let name = Arc::from(*b"name");
-        let place = owner.place(&name);
-        assert!(Arc::ptr_eq(&place, &owner.clone().place(&name)));
-        drop(place);
+        let target = owner.target(Mode::Plain, &names(&["name"]));
+        let other = owner.clone().target(Mode::Several, &names(&["z", "name"]));
+        assert!(Arc::ptr_eq(&target.places[0], &other.places[0]));
+        drop((target, other));
         assert!(locked(&owner.inner.places).is_empty());
+    }
+
+    #[test]
+    fn who_reads_is_alone_beside_who_writes_but_one_of_several_is_not_beside_the_same_lock() {
+        let owner = Owner::new("client", 1);
+        let claim = |mode, names: &[Arc<[u8]>]| owner.target(mode, names).claim(LONG);
+        let reader = claim(Mode::Read, &names(&["a"]));
+        let writer = claim(Mode::Write, &names(&["a"]));
+        assert!(reader.is_alone() && writer.is_alone());
+        let several = claim(Mode::Several, &names(&["b", "c"]));
+        assert!(several.is_alone());
+        let plain = claim(Mode::Plain, &names(&["b"]));
+        assert!(!several.is_alone() && !plain.is_alone());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_is_asked_for_later_ends_no_earlier() {
+        let owner = Owner::new("client", 1);
+        let both = owner.target(Mode::Several, &names(&["b", "a"]));
+        let one = owner.target(Mode::Plain, &names(&["a"]));
+        let claims = [both.claim(LONG), one.claim(SHORT)];
+        let first = both.lease(LONG.lease);
+        assert_eq!(first.length, LONG.lease);
+        tokio::time::advance(Duration::from_secs(10)).await;
+        let second = one.lease(SHORT.lease);
+        assert_eq!(second.length, Duration::from_secs(20));
+        assert!(second.ends() >= first.ends());
+        let reader = owner.target(Mode::Read, &names(&["a"]));
+        assert_eq!(reader.lease(SHORT.lease).length, SHORT.lease);
+        drop(claims);
+        assert_eq!(one.lease(SHORT.lease).length, SHORT.lease);
     }
 }

@@ -7,10 +7,11 @@ use tokio::time::{Instant, sleep};
 
 use crate::backoff::Backoff;
 use crate::client::Core;
-use crate::command::{self, Command, Released};
+use crate::command::{self, Released};
 use crate::driver::Answer;
 use crate::error::Error;
 use crate::hold::{Hold, LostReason};
+use crate::mode::Mode;
 use crate::owner::Claim;
 use crate::trace;
 
@@ -37,17 +38,14 @@ fn start(
     hold: Option<Arc<Hold>>,
     report: Option<oneshot::Sender<Result<(), Error>>>,
 ) {
-    let token = hold.as_ref().map(|hold| hold.token());
-    let command = command::release(claim.name(), claim.owner().as_bytes(), token);
-    // Sent here and not in the task, so that an ACQUIRE which the caller sends next comes after.
-    let first = core.driver.send(command.clone());
     let release = Release {
         core: Arc::clone(core),
         claim,
         hold,
-        command,
     };
-    let span = trace::release(release.claim.name(), release.claim.owner());
+    // Sent here and not in the task, so that an ACQUIRE which the caller sends next comes after.
+    let first = release.takes_nothing_else().then(|| release.send());
+    let span = trace::release(release.claim.target());
     core.background
         .spawn(async move { span.around(release.run(first, report)).await });
 }
@@ -58,23 +56,50 @@ struct Release {
     /// so none can be swept away by a RELEASE that is sent again.
     claim: Claim,
     hold: Option<Arc<Hold>>,
-    command: Command<Released>,
 }
 
 impl Release {
+    /// Hands the command over; with a lease for what is left of a reader's hold. Each entry of a
+    /// reader has an end of its own, and the last to come goes first: the others might end earlier
+    /// than their guards count on.
+    fn send(&self) -> Answer<Released> {
+        let target = self.claim.target();
+        let hold = self.hold.as_ref();
+        let token = hold.map(|hold| hold.token());
+        let left = hold.filter(|_| target.mode() == Mode::Read);
+        let lease = left.map(|hold| hold.anew().length);
+        let release = command::release(target.subject(), token, lease);
+        self.core.driver.send(release)
+    }
+
+    /// Whether it cannot take another hold than the one that it is meant for: the server tells by
+    /// the token, there is no other, or this one has not been lost. Nothing is sent otherwise:
+    /// what may be left ends with its lease.
+    fn takes_nothing_else(&self) -> bool {
+        let named = self.claim.target().mode().has_token();
+        let meant = |hold: &Arc<Hold>| named || hold.lost().is_none();
+        self.claim.is_alone() || self.hold.as_ref().is_some_and(meant)
+    }
+
     async fn run(
         self,
-        first: Answer<Released>,
+        first: Option<Answer<Released>>,
         mut report: Option<oneshot::Sender<Result<(), Error>>>,
     ) {
         let started = Instant::now();
         let mut backoff = Backoff::new();
         let mut unknown = false;
-        let mut answer = first.await;
+        let mut next = first;
         let mut tries: u32 = 1;
         loop {
-            let error = match answer {
-                Ok((released, _)) => {
+            let Some(answer) = next else {
+                let reason = self.hold.as_ref().and_then(|hold| hold.lost());
+                drop(self);
+                let lost = Error::lost(reason.unwrap_or(LostReason::NotHeld));
+                return tell(&mut report, Err(lost));
+            };
+            let error = match answer.await {
+                Ok(released) => {
                     let outcome = self.outcome(released, unknown);
                     // Before the caller is told, so that what it asks next finds the owner free.
                     drop(self);
@@ -94,7 +119,7 @@ impl Release {
                 sleep(backoff.next()).await;
             }
             tries = tries.saturating_add(1);
-            answer = self.core.driver.send(self.command.clone()).await;
+            next = self.takes_nothing_else().then(|| self.send());
         }
     }
 

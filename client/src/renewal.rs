@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
-
 use crate::command::Command;
 use crate::driver::Driver;
 use crate::error::Error;
@@ -27,16 +25,19 @@ pub(crate) async fn confirm(driver: &Driver, session: &Session, holds: &[Arc<Hol
     answered
 }
 
-/// Whether each of these holds is still held, as far as can be learned.
+/// Whether each of these holds is still held, as far as can be learned. One that the server cannot
+/// tell by its token from a later one of its owner may have been lost if there is another.
 pub(crate) async fn still_held(
     driver: &Driver,
     session: &Session,
     holds: &[Arc<Hold>],
 ) -> Vec<bool> {
-    let replies = ask(driver, session, holds).await.into_iter();
-    replies
-        .map(|reply| matches!(reply, Ok((true, _))))
-        .collect()
+    let replies = ask(driver, session, holds).await;
+    let told = holds.iter().zip(replies).map(|(hold, reply)| {
+        let target = hold.target();
+        matches!(reply, Ok((true, _))) && (target.mode().has_token() || target.is_alone())
+    });
+    told.collect()
 }
 
 /// One reply a hold.
@@ -47,25 +48,19 @@ async fn ask(
 ) -> Vec<Result<(bool, Renewal), Error>> {
     // Taken before anything is sent: what is confirmed now counts on this attachment or a later.
     let attachment = session.attachment();
-    let now = Instant::now();
-    let leases: Vec<_> = holds.iter().map(|hold| hold.lease_kept(now)).collect();
+    let leases: Vec<_> = holds.iter().map(|hold| hold.kept()).collect();
     let commands: Vec<_> = holds
         .iter()
         .zip(&leases)
-        .map(|(hold, lease)| hold.renewal(*lease, &session.name))
+        .map(|(hold, lease)| hold.renewal(*lease))
         .collect();
     let span = trace::renew(commands.len());
     match span.around(send(driver, &commands)).await {
         Err(error) => holds.iter().map(|_| Err(error.clone())).collect(),
-        Ok((replies, sent)) => {
+        Ok(replies) => {
             let told = replies.into_iter().zip(leases).map(|(reply, lease)| {
                 let attachment = attachment.clone();
-                let renewal = Renewal {
-                    sent,
-                    lease,
-                    attachment,
-                };
-                Ok((reply?, renewal))
+                Ok((reply?, Renewal { lease, attachment }))
             });
             told.collect()
         }
@@ -80,4 +75,4 @@ async fn send(driver: &Driver, commands: &[Command<bool>]) -> Replies {
     }
 }
 
-type Replies = Result<(Vec<Result<bool, Error>>, Instant), Error>;
+type Replies = Result<Vec<Result<bool, Error>>, Error>;

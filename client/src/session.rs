@@ -2,18 +2,20 @@
 //! not taken us for dead.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use crate::command::{self, Event, News};
+use crate::command::{self, Event, News, Subject};
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::hold::{Hold, LostReason, drift};
 use crate::locked;
-use crate::owner::Place;
+use crate::mode::Mode;
+use crate::owner::{Claim, Target, Terms};
 
 /// One client's session at the server.
 pub(crate) struct Session {
@@ -22,7 +24,8 @@ pub(crate) struct Session {
     driver: Driver,
     life: watch::Sender<Life>,
     waits: Mutex<HashMap<Spot, mpsc::UnboundedSender<Told>>>,
-    holds: Mutex<HashMap<Spot, Weak<Hold>>>,
+    /// An owner may have several at a spot: as a reader and as a writer, or with other locks.
+    holds: Mutex<HashMap<Spot, Vec<Weak<Hold>>>>,
 }
 
 /// How the life-line is.
@@ -37,18 +40,17 @@ enum Life {
 
 /// An owner at a lock, as events name it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Spot {
+struct Spot {
     name: Vec<u8>,
     owner: Vec<u8>,
 }
 
-impl Spot {
-    pub(crate) fn of(place: &Place) -> Self {
-        Self {
-            name: place.name.to_vec(),
-            owner: place.owner.as_bytes().to_vec(),
-        }
-    }
+/// The spots of several locks are as many.
+fn spots(target: &Target) -> impl Iterator<Item = Spot> + '_ {
+    target.names().iter().map(|name| Spot {
+        name: name.to_vec(),
+        owner: target.owner().as_bytes().to_vec(),
+    })
 }
 
 /// News for a wait.
@@ -137,79 +139,131 @@ impl Session {
     }
 
     /// Listens for news of a wait, from now on. There is one wait of an owner at a lock at a time.
-    pub(crate) fn listen(self: &Arc<Self>, place: &Place) -> Mailbox {
-        let spot = Spot::of(place);
+    pub(crate) fn listen(self: &Arc<Self>, claim: &Claim) -> Mailbox {
         let (sender, letters) = mpsc::unbounded_channel();
-        locked(&self.waits).insert(spot.clone(), sender);
+        let mut waits = locked(&self.waits);
+        for spot in spots(claim.target()) {
+            waits.insert(spot, sender.clone());
+        }
         Mailbox {
             session: Arc::clone(self),
-            spot,
+            target: Arc::clone(claim.target()),
+            terms: claim.terms(),
             letters,
         }
     }
 
     /// Counts this hold among those of the session.
     pub(crate) fn keep(&self, hold: &Arc<Hold>) {
-        locked(&self.holds).insert(hold.spot(), Arc::downgrade(hold));
+        let mut holds = locked(&self.holds);
+        for spot in spots(hold.target()) {
+            holds.entry(spot).or_default().push(Arc::downgrade(hold));
+        }
+        drop(holds);
         // Beside a life-line that ended in this very moment.
         if let Life::Over(reason) = &*self.life.borrow() {
             hold.lose(*reason);
         }
     }
 
-    /// The hold at a spot has gone, unless a newer one has taken its place.
-    pub(crate) fn forget(&self, spot: &Spot) {
+    /// A hold of this has gone.
+    pub(crate) fn forget(&self, target: &Target) {
         let mut holds = locked(&self.holds);
-        if holds.get(spot).is_some_and(|hold| hold.strong_count() == 0) {
-            holds.remove(spot);
+        for spot in spots(target) {
+            if let Entry::Occupied(mut here) = holds.entry(spot) {
+                here.get_mut().retain(|hold| hold.strong_count() > 0);
+                if here.get().is_empty() {
+                    here.remove();
+                }
+            }
         }
     }
 
     /// All holds that have guards.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
         let holds = locked(&self.holds);
-        holds.values().filter_map(Weak::upgrade).collect()
+        let all = holds.values().flatten().filter_map(Weak::upgrade);
+        let mut all: Vec<_> = all.collect();
+        drop(holds);
+        // Of several locks at once it is the same one at each.
+        all.sort_unstable_by_key(Arc::as_ptr);
+        all.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        all
     }
 
-    /// Brings an event to whom it concerns. A loss is returned with the hold that it may be about:
-    /// the event does not say by its token whether it is this one or an earlier one of the owner.
-    pub(crate) fn deliver(&self, event: Event, since: Instant) -> Option<(Arc<Hold>, LostReason)> {
+    fn holds_at(&self, spot: &Spot) -> Vec<Arc<Hold>> {
+        let holds = locked(&self.holds);
+        let here = holds.get(spot).into_iter().flatten();
+        here.filter_map(Weak::upgrade).collect()
+    }
+
+    /// The owner has been granted this with a new token, and had nothing of it before: what it was
+    /// granted earlier is over, but for a writer who now reads too. Of holds that the server tells
+    /// apart by their tokens it says so itself.
+    pub(crate) fn supersede(&self, target: &Target, token: u64) {
+        for hold in spots(target).flat_map(|spot| self.holds_at(&spot)) {
+            let mode = hold.target().mode();
+            let beside = (mode, target.mode()) == (Mode::Write, Mode::Read);
+            if !beside && !mode.has_token() && hold.token() != token {
+                hold.lose(LostReason::NotHeld);
+            }
+        }
+    }
+
+    /// Brings an event to whom it concerns. A loss is returned with the holds that it may be about:
+    /// the event does not say which of them it is, nor whether it is an earlier one of the owner.
+    pub(crate) fn deliver(&self, event: Event, since: Instant) -> Vec<(Arc<Hold>, LostReason)> {
         let Event { name, owner, news } = event;
         let spot = Spot { name, owner };
-        if let News::Lost(reason) = news
-            && let Some(hold) = self.hold_at(&spot)
-        {
-            return Some((hold, reason));
+        if let News::Lost(reason) = news {
+            let mut holds = self.holds_at(&spot);
+            holds.retain(|hold| hold.lost().is_none());
+            if !holds.is_empty() {
+                return holds.into_iter().map(|hold| (hold, reason)).collect();
+            }
         }
         let waits = locked(&self.waits);
         let Some(wait) = waits.get(&spot) else {
             drop(waits);
-            self.undeliverable(&spot, &news);
-            return None;
+            self.stray(&spot, &news);
+            return Vec::new();
         };
         // Under the lock: a mailbox that goes away now finds the letter when it looks through
         // what was not read.
         let told = Told { news, since };
         if let Err(mpsc::error::SendError(told)) = wait.send(told) {
             drop(waits);
-            self.undeliverable(&spot, &told.news);
+            self.stray(&spot, &told.news);
         }
-        None
+        Vec::new()
     }
 
-    fn hold_at(&self, spot: &Spot) -> Option<Arc<Hold>> {
-        locked(&self.holds).get(spot).and_then(Weak::upgrade)
+    /// News for which nobody listens. A wait is heard to its end, so it is not one of ours: what it
+    /// was for is not known, and the token says what to give back if it was one plain lock.
+    fn stray(&self, spot: &Spot, news: &News) {
+        let subject = Subject {
+            mode: Mode::Plain,
+            names: &[Arc::from(&*spot.name)],
+            owner: &spot.owner,
+        };
+        self.undeliverable(spot, subject, None, news);
     }
 
     /// A grant that nobody waits for is given back, unless a reply has brought the same grant
     /// before. All else is of no use to anybody.
-    fn undeliverable(&self, spot: &Spot, news: &News) {
+    fn undeliverable(
+        &self,
+        spot: &Spot,
+        subject: Subject<'_>,
+        lease: Option<Duration>,
+        news: &News,
+    ) {
         let News::Granted { token } = *news else {
             return;
         };
-        let known = self.hold_at(spot).is_some_and(|hold| hold.token() == token);
-        if !known {
-            let release = command::release(&spot.name, &spot.owner, Some(token));
+        let mut known = self.holds_at(spot).into_iter();
+        if !known.any(|hold| hold.token() == token) {
+            let release = command::release(subject, Some(token), lease);
             // Should it be lost with the connection, the hold ends with its lease.
             drop(self.driver.send(release));
         }
@@ -219,7 +273,8 @@ impl Session {
 /// What a wait hears. What it has not read when it goes is given back.
 pub(crate) struct Mailbox {
     session: Arc<Session>,
-    spot: Spot,
+    target: Arc<Target>,
+    terms: Terms,
     letters: mpsc::UnboundedReceiver<Told>,
 }
 
@@ -241,9 +296,23 @@ impl Mailbox {
 
 impl Drop for Mailbox {
     fn drop(&mut self) {
-        locked(&self.session.waits).remove(&self.spot);
+        let target = Arc::clone(&self.target);
+        let mut waits = locked(&self.session.waits);
+        for spot in spots(&target) {
+            waits.remove(&spot);
+        }
+        drop(waits);
+        // Grants of several locks are told under the first.
+        let Some(spot) = spots(&target).next() else {
+            return;
+        };
         while let Some(told) = self.here() {
-            self.session.undeliverable(&self.spot, &told.news);
+            // Were the lease of a reader not to start anew, the entry that goes could be that of
+            // another guard, and the others end earlier.
+            let lease = Some(self.terms.lease);
+            let subject = target.subject();
+            self.session
+                .undeliverable(&spot, subject, lease, &told.news);
         }
     }
 }
@@ -297,6 +366,8 @@ fn confident_until(sent: Instant, grace: Duration) -> Option<Instant> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hold::Grant;
+    use crate::owner::Owner;
 
     const GRACE: Duration = Duration::from_secs(1);
 
@@ -329,5 +400,78 @@ mod tests {
         let attachment = Attachment::new(sent, Duration::ZERO);
         assert_eq!(attachment.until(), None);
         assert!(attachment.confirm(sent, after(sent, 100_000)));
+    }
+
+    /// A hold of this session, with its claim.
+    fn hold(
+        session: &Arc<Session>,
+        owner: &Owner,
+        mode: Mode,
+        names: &[&str],
+    ) -> (Arc<Hold>, Claim) {
+        let names: Vec<_> = names.iter().map(|n| Arc::from(n.as_bytes())).collect();
+        let claim = owner.target(mode, &names).claim(Terms {
+            lease: Duration::from_secs(30),
+            renewed: true,
+            max_hold: None,
+        });
+        let since = Instant::now();
+        let grant = Grant {
+            token: 7,
+            since,
+            attachment: Attachment::new(since, Duration::ZERO),
+            fresh: true,
+        };
+        let hold = Hold::new(session, &claim, grant);
+        session.keep(&hold);
+        (hold, claim)
+    }
+
+    #[tokio::test]
+    async fn a_fresh_grant_says_that_earlier_ones_without_a_token_are_lost() {
+        let session = Session::new("client".to_owned(), GRACE, Driver::idle());
+        let (owner, other) = (Owner::new("client", 1), Owner::new("client", 2));
+        let hold = |owner, mode, names: &[&str]| hold(&session, owner, mode, names);
+        let is_lost = |(hold, _): &(Arc<Hold>, Claim)| hold.lost().is_some();
+
+        let writer = hold(&owner, Mode::Write, &["a"]);
+        let reader = hold(&owner, Mode::Read, &["a"]);
+        session.supersede(reader.1.target(), 8);
+        assert!(!is_lost(&writer), "a writer may read");
+        session.supersede(writer.1.target(), 7);
+        assert!(!is_lost(&writer), "the same grant, told twice");
+        session.supersede(writer.1.target(), 8);
+        assert!(is_lost(&writer));
+        assert!(!is_lost(&reader), "the server will say so");
+
+        let both = hold(&owner, Mode::Several, &["b", "c"]);
+        let next = hold(&owner, Mode::Several, &["d"]);
+        let others = hold(&other, Mode::Several, &["c", "b"]);
+        let one = hold(&owner, Mode::Plain, &["c"]);
+        session.supersede(one.1.target(), 8);
+        assert!(is_lost(&both) && !is_lost(&next) && !is_lost(&others));
+    }
+
+    #[tokio::test]
+    async fn holds_are_counted_once_each_and_forgotten_when_they_go() {
+        let session = Session::new("client".to_owned(), GRACE, Driver::idle());
+        let owner = Owner::new("client", 1);
+        let both = hold(&session, &owner, Mode::Several, &["b", "c"]);
+        let one = hold(&session, &owner, Mode::Plain, &["c"]);
+        assert_eq!(session.holds().len(), 2);
+        let broken = |name: &str| Event {
+            name: name.into(),
+            owner: owner.as_bytes().to_vec(),
+            news: News::Lost(LostReason::Broken),
+        };
+        let lost = session.deliver(broken("c"), Instant::now());
+        assert_eq!(lost.len(), 2, "which of them it was is to be asked");
+        drop(lost);
+        drop(one);
+        assert_eq!(session.deliver(broken("c"), Instant::now()).len(), 1);
+        both.0.lose(LostReason::Broken);
+        assert!(session.deliver(broken("b"), Instant::now()).is_empty());
+        drop(both);
+        assert!(locked(&session.holds).is_empty());
     }
 }

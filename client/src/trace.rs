@@ -15,7 +15,7 @@ mod on {
     use tracing::{Instrument, info_span};
 
     use crate::hold::LostReason;
-    use crate::owner::Owner;
+    use crate::owner::Target;
 
     pub(crate) struct Span(tracing::Span);
 
@@ -25,21 +25,23 @@ mod on {
         }
     }
 
-    pub(crate) fn wait(name: &[u8], owner: &Owner) -> Span {
-        Span(info_span!("wait", name = %name.escape_ascii(), %owner))
+    pub(crate) fn wait(target: &Target) -> Span {
+        let (name, owner, mode) = (target, target.owner(), target.mode());
+        Span(info_span!("wait", %name, %owner, ?mode))
     }
 
-    pub(crate) fn hold(name: &[u8], owner: &Owner, token: u64) -> Span {
-        let name = name.escape_ascii();
-        Span(info_span!("hold", %name, %owner, token, lost = Empty))
+    pub(crate) fn hold(target: &Target, token: u64) -> Span {
+        let (name, owner, mode) = (target, target.owner(), target.mode());
+        Span(info_span!("hold", %name, %owner, ?mode, token, lost = Empty))
     }
 
     pub(crate) fn renew(holds: usize) -> Span {
         Span(info_span!("renew", holds))
     }
 
-    pub(crate) fn release(name: &[u8], owner: &Owner) -> Span {
-        Span(info_span!("release", name = %name.escape_ascii(), %owner))
+    pub(crate) fn release(target: &Target) -> Span {
+        let (name, owner, mode) = (target, target.owner(), target.mode());
+        Span(info_span!("release", %name, %owner, ?mode))
     }
 
     pub(crate) fn lost(span: &Span, reason: LostReason) {
@@ -52,7 +54,7 @@ mod off {
     use std::future::Future;
 
     use crate::hold::LostReason;
-    use crate::owner::Owner;
+    use crate::owner::Target;
 
     pub(crate) struct Span;
 
@@ -63,11 +65,11 @@ mod off {
         }
     }
 
-    pub(crate) fn wait(_name: &[u8], _owner: &Owner) -> Span {
+    pub(crate) fn wait(_target: &Target) -> Span {
         Span
     }
 
-    pub(crate) fn hold(_name: &[u8], _owner: &Owner, _token: u64) -> Span {
+    pub(crate) fn hold(_target: &Target, _token: u64) -> Span {
         Span
     }
 
@@ -75,7 +77,7 @@ mod off {
         Span
     }
 
-    pub(crate) fn release(_name: &[u8], _owner: &Owner) -> Span {
+    pub(crate) fn release(_target: &Target) -> Span {
         Span
     }
 

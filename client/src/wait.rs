@@ -8,23 +8,33 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use crate::attempt::{Asked, Patience, Reply, Request, Turn, worst};
 use crate::backoff::Backoff;
 use crate::command::{self, Acquired, News};
+use crate::driver::Answer;
 use crate::error::Error;
-use crate::guard::Guard;
-use crate::hold::Grant;
+use crate::guard::Held;
+use crate::hold::{Grant, Hold};
+use crate::mode::Mode;
 use crate::owner::Claim;
 use crate::part;
+use crate::release;
 use crate::session::{Attachment, Told};
 use crate::trace;
 
 /// Waits until the owner stands in line no more, and then gets in line. `last` is what the caller
 /// would be told if its time were up now.
 pub(crate) async fn in_turn(request: Request, last: Error, mut reply: Reply) {
-    let turn = tokio::select! {
-        turn = Arc::clone(&request.place.turn).lock_owned() => turn,
+    let turns = async {
+        let mut turns = Vec::new();
+        for turn in request.target.turns() {
+            turns.push(turn.lock_owned().await);
+        }
+        turns
+    };
+    let turns = tokio::select! {
+        turns = turns => turns,
         end = ending(&request, &mut reply, Duration::ZERO) => return end.tell(reply, last),
     };
-    let turn = Turn::new(&request, turn);
-    let claim = request.place.claim(request.terms);
+    let claim = request.target.claim(request.terms);
+    let turn = Turn::new(&request.core, &claim, turns);
     run(request, claim, turn, None, reply).await;
 }
 
@@ -36,13 +46,14 @@ pub(crate) async fn run(
     asked: Option<Asked>,
     mut reply: Reply,
 ) {
-    let span = trace::wait(claim.name(), claim.owner());
+    let span = trace::wait(claim.target());
     let mut wait = Wait {
         request: &request,
         claim,
         turn,
         last: Error::not_attached(),
         asked: false,
+        unanswered: None,
         in_line: false,
     };
     let outcome = span.around(wait.outcome(asked, &mut reply)).await;
@@ -51,15 +62,18 @@ pub(crate) async fn run(
             let Wait {
                 claim, mut turn, ..
             } = wait;
-            let guard = Guard::new(&request.core, claim, grant);
-            // Told before the guard was there to hear it.
+            let held = Held::new(&request.core, claim, grant);
+            // Told before the hold was there to hear it.
             while let Some(told) = turn.mailbox.here() {
                 if let News::Lost(reason) = told.news {
-                    guard.lose(reason);
+                    held.lose(reason);
                 }
             }
-            // A guard that nobody takes is dropped, and so gives its hold back.
-            let _ = reply.send(Ok(guard));
+            // While the hold is known here, so that the same grant told twice is not taken for
+            // another.
+            drop(turn);
+            // What nobody takes is dropped, and so given back.
+            let _ = reply.send(Ok(held));
         }
         Outcome::Refused(error) => {
             let _ = reply.send(Err(error));
@@ -100,6 +114,8 @@ struct Wait<'a> {
     last: Error,
     /// Whether there may be something to take back.
     asked: bool,
+    /// The answer that was not waited for, if it is that to which the caller left.
+    unanswered: Option<Answer<Acquired>>,
     /// Whether the server has taken it in. Before that a lost server ends the call; after it the
     /// wait goes on until the server is back.
     in_line: bool,
@@ -158,9 +174,9 @@ impl Wait<'_> {
         if !self.claim.is_alone() {
             // ONCE would mistake the hold of another call for ours, so it is not sent; then what
             // may still stand in line must go first. It can only be ours: it is our turn.
-            let (name, owner) = (self.claim.name(), self.claim.owner().as_bytes());
-            let cancel = self.request.core.driver.send(command::cancel(name, owner));
-            if cancel.await.is_ok_and(|(cancelled, _)| cancelled > 0) {
+            let cancel = command::cancel(self.claim.target().subject());
+            let cancelled = self.request.core.driver.send(cancel).await;
+            if cancelled.is_ok_and(|cancelled| cancelled > 0) {
                 self.take_back().await;
             }
         }
@@ -170,25 +186,33 @@ impl Wait<'_> {
 
     /// One stay in line, until the server answers or the caller waits no more.
     async fn stay(&mut self, asked: Asked, reply: &mut Reply) -> Next {
-        let Asked { attachment, answer } = asked;
+        let Asked {
+            attachment,
+            since,
+            mut answer,
+        } = asked;
         // The server ends the wait itself; the time on top is for its answer to arrive.
         let on_top = self.request.core.connector.response_timeout();
         let answer = tokio::select! {
-            answer = answer => answer,
+            answer = &mut answer => answer,
             told = self.turn.mailbox.next() => return self.told(told, attachment).await,
-            end = ending(self.request, reply, on_top) => return self.left(end),
+            end = ending(self.request, reply, on_top) => {
+                self.unanswered = Some(answer);
+                return self.left(end);
+            }
         };
         match answer {
-            Ok((Acquired::Granted { token }, since)) => {
+            Ok(Acquired::Granted { token, fresh }) => {
                 self.granted(Grant {
                     token,
                     since,
                     attachment,
+                    fresh,
                 })
                 .await
             }
-            Ok((Acquired::NotHeld { lease_left }, _)) => refused(Error::not_acquired(lease_left)),
-            Ok((Acquired::Queued, _)) => {
+            Ok(Acquired::NotHeld { lease_left }) => refused(Error::not_acquired(lease_left)),
+            Ok(Acquired::Queued) => {
                 self.in_line = true;
                 self.queued(attachment, reply).await
             }
@@ -211,15 +235,16 @@ impl Wait<'_> {
     }
 
     async fn told(&mut self, told: Told, attachment: Arc<Attachment>) -> Next {
-        let since = told.since;
         match told.news {
             News::Granted { token } => {
-                self.granted(Grant {
-                    token,
-                    since,
-                    attachment,
-                })
-                .await
+                let grant = self.told_grant(token, told.since, attachment);
+                if grant.fresh || self.claim.is_alone() {
+                    self.granted(grant).await
+                } else {
+                    // Its lease began when a lock of it may have had another from the same owner,
+                    // asked for since.
+                    self.confirmed(grant).await
+                }
             }
             News::TimedOut { lease_left } => refused(Error::not_acquired(lease_left)),
             // The server did not keep the waiter, for it is no primary now or not ready.
@@ -229,29 +254,45 @@ impl Wait<'_> {
         }
     }
 
+    fn told_grant(&self, token: u64, since: Instant, attachment: Arc<Attachment>) -> Grant {
+        Grant {
+            token,
+            since,
+            attachment,
+            // Who holds a lock does not wait for it; but one of several may be held.
+            fresh: self.claim.target().mode() != Mode::Several,
+        }
+    }
+
     /// A grant is old by the time we know of it: the news may have lain in the socket while this
     /// process was stopped. If that leaves too little, a renewal gives a new start to count from.
     async fn granted(&self, grant: Grant) -> Next {
-        let core = &self.request.core;
         let lease = self.claim.terms().lease;
-        let current = core.session.attachment();
+        let current = self.request.core.session.attachment();
         let attached = current.is_some_and(|one| Arc::ptr_eq(&one, &grant.attachment));
         if attached && grant.since.elapsed() <= part(lease, FRESH_PART) {
             return Next::End(Outcome::Granted(grant));
         }
+        self.confirmed(grant).await
+    }
+
+    async fn confirmed(&self, grant: Grant) -> Next {
+        let core = &self.request.core;
         let Some(attachment) = core.session.attachment() else {
             return Next::AskAgain;
         };
-        let (name, owner) = (self.claim.name(), self.claim.owner().as_bytes());
-        let renewal = command::renew(name, owner, lease, grant.token, &core.session.name);
+        let target = self.claim.target();
+        let lease = target.lease(self.claim.terms().lease);
+        let (subject, session) = (target.subject(), &core.session.name);
+        let renewal = command::renew(subject, lease.length, grant.token, session);
         match core.driver.send_harmless(renewal).await {
-            Ok((true, since)) => Next::End(Outcome::Granted(Grant {
-                since,
+            Ok(true) => Next::End(Outcome::Granted(Grant {
+                since: lease.since,
                 attachment,
                 ..grant
             })),
             // Granted and run out before we knew: stand in line again.
-            Ok((false, _)) => Next::Pause(Error::not_acquired(None)),
+            Ok(false) => Next::Pause(Error::not_acquired(None)),
             Err(error) => Next::Pause(error),
         }
     }
@@ -282,27 +323,42 @@ impl Wait<'_> {
     /// The CANCEL goes the way of the ACQUIRE, behind it: when it is carried out there is a waiter,
     /// a hold, or nothing, and nothing comes after it. An owner minted for this call then releases
     /// whatever it has. Another may have holds of its own: there only a grant that is told is given
-    /// back, now or when its event comes.
+    /// back, by the answer, or now or later by its event.
     async fn withdraw(mut self) {
         let core = &self.request.core;
-        let (name, owner) = (Arc::clone(self.claim.name()), self.claim.owner().clone());
+        let target = Arc::clone(self.claim.target());
         let started = Instant::now();
         let mut backoff = Backoff::new();
         loop {
-            let cancel = core.driver.send(command::cancel(&name, owner.as_bytes()));
+            let cancel = core.driver.send(command::cancel(target.subject()));
             if self.request.own {
-                let release = command::release(&name, owner.as_bytes(), None);
+                let release = command::release(target.subject(), None, None);
                 let released = core.driver.send(release);
                 if cancel.await.is_ok() && released.await.is_ok() {
                     return;
                 }
             } else if cancel.await.is_ok() {
-                return self.take_back().await;
+                return self.take_back_answered().await;
             }
             if started.elapsed() >= WITHDRAW_FOR {
                 return;
             }
             sleep(backoff.next()).await;
+        }
+    }
+
+    /// The waiter has left the line, if ever it was there: the answer says it, which has come
+    /// before that to the CANCEL.
+    async fn take_back_answered(&mut self) {
+        let answer = match self.unanswered.take() {
+            Some(answer) => answer.await,
+            None => Ok(Acquired::Queued),
+        };
+        match answer {
+            Ok(Acquired::Granted { token, .. }) => self.give_back(token),
+            Ok(Acquired::Queued) => self.take_back().await,
+            Err(error) if error.is_unknown() => self.take_back().await,
+            Ok(Acquired::NotHeld { .. }) | Err(_) => {}
         }
     }
 
@@ -313,10 +369,22 @@ impl Wait<'_> {
         if let Ok(told) = timeout(patience, self.turn.mailbox.next()).await
             && let News::Granted { token } = told.news
         {
-            let (name, owner) = (self.claim.name(), self.claim.owner().as_bytes());
-            let release = command::release(name, owner, Some(token));
-            let _ = self.request.core.driver.send_harmless(release).await;
+            self.give_back(token);
         }
+    }
+
+    /// As if it had been held, and dropped; but nobody counts on it.
+    fn give_back(&self, token: u64) {
+        let (core, since) = (&self.request.core, Instant::now());
+        let claim = self.claim.target().claim(self.claim.terms());
+        let grant = Grant {
+            token,
+            since,
+            attachment: Attachment::new(since, Duration::ZERO),
+            fresh: false,
+        };
+        let hold = Hold::new(&core.session, &claim, grant);
+        release::in_background(core, claim, Some(hold));
     }
 }
 

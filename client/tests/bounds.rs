@@ -1,6 +1,9 @@
 //! What the public types and futures can be used for, held by the compiler.
 
-use rlock_client::{Client, ClientBuilder, Error, ErrorKind, Guard, Lock, LostReason, Owner};
+use rlock_client::{
+    Client, ClientBuilder, Error, ErrorKind, Guard, Lock, LostReason, MultiGuard, MultiLock, Owner,
+    ReadGuard, RwLock, WriteGuard,
+};
 
 fn anywhere<T: Send + Sync + Unpin + 'static>() {}
 fn sent<T: Send>(_: &T) {}
@@ -10,7 +13,12 @@ fn types_go_to_any_thread_and_live_as_long_as_they_like() {
     anywhere::<Client>();
     anywhere::<ClientBuilder>();
     anywhere::<Lock>();
+    anywhere::<RwLock>();
+    anywhere::<MultiLock>();
     anywhere::<Guard>();
+    anywhere::<ReadGuard>();
+    anywhere::<WriteGuard>();
+    anywhere::<MultiGuard>();
     anywhere::<Owner>();
     anywhere::<LostReason>();
     anywhere::<Error>();
@@ -27,6 +35,21 @@ fn futures_can_be_spawned(client: &Client, lock: &Lock, guard: Guard) {
     sent(&guard.renew());
     sent(&client.shutdown());
     sent(&guard.unlock());
+}
+
+/// As above.
+#[expect(dead_code, reason = "the compiler checks it without a call")]
+fn those_of_other_locks_too(lock: &RwLock, locks: &MultiLock, guard: WriteGuard) {
+    sent(&lock.read());
+    sent(&lock.try_read());
+    sent(&lock.read_timeout(std::time::Duration::ZERO));
+    sent(&lock.write());
+    sent(&lock.try_write());
+    sent(&lock.write_timeout(std::time::Duration::ZERO));
+    sent(&locks.lock());
+    sent(&locks.try_lock());
+    sent(&locks.lock_timeout(std::time::Duration::ZERO));
+    sent(&guard.downgrade());
 }
 
 #[tokio::test]

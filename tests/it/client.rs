@@ -33,6 +33,16 @@ pub(super) fn patient() -> ClientBuilder {
     Client::builder().grace(Duration::ZERO)
 }
 
+/// Two clients that a busy machine does not make give up.
+pub(super) async fn unhurried(server: &Server) -> [Client; 2] {
+    let long = Duration::from_secs(20);
+    let builder = Client::builder().grace(long).response_timeout(long);
+    [
+        connect(builder.clone(), server).await,
+        connect(builder, server).await,
+    ]
+}
+
 /// How often the server has carried out `RLOCK.<command>`.
 pub(super) fn calls(server: &Server, command: &str) -> u64 {
     let everything = server.run("INFO commandstats").text().to_lowercase();
@@ -49,9 +59,18 @@ pub(super) fn wait_in_line(
     client: &Client,
     name: &str,
 ) -> JoinHandle<Result<Guard, Error>> {
-    let before = server.line(name).len();
     let lock = client.lock(name);
-    let waiting = tokio::spawn(async move { lock.lock().await });
+    see_in_line(server, name, async move { lock.lock().await })
+}
+
+/// Waits in a task of its own and sees it in the line of `name` behind those who are there.
+pub(super) fn see_in_line<T: Send + 'static>(
+    server: &Server,
+    name: &str,
+    wait: impl Future<Output = T> + Send + 'static,
+) -> JoinHandle<T> {
+    let before = server.line(name).len();
+    let waiting = tokio::spawn(wait);
     until("it is in line", || server.line(name).len() > before);
     waiting
 }
@@ -547,10 +566,9 @@ async fn killed_connections_cost_neither_a_hold_nor_a_wait() {
     assert_eq!((server.holder("k"), server.holder("held")), (None, None));
 }
 
-/// Begins a `lock()`, lets it run for a moment that grows from round to round, and drops it.
-async fn begin_and_drop(client: &Client, round: u32) {
-    let lock = client.lock("k");
-    let mut pending = Box::pin(lock.lock());
+/// Begins something, lets it run for a moment that grows from round to round, and drops it.
+pub(super) async fn begin_and_drop<T>(pending: impl Future<Output = T>, round: u32) {
+    let mut pending = Box::pin(pending);
     // Round 0: never polled. Round 1: polled once. Then for longer and longer.
     let ends = Instant::now() + round.saturating_sub(1) * 100 * Duration::from_micros(1);
     let mut polls = 0;
@@ -573,11 +591,32 @@ async fn dropping_a_pending_lock_leaves_nothing_behind_when_it_is_free() {
     let server = Server::start();
     for round in 0..40 {
         let client = client(&server).await;
-        begin_and_drop(&client, round).await;
+        begin_and_drop(client.lock("k").lock(), round).await;
         client.shutdown().await;
         assert_eq!(server.holder("k"), None, "round {round}");
         assert!(server.line("k").is_empty(), "round {round}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropping_a_pending_lock_of_an_owner_leaves_nothing_behind_but_its_other_holds() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let owner = client.owner();
+    let lock = client.lock("k").owner(&owner);
+    for round in 0..60 {
+        begin_and_drop(lock.lock(), round).await;
+        until("it is given back", || server.holder("k").is_none());
+    }
+    let guard = lock.lock().await.unwrap();
+    for round in 0..60 {
+        begin_and_drop(lock.lock(), round).await;
+    }
+    let count = || server.run("RLOCK.INFO k").get("count").int();
+    until("only the guard's hold is left", || count() == 1);
+    guard.unlock().await.unwrap();
+    client.shutdown().await;
+    assert_eq!(server.holder("k"), None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -587,7 +626,7 @@ async fn dropping_a_pending_lock_leaves_nothing_behind_when_it_is_held() {
     let mut cancelled = 0;
     for round in 0..60 {
         let client = client(&server).await;
-        begin_and_drop(&client, round).await;
+        begin_and_drop(client.lock("k").lock(), round).await;
         // By itself, for shutdown() ends every wait; and with it, for it knows when all is done.
         until("nobody is in line", || server.line("k").is_empty());
         client.shutdown().await;
@@ -808,7 +847,10 @@ fn the_examples_run() {
     );
     let fencing = example(&server, "fencing");
     assert!(fencing.starts_with("late write refused"), "{fencing}");
-    for name in ["example:stock:lock", "example:watchdog"] {
-        assert_eq!(server.holder(name), None);
-    }
+    let prices = example(&server, "prices");
+    assert!(prices.starts_with("10 changes, and no reader"), "{prices}");
+    let philosophers = example(&server, "philosophers");
+    assert_eq!(philosophers, "5 philosophers had 50 meals\n");
+    // The stock and two prices.
+    assert_eq!(server.run("DBSIZE"), 3);
 }

@@ -209,7 +209,7 @@ async fn a_guard_says_lost_when_nothing_comes_from_the_server() {
 }
 
 /// Kills the connection that is the life-line of the only client.
-fn kill_life_line(server: &Server) {
+pub(super) fn kill_life_line(server: &Server) {
     let list = server.run("CLIENT LIST").text();
     let line = list
         .lines()

@@ -29,12 +29,12 @@ fn sockets(server: &Server) -> usize {
     server.run("CLIENT LIST").text().lines().count() - 1
 }
 
-fn waiters(server: &Server) -> i64 {
+pub(super) fn waiters(server: &Server) -> i64 {
     server.info_number("rlock_waiters")
 }
 
 /// A random number that is the same in each run with the same seed.
-fn next_random(state: &mut u64) -> u64 {
+pub(super) fn next_random(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
     *state ^= *state << 17;
@@ -92,7 +92,10 @@ async fn calls_get_in_line_in_the_order_in_which_they_were_made() {
 }
 
 /// Polls until then, at moments finer than a timer's. Granted or not, it is dropped here.
-async fn is_granted_within<T>(patience: Duration, pending: impl Future<Output = T>) -> bool {
+pub(super) async fn is_granted_within<T>(
+    patience: Duration,
+    pending: impl Future<Output = T>,
+) -> bool {
     let mut pending = Box::pin(pending);
     let ends = Instant::now() + patience;
     loop {

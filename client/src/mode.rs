@@ -1,0 +1,42 @@
+//! How a lock is held: what the guards of plain locks, readers, writers and several locks are told
+//! apart by. See [`Guard`](crate::Guard).
+
+/// A plain lock, held alone.
+#[derive(Debug)]
+pub enum Plain {}
+
+/// A read-write lock, held together with other readers.
+#[derive(Debug)]
+pub enum Read {}
+
+/// A read-write lock, held alone.
+#[derive(Debug)]
+pub enum Write {}
+
+/// Several plain locks, held together as one.
+#[derive(Debug)]
+pub enum Several {}
+
+/// The modes in which one lock is held, which has a name.
+pub trait One {}
+
+impl One for Plain {}
+impl One for Read {}
+impl One for Write {}
+
+/// The same as a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Plain,
+    Read,
+    Write,
+    Several,
+}
+
+impl Mode {
+    /// Whether the server can tell by its token whether a hold is this one. A writer's is kept in
+    /// memory only, and the commands for several locks name none.
+    pub(crate) fn has_token(self) -> bool {
+        matches!(self, Self::Plain | Self::Read)
+    }
+}
