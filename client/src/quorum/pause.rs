@@ -9,8 +9,7 @@ use crate::part;
 /// Pauses of a random length, up to a longest that doubles from 20 ms to 200 ms.
 ///
 /// Random, because two clients that took half of the servers each would otherwise do so again and
-/// again. Short at first, because a try holds nothing that it does not keep, and most critical
-/// sections are short.
+/// again. Short, because nobody tells a client that the lock is free: for so long it may lie idle.
 pub(crate) struct Pauses(Duration);
 
 impl Pauses {
