@@ -146,7 +146,8 @@ impl<M> Guard<M> {
         }
     }
 
-    fn hold(&self) -> &Hold {
+    /// What its guards share.
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
         &self.held.hold
     }
 

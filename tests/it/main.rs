@@ -31,6 +31,7 @@ mod smoke; // a short set of all, also for valgrind
 mod client; // the client crate
 mod client_faults; // what it says when processes and networks fail
 mod client_multi; // several locks at once
+mod client_quorum; // its lock over several servers
 mod client_rw; // its readers and writers
 mod client_session; // its two connections
 
