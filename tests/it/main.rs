@@ -18,6 +18,8 @@ mod storage; // the hash of a lock, and hashes of others
 mod freed; // locks that become free by other ways
 mod queue; // the line
 
+mod read_write; // readers together, writers alone
+
 mod deadlock; // waits that could never end
 mod events; // what a session hears of
 mod sessions; // what ends with a connection
