@@ -19,6 +19,7 @@ mod freed; // locks that become free by other ways
 mod queue; // the line
 
 mod read_write; // readers together, writers alone
+mod read_write_line; // the line of a read-write lock
 
 mod deadlock; // waits that could never end
 mod events; // what a session hears of
