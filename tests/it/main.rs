@@ -28,6 +28,7 @@ mod sessions; // what ends with a connection
 mod replication; // replicas, AOF, RDB, messages, notifications
 
 mod hostile; // any bytes, any keyspace
+mod read_write_redisson; // and beside what Redisson writes
 mod read_write_hostile; // read-write locks as others may have written them
 mod memory; // given back is given back
 mod smoke; // a short set of all, also for valgrind
