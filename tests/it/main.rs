@@ -21,6 +21,8 @@ mod queue; // the line
 mod read_write; // readers together, writers alone
 mod read_write_line; // the line of a read-write lock
 
+mod several; // several locks at once
+
 mod deadlock; // waits that could never end
 mod events; // what a session hears of
 mod sessions; // what ends with a connection
