@@ -29,6 +29,8 @@ mod sessions; // what ends with a connection
 
 mod replication; // replicas, AOF, RDB, messages, notifications
 
+mod several_replication; // the same of readers, writers and several locks at once
+
 mod hostile; // any bytes, any keyspace
 mod read_write_redisson; // and beside what Redisson writes
 mod read_write_hostile; // read-write locks as others may have written them
