@@ -18,13 +18,22 @@ mod storage; // the hash of a lock, and hashes of others
 mod freed; // locks that become free by other ways
 mod queue; // the line
 
+mod read_write; // readers together, writers alone
+mod read_write_line; // the line of a read-write lock
+
+mod several; // several locks at once
+
 mod deadlock; // waits that could never end
 mod events; // what a session hears of
 mod sessions; // what ends with a connection
 
 mod replication; // replicas, AOF, RDB, messages, notifications
 
+mod several_replication; // the same of readers, writers and several locks at once
+
 mod hostile; // any bytes, any keyspace
+mod read_write_redisson; // and beside what Redisson writes
+mod read_write_hostile; // read-write locks as others may have written them
 mod memory; // given back is given back
 mod smoke; // a short set of all, also for valgrind
 

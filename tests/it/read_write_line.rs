@@ -1,0 +1,813 @@
+//! The line of a read-write lock: phase-fair, and nobody waits for a lock that would let it in.
+
+use std::time::{Duration, SystemTime};
+
+use rlock_tests::{Conn, Reply, Server, Version, patience, until};
+
+use crate::events::{ONE_DAY, next_events, no_events};
+use crate::read_write::{as_fields, fields, takes, timeout};
+
+/// A connection that waits for `k` in this mode, without limit.
+#[track_caller]
+fn waits(server: &Server, owner: &str, mode: &str) -> Conn {
+    server.blocked_in(&format!("RLOCK.ACQUIRE k {owner} 30000 {mode} BLOCK 0"))
+}
+
+#[track_caller]
+fn releases(server: &Server, owner: &str, mode: &str) {
+    assert_eq!(server.run(format!("RLOCK.RELEASE k {owner} {mode}")), 0);
+}
+
+/// A wait for `k` of the session `s`.
+#[track_caller]
+fn queues(conn: &mut Conn, owner: &str, mode: &str) -> i64 {
+    conn.run(format!(
+        "RLOCK.ACQUIRE k {owner} 30000 {mode} QUEUE 0 SESSION s"
+    ))
+    .queued()
+}
+
+/// A hold of `k` of the session `s`.
+#[track_caller]
+fn takes_for(conn: &mut Conn, owner: &str, mode: &str) -> i64 {
+    conn.run(format!("RLOCK.ACQUIRE k {owner} 30000 {mode} SESSION s"))
+        .held()
+        .1
+}
+
+#[test]
+fn readers_and_writers_take_turns() {
+    let server = Server::start();
+    takes(&mut server.connect(), "first", "READ");
+    let mut a = waits(&server, "a", "WRITE");
+    let mut b = waits(&server, "b", "READ");
+    let mut c = waits(&server, "c", "READ");
+    let mut d = waits(&server, "d", "WRITE");
+    let mut e = waits(&server, "e", "READ");
+    assert_eq!(server.line("k"), ["a", "b", "c", "d", "e"]);
+    releases(&server, "first", "READ");
+    let mut tokens = vec![a.read().held().1];
+    b.expect_nothing_yet();
+    releases(&server, "a", "WRITE");
+    tokens.push(b.read().held().1);
+    tokens.push(c.read().held().1);
+    assert_eq!(fields(&server, "k"), as_fields("mode=read b=1 c=1"));
+    e.expect_nothing_yet();
+    releases(&server, "b", "READ");
+    d.expect_nothing_yet();
+    releases(&server, "c", "READ");
+    tokens.push(d.read().held().1);
+    e.expect_nothing_yet();
+    releases(&server, "d", "WRITE");
+    tokens.push(e.read().held().1);
+    assert!(tokens.is_sorted_by(|one, next| one < next), "{tokens:?}");
+    releases(&server, "e", "READ");
+    assert_eq!(server.run("DBSIZE"), 0);
+}
+
+#[test]
+fn the_readers_at_the_head_come_in_with_the_release_and_no_newcomer_before_them() {
+    for freeing in ["RLOCK.RELEASE k alice WRITE", "RLOCK.BREAK k"] {
+        let server = Server::start();
+        let mut alice = server.connect();
+        takes(&mut alice, "alice", "WRITE");
+        let mut line = ["b", "c", "d"].map(|owner| waits(&server, owner, "READ"));
+        let replies = alice.pipeline(&[
+            freeing,
+            "HGETALL k",
+            "RLOCK.ACQUIRE k newcomer 30000 WRITE",
+            "RLOCK.ACQUIRE k newcomer 30000 READ",
+        ]);
+        let mut seen = replies[1].texts();
+        seen.sort();
+        let mut expected = ["1", "1", "1", "b", "c", "d", "mode", "read"];
+        expected.sort_unstable();
+        assert_eq!(seen, expected, "{freeing}");
+        assert!(replies[2].refused() > 20_000);
+        assert_eq!(
+            replies[3].held().0,
+            1,
+            "nobody waits, so a reader may come in"
+        );
+        for waiter in &mut line {
+            waiter.read().held();
+        }
+    }
+}
+
+#[test]
+fn a_writer_at_the_head_comes_in_with_the_last_readers_release() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    takes(&mut alice, "alice", "READ");
+    takes(&mut alice, "alice", "READ");
+    let mut bob = waits(&server, "bob", "WRITE");
+    assert_eq!(alice.run("RLOCK.RELEASE k alice READ"), 1);
+    bob.expect_nothing_yet();
+    let replies = alice.pipeline(&[
+        "RLOCK.RELEASE k alice READ",
+        "RLOCK.ACQUIRE k carol 30000 READ",
+        "RLOCK.ACQUIRE k alice 30000 READ",
+    ]);
+    assert_eq!(replies[0], 0);
+    assert!(replies[1].refused() > 20_000);
+    assert!(replies[2].refused() > 20_000);
+    bob.read().held();
+    assert_eq!(fields(&server, "k"), as_fields("mode=write bob:write=1"));
+}
+
+#[test]
+fn who_holds_enters_past_the_line() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    takes(&mut conn, "alice", "READ");
+    let mut bob = waits(&server, "bob", "WRITE");
+    assert_eq!(takes(&mut conn, "alice", "READ").0, 2, "a reader");
+    conn.run("RLOCK.ACQUIRE k carol 30000 READ").refused();
+    for left in [1, 0] {
+        assert_eq!(conn.run("RLOCK.RELEASE k alice READ"), left);
+    }
+    bob.read().held();
+    let mut carol = waits(&server, "carol", "READ");
+    assert_eq!(takes(&mut conn, "bob", "WRITE").0, 2, "a writer");
+    assert_eq!(takes(&mut conn, "bob", "READ").0, 1, "and as a reader");
+    carol.expect_nothing_yet();
+    assert_eq!(server.line("k"), ["carol"]);
+}
+
+#[test]
+fn a_writer_that_becomes_a_reader_lets_the_readers_behind_it_in() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    takes(&mut alice, "alice", "WRITE");
+    takes(&mut alice, "alice", "READ");
+    let mut bob = waits(&server, "bob", "READ");
+    let mut carol = waits(&server, "carol", "READ");
+    let mut dave = waits(&server, "dave", "WRITE");
+    let mut erin = waits(&server, "erin", "READ");
+    let replies = alice.pipeline(&["RLOCK.RELEASE k alice WRITE", "HLEN k"]);
+    assert_eq!(
+        (&replies[0], &replies[1]),
+        (&0.into(), &4.into()),
+        "mode and three readers"
+    );
+    bob.read().held();
+    carol.read().held();
+    dave.expect_nothing_yet();
+    erin.expect_nothing_yet();
+    for owner in ["alice", "bob", "carol"] {
+        releases(&server, owner, "READ");
+    }
+    dave.read().held();
+    erin.expect_nothing_yet();
+}
+
+#[test]
+fn a_writer_that_leaves_the_line_lets_the_readers_behind_it_in() {
+    let ways: [(&str, &dyn Fn(&Server, Conn, i64)); 4] = [
+        ("cancelled", &|server, mut bob, _| {
+            assert_eq!(server.run("RLOCK.CANCEL k bob"), 1);
+            assert!(bob.read().refused() > 20_000);
+        }),
+        ("killed", &|server, mut bob, id| {
+            assert_eq!(server.run(format!("CLIENT KILL ID {id}")), 1);
+            bob.read_to_end();
+        }),
+        ("gone", &|_, bob, _| bob.close()),
+        ("unblocked", &|server, mut bob, id| {
+            if Version::at_hand().can_unblock_waiters() {
+                assert_eq!(server.run(format!("CLIENT UNBLOCK {id}")), 1);
+                assert!(bob.read().refused() > 20_000);
+            } else {
+                assert_eq!(server.run(format!("CLIENT UNBLOCK {id}")), 0);
+                server.run("RLOCK.CANCEL k bob");
+            }
+        }),
+    ];
+    for (way, leave) in ways {
+        let server = Server::start();
+        takes(&mut server.connect(), "alice", "READ");
+        let bob = waits(&server, "bob", "WRITE");
+        let id = server.run("RLOCK.INFO k").get("queue").array()[0]
+            .get("client-id")
+            .int();
+        let mut carol = waits(&server, "carol", "READ");
+        let mut dave = waits(&server, "dave", "READ");
+        let mut erin = waits(&server, "erin", "WRITE");
+        leave(&server, bob, id);
+        assert_eq!(carol.read().held().0, 1, "{way}");
+        assert_eq!(dave.read().held().0, 1, "{way}");
+        erin.expect_nothing_yet();
+        assert_eq!(
+            fields(&server, "k"),
+            as_fields("mode=read alice=1 carol=1 dave=1"),
+            "{way}"
+        );
+    }
+}
+
+#[test]
+fn a_writer_whose_wait_is_over_lets_the_readers_behind_it_in() {
+    let server = Server::start();
+    takes(&mut server.connect(), "alice", "READ");
+    let mut bob = server.blocked_in("RLOCK.ACQUIRE k bob 30000 WRITE BLOCK 300");
+    let mut carol = waits(&server, "carol", "READ");
+    bob.read().refused();
+    carol.read_promptly().held();
+}
+
+/// How late after the end of the lease a waiting writer knows of its grant.
+fn delay_of_a_writer(server: &Server, prepare: impl Fn(&mut Conn)) -> Duration {
+    let mut conn = server.connect();
+    conn.run("FLUSHALL");
+    takes(&mut conn, "alice", "READ");
+    let mut bob = waits(server, "bob", "WRITE");
+    prepare(&mut conn);
+    let key = timeout("alice", 1);
+    let end = conn.run(format!("PEXPIRETIME {key}")).int();
+    bob.read_within(patience(Duration::from_secs(5))).held();
+    let end = SystemTime::UNIX_EPOCH + Duration::from_millis(end.try_into().unwrap());
+    let now = SystemTime::now().duration_since(end);
+    now.expect("not granted before the end")
+}
+
+#[test]
+fn a_writer_comes_in_within_ten_milliseconds_of_the_last_readers_end() {
+    let server = Server::start();
+    server.run("DEBUG SET-ACTIVE-EXPIRE 0");
+    let key = timeout("alice", 1);
+    let shrinks: [(&str, &dyn Fn(&mut Conn)); 3] = [
+        ("renewed to a shorter lease", &|conn| {
+            assert_eq!(conn.run("RLOCK.RENEW k alice 60 READ"), 1);
+        }),
+        ("beside another reader that leaves", &|conn| {
+            conn.run("RLOCK.RENEW k alice 60 READ");
+            conn.pipeline(&["HINCRBY k carol 1", "PEXPIRE k 30000"]);
+            conn.run(format!("PSETEX {} 30000 1", timeout("carol", 1)));
+            assert_eq!(conn.run("RLOCK.RELEASE k carol READ"), 0);
+        }),
+        ("a hash that somebody else let live longer", &|conn| {
+            // The module learns of it when the lease it knows of ends, and looks anew.
+            conn.run("RLOCK.RENEW k alice 60 READ");
+            let script = "redis.call('PEXPIRE', KEYS[1], 30000)";
+            conn.cmd(&["EVAL", script, "2", "k", &key]);
+        }),
+    ];
+    for (what, shrink) in shrinks {
+        let mut delays: Vec<_> = (0..5).map(|_| delay_of_a_writer(&server, shrink)).collect();
+        delays.sort();
+        assert!(
+            delays[2] < patience(Duration::from_millis(10)),
+            "{what}: {delays:?}"
+        );
+    }
+}
+
+/// What Redisson leaves: a hash that lives longer than the reader in it.
+#[test]
+fn a_writer_behind_a_zombie_comes_in_when_the_timeout_key_ends() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.run("HSET k mode read alice 1 dead 3");
+    conn.run("PEXPIRE k 30000");
+    conn.run(format!("PSETEX {} 400 1", timeout("alice", 1)));
+    let mut bob = server.blocked_in("RLOCK.ACQUIRE k bob 30000 WRITE BLOCK 0");
+    bob.read_within(patience(Duration::from_secs(5))).held();
+    assert_eq!(fields(&server, "k"), as_fields("mode=write bob:write=1"));
+    assert!(conn.run("PTTL k").int() > 20_000);
+}
+
+#[test]
+fn a_timeout_key_deleted_by_others_is_noticed_at_the_latest_at_the_leases_end() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.run("RLOCK.ACQUIRE k alice 500 READ").held();
+    let mut bob = waits(&server, "bob", "WRITE");
+    conn.run(format!("DEL {}", timeout("alice", 1)));
+    bob.read_within(patience(Duration::from_secs(5))).held();
+    assert_eq!(fields(&server, "k"), as_fields("mode=write bob:write=1"));
+}
+
+#[test]
+fn whatever_frees_a_read_write_lock_lets_the_next_in() {
+    let server = Server::start();
+    for (held, waiting) in [("READ", "WRITE"), ("WRITE", "READ"), ("WRITE", "WRITE")] {
+        for freeing in [
+            "DEL k",
+            "UNLINK k",
+            "FLUSHALL",
+            "FLUSHDB",
+            "RENAME k elsewhere",
+            "MOVE k 1",
+            "SWAPDB 0 2",
+            "PEXPIREAT k 1",
+            "PEXPIRE k 30",
+            "EVAL redis.call('DEL',KEYS[1]) 1 k",
+        ] {
+            let mut conn = server.connect();
+            takes(&mut conn, "alice", held);
+            let mut bob = waits(&server, "bob", waiting);
+            conn.run(freeing);
+            let (count, _) = bob.read().held();
+            assert_eq!(count, 1, "{freeing}, {held}, {waiting}");
+            let expected = match waiting {
+                "READ" => as_fields("mode=read bob=1"),
+                _ => as_fields("mode=write bob:write=1"),
+            };
+            assert_eq!(fields(&server, "k"), expected, "{freeing}");
+            assert_eq!(
+                conn.run(format!("RLOCK.RENEW k alice 30000 {held}")),
+                0,
+                "{freeing}"
+            );
+            assert_eq!(
+                conn.run(format!("RLOCK.RENEW k bob 30000 {waiting}")),
+                1,
+                "{freeing}"
+            );
+            conn.run("FLUSHALL");
+        }
+    }
+}
+
+#[test]
+fn evicted_locks_and_timeout_keys_let_the_next_in() {
+    let server = Server::builder()
+        .config("maxmemory-policy volatile-ttl")
+        .start();
+    let mut conn = server.connect();
+    conn.run("RLOCK.ACQUIRE k alice 5000 READ").held();
+    let mut bob = waits(&server, "bob", "WRITE");
+    until("all is evicted", || {
+        conn.pipeline(&[
+            "CONFIG SET maxmemory 1",
+            "EXISTS k",
+            "CONFIG SET maxmemory 0",
+        ]);
+        server.info_number("evicted_keys") > 0
+    });
+    bob.read().held();
+}
+
+#[test]
+fn the_kind_is_the_holders_or_that_of_the_first_in_line() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let wrong = |conn: &mut Conn, command: &str| {
+        let error = conn.run(command).error();
+        assert!(error.starts_with("WRONGKIND "), "{command}: {error}");
+    };
+    conn.take("k", "alice");
+    for mode in ["READ", "WRITE", "READ BLOCK 0", "WRITE BLOCK 0"] {
+        wrong(&mut conn, &format!("RLOCK.ACQUIRE k bob 1000 {mode}"));
+    }
+    for mode in ["READ", "WRITE"] {
+        wrong(&mut conn, &format!("RLOCK.RELEASE k alice {mode}"));
+        wrong(&mut conn, &format!("RLOCK.RENEW k alice 1000 {mode}"));
+    }
+    let mut bob = server.wait_in_line("k", "bob");
+    // A script makes it the other kind: who is in line stays there.
+    conn.run("MULTI");
+    conn.pipeline(&[
+        "DEL k",
+        "HSET k mode write carol:write 1",
+        "PEXPIRE k 30000",
+    ]);
+    conn.run("EXEC");
+    bob.expect_nothing_yet();
+    assert_eq!(server.line("k"), ["bob"]);
+    wrong(&mut conn, "RLOCK.ACQUIRE k dave 1000");
+    wrong(&mut conn, "RLOCK.RELEASE k carol");
+    // And is served when that hold ends.
+    assert_eq!(conn.run("RLOCK.RELEASE k carol WRITE"), 0);
+    assert_eq!(bob.read().held().0, 1);
+    assert_eq!(server.holder("k").as_deref(), Some("bob"));
+    // Free, and promised to a reader.
+    conn.run("DEL k");
+    takes(&mut conn, "alice", "WRITE");
+    let mut erin = waits(&server, "erin", "READ");
+    let replies = conn.pipeline(&["DEL k", "RLOCK.ACQUIRE k frank 1000"]);
+    assert!(replies[1].error().starts_with("WRONGKIND "), "{replies:?}");
+    erin.read().held();
+}
+
+#[test]
+fn a_reader_that_would_wait_to_write_is_refused() {
+    let server = Server::start();
+    let mut life = server.life_line("s");
+    let mut conn = server.connect();
+    takes(&mut conn, "alice", "READ");
+    takes(&mut conn, "bob", "READ");
+    let upgrade = "RLOCK.ACQUIRE k alice 30000 WRITE";
+    assert!(conn.run(upgrade).refused() > 20_000, "without waiting");
+    for wait in [
+        "BLOCK 0",
+        "BLOCK 60000",
+        "QUEUE 0 SESSION s",
+        "QUEUE 5 SESSION s",
+    ] {
+        let error = conn.run(format!("{upgrade} {wait}")).error();
+        assert!(error.starts_with("DEADLOCK "), "{wait}: {error}");
+        assert!(
+            error.contains("'alice'") && error.contains("'k'"),
+            "{error}"
+        );
+    }
+    assert_eq!(server.info_number("rlock_deadlocks_refused"), 4);
+    // Alone, too: it is the holder that it would wait for.
+    releases(&server, "bob", "READ");
+    let error = conn.run(format!("{upgrade} BLOCK 0")).error();
+    assert!(error.starts_with("DEADLOCK "), "{error}");
+    // Also while it only waits to read, ahead of its own wait.
+    releases(&server, "alice", "READ");
+    takes(&mut conn, "carol", "WRITE");
+    queues(&mut conn, "alice", "READ");
+    let error = conn.run(format!("{upgrade} BLOCK 0")).error();
+    assert!(error.starts_with("DEADLOCK "), "{error}");
+    assert_eq!(server.line("k"), ["alice"]);
+    releases(&server, "carol", "WRITE");
+    life.run("RLOCK.EVENTS s").granted("k", "alice");
+}
+
+#[test]
+fn readers_and_writers_in_a_circle_of_two_locks() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    takes(&mut conn, "alice", "READ");
+    takes(&mut conn, "bob", "READ");
+    conn.take("plain", "carol");
+    let _alice = server.wait_in_line("plain", "alice");
+    let error = conn
+        .run("RLOCK.ACQUIRE k carol 30000 WRITE BLOCK 0")
+        .error();
+    assert_eq!(
+        error,
+        "DEADLOCK 2 owners would wait for each other: 'carol' waits for 'alice' at 'k', \
+         'alice' waits for 'carol' at 'plain'"
+    );
+    takes(&mut conn, "carol", "READ"); // reading waits for nobody
+    releases(&server, "carol", "READ");
+    releases(&server, "alice", "READ");
+    let _carol = waits(&server, "carol", "WRITE"); // for bob alone
+    let error = conn.run("RLOCK.ACQUIRE plain bob 30000 BLOCK 0").error();
+    assert!(error.starts_with("DEADLOCK "), "{error}");
+}
+
+#[test]
+fn once_looks_at_the_mode_named() {
+    let server = Server::start();
+    let _life = server.life_line("s");
+    let mut conn = server.connect();
+    let token = takes(&mut conn, "alice", "WRITE").1;
+    assert_eq!(takes(&mut conn, "alice", "WRITE ONCE"), (1, token));
+    let (count, read) = takes(&mut conn, "alice", "READ ONCE");
+    assert_eq!(count, 1, "a first hold to read");
+    assert_eq!(takes(&mut conn, "alice", "ONCE READ"), (1, read));
+    assert_eq!(
+        fields(&server, "k"),
+        as_fields("mode=write alice:write=1 alice=1")
+    );
+    assert_eq!(queues(&mut conn, "bob", "WRITE"), 1);
+    let once = |mode| format!("RLOCK.ACQUIRE k bob 30000 {mode} QUEUE 0 SESSION s ONCE");
+    assert_eq!(conn.run(once("WRITE")).queued(), 1, "the same place");
+    assert_eq!(conn.run(once("READ")).queued(), 2, "another wait");
+    assert_eq!(conn.run(once("READ")).queued(), 2);
+    assert_eq!(server.line("k"), ["bob", "bob"]);
+    assert_eq!(conn.run("RLOCK.CANCEL k bob"), 2, "CANCEL takes both modes");
+    assert!(server.line("k").is_empty());
+}
+
+#[test]
+fn writers_of_one_owner_behind_each_other_come_in_together_and_readers_too() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    takes(&mut conn, "alice", "WRITE");
+    let mut bobs = ["WRITE", "WRITE", "READ"].map(|mode| waits(&server, "bob", mode));
+    let mut carols = ["READ", "READ"].map(|mode| waits(&server, "carol", mode));
+    releases(&server, "alice", "WRITE");
+    let token = bobs[0].read().held().1;
+    assert_eq!(bobs[1].read().held(), (2, token));
+    assert_eq!(bobs[2].read().held().0, 1, "the writer may read");
+    carols[0].expect_nothing_yet();
+    assert_eq!(conn.run("RLOCK.RELEASE k bob WRITE"), 1);
+    assert_eq!(conn.run("RLOCK.RELEASE k bob WRITE"), 0);
+    let token = carols[0].read().held().1;
+    assert_eq!(carols[1].read().held(), (2, token));
+    assert_eq!(fields(&server, "k"), as_fields("mode=read bob=1 carol=2"));
+}
+
+#[test]
+fn inside_multi_and_scripts_nobody_waits_and_hand_overs_happen() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    takes(&mut conn, "alice", "WRITE");
+    let mut readers = ["bob", "carol"].map(|owner| waits(&server, owner, "READ"));
+    let replies = conn.pipeline(&[
+        "MULTI",
+        "RLOCK.ACQUIRE k dave 30000 WRITE BLOCK 0",
+        "RLOCK.RELEASE k alice WRITE",
+        "HLEN k",
+        "RLOCK.ACQUIRE k dave 30000 READ BLOCK 0",
+        "EXEC",
+    ]);
+    let results = replies[5].array();
+    assert!(results[0].refused() > 20_000);
+    assert_eq!(results[2], 3, "granted inside: {results:?}");
+    assert_eq!(results[3].held().0, 1);
+    for reader in &mut readers {
+        reader.read().held();
+    }
+    let mut erin = waits(&server, "erin", "WRITE");
+    let script = "for i, owner in ipairs(ARGV) do
+        redis.call('RLOCK.RELEASE', KEYS[1], owner, 'READ') end
+        return {redis.call('HGET', KEYS[1], 'erin:write'),
+            redis.call('RLOCK.ACQUIRE', KEYS[1], 'bob', '30000', 'READ', 'BLOCK', '0')[1]}";
+    let told = conn.cmd(&["EVAL", script, "1", "k", "bob", "carol", "dave"]);
+    assert_eq!(
+        (&told.array()[0], &told.array()[1]),
+        (&"1".into(), &0.into())
+    );
+    erin.read().held();
+    assert!(server.line("k").is_empty());
+}
+
+#[test]
+fn a_reader_killed_in_the_turn_of_its_grant_keeps_nothing() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    takes(&mut alice, "alice", "WRITE");
+    let _bob = waits(&server, "bob", "READ");
+    let mut carol = waits(&server, "carol", "READ");
+    let id = server.run("RLOCK.INFO k").get("queue").array()[0]
+        .get("client-id")
+        .int();
+    let kill = format!("CLIENT KILL ID {id}");
+    alice.pipeline(&["RLOCK.RELEASE k alice WRITE", &kill]);
+    carol.read().held();
+    until("bob's hold is taken back", || {
+        fields(&server, "k") == as_fields("mode=read carol=1")
+    });
+    assert_eq!(server.run(format!("EXISTS {}", timeout("bob", 1))), 0);
+
+    // Of a writer killed so, the lock goes on to the readers behind it.
+    let mut dave = waits(&server, "dave", "WRITE");
+    let id = server.run("RLOCK.INFO k").get("queue").array()[0]
+        .get("client-id")
+        .int();
+    let mut line = ["erin", "frank"].map(|owner| waits(&server, owner, "READ"));
+    let kill = format!("CLIENT KILL ID {id}");
+    alice.pipeline(&["RLOCK.RELEASE k carol READ", &kill]);
+    dave.read_to_end();
+    for reader in &mut line {
+        reader.read().held();
+    }
+    assert_eq!(fields(&server, "k"), as_fields("mode=read erin=1 frank=1"));
+}
+
+#[test]
+fn one_of_an_owners_reads_that_cannot_be_delivered_leaves_the_others() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    takes(&mut alice, "alice", "WRITE");
+    let _killed = waits(&server, "bob", "READ");
+    let id = server.run("RLOCK.INFO k").get("queue").array()[0]
+        .get("client-id")
+        .int();
+    let mut bob = waits(&server, "bob", "READ");
+    let kill = format!("CLIENT KILL ID {id}");
+    alice.pipeline(&["RLOCK.RELEASE k alice WRITE", &kill]);
+    let token = bob.read().held().1;
+    until("one is left", || {
+        fields(&server, "k") == as_fields("mode=read bob=1")
+    });
+    let renew = format!("RLOCK.RENEW k bob 30000 READ TOKEN {token}");
+    assert_eq!(alice.run(renew), 1);
+    releases(&server, "bob", "READ");
+    assert_eq!(server.run("DBSIZE"), 0);
+}
+
+#[test]
+fn sessions_hear_of_reads_and_writes_granted_and_timed_out() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut life = server.life_line("s");
+    takes(&mut conn, "alice", "WRITE");
+    assert_eq!(queues(&mut conn, "bob", "READ"), 1);
+    assert_eq!(queues(&mut conn, "carol", "READ"), 2);
+    assert_eq!(queues(&mut conn, "dave", "WRITE"), 3);
+    let short = "RLOCK.ACQUIRE k erin 30000 READ QUEUE 20 SESSION s";
+    assert_eq!(conn.run(short).queued(), 4);
+    let told = next_events(&mut life);
+    assert_eq!(told[0].0, "timeout k erin");
+    assert!(told[0].1.int() > 20_000);
+    releases(&server, "alice", "WRITE");
+    let told = next_events(&mut life);
+    let kinds: Vec<_> = told.iter().map(|(event, _)| event.as_str()).collect();
+    assert_eq!(kinds, ["granted k bob", "granted k carol"]);
+    let bobs = told[0].1.int();
+    assert_eq!(
+        conn.run(format!("GET {}", timeout("bob", 1))),
+        bobs.to_string()
+    );
+    releases(&server, "bob", "READ");
+    no_events(&mut life);
+    releases(&server, "carol", "READ");
+    life.run("RLOCK.EVENTS s").granted("k", "dave");
+}
+
+#[test]
+fn sessions_hear_of_what_they_lost_and_each_reader_at_its_own_end() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut life = server.life_line("s");
+    takes(&mut conn, "other", "READ");
+    conn.run("RLOCK.ACQUIRE k alice 60 READ SESSION s").held();
+    let told = next_events(&mut life);
+    assert_eq!(
+        told,
+        [("lost k alice".to_owned(), "expired".into())],
+        "beside a reader that lives"
+    );
+    assert_eq!(server.info_number("rlock_session_holds"), 0);
+    for (command, mode, reason) in [
+        ("RLOCK.BREAK k", "READ", "broken"),
+        ("DEL k", "READ", "deleted"),
+        ("RLOCK.RENEW k alice 30 READ", "READ", "expired"),
+        ("RLOCK.BREAK k", "WRITE", "broken"),
+        ("DEL k", "WRITE", "deleted"),
+        ("RLOCK.RENEW k alice 30 WRITE", "WRITE", "expired"),
+    ] {
+        conn.run("FLUSHALL");
+        takes_for(&mut conn, "alice", mode);
+        conn.run(command);
+        let told = next_events(&mut life);
+        assert_eq!(
+            told,
+            [("lost k alice".to_owned(), reason.into())],
+            "{command} of {mode}"
+        );
+        no_events(&mut life);
+    }
+}
+
+#[test]
+fn reads_and_writes_end_with_their_session() {
+    for grace in [0, 100] {
+        let server = Server::start();
+        let mut conn = server.connect();
+        let mut life = server.connect();
+        life.run(format!("RLOCK.EVENTS s GRACE {grace}")).events();
+        takes_for(&mut conn, "alice", "WRITE");
+        takes_for(&mut conn, "alice", "READ");
+        takes_for(&mut conn, "alice", "READ");
+        let mut bob = waits(&server, "bob", "READ");
+        let mut carol = waits(&server, "carol", "WRITE");
+        life.close();
+        bob.read().held();
+        assert_eq!(
+            fields(&server, "k"),
+            as_fields("mode=read bob=1"),
+            "grace {grace}"
+        );
+        assert_eq!(server.run("DBSIZE"), 2);
+        releases(&server, "bob", "READ");
+        carol.read().held();
+        assert_eq!(server.info_number("rlock_sessions"), 0);
+        assert_eq!(server.info_number("rlock_session_holds"), 0);
+    }
+}
+
+#[test]
+fn one_mode_of_an_owner_ends_with_its_session_and_the_other_stays() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let life = server.life_line("s");
+    takes_for(&mut conn, "alice", "WRITE");
+    takes(&mut conn, "alice", "READ");
+    let mut bob = waits(&server, "bob", "READ");
+    life.close();
+    bob.read().held();
+    assert_eq!(fields(&server, "k"), as_fields("mode=read alice=1 bob=1"));
+    let life = server.life_line("s");
+    assert_eq!(conn.run("RLOCK.RENEW k alice 30000 READ SESSION s"), 1);
+    let mut carol = waits(&server, "carol", "WRITE");
+    releases(&server, "bob", "READ");
+    carol.expect_nothing_yet();
+    life.close();
+    carol.read().held();
+}
+
+#[test]
+fn grants_that_a_session_has_not_fetched_are_taken_back() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut life = server.connect();
+    life.run(format!("RLOCK.EVENTS s GRACE {ONE_DAY}")).events();
+    takes(&mut conn, "alice", "WRITE");
+    for owner in ["bob", "carol"] {
+        queues(&mut conn, owner, "READ");
+    }
+    releases(&server, "alice", "WRITE");
+    let fetched = life.run(format!("RLOCK.EVENTS s GRACE {ONE_DAY}")).events();
+    assert_eq!(fetched.len(), 2);
+    let mut dave = waits(&server, "dave", "WRITE");
+    assert_eq!(queues(&mut conn, "erin", "READ"), 2);
+    for owner in ["bob", "carol"] {
+        releases(&server, owner, "READ");
+    }
+    dave.read().held();
+    let mut frank = waits(&server, "frank", "READ");
+    releases(&server, "dave", "WRITE");
+    frank.read().held();
+    assert_eq!(fields(&server, "k"), as_fields("mode=read erin=1 frank=1"));
+    life.close();
+    until("erin's grant is taken back", || {
+        fields(&server, "k") == as_fields("mode=read frank=1")
+    });
+    assert_eq!(server.run(format!("EXISTS {}", timeout("erin", 1))), 0);
+}
+
+#[test]
+fn a_server_that_becomes_a_replica_tells_its_readers_and_writers() {
+    let server = Server::start();
+    takes(&mut server.connect(), "alice", "READ");
+    let mut line =
+        [("bob", "WRITE"), ("carol", "READ")].map(|(owner, mode)| waits(&server, owner, mode));
+    assert_eq!(server.run("REPLICAOF 127.0.0.1 1"), "OK");
+    for waiter in &mut line {
+        let told = waiter.read();
+        assert!(told.error().starts_with("UNBLOCKED "), "{told:?}");
+    }
+    assert_eq!(server.run("REPLICAOF NO ONE"), "OK");
+    assert!(server.line("k").is_empty());
+    let mut dave = waits(&server, "dave", "WRITE");
+    releases(&server, "alice", "READ");
+    dave.read().held();
+}
+
+#[test]
+fn under_memory_pressure_only_acquire_is_refused() {
+    let server = Server::builder()
+        .config("maxmemory-policy noeviction")
+        .start();
+    let mut conn = server.connect();
+    takes(&mut conn, "alice", "READ");
+    takes(&mut conn, "alice", "READ");
+    let mut bob = waits(&server, "bob", "WRITE");
+    let mut carol = waits(&server, "carol", "READ");
+    conn.run("CONFIG SET maxmemory 1");
+    for command in [
+        "RLOCK.ACQUIRE free carol 1000 READ",
+        "RLOCK.ACQUIRE k alice 1000 READ",
+        "RLOCK.ACQUIRE k alice 1000 READ ONCE",
+    ] {
+        let error = conn.run(command).error();
+        assert!(error.starts_with("OOM "), "{command}: {error}");
+    }
+    assert_eq!(conn.run("RLOCK.RENEW k alice 30000 READ"), 1);
+    assert_eq!(conn.run("RLOCK.RELEASE k alice READ LEASE 30000"), 1);
+    releases(&server, "alice", "READ");
+    bob.read().held();
+    assert_eq!(conn.run("RLOCK.RENEW k bob 30000 WRITE"), 1);
+    assert_eq!(conn.run("RLOCK.BREAK k"), 1);
+    carol.read().held();
+}
+
+#[test]
+fn nothing_is_written_while_clients_are_paused() {
+    let server = Server::builder()
+        .config("repl-ping-replica-period 3600")
+        .start();
+    let _feed = rlock_tests::Feed::of(&server); // without a replica the offset would not count
+    let mut conn = server.connect();
+    takes(&mut conn, "alice", "READ");
+    let mut bob = waits(&server, "bob", "WRITE");
+    let mut carol = waits(&server, "carol", "READ");
+    conn.pipeline(&["RLOCK.RENEW k alice 50 READ", "CLIENT PAUSE 400 WRITE"]);
+    until("the lease has ended", || server.run("PTTL k").int() < 0);
+    let offset = server.info_number("master_repl_offset");
+    bob.expect_nothing_yet();
+    assert_eq!(server.info_number("master_repl_offset"), offset);
+    bob.read().held();
+    carol.expect_nothing_yet();
+}
+
+#[test]
+fn a_full_line_refuses_readers_and_writers() {
+    let server = Server::builder()
+        .config("rlock.max-waiters-per-lock 2")
+        .start();
+    takes(&mut server.connect(), "alice", "WRITE");
+    let _line =
+        [("bob", "READ"), ("carol", "WRITE")].map(|(owner, mode)| waits(&server, owner, mode));
+    for mode in ["READ", "WRITE"] {
+        let error = server
+            .run(format!("RLOCK.ACQUIRE k dave 1000 {mode} BLOCK 0"))
+            .error();
+        assert!(error.starts_with("QUEUEFULL "), "{error}");
+    }
+    assert_eq!(
+        server.run("RLOCK.LIST").array()[0].array()[1],
+        Reply::Int(2)
+    );
+}

@@ -1,0 +1,318 @@
+//! Whatever mix of readers, writers, waits for several and for one has been there: replicas and the
+//! append-only file have what the primary has, and nobody held beside whom it may not.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::thread;
+
+use rlock_tests::{Conn, Pair, Reply, Server, until};
+
+use crate::queue::OneLess;
+use std::sync::atomic::AtomicUsize;
+
+const CLIENTS: u64 = 8;
+const COMMANDS_EACH: usize = 250;
+
+/// A small generator of numbers that a seed replays (xorshift).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.max(1);
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+
+    fn pick<'a>(&mut self, of: &[&'a str]) -> &'a str {
+        of[usize::try_from(self.below(of.len() as u64)).unwrap()]
+    }
+}
+
+/// Traffic of all clients at once, watched by somebody who looks for two that exclude each other.
+fn traffic(server: &Server, seed: u64) {
+    let working = AtomicUsize::new(usize::try_from(CLIENTS).unwrap());
+    thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let working = &working;
+            scope.spawn(move || {
+                let _one_less = OneLess(working);
+                one_client(server, client, seed);
+            });
+        }
+        let mut observer = server.connect();
+        while working.load(Ordering::Relaxed) > 0 {
+            nobody_beside_whom_it_may_not(&mut observer, seed);
+        }
+    });
+    until("the last sessions and waits are over", || {
+        let left = |what| server.info_number(&format!("rlock_{what}"));
+        left("sessions") + left("session_holds") + left("waiters") == 0
+    });
+}
+
+/// In each hash there is one owner, or readers alone, or a writer that may read as well.
+#[track_caller]
+fn nobody_beside_whom_it_may_not(observer: &mut Conn, seed: u64) {
+    for name in ["p0", "p1", "p2", "r0", "r1", "r2"] {
+        let flat = observer.run(format!("HGETALL {name}")).texts();
+        let fields: BTreeMap<_, _> = flat
+            .chunks(2)
+            .map(|pair| (pair[0].as_str(), pair[1].as_str()))
+            .collect();
+        let writers = fields
+            .keys()
+            .filter(|field| field.ends_with(":write"))
+            .count();
+        let owners = fields
+            .keys()
+            .filter(|field| !["mode", "fence"].contains(field));
+        let mut owners: Vec<_> = owners
+            .map(|field| field.trim_end_matches(":write"))
+            .collect();
+        owners.dedup();
+        let is_sound = match fields.get("mode") {
+            None => owners.len() <= 1,
+            Some(&"read") => writers == 0 && !owners.is_empty(),
+            Some(_) => writers == 1 && owners.len() == 1,
+        };
+        assert!(is_sound, "{name} with seed {seed}: {fields:?}");
+    }
+}
+
+fn one_client(server: &Server, client: u64, seed: u64) {
+    let mut conn = server.connect();
+    let session = format!("s{client}");
+    let mut life = server.life_line(&session);
+    let mut random = Random(seed.wrapping_mul(31).wrapping_add(client));
+    for _ in 0..COMMANDS_EACH {
+        if random.below(20) == 0 {
+            life = server.life_line(&session);
+        }
+        let command = one_command(&mut random, &session);
+        let replies = match random.below(8) {
+            0 => {
+                let other = one_command(&mut random, &session);
+                let batch = ["MULTI", &command, &other, "EXEC"];
+                conn.pipeline(&batch).remove(3).array().to_vec()
+            }
+            1 => vec![in_a_script(&mut conn, &command)],
+            _ => vec![conn.run(&command)],
+        };
+        for reply in replies.iter().filter(|reply| reply.is_error()) {
+            let error = reply.error();
+            let expected = ["NOSESSION ", "DEADLOCK ", "WRONGKIND "];
+            assert!(
+                expected.iter().any(|code| error.starts_with(code)),
+                "{command}: {error}"
+            );
+        }
+        life.run(format!("RLOCK.EVENTS {session}")).events();
+    }
+}
+
+fn in_a_script(conn: &mut Conn, command: &str) -> Reply {
+    let script = "local reply = redis.pcall(unpack(ARGV))
+        if type(reply) == 'table' and reply.err then return 0 end
+        return 1";
+    let words = command.split(' ').collect::<Vec<_>>();
+    conn.cmd(&[&["EVAL", script, "0"], &words[..]].concat())
+}
+
+fn one_command(random: &mut Random, session: &str) -> String {
+    let lease = if random.below(4) == 0 {
+        1 + random.below(20)
+    } else {
+        60_000
+    };
+    let owner = format!("owner{}", random.below(6));
+    let wait = match random.below(4) {
+        0 => String::new(),
+        1 => format!(" QUEUE {} SESSION {session}", 1 + random.below(20)),
+        2 => format!(" BLOCK {} SESSION {session}", 1 + random.below(20)),
+        _ => format!(" BLOCK {}", 1 + random.below(20)),
+    };
+    let once = random.pick(&["", "", "", " ONCE"]);
+    if random.below(2) == 0 {
+        let name = random.pick(&["r0", "r1", "r2"]);
+        let mode = random.pick(&["READ", "READ", "WRITE"]);
+        return match random.below(16) {
+            0..=7 => format!("RLOCK.ACQUIRE {name} {owner} {lease} {mode}{wait}{once}"),
+            8..=10 => format!("RLOCK.RELEASE {name} {owner} {mode}"),
+            11 => format!("RLOCK.RELEASE {name} {owner} {mode} LEASE {lease}"),
+            12 => format!("RLOCK.RENEW {name} {owner} {lease} {mode}"),
+            13 => format!("RLOCK.CANCEL {name} {owner}"),
+            14 => format!("RLOCK.BREAK {name}"),
+            _ => format!("DEL {name}"),
+        };
+    }
+    let names: Vec<_> = (0..=random.below(3))
+        .map(|_| random.pick(&["p0", "p1", "p2", "p2"]))
+        .collect();
+    let (count, names) = (names.len(), names.join(" "));
+    let name = random.pick(&["p0", "p1", "p2", "r0"]);
+    match random.below(16) {
+        0..=5 => format!("RLOCK.MACQUIRE {owner} {lease} {count} {names}{wait}{once}"),
+        6..=7 => format!("RLOCK.ACQUIRE {name} {owner} {lease}{wait}{once}"),
+        8..=11 => format!("RLOCK.MRELEASE {owner} {count} {names}"),
+        12 => format!("RLOCK.MRENEW {owner} {lease} {count} {names}"),
+        13 => format!("RLOCK.CANCEL {name} {owner}"),
+        14 => format!("RLOCK.BREAK {name}"),
+        _ => format!("PEXPIRE {name} {lease}"),
+    }
+}
+
+/// What is held at the end, and long enough to compare, whatever the traffic has left.
+fn hold_some(server: &Server) {
+    let mut conn = server.connect();
+    for command in [
+        "RLOCK.ACQUIRE left0 alice 60000 READ",
+        "RLOCK.ACQUIRE left0 bob 60000 READ",
+        "RLOCK.ACQUIRE left0 alice 60000 READ",
+        "RLOCK.ACQUIRE left1 alice 60000 WRITE",
+        "RLOCK.ACQUIRE left1 alice 60000 READ",
+        "RLOCK.MACQUIRE alice 60000 2 left2 left3",
+    ] {
+        conn.run(command).held();
+    }
+    until("what runs out soon has run out", || {
+        let names = conn.run("KEYS *").texts();
+        names
+            .iter()
+            .all(|name| conn.run(format!("PTTL {name}")).int() > 5_000)
+    });
+}
+
+/// All keys with what is in them and their ends.
+fn keyspace(server: &Server) -> BTreeMap<String, (Vec<String>, i64)> {
+    let mut conn = server.connect();
+    let names = conn.run("KEYS *").texts();
+    let keys = names.into_iter().map(|name| {
+        let mut content = match conn.run(format!("TYPE {name}")).text().as_str() {
+            "hash" => {
+                let flat = conn.run(format!("HGETALL {name}")).texts();
+                flat.chunks(2).map(|pair| pair.join("=")).collect()
+            }
+            _ => vec![conn.run(format!("GET {name}")).text()],
+        };
+        content.sort();
+        let end = conn.run(format!("PEXPIRETIME {name}")).int();
+        (name, (content, end))
+    });
+    keys.collect()
+}
+
+#[test]
+fn a_replica_equals_its_primary_after_random_traffic() {
+    for plain in [true, false] {
+        let pair = if plain {
+            Pair::with_plain_replica()
+        } else {
+            Pair::start()
+        };
+        let seed = u64::from(pair.primary.process_id());
+        traffic(&pair.primary, seed);
+        hold_some(&pair.primary);
+        pair.settle();
+        let primary = keyspace(&pair.primary);
+        assert!(
+            primary.len() >= 8,
+            "there is something to compare: {primary:?}"
+        );
+        assert_eq!(
+            primary,
+            keyspace(&pair.replica),
+            "plain: {plain}, seed {seed}"
+        );
+        let digest = |server: &Server| server.run("DEBUG DIGEST").text();
+        assert_eq!(
+            digest(&pair.primary),
+            digest(&pair.replica),
+            "plain: {plain}, seed {seed}"
+        );
+    }
+}
+
+#[test]
+fn the_append_only_file_replays_without_the_module() {
+    let mut server = Server::builder()
+        .config("appendonly yes")
+        .config("appendfsync no")
+        .start();
+    let seed = u64::from(server.process_id());
+    traffic(&server, seed);
+    hold_some(&server);
+    let before = (keyspace(&server), server.run("DEBUG DIGEST").text());
+    server.restart_without_module();
+    let after = (keyspace(&server), server.run("DEBUG DIGEST").text());
+    assert_eq!(before, after, "seed {seed}");
+}
+
+#[test]
+fn an_append_only_file_written_anew_holds_the_same() {
+    let mut server = Server::builder().config("appendonly yes").start();
+    traffic(&server, u64::from(server.process_id()));
+    hold_some(&server);
+    assert!(!server.run("BGREWRITEAOF").is_error());
+    until("it is written", || {
+        server.info_number("aof_rewrite_in_progress") == 0
+    });
+    let before = keyspace(&server);
+    server.restart();
+    assert_eq!(before, keyspace(&server));
+    assert_eq!(server.run("RLOCK.RENEW left0 alice 60000 READ"), 1);
+    assert_eq!(server.run("RLOCK.RENEW left1 alice 60000 WRITE"), 1);
+    assert_eq!(server.run("RLOCK.MRELEASE alice 2 left2 left3"), 2);
+}
+
+/// Readers and writers of a few locks, each of which checks who else is inside.
+#[test]
+fn no_writer_is_inside_beside_anybody_and_all_get_their_turn() {
+    const THREADS: usize = 10;
+    const ROUNDS: usize = 60;
+    let server = Server::start();
+    let readers = [AtomicI64::new(0), AtomicI64::new(0)];
+    let writing = [AtomicBool::new(false), AtomicBool::new(false)];
+    let together = AtomicI64::new(0);
+    thread::scope(|scope| {
+        for number in 0..THREADS {
+            let (server, readers, writing, together) = (&server, &readers, &writing, &together);
+            scope.spawn(move || {
+                let mut conn = server.connect();
+                for round in 0..ROUNDS {
+                    let lock = (number + round) % 2;
+                    let mode = if (number * 7 + round) % 4 == 0 {
+                        "WRITE"
+                    } else {
+                        "READ"
+                    };
+                    let acquire = format!("RLOCK.ACQUIRE rw{lock} o{number} 30000 {mode} BLOCK 0");
+                    assert_eq!(conn.run(acquire).held().0, 1);
+                    if mode == "WRITE" {
+                        assert!(!writing[lock].swap(true, Ordering::SeqCst), "two writers");
+                        assert_eq!(readers[lock].load(Ordering::SeqCst), 0, "beside readers");
+                        conn.run("PING");
+                        assert_eq!(readers[lock].load(Ordering::SeqCst), 0, "beside readers");
+                        writing[lock].store(false, Ordering::SeqCst);
+                    } else {
+                        let inside = readers[lock].fetch_add(1, Ordering::SeqCst) + 1;
+                        together.fetch_max(inside, Ordering::SeqCst);
+                        assert!(!writing[lock].load(Ordering::SeqCst), "beside a writer");
+                        conn.run("PING");
+                        assert!(!writing[lock].load(Ordering::SeqCst), "beside a writer");
+                        readers[lock].fetch_sub(1, Ordering::SeqCst);
+                    }
+                    let release = format!("RLOCK.RELEASE rw{lock} o{number} {mode}");
+                    assert_eq!(conn.run(release), 0);
+                }
+            });
+        }
+    });
+    assert!(
+        together.load(Ordering::SeqCst) > 1,
+        "readers are inside together"
+    );
+    assert_eq!(server.run("DBSIZE"), 0);
+    assert_eq!(server.info_number("rlock_waiters"), 0);
+}
