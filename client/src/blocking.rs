@@ -29,6 +29,9 @@ use tokio::sync::oneshot;
 
 use crate::{ClientBuilder, Error, LostReason, Owner};
 
+mod quorum;
+pub use quorum::{QuorumClient, QuorumGuard, QuorumLock};
+
 /// A connection to one server on which locks are taken: [`crate::Client`] for programs without
 /// async. Cheap to clone; clones are the same client.
 ///

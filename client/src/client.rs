@@ -101,6 +101,15 @@ impl Client {
         self.core.background.idle().await;
     }
 
+    /// Why the server cannot be asked just now, if its connection is known to be broken.
+    pub(crate) fn trouble(&self) -> Option<Error> {
+        let session = &self.core.session;
+        session
+            .attachment()
+            .is_none()
+            .then(|| Error::not_connected(session.trouble()))
+    }
+
     pub(crate) async fn open(url: &str, options: &ClientBuilder) -> Result<Self, Error> {
         let runtime = Handle::current();
         let connector = Connector::new(url, options.reply_within())?;

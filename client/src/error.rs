@@ -145,6 +145,26 @@ impl Error {
         Self::new(ErrorKind::CouldNotAsk, detail.into())
     }
 
+    /// The server is not asked, since its connection is known to be broken.
+    pub(crate) fn not_connected(trouble: Self) -> Self {
+        Self {
+            source: trouble.source,
+            ..Self::new(ErrorKind::CouldNotAsk, "its connection is broken".into())
+        }
+    }
+
+    /// One of several servers did not answer within the time that it is given.
+    pub(crate) fn too_slow(limit: Duration) -> Self {
+        let detail = format!("too slow, no answer within {} ms", limit.as_millis());
+        Self::new(ErrorKind::Unknown, detail.into())
+    }
+
+    /// One of several servers has answered when that was of no use any more.
+    pub(crate) fn too_late() -> Self {
+        let detail = "too slow, its answer came when the lease had ended";
+        Self::new(ErrorKind::Unknown, detail.into())
+    }
+
     pub(crate) fn no_runtime() -> Self {
         Self::new(
             ErrorKind::CouldNotAsk,

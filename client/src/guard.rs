@@ -65,6 +65,11 @@ impl Guard {
         self.hold.lose(reason);
     }
 
+    /// What its guards share.
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
+        &self.hold
+    }
+
     /// The lock's name.
     pub fn name(&self) -> &[u8] {
         self.hold.name()

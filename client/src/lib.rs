@@ -25,6 +25,9 @@ pub use hold::LostReason;
 mod error;
 pub use error::{Error, ErrorKind};
 
+mod quorum;
+pub use quorum::{QuorumBuilder, QuorumClient, QuorumError, QuorumGuard, QuorumLock};
+
 #[cfg(feature = "blocking")]
 pub mod blocking;
 

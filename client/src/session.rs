@@ -108,7 +108,8 @@ impl Session {
         next.await.unwrap_or_else(|_| Err(self.trouble()))
     }
 
-    fn trouble(&self) -> Error {
+    /// Why there is no attachment.
+    pub(crate) fn trouble(&self) -> Error {
         match &*self.life.borrow() {
             Life::Broken(error) => error.clone(),
             Life::Attached(_) | Life::Over(_) => Error::not_attached(),

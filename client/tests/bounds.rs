@@ -1,6 +1,7 @@
 //! What the public types and futures can be used for, held by the compiler.
 
 use rlock_client::{Client, ClientBuilder, Error, ErrorKind, Guard, Lock, LostReason, Owner};
+use rlock_client::{QuorumBuilder, QuorumClient, QuorumError, QuorumGuard, QuorumLock};
 
 fn anywhere<T: Send + Sync + Unpin + 'static>() {}
 fn sent<T: Send>(_: &T) {}
@@ -15,11 +16,34 @@ fn types_go_to_any_thread_and_live_as_long_as_they_like() {
     anywhere::<LostReason>();
     anywhere::<Error>();
     anywhere::<ErrorKind>();
+    anywhere::<QuorumClient>();
+    anywhere::<QuorumBuilder>();
+    anywhere::<QuorumLock>();
+    anywhere::<QuorumGuard>();
+    anywhere::<QuorumError>();
 }
 
 /// Never called: that it compiles is the test.
 #[expect(dead_code, reason = "the compiler checks it without a call")]
 fn futures_can_be_spawned(client: &Client, lock: &Lock, guard: Guard) {
+    sent(&lock.lock());
+    sent(&lock.try_lock());
+    sent(&lock.lock_timeout(std::time::Duration::ZERO));
+    sent(&guard.lost());
+    sent(&guard.renew());
+    sent(&client.shutdown());
+    sent(&guard.unlock());
+}
+
+/// As above.
+#[expect(dead_code, reason = "the compiler checks it without a call")]
+fn futures_of_a_quorum_can_be_spawned(
+    builder: QuorumBuilder,
+    client: &QuorumClient,
+    lock: &QuorumLock,
+    guard: QuorumGuard,
+) {
+    sent(&builder.connect(["redis://a"]));
     sent(&lock.lock());
     sent(&lock.try_lock());
     sent(&lock.lock_timeout(std::time::Duration::ZERO));

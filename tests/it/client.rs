@@ -775,6 +775,11 @@ async fn a_thousand_tasks_of_two_clients_are_kept_apart() {
 
 /// Runs a program of `client/examples` and returns what it prints.
 fn example(server: &Server, name: &str) -> String {
+    example_with(&[url(server)], name)
+}
+
+/// As [`example`], with the URLs of several servers.
+pub(super) fn example_with(urls: &[String], name: &str) -> String {
     let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let output = Command::new(cargo)
         .args([
@@ -786,7 +791,7 @@ fn example(server: &Server, name: &str) -> String {
             name,
             "--",
         ])
-        .arg(url(server))
+        .args(urls)
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -30,6 +30,7 @@ mod smoke; // a short set of all, also for valgrind
 
 mod client; // the client crate
 mod client_faults; // what it says when processes and networks fail
+mod client_quorum; // its lock over several servers
 mod client_session; // its two connections
 
 mod commands_doc; // docs/commands.md

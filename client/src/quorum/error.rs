@@ -1,0 +1,130 @@
+//! Why a quorum did not do what it was asked to, server by server.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind};
+
+/// Why a call to a quorum did not do what it was asked to, and what each server had to do with it.
+///
+/// The [kind](Self::kind) says what a caller may conclude, as with [`Error`]:
+/// - [not acquired](Self::is_not_acquired): enough servers answered, and too many of them said that
+///   somebody else has the lock. Nothing is held.
+/// - [lost](Self::is_lost): fewer than a majority still held it. Somebody else may have it since.
+/// - [could not ask](Self::is_could_not_ask): too few servers could be asked, or answered in time.
+///   After a call that was to take the lock nothing is held.
+/// - [`Unknown`](ErrorKind::Unknown): a renewal or a release was not confirmed by a majority.
+/// - [`Refused`](ErrorKind::Refused), [`ModuleNotLoaded`](ErrorKind::ModuleNotLoaded): so many
+///   servers said no that no majority is left.
+///
+/// [`servers`](Self::servers) has every server's own [`Error`]: held by somebody else, with what is
+/// left of that lease; not to be reached, with the source; too slow; refused. What a server may
+/// have granted without our hearing of it is given back in the background.
+#[derive(Clone, Debug)]
+pub struct QuorumError {
+    kind: ErrorKind,
+    what: Cow<'static, str>,
+    servers: Vec<(Arc<str>, Option<Error>)>,
+}
+
+impl QuorumError {
+    pub(crate) fn new(
+        kind: ErrorKind,
+        what: impl Into<Cow<'static, str>>,
+        servers: Vec<(Arc<str>, Option<Error>)>,
+    ) -> Self {
+        Self {
+            kind,
+            what: what.into(),
+            servers,
+        }
+    }
+
+    /// What kind of error this is.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// Whether enough servers answered and somebody else has the lock, or tried to get it at the
+    /// same moment.
+    pub fn is_not_acquired(&self) -> bool {
+        self.kind == ErrorKind::NotAcquired
+    }
+
+    /// Whether the lock had been lost: fewer than a majority of the servers still held it.
+    pub fn is_lost(&self) -> bool {
+        self.kind == ErrorKind::Lost
+    }
+
+    /// Whether too few servers could be asked, or answered in time. Trying again is safe.
+    pub fn is_could_not_ask(&self) -> bool {
+        self.kind == ErrorKind::CouldNotAsk
+    }
+
+    /// Every server, by its address, with its own error; without one if it did what it was asked
+    /// to. In the order in which the servers were named.
+    pub fn servers(&self) -> impl Iterator<Item = (&str, Option<&Error>)> {
+        let servers = self.servers.iter();
+        servers.map(|(address, error)| (&**address, error.as_ref()))
+    }
+}
+
+impl fmt::Display for QuorumError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            ErrorKind::CouldNotAsk => "could not ask the servers".to_owned(),
+            ErrorKind::Unknown => "no reply from the servers".to_owned(),
+            kind => kind.to_string(),
+        };
+        write!(f, "{kind}: {}", self.what)?;
+        for (address, error) in self.servers() {
+            if let Some(error) = error {
+                write!(f, "; {address}: {error}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for QuorumError {
+    /// The first server's error; [`servers`](Self::servers) has the others'.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        let first = self.servers.iter().find_map(|(_, error)| error.as_ref());
+        first.map(|error| -> &(dyn std::error::Error + 'static) { error })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn it_says_of_each_server_what_was_wrong_and_keeps_the_sources() {
+        let down = redis::RedisError::from(std::io::Error::other("the cable is out"));
+        let servers = vec![
+            (Arc::from("a:1"), None),
+            (
+                Arc::from("b:2"),
+                Some(Error::not_acquired(Some(Duration::from_millis(1234)))),
+            ),
+            (Arc::from("c:3"), Some(Error::could_not_connect(down))),
+        ];
+        let what = "1 of 3 servers granted it, 2 are needed";
+        let error = QuorumError::new(ErrorKind::NotAcquired, what, servers);
+        assert_eq!(
+            error.to_string(),
+            "not acquired: 1 of 3 servers granted it, 2 are needed; \
+             b:2: not acquired: 1234 ms are left of the present lease; \
+             c:3: could not ask the server: no connection"
+        );
+        let said: Vec<_> = error.servers().collect();
+        assert_eq!(said[0].0, "a:1");
+        assert!(said[0].1.is_none());
+        let cable = std::error::Error::source(said[2].1.expect("an error"));
+        assert!(cable.expect("a source").to_string().contains("the cable"));
+        assert!(std::error::Error::source(&error).is_some());
+    }
+}

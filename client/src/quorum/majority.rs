@@ -1,0 +1,157 @@
+//! The arithmetic of a quorum: how many are enough, for how long, and what it means if they are
+//! not. Pure.
+
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind};
+
+/// More than half of so many servers.
+pub(crate) fn majority(servers: usize) -> usize {
+    (servers / 2).saturating_add(1)
+}
+
+/// For how long a quorum is held, given what is left of the validity of each of its holds: until
+/// fewer than `need` of them are left. Zero is not held.
+///
+/// What is left of one hold is its lease, less the time since its command was sent, less the drift
+/// of clocks; or less than that if its server could take this client for dead before.
+pub(crate) fn validity(left: impl IntoIterator<Item = Duration>, need: usize) -> Duration {
+    let mut left: Vec<_> = left.into_iter().collect();
+    left.sort_unstable_by(|one, other| other.cmp(one));
+    let last_needed = need.saturating_sub(1);
+    left.get(last_needed).copied().unwrap_or_default()
+}
+
+/// Why too few servers have granted the lock, from what each of them said; `None` is a grant.
+pub(crate) fn refusal(answers: &[Option<Error>], need: usize) -> ErrorKind {
+    let count = |is: fn(&Error) -> bool| {
+        let errors = answers.iter().flatten();
+        errors.filter(|error| is(error)).count()
+    };
+    let granted = answers.iter().filter(|answer| answer.is_none()).count();
+    let answered = granted.saturating_add(count(Error::is_not_acquired));
+    let unreachable = count(is_silent);
+    // Even if those that could not be asked had granted it.
+    let possible = answered.saturating_add(unreachable);
+    if possible < need {
+        let kinds = answers.iter().flatten().filter(|error| !is_silent(error));
+        let refused = kinds.filter(|error| !error.is_not_acquired());
+        return refused
+            .map(Error::kind)
+            .next()
+            .unwrap_or(ErrorKind::Refused);
+    }
+    if answered >= need {
+        ErrorKind::NotAcquired
+    } else {
+        ErrorKind::CouldNotAsk
+    }
+}
+
+/// Why too few servers have confirmed a renewal or a release, from what each of them said; `None`
+/// is a confirmation.
+pub(crate) fn doubt(answers: &[Option<Error>], need: usize) -> ErrorKind {
+    let may_hold = |answer: &&Option<Error>| answer.as_ref().is_none_or(is_silent);
+    if answers.iter().filter(may_hold).count() < need {
+        return ErrorKind::Lost;
+    }
+    let unknown = answers.iter().flatten().any(Error::is_unknown);
+    if unknown {
+        ErrorKind::Unknown
+    } else {
+        ErrorKind::CouldNotAsk
+    }
+}
+
+/// Nothing was heard of the server.
+fn is_silent(error: &Error) -> bool {
+    error.is_could_not_ask() || error.is_unknown()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hold::{LostReason, drift};
+
+    #[test]
+    fn more_than_half() {
+        for (servers, need) in [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (7, 4)] {
+            assert_eq!(majority(servers), need, "of {servers}");
+        }
+    }
+
+    /// Lease 10 s, so a drift of 102 ms: what is left of a hold is 9,898 ms less the time since its
+    /// command was sent.
+    #[test]
+    fn held_until_too_few_holds_are_left() {
+        const LEASE: Duration = Duration::from_secs(10);
+        let cases: [(&[u64], usize, u64); 10] = [
+            // ms since each was sent, how many are needed, ms for which the quorum is held
+            (&[0, 0, 0], 2, 9_898),
+            (&[0, 0, 5_000], 2, 9_898),
+            (&[0, 5_000, 5_000], 2, 4_898),
+            (&[7_000, 1_000, 4_000], 2, 5_898),
+            (&[0], 2, 0),
+            (&[], 2, 0),
+            (&[0, 9_897, 9_898], 2, 1),
+            (&[0, 9_898, 9_898], 2, 0),
+            (&[0, 0, 12_000, 12_000, 3_000], 3, 6_898),
+            (&[0, 0, 12_000, 12_000, 9_950], 3, 0),
+        ];
+        for (elapsed, need, held) in cases {
+            let left = elapsed.iter().map(|ms| {
+                let valid = LEASE.saturating_sub(drift(LEASE));
+                valid.saturating_sub(Duration::from_millis(*ms))
+            });
+            let held = Duration::from_millis(held);
+            assert_eq!(validity(left, need), held, "{elapsed:?}, {need} needed");
+        }
+    }
+
+    /// What the servers said, a letter each.
+    fn answers(letters: &str) -> Vec<Option<Error>> {
+        let answer = |letter| match letter {
+            'y' => None,
+            'h' => Some(Error::not_acquired(None)),
+            'd' => Some(Error::not_attached()),
+            's' => Some(Error::too_slow(Duration::from_millis(100))),
+            'w' => Some(Error::from_text("WRONGTYPE not a lock")),
+            'm' => Some(Error::from_text("ERR unknown command")),
+            'l' => Some(Error::lost(LostReason::Expired)),
+            letter => panic!("{letter}: yes, held, down, slow, wrong, no module, lost"),
+        };
+        letters.chars().map(answer).collect()
+    }
+
+    #[test]
+    fn a_refusal_is_of_the_kind_that_stands_in_the_way() {
+        let cases = [
+            ("hhhhh", ErrorKind::NotAcquired),
+            ("yyhhh", ErrorKind::NotAcquired),
+            ("yyhds", ErrorKind::NotAcquired),
+            ("yhhww", ErrorKind::NotAcquired),
+            ("yyddd", ErrorKind::CouldNotAsk),
+            ("yysss", ErrorKind::CouldNotAsk),
+            ("hhdds", ErrorKind::CouldNotAsk),
+            ("yywwd", ErrorKind::CouldNotAsk),
+            ("ydwww", ErrorKind::Refused),
+            ("hsmmm", ErrorKind::ModuleNotLoaded),
+        ];
+        for (said, kind) in cases {
+            assert_eq!(refusal(&answers(said), 3), kind, "{said}");
+        }
+    }
+
+    #[test]
+    fn a_doubt_is_a_loss_only_if_too_few_can_have_held_it() {
+        let cases = [
+            ("yydll", ErrorKind::CouldNotAsk),
+            ("ydsll", ErrorKind::Unknown),
+            ("yylll", ErrorKind::Lost),
+            ("ydlll", ErrorKind::Lost),
+        ];
+        for (said, kind) in cases {
+            assert_eq!(doubt(&answers(said), 3), kind, "{said}");
+        }
+    }
+}

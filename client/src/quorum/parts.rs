@@ -1,0 +1,268 @@
+//! The holds behind a guard, one a server, and whether they are still a majority.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::error::{Error, ErrorKind};
+use crate::guard::Guard;
+use crate::hold::{Hold, LostReason};
+use crate::locked;
+use crate::quorum::client::Core;
+use crate::quorum::error::QuorumError;
+use crate::quorum::majority::validity;
+
+/// What a guard holds, shared with the task that looks after it.
+pub(crate) struct Parts {
+    core: Arc<Core>,
+    /// When it ends at the latest.
+    cap: Option<Instant>,
+    state: Mutex<State>,
+    /// A part has joined.
+    joined: watch::Sender<()>,
+}
+
+struct State {
+    parts: Vec<Part>,
+    end: End,
+}
+
+enum End {
+    NotYet,
+    Lost(QuorumError),
+    GivenBack,
+}
+
+/// What is held on one server.
+struct Part {
+    guard: Option<Arc<Guard>>,
+    /// Why nothing is.
+    why_not: Option<Error>,
+    /// Of the first grant.
+    token: Option<u64>,
+}
+
+impl Part {
+    /// Why it does not count; `None` if it does.
+    fn trouble(&self) -> Option<Error> {
+        match &self.guard {
+            Some(guard) => guard.hold().lost().map(Error::lost),
+            None => Some(self.why_not.clone().unwrap_or_else(Error::not_attached)),
+        }
+    }
+
+    fn live(&self) -> Option<&Arc<Guard>> {
+        let guard = self.guard.as_ref();
+        guard.filter(|guard| guard.hold().lost().is_none())
+    }
+
+    fn put(&mut self, guard: Guard) {
+        self.token.get_or_insert(guard.token());
+        self.guard = Some(Arc::new(guard));
+        self.why_not = None;
+    }
+
+    /// Whether it may be taken again: not where an operator has ended it.
+    fn is_missing(&self) -> bool {
+        let over = self.guard.as_ref().map(|guard| guard.hold().lost());
+        match over {
+            None => true,
+            Some(None) => false,
+            Some(Some(reason)) => !matches!(
+                reason,
+                LostReason::Broken
+                    | LostReason::Deleted
+                    | LostReason::TakenOver
+                    | LostReason::MaxHold
+            ),
+        }
+    }
+}
+
+impl Parts {
+    /// A majority that has been granted, and why the other servers have not.
+    pub(crate) fn new(
+        core: &Arc<Core>,
+        granted: Vec<(usize, Guard)>,
+        answers: Vec<Option<Error>>,
+        cap: Option<Instant>,
+    ) -> Arc<Self> {
+        let part = |why_not| Part {
+            guard: None,
+            why_not,
+            token: None,
+        };
+        let mut parts: Vec<_> = answers.into_iter().map(part).collect();
+        for (server, guard) in granted {
+            if let Some(part) = parts.get_mut(server) {
+                part.put(guard);
+            }
+        }
+        let end = End::NotYet;
+        Arc::new(Self {
+            core: Arc::clone(core),
+            cap,
+            state: Mutex::new(State { parts, end }),
+            joined: watch::Sender::new(()),
+        })
+    }
+
+    /// Why it is lost, if it is. Once lost it stays lost, and what is left of it is given back.
+    pub(crate) fn lost(&self) -> Option<QuorumError> {
+        self.look(&mut locked(&self.state))
+    }
+
+    /// How long it may still be called held; zero once lost.
+    pub(crate) fn valid_for(&self) -> Duration {
+        let state = locked(&self.state);
+        let live = state.parts.iter().filter_map(Part::live);
+        validity(live.map(|guard| guard.valid_for()), self.core.need)
+    }
+
+    /// Ends when it is lost, at the latest with its validity.
+    pub(crate) async fn until_lost(&self) -> QuorumError {
+        let mut joined = self.joined.subscribe();
+        loop {
+            joined.borrow_and_update();
+            if let Some(lost) = self.lost() {
+                return lost;
+            }
+            let holds = self.holds();
+            tokio::select! {
+                () = one_of_them_lost(&holds) => {}
+                // The sender is `self`, so this is a change and never the end.
+                _ = joined.changed() => {}
+            }
+        }
+    }
+
+    /// Adds what a server has granted, or why it has not. Given back at once if it is too late.
+    pub(crate) fn join(&self, server: usize, answer: Result<Guard, Error>) {
+        let mut state = locked(&self.state);
+        // Looked at before: with this one there may be a majority again, but there was none in
+        // between, and somebody else may have had one.
+        if self.look(&mut state).is_some() || !matches!(state.end, End::NotYet) {
+            return;
+        }
+        let Some(part) = state.parts.get_mut(server) else {
+            return;
+        };
+        match answer {
+            Ok(guard) if part.live().is_none() => part.put(guard),
+            Err(error) if part.guard.is_none() => part.why_not = Some(error),
+            _ => {}
+        }
+        drop(state);
+        self.joined.send_replace(());
+    }
+
+    /// The servers on which it is to be taken again, and for how long at most. What was held there
+    /// is given back first: by our clock it is lost, but the server may not know.
+    pub(crate) fn missing(&self) -> (Vec<usize>, Option<Duration>) {
+        let left = self
+            .cap
+            .map(|cap| cap.saturating_duration_since(Instant::now()));
+        let mut state = locked(&self.state);
+        if self.look(&mut state).is_some() || left.is_some_and(|left| left.is_zero()) {
+            return (Vec::new(), left);
+        }
+        let mut missing = Vec::new();
+        for (server, part) in state.parts.iter_mut().enumerate() {
+            if part.is_missing() {
+                part.why_not = part.trouble();
+                part.guard = None;
+                missing.push(server);
+            }
+        }
+        (missing, left)
+    }
+
+    /// What counts, by its server.
+    pub(crate) fn live(&self) -> Vec<(usize, Arc<Guard>)> {
+        let state = locked(&self.state);
+        let parts = state.parts.iter().enumerate();
+        parts
+            .filter_map(|(server, part)| Some((server, Arc::clone(part.live()?))))
+            .collect()
+    }
+
+    /// What is wrong with each server's part.
+    pub(crate) fn troubles(&self) -> Vec<Option<Error>> {
+        locked(&self.state)
+            .parts
+            .iter()
+            .map(Part::trouble)
+            .collect()
+    }
+
+    /// The first token of each server, by its number.
+    pub(crate) fn tokens(&self) -> Vec<(usize, u64)> {
+        let state = locked(&self.state);
+        let parts = state.parts.iter().enumerate();
+        parts
+            .filter_map(|(server, part)| Some((server, part.token?)))
+            .collect()
+    }
+
+    /// Takes out what is to be given back. Nothing joins any more.
+    pub(crate) fn close(&self) -> Result<Vec<(usize, Guard)>, QuorumError> {
+        let mut state = locked(&self.state);
+        if let Some(lost) = self.look(&mut state) {
+            return Err(lost);
+        }
+        state.end = End::GivenBack;
+        let parts = state.parts.iter_mut().enumerate();
+        let guards = parts.filter_map(|(server, part)| {
+            // A renewal by hand borrows the guard whose end this is: no other has it.
+            let guard = Arc::into_inner(part.guard.take()?)?;
+            Some((server, guard))
+        });
+        Ok(guards.collect())
+    }
+
+    fn holds(&self) -> Vec<Arc<Hold>> {
+        let state = locked(&self.state);
+        let live = state.parts.iter().filter_map(Part::live);
+        live.map(|guard| Arc::clone(guard.hold())).collect()
+    }
+
+    fn look(&self, state: &mut State) -> Option<QuorumError> {
+        match &state.end {
+            End::Lost(error) => return Some(error.clone()),
+            End::GivenBack => return None,
+            End::NotYet => {}
+        }
+        let troubles: Vec<_> = state.parts.iter().map(Part::trouble).collect();
+        let held = troubles.iter().filter(|trouble| trouble.is_none()).count();
+        if held >= self.core.need {
+            return None;
+        }
+        let what = "still held it";
+        let error = self.core.error(ErrorKind::Lost, held, what, troubles);
+        state.end = End::Lost(error.clone());
+        for part in &mut state.parts {
+            part.guard = None;
+        }
+        Some(error)
+    }
+}
+
+/// Ends when one of these is lost; never if there are none.
+async fn one_of_them_lost(holds: &[Arc<Hold>]) {
+    let mut losses: Vec<Pin<Box<dyn Future<Output = LostReason> + Send + '_>>> = Vec::new();
+    for hold in holds {
+        losses.push(Box::pin(hold.until_lost()));
+    }
+    poll_fn(|cx| {
+        let lost = losses
+            .iter_mut()
+            .any(|loss| loss.as_mut().poll(cx).is_ready());
+        if lost { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
