@@ -21,7 +21,10 @@ mod queue; // the line
 mod read_write; // readers together, writers alone
 mod read_write_line; // the line of a read-write lock
 
+mod read_write_cluster; // slots on their way to another node
+
 mod several; // several locks at once
+mod several_cluster; // and in a cluster
 
 mod deadlock; // waits that could never end
 mod events; // what a session hears of
