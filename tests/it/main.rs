@@ -35,9 +35,9 @@ mod replication; // replicas, AOF, RDB, messages, notifications
 mod several_replication; // the same of readers, writers and several locks at once
 
 mod hostile; // any bytes, any keyspace
-mod read_write_redisson; // and beside what Redisson writes
-mod read_write_hostile; // read-write locks as others may have written them
 mod memory; // given back is given back
+mod read_write_hostile; // read-write locks as others may have written them
+mod read_write_redisson; // and beside what Redisson writes
 mod smoke; // a short set of all, also for valgrind
 
 mod client; // the client crate

@@ -35,8 +35,8 @@ const COMMANDS: [&str; 24] = [
     "RLOCK.MRENEW alice 30000 2 k other",
 ];
 
-/// What no lock command writes at `k` and beside it: commands with semicolons between, and `~` for a
-/// blank within a word.
+/// What no lock command writes at `k` and beside it: commands with semicolons between, and `~` for
+/// a blank within a word.
 const ODD: [&str; 33] = [
     "HSET k mode read",
     "HSET k mode write",
@@ -69,7 +69,7 @@ const ODD: [&str; 33] = [
     "HSET k mode read alice 3;SET {k}:alice:rwlock_timeout:3 99999999999999999999",
     "HSET k mode read alice 3;HSET {k}:alice:rwlock_timeout:3 a b",
     "HSET k mode read alice 3;RPUSH {k}:alice:rwlock_timeout:2 a;SADD {k}:alice:rwlock_timeout:3 a",
-    "HSET k mode read alice 2;ZADD {k}:alice:rwlock_timeout:1 1 a;XADD {k}:alice:rwlock_timeout:2 * a b",
+    "HSET k mode read alice 2;ZADD {k}:alice:rwlock_timeout:1 1 a;SADD {k}:alice:rwlock_timeout:2 a",
     "HSET k mode read alice 1;SET {k}:alice:rwlock_timeout:1 1 PXAT 9223372036854775807",
 ];
 

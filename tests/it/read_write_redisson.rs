@@ -45,8 +45,8 @@ const WRITE: &str = "
     end
     return redis.call('PTTL', KEYS[1])";
 
-/// KEYS: the lock, the timeout key without its number. ARGV: lease, reader, writer, the tagged name.
-/// 1: free; 0: holds are left; nil: not held.
+/// KEYS: the lock, the timeout key without its number. ARGV: lease, reader, writer, the tagged
+/// name. 1: free; 0: holds are left; nil: not held.
 const RELEASE_READ: &str = "
     local channel = 'redisson_rwlock:' .. ARGV[4]
     if redis.call('HGET', KEYS[1], 'mode') == false then

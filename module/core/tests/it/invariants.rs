@@ -201,8 +201,8 @@ impl Ledger {
         }
     }
 
-    /// Invariant 4. In `several` is the highest token from before a command for several locks, which
-    /// has one new token for all, but a further one for each hold that has none.
+    /// Invariant 4. In `several` is the highest token from before a command for several locks,
+    /// which has one new token for all, but a further one for each hold that has none.
     pub(crate) fn is_minted(&mut self, token: Token, several: Option<i64>) -> Result<(), String> {
         let token = token.get();
         let highest = several.unwrap_or(self.highest_token);
