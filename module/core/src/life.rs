@@ -236,7 +236,8 @@ impl Locks {
                 known.is_none() || known == token
             }
             Mode::Read => stored_token.is_none() || stored_token == token,
-            Mode::Plain => stored_token == token,
+            // A script's hold has none, and the key has one if somebody else in it was given it.
+            Mode::Plain => token.is_none() || stored_token == token,
         })
     }
 

@@ -79,9 +79,10 @@ pub(crate) struct Life {
 }
 
 impl TwinHold {
-    /// Whether this is the hold, which the owner has with this token.
+    /// Whether this is the hold, which the owner has with this token. That of a script has none, and
+    /// the key has one if somebody else in it was given it.
     pub(crate) fn is(&self, token: Option<i64>) -> bool {
-        self.token == token
+        self.token.is_none() || self.token == token
     }
 }
 

@@ -22,3 +22,4 @@ mod deadlock;
 mod exhaustive;
 mod model;
 mod parsing;
+mod together;

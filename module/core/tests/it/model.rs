@@ -530,6 +530,25 @@ fn once_failed_with_sessions() -> Vec<(&'static str, Vec<Op>)> {
             ],
         ),
         (
+            "nor is one of two in a hash when the other is given a token",
+            vec![
+                events(0),
+                by_script(0),
+                Op::Foreign {
+                    lock: 0,
+                    change: Change::Write {
+                        owner: 1,
+                        value: "1",
+                    },
+                    told: true,
+                },
+                renew(1, Some(0)),
+                block(0),
+                Op::Pass { ms: 30 },
+                Op::StepClock { ms: 1 },
+            ],
+        ),
+        (
             "after a demotion nothing is due",
             vec![block(1), block(0), block(0), Op::Demote],
         ),

@@ -514,6 +514,9 @@ impl Twin {
                 let line = self.line(place).to_vec();
                 for waiter in line.iter().filter(ends) {
                     self.refuse_wait(place, waiter, &text);
+                    // Where it was first at another lock, somebody looks a moment later.
+                    let others = waiter.together.clone().unwrap_or_default();
+                    self.changed.retain(|(place, _)| !others.contains(place));
                 }
             }
             Some(_) => {}

@@ -318,13 +318,21 @@ impl World {
         self.locks.next_deadline(self.clock.now)
     }
 
-    /// Whose grants are under way, and whether they would be taken back for good.
-    pub(crate) fn under_way(&self) -> impl Iterator<Item = (&[u8], bool)> {
-        self.under_way.iter().map(|grant| {
-            let place = (grant.lock.db, grant.lock.name.to_vec());
-            let present = self.twin.token(&place) == Some(grant.grant.token.get());
-            (grant.owner.as_slice(), present)
-        })
+    /// Whose grants are under way, of which locks, and whether they would be taken back for good.
+    pub(crate) fn under_way(&self) -> impl Iterator<Item = (&[u8], Vec<(Place, bool)>)> {
+        self.under_way
+            .iter()
+            .map(|UnderWay { lock, owner, grant }| {
+                let several = each_of(grant);
+                let one = several
+                    .is_empty()
+                    .then(|| (place_of(lock), grant.token.get()));
+                let each = several.into_iter().chain(one).map(|(place, token)| {
+                    let present = self.twin.token(&place) == Some(token);
+                    (place, present)
+                });
+                (owner.as_slice(), each.collect())
+            })
     }
 
     fn happen(&mut self, op: &Op) -> Result<(Reply, Reply), String> {

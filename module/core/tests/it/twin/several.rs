@@ -188,7 +188,9 @@ impl Twin {
                 self.space.delete(place);
                 self.published.push((place.clone(), Mode::Plain));
                 self.changed.push((place.clone(), None));
-                self.given_back.insert(place.clone());
+                if self.is_for_one_lock(place) {
+                    self.given_back.insert(place.clone());
+                }
             }
         }
         Reply::Number(released)
@@ -273,9 +275,6 @@ impl Twin {
     /// There is nothing to wait for.
     pub(super) fn refuse_wait(&mut self, place: &Place, waiter: &TwinWaiter, text: &str) {
         self.take_out(waiter.seat);
-        // Who comes next is looked at outside of the step.
-        let places = waiter.together.clone().unwrap_or_default();
-        self.changed.retain(|(place, _)| !places.contains(place));
         self.tell(place, waiter, Heard::Refused(text.into()));
         self.refused += 1;
     }

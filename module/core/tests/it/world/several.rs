@@ -274,6 +274,7 @@ impl World {
                     self.twin.settle_joint(&places, &owner, now);
                 }
             }
+            self.forget_those_who_left();
         }
         Err("there is always something more to decide".into())
     }

@@ -1,0 +1,361 @@
+//! Several locks at once, told as short stories: what the contract promises of them, and how it
+//! ends. (The twin is beside each step here, too.)
+
+use crate::twin::Waits;
+use crate::world::{Change, Named, OWNERS, Op, SESSIONS, place, replay_to};
+use rlock_core::INTEGER_MAX;
+
+const A: usize = 0;
+const B: usize = 1;
+const C: usize = 2;
+
+fn take(owner: usize, lock: usize) -> Op {
+    acquire(owner, lock, Waits::No)
+}
+
+fn wait(owner: usize, lock: usize) -> Op {
+    acquire(owner, lock, Waits::Block(0))
+}
+
+fn acquire(owner: usize, lock: usize, waits: Waits) -> Op {
+    Op::Acquire {
+        lock,
+        owner,
+        lease_ms: INTEGER_MAX,
+        waits,
+        session: None,
+        once: false,
+    }
+}
+
+fn take_all(owner: usize, locks: &[usize]) -> Op {
+    acquire_all(owner, locks, Waits::No)
+}
+
+fn wait_for_all(owner: usize, locks: &[usize]) -> Op {
+    acquire_all(owner, locks, Waits::Block(0))
+}
+
+fn acquire_all(owner: usize, locks: &[usize], waits: Waits) -> Op {
+    Op::AcquireSeveral {
+        locks: locks.to_vec(),
+        owner,
+        lease_ms: INTEGER_MAX,
+        waits,
+        session: None,
+        once: false,
+    }
+}
+
+/// For the first session.
+fn queue_for_all(owner: usize, locks: &[usize], once: bool) -> Op {
+    Op::AcquireSeveral {
+        locks: locks.to_vec(),
+        owner,
+        lease_ms: INTEGER_MAX,
+        waits: Waits::Queue(0),
+        session: Some(0),
+        once,
+    }
+}
+
+fn release(owner: usize, lock: usize) -> Op {
+    Op::Release {
+        lock,
+        owner,
+        token: Named::No,
+        lease_ms: None,
+    }
+}
+
+fn release_all(owner: usize, locks: &[usize]) -> Op {
+    let locks = locks.to_vec();
+    Op::ReleaseSeveral { locks, owner }
+}
+
+fn listen(session: usize, grace_ms: i64) -> Op {
+    Op::Events {
+        session,
+        client: session,
+        block_ms: None,
+        grace_ms,
+    }
+}
+
+fn by_others(lock: usize, change: Change) -> Op {
+    let told = true;
+    Op::Foreign { lock, change, told }
+}
+
+/// In a transaction nothing is done but what a command does itself.
+fn in_one_step(op: Op) -> Vec<Op> {
+    vec![Op::Multi, op]
+}
+
+/// Who holds the first two locks in the end, and who is in their lines.
+fn ends_with(history: &[Op], [first, second]: [(&[usize], &[usize]); 2]) {
+    let world = replay_to(history).unwrap_or_else(|wrong| panic!("{wrong}"));
+    let graph = world.twin.graph();
+    for (lock, (holders, line)) in [first, second].into_iter().enumerate() {
+        let name = |owner: &usize| OWNERS[*owner].to_vec();
+        let holding: Vec<_> = graph
+            .holders
+            .get(&place(lock))
+            .into_iter()
+            .flatten()
+            .collect();
+        let standing = graph.lines.get(&place(lock)).into_iter().flatten();
+        let standing: Vec<_> = standing.map(|of| of.owner.clone()).collect();
+        let (holders, line): (Vec<_>, Vec<_>) = (
+            holders.iter().map(name).collect(),
+            line.iter().map(name).collect(),
+        );
+        assert_eq!(
+            holding,
+            holders.iter().collect::<Vec<_>>(),
+            "who holds {lock} after {history:?}"
+        );
+        assert_eq!(standing, line, "who waits for {lock} after {history:?}");
+    }
+}
+
+#[test]
+fn all_or_none() {
+    ends_with(&[take_all(A, &[0, 1])], [(&[A], &[]), (&[A], &[])]);
+    let held = take(A, 0);
+    ends_with(
+        &[held.clone(), take_all(B, &[1, 0])],
+        [(&[A], &[]), (&[], &[])],
+    );
+    // A wait stands in each line, and holds nothing.
+    ends_with(
+        &[held.clone(), wait_for_all(B, &[1, 0])],
+        [(&[A], &[B]), (&[], &[B])],
+    );
+    // What it holds already is entered once more, or not at all.
+    let story = [held, take(B, 1), take_all(B, &[0, 1]), release(B, 1)];
+    ends_with(&story, [(&[A], &[]), (&[], &[])]);
+    let story = [take(B, 1), take_all(B, &[0, 1]), release(B, 1)];
+    ends_with(&story, [(&[B], &[]), (&[B], &[])]);
+}
+
+#[test]
+fn the_last_release_hands_all_over_in_its_step() {
+    let held = [take(A, 0), take(A, 1), wait_for_all(B, &[1, 0])];
+    let one = [&held[..], &in_one_step(release(A, 0))].concat();
+    ends_with(&one, [(&[], &[B]), (&[A], &[B])]);
+    let both = [&one[..], &[release(A, 1)]].concat();
+    ends_with(&both, [(&[B], &[]), (&[B], &[])]);
+    let together = [&held[..], &in_one_step(release_all(A, &[0, 1]))].concat();
+    ends_with(&together, [(&[B], &[]), (&[B], &[])]);
+    let broken = [
+        &held[..],
+        &[release(A, 0)],
+        &in_one_step(Op::Break { lock: 1 }),
+    ]
+    .concat();
+    ends_with(&broken, [(&[B], &[]), (&[B], &[])]);
+}
+
+#[test]
+fn nobody_comes_out_of_turn() {
+    // Lock 1 is free, but promised: a newcomer stands behind, and is next.
+    let held = [take(A, 0), wait_for_all(B, &[0, 1]), wait(C, 1)];
+    ends_with(&held, [(&[A], &[B]), (&[], &[B, C])]);
+    let given = [&held[..], &[release(A, 0)]].concat();
+    ends_with(&given, [(&[B], &[]), (&[B], &[C])]);
+    let given = [&given[..], &[release_all(B, &[0, 1])]].concat();
+    ends_with(&given, [(&[], &[]), (&[C], &[])]);
+    // And so does one who wants it with others.
+    let held = [take(A, 0), wait_for_all(B, &[0, 1]), wait_for_all(C, &[1])];
+    ends_with(&held, [(&[A], &[B]), (&[], &[B, C])]);
+    // Who is behind another at one lock waits for that other, whatever is free elsewhere.
+    let held = [take_all(A, &[0, 1]), wait(C, 1), wait_for_all(B, &[0, 1])];
+    let story = [&held[..], &in_one_step(release_all(A, &[0, 1]))].concat();
+    ends_with(&story, [(&[], &[B]), (&[C], &[B])]);
+    let story = [&story[..], &[release(C, 1)]].concat();
+    ends_with(&story, [(&[B], &[]), (&[B], &[])]);
+}
+
+#[test]
+fn a_lock_that_the_owner_holds_is_entered_past_its_line() {
+    let held = [take(A, 0), take(B, 1), wait(C, 1), wait_for_all(B, &[0, 1])];
+    ends_with(&held, [(&[A], &[B]), (&[B], &[C, B])]);
+    let story = [&held[..], &in_one_step(release(A, 0))].concat();
+    ends_with(&story, [(&[B], &[]), (&[B], &[C])]);
+    let story = [&story[..], &[release(B, 1)]].concat();
+    ends_with(&story, [(&[B], &[]), (&[B], &[C])]);
+    // The owner gets the one that it waits for alone, and with it all.
+    let held = [
+        take_all(A, &[0, 1]),
+        wait(B, 1),
+        wait(C, 1),
+        wait_for_all(B, &[0, 1]),
+    ];
+    let story = [&held[..], &in_one_step(release_all(A, &[0, 1]))].concat();
+    ends_with(&story, [(&[B], &[]), (&[B], &[C])]);
+    // A script gives it one of them.
+    let held = [
+        take(A, 0),
+        take(A, 1),
+        wait_for_all(B, &[0, 1]),
+        release(A, 1),
+    ];
+    let lease_ms = None;
+    let given = by_others(0, Change::Take { owner: B, lease_ms });
+    ends_with(&[&held[..], &[given]].concat(), [(&[B], &[]), (&[B], &[])]);
+}
+
+#[test]
+fn the_owners_waits_directly_behind_come_along() {
+    let held = [
+        take(A, 0),
+        wait_for_all(B, &[0, 1]),
+        wait(B, 1),
+        wait_for_all(B, &[1]),
+        wait(C, 1),
+    ];
+    let story = [&held[..], &in_one_step(release(A, 0))].concat();
+    ends_with(&story, [(&[B], &[]), (&[B], &[C])]);
+    // Three holds of lock 1.
+    let given_back = vec![release(B, 1); 2];
+    let story = [story, given_back].concat();
+    ends_with(&story, [(&[B], &[]), (&[B], &[C])]);
+    let story = [&story[..], &[release(B, 1)]].concat();
+    ends_with(&story, [(&[B], &[]), (&[C], &[])]);
+}
+
+#[test]
+fn a_wait_ends_in_all_lines_at_once() {
+    let held = [take(A, 0), wait_for_all(B, &[0, 1]), wait(C, 1)];
+    let gone: [(&[usize], &[usize]); 2] = [(&[A], &[]), (&[C], &[])];
+    for end in [
+        Op::Cancel { lock: 0, owner: B },
+        Op::Cancel { lock: 1, owner: B },
+        Op::Disconnect { client: 0 },
+    ] {
+        ends_with(&[&held[..], &[end]].concat(), gone);
+    }
+    let timed_out = [
+        take(A, 0),
+        acquire_all(B, &[0, 1], Waits::Block(8)),
+        wait(C, 1),
+        Op::Pass { ms: 8 },
+    ];
+    ends_with(&timed_out, gone);
+    let with_its_session = [
+        listen(0, 0),
+        take(A, 0),
+        queue_for_all(B, &[0, 1], false),
+        wait(C, 1),
+        Op::Close { client: 0 },
+    ];
+    ends_with(&with_its_session, gone);
+    // The other kind, or another type, over one of them.
+    let lease_ms = None;
+    for change in [Change::SetText, Change::TakeToWrite { lease_ms }] {
+        let held = [
+            take(A, 3),
+            wait_for_all(B, &[1, 3]),
+            wait(C, 1),
+            by_others(3, change),
+        ];
+        ends_with(&held, [(&[], &[]), (&[C], &[])]);
+    }
+}
+
+#[test]
+fn a_grant_that_nobody_hears_of_is_taken_back_at_all_locks() {
+    let held = [
+        take(A, 0),
+        wait_for_all(B, &[0, 1]),
+        wait(C, 1),
+        release(A, 0),
+    ];
+    let story = [&held[..], &[Op::Disconnect { client: 1 }]].concat();
+    ends_with(&story, [(&[], &[]), (&[C], &[])]);
+    let queued = [
+        listen(0, 3000),
+        take(A, 0),
+        queue_for_all(B, &[0, 1], false),
+        wait(C, 1),
+        release(A, 0),
+    ];
+    let closed = Op::Close { client: 0 };
+    let story = [&queued[..], &[closed.clone()]].concat();
+    ends_with(&story, [(&[], &[]), (&[C], &[])]);
+    // Unless its owner has heard of it by another way.
+    let renewed = Op::RenewSeveral {
+        locks: vec![1],
+        owner: B,
+        lease_ms: INTEGER_MAX,
+        session: None,
+    };
+    let story = [&queued[..], &[renewed, closed.clone()]].concat();
+    ends_with(&story, [(&[B], &[]), (&[B], &[C])]);
+    // Without a grace all of it ends with the session.
+    let heard = [&queued[..], &[listen(0, 0), closed]].concat();
+    ends_with(&heard, [(&[], &[]), (&[C], &[])]);
+}
+
+#[test]
+fn once_keeps_the_place_in_all_lines() {
+    assert_eq!(SESSIONS.len(), 2);
+    let asked_twice = |locks: &[usize]| {
+        vec![
+            listen(0, 0),
+            take(A, 0),
+            wait_for_all(B, &[0, 1]),
+            wait_for_all(C, &[0, 1]),
+            queue_for_all(B, locks, true),
+        ]
+    };
+    ends_with(&asked_twice(&[0, 1]), [(&[A], &[B, C]), (&[], &[B, C])]);
+    ends_with(&asked_twice(&[1, 0, 1]), [(&[A], &[B, C]), (&[], &[B, C])]);
+    // Another set is another wait.
+    for (locks, line) in [(&[0][..], &[B][..]), (&[0, 1, 3], &[B, B])] {
+        let story = [
+            listen(0, 0),
+            take(A, 0),
+            wait_for_all(B, &[0, 1]),
+            queue_for_all(B, locks, true),
+        ];
+        ends_with(&story, [(&[A], &[B, B]), (&[], line)]);
+    }
+}
+
+#[test]
+fn a_circle_is_refused() {
+    // Through what one holds and what it waits for.
+    let story = [take(A, 0), take(B, 1), wait(A, 1), wait_for_all(B, &[3, 0])];
+    ends_with(&story, [(&[A], &[]), (&[B], &[A])]);
+    let story = [take(A, 0), take(B, 1), wait_for_all(A, &[3, 1]), wait(B, 0)];
+    ends_with(&story, [(&[A], &[]), (&[B], &[A])]);
+    // Through who stands before it at a lock that is free.
+    let story = [take(C, 1), wait_for_all(B, &[0, 1]), wait(C, 0)];
+    ends_with(&story, [(&[], &[B]), (&[C], &[B])]);
+    // What the owner holds is no reason to wait, so neither is who stands there.
+    let story = [take(A, 0), take(C, 3), wait(B, 0), wait_for_all(A, &[0, 3])];
+    ends_with(&story, [(&[A], &[B, A]), (&[], &[])]);
+    // A wait that has left is no reason either.
+    let left = Op::Cancel { lock: 1, owner: A };
+    let story = [
+        take(A, 0),
+        take(B, 1),
+        wait_for_all(A, &[3, 1]),
+        left,
+        wait(B, 0),
+    ];
+    ends_with(&story, [(&[A], &[B]), (&[B], &[])]);
+}
+
+#[test]
+fn a_free_lock_that_is_promised_may_be_taken_by_a_script() {
+    let held = [take(A, 0), wait_for_all(B, &[0, 1])];
+    let lease_ms = None;
+    let taken = by_others(1, Change::Take { owner: C, lease_ms });
+    let story = [&held[..], &[taken, release(A, 0)]].concat();
+    ends_with(&story, [(&[], &[B]), (&[C], &[B])]);
+    let story = [&story[..], &[by_others(1, Change::Delete)]].concat();
+    ends_with(&story, [(&[B], &[]), (&[B], &[])]);
+}
