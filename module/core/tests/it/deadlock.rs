@@ -474,9 +474,10 @@ proptest! {
         let mut crossing = Crossing::default();
         for op in ops {
             let (wanted, owner) = match op {
-                Op::Want { owner, lock } => (vec![place_of(lock)], owner),
+                Op::Want { owner, lock } | Op::Release { owner, lock } => {
+                    (vec![place_of(lock)], owner)
+                }
                 Op::WantTogether { owner, locks } => (places_of(locks), owner),
-                Op::Release { owner, lock } => (vec![place_of(lock)], owner),
                 Op::Break { lock } => {
                     let holders = crossing.space.holders(&place_of(lock));
                     let waits = |of: &Waiting| {

@@ -79,8 +79,8 @@ pub(crate) struct Life {
 }
 
 impl TwinHold {
-    /// Whether this is the hold, which the owner has with this token. That of a script has none, and
-    /// the key has one if somebody else in it was given it.
+    /// Whether this is the hold, which the owner has with this token. That of a script has none,
+    /// and the key has one if somebody else in it was given it.
     pub(crate) fn is(&self, token: Option<i64>) -> bool {
         self.token.is_none() || self.token == token
     }
@@ -159,7 +159,7 @@ impl Life {
         let unheard: Vec<_> = unheard;
         for (event, _) in unheard {
             if let News::Granted { token, several } = event.news {
-                self.take_back(event.place, event.owner, token, several);
+                self.take_back(event.place, &event.owner, token, several);
             }
         }
         if !has_grace {
@@ -171,7 +171,7 @@ impl Life {
     pub(crate) fn take_back(
         &mut self,
         place: Place,
-        owner: Vec<u8>,
+        owner: &[u8],
         token: i64,
         several: Vec<(Place, i64)>,
     ) {
@@ -179,7 +179,7 @@ impl Life {
         for (place, token) in several.into_iter().chain(one) {
             self.endings.push(TwinEnding {
                 place,
-                owner: owner.clone(),
+                owner: owner.to_vec(),
                 token: Some(token),
                 whole: false,
             });

@@ -467,45 +467,58 @@ fn by_script(owner: usize) -> Op {
     }
 }
 
-fn once_failed_with_sessions() -> Vec<(&'static str, Vec<Op>)> {
-    let events = |session| Op::Events {
+/// A session that ends 20 ms after its connection.
+fn listens(session: Name) -> Op {
+    Op::Events {
         session,
         client: session,
         block_ms: None,
         grace_ms: 20,
-    };
-    let queue = |owner, session| Op::Acquire {
+    }
+}
+
+fn queues(owner: usize, session: Name) -> Op {
+    Op::Acquire {
         lock: 0,
         owner,
         lease_ms: 50,
         waits: Waits::Queue(0),
         session: Some(session),
         once: false,
-    };
-    let block = |owner| Op::Acquire {
+    }
+}
+
+fn blocks(owner: usize) -> Op {
+    Op::Acquire {
         lock: 0,
         owner,
         lease_ms: 50,
         waits: Waits::Block(0),
         session: None,
         once: false,
-    };
-    let renew = |owner, session| Op::Renew {
+    }
+}
+
+fn renews(owner: usize, session: Option<Name>) -> Op {
+    Op::Renew {
         lock: 0,
         owner,
         lease_ms: 50,
         token: Named::No,
         session,
-    };
-    let granted_to_0 = [queue(1, 0), queue(0, 1), Op::Break { lock: 0 }];
-    let begin = [events(0), events(1)];
+    }
+}
+
+fn once_failed_with_sessions() -> Vec<(&'static str, Vec<Op>)> {
+    let granted_to_0 = [queues(1, 0), queues(0, 1), Op::Break { lock: 0 }];
+    let begin = [listens(0), listens(1)];
     vec![
         (
             "a grant that RENEW has confirmed is not taken back",
             [
                 &begin[..],
                 &granted_to_0,
-                &[renew(0, None), Op::Close { client: 1 }],
+                &[renews(0, None), Op::Close { client: 1 }],
             ]
             .concat(),
         ),
@@ -514,17 +527,29 @@ fn once_failed_with_sessions() -> Vec<(&'static str, Vec<Op>)> {
             [
                 &begin[..],
                 &granted_to_0,
-                &[queue(0, 0), renew(0, None), Op::Close { client: 1 }],
+                &[queues(0, 0), renews(0, None), Op::Close { client: 1 }],
             ]
             .concat(),
         ),
         (
+            "after a demotion nothing is due",
+            vec![blocks(1), blocks(0), blocks(0), Op::Demote],
+        ),
+    ]
+    .into_iter()
+    .chain(once_failed_with_scripts())
+    .collect()
+}
+
+fn once_failed_with_scripts() -> Vec<(&'static str, Vec<Op>)> {
+    vec![
+        (
             "a script's hold that is given a token later is not lost",
             vec![
-                events(0),
+                listens(0),
                 by_script(0),
-                renew(0, Some(0)),
-                block(0),
+                renews(0, Some(0)),
+                blocks(0),
                 Op::Close { client: 0 },
                 Op::Pass { ms: 20 },
             ],
@@ -532,7 +557,7 @@ fn once_failed_with_sessions() -> Vec<(&'static str, Vec<Op>)> {
         (
             "nor is one of two in a hash when the other is given a token",
             vec![
-                events(0),
+                listens(0),
                 by_script(0),
                 Op::Foreign {
                     lock: 0,
@@ -542,15 +567,11 @@ fn once_failed_with_sessions() -> Vec<(&'static str, Vec<Op>)> {
                     },
                     told: true,
                 },
-                renew(1, Some(0)),
-                block(0),
+                renews(1, Some(0)),
+                blocks(0),
                 Op::Pass { ms: 30 },
                 Op::StepClock { ms: 1 },
             ],
-        ),
-        (
-            "after a demotion nothing is due",
-            vec![block(1), block(0), block(0), Op::Demote],
         ),
     ]
 }

@@ -169,6 +169,16 @@ fn nobody_comes_out_of_turn() {
     // And so does one who wants it with others.
     let held = [take(A, 0), wait_for_all(B, &[0, 1]), wait_for_all(C, &[1])];
     ends_with(&held, [(&[A], &[B]), (&[], &[B, C])]);
+    // Where lock 1 is promised to another who wants it with others, too.
+    let held = [
+        take_all(A, &[0, 3]),
+        wait_for_all(C, &[1, 3]),
+        wait_for_all(B, &[0, 1]),
+    ];
+    let story = [&held[..], &[release(A, 0)]].concat();
+    ends_with(&story, [(&[], &[B]), (&[], &[C, B])]);
+    let story = [&story[..], &[release(A, 3), release_all(C, &[3, 1])]].concat();
+    ends_with(&story, [(&[B], &[]), (&[B], &[])]);
     // Who is behind another at one lock waits for that other, whatever is free elsewhere.
     let held = [take_all(A, &[0, 1]), wait(C, 1), wait_for_all(B, &[0, 1])];
     let story = [&held[..], &in_one_step(release_all(A, &[0, 1]))].concat();
@@ -282,7 +292,7 @@ fn a_grant_that_nobody_hears_of_is_taken_back_at_all_locks() {
         release(A, 0),
     ];
     let closed = Op::Close { client: 0 };
-    let story = [&queued[..], &[closed.clone()]].concat();
+    let story = [&queued[..], std::slice::from_ref(&closed)].concat();
     ends_with(&story, [(&[], &[]), (&[C], &[])]);
     // Unless its owner has heard of it by another way.
     let renewed = Op::RenewSeveral {

@@ -339,12 +339,6 @@ impl World {
         if self.is_replica && writes(op) {
             return Ok((Reply::Nothing, Reply::Nothing));
         }
-        match op {
-            Op::AcquireSeveral { .. } | Op::ReleaseSeveral { .. } | Op::RenewSeveral { .. } => {
-                return self.happen_to_several(op);
-            }
-            _ => {}
-        }
         match *op {
             Op::Acquire {
                 lock,
@@ -385,6 +379,9 @@ impl World {
                 token,
                 session,
             } => self.renew(&place(lock), OWNERS[owner], lease_ms, token, session),
+            Op::AcquireSeveral { .. } | Op::ReleaseSeveral { .. } | Op::RenewSeveral { .. } => {
+                self.happen_to_several(op)
+            }
             Op::Events {
                 session,
                 client,
@@ -725,7 +722,7 @@ impl World {
             let UnderWay { lock, owner, grant } = grant;
             let (token, several) = (grant.token.get(), each_of(&grant));
             let twin = &mut self.twin.life;
-            twin.take_back(place_of(&lock), owner.clone(), token, several);
+            twin.take_back(place_of(&lock), &owner, token, several);
             self.locks
                 .give_back_later(lock, &owner.as_slice().into(), grant);
         }

@@ -60,7 +60,8 @@ impl World {
             let mut line = self.twin.line(&places[0]).iter();
             line.any(|of| of.owner == owner && of.together.is_some() && of.wait_end == Some(end))
         };
-        let ms = (ms..).find(|ms| *ms == 0 || !ends_then(*ms)).unwrap_or(ms);
+        let mut later = ms..ms + 1000;
+        let ms = later.find(|ms| *ms == 0 || !ends_then(*ms)).unwrap_or(ms);
         match waits {
             Waits::Block(_) => Waits::Block(ms),
             _ => Waits::Queue(ms),
@@ -174,9 +175,9 @@ impl World {
         }
         self.carry_out(&Place::default(), asked.owner, &effects)?;
         if !moved {
-            places.iter().for_each(|place| {
+            for place in places {
                 self.unseen.remove(place);
-            });
+            }
         }
         self.waiting.insert(seat, joined.waiter);
         self.ever_waited.push(joined.waiter);
