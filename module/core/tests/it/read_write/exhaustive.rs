@@ -39,8 +39,8 @@ fn one_session_in_any_order() {
 }
 
 /// With the deadlock check on there is no state in which everybody waits for somebody: those who
-/// wait for nothing give back what they hold, and so on until nobody waits. One lock is a read-write
-/// lock, the other a plain one.
+/// wait for nothing give back what they hold, and so on until nobody waits. One lock is a
+/// read-write lock, the other a plain one.
 #[test]
 fn nobody_waits_for_ever_in_any_order() {
     let walked = walk(&alphabet_of_waits(), depth(4, 6), seen, Some(all_waits_end));

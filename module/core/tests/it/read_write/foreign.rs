@@ -162,9 +162,11 @@ fn by_hand(space: &mut Keyspace, lock: usize, change: Change, wall_ms: i64) {
         Change::SetCount { owner, value } => space.set_field(name, OWNERS[owner], value),
         Change::SetWriteCount { owner, value } => {
             // One writer is enough for anybody.
-            if space.writers(name).iter().all(|of| of == OWNERS[owner]) {
-                space.set_field(name, &writer_field(OWNERS[owner]), value);
+            let writers = space.writers(name);
+            if writers.iter().any(|of| of != OWNERS[owner]) {
+                return;
             }
+            space.set_field(name, &writer_field(OWNERS[owner]), value);
         }
         Change::AddWriter { owner } => {
             space.set_field(name, &writer_field(OWNERS[owner]), "1");

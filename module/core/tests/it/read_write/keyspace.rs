@@ -74,9 +74,10 @@ impl fmt::Debug for Keyspace {
 
 /// The key of a reader's entry with this number.
 pub(crate) fn timeout_key(name: &[u8], owner: &[u8], number: i64) -> Vec<u8> {
-    let tag = match name.contains(&b'{') {
-        true => name.to_vec(),
-        false => [b"{", name, b"}"].concat(),
+    let tag = if name.contains(&b'{') {
+        name.to_vec()
+    } else {
+        [b"{", name, b"}"].concat()
     };
     let number = number.to_string();
     [&tag, owner, b"rwlock_timeout", number.as_bytes()].join(&b':')

@@ -359,6 +359,10 @@ impl Twin {
         left
     }
 
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "what a command names, one by one"
+    )]
     pub(crate) fn renew(
         &mut self,
         lock: &[u8],
@@ -874,9 +878,10 @@ impl Twin {
     /// does. Those in line come in whenever somebody looks.
     pub(crate) fn is_mixed(&self, lock: &[u8]) -> bool {
         let says_read = self.space.mode(lock).is_none_or(|mode| mode == b"read");
-        match self.space.writers(lock).is_empty() {
-            true => !says_read,
-            false => self.space.holders(lock).len() > 1,
+        if self.space.writers(lock).is_empty() {
+            !says_read
+        } else {
+            self.space.holders(lock).len() > 1
         }
     }
 
@@ -1001,25 +1006,23 @@ impl Twin {
         let present = self.space.get(lock).unwrap().ends_at;
         let others = |owners: Vec<Vec<u8>>| owners.iter().any(|of| of != owner);
         match mode {
-            Mode::Read => match self.count(lock, owner, mode) {
-                Some(count) => {
+            Mode::Read => {
+                if let Some(count) = self.count(lock, owner, mode) {
                     let token = self.token(lock, owner, mode);
-                    self.set_timeouts(lock, owner, (1, count), token, end);
+                    return self.set_timeouts(lock, owner, (1, count), token, end);
                 }
                 // A reader without a count has no keys of its own, and the lease of the hash.
-                None => {
-                    let readers = self.space.readers(lock).into_iter();
-                    let others = readers.filter(|(of, _)| of != owner);
-                    let longest = others.map(|(_, reader)| reader.ends_at).max();
-                    let present_stays = self.mode(lock) == Mode::Write || longest == Some(NEVER);
-                    let end = longest.filter(|end| *end != NEVER).max(Some(end));
-                    match present {
-                        _ if !present_stays => self.expire(lock, end),
-                        Some(_) => self.expire(lock, end.max(present)),
-                        None => {}
-                    }
+                let readers = self.space.readers(lock).into_iter();
+                let others = readers.filter(|(of, _)| of != owner);
+                let longest = others.map(|(_, reader)| reader.ends_at).max();
+                let present_stays = self.mode(lock) == Mode::Write || longest == Some(NEVER);
+                let end = longest.filter(|end| *end != NEVER).max(Some(end));
+                match present {
+                    _ if !present_stays => self.expire(lock, end),
+                    Some(_) => self.expire(lock, end.max(present)),
+                    None => {}
                 }
-            },
+            }
             Mode::Plain if others(self.space.plain_owners(lock)) => {
                 self.expire(lock, present.map(|present| present.max(end)));
             }

@@ -255,8 +255,8 @@ impl World {
         })
     }
 
-    /// Where an owner reads both with us and with Redisson, which writes no token, what is on record
-    /// cannot be told from what is there: as if that had changed without word.
+    /// Where an owner reads both with us and with Redisson, which writes no token, what is on
+    /// record cannot be told from what is there: as if that had changed without word.
     fn overlook_shared_holds(&mut self) {
         for ((lock, owner, mode), hold) in &self.twin.life.holds {
             let mut keys = self.space.timeouts(lock, owner).into_iter();
@@ -400,12 +400,12 @@ impl World {
             once: asked.once,
         };
         let now = self.clock.now;
-        let look = match asked.waits {
+        let how_much = match asked.waits {
             Waits::No if !asked.once => Look::Brief,
             _ => Look::Whole,
         };
         for _ in 0..3 {
-            let stored = self.space.read(lock, asked.owner, look, self.how);
+            let stored = self.space.read(lock, asked.owner, how_much, self.how);
             let mut effects = Vec::new();
             let acquired = self.locks.acquire(
                 lock_ref(lock),
@@ -929,9 +929,10 @@ impl World {
     fn hears(&mut self, seat: usize, heard: Heard) -> Result<(), String> {
         self.heard.push((seat, heard));
         self.waiting.remove(&seat);
-        match self.blocked.remove(&seat) {
-            true => Ok(()),
-            false => Err(format!("{seat} hears something twice")),
+        if self.blocked.remove(&seat) {
+            Ok(())
+        } else {
+            Err(format!("{seat} hears something twice"))
         }
     }
 
