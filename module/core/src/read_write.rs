@@ -280,6 +280,13 @@ impl Locks {
         if hash.mode() == Mode::Read && hash.others_read.is_none() {
             return self.free(self.lines.find(lock), Mode::Read, now, effects);
         }
+        if hash.own_write.is_none()
+            && hash.others_read.is_none()
+            && let Some(line) = self.lines.find(lock)
+        {
+            // Somebody else's `mode` says that it is written. If nobody is there, it is free.
+            self.lines.settle_now(line);
+        }
         effects.push(Effect::WriteCount {
             holder: Holder::Caller,
             mode: Mode::Read,
@@ -485,6 +492,11 @@ impl Locks {
             }
         };
         self.expire(lock, hash, key_end, now, effects);
+        if entry.mode == Mode::Read && hash.mode() == Mode::Read {
+            // With readers alone the lock is free when the last of them is gone.
+            let readers_end = own_end.max(hash.others_read).filter(|end| *end != NEVER);
+            self.check_after(self.lines.find(lock), readers_end, now);
+        }
         if entry.mode == Mode::Read && held == 0 && token.get() % SWEEP_EVERY == 0 {
             effects.push(Effect::SweepReaders);
         }

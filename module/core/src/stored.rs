@@ -166,7 +166,9 @@ impl ReadWrite {
             return self.ends_at;
         }
         let own = self.own_read.map(|own| own.ends_at);
-        own.max(self.others_read).filter(|end| *end != NEVER)
+        let end = own.max(self.others_read);
+        // The key can end earlier: Redisson's renewal sets it to its own lease.
+        end.min(self.ends_at.or(end)).filter(|end| *end != NEVER)
     }
 
     /// When the key must expire if the owner's own reading ends then, or is over; none if that is

@@ -23,3 +23,5 @@ mod exhaustive;
 mod model;
 mod parsing;
 mod together;
+// The read-write lock: a server, a twin and questions of its own.
+mod read_write;

@@ -1,0 +1,359 @@
+//! Every order in which two or three owners, or a session, can get in each other's way at a
+//! read-write lock, to a stated depth.
+//!
+//! The walk goes breadth first from an empty server through an alphabet of things that can happen;
+//! a state that was met before, as far as anybody can tell it from outside, is not entered again by
+//! the same last step. The first failure is therefore a shortest one; it prints the history that
+//! replays it.
+
+use super::keyspace::{Reading, Value};
+use super::twin::{Reply, Waits};
+use super::world::{LOCKS, Named, OWNERS, Op, World, replay, replay_to};
+use rlock_core::Mode;
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+/// A hold's lease; a wait with a limit ends before it.
+const LEASE_MS: i64 = 20;
+const SHORT_MS: i64 = 6;
+const WAIT_MS: i64 = 8;
+/// Lines longer than this, and counts above it, are not followed.
+const SIZE_MAX: usize = 3;
+
+#[test]
+fn two_owners_in_any_order() {
+    let walked = walk(&alphabet(2), depth(4, 5), seen, None);
+    walked.is_more_than(1_500);
+}
+
+#[test]
+fn three_owners_in_any_order() {
+    let walked = walk(&alphabet_of_three(), depth(4, 6), seen, None);
+    walked.is_more_than(1_500);
+}
+
+#[test]
+fn one_session_in_any_order() {
+    let walked = walk(&alphabet_of_a_session(), depth(4, 5), seen, Some(fetch_all));
+    walked.is_more_than(1_000);
+}
+
+/// With the deadlock check on there is no state in which everybody waits for somebody: those who
+/// wait for nothing give back what they hold, and so on until nobody waits. One lock is a
+/// read-write lock, the other a plain one.
+#[test]
+fn nobody_waits_for_ever_in_any_order() {
+    let walked = walk(&alphabet_of_waits(), depth(4, 6), seen, Some(all_waits_end));
+    walked.is_more_than(1_500);
+    assert!(
+        walked.refused > 100,
+        "{} waits were refused",
+        walked.refused
+    );
+}
+
+/// How deep the walk goes: less deep where nothing is optimized.
+fn depth(debug: usize, release: usize) -> usize {
+    if cfg!(debug_assertions) {
+        debug
+    } else {
+        release
+    }
+}
+
+fn acquire(lock: usize, owner: usize, mode: Mode, lease_ms: i64, waits: Waits) -> Op {
+    Op::Acquire {
+        lock,
+        owner,
+        mode,
+        lease_ms,
+        waits,
+        session: None,
+        once: false,
+    }
+}
+
+fn release(lock: usize, owner: usize, mode: Mode) -> Op {
+    Op::Release {
+        lock,
+        owner,
+        mode,
+        token: Named::No,
+        lease_ms: None,
+    }
+}
+
+/// Everything that can happen to one lock.
+fn alphabet(owners: usize) -> Vec<Op> {
+    let lock = 0;
+    let of_owner = |owner| {
+        let renew = |mode, lease_ms| Op::Renew {
+            lock,
+            owner,
+            mode,
+            lease_ms,
+            token: Named::No,
+            session: None,
+        };
+        [
+            acquire(lock, owner, Mode::Read, SHORT_MS, Waits::No),
+            acquire(lock, owner, Mode::Read, LEASE_MS, Waits::Block(0)),
+            acquire(lock, owner, Mode::Write, LEASE_MS, Waits::Block(WAIT_MS)),
+            release(lock, owner, Mode::Read),
+            release(lock, owner, Mode::Write),
+            renew(Mode::Read, SHORT_MS),
+            renew(Mode::Write, SHORT_MS),
+            Op::Cancel { lock, owner },
+        ]
+    };
+    let mut ops: Vec<Op> = (0..owners).flat_map(of_owner).collect();
+    ops.extend([
+        Op::Break { lock },
+        Op::Pass { ms: SHORT_MS + 1 },
+        Op::PassDeadline { more_ms: 0 },
+    ]);
+    ops.extend((0..2).map(|client| Op::Disconnect { client }));
+    ops
+}
+
+/// Three who wait in line, one of them for the plain kind too.
+fn alphabet_of_three() -> Vec<Op> {
+    let lock = 0;
+    let of_owner = |owner| {
+        [
+            acquire(lock, owner, Mode::Read, LEASE_MS, Waits::Block(0)),
+            acquire(lock, owner, Mode::Write, SHORT_MS, Waits::Block(0)),
+            release(lock, owner, Mode::Read),
+            release(lock, owner, Mode::Write),
+        ]
+    };
+    let mut ops: Vec<Op> = (0..OWNERS.len()).flat_map(of_owner).collect();
+    ops.extend([
+        acquire(lock, 0, Mode::Plain, SHORT_MS, Waits::Block(0)),
+        Op::Cancel { lock, owner: 1 },
+        Op::PassDeadline { more_ms: 0 },
+    ]);
+    ops
+}
+
+/// One session, two owners who wait for one lock through it or hold it in it.
+fn alphabet_of_a_session() -> Vec<Op> {
+    let (lock, session) = (0, 0);
+    let of_session = |owner, mode, lease_ms, waits, once| Op::Acquire {
+        lock,
+        owner,
+        mode,
+        lease_ms,
+        waits,
+        session: Some(session),
+        once,
+    };
+    let events = |client, grace_ms| Op::Events {
+        session,
+        client,
+        grace_ms,
+    };
+    let queue = Waits::Queue(0);
+    vec![
+        events(0, 0),
+        events(1, WAIT_MS),
+        of_session(0, Mode::Read, SHORT_MS, queue, false),
+        of_session(0, Mode::Write, LEASE_MS, queue, false),
+        of_session(1, Mode::Read, LEASE_MS, queue, true),
+        of_session(1, Mode::Write, LEASE_MS, Waits::Queue(WAIT_MS), true),
+        acquire(lock, 2, Mode::Read, SHORT_MS, Waits::No),
+        release(lock, 0, Mode::Read),
+        release(lock, 0, Mode::Write),
+        release(lock, 1, Mode::Write),
+        Op::Renew {
+            lock,
+            owner: 2,
+            mode: Mode::Read,
+            lease_ms: LEASE_MS,
+            token: Named::No,
+            session: Some(session),
+        },
+        Op::Close { client: 0 },
+        Op::Close { client: 1 },
+        Op::Break { lock },
+        Op::PassDeadline { more_ms: 0 },
+    ]
+}
+
+/// Three owners who wait for a read-write lock and a plain one.
+fn alphabet_of_waits() -> Vec<Op> {
+    // With ONCE: who waits for a lock does not wait for it twice.
+    let wait = |lock, owner, mode| Op::Acquire {
+        lock,
+        owner,
+        mode,
+        lease_ms: 1_000_000,
+        waits: Waits::Block(0),
+        session: None,
+        once: true,
+    };
+    let of_owner = |owner| {
+        [
+            wait(0, owner, Mode::Read),
+            wait(0, owner, Mode::Write),
+            wait(1, owner, Mode::Plain),
+            release(0, owner, Mode::Read),
+            release(0, owner, Mode::Write),
+            release(1, owner, Mode::Plain),
+            Op::Cancel { lock: 0, owner },
+        ]
+    };
+    (0..OWNERS.len()).flat_map(of_owner).collect()
+}
+
+#[derive(Default)]
+struct Walked {
+    states: usize,
+    steps: usize,
+    refused: u64,
+}
+
+impl Walked {
+    /// A walk that goes nowhere proves nothing.
+    fn is_more_than(&self, states: usize) {
+        eprintln!("{} states, {} histories", self.states, self.steps);
+        assert!(self.states > states, "only {} states were met", self.states);
+    }
+}
+
+/// `seen` is all that decides what can happen next, with times as distances. None where the walk
+/// goes no further. What is true of each state is `checked`.
+fn walk(
+    alphabet: &[Op],
+    depth: usize,
+    seen: impl Fn(&World) -> Option<String>,
+    checked: Option<fn(World) -> Result<(), String>>,
+) -> Walked {
+    let mut walked = Walked::default();
+    let mut met = BTreeSet::new();
+    let mut frontier: Vec<Vec<Op>> = vec![Vec::new()];
+    for _ in 0..depth {
+        let mut next = Vec::new();
+        for history in &frontier {
+            for (last, op) in alphabet.iter().enumerate() {
+                let history: Vec<Op> = history.iter().chain([op]).cloned().collect();
+                let world = replay_to(&history, Reading::Short);
+                let world = world.unwrap_or_else(|wrong| panic!("{wrong}"));
+                walked.steps += 1;
+                walked.refused += world.counters().deadlocks_refused;
+                let Some(state) = seen(&world) else {
+                    continue;
+                };
+                if met.insert((state, last)) {
+                    let checked = checked.map_or(Ok(()), |checked| checked(world));
+                    checked.unwrap_or_else(|wrong| panic!("{wrong}\nafter {history:?}"));
+                    next.push(history);
+                }
+            }
+        }
+        frontier = next;
+    }
+    walked.states = met.len();
+    walked
+}
+
+fn fetch_all(mut world: World) -> Result<(), String> {
+    world.fetch_all()
+}
+
+fn all_waits_end(mut world: World) -> Result<(), String> {
+    loop {
+        // What one holds one never waits for, even if a second wait of one's own is left there.
+        let waits = |owner: &[u8]| {
+            let mut lines = world.twin.lines.iter();
+            lines.any(|(lock, line)| {
+                let holders = world.space().holders(lock);
+                let is_own = holders.iter().any(|holder| **holder == *owner);
+                !is_own && line.iter().any(|waiter| waiter.owner == owner)
+            })
+        };
+        let owners = (0..OWNERS.len()).filter(|owner| !waits(OWNERS[*owner]));
+        let holds = [(0, Mode::Write), (0, Mode::Read), (1, Mode::Plain)];
+        let holds = owners.flat_map(|owner| holds.map(|(lock, mode)| (lock, owner, mode)));
+        let held = holds
+            .filter(|(lock, owner, mode)| world.twin.holds(LOCKS[*lock], OWNERS[*owner], *mode));
+        let given_back: Vec<Op> = held
+            .map(|(lock, owner, mode)| release(lock, owner, mode))
+            .collect();
+        if given_back.is_empty() {
+            break;
+        }
+        for op in &given_back {
+            world.step(op)?;
+        }
+    }
+    match world.twin.waiting() {
+        0 => Ok(()),
+        _ => Err(format!("these wait for each other: {:?}", world.twin.lines)),
+    }
+}
+
+fn seen(world: &World) -> Option<String> {
+    let (now, twin) = (world.now(), &world.twin);
+    let mut text = String::new();
+    for (key, entry) in world.space().entries() {
+        let left = entry.ends_at.map(|end| end - now.wall_ms());
+        match &entry.value {
+            Value::Text(_) => write!(text, "{key:?} {left:?} ").unwrap(),
+            Value::Hash(fields) => {
+                let mut counts = fields.iter().filter(|(field, _)| *field != b"fence");
+                if counts.any(|(_, count)| count.len() == 1 && count.as_slice() > b"3") {
+                    return None;
+                }
+                let fields = fields.iter().filter(|(field, _)| *field != b"fence");
+                write!(text, "{key:?} {:?} {left:?} ", fields.collect::<Vec<_>>()).unwrap();
+            }
+        }
+    }
+    write!(text, "{:?}:", world.next_deadline()).unwrap();
+    for lock in 0..LOCKS.len() {
+        if world.line(lock).len() > SIZE_MAX {
+            return None;
+        }
+        for waiter in world.line(lock) {
+            let wait_left = waiter.wait_end.map(|end| end - now.mono_ms);
+            let (owner, is_queued) = (&waiter.owner, waiter.is_queued);
+            write!(
+                text,
+                " {owner:?}/{:?}/{wait_left:?}/{is_queued}",
+                waiter.mode
+            )
+            .unwrap();
+        }
+    }
+    for grant in world.under_way() {
+        write!(text, " {grant:?}").unwrap();
+    }
+    for (of, hold) in &twin.life.holds {
+        let left = hold.ends_at.map(|end| end - now.wall_ms());
+        write!(text, "; {of:?} {} {left:?}", hold.session).unwrap();
+    }
+    let present = |lock: &[u8], owner: &[u8], mode| twin.token(lock, owner, mode);
+    for session in twin.life.sessions.values() {
+        let left = session.grace_end.map(|end| end - now.mono_ms);
+        let events = session.events_shown(present);
+        write!(text, "; {:?} {left:?} {events:?}", session.client).unwrap();
+    }
+    (world.under_way().count() <= SIZE_MAX).then_some(text)
+}
+
+/// What answers a walk must not be all alike.
+#[test]
+fn the_walk_meets_what_it_is_for() {
+    let lock = 0;
+    let history = [
+        acquire(lock, 0, Mode::Write, LEASE_MS, Waits::No),
+        acquire(lock, 1, Mode::Read, LEASE_MS, Waits::Block(0)),
+        acquire(lock, 2, Mode::Read, LEASE_MS, Waits::Block(0)),
+    ];
+    let mut world = replay(&history, Reading::Short).unwrap();
+    assert_eq!(world.line(lock).len(), 2);
+    let left = world.step(&release(lock, 0, Mode::Write)).unwrap();
+    assert_eq!(left, Reply::Number(0));
+    assert_eq!(world.line(lock).len(), 0);
+}

@@ -1,0 +1,492 @@
+//! A keyspace in memory in which a reader's lease is kept in keys of its own.
+
+use rlock_core::{
+    Count, Effect, Hash, Holder, Look, Mode, NEVER, ReadHold, ReadWrite, Stored, Token,
+};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The fields of a hash.
+pub(crate) type Fields = BTreeMap<Vec<u8>, Vec<u8>>;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Value {
+    Hash(Fields),
+    Text(Vec<u8>),
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Entry {
+    pub(crate) value: Value,
+    /// In milliseconds of the wall clock; none if the key never expires.
+    pub(crate) ends_at: Option<i64>,
+}
+
+/// How readers' leases are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) enum Reading {
+    /// Every timeout key of everybody.
+    #[default]
+    All,
+    /// As the module does, which asks nobody else where the end of the key answers for all.
+    Short,
+}
+
+/// A live reader's hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reader {
+    /// None of a field that is no count.
+    pub(crate) count: Option<i64>,
+    pub(crate) token: Option<i64>,
+    /// The end of its longest timeout key, or [`NEVER`].
+    pub(crate) ends_at: i64,
+}
+
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Keyspace {
+    keys: BTreeMap<Vec<u8>, Entry>,
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.value {
+            Value::Text(value) => write!(f, "{}", value.escape_ascii())?,
+            Value::Hash(fields) => {
+                let shown = |bytes: &[u8]| bytes.escape_ascii().to_string();
+                let fields = fields.iter();
+                let mut map = f.debug_map();
+                map.entries(fields.map(|(field, value)| (shown(field), shown(value))));
+                map.finish()?;
+            }
+        }
+        write!(f, " until {:?}", self.ends_at)
+    }
+}
+
+impl fmt::Debug for Keyspace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (key, entry) in &self.keys {
+            write!(f, "\n  {}: {entry:?}", key.escape_ascii())?;
+        }
+        Ok(())
+    }
+}
+
+/// The key of a reader's entry with this number.
+pub(crate) fn timeout_key(name: &[u8], owner: &[u8], number: i64) -> Vec<u8> {
+    let tag = if name.contains(&b'{') {
+        name.to_vec()
+    } else {
+        [b"{", name, b"}"].concat()
+    };
+    let number = number.to_string();
+    [&tag, owner, b"rwlock_timeout", number.as_bytes()].join(&b':')
+}
+
+pub(crate) fn writer_field(owner: &[u8]) -> Vec<u8> {
+    [owner, b":write"].concat()
+}
+
+/// A number as a computer writes it.
+pub(crate) fn number(value: &[u8]) -> Option<i64> {
+    let text = str::from_utf8(value).ok()?;
+    let number: i64 = text.parse().ok()?;
+    (number.to_string() == text).then_some(number)
+}
+
+impl Keyspace {
+    pub(crate) fn get(&self, key: &[u8]) -> Option<&Entry> {
+        self.keys.get(key)
+    }
+
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (&Vec<u8>, &Entry)> {
+        self.keys.iter()
+    }
+
+    pub(crate) fn get_mut(&mut self, key: &[u8]) -> Option<&mut Entry> {
+        self.keys.get_mut(key)
+    }
+
+    pub(crate) fn set(&mut self, key: &[u8], value: Value, ends_at: Option<i64>) {
+        self.keys.insert(key.to_vec(), Entry { value, ends_at });
+    }
+
+    pub(crate) fn delete(&mut self, key: &[u8]) -> Option<Entry> {
+        self.keys.remove(key)
+    }
+
+    /// Drops what has expired. A key lives through the millisecond that is its end.
+    pub(crate) fn expire(&mut self, wall_ms: i64) {
+        self.keys
+            .retain(|_, entry| entry.ends_at.is_none_or(|end| wall_ms <= end));
+    }
+
+    pub(crate) fn fields(&self, name: &[u8]) -> Option<&Fields> {
+        match &self.keys.get(name)?.value {
+            Value::Hash(fields) => Some(fields),
+            Value::Text(_) => None,
+        }
+    }
+
+    pub(crate) fn field(&self, name: &[u8], field: &[u8]) -> Option<&Vec<u8>> {
+        self.fields(name)?.get(field)
+    }
+
+    /// `HSET`, which makes the hash if there is none and does nothing to another type.
+    pub(crate) fn set_field(&mut self, name: &[u8], field: &[u8], value: impl Into<Vec<u8>>) {
+        let fresh = Entry {
+            value: Value::Hash(Fields::new()),
+            ends_at: None,
+        };
+        let entry = self.keys.entry(name.to_vec()).or_insert(fresh);
+        if let Value::Hash(fields) = &mut entry.value {
+            fields.insert(field.to_vec(), value.into());
+        }
+    }
+
+    /// `HDEL`, which takes an empty hash away. Whether the field was there.
+    pub(crate) fn remove_field(&mut self, name: &[u8], field: &[u8]) -> bool {
+        let Some(Value::Hash(fields)) = self.keys.get_mut(name).map(|entry| &mut entry.value)
+        else {
+            return false;
+        };
+        let was_there = fields.remove(field).is_some();
+        if fields.is_empty() {
+            self.keys.remove(name);
+        }
+        was_there
+    }
+
+    /// Whether a mode says that this is a read-write lock's hash.
+    pub(crate) fn mode(&self, name: &[u8]) -> Option<&[u8]> {
+        self.field(name, b"mode").map(Vec::as_slice)
+    }
+
+    /// Those who hold it as a plain lock.
+    pub(crate) fn plain_owners(&self, name: &[u8]) -> Vec<Vec<u8>> {
+        let fields = self.fields(name).filter(|_| self.mode(name).is_none());
+        let owners = fields.into_iter().flat_map(|fields| fields.keys());
+        owners.filter(|field| *field != b"fence").cloned().collect()
+    }
+
+    pub(crate) fn writers(&self, name: &[u8]) -> Vec<Vec<u8>> {
+        let fields = self.fields(name).filter(|_| self.mode(name).is_some());
+        let fields = fields.into_iter().flat_map(|fields| fields.keys());
+        fields
+            .filter_map(|field| field.strip_suffix(b":write").map(<[u8]>::to_vec))
+            .collect()
+    }
+
+    /// Those who have a field as readers, whether or not a lease of theirs is left.
+    pub(crate) fn reader_fields(&self, name: &[u8]) -> Vec<Vec<u8>> {
+        let fields = self.fields(name).filter(|_| self.mode(name).is_some());
+        let fields = fields.into_iter().flat_map(|fields| fields.keys());
+        let is_reader = |field: &&Vec<u8>| {
+            *field != b"fence" && *field != b"mode" && !field.ends_with(b":write")
+        };
+        fields.filter(is_reader).cloned().collect()
+    }
+
+    /// The timeout keys that are there of those an owner's field counts, with their numbers.
+    pub(crate) fn timeouts(&self, name: &[u8], owner: &[u8]) -> Vec<(i64, &Entry)> {
+        let count = self.field(name, owner).and_then(|value| number(value));
+        let mut prefix = timeout_key(name, owner, 0);
+        prefix.pop();
+        let keys = self.keys.range(prefix.clone()..);
+        let keys = keys.take_while(|(key, _)| key.starts_with(&prefix));
+        let mut found: Vec<(i64, &Entry)> = keys
+            .filter_map(|(key, entry)| Some((number(&key[prefix.len()..])?, entry)))
+            .filter(|(number, _)| *number >= 1 && count.is_some_and(|count| *number <= count))
+            .collect();
+        found.sort_by_key(|(number, _)| *number);
+        found
+    }
+
+    /// A reader whose lease is not over. One whose field is no count has the lease of the hash.
+    pub(crate) fn reader(&self, name: &[u8], owner: &[u8]) -> Option<Reader> {
+        if !self.reader_fields(name).contains(&owner.to_vec()) {
+            return None;
+        }
+        let count = number(self.field(name, owner)?).filter(|count| *count >= 1);
+        if count.is_none() {
+            let ends_at = self.get(name)?.ends_at.unwrap_or(NEVER);
+            let token = None;
+            return Some(Reader {
+                count,
+                token,
+                ends_at,
+            });
+        }
+        let timeouts = self.timeouts(name, owner);
+        let (_, latest) = timeouts.last()?;
+        let token = match &latest.value {
+            Value::Text(value) => number(value).filter(|token| *token > 1),
+            Value::Hash(_) => None,
+        };
+        let ends = timeouts.iter().map(|(_, key)| key.ends_at.unwrap_or(NEVER));
+        Some(Reader {
+            count,
+            token,
+            ends_at: ends.max()?,
+        })
+    }
+
+    pub(crate) fn readers(&self, name: &[u8]) -> Vec<(Vec<u8>, Reader)> {
+        let fields = self.reader_fields(name).into_iter();
+        let live = |owner: Vec<u8>| Some((owner.clone(), self.reader(name, &owner)?));
+        fields.filter_map(live).collect()
+    }
+
+    /// Who holds a lock, in whatever way.
+    pub(crate) fn holders(&self, name: &[u8]) -> Vec<Box<[u8]>> {
+        let readers = self.readers(name).into_iter().map(|(owner, _)| owner);
+        let all = self.plain_owners(name).into_iter();
+        let mut all: Vec<Vec<u8>> = all.chain(self.writers(name)).chain(readers).collect();
+        all.sort();
+        all.dedup();
+        all.into_iter().map(Vec::into_boxed_slice).collect()
+    }
+
+    // --- What the core is shown ------------------------------------------------------------------
+
+    /// What is stored at a lock's key, as the driver shows it to the core.
+    pub(crate) fn read(&self, name: &[u8], owner: &[u8], look: Look, how: Reading) -> Stored {
+        let Some(Entry { value, ends_at }) = self.get(name) else {
+            return Stored::Free;
+        };
+        let Value::Hash(fields) = value else {
+            return Stored::OtherType;
+        };
+        if self.holders(name).is_empty() {
+            return Stored::Abandoned;
+        }
+        if self.mode(name).is_none() {
+            let owners = self.plain_owners(name);
+            return Stored::Plain(Hash {
+                own: fields.get(owner).map(|value| Count::from_field(value)),
+                token: fields.get(&b"fence"[..]).and_then(|t| Token::from_field(t)),
+                others: owners.iter().any(|of| of != owner),
+                ends_at: *ends_at,
+            });
+        }
+        let own_write = fields.get(&writer_field(owner));
+        let own_write = own_write.map(|value| Count::from_field(value));
+        let writers = self.writers(name);
+        let is_read = self.mode(name) == Some(b"read");
+        Stored::ReadWrite(ReadWrite {
+            own_write,
+            own_read: self.own_read(name, owner),
+            others_write: writers.iter().any(|of| of != owner) || (!is_read && own_write.is_none()),
+            others_read: self.others_read(name, owner, look, how),
+            ends_at: *ends_at,
+        })
+    }
+
+    fn own_read(&self, name: &[u8], owner: &[u8]) -> Option<ReadHold> {
+        let own = self.reader(name, owner)?;
+        let Some(count) = own.count else {
+            return Some(ReadHold {
+                count: Count::Malformed,
+                token: None,
+                ends_at: own.ends_at,
+                rest_ends_at: None,
+            });
+        };
+        let rest = self.timeouts(name, owner);
+        let rest = rest.iter().filter(|(number, _)| *number < count);
+        Some(ReadHold {
+            count: Count::Valid(count),
+            token: own.token.and_then(Token::new),
+            ends_at: own.ends_at,
+            rest_ends_at: rest.map(|(_, key)| key.ends_at.unwrap_or(NEVER)).max(),
+        })
+    }
+
+    fn others_read(&self, name: &[u8], owner: &[u8], look: Look, how: Reading) -> Option<i64> {
+        let key_end = self.get(name)?.ends_at.unwrap_or(NEVER);
+        let others = self.readers(name).into_iter();
+        let longest = others
+            .filter(|(of, _)| of != owner)
+            .map(|(_, reader)| reader.ends_at)
+            .max();
+        if look == Look::Brief {
+            return longest.map(|_| key_end);
+        }
+        let is_answered = how == Reading::Short
+            && self.mode(name) == Some(b"read")
+            && self.reader_fields(name).iter().any(|of| of != owner);
+        match self.reader(name, owner) {
+            Some(own) if is_answered && own.ends_at < key_end => Some(key_end),
+            _ => longest,
+        }
+    }
+
+    // --- What the core wants done ----------------------------------------------------------------
+
+    /// Carries out an effect that concerns the key.
+    ///
+    /// # Errors
+    /// What the core must never ask for: a second holder, a write over another type, a deletion of
+    /// nothing.
+    pub(crate) fn carry_out(
+        &mut self,
+        name: &[u8],
+        caller: &[u8],
+        effect: &Effect,
+    ) -> Result<(), String> {
+        let owner = |holder: &Holder| match holder {
+            Holder::Caller => caller.to_vec(),
+            Holder::Waiter(owner) => owner.to_vec(),
+        };
+        let is_other =
+            matches!(self.get(name), Some(entry) if matches!(entry.value, Value::Text(_)));
+        match effect {
+            Effect::Publish(_)
+            | Effect::Grant { .. }
+            | Effect::Dismiss { .. }
+            | Effect::Wake(_)
+            | Effect::TakenOver(_) => return Ok(()),
+            _ if is_other => return Err("another type is written to".into()),
+            Effect::Write {
+                holder,
+                count,
+                token,
+                ends_at,
+            } => return self.write_plain(name, &owner(holder), *count, *token, *ends_at),
+            Effect::Leave => {
+                if !self.remove_field(name, caller) {
+                    return Err("an owner leaves a hash in which it is not".into());
+                }
+            }
+            Effect::WriteMode(mode) => {
+                let mode: &[u8] = match mode {
+                    Mode::Read => b"read",
+                    Mode::Write => b"write",
+                    Mode::Plain => return Err("a mode that is none is written".into()),
+                };
+                self.set_field(name, b"mode", mode);
+            }
+            Effect::WriteCount {
+                holder,
+                mode,
+                count,
+            } => return self.write_count(name, &owner(holder), *mode, *count),
+            Effect::WriteTimeouts {
+                holder,
+                numbers,
+                token,
+                ends_at,
+            } => {
+                let value = token.map_or("1".into(), |token| token.get().to_string());
+                for number in numbers.0..=numbers.1 {
+                    let key = timeout_key(name, &owner(holder), number);
+                    let value = Value::Text(value.clone().into_bytes());
+                    self.set(&key, value, Some(*ends_at));
+                }
+            }
+            Effect::DeleteTimeouts { holder, numbers } => {
+                for number in numbers.0..=numbers.1 {
+                    self.delete(&timeout_key(name, &owner(holder), number));
+                }
+            }
+            Effect::DeleteAllTimeouts => self.delete_all_timeouts(name),
+            Effect::SweepReaders => self.sweep_readers(name),
+            Effect::Expire(end) => {
+                let entry = self.get_mut(name).ok_or("what is not there is to expire")?;
+                entry.ends_at = Some(*end);
+            }
+            Effect::Free => {
+                self.delete(name)
+                    .ok_or("a key is deleted that is not there")?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn delete_all_timeouts(&mut self, name: &[u8]) {
+        for owner in self.reader_fields(name) {
+            let timeouts = self.timeouts(name, &owner);
+            let numbers: Vec<i64> = timeouts.iter().map(|(number, _)| *number).collect();
+            for number in numbers {
+                self.delete(&timeout_key(name, &owner, number));
+            }
+        }
+    }
+
+    /// Takes the fields out of those whose leases are over.
+    pub(crate) fn sweep_readers(&mut self, name: &[u8]) {
+        for owner in self.reader_fields(name) {
+            if self.reader(name, &owner).is_none() {
+                self.remove_field(name, &owner);
+            }
+        }
+    }
+
+    fn write_count(
+        &mut self,
+        name: &[u8],
+        owner: &[u8],
+        mode: Mode,
+        count: Option<i64>,
+    ) -> Result<(), String> {
+        if self.mode(name).is_none() {
+            return Err("a count is written into what is no read-write lock".into());
+        }
+        let (field, is_there, is_in_the_way) = match mode {
+            Mode::Plain => return Err("a count without a mode".into()),
+            Mode::Read => (
+                owner.to_vec(),
+                // One of several entries that is given back may have been the last with a lease.
+                self.reader(name, owner).is_some()
+                    || self.field(name, owner).and_then(|held| number(held)) > count,
+                // Where somebody else wrote several writers, each of them may read.
+                !self.writers(name).is_empty() && !self.writers(name).contains(&owner.to_vec()),
+            ),
+            Mode::Write => (
+                writer_field(owner),
+                self.writers(name).contains(&owner.to_vec()),
+                !self.holders(name).is_empty(),
+            ),
+        };
+        match count {
+            Some(_) if !is_there && is_in_the_way => {
+                return Err(format!("a second holder is let in: {owner:?}, {mode:?}"));
+            }
+            Some(count) => self.set_field(name, &field, count.to_string()),
+            None if self.remove_field(name, &field) => {}
+            None => return Err("a field is taken out that is not there".into()),
+        }
+        Ok(())
+    }
+
+    fn write_plain(
+        &mut self,
+        name: &[u8],
+        owner: &[u8],
+        count: Option<i64>,
+        token: Option<Token>,
+        ends_at: Option<i64>,
+    ) -> Result<(), String> {
+        if self.mode(name).is_some() {
+            return Err("a plain hold is written into a read-write lock".into());
+        }
+        if self.field(name, owner).is_none() {
+            if !self.plain_owners(name).is_empty() {
+                return Err("a second owner is written into a lock that is held".into());
+            }
+            if count.is_none() || token.is_none() || ends_at.is_none() {
+                return Err("a new hold is written without count, token and lease".into());
+            }
+        }
+        if let Some(count) = count {
+            self.set_field(name, owner, count.to_string());
+        }
+        if let Some(token) = token {
+            self.set_field(name, b"fence", format!("t{}", token.get()));
+        }
+        if let Some(entry) = self.get_mut(name) {
+            entry.ends_at = ends_at.or(entry.ends_at);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,253 @@
+//! Random histories: the core against the twin after every step.
+//!
+//! A failure prints the shortest history found that still fails, as the code that replays it (put
+//! it into [`once_failed`]), and the seed goes to `tests/proptest-regressions/`.
+
+use super::foreign::Change;
+use super::keyspace::Reading;
+use super::twin::Waits;
+use super::world::{LOCKS, Named, OWNERS, Op, SESSIONS, replay};
+use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
+use rlock_core::{INTEGER_MAX, Mode};
+
+/// Fewer where nothing is optimized.
+const CASES: u32 = if cfg!(debug_assertions) { 300 } else { 3_000 };
+
+fn lock() -> impl Strategy<Value = usize> {
+    // Mostly one lock, so that owners meet.
+    prop_oneof![4 => Just(0), 1 => 0..LOCKS.len()]
+}
+
+fn owner() -> impl Strategy<Value = usize> {
+    0..OWNERS.len()
+}
+
+/// Mostly those of the read-write lock.
+fn mode() -> impl Strategy<Value = Mode> {
+    prop_oneof![6 => Just(Mode::Read), 5 => Just(Mode::Write), 1 => Just(Mode::Plain)]
+}
+
+fn lease() -> impl Strategy<Value = i64> {
+    prop_oneof![
+        1 => Just(1),
+        2 => Just(7),
+        2 => Just(12),
+        3 => Just(50),
+        2 => Just(800),
+        1 => Just(4000),
+        1 => Just(INTEGER_MAX),
+    ]
+}
+
+fn wait() -> impl Strategy<Value = i64> {
+    prop_oneof![3 => Just(0), 1 => Just(1), 1 => Just(9), 1 => Just(60), 1 => Just(2500)]
+}
+
+fn token() -> impl Strategy<Value = Named> {
+    prop_oneof![3 => Just(Named::No), 2 => Just(Named::Present), 1 => Just(Named::Stale)]
+}
+
+fn acquire() -> impl Strategy<Value = Op> {
+    let block = prop_oneof![1 => Just(Waits::No), 3 => wait().prop_map(Waits::Block)];
+    let alone = (Just(None), block);
+    let waits = prop_oneof![
+        1 => Just(Waits::No),
+        1 => wait().prop_map(Waits::Block),
+        3 => wait().prop_map(Waits::Queue),
+    ];
+    let how = prop_oneof![1 => alone, 1 => ((0..SESSIONS.len()).prop_map(Some), waits)];
+    let once = proptest::bool::weighted(0.2);
+    let asked = (lock(), owner(), mode(), lease(), how, once);
+    asked.prop_map(
+        |(lock, owner, mode, lease_ms, (session, waits), once)| Op::Acquire {
+            lock,
+            owner,
+            mode,
+            lease_ms,
+            waits,
+            session,
+            once,
+        },
+    )
+}
+
+fn release() -> impl Strategy<Value = Op> {
+    let lease = prop_oneof![2 => Just(None), 1 => lease().prop_map(Some)];
+    let asked = (lock(), owner(), mode(), token(), lease);
+    asked.prop_map(|(lock, owner, mode, token, lease_ms)| Op::Release {
+        lock,
+        owner,
+        mode,
+        token,
+        lease_ms,
+    })
+}
+
+fn renew() -> impl Strategy<Value = Op> {
+    let session = prop_oneof![1 => Just(None), 1 => (0..SESSIONS.len()).prop_map(Some)];
+    let asked = (lock(), owner(), mode(), lease(), token(), session);
+    asked.prop_map(|(lock, owner, mode, lease_ms, token, session)| Op::Renew {
+        lock,
+        owner,
+        mode,
+        lease_ms,
+        token,
+        session,
+    })
+}
+
+fn events() -> impl Strategy<Value = Op> {
+    let grace = prop_oneof![1 => Just(0), 2 => Just(30)];
+    let asked = (0..SESSIONS.len(), 0usize..3, grace);
+    asked.prop_map(|(session, client, grace_ms)| Op::Events {
+        session,
+        client,
+        grace_ms,
+    })
+}
+
+/// What Redisson does, with leases like those of its users.
+fn by_redisson() -> impl Strategy<Value = Change> {
+    let lease_ms = || prop_oneof![Just(9i64), Just(30), Just(70)];
+    prop_oneof![
+        3 => (owner(), lease_ms()).prop_map(|(owner, lease_ms)| Change::Read { owner, lease_ms }),
+        3 => owner().prop_map(|owner| Change::Unread { owner }),
+        3 => (owner(), lease_ms()).prop_map(|(owner, lease_ms)| Change::Write { owner, lease_ms }),
+        3 => owner().prop_map(|owner| Change::Unwrite { owner }),
+        2 => owner().prop_map(|owner| Change::RenewRead { owner }),
+        1 => owner().prop_map(|owner| Change::RenewWrite { owner }),
+        1 => Just(Change::ForceUnread),
+        1 => Just(Change::ForceUnwrite),
+    ]
+}
+
+fn count_field() -> impl Strategy<Value = &'static str> {
+    proptest::sample::select(vec!["1", "2", "3", "0", "-1", "01", "", "one"])
+}
+
+/// What a hand does that knows nothing of locks.
+fn by_hand() -> impl Strategy<Value = Change> {
+    let number = || 1i64..4;
+    let text = proptest::sample::select(vec!["1", "0", "77", "t9", "", "-3"]);
+    let mode = proptest::sample::select(vec!["read", "write", "READ", ""]);
+    let plain = (owner(), proptest::option::of(lease()));
+    prop_oneof![
+        3 => Just(Change::Delete),
+        2 => Just(Change::Rename),
+        1 => Just(Change::Persist),
+        2 => (0i64..100).prop_map(|ms| Change::Expire { ms }),
+        1 => Just(Change::SetText),
+        1 => plain.prop_map(|(owner, lease_ms)| Change::TakePlain { owner, lease_ms }),
+        3 => (owner(), number()).prop_map(|(owner, number)| Change::DeleteTimeout {
+            owner,
+            number,
+        }),
+        2 => (owner(), number(), text, 0i64..90).prop_map(|(owner, number, value, ms)| {
+            Change::SetTimeout { owner, number, value, ms }
+        }),
+        1 => mode.prop_map(|value| Change::SetMode { value }),
+        1 => Just(Change::RemoveMode),
+        2 => (owner(), count_field()).prop_map(|(owner, value)| Change::SetCount {
+            owner,
+            value,
+        }),
+        1 => (owner(), count_field()).prop_map(|(owner, value)| Change::SetWriteCount {
+            owner,
+            value,
+        }),
+        1 => owner().prop_map(|owner| Change::RemoveCount { owner }),
+        1 => owner().prop_map(|owner| Change::RemoveWriteCount { owner }),
+    ]
+}
+
+fn foreign<S: Strategy<Value = Change>>(change: fn() -> S) -> impl Strategy<Value = Op> {
+    let changes = prop_oneof![
+        4 => change().prop_map(|change| vec![change]),
+        1 => proptest::collection::vec(change(), 2..4),
+    ];
+    let asked = (lock(), changes, proptest::bool::weighted(0.8));
+    asked.prop_map(|(lock, changes, told)| Op::Foreign {
+        lock,
+        changes,
+        told,
+    })
+}
+
+/// What happens where the module is alone with its clients.
+fn ours() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        14 => acquire(),
+        9 => release(),
+        4 => renew(),
+        2 => events(),
+        2 => (0usize..3).prop_map(|client| Op::Close { client }),
+        1 => (lock(), owner()).prop_map(|(lock, owner)| Op::Cancel { lock, owner }),
+        1 => lock().prop_map(|lock| Op::Break { lock }),
+        3 => (0i64..40).prop_map(|ms| Op::Pass { ms }),
+        1 => (800i64..2600).prop_map(|ms| Op::Pass { ms }),
+        3 => (0i64..3).prop_map(|more_ms| Op::PassDeadline { more_ms }),
+        2 => (0usize..9).prop_map(|client| Op::Disconnect { client }),
+        1 => Just(Op::Deliver),
+    ]
+}
+
+fn beside_redisson() -> impl Strategy<Value = Op> {
+    let step = prop_oneof![Just(-5000), Just(-40), -3i64..3, Just(45), Just(4000)];
+    prop_oneof![
+        40 => ours(),
+        12 => foreign(by_redisson),
+        1 => step.prop_map(|ms| Op::StepClock { ms }),
+        1 => prop_oneof![Just(0), Just(3_000)].prop_map(|guard_ms| Op::Failover { guard_ms }),
+    ]
+}
+
+fn among_any_hands() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => beside_redisson(),
+        2 => foreign(by_hand),
+    ]
+}
+
+/// Both sessions are there to begin with.
+fn history(op: impl Strategy<Value = Op>) -> impl Strategy<Value = Vec<Op>> {
+    proptest::collection::vec(op, 1..50).prop_map(|ops| {
+        let events = |session| Op::Events {
+            session,
+            client: session,
+            grace_ms: 20,
+        };
+        [events(0), events(1)].into_iter().chain(ops).collect()
+    })
+}
+
+fn config() -> ProptestConfig {
+    ProptestConfig {
+        cases: CASES,
+        max_shrink_iters: 10_000,
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(
+            "tests/proptest-regressions/read_write.txt",
+        ))),
+        ..ProptestConfig::default()
+    }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn core_and_twin_agree_on_any_history(history in history(ours())) {
+        replay(&history, Reading::All).map_err(TestCaseError::fail)?;
+        replay(&history, Reading::Short).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
+    fn core_and_twin_agree_beside_redisson(history in history(beside_redisson())) {
+        replay(&history, Reading::All).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
+    fn core_and_twin_agree_among_any_hands(history in history(among_any_hands())) {
+        replay(&history, Reading::All).map_err(TestCaseError::fail)?;
+    }
+}

@@ -1,0 +1,710 @@
+//! The contract's own sentences, each as the shortest history in which it matters.
+
+use super::foreign::Change;
+use super::keyspace::{Reading, timeout_key};
+use super::life::{News, TwinEvent};
+use super::twin::{Reply, Waits};
+use super::world::{LOCKS, Named, OWNERS, Op, WAITERS_MAX, World};
+use rlock_core::Mode::{self, Plain, Read, Write};
+
+const A: usize = 0;
+const B: usize = 1;
+const C: usize = 2;
+const FOREVER: Waits = Waits::Block(0);
+
+/// A server in which every step is compared with the twin as well.
+struct Server(World);
+
+impl Server {
+    fn new() -> Self {
+        Self(World::new(Reading::All))
+    }
+
+    fn does(&mut self, op: &Op) -> Reply {
+        self.0.step(op).unwrap_or_else(|wrong| panic!("{wrong}"))
+    }
+
+    fn acquires(&mut self, owner: usize, mode: Mode, lease_ms: i64, waits: Waits) -> Reply {
+        self.does(&acquire(owner, mode, lease_ms, waits))
+    }
+
+    /// The token of a hold that is had at once.
+    fn takes(&mut self, owner: usize, mode: Mode, lease_ms: i64) -> i64 {
+        match self.acquires(owner, mode, lease_ms, Waits::No) {
+            Reply::Held { token, .. } => token,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn takes_once(&mut self, owner: usize, mode: Mode, lease_ms: i64) -> Reply {
+        let mut op = acquire(owner, mode, lease_ms, Waits::No);
+        if let Op::Acquire { once, .. } = &mut op {
+            *once = true;
+        }
+        self.does(&op)
+    }
+
+    fn waits(&mut self, owner: usize, mode: Mode) {
+        assert_eq!(self.acquires(owner, mode, 50, FOREVER), Reply::Waits);
+    }
+
+    fn releases(&mut self, owner: usize, mode: Mode) -> Reply {
+        self.releases_with(owner, mode, Named::No, None)
+    }
+
+    fn releases_with(
+        &mut self,
+        owner: usize,
+        mode: Mode,
+        token: Named,
+        lease_ms: Option<i64>,
+    ) -> Reply {
+        self.does(&Op::Release {
+            lock: 0,
+            owner,
+            mode,
+            token,
+            lease_ms,
+        })
+    }
+
+    fn renews(&mut self, owner: usize, mode: Mode, lease_ms: i64) -> Reply {
+        self.does(&Op::Renew {
+            lock: 0,
+            owner,
+            mode,
+            lease_ms,
+            token: Named::No,
+            session: None,
+        })
+    }
+
+    fn sees(&mut self, changes: &[Change]) {
+        self.does(&Op::Foreign {
+            lock: 0,
+            changes: changes.to_vec(),
+            told: true,
+        });
+    }
+
+    fn passes(&mut self, ms: i64) {
+        self.does(&Op::Pass { ms });
+    }
+
+    fn holds(&self, owner: usize, mode: Mode) -> bool {
+        self.0.twin.holds(LOCKS[0], OWNERS[owner], mode)
+    }
+
+    fn line(&self) -> Vec<(&[u8], Mode)> {
+        let line = self.0.line(0).iter();
+        line.map(|waiter| (&*waiter.owner, waiter.mode)).collect()
+    }
+
+    fn left(&self, key: &[u8]) -> i64 {
+        let end = self.0.space().get(key).and_then(|entry| entry.ends_at);
+        end.map_or(-1, |end| end - self.0.now().wall_ms())
+    }
+
+    fn lease_left(&self) -> i64 {
+        self.left(LOCKS[0])
+    }
+
+    fn timeout_left(&self, owner: usize, number: i64) -> i64 {
+        self.left(&timeout_key(LOCKS[0], OWNERS[owner], number))
+    }
+
+    fn events(&mut self, session: usize, grace_ms: i64) -> Vec<TwinEvent> {
+        let client = session;
+        let op = Op::Events {
+            session,
+            client,
+            grace_ms,
+        };
+        match self.does(&op) {
+            Reply::Events(events) => events,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn acquire(owner: usize, mode: Mode, lease_ms: i64, waits: Waits) -> Op {
+    Op::Acquire {
+        lock: 0,
+        owner,
+        mode,
+        lease_ms,
+        waits,
+        session: None,
+        once: false,
+    }
+}
+
+fn of_session(owner: usize, mode: Mode, lease_ms: i64, waits: Waits) -> Op {
+    let mut op = acquire(owner, mode, lease_ms, waits);
+    if let Op::Acquire { session, .. } = &mut op {
+        *session = Some(0);
+    }
+    op
+}
+
+fn code(reply: Reply) -> String {
+    match reply {
+        Reply::Refused(text) => text.split(' ').next().unwrap_or_default().into(),
+        other => panic!("{other:?}"),
+    }
+}
+
+// --- Queue ---------------------------------------------------------------------------------------
+
+#[test]
+fn readers_wait_behind_a_waiting_writer_and_come_in_together() {
+    let mut server = Server::new();
+    server.takes(A, Read, 50);
+    server.waits(B, Write);
+    let ttl_ms = 50;
+    assert_eq!(
+        server.acquires(C, Read, 9, Waits::No),
+        Reply::NotHeld { ttl_ms }
+    );
+    server.waits(C, Read);
+    // An owner that holds re-enters past the line.
+    assert!(matches!(
+        server.acquires(A, Read, 50, Waits::No),
+        Reply::Held { count: 2, .. }
+    ));
+    assert_eq!(server.releases(A, Read), Reply::Number(1));
+    assert_eq!(server.releases(A, Read), Reply::Number(0));
+    assert!(server.holds(B, Write) && !server.holds(C, Read));
+    server.waits(A, Read);
+    assert_eq!(server.releases(B, Write), Reply::Number(0));
+    assert!(server.holds(A, Read) && server.holds(C, Read));
+}
+
+#[test]
+fn a_writer_gets_its_turn_among_readers_without_end() {
+    let mut server = Server::new();
+    server.takes(A, Read, 50);
+    server.waits(B, Write);
+    for turn in 0..6 {
+        let (comes, goes) = if turn % 2 == 0 { (C, A) } else { (A, C) };
+        server.waits(comes, Read);
+        server.releases(goes, Read);
+        if server.holds(B, Write) {
+            return;
+        }
+    }
+    panic!("the writer starves");
+}
+
+#[test]
+fn when_a_waiting_writer_leaves_those_it_held_up_come_in() {
+    let leaves: [fn(&mut Server); 3] = [
+        |server| {
+            server.does(&Op::Cancel { lock: 0, owner: B });
+        },
+        |server| {
+            server.does(&Op::Disconnect { client: 0 });
+        },
+        |server| server.passes(9),
+    ];
+    for leave in leaves {
+        let mut server = Server::new();
+        server.takes(A, Read, 50);
+        let waits = server.acquires(B, Write, 9, Waits::Block(9));
+        assert_eq!(waits, Reply::Waits);
+        server.waits(C, Read);
+        leave(&mut server);
+        assert!(server.holds(C, Read) && server.line().is_empty());
+    }
+}
+
+#[test]
+fn a_writer_reads_past_the_line_and_becomes_a_reader() {
+    let mut server = Server::new();
+    server.takes(A, Write, 50);
+    server.waits(B, Read);
+    server.waits(C, Write);
+    server.takes(A, Read, 80);
+    assert!(!server.holds(B, Read));
+    // Those whom the writer held up are granted at once, and the next writer is not.
+    assert_eq!(server.releases(A, Write), Reply::Number(0));
+    assert!(server.holds(A, Read) && server.holds(B, Read) && !server.holds(C, Write));
+    assert_eq!(server.releases(A, Read), Reply::Number(0));
+    assert_eq!(server.releases(B, Read), Reply::Number(0));
+    assert!(server.holds(C, Write));
+}
+
+#[test]
+fn waiters_of_the_same_owner_directly_behind_come_in_with_it() {
+    let mut server = Server::new();
+    server.takes(A, Read, 50);
+    server.waits(B, Write);
+    server.waits(B, Write);
+    server.waits(B, Read);
+    server.waits(C, Read);
+    server.releases(A, Read);
+    assert!(server.holds(B, Write) && server.holds(B, Read) && !server.holds(C, Read));
+    assert_eq!(server.releases(B, Write), Reply::Number(1));
+}
+
+#[test]
+fn a_reader_that_would_wait_for_write_waits_for_itself() {
+    let mut server = Server::new();
+    server.takes(A, Read, 50);
+    assert_eq!(server.acquires(A, Write, 9, FOREVER), Reply::Deadlock);
+    let ttl_ms = 50;
+    assert_eq!(
+        server.acquires(A, Write, 9, Waits::No),
+        Reply::NotHeld { ttl_ms }
+    );
+    // Also when its own READ waits before it.
+    server.waits(B, Write);
+    server.waits(C, Read);
+    assert_eq!(server.acquires(C, Write, 9, FOREVER), Reply::Deadlock);
+    // And the other way round it is no circle.
+    server.waits(B, Read);
+    assert_eq!(server.0.counters().deadlocks_refused, 2);
+}
+
+#[test]
+fn once_looks_at_holds_and_waits_of_the_mode_named() {
+    let mut server = Server::new();
+    server.takes(A, Write, 50);
+    assert!(matches!(
+        server.takes_once(A, Write, 50),
+        Reply::Held { count: 1, .. }
+    ));
+    assert!(matches!(
+        server.takes_once(A, Read, 50),
+        Reply::Held { count: 1, .. }
+    ));
+    assert!(matches!(
+        server.takes_once(A, Read, 50),
+        Reply::Held { count: 1, .. }
+    ));
+    server.waits(B, Write);
+    let mut again = acquire(B, Read, 50, FOREVER);
+    if let Op::Acquire { once, .. } = &mut again {
+        *once = true;
+    }
+    server.does(&again);
+    assert_eq!(server.line(), [(OWNERS[B], Write), (OWNERS[B], Read)]);
+    server.does(&again);
+    assert_eq!(server.line().len(), 2);
+    // CANCEL takes both modes.
+    let cancel = Op::Cancel { lock: 0, owner: B };
+    assert_eq!(server.does(&cancel), Reply::Number(2));
+}
+
+#[test]
+fn a_line_has_an_end() {
+    let mut server = Server::new();
+    server.takes(A, Write, 50);
+    for _ in 0..WAITERS_MAX {
+        server.waits(B, Read);
+    }
+    assert_eq!(code(server.acquires(C, Write, 9, FOREVER)), "QUEUEFULL");
+}
+
+#[test]
+fn a_circle_through_both_kinds_is_refused() {
+    let on = |lock, op: Op| match op {
+        Op::Acquire {
+            owner,
+            mode,
+            lease_ms,
+            waits,
+            session,
+            once,
+            ..
+        } => Op::Acquire {
+            lock,
+            owner,
+            mode,
+            lease_ms,
+            waits,
+            session,
+            once,
+        },
+        other => other,
+    };
+    for of_reader in [Read, Write] {
+        let mut server = Server::new();
+        server.takes(A, of_reader, 50);
+        server.does(&on(1, acquire(B, Plain, 50, Waits::No)));
+        let wait = if of_reader == Read { Write } else { Read };
+        server.waits(B, wait);
+        let closes = on(1, acquire(A, Plain, 50, FOREVER));
+        assert_eq!(server.does(&closes), Reply::Deadlock);
+        // When the wait has left there is none.
+        server.does(&Op::Cancel { lock: 0, owner: B });
+        assert_eq!(server.does(&closes), Reply::Waits);
+    }
+    // A reader held up by a waiting writer alone waits for those whom the writer waits for.
+    let mut server = Server::new();
+    server.takes(A, Read, 50);
+    server.does(&on(1, acquire(C, Plain, 50, Waits::No)));
+    server.waits(B, Write);
+    server.waits(C, Read);
+    let closes = on(1, acquire(A, Plain, 50, FOREVER));
+    assert_eq!(server.does(&closes), Reply::Deadlock);
+}
+
+// --- Kind ----------------------------------------------------------------------------------------
+
+#[test]
+fn the_other_kind_is_refused() {
+    for (of_holder, others) in [
+        (Plain, [Read, Write]),
+        (Read, [Plain; 2]),
+        (Write, [Plain; 2]),
+    ] {
+        let mut server = Server::new();
+        server.takes(A, of_holder, 50);
+        for mode in others {
+            assert_eq!(code(server.acquires(B, mode, 9, FOREVER)), "WRONGKIND");
+            assert_eq!(code(server.acquires(A, mode, 9, Waits::No)), "WRONGKIND");
+            assert_eq!(code(server.releases(A, mode)), "WRONGKIND");
+            assert_eq!(code(server.renews(A, mode, 9)), "WRONGKIND");
+        }
+    }
+}
+
+#[test]
+fn a_script_may_change_the_kind_and_those_in_line_stay() {
+    let mut server = Server::new();
+    server.takes(A, Write, 50);
+    server.waits(B, Read);
+    let lease_ms = Some(20);
+    server.sees(&[Change::TakePlain { owner: C, lease_ms }]);
+    assert_eq!(server.line(), [(OWNERS[B], Read)]);
+    // The kind is the holder's, not that of those in line.
+    assert_eq!(code(server.acquires(A, Read, 9, FOREVER)), "WRONGKIND");
+    assert_eq!(server.acquires(A, Plain, 9, FOREVER), Reply::Waits);
+    assert_eq!(server.releases(C, Plain), Reply::Number(0));
+    // Now it is the first in line's, who has it; the other kind waits on behind it.
+    assert!(server.holds(B, Read));
+    assert_eq!(server.line(), [(OWNERS[A], Plain)]);
+    server.releases(B, Read);
+    assert!(server.holds(A, Plain));
+}
+
+#[test]
+fn overwritten_by_another_type_the_waiters_hear_so() {
+    let mut server = Server::new();
+    server.takes(A, Read, 50);
+    server.waits(B, Write);
+    server.waits(C, Read);
+    server.sees(&[Change::SetText]);
+    assert!(server.line().is_empty());
+    assert_eq!(code(server.acquires(A, Read, 9, FOREVER)), "WRONGTYPE");
+}
+
+// --- Leases --------------------------------------------------------------------------------------
+
+#[test]
+fn every_entry_of_a_reader_has_its_own_timeout_key() {
+    let mut server = Server::new();
+    server.takes(A, Read, 50);
+    server.takes(A, Read, 20);
+    let lefts = |server: &Server| (server.timeout_left(A, 1), server.timeout_left(A, 2));
+    // READ sets key i and never shortens the hash.
+    assert_eq!((lefts(&server), server.lease_left()), ((50, 20), 50));
+    assert_eq!(server.renews(A, Read, 30), Reply::Number(1));
+    assert_eq!((lefts(&server), server.lease_left()), ((30, 30), 30));
+    server.takes_once(A, Read, 70);
+    assert_eq!((lefts(&server), server.lease_left()), ((70, 70), 70));
+    server.takes(B, Read, 40);
+    // With holds left, LEASE sets those that are left, and the hash shrinks with them.
+    let left = server.releases_with(A, Read, Named::No, Some(10));
+    assert_eq!(left, Reply::Number(1));
+    assert_eq!((lefts(&server), server.lease_left()), ((10, -1), 40));
+    assert_eq!(server.releases(B, Read), Reply::Number(0));
+    assert_eq!(server.lease_left(), 10);
+}
+
+#[test]
+fn what_is_left_of_a_reader_ends_with_its_own_keys() {
+    let mut server = Server::new();
+    server.takes(A, Read, 5);
+    server.takes(A, Read, 50);
+    server.takes(B, Read, 90);
+    server.passes(6);
+    assert_eq!(server.releases(A, Read), Reply::Number(0));
+    assert_eq!(server.releases(A, Read), Reply::Null);
+}
+
+#[test]
+fn a_writers_lease_starts_anew_and_is_never_below_its_own_reading() {
+    let mut server = Server::new();
+    server.takes(A, Write, 50);
+    server.takes(A, Write, 20);
+    assert_eq!(server.lease_left(), 20);
+    server.takes(A, Read, 40);
+    assert_eq!(server.lease_left(), 40);
+    assert_eq!(server.renews(A, Write, 10), Reply::Number(1));
+    assert_eq!(server.lease_left(), 40);
+    assert_eq!(server.renews(A, Write, 80), Reply::Number(1));
+    let left = server.releases_with(A, Write, Named::No, Some(60));
+    assert_eq!((left, server.lease_left()), (Reply::Number(1), 60));
+    // The downgrade shrinks it to what the reader has.
+    assert_eq!(server.releases(A, Write), Reply::Number(0));
+    assert_eq!(server.lease_left(), 40);
+}
+
+#[test]
+fn a_reader_with_no_live_timeout_key_holds_nothing() {
+    let mut server = Server::new();
+    let before = server.takes(A, Read, 5);
+    server.takes(A, Read, 5);
+    server.takes(B, Read, 50);
+    server.passes(6);
+    assert_eq!(server.releases(A, Read), Reply::Null);
+    assert_eq!(server.renews(A, Read, 50), Reply::Number(0));
+    let again = server.acquires(A, Read, 50, Waits::No);
+    assert!(matches!(again, Reply::Held { count: 1, token } if token > before));
+    // With nobody but such readers left the lock is free.
+    server.takes(B, Read, 90);
+    let deleted = [1, 2].map(|number| Change::DeleteTimeout { owner: B, number });
+    server.sees(&deleted);
+    server.sees(&[Change::DeleteTimeout {
+        owner: A,
+        number: 1,
+    }]);
+    server.takes(C, Write, 9);
+}
+
+#[test]
+fn a_waiting_writer_is_granted_when_the_last_timeout_key_ends() {
+    let mut server = Server::new();
+    server.takes(A, Read, 30);
+    server.takes(B, Read, 10);
+    server.waits(C, Write);
+    // Others made the hash last longer than anybody in it.
+    server.sees(&[Change::Expire { ms: 500 }]);
+    server.passes(30);
+    assert!(!server.holds(C, Write));
+    server.passes(1);
+    assert!(server.holds(C, Write));
+}
+
+#[test]
+fn redisson_may_cut_the_hash_short() {
+    let mut server = Server::new();
+    server.takes(A, Read, 70);
+    server.takes(B, Read, 10);
+    server.waits(C, Write);
+    server.sees(&[Change::RenewRead { owner: B }]);
+    server.passes(31);
+    assert!(server.holds(C, Write));
+}
+
+#[test]
+fn after_redissons_downgrade_the_last_readers_end_counts() {
+    let mut server = Server::new();
+    server.sees(&[
+        Change::Write {
+            owner: C,
+            lease_ms: 70,
+        },
+        Change::Read {
+            owner: C,
+            lease_ms: 1,
+        },
+    ]);
+    let waits = server.acquires(B, Read, 1, FOREVER);
+    assert_eq!(waits, Reply::Waits);
+    server.waits(A, Write);
+    server.sees(&[Change::Unwrite { owner: C }]);
+    assert!(server.holds(B, Read));
+    server.passes(2);
+    assert!(server.holds(A, Write));
+}
+
+#[test]
+fn once_with_a_shorter_lease_lets_the_next_in_earlier() {
+    let mut server = Server::new();
+    server.takes(A, Read, 800);
+    server.waits(B, Write);
+    server.takes_once(A, Read, 5);
+    assert_eq!(server.lease_left(), 5);
+    server.passes(6);
+    assert!(server.holds(B, Write));
+}
+
+#[test]
+fn a_timeout_key_without_an_end_holds_no_lease_back() {
+    let mut server = Server::new();
+    server.takes(B, Read, 9);
+    server.sees(&[Change::PersistTimeout {
+        owner: B,
+        number: 1,
+    }]);
+    server.takes(A, Read, 40);
+    assert_eq!(server.lease_left(), 40);
+}
+
+#[test]
+fn two_writers_in_a_hash_do_not_cut_each_other_short() {
+    let mut server = Server::new();
+    server.takes(A, Write, 50);
+    server.sees(&[Change::AddWriter { owner: B }]);
+    assert_eq!(server.renews(A, Write, 10), Reply::Number(1));
+    assert_eq!(server.lease_left(), 50);
+}
+
+#[test]
+fn break_deletes_the_timeout_keys_and_a_rename_leaves_them_behind() {
+    let mut server = Server::new();
+    server.takes(A, Read, 50);
+    server.takes(B, Read, 50);
+    assert_eq!(server.does(&Op::Break { lock: 0 }), Reply::Number(1));
+    assert_eq!(server.does(&Op::Break { lock: 0 }), Reply::Number(0));
+    assert_eq!(server.0.space().entries().count(), 0);
+    server.takes(A, Read, 50);
+    server.sees(&[Change::Rename]);
+    assert_eq!(server.timeout_left(A, 1), 50);
+    assert_eq!(server.releases(A, Read), Reply::Null);
+    assert!(!server.0.twin.holds(LOCKS[1], OWNERS[A], Read));
+}
+
+#[test]
+fn counts_have_an_end() {
+    let mut server = Server::new();
+    server.takes(A, Read, 50);
+    server.takes(B, Read, 50);
+    let change = |value| Change::SetCount { owner: A, value };
+    server.sees(&[change("2147483647")]);
+    assert_eq!(code(server.acquires(A, Read, 9, Waits::No)), "ERR");
+    server.sees(&[change("none")]);
+    assert_eq!(code(server.acquires(A, Read, 9, Waits::No)), "ERR");
+    assert_eq!(code(server.releases(A, Read)), "ERR");
+    server.sees(&[Change::Delete]);
+    server.takes(A, Write, 50);
+    let value = "2147483647";
+    server.sees(&[Change::SetWriteCount { owner: A, value }]);
+    assert_eq!(code(server.acquires(A, Write, 9, Waits::No)), "ERR");
+    assert!(matches!(server.takes_once(A, Write, 9), Reply::Held { .. }));
+}
+
+// --- Tokens --------------------------------------------------------------------------------------
+
+#[test]
+fn every_grant_mints_a_token_and_a_hold_keeps_its_own() {
+    let mut server = Server::new();
+    let first = server.takes(A, Read, 50);
+    assert_eq!(server.takes(A, Read, 50), first);
+    let second = server.takes(B, Read, 50);
+    assert!(second > first);
+    assert_eq!(
+        server.releases_with(B, Read, Named::Stale, None),
+        Reply::Null
+    );
+    assert_eq!(
+        server.releases_with(B, Read, Named::Present, None),
+        Reply::Number(0)
+    );
+    server.releases(A, Read);
+    assert_eq!(server.releases(A, Read), Reply::Number(0));
+    let third = server.takes(A, Write, 50);
+    assert!(third > second);
+    assert!(server.takes(A, Read, 50) > third);
+    assert_eq!(server.takes(A, Write, 50), third);
+}
+
+#[test]
+fn a_reader_of_redisson_has_no_token_until_it_enters_again() {
+    let mut server = Server::new();
+    server.sees(&[Change::Read {
+        owner: A,
+        lease_ms: 50,
+    }]);
+    assert_eq!(
+        server.releases_with(A, Read, Named::Present, None),
+        Reply::Null
+    );
+    let minted = server.takes(A, Read, 50);
+    assert_eq!(server.takes(A, Read, 50), minted);
+    assert_eq!(server.releases(A, Read), Reply::Number(2));
+}
+
+#[test]
+fn after_a_failover_a_writers_token_is_not_known() {
+    let mut server = Server::new();
+    let before = server.takes(A, Write, 50);
+    server.does(&Op::Failover { guard_ms: 10_000 });
+    let release = Op::Release {
+        lock: 0,
+        owner: A,
+        mode: Write,
+        token: Named::Present,
+        lease_ms: None,
+    };
+    assert_eq!(server.does(&release), Reply::Null);
+    let again = server.acquires(A, Write, 50, Waits::No);
+    assert!(matches!(again, Reply::Held { count: 2, token } if token > before));
+    assert_eq!(server.does(&release), Reply::Number(1));
+}
+
+#[test]
+fn a_writers_token_is_known_for_as_long_as_it_has_the_lock() {
+    let mut server = Server::new();
+    let token = server.takes(A, Write, 1);
+    // Its reading makes the hash last longer, and that is the writer's lease.
+    server.takes(A, Read, 50);
+    server.passes(2);
+    let other = Op::Acquire {
+        lock: 1,
+        owner: B,
+        mode: Write,
+        lease_ms: 9,
+        waits: Waits::No,
+        session: None,
+        once: false,
+    };
+    server.does(&other);
+    assert_eq!(server.takes(A, Write, 50), token);
+    let left = server.releases_with(A, Write, Named::Present, None);
+    assert_eq!(left, Reply::Number(1));
+}
+
+// --- Sessions ------------------------------------------------------------------------------------
+
+#[test]
+fn holds_of_both_modes_end_with_their_session() {
+    let mut server = Server::new();
+    server.events(0, 0);
+    server.does(&of_session(A, Write, 50, Waits::No));
+    server.does(&of_session(A, Read, 50, Waits::No));
+    server.waits(B, Write);
+    server.does(&Op::Close { client: 0 });
+    assert!(server.holds(B, Write) && !server.holds(A, Read));
+    assert_eq!(server.0.counters().session_releases, 2);
+}
+
+#[test]
+fn a_reading_is_lost_at_its_own_end() {
+    let mut server = Server::new();
+    server.events(0, 0);
+    server.does(&of_session(A, Read, 10, Waits::No));
+    server.takes(B, Read, 50);
+    server.passes(10);
+    assert_eq!(server.events(0, 0), []);
+    server.passes(1);
+    let lost: Vec<News> = server.events(0, 0).into_iter().map(|of| of.news).collect();
+    assert_eq!(lost, [News::Lost("expired")]);
+}
+
+#[test]
+fn a_grant_that_nobody_fetched_goes_back_and_on() {
+    let mut server = Server::new();
+    server.events(0, 30);
+    server.takes(A, Write, 50);
+    server.does(&of_session(B, Read, 50, Waits::Queue(0)));
+    server.waits(C, Write);
+    server.releases(A, Write);
+    assert!(server.holds(B, Read));
+    server.does(&Op::Close { client: 0 });
+    assert!(!server.holds(B, Read) && server.holds(C, Write));
+    assert_eq!(server.0.counters().grants_taken_back, 1);
+}
