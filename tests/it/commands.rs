@@ -899,6 +899,13 @@ fn too_few_and_too_many_arguments_are_refused() {
         "RLOCK.EVENTS",
         "RLOCK.INFO",
         "RLOCK.INFO k more",
+        "RLOCK.MACQUIRE",
+        "RLOCK.MACQUIRE a 1000",
+        "RLOCK.MACQUIRE a 1000 1",
+        "RLOCK.MRELEASE a",
+        "RLOCK.MRELEASE a 1",
+        "RLOCK.MRENEW a 1000",
+        "RLOCK.MRENEW a 1000 1",
     ] {
         refuses(&mut conn, command, &["wrong number of arguments"]);
     }
@@ -1020,4 +1027,216 @@ fn several_keys_are_as_many_as_numkeys_says() {
         "RLOCK.MRELEASE alice 1 a ONCE",
         &["unknown option 'ONCE'"],
     );
+}
+
+#[test]
+fn acquire_with_read_or_write_waits_and_queues_as_without() {
+    let server = Server::start();
+    let _life = server.life_line("s");
+    for (index, mut conn) in both_protocols(&server).into_iter().enumerate() {
+        for mode in ["READ", "WRITE"] {
+            let key = format!("{mode}{index}");
+            let token = conn
+                .run(format!("RLOCK.ACQUIRE {key} alice 30000 WRITE"))
+                .held()
+                .1;
+            let raw = conn.raw(format!("RLOCK.ACQUIRE {key} bob 30000 {mode}"));
+            assert!(raw.starts_with("*2\r\n:0\r\n:"), "{raw}");
+            let raw = conn.raw(format!("RLOCK.ACQUIRE {key} bob 30000 {mode} BLOCK 5"));
+            assert!(raw.starts_with("*2\r\n:0\r\n:"), "{raw}");
+            let queue = format!("rlock.acquire {key} bob 30000 once queue 0 session s {mode}");
+            assert_eq!(conn.raw(&queue), "*2\r\n:-1\r\n:1\r\n");
+            assert_eq!(conn.raw(&queue), "*2\r\n:-1\r\n:1\r\n");
+            conn.send(format!("RLOCK.ACQUIRE {key} carol 30000 BLOCK 0 {mode}"));
+            conn.expect_nothing_yet();
+            assert_eq!(server.run(format!("RLOCK.CANCEL {key} bob")), 1);
+            let release = format!("RLOCK.RELEASE {key} alice WRITE TOKEN {token}");
+            assert_eq!(server.run(release), 0);
+            assert!(conn.read().held().1 > token);
+            assert_eq!(conn.raw(format!("RLOCK.BREAK {key}")), ":1\r\n");
+            let raw = conn.raw(format!("RLOCK.RELEASE {key} carol {mode}"));
+            assert_eq!(raw, ["$-1\r\n", "_\r\n"][index]);
+            assert_eq!(
+                conn.raw(format!("RLOCK.RENEW {key} carol 1 {mode}")),
+                ":0\r\n"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_about_read_and_write_is_said_byte_for_byte() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.take("plain", "alice");
+    conn.run("RLOCK.ACQUIRE rw alice 30000 READ").held();
+    conn.run("SET text v");
+    let both = "ERR option 'WRITE' cannot be combined with 'READ'";
+    let writer = "ERR owner must not end in ':write' with READ or WRITE, as a writer's field does";
+    let is_plain = "WRONGKIND the key holds a plain lock, not a read-write one";
+    let is_read_write = "WRONGKIND the key holds a read-write lock, not a plain one";
+    let wrong_type = "WRONGTYPE Operation against a key holding the wrong kind of value";
+    let upgrade = "DEADLOCK a reader cannot become the writer: 'alice' waits for 'alice' at 'rw'";
+    let twice = |option| format!("ERR option '{option}' is given twice");
+    for (command, error) in [
+        ("RLOCK.ACQUIRE k a 1 READ WRITE", both),
+        ("RLOCK.ACQUIRE k a 1 WRITE BLOCK 0 READ", both),
+        ("RLOCK.RELEASE k a WRITE READ", both),
+        ("RLOCK.RENEW k a 1 READ WRITE", both),
+        ("RLOCK.ACQUIRE k a 1 READ READ", &twice("READ")),
+        ("RLOCK.RELEASE k a WRITE write", &twice("write")),
+        ("RLOCK.RENEW k a 1 READ READ", &twice("READ")),
+        ("RLOCK.ACQUIRE k a:write 1 READ", writer),
+        ("RLOCK.ACQUIRE k :write 1 WRITE", writer),
+        ("RLOCK.RELEASE k a:write READ", writer),
+        ("RLOCK.RENEW k a:write 1 WRITE", writer),
+        ("RLOCK.ACQUIRE plain alice 1 READ", is_plain),
+        ("RLOCK.ACQUIRE plain alice 1 WRITE BLOCK 0", is_plain),
+        ("RLOCK.RELEASE plain alice READ", is_plain),
+        ("RLOCK.RENEW plain alice 1 WRITE", is_plain),
+        ("RLOCK.ACQUIRE rw alice 1", is_read_write),
+        ("RLOCK.ACQUIRE rw bob 1 BLOCK 0", is_read_write),
+        ("RLOCK.RELEASE rw alice", is_read_write),
+        ("RLOCK.RENEW rw alice 1", is_read_write),
+        ("RLOCK.MACQUIRE alice 1 2 k rw", is_read_write),
+        ("RLOCK.MRELEASE alice 2 k rw", is_read_write),
+        ("RLOCK.MRENEW alice 1 2 rw k", is_read_write),
+        ("RLOCK.ACQUIRE text alice 1 READ", wrong_type),
+        ("RLOCK.RELEASE text alice WRITE", wrong_type),
+        ("RLOCK.RENEW text alice 1 READ", wrong_type),
+        ("RLOCK.ACQUIRE rw alice 1 WRITE BLOCK 0", upgrade),
+        (
+            "RLOCK.CANCEL rw alice READ",
+            "ERR wrong number of arguments",
+        ),
+        ("RLOCK.BREAK rw READ", "ERR wrong number of arguments"),
+    ] {
+        for mut conn in both_protocols(&server) {
+            let told = conn.raw(command);
+            // The server has a text of its own for the number of arguments.
+            assert!(told.starts_with(&format!("-{error}")), "{command}: {told}");
+        }
+    }
+    assert_eq!(conn.run("EXISTS k"), 0);
+    // A plain lock's owner may be called so, and a word is not an owner.
+    conn.take("k", "a:write");
+    conn.run("RLOCK.ACQUIRE k2 READ 1000 READ").held();
+    assert_eq!(conn.run("HGET k2 READ"), "1");
+}
+
+#[test]
+fn macquire_waits_and_queues() {
+    let server = Server::start();
+    let _life = server.life_line("s");
+    for (index, mut conn) in both_protocols(&server).into_iter().enumerate() {
+        let [a, b, c] = ["a", "b", "c"].map(|name| format!("{name}{index}"));
+        let mut other = server.connect();
+        other.take(&a, "alice");
+        other.take(&b, "dave");
+        let wait = format!("RLOCK.MACQUIRE bob 30000 3 {a} {b} {c}");
+        let raw = conn.raw(&wait);
+        assert!(raw.starts_with("*2\r\n:0\r\n:"), "{raw}");
+        let raw = conn.raw(format!("{wait} BLOCK 5"));
+        assert!(raw.starts_with("*2\r\n:0\r\n:"), "{raw}");
+        assert_eq!(other.queue(&a, "carol", "s"), 1);
+        assert_eq!(
+            conn.raw(format!("{wait} ONCE QUEUE 0 SESSION s")),
+            "*2\r\n:-1\r\n:2\r\n"
+        );
+        assert_eq!(conn.raw(format!("RLOCK.CANCEL {c} bob")), ":1\r\n");
+        conn.send(format!("rlock.macquire bob 30000 2 {b} {c} block 0"));
+        conn.expect_nothing_yet();
+        other.let_go(&b, "dave");
+        let (count, token) = conn.read().held();
+        assert_eq!(count, 1);
+        assert_eq!(conn.run(format!("HGET {c} fence")), format!("t{token}"));
+        assert_eq!(
+            conn.raw(format!("RLOCK.MRELEASE bob 3 {a} {b} {c}")),
+            ":2\r\n"
+        );
+    }
+}
+
+#[test]
+fn what_is_wrong_about_several_locks_is_said_byte_for_byte() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.run("RLOCK.MACQUIRE alice 30000 2 x y").held();
+    let numkeys = "ERR numkeys must be an integer from 1 to 1024, and so many keys must follow";
+    let lease = "ERR lease-ms must be an integer from 1 to 9007199254740991";
+    let reserved = "ERR owner must not be 'fence' or 'mode', fields of the lock itself";
+    let no_session = "NOSESSION nobody listens to this session, RLOCK.EVENTS must be called first";
+    let twice = |option| format!("ERR option '{option}' is given twice");
+    let unknown = |option| format!("ERR unknown option '{option}'");
+    for (command, error) in [
+        ("RLOCK.MACQUIRE a 1 0 k", numkeys),
+        ("RLOCK.MACQUIRE a 1 2 k", numkeys),
+        ("RLOCK.MACQUIRE a 1 -1 k", numkeys),
+        ("RLOCK.MACQUIRE a 1 01 k", numkeys),
+        ("RLOCK.MACQUIRE a 1 1025 k", numkeys),
+        ("RLOCK.MACQUIRE a 1 9223372036854775808 k", numkeys),
+        ("RLOCK.MRELEASE a 0 k", numkeys),
+        ("RLOCK.MRELEASE a 3 k k", numkeys),
+        ("RLOCK.MRENEW a 1 two k", numkeys),
+        ("RLOCK.MACQUIRE a 0 1 k", lease),
+        ("RLOCK.MRENEW a -1 1 k", lease),
+        ("RLOCK.MACQUIRE fence 1 1 k", reserved),
+        ("RLOCK.MRELEASE mode 1 k", reserved),
+        ("RLOCK.MRENEW fence 1 1 k", reserved),
+        ("RLOCK.MACQUIRE a 1 1 k READ", &unknown("READ")),
+        ("RLOCK.MACQUIRE a 1 1 k k", &unknown("k")),
+        ("RLOCK.MACQUIRE a 1 1 k TOKEN 1", &unknown("TOKEN")),
+        ("RLOCK.MRELEASE alice 1 x LEASE 1", &unknown("LEASE")),
+        ("RLOCK.MRENEW alice 1 1 x TOKEN 1", &unknown("TOKEN")),
+        ("RLOCK.MACQUIRE a 1 1 k ONCE ONCE", &twice("ONCE")),
+        ("RLOCK.MACQUIRE a 1 1 k BLOCK 1 BLOCK 1", &twice("BLOCK")),
+        (
+            "RLOCK.MACQUIRE a 1 1 k BLOCK",
+            "ERR option 'BLOCK' needs a value",
+        ),
+        (
+            "RLOCK.MACQUIRE a 1 1 k BLOCK 0 QUEUE 0",
+            "ERR option 'QUEUE' cannot be combined with 'BLOCK'",
+        ),
+        (
+            "RLOCK.MACQUIRE a 1 1 k QUEUE 0",
+            "ERR option 'QUEUE' needs 'SESSION'",
+        ),
+        ("RLOCK.MACQUIRE a 1 1 k BLOCK -1", WAIT_BOUNDS),
+        ("RLOCK.MACQUIRE a 1 1 k SESSION s", no_session),
+        ("RLOCK.MACQUIRE a 1 2 x k QUEUE 0 SESSION s", no_session),
+        ("RLOCK.MRENEW alice 1 1 x SESSION s", no_session),
+    ] {
+        answers_with(&server, command, error);
+    }
+    assert_eq!(conn.run("EXISTS k"), 0);
+    assert!(conn.run("PTTL x").int() > 20_000);
+    let most: Vec<_> = (0..1024).map(|i| format!("key{i}")).collect();
+    let most = most.join(" ");
+    assert_eq!(
+        conn.run(format!("RLOCK.MACQUIRE a 30000 1024 {most}"))
+            .held()
+            .0,
+        1
+    );
+    assert_eq!(conn.run(format!("RLOCK.MRENEW a 30000 1024 {most}")), 1024);
+    assert_eq!(conn.run(format!("RLOCK.MRELEASE a 1024 {most}")), 1024);
+}
+
+#[test]
+fn the_hold_count_of_several_does_not_overflow() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.run("HSET y alice 2147483647 fence t5");
+    conn.run("PEXPIRE y 30000");
+    refuses(
+        &mut conn,
+        "RLOCK.MACQUIRE alice 60000 2 x y",
+        &["hold count", "2147483647"],
+    );
+    assert_eq!(conn.run("EXISTS x"), 0);
+    let once = "RLOCK.MACQUIRE alice 60000 2 x y ONCE";
+    let (count, token) = conn.run(once).held();
+    assert_eq!(count, 2_147_483_647);
+    assert_eq!(conn.run("HGET x fence"), format!("t{token}"));
 }

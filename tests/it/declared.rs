@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rlock_tests::{Conn, Server, Version, module_path, until};
 
 /// Command, arity, flags, standard ACL categories.
-const COMMANDS: [(&str, i64, &[&str], &[&str]); 8] = [
+const COMMANDS: [(&str, i64, &[&str], &[&str]); 11] = [
     (
         "rlock.acquire",
         -4,
@@ -24,6 +24,9 @@ const COMMANDS: [(&str, i64, &[&str], &[&str]); 8] = [
     ("rlock.events", -2, &["blocking"], &["blocking"]),
     ("rlock.info", 2, &["readonly"], &["read"]),
     ("rlock.list", -1, &["readonly"], &["read"]),
+    ("rlock.macquire", -5, &["write", "denyoom"], &["write"]),
+    ("rlock.mrelease", -4, &["write"], &["write"]),
+    ("rlock.mrenew", -5, &["write"], &["write"]),
 ];
 
 #[test]
@@ -54,15 +57,39 @@ fn keys() {
         "RLOCK.RENEW key owner 1000 TOKEN 1",
         "RLOCK.ACQUIRE key owner 1000 QUEUE 0 SESSION session ONCE",
         "RLOCK.RENEW key owner 1000 SESSION session",
+        "RLOCK.ACQUIRE key owner 1000 READ BLOCK 0",
+        "RLOCK.RELEASE key owner WRITE LEASE 1000",
+        "RLOCK.RENEW key owner 1000 READ SESSION session",
         "RLOCK.CANCEL key owner",
         "RLOCK.BREAK key",
         "RLOCK.INFO key",
+        "RLOCK.MACQUIRE owner 1000 1 key",
+        "RLOCK.MRELEASE owner 1 key",
+        "RLOCK.MRENEW owner 1000 1 key SESSION session",
     ] {
         assert_eq!(
             conn.run(format!("COMMAND GETKEYS {command}")).texts(),
             ["key"],
             "{command}"
         );
+    }
+    for command in [
+        "RLOCK.MACQUIRE owner 1000 3 a b c BLOCK 0 ONCE",
+        "RLOCK.MACQUIRE owner 1000 3 a b c QUEUE 0 SESSION session",
+        "RLOCK.MRELEASE owner 3 a b c",
+        "RLOCK.MRENEW owner 1000 3 a b c SESSION session",
+    ] {
+        let told = conn.run(format!("COMMAND GETKEYS {command}"));
+        assert_eq!(told.texts(), ["a", "b", "c"], "{command}");
+    }
+    for odd in ["0", "-1", "3", "x", "99999999999999999999", "2147483648"] {
+        for command in [
+            format!("COMMAND GETKEYS RLOCK.MACQUIRE owner 1000 {odd} a b"),
+            format!("COMMAND GETKEYS RLOCK.MRELEASE owner {odd} a b"),
+            format!("COMMAND GETKEYSANDFLAGS RLOCK.MRENEW owner 1000 {odd} a b"),
+        ] {
+            assert!(conn.run(&command).is_error(), "{command}");
+        }
     }
     for without in ["RLOCK.LIST MATCH key", "RLOCK.EVENTS session BLOCK 0"] {
         let told = conn.run(format!("COMMAND GETKEYS {without}"));
@@ -80,7 +107,21 @@ fn documentation() {
         for field in ["summary", "since", "complexity", "group"] {
             assert!(!docs.get(field).text().is_empty(), "{name}: {field}");
         }
-        if !["rlock.list", "rlock.events"].contains(&name) {
+        if name.starts_with("rlock.m") {
+            let arguments = docs.get("arguments").array();
+            let names: Vec<_> = arguments.iter().map(|one| one.get("name").text()).collect();
+            let expected = match name {
+                "rlock.mrelease" => &["owner", "numkeys", "key"][..],
+                _ => &["owner", "lease-ms", "numkeys", "key"],
+            };
+            assert_eq!(&names[..expected.len()], expected, "{name}");
+            let key = &arguments[expected.len() - 1];
+            assert_eq!(key.get("type"), &"key", "{name}");
+            assert!(
+                key.get("flags").texts().contains(&"multiple".to_owned()),
+                "{name}"
+            );
+        } else if !["rlock.list", "rlock.events"].contains(&name) {
             let first = &docs.get("arguments").array()[0];
             assert_eq!(
                 (first.get("name"), first.get("type")),
@@ -141,10 +182,26 @@ fn key_permissions_apply() {
         "RLOCK.CANCEL stock alice",
         "RLOCK.BREAK stock",
         "RLOCK.INFO stock",
+        "RLOCK.ACQUIRE free clerk 1000 READ",
+        "RLOCK.MACQUIRE clerk 1000 1 free",
+        "RLOCK.MACQUIRE clerk 1000 2 orders:1 stock",
+        "RLOCK.MACQUIRE clerk 1000 2 free orders:1 BLOCK 0",
+        "RLOCK.MRELEASE clerk 2 orders:1 stock",
+        "RLOCK.MRELEASE alice 2 stock orders:1",
+        "RLOCK.MRENEW alice 1000 2 orders:1 stock",
     ] {
         let error = clerk.run(command).error();
         assert!(error.starts_with("NOPERM "), "{command}: {error}");
     }
+    assert_eq!(
+        clerk.run("HGET orders:1 clerk"),
+        "1",
+        "nothing has happened to it"
+    );
+    clerk
+        .run("RLOCK.MACQUIRE clerk 1000 2 orders:2 orders:3")
+        .held();
+    assert_eq!(clerk.run("RLOCK.MRELEASE clerk 2 orders:2 orders:3"), 2);
     assert_eq!(server.holder("stock").as_deref(), Some("alice"));
     assert_eq!(clerk.let_go("orders:1", "clerk"), 0);
 }
