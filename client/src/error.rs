@@ -24,8 +24,8 @@ use crate::hold::LostReason;
 ///
 /// After an unknown `lock()`, `try_lock()` or `lock_timeout()` the client gives back in the
 /// background what the server may have granted; but not for an [`Owner`](crate::Owner) who has
-/// other guards of the lock, which it could take along. At worst the lock stays taken until its lease
-/// ends, or until the same owner comes again.
+/// other guards of the lock, which it could take along. At worst the lock stays taken until its
+/// lease ends, or until the same owner comes again.
 #[derive(Clone, Debug)]
 pub struct Error {
     kind: ErrorKind,

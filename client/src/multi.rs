@@ -12,8 +12,8 @@ use crate::mode::Mode;
 use crate::owner::Owner;
 use crate::taker::Taker;
 
-/// Several locks by their names, made by [`Client::multi`](crate::Client::multi), which are taken at
-/// once: all or none. Cheap to clone; nothing is taken until one of its verbs is called.
+/// Several locks by their names, made by [`Client::multi`](crate::Client::multi), which are taken
+/// at once: all or none. Cheap to clone; nothing is taken until one of its verbs is called.
 ///
 /// The locks are plain ones; a [`Lock`](crate::Lock) of one of the names excludes this and the
 /// other way round. While it waits it holds none of them, so nobody is kept waiting by who waits,
@@ -24,8 +24,8 @@ use crate::taker::Taker;
 ///
 /// # Lease
 ///
-/// One for all: renewed by the watchdog in one command, unless [`lease`](Self::lease) gives them one
-/// of their own.
+/// One for all: renewed by the watchdog in one command, unless [`lease`](Self::lease) gives them
+/// one of their own.
 ///
 /// # Owner
 ///
@@ -126,7 +126,8 @@ impl MultiLock {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, locks that were granted meanwhile are given back in the background.
+    /// If the future is dropped, locks that were granted meanwhile are given back in the
+    /// background.
     ///
     /// # Errors
     ///

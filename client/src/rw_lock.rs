@@ -12,8 +12,8 @@ use crate::mode::Mode;
 use crate::owner::Owner;
 use crate::taker::Taker;
 
-/// A read-write lock by its name, made by [`Client::rw_lock`](crate::Client::rw_lock): any number of
-/// readers at a time, or one writer. Cheap to clone; nothing is taken until one of its verbs is
+/// A read-write lock by its name, made by [`Client::rw_lock`](crate::Client::rw_lock): any number
+/// of readers at a time, or one writer. Cheap to clone; nothing is taken until one of its verbs is
 /// called.
 ///
 /// # Order
@@ -92,8 +92,8 @@ impl RwLock {
     /// Takes the lock together with other readers, waiting in line for as long as a writer holds
     /// it or waits before.
     ///
-    /// One round trip if nobody writes or waits to. The wait survives a lost connection or a restart
-    /// of the server as that of [`Lock::lock`](crate::Lock::lock) does.
+    /// One round trip if nobody writes or waits to. The wait survives a lost connection or a
+    /// restart of the server as that of [`Lock::lock`](crate::Lock::lock) does.
     ///
     /// # Cancel safety
     ///
@@ -131,8 +131,8 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// - Not acquired: somebody writes, with what is left of that lease in [`Error::lease_left`], or
-    ///   somebody waits before.
+    /// - Not acquired: somebody writes, with what is left of that lease in [`Error::lease_left`];
+    ///   or somebody waits before.
     /// - Refused, module not loaded: the server's answer.
     /// - Could not ask: the server could not be reached, or the client has been shut down.
     /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
