@@ -284,6 +284,7 @@ impl Wait<'_> {
     async fn confirmed(&self, grant: Grant) -> Next {
         let core = &self.request.core;
         let Some(attachment) = core.session.attachment() else {
+            self.give_up(grant.token);
             return Next::AskAgain;
         };
         let lease = self.claim.lease();
@@ -297,7 +298,18 @@ impl Wait<'_> {
             })),
             // Granted and run out before we knew: stand in line again.
             Ok(false) => Next::Pause(Error::not_acquired(None)),
-            Err(error) => Next::Pause(error),
+            Err(error) => {
+                self.give_up(grant.token);
+                Next::Pause(error)
+            }
+        }
+    }
+
+    /// The grant cannot be confirmed, and is asked for again. With ONCE that finds it; without, it
+    /// would be entered once more than there are guards.
+    fn give_up(&self, token: u64) {
+        if !self.claim.is_alone() {
+            self.give_back(token);
         }
     }
 

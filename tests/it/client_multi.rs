@@ -14,7 +14,7 @@ use super::client::{
     url, wait_in_line,
 };
 use super::client_faults::kill_life_line;
-use super::client_session::{is_granted_within, next_random, waiters};
+use super::client_session::{drops, is_granted_within, next_random, waiters};
 
 /// Nothing is left: no lock, no waiter.
 fn assert_nothing_left(server: &Server) {
@@ -515,7 +515,7 @@ async fn calls_dropped_at_random_moments_under_traffic_leave_no_key_and_no_waite
             let owner = (i < 2).then(|| client.owner());
             let mut random = 0x9E37_79B9_7F4A_7C15 + i;
             tokio::spawn(async move {
-                for _ in 0..500 {
+                for _ in 0..drops() / 20 {
                     let mut name = || format!("k{}", next_random(&mut random) % 3);
                     let mut locks = client.multi([name(), name()]);
                     if let Some(owner) = &owner {
