@@ -243,12 +243,17 @@ impl Target {
             length = length.max(left.map_or(Duration::ZERO, millis_up));
         }
         let lease = Lease { since, length };
+        self.promise(lease);
+        lease
+    }
+
+    /// No lease that is asked for from now on ends before this one.
+    pub(crate) fn promise(&self, lease: Lease) {
         for place in &self.places {
             let mut states = locked(&place.states);
             let promised = &mut states.of(self.mode).promised;
             *promised = (*promised).max(Some(lease.ends()));
         }
-        lease
     }
 
     /// Whether there is at most one claim: nothing else of this owner is held or under way.

@@ -242,11 +242,12 @@ impl Wait<'_> {
         match told.news {
             News::Granted { token } => {
                 let grant = self.told_grant(token, told.since, attachment);
+                // Whoever asks from now on knows of it. Who is there already may have asked for
+                // less since it began, for one of several locks.
+                self.claim.target().promise(grant.lease);
                 if grant.fresh || self.claim.is_alone() {
                     self.granted(grant).await
                 } else {
-                    // Its lease began when a lock of it may have had another from the same owner,
-                    // asked for since.
                     self.confirmed(grant).await
                 }
             }
