@@ -19,7 +19,7 @@ test: install ## Run every test; RLOCK_SERVER= names another server
 
 soak: install ## The heavy tests, with the figures they print
 	RLOCK_DROPS=100000 cargo test --release -p rlock-tests --test it -- \
-		client_session client_faults --include-ignored --nocapture --test-threads 1
+		client_session client_faults client_rw client_multi --include-ignored --nocapture --test-threads 1
 
 check: install ## Formatting, lints, documentation and the core's tests: before each commit
 	cargo fmt --all --check

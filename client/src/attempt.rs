@@ -13,7 +13,7 @@ use crate::driver::Answer;
 use crate::error::Error;
 use crate::guard::Held;
 use crate::hold::Grant;
-use crate::owner::{Claim, Target, Terms};
+use crate::owner::{Claim, Lease, Target, Terms};
 use crate::release;
 use crate::session::{Attachment, Mailbox};
 use crate::wait;
@@ -62,12 +62,12 @@ impl Request {
     /// nothing else of its owner is at the lock.
     pub(crate) fn ask(&self, claim: &Claim, queue: Queue, attachment: Arc<Attachment>) -> Asked {
         let (target, session) = (claim.target(), &self.core.session.name);
-        let lease = target.lease(claim.terms().lease);
+        let lease = claim.lease();
         let (subject, once) = (target.subject(), claim.is_alone());
         let acquire = command::acquire(subject, lease.length, queue, session, once);
         Asked {
             attachment,
-            since: lease.since,
+            lease,
             answer: self.core.driver.send(acquire),
         }
     }
@@ -88,8 +88,7 @@ impl Request {
 pub(crate) struct Asked {
     /// What the session was attached by before.
     pub(crate) attachment: Arc<Attachment>,
-    /// A lease that it starts has not begun before this.
-    pub(crate) since: Instant,
+    pub(crate) lease: Lease,
     pub(crate) answer: Answer<Acquired>,
 }
 
@@ -205,7 +204,7 @@ async fn answered(asked: Asked) -> Result<Answered, Error> {
     match asked.answer.await? {
         Acquired::Granted { token, fresh } => Ok(Answered::Granted(Grant {
             token,
-            since: asked.since,
+            lease: asked.lease,
             attachment: asked.attachment,
             fresh,
         })),

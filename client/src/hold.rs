@@ -85,8 +85,8 @@ pub(crate) struct Renewal {
 /// What the server has granted.
 pub(crate) struct Grant {
     pub(crate) token: u64,
-    /// The lease has not begun before this.
-    pub(crate) since: Instant,
+    /// As it was asked for; it has not begun earlier.
+    pub(crate) lease: Lease,
     pub(crate) attachment: Arc<Attachment>,
     /// Whether the owner is known to have held nothing of it before.
     pub(crate) fresh: bool,
@@ -95,12 +95,9 @@ pub(crate) struct Grant {
 impl Hold {
     pub(crate) fn new(session: &Arc<Session>, claim: &Claim, grant: Grant) -> Arc<Self> {
         let terms = claim.terms();
-        let cap = terms.max_hold.and_then(|max| grant.since.checked_add(max));
-        let lease = Lease {
-            since: grant.since,
-            length: terms.lease,
-        };
-        let validity = Validity::new(lease, grant.attachment).within(cap);
+        let begun = grant.lease.since;
+        let cap = terms.max_hold.and_then(|max| begun.checked_add(max));
+        let validity = Validity::new(grant.lease, grant.attachment).within(cap);
         Arc::new(Self {
             target: Arc::clone(claim.target()),
             session: Arc::clone(session),
@@ -151,7 +148,7 @@ impl Hold {
     }
 
     /// As much of the whole lease as the longest hold allows.
-    fn lease_anew(&self, now: Instant) -> Duration {
+    pub(crate) fn lease_anew(&self, now: Instant) -> Duration {
         let left = self.cap.map(|cap| cap.saturating_duration_since(now));
         let lease = left.map_or(self.terms.lease, |left| self.terms.lease.min(left));
         whole_millis(lease).max(LEASE_MIN)
@@ -450,7 +447,7 @@ mod tests {
         let session = Session::new("client".to_owned(), Duration::ZERO, Driver::idle());
         let grant = Grant {
             token: 7,
-            since: sent,
+            lease: lease_from(sent, LEASE),
             attachment: Attachment::new(sent, Duration::ZERO),
             fresh: true,
         };

@@ -243,12 +243,17 @@ impl Target {
             length = length.max(left.map_or(Duration::ZERO, millis_up));
         }
         let lease = Lease { since, length };
+        self.promise(lease);
+        lease
+    }
+
+    /// No lease that is asked for from now on ends before this one.
+    pub(crate) fn promise(&self, lease: Lease) {
         for place in &self.places {
             let mut states = locked(&place.states);
             let promised = &mut states.of(self.mode).promised;
             *promised = (*promised).max(Some(lease.ends()));
         }
-        lease
     }
 
     /// Whether there is at most one claim: nothing else of this owner is held or under way.
@@ -261,9 +266,23 @@ impl Target {
         places.all(|place| locked(&place.states).of(self.mode).claims <= 1)
     }
 
+    /// Where its guards share a hold: at one lock.
+    fn shared_place(&self) -> Option<&Place> {
+        let place = self.places.first();
+        let place = place.filter(|_| self.mode != Mode::Several);
+        place.map(|place| &**place)
+    }
+
+    /// The hold that is entered again, if there is one that is not lost.
+    fn entered(&self) -> Option<Arc<Hold>> {
+        let place = self.shared_place()?;
+        let present = locked(&place.states).of(self.mode).hold.upgrade();
+        present.filter(|hold| hold.lost().is_none())
+    }
+
     /// The hold with this token, shared by all guards that have it, or the new one.
     pub(crate) fn share(&self, granted: Arc<Hold>) -> Arc<Hold> {
-        let (Mode::Plain | Mode::Read | Mode::Write, [place]) = (self.mode, &*self.places) else {
+        let Some(place) = self.shared_place() else {
             return granted;
         };
         let mut states = locked(&place.states);
@@ -301,6 +320,14 @@ impl Claim {
 
     pub(crate) fn terms(&self) -> Terms {
         self.terms
+    }
+
+    /// The whole lease, to be asked for now; or, where a hold is entered again that may not last
+    /// for so long, as much as is left of it.
+    pub(crate) fn lease(&self) -> Lease {
+        let entered = self.target.entered();
+        let whole = entered.map(|hold| hold.lease_anew(Instant::now()));
+        self.target.lease(whole.unwrap_or(self.terms.lease))
     }
 
     /// Whether nothing else of this owner is held or under way there.

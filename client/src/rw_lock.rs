@@ -131,7 +131,7 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// - Not acquired: somebody writes, with what is left of that lease in [`Error::lease_left`],
+    /// - Not acquired: somebody writes, with what is left of that lease in [`Error::lease_left`];
     ///   or somebody waits before.
     /// - Refused, module not loaded: the server's answer.
     /// - Could not ask: the server could not be reached, or the client has been shut down.

@@ -419,7 +419,7 @@ mod tests {
         let since = Instant::now();
         let grant = Grant {
             token: 7,
-            since,
+            lease: claim.lease(),
             attachment: Attachment::new(since, Duration::ZERO),
             fresh: true,
         };

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::guard::Held;
 use crate::hold::{Grant, Hold};
 use crate::mode::Mode;
-use crate::owner::Claim;
+use crate::owner::{Claim, Lease};
 use crate::part;
 use crate::release;
 use crate::session::{Attachment, Told};
@@ -52,6 +52,7 @@ pub(crate) async fn run(
         claim,
         turn,
         last: Error::not_attached(),
+        lease: Duration::ZERO,
         asked: false,
         unanswered: None,
         in_line: false,
@@ -112,6 +113,8 @@ struct Wait<'a> {
     turn: Turn,
     /// What the caller is told if its time is up.
     last: Error,
+    /// The lease that was last asked for.
+    lease: Duration,
     /// Whether there may be something to take back.
     asked: bool,
     /// The answer that was not waited for, if it is that to which the caller left.
@@ -188,9 +191,10 @@ impl Wait<'_> {
     async fn stay(&mut self, asked: Asked, reply: &mut Reply) -> Next {
         let Asked {
             attachment,
-            since,
+            lease,
             mut answer,
         } = asked;
+        self.lease = lease.length;
         // The server ends the wait itself; the time on top is for its answer to arrive.
         let on_top = self.request.core.connector.response_timeout();
         let answer = tokio::select! {
@@ -205,7 +209,7 @@ impl Wait<'_> {
             Ok(Acquired::Granted { token, fresh }) => {
                 self.granted(Grant {
                     token,
-                    since,
+                    lease,
                     attachment,
                     fresh,
                 })
@@ -238,11 +242,12 @@ impl Wait<'_> {
         match told.news {
             News::Granted { token } => {
                 let grant = self.told_grant(token, told.since, attachment);
+                // Whoever asks from now on knows of it. Who is there already may have asked for
+                // less since it began, for one of several locks.
+                self.claim.target().promise(grant.lease);
                 if grant.fresh || self.claim.is_alone() {
                     self.granted(grant).await
                 } else {
-                    // Its lease began when a lock of it may have had another from the same owner,
-                    // asked for since.
                     self.confirmed(grant).await
                 }
             }
@@ -255,9 +260,10 @@ impl Wait<'_> {
     }
 
     fn told_grant(&self, token: u64, since: Instant, attachment: Arc<Attachment>) -> Grant {
+        let length = self.lease;
         Grant {
             token,
-            since,
+            lease: Lease { since, length },
             attachment,
             // Who holds a lock does not wait for it; but one of several may be held.
             fresh: self.claim.target().mode() != Mode::Several,
@@ -267,10 +273,10 @@ impl Wait<'_> {
     /// A grant is old by the time we know of it: the news may have lain in the socket while this
     /// process was stopped. If that leaves too little, a renewal gives a new start to count from.
     async fn granted(&self, grant: Grant) -> Next {
-        let lease = self.claim.terms().lease;
+        let Lease { since, length } = grant.lease;
         let current = self.request.core.session.attachment();
         let attached = current.is_some_and(|one| Arc::ptr_eq(&one, &grant.attachment));
-        if attached && grant.since.elapsed() <= part(lease, FRESH_PART) {
+        if attached && since.elapsed() <= part(length, FRESH_PART) {
             return Next::End(Outcome::Granted(grant));
         }
         self.confirmed(grant).await
@@ -279,21 +285,32 @@ impl Wait<'_> {
     async fn confirmed(&self, grant: Grant) -> Next {
         let core = &self.request.core;
         let Some(attachment) = core.session.attachment() else {
+            self.give_up(grant.token);
             return Next::AskAgain;
         };
-        let target = self.claim.target();
-        let lease = target.lease(self.claim.terms().lease);
-        let (subject, session) = (target.subject(), &core.session.name);
+        let lease = self.claim.lease();
+        let (subject, session) = (self.claim.target().subject(), &core.session.name);
         let renewal = command::renew(subject, lease.length, grant.token, session);
         match core.driver.send_harmless(renewal).await {
             Ok(true) => Next::End(Outcome::Granted(Grant {
-                since: lease.since,
+                lease,
                 attachment,
                 ..grant
             })),
             // Granted and run out before we knew: stand in line again.
             Ok(false) => Next::Pause(Error::not_acquired(None)),
-            Err(error) => Next::Pause(error),
+            Err(error) => {
+                self.give_up(grant.token);
+                Next::Pause(error)
+            }
+        }
+    }
+
+    /// The grant cannot be confirmed, and is asked for again. With ONCE that finds it; without, it
+    /// would be entered once more than there are guards.
+    fn give_up(&self, token: u64) {
+        if !self.claim.is_alone() {
+            self.give_back(token);
         }
     }
 
@@ -379,7 +396,10 @@ impl Wait<'_> {
         let claim = self.claim.target().claim(self.claim.terms());
         let grant = Grant {
             token,
-            since,
+            lease: Lease {
+                since,
+                length: claim.terms().lease,
+            },
             attachment: Attachment::new(since, Duration::ZERO),
             fresh: false,
         };

@@ -261,6 +261,29 @@ async fn entering_again_with_a_shorter_lease_takes_nothing_from_the_first_guard(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn entering_again_does_not_hold_a_lock_for_longer_than_allowed() {
+    let server = Server::start();
+    let client = connect(patient(), &server).await;
+    let lock = client.lock("k").owner(&client.owner());
+    let lock = lock
+        .lease(Duration::from_secs(8))
+        .max_hold(Duration::from_secs(10));
+    let outer = lock.lock().await.unwrap();
+    sleep(3_000 * MS).await;
+    let inner = lock.lock().await.unwrap();
+    outer.renew().await.unwrap();
+    for guard in [&outer, &inner] {
+        let left = guard.valid_for();
+        assert!(
+            left > Duration::from_secs(5) && left < Duration::from_secs(7),
+            "{left:?}"
+        );
+    }
+    let ttl = server.run("PTTL k").int();
+    assert!(ttl > 5_000 && ttl <= 7_000, "{ttl}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_owner_waits_once_and_its_second_call_joins_when_the_first_is_dropped() {
     let server = Server::start();
     let client = client(&server).await;

@@ -13,7 +13,7 @@ use super::client::{
     url,
 };
 use super::client_faults::kill_life_line;
-use super::client_session::{is_granted_within, next_random, waiters};
+use super::client_session::{drops, is_granted_within, next_random, waiters};
 
 /// Who holds the lock `k`, and how: `owner/mode/count`, in the order of the owners.
 fn holders(server: &Server) -> Vec<String> {
@@ -645,7 +645,7 @@ async fn calls_dropped_at_random_moments_under_traffic_leave_no_key_and_no_waite
             let owner = (i < 2).then(|| client.owner());
             let mut random = 0x9E37_79B9_7F4A_7C15 + i;
             tokio::spawn(async move {
-                for _ in 0..500 {
+                for _ in 0..drops() / 20 {
                     let mut lock = client.rw_lock("k");
                     if let Some(owner) = &owner {
                         lock = lock.owner(owner);

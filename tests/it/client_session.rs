@@ -110,7 +110,7 @@ pub(super) async fn is_granted_within<T>(
 }
 
 /// How many locks are dropped while pending: `RLOCK_DROPS`, more in `make soak`.
-fn drops() -> u64 {
+pub(super) fn drops() -> u64 {
     env::var("RLOCK_DROPS").map_or(10_000, |text| text.parse().unwrap())
 }
 
