@@ -271,10 +271,12 @@ pub(crate) fn slot_is_settled(ctx: Ctx<'_>, name: &[u8]) -> bool {
     if !names::timeouts_share_slot(name) {
         return true;
     }
-    // A key of the slot that is never there: the server answers for it only while all of the slot
-    // is served here.
-    let never = OwnedStr::new(&names::timeout_key(name, &[], 0));
-    ctx.presence(never.as_str()) == Presence::Here
+    // Two keys of the slot that are never there. At neither end of its way does the server answer for
+    // several that it does not have; for one it would, at the end to which it comes, if the client
+    // has just sent `ASKING`.
+    let never = [0, -1].map(|number| OwnedStr::new(&names::timeout_key(name, &[], number)));
+    let [one, other] = never.each_ref().map(OwnedStr::as_str);
+    ctx.presence_of_both(one, other) == Presence::Here
 }
 
 /// In one look at a lock no more timeout keys are looked at than this, the latest of each reader

@@ -369,6 +369,18 @@ impl<'a> RenewSeveral<'a> {
     }
 }
 
+/// Which words of a command are keys: those after the argument at this place, which says how many.
+/// None if they are not so many as it says. The command's name has place 0 and is not among `args`.
+pub fn key_places<'a>(
+    args: impl Iterator<Item = &'a [u8]>,
+    place: usize,
+) -> Option<impl Iterator<Item = usize>> {
+    let mut args = args.skip(place.checked_sub(1)?);
+    let count = parse::key_count(args.next()?).ok()?;
+    let first = place.checked_add(1)?;
+    (args.take(count).count() == count).then(|| (first..).take(count))
+}
+
 /// numkeys and the keys, the first of which has this place; each once.
 fn keys<'a, I: Iterator<Item = &'a [u8]>>(
     args: &mut Arguments<I>,

@@ -8,11 +8,11 @@
 //!
 //! Replicated like a last release.
 
-use super::KEY;
+use super::{KEY, check_slot};
 use crate::effects;
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::keys::OpenLock;
-use rlock_core::{Refusal, request};
+use rlock_core::{Mode, Refusal, Stored, request};
 
 pub(super) struct Break;
 
@@ -33,6 +33,9 @@ impl Command for Break {
         request::KeyOnly::parse(args.bytes())?;
         let lock = OpenLock::to_write(ctx, args.at(1)?);
         let (stored, _) = lock.load_for_holder();
+        if let Stored::ReadWrite(_) = stored {
+            check_slot(ctx, lock.at().name, Mode::Write)?;
+        }
         let broken = effects::step(lock, None, |locks, at, now, effects| {
             locks.break_hold(at, stored, now, effects)
         })?;

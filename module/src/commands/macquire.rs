@@ -29,7 +29,7 @@ impl Command for Macquire {
         complexity: c"O(K) with K keys; a wait O(N) with N owners that wait for each other in turn",
         since: c"0.1.0",
         arity: -5,
-        flags: c"write deny-oom",
+        flags: c"write deny-oom getkeys-api",
         categories: c"write lock",
         keys: Keys::CountedAt(3, Access::Update),
         arguments: &[OWNER, LEASE_MS, NUMKEYS, SOME_KEYS, WAIT, SESSION, ONCE],

@@ -21,7 +21,7 @@ impl Command for Mrelease {
         complexity: c"O(K) with K keys",
         since: c"0.1.0",
         arity: -4,
-        flags: c"write",
+        flags: c"write getkeys-api",
         categories: c"write lock",
         keys: Keys::CountedAt(2, Access::Update),
         arguments: &[OWNER, NUMKEYS, SOME_KEYS],

@@ -23,7 +23,7 @@ impl Command for Mrenew {
         complexity: c"O(K) with K keys",
         since: c"0.1.0",
         arity: -5,
-        flags: c"write",
+        flags: c"write getkeys-api",
         categories: c"write lock",
         keys: Keys::CountedAt(3, Access::Update),
         arguments: &[OWNER, LEASE_MS, NUMKEYS, SOME_KEYS, SESSION],

@@ -247,7 +247,20 @@ impl<'a> Ctx<'a> {
     /// moved away empty, and a lock in it free.
     pub(crate) fn presence(self, key: Str<'_>) -> Presence {
         let (command, format) = (c"EXISTS".as_ptr(), c"s".as_ptr());
-        let reply = server!(RedisModule_Call(self.raw, command, format, key.raw));
+        Self::served(server!(RedisModule_Call(
+            self.raw, command, format, key.raw
+        )))
+    }
+
+    /// The same for two keys of a slot.
+    pub(crate) fn presence_of_both(self, one: Str<'_>, other: Str<'_>) -> Presence {
+        let (command, format) = (c"EXISTS".as_ptr(), c"ss".as_ptr());
+        Self::served(server!(RedisModule_Call(
+            self.raw, command, format, one.raw, other.raw
+        )))
+    }
+
+    fn served(reply: *mut raw::RedisModuleCallReply) -> Presence {
         if !reply.is_null() {
             server!(RedisModule_FreeCallReply(reply));
             return Presence::Here;

@@ -2,7 +2,7 @@
 
 use super::{Args, Ctx, ERR, OK, guarded, int, server};
 use redis_module::raw;
-use rlock_core::Refusal;
+use rlock_core::{Refusal, request};
 use std::ffi::{CStr, c_int};
 use std::ptr;
 
@@ -36,7 +36,8 @@ pub(crate) enum Keys {
     None,
     /// The first argument.
     First(Access),
-    /// Those after the argument at this place, which says how many; the command's name has 0.
+    /// Those after the argument at this place, which says how many; the command's name has 0. Needs
+    /// the flag `getkeys-api`.
     CountedAt(c_int, Access),
 }
 
@@ -54,6 +55,19 @@ impl Keys {
 pub(crate) enum Access {
     Read,
     Update,
+}
+
+impl Access {
+    fn flags(self) -> u32 {
+        match self {
+            Self::Read => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
+            Self::Update => {
+                raw::REDISMODULE_CMD_KEY_RW
+                    | raw::REDISMODULE_CMD_KEY_ACCESS
+                    | raw::REDISMODULE_CMD_KEY_UPDATE
+            }
+        }
+    }
 }
 
 /// An argument, as documented.
@@ -206,8 +220,14 @@ extern "C" fn on_command<C: Command>(
     args: *mut *mut raw::RedisModuleString,
     count: c_int,
 ) -> c_int {
-    let ctx = Ctx::new(ctx);
-    match guarded(None, || Some(C::run(ctx, Args::new(args, count)))) {
+    let (ctx, args) = (Ctx::new(ctx), Args::new(args, count));
+    if let Keys::CountedAt(place, access) = C::SPEC.keys
+        && server!(RedisModule_IsKeysPositionRequest(ctx.raw)) != 0
+    {
+        guarded((), || tell_keys(ctx, args, place, access));
+        return OK;
+    }
+    match guarded(None, || Some(C::run(ctx, args))) {
         Some(Ok(())) => {}
         Some(Err(Refusal::WrongArity)) => ctx.reply_wrong_arity(),
         Some(Err(refusal)) => ctx.reply_error(&refusal.to_string()),
@@ -217,6 +237,23 @@ extern "C" fn on_command<C: Command>(
         }
     }
     OK
+}
+
+/// Answers which words are keys: not every server that routes a command in a cluster asks the
+/// specification of its keys. Of a command with a wrong number of them there are none; it is refused
+/// when it is run.
+fn tell_keys(ctx: Ctx<'_>, args: Args<'_>, place: c_int, access: Access) {
+    let keys = usize::try_from(place)
+        .ok()
+        .and_then(|place| request::key_places(args.bytes(), place));
+    for key in keys.into_iter().flatten() {
+        let key = c_int::try_from(key).unwrap_or(c_int::MAX);
+        server!(RedisModule_KeyAtPosWithFlags(
+            ctx.raw,
+            key,
+            int(access.flags())
+        ));
+    }
 }
 
 fn set_info(command: *mut raw::RedisModuleCommand, spec: &Spec) -> c_int {
@@ -255,15 +292,10 @@ fn info_version() -> raw::RedisModuleCommandInfoVersion {
 
 fn key_spec(keys: Keys) -> raw::RedisModuleCommandKeySpec {
     let mut spec = zeroed_key_spec();
-    spec.flags = u64::from(match keys.access() {
-        None => return spec,
-        Some(Access::Read) => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
-        Some(Access::Update) => {
-            raw::REDISMODULE_CMD_KEY_RW
-                | raw::REDISMODULE_CMD_KEY_ACCESS
-                | raw::REDISMODULE_CMD_KEY_UPDATE
-        }
-    });
+    let Some(access) = keys.access() else {
+        return spec;
+    };
+    spec.flags = u64::from(access.flags());
     spec.begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
     spec.bs.index.pos = 1;
     if let Keys::CountedAt(place, _) = keys {

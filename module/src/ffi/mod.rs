@@ -88,6 +88,8 @@ required!(
     RedisModule_InfoAddSection,
     RedisModule_InfoBeginDictField,
     RedisModule_InfoEndDictField,
+    RedisModule_IsKeysPositionRequest,
+    RedisModule_KeyAtPosWithFlags,
     RedisModule_KeyType,
     RedisModule_ListGet,
     RedisModule_NotifyKeyspaceEvent,
