@@ -9,9 +9,9 @@
 //! lock by lock.
 
 use crate::error::Word;
-use crate::line::{LineId, Lines};
+use crate::line::{LineId, Lines, Waiter};
 use crate::{LockKey, Refusal};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 /// A search for the circle that a new wait would close.
@@ -29,6 +29,19 @@ pub struct DeadlockSearch {
     places: Vec<Place>,
     /// The lock whose holders were asked for.
     asked_about: Option<Place>,
+    /// The lines that were looked at.
+    seen: BTreeMap<LineId, Seen>,
+}
+
+/// What is known of a line after it was looked at for one who stands in it. Those ahead of another
+/// are mostly the same, and a crowd that waits for the same locks must not cost its square.
+#[derive(Clone, Debug)]
+struct Seen {
+    holders: Rc<[Box<[u8]>]>,
+    /// Whether the holders were reached from somebody who waits for them.
+    reached_holders: bool,
+    /// Those ahead of this one were reached.
+    before: u64,
 }
 
 /// From whom an owner was reached, and at which lock.
@@ -92,6 +105,7 @@ impl DeadlockSearch {
             to_visit: Vec::new(),
             places,
             asked_about: None,
+            seen: BTreeMap::new(),
         }
     }
 
@@ -99,9 +113,16 @@ impl DeadlockSearch {
     pub(crate) fn go_on(&mut self, lines: &Lines) -> Found {
         loop {
             if let Some(place) = self.places.pop() {
-                let lock = place.lock.clone();
-                self.asked_about = Some(place);
-                return Found::Ask(lock);
+                let Some(seen) = place.line.and_then(|line| self.seen.get(&line)) else {
+                    let lock = place.lock.clone();
+                    self.asked_about = Some(place);
+                    return Found::Ask(lock);
+                };
+                let seen = seen.clone();
+                match self.look_at(lines, &place, seen) {
+                    Some(circle) => return circle,
+                    None => continue,
+                }
             }
             let Some(owner) = self.to_visit.pop() else {
                 return Found::Nothing;
@@ -116,33 +137,53 @@ impl DeadlockSearch {
         let Some(place) = self.asked_about.take() else {
             return self.go_on(lines);
         };
+        let seen = Seen {
+            holders: holders.into(),
+            reached_holders: false,
+            before: 0,
+        };
+        match self.look_at(lines, &place, seen) {
+            Some(circle) => circle,
+            None => self.go_on(lines),
+        }
+    }
+
+    /// Follows for whom the one being visited waits at this place, as far as they are not yet
+    /// reached. A circle, if there is one.
+    fn look_at(&mut self, lines: &Lines, place: &Place, mut seen: Seen) -> Option<Found> {
         let visited = Rc::clone(&self.visited);
         // What one holds is re-entered, never waited for. But a second wait of its holder, behind
         // others, is over only when they are.
-        let holds = holders.iter().any(|holder| **holder == *visited);
-        if holds && place.is_joint {
-            // And a wait for several locks does not wait at all for one that its owner holds.
-            return self.go_on(lines);
+        let holds = seen.holders.iter().any(|holder| **holder == *visited);
+        let mut waited_for: Vec<Rc<[u8]>> = Vec::new();
+        if !holds && !seen.reached_holders {
+            waited_for.extend(seen.holders.iter().map(|holder| Rc::from(&**holder)));
+            seen.reached_holders = visited != self.asker;
         }
-        let others = holders.iter().filter(|_| !holds);
-        let mut waited_for: Vec<Rc<[u8]>> = others.map(|holder| Rc::from(&**holder)).collect();
-        if let Some(line) = place.line {
+        // And a wait for several locks does not wait at all for one that its owner holds.
+        if let Some(line) = place.line.filter(|_| !(holds && place.is_joint)) {
             // The new wait stands behind everybody.
             let last = lines.last_of(line, &visited, holds);
-            let of = last.filter(|_| !place.is_new);
-            waited_for.extend(lines.elsewhere_too_ahead_of(line, of).cloned());
+            let before = last
+                .filter(|_| !place.is_new)
+                .map_or(u64::MAX, Waiter::order);
+            waited_for.extend(lines.elsewhere_too(line, seen.before..before).cloned());
+            seen.before = seen.before.max(before);
             let is_behind = last.is_some_and(|last| lines.is_ahead(line, &self.asker, last));
             if self.waits_for_several && is_behind {
                 waited_for.push(Rc::clone(&self.asker));
             }
         }
+        if let Some(line) = place.line {
+            self.seen.insert(line, seen);
+        }
         for owner in waited_for {
             if owner == self.asker && visited != self.asker {
-                return Found::Circle(Refusal::Deadlock(self.circle(&place)));
+                return Some(Found::Circle(Refusal::Deadlock(self.circle(place))));
             }
-            self.reach(owner, &visited, &place);
+            self.reach(owner, &visited, place);
         }
-        self.go_on(lines)
+        None
     }
 
     fn reach(&mut self, owner: Rc<[u8]>, from: &Rc<[u8]>, place: &Place) {

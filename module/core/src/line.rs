@@ -10,6 +10,7 @@ use crate::session::SessionId;
 use crate::several::JointId;
 use crate::{Lease, Mode, Now, Wait};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// A lock's place in the keyspace.
@@ -467,17 +468,17 @@ impl Lines {
         own.filter(|waiter| waiter.joint.is_none()).last()
     }
 
-    /// The owners in a line who wait for another lock as well: those ahead of one of its waiters,
-    /// or all of them.
-    pub(crate) fn elsewhere_too_ahead_of(
+    /// The owners in a stretch of a line who wait for another lock as well.
+    pub(crate) fn elsewhere_too(
         &self,
         line: LineId,
-        last: Option<&Waiter>,
+        stretch: Range<u64>,
     ) -> impl Iterator<Item = &Rc<[u8]>> {
-        let before = last.map_or(u64::MAX, |last| last.order);
-        let line = self.arena.get(line.0).into_iter();
-        let ahead = line.flat_map(move |line| line.elsewhere_too.range(..before));
-        ahead.filter_map(|(_, id)| self.waiter(Some(*id)).map(|waiter| &waiter.owner))
+        let line = self.arena.get(line.0).filter(|_| !stretch.is_empty());
+        let within = line
+            .into_iter()
+            .flat_map(move |line| line.elsewhere_too.range(stretch.clone()));
+        within.filter_map(|(_, id)| self.waiter(Some(*id)).map(|waiter| &waiter.owner))
     }
 
     /// Whether an owner has a waiter in a line ahead of another one.
@@ -762,6 +763,11 @@ impl Waiter {
         self.in_line
             .behind
             .filter(|_| self.in_line.behind == self.of_owner.behind)
+    }
+
+    /// How many joined any line before it.
+    pub(crate) fn order(&self) -> u64 {
+        self.order
     }
 
     /// Whether it waits for a plain lock, and for nothing else.
