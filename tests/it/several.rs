@@ -519,7 +519,7 @@ fn whatever_frees_the_last_of_them_grants_all() {
         let mut conn = server.connect();
         conn.take("y", "alice");
         let mut bob = waits(&server, "bob", "x y z");
-        conn.run(freeing);
+        server.run(freeing);
         assert_eq!(bob.read().held().0, 1, "{freeing}");
         assert_eq!(holders(&server, "x y z"), ["bob"; 3], "{freeing}");
         conn.run("FLUSHALL");
