@@ -9,6 +9,13 @@
     clippy::as_conversions,
     reason = "a test that meets the unexpected should fail, and what it counts is small"
 )]
+#![allow(
+    clippy::too_many_lines,
+    clippy::many_single_char_names,
+    clippy::similar_names,
+    clippy::type_complexity,
+    reason = "a test tells its story in one piece, and calls alice's connection a"
+)]
 
 // In the order in which to read them.
 mod commands; // every reply and every error

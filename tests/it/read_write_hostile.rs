@@ -197,7 +197,7 @@ fn ten_thousand_readers_come_and_go() {
         assert_eq!(reply.held().0, 1);
     }
     let mut writer = server.blocked_in("RLOCK.ACQUIRE k writer 30000 WRITE BLOCK 0");
-    assert_eq!(conn.run("HLEN k"), 1 + READERS as i64);
+    assert_eq!(conn.run("HLEN k"), i64::try_from(1 + READERS).unwrap());
     for renewed in conn.pipeline(&each("RLOCK.RENEW k reader# 500000 READ")[..100]) {
         assert_eq!(renewed, 1);
     }

@@ -266,7 +266,8 @@ fn notifications_and_messages_are_those_of_the_single_commands_once_each() {
             .collect();
         let mut expected = expected.to_vec();
         // Of two locks neither is said to be first.
-        (heard.sort(), expected.sort_unstable());
+        heard.sort();
+        expected.sort_unstable();
         assert_eq!(heard, expected, "{command}");
         listener.expect_nothing_yet();
     };
