@@ -271,9 +271,9 @@ pub(crate) fn slot_is_settled(ctx: Ctx<'_>, name: &[u8]) -> bool {
     if !names::timeouts_share_slot(name) {
         return true;
     }
-    // Two keys of the slot that are never there. At neither end of its way does the server answer for
-    // several that it does not have; for one it would, at the end to which it comes, if the client
-    // has just sent `ASKING`.
+    // Two keys of the slot that are never there. At neither end of its way does the server answer
+    // for several that it does not have; for one it would, at the end to which it comes, if the
+    // client has just sent `ASKING`.
     let never = [0, -1].map(|number| OwnedStr::new(&names::timeout_key(name, &[], number)));
     let [one, other] = never.each_ref().map(OwnedStr::as_str);
     ctx.presence_of_both(one, other) == Presence::Here

@@ -69,7 +69,7 @@ const ODD: [&str; 33] = [
     "HSET k mode read alice 3;SET {k}:alice:rwlock_timeout:3 99999999999999999999",
     "HSET k mode read alice 3;HSET {k}:alice:rwlock_timeout:3 a b",
     "HSET k mode read alice 3;RPUSH {k}:alice:rwlock_timeout:2 a;SADD {k}:alice:rwlock_timeout:3 a",
-    "HSET k mode read alice 2;ZADD {k}:alice:rwlock_timeout:1 1 a;SADD {k}:alice:rwlock_timeout:2 a",
+    "HSET k mode read a 2;ZADD {k}:a:rwlock_timeout:1 1 a;SADD {k}:a:rwlock_timeout:2 a",
     "HSET k mode read alice 1;SET {k}:alice:rwlock_timeout:1 1 PXAT 9223372036854775807",
 ];
 

@@ -240,8 +240,8 @@ extern "C" fn on_command<C: Command>(
 }
 
 /// Answers which words are keys: not every server that routes a command in a cluster asks the
-/// specification of its keys. Of a command with a wrong number of them there are none; it is refused
-/// when it is run.
+/// specification of its keys. Of a command with a wrong number of them there are none; it is
+/// refused when it is run.
 fn tell_keys(ctx: Ctx<'_>, args: Args<'_>, place: c_int, access: Access) {
     let keys = usize::try_from(place)
         .ok()
