@@ -565,3 +565,31 @@ fn a_circle_that_a_grant_would_close_is_found() {
     crossing.step(Op::Cancel { owner, lock }).unwrap();
     assert!(!crossing.want(&place_of(0), &owner_of(behind)).unwrap());
 }
+
+/// What a holder waits for together with others, it has; that it waits once more alone, behind
+/// others, does not put it behind those who came later.
+#[test]
+fn a_holder_does_not_wait_for_those_ahead_of_what_it_wants_with_others() {
+    let mut crossing = Crossing::default();
+    let (before, holder, ahead, asker, other) = (0, 1, 2, 3, 4);
+    let want = |owner, lock| Op::Want { owner, lock };
+    let together = |owner, locks| Op::WantTogether { owner, locks };
+    for op in [
+        want(before, 0),
+        want(other, 2),
+        want(holder, 0),
+        together(ahead, [0, 4, 0]),
+        want(holder, 0),
+        Op::Release {
+            owner: before,
+            lock: 0,
+        },
+        together(asker, [0, 4, 0]),
+        together(holder, [0, 2, 0]),
+    ] {
+        crossing.step(op).unwrap();
+    }
+    assert_eq!(crossing.refused, 0);
+    let again = places_of([0, 6, 0]);
+    assert!(!crossing.want_together(&again, &owner_of(asker)).unwrap());
+}

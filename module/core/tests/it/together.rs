@@ -261,8 +261,28 @@ fn a_wait_ends_in_all_lines_at_once() {
         Op::Close { client: 0 },
     ];
     ends_with(&with_its_session, gone);
-    // The other kind, or another type, over one of them.
+    // The other kind, or another type, over one of them: whether an event says so, or it is found
+    // when the wait could have all.
     let lease_ms = None;
+    for change in [Change::SetText, Change::TakeToWrite { lease_ms }] {
+        let (lock, told) = (3, false);
+        let story = [
+            take(A, 0),
+            wait_for_all(B, &[0, 3]),
+            wait(C, 0),
+            Op::Foreign { lock, change, told },
+            release(A, 0),
+        ];
+        ends_with(&story, [(&[C], &[]), (&[], &[])]);
+    }
+    // Also of one that is not the first there.
+    let story = [
+        take(A, 3),
+        wait(C, 3),
+        wait_for_all(B, &[3, 1]),
+        by_others(3, Change::TakeToWrite { lease_ms }),
+    ];
+    ends_with(&story, [(&[], &[]), (&[], &[])]);
     for change in [Change::SetText, Change::TakeToWrite { lease_ms }] {
         let held = [
             take(A, 3),
