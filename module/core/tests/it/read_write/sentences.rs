@@ -696,6 +696,21 @@ fn a_reading_is_lost_at_its_own_end() {
 }
 
 #[test]
+fn a_reading_with_another_token_is_another_one() {
+    let mut server = Server::new();
+    server.events(0, 0);
+    server.does(&of_session(A, Read, 50, Waits::No));
+    server.sees(&[Change::SetTimeout {
+        owner: A,
+        number: 1,
+        value: "77",
+        ms: 50,
+    }]);
+    let lost: Vec<News> = server.events(0, 0).into_iter().map(|of| of.news).collect();
+    assert_eq!(lost, [News::Lost("deleted")]);
+}
+
+#[test]
 fn a_grant_that_nobody_fetched_goes_back_and_on() {
     let mut server = Server::new();
     server.events(0, 30);
@@ -707,4 +722,57 @@ fn a_grant_that_nobody_fetched_goes_back_and_on() {
     server.does(&Op::Close { client: 0 });
     assert!(!server.holds(B, Read) && server.holds(C, Write));
     assert_eq!(server.0.counters().grants_taken_back, 1);
+}
+
+#[test]
+fn what_is_taken_back_is_the_grant_and_no_later_hold() {
+    let mut server = Server::new();
+    server.events(0, 30);
+    server.takes(A, Write, 50);
+    server.does(&of_session(B, Read, 50, Waits::Queue(0)));
+    server.releases(A, Write);
+    server.does(&Op::Break { lock: 0 });
+    server.takes(C, Read, 50);
+    server.takes(B, Read, 50);
+    server.does(&Op::Close { client: 0 });
+    assert!(server.holds(B, Read));
+}
+
+#[test]
+fn word_of_the_reading_is_no_word_of_the_writing() {
+    let mut server = Server::new();
+    server.events(0, 30);
+    server.takes(A, Read, 50);
+    server.does(&of_session(B, Write, 50, Waits::Queue(0)));
+    server.releases(A, Read);
+    server.takes(B, Read, 50);
+    assert_eq!(server.renews(B, Read, 50), Reply::Number(1));
+    server.does(&Op::Close { client: 0 });
+    assert!(server.holds(B, Read) && !server.holds(B, Write));
+}
+
+#[test]
+fn a_writers_token_ends_with_its_hold() {
+    let mut server = Server::new();
+    let before = server.takes(A, Write, 50);
+    server.releases(A, Write);
+    let lease_ms = 50;
+    server.sees(&[Change::Write { owner: A, lease_ms }]);
+    assert!(server.takes(A, Write, 50) > before);
+}
+
+/// Of readers that never release the fields do not stay for as long as others read.
+#[test]
+fn readers_without_a_lease_are_swept_away_in_passing() {
+    let mut server = Server::new();
+    server.takes(A, Read, 100_000);
+    server.takes(B, Read, 1);
+    server.passes(2);
+    let is_there = |server: &Server| server.0.space().field(LOCKS[0], OWNERS[B]).is_some();
+    assert!(is_there(&server));
+    for _ in 0..1024 {
+        server.takes(C, Read, 50);
+        server.releases(C, Read);
+    }
+    assert!(!is_there(&server));
 }
