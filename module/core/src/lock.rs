@@ -446,7 +446,7 @@ impl Locks {
         match first.map(|(_, first)| (first.joint, first.mode)) {
             None => {}
             Some((Some(joint), _)) => {
-                self.joints.mark(joint);
+                self.joints.mark(joint, line);
                 if stored.own(Mode::Plain).is_some() {
                     // Somebody else's script gave its owner this one.
                     let owner = self
@@ -748,9 +748,10 @@ impl Locks {
     /// The lock is free, and who is first in its line waits for others with it: perhaps it can have
     /// all now.
     fn first_may_have_all(&mut self, line: Option<LineId>) {
-        let first = line.and_then(|line| self.lines.first(line));
+        let Some(line) = line else { return };
+        let first = self.lines.first(line);
         if let Some(joint) = first.and_then(|(_, first)| first.joint) {
-            self.joints.mark(joint);
+            self.joints.mark(joint, line);
         }
     }
 
@@ -854,7 +855,7 @@ impl Locks {
     pub(crate) fn holder_may_have_all(&mut self, line: LineId, owner: &[u8]) {
         for (_, waiter) in self.lines.all_of(line, owner) {
             if let Some(joint) = waiter.joint {
-                self.joints.mark(joint);
+                self.joints.mark(joint, line);
             }
         }
     }

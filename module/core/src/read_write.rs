@@ -131,7 +131,12 @@ impl Locks {
         let (token, own_end, key_end) = match hash.own_read {
             Some(own) if request.mode == Mode::Read => {
                 own.write_all(&Holder::Caller, own.token, wanted, effects);
-                (own.token, Some(wanted), hash.key_end(Some(wanted)))
+                let key_end = hash.key_end(Some(wanted));
+                // A hold without timeout keys, whose count is none, lasts as long as the key.
+                let own_end = own
+                    .numbers()
+                    .map_or(key_end.or(hash.ends_at), |_| Some(wanted));
+                (own.token, own_end, key_end)
             }
             _ => {
                 let token = self.writers.of(lock, request.owner);

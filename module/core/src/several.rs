@@ -6,7 +6,7 @@
 
 use crate::arena::{Arena, Id};
 use crate::deadlock::{DeadlockSearch, Found};
-use crate::line::{LockKey, LockRef, Newcomer, Seat, WaiterId};
+use crate::line::{LineId, LockKey, LockRef, Newcomer, Seat, WaiterId};
 use crate::lock::{Acquired, BlockedClient, Due, Joined, Locks};
 use crate::metrics::count;
 use crate::request::{Acquire, AcquireSeveral, Patience, Release, Renew, RenewSeveral};
@@ -36,6 +36,10 @@ struct Joint {
     waiters: Vec<WaiterId>,
     /// Whether it stands among those that can perhaps have all.
     marked: bool,
+    /// The line in which it was last found that it cannot. Until something happens there, what
+    /// happens in its other lines changes nothing; so a look at all its locks follows on a change
+    /// of one, not on each look at each of them.
+    blocked_in: Option<LineId>,
 }
 
 impl Joints {
@@ -55,9 +59,11 @@ impl Joints {
             .map_or_else(Vec::new, |joint| joint.waiters)
     }
 
-    /// Perhaps it can have all now: to be decided within the present step.
-    pub(crate) fn mark(&mut self, id: JointId) {
+    /// After what happened in this line perhaps it can have all: to be decided within the present
+    /// step.
+    pub(crate) fn mark(&mut self, id: JointId, line: LineId) {
         if let Some(joint) = self.arena.get_mut(id.0)
+            && joint.blocked_in.is_none_or(|blocked_in| blocked_in == line)
             && !std::mem::replace(&mut joint.marked, true)
         {
             self.marked.push_back(id);
@@ -341,6 +347,7 @@ impl Locks {
             locks: locks.iter().map(|lock| LockKey::from(*lock)).collect(),
             waiters: Vec::with_capacity(locks.len()),
             marked: false,
+            blocked_in: None,
         })?);
         newcomer.joint = Some(joint);
         let mut position: i64 = 0;
@@ -452,7 +459,7 @@ impl Locks {
 
     /// As [`Locks::free`], but the next in line is granted later in this step. One unlock message
     /// either way: now, unless the hand-over brings it.
-    fn free_for_later(&mut self, line: Option<crate::line::LineId>, effects: &mut Vec<Effect>) {
+    fn free_for_later(&mut self, line: Option<LineId>, effects: &mut Vec<Effect>) {
         effects.push(Effect::Free);
         let Some(line) = line else {
             effects.push(Effect::Publish(Mode::Plain));
@@ -522,7 +529,12 @@ impl Locks {
             Stored::Plain(_) => stored.lets_in(Mode::Plain),
             _ => self.lines.is_first(*waiter),
         };
-        if !waiters.iter().zip(stored).all(can_have) {
+        let blocked = waiters.iter().zip(stored).find(|of| !can_have(*of));
+        let blocked_in = blocked.and_then(|(waiter, _)| self.lines.line_of(*waiter));
+        if let Some(joint) = self.joints.arena.get_mut(id.0) {
+            joint.blocked_in = blocked_in;
+        }
+        if blocked_in.is_some() {
             return None;
         }
         let any_new = stored.iter().any(Stored::is_free);
@@ -600,7 +612,7 @@ impl Locks {
     }
 
     /// Ends the waits for several locks that stand in the line of one which is now of another kind.
-    pub(crate) fn dismiss_joints(&mut self, line: crate::line::LineId, effects: &mut Vec<Effect>) {
+    pub(crate) fn dismiss_joints(&mut self, line: LineId, effects: &mut Vec<Effect>) {
         for id in self.lines.joints_in(line) {
             let why = Dismissal::Refused(Refusal::WrongKind(Kind::ReadWrite));
             self.dismiss(id, why, effects);

@@ -122,6 +122,9 @@ pub(crate) struct Twin {
     /// the step.
     changed: Vec<(Place, Option<Vec<u8>>)>,
     /// The locks given back by MRELEASE, whose message is out and whose lines come later.
+    /// What was in the way of those who wait for several locks, by seat, when they were last looked
+    /// at.
+    blocked: BTreeMap<usize, Place>,
     given_back: BTreeSet<Place>,
 }
 

@@ -136,6 +136,9 @@ impl Twin {
     }
 
     fn move_joint(&mut self, old: &TwinWaiter, newcomer: TwinWaiter, ttl_ms: i64) {
+        if let Some(place) = self.blocked.remove(&old.seat) {
+            self.blocked.insert(newcomer.seat, place);
+        }
         let moved = TwinWaiter {
             since: old.since,
             together: old.together.clone(),
@@ -236,18 +239,27 @@ impl Twin {
                 return self.refuse_wait(place, &waiter, &text);
             }
         }
-        if self.can_have_all(&waiter) {
+        let mut places = waiter.together.iter().flatten();
+        let blocked_at = places.find(|place| !self.can_have(place, &waiter)).cloned();
+        if let Some(place) = blocked_at {
+            self.blocked.insert(waiter.seat, place);
+        } else {
             self.grant_joint(&waiter, now);
+            self.blocked.remove(&waiter.seat);
         }
     }
 
     /// It is first, or its owner the holder, in all of them.
     pub(crate) fn can_have_all(&self, waiter: &TwinWaiter) -> bool {
-        let can_have = |place: &Place| match self.hold(place, &waiter.owner) {
+        let mut places = waiter.together.iter().flatten();
+        places.all(|place| self.can_have(place, waiter))
+    }
+
+    fn can_have(&self, place: &Place, waiter: &TwinWaiter) -> bool {
+        match self.hold(place, &waiter.owner) {
             Some(held) => hold_count(&held).is_some_and(|held| held < COUNT_MAX),
             None => self.is_free(place) && self.line(place)[0].seat == waiter.seat,
-        };
-        waiter.together.iter().flatten().all(can_have)
+        }
     }
 
     fn grant_joint(&mut self, waiter: &TwinWaiter, now: Now) {
@@ -324,7 +336,12 @@ impl Twin {
                 Some(owner) => waiter.owner == *owner,
             });
             for waiter in concerned.filter(|waiter| waiter.together.is_some()) {
-                if self.can_have_all(waiter) {
+                // Where something else was in its way, it is looked at when that has changed.
+                let blocked_elsewhere = self
+                    .blocked
+                    .get(&waiter.seat)
+                    .is_some_and(|at| *at != place);
+                if self.can_have_all(waiter) && !blocked_elsewhere {
                     return Err(format!("{waiter:?} can have all, and is left to wait"));
                 }
             }
