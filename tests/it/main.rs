@@ -45,6 +45,7 @@ mod hostile; // any bytes, any keyspace
 mod memory; // given back is given back
 mod read_write_hostile; // read-write locks as others may have written them
 mod read_write_redisson; // and beside what Redisson writes
+mod several_hostile; // the largest waits for several locks
 mod smoke; // a short set of all, also for valgrind
 
 mod client; // the client crate
