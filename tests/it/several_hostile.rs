@@ -6,8 +6,8 @@ use rlock_tests::{Conn, Server, patience, until};
 
 use crate::events::next_events;
 
-const KEYS_MAX: usize = 1024;
-const WAITS: usize = 20;
+const KEYS_MAX: i64 = 1024;
+const WAITS: i64 = 20;
 
 fn names() -> String {
     let names: Vec<_> = (0..KEYS_MAX).map(|i| format!("key{i}")).collect();
@@ -38,7 +38,7 @@ fn many_waits_for_the_most_keys_do_not_keep_the_server_busy() {
     conn.run(of("MACQUIRE holder 600000")).held();
     for waiter in 0..WAITS {
         let wait = of(&format!("MACQUIRE w{waiter} 600000")) + " QUEUE 0 SESSION s";
-        assert_eq!(conn.run(wait).queued(), 1 + waiter as i64);
+        assert_eq!(conn.run(wait).queued(), 1 + waiter);
         answers_soon(&mut conn, "while they queue");
     }
     // Long enough for whatever is done once a second.
@@ -47,7 +47,7 @@ fn many_waits_for_the_most_keys_do_not_keep_the_server_busy() {
         answers_soon(&mut conn, "while they wait");
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(conn.run(of("MRELEASE holder")), KEYS_MAX as i64);
+    assert_eq!(conn.run(of("MRELEASE holder")), KEYS_MAX);
     answers_soon(&mut conn, "after the hand-over");
     assert_eq!(next_events(&mut life)[0].0, "granted key0 w0");
     assert_eq!(conn.run("FLUSHALL"), "OK");
