@@ -27,7 +27,7 @@ mod queue; // the line
 
 mod read_write; // readers together, writers alone
 mod read_write_line; // the line of a read-write lock
-
+mod read_write_redisson; // beside what Redisson writes
 mod read_write_cluster; // slots on their way to another node
 
 mod several; // several locks at once
@@ -38,13 +38,12 @@ mod events; // what a session hears of
 mod sessions; // what ends with a connection
 
 mod replication; // replicas, AOF, RDB, messages, notifications
-
 mod several_replication; // the same of readers, writers and several locks at once
 
 mod hostile; // any bytes, any keyspace
-mod memory; // given back is given back
 mod read_write_hostile; // read-write locks as others may have written them
-mod read_write_redisson; // and beside what Redisson writes
+mod several_hostile; // the largest waits for several locks
+mod memory; // given back is given back
 mod smoke; // a short set of all, also for valgrind
 
 mod client; // the client crate

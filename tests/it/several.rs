@@ -403,6 +403,22 @@ fn an_mrelease_frees_all_before_anyone_is_granted() {
     bob.read().held();
     carol.expect_nothing_yet();
     assert_eq!(holders(&server, "x y"), ["bob", "bob"]);
+
+    // With one in line for each, a replica sees both free before either is taken.
+    let mut dave = server.wait_in_line("y", "dave");
+    let mut feed = Feed::of(&server);
+    assert_eq!(conn.run(mrelease("bob", "x y")), 2);
+    carol.read().held();
+    dave.read().held();
+    let mut news = feed.news();
+    news.retain(|command| !command.starts_with("PUBLISH"));
+    let verbs: Vec<_> = news
+        .iter()
+        .map(|command| command.split(' ').next().unwrap())
+        .collect();
+    let grant = ["HSET", "PEXPIREAT"];
+    let expected = [&["MULTI", "DEL", "DEL"][..], &grant, &grant, &["EXEC"]].concat();
+    assert_eq!(verbs, expected, "{news:?}");
 }
 
 #[test]
