@@ -26,9 +26,9 @@ mod freed; // locks that become free by other ways
 mod queue; // the line
 
 mod read_write; // readers together, writers alone
+mod read_write_cluster;
 mod read_write_line; // the line of a read-write lock
-mod read_write_redisson; // beside what Redisson writes
-mod read_write_cluster; // slots on their way to another node
+mod read_write_redisson; // beside what Redisson writes // slots on their way to another node
 
 mod several; // several locks at once
 mod several_cluster; // and in a cluster
@@ -41,9 +41,9 @@ mod replication; // replicas, AOF, RDB, messages, notifications
 mod several_replication; // the same of readers, writers and several locks at once
 
 mod hostile; // any bytes, any keyspace
+mod memory; // given back is given back
 mod read_write_hostile; // read-write locks as others may have written them
 mod several_hostile; // the largest waits for several locks
-mod memory; // given back is given back
 mod smoke; // a short set of all, also for valgrind
 
 mod client; // the client crate

@@ -115,6 +115,54 @@ fn smoke_sessions() {
 }
 
 #[test]
+fn smoke_readers_and_writers() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.run("RLOCK.ACQUIRE k alice 30000 READ").held();
+    conn.run("RLOCK.ACQUIRE k alice 20000 READ").held();
+    let mut writer = server.blocked_in("RLOCK.ACQUIRE k bob 30000 WRITE BLOCK 0");
+    let mut reader = server.blocked_in("RLOCK.ACQUIRE k carol 30000 READ BLOCK 0");
+    conn.run("RLOCK.ACQUIRE k alice 30000 WRITE BLOCK 0")
+        .error();
+    conn.run("RLOCK.ACQUIRE k alice 30000").error();
+    assert_eq!(conn.run("RLOCK.RENEW k alice 40000 READ"), 1);
+    assert_eq!(conn.run("RLOCK.RELEASE k alice READ"), 1);
+    assert_eq!(conn.run("RLOCK.RELEASE k alice READ"), 0);
+    writer.read().held();
+    conn.run("RLOCK.ACQUIRE k bob 30000 READ").held();
+    assert_eq!(conn.run("RLOCK.INFO k").get("mode"), &"write");
+    assert_eq!(conn.run("RLOCK.RELEASE k bob WRITE"), 0);
+    reader.read().held();
+    assert_eq!(conn.run("RLOCK.INFO k").get("holders").array().len(), 2);
+    assert_eq!(conn.run("RLOCK.BREAK k"), 1);
+    assert_eq!(conn.run("DBSIZE"), 0);
+}
+
+#[test]
+fn smoke_several_at_once() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut life = server.blocked_in("RLOCK.EVENTS s BLOCK 0");
+    conn.take("b", "bob");
+    conn.run("RLOCK.MACQUIRE alice 30000 2 a c").held();
+    let queued = "RLOCK.MACQUIRE alice 30000 3 a b c QUEUE 0 SESSION s";
+    assert_eq!(conn.run(queued).queued(), 1);
+    conn.run("RLOCK.MACQUIRE bob 30000 2 a b BLOCK 0").error();
+    let gone = server.blocked_in("RLOCK.MACQUIRE carol 30000 2 b c BLOCK 0");
+    gone.close();
+    rlock_tests::until("she has left", || server.line("b") == ["alice"]);
+    conn.let_go("b", "bob");
+    life.read().granted("a", "alice");
+    assert_eq!(conn.run("RLOCK.MRENEW alice 40000 3 a b c"), 3);
+    assert_eq!(conn.run("RLOCK.MRELEASE alice 3 a b c"), 3);
+    life.close();
+    rlock_tests::until("bound to the session, b went with it", || {
+        conn.run("EXISTS b") == 0
+    });
+    assert_eq!(conn.run("EXISTS a c"), 0);
+}
+
+#[test]
 fn smoke_a_life_line_killed_in_the_turn_of_the_grant() {
     let server = Server::start();
     let mut alice = server.connect();
