@@ -26,9 +26,9 @@ mod freed; // locks that become free by other ways
 mod queue; // the line
 
 mod read_write; // readers together, writers alone
-mod read_write_cluster;
+mod read_write_cluster; // slots on their way to another node
 mod read_write_line; // the line of a read-write lock
-mod read_write_redisson; // beside what Redisson writes // slots on their way to another node
+mod read_write_redisson; // beside what Redisson writes
 
 mod several; // several locks at once
 mod several_cluster; // and in a cluster
