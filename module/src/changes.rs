@@ -3,13 +3,17 @@
 
 use crate::ffi::{self, Ctx, KeyEvents, ServerEvent, ServerEvents};
 use crate::{clock, config, effects, pump, state};
-use rlock_core::LockRef;
+use rlock_core::{LockRef, Now};
 
 /// Hears of changed keys from now on. Called when somebody waits, or there is a session.
 pub(crate) fn listen(ctx: Ctx<'_>) {
     let heard_before = state::with(|state| std::mem::replace(&mut state.hears_key_events, true));
     if !heard_before {
         ffi::subscribe_to_key_events::<Changes>(ctx);
+        ffi::subscribe_to_ticks::<Changes>(ctx);
+        // Against which the first tick compares.
+        let now = clock::now();
+        state::with(|state| state.wall_ahead_ms = Some(wall_ahead_ms(now)));
     }
 }
 
@@ -31,6 +35,33 @@ pub(crate) fn start_tokens() {
     let (now, guard_ms) = (clock::now(), config::fence_guard_ms());
     state::with(|state| state.locks.start_tokens(now, guard_ms));
 }
+
+/// The server's timers follow the wall clock, and so do leases: after it was set back timers come
+/// late by as much, and after it was set forwards leases are over sooner than timers say. Then all
+/// is looked at, and the timer set anew.
+fn tick(ctx: Ctx<'_>) {
+    let now = clock::now();
+    let ahead_ms = wall_ahead_ms(now);
+    let was_set = state::with(|state| {
+        let before = state.wall_ahead_ms.replace(ahead_ms);
+        let was_set = before.is_some_and(|before| before.abs_diff(ahead_ms) > STEP_MS);
+        if was_set {
+            state.locks.all_touched(None);
+        }
+        was_set
+    });
+    if was_set {
+        pump::stop(ctx);
+        pump::arm(ctx, now);
+    }
+}
+
+fn wall_ahead_ms(now: Now) -> i64 {
+    now.wall_ms().saturating_sub(now.mono_ms)
+}
+
+/// A clock that is set by less than this makes nothing late that matters.
+const STEP_MS: u64 = 20;
 
 struct Changes;
 
@@ -66,6 +97,7 @@ impl ServerEvents for Changes {
                 start_tokens();
                 state::with(|state| state.locks.all_touched(None));
             }
+            ServerEvent::Tick => return tick(ctx),
             ServerEvent::Flushed(db) => state::with(|state| state.locks.all_touched(db)),
             ServerEvent::Swapped(first, second) => state::with(|state| {
                 state.locks.all_touched(Some(first));

@@ -37,8 +37,9 @@ mod deadlock; // waits that could never end
 mod events; // what a session hears of
 mod sessions; // what ends with a connection
 
+mod clock;
 mod replication; // replicas, AOF, RDB, messages, notifications
-mod several_replication; // the same of readers, writers and several locks at once
+mod several_replication; // the same of readers, writers and several locks at once // a wall clock that is set
 
 mod hostile; // any bytes, any keyspace
 mod memory; // given back is given back
