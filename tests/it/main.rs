@@ -42,6 +42,7 @@ mod replication; // replicas, AOF, RDB, messages, notifications
 mod several_replication; // the same of readers, writers and several locks at once // a wall clock that is set
 
 mod hostile; // any bytes, any keyspace
+mod load; // crowds that vanish, clients that never read, noise
 mod memory; // given back is given back
 mod read_write_hostile; // read-write locks as others may have written them
 mod several_hostile; // the largest waits for several locks

@@ -1,0 +1,205 @@
+//! More than anybody should ask of it: crowds that vanish, clients that never read, noise at the
+//! port. Traffic of others goes on, and nothing is left.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rlock_tests::{Conn, Server, until};
+
+/// Somebody takes and gives back a lock of its own all the while, and must never wait for long.
+fn undisturbed(server: &Server, trouble: impl FnOnce()) {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let traffic = scope.spawn(|| {
+            let mut conn = server.connect();
+            let (mut rounds, mut longest) = (0, Duration::ZERO);
+            while !over.load(Ordering::Relaxed) || rounds < 10 {
+                let since = Instant::now();
+                conn.take("own", "walter");
+                assert_eq!(conn.let_go("own", "walter"), 0);
+                longest = longest.max(since.elapsed());
+                rounds += 1;
+            }
+            (rounds, longest)
+        });
+        trouble();
+        over.store(true, Ordering::Relaxed);
+        let (rounds, longest) = traffic.join().expect("traffic goes on");
+        println!("{rounds} rounds of others, the longest {longest:?}");
+        assert!(longest < Duration::from_secs(5), "{longest:?}");
+    });
+}
+
+fn is_empty(server: &Server) {
+    until("nobody waits, and nothing is held", || {
+        server.info_number("rlock_waiters") == 0
+            && server.info_number("rlock_sessions") == 0
+            && server.info_number("rlock_session_holds") == 0
+            && server.run("DBSIZE") == 0
+    });
+}
+
+/// Connections of the user `crowd` that wait, each for one of the kinds of lock.
+fn crowd(server: &Server, size: usize) -> Vec<Conn> {
+    server.run("ACL SETUSER crowd on nopass ~* &* +@all");
+    let join = |_| {
+        let mut conn = server.connect();
+        assert_eq!(conn.run("AUTH crowd x"), "OK");
+        conn
+    };
+    let mut crowd: Vec<Conn> = (0..size).map(join).collect();
+    for (number, conn) in crowd.iter_mut().enumerate() {
+        conn.send(match number % 4 {
+            0 => format!("RLOCK.ACQUIRE plain {number} 30000 BLOCK 0"),
+            1 => format!("RLOCK.ACQUIRE shared {number} 30000 READ BLOCK 0"),
+            2 => format!("RLOCK.ACQUIRE shared {number} 30000 WRITE BLOCK 0"),
+            _ => format!("RLOCK.MACQUIRE {number} 30000 2 plain other BLOCK 0"),
+        });
+    }
+    let lines = size + size / 4;
+    until("all stand in line", || {
+        server.info_number("rlock_waiters") == i64::try_from(lines).expect("a small number")
+    });
+    crowd
+}
+
+const CROWD: usize = 5_000;
+
+#[test]
+fn five_thousand_that_wait_and_are_killed_at_once_leave_nothing() {
+    let server = Server::builder().config("maxclients 10000").start();
+    let mut holder = server.connect();
+    holder.take("plain", "holder");
+    holder.run("RLOCK.ACQUIRE shared holder 30000 WRITE").held();
+    let crowd = crowd(&server, CROWD);
+    undisturbed(&server, || {
+        let killed = holder.run("CLIENT KILL USER crowd").int();
+        assert!(killed >= 5_000, "{killed}");
+    });
+    drop(crowd);
+    until("all have left", || server.info_number("rlock_waiters") == 0);
+    assert_eq!(holder.let_go("plain", "holder"), 0);
+    assert_eq!(holder.run("RLOCK.RELEASE shared holder WRITE"), 0);
+    is_empty(&server);
+}
+
+#[test]
+fn a_crowd_that_is_granted_and_gone_leaves_nothing() {
+    let server = Server::start();
+    let mut holder = server.connect();
+    holder.take("plain", "holder");
+    holder.run("RLOCK.ACQUIRE shared holder 30000 WRITE").held();
+    let crowd = crowd(&server, 400);
+    undisturbed(&server, || {
+        // In one turn: all are granted in their turn to clients that are gone.
+        holder.pipeline(&[
+            "RLOCK.RELEASE plain holder",
+            "RLOCK.RELEASE shared holder WRITE",
+            "CLIENT KILL USER crowd",
+        ]);
+    });
+    drop(crowd);
+    is_empty(&server);
+}
+
+#[test]
+fn a_client_that_never_reads_harms_only_itself() {
+    let server = Server::builder()
+        .config("client-output-buffer-limit normal 1mb 1mb 1")
+        .start();
+    let mut deaf = TcpStream::connect(server.address()).expect("the server listens");
+    deaf.set_write_timeout(Some(Duration::from_millis(100)))
+        .expect("a timeout");
+    let mut life = server.blocked_in("RLOCK.EVENTS deaf BLOCK 0");
+    undisturbed(&server, || {
+        let command = "RLOCK.INFO mine\r\nRLOCK.ACQUIRE mine me 30000\r\n";
+        let batch = command.repeat(500);
+        // Until the server reads no more of it, or has closed it.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while deaf.write_all(batch.as_bytes()).is_ok() {
+            assert!(Instant::now() < deadline, "the server takes anything");
+        }
+    });
+    drop(deaf);
+    let mut conn = server.connect();
+    until("the server has closed it", || {
+        !conn.run("CLIENT LIST").text().contains("cmd=rlock.acquire")
+    });
+    assert_eq!(conn.run("RLOCK.BREAK mine"), 1);
+    conn.send("PING");
+    assert_eq!(conn.read(), "PONG");
+    assert!(life.read_now().is_none(), "a session nearby lives on");
+    life.close();
+    is_empty(&server);
+}
+
+/// A generator whose numbers are the same for the same seed.
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// Half commands, half anything: beginnings of real ones, lengths that lie, plain bytes.
+    fn bytes(&mut self) -> Vec<u8> {
+        let parts: [&[u8]; 12] = [
+            b"*5\r\n$13\r\nRLOCK.ACQUIRE\r\n$1\r\nk\r\n$1\r\no\r\n$4\r\n1000\r\n$4\r\nREAD\r\n",
+            b"*3\r\n$13\r\nRLOCK.RELEASE\r\n$1\r\nk\r\n$1\r\no\r\n",
+            b"*4\r\n$14\r\nRLOCK.MACQUIRE\r\n$1\r\no\r\n$1\r\n9\r\n$2\r\n99\r\n",
+            b"*2\r\n$12\r\nRLOCK.EVENTS\r\n$1\r\ns\r\n",
+            b"*1\r\n$1000\r\n",
+            b"*-7\r\n",
+            b"$5\r\nab\r\n",
+            b"\r\n\r\n",
+            b"RLOCK.INFO\tk \"\\x00\"\r\n",
+            b"*2\r\n$-1\r\n$3\r\nfoo\r\n",
+            b"\xff\x00\x7f",
+            b"*1048577\r\n",
+        ];
+        let mut bytes = Vec::new();
+        for _ in 0..self.next() % 6 + 1 {
+            let part = parts[usize::try_from(self.next() % 12).expect("small")];
+            let cut = usize::try_from(self.next() % 40).expect("small");
+            let whole = self.next() % 4 > 0;
+            bytes.extend_from_slice(if whole {
+                part
+            } else {
+                &part[..cut.min(part.len())]
+            });
+        }
+        bytes
+    }
+}
+
+#[test]
+fn noise_at_the_port_disturbs_nobody() {
+    let server = Server::start();
+    let seed = u64::from(server.process_id()).max(1);
+    println!("seed {seed}");
+    let mut noise = Noise(seed);
+    let mut waiting = {
+        server.connect().take("held", "alice");
+        server.wait_in_line("held", "bob")
+    };
+    undisturbed(&server, || {
+        for _ in 0..400 {
+            let mut stream = TcpStream::connect(server.address()).expect("the server listens");
+            stream
+                .set_read_timeout(Some(Duration::from_millis(1)))
+                .expect("a timeout");
+            // It may close the connection at any byte.
+            let _ = stream.write_all(&noise.bytes());
+            let _ = stream.read(&mut [0; 512]);
+        }
+    });
+    assert_eq!(server.connect().let_go("held", "alice"), 0);
+    waiting.read().held();
+    assert_eq!(server.run("PING"), "PONG", "with seed {seed}");
+}
