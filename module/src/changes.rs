@@ -3,13 +3,17 @@
 
 use crate::ffi::{self, Ctx, KeyEvents, ServerEvent, ServerEvents};
 use crate::{clock, config, effects, pump, state};
-use rlock_core::LockRef;
+use rlock_core::{LockRef, Now};
 
 /// Hears of changed keys from now on. Called when somebody waits, or there is a session.
 pub(crate) fn listen(ctx: Ctx<'_>) {
     let heard_before = state::with(|state| std::mem::replace(&mut state.hears_key_events, true));
     if !heard_before {
         ffi::subscribe_to_key_events::<Changes>(ctx);
+        ffi::subscribe_to_ticks::<Changes>(ctx);
+        // Against which the first tick compares.
+        let now = clock::now();
+        state::with(|state| state.wall_ahead_ms = Some(wall_ahead_ms(now)));
     }
 }
 
@@ -31,6 +35,32 @@ pub(crate) fn start_tokens() {
     let (now, guard_ms) = (clock::now(), config::fence_guard_ms());
     state::with(|state| state.locks.start_tokens(now, guard_ms));
 }
+
+/// The server's timers follow the wall clock: after it was set back they would come late by as much.
+/// What leases and looks were due is due later as well, so all is looked at, and the timer set anew.
+fn tick(ctx: Ctx<'_>) {
+    let now = clock::now();
+    let ahead_ms = wall_ahead_ms(now);
+    let set_back = state::with(|state| {
+        let before = state.wall_ahead_ms.replace(ahead_ms);
+        let set_back = before.is_some_and(|before| before.saturating_sub(ahead_ms) > STEP_MS);
+        if set_back {
+            state.locks.all_touched(None);
+        }
+        set_back
+    });
+    if set_back {
+        pump::stop(ctx);
+        pump::arm(ctx, now);
+    }
+}
+
+fn wall_ahead_ms(now: Now) -> i64 {
+    now.wall_ms().saturating_sub(now.mono_ms)
+}
+
+/// A clock that is set back by less than this makes nothing late that matters.
+const STEP_MS: i64 = 20;
 
 struct Changes;
 
@@ -66,6 +96,7 @@ impl ServerEvents for Changes {
                 start_tokens();
                 state::with(|state| state.locks.all_touched(None));
             }
+            ServerEvent::Tick => return tick(ctx),
             ServerEvent::Flushed(db) => state::with(|state| state.locks.all_touched(db)),
             ServerEvent::Swapped(first, second) => state::with(|state| {
                 state.locks.all_touched(Some(first));

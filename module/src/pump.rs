@@ -35,7 +35,7 @@ pub(crate) fn arm(ctx: Ctx<'_>, now: Now) {
     }
 }
 
-/// Stops the timer for good: the module is being unloaded.
+/// Stops the timer: for good, or to be armed anew.
 pub(crate) fn stop(ctx: Ctx<'_>) {
     if let Some((timer, _)) = state::with(|state| state.timer.take()) {
         timer.stop(ctx);

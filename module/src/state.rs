@@ -36,6 +36,8 @@ pub(crate) struct State {
     pub(crate) undelivered: Undelivered,
     /// The timer that fires next, and when, on the monotonic clock in milliseconds.
     pub(crate) timer: Option<(Timer, i64)>,
+    /// How far the wall clock was ahead of the monotonic one at the server's last tick.
+    pub(crate) wall_ahead_ms: Option<i64>,
     /// Whether the timer is at work.
     pub(crate) pumping: bool,
     /// Whether we hear of keys that others change.

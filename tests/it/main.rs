@@ -22,7 +22,8 @@ mod deadlock; // waits that could never end
 mod events; // what a session hears of
 mod sessions; // what ends with a connection
 
-mod replication; // replicas, AOF, RDB, messages, notifications
+mod clock;
+mod replication; // replicas, AOF, RDB, messages, notifications // a wall clock that is set
 
 mod hostile; // any bytes, any keyspace
 mod memory; // given back is given back

@@ -4,11 +4,12 @@ use std::env;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tempfile::TempDir;
 
@@ -44,10 +45,18 @@ pub struct Builder {
     module: bool,
     module_arguments: String,
     cluster: bool,
+    settable_clock: bool,
     config: Vec<String>,
 }
 
 impl Builder {
+    /// A server whose wall clock [`Server::step_clock`] can set. Its monotonic clock stays.
+    #[must_use]
+    pub fn settable_clock(mut self) -> Self {
+        self.settable_clock = true;
+        self
+    }
+
     /// One more line of `redis.conf`; it wins over what the harness writes.
     #[must_use]
     pub fn config(mut self, line: &str) -> Self {
@@ -147,6 +156,7 @@ impl Server {
             module: true,
             module_arguments,
             cluster: false,
+            settable_clock: false,
             config: Vec::new(),
         }
     }
@@ -264,24 +274,27 @@ impl Server {
     /// Compiles a module from `tests/data` with the C compiler, and loads it.
     #[track_caller]
     pub fn load_c_module(&self, name: &str) {
-        let source = format!("{}/data/{name}.c", env!("CARGO_MANIFEST_DIR"));
-        let object = self
-            .directory()
-            .join(format!("{name}.so"))
-            .display()
-            .to_string();
-        let output = Command::new("cc")
-            .args([
-                "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", &object, &source,
-            ])
-            .output()
-            .expect("a C compiler called cc");
-        let complaints = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            output.status.success(),
-            "{name}.c does not compile:\n{complaints}"
-        );
+        let object = compile(name, self.directory());
         assert_eq!(self.connect().cmd(&["MODULE", "LOAD", &object]), "OK");
+    }
+
+    /// Sets the wall clock of a server with a [`Builder::settable_clock`] this far ahead of the real
+    /// one, or behind it. In force when this returns.
+    pub fn step_clock(&self, seconds: i64) {
+        let path = self.directory().join("clock");
+        let us = seconds.saturating_mul(1_000_000).to_ne_bytes();
+        // In place: the server has the file mapped.
+        let file = File::options().write(true).open(path).expect("the clock");
+        file.write_all_at(&us, 0).expect("eight bytes");
+        let real = || {
+            let since = SystemTime::now().duration_since(UNIX_EPOCH);
+            i64::try_from(since.expect("after 1970").as_secs()).expect("seconds")
+        };
+        let mut conn = self.connect();
+        until("the server's clock is set", || {
+            let told: i64 = conn.run("TIME").texts()[0].parse().expect("seconds");
+            (told - real() - seconds).abs() <= 1
+        });
     }
 
     /// The server's process.
@@ -364,6 +377,24 @@ struct Running {
     over: bool,
 }
 
+/// Compiles a library from `tests/data` with the C compiler.
+#[track_caller]
+fn compile(name: &str, directory: &Path) -> String {
+    let source = format!("{}/data/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let object = directory.join(format!("{name}.so")).display().to_string();
+    let output = Command::new("cc")
+        .args(["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"])
+        .args(["-o", &object, &source])
+        .output()
+        .expect("a C compiler called cc");
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{name}.c does not compile:\n{complaints}"
+    );
+    object
+}
+
 impl Running {
     /// Starts the process and waits until it answers; `Err`: its log, if it ends instead.
     fn start(how: &Builder, directory: &Path, port: u16) -> Result<Self, String> {
@@ -373,7 +404,14 @@ impl Running {
             .append(true)
             .open(directory.join("output"));
         let output = output.expect("a file");
-        let child = command()
+        let mut server = command();
+        if how.settable_clock {
+            let clock = directory.join("clock");
+            fs::write(&clock, 0_i64.to_ne_bytes()).expect("a file");
+            server.env("LD_PRELOAD", compile("clock", directory));
+            server.env("RLOCK_TEST_CLOCK", clock);
+        }
+        let child = server
             .arg(directory.join("redis.conf"))
             .stdin(Stdio::null())
             .stdout(output.try_clone().expect("a file"))

@@ -83,6 +83,9 @@ pub(crate) enum ServerEvent {
     Swapped(c_int, c_int),
     /// The connection of the client with this number is gone.
     ClientGone(u64),
+    /// The server looked after itself: it does so several times a second, by a clock that nobody
+    /// can step.
+    Tick,
 }
 
 /// Who hears of them.
@@ -106,6 +109,11 @@ pub(crate) fn subscribe_to_server_events<S: ServerEvents>(ctx: Ctx<'_>) {
 /// called when there is a session.
 pub(crate) fn subscribe_to_client_events<S: ServerEvents>(ctx: Ctx<'_>) {
     subscribe::<S>(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE);
+}
+
+/// Hears of the server's ticks from now on. Called when somebody waits, or there is a session.
+pub(crate) fn subscribe_to_ticks<S: ServerEvents>(ctx: Ctx<'_>) {
+    subscribe::<S>(ctx, raw::REDISMODULE_EVENT_CRON_LOOP);
 }
 
 fn subscribe<S: ServerEvents>(ctx: Ctx<'_>, id: u64) {
@@ -160,6 +168,7 @@ fn read_server_event(id: u64, subevent: u64, data: *mut c_void) -> Option<Server
             let info = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() }?;
             Some(ServerEvent::ClientGone(info.id))
         }
+        (raw::REDISMODULE_EVENT_CRON_LOOP, _) => Some(ServerEvent::Tick),
         _ => None,
     }
 }

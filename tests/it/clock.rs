@@ -1,0 +1,60 @@
+//! The wall clock of a server is set, forwards or back, while locks are held and waited for.
+
+use std::time::{Duration, Instant};
+
+use rlock_tests::Server;
+
+const AN_HOUR: i64 = 3600;
+
+#[test]
+fn a_wait_ends_in_time_though_the_clock_was_set_back() {
+    let server = Server::builder().settable_clock().start();
+    server.connect().take("k", "alice");
+    let mut waiting = server.connect();
+    let since = Instant::now();
+    waiting.send("RLOCK.ACQUIRE k bob 30000 BLOCK 700");
+    server.step_clock(-AN_HOUR);
+    // What is left of Alice's lease is an hour longer now; the wait is not.
+    let left = waiting.read().refused();
+    assert!(left > 30_000, "{left}");
+    assert!(since.elapsed() >= Duration::from_millis(700));
+    assert!(since.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn an_overwritten_lock_is_noticed_though_the_clock_was_set_back() {
+    let server = Server::builder().settable_clock().start();
+    server.connect().take("k", "alice");
+    let mut waiting = server.wait_in_line("k", "bob");
+    server.step_clock(-AN_HOUR);
+    server.run("SET k text");
+    assert!(waiting.read().error().starts_with("WRONGTYPE "));
+}
+
+#[test]
+fn a_clock_that_goes_forward_ends_leases_and_hands_over() {
+    let server = Server::builder().settable_clock().start();
+    let former = server.connect().take("k", "alice");
+    let mut waiting = server.wait_in_line("k", "bob");
+    server.step_clock(AN_HOUR);
+    let (count, token) = waiting.read().held();
+    assert_eq!(count, 1);
+    assert!(token > former);
+}
+
+#[test]
+fn tokens_grow_whatever_the_clock_does() {
+    let server = Server::builder().settable_clock().start();
+    let mut conn = server.connect();
+    let mut last = conn.take("k", "alice");
+    for seconds in [AN_HOUR, -AN_HOUR, 0, -24 * AN_HOUR, 5] {
+        server.step_clock(seconds);
+        conn.run("RLOCK.BREAK k");
+        let token = conn.take("k", "alice");
+        assert!(
+            token > last,
+            "{token} after {last}, the clock at {seconds:+}"
+        );
+        last = token;
+    }
+}
