@@ -20,7 +20,7 @@ mod plain; // connections that wait in the server
 mod sessions; // many waits on one connection
 mod store; // an application that trusts its lock, and one that does not
 
-pub(crate) use commands::{LOCKS, LONGEST_LEASE};
+pub(crate) use commands::{LOCKS, LOCKS_OF_A_SLOT, LONGEST_LEASE, Locks};
 
 /// What a process does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,13 +67,19 @@ impl Process {
         role: Role,
         address: SocketAddr,
         seed: u64,
+        locks: Locks,
         record: &Arc<Mutex<Vec<String>>>,
     ) -> Self {
+        let locks = if locks == LOCKS_OF_A_SLOT {
+            "slot"
+        } else {
+            "any"
+        };
         let mut child = Command::new(std::env::current_exe().expect("this program"))
             .args(["--exact", "clients::a_process", "--ignored", "--nocapture"])
             .env(
                 "RLOCK_CHAOS_PROCESS",
-                format!("{name} {} {address} {seed}", role.word()),
+                format!("{name} {} {address} {seed} {locks}", role.word()),
             )
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -149,7 +155,7 @@ fn a_process() {
         return;
     };
     let orders: Vec<_> = orders.split(' ').collect();
-    let [name, role, address, seed] = orders[..] else {
+    let [name, role, address, seed, locks] = orders[..] else {
         panic!("{orders:?}");
     };
     let role = ROLES
@@ -160,6 +166,11 @@ fn a_process() {
     let life = Life {
         name: name.to_owned(),
         address: address.parse().expect("an address"),
+        locks: if locks == "slot" {
+            LOCKS_OF_A_SLOT
+        } else {
+            LOCKS
+        },
         is_over: AtomicBool::new(false),
         last: AtomicU64::new(0),
     };
@@ -200,6 +211,7 @@ fn threads(life: &Arc<Life>, random: &mut Random, count: usize, run: fn(&Life, R
 struct Life {
     name: String,
     address: SocketAddr,
+    locks: Locks,
     is_over: AtomicBool,
     last: AtomicU64,
 }

@@ -3,10 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use rlock_tests::{Conn, until};
+use rlock_tests::{Conn, slot_of, until};
 use rustix::process::Signal;
 
-use crate::clients::LOCKS;
 use crate::history::{Time, now};
 use crate::random::Random;
 use crate::world::World;
@@ -21,6 +20,8 @@ pub(crate) enum Menu {
     Clock,
     /// A primary and its replica, which change places.
     Pair,
+    /// A cluster of two, in which the slot of all locks moves.
+    Cluster,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,12 +47,13 @@ pub(crate) enum Kind {
     Clock,
     Failover,
     Promote,
+    MoveSlot,
 }
 
 use Kind::{
     Break, Clock, Cut, CutToClient, CutToServer, Delay, Delete, Failover, Flush, HalfReply,
-    KillClient, KillConnections, KillServer, Memory, Pause, Promote, Sever, Sleep, StopClient,
-    StopServer, Unblock,
+    KillClient, KillConnections, KillServer, Memory, MoveSlot, Pause, Promote, Sever, Sleep,
+    StopClient, StopServer, Unblock,
 };
 
 const OF_ANY: [Kind; 17] = [
@@ -75,13 +77,14 @@ const OF_ANY: [Kind; 17] = [
 ];
 
 impl Menu {
-    pub(crate) const ALL: [Self; 3] = [Self::One, Self::Pair, Self::Clock];
+    pub(crate) const ALL: [Self; 4] = [Self::One, Self::Pair, Self::Cluster, Self::Clock];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::One => "one server",
             Self::Clock => "its clock is set",
             Self::Pair => "with a replica",
+            Self::Cluster => "a cluster of two",
         }
     }
 
@@ -90,6 +93,7 @@ impl Menu {
             Self::One => &[KillServer; 3],
             Self::Clock => &[Clock; 6],
             Self::Pair => &[KillServer, Failover, Failover, Promote, Promote],
+            Self::Cluster => &[MoveSlot; 6],
         };
         [&OF_ANY, special].concat()
     }
@@ -133,6 +137,7 @@ impl Kind {
             Clock => "clock",
             Failover => "failover",
             Promote => "promote",
+            MoveSlot => "move-slot",
         }
     }
 
@@ -160,6 +165,7 @@ impl Kind {
             Clock => "wall clock set",
             Failover => "FAILOVER",
             Promote => "primary killed, replica promoted",
+            MoveSlot => "slot moved to another node",
         }
     }
 
@@ -168,7 +174,7 @@ impl Kind {
         let begin = now();
         let place = usize::try_from(random.within(0, world.places.len() as u64)).expect("an index");
         let victim = world.places[place].process.name.clone();
-        let lock = (*random.pick(&LOCKS)).to_owned();
+        let lock = (*random.pick(&world.locks)).to_owned();
         let mut to = None;
         match self {
             KillClient | StopClient | Delay | CutToServer | CutToClient | Cut | Sever
@@ -189,6 +195,7 @@ impl Kind {
             }
             Failover => fail_over(world),
             Promote => promote(world),
+            MoveSlot => move_slot(world, random),
             _ => self.strike_server(world, random),
         }
         self.note(world, begin, to.as_deref());
@@ -336,6 +343,43 @@ fn promote(world: &mut World) {
         "OK"
     );
     world.await_replica();
+}
+
+/// Key by key, as a resharding does; the clients are told of the new node at the end.
+fn move_slot(world: &mut World, random: &mut Random) {
+    world.watch.look_at(None);
+    let [from, to] = &world.servers[..] else {
+        panic!("two nodes")
+    };
+    let slot = slot_of(from, world.locks[0]);
+    let [from_id, to_id] = [from, to].map(|node| node.run("CLUSTER MYID").text());
+    assert_eq!(
+        to.run(format!("CLUSTER SETSLOT {slot} IMPORTING {from_id}")),
+        "OK"
+    );
+    assert_eq!(
+        from.run(format!("CLUSTER SETSLOT {slot} MIGRATING {to_id}")),
+        "OK"
+    );
+    let port = to.port().to_string();
+    loop {
+        let keys = from.run(format!("CLUSTER GETKEYSINSLOT {slot} 3")).texts();
+        if keys.is_empty() {
+            break;
+        }
+        let mut migrate = ["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"].to_vec();
+        migrate.extend(keys.iter().map(String::as_str));
+        let moved = from.connect().cmd(&migrate);
+        assert!(!moved.is_error(), "{moved:?}");
+        Kind::rest(random, 100);
+    }
+    for node in [to, from] {
+        assert_eq!(
+            node.run(format!("CLUSTER SETSLOT {slot} NODE {to_id}")),
+            "OK"
+        );
+    }
+    world.change_over();
 }
 
 impl World {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rlock_tests::{Server, eventually};
 use rustix::process::Signal;
 
-use crate::clients::{Process, Role};
+use crate::clients::{LOCKS, Process, Role};
 
 /// What became of a set.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(crate) struct Outcomes {
 const PROCESSES: usize = 3;
 
 pub(crate) fn experiment(seconds: u64) -> Outcomes {
-    let stops = usize::try_from((seconds / 10).clamp(4, 60)).expect("few");
+    let stops = usize::try_from((seconds / 10).clamp(4, 30)).expect("few");
     Outcomes {
         trusting: set(Role::AddsTrusting, stops),
         with_token: set(Role::AddsWithToken, stops),
@@ -47,7 +47,7 @@ fn set(role: Role, stops: usize) -> Outcome {
     let server = Server::start();
     let record = Arc::default();
     let mut processes: Vec<_> = (0..PROCESSES)
-        .map(|name| Process::start(name.to_string(), role, server.address(), 0, &record))
+        .map(|name| Process::start(name.to_string(), role, server.address(), 0, LOCKS, &record))
         .collect();
     for _ in 0..stops {
         stop_one_inside(&processes, &record);

@@ -87,6 +87,7 @@ fn excerpt(violation: &Violation, lines: &[String]) -> String {
         .filter(is_name)
         .collect();
     let mut ids: Vec<&str> = Vec::new();
+    let mut seen = "";
     let of_them = lines.iter().filter(|line| {
         let words: Vec<_> = line.split([' ', ',', '/']).collect();
         let speaks = words.iter().any(|word| named.contains(word));
@@ -105,7 +106,12 @@ fn excerpt(violation: &Violation, lines: &[String]) -> String {
         match words[0] {
             "told" | "queued" => ids.contains(&words[1]),
             "fault" => is_near(),
-            "info" => speaks && is_near(),
+            "info" if speaks && is_near() => {
+                // Only what has changed.
+                let before = std::mem::replace(&mut seen, line.splitn(4, ' ').last().unwrap());
+                before != seen
+            }
+            "info" => false,
             _ => speaks,
         }
     });

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rlock_tests::{Conn, Reply};
 
-use crate::clients::LOCKS;
+use crate::clients::Locks;
 use crate::history::now;
 
 #[derive(Debug)]
@@ -22,15 +22,21 @@ pub(crate) struct Watch {
 struct Shared {
     /// The server that decides; none while that is not sure.
     server: Mutex<Option<SocketAddr>>,
+    locks: Locks,
     is_over: AtomicBool,
 }
 
 const EVERY: Duration = Duration::from_millis(10);
 
 impl Watch {
-    pub(crate) fn start(server: SocketAddr, record: &Arc<Mutex<Vec<String>>>) -> Self {
+    pub(crate) fn start(
+        server: SocketAddr,
+        locks: Locks,
+        record: &Arc<Mutex<Vec<String>>>,
+    ) -> Self {
         let shared = Arc::new(Shared {
             server: Mutex::new(Some(server)),
+            locks,
             is_over: AtomicBool::new(false),
         });
         let (watching, record) = (Arc::clone(&shared), Arc::clone(record));
@@ -72,10 +78,11 @@ fn watch(server: SocketAddr, shared: &Shared, record: &Mutex<Vec<String>>) -> io
     let mut conn = Conn::open(server)?;
     while !shared.is_over.load(Ordering::SeqCst) {
         let asked = now();
-        for lock in LOCKS {
+        for lock in shared.locks {
             conn.try_send(&format!("RLOCK.INFO {lock}"))?;
         }
-        let replies: io::Result<Vec<_>> = LOCKS
+        let replies: io::Result<Vec<_>> = shared
+            .locks
             .iter()
             .map(|_| conn.try_read(Duration::from_secs(20)))
             .collect();
@@ -88,7 +95,7 @@ fn watch(server: SocketAddr, shared: &Shared, record: &Mutex<Vec<String>>) -> io
         if *server_now != Some(server) {
             return Ok(());
         }
-        let lines = LOCKS.iter().zip(&replies).map(|(lock, reply)| {
+        let lines = shared.locks.iter().zip(&replies).map(|(lock, reply)| {
             format!(
                 "info {asked} {told} {lock} {} {}",
                 holders(reply),

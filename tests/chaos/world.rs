@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rlock_tests::{Builder, Conn, Pair, Proxy, Server, until};
+use rlock_tests::{Builder, Cluster, Conn, Pair, Proxy, Server, until};
 
-use crate::clients::{LONGEST_LEASE, Process, Role};
+use crate::clients::{LOCKS, LOCKS_OF_A_SLOT, LONGEST_LEASE, Locks, Process, Role};
 use crate::faults::Menu;
 use crate::history::now;
 use crate::random::Random;
@@ -26,6 +26,7 @@ pub(crate) struct World {
     /// The first one decides.
     pub(crate) servers: Vec<Server>,
     pub(crate) places: Vec<Place>,
+    pub(crate) locks: Locks,
     pub(crate) watch: Watch,
     record: Arc<Mutex<Vec<String>>>,
     seeds: Random,
@@ -42,12 +43,22 @@ impl World {
                 vec![primary, replica]
             }
             Menu::One | Menu::Clock => vec![server().start()],
+            Menu::Cluster => {
+                let Cluster { first, second } = Cluster::of(&server());
+                vec![first, second]
+            }
+        };
+        let locks = if menu == Menu::Cluster {
+            LOCKS_OF_A_SLOT
+        } else {
+            LOCKS
         };
         let record = Arc::default();
         let mut world = Self {
             places: Vec::new(),
-            watch: Watch::start(servers[0].address(), &record),
+            watch: Watch::start(servers[0].address(), locks, &record),
             servers,
+            locks,
             record,
             seeds: random.split(),
             started: 0,
@@ -96,7 +107,14 @@ impl World {
     fn start_process(&mut self, role: Role, address: SocketAddr) -> Process {
         self.started += 1;
         let seed = self.seeds.next();
-        Process::start(self.started.to_string(), role, address, seed, &self.record)
+        Process::start(
+            self.started.to_string(),
+            role,
+            address,
+            seed,
+            self.locks,
+            &self.record,
+        )
     }
 
     pub(crate) fn note(&self, line: String) {
@@ -172,6 +190,8 @@ fn server() -> Builder {
         .config("appendonly yes")
         .config("appendfsync always")
         .config("repl-backlog-size 64mb")
+        // A node that has given its last slot away stays what it is.
+        .config("cluster-allow-replica-migration no")
 }
 
 /// What a server still knows of clients that are gone.

@@ -21,6 +21,8 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
         for hold in of_one_lock {
             let waited = since.get(&(hold.lock, hold.owner));
             if let Some(at) = waited
+                // A grant that was asked for later is of another wait.
+                && hold.asked < *at
                 && latest.asked > *at
                 && latest.token < hold.token
                 && !may_have_lined_up_anew(history, hold.owner, *at, hold.told)

@@ -9,7 +9,14 @@ use super::Life;
 use crate::random::Random;
 
 /// Plain locks, read-write locks, and those of which several are taken at once.
-pub(crate) const LOCKS: [&str; 8] = ["p0", "p1", "p2", "rw0", "rw1", "s0", "s1", "s2"];
+pub(crate) type Locks = [&'static str; 8];
+
+pub(crate) const LOCKS: Locks = ["p0", "p1", "p2", "rw0", "rw1", "s0", "s1", "s2"];
+
+/// All in one slot of a cluster.
+pub(crate) const LOCKS_OF_A_SLOT: Locks = [
+    "{c}p0", "{c}p1", "{c}p2", "{c}rw0", "{c}rw1", "{c}s0", "{c}s1", "{c}s2",
+];
 
 const LEASES_MS: [u64; 3] = [300, 1000, 2500];
 
@@ -35,11 +42,14 @@ pub(super) struct Use {
 impl Use {
     pub(super) fn new(life: &Life, random: &mut Random, tie: &'static str) -> Self {
         let (locks, mode) = match random.within(0, 100) {
-            0..45 => (vec![*random.pick(&LOCKS[..3])], ""),
-            45..60 => (vec![*random.pick(&LOCKS[3..5])], "READ"),
-            60..70 => (vec![*random.pick(&LOCKS[3..5])], "WRITE"),
+            0..45 => (vec![*random.pick(&life.locks[..3])], ""),
+            45..60 => (vec![*random.pick(&life.locks[3..5])], "READ"),
+            60..70 => (vec![*random.pick(&life.locks[3..5])], "WRITE"),
+            // Redis 7 and Valkey 8 do not route the commands for several locks, so nodes that do not
+            // have a lock would give it away.
+            _ if life.locks == LOCKS_OF_A_SLOT => (vec![*random.pick(&life.locks[5..])], ""),
             _ => {
-                let mut several = LOCKS[5..].to_vec();
+                let mut several = life.locks[5..].to_vec();
                 for _ in 0..random.within(0, 3) {
                     let left = random.within(0, several.len() as u64);
                     several.remove(usize::try_from(left).expect("an index"));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rlock_client::{Client, Guard};
 use tokio::time::{sleep, timeout};
 
-use super::{LOCKS, Life};
+use super::Life;
 use crate::history::now;
 use crate::random::Random;
 
@@ -51,7 +51,7 @@ async fn connect(life: &Life) -> Client {
 
 async fn task(life: Arc<Life>, client: Client, mut random: Random) {
     while life.goes_on() {
-        let names = [&LOCKS[..3], &LOCKS[5..]].concat();
+        let names = [&life.locks[..3], &life.locks[5..]].concat();
         let name = *random.pick(&names);
         let lease = random
             .percent(30)
