@@ -237,18 +237,6 @@ impl Life {
         id
     }
 
-    fn told(&self, id: &str, what: impl Display) {
-        println!("| told {id} {} {what}", now());
-    }
-
-    fn queued(&self, id: &str) {
-        println!("| queued {id} {}", now());
-    }
-
-    fn sure(&self, at: u64, lock: &str, owner: impl Display) {
-        println!("| sure {at} {lock} {owner}");
-    }
-
     fn closes(&self) {
         println!("| closed {} {}", now(), self.name);
     }
@@ -257,4 +245,17 @@ impl Life {
     fn says(&self, word: &str) {
         println!("| says {} {} {word}", now(), self.name);
     }
+}
+
+fn told(id: &str, what: impl Display) {
+    println!("| told {id} {} {what}", now());
+}
+
+fn queued(id: &str) {
+    println!("| queued {id} {}", now());
+}
+
+/// A guard has said that it holds.
+fn sure(at: u64, lock: &str, owner: impl Display) {
+    println!("| sure {at} {lock} {owner}");
 }

@@ -38,8 +38,9 @@ fn wrong_at_first(operation: &Operation, told: &Told) -> Option<String> {
         (Ask::Acquire { .. }, Told::Held { count, .. }) if *count != 1 => {
             Some("though it did not hold it before".to_owned())
         }
-        (Ask::Release, Told::Left(_)) => Some("and held nothing".to_owned()),
-        (Ask::Renew { .. }, Told::Renewed(1..)) => Some("and held nothing".to_owned()),
+        (Ask::Release, Told::Left(_)) | (Ask::Renew { .. }, Told::Renewed(1..)) => {
+            Some("and held nothing".to_owned())
+        }
         _ => None,
     }
 }

@@ -31,7 +31,7 @@ const REPLY_WITHIN: Duration = Duration::from_millis(1500);
 pub(super) struct Use {
     pub(super) owner: String,
     pub(super) locks: Vec<&'static str>,
-    /// ``, `READ` or `WRITE`
+    /// `READ`, `WRITE` or nothing.
     mode: &'static str,
     tie: &'static str,
     lease: u64,
@@ -108,7 +108,7 @@ impl Use {
                 self.locks.len()
             )
         };
-        Asked::new(command, format!("{} acquire {lease} {wait}", self.line()))
+        Asked::new(&command, format!("{} acquire {lease} {wait}", self.line()))
     }
 
     pub(super) fn renew(&self) -> Asked {
@@ -125,7 +125,7 @@ impl Use {
                 self.locks.join(" ")
             )
         };
-        Asked::new(command, format!("{} renew {lease}", self.line()))
+        Asked::new(&command, format!("{} renew {lease}", self.line()))
     }
 
     pub(super) fn release(&self) -> Asked {
@@ -146,7 +146,7 @@ impl Use {
                 self.locks.join(" ")
             )
         };
-        Asked::new(command, format!("{} release", self.line()))
+        Asked::new(&command, format!("{} release", self.line()))
     }
 
     /// A grant, as a history says it; `None`: it is something else.
@@ -181,7 +181,7 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    fn new(command: String, line: String) -> Self {
+    fn new(command: &str, line: String) -> Self {
         let words: Vec<_> = command.split_ascii_whitespace().collect();
         let command = words.join(" ");
         Self { command, line }

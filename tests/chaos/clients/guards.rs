@@ -6,7 +6,7 @@ use std::time::Duration;
 use rlock_client::{Client, Guard};
 use tokio::time::{sleep, timeout};
 
-use super::Life;
+use super::{Life, sure, told};
 use crate::history::now;
 use crate::random::Random;
 
@@ -86,12 +86,12 @@ async fn lock(
     };
     match result {
         Ok(guard) => {
-            life.told(&id, format!("held 1 {} {}", guard.token(), guard.owner()));
+            told(&id, format!("held 1 {} {}", guard.token(), guard.owner()));
             Some(guard)
         }
         Err(error) => {
             if error.is_not_acquired() {
-                life.told(&id, "refused");
+                told(&id, "refused");
             }
             None
         }
@@ -106,7 +106,7 @@ async fn hold(life: &Life, client: &Client, random: &mut Random, name: &str, gua
         None
     };
     for _ in 0..random.within(1, 8) {
-        if !is_sure(life, name, &guard) {
+        if !is_sure(name, &guard) {
             break;
         }
         if random.percent(3) {
@@ -118,7 +118,7 @@ async fn hold(life: &Life, client: &Client, random: &mut Random, name: &str, gua
     let last = match inner {
         Some(inner) => {
             drop(guard);
-            is_sure(life, name, &inner);
+            is_sure(name, &inner);
             inner
         }
         None => guard,
@@ -126,7 +126,7 @@ async fn hold(life: &Life, client: &Client, random: &mut Random, name: &str, gua
     let id = life.ask(format!("{} {name} plain session release", last.owner()));
     if random.percent(70) {
         if last.unlock().await.is_ok() {
-            life.told(&id, "left 0");
+            told(&id, "left 0");
         }
     } else {
         drop(last);
@@ -147,17 +147,17 @@ async fn enter_again(life: &Life, client: &Client, name: &str, guard: &Guard) ->
         .await
         .ok()?;
     if inner.token() != guard.token() {
-        life.told(&id, format!("held 1 {}", inner.token()));
+        told(&id, format!("held 1 {}", inner.token()));
     }
     Some(inner)
 }
 
 /// Writes down that the guard said so, at a time before it did.
-fn is_sure(life: &Life, name: &str, guard: &Guard) -> bool {
+fn is_sure(name: &str, guard: &Guard) -> bool {
     let at = now();
     let is_sure = !guard.is_lost();
     if is_sure {
-        life.sure(at, name, guard.owner());
+        sure(at, name, guard.owner());
     }
     is_sure
 }

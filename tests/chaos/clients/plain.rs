@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use rlock_tests::{Conn, Reply};
 
-use super::Life;
 use super::commands::{Use, refusal};
+use super::{Life, told};
 use crate::random::Random;
 
 pub(super) fn run(life: &Life, mut random: Random) {
@@ -31,9 +31,10 @@ fn once(life: &Life, random: &mut Random, conn: &mut Conn) -> io::Result<()> {
     let mut the_use = Use::new(life, random, "free");
     let waits = random.percent(80);
     let wait = if waits { random.within(20, 1500) } else { 0 };
-    let (how, rest) = match waits {
-        true => ("block", format!("BLOCK {wait}")),
-        false => ("none", String::new()),
+    let (how, rest) = if waits {
+        ("block", format!("BLOCK {wait}"))
+    } else {
+        ("none", String::new())
     };
     let wait = Duration::from_millis(wait);
     let Some(token) = acquire(life, conn, &the_use, how, &rest, wait)? else {
@@ -52,13 +53,13 @@ fn once(life: &Life, random: &mut Random, conn: &mut Conn) -> io::Result<()> {
     if random.percent(20) {
         let (id, reply) = the_use.renew().send(life, conn, Duration::ZERO)?;
         match reply {
-            Reply::Int(renewed) => life.told(&id, format!("renewed {renewed}")),
-            other => told_if_known(life, &id, refusal(&other)),
+            Reply::Int(renewed) => told(&id, format!("renewed {renewed}")),
+            other => told_if_known(&id, refusal(&other)),
         }
     }
     for _ in 0..count {
         let (id, reply) = the_use.release().send(life, conn, Duration::ZERO)?;
-        told_if_known(life, &id, the_use.released(&reply));
+        told_if_known(&id, the_use.released(&reply));
     }
     Ok(())
 }
@@ -74,23 +75,23 @@ fn acquire(
 ) -> io::Result<Option<u64>> {
     let (id, reply) = the_use.acquire(how, rest).send(life, conn, wait)?;
     if let Some((count, token)) = Use::held(&reply) {
-        life.told(&id, format!("held {count} {token}"));
+        told(&id, format!("held {count} {token}"));
         return Ok(Some(u64::try_from(token).expect("a token")));
     }
     match refusal(&reply) {
         Some(error) => {
-            life.told(&id, error);
+            told(&id, error);
             // A server that has just said no says no again.
             thread::sleep(Duration::from_millis(10));
         }
-        None => life.told(&id, "refused"),
+        None => told(&id, "refused"),
     }
     Ok(None)
 }
 
-fn told_if_known(life: &Life, id: &str, what: Option<String>) {
+fn told_if_known(id: &str, what: Option<String>) {
     if let Some(what) = what {
-        life.told(id, what);
+        told(id, what);
     }
 }
 

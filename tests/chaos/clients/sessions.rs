@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use rlock_tests::{Conn, Reply};
 
-use super::Life;
 use super::commands::{Use, refusal};
+use super::{Life, queued, told};
 use crate::random::Random;
 
 /// How many waits a session has at most.
@@ -76,17 +76,17 @@ impl<'a> Session<'a> {
         let acquire = the_use.acquire("queue", &rest);
         let (id, reply) = acquire.send(self.life, &mut self.commands, Duration::ZERO)?;
         if let Some((count, token)) = Use::held(&reply) {
-            self.life.told(&id, format!("held {count} {token}"));
+            told(&id, format!("held {count} {token}"));
             self.keep(random, the_use);
         } else if let Some(error) = refusal(&reply) {
-            self.life.told(&id, &error);
+            told(&id, &error);
             if error.contains("NOSESSION") {
                 return Err(io::Error::other("the session is over"));
             }
             // A server that has just said no says no again.
             thread::sleep(Duration::from_millis(10));
         } else {
-            self.life.queued(&id);
+            queued(&id);
             self.waits.push((id, the_use));
         }
         Ok(())
@@ -101,7 +101,7 @@ impl<'a> Session<'a> {
         let release = the_use.release();
         let (id, reply) = release.send(self.life, &mut self.commands, Duration::ZERO)?;
         if let Some(what) = the_use.released(&reply) {
-            self.life.told(&id, what);
+            told(&id, what);
         }
         Ok(())
     }
@@ -153,7 +153,7 @@ impl<'a> Session<'a> {
             .iter()
             .position(|(_, the_use)| the_use.owner == owner)?;
         let (id, the_use) = self.waits.remove(at);
-        self.life.told(&id, what);
+        told(&id, what);
         Some(the_use)
     }
 }
