@@ -11,6 +11,10 @@ use crate::history::{Ask, History, MS, Mode, Sample, Time};
 
 const BOUND: Time = 50 * MS;
 
+/// Leases that end because the clock was set forwards are noticed when all locks that somebody waits
+/// for are looked at, every second.
+const CLOCK_NOTICED: Time = 1_100 * MS;
+
 pub(super) fn check(history: &History) -> Vec<Violation> {
     let wanted = wanted(history);
     // All locks are asked for at once.
@@ -105,8 +109,12 @@ fn could_enter<'a>(
 /// Whether the server was not allowed to write meanwhile, or its clock was set.
 fn is_held_up(history: &History, from: Time, to: Time) -> bool {
     history.faults.iter().any(|fault| {
-        let holds_up = ["pause", "failover", "promote", "clock"].contains(&fault.kind.as_str());
-        holds_up && fault.begin <= to && fault.end >= from
+        let end = match fault.kind.as_str() {
+            "pause" | "failover" | "promote" => fault.end,
+            "clock" => fault.end + CLOCK_NOTICED,
+            _ => return false,
+        };
+        fault.begin <= to && end >= from
     })
 }
 
@@ -154,6 +162,23 @@ mod tests {
             "b's, which waits for s1 alone"
         );
         assert_eq!(looks("- a/plain"), 2);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_is_noticed_within_a_second() {
+        let looks = |from: u64| {
+            let looks = [0, 40, 80, 120].map(|after| {
+                let at = from + after;
+                format!("info {at}000 {at}500 k - a/plain\n")
+            });
+            says(
+                check,
+                &format!("fault 50000 60000 clock\n{}", looks.concat()),
+            )
+            .len()
+        };
+        assert_eq!(looks(100), 0);
+        assert_eq!(looks(1_200), 1);
     }
 
     #[test]
