@@ -67,6 +67,16 @@ impl Use {
         }
     }
 
+    /// A writer's own reading.
+    pub(super) fn reading(&self) -> Option<Self> {
+        let reading = Self {
+            mode: "READ",
+            token: None,
+            ..self.clone()
+        };
+        (self.mode == "WRITE").then_some(reading)
+    }
+
     pub(super) fn is_of_one(&self) -> bool {
         self.locks.len() == 1
     }

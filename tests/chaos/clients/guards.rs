@@ -13,7 +13,7 @@ use crate::random::Random;
 const TASKS: usize = 6;
 
 /// Of the locks that the watchdog renews.
-const LEASE: Duration = Duration::from_secs(2);
+const LEASE: Duration = Duration::from_secs(1);
 
 pub(super) fn run(life: &Arc<Life>, random: &mut Random) {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -105,7 +105,13 @@ async fn hold(life: &Life, client: &Client, random: &mut Random, name: &str, gua
     } else {
         None
     };
-    for _ in 0..random.within(1, 8) {
+    // A few stay for long, so that what happens to processes and networks happens to holders.
+    let looks = if random.percent(8) {
+        random.within(100, 400)
+    } else {
+        random.within(1, 8)
+    };
+    for _ in 0..looks {
         if !is_sure(name, &guard) {
             break;
         }

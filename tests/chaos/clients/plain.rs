@@ -43,7 +43,13 @@ fn once(life: &Life, random: &mut Random, conn: &mut Conn) -> io::Result<()> {
     the_use.token = (the_use.has_a_token() && random.percent(30)).then_some(token);
     let mut count = 1;
     if the_use.is_of_one() && random.percent(25) {
-        count += u32::from(acquire(life, conn, &the_use, "none", "", Duration::ZERO)?.is_some());
+        count += usize::from(acquire(life, conn, &the_use, "none", "", Duration::ZERO)?.is_some());
+    }
+    // A writer who reads, and gives the writing back first, becomes a reader.
+    let mut reading = the_use.reading().filter(|_| random.percent(30));
+    if let Some(read) = &reading {
+        let held = acquire(life, conn, read, "none", "", Duration::ZERO)?;
+        reading = reading.filter(|_| held.is_some());
     }
     if random.percent(4) {
         thread::sleep(the_use.lease() + Duration::from_millis(random.within(0, 100)));
@@ -57,7 +63,7 @@ fn once(life: &Life, random: &mut Random, conn: &mut Conn) -> io::Result<()> {
             other => told_if_known(&id, refusal(&other)),
         }
     }
-    for _ in 0..count {
+    for the_use in std::iter::repeat_n(&the_use, count).chain(&reading) {
         let (id, reply) = the_use.release().send(life, conn, Duration::ZERO)?;
         told_if_known(&id, the_use.released(&reply));
     }
