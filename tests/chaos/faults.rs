@@ -394,3 +394,17 @@ impl World {
         }
     }
 }
+
+#[test]
+fn a_seed_repeats_its_faults_and_every_fault_has_its_turn() {
+    for menu in Menu::ALL {
+        let all = menu.kinds();
+        let schedule = |seed| menu.schedule(&mut Random::new(seed)).take(all.len());
+        assert!(schedule(7).eq(schedule(7)));
+        assert!(!schedule(7).eq(schedule(8)));
+        assert!(
+            all.iter()
+                .all(|kind| schedule(7).any(|struck| struck == *kind))
+        );
+    }
+}

@@ -1,10 +1,10 @@
 //! A storm over real servers, and checkers of what clients were told in it.
 //!
 //! `make chaos` runs [`storm`]: rounds of clients that lock while processes are killed and stopped,
-//! networks cut, clocks set and servers killed and replaced; then every checker over everything that
-//! was asked and told. `CHAOS_SECONDS` says for how long, `CHAOS_SEED` repeats the faults and the
-//! clients' choices of an earlier run as far as real servers and networks allow, `CHAOS_ROUND` one
-//! round of it. The checkers themselves are tested with `make test`.
+//! networks cut, clocks set and servers killed and replaced; then every checker over everything
+//! that was asked and told. `CHAOS_SECONDS` says for how long, `CHAOS_SEED` repeats the faults and
+//! the clients' choices of an earlier run as far as real servers and networks allow, `CHAOS_ROUND`
+//! one round of it. The checkers themselves are tested with `make test`.
 
 #![allow(
     clippy::unwrap_used,

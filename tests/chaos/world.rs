@@ -44,7 +44,8 @@ impl World {
             }
             Menu::One | Menu::Clock => vec![server().start()],
             Menu::Cluster => {
-                // The nodes have one clock. Without a start ahead of it, their tokens have one order.
+                // The nodes have one clock. Without a start ahead of it, their tokens have one
+                // order.
                 let node = server().config("rlock.fence-guard-ms 0");
                 let Cluster { first, second } = Cluster::of(&node);
                 vec![first, second]

@@ -1,8 +1,8 @@
 //! How long who surely held what.
 //!
 //! A grant is proven by its answer, so from then on. It surely lasts until the lease could have run
-//! out (counted from when the lease was *asked* for), until its owner asked for its last release, or
-//! until something happened that may end it; and, whatever happened, up to the moment in which a
+//! out (counted from when the lease was *asked* for), until its owner asked for its last release,
+//! or until something happened that may end it; and, whatever happened, up to the moment in which a
 //! later command was sent whose answer says that the same hold was still there.
 
 use std::collections::BTreeMap;
@@ -31,8 +31,8 @@ pub(crate) const SETTLING: Time = 3_000 * MS;
 /// default grace of the client, and time to say so.
 const BELIEF: Time = 1_100 * MS;
 
-/// The commands of one owner in one mode on one lock, in the order in which they were sent. An owner
-/// sends one after the other.
+/// The commands of one owner in one mode on one lock, in the order in which they were sent. An
+/// owner sends one after the other.
 pub(crate) type Series<'a> = Vec<&'a Operation>;
 
 pub(crate) fn series(history: &History) -> BTreeMap<(&str, &str, Mode), Series<'_>> {

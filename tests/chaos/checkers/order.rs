@@ -1,8 +1,8 @@
 //! First come, first served: nobody who asked for a lock after another was seen in its line, or was
 //! told to be, is granted it before that one.
 //!
-//! A grant's place in the order is its token. A wait that ended without a grant, or of which that is
-//! not known, has no place and proves nothing.
+//! A grant's place in the order is its token. A wait that ended without a grant, or of which that
+//! is not known, has no place and proves nothing.
 
 use std::collections::HashMap;
 

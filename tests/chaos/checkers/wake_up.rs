@@ -1,8 +1,8 @@
 //! Nobody waits for a lock that is free, for longer than [`BOUND`].
 //!
 //! The server is asked again and again who holds and who waits. It has lost a wake-up if the same
-//! waiter is first in line and could come in, in one answer, in another that was asked for after the
-//! bound, and in a third: between these two it has had a turn in which it does what is due.
+//! waiter is first in line and could come in, in one answer, in another that was asked for after
+//! the bound, and in a third: between these two it has had a turn in which it does what is due.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,8 +11,8 @@ use crate::history::{Ask, History, MS, Mode, Sample, Time};
 
 const BOUND: Time = 50 * MS;
 
-/// Leases that end because the clock was set forwards are noticed when all locks that somebody waits
-/// for are looked at, every second.
+/// Leases that end because the clock was set forwards are noticed when all locks that somebody
+/// waits for are looked at, every second.
 const CLOCK_NOTICED: Time = 1_100 * MS;
 
 pub(super) fn check(history: &History) -> Vec<Violation> {

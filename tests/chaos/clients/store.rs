@@ -1,8 +1,8 @@
 //! An application that keeps a set in a store: it reads the set, adds to it and writes it back, all
 //! under a lock whose lease it does not renew.
 //!
-//! One trusts the lock alone. The other shows the store its token with every access, reads included,
-//! and the store refuses those smaller than the largest it has seen.
+//! One trusts the lock alone. The other shows the store its token with every access, reads
+//! included, and the store refuses those smaller than the largest it has seen.
 
 use std::time::Duration;
 
