@@ -90,7 +90,8 @@ fn round(number: u64, menu: Menu, mut random: Random, length: Duration) -> Round
         if now() >= over {
             break;
         }
-        kind.strike(&mut world, &mut random);
+        // However many numbers a fault takes, the next one's are the same.
+        kind.strike(&mut world, &mut random.split());
         *round.faults.entry(kind).or_default() += 1;
         // Calm, so that what follows from one fault is told from what follows from the next.
         std::thread::sleep(Duration::from_millis(random.within(50, 700)));
