@@ -81,6 +81,20 @@ fn storm() {
     );
 }
 
+#[test]
+#[ignore = "has the checkers look at the history in the file that CHAOS_HISTORY names"]
+fn again() {
+    let path = std::env::var("CHAOS_HISTORY").expect("CHAOS_HISTORY");
+    let history = History::parse(&std::fs::read_to_string(path).unwrap());
+    let found = checkers::ALL.iter().flat_map(|(name, checker)| {
+        checker(&history)
+            .into_iter()
+            .map(move |found| format!("{name}: {}", found.what))
+    });
+    let found: Vec<_> = found.collect();
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
 fn round(number: u64, menu: Menu, mut random: Random, length: Duration) -> Round {
     println!("round {number}: {}", menu.name());
     let mut world = World::start(menu, &mut random);

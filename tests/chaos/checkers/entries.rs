@@ -66,6 +66,7 @@ fn wrong_with(
             (operation.mode != Mode::Write || *now != 1 || surely)
                 .then(|| format!("having held it {count} times"))
         }
+        (Ask::Release, Told::Left(0)) if lasting.may_be_the_last(at) => None,
         (Ask::Release, Told::Left(left)) if left + 1 != count => {
             Some(format!("having held it {count} times"))
         }

@@ -83,8 +83,8 @@ pub(crate) struct Lasting<'a> {
     count: u32,
     /// The last moment in which it was surely there, and from which on something may end it.
     proven: Time,
-    /// The earliest end of its lease.
-    expiry: Time,
+    /// The earliest ends of its leases: a reader's entries have one each, other holds have one.
+    leases: Vec<Time>,
 }
 
 impl<'a> Lasting<'a> {
@@ -115,14 +115,21 @@ impl<'a> Lasting<'a> {
             of_session: operation.of_session,
             count,
             proven: asked,
-            expiry: end_of(asked, lease),
+            leases: vec![end_of(asked, lease)],
         })
     }
 
     /// Until when it surely lasts if its owner does nothing.
     pub(crate) fn surely_until(&self, history: &History) -> Time {
         let loss = self.first_loss(history).unwrap_or(Time::MAX);
-        self.proven.max(loss.min(self.expiry))
+        let expiry = self.leases.iter().copied().max().unwrap_or_default();
+        self.proven.max(loss.min(expiry))
+    }
+
+    /// Whether a release may find that the entries which are left have ended.
+    pub(crate) fn may_be_the_last(&self, at: Time) -> bool {
+        let left = self.leases.split_last().map_or(&[][..], |(_, left)| left);
+        self.hold.mode == Mode::Read && left.iter().all(|end| *end < at)
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -182,25 +189,31 @@ impl<'a> Lasting<'a> {
                 }
                 self.prove(operation.asked);
                 self.count = *count;
-                self.expiry = end_of(operation.asked, lease);
+                if self.hold.mode != Mode::Read {
+                    self.leases.clear();
+                }
+                self.leases.push(end_of(operation.asked, lease));
             }
             (Ask::Renew { lease }, Some(Told::Renewed(renewed)))
                 if *renewed as usize == operation.locks.len() =>
             {
                 self.prove(operation.asked);
-                self.expiry = end_of(operation.asked, lease);
+                self.leases.fill(end_of(operation.asked, lease));
             }
             (Ask::Release, Some(Told::Left(left))) => {
                 self.prove(operation.asked);
                 self.count = *left;
+                if self.hold.mode == Mode::Read {
+                    self.leases.pop();
+                }
             }
             // Refused in words, or a lock that was not had: nothing has changed.
             (Ask::Acquire { .. }, Some(_)) | (_, Some(Told::Error)) => {}
             (Ask::Acquire { lease, .. } | Ask::Renew { lease }, None) => {
-                self.expiry = self.expiry.min(end_of(operation.asked, lease));
+                self.end_by(end_of(operation.asked, lease));
             }
             (Ask::Release, None) => {
-                self.expiry = self.expiry.min(operation.asked);
+                self.end_by(operation.asked);
                 self.count = self.count.saturating_sub(1);
             }
             (Ask::Renew { .. } | Ask::Release, Some(_)) => self.count = 0,
@@ -208,9 +221,13 @@ impl<'a> Lasting<'a> {
         if self.count > 0 {
             return Some(self);
         }
-        self.expiry = self.expiry.min(operation.asked);
+        self.end_by(operation.asked);
         found.push(self.end(history));
         None
+    }
+
+    fn end_by(&mut self, at: Time) {
+        self.leases.iter_mut().for_each(|end| *end = at.min(*end));
     }
 
     fn end(self, history: &History) -> Hold<'a> {
@@ -276,6 +293,19 @@ mod tests {
         assert_eq!(span(&format!("{GRANT}{renew}{told}")), (20, 2498));
         let shorter = "ask 1.2 500000 a p0 plain free renew 100\n";
         assert_eq!(span(&format!("{GRANT}{shorter}")), (20, 598));
+    }
+
+    #[test]
+    fn a_readers_entries_have_leases_of_their_own() {
+        let reads = GRANT.replace("plain", "read");
+        let again = "ask 1.2 500000 a p0 read free acquire 1000 none
+             told 1.2 510000 held 2 7\n";
+        assert_eq!(span(&format!("{reads}{again}")), (20, 1498));
+        let release = "ask 1.3 600000 a p0 read free release
+             told 1.3 610000 left 1\n";
+        assert_eq!(span(&format!("{reads}{again}{release}")), (20, 1008));
+        let plain = format!("{reads}{again}{release}").replace("read", "plain");
+        assert_eq!(span(&plain), (20, 1498));
     }
 
     #[test]
