@@ -1,7 +1,7 @@
 # The front door. `make` lists what it does; cargo does the work, and CARGO_TARGET_DIR is honoured.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak check test-servers interop languages memcheck bench install clean
+.PHONY: help run test soak chaos check test-servers interop languages memcheck bench install clean
 
 # Tests run in their crate's folder, so a relative path to a server is made absolute here.
 ifneq (,$(findstring /,$(RLOCK_SERVER)))
@@ -20,6 +20,10 @@ test: install ## Run every test; RLOCK_SERVER= names another server
 soak: install ## The heavy tests, with the figures they print
 	RLOCK_DROPS=100000 cargo test --release -p rlock-tests --test it -- \
 		client_session client_faults client_rw client_multi --include-ignored --nocapture --test-threads 1
+
+chaos: install ## A storm over real servers and its checkers; CHAOS_SECONDS= and CHAOS_SEED=
+	CHAOS_SECONDS=$(or $(CHAOS_SECONDS),1800) CHAOS_SEED=$(CHAOS_SEED) CHAOS_ROUND=$(CHAOS_ROUND) \
+		cargo test -p rlock-tests --test chaos -- --ignored --exact storm --nocapture
 
 check: install ## Formatting, lints, documentation and the core's tests: before each commit
 	cargo fmt --all --check

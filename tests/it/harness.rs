@@ -2,9 +2,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rlock_tests::{Cluster, Feed, Pair, Reply, Server, aof, in_sync, under_valgrind, until};
+use rlock_tests::{
+    Cluster, Conn, Feed, Pair, Proxy, Reply, Server, aof, in_sync, under_valgrind, until,
+};
 
 #[test]
 fn a_server_that_dies_by_itself_fails_the_test() {
@@ -122,4 +124,26 @@ fn replies_of_resp3_are_read_as_they_are() {
     assert_eq!(conn.raw("ECHO x"), "$1\r\nx\r\n");
     assert_eq!(conn.run("DEBUG PROTOCOL true"), Reply::Bool(true));
     assert!(conn.run("NONSENSE").is_error());
+}
+
+#[test]
+fn a_proxy_is_slow_breaks_off_and_changes_its_server() {
+    let [first, second] = [Server::start(), Server::start()];
+    second.run("SET which second");
+    let proxy = Proxy::to(first.address());
+    let mut conn = Conn::open(proxy.address()).unwrap();
+    let delay = Duration::from_millis(30);
+    proxy.delay(delay);
+    let since = Instant::now();
+    assert_eq!(conn.run("PING"), "PONG");
+    assert!(since.elapsed() >= 2 * delay, "{:?}", since.elapsed());
+    proxy.heal();
+    proxy.break_off_the_next_reply();
+    assert!(conn.try_run("PING").is_err());
+    let mut conn = Conn::open(proxy.address()).unwrap();
+    assert_eq!(conn.run("GET which"), Reply::Null);
+    proxy.redirect(second.address());
+    assert!(conn.try_run("PING").is_err());
+    let mut conn = Conn::open(proxy.address()).unwrap();
+    assert_eq!(conn.run("GET which"), "second");
 }

@@ -37,9 +37,9 @@ mod deadlock; // waits that could never end
 mod events; // what a session hears of
 mod sessions; // what ends with a connection
 
-mod clock;
+mod clock; // a wall clock that is set
 mod replication; // replicas, AOF, RDB, messages, notifications
-mod several_replication; // the same of readers, writers and several locks at once // a wall clock that is set
+mod several_replication; // the same of readers, writers and several locks at once
 
 mod hostile; // any bytes, any keyspace
 mod load; // crowds that vanish, clients that never read, noise

@@ -121,12 +121,24 @@ impl Conn {
     /// # Errors
     /// The connection is closed, or the deadline of a reply has passed.
     pub fn try_run(&mut self, command: &str) -> std::io::Result<Reply> {
-        self.stream
-            .write_all(&encode(&command.split(' ').collect::<Vec<_>>()))?;
+        self.try_send(command)?;
         self.try_read(patience(REPLY_DEADLINE))
     }
 
-    fn try_read(&mut self, deadline: Duration) -> std::io::Result<Reply> {
+    /// [`Conn::send`] to a server that may be dead.
+    ///
+    /// # Errors
+    /// The connection is closed.
+    pub fn try_send(&mut self, command: &str) -> std::io::Result<()> {
+        let words: Vec<&str> = command.split(' ').collect();
+        self.stream.write_all(&encode(&words))
+    }
+
+    /// [`Conn::read_within`] from a server that may die meanwhile.
+    ///
+    /// # Errors
+    /// The connection is closed, or the deadline has passed.
+    pub fn try_read(&mut self, deadline: Duration) -> std::io::Result<Reply> {
         self.stream.set_read_timeout(Some(deadline))?;
         loop {
             if let Some((reply, _)) = self.decoded() {

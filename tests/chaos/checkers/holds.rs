@@ -1,0 +1,353 @@
+//! How long who surely held what.
+//!
+//! A grant is proven by its answer, so from then on. It surely lasts until the lease could have run
+//! out (counted from when the lease was *asked* for), until its owner asked for its last release,
+//! or until something happened that may end it; and, whatever happened, up to the moment in which a
+//! later command was sent whose answer says that the same hold was still there.
+
+use std::collections::BTreeMap;
+
+use crate::history::{Ask, History, MS, Mode, Operation, Time, Told};
+
+/// One hold of one lock.
+#[derive(Debug, Clone)]
+pub(crate) struct Hold<'a> {
+    pub(crate) lock: &'a str,
+    pub(crate) owner: &'a str,
+    pub(crate) mode: Mode,
+    pub(crate) token: u64,
+    pub(crate) asked: Time,
+    pub(crate) told: Time,
+    pub(crate) until: Time,
+}
+
+/// A server rounds the present down to a millisecond.
+const ROUNDING: Time = 2 * MS;
+
+/// After what may break connections clients connect again, and servers let go what did not.
+pub(crate) const SETTLING: Time = 3_000 * MS;
+
+/// How long a guard may go on believing after what it believes in was ended by somebody else: the
+/// default grace of the client, and time to say so.
+const BELIEF: Time = 1_100 * MS;
+
+/// The commands of one owner in one mode on one lock, in the order in which they were sent. An
+/// owner sends one after the other.
+pub(crate) type Series<'a> = Vec<&'a Operation>;
+
+pub(crate) fn series(history: &History) -> BTreeMap<(&str, &str, Mode), Series<'_>> {
+    let mut all: BTreeMap<_, Series<'_>> = BTreeMap::new();
+    for operation in &history.operations {
+        for lock in &operation.locks {
+            let key = (lock.as_str(), operation.owner.as_str(), operation.mode);
+            all.entry(key).or_default().push(operation);
+        }
+    }
+    for series in all.values_mut() {
+        series.sort_by_key(|operation| operation.asked);
+    }
+    all
+}
+
+pub(crate) fn holds(history: &History) -> Vec<Hold<'_>> {
+    let mut found = Vec::new();
+    for ((lock, owner, mode), series) in series(history) {
+        let mut now: Option<Lasting<'_>> = None;
+        for operation in series {
+            now = match now.take() {
+                Some(lasting) => lasting.follow(history, operation, &mut found),
+                None => Lasting::begin(lock, owner, mode, operation),
+            };
+        }
+        found.extend(now.map(|lasting| lasting.end(history)));
+    }
+    let mut believed: BTreeMap<(&str, &str), Vec<Time>> = BTreeMap::new();
+    for belief in &history.beliefs {
+        let whose = (belief.lock.as_str(), belief.owner.as_str());
+        believed.entry(whose).or_default().push(belief.at);
+    }
+    for hold in &mut found {
+        let beliefs = believed.get(&(hold.lock, hold.owner)).into_iter().flatten();
+        let sound = beliefs.filter(|at| !may_be_mistaken(history, hold.lock, **at));
+        hold.until = sound.copied().fold(hold.until, Time::max);
+    }
+    found
+}
+
+/// A hold as far as it has been followed.
+#[derive(Debug)]
+pub(crate) struct Lasting<'a> {
+    hold: Hold<'a>,
+    process: &'a str,
+    of_session: bool,
+    count: u32,
+    /// The last moment in which it was surely there, and from which on something may end it.
+    proven: Time,
+    /// The earliest ends of its leases: a reader's entries have one each, other holds have one.
+    leases: Vec<Time>,
+}
+
+impl<'a> Lasting<'a> {
+    pub(crate) fn begin(
+        lock: &'a str,
+        owner: &'a str,
+        mode: Mode,
+        operation: &'a Operation,
+    ) -> Option<Self> {
+        let Ask::Acquire { lease, .. } = operation.ask else {
+            return None;
+        };
+        let Some((told, Told::Held { count, token })) = operation.told else {
+            return None;
+        };
+        let asked = operation.asked;
+        Some(Self {
+            hold: Hold {
+                lock,
+                owner,
+                mode,
+                token,
+                asked,
+                told,
+                until: told,
+            },
+            process: &operation.process,
+            of_session: operation.of_session,
+            count,
+            proven: asked,
+            leases: vec![end_of(asked, lease)],
+        })
+    }
+
+    /// Until when it surely lasts if its owner does nothing.
+    pub(crate) fn surely_until(&self, history: &History) -> Time {
+        let loss = self.first_loss(history).unwrap_or(Time::MAX);
+        let expiry = self.leases.iter().copied().max().unwrap_or_default();
+        self.proven.max(loss.min(expiry))
+    }
+
+    /// Whether a release may find that the entries which are left have ended.
+    pub(crate) fn may_be_the_last(&self, at: Time) -> bool {
+        let left = self.leases.split_last().map_or(&[][..], |(_, left)| left);
+        self.hold.mode == Mode::Read && left.iter().all(|end| *end < at)
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.count
+    }
+
+    pub(crate) fn token(&self) -> u64 {
+        self.hold.token
+    }
+
+    /// The first moment since the last proof in which somebody else may have ended it.
+    fn first_loss(&self, history: &History) -> Option<Time> {
+        let faults = history.faults.iter().filter(|fault| {
+            let to = fault.to.as_deref();
+            match fault.kind.as_str() {
+                "clock" | "promote" | "flush" => fault.end >= self.proven,
+                "break" | "del" => fault.end >= self.proven && to == Some(self.hold.lock),
+                // A session may be let go some time after its connection broke.
+                _ => {
+                    self.of_session
+                        && fault.end + SETTLING >= self.proven
+                        && to.is_none_or(|to| to == self.process)
+                }
+            }
+        });
+        // One that is going on already may end it from now on.
+        let faults = faults.map(|fault| fault.begin.max(self.proven));
+        let ends = history.closed.iter().chain(&history.died);
+        let ends = ends.filter(|(at, process)| {
+            self.of_session && process == self.process && *at >= self.proven
+        });
+        faults.chain(ends.map(|(at, _)| *at)).min()
+    }
+
+    /// It was there when this was sent, for the answer says so.
+    pub(crate) fn prove(&mut self, asked: Time) {
+        self.proven = self.proven.max(asked);
+    }
+
+    /// Goes on with the owner's next command. A hold that is over goes to `found`.
+    pub(crate) fn follow(
+        mut self,
+        history: &History,
+        operation: &'a Operation,
+        found: &mut Vec<Hold<'a>>,
+    ) -> Option<Self> {
+        let told = operation.told.as_ref().map(|(_, told)| told);
+        match (operation.ask, told) {
+            (Ask::Acquire { lease, .. }, Some(Told::Held { count, token })) => {
+                // A writer's token is not known to a server that was started since.
+                let the_same =
+                    *token == self.hold.token || self.hold.mode == Mode::Write && *count > 1;
+                if !the_same {
+                    found.push(self.end(history));
+                    let hold = &found[found.len() - 1];
+                    return Self::begin(hold.lock, hold.owner, hold.mode, operation);
+                }
+                self.prove(operation.asked);
+                self.count = *count;
+                if self.hold.mode != Mode::Read {
+                    self.leases.clear();
+                }
+                self.leases.push(end_of(operation.asked, lease));
+            }
+            (Ask::Renew { lease }, Some(Told::Renewed(renewed)))
+                if *renewed as usize == operation.locks.len() =>
+            {
+                self.prove(operation.asked);
+                self.leases.fill(end_of(operation.asked, lease));
+            }
+            (Ask::Release, Some(Told::Left(left))) => {
+                self.prove(operation.asked);
+                self.count = *left;
+                if self.hold.mode == Mode::Read {
+                    self.leases.pop();
+                }
+            }
+            // Refused in words, or a lock that was not had: nothing has changed.
+            (Ask::Acquire { .. }, Some(_)) | (_, Some(Told::Error)) => {}
+            (Ask::Acquire { lease, .. } | Ask::Renew { lease }, None) => {
+                self.end_by(end_of(operation.asked, lease));
+            }
+            (Ask::Release, None) => {
+                self.end_by(operation.asked);
+                self.count = self.count.saturating_sub(1);
+            }
+            (Ask::Renew { .. } | Ask::Release, Some(_)) => self.count = 0,
+        }
+        if self.count > 0 {
+            return Some(self);
+        }
+        self.end_by(operation.asked);
+        found.push(self.end(history));
+        None
+    }
+
+    fn end_by(&mut self, at: Time) {
+        self.leases.iter_mut().for_each(|end| *end = at.min(*end));
+    }
+
+    fn end(self, history: &History) -> Hold<'a> {
+        let until = self.surely_until(history);
+        Hold { until, ..self.hold }
+    }
+}
+
+/// The earliest end of a lease that was asked for then.
+fn end_of(asked: Time, lease: Time) -> Time {
+    (asked + lease).saturating_sub(ROUNDING)
+}
+
+/// Whether a guard cannot know yet what was done to its lock.
+fn may_be_mistaken(history: &History, lock: &str, at: Time) -> bool {
+    history.faults.iter().any(|fault| {
+        let concerned = match fault.kind.as_str() {
+            "clock" | "promote" | "flush" => true,
+            "break" | "del" => fault.to.as_deref() == Some(lock),
+            _ => false,
+        };
+        concerned && fault.begin <= at && at <= fault.end + BELIEF
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From when to when the one hold of a history surely lasts, in milliseconds.
+    fn span(history: &str) -> (Time, Time) {
+        let history = History::parse(history);
+        let holds = holds(&history);
+        assert_eq!(holds.len(), 1, "{holds:?}");
+        (holds[0].told / MS, holds[0].until / MS)
+    }
+
+    const GRANT: &str = "ask 1.1 10000 a p0 plain free acquire 1000 none
+         told 1.1 20000 held 1 7\n";
+    const OF_SESSION: &str = "ask 1.1 10000 a p0 plain session acquire 1000 none
+         told 1.1 20000 held 1 7\n";
+
+    #[test]
+    fn a_hold_lasts_for_its_lease_from_when_that_was_asked_for() {
+        assert_eq!(span(GRANT), (20, 1008));
+    }
+
+    #[test]
+    fn or_until_its_release_is_asked_for() {
+        let release = "ask 1.2 500000 a p0 plain free release\n";
+        assert_eq!(span(&format!("{GRANT}{release}")), (20, 500));
+        // The answer says that it was still there, whatever the lease.
+        let late = "ask 1.2 2000000 a p0 plain free release
+             told 1.2 2001000 left 0";
+        assert_eq!(span(&format!("{GRANT}{late}")), (20, 2000));
+    }
+
+    #[test]
+    fn a_renewal_counts_only_when_told_and_a_shorter_one_at_once() {
+        let renew = "ask 1.2 500000 a p0 plain free renew 2000\n";
+        assert_eq!(span(&format!("{GRANT}{renew}")), (20, 1008));
+        let told = "told 1.2 510000 renewed 1\n";
+        assert_eq!(span(&format!("{GRANT}{renew}{told}")), (20, 2498));
+        let shorter = "ask 1.2 500000 a p0 plain free renew 100\n";
+        assert_eq!(span(&format!("{GRANT}{shorter}")), (20, 598));
+    }
+
+    #[test]
+    fn a_readers_entries_have_leases_of_their_own() {
+        let reads = GRANT.replace("plain", "read");
+        let again = "ask 1.2 500000 a p0 read free acquire 1000 none
+             told 1.2 510000 held 2 7\n";
+        assert_eq!(span(&format!("{reads}{again}")), (20, 1498));
+        let release = "ask 1.3 600000 a p0 read free release
+             told 1.3 610000 left 1\n";
+        assert_eq!(span(&format!("{reads}{again}{release}")), (20, 1008));
+        let plain = format!("{reads}{again}{release}").replace("read", "plain");
+        assert_eq!(span(&plain), (20, 1498));
+    }
+
+    #[test]
+    fn what_may_have_ended_it_ends_the_proof() {
+        assert_eq!(
+            span(&format!("{GRANT}fault 300000 300000 break p0")),
+            (20, 300)
+        );
+        assert_eq!(
+            span(&format!("{GRANT}fault 300000 300000 break p1")),
+            (20, 1008)
+        );
+        assert_eq!(
+            span(&format!("{GRANT}fault 300000 400000 clock")),
+            (20, 300)
+        );
+        assert_eq!(
+            span(&format!("{GRANT}fault 300000 400000 sever 1")),
+            (20, 1008)
+        );
+        assert_eq!(
+            span(&format!("{OF_SESSION}fault 300000 400000 sever 1")),
+            (20, 300)
+        );
+        assert_eq!(
+            span(&format!("{OF_SESSION}fault 300000 400000 sever 2")),
+            (20, 1008)
+        );
+        assert_eq!(span(&format!("{OF_SESSION}died 300000 1")), (20, 300));
+        assert_eq!(
+            span(&format!("{OF_SESSION}fault 5000 400000 sever 1")).1,
+            10
+        );
+        assert_eq!(span(&format!("{OF_SESSION}closed 5000 1")), (20, 1008));
+    }
+
+    #[test]
+    fn a_guard_that_says_so_is_held_to_it_unless_it_cannot_know() {
+        assert_eq!(span(&format!("{GRANT}sure 1500000 p0 a")), (20, 1500));
+        let broken = "fault 1400000 1400000 break p0\nsure 1500000 p0 a";
+        assert_eq!(span(&format!("{GRANT}{broken}")), (20, 1008));
+        let stubborn = "fault 1400000 1400000 break p0\nsure 2600000 p0 a";
+        assert_eq!(span(&format!("{GRANT}{stubborn}")), (20, 2600));
+    }
+}

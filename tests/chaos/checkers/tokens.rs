@@ -1,0 +1,76 @@
+//! Each grant's token is larger than any that was told before the grant was asked for, whatever the
+//! lock, also when the server was killed or another one promoted in between; and nobody else's.
+
+use super::Violation;
+use super::holds::{Hold, holds};
+use crate::history::History;
+
+pub(super) fn check(history: &History) -> Vec<Violation> {
+    let holds = holds(history);
+    let mut by_told: Vec<_> = holds.iter().collect();
+    by_told.sort_by_key(|hold| hold.told);
+    let mut by_asked = by_told.clone();
+    by_asked.sort_by_key(|hold| hold.asked);
+    let mut found = Vec::new();
+    let mut told = by_told.iter().peekable();
+    let mut largest: Option<&Hold<'_>> = None;
+    for later in by_asked {
+        while let Some(before) = told.next_if(|hold| hold.told < later.asked) {
+            if largest.is_none_or(|largest| largest.token < before.token) {
+                largest = Some(before);
+            }
+        }
+        let before = largest.filter(|before| before.token >= later.token);
+        found.extend(before.map(|before| wrong(before, later)));
+    }
+    let mut by_token: Vec<_> = holds.iter().collect();
+    by_token.sort_by_key(|hold| (hold.token, hold.owner));
+    let shared = by_token
+        .windows(2)
+        .filter(|two| two[0].token == two[1].token && two[0].owner != two[1].owner);
+    found.extend(shared.map(|two| wrong(two[0], two[1])));
+    found
+}
+
+fn wrong(before: &Hold<'_>, later: &Hold<'_>) -> Violation {
+    let what = format!(
+        "{}: {} was granted token {} after {} of {} at {}",
+        later.lock, later.owner, later.token, before.token, before.owner, before.lock
+    );
+    Violation::new(later.told, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check;
+    use crate::checkers::says;
+
+    fn grants(first: u64, second: u64) -> Vec<String> {
+        let history = format!(
+            "ask 1.1 10 a k plain free acquire 1000 none
+             told 1.1 20 held 1 {first}
+             ask 1.2 30 a k plain free release
+             ask 2.1 40 b j plain free acquire 1000 none
+             told 2.1 50 held 1 {second}"
+        );
+        says(check, &history)
+    }
+
+    #[test]
+    fn a_token_that_goes_back_is_found() {
+        assert!(grants(7, 8).is_empty());
+        assert_eq!(grants(8, 7).len(), 1);
+    }
+
+    #[test]
+    fn a_token_that_two_owners_have_is_found() {
+        assert!(!grants(7, 7).is_empty());
+    }
+
+    #[test]
+    fn several_locks_share_one() {
+        let history = "ask 1.1 10 a k,j plain free acquire 1000 none
+             told 1.1 20 held 1 7";
+        assert!(says(check, history).is_empty());
+    }
+}

@@ -1,0 +1,145 @@
+//! What a client was told is what the server says to others: who surely holds a lock is its holder
+//! there, with that token, and who was told that it has it no more is not.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Violation;
+use super::holds::{Hold, holds, series};
+use crate::history::{Ask, Fault, History, Mode, Sample, Time, Told};
+
+pub(super) fn check(history: &History) -> Vec<Violation> {
+    let mut holds = holds(history);
+    holds.sort_by_key(|hold| hold.told);
+    let gone = gone(history);
+    let mut samples: BTreeMap<&str, Vec<&Sample>> = BTreeMap::new();
+    for sample in &history.samples {
+        samples.entry(&sample.lock).or_default().push(sample);
+    }
+    let mut found = Vec::new();
+    for (lock, mut samples) in samples {
+        samples.sort_by_key(|sample| sample.asked);
+        let mut coming = holds.iter().filter(|hold| hold.lock == lock).peekable();
+        let mut present: Vec<&Hold<'_>> = Vec::new();
+        let mut told = BTreeSet::new();
+        for sample in samples {
+            present.extend(std::iter::from_fn(|| {
+                coming.next_if(|hold| hold.told <= sample.asked)
+            }));
+            present.retain(|hold| hold.until >= sample.told);
+            let missed = present.iter().filter(|hold| !shows(sample, hold));
+            for hold in missed.filter(|hold| told.insert(hold.owner)) {
+                found.push(Violation::new(sample.told, unseen(sample, hold)));
+            }
+            for holder in &sample.holders {
+                let whose = (lock, holder.owner.as_str(), holder.mode);
+                if let Some(at) = gone.get(&whose)
+                    && *at < sample.asked
+                    && !may_be_back(history, *at, sample.asked)
+                    && told.insert(whose.1)
+                {
+                    let what = format!(
+                        "{lock}: {} ({:?}) holds it, and was told at {at} that it does not",
+                        holder.owner, holder.mode
+                    );
+                    found.push(Violation::new(sample.told, what));
+                }
+            }
+        }
+    }
+    found
+}
+
+fn shows(sample: &Sample, hold: &Hold<'_>) -> bool {
+    sample.holders.iter().any(|holder| {
+        let of_token = holder.token.is_none_or(|token| token == hold.token);
+        holder.owner == hold.owner
+            && holder.mode == hold.mode
+            && (of_token || hold.mode == Mode::Write)
+    })
+}
+
+fn unseen(sample: &Sample, hold: &Hold<'_>) -> String {
+    format!(
+        "{}: {} ({:?}, {}) holds it from {} to {}, but the server says {:?}",
+        hold.lock, hold.owner, hold.mode, hold.token, hold.told, hold.until, sample.holders
+    )
+}
+
+/// Who was told to have it no more, and nothing else since.
+fn gone(history: &History) -> BTreeMap<(&str, &str, Mode), Time> {
+    let mut gone = BTreeMap::new();
+    for (whose, series) in series(history) {
+        let Some(last) = series.last() else { continue };
+        let is_first = series.len() == 1;
+        let over = match (last.ask, &last.told) {
+            (Ask::Release, Some((at, Told::Left(0) | Told::Lost))) => Some(*at),
+            (Ask::Acquire { .. }, Some((at, Told::Refused | Told::Error))) if is_first => Some(*at),
+            _ => None,
+        };
+        let known = series.iter().all(|operation| operation.told.is_some());
+        gone.extend(
+            over.filter(|_| known && whose.1 != "?")
+                .map(|at| (whose, at)),
+        );
+    }
+    gone
+}
+
+/// A replica that is promoted may not have heard of a release.
+fn may_be_back(history: &History, gone: Time, seen: Time) -> bool {
+    let between = |fault: &Fault| fault.begin <= seen && fault.end >= gone;
+    history
+        .faults
+        .iter()
+        .any(|fault| fault.kind == "promote" && between(fault))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check;
+    use crate::checkers::says;
+
+    fn held_and_then(lines: &str) -> usize {
+        let history = format!(
+            "ask 1.1 10000 a k plain free acquire 1000 none
+             told 1.1 20000 held 1 7
+             {lines}"
+        );
+        says(check, &history).len()
+    }
+
+    #[test]
+    fn a_hold_that_the_server_denies_is_found() {
+        assert_eq!(held_and_then("info 30000 31000 k a/plain/7 -"), 0);
+        assert_eq!(held_and_then("info 30000 31000 k - -"), 1);
+        assert_eq!(held_and_then("info 30000 31000 k a/plain/8 -"), 1);
+        assert_eq!(held_and_then("info 2000000 2001000 k - -"), 0);
+    }
+
+    #[test]
+    fn a_hold_that_is_back_after_its_release_is_found() {
+        let release = "ask 1.2 30000 a k plain free release
+             told 1.2 40000 left 0\n";
+        let seen = "info 50000 51000 k a/plain/7 -\n";
+        assert_eq!(held_and_then(&format!("{release}{seen}")), 1);
+        let promoted = "fault 45000 46000 promote";
+        assert_eq!(held_and_then(&format!("{release}{seen}{promoted}")), 0);
+    }
+
+    #[test]
+    fn a_lock_that_was_refused_and_is_held_is_found() {
+        let history = "ask 1.1 10000 a k plain free acquire 1000 none
+             told 1.1 20000 refused
+             info 30000 31000 k a/plain/7 -";
+        assert_eq!(says(check, history).len(), 1);
+    }
+
+    #[test]
+    fn a_part_of_several_that_is_missing_is_found() {
+        let history = "ask 1.1 10000 a s0,s1 plain free acquire 1000 none
+             told 1.1 20000 held 1 7
+             info 30000 31000 s0 a/plain/7 -
+             info 30000 31000 s1 - -";
+        assert_eq!(says(check, history).len(), 1);
+    }
+}

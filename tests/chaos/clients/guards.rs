@@ -1,0 +1,169 @@
+//! An application with the client crate: tasks that share a client, take guards and look at them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rlock_client::{Client, Guard};
+use tokio::time::{sleep, timeout};
+
+use super::{Life, sure, told};
+use crate::history::now;
+use crate::random::Random;
+
+const TASKS: usize = 6;
+
+/// Of the locks that the watchdog renews.
+const LEASE: Duration = Duration::from_secs(1);
+
+pub(super) fn run(life: &Arc<Life>, random: &mut Random) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime.expect("a runtime").block_on(async {
+        let client = connect(life).await;
+        let tasks: Vec<_> = (0..TASKS)
+            .map(|_| {
+                let (life, client) = (Arc::clone(life), client.clone());
+                let random = random.split();
+                tokio::spawn(task(life, client, random))
+            })
+            .collect();
+        for task in tasks {
+            task.await.expect("a task of ours does not panic");
+        }
+        // The server may be gone for good.
+        let _ = timeout(LEASE, client.shutdown()).await;
+    });
+}
+
+async fn connect(life: &Life) -> Client {
+    let url = format!("redis://{}", life.address);
+    loop {
+        let builder = Client::builder()
+            .lease(LEASE)
+            .response_timeout(Duration::from_secs(1));
+        match builder.connect(&url).await {
+            Ok(client) => return client,
+            Err(_) => sleep(Duration::from_millis(30)).await,
+        }
+    }
+}
+
+async fn task(life: Arc<Life>, client: Client, mut random: Random) {
+    while life.goes_on() {
+        let names = [&life.locks[..3], &life.locks[5..]].concat();
+        let name = *random.pick(&names);
+        let lease = random
+            .percent(30)
+            .then(|| Duration::from_millis(random.within(300, 1500)));
+        if let Some(guard) = lock(&life, &client, &mut random, name, lease).await {
+            hold(&life, &client, &mut random, name, guard).await;
+        }
+        sleep(Duration::from_millis(random.within(1, 20))).await;
+    }
+}
+
+async fn lock(
+    life: &Life,
+    client: &Client,
+    random: &mut Random,
+    name: &str,
+    lease: Option<Duration>,
+) -> Option<Guard> {
+    let lock = client.lock(name);
+    let lock = match lease {
+        Some(lease) => lock.lease(lease),
+        None => lock,
+    };
+    let lease = lease.unwrap_or(LEASE).as_millis();
+    let id = life.ask(format!("? {name} plain session acquire {lease} guard"));
+    let patience = Duration::from_millis(random.within(1, 1500));
+    let result = match random.within(0, 4) {
+        0 => lock.try_lock().await,
+        // Dropped while it waits: nothing is told, and nothing may stay behind.
+        1 => timeout(patience, lock.lock()).await.ok()?,
+        _ => lock.lock_timeout(patience).await,
+    };
+    match result {
+        Ok(guard) => {
+            told(&id, format!("held 1 {} {}", guard.token(), guard.owner()));
+            Some(guard)
+        }
+        Err(error) => {
+            if error.is_not_acquired() {
+                told(&id, "refused");
+            }
+            None
+        }
+    }
+}
+
+/// Looks at the guard again and again, and gives the lock back in one way or another.
+async fn hold(life: &Life, client: &Client, random: &mut Random, name: &str, guard: Guard) {
+    let inner = if random.percent(20) {
+        enter_again(life, client, name, &guard).await
+    } else {
+        None
+    };
+    // A few stay for long, so that what happens to processes and networks happens to holders.
+    let looks = if random.percent(8) {
+        random.within(100, 400)
+    } else {
+        random.within(1, 8)
+    };
+    for _ in 0..looks {
+        if !is_sure(name, &guard) {
+            break;
+        }
+        if random.percent(3) {
+            // Renewed or not: what counts is what the guard says afterwards.
+            let _ = guard.renew().await;
+        }
+        sleep(Duration::from_millis(random.within(1, 10))).await;
+    }
+    let last = match inner {
+        Some(inner) => {
+            drop(guard);
+            is_sure(name, &inner);
+            inner
+        }
+        None => guard,
+    };
+    let id = life.ask(format!("{} {name} plain session release", last.owner()));
+    if random.percent(70) {
+        if last.unlock().await.is_ok() {
+            told(&id, "left 0");
+        }
+    } else {
+        drop(last);
+    }
+}
+
+/// The same owner's second guard. If the first was lost meanwhile, it is of a hold of its own.
+async fn enter_again(life: &Life, client: &Client, name: &str, guard: &Guard) -> Option<Guard> {
+    let lease = LEASE.as_millis();
+    let id = life.ask(format!(
+        "{} {name} plain session acquire {lease} guard",
+        guard.owner()
+    ));
+    let inner = client
+        .lock(name)
+        .owner(guard.owner())
+        .try_lock()
+        .await
+        .ok()?;
+    if inner.token() != guard.token() {
+        told(&id, format!("held 1 {}", inner.token()));
+    }
+    Some(inner)
+}
+
+/// Writes down that the guard said so, at a time before it did.
+fn is_sure(name: &str, guard: &Guard) -> bool {
+    let at = now();
+    let is_sure = !guard.is_lost();
+    if is_sure {
+        sure(at, name, guard.owner());
+    }
+    is_sure
+}

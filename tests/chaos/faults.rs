@@ -1,0 +1,410 @@
+//! What is done to the servers, the networks and the processes, one after the other.
+
+use std::thread;
+use std::time::Duration;
+
+use rlock_tests::{Conn, slot_of, until};
+use rustix::process::Signal;
+
+use crate::history::{Time, now};
+use crate::random::Random;
+use crate::world::World;
+
+/// What is there, and so what can be done to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Menu {
+    /// One server.
+    One,
+    /// One server whose wall clock is set by more than tokens start ahead of it, so it is not
+    /// restarted meanwhile.
+    Clock,
+    /// A primary and its replica, which change places.
+    Pair,
+    /// A cluster of two, in which the slot of all locks moves.
+    Cluster,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    KillClient,
+    StopClient,
+    KillServer,
+    StopServer,
+    KillConnections,
+    Unblock,
+    Delay,
+    CutToServer,
+    CutToClient,
+    Cut,
+    Sever,
+    HalfReply,
+    Sleep,
+    Pause,
+    Memory,
+    Break,
+    Delete,
+    Flush,
+    Clock,
+    Failover,
+    Promote,
+    MoveSlot,
+}
+
+use Kind::{
+    Break, Clock, Cut, CutToClient, CutToServer, Delay, Delete, Failover, Flush, HalfReply,
+    KillClient, KillConnections, KillServer, Memory, MoveSlot, Pause, Promote, Sever, Sleep,
+    StopClient, StopServer, Unblock,
+};
+
+const OF_ANY: [Kind; 17] = [
+    KillClient,
+    StopClient,
+    StopServer,
+    KillConnections,
+    Unblock,
+    Delay,
+    CutToServer,
+    CutToClient,
+    Cut,
+    Sever,
+    HalfReply,
+    Sleep,
+    Pause,
+    Memory,
+    Break,
+    Delete,
+    Flush,
+];
+
+impl Menu {
+    pub(crate) const ALL: [Self; 4] = [Self::One, Self::Pair, Self::Cluster, Self::Clock];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::One => "one server",
+            Self::Clock => "its clock is set",
+            Self::Pair => "with a replica",
+            Self::Cluster => "a cluster of two",
+        }
+    }
+
+    fn kinds(self) -> Vec<Kind> {
+        let special: &[Kind] = match self {
+            Self::One => &[KillServer; 3],
+            Self::Clock => &[Clock; 6],
+            Self::Pair => &[KillServer, Failover, Failover, Promote, Promote],
+            Self::Cluster => &[MoveSlot; 6],
+        };
+        [&OF_ANY, special].concat()
+    }
+
+    /// All faults of this menu in an order of their own, again and again.
+    pub(crate) fn schedule(self, random: &mut Random) -> impl Iterator<Item = Kind> + use<> {
+        let mut random = random.split();
+        let mut left = Vec::new();
+        std::iter::from_fn(move || {
+            if left.is_empty() {
+                left = self.kinds();
+            }
+            let index = random.within(0, left.len() as u64);
+            Some(left.swap_remove(usize::try_from(index).expect("an index")))
+        })
+    }
+}
+
+impl Kind {
+    /// As a history calls it.
+    fn word(self) -> &'static str {
+        match self {
+            KillClient => "kill-client",
+            StopClient => "stop-client",
+            KillServer => "kill-server",
+            StopServer => "stop-server",
+            KillConnections => "kill-connections",
+            Unblock => "unblock",
+            Delay => "delay",
+            CutToServer => "cut-to-server",
+            CutToClient => "cut-to-client",
+            Cut => "cut",
+            Sever => "sever",
+            HalfReply => "half-reply",
+            Sleep => "sleep",
+            Pause => "pause",
+            Memory => "memory",
+            Break => "break",
+            Delete => "del",
+            Flush => "flush",
+            Clock => "clock",
+            Failover => "failover",
+            Promote => "promote",
+            MoveSlot => "move-slot",
+        }
+    }
+
+    /// As a report calls it.
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            KillClient => "SIGKILL of a client process",
+            StopClient => "SIGSTOP of a client process",
+            KillServer => "SIGKILL of the primary, restart",
+            StopServer => "SIGSTOP of the primary",
+            KillConnections => "CLIENT KILL of all, several times",
+            Unblock => "CLIENT UNBLOCK of all, several times",
+            Delay => "network: slow",
+            CutToServer => "network: nothing reaches the server",
+            CutToClient => "network: nothing reaches the client",
+            Cut => "network: cut both ways",
+            Sever => "network: connections reset",
+            HalfReply => "network: reset within a reply",
+            Sleep => "DEBUG SLEEP",
+            Pause => "CLIENT PAUSE",
+            Memory => "maxmemory reached",
+            Break => "RLOCK.BREAK by an operator",
+            Delete => "DEL by an operator",
+            Flush => "FLUSHALL by an operator",
+            Clock => "wall clock set",
+            Failover => "FAILOVER",
+            Promote => "primary killed, replica promoted",
+            MoveSlot => "slot moved to another node",
+        }
+    }
+
+    /// Does it, heals it, and writes it down.
+    pub(crate) fn strike(self, world: &mut World, random: &mut Random) {
+        let begin = now();
+        let place = usize::try_from(random.within(0, world.places.len() as u64)).expect("an index");
+        let victim = world.places[place].process.name.clone();
+        let lock = (*random.pick(&world.locks)).to_owned();
+        let mut to = None;
+        match self {
+            KillClient | StopClient | Delay | CutToServer | CutToClient | Cut | Sever
+            | HalfReply => {
+                to = Some(victim);
+                self.strike_client(world, random, place);
+            }
+            Break | Delete => {
+                let command = if self == Break { "RLOCK.BREAK" } else { "DEL" };
+                world.operator().run(format!("{command} {lock}")).int();
+                to = Some(lock);
+            }
+            Clock => {
+                // Two steps, each of which ends leases or draws them out.
+                set_the_clock(world, random);
+                Self::rest(random, 800);
+                world.primary().step_clock(0);
+            }
+            Failover => fail_over(world),
+            Promote => promote(world),
+            MoveSlot => move_slot(world, random),
+            _ => self.strike_server(world, random),
+        }
+        self.note(world, begin, to.as_deref());
+    }
+
+    fn note(self, world: &World, begin: Time, to: Option<&str>) {
+        let to = to.map(|to| format!(" {to}")).unwrap_or_default();
+        world.note(format!("fault {begin} {} {}{to}", now(), self.word()));
+    }
+
+    fn rest(random: &mut Random, up_to_ms: u64) {
+        thread::sleep(Duration::from_millis(random.within(30, up_to_ms)));
+    }
+
+    fn strike_client(self, world: &mut World, random: &mut Random, place: usize) {
+        if self == KillClient {
+            return world.replace_process(place);
+        }
+        let place = &world.places[place];
+        match self {
+            StopClient => place.process.signal(Signal::STOP),
+            Delay => place
+                .proxy
+                .delay(Duration::from_millis(random.within(2, 80))),
+            CutToServer => place.proxy.cut_to_server(),
+            CutToClient => place.proxy.cut_to_client(),
+            Cut => {
+                place.proxy.cut_to_server();
+                place.proxy.cut_to_client();
+            }
+            Sever => return place.proxy.sever(),
+            _ => place.proxy.break_off_the_next_reply(),
+        }
+        // Shorter and longer than a grace, a lease, and what clients wait for a reply.
+        Self::rest(random, 2500);
+        match self {
+            StopClient => place.process.signal(Signal::CONT),
+            _ => place.proxy.heal(),
+        }
+    }
+
+    fn strike_server(self, world: &mut World, random: &mut Random) {
+        let mut operator = world.operator();
+        match self {
+            KillServer => {
+                world.servers[0].kill();
+                world.servers[0].restart();
+                world.await_replica();
+            }
+            StopServer => {
+                world.primary().freeze();
+                Self::rest(random, 1500);
+                world.primary().thaw();
+            }
+            KillConnections => several(random, || {
+                operator.run("CLIENT KILL TYPE normal SKIPME yes").int();
+            }),
+            Unblock => several(random, || unblock_all(&mut operator)),
+            Sleep => {
+                let seconds = random.within(10, 1200);
+                operator.run(format!(
+                    "DEBUG SLEEP {}.{:03}",
+                    seconds / 1000,
+                    seconds % 1000
+                ));
+            }
+            Pause => {
+                let all = *random.pick(&["ALL", "WRITE"]);
+                operator.run(format!("CLIENT PAUSE 10000 {all}"));
+                Self::rest(random, 800);
+                operator.run("CLIENT UNPAUSE");
+            }
+            Memory => {
+                operator.run("CONFIG SET maxmemory 1");
+                Self::rest(random, 600);
+                operator.run("CONFIG SET maxmemory 0");
+            }
+            _ => {
+                operator.run("FLUSHALL");
+            }
+        }
+    }
+}
+
+fn several(random: &mut Random, mut strike: impl FnMut()) {
+    for _ in 0..random.within(1, 8) {
+        strike();
+        thread::sleep(Duration::from_millis(random.within(0, 60)));
+    }
+}
+
+fn unblock_all(operator: &mut Conn) {
+    let clients = operator.run("CLIENT LIST").text();
+    let blocked = clients.lines().filter(|line| {
+        let flags = line.split(' ').find_map(|word| word.strip_prefix("flags="));
+        flags.is_some_and(|flags| flags.contains('b'))
+    });
+    let ids: Vec<_> = blocked
+        .filter_map(|line| line.strip_prefix("id=")?.split(' ').next())
+        .map(str::to_owned)
+        .collect();
+    for (index, id) in ids.iter().enumerate() {
+        let how = ["", "TIMEOUT", "ERROR"][index % 3];
+        operator.run(format!("CLIENT UNBLOCK {id} {how}")).int();
+    }
+}
+
+/// By a second or by a day, forwards or back.
+fn set_the_clock(world: &World, random: &mut Random) {
+    let seconds = *random.pick(&[-86_400, -3600, -5, -1, 1, 5, 3600, 86_400]);
+    world.primary().step_clock(seconds);
+}
+
+/// In good order: nothing may be lost.
+fn fail_over(world: &mut World) {
+    world.watch.look_at(None);
+    let to = world.servers[1].port();
+    assert_eq!(
+        world
+            .operator()
+            .run(format!("FAILOVER TO 127.0.0.1 {to} TIMEOUT 10000")),
+        "OK"
+    );
+    until("the replica is the primary", || {
+        let role = |server: &rlock_tests::Server| server.info("role").unwrap_or_default();
+        let steady = world.primary().info("master_failover_state");
+        role(&world.servers[1]) == "master"
+            && role(&world.servers[0]) == "slave"
+            && steady.is_some_and(|state| state == "no-failover")
+    });
+    world.change_over();
+    world.await_replica();
+}
+
+/// In no order: what the replica has not heard of is lost.
+fn promote(world: &mut World) {
+    world.watch.look_at(None);
+    world.servers[0].kill();
+    assert_eq!(world.servers[1].run("REPLICAOF NO ONE"), "OK");
+    world.change_over();
+    world.servers[1].restart();
+    let primary = world.primary().port();
+    assert_eq!(
+        world.servers[1].run(format!("REPLICAOF 127.0.0.1 {primary}")),
+        "OK"
+    );
+    world.await_replica();
+}
+
+/// Key by key, as a resharding does; the clients are told of the new node at the end.
+fn move_slot(world: &mut World, random: &mut Random) {
+    world.watch.look_at(None);
+    let [from, to] = &world.servers[..] else {
+        panic!("two nodes")
+    };
+    let slot = slot_of(from, world.locks[0]);
+    let [from_id, to_id] = [from, to].map(|node| node.run("CLUSTER MYID").text());
+    assert_eq!(
+        to.run(format!("CLUSTER SETSLOT {slot} IMPORTING {from_id}")),
+        "OK"
+    );
+    assert_eq!(
+        from.run(format!("CLUSTER SETSLOT {slot} MIGRATING {to_id}")),
+        "OK"
+    );
+    let port = to.port().to_string();
+    loop {
+        let keys = from.run(format!("CLUSTER GETKEYSINSLOT {slot} 3")).texts();
+        if keys.is_empty() {
+            break;
+        }
+        let mut migrate = ["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"].to_vec();
+        migrate.extend(keys.iter().map(String::as_str));
+        let moved = from.connect().cmd(&migrate);
+        assert!(!moved.is_error(), "{moved:?}");
+        Kind::rest(random, 100);
+    }
+    for node in [to, from] {
+        assert_eq!(
+            node.run(format!("CLUSTER SETSLOT {slot} NODE {to_id}")),
+            "OK"
+        );
+    }
+    world.change_over();
+}
+
+impl World {
+    /// Whoever is promoted next has first caught up.
+    fn await_replica(&self) {
+        if let Some(replica) = self.servers.get(1) {
+            until("the replica is connected", || {
+                replica
+                    .info("master_link_status")
+                    .is_some_and(|status| status == "up")
+            });
+        }
+    }
+}
+
+#[test]
+fn a_seed_repeats_its_faults_and_every_fault_has_its_turn() {
+    for menu in Menu::ALL {
+        let all = menu.kinds();
+        let schedule = |seed| menu.schedule(&mut Random::new(seed)).take(all.len());
+        assert!(schedule(7).eq(schedule(7)));
+        assert!(!schedule(7).eq(schedule(8)));
+        assert!(
+            all.iter()
+                .all(|kind| schedule(7).any(|struck| struck == *kind))
+        );
+    }
+}

@@ -1,0 +1,311 @@
+//! What was asked, what was told, and when: one text line each, so that a process which is killed
+//! leaves behind what it had said, and a history can be read by people.
+//!
+//! ```text
+//! ask     ID TIME OWNER LOCK,… MODE TIE acquire LEASE-MS none|block|queue|guard
+//! ask     ID TIME OWNER LOCK,… MODE TIE renew LEASE-MS
+//! ask     ID TIME OWNER LOCK,… MODE TIE release
+//! queued  ID TIME                              in line, and told so
+//! told    ID TIME held COUNT TOKEN [OWNER]     nothing told: nobody knows
+//! told    ID TIME refused | left N | renewed N | lost | error CODE
+//! sure    TIME LOCK OWNER                      a guard says that it holds
+//! closed  TIME PROCESS                         it closes the connection its sessions live by
+//! died    TIME PROCESS
+//! fault   BEGIN END KIND [LOCK or PROCESS]
+//! info    ASKED TOLD LOCK HOLDER,… WAITER,…    as OWNER/MODE/TOKEN and OWNER/MODE; none: -
+//! ```
+//!
+//! IDs are `PROCESS.NUMBER`. MODE is `plain`, `read` or `write`; TIE is `free`, or `session` for a
+//! hold that ends with a connection. Times are microseconds of the clock that all processes share.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Microseconds on a clock that nobody sets.
+pub(crate) type Time = u64;
+
+pub(crate) const MS: Time = 1000;
+
+pub(crate) fn now() -> Time {
+    let now = clock_gettime(ClockId::Monotonic);
+    let now = Duration::try_from(now).expect("a clock that counts up");
+    u64::try_from(now.as_micros()).expect("the clock's range")
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Mode {
+    Plain,
+    Read,
+    Write,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ask {
+    Acquire { lease: Time, wait: Wait },
+    Renew { lease: Time },
+    Release,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    None,
+    Block,
+    Queue,
+    /// However the client crate waits: it may have to line up anew.
+    Guard,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Told {
+    Held {
+        count: u32,
+        token: u64,
+    },
+    Refused,
+    Left(u32),
+    Renewed(u32),
+    Lost,
+    /// Refused in words: nothing was done.
+    Error,
+}
+
+/// One command, or one call of the client crate.
+#[derive(Debug, Clone)]
+pub(crate) struct Operation {
+    pub(crate) process: String,
+    pub(crate) owner: String,
+    pub(crate) locks: Vec<String>,
+    pub(crate) mode: Mode,
+    pub(crate) of_session: bool,
+    pub(crate) ask: Ask,
+    pub(crate) asked: Time,
+    /// When it was told that it is in line.
+    pub(crate) queued: Option<Time>,
+    /// `None`: it may or may not have been done.
+    pub(crate) told: Option<(Time, Told)>,
+}
+
+/// A guard that says "held".
+#[derive(Debug, Clone)]
+pub(crate) struct Belief {
+    pub(crate) at: Time,
+    pub(crate) lock: String,
+    pub(crate) owner: String,
+}
+
+/// What `RLOCK.INFO` said.
+#[derive(Debug, Clone)]
+pub(crate) struct Sample {
+    pub(crate) asked: Time,
+    pub(crate) told: Time,
+    pub(crate) lock: String,
+    pub(crate) holders: Vec<Holder>,
+    /// Owner and mode of those in line.
+    pub(crate) queue: Vec<(String, Mode)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub(crate) owner: String,
+    pub(crate) mode: Mode,
+    pub(crate) token: Option<u64>,
+}
+
+/// Something that was done to the servers, the network or a process, from `begin` until it was
+/// healed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) begin: Time,
+    pub(crate) end: Time,
+    pub(crate) kind: String,
+    /// The lock or the process it was done to; none: all.
+    pub(crate) to: Option<String>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    pub(crate) operations: Vec<Operation>,
+    pub(crate) beliefs: Vec<Belief>,
+    pub(crate) samples: Vec<Sample>,
+    pub(crate) faults: Vec<Fault>,
+    /// When a process closed the connection of its sessions.
+    pub(crate) closed: Vec<(Time, String)>,
+    pub(crate) died: Vec<(Time, String)>,
+}
+
+impl History {
+    /// Reads the lines, in whatever order processes wrote them, as long as each one's own is kept.
+    pub(crate) fn parse(text: &str) -> Self {
+        let mut history = Self::default();
+        let mut open = HashMap::new();
+        for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            let understood = history.line(line, &mut open);
+            assert!(understood.is_some(), "no line of a history: {line:?}");
+        }
+        history
+    }
+
+    fn line(&mut self, line: &str, open: &mut HashMap<String, usize>) -> Option<()> {
+        let (kind, rest) = line.split_once(' ')?;
+        let mut words = rest.split(' ');
+        match kind {
+            "ask" => {
+                let id = words.next()?;
+                open.insert(id.to_owned(), self.operations.len());
+                let process = id.split_once('.')?.0;
+                self.operations.push(operation(process, &mut words)?);
+            }
+            "queued" => {
+                let index = *open.get(words.next()?)?;
+                self.operations[index].queued = Some(words.next()?.parse().ok()?);
+            }
+            "told" => {
+                let index = *open.get(words.next()?)?;
+                let at = words.next()?.parse().ok()?;
+                let operation = &mut self.operations[index];
+                operation.told = Some((at, told(&mut words)?));
+                // Only the answer says which owner the client chose.
+                if let Some(owner) = words.next().filter(|_| operation.owner == "?") {
+                    owner.clone_into(&mut operation.owner);
+                }
+            }
+            "sure" => self.beliefs.push(Belief {
+                at: words.next()?.parse().ok()?,
+                lock: words.next()?.to_owned(),
+                owner: words.next()?.to_owned(),
+            }),
+            "closed" | "died" => {
+                let entry = (words.next()?.parse().ok()?, words.next()?.to_owned());
+                let list = if kind == "died" {
+                    &mut self.died
+                } else {
+                    &mut self.closed
+                };
+                list.push(entry);
+            }
+            "fault" => self.faults.push(Fault {
+                begin: words.next()?.parse().ok()?,
+                end: words.next()?.parse().ok()?,
+                kind: words.next()?.to_owned(),
+                to: words.next().map(str::to_owned),
+            }),
+            "info" => self.samples.push(Sample {
+                asked: words.next()?.parse().ok()?,
+                told: words.next()?.parse().ok()?,
+                lock: words.next()?.to_owned(),
+                holders: list(words.next()?).map(holder).collect::<Option<_>>()?,
+                queue: list(words.next()?)
+                    .map(|waiter| {
+                        let (owner, mode) = waiter.split_once('/')?;
+                        Some((owner.to_owned(), self::mode(mode)?))
+                    })
+                    .collect::<Option<_>>()?,
+            }),
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+type Words<'a, 'b> = &'a mut std::str::Split<'b, char>;
+
+fn operation(process: &str, words: Words<'_, '_>) -> Option<Operation> {
+    let asked = words.next()?.parse().ok()?;
+    let owner = words.next()?.to_owned();
+    let locks = words.next()?.split(',').map(str::to_owned).collect();
+    let mode = mode(words.next()?)?;
+    let of_session = words.next()? == "session";
+    let ask = match words.next()? {
+        "acquire" => Ask::Acquire {
+            lease: words.next()?.parse::<Time>().ok()? * MS,
+            wait: match words.next()? {
+                "none" => Wait::None,
+                "block" => Wait::Block,
+                "queue" => Wait::Queue,
+                "guard" => Wait::Guard,
+                _ => return None,
+            },
+        },
+        "renew" => Ask::Renew {
+            lease: words.next()?.parse::<Time>().ok()? * MS,
+        },
+        "release" => Ask::Release,
+        _ => return None,
+    };
+    Some(Operation {
+        process: process.to_owned(),
+        owner,
+        locks,
+        mode,
+        of_session,
+        ask,
+        asked,
+        queued: None,
+        told: None,
+    })
+}
+
+fn told(words: Words<'_, '_>) -> Option<Told> {
+    Some(match words.next()? {
+        "held" => Told::Held {
+            count: words.next()?.parse().ok()?,
+            token: words.next()?.parse().ok()?,
+        },
+        "refused" => Told::Refused,
+        "left" => Told::Left(words.next()?.parse().ok()?),
+        "renewed" => Told::Renewed(words.next()?.parse().ok()?),
+        "lost" => Told::Lost,
+        "error" => Told::Error,
+        _ => return None,
+    })
+}
+
+fn mode(word: &str) -> Option<Mode> {
+    Some(match word {
+        "plain" => Mode::Plain,
+        "read" => Mode::Read,
+        "write" => Mode::Write,
+        _ => return None,
+    })
+}
+
+fn holder(text: &str) -> Option<Holder> {
+    let mut parts = text.split('/');
+    Some(Holder {
+        owner: parts.next()?.to_owned(),
+        mode: mode(parts.next()?)?,
+        token: parts.next()?.parse().ok(),
+    })
+}
+
+fn list(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').filter(|item| *item != "-")
+}
+
+#[test]
+fn what_was_asked_finds_what_was_told() {
+    let history = History::parse(
+        "ask 1.1 100 a p0 plain free acquire 1000 block
+         ask 1.2 150 ? p0 plain session acquire 1000 guard
+         told 1.1 200 held 1 7
+         queued 1.2 210
+         told 1.2 900 held 1 8 uuid:1
+         info 300 310 p0 a/plain/7 b/plain,c/plain
+         info 300 310 p1 - -
+         fault 400 500 break p0",
+    );
+    let [first, second] = &history.operations[..] else {
+        panic!("{:?}", history.operations)
+    };
+    assert_eq!(first.told, Some((200, Told::Held { count: 1, token: 7 })));
+    assert_eq!(
+        (second.owner.as_str(), second.queued),
+        ("uuid:1", Some(210))
+    );
+    assert_eq!(history.samples[0].queue.len(), 2);
+    assert_eq!(history.samples[0].holders[0].token, Some(7));
+    assert!(history.samples[1].holders.is_empty() && history.samples[1].queue.is_empty());
+    assert_eq!(history.faults[0].to.as_deref(), Some("p0"));
+}

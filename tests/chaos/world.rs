@@ -1,0 +1,217 @@
+//! One storm's servers, networks and processes, and the record of all that they say.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rlock_tests::{Builder, Cluster, Conn, Pair, Proxy, Server, until};
+
+use crate::clients::{LOCKS, LOCKS_OF_A_SLOT, LONGEST_LEASE, Locks, Process, Role};
+use crate::faults::Menu;
+use crate::history::now;
+use crate::random::Random;
+use crate::watch::Watch;
+
+/// A process that clients run in, and the network between it and the server.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) process: Process,
+    pub(crate) proxy: Proxy,
+}
+
+/// Everything there is in one storm.
+#[derive(Debug)]
+pub(crate) struct World {
+    /// The first one decides.
+    pub(crate) servers: Vec<Server>,
+    pub(crate) places: Vec<Place>,
+    pub(crate) locks: Locks,
+    pub(crate) watch: Watch,
+    record: Arc<Mutex<Vec<String>>>,
+    seeds: Random,
+    started: usize,
+}
+
+const ROLES: [Role; 4] = [Role::Plain, Role::Sessions, Role::Guards, Role::Plain];
+
+impl World {
+    pub(crate) fn start(menu: Menu, random: &mut Random) -> Self {
+        let servers = match menu {
+            Menu::Pair => {
+                let Pair { primary, replica } = Pair::of(server(), server());
+                vec![primary, replica]
+            }
+            Menu::One | Menu::Clock => vec![server().start()],
+            Menu::Cluster => {
+                // The nodes have one clock. Without a start ahead of it, their tokens have one
+                // order.
+                let node = server().config("rlock.fence-guard-ms 0");
+                let Cluster { first, second } = Cluster::of(&node);
+                vec![first, second]
+            }
+        };
+        let locks = if menu == Menu::Cluster {
+            LOCKS_OF_A_SLOT
+        } else {
+            LOCKS
+        };
+        let record = Arc::default();
+        let mut world = Self {
+            places: Vec::new(),
+            watch: Watch::start(servers[0].address(), locks, &record),
+            servers,
+            locks,
+            record,
+            seeds: random.split(),
+            started: 0,
+        };
+        for role in ROLES {
+            let proxy = Proxy::to(world.primary().address());
+            let process = world.start_process(role, proxy.address());
+            world.places.push(Place { process, proxy });
+        }
+        until("every process has begun", || {
+            let said = world.lines().len();
+            said > 50 * world.places.len()
+        });
+        world
+    }
+
+    pub(crate) fn primary(&self) -> &Server {
+        &self.servers[0]
+    }
+
+    /// A connection for an operator.
+    pub(crate) fn operator(&self) -> Conn {
+        self.primary().connect()
+    }
+
+    /// The other server is the one that decides.
+    pub(crate) fn change_over(&mut self) {
+        self.servers.swap(0, 1);
+        let address = self.primary().address();
+        self.places
+            .iter()
+            .for_each(|place| place.proxy.redirect(address));
+        self.watch.look_at(Some(address));
+    }
+
+    /// Kills a process, and starts another in its place.
+    pub(crate) fn replace_process(&mut self, index: usize) {
+        let process = &mut self.places[index].process;
+        let died = format!("died {} {}", now(), process.name);
+        process.kill();
+        let (role, address) = (process.role, self.places[index].proxy.address());
+        self.note(died);
+        self.places[index].process = self.start_process(role, address);
+    }
+
+    fn start_process(&mut self, role: Role, address: SocketAddr) -> Process {
+        self.started += 1;
+        let seed = self.seeds.next();
+        Process::start(
+            self.started.to_string(),
+            role,
+            address,
+            seed,
+            self.locks,
+            &self.record,
+        )
+    }
+
+    pub(crate) fn note(&self, line: String) {
+        self.record.lock().expect("a list").push(line);
+    }
+
+    fn lines(&self) -> Vec<String> {
+        self.record.lock().expect("a list").clone()
+    }
+
+    /// Ends everything in good order: what was recorded, and what was left behind.
+    pub(crate) fn end(mut self) -> (Vec<String>, Vec<String>) {
+        let mut left = self.no_progress();
+        for place in &mut self.places {
+            place.process.tell_to_stop();
+        }
+        let deadline = Instant::now() + Duration::from_secs(12);
+        for place in &mut self.places {
+            while !place.process.has_ended() && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(5));
+            }
+            if !place.process.has_ended() {
+                let Process { name, role, .. } = &place.process;
+                left.push(format!(
+                    "process {name} ({}) does not come to an end",
+                    role.word()
+                ));
+            }
+            place.process.kill();
+        }
+        for place in &self.places {
+            self.note(format!("died {} {}", now(), place.process.name));
+        }
+        let mut operator = self.operator();
+        let deadline = Instant::now() + LONGEST_LEASE + Duration::from_secs(8);
+        let mut rest = remains(&mut operator);
+        while !rest.is_empty() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(10));
+            rest = remains(&mut operator);
+        }
+        left.extend(rest);
+        self.watch.end();
+        (self.lines(), left)
+    }
+
+    /// With everything healed, each process must be granted something soon.
+    fn no_progress(&self) -> Vec<String> {
+        let from = self.lines().len();
+        let deadline = Instant::now() + LONGEST_LEASE + Duration::from_secs(6);
+        let waits_still = |place: &&Place| {
+            let of_process = format!("told {}.", place.process.name);
+            let lines = &self.lines()[from..];
+            let is_grant = |line: &String| line.starts_with(&of_process) && line.contains(" held ");
+            !lines.iter().any(is_grant)
+        };
+        while Instant::now() < deadline {
+            if !self.places.iter().any(|place| waits_still(&place)) {
+                return Vec::new();
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        let without = self.places.iter().filter(waits_still);
+        without
+            .map(|place| format!("process {} is granted nothing any more", place.process.name))
+            .collect()
+    }
+}
+
+/// Whatever is acknowledged is on disk.
+fn server() -> Builder {
+    Server::builder()
+        .settable_clock()
+        .config("appendonly yes")
+        .config("appendfsync always")
+        .config("repl-backlog-size 64mb")
+        // A node that has given its last slot away stays what it is.
+        .config("cluster-allow-replica-migration no")
+}
+
+/// What a server still knows of clients that are gone.
+fn remains(operator: &mut Conn) -> Vec<String> {
+    let mut remains = Vec::new();
+    let keys = operator.run("KEYS *").texts();
+    if !keys.is_empty() {
+        remains.push(format!("keys are left when everybody is gone: {keys:?}"));
+    }
+    let info = operator.run("INFO rlock").text();
+    for field in ["waiters", "locks_waited_for", "sessions", "session_holds"] {
+        let field = format!("rlock_{field}:");
+        let value = info.lines().find_map(|line| line.strip_prefix(&field));
+        let value = value.expect("a field of INFO");
+        if value != "0" {
+            remains.push(format!("{field}{value} when everybody is gone"));
+        }
+    }
+    remains
+}
