@@ -17,7 +17,7 @@
     reason = "a test tells its story in one piece, and calls alice's connection a"
 )]
 
-// In the order in which to read them.
+// In the order in which to read them, by and large.
 mod commands; // every reply and every error
 mod declared; // COMMAND INFO, DOCS and GETKEYS, permissions, options, metrics
 mod storage; // the hash of a lock, and hashes of others
