@@ -35,6 +35,7 @@ mod metrics;
 mod mode;
 pub mod names;
 mod parse;
+mod plain;
 mod read_write;
 pub mod request;
 mod session;
