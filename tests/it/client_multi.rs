@@ -243,22 +243,23 @@ async fn a_renewal_that_misses_one_of_them_says_lost() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_watchdog_renews_all_in_one_command_and_stops_with_the_guard() {
     let server = Server::start();
-    let lease = 600 * MS;
+    // Long enough for a busy machine to renew it in time.
+    let lease = 1_500 * MS;
     let client = connect(Client::builder().lease(lease), &server).await;
     let names: Vec<_> = (0..20).map(|i| format!("k{i}")).collect();
     let guard = client.multi(names).lock().await.unwrap();
     let plain = client.lock("plain").lock().await.unwrap();
     let started = Instant::now();
-    while started.elapsed() < 4 * lease {
+    while started.elapsed() < 3 * lease {
         assert!(!guard.is_lost() && !plain.is_lost());
         assert_eq!(server.run("DBSIZE"), 21);
         sleep(10 * MS).await;
     }
     let renewals = calls(&server, "mrenew");
-    assert!((4..40).contains(&renewals), "{renewals}");
+    assert!((4..30).contains(&renewals), "{renewals}");
     guard.unlock().await.unwrap();
     let renewals = calls(&server, "mrenew");
-    sleep(2 * lease).await; // six rounds, had it gone on
+    sleep(lease).await; // three rounds, had it gone on
     assert_eq!(calls(&server, "mrenew"), renewals);
     assert!(!plain.is_lost());
 }
