@@ -448,7 +448,8 @@ async fn a_reader_that_gives_back_one_of_two_guards_keeps_what_the_other_was_pro
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_watchdog_keeps_short_leases_of_both_modes_alive() {
     let server = Server::start();
-    let lease = 600 * MS;
+    // Long enough for a busy machine to renew it in time.
+    let lease = 1_500 * MS;
     let client = connect(Client::builder().lease(lease), &server).await;
     let readers = [
         client.rw_lock("k").read().await.unwrap(),
@@ -456,12 +457,12 @@ async fn the_watchdog_keeps_short_leases_of_both_modes_alive() {
     ];
     let writer = client.rw_lock("other").write().await.unwrap();
     let started = Instant::now();
-    while started.elapsed() < 4 * lease {
+    while started.elapsed() < 3 * lease {
         assert!(!writer.is_lost() && readers.iter().all(|reader| !reader.is_lost()));
         assert_eq!(holders(&server).len(), 2);
         sleep(10 * MS).await;
     }
-    assert!(calls(&server, "renew") >= 12);
+    assert!(calls(&server, "renew") >= 9);
     drop((readers, writer));
     client.shutdown().await;
     assert_nothing_left(&server);
