@@ -38,13 +38,16 @@ pub(crate) fn start_tokens() {
 
 /// The server's timers follow the wall clock, and so do leases: after it was set back timers come
 /// late by as much, and after it was set forwards leases are over sooner than timers say. Then all
-/// is looked at, and the timer set anew.
+/// is looked at, and the timer set anew. So it is when the timer is overdue by our own clock: it was
+/// armed while the other was wrong, and that is right again since before this tick.
 fn tick(ctx: Ctx<'_>) {
     let now = clock::now();
     let ahead_ms = wall_ahead_ms(now);
     let was_set = state::with(|state| {
         let before = state.wall_ahead_ms.replace(ahead_ms);
         let was_set = before.is_some_and(|before| before.abs_diff(ahead_ms) > STEP_MS);
+        let is_overdue = |(_, due): (_, i64)| now.mono_ms.saturating_sub(due) > OVERDUE_MS;
+        let was_set = was_set || state.timer.is_some_and(is_overdue);
         if was_set {
             state.locks.all_touched(None);
         }
@@ -62,6 +65,9 @@ fn wall_ahead_ms(now: Now) -> i64 {
 
 /// A clock that is set by less than this makes nothing late that matters.
 const STEP_MS: u64 = 20;
+
+/// A server that is busy runs its timers late, too, but not by this much.
+const OVERDUE_MS: i64 = 200;
 
 struct Changes;
 

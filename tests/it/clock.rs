@@ -58,3 +58,17 @@ fn tokens_grow_whatever_the_clock_does() {
         last = token;
     }
 }
+
+#[test]
+fn a_wait_begun_while_the_clock_was_wrong_ends_in_time() {
+    // The server looks after itself once a second only: it never sees the wrong time.
+    let builder = Server::builder().settable_clock();
+    let server = builder.config("hz 1").config("dynamic-hz no").start();
+    let mut conn = server.connect();
+    conn.run("RLOCK.ACQUIRE k alice 100000000").held();
+    let _first = server.wait_in_line("k", "first");
+    server.step_clock(AN_HOUR);
+    let mut waiting = server.blocked_in("RLOCK.ACQUIRE k bob 30000 BLOCK 500");
+    server.step_clock(0);
+    waiting.read_within(Duration::from_secs(10)).refused();
+}
