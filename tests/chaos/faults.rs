@@ -190,7 +190,8 @@ impl Kind {
             Clock => {
                 // Two steps, each of which ends leases or draws them out.
                 set_the_clock(world, random);
-                Self::rest(random, 800);
+                // The module compares the clocks ten times a second.
+                thread::sleep(Duration::from_millis(random.within(250, 1000)));
                 world.primary().step_clock(0);
             }
             Failover => fail_over(world),
@@ -264,9 +265,10 @@ impl Kind {
             }
             Pause => {
                 let all = *random.pick(&["ALL", "WRITE"]);
-                operator.run(format!("CLIENT PAUSE 10000 {all}"));
-                Self::rest(random, 800);
-                operator.run("CLIENT UNPAUSE");
+                let ms = random.within(30, 800);
+                operator.run(format!("CLIENT PAUSE {ms} {all}"));
+                // A write, so that the answer comes when the pause is over.
+                operator.run("DEL no-lock").int();
             }
             Memory => {
                 operator.run("CONFIG SET maxmemory 1");

@@ -76,7 +76,8 @@ fn ends(history: &History) -> BTreeMap<&str, End<'_>> {
         }
     }
     for end in ends.values_mut() {
-        if let Some(at) = died.get(end.process) {
+        // Whoever had given back before is not heard of until then.
+        if let Some(at) = died.get(end.process).filter(|_| !end.is_over) {
             end.is_over = true;
             end.last = end.last.max(*at);
         }
@@ -118,6 +119,8 @@ mod tests {
         assert_eq!(seen_at(60_000, ""), 0, "its guard may live");
         assert_eq!(seen_at(60_000, "ask 1.2 500 a k plain session release"), 1);
         assert_eq!(seen_at(60_000, "died 500 1"), 1);
+        let released_and_died_later = "ask 1.2 500 a k plain session release\ndied 70000000 1";
+        assert_eq!(seen_at(60_000, released_and_died_later), 1);
         assert_eq!(seen_at(1_000, "died 500 1"), 0);
     }
 

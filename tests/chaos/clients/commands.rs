@@ -45,9 +45,6 @@ impl Use {
             0..45 => (vec![*random.pick(&life.locks[..3])], ""),
             45..60 => (vec![*random.pick(&life.locks[3..5])], "READ"),
             60..70 => (vec![*random.pick(&life.locks[3..5])], "WRITE"),
-            // Redis 7 and Valkey 8 do not route the commands for several locks, so nodes that do
-            // not have a lock would give it away.
-            _ if life.locks == LOCKS_OF_A_SLOT => (vec![*random.pick(&life.locks[5..])], ""),
             _ => {
                 let mut several = life.locks[5..].to_vec();
                 for _ in 0..random.within(0, 3) {
