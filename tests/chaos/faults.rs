@@ -268,7 +268,9 @@ impl Kind {
                 let ms = random.within(30, 800);
                 operator.run(format!("CLIENT PAUSE {ms} {all}"));
                 // A write, so that the answer comes when the pause is over.
-                operator.run("DEL no-lock").int();
+                operator
+                    .run(format!("DEL {}-no-lock", world.locks[0]))
+                    .int();
             }
             Memory => {
                 operator.run("CONFIG SET maxmemory 1");
