@@ -38,8 +38,8 @@ pub(crate) fn start_tokens() {
 
 /// The server's timers follow the wall clock, and so do leases: after it was set back timers come
 /// late by as much, and after it was set forwards leases are over sooner than timers say. Then all
-/// is looked at, and the timer set anew. So it is when the timer is overdue by our own clock: it was
-/// armed while the other was wrong, and that is right again since before this tick.
+/// is looked at, and the timer set anew. So it is when the timer is overdue by our own clock: it
+/// was armed while the other was wrong, and that is right again since before this tick.
 fn tick(ctx: Ctx<'_>) {
     let now = clock::now();
     let ahead_ms = wall_ahead_ms(now);
