@@ -9,9 +9,15 @@
 //! 3. call the method of [`Locks`] that is named like the command, with the time as [`Now`],
 //! 4. carry out the [`Effect`]s in their order, then give the answer.
 //!
+//! One decision sees one lock, through one owner's eyes. Where it allows more than that, the driver
+//! goes on in the same command with [`Locks::next_due`], which names what is to be read next: the
+//! lock for the next in line ([`Locks::settle`]), or all the locks of a wait for several
+//! ([`Locks::settle_joint`]). Nobody else may come between.
+//!
 //! What the core remembers between calls is what the keyspace does not hold: the lines of waiters,
-//! their deadlines, the last token minted and the counters. Everything else is read anew each time,
-//! because anybody may write to the keyspace.
+//! their deadlines, sessions and what belongs to them, the tokens of writers, the last token minted
+//! and the counters. Everything else is read anew each time, because anybody may write to the
+//! keyspace.
 //!
 //! What happens without a command arrives in three ways. When a key changed under its waiters or
 //! under a session's hold, the driver calls [`Locks::touched`]; when a connection is gone,
