@@ -11,8 +11,8 @@ use crate::history::{Ask, History, MS, Mode, Sample, Time};
 
 const BOUND: Time = 50 * MS;
 
-/// Leases that end because the clock was set forwards are noticed when all locks that somebody
-/// waits for are looked at, every second.
+/// That the clock was set is noticed at the server's next tick, a tenth of a second apart; if that
+/// were missed, when all locks that somebody waits for are looked at, every second.
 const CLOCK_NOTICED: Time = 1_100 * MS;
 
 pub(super) fn check(history: &History) -> Vec<Violation> {
