@@ -65,6 +65,7 @@ impl Request {
         let lease = claim.lease();
         let (subject, once) = (target.subject(), claim.is_alone());
         let acquire = command::acquire(subject, lease.length, queue, session, once);
+        let acquire = acquire.under(Some(&attachment));
         Asked {
             attachment,
             lease,

@@ -152,7 +152,7 @@ impl Client {
 
     pub(crate) async fn open(url: &str, options: &ClientBuilder) -> Result<Self, Error> {
         let runtime = Handle::current();
-        let connector = Connector::new(url, options.reply_within())?;
+        let connector = Connector::new(options.place(url)?, options.reply_within());
         let connection = connector.for_commands().await?;
         let driver = Driver::start(&runtime, connector.clone(), connection);
         let id = Uuid::new_v4().to_string();

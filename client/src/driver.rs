@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::command::{Command, Reader};
-use crate::connection::{CommandConnection, Connector};
+use crate::connection::{CommandConnection, Connector, ServerId};
 use crate::error::Error;
 use crate::locked;
 
@@ -51,7 +51,7 @@ impl Driver {
         pipeline.add_command(command.cmd);
         Answer {
             reader: command.reader,
-            replies: self.hand_over(pipeline),
+            replies: self.hand_over(pipeline, command.only),
         }
     }
 
@@ -64,7 +64,8 @@ impl Driver {
         }
     }
 
-    /// Sends all commands as one pipeline and returns their replies in order.
+    /// Sends all commands as one pipeline, to the server of the first, and returns their replies in
+    /// order.
     pub(crate) async fn send_all<T>(
         &self,
         commands: &[Command<T>],
@@ -73,8 +74,9 @@ impl Driver {
         for command in commands {
             pipeline.add_command(command.cmd.clone());
         }
+        let only = commands.first().and_then(|command| command.only.clone());
         let replies = self
-            .hand_over(pipeline)
+            .hand_over(pipeline, only)
             .await
             .unwrap_or_else(|_| Err(Error::no_runtime()))?;
         let read = commands
@@ -84,10 +86,15 @@ impl Driver {
         Ok(read.collect())
     }
 
-    fn hand_over(&self, pipeline: Pipeline) -> oneshot::Receiver<Replies> {
+    fn hand_over(&self, pipeline: Pipeline, only: Option<ServerId>) -> oneshot::Receiver<Replies> {
         let (reply, replies) = oneshot::channel();
+        let request = Request {
+            pipeline,
+            only,
+            reply,
+        };
         // If the task is gone, so is the runtime; the dropped `reply` then tells the caller.
-        let _ = self.requests.send(Request { pipeline, reply });
+        let _ = self.requests.send(request);
         replies
     }
 }
@@ -118,6 +125,7 @@ type Replies = Result<Vec<Value>, Error>;
 #[derive(Debug)]
 struct Request {
     pipeline: Pipeline,
+    only: Option<ServerId>,
     reply: oneshot::Sender<Replies>,
 }
 
@@ -135,6 +143,12 @@ async fn drive(
                     continue;
                 }
             }
+        }
+        // The session is attached to a server that this connection has left, or not yet reached.
+        let server = link.connection.server();
+        if request.only.as_ref().is_some_and(|only| only != server) {
+            let _ = request.reply.send(Err(Error::elsewhere()));
+            continue;
         }
         link.carry(request).await;
     }
@@ -168,7 +182,7 @@ impl Link {
     }
 
     fn is_broken(&self) -> bool {
-        self.connection.is_closed() || self.health.broken.load(Ordering::Relaxed)
+        self.connection.is_over() || self.health.broken.load(Ordering::Relaxed)
     }
 
     /// Sends the request, and leaves the wait for its replies to a task of its own.
@@ -189,7 +203,7 @@ impl Link {
     async fn exchange(mut self, request: Request) {
         let replies = match self.connection.ask_all(&request.pipeline).await {
             Ok(replies) => {
-                self.health.answered();
+                self.health.answered(&replies);
                 Ok(replies)
             }
             Err(error) => {
@@ -219,8 +233,13 @@ impl Health {
         }
     }
 
-    fn answered(&self) {
+    /// A server that has been made a replica will not carry anything out: the next command looks
+    /// for the primary.
+    fn answered(&self, replies: &[Value]) {
         *locked(&self.answered) = Instant::now();
+        if replies.iter().any(is_readonly) {
+            self.broken.store(true, Ordering::Relaxed);
+        }
     }
 
     /// A late reply alone does not cost the connection: whatever undoes the late command must
@@ -231,6 +250,10 @@ impl Health {
             self.broken.store(true, Ordering::Relaxed);
         }
     }
+}
+
+fn is_readonly(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(refusal) if refusal.code() == "READONLY")
 }
 
 /// After this many response timeouts without any reply a connection is replaced.

@@ -252,7 +252,7 @@ impl<M> Guard<M> {
         let core = &self.held.core;
         let attachment = core.session.attachment();
         let lease = self.hold().anew();
-        let renewal = self.hold().renewal(lease);
+        let renewal = self.hold().renewal(lease).under(attachment.as_ref());
         match core.driver.send_harmless(renewal).await {
             Err(error) => Err((error, attachment)),
             Ok(held) => Ok((held, Renewal { lease, attachment })),

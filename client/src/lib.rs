@@ -56,6 +56,8 @@ mod driver;
 
 mod command;
 mod connection;
+mod place;
+mod sentinel;
 
 mod background;
 mod backoff;

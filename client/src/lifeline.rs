@@ -39,7 +39,7 @@ impl Lifeline {
     ) -> Result<Self, Error> {
         let mut connection = connector.for_events().await?;
         let (_, sent) = attach(&mut connection, &connector, &session).await?;
-        let attachment = session.attached(sent);
+        let attachment = session.attached(sent, connection.server());
         Ok(Self {
             session,
             driver,
@@ -89,7 +89,7 @@ impl Lifeline {
             };
             if !self.attachment.confirm(sent, Instant::now()) {
                 // The session has outlived our confidence in it. What was held then stays lost.
-                self.attachment = self.session.attached(sent);
+                self.attachment = self.session.attached(sent, self.connection.server());
             }
             self.deliver(events, sent);
         }
@@ -103,8 +103,8 @@ impl Lifeline {
         loop {
             match self.try_to_attach().await {
                 Ok((connection, events, sent)) => {
+                    self.attachment = self.session.attached(sent, connection.server());
                     self.connection = connection;
-                    self.attachment = self.session.attached(sent);
                     self.deliver(events, sent);
                     return self.confirm_holds();
                 }

@@ -52,7 +52,7 @@ async fn ask(
     let commands: Vec<_> = holds
         .iter()
         .zip(&leases)
-        .map(|(hold, lease)| hold.renewal(*lease))
+        .map(|(hold, lease)| hold.renewal(*lease).under(attachment.as_ref()))
         .collect();
     let span = trace::renew(commands.len());
     match span.around(send(driver, &commands)).await {

@@ -291,6 +291,7 @@ impl Wait<'_> {
         let lease = self.claim.lease();
         let (subject, session) = (self.claim.target().subject(), &core.session.name);
         let renewal = command::renew(subject, lease.length, grant.token, session);
+        let renewal = renewal.under(Some(&attachment));
         match core.driver.send_harmless(renewal).await {
             Ok(true) => Next::End(Outcome::Granted(Grant {
                 lease,
