@@ -2,9 +2,10 @@
 
 use std::net::SocketAddr;
 
+use crate::conn::Conn;
 use crate::eventually::{eventually, until};
 use crate::server::{Builder, Server};
-use crate::topology::{Pair, is_connected};
+use crate::topology::Pair;
 
 /// A primary and its replica, and three sentinels, two of which are enough to replace the primary.
 ///
@@ -103,7 +104,7 @@ impl Sentinels {
     pub fn await_failover(&self, old: u16) {
         until("the sentinels agree on another primary", || {
             self.agreed()
-                .is_some_and(|port| port != old && has_role(self.server_on(port), "master"))
+                .is_some_and(|port| port != old && is(self.server_on(port), &["role:master"]))
         });
     }
 
@@ -125,10 +126,9 @@ impl Sentinels {
         let is_settled = |port| {
             let replica = self.servers.iter().find(|server| server.port() != port);
             let replica = replica.expect("the other one");
-            has_role(self.server_on(port), "master")
-                && has_role(replica, "slave")
-                && replica.info("master_port") == Some(port.to_string())
-                && is_connected(replica)
+            is(self.server_on(port), &["role:master"])
+                && is(replica, &["role:slave", "master_link_status:up"])
+                && is(replica, &[&format!("master_port:{port}")])
                 && self.living().all(|sentinel| self.knows_all(sentinel))
         };
         until("the sentinels have settled", || {
@@ -198,6 +198,13 @@ fn sentinel(primary: &Server) -> Server {
     sentinel
 }
 
-fn has_role(server: &Server, role: &str) -> bool {
-    server.is_running() && server.info("role").is_some_and(|is| is == role)
+/// Whether these are lines of what a server says about its replication. It may be dead, and a
+/// sentinel that makes it primary or replica closes its connections.
+fn is(server: &Server, lines: &[&str]) -> bool {
+    let told = Conn::open(server.address()).and_then(|mut conn| conn.try_run("INFO replication"));
+    let Ok(told) = told else { return false };
+    let told = told.text();
+    lines
+        .iter()
+        .all(|line| told.lines().any(|other| other == *line))
 }
