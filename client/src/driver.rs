@@ -25,22 +25,10 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Starts the task on a connection that is already open.
-    pub(crate) fn start(
-        runtime: &Handle,
-        connector: Connector,
-        connection: CommandConnection,
-    ) -> Self {
+    /// Starts the task, which connects at once; what is handed over meanwhile waits for that.
+    pub(crate) fn start(runtime: &Handle, connector: Connector) -> Self {
         let (requests, queue) = mpsc::unbounded_channel();
-        let link = Link::new(connection, connector.response_timeout());
-        runtime.spawn(drive(connector, link, queue));
-        Self { requests }
-    }
-
-    /// A driver that drives nothing.
-    #[cfg(test)]
-    pub(crate) fn idle() -> Self {
-        let (requests, _) = mpsc::unbounded_channel();
+        runtime.spawn(drive(connector, queue));
         Self { requests }
     }
 
@@ -52,15 +40,6 @@ impl Driver {
         Answer {
             reader: command.reader,
             replies: self.hand_over(pipeline),
-        }
-    }
-
-    /// As [`send`](Self::send), and sends it once more if the connection broke before the reply
-    /// came. Only for commands that may as well be carried out twice.
-    pub(crate) async fn send_harmless<T: Clone>(&self, command: Command<T>) -> Result<T, Error> {
-        match self.send(command.clone()).await {
-            Err(error) if error.is_broken_connection() => self.send(command).await,
-            answer => answer,
         }
     }
 
@@ -121,23 +100,24 @@ struct Request {
     reply: oneshot::Sender<Replies>,
 }
 
-async fn drive(
-    connector: Connector,
-    mut link: Link,
-    mut requests: mpsc::UnboundedReceiver<Request>,
-) {
+async fn drive(connector: Connector, mut requests: mpsc::UnboundedReceiver<Request>) {
+    // Why this one failed nobody wants to know: the first request tries again.
+    let mut link = connect(&connector).await.ok();
     while let Some(request) = requests.recv().await {
-        if link.is_broken() {
-            match connector.for_commands().await {
-                Ok(connection) => link = Link::new(connection, connector.response_timeout()),
-                Err(error) => {
-                    refuse(request, &mut requests, &error);
-                    continue;
-                }
-            }
+        let good = match link.take_if(|link| !link.is_broken()) {
+            Some(good) => Ok(good),
+            None => connect(&connector).await,
+        };
+        match good {
+            Ok(good) => link.insert(good).carry(request).await,
+            Err(error) => refuse(request, &mut requests, &error),
         }
-        link.carry(request).await;
     }
+}
+
+async fn connect(connector: &Connector) -> Result<Link, Error> {
+    let connection = connector.for_commands().await?;
+    Ok(Link::new(connection, connector.response_timeout()))
 }
 
 /// Tells everybody in line that there is no connection: had each of them waited for a try of its
