@@ -66,7 +66,7 @@ impl Request {
         let lease = claim.lease();
         let (subject, once) = (target.subject(), claim.is_alone());
         let acquire = command::acquire(subject, lease.length, queue, session, once);
-        let answer = at.site.send(acquire);
+        let answer = at.site.send(acquire.under(Some(&at.attachment)));
         Asked { at, lease, answer }
     }
 

@@ -147,7 +147,7 @@ impl Client {
 
     pub(crate) async fn open(url: &str, options: &ClientBuilder) -> Result<Self, Error> {
         let runtime = Handle::current();
-        let connector = Connector::new(url, options.reply_within())?;
+        let connector = Connector::new(options.place(url)?, options.reply_within());
         let id = Uuid::new_v4().to_string();
         let identity = Identity {
             session: options.session_of(&id).into(),

@@ -60,6 +60,8 @@ mod driver;
 
 mod command;
 mod connection;
+mod place;
+mod sentinel;
 
 mod background;
 mod backoff;

@@ -111,7 +111,7 @@ impl Lifeline {
             };
             if !line.attachment.confirm(sent, Instant::now()) {
                 // The session has outlived our confidence in it. What was held then stays lost.
-                line.attachment = self.session.attached(sent);
+                line.attachment = self.session.attached(sent, line.connection.server());
             }
             self.deliver(events, sent);
         }
@@ -123,7 +123,7 @@ impl Lifeline {
         loop {
             match self.try_to_attach().await {
                 Ok((connection, events, sent)) => {
-                    let attachment = self.session.attached(sent);
+                    let attachment = self.session.attached(sent, connection.server());
                     self.deliver(events, sent);
                     self.confirm_holds(&attachment);
                     return Line {

@@ -254,13 +254,15 @@ mod tests {
     use crate::hold::Grant;
     use crate::node::Identity;
     use crate::owner::Owner;
+    use crate::place::{Certificates, Place};
     use crate::session::Attachment;
     use tokio::runtime::Handle;
 
     /// A node where nobody is.
     fn nobody() -> Arc<Node> {
         let second = Duration::from_secs(1);
-        let connector = Connector::new("redis+unix:///nowhere", second).expect("a URL");
+        let place = Place::new("redis+unix:///nowhere", &[], &Certificates::default());
+        let connector = Connector::new(place.expect("a URL"), second);
         let identity = Identity {
             session: "client".into(),
             grace: second,

@@ -53,6 +53,7 @@ pub(crate) async fn anew(nodes: &Nodes, hold: &Hold) -> Told {
 async fn anew_at(site: &Site, attachment: Option<Arc<Attachment>>, hold: &Hold) -> Told {
     let lease = hold.anew();
     let renewal = hold.renewal(lease, &site.node.session.name);
+    let renewal = renewal.under(attachment.as_ref());
     let still = site.send_harmless(renewal).await?;
     Ok((still, Renewal { lease, attachment }))
 }
@@ -78,6 +79,7 @@ async fn ask_at(site: &Site, holds: &[Arc<Hold>]) -> Vec<Told> {
         .iter()
         .zip(&leases)
         .map(|(hold, lease)| hold.renewal(*lease, &session.name))
+        .map(|renewal| renewal.under(attachment.as_ref()))
         .collect();
     let span = trace::renew(commands.len());
     match span.around(send(site, &commands)).await {

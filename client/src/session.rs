@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::connection::ServerId;
 use crate::error::Error;
 use crate::hold::{LostReason, drift};
 use crate::locked;
@@ -78,6 +79,8 @@ impl Session {
                     return Ok(Arc::clone(present));
                 }
                 Life::Over(_) => return Err(Error::taken_over()),
+                // Tried again all the same: rights may be given back. Whoever waits is told.
+                Life::Broken(error) if error.is_final() => return Err(error.clone()),
                 Life::New | Life::Attached(_) | Life::Broken(_) => {}
             }
             // The sender is `self`, so this is a change and never the end.
@@ -93,9 +96,9 @@ impl Session {
         }
     }
 
-    /// The server has answered the first EVENTS of a connection, sent at `sent`.
-    pub(crate) fn attached(&self, sent: Instant) -> Arc<Attachment> {
-        let attachment = Attachment::new(sent, self.grace);
+    /// This server has answered the first EVENTS of a connection, sent at `sent`.
+    pub(crate) fn attached(&self, sent: Instant, server: &ServerId) -> Arc<Attachment> {
+        let attachment = Attachment::at(server.clone(), sent, self.grace);
         self.life
             .send_replace(Life::Attached(Arc::clone(&attachment)));
         attachment
@@ -118,17 +121,33 @@ impl Session {
 /// has not yet confirmed keeps the old one's end: the server may have given it away in between.
 #[derive(Debug)]
 pub(crate) struct Attachment {
+    /// Which server knows it.
+    server: Option<ServerId>,
     grace: Duration,
     /// Without a grace the session says nothing about how long a hold lasts.
     until: Mutex<Option<Instant>>,
 }
 
 impl Attachment {
+    /// One that no server knows.
     pub(crate) fn new(sent: Instant, grace: Duration) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new(Self::of(None, sent, grace))
+    }
+
+    fn at(server: ServerId, sent: Instant, grace: Duration) -> Arc<Self> {
+        Arc::new(Self::of(Some(server), sent, grace))
+    }
+
+    fn of(server: Option<ServerId>, sent: Instant, grace: Duration) -> Self {
+        Self {
+            server,
             grace,
             until: Mutex::new(confident_until(sent, grace)),
-        })
+        }
+    }
+
+    pub(crate) fn server(&self) -> Option<&ServerId> {
+        self.server.as_ref()
     }
 
     /// Until when the server cannot have ended the session; `None` without limit.

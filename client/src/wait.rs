@@ -236,7 +236,8 @@ impl Wait<'_> {
         }
     }
 
-    /// Waits for news of the wait at this node. From one where it stood before only a grant is news:
+    /// Waits for news of the wait at this node. From one where it stood before, only a grant is
+    /// news:
     /// that hold has gone along with the lock. Beside other holds of the owner the new wait would
     /// enter it once more than there are guards, so it is given back there.
     async fn news(&mut self, at: &Reached) -> Told {
@@ -305,6 +306,7 @@ impl Wait<'_> {
         let lease = self.claim.lease();
         let (subject, session) = (self.claim.target().subject(), &at.site.node.session.name);
         let renewal = command::renew(subject, lease.length, grant.token, session);
+        let renewal = renewal.under(Some(&at.attachment));
         match at.site.send_harmless(renewal).await {
             Ok(true) => Next::End(Outcome::Granted(Grant {
                 lease,
