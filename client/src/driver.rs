@@ -25,22 +25,10 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Starts the task on a connection that is already open.
-    pub(crate) fn start(
-        runtime: &Handle,
-        connector: Connector,
-        connection: CommandConnection,
-    ) -> Self {
+    /// Starts the task, which connects at once; what is handed over meanwhile waits for that.
+    pub(crate) fn start(runtime: &Handle, connector: Connector) -> Self {
         let (requests, queue) = mpsc::unbounded_channel();
-        let link = Link::new(connection, connector.response_timeout());
-        runtime.spawn(drive(connector, link, queue));
-        Self { requests }
-    }
-
-    /// A driver that drives nothing.
-    #[cfg(test)]
-    pub(crate) fn idle() -> Self {
-        let (requests, _) = mpsc::unbounded_channel();
+        runtime.spawn(drive(connector, queue));
         Self { requests }
     }
 
@@ -52,15 +40,6 @@ impl Driver {
         Answer {
             reader: command.reader,
             replies: self.hand_over(pipeline, command.only),
-        }
-    }
-
-    /// As [`send`](Self::send), and sends it once more if the connection broke before the reply
-    /// came. Only for commands that may as well be carried out twice.
-    pub(crate) async fn send_harmless<T: Clone>(&self, command: Command<T>) -> Result<T, Error> {
-        match self.send(command.clone()).await {
-            Err(error) if error.is_broken_connection() => self.send(command).await,
-            answer => answer,
         }
     }
 
@@ -129,29 +108,29 @@ struct Request {
     reply: oneshot::Sender<Replies>,
 }
 
-async fn drive(
-    connector: Connector,
-    mut link: Link,
-    mut requests: mpsc::UnboundedReceiver<Request>,
-) {
+async fn drive(connector: Connector, mut requests: mpsc::UnboundedReceiver<Request>) {
+    // Why this one failed nobody wants to know: the first request tries again.
+    let mut link = connect(&connector).await.ok();
     while let Some(request) = requests.recv().await {
-        if link.is_broken() {
-            match connector.for_commands().await {
-                Ok(connection) => link = Link::new(connection, connector.response_timeout()),
-                Err(error) => {
-                    refuse(request, &mut requests, &error);
-                    continue;
-                }
+        let good = match link.take_if(|link| !link.is_broken()) {
+            Some(good) => Ok(good),
+            None => connect(&connector).await,
+        };
+        match good.map(|good| link.insert(good)) {
+            Ok(link) if link.leads_to(request.only.as_ref()) => link.carry(request).await,
+            Ok(_) => {
+                // The session is attached to a server that this connection has left, or not yet
+                // reached.
+                let _ = request.reply.send(Err(Error::elsewhere()));
             }
+            Err(error) => refuse(request, &mut requests, &error),
         }
-        // The session is attached to a server that this connection has left, or not yet reached.
-        let server = link.connection.server();
-        if request.only.as_ref().is_some_and(|only| only != server) {
-            let _ = request.reply.send(Err(Error::elsewhere()));
-            continue;
-        }
-        link.carry(request).await;
     }
+}
+
+async fn connect(connector: &Connector) -> Result<Link, Error> {
+    let connection = connector.for_commands().await?;
+    Ok(Link::new(connection, connector.response_timeout()))
 }
 
 /// Tells everybody in line that there is no connection: had each of them waited for a try of its
@@ -179,6 +158,11 @@ impl Link {
             connection,
             health: Arc::new(Health::new(silence_max)),
         }
+    }
+
+    /// Whether it leads to this server, if it must be one.
+    fn leads_to(&self, only: Option<&ServerId>) -> bool {
+        only.is_none_or(|only| only == self.connection.server())
     }
 
     fn is_broken(&self) -> bool {

@@ -49,7 +49,11 @@ mod release;
 mod renewal;
 mod watchdog;
 
+mod nodes;
+mod registry;
+
 mod lifeline;
+mod node;
 mod session;
 
 mod driver;
