@@ -152,6 +152,7 @@ impl Client {
         let identity = Identity {
             session: options.session_of(&id).into(),
             grace: options.grace_to_ask(),
+            copies: options.copies(),
         };
         let nodes = Nodes::one(&runtime, connector, identity);
         nodes.tried().await?;

@@ -21,6 +21,8 @@ use crate::hold::LostReason;
 /// - [deadlock](Self::is_deadlock): the wait could never have ended; nothing is held.
 /// - [module not loaded](Self::is_module_not_loaded): the server does not know `RLOCK.*`.
 /// - [refused](Self::is_refused): the server said no, in the words that the error shows.
+/// - [not acknowledged](Self::is_not_acknowledged): the lock was granted, but not enough replicas
+///   said in time that they know; nothing is held.
 ///
 /// After an unknown `lock()`, `try_lock()` or `lock_timeout()` the client gives back in the
 /// background what the server may have granted; but not for an [`Owner`](crate::Owner) who has
@@ -52,6 +54,8 @@ pub enum ErrorKind {
     ModuleNotLoaded,
     /// The server refused the command, or would.
     Refused,
+    /// The grant was given back, because not enough replicas acknowledged it.
+    NotAcknowledged,
 }
 
 impl Error {
@@ -97,6 +101,13 @@ impl Error {
     /// another type. The message is the server's. Several locks without a name are not asked for.
     pub fn is_refused(&self) -> bool {
         self.kind == ErrorKind::Refused
+    }
+
+    /// Whether the lock was granted but not enough replicas, or disks, acknowledged that in time:
+    /// see [`ClientBuilder::acknowledged_by`](crate::ClientBuilder::acknowledged_by). It is given
+    /// back in the background.
+    pub fn is_not_acknowledged(&self) -> bool {
+        self.kind == ErrorKind::NotAcknowledged
     }
 
     /// What was left of the present holder's lease when the server answered "not acquired".
@@ -260,6 +271,24 @@ impl Error {
         }
     }
 
+    /// Granted, and not known to be where it should be.
+    pub(crate) fn not_acknowledged(detail: String, because: Option<Self>) -> Self {
+        Self {
+            source: because.and_then(|error| error.source),
+            ..Self::new(ErrorKind::NotAcknowledged, detail.into())
+        }
+    }
+
+    /// An error reply to WAIT or WAITAOF, which older servers do not know.
+    pub(crate) fn of_wait(self) -> Self {
+        let kind = if self.is_unknown() {
+            ErrorKind::NotAcknowledged
+        } else {
+            ErrorKind::Refused
+        };
+        Self { kind, ..self }
+    }
+
     /// Whether nothing will change by asking again: the server said no, or knows no `RLOCK.*`.
     pub(crate) fn is_final(&self) -> bool {
         let refused = self.is_refused() || self.is_module_not_loaded();
@@ -330,6 +359,7 @@ impl fmt::Display for ErrorKind {
             Self::Deadlock => "the wait could never end",
             Self::ModuleNotLoaded => "the module is not loaded",
             Self::Refused => "refused",
+            Self::NotAcknowledged => "not acknowledged",
         })
     }
 }

@@ -323,6 +323,18 @@ impl Held {
         self.hold.lose(reason);
     }
 
+    /// The same once it is where it should be; without that it is given back.
+    pub(crate) async fn acknowledged(self) -> Result<Self, Error> {
+        let site = self.core.nodes.site(self.hold.target());
+        match &site.node.acknowledger {
+            None => Ok(self),
+            Some(acknowledger) => {
+                let outcome = acknowledger.acknowledged(&self.hold).await;
+                outcome.map(|()| self)
+            }
+        }
+    }
+
     fn names(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.hold.target().names().iter().map(|name| &**name)
     }
