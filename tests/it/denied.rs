@@ -160,3 +160,44 @@ fn in_a_cluster_it_is_the_same() {
     assert_eq!(server.run("CONFIG SET min-replicas-to-write 0"), "OK");
     bob.read_within(patience(Duration::from_secs(5))).held();
 }
+
+/// Offsets of the replication stand still while clients are paused, also for waits of every kind.
+#[test]
+fn in_a_pause_nobody_is_granted_and_nothing_replicated() {
+    let pair = Pair::of(
+        Server::builder().config("repl-ping-replica-period 3600"),
+        Server::builder(),
+    );
+    let server = &pair.primary;
+    let mut waits = holds_that_end_soon(server);
+    assert_eq!(server.run("CLIENT PAUSE 3600000 WRITE"), "OK");
+    let offset = server.info_number("master_repl_offset");
+    leases_are_over(server);
+    nobody_is_granted(&mut waits);
+    assert_eq!(server.info_number("master_repl_offset"), offset);
+    assert_eq!(server.run("CLIENT UNPAUSE"), "OK");
+    all_are_granted(waits);
+    pair.settle();
+    assert_eq!(pair.replica.holder("z").as_deref(), Some("bob"));
+}
+
+/// A failover under way is a pause, too: the replica does not catch up, and in the end the primary
+/// stays what it is.
+#[test]
+fn in_a_failover_that_is_given_up_nobody_is_granted_until_then() {
+    let pair = Pair::start();
+    let server = &pair.primary;
+    let mut waits = holds_that_end_soon(server);
+    pair.replica.freeze();
+    assert_eq!(server.run("RLOCK.RENEW long alice 60000"), 1);
+    assert_eq!(server.run("FAILOVER"), "OK");
+    leases_are_over(server);
+    let state = server.info("master_failover_state");
+    assert_eq!(state.as_deref(), Some("waiting-for-sync"));
+    nobody_is_granted(&mut waits);
+    assert_eq!(server.run("FAILOVER ABORT"), "OK");
+    all_are_granted(waits);
+    pair.replica.thaw();
+    pair.settle();
+    assert_eq!(pair.replica.holder("z").as_deref(), Some("bob"));
+}
