@@ -407,8 +407,8 @@ impl Server {
         });
     }
 
-    /// From now on the append-only file of a server [`Builder::on_a_small_disk`] cannot grow by more
-    /// than a few bytes.
+    /// From now on the append-only file of a server [`Builder::on_a_small_disk`] cannot grow by
+    /// more than a few bytes.
     #[track_caller]
     pub fn take_the_room(&self) {
         // No file can: so the append-only file is made the longest, and the log may still grow.

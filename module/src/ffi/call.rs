@@ -279,7 +279,7 @@ impl<'a> Ctx<'a> {
     ///
     /// Nothing but a write tells, so one that changes nothing is tried: none of the members of a
     /// set is taken out. In a cluster the key may be another node's, which is another error and is
-    /// looked at later. Errors are asked for as replies (`E`): Valkey 9 dies of these two otherwise.
+    /// looked at later. Errors are asked for as replies (`E`): Valkey 9 dies of them otherwise.
     pub(crate) fn writes_are_denied(self) -> bool {
         let (command, format) = (c"SPOP".as_ptr(), c"SEcc".as_ptr());
         let (set, none) = (c"rlock:no-set".as_ptr(), c"0".as_ptr());
