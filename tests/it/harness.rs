@@ -1,11 +1,13 @@
 //! The harness itself, on plain servers: nets that are known to catch.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rlock_tests::{
-    Cluster, Conn, Feed, Pair, Proxy, Reply, Server, aof, in_sync, under_valgrind, until,
+    Certificates, Cluster, Conn, Feed, Pair, Proxy, Reply, Sentinels, Server, Shards, aof, in_sync,
+    under_valgrind, until,
 };
 
 #[test]
@@ -146,4 +148,85 @@ fn a_proxy_is_slow_breaks_off_and_changes_its_server() {
     assert!(conn.try_run("PING").is_err());
     let mut conn = Conn::open(proxy.address()).unwrap();
     assert_eq!(conn.run("GET which"), "second");
+}
+
+#[test]
+fn sentinels_replace_a_primary_by_order_and_when_it_dies() {
+    let plain = || Server::builder().without_module();
+    let mut watched = Sentinels::of(plain(), plain());
+    let first = watched.primary().port();
+    watched.primary().run("SET k v");
+    in_sync(watched.primary(), watched.replica());
+    watched.fail_over();
+    assert_eq!(watched.replica().port(), first);
+    assert_eq!(watched.primary().run("GET k"), "v");
+    watched.kill_sentinel(0);
+    watched.kill_primary();
+    assert_eq!(watched.primary().port(), first);
+    watched.restart();
+    assert_ne!(watched.replica().port(), first);
+}
+
+#[test]
+fn a_cluster_with_replicas_fails_over_and_is_resharded() {
+    let mut shards = Shards::of(&Server::builder().without_module());
+    let primaries = shards.primaries();
+    let names: Vec<_> = primaries
+        .iter()
+        .map(|node| shards.name_at(node, "k"))
+        .collect();
+    for name in &names {
+        assert_eq!(shards.primary_of(name).run(format!("SET {name} v")), "OK");
+    }
+    let to = shards.primary_of(&names[1]);
+    shards.move_slot(&names[0], to);
+    assert_eq!(shards.primary_of(&names[0]).port(), to.port());
+    assert_eq!(to.run(format!("GET {}", names[0])), "v");
+    let replica = shards.replica_of(&names[2]).port();
+    shards.fail_over(&names[2]);
+    assert_eq!(shards.primary_of(&names[2]).port(), replica);
+    let old = shards.primary_of(&names[1]).port();
+    in_sync(shards.primary_of(&names[1]), shards.replica_of(&names[1]));
+    shards.kill_primary_of(&names[1]);
+    assert_eq!(
+        shards
+            .primary_of(&names[1])
+            .run(format!("GET {}", names[1])),
+        "v"
+    );
+    shards.restart();
+    assert_eq!(shards.replica_of(&names[1]).port(), old);
+}
+
+#[test]
+fn a_server_speaks_tls_and_may_demand_a_certificate() {
+    if !Certificates::are_understood() {
+        return;
+    }
+    let certificates = Certificates::new();
+    let plain = Server::builder().without_module();
+    let open = plain.clone().tls(&certificates).start();
+    let strict = plain.tls_with_client_certificates(&certificates).start();
+    let path = |path: std::path::PathBuf| path.display().to_string();
+    let authority = path(certificates.authority());
+    let (certificate, key) = (
+        path(certificates.client_certificate()),
+        path(certificates.client_key()),
+    );
+    let ping = |server: &Server, trusts: &[&str]| {
+        let port = server.tls_address().port().to_string();
+        let output = Command::new("redis-cli")
+            .args(["--tls", "-p", &port])
+            .args(trusts)
+            .arg("PING")
+            .output();
+        let output = output.expect("redis-cli, which scripts/install brings");
+        String::from_utf8_lossy(&output.stdout).trim() == "PONG"
+    };
+    let trusts = ["--cacert", &authority];
+    let shows = [&trusts[..], &["--cert", &certificate, "--key", &key]].concat();
+    assert!(ping(&open, &trusts));
+    assert!(!ping(&open, &[]), "nobody else trusts that authority");
+    assert!(!ping(&strict, &trusts));
+    assert!(ping(&strict, &shows));
 }

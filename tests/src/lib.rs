@@ -15,6 +15,8 @@
 //! - [`Server`]: one server; dies with the value, prints its log when the test fails
 //! - [`Conn`]: one connection, bytes in and [`Reply`] out; `send` and `read` apart for what blocks
 //! - [`Pair`], [`Cluster`]: a primary with its replica, and a cluster of two
+//! - [`Sentinels`], [`Shards`]: a pair that three sentinels watch, and a cluster with replicas
+//! - [`Certificates`]: servers that speak TLS
 //! - [`Feed`], [`aof`]: the exact commands that a server sends to replicas and writes to disk
 //! - [`eventually()`]: wait until, with a deadline; no test sleeps and hopes
 //! - [`Version`]: what the server at hand can do
@@ -34,6 +36,7 @@
     reason = "a harness that meets the unexpected should fail the test, loudly and there"
 )]
 
+mod certificates;
 mod conn;
 mod eventually;
 mod feed;
@@ -43,11 +46,12 @@ mod server;
 mod topology;
 mod version;
 
+pub use certificates::Certificates;
 pub use conn::Conn;
 pub use eventually::{eventually, patience, until};
 pub use feed::{Feed, aof};
 pub use proxy::Proxy;
 pub use reply::Reply;
 pub use server::{Builder, Server, module_path, under_valgrind};
-pub use topology::{Cluster, Pair, in_sync, slot_of};
+pub use topology::{Cluster, Pair, Resharding, Sentinels, Shards, in_sync, slot_of};
 pub use version::Version;

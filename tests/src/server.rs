@@ -13,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tempfile::TempDir;
 
+use crate::certificates::Certificates;
 use crate::conn::Conn;
 use crate::eventually::{eventually, patience, until};
 
@@ -44,9 +45,25 @@ pub fn module_path() -> PathBuf {
 pub struct Builder {
     module: bool,
     module_arguments: String,
-    cluster: bool,
+    kind: Kind,
     settable_clock: bool,
+    tls: Option<Tls>,
     config: Vec<String>,
+}
+
+/// What the process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Alone,
+    ClusterNode,
+    Sentinel,
+}
+
+/// How a server speaks TLS on its second port.
+#[derive(Debug, Clone)]
+struct Tls {
+    certificates: Certificates,
+    demands_certificates: bool,
 }
 
 impl Builder {
@@ -81,7 +98,35 @@ impl Builder {
     /// A node of a cluster, still without slots and peers.
     #[must_use]
     pub fn cluster(mut self) -> Self {
-        self.cluster = true;
+        self.kind = Kind::ClusterNode;
+        self
+    }
+
+    /// A sentinel, which is this same server in another mode.
+    #[must_use]
+    pub(crate) fn sentinel(mut self) -> Self {
+        self.kind = Kind::Sentinel;
+        self.without_module()
+    }
+
+    /// A server that speaks TLS too, at [`Server::tls_address`]. Whether it can is to be asked of
+    /// [`Certificates::are_understood`] first.
+    #[must_use]
+    pub fn tls(mut self, certificates: &Certificates) -> Self {
+        self.tls = Some(Tls {
+            certificates: certificates.clone(),
+            demands_certificates: false,
+        });
+        self
+    }
+
+    /// The same, and there it turns away clients without a certificate of this authority.
+    #[must_use]
+    pub fn tls_with_client_certificates(mut self, certificates: &Certificates) -> Self {
+        self.tls = Some(Tls {
+            certificates: certificates.clone(),
+            demands_certificates: true,
+        });
         self
     }
 
@@ -92,7 +137,7 @@ impl Builder {
         let mut last_failure = String::new();
         // Another process may take a port between our look and the server's bind.
         for _ in 0..10 {
-            match Running::start(&self, directory.path(), free_port()) {
+            match Running::start(&self, directory.path(), Ports::free()) {
                 Ok(running) => {
                     return Server {
                         running,
@@ -110,15 +155,31 @@ impl Builder {
     }
 
     /// The whole configuration file.
-    fn file(&self, directory: &Path, port: u16) -> String {
-        let mut file = format!("port {port}\nbind 127.0.0.1\ndir {}\n", directory.display());
-        file += "logfile server.log\nsave \"\"\nappendonly no\n";
-        file += "enable-debug-command yes\nenable-module-command yes\n";
-        // A full sync starts at once, the end does not wait for replicas and saves nothing.
-        file += "repl-diskless-sync-delay 0\nshutdown-timeout 0\nshutdown-on-sigterm nosave\n";
-        if self.cluster {
-            let _ = writeln!(file, "cluster-enabled yes\ncluster-port {}", free_port());
+    fn file(&self, directory: &Path, ports: Ports) -> String {
+        let Ports { plain, bus, tls } = ports;
+        let mut file = format!(
+            "port {plain}\nbind 127.0.0.1\ndir {}\n",
+            directory.display()
+        );
+        file += "logfile server.log\n";
+        if self.kind != Kind::Sentinel {
+            file += "save \"\"\nappendonly no\n";
+            file += "enable-debug-command yes\nenable-module-command yes\n";
+            // A full sync starts at once, the end does not wait for replicas and saves nothing.
+            file += "repl-diskless-sync-delay 0\nshutdown-timeout 0\nshutdown-on-sigterm nosave\n";
+        }
+        if self.kind == Kind::ClusterNode {
+            let _ = writeln!(file, "cluster-enabled yes\ncluster-port {bus}");
             file += "cluster-node-timeout 5000\n";
+        }
+        if let Some(how) = &self.tls {
+            let demand = if how.demands_certificates {
+                "yes"
+            } else {
+                "no"
+            };
+            let _ = writeln!(file, "tls-port {tls}\ntls-auth-clients {demand}");
+            file += &how.certificates.of_a_server();
         }
         if self.module {
             let path = module_path();
@@ -155,8 +216,9 @@ impl Server {
         Builder {
             module: true,
             module_arguments,
-            cluster: false,
+            kind: Kind::Alone,
             settable_clock: false,
+            tls: None,
             config: Vec::new(),
         }
     }
@@ -169,12 +231,23 @@ impl Server {
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        self.running.address
+        self.running.ports.address()
     }
 
     /// The port, on 127.0.0.1.
     pub fn port(&self) -> u16 {
-        self.address().port()
+        self.running.ports.plain
+    }
+
+    /// Where it listens for TLS, if it was built with [`Builder::tls`].
+    pub fn tls_address(&self) -> SocketAddr {
+        assert!(self.how.tls.is_some(), "this server speaks no TLS");
+        SocketAddr::from((Ipv4Addr::LOCALHOST, self.running.ports.tls))
+    }
+
+    /// The port of the cluster's own connections.
+    pub(crate) fn bus_port(&self) -> u16 {
+        self.running.ports.bus
     }
 
     /// Its directory, with its data and its log.
@@ -302,6 +375,11 @@ impl Server {
         self.running.child.id()
     }
 
+    /// Whether it has neither been stopped nor killed.
+    pub fn is_running(&self) -> bool {
+        !self.running.over
+    }
+
     /// Stops the process where it is, as a machine under load does (SIGSTOP). What is sent to it
     /// from now on, it finds all at once.
     #[track_caller]
@@ -332,9 +410,8 @@ impl Server {
     #[track_caller]
     pub fn restart(&mut self) {
         self.stop();
-        let how = &self.how;
-        let port = self.port();
-        let restarted = Running::start(how, self.directory.path(), port);
+        let ports = self.running.ports;
+        let restarted = Running::start(&self.how, self.directory.path(), ports);
         self.running = restarted.unwrap_or_else(|log| panic!("it does not start again:\n{log}"));
     }
 
@@ -373,8 +450,31 @@ impl Drop for Server {
 #[derive(Debug)]
 struct Running {
     child: Child,
-    address: SocketAddr,
+    ports: Ports,
     over: bool,
+}
+
+/// Where a server listens. It keeps all of them when it is started again: others know it by them.
+#[derive(Debug, Clone, Copy)]
+struct Ports {
+    plain: u16,
+    /// Of the cluster's own connections.
+    bus: u16,
+    tls: u16,
+}
+
+impl Ports {
+    fn free() -> Self {
+        Self {
+            plain: free_port(),
+            bus: free_port(),
+            tls: free_port(),
+        }
+    }
+
+    fn address(self) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, self.plain))
+    }
 }
 
 /// Compiles a library from `tests/data` with the C compiler.
@@ -397,8 +497,8 @@ fn compile(name: &str, directory: &Path) -> String {
 
 impl Running {
     /// Starts the process and waits until it answers; `Err`: its log, if it ends instead.
-    fn start(how: &Builder, directory: &Path, port: u16) -> Result<Self, String> {
-        fs::write(directory.join("redis.conf"), how.file(directory, port)).expect("a file");
+    fn start(how: &Builder, directory: &Path, ports: Ports) -> Result<Self, String> {
+        fs::write(directory.join("redis.conf"), how.file(directory, ports)).expect("a file");
         let output = File::options()
             .create(true)
             .append(true)
@@ -411,17 +511,20 @@ impl Running {
             server.env("LD_PRELOAD", compile("clock", directory));
             server.env("RLOCK_TEST_CLOCK", clock);
         }
+        server.arg(directory.join("redis.conf"));
+        if how.kind == Kind::Sentinel {
+            server.arg("--sentinel");
+        }
         let child = server
-            .arg(directory.join("redis.conf"))
             .stdin(Stdio::null())
             .stdout(output.try_clone().expect("a file"))
             .stderr(output)
             .spawn()
             .unwrap_or_else(|e| panic!("cannot start {:?}: {e}", server_program()));
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let process_id = child.id();
         let mut running = Self {
             child,
-            address,
+            ports,
             over: false,
         };
         let answers = eventually("the server answers", || {
@@ -429,7 +532,7 @@ impl Running {
                 running.over = true;
                 return Some(false);
             }
-            is_at_home(address, directory)
+            is_at_home(ports.address(), process_id)
                 .is_ok_and(|yes| yes)
                 .then_some(true)
         });
@@ -517,15 +620,16 @@ fn command() -> Command {
     command
 }
 
-/// Whether the server at `address` answers and is the one in `directory`, not a stranger who
-/// was quicker to take the port.
-fn is_at_home(address: SocketAddr, directory: &Path) -> std::io::Result<bool> {
+/// Whether the server at `address` answers and is this process, not a stranger who was quicker to
+/// take the port.
+fn is_at_home(address: SocketAddr, process_id: u32) -> std::io::Result<bool> {
     let mut conn = Conn::open(address)?;
     if conn.try_run("PING")? != "PONG" {
         return Ok(false); // it is still loading
     }
-    let answer = conn.try_run("CONFIG GET dir")?;
-    Ok(Path::new(&answer.array()[1].text()) == directory)
+    let info = conn.try_run("INFO server")?.text();
+    let own = format!("process_id:{process_id}");
+    Ok(info.lines().any(|line| line == own))
 }
 
 fn is_blocked(observer: &mut Conn, id: i64) -> bool {

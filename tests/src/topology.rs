@@ -1,5 +1,13 @@
 //! Servers that know each other.
 
+mod resharding;
+mod sentinels;
+mod shards;
+
+pub use resharding::Resharding;
+pub use sentinels::Sentinels;
+pub use shards::Shards;
+
 use crate::eventually::until;
 use crate::server::{Builder, Server};
 
@@ -33,11 +41,7 @@ impl Pair {
         let pair = Self { primary, replica };
         pair.replica
             .run(format!("REPLICAOF 127.0.0.1 {}", pair.primary.port()));
-        until("the replica is connected", || {
-            pair.replica
-                .info("master_link_status")
-                .is_some_and(|status| status == "up")
-        });
+        until("the replica is connected", || is_connected(&pair.replica));
         pair.settle();
         pair
     }
@@ -58,6 +62,12 @@ pub fn in_sync(primary: &Server, replica: &Server) {
             .info("slave_repl_offset")
             .is_some_and(|read| read == written.to_string())
     });
+}
+
+/// Whether this server is a replica that hears its primary.
+pub(crate) fn is_connected(replica: &Server) -> bool {
+    let status = replica.info("master_link_status");
+    status.is_some_and(|status| status == "up")
 }
 
 /// A cluster of two nodes; all slots lie with the first.
@@ -85,61 +95,58 @@ impl Cluster {
     /// Two nodes such as this one.
     #[track_caller]
     pub fn of(node: &Builder) -> Self {
-        let first = node.clone().cluster().start();
-        let second = node.clone().cluster().start();
-        for (epoch, node) in [&first, &second].into_iter().enumerate() {
-            assert_eq!(
-                node.run(format!("CLUSTER SET-CONFIG-EPOCH {}", epoch + 1)),
-                "OK"
-            );
-        }
+        let [first, second] = [(); 2].map(|()| node.clone().cluster().start());
         assert_eq!(first.run("CLUSTER ADDSLOTSRANGE 0 16383"), "OK");
-        let bus_port = second.run("CONFIG GET cluster-port").array()[1].text();
-        let meet = format!("CLUSTER MEET 127.0.0.1 {} {bus_port}", second.port());
-        assert_eq!(first.run(meet), "OK");
-        let cluster = Self { first, second };
-        until("both nodes agree on the cluster", || {
-            [&cluster.first, &cluster.second].iter().all(|node| {
-                let state = node.run("CLUSTER INFO").text();
-                state.contains("cluster_state:ok") && state.contains("cluster_known_nodes:2")
-            })
-        });
-        cluster
+        introduce(&[&first, &second]);
+        Self { first, second }
     }
 
     /// Begins to move the slot of `key` from the first node to the second.
     #[track_caller]
     pub fn open_slot_of(&self, key: &str) {
-        let slot = slot_of(&self.first, key);
-        let (from, to) = (node_id(&self.first), node_id(&self.second));
-        assert_eq!(
-            self.second
-                .run(format!("CLUSTER SETSLOT {slot} IMPORTING {from}")),
-            "OK"
-        );
-        assert_eq!(
-            self.first
-                .run(format!("CLUSTER SETSLOT {slot} MIGRATING {to}")),
-            "OK"
-        );
+        self.resharding(key).open();
     }
 
     /// Moves the key itself.
     #[track_caller]
     pub fn migrate(&self, key: &str) {
-        let migrate = format!("MIGRATE 127.0.0.1 {} {key} 0 5000", self.second.port());
-        assert_eq!(self.first.run(migrate), "OK");
+        self.resharding(key).migrate(&[key]);
     }
 
     /// Ends the move: the slot of `key` is the second node's.
     #[track_caller]
     pub fn close_slot_of(&self, key: &str) {
-        let slot = slot_of(&self.first, key);
-        let to = node_id(&self.second);
-        for node in [&self.second, &self.first] {
-            assert_eq!(node.run(format!("CLUSTER SETSLOT {slot} NODE {to}")), "OK");
-        }
+        self.resharding(key).close(&[]);
     }
+
+    #[track_caller]
+    fn resharding(&self, key: &str) -> Resharding<'_> {
+        Resharding::of(key, &self.first, &self.second)
+    }
+}
+
+/// Makes one cluster of these nodes, and waits until all agree on it.
+#[track_caller]
+fn introduce(nodes: &[&Server]) {
+    for (epoch, node) in nodes.iter().enumerate() {
+        let set = format!("CLUSTER SET-CONFIG-EPOCH {}", epoch + 1);
+        assert_eq!(node.run(set), "OK");
+    }
+    let Some((first, others)) = nodes.split_first() else {
+        return;
+    };
+    for other in others {
+        let (port, bus_port) = (other.port(), other.bus_port());
+        let meet = format!("CLUSTER MEET 127.0.0.1 {port} {bus_port}");
+        assert_eq!(first.run(meet), "OK");
+    }
+    let known = format!("cluster_known_nodes:{}", nodes.len());
+    until("all nodes agree on the cluster", || {
+        nodes.iter().all(|node| {
+            let state = node.run("CLUSTER INFO").text();
+            state.contains("cluster_state:ok") && state.contains(&known)
+        })
+    });
 }
 
 /// The slot of `key`, by the server's own account.
