@@ -38,6 +38,8 @@ mod events; // what a session hears of
 mod sessions; // what ends with a connection
 
 mod clock; // a wall clock that is set
+mod denied; // a server that refuses to write
+mod failover; // replicas that become primaries, by sentinels and by order
 mod replication; // replicas, AOF, RDB, messages, notifications
 mod several_replication; // the same of readers, writers and several locks at once
 

@@ -1,0 +1,1 @@
+//! Replicas that become primaries.
