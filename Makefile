@@ -1,7 +1,8 @@
 # The front door. `make` lists what it does; cargo does the work, and CARGO_TARGET_DIR is honoured.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak chaos check test-servers interop languages memcheck bench install clean
+.PHONY: help run test soak chaos check test-servers interop languages memcheck fuzz bench install \
+	clean
 
 # Tests run in their crate's folder, so a relative path to a server is made absolute here.
 ifneq (,$(findstring /,$(RLOCK_SERVER)))
@@ -45,6 +46,9 @@ languages: install ## The programs of docs/languages.md, in the languages this m
 memcheck: ## The integration smoke tests with the server under valgrind
 	@scripts/install valgrind
 	scripts/memcheck
+
+fuzz: ## Fuzz the core, FUZZ_SECONDS= a target (60), on a nightly compiler
+	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) scripts/fuzz
 
 bench: install ## Measure locking and hand-over against scripts, as ratios in one run
 	cargo bench -p rlock-tests --bench locks

@@ -13,9 +13,10 @@ use crate::driver::Answer;
 use crate::error::Error;
 use crate::guard::Held;
 use crate::hold::Grant;
+use crate::nodes::Reached;
 use crate::owner::{Claim, Lease, Target, Terms};
+use crate::registry::Mailbox;
 use crate::release;
-use crate::session::{Attachment, Mailbox};
 use crate::wait;
 
 /// How long a caller waits for a lock that is taken.
@@ -60,16 +61,13 @@ impl Request {
 
     /// The ACQUIRE for a claim, handed over now; with ONCE, and so harmless to send again, if
     /// nothing else of its owner is at the lock.
-    pub(crate) fn ask(&self, claim: &Claim, queue: Queue, attachment: Arc<Attachment>) -> Asked {
-        let (target, session) = (claim.target(), &self.core.session.name);
+    pub(crate) fn ask(claim: &Claim, queue: Queue, at: Reached) -> Asked {
+        let (target, session) = (claim.target(), &at.site.node.session.name);
         let lease = claim.lease();
         let (subject, once) = (target.subject(), claim.is_alone());
         let acquire = command::acquire(subject, lease.length, queue, session, once);
-        Asked {
-            attachment,
-            lease,
-            answer: self.core.driver.send(acquire),
-        }
+        let answer = at.site.send(acquire.under(Some(&at.attachment)));
+        Asked { at, lease, answer }
     }
 
     /// How long to stand in line.
@@ -86,8 +84,7 @@ impl Request {
 
 /// An ACQUIRE under way.
 pub(crate) struct Asked {
-    /// What the session was attached by before.
-    pub(crate) attachment: Arc<Attachment>,
+    pub(crate) at: Reached,
     pub(crate) lease: Lease,
     pub(crate) answer: Answer<Acquired>,
 }
@@ -104,7 +101,7 @@ pub(crate) struct Turn {
 impl Turn {
     pub(crate) fn new(core: &Core, claim: &Claim, turns: Vec<OwnedMutexGuard<()>>) -> Self {
         Self {
-            mailbox: core.session.listen(claim),
+            mailbox: core.nodes.registry.listen(&core.nodes, claim),
             _turns: turns,
         }
     }
@@ -134,8 +131,8 @@ pub(crate) fn start(request: Request) -> oneshot::Receiver<Result<Held, Error>> 
         Some(_) => request.queue(),
     };
     // Handed over here and not in the task: calls get in line in the order in which they were made.
-    let attachment = request.core.session.attachment();
-    let asked = attachment.map(|attachment| request.ask(&claim, queue, attachment));
+    let reached = request.core.nodes.reached(&request.target);
+    let asked = reached.map(|at| Request::ask(&claim, queue, at));
     let core = Arc::clone(&request.core);
     match turn {
         Some(turn) => core
@@ -175,28 +172,28 @@ enum Answered {
 /// The server's word, after one more try if the connection broke or the session was not attached.
 async fn once(request: &Request, claim: &Claim, asked: Option<Asked>) -> Result<Answered, Error> {
     let core = &request.core;
-    let patience = core.connector.response_timeout();
-    let asked = if let Some(asked) = asked {
-        asked
-    } else {
-        let attachment = core.session.attachment_within(patience, None).await?;
-        request.ask(claim, Queue::No, attachment)
+    let next = |known| {
+        let target = claim.target();
+        core.nodes.next_within(target, known)
     };
-    let known = Arc::clone(&asked.attachment);
+    let asked = match asked {
+        Some(asked) => asked,
+        None => Request::ask(claim, Queue::No, next(None).await?),
+    };
+    let known = asked.at.clone();
     let error = match answered(asked).await {
         Err(error) => error,
         answer => return answer,
     };
-    let attachment = if error.is_no_session() {
-        let next = core.session.attachment_within(patience, Some(&known));
-        next.await.map_err(|_| error.clone())?
+    let at = if error.is_no_session() {
+        next(Some(&known)).await.map_err(|_| error.clone())?
     } else if error.is_broken_connection() && claim.is_alone() {
         // With ONCE, and so without harm even if the first has been carried out.
         known
     } else {
         return Err(error);
     };
-    let again = answered(request.ask(claim, Queue::No, attachment)).await;
+    let again = answered(Request::ask(claim, Queue::No, at)).await;
     again.map_err(|again| worst(error, again))
 }
 
@@ -205,7 +202,7 @@ async fn answered(asked: Asked) -> Result<Answered, Error> {
         Acquired::Granted { token, fresh } => Ok(Answered::Granted(Grant {
             token,
             lease: asked.lease,
-            attachment: asked.attachment,
+            attachment: asked.at.attachment,
             fresh,
         })),
         Acquired::NotHeld { lease_left } => Ok(Answered::NotHeld { lease_left }),

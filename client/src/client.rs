@@ -11,15 +11,14 @@ use uuid::Uuid;
 
 use crate::background::Background;
 use crate::connection::Connector;
-use crate::driver::Driver;
 use crate::error::Error;
-use crate::lifeline::Lifeline;
 use crate::lock::Lock;
 use crate::multi::MultiLock;
+use crate::node::Identity;
+use crate::nodes::Nodes;
 use crate::options::ClientBuilder;
 use crate::owner::Owner;
 use crate::rw_lock::RwLock;
-use crate::session::Session;
 use crate::taker::Taker;
 use crate::watchdog::{self, Watchdog};
 
@@ -143,39 +142,29 @@ impl Client {
 
     /// Why the server cannot be asked just now, if its connection is known to be broken.
     pub(crate) fn trouble(&self) -> Option<Error> {
-        let session = &self.core.session;
-        session
-            .attachment()
-            .is_none()
-            .then(|| Error::not_connected(session.trouble()))
+        self.core.nodes.trouble()
     }
 
     pub(crate) async fn open(url: &str, options: &ClientBuilder) -> Result<Self, Error> {
         let runtime = Handle::current();
-        let connector = Connector::new(url, options.reply_within())?;
-        let connection = connector.for_commands().await?;
-        let driver = Driver::start(&runtime, connector.clone(), connection);
+        let connector = Connector::new(options.place(url)?, options.reply_within());
         let id = Uuid::new_v4().to_string();
-        let session = Session::new(
-            options.session_of(&id),
-            options.grace_to_ask(),
-            driver.clone(),
-        );
-        let lifeline = Lifeline::open(connector.clone(), Arc::clone(&session), driver.clone());
-        let lifeline = runtime.spawn(lifeline.await?.run());
+        let identity = Identity {
+            session: options.session_of(&id).into(),
+            grace: options.grace_to_ask(),
+        };
+        let nodes = Nodes::one(&runtime, connector, identity);
+        nodes.tried().await?;
         let watchdog = Arc::new(Watchdog::new(options.interval()));
-        let watching = watchdog::run(Arc::clone(&watchdog), Arc::clone(&session), driver.clone());
-        let watching = runtime.spawn(watching);
+        let watching = watchdog::run(Arc::clone(&watchdog), Arc::clone(&nodes));
         let core = Core {
             id,
             numbers: AtomicU64::new(1),
             lease: options.default_lease(),
             max_hold: options.longest_hold(),
-            connector,
-            driver,
-            session,
+            nodes,
             watchdog,
-            tasks: [lifeline.abort_handle(), watching.abort_handle()],
+            watching: runtime.spawn(watching).abort_handle(),
             background: Background::new(runtime),
         };
         Ok(Self {
@@ -198,11 +187,9 @@ pub(crate) struct Core {
     numbers: AtomicU64,
     pub(crate) lease: Duration,
     pub(crate) max_hold: Option<Duration>,
-    pub(crate) connector: Connector,
-    pub(crate) driver: Driver,
-    pub(crate) session: Arc<Session>,
+    pub(crate) nodes: Arc<Nodes>,
     pub(crate) watchdog: Arc<Watchdog>,
-    tasks: [AbortHandle; 2],
+    watching: AbortHandle,
     pub(crate) background: Background,
 }
 
@@ -214,9 +201,7 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // Its driver handle goes with it, and the driver ends with its last handle.
-        for task in &self.tasks {
-            task.abort();
-        }
+        // The nodes go with it, and with the watchdog.
+        self.watching.abort();
     }
 }

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, RedisError, Value};
+use redis::{Cmd, Pipeline, RedisError, Value};
 
+use crate::connection::ServerId;
 use crate::error::Error;
 use crate::hold::LostReason;
 use crate::mode::Mode;
+use crate::session::Attachment;
 
 /// What a command is about: an owner, at one lock or at several.
 #[derive(Clone, Copy)]
@@ -55,6 +57,8 @@ fn with_name(mut cmd: Cmd, name: &Arc<[u8]>) -> Cmd {
 pub(crate) struct Command<T> {
     pub(crate) cmd: Cmd,
     pub(crate) reader: Reader<T>,
+    /// The only server to which it may go.
+    pub(crate) only: Option<ServerId>,
 }
 
 impl<T> Command<T> {
@@ -62,7 +66,15 @@ impl<T> Command<T> {
         Self {
             cmd,
             reader: Reader::Any(read),
+            only: None,
         }
+    }
+
+    /// The same, only for the server to which the session is attached by this: what another says
+    /// about a hold must not count on it.
+    pub(crate) fn under(mut self, attachment: Option<&Arc<Attachment>>) -> Self {
+        self.only = attachment.and_then(|one| one.server().cloned());
+        self
     }
 
     /// How many of the locks that it names a command concerned is its reply.
@@ -71,6 +83,7 @@ impl<T> Command<T> {
         Self {
             cmd,
             reader: Reader::Count { locks, read },
+            only: None,
         }
     }
 }
@@ -107,6 +120,54 @@ impl<T> Reader<T> {
             ))))
         })
     }
+}
+
+/// `HELLO` and `INFO server`: whom a new connection has reached. Any user may say the first.
+pub(crate) fn introduce() -> Pipeline {
+    let mut question = redis::pipe();
+    question.cmd("HELLO").cmd("INFO").arg("server");
+    question
+}
+
+/// What a server says of itself, as far as it does to this user.
+pub(crate) struct Introduction {
+    pub(crate) is_replica: bool,
+    /// Another one in each life.
+    pub(crate) run_id: Option<String>,
+}
+
+impl Introduction {
+    /// Reads the answers to [`introduce`].
+    pub(crate) fn read(answers: &[Value]) -> Self {
+        let [hello, info] = answers else {
+            return Self {
+                is_replica: false,
+                run_id: None,
+            };
+        };
+        Self {
+            is_replica: read_role(hello).is_some_and(|role| role != b"master"),
+            run_id: read_run_id(info),
+        }
+    }
+}
+
+fn read_role(hello: &Value) -> Option<&[u8]> {
+    let Value::Map(fields) = hello else {
+        return None;
+    };
+    let role = fields.iter().find(|(key, _)| bytes(key) == Some(b"role"));
+    role.and_then(|(_, role)| bytes(role))
+}
+
+fn read_run_id(info: &Value) -> Option<String> {
+    let text = match info {
+        Value::VerbatimString { text, .. } => text.as_str(),
+        other => std::str::from_utf8(bytes(other)?).ok()?,
+    };
+    let mut lines = text.lines();
+    let run_id = lines.find_map(|line| line.strip_prefix("run_id:"));
+    run_id.map(str::to_owned)
 }
 
 /// What an ACQUIRE came to.

@@ -5,49 +5,40 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::TcpSettings;
-use redis::io::tcp::socket2::TcpKeepalive;
-use redis::{
-    AsyncConnectionConfig, IntoConnectionInfo, Pipeline, ProtocolVersion, PushInfo, PushKind,
-    RedisResult, Value,
-};
+use redis::{AsyncConnectionConfig, Pipeline, PushInfo, PushKind, RedisResult, Value};
 
+use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::command::Command;
+use crate::command::{self, Command, Introduction};
 use crate::error::Error;
+use crate::place::Place;
 
-/// Knows where the server is.
+/// Opens connections to the server, wherever that is at the moment. Clones open connections of the
+/// same client.
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
-    client: redis::Client,
+    place: Place,
     response_timeout: Duration,
+    /// The server that was reached last.
+    latest: Arc<watch::Sender<Option<ServerId>>>,
 }
 
+/// One life of one server: after a restart it is another.
+///
+/// Behind an address, and still more behind sentinels, there can be one server today and another
+/// tomorrow, and the two connections of a client may meet different ones. What is held by the word
+/// of the one is not confirmed by the other, so each connection knows to whom it speaks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ServerId(Arc<str>);
+
 impl Connector {
-    /// Reads the URL; no I/O.
-    pub(crate) fn new(url: &str, response_timeout: Duration) -> Result<Self, Error> {
-        let info = url
-            .into_connection_info()
-            .map_err(Error::could_not_connect)?;
-        // The server, too, learns by it that a peer has vanished, and ends its session.
-        let keepalive = TcpKeepalive::new()
-            .with_time(KEEPALIVE)
-            .with_interval(KEEPALIVE);
-        let settings = TcpSettings::default()
-            .set_nodelay(true)
-            .set_keepalive(keepalive);
-        // Only with RESP3 does the library tell when a connection has closed.
-        let redis = info
-            .redis_settings()
-            .clone()
-            .set_protocol(ProtocolVersion::RESP3);
-        let info = info.set_redis_settings(redis).set_tcp_settings(settings);
-        let client = redis::Client::open(info);
-        Ok(Self {
-            client: client.map_err(Error::could_not_connect)?,
+    pub(crate) fn new(place: Place, response_timeout: Duration) -> Self {
+        Self {
+            place,
             response_timeout,
-        })
+            latest: Arc::new(watch::Sender::new(None)),
+        }
     }
 
     /// How long a command's reply may take.
@@ -67,14 +58,18 @@ impl Connector {
                 Ok(())
             },
         );
-        self.open(config)
-            .await
-            .map(|commands| CommandConnection { commands, closed })
+        let (commands, peer) = self.open(config).await?;
+        Ok(CommandConnection {
+            commands,
+            closed,
+            peer,
+        })
     }
 
     /// Opens the connection that is the session's life-line.
     pub(crate) async fn for_events(&self) -> Result<EventsConnection, Error> {
-        self.open(self.config(None)).await.map(EventsConnection)
+        let (events, peer) = self.open(self.config(None)).await?;
+        Ok(EventsConnection { events, peer })
     }
 
     fn config(&self, reply_within: Option<Duration>) -> AsyncConnectionConfig {
@@ -83,11 +78,62 @@ impl Connector {
             .set_response_timeout(reply_within)
     }
 
-    async fn open(&self, config: AsyncConnectionConfig) -> Result<MultiplexedConnection, Error> {
-        let opening = self
-            .client
-            .get_multiplexed_async_connection_with_config(&config);
-        opening.await.map_err(Error::could_not_connect)
+    /// Looks up where the server is and connects to it, if it is a primary.
+    async fn open(
+        &self,
+        config: AsyncConnectionConfig,
+    ) -> Result<(MultiplexedConnection, Peer), Error> {
+        let client = self.place.find(self.response_timeout).await?;
+        let opening = client.get_multiplexed_async_connection_with_config(&config);
+        let mut connection = opening.await.map_err(Error::could_not_connect)?;
+        let introduced = introduce(&mut connection, self.response_timeout).await?;
+        let address = client.get_connection_info().addr().to_string();
+        if introduced.is_replica {
+            return Err(Error::replica(&address));
+        }
+        let server = ServerId(introduced.run_id.unwrap_or(address).into());
+        // The other connection, if it is to another server, was opened earlier and so by older
+        // knowledge: it follows.
+        self.latest.send_replace(Some(server.clone()));
+        let latest = self.latest.subscribe();
+        Ok((connection, Peer { server, latest }))
+    }
+}
+
+/// Asks whom we have reached.
+async fn introduce(
+    connection: &mut MultiplexedConnection,
+    within: Duration,
+) -> Result<Introduction, Error> {
+    let question = command::introduce();
+    let answers = connection.send_packed_commands(&question, 0, question.len());
+    let answers = timeout(within, answers).await;
+    let answers = answers.map_err(|_| Error::no_reply(None))?;
+    let answers = answers.map_err(Error::could_not_connect)?;
+    Ok(Introduction::read(&answers))
+}
+
+/// Whom a connection has reached, and whether that is still the one to talk to.
+#[derive(Clone)]
+struct Peer {
+    server: ServerId,
+    latest: watch::Receiver<Option<ServerId>>,
+}
+
+impl Peer {
+    /// Whether another connection has found another server since.
+    fn is_outdated(&self) -> bool {
+        self.latest.borrow().as_ref() != Some(&self.server)
+    }
+
+    /// Ends when another connection has found another server.
+    async fn outdated(&mut self) {
+        let Self { server, latest } = self;
+        let other = latest.wait_for(|latest| latest.as_ref() != Some(server));
+        if other.await.is_err() {
+            // Nobody is left who could find another.
+            std::future::pending::<()>().await;
+        }
     }
 }
 
@@ -96,13 +142,20 @@ impl Connector {
 pub(crate) struct CommandConnection {
     commands: MultiplexedConnection,
     closed: Arc<AtomicBool>,
+    peer: Peer,
 }
 
 impl CommandConnection {
     /// Whether the peer is known to have closed it: what is not sent then has surely not been
-    /// carried out, while a command sent regardless would leave that unknown.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Relaxed)
+    /// carried out, while a command sent regardless would leave that unknown. Or whether the
+    /// life-line has found another server.
+    pub(crate) fn is_over(&self) -> bool {
+        self.closed.load(Ordering::Relaxed) || self.peer.is_outdated()
+    }
+
+    /// To whom it leads.
+    pub(crate) fn server(&self) -> &ServerId {
+        &self.peer.server
     }
 
     /// Sends the commands in one write and waits for all replies.
@@ -114,17 +167,27 @@ impl CommandConnection {
 }
 
 /// The connection that carries RLOCK.EVENTS, one call at a time. Dropping it closes the socket.
-pub(crate) struct EventsConnection(MultiplexedConnection);
+pub(crate) struct EventsConnection {
+    events: MultiplexedConnection,
+    peer: Peer,
+}
 
 impl EventsConnection {
-    /// Sends the call and waits for its reply, at most this long.
+    /// To whom it leads.
+    pub(crate) fn server(&self) -> &ServerId {
+        &self.peer.server
+    }
+
+    /// Sends the call and waits for its reply, at most this long, and not if meanwhile the
+    /// connection for commands finds another server.
     pub(crate) async fn ask<T>(&mut self, call: Command<T>, within: Duration) -> Result<T, Error> {
-        let reply = timeout(within, self.0.send_packed_command(&call.cmd)).await;
+        let reply = timeout(within, self.events.send_packed_command(&call.cmd));
+        let reply = tokio::select! {
+            reply = reply => reply,
+            () = self.peer.outdated() => return Err(Error::elsewhere()),
+        };
         let reply = reply.map_err(|_| Error::no_reply(None))?;
         let reply: Value = reply.map_err(|broken| Error::no_reply(Some(broken)))?;
         call.reader.read(&reply)
     }
 }
-
-/// A silent connection is probed after this long, and then as often.
-const KEEPALIVE: Duration = Duration::from_secs(10);

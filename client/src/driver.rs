@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::command::{Command, Reader};
-use crate::connection::{CommandConnection, Connector};
+use crate::connection::{CommandConnection, Connector, ServerId};
 use crate::error::Error;
 use crate::locked;
 
@@ -25,22 +25,10 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Starts the task on a connection that is already open.
-    pub(crate) fn start(
-        runtime: &Handle,
-        connector: Connector,
-        connection: CommandConnection,
-    ) -> Self {
+    /// Starts the task, which connects at once; what is handed over meanwhile waits for that.
+    pub(crate) fn start(runtime: &Handle, connector: Connector) -> Self {
         let (requests, queue) = mpsc::unbounded_channel();
-        let link = Link::new(connection, connector.response_timeout());
-        runtime.spawn(drive(connector, link, queue));
-        Self { requests }
-    }
-
-    /// A driver that drives nothing.
-    #[cfg(test)]
-    pub(crate) fn idle() -> Self {
-        let (requests, _) = mpsc::unbounded_channel();
+        runtime.spawn(drive(connector, queue));
         Self { requests }
     }
 
@@ -51,20 +39,12 @@ impl Driver {
         pipeline.add_command(command.cmd);
         Answer {
             reader: command.reader,
-            replies: self.hand_over(pipeline),
+            replies: self.hand_over(pipeline, command.only),
         }
     }
 
-    /// As [`send`](Self::send), and sends it once more if the connection broke before the reply
-    /// came. Only for commands that may as well be carried out twice.
-    pub(crate) async fn send_harmless<T: Clone>(&self, command: Command<T>) -> Result<T, Error> {
-        match self.send(command.clone()).await {
-            Err(error) if error.is_broken_connection() => self.send(command).await,
-            answer => answer,
-        }
-    }
-
-    /// Sends all commands as one pipeline and returns their replies in order.
+    /// Sends all commands as one pipeline, to the server of the first, and returns their replies in
+    /// order.
     pub(crate) async fn send_all<T>(
         &self,
         commands: &[Command<T>],
@@ -73,8 +53,9 @@ impl Driver {
         for command in commands {
             pipeline.add_command(command.cmd.clone());
         }
+        let only = commands.first().and_then(|command| command.only.clone());
         let replies = self
-            .hand_over(pipeline)
+            .hand_over(pipeline, only)
             .await
             .unwrap_or_else(|_| Err(Error::no_runtime()))?;
         let read = commands
@@ -84,10 +65,15 @@ impl Driver {
         Ok(read.collect())
     }
 
-    fn hand_over(&self, pipeline: Pipeline) -> oneshot::Receiver<Replies> {
+    fn hand_over(&self, pipeline: Pipeline, only: Option<ServerId>) -> oneshot::Receiver<Replies> {
         let (reply, replies) = oneshot::channel();
+        let request = Request {
+            pipeline,
+            only,
+            reply,
+        };
         // If the task is gone, so is the runtime; the dropped `reply` then tells the caller.
-        let _ = self.requests.send(Request { pipeline, reply });
+        let _ = self.requests.send(request);
         replies
     }
 }
@@ -118,26 +104,33 @@ type Replies = Result<Vec<Value>, Error>;
 #[derive(Debug)]
 struct Request {
     pipeline: Pipeline,
+    only: Option<ServerId>,
     reply: oneshot::Sender<Replies>,
 }
 
-async fn drive(
-    connector: Connector,
-    mut link: Link,
-    mut requests: mpsc::UnboundedReceiver<Request>,
-) {
+async fn drive(connector: Connector, mut requests: mpsc::UnboundedReceiver<Request>) {
+    // Why this one failed nobody wants to know: the first request tries again.
+    let mut link = connect(&connector).await.ok();
     while let Some(request) = requests.recv().await {
-        if link.is_broken() {
-            match connector.for_commands().await {
-                Ok(connection) => link = Link::new(connection, connector.response_timeout()),
-                Err(error) => {
-                    refuse(request, &mut requests, &error);
-                    continue;
-                }
+        let good = match link.take_if(|link| !link.is_broken()) {
+            Some(good) => Ok(good),
+            None => connect(&connector).await,
+        };
+        match good.map(|good| link.insert(good)) {
+            Ok(link) if link.leads_to(request.only.as_ref()) => link.carry(request).await,
+            Ok(_) => {
+                // The session is attached to a server that this connection has left, or not yet
+                // reached.
+                let _ = request.reply.send(Err(Error::elsewhere()));
             }
+            Err(error) => refuse(request, &mut requests, &error),
         }
-        link.carry(request).await;
     }
+}
+
+async fn connect(connector: &Connector) -> Result<Link, Error> {
+    let connection = connector.for_commands().await?;
+    Ok(Link::new(connection, connector.response_timeout()))
 }
 
 /// Tells everybody in line that there is no connection: had each of them waited for a try of its
@@ -167,8 +160,13 @@ impl Link {
         }
     }
 
+    /// Whether it leads to this server, if it must be one.
+    fn leads_to(&self, only: Option<&ServerId>) -> bool {
+        only.is_none_or(|only| only == self.connection.server())
+    }
+
     fn is_broken(&self) -> bool {
-        self.connection.is_closed() || self.health.broken.load(Ordering::Relaxed)
+        self.connection.is_over() || self.health.broken.load(Ordering::Relaxed)
     }
 
     /// Sends the request, and leaves the wait for its replies to a task of its own.
@@ -189,7 +187,7 @@ impl Link {
     async fn exchange(mut self, request: Request) {
         let replies = match self.connection.ask_all(&request.pipeline).await {
             Ok(replies) => {
-                self.health.answered();
+                self.health.answered(&replies);
                 Ok(replies)
             }
             Err(error) => {
@@ -219,8 +217,13 @@ impl Health {
         }
     }
 
-    fn answered(&self) {
+    /// A server that has been made a replica will not carry anything out: the next command looks
+    /// for the primary.
+    fn answered(&self, replies: &[Value]) {
         *locked(&self.answered) = Instant::now();
+        if replies.iter().any(is_readonly) {
+            self.broken.store(true, Ordering::Relaxed);
+        }
     }
 
     /// A late reply alone does not cost the connection: whatever undoes the late command must
@@ -231,6 +234,10 @@ impl Health {
             self.broken.store(true, Ordering::Relaxed);
         }
     }
+}
+
+fn is_readonly(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(refusal) if refusal.code() == "READONLY")
 }
 
 /// After this many response timeouts without any reply a connection is replaced.

@@ -72,7 +72,7 @@ impl Error {
     }
 
     /// Whether the server did not carry the command out: it could not be reached, or it answered
-    /// that it is loading, busy or without a leader. Trying again is safe.
+    /// that it is loading, busy, a replica or without a leader. Trying again is safe.
     pub fn is_could_not_ask(&self) -> bool {
         self.kind == ErrorKind::CouldNotAsk
     }
@@ -177,12 +177,93 @@ impl Error {
         Self::new(ErrorKind::Refused, detail)
     }
 
+    /// No connection; or one that the server ended with a word of its own, such as that it does not
+    /// know the password.
     pub(crate) fn could_not_connect(source: RedisError) -> Self {
-        let detail = "no connection".into();
+        let refusal = source.code().map(|code| {
+            let details = source.detail().unwrap_or_default();
+            Self::from_text(&format!("{code} {details}"))
+        });
+        let error =
+            refusal.unwrap_or_else(|| Self::new(ErrorKind::CouldNotAsk, "no connection".into()));
+        Self {
+            source: Some(source),
+            ..error
+        }
+    }
+
+    pub(crate) fn bad_url(source: RedisError) -> Self {
+        let detail = "the URL cannot be read".into();
         Self {
             source: Some(source),
             ..Self::new(ErrorKind::CouldNotAsk, detail)
         }
+    }
+
+    #[cfg(feature = "tls")]
+    pub(crate) fn bad_certificates(source: RedisError) -> Self {
+        let detail = "the certificates or the key cannot be read".into();
+        Self {
+            source: Some(source),
+            ..Self::new(ErrorKind::CouldNotAsk, detail)
+        }
+    }
+
+    pub(crate) fn no_tls() -> Self {
+        let detail = "the URL asks for TLS, which needs the crate's feature `tls`";
+        Self::new(ErrorKind::CouldNotAsk, detail.into())
+    }
+
+    /// A server that only repeats what its primary does.
+    pub(crate) fn replica(address: &str) -> Self {
+        let detail = format!("READONLY the server at {address} is a replica");
+        Self::new(ErrorKind::CouldNotAsk, detail.into())
+    }
+
+    /// Not sent: the session is attached to another server than the commands go to just now.
+    pub(crate) fn elsewhere() -> Self {
+        let detail = "NOSESSION the session is attached to another server";
+        Self::new(ErrorKind::CouldNotAsk, detail.into())
+    }
+
+    pub(crate) fn unknown_service(service: &str) -> Self {
+        let detail = format!("it knows no service called {service}");
+        Self::new(ErrorKind::Refused, detail.into())
+    }
+
+    pub(crate) fn not_a_sentinel() -> Self {
+        let detail = "the reply is not a sentinel's".into();
+        Self::new(ErrorKind::Refused, detail)
+    }
+
+    /// No sentinel said where the primary is, and each why not. Only if all of them refused is it
+    /// of no use to ask again.
+    pub(crate) fn no_sentinel(errors: &[Self]) -> Self {
+        let refused = !errors.is_empty() && errors.iter().all(Self::is_refused);
+        let kind = if refused {
+            ErrorKind::Refused
+        } else {
+            ErrorKind::CouldNotAsk
+        };
+        let each: Vec<_> = errors.iter().map(|error| &*error.detail).collect();
+        Self {
+            source: errors.iter().find_map(|error| error.source.clone()),
+            ..Self::new(kind, each.join("; ").into())
+        }
+    }
+
+    /// The same, said by one of several.
+    pub(crate) fn of(self, whom: &str) -> Self {
+        Self {
+            detail: format!("{whom}: {}", self.detail).into(),
+            ..self
+        }
+    }
+
+    /// Whether nothing will change by asking again: the server said no, or knows no `RLOCK.*`.
+    pub(crate) fn is_final(&self) -> bool {
+        let refused = self.is_refused() || self.is_module_not_loaded();
+        refused && !self.is_taken_over()
     }
 
     pub(crate) fn no_reply(source: Option<RedisError>) -> Self {
@@ -205,6 +286,7 @@ impl Error {
         let kind = match code {
             "DEADLOCK" => ErrorKind::Deadlock,
             "ERR" if details.starts_with("unknown command") => ErrorKind::ModuleNotLoaded,
+            "ERR" if details.starts_with("max number of clients") => ErrorKind::CouldNotAsk,
             code if NOT_READY.contains(&code) => ErrorKind::CouldNotAsk,
             _ => ErrorKind::Refused,
         };
@@ -262,7 +344,8 @@ impl std::error::Error for Error {
 }
 
 /// Code words with which a server says that it has not carried the command out and may do so later.
-const NOT_READY: [&str; 8] = [
+const NOT_READY: [&str; 9] = [
+    "READONLY",
     "NOSESSION",
     "LOADING",
     "BUSY",
@@ -294,7 +377,12 @@ mod tests {
             ),
             ("ERR", "lease-ms must be positive", ErrorKind::Refused),
             ("WRONGTYPE", "not a lock", ErrorKind::Refused),
-            ("READONLY", "a replica", ErrorKind::Refused),
+            ("READONLY", "a replica", ErrorKind::CouldNotAsk),
+            (
+                "ERR",
+                "max number of clients reached",
+                ErrorKind::CouldNotAsk,
+            ),
             ("LOADING", "the dataset", ErrorKind::CouldNotAsk),
             ("NOSESSION", "nobody listens", ErrorKind::CouldNotAsk),
             ("UNBLOCKED", "master -> replica", ErrorKind::CouldNotAsk),

@@ -8,11 +8,11 @@ use std::time::Duration;
 use crate::attempt::{self, Patience, Request};
 use crate::client::Core;
 use crate::error::Error;
-use crate::hold::{Grant, Hold, LostReason, Renewal};
+use crate::hold::{Grant, Hold, LostReason};
 use crate::mode::{Mode, One, Plain, Read, Several, Write};
 use crate::owner::{Claim, Owner};
 use crate::release;
-use crate::session::Attachment;
+use crate::renewal;
 
 /// A lock that is held; made by [`Lock::lock`](crate::Lock::lock) and its siblings.
 ///
@@ -233,30 +233,8 @@ impl<M> Guard<M> {
         if let Some(reason) = self.hold().lost() {
             return Err(Error::lost(reason));
         }
-        let core = &self.held.core;
-        let (held, renewal) = match self.ask_to_renew().await {
-            Err((error, known)) if error.is_no_session() => {
-                let patience = core.connector.response_timeout();
-                let session = &core.session;
-                let next = session.attachment_within(patience, known.as_ref());
-                next.await?;
-                self.ask_to_renew().await.map_err(|(error, _)| error)?
-            }
-            answer => answer.map_err(|(error, _)| error)?,
-        };
+        let (held, renewal) = renewal::anew(&self.held.core.nodes, self.hold()).await?;
         self.hold().renewed(held, &renewal).map_err(Error::lost)
-    }
-
-    /// On failure with what the session was attached by when this was sent.
-    async fn ask_to_renew(&self) -> Result<(bool, Renewal), (Error, Option<Arc<Attachment>>)> {
-        let core = &self.held.core;
-        let attachment = core.session.attachment();
-        let lease = self.hold().anew();
-        let renewal = self.hold().renewal(lease);
-        match core.driver.send_harmless(renewal).await {
-            Err(error) => Err((error, attachment)),
-            Ok(held) => Ok((held, Renewal { lease, attachment })),
-        }
     }
 
     /// Gives the lock back and waits for the server's word. One round trip. Of several guards of
@@ -318,13 +296,18 @@ pub(crate) struct Held {
 
 impl Held {
     pub(crate) fn new(core: &Arc<Core>, claim: Claim, grant: Grant) -> Self {
+        let (registry, target) = (&core.nodes.registry, claim.target());
         if grant.fresh {
-            core.session.supersede(claim.target(), grant.token);
+            registry.supersede(target, grant.token);
         }
-        let granted = Hold::new(&core.session, &claim, grant);
-        let hold = claim.target().share(Arc::clone(&granted));
+        let granted = Hold::new(registry, &claim, grant);
+        let hold = target.share(Arc::clone(&granted));
         if Arc::ptr_eq(&hold, &granted) {
-            core.session.keep(&hold);
+            registry.keep(&hold);
+            // Beside a life-line that ended in this very moment.
+            if let Some(reason) = core.nodes.site(target).node.session.ended() {
+                hold.lose(reason);
+            }
             if claim.terms().renewed {
                 core.watchdog.add(&hold);
             }

@@ -10,7 +10,8 @@ use tokio::time::{Instant, sleep_until};
 use crate::command::{self, Command};
 use crate::owner::{Claim, Lease, Target, Terms};
 use crate::part;
-use crate::session::{Attachment, Session};
+use crate::registry::Registry;
+use crate::session::Attachment;
 use crate::trace;
 
 /// Why a hold is over although nobody unlocked it.
@@ -64,7 +65,7 @@ impl fmt::Display for LostReason {
 /// One hold of one owner, shared by all its guards. A hold of several locks is lost with any.
 pub(crate) struct Hold {
     target: Arc<Target>,
-    session: Arc<Session>,
+    registry: Arc<Registry>,
     token: u64,
     terms: Terms,
     /// When it ends at the latest, however often it is renewed.
@@ -93,14 +94,14 @@ pub(crate) struct Grant {
 }
 
 impl Hold {
-    pub(crate) fn new(session: &Arc<Session>, claim: &Claim, grant: Grant) -> Arc<Self> {
+    pub(crate) fn new(registry: &Arc<Registry>, claim: &Claim, grant: Grant) -> Arc<Self> {
         let terms = claim.terms();
         let begun = grant.lease.since;
         let cap = terms.max_hold.and_then(|max| begun.checked_add(max));
         let validity = Validity::new(grant.lease, grant.attachment).within(cap);
         Arc::new(Self {
             target: Arc::clone(claim.target()),
-            session: Arc::clone(session),
+            registry: Arc::clone(registry),
             token: grant.token,
             terms,
             cap,
@@ -147,6 +148,11 @@ impl Hold {
         }
     }
 
+    /// Whether it was last confirmed under this attachment.
+    pub(crate) fn counts_on(&self, attachment: &Attachment) -> bool {
+        std::ptr::eq(&raw const *self.validity.borrow().attachment, attachment)
+    }
+
     /// As much of the whole lease as the longest hold allows.
     pub(crate) fn lease_anew(&self, now: Instant) -> Duration {
         let left = self.cap.map(|cap| cap.saturating_duration_since(now));
@@ -182,9 +188,8 @@ impl Hold {
         }
     }
 
-    /// The command that renews it.
-    pub(crate) fn renewal(&self, lease: Lease) -> Command<bool> {
-        let session = &self.session.name;
+    /// The command that renews it, for this session.
+    pub(crate) fn renewal(&self, lease: Lease, session: &str) -> Command<bool> {
         command::renew(self.target.subject(), lease.length, self.token, session)
     }
 
@@ -242,7 +247,7 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.session.forget(&self.target);
+        self.registry.forget(&self.target);
     }
 }
 
@@ -341,7 +346,6 @@ const LEASE_MIN: Duration = Duration::from_millis(1);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::Driver;
     use crate::mode::Mode;
     use crate::owner::Owner;
 
@@ -444,14 +448,13 @@ mod tests {
             renewed,
             max_hold,
         });
-        let session = Session::new("client".to_owned(), Duration::ZERO, Driver::idle());
         let grant = Grant {
             token: 7,
             lease: lease_from(sent, LEASE),
             attachment: Attachment::new(sent, Duration::ZERO),
             fresh: true,
         };
-        Hold::new(&session, &claim, grant)
+        Hold::new(&Arc::default(), &claim, grant)
     }
 
     #[tokio::test(start_paused = true)]

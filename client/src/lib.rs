@@ -49,13 +49,19 @@ mod release;
 mod renewal;
 mod watchdog;
 
+mod nodes;
+mod registry;
+
 mod lifeline;
+mod node;
 mod session;
 
 mod driver;
 
 mod command;
 mod connection;
+mod place;
+mod sentinel;
 
 mod background;
 mod backoff;

@@ -1,7 +1,7 @@
 //! The task that keeps the session attached: RLOCK.EVENTS, again and again, on a connection of its
 //! own.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -9,20 +9,21 @@ use tokio::time::{Instant, sleep};
 use crate::backoff::Backoff;
 use crate::command::{self, Event};
 use crate::connection::{Connector, EventsConnection};
-use crate::driver::Driver;
 use crate::error::Error;
 use crate::hold::{Hold, LostReason};
+use crate::node::Node;
+use crate::nodes::Nodes;
 use crate::part;
+use crate::registry::Delivered;
 use crate::renewal;
 use crate::session::{Attachment, Session};
 
 /// What the task works with. It does not keep the client alive.
 pub(crate) struct Lifeline {
     session: Arc<Session>,
-    driver: Driver,
     connector: Connector,
-    connection: EventsConnection,
-    attachment: Arc<Attachment>,
+    nodes: Weak<Nodes>,
+    node: Weak<Node>,
     /// When the last call that was answered had been sent. What has not been told in its answer
     /// has not happened before.
     answered: Instant,
@@ -30,36 +31,57 @@ pub(crate) struct Lifeline {
     given_up: Option<Instant>,
 }
 
+/// A connection on which the session is attached.
+struct Line {
+    connection: EventsConnection,
+    attachment: Arc<Attachment>,
+}
+
 impl Lifeline {
-    /// Opens the connection and attaches the session, for the first time.
-    pub(crate) async fn open(
+    /// Nothing is connected yet.
+    pub(crate) fn new(
         connector: Connector,
         session: Arc<Session>,
-        driver: Driver,
-    ) -> Result<Self, Error> {
-        let mut connection = connector.for_events().await?;
-        let (_, sent) = attach(&mut connection, &connector, &session).await?;
-        let attachment = session.attached(sent);
-        Ok(Self {
+        nodes: Weak<Nodes>,
+        node: Weak<Node>,
+    ) -> Self {
+        Self {
             session,
-            driver,
             connector,
-            connection,
-            attachment,
-            answered: sent,
+            nodes,
+            node,
+            answered: Instant::now(),
             given_up: None,
-        })
+        }
     }
 
-    /// Listens until it is aborted, with the client, or another connection takes the session over.
+    /// Attaches and listens until it is aborted, with the node, or another connection takes the
+    /// session over.
     pub(crate) async fn run(mut self) {
+        let mut line = self.attach().await;
         loop {
-            let error = self.listen().await;
+            let error = self.listen(&mut line).await;
             if is_taken_over(&error) && !self.may_be_ourselves() {
-                return self.session.over(LostReason::TakenOver);
+                return self.over(LostReason::TakenOver);
             }
             self.give_up(error);
-            self.attach_again().await;
+            // The old connection is kept until then: if only its replies are late, closing it would
+            // cost our waiters their places.
+            line = self.attach().await;
+        }
+    }
+
+    fn over(&self, reason: LostReason) {
+        self.session.over(reason);
+        for hold in self.holds() {
+            hold.lose(reason);
+        }
+    }
+
+    fn holds(&self) -> Vec<Arc<Hold>> {
+        match (self.nodes.upgrade(), self.node.upgrade()) {
+            (Some(nodes), Some(node)) => nodes.holds_at(&node),
+            _ => Vec::new(),
         }
     }
 
@@ -77,36 +99,37 @@ impl Lifeline {
     }
 
     /// Calls and delivers until a call fails.
-    async fn listen(&mut self) -> Error {
+    async fn listen(&mut self, line: &mut Line) -> Error {
         let wait = wait_in(self.session.grace);
         let within = wait.saturating_add(self.slack());
         loop {
             let call = command::events(&self.session.name, Some(wait), self.session.grace);
             let sent = Instant::now();
-            let events = match self.connection.ask(call, within).await {
+            let events = match line.connection.ask(call, within).await {
                 Ok(events) => events,
                 Err(error) => return error,
             };
-            if !self.attachment.confirm(sent, Instant::now()) {
+            if !line.attachment.confirm(sent, Instant::now()) {
                 // The session has outlived our confidence in it. What was held then stays lost.
-                self.attachment = self.session.attached(sent);
+                line.attachment = self.session.attached(sent, line.connection.server());
             }
             self.deliver(events, sent);
         }
     }
 
-    /// Connects and attaches until it works, and has all holds confirmed. The old connection is
-    /// kept until then: if only its replies are late, closing it would cost our waiters their
-    /// places.
-    async fn attach_again(&mut self) {
+    /// Connects and attaches until it works, and has all holds confirmed.
+    async fn attach(&mut self) -> Line {
         let mut backoff = Backoff::new();
         loop {
             match self.try_to_attach().await {
                 Ok((connection, events, sent)) => {
-                    self.connection = connection;
-                    self.attachment = self.session.attached(sent);
+                    let attachment = self.session.attached(sent, connection.server());
                     self.deliver(events, sent);
-                    return self.confirm_holds();
+                    self.confirm_holds(&attachment);
+                    return Line {
+                        connection,
+                        attachment,
+                    };
                 }
                 Err(error) => self.give_up(error),
             }
@@ -114,29 +137,42 @@ impl Lifeline {
         }
     }
 
+    /// The first call on a connection is answered at once, and so confirms at once.
     async fn try_to_attach(&self) -> Result<(EventsConnection, Vec<Event>, Instant), Error> {
         let mut connection = self.connector.for_events().await?;
-        let (events, sent) = attach(&mut connection, &self.connector, &self.session).await?;
+        let call = command::events(&self.session.name, None, self.session.grace);
+        let sent = Instant::now();
+        let within = self.connector.response_timeout();
+        let events = connection.ask(call, within).await?;
         Ok((connection, events, sent))
     }
 
     fn deliver(&mut self, events: Vec<Event>, sent: Instant) {
         let since = std::mem::replace(&mut self.answered, sent);
-        let lost: Vec<_> = events
-            .into_iter()
-            .flat_map(|event| self.session.deliver(event, since))
-            .collect();
+        let (Some(nodes), Some(node)) = (self.nodes.upgrade(), self.node.upgrade()) else {
+            return;
+        };
+        let mut lost = Vec::new();
+        for event in events {
+            match nodes.registry.deliver(event, since, &node) {
+                Delivered::Done => {}
+                Delivered::Lost(holds, reason) => {
+                    lost.extend(holds.into_iter().map(|hold| (hold, reason)));
+                }
+                Delivered::Stray(stray) => nodes.give_back(stray),
+            }
+        }
         if !lost.is_empty() {
-            let (driver, session) = (self.driver.clone(), Arc::clone(&self.session));
-            tokio::spawn(async move { verify(&driver, &session, lost).await });
+            tokio::spawn(async move { verify(&nodes, lost).await });
         }
     }
 
-    fn confirm_holds(&self) {
-        let holds = self.session.holds();
-        if !holds.is_empty() {
-            let (driver, session) = (self.driver.clone(), Arc::clone(&self.session));
-            tokio::spawn(async move { renewal::confirm(&driver, &session, &holds).await });
+    fn confirm_holds(&self, attachment: &Attachment) {
+        let mut holds = self.holds();
+        // The others were granted or confirmed since.
+        holds.retain(|hold| !hold.counts_on(attachment));
+        if let Some(nodes) = self.nodes.upgrade().filter(|_| !holds.is_empty()) {
+            tokio::spawn(async move { renewal::confirm(&nodes, &holds).await });
         }
     }
 
@@ -151,23 +187,11 @@ impl Lifeline {
     }
 }
 
-/// The first call on a connection is answered at once, and so confirms at once.
-async fn attach(
-    connection: &mut EventsConnection,
-    connector: &Connector,
-    session: &Session,
-) -> Result<(Vec<Event>, Instant), Error> {
-    let call = command::events(&session.name, None, session.grace);
-    let sent = Instant::now();
-    let events = connection.ask(call, connector.response_timeout()).await?;
-    Ok((events, sent))
-}
-
 /// Asks about holds of which an event says that they are lost: it may be about an earlier hold of
 /// the same owner, whose guard has gone since.
-async fn verify(driver: &Driver, session: &Session, lost: Vec<(Arc<Hold>, LostReason)>) {
+async fn verify(nodes: &Nodes, lost: Vec<(Arc<Hold>, LostReason)>) {
     let holds: Vec<_> = lost.iter().map(|(hold, _)| Arc::clone(hold)).collect();
-    let confirmed = renewal::still_held(driver, session, &holds).await;
+    let confirmed = renewal::still_held(nodes, &holds).await;
     for ((hold, reason), confirmed) in lost.into_iter().zip(confirmed) {
         if !confirmed {
             hold.lose(reason);

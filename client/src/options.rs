@@ -6,6 +6,7 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::hold::whole_millis;
 use crate::part;
+use crate::place::{Certificates, Place};
 
 /// Settings for a [`Client`]; made by [`Client::builder`].
 ///
@@ -32,6 +33,8 @@ pub struct ClientBuilder {
     grace: Duration,
     label: Option<String>,
     response_timeout: Duration,
+    sentinels: Vec<String>,
+    certificates: Certificates,
 }
 
 impl ClientBuilder {
@@ -43,6 +46,8 @@ impl ClientBuilder {
             grace: GRACE,
             label: None,
             response_timeout: RESPONSE_TIMEOUT,
+            sentinels: Vec::new(),
+            certificates: Certificates::default(),
         }
     }
 
@@ -104,21 +109,92 @@ impl ClientBuilder {
         self
     }
 
-    /// Connects to the server at `url` (`redis://[user:password@]host:port[/db]`, or
-    /// `redis+unix:///path`).
+    /// Asks these sentinels where the server is, before each connection. The host in the URL that
+    /// is given to [`connect`](Self::connect) is then the name of the service, and its port counts
+    /// for nothing.
     ///
-    /// Call it inside the tokio runtime in which the client is to work.
+    /// A sentinel's URL has its own user, password and TLS, and the port 26379 unless it names
+    /// another. The user needs `SENTINEL GET-MASTER-ADDR-BY-NAME`. All are asked at once, and what
+    /// more than half of them say is believed, so name all of them, or one address behind which
+    /// they all are.
+    ///
+    /// After a failover the client connects to the new primary by itself: waits line up there, and
+    /// each hold is confirmed there or lost. What the old primary granted and the new one never
+    /// heard of is lost; it may have been granted to somebody else by then.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), rlock_client::Error> {
+    /// let client = rlock_client::Client::builder()
+    ///     .sentinels(["redis://a.internal", "redis://b.internal", "redis://c.internal"])
+    ///     .connect("redis://user:password@orders/0") // the service `orders`
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn sentinels<U: Into<String>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
+        self.sentinels = urls.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Trusts servers and sentinels by these root certificates, in PEM, instead of the system's.
+    /// They count where a URL asks for TLS (`rediss://`).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let client = rlock_client::Client::builder()
+    ///     .root_certificate(std::fs::read("ca.pem")?)
+    ///     .client_certificate(std::fs::read("us.pem")?, std::fs::read("us.key")?)
+    ///     .connect("rediss://cache.internal:6380")
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "tls")]
+    pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.certificates.trust(pem.into());
+        self
+    }
+
+    /// Shows this certificate to servers and sentinels that ask for one: its chain and its key, in
+    /// PEM. It counts where a URL asks for TLS (`rediss://`).
+    #[cfg(feature = "tls")]
+    pub fn client_certificate(
+        mut self,
+        pem: impl Into<Vec<u8>>,
+        key_pem: impl Into<Vec<u8>>,
+    ) -> Self {
+        self.certificates.show(pem.into(), key_pem.into());
+        self
+    }
+
+    /// Connects to the server at `url` (`redis://[user:password@]host:port[/db]`, `rediss://…` for
+    /// TLS with the feature `tls`, or `redis+unix:///path`); or, with
+    /// [`sentinels`](Self::sentinels), to the primary of the service that is named there.
+    ///
+    /// Call it inside the tokio runtime in which the client is to work. What the user needs to be
+    /// allowed [is listed](crate#users-and-their-rights).
     ///
     /// # Errors
     ///
-    /// - Could not ask: the URL cannot be read, or nobody answers there.
-    /// - Module not loaded, refused: the server's answer.
+    /// - Could not ask: a URL or a certificate cannot be read, nobody answers there, or the server
+    ///   is a replica.
+    /// - Module not loaded, refused: the server's answer, such as that it does not know the
+    ///   password or that the user may not call the commands; or that of all the sentinels.
     ///
     /// # Panics
     ///
     /// Outside a tokio runtime.
     pub async fn connect(self, url: &str) -> Result<Client, Error> {
         Client::open(url, &self).await
+    }
+
+    /// Where the server at `url` is to be looked for.
+    pub(crate) fn place(&self, url: &str) -> Result<Place, Error> {
+        Place::new(url, &self.sentinels, &self.certificates)
     }
 
     pub(crate) fn default_lease(&self) -> Duration {

@@ -69,7 +69,7 @@ impl Release {
         let left = hold.filter(|_| target.mode() == Mode::Read);
         let lease = left.map(|hold| hold.anew().length);
         let release = command::release(target.subject(), token, lease);
-        self.core.driver.send(release)
+        self.core.nodes.site(target).send(release)
     }
 
     /// Whether it cannot take another hold than the one that it is meant for: the server tells by

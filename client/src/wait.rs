@@ -13,10 +13,12 @@ use crate::error::Error;
 use crate::guard::Held;
 use crate::hold::{Grant, Hold};
 use crate::mode::Mode;
+use crate::nodes::Reached;
 use crate::owner::{Claim, Lease};
 use crate::part;
+use crate::registry::Told;
 use crate::release;
-use crate::session::{Attachment, Told};
+use crate::session::Attachment;
 use crate::trace;
 
 /// Waits until the owner stands in line no more, and then gets in line. `last` is what the caller
@@ -137,10 +139,10 @@ impl Wait<'_> {
                 },
             };
             self.asked = true;
-            let attachment = Arc::clone(&asked.attachment);
+            let at = asked.at.clone();
             match self.stay(asked, reply).await {
                 Next::End(outcome) => return outcome,
-                Next::AskAgain => known = Some(attachment),
+                Next::AskAgain => known = Some(at),
                 Next::Pause(error) => {
                     self.last = worst(self.last.clone(), error);
                     known = None;
@@ -156,97 +158,112 @@ impl Wait<'_> {
     }
 
     /// Asks under an attachment other than `known`, as soon as there is one.
-    async fn ask(
-        &mut self,
-        known: Option<&Arc<Attachment>>,
-        reply: &mut Reply,
-    ) -> Result<Asked, Outcome> {
-        let session = &self.request.core.session;
-        let patience = self.request.core.connector.response_timeout();
-        let attachment = async {
+    async fn ask(&mut self, known: Option<&Reached>, reply: &mut Reply) -> Result<Asked, Outcome> {
+        let (core, target) = (&self.request.core, self.claim.target());
+        let next = async {
             if self.in_line {
-                session.next_attachment(known).await
+                core.nodes.next(target, known).await
             } else {
-                session.attachment_within(patience, known).await
+                core.nodes.next_within(target, known).await
             }
         };
-        let attachment = tokio::select! {
-            attachment = attachment => attachment.map_err(told)?,
+        let at = tokio::select! {
+            next = next => next.map_err(told)?,
             end = ending(self.request, reply, Duration::ZERO) => return Err(Outcome::Ended(end)),
         };
         if !self.claim.is_alone() {
             // ONCE would mistake the hold of another call for ours, so it is not sent; then what
             // may still stand in line must go first. It can only be ours: it is our turn.
-            let cancel = command::cancel(self.claim.target().subject());
-            let cancelled = self.request.core.driver.send(cancel).await;
+            let cancelled = at.site.send(command::cancel(target.subject())).await;
             if cancelled.is_ok_and(|cancelled| cancelled > 0) {
                 self.take_back().await;
             }
         }
         let queue = self.request.queue();
-        Ok(self.request.ask(&self.claim, queue, attachment))
+        Ok(Request::ask(&self.claim, queue, at))
     }
 
     /// One stay in line, until the server answers or the caller waits no more.
     async fn stay(&mut self, asked: Asked, reply: &mut Reply) -> Next {
         let Asked {
-            attachment,
+            at,
             lease,
             mut answer,
         } = asked;
         self.lease = lease.length;
         // The server ends the wait itself; the time on top is for its answer to arrive.
-        let on_top = self.request.core.connector.response_timeout();
+        let request = self.request;
+        let on_top = request.core.nodes.response_timeout;
         let answer = tokio::select! {
             answer = &mut answer => answer,
-            told = self.turn.mailbox.next() => return self.told(told, attachment).await,
-            end = ending(self.request, reply, on_top) => {
+            told = self.news(&at) => return self.told(told, at).await,
+            end = ending(request, reply, on_top) => {
                 self.unanswered = Some(answer);
                 return self.left(end);
             }
         };
         match answer {
             Ok(Acquired::Granted { token, fresh }) => {
-                self.granted(Grant {
+                let grant = Grant {
                     token,
                     lease,
-                    attachment,
+                    attachment: Arc::clone(&at.attachment),
                     fresh,
-                })
-                .await
+                };
+                self.granted(grant, &at).await
             }
             Ok(Acquired::NotHeld { lease_left }) => refused(Error::not_acquired(lease_left)),
             Ok(Acquired::Queued) => {
                 self.in_line = true;
-                self.queued(attachment, reply).await
+                self.queued(at, reply).await
             }
             Err(error) => self.failed(error),
         }
     }
 
-    async fn queued(&mut self, attachment: Arc<Attachment>, reply: &mut Reply) -> Next {
-        let on_top = self.request.core.connector.response_timeout();
+    async fn queued(&mut self, at: Reached, reply: &mut Reply) -> Next {
+        let (request, target) = (self.request, Arc::clone(self.claim.target()));
+        let on_top = request.core.nodes.response_timeout;
         tokio::select! {
             // What has been told stands, also when the session has been attached anew since.
             biased;
-            told = self.turn.mailbox.next() => self.told(told, attachment).await,
-            end = ending(self.request, reply, on_top) => self.left(end),
-            next = self.request.core.session.next_attachment(Some(&attachment)) => match next {
+            told = self.news(&at) => self.told(told, at).await,
+            end = ending(request, reply, on_top) => self.left(end),
+            next = request.core.nodes.next(&target, Some(&at)) => match next {
                 Ok(_) => Next::AskAgain,
                 Err(error) => Next::End(told(error)),
             },
         }
     }
 
-    async fn told(&mut self, told: Told, attachment: Arc<Attachment>) -> Next {
+    /// Waits for news of the wait at this node. From one where it stood before, only a grant is
+    /// news:
+    /// that hold has gone along with the lock. Beside other holds of the owner the new wait would
+    /// enter it once more than there are guards, so it is given back there.
+    async fn news(&mut self, at: &Reached) -> Told {
+        loop {
+            let told = self.turn.mailbox.next().await;
+            if Arc::ptr_eq(&told.by, &at.site.node) {
+                return told;
+            }
+            match told.news {
+                News::Granted { .. } if self.claim.is_alone() => return told,
+                News::Granted { token } => self.give_back(token),
+                News::TimedOut { .. } | News::Lost(_) | News::Failed(_) => {}
+            }
+        }
+    }
+
+    async fn told(&mut self, told: Told, at: Reached) -> Next {
         match told.news {
             News::Granted { token } => {
-                let grant = self.told_grant(token, told.since, attachment);
+                let grant = self.told_grant(token, told.since, &at);
                 // Whoever asks from now on knows of it. Who is there already may have asked for
                 // less since it began, for one of several locks.
                 self.claim.target().promise(grant.lease);
-                if grant.fresh || self.claim.is_alone() {
-                    self.granted(grant).await
+                let here = Arc::ptr_eq(&told.by, &at.site.node);
+                if here && (grant.fresh || self.claim.is_alone()) {
+                    self.granted(grant, &at).await
                 } else {
                     self.confirmed(grant).await
                 }
@@ -259,12 +276,12 @@ impl Wait<'_> {
         }
     }
 
-    fn told_grant(&self, token: u64, since: Instant, attachment: Arc<Attachment>) -> Grant {
+    fn told_grant(&self, token: u64, since: Instant, at: &Reached) -> Grant {
         let length = self.lease;
         Grant {
             token,
             lease: Lease { since, length },
-            attachment,
+            attachment: Arc::clone(&at.attachment),
             // Who holds a lock does not wait for it; but one of several may be held.
             fresh: self.claim.target().mode() != Mode::Several,
         }
@@ -272,11 +289,9 @@ impl Wait<'_> {
 
     /// A grant is old by the time we know of it: the news may have lain in the socket while this
     /// process was stopped. If that leaves too little, a renewal gives a new start to count from.
-    async fn granted(&self, grant: Grant) -> Next {
+    async fn granted(&self, grant: Grant, at: &Reached) -> Next {
         let Lease { since, length } = grant.lease;
-        let current = self.request.core.session.attachment();
-        let attached = current.is_some_and(|one| Arc::ptr_eq(&one, &grant.attachment));
-        if attached && since.elapsed() <= part(length, FRESH_PART) {
+        if at.is_present() && since.elapsed() <= part(length, FRESH_PART) {
             return Next::End(Outcome::Granted(grant));
         }
         self.confirmed(grant).await
@@ -284,17 +299,18 @@ impl Wait<'_> {
 
     async fn confirmed(&self, grant: Grant) -> Next {
         let core = &self.request.core;
-        let Some(attachment) = core.session.attachment() else {
+        let Some(at) = core.nodes.reached(self.claim.target()) else {
             self.give_up(grant.token);
             return Next::AskAgain;
         };
         let lease = self.claim.lease();
-        let (subject, session) = (self.claim.target().subject(), &core.session.name);
+        let (subject, session) = (self.claim.target().subject(), &at.site.node.session.name);
         let renewal = command::renew(subject, lease.length, grant.token, session);
-        match core.driver.send_harmless(renewal).await {
+        let renewal = renewal.under(Some(&at.attachment));
+        match at.site.send_harmless(renewal).await {
             Ok(true) => Next::End(Outcome::Granted(Grant {
                 lease,
-                attachment,
+                attachment: at.attachment,
                 ..grant
             })),
             // Granted and run out before we knew: stand in line again.
@@ -347,10 +363,11 @@ impl Wait<'_> {
         let started = Instant::now();
         let mut backoff = Backoff::new();
         loop {
-            let cancel = core.driver.send(command::cancel(target.subject()));
+            let site = core.nodes.site(&target);
+            let cancel = site.send(command::cancel(target.subject()));
             if self.request.own {
                 let release = command::release(target.subject(), None, None);
-                let released = core.driver.send(release);
+                let released = site.send(release);
                 if cancel.await.is_ok() && released.await.is_ok() {
                     return;
                 }
@@ -382,7 +399,7 @@ impl Wait<'_> {
     /// The waiter has left the line: hears why, and gives back what it was granted. Left unheard,
     /// the news of this wait would be taken for that of the owner's next one here.
     async fn take_back(&mut self) {
-        let patience = self.request.core.connector.response_timeout();
+        let patience = self.request.core.nodes.response_timeout;
         if let Ok(told) = timeout(patience, self.turn.mailbox.next()).await
             && let News::Granted { token } = told.news
         {
@@ -403,7 +420,7 @@ impl Wait<'_> {
             attachment: Attachment::new(since, Duration::ZERO),
             fresh: false,
         };
-        let hold = Hold::new(&core.session, &claim, grant);
+        let hold = Hold::new(&core.nodes.registry, &claim, grant);
         release::in_background(core, claim, Some(hold));
     }
 }

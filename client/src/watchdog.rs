@@ -6,9 +6,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use crate::driver::Driver;
 use crate::hold::Hold;
-use crate::session::Session;
+use crate::nodes::Nodes;
 use crate::{locked, part, renewal};
 
 /// The holds to renew. A hold whose guards have gone is forgotten.
@@ -71,7 +70,7 @@ impl Watchdog {
 }
 
 /// Renews until it is aborted, with the client.
-pub(crate) async fn run(watchdog: Arc<Watchdog>, session: Arc<Session>, driver: Driver) {
+pub(crate) async fn run(watchdog: Arc<Watchdog>, nodes: Arc<Nodes>) {
     loop {
         match watchdog.next_round() {
             None => watchdog.wake.notified().await,
@@ -79,7 +78,7 @@ pub(crate) async fn run(watchdog: Arc<Watchdog>, session: Arc<Session>, driver: 
                 sleep_until(round).await;
                 let started = Instant::now();
                 let live = watchdog.live();
-                let confirmed = live.is_empty() || renewal::confirm(&driver, &session, &live).await;
+                let confirmed = live.is_empty() || renewal::confirm(&nodes, &live).await;
                 let mut state = locked(&watchdog.state);
                 let idle = state.holds.is_empty();
                 state.schedule.ended(started, confirmed, idle);

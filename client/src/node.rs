@@ -1,0 +1,55 @@
+//! One server, and the client's two connections to it.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+
+use crate::connection::Connector;
+use crate::driver::Driver;
+use crate::lifeline::Lifeline;
+use crate::nodes::Nodes;
+use crate::session::Session;
+
+/// A server, the task that carries commands to it, and the one that keeps the session attached.
+/// Both begin unconnected and connect by themselves; they end with it.
+pub(crate) struct Node {
+    pub(crate) driver: Driver,
+    pub(crate) session: Arc<Session>,
+    lifeline: AbortHandle,
+}
+
+/// What a client is called at each of its nodes.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    pub(crate) session: Arc<str>,
+    pub(crate) grace: Duration,
+}
+
+impl Node {
+    pub(crate) fn start(
+        runtime: &Handle,
+        connector: Connector,
+        identity: Identity,
+        nodes: Weak<Nodes>,
+    ) -> Arc<Self> {
+        let driver = Driver::start(runtime, connector.clone());
+        let session = Session::new(identity.session, identity.grace);
+        Arc::new_cyclic(|node| {
+            let lifeline = Lifeline::new(connector, Arc::clone(&session), nodes, Weak::clone(node));
+            Self {
+                driver,
+                session,
+                lifeline: runtime.spawn(lifeline.run()).abort_handle(),
+            }
+        })
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // Its driver handle goes with it, and the driver ends with its last handle.
+        self.lifeline.abort();
+    }
+}
