@@ -47,6 +47,7 @@ pub struct Builder {
     module_arguments: String,
     kind: Kind,
     settable_clock: bool,
+    small_disk: bool,
     tls: Option<Tls>,
     config: Vec<String>,
 }
@@ -72,6 +73,15 @@ impl Builder {
     pub fn settable_clock(mut self) -> Self {
         self.settable_clock = true;
         self
+    }
+
+    /// A server that writes an append-only file, for which [`Server::take_the_room`] can leave no
+    /// room.
+    #[must_use]
+    pub fn on_a_small_disk(mut self, appendfsync: &str) -> Self {
+        self.small_disk = true;
+        self.config("appendonly yes")
+            .config(&format!("appendfsync {appendfsync}"))
     }
 
     /// One more line of `redis.conf`; it wins over what the harness writes.
@@ -218,6 +228,7 @@ impl Server {
             module_arguments,
             kind: Kind::Alone,
             settable_clock: false,
+            small_disk: false,
             tls: None,
             config: Vec::new(),
         }
@@ -396,6 +407,52 @@ impl Server {
         });
     }
 
+    /// From now on the append-only file of a server [`Builder::on_a_small_disk`] cannot grow by
+    /// more than a few bytes.
+    #[track_caller]
+    pub fn take_the_room(&self) {
+        // No file can: so the append-only file is made the longest, and the log may still grow.
+        let mut conn = self.connect();
+        let padding = "-".repeat(512 * 1024);
+        assert_eq!(conn.run(format!("SET rlock-tests:padding {padding}")), "OK");
+        assert_eq!(conn.run("DEL rlock-tests:padding"), 1);
+        let size = eventually("the padding is written", || {
+            let files = append_only_files(self.directory()).into_iter();
+            let size = files.map(|file| fs::metadata(file).expect("a file").len());
+            size.max().filter(|size| *size > 512 * 1024)
+        });
+        let limit = size + 8;
+        self.limit_files(&limit.to_string());
+    }
+
+    /// There is room again.
+    #[track_caller]
+    pub fn give_the_room_back(&self) {
+        self.limit_files("unlimited");
+    }
+
+    #[track_caller]
+    fn limit_files(&self, limit: &str) {
+        assert!(
+            self.how.small_disk,
+            "a file too long would kill this server"
+        );
+        let status = Command::new("prlimit")
+            .args(["--pid", &self.process_id().to_string()])
+            .arg(format!("--fsize={limit}:unlimited"))
+            .status();
+        assert!(status.expect("prlimit, of util-linux").success());
+    }
+
+    /// Waits until the process has ended by itself, and says whether it called that a success.
+    /// [`Server::restart`] brings it back.
+    #[track_caller]
+    pub fn await_end(&mut self) -> bool {
+        let status = eventually("the process ends", || self.running.ended());
+        self.running.over = true;
+        status.success()
+    }
+
     /// Lets it go on (SIGCONT).
     pub fn thaw(&self) {
         self.running.signal("CONT");
@@ -505,6 +562,9 @@ impl Running {
             .open(directory.join("output"));
         let output = output.expect("a file");
         let mut server = command();
+        if how.small_disk {
+            server = ignoring_the_limit(&server);
+        }
         if how.settable_clock {
             let clock = directory.join("clock");
             fs::write(&clock, 0_i64.to_ne_bytes()).expect("a file");
@@ -618,6 +678,27 @@ fn command() -> Command {
         ))
         .arg(server_program());
     command
+}
+
+/// A process that writes beyond its limit gets a signal; one that ignores it gets an error, as
+/// from a disk that is full.
+fn ignoring_the_limit(command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", r#"trap "" XFSZ; exec "$@""#, "sh"])
+        .arg(command.get_program())
+        .args(command.get_args());
+    shell
+}
+
+/// Where a server in this directory writes its append-only file, which is several.
+pub(crate) fn append_only_files(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory.join("appendonlydir")).expect("an AOF");
+    let mut files: Vec<_> = entries
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    files.sort();
+    files
 }
 
 /// Whether the server at `address` answers and is this process, not a stranger who was quicker to

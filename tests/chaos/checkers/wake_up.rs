@@ -110,7 +110,7 @@ fn could_enter<'a>(
 fn is_held_up(history: &History, from: Time, to: Time) -> bool {
     history.faults.iter().any(|fault| {
         let end = match fault.kind.as_str() {
-            "pause" | "failover" | "promote" => fault.end,
+            "pause" | "failover" | "promote" | "no-room" => fault.end,
             "clock" => fault.end + CLOCK_NOTICED,
             _ => return false,
         };
