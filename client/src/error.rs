@@ -7,6 +7,7 @@ use std::time::Duration;
 use redis::RedisError;
 
 use crate::hold::LostReason;
+use crate::slots::Redirect;
 
 /// Why a call did not do what it was asked to.
 ///
@@ -136,8 +137,12 @@ impl Error {
     }
 
     pub(crate) fn taken_over() -> Self {
-        let detail = "another connection has taken over this client's session";
-        Self::new(ErrorKind::CouldNotAsk, detail.into())
+        Self::new(ErrorKind::CouldNotAsk, TAKEN_OVER.into())
+    }
+
+    /// Whether that is why nothing can be asked any more.
+    pub(crate) fn is_taken_over_for_good(&self) -> bool {
+        self.detail == TAKEN_OVER
     }
 
     pub(crate) fn not_attached() -> Self {
@@ -293,6 +298,35 @@ impl Error {
         Self::new(kind, text.to_owned().into())
     }
 
+    /// Where the command has to go instead, if that is what the server said.
+    pub(crate) fn redirect(&self) -> Option<Redirect> {
+        Redirect::read(&self.detail).filter(|_| self.is_refused())
+    }
+
+    /// The same; if it sends us to another node, then as that of nodes that keep doing so: nobody
+    /// has carried the command out.
+    pub(crate) fn misdirected(self) -> Self {
+        match self.redirect() {
+            Some(_) => Self {
+                kind: ErrorKind::CouldNotAsk,
+                ..self
+            },
+            None => self,
+        }
+    }
+
+    /// Whether the server said that the command may be carried out in a moment, here or elsewhere:
+    /// the lock is on its way to another node, or the cluster has lost one.
+    pub(crate) fn is_try_again(&self) -> bool {
+        let passing = ["TRYAGAIN", "CLUSTERDOWN"];
+        self.is_could_not_ask() && passing.iter().any(|code| self.detail.starts_with(code))
+    }
+
+    pub(crate) fn no_cluster() -> Self {
+        let detail = "a cluster needs the URL of one of its nodes";
+        Self::new(ErrorKind::CouldNotAsk, detail.into())
+    }
+
     /// Whether the server has not heard of our session, or not yet heard from it again.
     pub(crate) fn is_no_session(&self) -> bool {
         self.is_could_not_ask() && self.detail.starts_with("NOSESSION")
@@ -342,6 +376,8 @@ impl std::error::Error for Error {
         }
     }
 }
+
+const TAKEN_OVER: &str = "another connection has taken over this client's session";
 
 /// Code words with which a server says that it has not carried the command out and may do so later.
 const NOT_READY: [&str; 9] = [

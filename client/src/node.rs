@@ -4,10 +4,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::sync::Mutex;
 use tokio::task::AbortHandle;
 
 use crate::connection::Connector;
 use crate::driver::Driver;
+use crate::error::Error;
 use crate::lifeline::Lifeline;
 use crate::nodes::Nodes;
 use crate::session::Session;
@@ -17,6 +19,8 @@ use crate::session::Session;
 pub(crate) struct Node {
     pub(crate) driver: Driver,
     pub(crate) session: Arc<Session>,
+    /// Held by the watchdog while it waits for this node's answer.
+    pub(crate) renewing: Arc<Mutex<()>>,
     lifeline: AbortHandle,
 }
 
@@ -41,9 +45,17 @@ impl Node {
             Self {
                 driver,
                 session,
+                renewing: Arc::default(),
                 lifeline: runtime.spawn(lifeline.run()).abort_handle(),
             }
         })
+    }
+
+    /// Waits until the first try to reach it has ended: the error, if it failed.
+    pub(crate) async fn tried(&self) -> Result<(), Error> {
+        self.session.tried().await?;
+        self.driver.tried().await;
+        Ok(())
     }
 }
 
