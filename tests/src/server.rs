@@ -46,10 +46,19 @@ pub struct Builder {
     module_arguments: String,
     cluster: bool,
     settable_clock: bool,
+    under: Vec<String>,
     config: Vec<String>,
 }
 
 impl Builder {
+    /// Starts the server through another program: its name, and its arguments before those of the
+    /// server.
+    #[must_use]
+    pub fn under(mut self, program: &[&str]) -> Self {
+        self.under = program.iter().map(|&word| word.to_owned()).collect();
+        self
+    }
+
     /// A server whose wall clock [`Server::step_clock`] can set. Its monotonic clock stays.
     #[must_use]
     pub fn settable_clock(mut self) -> Self {
@@ -157,6 +166,7 @@ impl Server {
             module_arguments,
             cluster: false,
             settable_clock: false,
+            under: Vec::new(),
             config: Vec::new(),
         }
     }
@@ -308,14 +318,21 @@ impl Server {
     pub fn freeze(&self) {
         self.running.signal("STOP");
         // The signal is on its way when `kill` returns, and the server may be half through a turn.
-        let state = format!("/proc/{}/stat", self.process_id());
-        until("the process stands still", || {
-            let state = fs::read_to_string(&state).expect("a process");
-            state
-                .rsplit(')')
-                .next()
-                .is_some_and(|rest| rest.starts_with(" T"))
-        });
+        until("the process stands still", || self.process_state() == 'T');
+    }
+
+    /// Waits until it has nothing to do, and sleeps.
+    #[track_caller]
+    pub fn fall_asleep(&self) {
+        until("the process sleeps", || self.process_state() == 'S');
+    }
+
+    /// `R` if the process runs, `S` if it sleeps, `T` if it was stopped.
+    fn process_state(&self) -> char {
+        let stat = format!("/proc/{}/stat", self.process_id());
+        let stat = fs::read_to_string(stat).expect("a process");
+        let state = stat.rsplit(')').next().and_then(|rest| rest.chars().nth(1));
+        state.expect("a state")
     }
 
     /// Lets it go on (SIGCONT).
@@ -377,9 +394,9 @@ struct Running {
     over: bool,
 }
 
-/// Compiles a library from `tests/data` with the C compiler.
+/// Compiles a library from `tests/data` with the C compiler. Its path.
 #[track_caller]
-fn compile(name: &str, directory: &Path) -> String {
+pub fn compile(name: &str, directory: &Path) -> String {
     let source = format!("{}/data/{name}.c", env!("CARGO_MANIFEST_DIR"));
     let object = directory.join(format!("{name}.so")).display().to_string();
     let output = Command::new("cc")
@@ -404,7 +421,14 @@ impl Running {
             .append(true)
             .open(directory.join("output"));
         let output = output.expect("a file");
-        let mut server = command();
+        let mut server = match &how.under[..] {
+            [] => command(),
+            [program, arguments @ ..] => {
+                let mut command = Command::new(program);
+                command.args(arguments).arg(server_program());
+                command
+            }
+        };
         if how.settable_clock {
             let clock = directory.join("clock");
             fs::write(&clock, 0_i64.to_ne_bytes()).expect("a file");
