@@ -1,8 +1,8 @@
 # The front door. `make` lists what it does; cargo does the work, and CARGO_TARGET_DIR is honoured.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak chaos check test-servers interop languages memcheck fuzz bench install \
-	clean
+.PHONY: help run test soak chaos check test-servers interop languages memcheck fuzz bench \
+	instructions install clean
 
 # Tests run in their crate's folder, so a relative path to a server is made absolute here.
 ifneq (,$(findstring /,$(RLOCK_SERVER)))
@@ -52,6 +52,10 @@ fuzz: ## Fuzz the core, FUZZ_SECONDS= a target (60), on a nightly compiler
 
 bench: install ## Measure locking and hand-over against scripts, as ratios in one run
 	cargo bench -p rlock-tests --bench locks
+
+instructions: ## Count the server's instructions an operation; ACCEPT=1 keeps the figures
+	@scripts/install valgrind
+	cargo bench -p rlock-tests --bench instructions -- $(if $(ACCEPT),--accept)
 
 install: ## Install what the build and the tests need and this machine lacks
 	@scripts/install
