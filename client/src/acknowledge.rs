@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::command::{self, Copied};
+use crate::command::{self, Command, Copied};
 use crate::connection::{CommandConnection, Connector};
 use crate::error::Error;
 use crate::hold::{Hold, Renewal};
@@ -43,7 +43,7 @@ impl Copies {
         let (replicas, wanted) = (there.replicas, self.replicas);
         let limit = self.within.as_millis();
         let have = format!("{server}{replicas} of {wanted} replicas have it within {limit} ms");
-        Error::not_acknowledged(have, None)
+        Error::not_acknowledged(have)
     }
 }
 
@@ -55,6 +55,8 @@ pub(crate) struct Acknowledger {
 
 struct Request {
     hold: Arc<Hold>,
+    /// See [`Command::asking`].
+    asking: bool,
     reply: oneshot::Sender<Result<(), Error>>,
 }
 
@@ -78,11 +80,15 @@ impl Acknowledger {
     }
 
     /// Waits until the copies have this hold.
-    pub(crate) async fn acknowledged(&self, hold: &Arc<Hold>) -> Result<(), Error> {
+    pub(crate) async fn acknowledged(&self, hold: &Arc<Hold>, asking: bool) -> Result<(), Error> {
         let (reply, outcome) = oneshot::channel();
-        let hold = Arc::clone(hold);
+        let request = Request {
+            hold: Arc::clone(hold),
+            asking,
+            reply,
+        };
         // If the task is gone, so is the runtime; the dropped `reply` then tells the caller.
-        let _ = self.requests.send(Request { hold, reply });
+        let _ = self.requests.send(request);
         outcome.await.unwrap_or_else(|_| Err(Error::no_runtime()))
     }
 }
@@ -110,10 +116,9 @@ impl Waiting {
     }
 
     async fn settle(&mut self, batch: Vec<Request>) {
-        let holds: Vec<_> = batch.iter().map(|request| &*request.hold).collect();
-        let outcomes = match self.ask(&holds).await {
+        let outcomes = match self.ask(&batch).await {
             Ok(outcomes) => outcomes,
-            Err(error) => holds.iter().map(|_| Err(error.clone())).collect(),
+            Err(error) => batch.iter().map(|_| Err(error.clone())).collect(),
         };
         for (request, outcome) in batch.into_iter().zip(outcomes) {
             // Whoever has gone does not keep the lock either.
@@ -122,54 +127,58 @@ impl Waiting {
     }
 
     /// Renews the holds and waits for the copies: one answer each, or why there is none for all.
-    async fn ask(&mut self, holds: &[&Hold]) -> Result<Vec<Result<(), Error>>, Error> {
+    async fn ask(&mut self, batch: &[Request]) -> Result<Vec<Result<(), Error>>, Error> {
         let (session, copies) = (Arc::clone(&self.session), self.copies);
-        let within = copies
-            .within
-            .saturating_add(self.connector.response_timeout());
+        let for_the_reply = self.connector.response_timeout();
+        let within = copies.within.saturating_add(for_the_reply);
         // Taken before anything is sent: what is confirmed now counts on this or a later one.
-        let attachment = session.attachment().ok_or_else(Error::not_attached);
-        let attachment = attachment.map_err(unasked)?;
-        let connection = self.connected().await.map_err(unasked)?;
+        let attachment = session.attachment().ok_or_else(Error::not_attached)?;
+        let connection = self.connected().await?;
         if Some(connection.server()) != attachment.server() {
-            return Err(unasked(Error::elsewhere()));
+            return Err(Error::elsewhere());
         }
-        let leases: Vec<_> = holds.iter().map(|hold| hold.kept()).collect();
-        let renewals = holds.iter().zip(&leases);
-        let renewals: Vec<_> = renewals
-            .map(|(hold, lease)| hold.renewal(*lease, &session.name))
-            .collect();
+        let leases: Vec<_> = batch.iter().map(|request| request.hold.kept()).collect();
+        let renewals = batch.iter().zip(&leases).map(|(request, lease)| Command {
+            asking: request.asking,
+            ..request.hold.renewal(*lease, &session.name)
+        });
+        let renewals: Vec<_> = renewals.collect();
         let wait = command::wait_for_copies(copies);
-        let mut pipeline = Pipeline::with_capacity(holds.len().saturating_add(1));
+        let mut pipeline = Pipeline::with_capacity(batch.len().saturating_add(1));
         for renewal in &renewals {
-            pipeline.add_command(renewal.cmd.clone());
+            renewal.add_to(&mut pipeline);
         }
-        pipeline.add_command(wait.cmd);
+        wait.add_to(&mut pipeline);
         let replies = match timeout(within, connection.ask_all(&pipeline)).await {
             Ok(Ok(replies)) => replies,
             failed => {
                 // What it has not answered it may answer late: the next wait has another.
                 self.connection = None;
-                return Err(unasked(Error::no_reply(failed.ok().and_then(Result::err))));
+                return Err(Error::no_reply(failed.ok().and_then(Result::err)));
             }
         };
-        let counted = replies.last().ok_or_else(|| Error::no_reply(None));
-        let counted = counted.and_then(|reply| wait.reader.read(reply));
-        let counted = counted.map_err(Error::of_wait)?;
-        let told = renewals.iter().zip(&replies).zip(holds.iter().zip(leases));
-        let told = told.map(|((renewal, reply), (hold, lease))| {
-            let held = renewal.reader.read(reply).map_err(unasked)?;
-            let attachment = Some(Arc::clone(&attachment));
-            // The time that went by counts: the lease began when this was sent.
-            hold.renewed(held, &Renewal { lease, attachment })
-                .map_err(Error::lost)?;
-            if copies.are_met_by(counted) {
-                Ok(())
-            } else {
-                Err(copies.missed_by(counted))
-            }
-        });
-        Ok(told.collect())
+        let mut replies = replies.iter();
+        let told: Vec<_> = renewals
+            .iter()
+            .map(|renewal| renewal.take_reply(&mut replies))
+            .collect();
+        let counted = wait.take_reply(&mut replies).map_err(Error::of_wait)?;
+        let outcomes = batch
+            .iter()
+            .zip(leases)
+            .zip(told)
+            .map(|((request, lease), held)| {
+                let attachment = Some(Arc::clone(&attachment));
+                let renewal = Renewal { lease, attachment };
+                // The time that went by counts: the lease began when this was sent.
+                request.hold.renewed(held?, &renewal).map_err(Error::lost)?;
+                if copies.are_met_by(counted) {
+                    Ok(())
+                } else {
+                    Err(copies.missed_by(counted))
+                }
+            });
+        Ok(outcomes.collect())
     }
 
     /// A connection that is good, as far as is known.
@@ -180,11 +189,6 @@ impl Waiting {
         };
         Ok(self.connection.insert(good))
     }
-}
-
-/// Whether the copies have it nobody has heard.
-fn unasked(error: Error) -> Error {
-    Error::not_acknowledged(error.to_string(), Some(error))
 }
 
 #[cfg(test)]

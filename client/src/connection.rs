@@ -14,6 +14,7 @@ use tokio::time::timeout;
 use crate::command::{self, Command, Introduction};
 use crate::error::Error;
 use crate::place::Place;
+use crate::slots::Address;
 
 /// Opens connections to the server, wherever that is at the moment. Clones open connections of the
 /// same client.
@@ -45,6 +46,27 @@ impl Connector {
     /// How long a command's reply may take.
     pub(crate) fn response_timeout(&self) -> Duration {
         self.response_timeout
+    }
+
+    /// The address in the URL.
+    pub(crate) fn address(&self) -> Address {
+        self.place.address()
+    }
+
+    /// Opens connections to another server in the same way.
+    pub(crate) fn other(&self, address: &Address) -> Self {
+        Self::new(self.place.other(address), self.response_timeout)
+    }
+
+    /// Asks the server this one thing, on a connection of its own. A replica may answer it too.
+    pub(crate) async fn ask<T>(&self, call: Command<T>) -> Result<T, Error> {
+        let config = self.config(Some(self.response_timeout));
+        let client = self.place.find(self.response_timeout).await?;
+        let opening = client.get_multiplexed_async_connection_with_config(&config);
+        let mut connection = opening.await.map_err(Error::could_not_connect)?;
+        let reply = connection.send_packed_command(&call.cmd).await;
+        let reply = reply.map_err(|broken| Error::no_reply(Some(broken)))?;
+        call.reader.read(&reply)
     }
 
     /// Opens the connection that carries the commands.

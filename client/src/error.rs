@@ -7,6 +7,7 @@ use std::time::Duration;
 use redis::RedisError;
 
 use crate::hold::LostReason;
+use crate::slots::Redirect;
 
 /// Why a call did not do what it was asked to.
 ///
@@ -147,8 +148,12 @@ impl Error {
     }
 
     pub(crate) fn taken_over() -> Self {
-        let detail = "another connection has taken over this client's session";
-        Self::new(ErrorKind::CouldNotAsk, detail.into())
+        Self::new(ErrorKind::CouldNotAsk, TAKEN_OVER.into())
+    }
+
+    /// Whether that is why nothing can be asked any more.
+    pub(crate) fn is_taken_over_for_good(&self) -> bool {
+        self.detail == TAKEN_OVER
     }
 
     pub(crate) fn not_attached() -> Self {
@@ -272,21 +277,30 @@ impl Error {
     }
 
     /// Granted, and not known to be where it should be.
-    pub(crate) fn not_acknowledged(detail: String, because: Option<Self>) -> Self {
+    pub(crate) fn not_acknowledged(detail: String) -> Self {
+        Self::new(ErrorKind::NotAcknowledged, detail.into())
+    }
+
+    /// The same of a server that could not be asked, or did not answer.
+    pub(crate) fn unacknowledged(self) -> Self {
+        if !self.is_could_not_ask() && !self.is_unknown() {
+            return self;
+        }
         Self {
-            source: because.and_then(|error| error.source),
-            ..Self::new(ErrorKind::NotAcknowledged, detail.into())
+            source: self.source.clone(),
+            ..Self::not_acknowledged(self.to_string())
         }
     }
 
     /// An error reply to WAIT or WAITAOF, which older servers do not know.
     pub(crate) fn of_wait(self) -> Self {
-        let kind = if self.is_unknown() {
-            ErrorKind::NotAcknowledged
-        } else {
-            ErrorKind::Refused
-        };
-        Self { kind, ..self }
+        if self.is_unknown() {
+            return self;
+        }
+        Self {
+            kind: ErrorKind::Refused,
+            ..self
+        }
     }
 
     /// Whether nothing will change by asking again: the server said no, or knows no `RLOCK.*`.
@@ -320,6 +334,35 @@ impl Error {
             _ => ErrorKind::Refused,
         };
         Self::new(kind, text.to_owned().into())
+    }
+
+    /// Where the command has to go instead, if that is what the server said.
+    pub(crate) fn redirect(&self) -> Option<Redirect> {
+        Redirect::read(&self.detail).filter(|_| self.is_refused())
+    }
+
+    /// The same; if it sends us to another node, then as that of nodes that keep doing so: nobody
+    /// has carried the command out.
+    pub(crate) fn misdirected(self) -> Self {
+        match self.redirect() {
+            Some(_) => Self {
+                kind: ErrorKind::CouldNotAsk,
+                ..self
+            },
+            None => self,
+        }
+    }
+
+    /// Whether the server said that the command may be carried out in a moment, here or elsewhere:
+    /// the lock is on its way to another node, or the cluster has lost one.
+    pub(crate) fn is_try_again(&self) -> bool {
+        let passing = ["TRYAGAIN", "CLUSTERDOWN"];
+        self.is_could_not_ask() && passing.iter().any(|code| self.detail.starts_with(code))
+    }
+
+    pub(crate) fn no_cluster() -> Self {
+        let detail = "a cluster needs the URL of one of its nodes";
+        Self::new(ErrorKind::CouldNotAsk, detail.into())
     }
 
     /// Whether the server has not heard of our session, or not yet heard from it again.
@@ -372,6 +415,8 @@ impl std::error::Error for Error {
         }
     }
 }
+
+const TAKEN_OVER: &str = "another connection has taken over this client's session";
 
 /// Code words with which a server says that it has not carried the command out and may do so later.
 const NOT_READY: [&str; 9] = [

@@ -51,8 +51,11 @@ mod release;
 mod renewal;
 mod watchdog;
 
+mod cluster;
+mod detour;
 mod nodes;
 mod registry;
+mod slots;
 
 mod lifeline;
 mod node;

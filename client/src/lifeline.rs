@@ -97,6 +97,9 @@ impl Lifeline {
         if !is_taken_over(&error) {
             self.given_up = Some(Instant::now());
         }
+        if let Some(nodes) = self.nodes.upgrade() {
+            nodes.doubt();
+        }
         self.session.broken(error);
     }
 
@@ -181,7 +184,7 @@ impl Lifeline {
         // The others were granted or confirmed since.
         holds.retain(|hold| !hold.counts_on(attachment));
         if let Some(nodes) = self.nodes.upgrade().filter(|_| !holds.is_empty()) {
-            tokio::spawn(async move { renewal::confirm(&nodes, &holds).await });
+            tokio::spawn(async move { renewal::confirm(&nodes, holds).await });
         }
     }
 
@@ -197,15 +200,43 @@ impl Lifeline {
 }
 
 /// Asks about holds of which an event says that they are lost: it may be about an earlier hold of
-/// the same owner, whose guard has gone since.
-async fn verify(nodes: &Nodes, lost: Vec<(Arc<Hold>, LostReason)>) {
-    let holds: Vec<_> = lost.iter().map(|(hold, _)| Arc::clone(hold)).collect();
-    let confirmed = renewal::still_held(nodes, &holds).await;
-    for ((hold, reason), confirmed) in lost.into_iter().zip(confirmed) {
-        if !confirmed {
-            hold.lose(reason);
+/// the same owner, whose guard has gone since. What cannot be learned counts as lost; but in a
+/// cluster the lock may have moved, and then the word of the node that it has left says nothing.
+async fn verify(nodes: &Arc<Nodes>, lost: Vec<(Arc<Hold>, LostReason)>) {
+    let mut backoff = Backoff::new();
+    let mut lost = lost;
+    loop {
+        let holds = lost.iter().map(|(hold, _)| Arc::clone(hold)).collect();
+        for (site, holds) in renewal::by_site(nodes, holds) {
+            for (hold, told) in renewal::ask(nodes, site, holds).await {
+                match told {
+                    Ok((true, renewal)) if is_meant(&hold) => drop(hold.renewed(true, &renewal)),
+                    Err(_) if nodes.are_several() => continue,
+                    Ok(_) | Err(_) => lose(&hold, &lost),
+                }
+                lost.retain(|(one, _)| !Arc::ptr_eq(one, &hold));
+            }
         }
+        // Its validity ends in any case, unless the node where it is confirms it.
+        lost.retain(|(hold, _)| hold.lost().is_none());
+        if lost.is_empty() {
+            return;
+        }
+        sleep(backoff.next()).await;
     }
+}
+
+/// With the reason that the server gave.
+fn lose(hold: &Arc<Hold>, lost: &[(Arc<Hold>, LostReason)]) {
+    let said = lost.iter().find(|(one, _)| Arc::ptr_eq(one, hold));
+    hold.lose(said.map_or(LostReason::NotHeld, |(_, reason)| *reason));
+}
+
+/// One that the server cannot tell by its token from a later one of its owner may have been lost if
+/// there is another.
+fn is_meant(hold: &Hold) -> bool {
+    let target = hold.target();
+    target.mode().has_token() || target.is_alone()
 }
 
 /// Only somebody who calls RLOCK.EVENTS with the name of this session can do that.

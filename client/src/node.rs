@@ -4,11 +4,13 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::sync::Mutex;
 use tokio::task::AbortHandle;
 
 use crate::acknowledge::{Acknowledger, Copies};
 use crate::connection::Connector;
 use crate::driver::Driver;
+use crate::error::Error;
 use crate::lifeline::Lifeline;
 use crate::nodes::Nodes;
 use crate::session::Session;
@@ -20,6 +22,8 @@ pub(crate) struct Node {
     pub(crate) session: Arc<Session>,
     /// If grants must be acknowledged before they count.
     pub(crate) acknowledger: Option<Acknowledger>,
+    /// Held by the watchdog while it waits for this node's answer.
+    pub(crate) renewing: Arc<Mutex<()>>,
     lifeline: AbortHandle,
 }
 
@@ -50,9 +54,17 @@ impl Node {
                 driver,
                 session,
                 acknowledger,
+                renewing: Arc::default(),
                 lifeline: runtime.spawn(lifeline.run()).abort_handle(),
             }
         })
+    }
+
+    /// Waits until the first try to reach it has ended: the error, if it failed.
+    pub(crate) async fn tried(&self) -> Result<(), Error> {
+        self.session.tried().await?;
+        self.driver.tried().await;
+        Ok(())
     }
 }
 

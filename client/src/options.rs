@@ -253,6 +253,50 @@ impl ClientBuilder {
         Client::open(url, &self).await
     }
 
+    /// Connects to the cluster of which these are nodes, primaries or replicas; any one that
+    /// answers is enough, and tells of the others.
+    ///
+    /// Each lock is asked for at the node that serves its slot, and of each such node's session the
+    /// client keeps a connection for commands and one for events, from when it first needs it. When
+    /// a slot moves, its locks do: guards stay valid and are renewed at the new node, and waits
+    /// line up there. All nodes are connected to with the user, the password and the TLS of the
+    /// first URL; sentinels count for nothing.
+    ///
+    /// # Errors
+    ///
+    /// - Could not ask: no URL, or one cannot be read; none of the nodes answers, or no primary can
+    ///   be reached.
+    /// - Module not loaded, refused: a node's answer, such as that it is not part of a cluster.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), rlock_client::Error> {
+    /// use std::time::Duration;
+    ///
+    /// let client = rlock_client::Client::builder()
+    ///     .grace(Duration::from_secs(20)) // so that guards outlive a failover
+    ///     .connect_cluster(["redis://a.internal", "redis://b.internal", "redis://c.internal"])
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn connect_cluster<U: AsRef<str>>(
+        self,
+        urls: impl IntoIterator<Item = U>,
+    ) -> Result<Client, Error> {
+        Client::open_cluster(urls, &self).await
+    }
+
+    /// The place of a node of a cluster.
+    pub(crate) fn node_at(&self, url: &str) -> Result<Place, Error> {
+        Place::new(url, &[], &self.certificates)
+    }
+
     /// Where the server at `url` is to be looked for.
     pub(crate) fn place(&self, url: &str) -> Result<Place, Error> {
         Place::new(url, &self.sentinels, &self.certificates)

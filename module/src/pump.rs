@@ -100,7 +100,9 @@ fn run(ctx: Ctx<'_>) -> Option<Retry> {
         state::with(|state| state.locks.forget_what_is_due());
         return None;
     }
-    if ffi::writes_are_paused() {
+    // What commands may not write, a grant may not either: it would be on no disk and no replica,
+    // for as long as the server is in trouble.
+    if ffi::writes_are_paused() || ctx.writes_are_denied() {
         return Some(Retry);
     }
     end_holds(ctx, flags.cluster());

@@ -3,9 +3,10 @@
 use std::thread;
 use std::time::Duration;
 
-use rlock_tests::{Conn, slot_of, until};
+use rlock_tests::{Conn, Resharding, until};
 use rustix::process::Signal;
 
+use crate::clients::LONGEST_LEASE;
 use crate::history::{Time, now};
 use crate::random::Random;
 use crate::world::World;
@@ -20,6 +21,8 @@ pub(crate) enum Menu {
     Clock,
     /// A primary and its replica, which change places.
     Pair,
+    /// The same, watched by sentinels, which replace the primary.
+    Sentinels,
     /// A cluster of two, in which the slot of all locks moves.
     Cluster,
 }
@@ -48,12 +51,16 @@ pub(crate) enum Kind {
     Failover,
     Promote,
     MoveSlot,
+    NoRoom,
+    SentinelKill,
+    SentinelStop,
+    SentinelOrder,
 }
 
 use Kind::{
     Break, Clock, Cut, CutToClient, CutToServer, Delay, Delete, Failover, Flush, HalfReply,
-    KillClient, KillConnections, KillServer, Memory, MoveSlot, Pause, Promote, Sever, Sleep,
-    StopClient, StopServer, Unblock,
+    KillClient, KillConnections, KillServer, Memory, MoveSlot, NoRoom, Pause, Promote,
+    SentinelKill, SentinelOrder, SentinelStop, Sever, Sleep, StopClient, StopServer, Unblock,
 };
 
 const OF_ANY: [Kind; 17] = [
@@ -77,22 +84,37 @@ const OF_ANY: [Kind; 17] = [
 ];
 
 impl Menu {
-    pub(crate) const ALL: [Self; 4] = [Self::One, Self::Pair, Self::Cluster, Self::Clock];
+    pub(crate) const ALL: [Self; 5] = [
+        Self::One,
+        Self::Pair,
+        Self::Sentinels,
+        Self::Cluster,
+        Self::Clock,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::One => "one server",
             Self::Clock => "its clock is set",
             Self::Pair => "with a replica",
+            Self::Sentinels => "watched by sentinels",
             Self::Cluster => "a cluster of two",
         }
     }
 
     fn kinds(self) -> Vec<Kind> {
         let special: &[Kind] = match self {
-            Self::One => &[KillServer; 3],
+            Self::One => &[KillServer, KillServer, NoRoom, NoRoom, NoRoom, NoRoom],
             Self::Clock => &[Clock; 6],
             Self::Pair => &[KillServer, Failover, Failover, Promote, Promote],
+            Self::Sentinels => &[
+                SentinelKill,
+                SentinelKill,
+                SentinelStop,
+                SentinelStop,
+                SentinelOrder,
+                SentinelOrder,
+            ],
             Self::Cluster => &[MoveSlot; 6],
         };
         [&OF_ANY, special].concat()
@@ -136,7 +158,9 @@ impl Kind {
             Flush => "flush",
             Clock => "clock",
             Failover => "failover",
-            Promote => "promote",
+            // What has not been replicated may be lost in any of them.
+            Promote | SentinelKill | SentinelStop | SentinelOrder => "promote",
+            NoRoom => "no-room",
             MoveSlot => "move-slot",
         }
     }
@@ -166,6 +190,10 @@ impl Kind {
             Failover => "FAILOVER",
             Promote => "primary killed, replica promoted",
             MoveSlot => "slot moved to another node",
+            NoRoom => "no room for the append-only file",
+            SentinelKill => "SIGKILL of the primary, sentinels",
+            SentinelStop => "SIGSTOP of the primary, sentinels",
+            SentinelOrder => "SENTINEL FAILOVER",
         }
     }
 
@@ -190,13 +218,16 @@ impl Kind {
             Clock => {
                 // Two steps, each of which ends leases or draws them out.
                 set_the_clock(world, random);
-                // The module compares the clocks ten times a second.
-                thread::sleep(Duration::from_millis(random.within(250, 1000)));
+                // The module compares the clocks ten times a second: it may see this, or not.
+                Self::rest(random, 1000);
                 world.primary().step_clock(0);
+                break_what_was_drawn_out(world);
             }
             Failover => fail_over(world),
             Promote => promote(world),
             MoveSlot => move_slot(world, random),
+            NoRoom => take_the_room(world, random),
+            SentinelKill | SentinelStop | SentinelOrder => self.strike_the_watched(world, random),
             _ => self.strike_server(world, random),
         }
         self.note(world, begin, to.as_deref());
@@ -236,6 +267,31 @@ impl Kind {
             StopClient => place.process.signal(Signal::CONT),
             _ => place.proxy.heal(),
         }
+    }
+
+    /// What the sentinels make of a primary that is dead, or silent, or that they are told to
+    /// replace. The clients hear of it when the sentinels agree.
+    fn strike_the_watched(self, world: &mut World, random: &mut Random) {
+        world.watch.look_at(None);
+        let sentinels = world.sentinels.as_ref().expect("sentinels");
+        let old = world.servers[0].port();
+        match self {
+            SentinelKill => world.servers[0].kill(),
+            SentinelStop => world.servers[0].freeze(),
+            _ => sentinels.order_failover(),
+        }
+        sentinels.await_failover(old);
+        world.change_over();
+        match self {
+            SentinelKill => world.servers[1].restart(),
+            SentinelStop => {
+                Self::rest(random, 500);
+                // For a moment it is a primary that does not know.
+                world.servers[1].thaw();
+            }
+            _ => {}
+        }
+        world.sentinels.as_ref().expect("sentinels").settle();
     }
 
     fn strike_server(self, world: &mut World, random: &mut Random) {
@@ -313,6 +369,20 @@ fn set_the_clock(world: &World, random: &mut Random) {
     world.primary().step_clock(seconds);
 }
 
+/// A lease that began while the clock was ahead lasts for as much longer when that is right again.
+/// Owners who are still there renew it or give it back; the operator ends the others.
+fn break_what_was_drawn_out(world: &World) {
+    let mut operator = world.operator();
+    let longest = i64::try_from(LONGEST_LEASE.as_millis()).expect("seconds");
+    for lock in world.locks {
+        if operator.run(format!("PTTL {lock}")).int() > longest {
+            let begin = now();
+            operator.run(format!("RLOCK.BREAK {lock}")).int();
+            Break.note(world, begin, Some(lock));
+        }
+    }
+}
+
 /// In good order: nothing may be lost.
 fn fail_over(world: &mut World) {
     world.watch.look_at(None);
@@ -349,40 +419,40 @@ fn promote(world: &mut World) {
     world.await_replica();
 }
 
+/// Every write has to be on disk before it is answered, so the server ends; or a second later, so
+/// it goes on and refuses to write.
+fn take_the_room(world: &mut World, random: &mut Random) {
+    let server = &mut world.servers[0];
+    if *random.pick(&[true, false]) {
+        server.take_the_room();
+        assert!(!server.await_end(), "it cannot write");
+        server.restart();
+    } else {
+        assert_eq!(server.run("CONFIG SET appendfsync everysec"), "OK");
+        server.take_the_room();
+        Kind::rest(random, 1500);
+        server.give_the_room_back();
+        until("it writes again", || {
+            server
+                .info("aof_last_write_status")
+                .is_some_and(|status| status == "ok")
+        });
+        assert_eq!(server.run("CONFIG SET appendfsync always"), "OK");
+    }
+}
+
 /// Key by key, as a resharding does; the clients are told of the new node at the end.
 fn move_slot(world: &mut World, random: &mut Random) {
     world.watch.look_at(None);
     let [from, to] = &world.servers[..] else {
         panic!("two nodes")
     };
-    let slot = slot_of(from, world.locks[0]);
-    let [from_id, to_id] = [from, to].map(|node| node.run("CLUSTER MYID").text());
-    assert_eq!(
-        to.run(format!("CLUSTER SETSLOT {slot} IMPORTING {from_id}")),
-        "OK"
-    );
-    assert_eq!(
-        from.run(format!("CLUSTER SETSLOT {slot} MIGRATING {to_id}")),
-        "OK"
-    );
-    let port = to.port().to_string();
-    loop {
-        let keys = from.run(format!("CLUSTER GETKEYSINSLOT {slot} 3")).texts();
-        if keys.is_empty() {
-            break;
-        }
-        let mut migrate = ["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"].to_vec();
-        migrate.extend(keys.iter().map(String::as_str));
-        let moved = from.connect().cmd(&migrate);
-        assert!(!moved.is_error(), "{moved:?}");
+    let resharding = Resharding::of(world.locks[0], from, to);
+    resharding.open();
+    while resharding.migrate_some(3) {
         Kind::rest(random, 100);
     }
-    for node in [to, from] {
-        assert_eq!(
-            node.run(format!("CLUSTER SETSLOT {slot} NODE {to_id}")),
-            "OK"
-        );
-    }
+    resharding.close(&[]);
     world.change_over();
 }
 

@@ -51,7 +51,7 @@ fn storm() {
     println!("CHAOS_SEED={seed} CHAOS_SECONDS={seconds}");
     let over = now() + seconds * 1_000_000;
     // A round is long enough for most of its menu, and short enough to be read.
-    let length = Duration::from_secs((seconds / 5).clamp(4, 30));
+    let length = Duration::from_secs((seconds / 6).clamp(4, 30));
     let mut report = Report::default();
     let mut seeds = Random::new(seed);
     for (number, menu) in (0..).zip(Menu::ALL.iter().cycle()) {
@@ -106,6 +106,7 @@ fn round(number: u64, menu: Menu, mut random: Random, length: Duration) -> Round
         }
         // However many numbers a fault takes, the next one's are the same.
         kind.strike(&mut world, &mut random.split());
+        world.follow_sentinels();
         *round.faults.entry(kind).or_default() += 1;
         // Calm, so that what follows from one fault is told from what follows from the next.
         std::thread::sleep(Duration::from_millis(random.within(50, 700)));

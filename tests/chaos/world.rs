@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rlock_tests::{Builder, Cluster, Conn, Pair, Proxy, Server, until};
+use rlock_tests::{Builder, Cluster, Conn, Pair, Proxy, Server, Trio, eventually, until};
 
 use crate::clients::{LOCKS, LOCKS_OF_A_SLOT, LONGEST_LEASE, Locks, Process, Role};
 use crate::faults::Menu;
-use crate::history::now;
+use crate::history::{Time, now};
 use crate::random::Random;
 use crate::watch::Watch;
 
@@ -23,6 +23,9 @@ pub(crate) struct Place {
 /// Everything there is in one storm.
 #[derive(Debug)]
 pub(crate) struct World {
+    /// In the menu that has them. They end first, or they would take the end of the servers for a
+    /// failure.
+    pub(crate) sentinels: Option<Trio>,
     /// The first one decides.
     pub(crate) servers: Vec<Server>,
     pub(crate) places: Vec<Place>,
@@ -31,14 +34,19 @@ pub(crate) struct World {
     record: Arc<Mutex<Vec<String>>>,
     seeds: Random,
     started: usize,
+    /// When the sentinels last took the first server for the primary.
+    agreed: Time,
 }
+
+/// What a machine under load makes a server wait is not to be taken for its death.
+const DOWN_AFTER_MS: u32 = 2000;
 
 const ROLES: [Role; 4] = [Role::Plain, Role::Sessions, Role::Guards, Role::Plain];
 
 impl World {
     pub(crate) fn start(menu: Menu, random: &mut Random) -> Self {
         let servers = match menu {
-            Menu::Pair => {
+            Menu::Pair | Menu::Sentinels => {
                 let Pair { primary, replica } = Pair::of(server(), server());
                 vec![primary, replica]
             }
@@ -51,6 +59,8 @@ impl World {
                 vec![first, second]
             }
         };
+        let watches = menu == Menu::Sentinels;
+        let sentinels = watches.then(|| Trio::over(&servers[0], DOWN_AFTER_MS));
         let locks = if menu == Menu::Cluster {
             LOCKS_OF_A_SLOT
         } else {
@@ -58,6 +68,7 @@ impl World {
         };
         let record = Arc::default();
         let mut world = Self {
+            sentinels,
             places: Vec::new(),
             watch: Watch::start(servers[0].address(), locks, &record),
             servers,
@@ -65,6 +76,7 @@ impl World {
             record,
             seeds: random.split(),
             started: 0,
+            agreed: now(),
         };
         for role in ROLES {
             let proxy = Proxy::to(world.primary().address());
@@ -95,6 +107,31 @@ impl World {
             .iter()
             .for_each(|place| place.proxy.redirect(address));
         self.watch.look_at(Some(address));
+    }
+
+    /// A machine under much load can make the sentinels replace a primary that nobody has touched.
+    /// Then that happened at some time since they were last asked, and what the old one said since
+    /// is not what is true.
+    pub(crate) fn follow_sentinels(&mut self) {
+        let Some(sentinels) = &self.sentinels else {
+            return;
+        };
+        let since = std::mem::replace(&mut self.agreed, now());
+        let primary = eventually("the sentinels agree", || sentinels.agreed());
+        if primary == self.primary().port() {
+            return;
+        }
+        self.watch.look_at(None);
+        let is_true = |line: &String| {
+            let asked = line
+                .strip_prefix("info ")
+                .and_then(|rest| rest.split(' ').next());
+            asked.is_none_or(|asked| asked.parse::<Time>().expect("a time") < since)
+        };
+        self.record.lock().expect("a list").retain(is_true);
+        sentinels.settle();
+        self.change_over();
+        self.note(format!("fault {since} {} promote", now()));
     }
 
     /// Kills a process, and starts another in its place.
@@ -130,6 +167,7 @@ impl World {
 
     /// Ends everything in good order: what was recorded, and what was left behind.
     pub(crate) fn end(mut self) -> (Vec<String>, Vec<String>) {
+        self.follow_sentinels();
         let mut left = self.no_progress();
         for place in &mut self.places {
             place.process.tell_to_stop();
@@ -190,8 +228,7 @@ impl World {
 fn server() -> Builder {
     Server::builder()
         .settable_clock()
-        .config("appendonly yes")
-        .config("appendfsync always")
+        .on_a_small_disk("always")
         .config("repl-backlog-size 64mb")
         // A node that has given its last slot away stays what it is.
         .config("cluster-allow-replica-migration no")

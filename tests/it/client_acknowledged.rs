@@ -4,7 +4,7 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use rlock_client::{Client, ClientBuilder};
-use rlock_tests::{Pair, Sentinels, Server, Version, until};
+use rlock_tests::{Pair, Sentinels, Server, Shards, Version, until};
 use tokio::task::JoinHandle;
 
 use super::client::{MS, connect, patient, soon, url, wait_in_line};
@@ -261,4 +261,29 @@ async fn a_user_who_may_not_wait_is_refused() {
     assert!(error.is_refused(), "{error}");
     assert!(error.to_string().contains("NOPERM"), "{error}");
     until("it is given back", || pair.primary.holder("k").is_none());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_a_cluster_each_primary_waits_for_its_own_replica() {
+    let shards = Shards::start();
+    let urls = shards.primaries().into_iter().map(url);
+    let builder = acknowledged(Duration::from_secs(3));
+    let client = soon(builder.connect_cluster(urls)).await.unwrap();
+    let at = |node: usize| shards.name_at(shards.primaries()[node], "k");
+    let names = [at(0), at(1)];
+    let guards = soon(client.multi(names.clone()).lock()).await.unwrap();
+    for name in &names {
+        let mut replica = shards.replica_of(name).connect();
+        replica.run("READONLY");
+        let has = replica.run(format!("HKEYS {name}"));
+        assert!(has.texts().contains(&guards.owner().to_string()), "{name}");
+    }
+    drop(guards);
+    let frozen = shards.replica_of(&names[0]);
+    frozen.freeze();
+    let error = soon(client.lock(&*names[0]).lock()).await.unwrap_err();
+    assert!(error.is_not_acknowledged(), "{error}");
+    let other = soon(client.lock(&*names[1]).lock()).await.unwrap();
+    soon(other.unlock()).await.unwrap();
+    frozen.thaw();
 }

@@ -1,13 +1,15 @@
 //! More than anybody should ask of it: crowds that vanish, clients that never read, noise at the
 //! port. Traffic of others goes on, and nothing is left.
 
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rlock_tests::{Conn, Server, until};
+
+use crate::noise::Noise;
 
 /// Somebody takes and gives back a lock of its own all the while, and must never wait for long.
 fn undisturbed(server: &Server, trouble: impl FnOnce()) {
@@ -138,67 +140,17 @@ fn a_client_that_never_reads_harms_only_itself() {
     is_empty(&server);
 }
 
-/// A generator whose numbers are the same for the same seed.
-struct Noise(u64);
-
-impl Noise {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    /// Half commands, half anything: beginnings of real ones, lengths that lie, plain bytes.
-    fn bytes(&mut self) -> Vec<u8> {
-        let parts: [&[u8]; 12] = [
-            b"*5\r\n$13\r\nRLOCK.ACQUIRE\r\n$1\r\nk\r\n$1\r\no\r\n$4\r\n1000\r\n$4\r\nREAD\r\n",
-            b"*3\r\n$13\r\nRLOCK.RELEASE\r\n$1\r\nk\r\n$1\r\no\r\n",
-            b"*4\r\n$14\r\nRLOCK.MACQUIRE\r\n$1\r\no\r\n$1\r\n9\r\n$2\r\n99\r\n",
-            b"*2\r\n$12\r\nRLOCK.EVENTS\r\n$1\r\ns\r\n",
-            b"*1\r\n$1000\r\n",
-            b"*-7\r\n",
-            b"$5\r\nab\r\n",
-            b"\r\n\r\n",
-            b"RLOCK.INFO\tk \"\\x00\"\r\n",
-            b"*2\r\n$-1\r\n$3\r\nfoo\r\n",
-            b"\xff\x00\x7f",
-            b"*1048577\r\n",
-        ];
-        let mut bytes = Vec::new();
-        for _ in 0..=self.next() % 6 {
-            let part = parts[usize::try_from(self.next() % 12).expect("small")];
-            let cut = usize::try_from(self.next() % 40).expect("small");
-            let whole = !self.next().is_multiple_of(4);
-            bytes.extend_from_slice(if whole {
-                part
-            } else {
-                &part[..cut.min(part.len())]
-            });
-        }
-        bytes
-    }
-}
-
 #[test]
 fn noise_at_the_port_disturbs_nobody() {
     let server = Server::start();
-    let seed = u64::from(server.process_id()).max(1);
-    let mut noise = Noise(seed);
+    let seed = u64::from(server.process_id());
+    let mut noise = Noise::new(seed);
     let mut waiting = {
         server.connect().take("held", "alice");
         server.wait_in_line("held", "bob")
     };
     undisturbed(&server, || {
-        for _ in 0..400 {
-            let mut stream = TcpStream::connect(server.address()).expect("the server listens");
-            stream
-                .set_read_timeout(Some(Duration::from_millis(1)))
-                .expect("a timeout");
-            // It may close the connection at any byte.
-            let _ = stream.write_all(&noise.bytes());
-            let _ = stream.read(&mut [0; 512]);
-        }
+        noise.at_the_port(&server, 400);
     });
     assert_eq!(server.connect().let_go("held", "alice"), 0);
     waiting.read().held();

@@ -38,12 +38,18 @@ mod events; // what a session hears of
 mod sessions; // what ends with a connection
 
 mod clock; // a wall clock that is set
+mod denied; // a server that refuses to write
+mod everybody; // holds and waits of every kind, to be carried through a failover
+mod failover; // replicas that become primaries, by sentinels and by order
+mod failover_cluster; // and in a cluster
+mod kill; // what a killed server has on its disk
 mod replication; // replicas, AOF, RDB, messages, notifications
 mod several_replication; // the same of readers, writers and several locks at once
 
 mod hostile; // any bytes, any keyspace
 mod load; // crowds that vanish, clients that never read, noise
 mod memory; // given back is given back
+mod noise; // any commands, while locks are in use
 mod read_write_hostile; // read-write locks as others may have written them
 mod several_hostile; // the largest waits for several locks
 mod smoke; // a short set of all, also for valgrind

@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::conn::Conn;
 use crate::reply::Reply;
-use crate::server::Server;
+use crate::server::{Server, append_only_files};
 
 /// A replica that only takes notes: the commands that the server propagates, as text.
 ///
@@ -88,12 +88,8 @@ impl Feed {
 /// order; `SELECT 0` left out.
 #[track_caller]
 pub fn aof(server: &Server) -> Vec<String> {
-    let directory = fs::read_dir(server.directory().join("appendonlydir")).expect("an AOF");
-    let mut files: Vec<_> = directory
-        .map(|entry| entry.expect("an entry").path())
-        .collect();
+    let mut files = append_only_files(server.directory());
     files.retain(|path| path.to_string_lossy().ends_with(".incr.aof"));
-    files.sort();
     let bytes: Vec<u8> = files
         .iter()
         .flat_map(|path| fs::read(path).expect("a file"))

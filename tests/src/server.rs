@@ -47,7 +47,9 @@ pub struct Builder {
     module_arguments: String,
     kind: Kind,
     settable_clock: bool,
+    small_disk: bool,
     tls: Option<Tls>,
+    under: Vec<String>,
     config: Vec<String>,
 }
 
@@ -67,11 +69,31 @@ struct Tls {
 }
 
 impl Builder {
+    /// Starts the server through another program: its name, and its arguments before those of the
+    /// server.
+    #[must_use]
+    pub fn under(mut self, program: &[&str]) -> Self {
+        self.under = program.iter().map(|&word| word.to_owned()).collect();
+        self
+    }
+
     /// A server whose wall clock [`Server::step_clock`] can set. Its monotonic clock stays.
     #[must_use]
     pub fn settable_clock(mut self) -> Self {
         self.settable_clock = true;
         self
+    }
+
+    /// A server that writes an append-only file, for which [`Server::take_the_room`] can leave no
+    /// room.
+    #[must_use]
+    pub fn on_a_small_disk(mut self, appendfsync: &str) -> Self {
+        self.small_disk = true;
+        // A process that writes beyond its limit gets a signal; one that ignores it gets an error,
+        // as from a disk that is full.
+        self.under(&["sh", "-c", r#"trap "" XFSZ; exec "$@""#, "sh"])
+            .config("appendonly yes")
+            .config(&format!("appendfsync {appendfsync}"))
     }
 
     /// One more line of `redis.conf`; it wins over what the harness writes.
@@ -218,7 +240,9 @@ impl Server {
             module_arguments,
             kind: Kind::Alone,
             settable_clock: false,
+            small_disk: false,
             tls: None,
+            under: Vec::new(),
             config: Vec::new(),
         }
     }
@@ -386,14 +410,67 @@ impl Server {
     pub fn freeze(&self) {
         self.running.signal("STOP");
         // The signal is on its way when `kill` returns, and the server may be half through a turn.
-        let state = format!("/proc/{}/stat", self.process_id());
-        until("the process stands still", || {
-            let state = fs::read_to_string(&state).expect("a process");
-            state
-                .rsplit(')')
-                .next()
-                .is_some_and(|rest| rest.starts_with(" T"))
+        until("the process stands still", || self.process_state() == 'T');
+    }
+
+    /// Waits until it has nothing to do, and sleeps.
+    #[track_caller]
+    pub fn fall_asleep(&self) {
+        until("the process sleeps", || self.process_state() == 'S');
+    }
+
+    /// `R` if the process runs, `S` if it sleeps, `T` if it was stopped.
+    fn process_state(&self) -> char {
+        let stat = format!("/proc/{}/stat", self.process_id());
+        let stat = fs::read_to_string(stat).expect("a process");
+        let state = stat.rsplit(')').next().and_then(|rest| rest.chars().nth(1));
+        state.expect("a state")
+    }
+
+    /// From now on the append-only file of a server [`Builder::on_a_small_disk`] cannot grow by
+    /// more than a few bytes.
+    #[track_caller]
+    pub fn take_the_room(&self) {
+        // No file can: so the append-only file is made the longest, and the log may still grow.
+        let mut conn = self.connect();
+        let padding = "-".repeat(512 * 1024);
+        assert_eq!(conn.run(format!("SET rlock-tests:padding {padding}")), "OK");
+        assert_eq!(conn.run("DEL rlock-tests:padding"), 1);
+        let size = eventually("the padding is written", || {
+            let files = append_only_files(self.directory()).into_iter();
+            let size = files.map(|file| fs::metadata(file).expect("a file").len());
+            size.max().filter(|size| *size > 512 * 1024)
         });
+        let limit = size + 8;
+        self.limit_files(&limit.to_string());
+    }
+
+    /// There is room again.
+    #[track_caller]
+    pub fn give_the_room_back(&self) {
+        self.limit_files("unlimited");
+    }
+
+    #[track_caller]
+    fn limit_files(&self, limit: &str) {
+        assert!(
+            self.how.small_disk,
+            "a file too long would kill this server"
+        );
+        let status = Command::new("prlimit")
+            .args(["--pid", &self.process_id().to_string()])
+            .arg(format!("--fsize={limit}:unlimited"))
+            .status();
+        assert!(status.expect("prlimit, of util-linux").success());
+    }
+
+    /// Waits until the process has ended by itself, and says whether it called that a success.
+    /// [`Server::restart`] brings it back.
+    #[track_caller]
+    pub fn await_end(&mut self) -> bool {
+        let status = eventually("the process ends", || self.running.ended());
+        self.running.over = true;
+        status.success()
     }
 
     /// Lets it go on (SIGCONT).
@@ -477,9 +554,9 @@ impl Ports {
     }
 }
 
-/// Compiles a library from `tests/data` with the C compiler.
+/// Compiles a library from `tests/data` with the C compiler. Its path.
 #[track_caller]
-fn compile(name: &str, directory: &Path) -> String {
+pub fn compile(name: &str, directory: &Path) -> String {
     let source = format!("{}/data/{name}.c", env!("CARGO_MANIFEST_DIR"));
     let object = directory.join(format!("{name}.so")).display().to_string();
     let output = Command::new("cc")
@@ -504,7 +581,16 @@ impl Running {
             .append(true)
             .open(directory.join("output"));
         let output = output.expect("a file");
-        let mut server = command();
+        let mut server = match &how.under[..] {
+            [] => command(),
+            [program, arguments @ ..] => {
+                let command = command();
+                let mut under = Command::new(program);
+                under.args(arguments).arg(command.get_program());
+                under.args(command.get_args());
+                under
+            }
+        };
         if how.settable_clock {
             let clock = directory.join("clock");
             fs::write(&clock, 0_i64.to_ne_bytes()).expect("a file");
@@ -618,6 +704,16 @@ fn command() -> Command {
         ))
         .arg(server_program());
     command
+}
+
+/// Where a server in this directory writes its append-only file, which is several.
+pub(crate) fn append_only_files(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory.join("appendonlydir")).expect("an AOF");
+    let mut files: Vec<_> = entries
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    files.sort();
+    files
 }
 
 /// Whether the server at `address` answers and is this process, not a stranger who was quicker to

@@ -5,7 +5,7 @@ mod sentinels;
 mod shards;
 
 pub use resharding::Resharding;
-pub use sentinels::Sentinels;
+pub use sentinels::{Sentinels, Trio};
 pub use shards::Shards;
 
 use crate::eventually::until;

@@ -5,7 +5,7 @@ use redis_module::raw;
 use rlock_core::Refusal;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::marker::PhantomData;
-use std::ptr;
+use std::{ptr, slice};
 
 /// A call's context: the database, the client, the way to reply.
 #[derive(Clone, Copy)]
@@ -272,6 +272,32 @@ impl<'a> Ctx<'a> {
         }
     }
 
+    // --- Writes ---
+
+    /// Whether the server refuses writes to all its clients now: there is no room for its
+    /// append-only file, a snapshot has failed, or there are fewer replicas than it wants.
+    ///
+    /// Nothing but a write tells, so one that changes nothing is tried: none of the members of a
+    /// set is taken out. In a cluster the key may be another node's, which is another error and is
+    /// looked at later. Errors are asked for as replies (`E`): Valkey 9 dies of them otherwise.
+    pub(crate) fn writes_are_denied(self) -> bool {
+        let (command, format) = (c"SPOP".as_ptr(), c"SEcc".as_ptr());
+        let (set, none) = (c"rlock:no-set".as_ptr(), c"0".as_ptr());
+        let reply = server!(RedisModule_Call(self.raw, command, format, set, none));
+        if reply.is_null() {
+            return false;
+        }
+        let mut len = 0;
+        let text = server!(RedisModule_CallReplyStringPtr(reply, &raw mut len));
+        // SAFETY: the text, if the reply is one, is `len` bytes and lives as long as the reply.
+        let text = (!text.is_null()).then(|| unsafe { slice::from_raw_parts(text.cast(), len) });
+        let is_one =
+            |text: &[u8]| text.starts_with(b"MISCONF ") || text.starts_with(b"NOREPLICAS ");
+        let denied = text.is_some_and(is_one);
+        server!(RedisModule_FreeCallReply(reply));
+        denied
+    }
+
     // --- Permissions ---
 
     /// The user behind this call; none where there is none, and then nothing is forbidden.
@@ -338,7 +364,7 @@ impl<'a> Str<'a> {
         let mut len = 0;
         let start = server!(RedisModule_StringPtrLen(self.raw, &raw mut len));
         // SAFETY: the server's string is `len` bytes from `start`, and its keeper outlives 'a.
-        unsafe { std::slice::from_raw_parts(start.cast(), len) }
+        unsafe { slice::from_raw_parts(start.cast(), len) }
     }
 }
 
@@ -379,7 +405,7 @@ impl<'a> Args<'a> {
         let len = usize::try_from(count).unwrap_or(0);
         // SAFETY: `args` are `count` strings that live as long as the call, and `Str` is
         // transparent.
-        Self(unsafe { std::slice::from_raw_parts(args.cast(), len) })
+        Self(unsafe { slice::from_raw_parts(args.cast(), len) })
     }
 
     /// The argument at this place, where the name is at 0.

@@ -64,6 +64,7 @@ required!(
     RedisModule_AvoidReplicaTraffic,
     RedisModule_BlockClient,
     RedisModule_Call,
+    RedisModule_CallReplyStringPtr,
     RedisModule_CloseKey,
     RedisModule_CreateCommand,
     RedisModule_CreateString,

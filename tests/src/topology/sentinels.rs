@@ -1,6 +1,6 @@
 //! A pair that real sentinels watch.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use crate::conn::Conn;
 use crate::eventually::{eventually, until};
@@ -14,7 +14,7 @@ use crate::topology::Pair;
 #[derive(Debug)]
 pub struct Sentinels {
     // First, so that they end first: they would take the end of the servers for a failure.
-    sentinels: Vec<Server>,
+    trio: Trio,
     servers: [Server; 2],
 }
 
@@ -37,27 +37,24 @@ impl Sentinels {
     /// Over a pair that is there.
     #[track_caller]
     pub fn over(pair: Pair) -> Self {
-        let Pair { primary, replica } = pair;
-        let sentinels = (0..3).map(|_| sentinel(&primary)).collect();
-        let servers = [primary, replica];
-        let watched = Self { sentinels, servers };
-        watched.settle();
-        watched
+        let trio = Trio::over(&pair.primary, 1000);
+        let servers = [pair.primary, pair.replica];
+        Self { trio, servers }
     }
 
     /// Where the sentinels listen, those too that were killed.
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.sentinels.iter().map(Server::address).collect()
+        self.trio.0.iter().map(Server::address).collect()
     }
 
     /// One of the three.
     pub fn sentinel(&self, number: usize) -> &Server {
-        &self.sentinels[number]
+        &self.trio.0[number]
     }
 
     /// Kills one of the three.
     pub fn kill_sentinel(&mut self, number: usize) {
-        self.sentinels[number].kill();
+        self.trio.0[number].kill();
     }
 
     /// The server that the sentinels take for the primary, as soon as all that live agree.
@@ -77,17 +74,9 @@ impl Sentinels {
     #[track_caller]
     pub fn fail_over(&self) {
         let old = self.primary().port();
-        let sentinel = self.living().next().expect("a sentinel that lives");
-        until("a sentinel finds the replica good enough", || {
-            let told = sentinel.run(format!("SENTINEL FAILOVER {}", Self::SERVICE));
-            assert!(
-                !told.is_error() || told.error().starts_with("NOGOODSLAVE"),
-                "{told:?}"
-            );
-            told == "OK"
-        });
-        self.await_failover(old);
-        self.settle();
+        self.trio.order_failover();
+        self.trio.await_failover(old);
+        self.trio.settle();
     }
 
     /// Kills the primary, and waits until the sentinels have made the replica the primary.
@@ -96,16 +85,13 @@ impl Sentinels {
     pub fn kill_primary(&mut self) {
         let index = self.index_of_primary();
         self.servers[index].kill();
-        self.await_failover(self.servers[index].port());
+        self.trio.await_failover(self.servers[index].port());
     }
 
     /// Waits until another server than the one on port `old` is the primary, and says so itself.
     #[track_caller]
     pub fn await_failover(&self, old: u16) {
-        until("the sentinels agree on another primary", || {
-            self.agreed()
-                .is_some_and(|port| port != old && is(self.server_on(port), &["role:master"]))
-        });
+        self.trio.await_failover(old);
     }
 
     /// Starts the servers that were killed, and waits until all is as it should be.
@@ -116,55 +102,41 @@ impl Sentinels {
                 server.restart();
             }
         }
-        self.settle();
+        self.trio.settle();
     }
 
     /// Waits until the sentinels that live agree on the primary and know each other, and the
     /// replica, of which they could make another primary at once, follows it.
     #[track_caller]
     pub fn settle(&self) {
-        let is_settled = |port| {
-            let replica = self.servers.iter().find(|server| server.port() != port);
-            let replica = replica.expect("the other one");
-            is(self.server_on(port), &["role:master"])
-                && is(replica, &["role:slave", "master_link_status:up"])
-                && is(replica, &[&format!("master_port:{port}")])
-                && self.living().all(|sentinel| self.knows_all(sentinel))
-        };
-        until("the sentinels have settled", || {
-            self.agreed().is_some_and(is_settled)
-        });
-    }
-
-    fn knows_all(&self, sentinel: &Server) -> bool {
-        let quorum = sentinel.run(format!("SENTINEL CKQUORUM {}", Self::SERVICE));
-        let usable = format!("OK {} usable Sentinels", self.living().count());
-        let replicas = sentinel.run(format!("SENTINEL REPLICAS {}", Self::SERVICE));
-        let is_sound = |replica: &crate::Reply| {
-            let fields = replica.texts();
-            let has = |name, value| fields.chunks(2).any(|pair| pair == [name, value]);
-            has("flags", "slave") && has("master-link-status", "ok")
-        };
-        let has_quorum = !quorum.is_error() && quorum.text().starts_with(&usable);
-        has_quorum && replicas.array().len() == 1 && replicas.array().iter().all(is_sound)
+        self.trio.settle();
     }
 
     #[track_caller]
     fn index_of_primary(&self) -> usize {
-        let port = eventually("the sentinels agree on the primary", || self.agreed());
+        let port = eventually("the sentinels agree on the primary", || self.trio.agreed());
         let found = self.servers.iter().position(|server| server.port() == port);
         found.expect("one of the two")
     }
+}
 
+/// Three sentinels over a pair that somebody else has.
+#[derive(Debug)]
+pub struct Trio([Server; 3]);
+
+impl Trio {
+    /// Over this primary and its replica, each of which is down when it has not answered for so
+    /// long.
     #[track_caller]
-    fn server_on(&self, port: u16) -> &Server {
-        let found = self.servers.iter().find(|server| server.port() == port);
-        found.expect("one of the two")
+    pub fn over(primary: &Server, down_after_ms: u32) -> Self {
+        let trio = Self([(); 3].map(|()| sentinel(primary, down_after_ms)));
+        trio.settle();
+        trio
     }
 
     /// The port of the primary, if all sentinels that live name the same one.
-    fn agreed(&self) -> Option<u16> {
-        let ask = format!("SENTINEL GET-MASTER-ADDR-BY-NAME {}", Self::SERVICE);
+    pub fn agreed(&self) -> Option<u16> {
+        let ask = format!("SENTINEL GET-MASTER-ADDR-BY-NAME {}", Sentinels::SERVICE);
         let mut ports = self.living().map(|sentinel| {
             let address = sentinel.run(&ask).texts();
             address[1].parse().expect("a port")
@@ -173,21 +145,82 @@ impl Sentinels {
         ports.all(|port| port == first).then_some(first)
     }
 
+    /// Has one of them replace the primary, though it lives.
+    #[track_caller]
+    pub fn order_failover(&self) {
+        let sentinel = self.living().next().expect("a sentinel that lives");
+        until("a sentinel finds the replica good enough", || {
+            let told = sentinel.run(format!("SENTINEL FAILOVER {}", Sentinels::SERVICE));
+            assert!(
+                !told.is_error() || told.error().starts_with("NOGOODSLAVE"),
+                "{told:?}"
+            );
+            told == "OK"
+        });
+    }
+
+    /// Waits until another server than the one on port `old` is the primary, and says so itself.
+    #[track_caller]
+    pub fn await_failover(&self, old: u16) {
+        until("the sentinels agree on another primary", || {
+            let agreed = self.agreed().filter(|port| *port != old);
+            agreed.is_some_and(|port| says(port, &["role:master"]))
+        });
+    }
+
+    /// Waits until those that live agree on the primary and know each other, and the replica, of
+    /// which they could make another primary at once, follows it.
+    #[track_caller]
+    pub fn settle(&self) {
+        until("the sentinels have settled", || {
+            let Some(primary) = self.agreed() else {
+                return false;
+            };
+            let follows = format!("master_port:{primary}");
+            let follows = ["role:slave", "master_link_status:up", &follows];
+            let is_settled = |sentinel: &Server| {
+                let replica = self.replica_known_to(sentinel);
+                replica.is_some_and(|replica| says(replica, &follows))
+            };
+            says(primary, &["role:master"]) && self.living().all(is_settled)
+        });
+    }
+
+    /// The port of the one replica that this sentinel knows, finds sound and could promote with the
+    /// votes of the others.
+    fn replica_known_to(&self, sentinel: &Server) -> Option<u16> {
+        let quorum = sentinel.run(format!("SENTINEL CKQUORUM {}", Sentinels::SERVICE));
+        let usable = format!("OK {} usable Sentinels", self.living().count());
+        if quorum.is_error() || !quorum.text().starts_with(&usable) {
+            return None;
+        }
+        let replicas = sentinel.run(format!("SENTINEL REPLICAS {}", Sentinels::SERVICE));
+        let [replica] = replicas.array() else {
+            return None;
+        };
+        let fields = replica.texts();
+        let field = |name| {
+            let mut pairs = fields.chunks(2);
+            pairs.find(|pair| pair[0] == name).map(|pair| &*pair[1])
+        };
+        let is_sound = field("flags") == Some("slave") && field("master-link-status") == Some("ok");
+        field("port")?.parse().ok().filter(|_| is_sound)
+    }
+
     fn living(&self) -> impl Iterator<Item = &Server> {
-        self.sentinels
-            .iter()
-            .filter(|sentinel| sentinel.is_running())
+        self.0.iter().filter(|sentinel| sentinel.is_running())
     }
 }
 
 /// A sentinel that watches this primary and finds the other sentinels there.
 #[track_caller]
-fn sentinel(primary: &Server) -> Server {
+fn sentinel(primary: &Server, down_after_ms: u32) -> Server {
     let (service, port) = (Sentinels::SERVICE, primary.port());
+    let down = format!("sentinel down-after-milliseconds {service} {down_after_ms}");
     let sentinel = Server::builder()
         .sentinel()
         .config(&format!("sentinel monitor {service} 127.0.0.1 {port} 2"))
-        .config(&format!("sentinel down-after-milliseconds {service} 1000"))
+        .config(&down)
         .config(&format!("sentinel failover-timeout {service} 3000"))
         .start();
     // How often it asks and tells, in place of every second to every ten. And a machine that
@@ -198,10 +231,11 @@ fn sentinel(primary: &Server) -> Server {
     sentinel
 }
 
-/// Whether these are lines of what a server says about its replication. It may be dead, and a
-/// sentinel that makes it primary or replica closes its connections.
-fn is(server: &Server, lines: &[&str]) -> bool {
-    let told = Conn::open(server.address()).and_then(|mut conn| conn.try_run("INFO replication"));
+/// Whether these are lines of what the server on this port says about its replication. It may be
+/// dead, and a sentinel that makes it primary or replica closes its connections.
+fn says(port: u16, lines: &[&str]) -> bool {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let told = Conn::open(address).and_then(|mut conn| conn.try_run("INFO replication"));
     let Ok(told) = told else { return false };
     let told = told.text();
     lines

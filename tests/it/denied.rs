@@ -1,0 +1,203 @@
+//! A server that refuses writes to its clients: its append-only file has no room, or it has too few
+//! replicas. What a command may not do, the end of a lease may not do either.
+
+use std::thread;
+use std::time::Duration;
+
+use rlock_tests::{Cluster, Conn, Pair, Server, aof, patience, until};
+
+/// Holds of every kind that end soon, and those who wait for them; long holds beside them.
+fn holds_that_end_soon(server: &Server) -> Vec<(String, Conn)> {
+    let mut conn = server.connect();
+    for hold in [
+        "RLOCK.ACQUIRE k alice 2000",
+        "RLOCK.ACQUIRE r alice 2000 READ",
+        "RLOCK.ACQUIRE w alice 2000 WRITE",
+        "RLOCK.MACQUIRE alice 2000 2 x y",
+        "RLOCK.ACQUIRE long alice 60000",
+    ] {
+        assert_eq!(conn.run(hold).held().0, 1, "{hold}");
+    }
+    [
+        "RLOCK.ACQUIRE k bob 60000 BLOCK 0",
+        "RLOCK.ACQUIRE r bob 60000 WRITE BLOCK 0",
+        "RLOCK.ACQUIRE w bob 60000 READ BLOCK 0",
+        "RLOCK.MACQUIRE bob 60000 3 x y z BLOCK 0",
+    ]
+    .map(|wait| (wait.to_owned(), server.blocked_in(wait)))
+    .into()
+}
+
+/// Their leases are over, and a few turns of the event loop and of the module's timer as well.
+fn leases_are_over(server: &Server) {
+    until("all leases are over", || {
+        let is_over = |name| server.run(format!("PTTL {name}")).int() < 0;
+        ["k", "r", "w", "x", "y"].into_iter().all(is_over)
+    });
+    // The timer is due within milliseconds. Nothing can be waited for that should not happen.
+    thread::sleep(Duration::from_millis(150));
+}
+
+fn nobody_is_granted(waits: &mut [(String, Conn)]) {
+    for (wait, conn) in waits {
+        let told = conn.read_now();
+        assert_eq!(told, None, "{wait}");
+    }
+}
+
+fn all_are_granted(waits: Vec<(String, Conn)>) {
+    for (wait, mut conn) in waits {
+        assert_eq!(conn.read().held().0, 1, "{wait}");
+    }
+}
+
+/// `appendfsync everysec`: the server goes on and answers MISCONF.
+#[test]
+fn without_room_for_the_append_only_file_nobody_is_granted_until_there_is_some() {
+    let mut server = Server::builder().on_a_small_disk("everysec").start();
+    let mut waits = holds_that_end_soon(&server);
+    let mut life = server.life_line("s");
+    server.connect().take_for("of-session", "sam", "s");
+    let mut dora = server.wait_in_line("of-session", "dora");
+    server.take_the_room();
+    until("the server refuses to write", || {
+        let told = server.run("RLOCK.RENEW long alice 60000");
+        told.is_error() && told.error().starts_with("MISCONF ")
+    });
+    // The end of a session is no command, either.
+    life.run("RLOCK.EVENTS s").events();
+    life.close();
+    leases_are_over(&server);
+    nobody_is_granted(&mut waits);
+    assert_eq!(dora.read_now(), None);
+    assert_eq!(server.holder("of-session").as_deref(), Some("sam"));
+    let told = server.run("RLOCK.RELEASE long alice").error();
+    assert!(told.starts_with("MISCONF "), "{told}");
+    server.give_the_room_back();
+    all_are_granted(waits);
+    dora.read().held();
+    until("all of it is on the disk", || {
+        let written = aof(&server).join("\n");
+        ["k bob", "of-session dora", "r bob:write", "w bob", "z bob"]
+            .iter()
+            .all(|hold| written.contains(&format!("HSET {hold}")))
+    });
+    server.kill();
+    server.restart();
+    let holder = |name| server.holder(name);
+    for name in ["k", "x", "y", "z"] {
+        assert_eq!(holder(name).as_deref(), Some("bob"), "{name}");
+    }
+    assert_eq!(holder("of-session").as_deref(), Some("dora"));
+    assert_eq!(server.run("HGET r bob:write"), "1");
+    assert_eq!(server.run("HGET w bob"), "1");
+}
+
+/// `appendfsync always`: the server ends rather than answer what it cannot write.
+#[test]
+fn what_cannot_be_written_is_told_to_nobody() {
+    let mut server = Server::builder().on_a_small_disk("always").start();
+    let mut conn = server.connect();
+    let token = conn.take("k", "alice");
+    conn.take("m", "alice");
+    let mut bob = server.wait_in_line("k", "bob");
+    let mut joint = server.blocked_in("RLOCK.MACQUIRE carol 60000 2 m n BLOCK 0");
+    server.take_the_room();
+    conn.send_all(&["RLOCK.RELEASE k alice", "RLOCK.RELEASE m alice"]);
+    for conn in [&mut conn, &mut bob, &mut joint] {
+        assert!(conn.read_to_end().is_empty(), "an answer that is not true");
+    }
+    assert!(!server.await_end());
+    server.restart();
+    for name in ["k", "m"] {
+        assert_eq!(server.holder(name).as_deref(), Some("alice"), "{name}");
+    }
+    assert_eq!(server.holder("n"), None);
+    let mut bob = server.wait_in_line("k", "bob");
+    assert_eq!(server.connect().let_go("k", "alice"), 0);
+    assert!(bob.read().held().1 > token);
+}
+
+#[test]
+fn a_primary_that_lacks_replicas_grants_nobody_until_it_has_them() {
+    let primary = Server::builder().config("repl-ping-replica-period 1");
+    let pair = Pair::of(primary, Server::builder());
+    let server = &pair.primary;
+    let mut waits = holds_that_end_soon(server);
+    for set in ["min-replicas-max-lag 3", "min-replicas-to-write 1"] {
+        assert_eq!(server.run(format!("CONFIG SET {set}")), "OK");
+    }
+    until("the server has counted its replicas", || {
+        server.run("RLOCK.RENEW long alice 60000") == 1
+    });
+    assert_eq!(pair.replica.run("REPLICAOF NO ONE"), "OK");
+    until("the server refuses to write", || {
+        let told = server.run("RLOCK.RENEW long alice 60000");
+        told.is_error() && told.error().starts_with("NOREPLICAS ")
+    });
+    leases_are_over(server);
+    nobody_is_granted(&mut waits);
+    let again = format!("REPLICAOF 127.0.0.1 {}", server.port());
+    assert_eq!(pair.replica.run(again), "OK");
+    all_are_granted(waits);
+    pair.settle();
+    assert_eq!(pair.replica.holder("k").as_deref(), Some("bob"));
+}
+
+/// In a cluster the question whether anything may be written needs a key, which may be another
+/// node's.
+#[test]
+fn in_a_cluster_it_is_the_same() {
+    let cluster = Cluster::start();
+    let server = &cluster.first;
+    let mut alice = server.connect();
+    alice.run("RLOCK.ACQUIRE k alice 1500").held();
+    let mut bob = server.wait_in_line("k", "bob");
+    assert_eq!(server.run("CONFIG SET min-replicas-to-write 1"), "OK");
+    until("the lease is over", || server.run("PTTL k").int() < 0);
+    thread::sleep(Duration::from_millis(150));
+    assert_eq!(bob.read_now(), None);
+    assert_eq!(server.run("CONFIG SET min-replicas-to-write 0"), "OK");
+    bob.read_within(patience(Duration::from_secs(5))).held();
+}
+
+/// Offsets of the replication stand still while clients are paused, also for waits of every kind.
+#[test]
+fn in_a_pause_nobody_is_granted_and_nothing_replicated() {
+    let pair = Pair::of(
+        Server::builder().config("repl-ping-replica-period 3600"),
+        Server::builder(),
+    );
+    let server = &pair.primary;
+    let mut waits = holds_that_end_soon(server);
+    assert_eq!(server.run("CLIENT PAUSE 3600000 WRITE"), "OK");
+    let offset = server.info_number("master_repl_offset");
+    leases_are_over(server);
+    nobody_is_granted(&mut waits);
+    assert_eq!(server.info_number("master_repl_offset"), offset);
+    assert_eq!(server.run("CLIENT UNPAUSE"), "OK");
+    all_are_granted(waits);
+    pair.settle();
+    assert_eq!(pair.replica.holder("z").as_deref(), Some("bob"));
+}
+
+/// A failover under way is a pause, too: the replica does not catch up, and in the end the primary
+/// stays what it is.
+#[test]
+fn in_a_failover_that_is_given_up_nobody_is_granted_until_then() {
+    let pair = Pair::start();
+    let server = &pair.primary;
+    let mut waits = holds_that_end_soon(server);
+    pair.replica.freeze();
+    assert_eq!(server.run("RLOCK.RENEW long alice 60000"), 1);
+    assert_eq!(server.run("FAILOVER"), "OK");
+    leases_are_over(server);
+    let state = server.info("master_failover_state");
+    assert_eq!(state.as_deref(), Some("waiting-for-sync"));
+    nobody_is_granted(&mut waits);
+    assert_eq!(server.run("FAILOVER ABORT"), "OK");
+    all_are_granted(waits);
+    pair.replica.thaw();
+    pair.settle();
+    assert_eq!(pair.replica.holder("z").as_deref(), Some("bob"));
+}
