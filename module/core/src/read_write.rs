@@ -495,7 +495,7 @@ impl Locks {
                     ends_at: lease_end,
                 });
                 let end = own.map_or(lease_end, |own| own.ends_at.max(lease_end));
-                (Some(end), hash.key_end_prolonged(end))
+                (Some(end), hash.key_end_prolonged(lease_end))
             }
         };
         self.expire(lock, hash, key_end, now, effects);
