@@ -28,7 +28,9 @@ use crate::watchdog::{self, Watchdog};
 /// However many locks it holds and waits for, it has two connections: one for commands, in order,
 /// and one on which the server tells of grants and losses and learns that this client lives. A task
 /// each owns them and connects again when one breaks; a third, the watchdog, renews the leases.
-/// All end when the last clone and the last [`Guard`](crate::Guard) have gone.
+/// All end when the last clone and the last [`Guard`](crate::Guard) have gone. Where
+/// [replicas](ClientBuilder::acknowledged_by) have to acknowledge locks, one more connection waits
+/// for them.
 #[derive(Clone)]
 pub struct Client {
     core: Arc<Core>,

@@ -149,6 +149,8 @@ impl Guard<Write> {
     /// - Lost: it was not held any more as the writer, or may not have been throughout.
     /// - Refused: the server's answer, such as that it is out of memory.
     /// - Could not ask, unknown: no word came on the reading.
+    /// - Not acknowledged: [replicas](crate::ClientBuilder::acknowledged_by) were to know of the
+    ///   reading, and did not say so in time.
     ///
     /// If only the word on the end of the writing does not come, there is no error: the reader's
     /// guard holds, and the background goes on trying to let the others in, as for

@@ -116,6 +116,8 @@ impl MultiLock {
     /// - Could not ask: the server could not be reached when this was called, the client has been
     ///   shut down, or another connection has taken over its session.
     /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
+    /// - Not acknowledged, lost: only where
+    ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
     /// - Not acquired: only if somebody else took this owner out of a queue with `RLOCK.CANCEL`.
     /// - Lost: a part was lost while the others were waited for, in a cluster.
     ///
@@ -150,6 +152,8 @@ impl MultiLock {
     /// - Module not loaded: the server's answer.
     /// - Could not ask: the server could not be reached, or the client has been shut down.
     /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
+    /// - Not acknowledged, lost: only where
+    ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
     ///
     /// # Examples
     ///
@@ -184,6 +188,8 @@ impl MultiLock {
     /// - Deadlock, refused, module not loaded: the server's answer, as with [`lock`](Self::lock).
     /// - Could not ask: the server could not be reached, or the client has been shut down.
     /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
+    /// - Not acknowledged, lost: only where
+    ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
     ///
     /// # Examples
     ///
