@@ -1,7 +1,7 @@
 //! The client in a cluster: every lock at its node, also when that changes.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rlock_client::{Client, ClientBuilder, LostReason, blocking};
@@ -542,6 +542,78 @@ async fn philosophers_at_several_nodes_are_fed() {
     }
     let counts: Vec<_> = eaten.iter().map(|one| one.load(Ordering::SeqCst)).collect();
     assert_eq!(counts, [40; 5], "no update was lost");
+    until_nothing_is_left(&shards);
+}
+
+/// Takes locks of one slot and gives them back until it is told to stop, some of the calls dropped
+/// while pending, some entered twice: how often each was held.
+async fn work(client: Client, seed: u64, held: Arc<[AtomicU64; 3]>, stop: Arc<AtomicBool>) -> u64 {
+    let mut random = 0x9E37_79B9_7F4A_7C15 ^ (seed << 9);
+    let mut counted = 0;
+    while !stop.load(Ordering::SeqCst) {
+        let which = (next_random(&mut random) % 3) as usize;
+        let owner = client.owner();
+        let lock = client.lock(format!("{{k}}:{which}")).owner(&owner);
+        if next_random(&mut random).is_multiple_of(4) {
+            let pause = Duration::from_micros(next_random(&mut random) % 3_000);
+            let _ = timeout(pause, lock.lock()).await;
+            continue;
+        }
+        let guard = soon(lock.lock()).await.unwrap();
+        let seen = held[which].load(Ordering::SeqCst);
+        if next_random(&mut random).is_multiple_of(4) {
+            let again = soon(lock.lock()).await.unwrap();
+            assert_eq!(again.token(), guard.token());
+            drop(again);
+        }
+        tokio::task::yield_now().await;
+        assert!(
+            !guard.is_lost(),
+            "{guard:?}: {:?}",
+            soon(guard.lost()).await
+        );
+        held[which].store(seen + 1, Ordering::SeqCst);
+        counted += 1;
+        guard.unlock().await.unwrap();
+    }
+    counted
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_traffic_a_slot_that_moves_to_and_fro_costs_no_update_and_leaves_nothing() {
+    let shards = Shards::start();
+    let builder = lasting().response_timeout(10_000 * MS);
+    let clients = [
+        connect(builder.clone(), &shards).await,
+        connect(builder, &shards).await,
+    ];
+    let held = Arc::new([const { AtomicU64::new(0) }; 3]);
+    let stop = Arc::new(AtomicBool::new(false));
+    let work = |i: u64| {
+        let client = clients[(i % 2) as usize].clone();
+        tokio::spawn(work(client, i, Arc::clone(&held), Arc::clone(&stop)))
+    };
+    let workers: Vec<_> = (0..8).map(work).collect();
+    for _ in 0..6 {
+        let sum = || {
+            held.iter()
+                .map(|one| one.load(Ordering::SeqCst))
+                .sum::<u64>()
+        };
+        let before = sum();
+        until("work goes on", || sum() > before + 20);
+        shards.move_slot("k", other_than(&shards, "k"));
+    }
+    stop.store(true, Ordering::SeqCst);
+    let mut counted = 0;
+    for worker in workers {
+        counted += soon(worker).await.unwrap();
+    }
+    let sum: u64 = held.iter().map(|one| one.load(Ordering::SeqCst)).sum();
+    assert_eq!(sum, counted, "no update was lost");
+    for client in clients {
+        soon(client.shutdown()).await;
+    }
     until_nothing_is_left(&shards);
 }
 
