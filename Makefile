@@ -1,7 +1,8 @@
 # The front door. `make` lists what it does; cargo does the work, and CARGO_TARGET_DIR is honoured.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak chaos check test-servers interop languages memcheck bench install clean
+.PHONY: help run test soak chaos check test-servers interop languages memcheck fuzz bench \
+	instructions install clean
 
 # Tests run in their crate's folder, so a relative path to a server is made absolute here.
 ifneq (,$(findstring /,$(RLOCK_SERVER)))
@@ -46,8 +47,15 @@ memcheck: ## The integration smoke tests with the server under valgrind
 	@scripts/install valgrind
 	scripts/memcheck
 
+fuzz: ## Fuzz the core, FUZZ_SECONDS= a target (60), on a nightly compiler
+	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) scripts/fuzz
+
 bench: install ## Measure locking and hand-over against scripts, as ratios in one run
 	cargo bench -p rlock-tests --bench locks
+
+instructions: ## Count the server's instructions an operation; ACCEPT=1 keeps the figures
+	@scripts/install valgrind
+	cargo bench -p rlock-tests --bench instructions -- $(if $(ACCEPT),--accept)
 
 install: ## Install what the build and the tests need and this machine lacks
 	@scripts/install

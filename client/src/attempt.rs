@@ -146,10 +146,12 @@ pub(crate) fn start(request: Request) -> oneshot::Receiver<Result<Held, Error>> 
 
 /// Asks once, without standing in line.
 async fn run(request: Request, claim: Claim, asked: Option<Asked>, reply: Reply) {
-    let result = match once(&request, &claim, asked).await {
-        Ok(Answered::Granted(grant)) => Ok(Held::new(&request.core, claim, grant)),
+    let error = match once(&request, &claim, asked).await {
+        Ok(Answered::Granted(grant)) => {
+            return deliver(Held::new(&request.core, claim, grant), reply).await;
+        }
         Ok(Answered::NotHeld { lease_left }) => match request.patience {
-            Patience::None => Err(Error::not_acquired(lease_left)),
+            Patience::None => Error::not_acquired(lease_left),
             // The claim ends here: until its turn comes, the owner has nothing at the lock.
             Patience::Until(_) | Patience::Forever => {
                 drop(claim);
@@ -158,8 +160,17 @@ async fn run(request: Request, claim: Claim, asked: Option<Asked>, reply: Reply)
         },
         Err(error) => {
             request.give_up(claim, &error);
-            Err(error)
+            error
         }
+    };
+    let _ = reply.send(Err(error));
+}
+
+/// Brings the caller what it is granted. What nobody takes is dropped, and so given back.
+pub(crate) async fn deliver(held: Held, mut reply: Reply) {
+    let result = tokio::select! {
+        result = held.acknowledged() => result,
+        () = reply.closed() => return,
     };
     let _ = reply.send(result);
 }

@@ -205,6 +205,7 @@ impl Client {
         let identity = Identity {
             session: options.session_of(&id).into(),
             grace: options.grace_to_ask(),
+            copies: options.copies(),
         };
         let nodes = nodes(&runtime, identity);
         nodes.tried().await?;

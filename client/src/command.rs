@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Pipeline, RedisError, Value};
 
+use crate::acknowledge::Copies;
 use crate::connection::ServerId;
 use crate::error::Error;
 use crate::hold::LostReason;
@@ -324,6 +325,41 @@ pub(crate) fn renew(
     }
     cmd.arg("SESSION").arg(session);
     Command::counted(cmd, subject.names.len(), read_all_renewed)
+}
+
+/// Who has what a connection has written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Copied {
+    /// Whether the server has it on its disk, as far as that was asked.
+    pub(crate) local: bool,
+    pub(crate) replicas: u64,
+}
+
+/// `WAIT replicas ms`, or `WAITAOF 1 replicas ms`. Never 0 ms, which is the word for "without
+/// limit".
+pub(crate) fn wait_for_copies(copies: Copies) -> Command<Copied> {
+    let within = millis_up(copies.within).max(1);
+    let mut cmd = if copies.on_disk {
+        let mut cmd = redis::cmd("WAITAOF");
+        cmd.arg(1);
+        cmd
+    } else {
+        redis::cmd("WAIT")
+    };
+    cmd.arg(copies.replicas).arg(within);
+    Command::new(cmd, read_copied)
+}
+
+fn read_copied(reply: &Value) -> Option<Copied> {
+    let (local, replicas) = match reply {
+        Value::Array(counts) => match counts.as_slice() {
+            [local, replicas] => (read_count(local)? > 0, replicas),
+            _ => return None,
+        },
+        replicas => (false, replicas),
+    };
+    let replicas = read_count(replicas)?;
+    Some(Copied { local, replicas })
 }
 
 /// `RLOCK.CANCEL key owner`: how many waiters have been taken out of the queue. A wait for several

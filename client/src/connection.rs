@@ -1,4 +1,5 @@
-//! Opening the two connections: one for commands, one for events.
+//! Opening the connections: one for commands, one for events, and one to wait on for replicas if
+//! that is asked for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -70,9 +71,21 @@ impl Connector {
 
     /// Opens the connection that carries the commands.
     pub(crate) async fn for_commands(&self) -> Result<CommandConnection, Error> {
+        self.for_replies_within(Some(self.response_timeout)).await
+    }
+
+    /// Opens a connection for commands that take as long as they take.
+    pub(crate) async fn for_waiting(&self) -> Result<CommandConnection, Error> {
+        self.for_replies_within(None).await
+    }
+
+    async fn for_replies_within(
+        &self,
+        limit: Option<Duration>,
+    ) -> Result<CommandConnection, Error> {
         let closed = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&closed);
-        let config = self.config(Some(self.response_timeout)).set_push_sender(
+        let config = self.config(limit).set_push_sender(
             move |push: PushInfo| -> Result<(), redis::aio::SendError> {
                 if push.kind == PushKind::Disconnection {
                     seen.store(true, Ordering::Relaxed);

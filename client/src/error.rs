@@ -22,6 +22,8 @@ use crate::slots::Redirect;
 /// - [deadlock](Self::is_deadlock): the wait could never have ended; nothing is held.
 /// - [module not loaded](Self::is_module_not_loaded): the server does not know `RLOCK.*`.
 /// - [refused](Self::is_refused): the server said no, in the words that the error shows.
+/// - [not acknowledged](Self::is_not_acknowledged): the lock was granted, but not enough replicas
+///   said in time that they know; nothing is held.
 ///
 /// After an unknown `lock()`, `try_lock()` or `lock_timeout()` the client gives back in the
 /// background what the server may have granted; but not for an [`Owner`](crate::Owner) who has
@@ -53,6 +55,8 @@ pub enum ErrorKind {
     ModuleNotLoaded,
     /// The server refused the command, or would.
     Refused,
+    /// The grant was given back, because not enough replicas acknowledged it.
+    NotAcknowledged,
 }
 
 impl Error {
@@ -98,6 +102,13 @@ impl Error {
     /// another type. The message is the server's. Several locks without a name are not asked for.
     pub fn is_refused(&self) -> bool {
         self.kind == ErrorKind::Refused
+    }
+
+    /// Whether the lock was granted but not enough replicas, or disks, acknowledged that in time:
+    /// see [`ClientBuilder::acknowledged_by`](crate::ClientBuilder::acknowledged_by). It is given
+    /// back in the background.
+    pub fn is_not_acknowledged(&self) -> bool {
+        self.kind == ErrorKind::NotAcknowledged
     }
 
     /// What was left of the present holder's lease when the server answered "not acquired".
@@ -265,6 +276,33 @@ impl Error {
         }
     }
 
+    /// Granted, and not known to be where it should be.
+    pub(crate) fn not_acknowledged(detail: String) -> Self {
+        Self::new(ErrorKind::NotAcknowledged, detail.into())
+    }
+
+    /// The same of a server that could not be asked, or did not answer.
+    pub(crate) fn unacknowledged(self) -> Self {
+        if !self.is_could_not_ask() && !self.is_unknown() {
+            return self;
+        }
+        Self {
+            source: self.source.clone(),
+            ..Self::not_acknowledged(self.to_string())
+        }
+    }
+
+    /// An error reply to WAIT or WAITAOF, which older servers do not know.
+    pub(crate) fn of_wait(self) -> Self {
+        if self.is_unknown() {
+            return self;
+        }
+        Self {
+            kind: ErrorKind::Refused,
+            ..self
+        }
+    }
+
     /// Whether nothing will change by asking again: the server said no, or knows no `RLOCK.*`.
     pub(crate) fn is_final(&self) -> bool {
         let refused = self.is_refused() || self.is_module_not_loaded();
@@ -364,6 +402,7 @@ impl fmt::Display for ErrorKind {
             Self::Deadlock => "the wait could never end",
             Self::ModuleNotLoaded => "the module is not loaded",
             Self::Refused => "refused",
+            Self::NotAcknowledged => "not acknowledged",
         })
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::attempt::{self, Patience, Request};
 use crate::client::Core;
+use crate::detour::Detour;
 use crate::error::Error;
 use crate::hold::{self, Grant, Hold, LostReason};
 use crate::mode::{Mode, One, Plain, Read, Several, Write};
@@ -396,6 +397,25 @@ impl Held {
 
     pub(crate) fn lose(&self, reason: LostReason) {
         self.hold.lose(reason);
+    }
+
+    /// The same once it is where it should be; without that it is given back.
+    pub(crate) async fn acknowledged(self) -> Result<Self, Error> {
+        let (nodes, target) = (&self.core.nodes, self.hold.target());
+        let mut detour = Detour::new(nodes, target);
+        let mut site = nodes.site(target);
+        loop {
+            let attachment = site.node.session.attachment();
+            let Some(acknowledger) = &site.node.acknowledger else {
+                return Ok(self);
+            };
+            let asked = acknowledger.acknowledged(&self.hold, site.is_asking());
+            let Err(error) = asked.await else {
+                return Ok(self);
+            };
+            let next = detour.next(error, &site, attachment.as_ref()).await;
+            site = next.map_err(Error::unacknowledged)?.site;
+        }
     }
 
     /// Gives it back at once, and tells how that went.

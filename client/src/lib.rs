@@ -45,6 +45,8 @@ mod taker;
 mod attempt;
 mod wait;
 
+mod acknowledge;
+
 mod release;
 mod renewal;
 mod watchdog;

@@ -29,6 +29,9 @@ pub(crate) struct Lifeline {
     answered: Instant,
     /// When a call was last given up without an answer.
     given_up: Option<Instant>,
+    /// The pauses before going elsewhere: should both connections follow each other to and fro,
+    /// they do so ever more slowly.
+    moves: Backoff,
 }
 
 /// A connection on which the session is attached.
@@ -52,6 +55,7 @@ impl Lifeline {
             node,
             answered: Instant::now(),
             given_up: None,
+            moves: Backoff::new(),
         }
     }
 
@@ -64,7 +68,11 @@ impl Lifeline {
             if is_taken_over(&error) && !self.may_be_ourselves() {
                 return self.over(LostReason::TakenOver);
             }
+            let moving = error.is_no_session();
             self.give_up(error);
+            if moving {
+                sleep(self.moves.next()).await;
+            }
             // The old connection is kept until then: if only its replies are late, closing it would
             // cost our waiters their places.
             line = self.attach().await;
@@ -112,6 +120,7 @@ impl Lifeline {
                 Ok(events) => events,
                 Err(error) => return error,
             };
+            self.moves = Backoff::new();
             if !line.attachment.confirm(sent, Instant::now()) {
                 // The session has outlived our confidence in it. What was held then stays lost.
                 line.attachment = self.session.attached(sent, line.connection.server());

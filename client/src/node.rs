@@ -7,6 +7,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio::task::AbortHandle;
 
+use crate::acknowledge::{Acknowledger, Copies};
 use crate::connection::Connector;
 use crate::driver::Driver;
 use crate::error::Error;
@@ -19,16 +20,19 @@ use crate::session::Session;
 pub(crate) struct Node {
     pub(crate) driver: Driver,
     pub(crate) session: Arc<Session>,
+    /// If grants must be acknowledged before they count.
+    pub(crate) acknowledger: Option<Acknowledger>,
     /// Held by the watchdog while it waits for this node's answer.
     pub(crate) renewing: Arc<Mutex<()>>,
     lifeline: AbortHandle,
 }
 
-/// What a client is called at each of its nodes.
+/// What a client is called at each of its nodes, and what it asks of them.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub(crate) session: Arc<str>,
     pub(crate) grace: Duration,
+    pub(crate) copies: Option<Copies>,
 }
 
 impl Node {
@@ -40,11 +44,16 @@ impl Node {
     ) -> Arc<Self> {
         let driver = Driver::start(runtime, connector.clone());
         let session = Session::new(identity.session, identity.grace);
+        let acknowledger = identity.copies.map(|copies| {
+            let (connector, session) = (connector.clone(), Arc::clone(&session));
+            Acknowledger::start(runtime, connector, session, copies)
+        });
         Arc::new_cyclic(|node| {
             let lifeline = Lifeline::new(connector, Arc::clone(&session), nodes, Weak::clone(node));
             Self {
                 driver,
                 session,
+                acknowledger,
                 renewing: Arc::default(),
                 lifeline: runtime.spawn(lifeline.run()).abort_handle(),
             }

@@ -82,8 +82,13 @@ impl Site {
         }
     }
 
+    /// Whether commands go there behind an `ASKING`.
+    pub(crate) fn is_asking(&self) -> bool {
+        self.sent_by.is_some()
+    }
+
     fn address<T>(&self, command: Command<T>) -> Command<T> {
-        let asking = self.sent_by.is_some();
+        let asking = self.is_asking();
         Command { asking, ..command }
     }
 

@@ -37,10 +37,10 @@ pub(crate) async fn primary(
             }
         };
         let answer = tokio::select! {
-            Some(answer) = asked.join_next() => answer,
+            answer = asked.join_next() => answer,
             () = late => break,
-            else => break,
         };
+        let Some(answer) = answer else { break };
         match answer.unwrap_or_else(|_| Err(Error::no_runtime())) {
             Ok(address) => {
                 deadline = deadline.or(Instant::now().checked_add(part(within, SOON)));

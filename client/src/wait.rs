@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::attempt::{Asked, Patience, Reply, Request, Turn, worst};
+use crate::attempt::{Asked, Patience, Reply, Request, Turn, deliver, worst};
 use crate::backoff::Backoff;
 use crate::command::{self, Acquired, News};
 use crate::driver::Answer;
@@ -77,8 +77,7 @@ pub(crate) async fn run(
             // While the hold is known here, so that the same grant told twice is not taken for
             // another.
             drop(turn);
-            // What nobody takes is dropped, and so given back.
-            let _ = reply.send(Ok(held));
+            deliver(held, reply).await;
         }
         Outcome::Refused(error) => {
             let _ = reply.send(Err(error));

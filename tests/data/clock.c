@@ -4,6 +4,7 @@
  * libfaketime does more, but recurses without end in a server that is linked with jemalloc, whose
  * first allocation asks for the time. This allocates nothing. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -52,4 +53,11 @@ time_t time(time_t *at) {
     clock_gettime(CLOCK_REALTIME, &now);
     if (at) *at = now.tv_sec;
     return now.tv_sec;
+}
+
+/* Valkey 8.1 and newer load modules so that they find the C library before us, and would have
+ * another time than their server. */
+void *dlopen(const char *file, int mode) {
+    void *(*real)(const char *, int) = dlsym(RTLD_NEXT, "dlopen");
+    return real(file, mode & ~RTLD_DEEPBIND);
 }

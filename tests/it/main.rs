@@ -49,17 +49,22 @@ mod several_replication; // the same of readers, writers and several locks at on
 mod hostile; // any bytes, any keyspace
 mod load; // crowds that vanish, clients that never read, noise
 mod memory; // given back is given back
+mod noise; // any commands, while locks are in use
 mod read_write_hostile; // read-write locks as others may have written them
 mod several_hostile; // the largest waits for several locks
 mod smoke; // a short set of all, also for valgrind
 
 mod client; // the client crate
+mod client_acknowledged; // grants that replicas have
+mod client_acl; // what its user must be allowed
 mod client_cluster; // every lock at its node
 mod client_faults; // what it says when processes and networks fail
 mod client_multi; // several locks at once
 mod client_quorum; // its lock over several servers
 mod client_rw; // its readers and writers
+mod client_sentinel; // a server that another takes the place of
 mod client_session; // its two connections
+mod client_tls; // its connections encrypted
 
 mod commands_doc; // docs/commands.md
 mod languages; // the programs in docs/languages.md

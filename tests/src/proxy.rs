@@ -86,9 +86,14 @@ impl Proxy {
         self.state.half.store(true, Ordering::SeqCst);
     }
 
+    /// Connects to another server from now on. The connections there are stay.
+    pub fn lead_to(&self, server: SocketAddr) {
+        *self.state.server.lock().expect("an address") = server;
+    }
+
     /// Connects to another server from now on, and closes the connections there are.
     pub fn redirect(&self, server: SocketAddr) {
-        *self.state.server.lock().expect("an address") = server;
+        self.lead_to(server);
         self.sever();
     }
 

@@ -140,8 +140,10 @@ impl Locks {
             }
             _ => {
                 let token = self.writers.of(lock, request.owner);
-                let key_end = hash.write_end(wanted);
-                (token, key_end.or(hash.ends_at), key_end)
+                // Written also if it stays: WAIT counts what its own connection has written, and
+                // whoever waits for the replicas renews the hold before.
+                let key_end = hash.write_end(wanted).or(hash.ends_at);
+                (token, key_end, key_end)
             }
         };
         self.expire(lock, hash, key_end, now, effects);
@@ -493,7 +495,7 @@ impl Locks {
                     ends_at: lease_end,
                 });
                 let end = own.map_or(lease_end, |own| own.ends_at.max(lease_end));
-                (Some(end), hash.key_end_prolonged(end))
+                (Some(end), hash.key_end_prolonged(lease_end))
             }
         };
         self.expire(lock, hash, key_end, now, effects);

@@ -126,10 +126,18 @@ impl<'a> Lasting<'a> {
         self.proven.max(loss.min(expiry))
     }
 
-    /// Whether a release may find that the entries which are left have ended.
-    pub(crate) fn may_be_the_last(&self, at: Time) -> bool {
+    /// Whether a release may find that the entries which are left have ended: by their leases, or
+    /// because the clock was set since the first of them was asked for.
+    pub(crate) fn may_be_the_last(&self, history: &History, at: Time) -> bool {
         let left = self.leases.split_last().map_or(&[][..], |(_, left)| left);
-        self.hold.mode == Mode::Read && left.iter().all(|end| *end < at)
+        let was_set = || is_struck(history, "clock", self.hold.asked, at);
+        self.hold.mode == Mode::Read && (left.iter().all(|end| *end < at) || was_set())
+    }
+
+    /// Whether the server may know of fewer entries: a replica that was promoted had not heard of
+    /// them.
+    pub(crate) fn may_be_fewer(&self, history: &History, at: Time) -> bool {
+        is_struck(history, "promote", self.proven, at)
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -239,6 +247,12 @@ impl<'a> Lasting<'a> {
 /// The earliest end of a lease that was asked for then.
 fn end_of(asked: Time, lease: Time) -> Time {
     (asked + lease).saturating_sub(ROUNDING)
+}
+
+fn is_struck(history: &History, kind: &str, from: Time, to: Time) -> bool {
+    let faults = history.faults.iter().filter(|fault| fault.kind == kind);
+    let mut overlapping = faults.filter(|fault| fault.begin <= to && fault.end >= from);
+    overlapping.next().is_some()
 }
 
 /// Whether a guard cannot know yet what was done to its lock.

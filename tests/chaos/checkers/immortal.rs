@@ -12,6 +12,10 @@ use crate::history::{Ask, Fault, History, MS, Time};
 /// How long a command may still be under way in calm, and be repeated.
 const UNDER_WAY: Time = 2_000 * MS;
 
+/// How much of a lease that began while the clock was ahead may be left when that was set right:
+/// the operator ends what would last longer.
+const DRAWN_OUT: Time = 2_500 * MS;
+
 /// No client asks to wait for longer than this.
 const LONGEST_WAIT: Time = 2_000 * MS;
 
@@ -92,7 +96,11 @@ fn calm(history: &History, end: &End<'_>, until: Time) -> Time {
         _ => fault.to.as_deref().is_none_or(|to| to == end.process),
     };
     let faults = history.faults.iter().filter(concerns).map(|fault| {
-        let (from, to) = (fault.begin.max(end.last), fault.end.min(until));
+        let drawn_out = if fault.kind == "clock" { DRAWN_OUT } else { 0 };
+        let (from, to) = (
+            fault.begin.max(end.last),
+            (fault.end + drawn_out).min(until),
+        );
         to.saturating_sub(from)
     });
     let all = until.saturating_sub(end.last);
@@ -129,6 +137,9 @@ mod tests {
         let cut = "died 500 1\nfault 400 7000000 cut 1";
         assert_eq!(seen_at(7_500, cut), 0);
         assert_eq!(seen_at(20_000, cut), 1);
+        let ahead = "died 500 1\nfault 400 600 clock";
+        assert_eq!(seen_at(4_600, ahead), 0);
+        assert_eq!(seen_at(5_600, ahead), 1);
         let of_another = "died 500 1\nfault 400 7000000 cut 2";
         assert_eq!(seen_at(7_500, of_another), 1);
     }

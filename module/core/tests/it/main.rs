@@ -25,3 +25,5 @@ mod parsing;
 mod together;
 // The read-write lock: a server, a twin and questions of its own.
 mod read_write;
+// What a fuzzer asks. Public, because module/core/fuzz builds this file as its library.
+pub mod fuzz;

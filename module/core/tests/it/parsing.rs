@@ -9,22 +9,23 @@ use rlock_core::{
     Count, KEYS_MAX, Kind, Lease, Mode, Refusal, Token, TokenMint, Wait, glob_matches,
 };
 
-const LEASE: &str = "ERR lease-ms must be an integer from 1 to 9007199254740991";
-const WAIT: &str = "ERR wait-ms must be an integer from 0 to 9007199254740991";
-const TOKEN: &str = "ERR token must be an integer from 1 to 9223372036854775807";
-const COUNT: &str = "ERR COUNT must be an integer from 1 to 9007199254740991";
-const GRACE: &str = "ERR grace-ms must be an integer from 0 to 9007199254740991";
-const SESSION_LENGTH: &str = "ERR session must have 1 to 1024 bytes";
-const EITHER: &str = "ERR option 'QUEUE' cannot be combined with 'BLOCK'";
-const ALONE: &str = "ERR option 'QUEUE' needs 'SESSION'";
-const OWNER_LENGTH: &str = "ERR owner must have 1 to 1024 bytes";
-const RESERVED: &str = "ERR owner must not be 'fence' or 'mode', fields of the lock itself";
-const WRITER: &str =
+pub(crate) const LEASE: &str = "ERR lease-ms must be an integer from 1 to 9007199254740991";
+pub(crate) const WAIT: &str = "ERR wait-ms must be an integer from 0 to 9007199254740991";
+pub(crate) const TOKEN: &str = "ERR token must be an integer from 1 to 9223372036854775807";
+pub(crate) const COUNT: &str = "ERR COUNT must be an integer from 1 to 9007199254740991";
+pub(crate) const GRACE: &str = "ERR grace-ms must be an integer from 0 to 9007199254740991";
+pub(crate) const SESSION_LENGTH: &str = "ERR session must have 1 to 1024 bytes";
+pub(crate) const EITHER: &str = "ERR option 'QUEUE' cannot be combined with 'BLOCK'";
+pub(crate) const ALONE: &str = "ERR option 'QUEUE' needs 'SESSION'";
+pub(crate) const OWNER_LENGTH: &str = "ERR owner must have 1 to 1024 bytes";
+pub(crate) const RESERVED: &str =
+    "ERR owner must not be 'fence' or 'mode', fields of the lock itself";
+pub(crate) const WRITER: &str =
     "ERR owner must not end in ':write' with READ or WRITE, as a writer's field does";
-const EITHER_MODE: &str = "ERR option 'WRITE' cannot be combined with 'READ'";
-const KEY_COUNT: &str =
+pub(crate) const EITHER_MODE: &str = "ERR option 'WRITE' cannot be combined with 'READ'";
+pub(crate) const KEY_COUNT: &str =
     "ERR numkeys must be an integer from 1 to 1024, and so many keys must follow";
-const ARITY: &str = "ERR wrong number of arguments";
+pub(crate) const ARITY: &str = "ERR wrong number of arguments";
 
 /// The words of all options.
 const WORDS: [&str; 12] = [
@@ -802,7 +803,7 @@ fn durations_have_bounds() {
 }
 
 /// An integer as the server writes it: what is printed again as it was read.
-fn integer(text: &str) -> Option<i64> {
+pub(crate) fn integer(text: &str) -> Option<i64> {
     let number: i64 = text.parse().ok()?;
     (number.to_string() == text).then_some(number)
 }
@@ -935,25 +936,39 @@ fn an_adversarial_glob_ends() {
     assert!(!glob_matches(&classes, &text));
 }
 
-/// By the book: the first element of the pattern, then the rest, and every length for a star.
-fn naive_matches(pattern: &[u8], text: &[u8]) -> bool {
-    match (pattern, text) {
-        ([], _) => text.is_empty(),
-        ([b'*', rest @ ..], _) => (0..=text.len()).any(|taken| naive_matches(rest, &text[taken..])),
-        (_, []) => false,
-        ([b'?', rest @ ..], [_, after @ ..]) => naive_matches(rest, after),
-        ([b'[', class @ ..], [byte, after @ ..]) => {
-            let (members, rest) = naive_class(class);
-            let negated = class.first() == Some(&b'^');
-            let found = members
-                .iter()
-                .any(|(low, high)| low <= byte && byte <= high);
-            found != negated && naive_matches(rest, after)
+/// By the book: an element of the pattern after the other, and after each the lengths of the text
+/// that those so far can match.
+pub(crate) fn naive_matches(pattern: &[u8], text: &[u8]) -> bool {
+    let mut lengths = vec![true];
+    lengths.resize(text.len() + 1, false);
+    let mut pattern = pattern;
+    while let Some((first, after)) = pattern.split_first() {
+        if *first == b'*' {
+            let shortest = lengths.iter().position(|can| *can).unwrap_or(lengths.len());
+            lengths[shortest..].fill(true);
+            pattern = after;
+            continue;
         }
-        ([b'\\', literal, rest @ ..] | [literal, rest @ ..], [byte, after @ ..]) => {
-            literal == byte && naive_matches(rest, after)
+        let (members, negated, rest) = match (first, after) {
+            (b'?', _) => (Vec::new(), true, after),
+            (b'[', class) => {
+                let (members, rest) = naive_class(class);
+                (members, class.first() == Some(&b'^'), rest)
+            }
+            (b'\\', [literal, rest @ ..]) => (vec![(*literal, *literal)], false, rest),
+            _ => (vec![(*first, *first)], false, after),
+        };
+        let fits = |byte: &u8| {
+            let mut ranges = members.iter();
+            ranges.any(|(low, high)| low <= byte && byte <= high) != negated
+        };
+        for length in (0..text.len()).rev() {
+            lengths[length + 1] = lengths[length] && fits(&text[length]);
         }
+        lengths[0] = false;
+        pattern = rest;
     }
+    lengths[text.len()]
 }
 
 /// The members of a class as ranges, and what follows the class.

@@ -2,13 +2,13 @@
 
 // What stands in for the server: a map with readers' timeout keys, Redisson's scripts, and a driver
 // that does what the module does.
-mod foreign;
-mod keyspace;
-mod world;
+pub(crate) mod foreign;
+pub(crate) mod keyspace;
+pub(crate) mod world;
 // What says whether the core is right: a lock too simple to be wrong.
 mod invariants;
 mod life;
-mod twin;
+pub(crate) mod twin;
 // What asks the questions: random histories, all short ones, and the contract's own sentences.
 mod exhaustive;
 mod model;

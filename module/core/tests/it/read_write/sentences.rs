@@ -545,6 +545,18 @@ fn a_timeout_key_without_an_end_holds_no_lease_back() {
 }
 
 #[test]
+fn nor_does_one_of_its_own() {
+    let mut server = Server::new();
+    server.takes(A, Read, 9);
+    server.sees(&[Change::PersistTimeout {
+        owner: A,
+        number: 1,
+    }]);
+    server.takes(A, Read, 40);
+    assert_eq!(server.lease_left(), 40);
+}
+
+#[test]
 fn two_writers_in_a_hash_do_not_cut_each_other_short() {
     let mut server = Server::new();
     server.takes(A, Write, 50);

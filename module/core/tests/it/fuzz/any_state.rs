@@ -1,0 +1,671 @@
+//! Steps without a keyspace: whatever the core reads is anything at all, other at each step, as if
+//! somebody rewrote every key between any two of them, and both clocks may be anywhere.
+//!
+//! No twin could say what is right then. What must hold all the same: no step panics or goes on for
+//! ever; a refusal changes nothing; whoever is told something waited for it, and is told once;
+//! every number that a client is told is one that it can be told; new tokens grow; and when all
+//! connections are closed nothing is left.
+
+use super::choices::Choices;
+use rlock_core::request::{
+    Acquire, AcquireSeveral, Cancel, Events, NamedKey, Patience, Release, Renew,
+};
+use rlock_core::{
+    Acquired, AcquiredSeveral, BlockedClient, Count, DeadlockSearch, Dismissal, Due, Effect, Found,
+    HOLD_COUNT_MAX, Hash, INTEGER_MAX, Lease, LockKey, LockRef, Locks, Mode, NEVER, Now, ReadHold,
+    ReadWrite, Refusal, SessionId, Stored, Token, Wait, WaiterId,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+const LOCKS: [&[u8]; 3] = [b"a", b"", b"x{b}y"];
+const OWNERS: [&[u8]; 3] = [b"A", b"B", b"\xff\0"];
+const SESSIONS: [&[u8]; 2] = [b"s", b"\xff\0"];
+/// The connections of sessions have the first numbers, blocked clients those after.
+const CONNECTIONS: usize = 3;
+const WAITERS_MAX: u32 = 5;
+const MODES: [Mode; 3] = [Mode::Plain, Mode::Read, Mode::Write];
+
+/// Any steps, over anything that is read.
+pub fn any_state(data: &[u8]) {
+    let mut core = Core::new(Choices::new(data));
+    for _ in 0..200 {
+        if core.choices.are_over() {
+            break;
+        }
+        core.step();
+        core.come_to_rest();
+        core.is_consistent();
+    }
+    core.close_all();
+}
+
+#[derive(Debug)]
+struct Core<'a> {
+    locks: Locks,
+    choices: Choices<'a>,
+    now: Now,
+    /// Blocked clients that have heard nothing yet.
+    blocked: BTreeMap<usize, WaiterId>,
+    /// Clients that wait for their session's events.
+    listening: BTreeSet<usize>,
+    clients: usize,
+    last_token: i64,
+}
+
+impl<'a> Core<'a> {
+    fn new(choices: Choices<'a>) -> Self {
+        let (wall_us, mono_ms) = (1_000_000_500, 70);
+        Self {
+            locks: Locks::default(),
+            choices,
+            now: Now { wall_us, mono_ms },
+            blocked: BTreeMap::new(),
+            listening: BTreeSet::new(),
+            clients: CONNECTIONS,
+            last_token: 0,
+        }
+    }
+
+    // --- What is read ----------------------------------------------------------------------------
+
+    fn moment(&mut self) -> i64 {
+        let near = self.choices.of(&[50, 0, -1, 1, 7, 900]);
+        match self.choices.below(8) {
+            7 => self.choices.number(),
+            6 => NEVER,
+            _ => self.now.wall_ms().saturating_add(near),
+        }
+    }
+
+    fn maybe_moment(&mut self) -> Option<i64> {
+        (!self.choices.one_in(4)).then(|| self.moment())
+    }
+
+    fn token(&mut self) -> Option<Token> {
+        match self.choices.below(4) {
+            0 => None,
+            1 => Token::new(self.choices.number()),
+            2 => Token::new(self.last_token),
+            _ => Token::new(1),
+        }
+    }
+
+    fn count(&mut self) -> Count {
+        let counts = [1, 2, 3, HOLD_COUNT_MAX - 1, HOLD_COUNT_MAX, i64::MAX];
+        match self.choices.below(8) {
+            7 => Count::Malformed,
+            _ => Count::Valid(self.choices.of(&counts)),
+        }
+    }
+
+    fn maybe_count(&mut self) -> Option<Count> {
+        (self.choices.below(2) == 1).then(|| self.count())
+    }
+
+    /// Anything that a key can be read as.
+    fn stored(&mut self) -> Stored {
+        match self.choices.below(8) {
+            0 | 1 => Stored::Free,
+            2 => Stored::Abandoned,
+            3 => Stored::OtherType,
+            4 | 5 => {
+                let own = self.maybe_count();
+                Stored::Plain(Hash {
+                    own,
+                    token: self.token(),
+                    others: own.is_none() || self.choices.one_in(4),
+                    ends_at: self.maybe_moment(),
+                })
+            }
+            _ => self.read_write(),
+        }
+    }
+
+    fn read_write(&mut self) -> Stored {
+        let own_write = self.maybe_count();
+        let own_read = self.maybe_count().map(|count| ReadHold {
+            count,
+            token: self.token(),
+            ends_at: self.moment(),
+            rest_ends_at: self.maybe_moment(),
+        });
+        let others_read = self.choices.one_in(3).then(|| self.moment());
+        let is_nobody = own_write.is_none() && own_read.is_none() && others_read.is_none();
+        Stored::ReadWrite(ReadWrite {
+            own_write,
+            own_read,
+            others_write: is_nobody || self.choices.one_in(4),
+            others_read,
+            ends_at: self.maybe_moment(),
+        })
+    }
+
+    fn lock(&mut self) -> LockRef<'static> {
+        let (db, name) = (0, self.choices.of(&LOCKS));
+        LockRef { db, name }
+    }
+
+    fn lease(&mut self) -> Lease {
+        let ms = self.choices.of(&[50, 1, 7, 800, INTEGER_MAX]);
+        Lease::from_ms(ms).unwrap()
+    }
+
+    fn patience(&mut self) -> (Patience, Option<&'static [u8]>) {
+        let ms = self.choices.of(&[0, 1, 7, 60, INTEGER_MAX]);
+        let (wait, session) = (Wait::from_ms(ms).unwrap(), self.choices.of(&SESSIONS));
+        match self.choices.below(4) {
+            0 => (Patience::Block(wait), None),
+            1 => (Patience::Queue(wait), Some(session)),
+            2 => (Patience::Block(wait), Some(session)),
+            _ => (Patience::None, self.choices.maybe(|_| session)),
+        }
+    }
+
+    // --- What happens ----------------------------------------------------------------------------
+
+    fn step(&mut self) {
+        match self.choices.below(14) {
+            0..3 => self.acquire(),
+            3 | 4 => self.acquire_several(),
+            5 => self.release(),
+            6 => self.renew(),
+            7 => self.events(),
+            8 => self.pass(),
+            9 => self.depart(),
+            10 => {
+                let client = self.choices.below(CONNECTIONS);
+                self.close(client);
+            }
+            11 => {
+                let lock = self.lock();
+                self.locks.touched(lock);
+            }
+            12 => self.release_and_renew_several(),
+            _ => self.seldom(),
+        }
+        self.go_on();
+    }
+
+    fn seldom(&mut self) {
+        let (lock, stored) = (self.lock(), self.stored());
+        let owner = self.choices.of(&OWNERS);
+        let mut effects = Vec::new();
+        match self.choices.below(7) {
+            0 => {
+                let key = lock.name;
+                let cancel = Cancel { key, owner };
+                let told = self
+                    .locks
+                    .cancel(lock, stored, &cancel, self.now, &mut effects);
+                assert!(told >= 0);
+            }
+            1 => {
+                let answer = self.locks.break_hold(lock, stored, self.now, &mut effects);
+                refusal_changes_nothing(&answer, &effects);
+            }
+            2 => self.locks.all_touched(self.choices.maybe(|_| 0)),
+            3 => self.locks.demoted(&mut effects),
+            4 => {
+                let guard_ms = self.choices.of(&[0, 10_000]);
+                self.locks.start_tokens(self.now, guard_ms);
+            }
+            5 => self.locks.look_again(lock, self.now),
+            _ => self
+                .locks
+                .check_hold_again(lock, owner, self.choices.of(&MODES), self.now),
+        }
+        self.carry_out(&effects);
+    }
+
+    fn acquire(&mut self) {
+        let (lock, owner, mode) = (
+            self.lock(),
+            self.choices.of(&OWNERS),
+            self.choices.of(&MODES),
+        );
+        let lease = self.lease();
+        let (patience, session) = self.patience();
+        let request = Acquire {
+            key: lock.name,
+            owner,
+            lease,
+            mode,
+            patience,
+            session,
+            once: self.choices.one_in(3),
+        };
+        for _ in 0..3 {
+            let (stored, mut effects) = (self.stored(), Vec::new());
+            let locks = &mut self.locks;
+            let acquired =
+                locks.acquire(lock, stored, &request, WAITERS_MAX, self.now, &mut effects);
+            refusal_changes_nothing(&acquired, &effects);
+            self.carry_out(&effects);
+            match acquired {
+                Ok(Acquired::SettleFirst) => self.settle(lock),
+                Ok(Acquired::MustWait { ends_at, ttl_ms }) => {
+                    assert!(ttl_ms >= -1, "{ttl_ms}");
+                    let search = self.locks.search_deadlock(lock, &request);
+                    if !self.is_deadlock(search) {
+                        self.join(lock, &request, ends_at);
+                    }
+                    return;
+                }
+                Ok(Acquired::NotHeld { ttl_ms }) => return assert!(ttl_ms >= -1, "{ttl_ms}"),
+                Ok(Acquired::Held { count, token }) => {
+                    return self.is_held(count, token, stored.is_free());
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Those who took a free lock have a token larger than any before.
+    fn is_held(&mut self, count: i64, token: Token, is_new: bool) {
+        assert!(count >= 1, "{count}");
+        if is_new {
+            assert!(token.get() > self.last_token, "{token:?} again");
+            self.last_token = token.get();
+        }
+    }
+
+    fn join(&mut self, lock: LockRef<'_>, request: &Acquire<'_>, ends_at: Option<i64>) {
+        let (client, mut effects) = (self.client(request.patience), Vec::new());
+        let joined = self
+            .locks
+            .join(lock, request, client, ends_at, self.now, &mut effects);
+        self.carry_out(&effects);
+        self.sits_down(client, joined);
+    }
+
+    fn client(&mut self, patience: Patience) -> Option<BlockedClient> {
+        self.clients += 1;
+        let handle = self.clients;
+        let client_id = u64::try_from(handle).unwrap();
+        matches!(patience, Patience::Block(_)).then_some(BlockedClient { handle, client_id })
+    }
+
+    fn sits_down(&mut self, client: Option<BlockedClient>, joined: Option<rlock_core::Joined>) {
+        let joined = joined.expect("there is room for some");
+        assert!(joined.position >= 1, "{joined:?}");
+        if let Some(client) = client {
+            self.blocked.insert(client.handle, joined.waiter);
+        }
+    }
+
+    fn is_deadlock(&mut self, (mut search, mut found): (DeadlockSearch, Found)) -> bool {
+        for _ in 0..1000 {
+            match found {
+                Found::Nothing => return false,
+                Found::Circle(Refusal::Deadlock(_)) => return true,
+                Found::Circle(other) => panic!("refused with {other}"),
+                Found::Ask(_) => {}
+            }
+            let holders = (0..self.choices.below(3)).map(|_| self.choices.of(&OWNERS).into());
+            let holders: Vec<Box<[u8]>> = holders.collect();
+            found = self.locks.search_on(&mut search, &holders);
+        }
+        panic!("the search for a circle has no end");
+    }
+
+    /// Some of the locks, each once.
+    fn several(&mut self) -> Vec<LockRef<'static>> {
+        let first = self.choices.below(LOCKS.len());
+        let count = 1 + self.choices.below(LOCKS.len());
+        let names = (0..count).map(|at| LOCKS[(first + at) % LOCKS.len()]);
+        names.map(|name| LockRef { db: 0, name }).collect()
+    }
+
+    fn acquire_several(&mut self) {
+        let locks = self.several();
+        let (owner, lease) = (self.choices.of(&OWNERS), self.lease());
+        let (patience, session) = self.patience();
+        let keys = locks.iter().zip(4..);
+        let request = AcquireSeveral {
+            owner,
+            lease,
+            keys: keys
+                .map(|(lock, place)| NamedKey {
+                    place,
+                    name: lock.name,
+                })
+                .collect(),
+            patience,
+            session,
+            once: self.choices.one_in(3),
+        };
+        let stored: Vec<Stored> = locks.iter().map(|_| self.stored()).collect();
+        let asked = self
+            .locks
+            .acquire_several(&locks, &stored, &request, WAITERS_MAX, self.now);
+        match asked {
+            Err(_) => {}
+            Ok(AcquiredSeveral::NotHeld { ttl_ms }) => assert!(ttl_ms >= -1, "{ttl_ms}"),
+            Ok(AcquiredSeveral::MustWait { ttl_ms }) => {
+                assert!(ttl_ms >= -1, "{ttl_ms}");
+                let search = self.locks.search_deadlock_of_several(&locks, &request);
+                if self.is_deadlock(search) {
+                    return;
+                }
+                let (client, mut effects) = (self.client(patience), Vec::new());
+                let joined = self.locks.join_several(
+                    &locks,
+                    &stored,
+                    &request,
+                    client,
+                    self.now,
+                    &mut effects,
+                );
+                self.carry_out(&effects);
+                self.sits_down(client, joined);
+            }
+            Ok(AcquiredSeveral::Enter(mut entering)) => {
+                let mut effects = Vec::new();
+                for (lock, stored) in locks.iter().zip(&stored) {
+                    let (entering, now) = (&mut entering, self.now);
+                    self.locks
+                        .enter_one_of(*lock, *stored, &request, entering, now, &mut effects);
+                }
+                self.carry_out(&effects);
+                let (count, token) = entering.held().expect("all is entered");
+                self.is_held(count, token, stored.iter().any(Stored::is_free));
+            }
+        }
+    }
+
+    fn release_and_renew_several(&mut self) {
+        let (locks, owner) = (self.several(), self.choices.of(&OWNERS));
+        let stored: Vec<Stored> = locks.iter().map(|_| self.stored()).collect();
+        if self.locks.check_several(&locks, &stored).is_err() {
+            return;
+        }
+        let mut effects = Vec::new();
+        for (lock, stored) in locks.iter().zip(stored) {
+            self.locks
+                .release_one_of(*lock, stored, owner, self.now, &mut effects);
+        }
+        self.carry_out(&effects);
+    }
+
+    fn release(&mut self) {
+        let (lock, stored) = (self.lock(), self.stored());
+        let request = Release {
+            key: lock.name,
+            owner: self.choices.of(&OWNERS),
+            mode: self.choices.of(&MODES),
+            token: self.token(),
+            lease: self.choices.one_in(3).then(|| self.lease()),
+        };
+        let mut effects = Vec::new();
+        let left = self
+            .locks
+            .release(lock, stored, &request, self.now, &mut effects);
+        refusal_changes_nothing(&left, &effects);
+        if let Ok(left) = left {
+            assert!(left.is_none_or(|left| left >= 0), "{left:?}");
+        }
+        self.carry_out(&effects);
+    }
+
+    fn renew(&mut self) {
+        let (lock, stored) = (self.lock(), self.stored());
+        let session = self.choices.of(&SESSIONS);
+        let request = Renew {
+            key: lock.name,
+            owner: self.choices.of(&OWNERS),
+            lease: self.lease(),
+            mode: self.choices.of(&MODES),
+            token: self.token(),
+            session: self.choices.maybe(|_| session),
+        };
+        let mut effects = Vec::new();
+        let renewed = self
+            .locks
+            .renew(lock, stored, &request, self.now, &mut effects);
+        refusal_changes_nothing(&renewed, &effects);
+        self.carry_out(&effects);
+    }
+
+    fn events(&mut self) {
+        let client = self.choices.below(CONNECTIONS);
+        if self.listening.contains(&client) {
+            return;
+        }
+        let (wait, _) = self.patience();
+        let request = Events {
+            session: self.choices.of(&SESSIONS),
+            block: None,
+            grace_ms: self.choices.of(&[0, 30, INTEGER_MAX]),
+        };
+        let mut effects = Vec::new();
+        let client_id = u64::try_from(client).unwrap();
+        let session = self.locks.attach(&request, client_id, &mut effects);
+        self.carry_out(&effects);
+        let session = session.expect("there is room for some");
+        assert!(self.locks.lives_by(session, client_id));
+        if self.fetch(session) == 0
+            && let Patience::Block(wait) = wait
+        {
+            self.locks.listen(session, client, wait, self.now);
+            self.listening.insert(client);
+        }
+    }
+
+    /// What there is to be fetched; of some the client is gone before it has it.
+    fn fetch(&mut self, session: SessionId) -> usize {
+        let events = self.locks.fetch(session);
+        for event in &events {
+            if let rlock_core::EventKind::Timeout { ttl_ms } = event.kind {
+                assert!(ttl_ms >= -1, "{event:?}");
+            }
+        }
+        events.len()
+    }
+
+    fn pass(&mut self) {
+        let ms = match self.choices.below(8) {
+            0 => self.locks.next_deadline(self.now).unwrap_or(0),
+            1 => INTEGER_MAX,
+            2..5 => 1,
+            _ => self.choices.of(&[0, 7, 50, 51, 1000]),
+        };
+        self.now.mono_ms = self.now.mono_ms.saturating_add(ms);
+        let passed_us = self.now.wall_us.saturating_add(ms.saturating_mul(1000));
+        self.now.wall_us = match self.choices.below(8) {
+            7 => self.choices.number(),
+            _ => passed_us,
+        };
+        // Tokens follow it, and must not come to the end of all numbers.
+        self.now.wall_us = self.now.wall_us.min(i64::MAX / 2);
+    }
+
+    fn depart(&mut self) {
+        let which = self.choices.below(256);
+        let which = which.checked_rem(self.blocked.len()).unwrap_or(0);
+        if let Some((&client, &id)) = self.blocked.iter().nth(which) {
+            self.blocked.remove(&client);
+            let left = self.locks.depart(id);
+            assert!(left.is_some(), "{id:?} was told nothing and is not there");
+            assert_eq!(self.locks.depart(id), None, "it departs twice");
+        }
+    }
+
+    fn close(&mut self, client: usize) {
+        self.listening.remove(&client);
+        let (client_id, mut effects) = (u64::try_from(client).unwrap(), Vec::new());
+        self.locks.client_gone(client_id, self.now, &mut effects);
+        self.carry_out(&effects);
+    }
+
+    // --- What the driver does in any case --------------------------------------------------------
+
+    fn settle(&mut self, lock: LockRef<'_>) {
+        let (stored, mut effects) = (self.stored(), Vec::new());
+        self.locks.settle(lock, stored, self.now, &mut effects);
+        self.carry_out(&effects);
+        self.go_on();
+    }
+
+    /// What is left to be decided within a step.
+    fn go_on(&mut self) {
+        for _ in 0..10_000 {
+            match self.locks.next_due() {
+                None => return,
+                Some(Due::Line(lock, _)) => {
+                    let (stored, mut effects) = (self.stored(), Vec::new());
+                    self.locks
+                        .settle(lock.as_ref(), stored, self.now, &mut effects);
+                    self.carry_out(&effects);
+                }
+                Some(Due::Joint(id, locks, _)) => {
+                    let stored: Vec<Stored> = locks.iter().map(|_| self.stored()).collect();
+                    let mut effects = Vec::new();
+                    let granted = self.locks.settle_joint(id, &stored, self.now, &mut effects);
+                    self.carry_out(&effects);
+                    if let Some(granted) = granted {
+                        self.enter_granted(&locks, &stored, granted);
+                    }
+                }
+            }
+        }
+        panic!("there is always something more due");
+    }
+
+    fn enter_granted(
+        &mut self,
+        locks: &[LockKey],
+        stored: &[Stored],
+        mut granted: rlock_core::JointGrant,
+    ) {
+        let mut effects = Vec::new();
+        for (lock, stored) in locks.iter().zip(stored) {
+            let granted = &mut granted;
+            self.locks
+                .enter_granted(lock.as_ref(), *stored, granted, self.now, &mut effects);
+        }
+        self.locks
+            .tell_joint_granted(granted, self.now, &mut effects);
+        self.carry_out(&effects);
+    }
+
+    /// The timer, as often as it is due.
+    fn come_to_rest(&mut self) {
+        for _ in 0..1000 {
+            if self.locks.next_deadline(self.now) != Some(0) {
+                return;
+            }
+            while let Some(overdue) = self.locks.next_timeout(self.now) {
+                let stored: Vec<Stored> = overdue.locks.iter().map(|_| self.stored()).collect();
+                let mut effects = Vec::new();
+                self.locks.time_out(&stored, self.now, &mut effects);
+                self.carry_out(&effects);
+                self.go_on();
+            }
+            let mut effects = Vec::new();
+            self.locks.passed(self.now, &mut effects);
+            self.carry_out(&effects);
+            while let Some(ending) = self.locks.next_ending() {
+                let (stored, mut effects) = (self.stored(), Vec::new());
+                self.locks.end(&ending, stored, self.now, &mut effects);
+                self.carry_out(&effects);
+                self.go_on();
+            }
+            while let Some((lock, owner, mode)) = self.locks.next_hold_to_check() {
+                let (stored, mut effects) = (self.stored(), Vec::new());
+                let (at, now) = (lock.as_ref(), self.now);
+                self.locks
+                    .check_hold(at, &owner, mode, stored, now, &mut effects);
+                self.carry_out(&effects);
+            }
+            while let Some((lock, _)) = self.locks.next_to_settle() {
+                self.settle(lock.as_ref());
+            }
+        }
+        panic!("there is always something more to do");
+    }
+
+    fn carry_out(&mut self, effects: &[Effect]) {
+        for effect in effects {
+            match effect {
+                Effect::Grant {
+                    client,
+                    lock,
+                    owner,
+                    count,
+                    grant,
+                } => {
+                    assert!(*count >= 1, "{effect:?}");
+                    self.hears(*client, effect);
+                    if self.choices.one_in(4) {
+                        // It is gone before it hears of it.
+                        let (lock, grant) = (lock.clone(), grant.clone());
+                        self.locks.give_back_later(lock, owner, grant);
+                    }
+                }
+                Effect::Dismiss { client, why } => {
+                    self.hears(*client, effect);
+                    if let Dismissal::NotAcquired { ttl_ms } = why {
+                        assert!(*ttl_ms >= -1, "{effect:?}");
+                    }
+                }
+                Effect::Wake(client) | Effect::TakenOver(client) => {
+                    assert!(self.listening.remove(client), "{effect:?} does not listen");
+                }
+                Effect::WriteTimeouts { numbers, .. } | Effect::DeleteTimeouts { numbers, .. } => {
+                    let (first, last) = *numbers;
+                    assert!(1 <= first && first <= last, "{effect:?}");
+                }
+                Effect::Write { count, .. } | Effect::WriteCount { count, .. } => {
+                    assert!(count.is_none_or(|count| count >= 1), "{effect:?}");
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn hears(&mut self, client: usize, effect: &Effect) {
+        assert!(self.blocked.remove(&client).is_some(), "twice: {effect:?}");
+    }
+
+    /// What INFO and LIST show.
+    fn is_consistent(&self) {
+        let mut waiters = 0;
+        let mut shown = BTreeSet::new();
+        for name in LOCKS {
+            let line = self.locks.queue(LockRef { db: 0, name }, self.now);
+            waiters += line.len();
+            for waiter in line {
+                assert!(waiter.waited_ms >= 0 && waiter.left_ms >= -1, "{waiter:?}");
+                shown.insert(usize::try_from(waiter.client_id).unwrap());
+            }
+        }
+        let crowd = self.locks.crowd();
+        assert_eq!(waiters, crowd.waiters, "{crowd:?}");
+        let hidden = self.blocked.keys().find(|client| !shown.contains(client));
+        assert_eq!(hidden, None, "it waits, and is shown in no line");
+        let deadline = self.locks.next_deadline(self.now);
+        assert!(deadline.is_none_or(|due_in| due_in > 0), "{deadline:?}");
+    }
+
+    /// Everybody goes, time passes, and every key is free.
+    fn close_all(&mut self) {
+        while !self.blocked.is_empty() {
+            self.depart();
+        }
+        for client in 0..CONNECTIONS {
+            self.close(client);
+        }
+        self.choices = Choices::new(&[]);
+        self.come_to_rest();
+        self.now.mono_ms = i64::MAX;
+        self.come_to_rest();
+        let crowd = self.locks.crowd();
+        let left = (crowd.waiters, crowd.sessions, crowd.session_holds);
+        assert_eq!(left, (0, 0, 0), "{crowd:?}");
+        assert_eq!(self.locks.next_deadline(self.now), None);
+    }
+}
+
+fn refusal_changes_nothing<T>(answer: &Result<T, Refusal>, effects: &[Effect]) {
+    assert!(answer.is_ok() || effects.is_empty(), "refused: {effects:?}");
+}

@@ -1,0 +1,50 @@
+//! A fuzzer's bytes as choices.
+
+/// What the bytes decide, one choice after the other. At their end every choice is the first.
+#[derive(Debug)]
+pub(super) struct Choices<'a>(&'a [u8]);
+
+impl<'a> Choices<'a> {
+    pub(super) fn new(data: &'a [u8]) -> Self {
+        Self(data)
+    }
+
+    pub(super) fn are_over(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else {
+            return 0;
+        };
+        self.0 = rest;
+        *first
+    }
+
+    /// One of so many, of which there are 256 at most.
+    pub(super) fn below(&mut self, count: usize) -> usize {
+        usize::from(self.byte()) % count
+    }
+
+    pub(super) fn one_in(&mut self, count: usize) -> bool {
+        self.below(count) == count - 1
+    }
+
+    pub(super) fn of<T: Copy>(&mut self, table: &[T]) -> T {
+        table[self.below(table.len())]
+    }
+
+    /// Any number.
+    pub(super) fn number(&mut self) -> i64 {
+        i64::from_le_bytes(std::array::from_fn(|_| self.byte()))
+    }
+
+    /// Any bytes, so many at most.
+    pub(super) fn bytes(&mut self, most: usize) -> Vec<u8> {
+        (0..self.below(most + 1)).map(|_| self.byte()).collect()
+    }
+
+    pub(super) fn maybe<T>(&mut self, value: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        (self.below(2) == 1).then(|| value(self))
+    }
+}

@@ -1,0 +1,370 @@
+//! Histories: the core beside the twins, with every invariant looked at after each step.
+
+use super::choices::Choices;
+use crate::read_write::{foreign, keyspace::Reading, world as read_write};
+use crate::world::{self, Change, Named, OWNERS, Op, SESSIONS, TOGETHER};
+use crate::{read_write::twin as read_write_twin, twin::Waits};
+use rlock_core::{INTEGER_MAX, Mode};
+
+/// More would make each run slow without telling more.
+const STEPS: usize = 60;
+
+const COUNTS: [&str; 14] = [
+    "1",
+    "2",
+    "2147483646",
+    "2147483647",
+    "2147483648",
+    "9223372036854775807",
+    "9223372036854775808",
+    "0",
+    "-1",
+    "01",
+    "+1",
+    " 1",
+    "",
+    "one",
+];
+
+/// Plain locks, sessions and several locks at once: whatever happens, core and twin agree.
+pub fn histories(data: &[u8]) {
+    let mut choices = Choices::new(data);
+    let mut history = Vec::new();
+    while !choices.are_over() && history.len() < STEPS {
+        history.push(op(&mut choices));
+    }
+    if let Err(wrong) = world::replay(&history) {
+        panic!("{wrong}");
+    }
+}
+
+/// The same of read-write locks, among any hands: Redisson's and others.
+pub fn read_write_histories(data: &[u8]) {
+    let mut choices = Choices::new(data);
+    let mut history = Vec::new();
+    let mut is_alone = true;
+    while !choices.are_over() && history.len() < STEPS {
+        let op = read_write_op(&mut choices);
+        is_alone &= !matches!(op, read_write::Op::Foreign { .. });
+        history.push(op);
+    }
+    // A short look is enough only where nobody shortens what others hold.
+    let ways: &[Reading] = if is_alone {
+        &[Reading::All, Reading::Short]
+    } else {
+        &[Reading::All]
+    };
+    for how in ways {
+        if let Err(wrong) = read_write::replay(&history, *how) {
+            panic!("{wrong}");
+        }
+    }
+}
+
+fn lease(choices: &mut Choices<'_>) -> i64 {
+    choices.of(&[50, 1, 7, 12, 800, 4000, INTEGER_MAX])
+}
+
+fn wait(choices: &mut Choices<'_>) -> i64 {
+    choices.of(&[0, 1, 7, 60, 2500])
+}
+
+fn step_ms(choices: &mut Choices<'_>) -> i64 {
+    choices.of(&[-5000, -40, -3, -1, 0, 1, 2, 45, 4000])
+}
+
+/// How long to wait, and the session that is named.
+fn waits(choices: &mut Choices<'_>) -> (Option<usize>, Waits) {
+    let session = choices.below(SESSIONS.len());
+    match choices.below(5) {
+        0 => (None, Waits::Block(wait(choices))),
+        1 => (Some(session), Waits::Queue(wait(choices))),
+        2 => (Some(session), Waits::Block(wait(choices))),
+        3 => (Some(session), Waits::No),
+        _ => (None, Waits::No),
+    }
+}
+
+fn locks_together(choices: &mut Choices<'_>) -> Vec<usize> {
+    (0..=choices.below(4))
+        .map(|_| choices.of(&TOGETHER))
+        .collect()
+}
+
+fn named(choices: &mut Choices<'_>) -> Named {
+    choices.of(&[Named::No, Named::Present, Named::Stale])
+}
+
+fn op(choices: &mut Choices<'_>) -> Op {
+    // Mostly one lock, so that owners meet.
+    let lock = choices.of(&[0, 0, 0, 1, 2, 3]);
+    let owner = choices.below(OWNERS.len());
+    match choices.below(16) {
+        0..4 => {
+            let (session, waits) = waits(choices);
+            Op::Acquire {
+                lock,
+                owner,
+                lease_ms: lease(choices),
+                waits,
+                session,
+                once: choices.one_in(3),
+            }
+        }
+        4 => Op::Release {
+            lock,
+            owner,
+            token: named(choices),
+            lease_ms: choices.maybe(lease),
+        },
+        5 => Op::Renew {
+            lock,
+            owner,
+            lease_ms: lease(choices),
+            token: named(choices),
+            session: choices.maybe(|choices| choices.below(SESSIONS.len())),
+        },
+        6 => {
+            let (session, waits) = waits(choices);
+            Op::AcquireSeveral {
+                locks: locks_together(choices),
+                owner,
+                lease_ms: lease(choices),
+                waits,
+                session,
+                once: choices.one_in(3),
+            }
+        }
+        7 => Op::ReleaseSeveral {
+            locks: locks_together(choices),
+            owner,
+        },
+        8 => Op::RenewSeveral {
+            locks: locks_together(choices),
+            owner,
+            lease_ms: lease(choices),
+            session: choices.maybe(|choices| choices.below(SESSIONS.len())),
+        },
+        9 => Op::Events {
+            session: choices.below(SESSIONS.len()),
+            client: choices.below(3),
+            block_ms: choices.maybe(wait),
+            grace_ms: choices.of(&[0, 30, 3000]),
+        },
+        10 => Op::Foreign {
+            lock,
+            change: change(choices),
+            told: !choices.one_in(5),
+        },
+        11 => Op::Pass {
+            ms: choices.of(&[0, 1, 6, 20, 49, 50, 51, 70, 900, 2600]),
+        },
+        12 => Op::PassDeadline {
+            more_ms: choices.of(&[0, 1, 2]),
+        },
+        13 => Op::Disconnect {
+            client: choices.below(12),
+        },
+        _ => seldom(lock, owner, choices),
+    }
+}
+
+fn seldom(lock: usize, owner: usize, choices: &mut Choices<'_>) -> Op {
+    let client = choices.below(3);
+    match choices.below(11) {
+        0 => Op::Cancel { lock, owner },
+        1 => Op::Break { lock },
+        2 => Op::Close { client },
+        3 => Op::Unblock { client },
+        4 => Op::Deliver,
+        5 => Op::Multi,
+        6 => Op::Exec,
+        7 => Op::Flush {
+            db: choices.maybe(|_| 0),
+        },
+        8 => Op::SwapDatabases,
+        9 => choices
+            .of(&[Demoted::Now, Demoted::NoMore(0), Demoted::NoMore(10_000)])
+            .op(),
+        _ => Op::StepClock {
+            ms: step_ms(choices),
+        },
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Demoted {
+    Now,
+    NoMore(i64),
+}
+
+impl Demoted {
+    fn op(self) -> Op {
+        match self {
+            Self::Now => Op::Demote,
+            Self::NoMore(guard_ms) => Op::StartTokens { guard_ms },
+        }
+    }
+}
+
+fn change(choices: &mut Choices<'_>) -> Change {
+    let owner = choices.below(OWNERS.len());
+    match choices.below(10) {
+        0 => Change::Delete,
+        1 => Change::SetText,
+        2 => Change::Take {
+            owner,
+            lease_ms: choices.maybe(lease),
+        },
+        3 => Change::Write {
+            owner,
+            value: choices.of(&COUNTS),
+        },
+        4 => Change::WriteFence {
+            value: choices.of(&["t1", "t77", "7", "t0", "t-4", "t", "", "t07", "T7"]),
+        },
+        5 => Change::WriteMode,
+        6 => Change::TakeToWrite {
+            lease_ms: choices.maybe(lease),
+        },
+        7 => Change::Remove { owner },
+        8 => Change::Expire {
+            ms: choices.of(&[0, 1, 49, 50, 51, 700, 1999]),
+        },
+        _ => Change::Persist,
+    }
+}
+
+// --- Read-write locks ----------------------------------------------------------------------------
+
+fn read_write_op(choices: &mut Choices<'_>) -> read_write::Op {
+    use read_write::Op;
+    let lock = choices.of(&[0, 0, 0, 1]);
+    let owner = choices.below(read_write::OWNERS.len());
+    let mode = choices.of(&[
+        Mode::Read,
+        Mode::Write,
+        Mode::Read,
+        Mode::Write,
+        Mode::Plain,
+    ]);
+    match choices.below(14) {
+        0..4 => {
+            let (session, waits) = waits(choices);
+            let waits = match waits {
+                Waits::No => read_write_twin::Waits::No,
+                Waits::Block(ms) => read_write_twin::Waits::Block(ms),
+                Waits::Queue(ms) => read_write_twin::Waits::Queue(ms),
+            };
+            Op::Acquire {
+                lock,
+                owner,
+                mode,
+                lease_ms: lease(choices),
+                waits,
+                session,
+                once: choices.one_in(4),
+            }
+        }
+        4 | 5 => Op::Release {
+            lock,
+            owner,
+            mode,
+            token: read_write_named(choices),
+            lease_ms: choices.maybe(lease),
+        },
+        6 => Op::Renew {
+            lock,
+            owner,
+            mode,
+            lease_ms: lease(choices),
+            token: read_write_named(choices),
+            session: choices.maybe(|choices| choices.below(SESSIONS.len())),
+        },
+        7 => Op::Events {
+            session: choices.below(SESSIONS.len()),
+            client: choices.below(3),
+            grace_ms: choices.of(&[0, 30]),
+        },
+        8 | 9 => Op::Foreign {
+            lock,
+            changes: (0..=choices.below(3))
+                .map(|_| read_write_change(choices))
+                .collect(),
+            told: !choices.one_in(5),
+        },
+        10 => Op::Pass {
+            ms: choices.of(&[0, 1, 6, 20, 30, 49, 50, 51, 70, 900, 2600]),
+        },
+        11 => Op::PassDeadline {
+            more_ms: choices.of(&[0, 1, 2]),
+        },
+        12 => Op::Disconnect {
+            client: choices.below(9),
+        },
+        _ => match choices.below(6) {
+            0 => Op::Cancel { lock, owner },
+            1 => Op::Break { lock },
+            2 => Op::Close {
+                client: choices.below(3),
+            },
+            3 => Op::Deliver,
+            4 => Op::Failover {
+                guard_ms: choices.of(&[0, 3000]),
+            },
+            _ => Op::StepClock {
+                ms: step_ms(choices),
+            },
+        },
+    }
+}
+
+fn read_write_named(choices: &mut Choices<'_>) -> read_write::Named {
+    use read_write::Named;
+    choices.of(&[Named::No, Named::Present, Named::Stale])
+}
+
+fn read_write_change(choices: &mut Choices<'_>) -> foreign::Change {
+    use foreign::Change;
+    let owner = choices.below(read_write::OWNERS.len());
+    let number = choices.of(&[1, 2, 3]);
+    let lease_ms = choices.of(&[9, 30, 70]);
+    let value = choices.of(&["1", "2", "3", "0", "-1", "01", "", "one"]);
+    match choices.below(23) {
+        0 => Change::Read { owner, lease_ms },
+        1 => Change::Unread { owner },
+        2 => Change::Write { owner, lease_ms },
+        3 => Change::Unwrite { owner },
+        4 => Change::RenewRead { owner },
+        5 => Change::RenewWrite { owner },
+        6 => Change::ForceUnread,
+        7 => Change::ForceUnwrite,
+        8 => Change::Delete,
+        9 => Change::Rename,
+        10 => Change::Persist,
+        11 => Change::Expire {
+            ms: choices.of(&[0, 1, 12, 49, 50, 51, 99]),
+        },
+        12 => Change::SetText,
+        13 => Change::TakePlain {
+            owner,
+            lease_ms: choices.maybe(lease),
+        },
+        14 => Change::DeleteTimeout { owner, number },
+        15 => Change::SetTimeout {
+            owner,
+            number,
+            value: choices.of(&["1", "0", "77", "t9", "", "-3"]),
+            ms: choices.of(&[0, 1, 12, 50, 89]),
+        },
+        16 => Change::SetMode {
+            value: choices.of(&["read", "write", "READ", ""]),
+        },
+        17 => Change::RemoveMode,
+        18 => Change::SetCount { owner, value },
+        19 => Change::SetWriteCount { owner, value },
+        20 => Change::RemoveCount { owner },
+        21 => Change::PersistTimeout { owner, number },
+        _ => Change::RemoveWriteCount { owner },
+    }
+}

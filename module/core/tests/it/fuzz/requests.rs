@@ -1,0 +1,587 @@
+//! Arguments: the parsers beside a naive reader that goes by a table of each command's words.
+
+use super::choices::Choices;
+use crate::parsing::{
+    ALONE, ARITY, COUNT, EITHER, EITHER_MODE, GRACE, KEY_COUNT, LEASE, OWNER_LENGTH, RESERVED,
+    SESSION_LENGTH, TOKEN, WAIT, WRITER, naive_matches,
+};
+use rlock_core::request::{
+    Acquire, AcquireSeveral, Cancel, Events, KeyOnly, List, NamedKey, Patience, Release,
+    ReleaseSeveral, Renew, RenewSeveral, key_places,
+};
+use rlock_core::{Lease, Mode, Now, Refusal, Token, Wait, glob_matches};
+
+/// What an argument is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Key,
+    Owner,
+    Lease,
+    /// numkeys, and the keys after it.
+    Keys,
+    Session,
+    Wait,
+    Token,
+    Grace,
+    Count,
+    Pattern,
+    /// An option's word is all there is.
+    Nothing,
+}
+use Kind::{Count, Grace, Key, Keys, Nothing, Owner, Pattern, Session};
+
+type Words = Vec<Vec<u8>>;
+
+/// A command's arguments as its documentation has them.
+struct Grammar {
+    fixed: &'static [Kind],
+    options: &'static [(&'static str, Kind)],
+    /// Whether a word that is no option is one argument too many.
+    is_fixed: bool,
+    /// The parser: its request as words again, or the refusal.
+    parse: fn(&[&[u8]]) -> Result<Words, Refusal>,
+}
+
+const MODES: [(&str, Kind); 2] = [("READ", Nothing), ("WRITE", Nothing)];
+const WAITS: [(&str, Kind); 4] = [
+    ("BLOCK", Kind::Wait),
+    ("QUEUE", Kind::Wait),
+    ("SESSION", Session),
+    ("ONCE", Nothing),
+];
+
+const GRAMMARS: [Grammar; 10] = [
+    Grammar {
+        fixed: &[Key, Owner, Kind::Lease],
+        options: &[MODES[0], MODES[1], WAITS[0], WAITS[1], WAITS[2], WAITS[3]],
+        is_fixed: false,
+        parse: |args| Acquire::parse(args.iter().copied()).map(|of| acquire(&of)),
+    },
+    Grammar {
+        fixed: &[Key, Owner],
+        options: &[
+            MODES[0],
+            MODES[1],
+            ("TOKEN", Kind::Token),
+            ("LEASE", Kind::Lease),
+        ],
+        is_fixed: false,
+        parse: |args| Release::parse(args.iter().copied()).map(|of| release(&of)),
+    },
+    Grammar {
+        fixed: &[Key, Owner, Kind::Lease],
+        options: &[MODES[0], MODES[1], ("TOKEN", Kind::Token), WAITS[2]],
+        is_fixed: false,
+        parse: |args| Renew::parse(args.iter().copied()).map(|of| renew(&of)),
+    },
+    Grammar {
+        fixed: &[Owner, Kind::Lease, Keys],
+        options: &WAITS,
+        is_fixed: false,
+        parse: |args| {
+            let several = AcquireSeveral::parse(args.iter().copied())?;
+            are_in_their_places(args, 3, &several.keys);
+            Ok(acquire_several(&several))
+        },
+    },
+    Grammar {
+        fixed: &[Owner, Keys],
+        options: &[],
+        is_fixed: false,
+        parse: |args| {
+            let several = ReleaseSeveral::parse(args.iter().copied())?;
+            are_in_their_places(args, 2, &several.keys);
+            Ok([vec![several.owner.to_vec()], named(&several.keys)].concat())
+        },
+    },
+    Grammar {
+        fixed: &[Owner, Kind::Lease, Keys],
+        options: &[WAITS[2]],
+        is_fixed: false,
+        parse: |args| {
+            let several = RenewSeveral::parse(args.iter().copied())?;
+            are_in_their_places(args, 3, &several.keys);
+            Ok(renew_several(&several))
+        },
+    },
+    Grammar {
+        fixed: &[Key, Owner],
+        options: &[],
+        is_fixed: true,
+        parse: |args| {
+            Cancel::parse(args.iter().copied()).map(|of| vec![of.key.to_vec(), of.owner.to_vec()])
+        },
+    },
+    Grammar {
+        fixed: &[Key],
+        options: &[],
+        is_fixed: true,
+        parse: |args| KeyOnly::parse(args.iter().copied()).map(|of| vec![of.key.to_vec()]),
+    },
+    Grammar {
+        fixed: &[],
+        options: &[("MATCH", Pattern), ("COUNT", Count)],
+        is_fixed: false,
+        parse: |args| List::parse(args.iter().copied()).map(|of| list(&of)),
+    },
+    Grammar {
+        fixed: &[Session],
+        options: &[("BLOCK", Kind::Wait), ("GRACE", Grace)],
+        is_fixed: false,
+        parse: |args| Events::parse(args.iter().copied()).map(|of| events(&of)),
+    },
+];
+
+/// Whatever the arguments are: a request that says what they say, and says it again when it is
+/// written down, in other cases and another order; or the text that names what is wrong.
+pub fn requests(data: &[u8]) {
+    let mut choices = Choices::new(data);
+    let grammar = &GRAMMARS[choices.below(GRAMMARS.len())];
+    let args = arguments(grammar, &mut choices);
+    let of_parser = parse(grammar, &args);
+    assert_eq!(of_parser, read(grammar, &args), "{}", shown(&args));
+    let canonical = match of_parser {
+        Ok(canonical) => canonical,
+        Err(text) => return is_fit_to_be_shown(&text),
+    };
+    let again = parse(grammar, &canonical);
+    assert_eq!(
+        again.as_ref(),
+        Ok(&canonical),
+        "written: {}",
+        shown(&canonical)
+    );
+    let turned = turned_round(grammar, &canonical);
+    let turned_again = parse(grammar, &turned);
+    assert_eq!(turned_again, Ok(canonical), "turned: {}", shown(&turned));
+}
+
+/// A pattern matches what the naive matcher says.
+pub fn globs(data: &[u8]) {
+    let mut choices = Choices::new(data);
+    let (mut pattern, mut text) = (Vec::new(), Vec::new());
+    for _ in 0..choices.below(12) {
+        piece(&mut choices, &mut pattern);
+    }
+    for _ in 0..choices.below(16) {
+        text.push(any_of(b"abc-^]\\", &mut choices));
+    }
+    let (shown, of_text) = (pattern.escape_ascii(), text.escape_ascii());
+    let matches = glob_matches(&pattern, &text);
+    assert_eq!(
+        matches,
+        naive_matches(&pattern, &text),
+        "{shown} on {of_text}"
+    );
+}
+
+/// A piece of a pattern: whole classes more often than their parts.
+fn piece(choices: &mut Choices<'_>, pattern: &mut Vec<u8>) {
+    match choices.below(6) {
+        0 => pattern.push(b'*'),
+        1 => pattern.push(b'?'),
+        2 => pattern.extend([b'\\', any_of(b"abc]*", choices)]),
+        3 => pattern.push(any_of(b"abc[]^-\\", choices)),
+        _ => {
+            pattern.push(b'[');
+            pattern.extend(choices.one_in(3).then_some(b'^'));
+            for _ in 0..choices.below(4) {
+                match choices.below(3) {
+                    0 => pattern.extend([any_of(b"abc", choices), b'-', any_of(b"abc]", choices)]),
+                    _ => pattern.push(any_of(b"abc-^\\", choices)),
+                }
+            }
+            pattern.extend((!choices.one_in(4)).then_some(b']'));
+        }
+    }
+}
+
+/// Now and then any byte at all.
+fn any_of(table: &[u8], choices: &mut Choices<'_>) -> u8 {
+    if choices.one_in(16) {
+        return choices.number().to_le_bytes()[0];
+    }
+    choices.of(table)
+}
+
+/// Printable, on a line, and not without its code word.
+fn is_fit_to_be_shown(text: &str) {
+    let printable = text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+    assert!(printable && text.len() < 400, "{text}");
+    assert!(text.starts_with("ERR "), "{text}");
+}
+
+fn parse(grammar: &Grammar, args: &Words) -> Result<Words, String> {
+    let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
+    (grammar.parse)(&args).map_err(|refusal| refusal.to_string())
+}
+
+fn shown(args: &Words) -> String {
+    let words = args.iter().map(|word| word.escape_ascii().to_string());
+    words.collect::<Vec<_>>().join(" ")
+}
+
+// --- What is sent --------------------------------------------------------------------------------
+
+/// Mostly what the command takes, so that what is wrong stands at any place.
+fn arguments(grammar: &Grammar, choices: &mut Choices<'_>) -> Words {
+    let mut args = Words::new();
+    for kind in grammar.fixed {
+        if choices.one_in(16) {
+            return args;
+        }
+        if *kind == Keys && !choices.one_in(16) {
+            let keys: Words = (0..=choices.below(4)).map(|_| key(choices)).collect();
+            args.push(keys.len().to_string().into_bytes());
+            args.extend(keys);
+        } else {
+            args.push(argument(*kind, choices));
+        }
+    }
+    while !choices.are_over() && args.len() < 40 {
+        let odd = ("", Pattern);
+        let option = choices.below(grammar.options.len() + 1);
+        let (word, kind) = *grammar.options.get(option).unwrap_or(&odd);
+        let mut word = word.as_bytes().to_vec();
+        if option == grammar.options.len() {
+            word = anything(choices);
+        } else if choices.one_in(3) {
+            word.make_ascii_lowercase();
+        }
+        args.push(word);
+        if kind != Nothing && !choices.one_in(16) {
+            args.push(argument(kind, choices));
+        }
+    }
+    args
+}
+
+/// Few names, so that some are named twice.
+fn key(choices: &mut Choices<'_>) -> Vec<u8> {
+    choices.of(&[&b"k"[..], b"", b"\xff\0", b"{k}"]).to_vec()
+}
+
+/// Mostly one that fits.
+fn argument(kind: Kind, choices: &mut Choices<'_>) -> Vec<u8> {
+    if choices.one_in(8) {
+        return anything(choices);
+    }
+    match kind {
+        Key | Pattern => choices.bytes(4),
+        Owner | Session if choices.one_in(8) => {
+            let length = choices.of(&[0, 1, 1023, 1024, 1025]);
+            vec![choices.of(b"o\0\xff"); length]
+        }
+        Owner | Session => choices
+            .of(&[
+                &b"o"[..],
+                b"fence",
+                b"mode",
+                b"o:write",
+                b"Fence",
+                b"\xff\0",
+            ])
+            .to_vec(),
+        _ => choices
+            .of(&[
+                "1",
+                "7",
+                "0",
+                "1024",
+                "9007199254740991",
+                "9223372036854775807",
+            ])
+            .into(),
+    }
+}
+
+fn anything(choices: &mut Choices<'_>) -> Vec<u8> {
+    match choices.below(4) {
+        0 => choices.bytes(9),
+        1 => choices.number().to_string().into_bytes(),
+        2 => choices
+            .of(&[
+                "READ", "write", "BLOCK", "queue", "SESSION", "ONCE", "TOKEN", "LEASE", "MATCH",
+                "COUNT", "GRACE", "STOP",
+            ])
+            .into(),
+        _ => choices
+            .of(&[
+                "-1",
+                "-0",
+                "+1",
+                "01",
+                " 1",
+                "1025",
+                "9007199254740992",
+                "9223372036854775808",
+                "-9223372036854775808",
+                "-9223372036854775809",
+                "99999999999999999999999",
+                "",
+            ])
+            .into(),
+    }
+}
+
+/// The same request in other words: the options last first, and in small letters.
+fn turned_round(grammar: &Grammar, canonical: &Words) -> Words {
+    let mut options: Vec<Words> = Vec::new();
+    let fixed = fixed_length(grammar, canonical);
+    let mut rest = canonical[fixed..].iter();
+    while let Some(word) = rest.next() {
+        let kind = kind_of(grammar, word).expect("written by ourselves");
+        let value = (kind != Nothing).then(|| rest.next()).flatten().cloned();
+        options.push(
+            [word.to_ascii_lowercase()]
+                .into_iter()
+                .chain(value)
+                .collect(),
+        );
+    }
+    options.reverse();
+    [canonical[..fixed].to_vec(), options.concat()].concat()
+}
+
+fn fixed_length(grammar: &Grammar, canonical: &Words) -> usize {
+    let keys = grammar.fixed.iter().position(|kind| *kind == Keys);
+    let count = keys.map_or(0, |at| number(&canonical[at]).unwrap());
+    grammar.fixed.len() + usize::try_from(count).unwrap()
+}
+
+// --- The naive reader ----------------------------------------------------------------------------
+
+/// The request as it is written down, or the text that names the first thing that is wrong.
+fn read(grammar: &Grammar, args: &Words) -> Result<Words, String> {
+    let mut rest = args.iter();
+    let mut words = Words::new();
+    for kind in grammar.fixed {
+        let word = rest.next().ok_or(ARITY)?;
+        check(*kind, word)?;
+        if *kind == Keys {
+            let mut keys = Words::new();
+            for _ in 0..number(word).unwrap() {
+                let key = rest.next().ok_or(KEY_COUNT)?;
+                if !keys.contains(key) {
+                    keys.push(key.clone());
+                }
+            }
+            words.push(keys.len().to_string().into_bytes());
+            words.extend(keys);
+        } else {
+            words.push(word.clone());
+        }
+    }
+    let mut given: Vec<(&str, Vec<u8>)> = Vec::new();
+    while let Some(word) = rest.next() {
+        if grammar.is_fixed {
+            return Err(ARITY.into());
+        }
+        given.push(option(grammar, word, &mut rest, &given)?);
+    }
+    go_together(&given, args)?;
+    for (name, kind) in grammar.options {
+        let value = given.iter().find(|(of, _)| of == name);
+        // No grace is what is meant without one.
+        let Some((_, value)) = value.filter(|(of, value)| *of != "GRACE" || value != b"0") else {
+            continue;
+        };
+        words.push(name.as_bytes().to_vec());
+        words.extend((*kind != Nothing).then(|| value.clone()));
+    }
+    Ok(words)
+}
+
+/// One option with its value.
+fn option<'g>(
+    grammar: &'g Grammar,
+    word: &[u8],
+    rest: &mut std::slice::Iter<'_, Vec<u8>>,
+    given: &[(&str, Vec<u8>)],
+) -> Result<(&'g str, Vec<u8>), String> {
+    let is_it = |(name, _): &&(&str, Kind)| word.eq_ignore_ascii_case(name.as_bytes());
+    let found = grammar.options.iter().find(is_it);
+    let shown = quoted(word);
+    let (name, kind) = found.ok_or(format!("ERR unknown option '{shown}'"))?;
+    let value = match kind {
+        Nothing => Vec::new(),
+        _ => rest
+            .next()
+            .cloned()
+            .ok_or(format!("ERR option '{shown}' needs a value"))?,
+    };
+    if given.iter().any(|(of, _)| of == name) {
+        return Err(format!("ERR option '{shown}' is given twice"));
+    }
+    let is_mode = |name: &str| MODES.iter().any(|(mode, _)| *mode == name);
+    if is_mode(name) && given.iter().any(|(of, _)| is_mode(of)) {
+        return Err(EITHER_MODE.into());
+    }
+    check(*kind, &value)?;
+    Ok((name, value))
+}
+
+/// What the options forbid each other.
+fn go_together(given: &[(&str, Vec<u8>)], args: &Words) -> Result<(), String> {
+    let has = |name| given.iter().any(|(of, _)| *of == name);
+    if has("QUEUE") && has("BLOCK") {
+        return Err(EITHER.into());
+    }
+    if has("QUEUE") && !has("SESSION") {
+        return Err(ALONE.into());
+    }
+    if (has("READ") || has("WRITE")) && args[1].ends_with(b":write") {
+        return Err(WRITER.into());
+    }
+    Ok(())
+}
+
+/// Whether a value is within its bounds.
+fn check(kind: Kind, value: &[u8]) -> Result<(), &'static str> {
+    const MAX: i64 = (1 << 53) - 1;
+    let within = |low, high| number(value).is_some_and(|of| (low..=high).contains(&of));
+    let (fits, otherwise) = match kind {
+        Key | Pattern | Nothing => (true, ""),
+        Owner if value == b"fence" || value == b"mode" => (false, RESERVED),
+        Owner => ((1..=1024).contains(&value.len()), OWNER_LENGTH),
+        Session => ((1..=1024).contains(&value.len()), SESSION_LENGTH),
+        Keys => (within(1, 1024), KEY_COUNT),
+        Kind::Lease => (within(1, MAX), LEASE),
+        Kind::Wait => (within(0, MAX), WAIT),
+        Kind::Token => (within(1, i64::MAX), TOKEN),
+        Grace => (within(0, MAX), GRACE),
+        Count => (within(1, MAX), COUNT),
+    };
+    if fits { Ok(()) } else { Err(otherwise) }
+}
+
+fn kind_of(grammar: &Grammar, word: &[u8]) -> Option<Kind> {
+    let mut options = grammar.options.iter();
+    let found = options.find(|(name, _)| word == name.as_bytes());
+    found.map(|(_, kind)| *kind)
+}
+
+fn number(value: &[u8]) -> Option<i64> {
+    crate::parsing::integer(str::from_utf8(value).ok()?)
+}
+
+/// A word as an error shows it: 64 bytes of it.
+fn quoted(word: &[u8]) -> String {
+    match word.get(..64) {
+        Some(start) if word.len() > 64 => format!("{}...", start.escape_ascii()),
+        _ => word.escape_ascii().to_string(),
+    }
+}
+
+/// The keys of a request are those words of the command that the server was told are keys, each
+/// once.
+fn are_in_their_places(args: &[&[u8]], numkeys: usize, keys: &[NamedKey<'_>]) {
+    let places = key_places(args.iter().copied(), numkeys).expect("accepted, so they are there");
+    let mut seen: Vec<NamedKey<'_>> = Vec::new();
+    for place in places {
+        let name = args[place - 1];
+        if !seen.iter().any(|key| key.name == name) {
+            seen.push(NamedKey { place, name });
+        }
+    }
+    assert_eq!(seen, keys);
+}
+
+// --- A request in words --------------------------------------------------------------------------
+
+fn lease_ms(lease: Lease) -> Vec<u8> {
+    let (wall_us, mono_ms) = (0, 0);
+    digits(lease.end(Now { wall_us, mono_ms }))
+}
+
+fn digits<N: ToString + Copy>(number: N) -> Vec<u8> {
+    number.to_string().into_bytes()
+}
+
+fn option_of(word: &str, value: Option<Vec<u8>>) -> Words {
+    let word = value.is_some().then(|| word.as_bytes().to_vec());
+    word.into_iter().chain(value).collect()
+}
+
+fn mode_of(mode: Mode) -> Words {
+    let word: &[u8] = match mode {
+        Mode::Plain => return Words::new(),
+        Mode::Read => b"READ",
+        Mode::Write => b"WRITE",
+    };
+    vec![word.to_vec()]
+}
+
+fn waits(patience: Patience, session: Option<&[u8]>, once: bool) -> Words {
+    let (block, queue) = match patience {
+        Patience::None => (None, None),
+        Patience::Block(wait) => (Some(digits(wait.ms())), None),
+        Patience::Queue(wait) => (None, Some(digits(wait.ms()))),
+    };
+    let once: Words = once.then(|| b"ONCE".to_vec()).into_iter().collect();
+    [
+        option_of("BLOCK", block),
+        option_of("QUEUE", queue),
+        session_of(session),
+        once,
+    ]
+    .concat()
+}
+
+fn session_of(session: Option<&[u8]>) -> Words {
+    option_of("SESSION", session.map(<[u8]>::to_vec))
+}
+
+fn token_of(token: Option<Token>) -> Words {
+    option_of("TOKEN", token.map(|token| digits(token.get())))
+}
+
+fn named(keys: &[NamedKey<'_>]) -> Words {
+    let names = keys.iter().map(|key| key.name.to_vec());
+    [digits(keys.len())].into_iter().chain(names).collect()
+}
+
+fn acquire(of: &Acquire<'_>) -> Words {
+    let fixed = vec![of.key.to_vec(), of.owner.to_vec(), lease_ms(of.lease)];
+    let waits = waits(of.patience, of.session, of.once);
+    [fixed, mode_of(of.mode), waits].concat()
+}
+
+fn release(of: &Release<'_>) -> Words {
+    let fixed = vec![of.key.to_vec(), of.owner.to_vec()];
+    let lease = option_of("LEASE", of.lease.map(lease_ms));
+    [fixed, mode_of(of.mode), token_of(of.token), lease].concat()
+}
+
+fn renew(of: &Renew<'_>) -> Words {
+    let fixed = vec![of.key.to_vec(), of.owner.to_vec(), lease_ms(of.lease)];
+    [
+        fixed,
+        mode_of(of.mode),
+        token_of(of.token),
+        session_of(of.session),
+    ]
+    .concat()
+}
+
+fn acquire_several(of: &AcquireSeveral<'_>) -> Words {
+    let fixed = vec![of.owner.to_vec(), lease_ms(of.lease)];
+    let waits = waits(of.patience, of.session, of.once);
+    [fixed, named(&of.keys), waits].concat()
+}
+
+fn renew_several(of: &RenewSeveral<'_>) -> Words {
+    let fixed = vec![of.owner.to_vec(), lease_ms(of.lease)];
+    [fixed, named(&of.keys), session_of(of.session)].concat()
+}
+
+fn list(of: &List<'_>) -> Words {
+    let pattern = option_of("MATCH", of.pattern.map(<[u8]>::to_vec));
+    [pattern, option_of("COUNT", of.count.map(digits))].concat()
+}
+
+fn events(of: &Events<'_>) -> Words {
+    let block = option_of("BLOCK", of.block.map(Wait::ms).map(digits));
+    let grace = (of.grace_ms > 0).then(|| digits(of.grace_ms));
+    [vec![of.session.to_vec()], block, option_of("GRACE", grace)].concat()
+}

@@ -1,0 +1,170 @@
+//! The client as a user of the server's ACL.
+
+use std::time::Duration;
+
+use rlock_client::{Client, Error};
+use rlock_tests::{Server, Version, until};
+
+use super::client::{see_in_line, soon, wait_in_line};
+
+/// What the documentation lists, for servers without the category.
+const COMMANDS: &str = "+rlock.acquire +rlock.release +rlock.renew +rlock.cancel +rlock.events \
+                        +rlock.macquire +rlock.mrelease +rlock.mrenew";
+
+/// And for those that have it.
+const CATEGORY: &str = "+@lock -rlock.break";
+
+/// What else is sent on each new connection.
+fn introductions() -> &'static str {
+    if Version::at_hand().at_least((7, 2), (7, 2)) {
+        "+info +client|setinfo"
+    } else {
+        "+info"
+    }
+}
+
+/// Makes a user `clerk` with these rights, beside nothing.
+fn clerk(server: &Server, rights: &str) {
+    let told = server.run(format!("ACL SETUSER clerk reset on >secret {rights}"));
+    assert_eq!(told, "OK", "{rights}");
+}
+
+/// One with all that a client needs on `orders:*`.
+fn able_clerk(server: &Server) {
+    clerk(server, &format!("~orders:* {COMMANDS} {}", introductions()));
+}
+
+fn url(server: &Server) -> String {
+    format!("redis://clerk:secret@{}", server.address())
+}
+
+async fn connect(server: &Server) -> Result<Client, Error> {
+    soon(Client::connect(&url(server))).await
+}
+
+/// Whom the server has denied what.
+fn denied(server: &Server) -> Vec<String> {
+    let log = server.run("ACL LOG");
+    let entries = log.array().iter();
+    let said = entries.map(|entry| {
+        let what = entry.get("object").text();
+        format!("{} of {}", what, entry.get("username").text())
+    });
+    said.collect()
+}
+
+/// All that a client does, from connecting to being killed and coming back.
+async fn everything(server: &Server) {
+    let client = connect(server).await.unwrap();
+    let guard = client.lock("orders:1").lock().await.unwrap();
+    let waiting = wait_in_line(server, &client, "orders:1");
+    guard.renew().await.unwrap();
+    server.connect().run("CLIENT KILL TYPE normal SKIPME yes");
+    until("it is in line again", || server.line("orders:1").len() == 1);
+    soon(guard.unlock()).await.unwrap();
+    soon(waiting)
+        .await
+        .unwrap()
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
+
+    let prices = client.rw_lock("orders:2");
+    let writer = prices.write().await.unwrap();
+    let reader = writer.downgrade().await.unwrap();
+    reader.unlock().await.unwrap();
+    let both = client.multi(["orders:3", "orders:4"]);
+    let guard = both.lock().await.unwrap();
+    guard.renew().await.unwrap();
+    let second = both.clone();
+    let waiting = see_in_line(server, "orders:3", async move { second.lock().await });
+    waiting.abort();
+    until("the one that gave up has left", || {
+        server.line("orders:3").is_empty()
+    });
+    guard.unlock().await.unwrap();
+    soon(client.shutdown()).await;
+    assert_eq!(denied(server), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_needs_what_is_documented_and_nothing_more() {
+    let server = Server::start();
+    able_clerk(&server);
+    everything(&server).await;
+    if Version::at_hand().has_own_categories() {
+        clerk(
+            &server,
+            &format!("~orders:* {CATEGORY} {}", introductions()),
+        );
+        everything(&server).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_user_may_not_do_is_refused_and_not_tried_for_ever() {
+    let server = Server::start();
+    clerk(&server, "~orders:* +info");
+    let error = connect(&server).await.unwrap_err();
+    assert!(error.is_refused(), "{error}");
+    assert!(error.to_string().contains("NOPERM"), "{error}");
+
+    clerk(&server, "~orders:* +info +rlock.events");
+    let client = connect(&server).await.unwrap();
+    let error = soon(client.lock("orders:1").lock()).await.unwrap_err();
+    assert!(error.is_refused(), "{error}");
+
+    able_clerk(&server);
+    let error = soon(client.lock("stock").lock()).await.unwrap_err();
+    assert!(error.is_refused(), "{error}");
+    let guard = soon(client.lock("orders:1").lock()).await.unwrap();
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_password_is_told_at_once() {
+    let server = Server::start();
+    able_clerk(&server);
+    for wrong in ["clerk:wrong", "nobody:secret"] {
+        let url = format!("redis://{wrong}@{}", server.address());
+        let error = soon(Client::connect(&url)).await.unwrap_err();
+        assert!(error.is_refused(), "{error}");
+        assert!(error.to_string().contains("WRONGPASS"), "{error}");
+    }
+    server.run("CONFIG SET requirepass hidden");
+    let nameless = format!("redis://{}", server.address());
+    let error = soon(Client::connect(&nameless)).await.unwrap_err();
+    assert!(error.is_refused(), "{error}");
+    let known = format!("redis://:hidden@{}", server.address());
+    soon(Client::connect(&known)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_hears_that_the_password_has_changed_and_who_comes_when_it_is_back_gets_in() {
+    let server = Server::start();
+    able_clerk(&server);
+    let client = connect(&server).await.unwrap();
+    let mut alice = server.connect();
+    alice.take("orders:1", "alice");
+    let waiting = wait_in_line(&server, &client, "orders:1");
+    server.run("ACL SETUSER clerk resetpass >other");
+    alice.run("CLIENT KILL TYPE normal SKIPME yes");
+    let error = soon(waiting).await.unwrap().unwrap_err();
+    assert!(error.is_refused(), "{error}");
+    assert!(error.to_string().contains("WRONGPASS"), "{error}");
+    let error = soon(client.lock("orders:2").lock()).await.unwrap_err();
+    assert!(error.is_refused(), "{error}");
+
+    server.run("ACL SETUSER clerk >secret");
+    let again = async {
+        loop {
+            match client.lock("orders:2").lock().await {
+                Ok(guard) => return guard,
+                Err(error) => assert!(error.is_refused(), "{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    soon(again).await.unlock().await.unwrap();
+}

@@ -1,0 +1,282 @@
+//! The client when another server takes the place of the one that it knows: behind sentinels, by
+//! an operator's word, or behind an address.
+
+use std::net::TcpStream;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use rlock_client::{Client, ClientBuilder, Guard, LostReason, blocking};
+use rlock_tests::{Pair, Proxy, Sentinels, Server, in_sync, until};
+
+use super::client::{MS, soon, wait_in_line};
+use super::client_faults::kill_life_line;
+
+/// Longer than any failover takes.
+const LONG: Duration = Duration::from_secs(60);
+
+fn urls(watched: &Sentinels) -> Vec<String> {
+    let addresses = watched.addresses().into_iter();
+    addresses
+        .map(|address| format!("redis://{address}"))
+        .collect()
+}
+
+fn service() -> String {
+    format!("redis://{}", Sentinels::SERVICE)
+}
+
+async fn connect(builder: ClientBuilder, watched: &Sentinels) -> Client {
+    let builder = builder.sentinels(urls(watched));
+    soon(builder.connect(&service())).await.unwrap()
+}
+
+/// Settings with which a failover costs no hold that the new primary has.
+fn steadfast() -> ClientBuilder {
+    Client::builder().grace(LONG).lease(LONG)
+}
+
+/// Kills the connection that carries the commands of the only client.
+fn kill_command_connection(server: &Server) {
+    let list = server.run("CLIENT LIST").text();
+    let mut lines = list.lines();
+    let line = lines.find(|line| line.contains("cmd=rlock.acquire"));
+    let mut words = line.expect("it has taken a lock").split(' ');
+    let id = words.find_map(|word| word.strip_prefix("id="));
+    let kill = format!("CLIENT KILL ID {}", id.unwrap());
+    assert_eq!(server.run(kill), 1);
+}
+
+/// Waits until this guard is confirmed by another server.
+async fn confirmed(guard: &Guard) {
+    let renewed = async {
+        while let Err(error) = guard.renew().await {
+            assert!(!error.is_lost(), "{error}");
+            tokio::time::sleep(20 * MS).await;
+        }
+    };
+    soon(renewed).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_primary_is_found_as_long_as_a_sentinel_lives() {
+    let mut watched = Sentinels::start();
+    watched.kill_sentinel(0);
+    let client = connect(Client::builder(), &watched).await;
+    let guard = client.lock("k").lock().await.unwrap();
+    let primary = watched.primary();
+    assert_eq!(primary.holder("k").as_deref(), Some(guard.owner().as_str()));
+    // One that accepts connections and says nothing costs little time.
+    watched.sentinel(1).freeze();
+    let without_async = blocking_lock(&watched);
+    soon(without_async).await;
+    watched.sentinel(1).thaw();
+
+    let builder = Client::builder().sentinels(urls(&watched));
+    let error = soon(builder.connect("redis://other")).await.unwrap_err();
+    assert!(
+        error.to_string().contains("no service called other"),
+        "{error}"
+    );
+    for number in 1..3 {
+        watched.kill_sentinel(number);
+    }
+    let builder = Client::builder().sentinels(urls(&watched));
+    let error = soon(builder.connect(&service())).await.unwrap_err();
+    assert!(error.is_could_not_ask(), "{error}");
+    let address = watched.addresses()[2].to_string();
+    assert!(error.to_string().contains(&address), "{error}");
+    assert!(!guard.is_lost(), "who is connected needs no sentinel");
+}
+
+async fn blocking_lock(watched: &Sentinels) {
+    let builder = Client::builder().sentinels(urls(watched));
+    let locked = tokio::task::spawn_blocking(move || {
+        let client = blocking::Client::connect_with(builder, &service()).unwrap();
+        client.lock("other").lock().unwrap().unlock().unwrap();
+    });
+    locked.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_that_no_sentinel_knows_is_refused() {
+    let watched = Sentinels::start();
+    let builder = Client::builder().sentinels(urls(&watched));
+    let error = soon(builder.connect("redis://other")).await.unwrap_err();
+    assert!(error.is_refused(), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_the_primary_is_killed_holds_are_confirmed_and_waits_go_on_at_the_new_one() {
+    let mut watched = Sentinels::start();
+    let client = connect(steadfast(), &watched).await;
+    let guard = client.lock("k").lock().await.unwrap();
+    let waiting = wait_in_line(watched.primary(), &client, "k");
+    in_sync(watched.primary(), watched.replica());
+    watched.kill_primary();
+    confirmed(&guard).await;
+    assert!(!guard.is_lost());
+    let primary = watched.primary();
+    until("the wait is in line there", || primary.line("k").len() == 1);
+    assert_eq!(primary.holder("k").as_deref(), Some(guard.owner().as_str()));
+    soon(guard.unlock()).await.unwrap();
+    let next = soon(waiting).await.unwrap().unwrap();
+    assert_eq!(primary.holder("k").as_deref(), Some(next.owner().as_str()));
+    soon(next.unlock()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hold_that_the_new_primary_never_heard_of_is_lost_and_said_to_be() {
+    let mut watched = Sentinels::start();
+    let client = connect(steadfast(), &watched).await;
+    let first = client.lock("k").lock().await.unwrap();
+    let token = first.token();
+    soon(first.unlock()).await.unwrap();
+    in_sync(watched.primary(), watched.replica());
+    // From here on nothing reaches the replica.
+    watched.replica().freeze();
+    watched.primary().run("CLIENT KILL TYPE replica");
+    let guard = client.lock("k").lock().await.unwrap();
+    let waiting = wait_in_line(watched.primary(), &client, "k");
+    let (primary, replica) = (watched.primary().address(), watched.replica().process_id());
+    let thaw = thread::spawn(move || {
+        until("the primary is dead", || {
+            TcpStream::connect(primary).is_err()
+        });
+        let kill = Command::new("sh")
+            .args(["-c", &format!("kill -CONT {replica}")])
+            .status();
+        assert!(kill.unwrap().success());
+    });
+    watched.kill_primary();
+    thaw.join().unwrap();
+    let next = soon(waiting).await.unwrap().unwrap();
+    assert_eq!(soon(guard.lost()).await, LostReason::NotHeld);
+    assert!(next.token() > guard.token() && guard.token() > token);
+    drop(guard);
+    soon(next.unlock()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_by_order_costs_neither_a_hold_nor_a_wait_and_tokens_grow() {
+    let watched = Sentinels::start();
+    let client = connect(steadfast(), &watched).await;
+    let held = client.lock("held").lock().await.unwrap();
+    let guard = client.lock("k").lock().await.unwrap();
+    let waiting = wait_in_line(watched.primary(), &client, "k");
+    in_sync(watched.primary(), watched.replica());
+    for _ in 0..2 {
+        watched.fail_over();
+        confirmed(&held).await;
+        confirmed(&guard).await;
+        let primary = watched.primary();
+        until("the wait is in line there", || primary.line("k").len() == 1);
+        let other = soon(client.lock("other").lock()).await.unwrap();
+        assert!(other.token() > guard.token());
+        soon(other.unlock()).await.unwrap();
+        in_sync(watched.primary(), watched.replica());
+    }
+    let token = guard.token();
+    soon(guard.unlock()).await.unwrap();
+    let next = soon(waiting).await.unwrap().unwrap();
+    assert!(next.token() > token);
+    assert!(!held.is_lost());
+    soon(held.unlock()).await.unwrap();
+    soon(next.unlock()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_stands_still_and_wakes_as_a_replica_is_believed_no_more() {
+    let watched = Sentinels::start();
+    let client = connect(Client::builder(), &watched).await;
+    let guard = client.lock("k").lock().await.unwrap();
+    let waiting = wait_in_line(watched.primary(), &client, "k");
+    in_sync(watched.primary(), watched.replica());
+    let frozen = watched.primary();
+    let old = frozen.port();
+    frozen.freeze();
+    assert_eq!(soon(guard.lost()).await, LostReason::OutOfTouch);
+    watched.await_failover(old);
+    drop(guard);
+    // The hold ends with the client's release there, or as it is not renewed.
+    let next = soon(waiting).await.unwrap().unwrap();
+    assert_eq!(
+        watched.primary().holder("k").as_deref(),
+        Some(next.owner().as_str())
+    );
+    frozen.thaw();
+    watched.settle();
+    let other = soon(client.lock("other").lock()).await.unwrap();
+    assert!(!other.is_lost() && !next.is_lost());
+    soon(other.unlock()).await.unwrap();
+    soon(next.unlock()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_sentinels_a_server_that_is_a_replica_for_a_while_is_waited_for() {
+    let pair = Pair::start();
+    let url = format!("redis://{}", pair.primary.address());
+    let client = steadfast().connect(&url).await.unwrap();
+    let guard = client.lock("k").lock().await.unwrap();
+    let waiting = wait_in_line(&pair.primary, &client, "k");
+    pair.settle();
+    pair.replica.run("REPLICAOF NO ONE");
+    let demote = format!("REPLICAOF 127.0.0.1 {}", pair.replica.port());
+    assert_eq!(pair.primary.run(demote), "OK");
+    let error = soon(client.lock("other").lock()).await.unwrap_err();
+    assert!(error.is_could_not_ask(), "{error}");
+    assert!(error.to_string().contains("READONLY"), "{error}");
+    let error = soon(Client::connect(&url)).await.unwrap_err();
+    assert!(error.is_could_not_ask(), "{error}");
+    assert!(error.to_string().contains("replica"), "{error}");
+    assert!(!waiting.is_finished());
+
+    assert_eq!(pair.primary.run("REPLICAOF NO ONE"), "OK");
+    confirmed(&guard).await;
+    until("the wait is in line again", || {
+        pair.primary.line("k").len() == 1
+    });
+    soon(guard.unlock()).await.unwrap();
+    let next = soon(waiting).await.unwrap().unwrap();
+    soon(next.unlock()).await.unwrap();
+}
+
+/// Behind one address there is another server all of a sudden, for those who connect anew, while
+/// one of the client's two connections still leads to the first. `kill` ends the other.
+async fn another_server_behind_the_address(kill: impl Fn(&Server)) {
+    let (first, second) = (Server::start(), Server::start());
+    let proxy = Proxy::to(first.address());
+    let url = format!("redis://{}", proxy.address());
+    let client = steadfast().connect(&url).await.unwrap();
+    let guard = client.lock("k").lock().await.unwrap();
+    let waiting = wait_in_line(&first, &client, "k");
+    proxy.lead_to(second.address());
+    kill(&first);
+    // A hold that the second server does not know is not kept alive by what the first one says.
+    let lost = async {
+        while !guard.is_lost() {
+            // Whoever asks makes the client look.
+            let _ = guard.renew().await;
+            tokio::time::sleep(20 * MS).await;
+        }
+    };
+    soon(lost).await;
+    assert_eq!(soon(guard.lost()).await, LostReason::NotHeld);
+    let next = soon(waiting).await.unwrap().unwrap();
+    assert_eq!(second.holder("k").as_deref(), Some(next.owner().as_str()));
+    soon(next.renew()).await.unwrap();
+    drop(guard);
+    soon(next.unlock()).await.unwrap();
+    let list = first.run("CLIENT LIST").text();
+    assert!(!list.contains("cmd=rlock"), "{list}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_connection_for_commands_follows_the_life_line_to_another_server() {
+    another_server_behind_the_address(kill_life_line).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_life_line_follows_the_connection_for_commands_to_another_server() {
+    another_server_behind_the_address(kill_command_connection).await;
+}
