@@ -1,6 +1,7 @@
 //! The nodes of a cluster: who serves which slot, found out when somebody says otherwise.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -32,6 +33,8 @@ pub(crate) struct Cluster {
     /// How often a slot has been seen to move.
     moves: watch::Sender<u64>,
     doubts: Arc<Notify>,
+    /// How often has been asked.
+    turn: AtomicUsize,
     looking: AbortHandle,
 }
 
@@ -68,6 +71,7 @@ impl Cluster {
             map: Mutex::new(map),
             moves: watch::Sender::new(0),
             doubts,
+            turn: AtomicUsize::new(0),
             looking: runtime.spawn(looking).abort_handle(),
             runtime: runtime.clone(),
         }
@@ -165,23 +169,12 @@ impl Cluster {
 
     /// The first answer of any node. One that is silent does not keep the others from being asked.
     async fn ask_around(&self) -> Result<(Address, Vec<Range>), Error> {
-        let mut whom = {
-            let map = locked(&self.map);
-            // The order in which a set is walked through differs from one set to the next.
-            let known = map.known.iter().map(|address| self.first.other(address));
-            let seeds = std::iter::once(&self.first).chain(&self.seeds).cloned();
-            known.chain(seeds).collect::<Vec<_>>().into_iter()
-        };
+        let mut whom = self.whom_to_ask().into_iter();
         let mut asked = JoinSet::new();
         let mut last = Error::no_cluster();
         loop {
             match whom.next() {
-                Some(one) => {
-                    asked.spawn(async move {
-                        let ranges = one.ask(command::slots()).await?;
-                        Ok((one.address(), ranges))
-                    });
-                }
+                Some(one) => drop(asked.spawn(one.ask())),
                 None if asked.is_empty() => return Err(last),
                 None => {}
             }
@@ -192,6 +185,27 @@ impl Cluster {
                 Some(Err(_)) | None => {}
             }
         }
+    }
+
+    /// First those to whom there is a connection, each time another of them: one may have been cut
+    /// off from the cluster and not know it.
+    fn whom_to_ask(&self) -> Vec<Witness> {
+        let map = locked(&self.map);
+        let reached = map.nodes.iter();
+        let reached = reached.filter(|(_, node)| node.session.attachment().is_some());
+        let mut whom: Vec<_> = reached
+            .map(|(address, node)| Witness::Reached(Arc::clone(address), Arc::clone(node)))
+            .collect();
+        if !whom.is_empty() {
+            let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+            let first = turn.checked_rem(whom.len()).unwrap_or_default();
+            whom.rotate_left(first);
+        }
+        let known = map.known.iter().map(|address| self.first.other(address));
+        let seeds = std::iter::once(&self.first).chain(&self.seeds).cloned();
+        let unknown = known.chain(seeds).map(Box::new);
+        whom.extend(unknown.map(Witness::Unknown));
+        whom
     }
 
     /// The slots whose holds are to be confirmed at other nodes than before.
@@ -213,6 +227,27 @@ impl Cluster {
             // A wait there, or a command under way, has the node as well.
             serving.contains(address) || Arc::strong_count(node) > 1 || counted_on()
         });
+    }
+}
+
+/// A node that may tell of the others.
+enum Witness {
+    Reached(Arc<Address>, Arc<Node>),
+    Unknown(Box<Connector>),
+}
+
+impl Witness {
+    async fn ask(self) -> Result<(Address, Vec<Range>), Error> {
+        match self {
+            Self::Reached(address, node) => {
+                let ranges = node.driver.send(command::slots()).await?;
+                Ok((Address::clone(&address), ranges))
+            }
+            Self::Unknown(connector) => {
+                let ranges = connector.ask(command::slots()).await?;
+                Ok((connector.address(), ranges))
+            }
+        }
     }
 }
 
@@ -267,5 +302,6 @@ const HEDGE: Duration = Duration::from_millis(200);
 /// So long it is not asked again, however many say that a slot has moved.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// So often it is asked when nobody says anything.
-const EVERY: Duration = Duration::from_secs(30);
+/// So often it is asked when nobody says anything: a slot that moves is no news to who neither asks
+/// for its locks nor waits for them.
+const EVERY: Duration = Duration::from_secs(5);

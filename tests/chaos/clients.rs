@@ -61,11 +61,12 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts it; what it writes down goes to `record`.
+    /// Starts it; what it writes down goes to `record`. It connects to the first address; those
+    /// behind it are sentinels, which the client crate asks instead.
     pub(crate) fn start(
         name: String,
         role: Role,
-        address: SocketAddr,
+        addresses: &[SocketAddr],
         seed: u64,
         locks: Locks,
         record: &Arc<Mutex<Vec<String>>>,
@@ -75,11 +76,13 @@ impl Process {
         } else {
             "any"
         };
+        let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+        let addresses = addresses.join(",");
         let mut child = Command::new(std::env::current_exe().expect("this program"))
             .args(["--exact", "clients::a_process", "--ignored", "--nocapture"])
             .env(
                 "RLOCK_CHAOS_PROCESS",
-                format!("{name} {} {address} {seed} {locks}", role.word()),
+                format!("{name} {} {addresses} {seed} {locks}", role.word()),
             )
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -155,7 +158,7 @@ fn a_process() {
         return;
     };
     let orders: Vec<_> = orders.split(' ').collect();
-    let [name, role, address, seed, locks] = orders[..] else {
+    let [name, role, addresses, seed, locks] = orders[..] else {
         panic!("{orders:?}");
     };
     let role = ROLES
@@ -163,9 +166,13 @@ fn a_process() {
         .find(|(_, word)| *word == role)
         .expect("a role")
         .0;
+    let mut addresses = addresses
+        .split(',')
+        .map(|address| address.parse().expect("an address"));
     let life = Life {
         name: name.to_owned(),
-        address: address.parse().expect("an address"),
+        address: addresses.next().expect("a server's"),
+        sentinels: addresses.collect(),
         locks: if locks == "slot" {
             LOCKS_OF_A_SLOT
         } else {
@@ -211,6 +218,7 @@ fn threads(life: &Arc<Life>, random: &mut Random, count: usize, run: fn(&Life, R
 struct Life {
     name: String,
     address: SocketAddr,
+    sentinels: Vec<SocketAddr>,
     locks: Locks,
     is_over: AtomicBool,
     last: AtomicU64,

@@ -230,9 +230,13 @@ impl Kind {
             SentinelKill | SentinelStop | SentinelOrder => self.strike_the_watched(world, random),
             _ => self.strike_server(world, random),
         }
-        self.note(world, begin, to.as_deref());
+        match self {
+            SentinelKill | SentinelStop | SentinelOrder => world.note_replaced(begin),
+            _ => self.note(world, begin, to.as_deref()),
+        }
     }
 
+    /// Writes it down as histories call it.
     fn note(self, world: &World, begin: Time, to: Option<&str>) {
         let to = to.map(|to| format!(" {to}")).unwrap_or_default();
         world.note(format!("fault {begin} {} {}{to}", now(), self.word()));

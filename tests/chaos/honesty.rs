@@ -47,7 +47,16 @@ fn set(role: Role, stops: usize) -> Outcome {
     let server = Server::start();
     let record = Arc::default();
     let mut processes: Vec<_> = (0..PROCESSES)
-        .map(|name| Process::start(name.to_string(), role, server.address(), 0, LOCKS, &record))
+        .map(|name| {
+            Process::start(
+                name.to_string(),
+                role,
+                &[server.address()],
+                0,
+                LOCKS,
+                &record,
+            )
+        })
         .collect();
     for _ in 0..stops {
         stop_one_inside(&processes, &record);

@@ -131,7 +131,15 @@ impl World {
         self.record.lock().expect("a list").retain(is_true);
         sentinels.settle();
         self.change_over();
-        self.note(format!("fault {since} {} promote", now()));
+        self.note_replaced(since);
+    }
+
+    /// The sentinels have replaced the primary since then. What was not replicated may be lost; and
+    /// the old one may have granted locks to those who were still connected to it.
+    pub(crate) fn note_replaced(&self, since: Time) {
+        let until = now();
+        self.note(format!("fault {since} {until} promote"));
+        self.note(format!("fault {since} {until} two-primaries"));
     }
 
     /// Kills a process, and starts another in its place.
@@ -147,10 +155,13 @@ impl World {
     fn start_process(&mut self, role: Role, address: SocketAddr) -> Process {
         self.started += 1;
         let seed = self.seeds.next();
+        let sentinels = self.sentinels.iter().flat_map(Trio::addresses);
+        let asked = sentinels.filter(|_| role == Role::Guards);
+        let addresses: Vec<_> = std::iter::once(address).chain(asked).collect();
         Process::start(
             self.started.to_string(),
             role,
-            address,
+            &addresses,
             seed,
             self.locks,
             &self.record,

@@ -4,12 +4,12 @@
 //! linearizability must: if a hold with a smaller token surely lasted until after a larger one was
 //! told, the lock was granted over it.
 
-use super::Violation;
-use super::holds::{Hold, holds};
+use super::holds::Hold;
+use super::{Violation, holds_of_one_primary};
 use crate::history::{History, Mode};
 
 pub(super) fn check(history: &History) -> Vec<Violation> {
-    let mut holds = holds(history);
+    let mut holds = holds_of_one_primary(history);
     holds.sort_by(|a, b| (a.lock, a.token).cmp(&(b.lock, b.token)));
     let mut found = Vec::new();
     for (index, later) in holds.iter().enumerate() {

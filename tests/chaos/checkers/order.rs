@@ -6,13 +6,13 @@
 
 use std::collections::HashMap;
 
-use super::Violation;
-use super::holds::{Hold, SETTLING, holds};
+use super::holds::{Hold, SETTLING};
+use super::{Violation, holds_of_one_primary};
 use crate::history::{Ask, History, Mode, Time, Wait};
 
 pub(super) fn check(history: &History) -> Vec<Violation> {
     let since = in_line_since(history);
-    let mut holds = holds(history);
+    let mut holds = holds_of_one_primary(history);
     holds.sort_by(|a, b| (a.lock, a.token, a.asked).cmp(&(b.lock, b.token, b.asked)));
     let mut found = Vec::new();
     for of_one_lock in holds.chunk_by(|a, b| a.lock == b.lock) {

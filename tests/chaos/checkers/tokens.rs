@@ -1,12 +1,12 @@
 //! Each grant's token is larger than any that was told before the grant was asked for, whatever the
 //! lock, also when the server was killed or another one promoted in between; and nobody else's.
 
-use super::Violation;
-use super::holds::{Hold, holds};
+use super::holds::Hold;
+use super::{Violation, holds_of_one_primary};
 use crate::history::History;
 
 pub(super) fn check(history: &History) -> Vec<Violation> {
-    let holds = holds(history);
+    let holds = holds_of_one_primary(history);
     let mut by_told: Vec<_> = holds.iter().collect();
     by_told.sort_by_key(|hold| hold.told);
     let mut by_asked = by_told.clone();
@@ -60,6 +60,24 @@ mod tests {
     fn a_token_that_goes_back_is_found() {
         assert!(grants(7, 8).is_empty());
         assert_eq!(grants(8, 7).len(), 1);
+    }
+
+    #[test]
+    fn of_two_primaries_the_former_may_grant_smaller_ones() {
+        let grants = |owner: &str, fault: &str| {
+            let history = format!(
+                "ask 1.1 10 a k plain free acquire 1000 none
+                 told 1.1 20 held 1 8
+                 ask 2.1 40 {owner} j plain free acquire 1000 none
+                 told 2.1 50 held 1 7
+                 fault {fault}"
+            );
+            says(check, &history).len()
+        };
+        assert_eq!(grants("uuid:1", "30 60 two-primaries"), 0);
+        assert_eq!(grants("uuid:1", "9000000 9900000 two-primaries"), 1);
+        assert_eq!(grants("uuid:1", "30 60 promote"), 1);
+        assert_eq!(grants("2-1", "30 60 two-primaries"), 1);
     }
 
     #[test]

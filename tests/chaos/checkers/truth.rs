@@ -3,12 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Violation;
-use super::holds::{Hold, holds, series};
+use super::holds::{Hold, series};
+use super::{Violation, holds_of_one_primary};
 use crate::history::{Ask, Fault, History, Mode, Sample, Time, Told};
 
 pub(super) fn check(history: &History) -> Vec<Violation> {
-    let mut holds = holds(history);
+    let mut holds = holds_of_one_primary(history);
     holds.sort_by_key(|hold| hold.told);
     let gone = gone(history);
     let mut samples: BTreeMap<&str, Vec<&Sample>> = BTreeMap::new();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rlock_client::{Client, Guard};
+use rlock_tests::Sentinels;
 use tokio::time::{sleep, timeout};
 
 use super::{Life, sure, told};
@@ -37,11 +38,18 @@ pub(super) fn run(life: &Arc<Life>, random: &mut Random) {
 }
 
 async fn connect(life: &Life) -> Client {
-    let url = format!("redis://{}", life.address);
+    let url = if life.sentinels.is_empty() {
+        format!("redis://{}", life.address)
+    } else {
+        format!("redis://{}", Sentinels::SERVICE)
+    };
+    let sentinels = life.sentinels.iter();
+    let sentinels: Vec<_> = sentinels.map(|at| format!("redis://{at}")).collect();
     loop {
         let builder = Client::builder()
             .lease(LEASE)
-            .response_timeout(Duration::from_secs(1));
+            .response_timeout(Duration::from_secs(1))
+            .sentinels(&sentinels);
         match builder.connect(&url).await {
             Ok(client) => return client,
             Err(_) => sleep(Duration::from_millis(30)).await,

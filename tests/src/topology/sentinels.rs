@@ -44,7 +44,7 @@ impl Sentinels {
 
     /// Where the sentinels listen, those too that were killed.
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.trio.0.iter().map(Server::address).collect()
+        self.trio.addresses()
     }
 
     /// One of the three.
@@ -132,6 +132,11 @@ impl Trio {
         let trio = Self([(); 3].map(|()| sentinel(primary, down_after_ms)));
         trio.settle();
         trio
+    }
+
+    /// Where they listen, those too that were killed.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.0.iter().map(Server::address).collect()
     }
 
     /// The port of the primary, if all sentinels that live name the same one.
