@@ -209,9 +209,11 @@ impl Locks {
             };
             rest.write_all(&Holder::Caller, own.token, end, effects);
         }
-        self.expire(lock, hash, hash.key_end(Some(end)), now, effects);
+        let key_end = hash.key_end(Some(end));
+        self.expire(lock, hash, key_end, now, effects);
         let (owner, mode) = (request.owner, Mode::Read);
-        self.bind(lock, owner, mode, None, own.token, Some(end));
+        let end = hash.end_with_key(Some(end), key_end);
+        self.bind(lock, owner, mode, None, own.token, end);
         left
     }
 
@@ -508,6 +510,7 @@ impl Locks {
             effects.push(Effect::SweepReaders);
         }
         let (owner, session) = (entry.owner, entry.session);
+        let own_end = hash.end_with_key(own_end, key_end);
         self.bind(lock, owner, entry.mode, session, Some(token), own_end);
         Ok((entered, token))
     }

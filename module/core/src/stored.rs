@@ -190,6 +190,13 @@ impl ReadWrite {
         .filter(is_later)
     }
 
+    /// When a hold ends whose own lease ends then, and the key then, if that changes: one without an
+    /// end of its own goes with the key.
+    pub(crate) fn end_with_key(&self, own: Option<i64>, key_end: Option<i64>) -> Option<i64> {
+        let own = own.filter(|end| *end != NEVER);
+        own.or(key_end).or(self.ends_at)
+    }
+
     /// When the key must expire if the owner's lease as the writer is to end then; none if that is
     /// when it expires now. Never before the end of a reader's.
     pub(crate) fn write_end(&self, wanted: i64) -> Option<i64> {
