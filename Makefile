@@ -1,7 +1,8 @@
 # The front door. `make` lists what it does; cargo does the work, and CARGO_TARGET_DIR is honoured.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak chaos check test-servers interop languages memcheck bench install clean
+.PHONY: help run test soak chaos check test-servers interop languages memcheck bench plots install \
+	clean
 
 # Tests run in their crate's folder, so a relative path to a server is made absolute here.
 ifneq (,$(findstring /,$(RLOCK_SERVER)))
@@ -15,7 +16,7 @@ run: ## Build the module and start a server with it on 127.0.0.1:6379, or PORT=
 	@scripts/run
 
 test: install ## Run every test; RLOCK_SERVER= names another server
-	cargo test --workspace
+	cargo test
 
 soak: install ## The heavy tests, with the figures they print
 	RLOCK_DROPS=100000 cargo test --release -p rlock-tests --test it -- \
@@ -31,6 +32,7 @@ check: install ## Formatting, lints, documentation and the core's tests: before 
 	cargo clippy -p rlock-tests --test interop --test languages -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 	cargo test -p rlock-core
+	cargo test -p rlock-bench --lib
 
 test-servers: install ## The integration tests on every Redis and Valkey that can be had
 	scripts/test-servers
@@ -46,8 +48,11 @@ memcheck: ## The integration smoke tests with the server under valgrind
 	@scripts/install valgrind
 	scripts/memcheck
 
-bench: install ## Measure locking and hand-over against scripts, as ratios in one run
-	cargo bench -p rlock-tests --bench locks
+bench: install ## Measure everything against what there is instead; tables and plots into docs/bench
+	@scripts/bench
+
+plots: ## Draw the tables and plots of docs/bench from its files again
+	@scripts/bench --plots
 
 install: ## Install what the build and the tests need and this machine lacks
 	@scripts/install
