@@ -226,7 +226,7 @@ impl Retrying {
         let release = wire.load(scripts::RELEASE);
         let channel = format!("freed:{lock}");
         messages.subscribe(&channel);
-        let (owner, latch) = (format!("client:{number}"), format!("latch:{number}"));
+        let (owner, latch) = (format!("client:{number}"), format!("latch:{lock}:{number}"));
         Self {
             wire,
             messages,
@@ -372,6 +372,12 @@ pub(crate) fn report(results: &Results) -> Report {
         105.0,
         own("most_wins_percent"),
     );
+    report.figure = Some(format!(
+        "50 clients that fight for one lock get it {} times as often as by publish and retry, at \
+         {} % of its CPU time a grant.",
+        figure(against("grants_per_second").median),
+        figure(against("cpu_us_per_grant").median * 100.0)
+    ));
     report
 }
 

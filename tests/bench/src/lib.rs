@@ -121,6 +121,8 @@ const PARTS: [Part; 7] = [
 
 /// The line that says on what it was measured.
 const RUN: &str = "run.txt";
+/// The three figures that the README shows, a sentence each.
+const FIGURES: &str = "figures.md";
 
 /// Runs the benchmark.
 pub fn run(words: &Words) {
@@ -182,10 +184,14 @@ fn tables(folder: &Path) -> String {
     }
     let line = fs::read_to_string(folder.join(RUN)).unwrap_or_default();
     let parts: String = reports.iter().map(|report| report.text.as_str()).collect();
+    let figures = reports.iter().filter_map(|report| report.figure.as_ref());
+    let figures: String = figures.map(|figure| format!("- {figure}\n")).collect();
+    fs::write(folder.join(FIGURES), &figures).unwrap();
     let text = format!(
         "# What `make bench` measured\n\n{line}\nMedians of the rounds; in brackets the least and \
          the largest of them. A ratio is the median over rounds that were neighbours. \
-         [benchmark.md](../benchmark.md) says how, and what it does not show.\n\n{}\n{parts}",
+         [benchmark.md](../benchmark.md) says how, and what it does not show.\n\n{figures}\n{}\n\
+         {parts}",
         report::targets(&reports),
     );
     let text = format!("{}\n", text.trim_end());

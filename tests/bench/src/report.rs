@@ -7,6 +7,8 @@ use crate::numbers::Spread;
 pub(crate) struct Report {
     pub(crate) text: String,
     pub(crate) targets: Vec<Target>,
+    /// The one figure of it that matters most, in a sentence.
+    pub(crate) figure: Option<String>,
 }
 
 /// A figure that was to be reached.
@@ -22,7 +24,7 @@ impl Report {
     pub(crate) fn titled(title: &str) -> Self {
         Self {
             text: format!("## {title}\n\n"),
-            targets: Vec::new(),
+            ..Self::default()
         }
     }
 

@@ -214,7 +214,7 @@ pub(crate) fn report(results: &Results) -> Report {
     report.says(
         "50 connections, each with keys of its own, take a lock and give it back. Pairs a second, \
          the server's CPU time for a pair, and the part of the time in which the server was busy. \
-         Where that is well below 1, the load is the slower side, which draws the ratios towards 1; \
+         Where that is well below 1, the load is the slower side, and draws the ratios towards 1; \
          those of the CPU time do not depend on it.",
     );
     for pipeline in results.sizes(ALONE) {
@@ -256,6 +256,11 @@ pub(crate) fn report(results: &Results) -> Report {
         &rows,
     );
     targets(results, &mut report);
+    let busy = results.ratio(&at(ALONE, 16_u64), "per_second", RLOCK, SCRIPTS);
+    report.figure = Some(format!(
+        "A server gives and takes back {} times as many locks as with re-entrant scripts.",
+        figure(busy.median)
+    ));
     report
 }
 
