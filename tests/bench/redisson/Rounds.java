@@ -18,7 +18,8 @@ import org.redisson.config.Config;
  *
  * <p>A line is {@code threads own|shared milliseconds}: so many threads take and give back a lock
  * for that long, each one of its own or all the same. The answer is how many were given back in
- * that time, and the median, the 99th percentile and the longest of the waits in microseconds. The
+ * that time; the median, the 99th percentile and the longest of the waits in microseconds; and what
+ * the thread with the fewest has given back, and the one with the most, in percent of the mean. The
  * process ends with its input.
  */
 public final class Rounds {
@@ -66,11 +67,15 @@ public final class Rounds {
 
     private static String summary(List<Future<long[]>> rounds) throws Exception {
         long done = 0;
+        long least = Long.MAX_VALUE;
+        long most = 0;
         List<long[]> all = new ArrayList<>();
         int count = 0;
         for (Future<long[]> round : rounds) {
             long[] result = round.get();
             done += result[0];
+            least = Math.min(least, result[0]);
+            most = Math.max(most, result[0]);
             count += result.length - 1;
             all.add(result);
         }
@@ -81,7 +86,9 @@ public final class Rounds {
             at += result.length - 1;
         }
         Arrays.sort(waits);
-        return done + " " + us(waits, 0.5) + " " + us(waits, 0.99) + " " + us(waits, 1);
+        double percent = 100.0 * rounds.size() / done;
+        String times = us(waits, 0.5) + " " + us(waits, 0.99) + " " + us(waits, 1);
+        return done + " " + times + " " + least * percent + " " + most * percent;
     }
 
     private static double us(long[] sorted, double part) {

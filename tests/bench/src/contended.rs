@@ -22,7 +22,7 @@ use crate::wire::{MESSAGE, Wire, request};
 
 pub(crate) const PART: &str = "contended";
 
-const RLOCK: &str = "RLOCK, blocked";
+const RLOCK: &str = "RLOCK blocked";
 const SCRIPTS: &str = "publish and retry";
 const BOTH: [&str; 2] = [RLOCK, SCRIPTS];
 const MEASURES: [&str; 8] = [
@@ -124,6 +124,9 @@ fn watch(clients: &[impl Client]) -> OwnedFd {
 fn summary(tallies: &[&mut Tally], seconds: f64, cpu: f64) -> [f64; 8] {
     let grants: u64 = tallies.iter().map(|tally| tally.wins).sum();
     let attempts: u64 = tallies.iter().map(|tally| tally.attempts).sum();
+    // The last attempt of those who still wait belongs to a grant that is not counted.
+    let waiting = tallies.iter().filter(|tally| tally.waiting_since.is_some());
+    let attempts = attempts - waiting.count() as u64;
     let grants = grants as f64;
     let mean = grants / tallies.len() as f64;
     let wins = || tallies.iter().map(|tally| tally.wins as f64 * 100.0 / mean);
@@ -351,6 +354,11 @@ pub(crate) fn report(results: &Results) -> Report {
             against("cpu_us_per_grant")
         ));
     }
+    targets(results, &mut report);
+    report
+}
+
+fn targets(results: &Results, report: &mut Report) {
     let fifty = at("clients", 50_u64);
     let against = |measure| results.ratio(&fifty, measure, RLOCK, SCRIPTS);
     report.at_least(
@@ -360,8 +368,7 @@ pub(crate) fn report(results: &Results) -> Report {
     );
     report.at_most("CPU a grant against them", 0.1, against("cpu_us_per_grant"));
     let own = |measure| results.spread(&fifty, RLOCK, measure);
-    // Those who wait at the end have tried and not won yet.
-    report.at_most("attempts a grant", 1.01, own("attempts_per_grant"));
+    report.at_most("attempts a grant", 1.0, own("attempts_per_grant"));
     report.at_least(
         "wins of the client with the fewest, % of the mean",
         95.0,
@@ -373,12 +380,11 @@ pub(crate) fn report(results: &Results) -> Report {
         own("most_wins_percent"),
     );
     report.figure = Some(format!(
-        "50 clients that fight for one lock get it {} times as often as by publish and retry, at \
+        "- 50 clients that fight for one lock get it {} times as often as by publish and retry, at \
          {} % of its CPU time a grant.",
         figure(against("grants_per_second").median),
         figure(against("cpu_us_per_grant").median * 100.0)
     ));
-    report
 }
 
 pub(crate) fn plots(results: &Results) -> Vec<(&'static str, String)> {

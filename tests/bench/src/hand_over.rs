@@ -20,8 +20,8 @@ use crate::wire::{MESSAGE, Step, Wire, request};
 pub(crate) const PART: &str = "hand_over";
 
 const PING: &str = "PING round trip";
-const BLOCKED: &str = "RLOCK, blocked";
-const QUEUED: &str = "RLOCK, queued for a session";
+const BLOCKED: &str = "RLOCK blocked";
+const QUEUED: &str = "RLOCK queued for a session";
 const LIST: &str = "BLPOP + LPUSH";
 const SCRIPTS: &str = "publish and retry";
 const ALL: [&str; 5] = [PING, BLOCKED, QUEUED, LIST, SCRIPTS];
@@ -336,7 +336,7 @@ pub(crate) fn report(results: &Results) -> Report {
     );
     report.at_most("… queued", 1.25, against_ping(4096, QUEUED));
     report.figure = Some(format!(
-        "The next in line has the lock after {} times the round trip of a PING with 1 waiting, \
+        "- The next in line has the lock after {} times the round trip of a PING with 1 waiting, \
          and {} times with 4,096.",
         figure(against_ping(1, BLOCKED).median),
         figure(against_ping(4096, BLOCKED).median)

@@ -184,13 +184,13 @@ fn tables(folder: &Path) -> String {
     }
     let line = fs::read_to_string(folder.join(RUN)).unwrap_or_default();
     let parts: String = reports.iter().map(|report| report.text.as_str()).collect();
-    let figures = reports.iter().filter_map(|report| report.figure.as_ref());
-    let figures: String = figures.map(|figure| format!("- {figure}\n")).collect();
-    fs::write(folder.join(FIGURES), &figures).unwrap();
+    let figures = reports.iter().filter_map(|report| report.figure.clone());
+    let figures = figures.collect::<Vec<_>>().join("\n");
+    fs::write(folder.join(FIGURES), format!("{figures}\n")).unwrap();
     let text = format!(
         "# What `make bench` measured\n\n{line}\nMedians of the rounds; in brackets the least and \
          the largest of them. A ratio is the median over rounds that were neighbours. \
-         [benchmark.md](../benchmark.md) says how, and what it does not show.\n\n{figures}\n{}\n\
+         [benchmark.md](../benchmark.md) says how, and what it does not show.\n\n{figures}\n\n{}\n\
          {parts}",
         report::targets(&reports),
     );

@@ -17,9 +17,9 @@ pub(crate) const PART: &str = "memory";
 
 const LOCK: &str = "a held lock";
 const HASH: &str = "its bare hash";
-const QUEUED: &str = "a waiter, queued";
-const QUEUED_ALONE: &str = "a waiter, queued, the only one of its lock";
-const BLOCKED: &str = "a waiter, blocked";
+const QUEUED: &str = "a queued waiter of one lock";
+const QUEUED_ALONE: &str = "a queued waiter alone in its line";
+const BLOCKED: &str = "a blocked waiter";
 const LIST: &str = "a client in BLPOP";
 const SESSION: &str = "a session";
 

@@ -52,6 +52,9 @@ impl Spread {
 /// As ratios are printed: `0.55 (0.53-0.57)`.
 impl fmt::Display for Spread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.median.is_nan() {
+            return write!(f, "{}", figure(self.median));
+        }
         let (least, largest) = (figure(self.least), figure(self.largest));
         write!(f, "{} ({least}-{largest})", figure(self.median))
     }
@@ -110,6 +113,7 @@ mod tests {
         assert_eq!(spread.median, 0.5);
         assert_eq!((spread.least, spread.largest), (0.5, 0.6));
         assert_eq!(spread.to_string(), "0.50 (0.50-0.60)");
+        assert_eq!(Spread::of(&[]).to_string(), "-");
     }
 
     #[test]

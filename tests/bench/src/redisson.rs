@@ -50,7 +50,7 @@ impl Redisson {
             .split(' ')
             .flat_map(|word| word.trim().parse())
             .collect();
-        let [locks, p50, p99, most] = numbers[..] else {
+        let [locks, p50, p99, most, least_wins, most_wins] = numbers[..] else {
             panic!("java says {line:?}");
         };
         Outcome {
@@ -58,6 +58,7 @@ impl Redisson {
             p50,
             p99,
             most,
+            wins: [least_wins, most_wins],
             allocations: f64::NAN,
         }
     }

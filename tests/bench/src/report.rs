@@ -17,7 +17,7 @@ pub(crate) struct Target {
     what: &'static str,
     wanted: String,
     measured: String,
-    reached: bool,
+    outcome: &'static str,
 }
 
 impl Report {
@@ -50,7 +50,6 @@ impl Report {
         });
     }
 
-    /// Not a number is not reached.
     fn target(
         &mut self,
         what: &'static str,
@@ -62,7 +61,11 @@ impl Report {
             what,
             wanted,
             measured: measured.to_string(),
-            reached: reached(measured.median),
+            outcome: match measured.median {
+                nothing if nothing.is_nan() => "not measured",
+                value if reached(value) => "reached",
+                _ => "missed",
+            },
         });
     }
 }
@@ -72,12 +75,11 @@ pub(crate) fn targets(reports: &[Report]) -> String {
     let all = reports.iter().flat_map(|report| &report.targets);
     let rows: Vec<_> = all
         .map(|target| {
-            let word = if target.reached { "reached" } else { "missed" };
             vec![
                 target.what.to_owned(),
                 target.wanted.clone(),
                 target.measured.clone(),
-                word.to_owned(),
+                target.outcome.to_owned(),
             ]
         })
         .collect();
@@ -142,8 +144,8 @@ mod tests {
         report.at_least("speed", 0.53, measured);
         report.at_most("cost", 0.53, measured);
         report.at_least("nothing", 0.1, Spread::of(&[]));
-        let words: Vec<_> = report.targets.iter().map(|target| target.reached).collect();
-        assert_eq!(words, [false, true, false]);
+        let words: Vec<_> = report.targets.iter().map(|target| target.outcome).collect();
+        assert_eq!(words, ["missed", "reached", "not measured"]);
         assert!(targets(&[report]).contains("0.50 (0.40-0.90)"));
     }
 }

@@ -50,6 +50,8 @@ impl Results {
     /// Adds a row, its values in the order of the measures.
     pub(crate) fn add(&mut self, at: &At, contender: &str, round: usize, values: &[f64]) {
         assert_eq!(values.len(), self.measures.len(), "{at:?}");
+        let words = format!("{}{contender}", at.case);
+        assert!(!words.contains(','), "a comma ends a column: {words}");
         self.rows.push(Row {
             at: at.clone(),
             contender: contender.to_owned(),

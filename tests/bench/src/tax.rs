@@ -17,7 +17,7 @@ pub(crate) const PART: &str = "tax";
 
 const WITHOUT: &str = "without the module";
 /// The same once more, to see how far apart two servers are that do not differ.
-const ONCE_MORE: &str = "without it, once more";
+const ONCE_MORE: &str = "without it once more";
 const IDLE: &str = "loaded and idle";
 const IN_USE: &str = "10 000 locks held";
 const WAITERS: &str = "10 000 waiters";

@@ -258,7 +258,7 @@ pub(crate) fn report(results: &Results) -> Report {
     targets(results, &mut report);
     let busy = results.ratio(&at(ALONE, 16_u64), "per_second", RLOCK, SCRIPTS);
     report.figure = Some(format!(
-        "A server gives and takes back {} times as many locks as with re-entrant scripts.",
+        "- A server gives and takes back {} times as many locks as with re-entrant scripts.",
         figure(busy.median)
     ));
     report
