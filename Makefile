@@ -32,7 +32,6 @@ check: install ## Formatting, lints, documentation and the core's tests: before 
 	cargo clippy -p rlock-tests --test interop --test languages -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 	cargo test -p rlock-core
-	cargo test -p rlock-bench --lib
 
 test-servers: install ## The integration tests on every Redis and Valkey that can be had
 	scripts/test-servers

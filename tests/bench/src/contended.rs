@@ -400,7 +400,6 @@ pub(crate) fn plots(results: &Results) -> Vec<(&'static str, String)> {
         title,
         over: "clients",
         unit,
-        log: true,
         curves,
     };
     let speed = BOTH

@@ -211,7 +211,6 @@ pub(crate) fn plots(results: &Results) -> Vec<(&'static str, String)> {
         title: "What an operation costs the server when there is more of everything",
         over: "how many",
         unit: "µs of CPU time",
-        log: false,
         curves: vec![
             line(HELD, PAIR),
             line(HELD, SET_DEL),

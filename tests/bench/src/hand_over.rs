@@ -357,7 +357,6 @@ pub(crate) fn plots(results: &Results) -> Vec<(&'static str, String)> {
         title: "Hand-over: release sent until the next holder knows (median)",
         over: "waiting for the lock",
         unit: "µs",
-        log: true,
         curves: ALL.map(line).to_vec(),
     };
     vec![("hand-over", plot.draw())]

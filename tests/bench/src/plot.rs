@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
-use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
 use crate::numbers::{Spread, count, figure};
@@ -64,6 +62,7 @@ impl Bars {
             .configure_mesh()
             .disable_x_mesh()
             .disable_x_axis()
+            .light_line_style(WHITE)
             .y_desc(self.unit)
             .y_label_formatter(&|value| figure(*value))
             .draw()?;
@@ -130,60 +129,30 @@ impl Bars {
     }
 }
 
-/// Lines over a size that grows by factors.
+/// Lines over a size; both grow by factors.
 pub(crate) struct Lines {
     pub(crate) title: &'static str,
     pub(crate) over: &'static str,
     pub(crate) unit: &'static str,
-    /// Whether the values grow by factors as well.
-    pub(crate) log: bool,
     pub(crate) curves: Vec<(String, Vec<(u64, f64)>)>,
 }
 
 impl Lines {
     pub(crate) fn draw(&self) -> String {
         let mut svg = String::new();
-        let values = || {
-            self.curves
-                .iter()
-                .flat_map(|(_, line)| line)
-                .map(|point| point.1)
-        };
-        let top = values().fold(0.0, f64::max).max(1e-9);
-        let bottom = values().fold(top, f64::min).max(1e-9);
-        if self.log {
-            self.draw_into(&mut svg, (bottom / 2.0..top * 3.0).log_scale())
-                .unwrap();
-        } else {
-            self.draw_into::<RangedCoordf64, _>(&mut svg, 0.0..top * 1.4)
-                .unwrap();
-        }
+        self.draw_into(&mut svg).unwrap();
         svg
     }
 
-    fn draw_into<Y, R>(&self, svg: &mut String, range: R) -> Result<(), Box<dyn std::error::Error>>
-    where
-        R: AsRangedCoord<CoordDescType = Y, Value = f64>,
-        Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
-    {
+    fn draw_into(&self, svg: &mut String) -> Result<(), Box<dyn std::error::Error>> {
         let area = SVGBackend::with_string(svg, SIZE).into_drawing_area();
         area.fill(&WHITE)?;
-        let sizes = || {
-            self.curves
-                .iter()
-                .flat_map(|(_, line)| line)
-                .map(|point| point.0 as f64)
-        };
-        let (least, largest) = (
-            sizes().fold(f64::MAX, f64::min),
-            sizes().fold(1.0, f64::max),
-        );
         let mut chart = ChartBuilder::on(&area)
             .caption(self.title, ("sans-serif", 20))
             .margin(12)
             .x_label_area_size(40)
             .y_label_area_size(70)
-            .build_cartesian_2d((least.min(largest)..largest * 1.05).log_scale(), range)?;
+            .build_cartesian_2d(self.sizes().log_scale(), self.values().log_scale())?;
         chart
             .configure_mesh()
             .light_line_style(WHITE)
@@ -192,11 +161,9 @@ impl Lines {
             .x_label_formatter(&|value| whole(*value))
             .y_label_formatter(&|value| figure(*value))
             .draw()?;
-        for ((name, line), color) in self.curves.iter().zip(COLORS.iter().cycle()) {
-            let points: Vec<_> = line
-                .iter()
-                .map(|(size, value)| (*size as f64, *value))
-                .collect();
+        for ((name, curve), color) in self.curves.iter().zip(COLORS.iter().cycle()) {
+            let points = curve.iter().map(|(size, value)| (*size as f64, *value));
+            let points: Vec<_> = points.collect();
             chart
                 .draw_series(LineSeries::new(
                     points.iter().copied(),
@@ -204,9 +171,8 @@ impl Lines {
                 ))?
                 .label(name)
                 .legend(|(x, y)| PathElement::new([(x, y), (x + 14, y)], color.stroke_width(3)));
-            let marks = points
-                .iter()
-                .map(|point| Circle::new(*point, 3, color.filled()));
+            let marks = points.iter();
+            let marks = marks.map(|point| Circle::new(*point, 3, color.filled()));
             chart.draw_series(marks)?;
         }
         chart
@@ -218,6 +184,32 @@ impl Lines {
             .draw()?;
         area.present()?;
         Ok(())
+    }
+
+    fn sizes(&self) -> Range<f64> {
+        let points = self.curves.iter().flat_map(|(_, curve)| curve);
+        let sizes: Vec<f64> = points.map(|point| point.0 as f64).collect();
+        let (least, largest) = ends(&sizes);
+        least..largest * 1.05
+    }
+
+    /// With room above for the names.
+    fn values(&self) -> Range<f64> {
+        let points = self.curves.iter().flat_map(|(_, curve)| curve);
+        let values: Vec<f64> = points.map(|point| point.1).collect();
+        let (least, largest) = ends(&values);
+        let room = (largest / least).sqrt().max(2.0) * 1.5;
+        least / 1.5..largest * room
+    }
+}
+
+/// The least and the largest of what can be drawn where only factors count.
+fn ends(values: &[f64]) -> (f64, f64) {
+    let positive = || values.iter().copied().filter(|value| *value > 0.0);
+    let largest = positive().fold(0.0, f64::max);
+    match positive().fold(largest, f64::min) {
+        least if least > 0.0 => (least, largest),
+        _ => (1.0, 10.0),
     }
 }
 
@@ -253,16 +245,15 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_one_point_is_drawn_too() {
-        for log in [true, false] {
+    fn a_line_of_one_point_is_drawn_too_and_one_of_none() {
+        for curve in [vec![(1000, 2.0)], vec![]] {
             let lines = Lines {
                 title: "Growth",
                 over: "locks",
                 unit: "µs",
-                log,
-                curves: vec![("we".to_owned(), vec![(1000, 2.0)])],
+                curves: vec![("we".to_owned(), curve)],
             };
-            assert!(lines.draw().contains("1,000"));
+            assert!(lines.draw().contains("Growth"));
         }
     }
 }
