@@ -65,9 +65,8 @@ pub(crate) fn measure(run: &Run) -> Results {
     let mut host = run.host_of(aof);
     fight(run, &mut host, AOF, &[1, 16], 5, &mut results);
     // The replica runs where the load does, so the primary has its core for itself.
-    let host = run.host();
-    let replica = Server::start();
-    let mut host = with_replica(host, &replica);
+    let mut host = run.host();
+    let _replica = replica_of(&host.server);
     fight(run, &mut host, REPLICA, &[1, 16], 5, &mut results);
     results
 }
@@ -98,14 +97,15 @@ fn fight(
     }
 }
 
-fn with_replica(host: Host, replica: &Server) -> Host {
-    replica.run(format!("REPLICAOF 127.0.0.1 {}", host.server.port()));
+fn replica_of(primary: &Server) -> Server {
+    let replica = Server::start();
+    replica.run(format!("REPLICAOF 127.0.0.1 {}", primary.port()));
     rlock_tests::until("the replica is connected", || {
         let status = replica.info("master_link_status");
         status.is_some_and(|status| status == "up")
     });
-    rlock_tests::in_sync(&host.server, replica);
-    host
+    rlock_tests::in_sync(primary, &replica);
+    replica
 }
 
 /// Takes a lock that is held all the time, by one owner for an hour.
