@@ -1,7 +1,7 @@
 # The front door. `make` lists what it does; cargo does the work, and CARGO_TARGET_DIR is honoured.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak chaos check test-servers interop languages memcheck fuzz bench \
+.PHONY: help run test soak chaos check test-servers interop languages memcheck fuzz bench plots \
 	instructions install clean
 
 # Tests run in their crate's folder, so a relative path to a server is made absolute here.
@@ -16,7 +16,7 @@ run: ## Build the module and start a server with it on 127.0.0.1:6379, or PORT=
 	@scripts/run
 
 test: install ## Run every test; RLOCK_SERVER= names another server
-	cargo test --workspace
+	cargo test
 
 soak: install ## The heavy tests, with the figures they print
 	RLOCK_DROPS=100000 cargo test --release -p rlock-tests --test it -- \
@@ -50,8 +50,11 @@ memcheck: ## The integration smoke tests with the server under valgrind
 fuzz: ## Fuzz the core, FUZZ_SECONDS= a target (60), on a nightly compiler
 	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) scripts/fuzz
 
-bench: install ## Measure locking and hand-over against scripts, as ratios in one run
-	cargo bench -p rlock-tests --bench locks
+bench: install ## Measure everything against what there is instead; tables and plots into docs/bench
+	@scripts/bench
+
+plots: ## Draw the tables and plots of docs/bench from its files again
+	@scripts/bench --plots
 
 instructions: ## Count the server's instructions an operation; ACCEPT=1 keeps the figures
 	@scripts/install valgrind
