@@ -43,7 +43,7 @@ interop: ## The tests beside a real Redisson, which is Java
 languages: install ## The programs of docs/languages.md, in the languages this machine has
 	scripts/languages
 
-memcheck: ## The integration smoke tests with the server under valgrind
+memcheck: ## The smoke tests, load and noise among them, with the server under valgrind
 	@scripts/install valgrind
 	scripts/memcheck
 
