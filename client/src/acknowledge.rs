@@ -2,8 +2,9 @@
 //!
 //! The server answers WAIT for what this very connection has written, and for a connection that has
 //! written nothing it says that all have it (Redis 7.2 and newer, and Valkey). The grant may have
-//! been written by anybody's RELEASE. So each hold is renewed on the connection that waits: replicas
-//! are told things in the order in which they happened, and whoever has the renewal has the grant.
+//! been written by anybody's RELEASE. So each hold is renewed on the connection that waits:
+//! replicas are told things in the order in which they happened, and whoever has the renewal has
+//! the grant.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -74,7 +74,7 @@ async fn when_a_lock_is_held_the_replica_has_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_no_replica_has_is_given_back_and_said_to_be() {
     let pair = Pair::start();
-    let client = connect(acknowledged(100 * MS), &pair.primary).await;
+    let client = connect(acknowledged(1_000 * MS), &pair.primary).await;
     // Something is written on the connection that waits, long before.
     drop(client.lock("first").lock().await.unwrap());
     pair.settle();
@@ -112,9 +112,10 @@ async fn what_no_replica_has_is_given_back_and_said_to_be() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_that_somebody_elses_release_made_is_waited_for_too() {
     let pair = Pair::start();
-    let client = connect(acknowledged(100 * MS), &pair.primary).await;
     let mut alice = pair.primary.connect();
     for frozen in [false, true] {
+        let within = if frozen { 100 * MS } else { LONG };
+        let client = connect(acknowledged(within), &pair.primary).await;
         alice.take("k", "alice");
         let waiting = wait_in_line(&pair.primary, &client, "k");
         if frozen {
