@@ -70,7 +70,8 @@ fn without_room_for_the_append_only_file_nobody_is_granted_until_there_is_some()
     let mut server = Server::builder().on_a_small_disk("everysec").start();
     let mut waits = holds_and_waits(&server);
     let mut life = server.life_line("s");
-    server.connect().take_for("of-session", "sam", "s");
+    let hold = "RLOCK.ACQUIRE of-session sam 600000 SESSION s";
+    server.run(hold).held();
     let mut dora = server.wait_in_line("of-session", "dora");
     end_soon(&server);
     server.take_the_room();
