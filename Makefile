@@ -1,8 +1,8 @@
 # The front door. `make` lists what it does; cargo does the work, and CARGO_TARGET_DIR is honoured.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak chaos check test-servers interop languages memcheck fuzz bench install \
-	clean
+.PHONY: help run test soak chaos check test-servers interop languages memcheck fuzz bench plots \
+	instructions install clean
 
 # Tests run in their crate's folder, so a relative path to a server is made absolute here.
 ifneq (,$(findstring /,$(RLOCK_SERVER)))
@@ -16,7 +16,7 @@ run: ## Build the module and start a server with it on 127.0.0.1:6379, or PORT=
 	@scripts/run
 
 test: install ## Run every test; RLOCK_SERVER= names another server
-	cargo test --workspace
+	cargo test
 
 soak: install ## The heavy tests, with the figures they print
 	RLOCK_DROPS=100000 cargo test --release -p rlock-tests --test it -- \
@@ -43,15 +43,22 @@ interop: ## The tests beside a real Redisson, which is Java
 languages: install ## The programs of docs/languages.md, in the languages this machine has
 	scripts/languages
 
-memcheck: ## The integration smoke tests with the server under valgrind
+memcheck: ## The smoke tests, load and noise among them, with the server under valgrind
 	@scripts/install valgrind
 	scripts/memcheck
 
 fuzz: ## Fuzz the core, FUZZ_SECONDS= a target (60), on a nightly compiler
 	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) scripts/fuzz
 
-bench: install ## Measure locking and hand-over against scripts, as ratios in one run
-	cargo bench -p rlock-tests --bench locks
+bench: install ## Measure everything against what there is instead; tables and plots into docs/bench
+	@scripts/bench
+
+plots: ## Draw the tables and plots of docs/bench from its files again
+	@scripts/bench --plots
+
+instructions: ## Count the server's instructions an operation; ACCEPT=1 keeps the figures
+	@scripts/install valgrind
+	cargo bench -p rlock-tests --bench instructions -- $(if $(ACCEPT),--accept)
 
 install: ## Install what the build and the tests need and this machine lacks
 	@scripts/install

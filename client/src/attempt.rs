@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::client::Core;
 use crate::command::{self, Acquired, Queue};
+use crate::detour::Detour;
 use crate::driver::Answer;
 use crate::error::Error;
 use crate::guard::Held;
@@ -145,10 +146,12 @@ pub(crate) fn start(request: Request) -> oneshot::Receiver<Result<Held, Error>> 
 
 /// Asks once, without standing in line.
 async fn run(request: Request, claim: Claim, asked: Option<Asked>, reply: Reply) {
-    let result = match once(&request, &claim, asked).await {
-        Ok(Answered::Granted(grant)) => Ok(Held::new(&request.core, claim, grant)),
+    let error = match once(&request, &claim, asked).await {
+        Ok(Answered::Granted(grant)) => {
+            return deliver(Held::new(&request.core, claim, grant), reply).await;
+        }
         Ok(Answered::NotHeld { lease_left }) => match request.patience {
-            Patience::None => Err(Error::not_acquired(lease_left)),
+            Patience::None => Error::not_acquired(lease_left),
             // The claim ends here: until its turn comes, the owner has nothing at the lock.
             Patience::Until(_) | Patience::Forever => {
                 drop(claim);
@@ -157,8 +160,17 @@ async fn run(request: Request, claim: Claim, asked: Option<Asked>, reply: Reply)
         },
         Err(error) => {
             request.give_up(claim, &error);
-            Err(error)
+            error
         }
+    };
+    let _ = reply.send(Err(error));
+}
+
+/// Brings the caller what it is granted. What nobody takes is dropped, and so given back.
+pub(crate) async fn deliver(held: Held, mut reply: Reply) {
+    let result = tokio::select! {
+        result = held.acknowledged() => result,
+        () = reply.closed() => return,
     };
     let _ = reply.send(result);
 }
@@ -169,32 +181,35 @@ enum Answered {
     NotHeld { lease_left: Option<Duration> },
 }
 
-/// The server's word, after one more try if the connection broke or the session was not attached.
+/// The server's word, after one more try if the connection broke or the session was not attached,
+/// and of the node where the lock is by now.
 async fn once(request: &Request, claim: &Claim, asked: Option<Asked>) -> Result<Answered, Error> {
-    let core = &request.core;
-    let next = |known| {
-        let target = claim.target();
-        core.nodes.next_within(target, known)
-    };
-    let asked = match asked {
+    let (nodes, target) = (&request.core.nodes, claim.target());
+    let mut asked = match asked {
         Some(asked) => asked,
-        None => Request::ask(claim, Queue::No, next(None).await?),
+        None => Request::ask(claim, Queue::No, nodes.next_within(target, None).await?),
     };
-    let known = asked.at.clone();
-    let error = match answered(asked).await {
-        Err(error) => error,
-        answer => return answer,
-    };
-    let at = if error.is_no_session() {
-        next(Some(&known)).await.map_err(|_| error.clone())?
-    } else if error.is_broken_connection() && claim.is_alone() {
-        // With ONCE, and so without harm even if the first has been carried out.
-        known
-    } else {
-        return Err(error);
-    };
-    let again = answered(Request::ask(claim, Queue::No, at)).await;
-    again.map_err(|again| worst(error, again))
+    let mut detour = Detour::new(nodes, target);
+    let mut broken = None;
+    loop {
+        let at = asked.at.clone();
+        let error = match answered(asked).await {
+            Err(error) => error,
+            answer => return answer,
+        };
+        let next = if broken.is_none() && error.is_broken_connection() && claim.is_alone() {
+            // With ONCE, and so without harm even if the first has been carried out.
+            broken = Some(error);
+            Ok(at)
+        } else {
+            detour.next(error, &at.site, Some(&at.attachment)).await
+        };
+        let at = next.map_err(|error| match broken.clone() {
+            Some(broken) => worst(broken, error),
+            None => error,
+        })?;
+        asked = Request::ask(claim, Queue::No, at);
+    }
 }
 
 async fn answered(asked: Asked) -> Result<Answered, Error> {

@@ -86,6 +86,48 @@ impl Client {
         Ok(Self { client, runtime })
     }
 
+    /// Connects to a cluster with the default settings: see
+    /// [`crate::ClientBuilder::connect_cluster`].
+    ///
+    /// # Errors
+    ///
+    /// As there; could not ask also if no thread can be started.
+    ///
+    /// # Panics
+    ///
+    /// Inside an async task.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// let nodes = ["redis://a.internal:6379", "redis://b.internal:6379"];
+    /// let client = rlock_client::blocking::Client::connect_cluster(nodes)?;
+    /// # Ok::<(), rlock_client::Error>(())
+    /// ```
+    pub fn connect_cluster<U: AsRef<str>>(
+        urls: impl IntoIterator<Item = U>,
+    ) -> Result<Self, Error> {
+        Self::connect_cluster_with(crate::Client::builder(), urls)
+    }
+
+    /// Connects to a cluster with settings other than the defaults.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect_cluster`](Self::connect_cluster).
+    ///
+    /// # Panics
+    ///
+    /// Inside an async task.
+    pub fn connect_cluster_with<U: AsRef<str>>(
+        settings: ClientBuilder,
+        urls: impl IntoIterator<Item = U>,
+    ) -> Result<Self, Error> {
+        let runtime = Arc::new(Runtime::start()?);
+        let client = runtime.wait_for(settings.connect_cluster(urls))?;
+        Ok(Self { client, runtime })
+    }
+
     /// Names a lock, without I/O: see [`crate::Client::lock`].
     pub fn lock(&self, name: impl Into<Vec<u8>>) -> Lock {
         Lock {
@@ -440,6 +482,11 @@ impl Guard<Several> {
     /// The names of the locks, as they were given, each once.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.guard.names()
+    }
+
+    /// The fencing token of one of them: see [`crate::Guard::token_of`].
+    pub fn token_of(&self, name: impl AsRef<[u8]>) -> Option<u64> {
+        self.guard.token_of(name)
     }
 }
 

@@ -28,7 +28,9 @@ use crate::watchdog::{self, Watchdog};
 /// However many locks it holds and waits for, it has two connections: one for commands, in order,
 /// and one on which the server tells of grants and losses and learns that this client lives. A task
 /// each owns them and connects again when one breaks; a third, the watchdog, renews the leases.
-/// All end when the last clone and the last [`Guard`](crate::Guard) have gone.
+/// All end when the last clone and the last [`Guard`](crate::Guard) have gone. Where
+/// [replicas](ClientBuilder::acknowledged_by) have to acknowledge locks, one more connection waits
+/// for them.
 #[derive(Clone)]
 pub struct Client {
     core: Arc<Core>,
@@ -56,6 +58,32 @@ impl Client {
     /// ```
     pub async fn connect(url: &str) -> Result<Self, Error> {
         Self::builder().connect(url).await
+    }
+
+    /// Connects to a cluster with the default settings: see
+    /// [`ClientBuilder::connect_cluster`].
+    ///
+    /// # Errors
+    ///
+    /// As [`ClientBuilder::connect_cluster`].
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), rlock_client::Error> {
+    /// let nodes = ["redis://a.internal:6379", "redis://b.internal:6379"];
+    /// let client = rlock_client::Client::connect_cluster(nodes).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn connect_cluster<U: AsRef<str>>(
+        urls: impl IntoIterator<Item = U>,
+    ) -> Result<Self, Error> {
+        Self::builder().connect_cluster(urls).await
     }
 
     /// Settings other than the defaults.
@@ -146,14 +174,42 @@ impl Client {
     }
 
     pub(crate) async fn open(url: &str, options: &ClientBuilder) -> Result<Self, Error> {
-        let runtime = Handle::current();
         let connector = Connector::new(options.place(url)?, options.reply_within());
+        Self::start(options, |runtime, identity| {
+            Nodes::one(runtime, connector, identity)
+        })
+        .await
+    }
+
+    pub(crate) async fn open_cluster<U: AsRef<str>>(
+        urls: impl IntoIterator<Item = U>,
+        options: &ClientBuilder,
+    ) -> Result<Self, Error> {
+        let places = urls.into_iter().map(|url| options.node_at(url.as_ref()));
+        let connector = |place| Connector::new(place, options.reply_within());
+        let mut seeds = places
+            .collect::<Result<Vec<_>, _>>()?
+            .into_iter()
+            .map(connector);
+        let first = seeds.next().ok_or_else(Error::no_cluster)?;
+        Self::start(options, |runtime, identity| {
+            Nodes::cluster(runtime, first, seeds.collect(), identity)
+        })
+        .await
+    }
+
+    async fn start(
+        options: &ClientBuilder,
+        nodes: impl FnOnce(&Handle, Identity) -> Arc<Nodes>,
+    ) -> Result<Self, Error> {
+        let runtime = Handle::current();
         let id = Uuid::new_v4().to_string();
         let identity = Identity {
             session: options.session_of(&id).into(),
             grace: options.grace_to_ask(),
+            copies: options.copies(),
         };
-        let nodes = Nodes::one(&runtime, connector, identity);
+        let nodes = nodes(&runtime, identity);
         nodes.tried().await?;
         let watchdog = Arc::new(Watchdog::new(options.interval()));
         let watching = watchdog::run(Arc::clone(&watchdog), Arc::clone(&nodes));

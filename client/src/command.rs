@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use redis::{Cmd, Pipeline, RedisError, Value};
 
+use crate::acknowledge::Copies;
 use crate::connection::ServerId;
 use crate::error::Error;
 use crate::hold::LostReason;
 use crate::mode::Mode;
 use crate::session::Attachment;
+use crate::slots::{self, Range};
 
 /// What a command is about: an owner, at one lock or at several.
 #[derive(Clone, Copy)]
@@ -59,6 +61,8 @@ pub(crate) struct Command<T> {
     pub(crate) reader: Reader<T>,
     /// The only server to which it may go.
     pub(crate) only: Option<ServerId>,
+    /// Whether it goes behind an `ASKING`: to a node to which its slot is on its way.
+    pub(crate) asking: bool,
 }
 
 impl<T> Command<T> {
@@ -67,6 +71,7 @@ impl<T> Command<T> {
             cmd,
             reader: Reader::Any(read),
             only: None,
+            asking: false,
         }
     }
 
@@ -77,6 +82,26 @@ impl<T> Command<T> {
         self
     }
 
+    /// Puts it on its way.
+    pub(crate) fn add_to(&self, pipeline: &mut Pipeline) {
+        if self.asking {
+            pipeline.cmd("ASKING");
+        }
+        pipeline.add_command(self.cmd.clone());
+    }
+
+    /// Takes its reply out of those to the pipeline.
+    pub(crate) fn take_reply<'a>(
+        &self,
+        replies: &mut impl Iterator<Item = &'a Value>,
+    ) -> Result<T, Error> {
+        if self.asking {
+            replies.next();
+        }
+        let reply = replies.next().ok_or_else(|| Error::no_reply(None))?;
+        self.reader.read(reply)
+    }
+
     /// How many of the locks that it names a command concerned is its reply.
     fn counted(cmd: Cmd, locks: usize, read: fn(u64, u64) -> Option<T>) -> Self {
         let locks = u64::try_from(locks).unwrap_or(u64::MAX);
@@ -84,6 +109,7 @@ impl<T> Command<T> {
             cmd,
             reader: Reader::Count { locks, read },
             only: None,
+            asking: false,
         }
     }
 }
@@ -301,6 +327,41 @@ pub(crate) fn renew(
     Command::counted(cmd, subject.names.len(), read_all_renewed)
 }
 
+/// Who has what a connection has written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Copied {
+    /// Whether the server has it on its disk, as far as that was asked.
+    pub(crate) local: bool,
+    pub(crate) replicas: u64,
+}
+
+/// `WAIT replicas ms`, or `WAITAOF 1 replicas ms`. Never 0 ms, which is the word for "without
+/// limit".
+pub(crate) fn wait_for_copies(copies: Copies) -> Command<Copied> {
+    let within = millis_up(copies.within).max(1);
+    let mut cmd = if copies.on_disk {
+        let mut cmd = redis::cmd("WAITAOF");
+        cmd.arg(1);
+        cmd
+    } else {
+        redis::cmd("WAIT")
+    };
+    cmd.arg(copies.replicas).arg(within);
+    Command::new(cmd, read_copied)
+}
+
+fn read_copied(reply: &Value) -> Option<Copied> {
+    let (local, replicas) = match reply {
+        Value::Array(counts) => match counts.as_slice() {
+            [local, replicas] => (read_count(local)? > 0, replicas),
+            _ => return None,
+        },
+        replicas => (false, replicas),
+    };
+    let replicas = read_count(replicas)?;
+    Some(Copied { local, replicas })
+}
+
 /// `RLOCK.CANCEL key owner`: how many waiters have been taken out of the queue. A wait for several
 /// locks stands in the queue of each, and leaves all with one.
 pub(crate) fn cancel(subject: Subject<'_>) -> Command<u64> {
@@ -308,6 +369,45 @@ pub(crate) fn cancel(subject: Subject<'_>) -> Command<u64> {
     let mut cmd = subject.names.iter().take(1).fold(cmd, with_name);
     cmd.arg(subject.owner);
     Command::new(cmd, read_count)
+}
+
+/// `CLUSTER SLOTS`: who serves which slots.
+pub(crate) fn slots() -> Command<Vec<Range>> {
+    let mut cmd = redis::cmd("CLUSTER");
+    cmd.arg("SLOTS");
+    Command::new(cmd, read_slots)
+}
+
+fn read_slots(reply: &Value) -> Option<Vec<Range>> {
+    let Value::Array(ranges) = reply else {
+        return None;
+    };
+    ranges.iter().map(read_range).collect()
+}
+
+fn read_range(range: &Value) -> Option<Range> {
+    let Value::Array(parts) = range else {
+        return None;
+    };
+    let [Value::Int(first), Value::Int(last), nodes @ ..] = parts.as_slice() else {
+        return None;
+    };
+    Some(Range {
+        first: u16::try_from(*first).ok()?,
+        last: u16::try_from(*last).ok()?,
+        nodes: nodes.iter().map(read_node).collect::<Option<_>>()?,
+    })
+}
+
+fn read_node(node: &Value) -> Option<(Option<Box<str>>, u16)> {
+    let Value::Array(parts) = node else {
+        return None;
+    };
+    let [host, Value::Int(port), ..] = parts.as_slice() else {
+        return None;
+    };
+    let host = bytes(host).and_then(|host| std::str::from_utf8(host).ok());
+    Some((host.and_then(slots::known), u16::try_from(*port).ok()?))
 }
 
 fn read_acquired(reply: &Value) -> Option<Acquired> {

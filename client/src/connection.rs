@@ -1,4 +1,5 @@
-//! Opening the two connections: one for commands, one for events.
+//! Opening the connections: one for commands, one for events, and one to wait on for replicas if
+//! that is asked for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +14,7 @@ use tokio::time::timeout;
 use crate::command::{self, Command, Introduction};
 use crate::error::Error;
 use crate::place::Place;
+use crate::slots::Address;
 
 /// Opens connections to the server, wherever that is at the moment. Clones open connections of the
 /// same client.
@@ -46,11 +48,44 @@ impl Connector {
         self.response_timeout
     }
 
+    /// The address in the URL.
+    pub(crate) fn address(&self) -> Address {
+        self.place.address()
+    }
+
+    /// Opens connections to another server in the same way.
+    pub(crate) fn other(&self, address: &Address) -> Self {
+        Self::new(self.place.other(address), self.response_timeout)
+    }
+
+    /// Asks the server this one thing, on a connection of its own. A replica may answer it too.
+    pub(crate) async fn ask<T>(&self, call: Command<T>) -> Result<T, Error> {
+        let config = self.config(Some(self.response_timeout));
+        let client = self.place.find(self.response_timeout).await?;
+        let opening = client.get_multiplexed_async_connection_with_config(&config);
+        let mut connection = opening.await.map_err(Error::could_not_connect)?;
+        let reply = connection.send_packed_command(&call.cmd).await;
+        let reply = reply.map_err(|broken| Error::no_reply(Some(broken)))?;
+        call.reader.read(&reply)
+    }
+
     /// Opens the connection that carries the commands.
     pub(crate) async fn for_commands(&self) -> Result<CommandConnection, Error> {
+        self.for_replies_within(Some(self.response_timeout)).await
+    }
+
+    /// Opens a connection for commands that take as long as they take.
+    pub(crate) async fn for_waiting(&self) -> Result<CommandConnection, Error> {
+        self.for_replies_within(None).await
+    }
+
+    async fn for_replies_within(
+        &self,
+        limit: Option<Duration>,
+    ) -> Result<CommandConnection, Error> {
         let closed = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&closed);
-        let config = self.config(Some(self.response_timeout)).set_push_sender(
+        let config = self.config(limit).set_push_sender(
             move |push: PushInfo| -> Result<(), redis::aio::SendError> {
                 if push.kind == PushKind::Disconnection {
                     seen.store(true, Ordering::Relaxed);

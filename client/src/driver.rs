@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use redis::{Pipeline, Value};
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::command::{Command, Reader};
+use crate::command::Command;
 use crate::connection::{CommandConnection, Connector, ServerId};
 use crate::error::Error;
 use crate::locked;
@@ -22,25 +22,31 @@ use crate::locked;
 #[derive(Clone, Debug)]
 pub(crate) struct Driver {
     requests: mpsc::UnboundedSender<Request>,
+    tried: watch::Receiver<bool>,
 }
 
 impl Driver {
     /// Starts the task, which connects at once; what is handed over meanwhile waits for that.
     pub(crate) fn start(runtime: &Handle, connector: Connector) -> Self {
         let (requests, queue) = mpsc::unbounded_channel();
-        runtime.spawn(drive(connector, queue));
-        Self { requests }
+        let (has_tried, tried) = watch::channel(false);
+        runtime.spawn(drive(connector, has_tried, queue));
+        Self { requests, tried }
+    }
+
+    /// Waits until the first try to connect has ended.
+    pub(crate) async fn tried(&self) {
+        // If the task is gone, so is the runtime.
+        let _ = self.tried.clone().wait_for(|tried| *tried).await;
     }
 
     /// Hands a command over, at once and without waiting: its place in the order is fixed when
     /// this returns. It is carried out even if the answer is dropped.
     pub(crate) fn send<T>(&self, command: Command<T>) -> Answer<T> {
         let mut pipeline = Pipeline::with_capacity(1);
-        pipeline.add_command(command.cmd);
-        Answer {
-            reader: command.reader,
-            replies: self.hand_over(pipeline, command.only),
-        }
+        command.add_to(&mut pipeline);
+        let replies = self.hand_over(pipeline, command.only.clone());
+        Answer { command, replies }
     }
 
     /// Sends all commands as one pipeline, to the server of the first, and returns their replies in
@@ -51,17 +57,17 @@ impl Driver {
     ) -> Result<Vec<Result<T, Error>>, Error> {
         let mut pipeline = Pipeline::with_capacity(commands.len());
         for command in commands {
-            pipeline.add_command(command.cmd.clone());
+            command.add_to(&mut pipeline);
         }
         let only = commands.first().and_then(|command| command.only.clone());
         let replies = self
             .hand_over(pipeline, only)
             .await
             .unwrap_or_else(|_| Err(Error::no_runtime()))?;
+        let mut replies = replies.iter();
         let read = commands
             .iter()
-            .zip(&replies)
-            .map(|(command, reply)| command.reader.read(reply));
+            .map(|command| command.take_reply(&mut replies));
         Ok(read.collect())
     }
 
@@ -81,7 +87,7 @@ impl Driver {
 /// The answer to a command that has been handed over.
 #[must_use = "the answer says whether the command was carried out"]
 pub(crate) struct Answer<T> {
-    reader: Reader<T>,
+    command: Command<T>,
     replies: oneshot::Receiver<Replies>,
 }
 
@@ -92,8 +98,7 @@ impl<T> Future for Answer<T> {
         let this = self.get_mut();
         Pin::new(&mut this.replies).poll(cx).map(|replies| {
             let replies = replies.unwrap_or_else(|_| Err(Error::no_runtime()))?;
-            let reply = replies.first().ok_or_else(|| Error::no_reply(None))?;
-            this.reader.read(reply)
+            this.command.take_reply(&mut replies.iter())
         })
     }
 }
@@ -108,9 +113,14 @@ struct Request {
     reply: oneshot::Sender<Replies>,
 }
 
-async fn drive(connector: Connector, mut requests: mpsc::UnboundedReceiver<Request>) {
+async fn drive(
+    connector: Connector,
+    tried: watch::Sender<bool>,
+    mut requests: mpsc::UnboundedReceiver<Request>,
+) {
     // Why this one failed nobody wants to know: the first request tries again.
     let mut link = connect(&connector).await.ok();
+    tried.send_replace(true);
     while let Some(request) = requests.recv().await {
         let good = match link.take_if(|link| !link.is_broken()) {
             Some(good) => Ok(good),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use redis::RedisError;
 
 use crate::hold::LostReason;
+use crate::slots::Redirect;
 
 /// Why a call did not do what it was asked to.
 ///
@@ -21,6 +22,8 @@ use crate::hold::LostReason;
 /// - [deadlock](Self::is_deadlock): the wait could never have ended; nothing is held.
 /// - [module not loaded](Self::is_module_not_loaded): the server does not know `RLOCK.*`.
 /// - [refused](Self::is_refused): the server said no, in the words that the error shows.
+/// - [not acknowledged](Self::is_not_acknowledged): the lock was granted, but not enough replicas
+///   said in time that they know; nothing is held.
 ///
 /// After an unknown `lock()`, `try_lock()` or `lock_timeout()` the client gives back in the
 /// background what the server may have granted; but not for an [`Owner`](crate::Owner) who has
@@ -52,6 +55,8 @@ pub enum ErrorKind {
     ModuleNotLoaded,
     /// The server refused the command, or would.
     Refused,
+    /// The grant was given back, because not enough replicas acknowledged it.
+    NotAcknowledged,
 }
 
 impl Error {
@@ -99,6 +104,13 @@ impl Error {
         self.kind == ErrorKind::Refused
     }
 
+    /// Whether the lock was granted but not enough replicas, or disks, acknowledged that in time:
+    /// see [`ClientBuilder::acknowledged_by`](crate::ClientBuilder::acknowledged_by). It is given
+    /// back in the background.
+    pub fn is_not_acknowledged(&self) -> bool {
+        self.kind == ErrorKind::NotAcknowledged
+    }
+
     /// What was left of the present holder's lease when the server answered "not acquired".
     ///
     /// Zero: free at that instant, but promised to those in line. `None`: the key has no expiry,
@@ -136,8 +148,12 @@ impl Error {
     }
 
     pub(crate) fn taken_over() -> Self {
-        let detail = "another connection has taken over this client's session";
-        Self::new(ErrorKind::CouldNotAsk, detail.into())
+        Self::new(ErrorKind::CouldNotAsk, TAKEN_OVER.into())
+    }
+
+    /// Whether that is why nothing can be asked any more.
+    pub(crate) fn is_taken_over_for_good(&self) -> bool {
+        self.detail == TAKEN_OVER
     }
 
     pub(crate) fn not_attached() -> Self {
@@ -260,6 +276,33 @@ impl Error {
         }
     }
 
+    /// Granted, and not known to be where it should be.
+    pub(crate) fn not_acknowledged(detail: String) -> Self {
+        Self::new(ErrorKind::NotAcknowledged, detail.into())
+    }
+
+    /// The same of a server that could not be asked, or did not answer.
+    pub(crate) fn unacknowledged(self) -> Self {
+        if !self.is_could_not_ask() && !self.is_unknown() {
+            return self;
+        }
+        Self {
+            source: self.source.clone(),
+            ..Self::not_acknowledged(self.to_string())
+        }
+    }
+
+    /// An error reply to WAIT or WAITAOF, which older servers do not know.
+    pub(crate) fn of_wait(self) -> Self {
+        if self.is_unknown() {
+            return self;
+        }
+        Self {
+            kind: ErrorKind::Refused,
+            ..self
+        }
+    }
+
     /// Whether nothing will change by asking again: the server said no, or knows no `RLOCK.*`.
     pub(crate) fn is_final(&self) -> bool {
         let refused = self.is_refused() || self.is_module_not_loaded();
@@ -291,6 +334,35 @@ impl Error {
             _ => ErrorKind::Refused,
         };
         Self::new(kind, text.to_owned().into())
+    }
+
+    /// Where the command has to go instead, if that is what the server said.
+    pub(crate) fn redirect(&self) -> Option<Redirect> {
+        Redirect::read(&self.detail).filter(|_| self.is_refused())
+    }
+
+    /// The same; if it sends us to another node, then as that of nodes that keep doing so: nobody
+    /// has carried the command out.
+    pub(crate) fn misdirected(self) -> Self {
+        match self.redirect() {
+            Some(_) => Self {
+                kind: ErrorKind::CouldNotAsk,
+                ..self
+            },
+            None => self,
+        }
+    }
+
+    /// Whether the server said that the command may be carried out in a moment, here or elsewhere:
+    /// the lock is on its way to another node, or the cluster has lost one.
+    pub(crate) fn is_try_again(&self) -> bool {
+        let passing = ["TRYAGAIN", "CLUSTERDOWN"];
+        self.is_could_not_ask() && passing.iter().any(|code| self.detail.starts_with(code))
+    }
+
+    pub(crate) fn no_cluster() -> Self {
+        let detail = "a cluster needs the URL of one of its nodes";
+        Self::new(ErrorKind::CouldNotAsk, detail.into())
     }
 
     /// Whether the server has not heard of our session, or not yet heard from it again.
@@ -330,6 +402,7 @@ impl fmt::Display for ErrorKind {
             Self::Deadlock => "the wait could never end",
             Self::ModuleNotLoaded => "the module is not loaded",
             Self::Refused => "refused",
+            Self::NotAcknowledged => "not acknowledged",
         })
     }
 }
@@ -342,6 +415,8 @@ impl std::error::Error for Error {
         }
     }
 }
+
+const TAKEN_OVER: &str = "another connection has taken over this client's session";
 
 /// Code words with which a server says that it has not carried the command out and may do so later.
 const NOT_READY: [&str; 9] = [

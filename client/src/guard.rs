@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use crate::attempt::{self, Patience, Request};
 use crate::client::Core;
+use crate::detour::Detour;
 use crate::error::Error;
-use crate::hold::{Grant, Hold, LostReason};
+use crate::hold::{self, Grant, Hold, LostReason};
 use crate::mode::{Mode, One, Plain, Read, Several, Write};
 use crate::owner::{Claim, Owner};
 use crate::release;
@@ -44,7 +45,16 @@ use crate::renewal;
 #[must_use = "dropping the guard gives the lock back at once"]
 pub struct Guard<M = Plain> {
     held: Held,
+    /// Of several locks in several slots.
+    others: Option<Box<Others>>,
     mode: PhantomData<fn() -> M>,
+}
+
+/// What a guard holds that was not taken in one command.
+struct Others {
+    /// All names, as they were given.
+    names: Arc<[Arc<[u8]>]>,
+    parts: Vec<Held>,
 }
 
 /// A read-write lock that is held together with other readers; made by
@@ -70,7 +80,49 @@ impl<M: One> Guard<M> {
 impl Guard<Several> {
     /// The names of the locks, as they were given, each once.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        self.held.names()
+        let others = self.others.as_deref();
+        let names = others.map_or(self.hold().target().names(), |others| &*others.names);
+        names.iter().map(|name| &**name)
+    }
+
+    /// The fencing token to show where this lock protects something; `None` if it is none of them.
+    ///
+    /// All locks that were taken in one command have one token, so with one server, or with names of
+    /// one slot, it is [`token`](Self::token) for each. In a cluster those of each slot have their
+    /// own, and only tokens of the same name can be compared: the largest of the guard's tokens
+    /// would say nothing, for another node may have minted it.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let guard = client.multi(["account:1", "account:2"]).lock().await?;
+    /// for name in guard.names() {
+    ///     println!("{} {:?}", name.escape_ascii(), guard.token_of(name));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn token_of(&self, name: impl AsRef<[u8]>) -> Option<u64> {
+        let name = name.as_ref();
+        let of = |hold: &&Arc<Hold>| hold.target().names().iter().any(|one| **one == *name);
+        self.holds().find(of).map(|hold| hold.token())
+    }
+
+    /// One guard of what was taken in several commands; there is at least one.
+    pub(crate) fn whole(names: &Arc<[Arc<[u8]>]>, mut parts: Vec<Self>) -> Self {
+        // The first name's part is the guard's own.
+        let first = names.first();
+        let own = parts.iter().position(|part| {
+            let names = part.hold().target().names();
+            first.is_some_and(|first| names.contains(first))
+        });
+        let mut own = parts.swap_remove(own.unwrap_or_default());
+        own.others = Some(Box::new(Others {
+            names: Arc::clone(names),
+            parts: parts.into_iter().map(|part| part.held).collect(),
+        }));
+        own
     }
 }
 
@@ -97,6 +149,8 @@ impl Guard<Write> {
     /// - Lost: it was not held any more as the writer, or may not have been throughout.
     /// - Refused: the server's answer, such as that it is out of memory.
     /// - Could not ask, unknown: no word came on the reading.
+    /// - Not acknowledged: [replicas](crate::ClientBuilder::acknowledged_by) were to know of the
+    ///   reading, and did not say so in time.
     ///
     /// If only the word on the end of the writing does not come, there is no error: the reader's
     /// guard holds, and the background goes on trying to let the others in, as for
@@ -142,6 +196,7 @@ impl<M> Guard<M> {
     pub(crate) fn new(held: Held) -> Self {
         Self {
             held,
+            others: None,
             mode: PhantomData,
         }
     }
@@ -149,6 +204,19 @@ impl<M> Guard<M> {
     /// What its guards share.
     pub(crate) fn hold(&self) -> &Arc<Hold> {
         &self.held.hold
+    }
+
+    /// And those of the parts that were taken in other commands.
+    fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
+        let others = self.others.iter().flat_map(|others| &others.parts);
+        std::iter::once(&self.held)
+            .chain(others)
+            .map(|held| &held.hold)
+    }
+
+    /// Why it is lost, if it is.
+    pub(crate) fn lost_already(&self) -> Option<LostReason> {
+        self.holds().find_map(|hold| hold.lost())
     }
 
     /// Who holds the lock. To enter it again, pass this on to [`Lock::owner`](crate::Lock::owner).
@@ -160,7 +228,8 @@ impl<M> Guard<M> {
     /// keeps its token.
     ///
     /// Of several locks it is that of those which their owner did not hold before, and larger than
-    /// those of the others.
+    /// those of the others; in a cluster, of those only that are in the slot of the first name: see
+    /// [`token_of`](MultiGuard::token_of).
     pub fn token(&self) -> u64 {
         self.hold().token()
     }
@@ -168,13 +237,14 @@ impl<M> Guard<M> {
     /// How long the lock may still be called held if nothing more is heard from the server; zero
     /// once lost. With a grace this is never much more than the grace.
     pub fn valid_for(&self) -> Duration {
-        self.hold().valid_for()
+        let left = self.holds().map(|hold| hold.valid_for());
+        left.min().unwrap_or_default()
     }
 
     /// Whether the lock is lost, or may be: see [above](Self#what-a-guard-promises). Once true it
     /// stays true.
     pub fn is_lost(&self) -> bool {
-        self.hold().lost().is_some()
+        self.lost_already().is_some()
     }
 
     /// Ends when the lock is lost, and says why. Never ends while it is held.
@@ -197,7 +267,7 @@ impl<M> Guard<M> {
     /// # }
     /// ```
     pub async fn lost(&self) -> LostReason {
-        self.hold().until_lost().await
+        hold::lost(self.holds()).await
     }
 
     /// Starts the lease anew, for all guards of this hold. One round trip. The watchdog does this
@@ -230,11 +300,16 @@ impl<M> Guard<M> {
     /// # }
     /// ```
     pub async fn renew(&self) -> Result<(), Error> {
-        if let Some(reason) = self.hold().lost() {
+        if let Some(reason) = self.lost_already() {
             return Err(Error::lost(reason));
         }
-        let (held, renewal) = renewal::anew(&self.held.core.nodes, self.hold()).await?;
-        self.hold().renewed(held, &renewal).map_err(Error::lost)
+        let nodes = &self.held.core.nodes;
+        for hold in self.holds() {
+            let told = renewal::renew(nodes, hold.target(), hold.token(), || hold.anew());
+            let (still, renewal) = told.await?;
+            hold.renewed(still, &renewal).map_err(Error::lost)?;
+        }
+        Ok(())
     }
 
     /// Gives the lock back and waits for the server's word. One round trip. Of several guards of
@@ -264,20 +339,23 @@ impl<M> Guard<M> {
     /// # }
     /// ```
     pub async fn unlock(mut self) -> Result<(), Error> {
-        let Held { core, hold, claim } = &mut self.held;
-        let Some(claim) = claim.take() else {
-            return Ok(());
-        };
-        let outcome = release::told(core, claim, Arc::clone(hold));
-        outcome.await.unwrap_or_else(|_| Err(Error::no_runtime()))
+        let first = self.held.release();
+        let others = self.others.iter_mut().flat_map(|others| &mut others.parts);
+        let others: Vec<_> = others.map(Held::release).collect();
+        let mut outcome = first.await;
+        for other in others {
+            outcome = outcome.and(other.await);
+        }
+        outcome
     }
 }
 
 impl<M> fmt::Debug for Guard<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let target = self.hold().target();
+        let names: Vec<_> = self.holds().map(|hold| hold.target().to_string()).collect();
         f.debug_struct("Guard")
-            .field("name", &format_args!("{target}"))
+            .field("name", &format_args!("{}", names.join(", ")))
             .field("mode", &target.mode())
             .field("owner", target.owner())
             .field("token", &self.token())
@@ -321,6 +399,37 @@ impl Held {
 
     pub(crate) fn lose(&self, reason: LostReason) {
         self.hold.lose(reason);
+    }
+
+    /// The same once it is where it should be; without that it is given back.
+    pub(crate) async fn acknowledged(self) -> Result<Self, Error> {
+        let (nodes, target) = (&self.core.nodes, self.hold.target());
+        let mut detour = Detour::new(nodes, target);
+        let mut site = nodes.site(target);
+        loop {
+            let attachment = site.node.session.attachment();
+            let Some(acknowledger) = &site.node.acknowledger else {
+                return Ok(self);
+            };
+            let asked = acknowledger.acknowledged(&self.hold, site.is_asking());
+            let Err(error) = asked.await else {
+                return Ok(self);
+            };
+            let next = detour.next(error, &site, attachment.as_ref()).await;
+            site = next.map_err(Error::unacknowledged)?.site;
+        }
+    }
+
+    /// Gives it back at once, and tells how that went.
+    fn release(&mut self) -> impl Future<Output = Result<(), Error>> + 'static {
+        let claim = self.claim.take();
+        let outcome = claim.map(|claim| release::told(&self.core, claim, Arc::clone(&self.hold)));
+        async move {
+            match outcome {
+                Some(outcome) => outcome.await.unwrap_or_else(|_| Err(Error::no_runtime())),
+                None => Ok(()),
+            }
+        }
     }
 
     fn names(&self) -> impl ExactSizeIterator<Item = &[u8]> {

@@ -1,7 +1,9 @@
 //! What is known about one hold: its token, and until when it may be called held.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -251,6 +253,19 @@ impl Drop for Hold {
     }
 }
 
+/// Ends when one of these is lost; never, if there are none.
+pub(crate) async fn lost<'a>(holds: impl Iterator<Item = &'a Arc<Hold>>) -> LostReason {
+    let mut waiting: Vec<_> = holds.map(|hold| Box::pin(hold.until_lost())).collect();
+    poll_fn(|cx| {
+        let told = waiting.iter_mut().map(|one| one.as_mut().poll(cx));
+        told.fold(Poll::Pending, |first, next| match first {
+            Poll::Ready(reason) => Poll::Ready(reason),
+            Poll::Pending => next,
+        })
+    })
+    .await
+}
+
 /// Until when a hold may be called held. Time is an argument.
 #[derive(Clone, Debug)]
 struct Validity {
@@ -260,6 +275,8 @@ struct Validity {
     until: Instant,
     /// And in the session.
     attachment: Arc<Attachment>,
+    /// When that was confirmed.
+    since: Instant,
     lost: Option<LostReason>,
 }
 
@@ -269,6 +286,7 @@ impl Validity {
             ends: lease.ends(),
             until: valid_until(lease),
             attachment,
+            since: lease.since,
             lost: None,
         }
     }
@@ -312,12 +330,13 @@ impl Validity {
         self.join(Self::new(renewal.lease, Arc::clone(attachment)).within(cap));
     }
 
-    /// A reply that comes out of order does not shorten.
+    /// A reply that comes out of order does not shorten, and what was asked for last says where the
+    /// lock is: one that has moved must not go on counting on the node that it has left.
     fn join(&mut self, other: Self) {
         self.ends = self.ends.max(other.ends);
         self.until = self.until.max(other.until);
-        if other.attachment.until() >= self.attachment.until() {
-            self.attachment = other.attachment;
+        if other.since >= self.since {
+            (self.attachment, self.since) = (other.attachment, other.since);
         }
     }
 }

@@ -45,12 +45,17 @@ mod taker;
 mod attempt;
 mod wait;
 
+mod acknowledge;
+
 mod release;
 mod renewal;
 mod watchdog;
 
+mod cluster;
+mod detour;
 mod nodes;
 mod registry;
+mod slots;
 
 mod lifeline;
 mod node;

@@ -29,6 +29,9 @@ pub(crate) struct Lifeline {
     answered: Instant,
     /// When a call was last given up without an answer.
     given_up: Option<Instant>,
+    /// The pauses before going elsewhere: should both connections follow each other to and fro,
+    /// they do so ever more slowly.
+    moves: Backoff,
 }
 
 /// A connection on which the session is attached.
@@ -52,6 +55,7 @@ impl Lifeline {
             node,
             answered: Instant::now(),
             given_up: None,
+            moves: Backoff::new(),
         }
     }
 
@@ -64,7 +68,11 @@ impl Lifeline {
             if is_taken_over(&error) && !self.may_be_ourselves() {
                 return self.over(LostReason::TakenOver);
             }
+            let moving = error.is_no_session();
             self.give_up(error);
+            if moving {
+                sleep(self.moves.next()).await;
+            }
             // The old connection is kept until then: if only its replies are late, closing it would
             // cost our waiters their places.
             line = self.attach().await;
@@ -89,6 +97,9 @@ impl Lifeline {
         if !is_taken_over(&error) {
             self.given_up = Some(Instant::now());
         }
+        if let Some(nodes) = self.nodes.upgrade() {
+            nodes.doubt();
+        }
         self.session.broken(error);
     }
 
@@ -109,6 +120,7 @@ impl Lifeline {
                 Ok(events) => events,
                 Err(error) => return error,
             };
+            self.moves = Backoff::new();
             if !line.attachment.confirm(sent, Instant::now()) {
                 // The session has outlived our confidence in it. What was held then stays lost.
                 line.attachment = self.session.attached(sent, line.connection.server());
@@ -172,7 +184,7 @@ impl Lifeline {
         // The others were granted or confirmed since.
         holds.retain(|hold| !hold.counts_on(attachment));
         if let Some(nodes) = self.nodes.upgrade().filter(|_| !holds.is_empty()) {
-            tokio::spawn(async move { renewal::confirm(&nodes, &holds).await });
+            tokio::spawn(async move { renewal::confirm(&nodes, holds).await });
         }
     }
 
@@ -188,15 +200,43 @@ impl Lifeline {
 }
 
 /// Asks about holds of which an event says that they are lost: it may be about an earlier hold of
-/// the same owner, whose guard has gone since.
-async fn verify(nodes: &Nodes, lost: Vec<(Arc<Hold>, LostReason)>) {
-    let holds: Vec<_> = lost.iter().map(|(hold, _)| Arc::clone(hold)).collect();
-    let confirmed = renewal::still_held(nodes, &holds).await;
-    for ((hold, reason), confirmed) in lost.into_iter().zip(confirmed) {
-        if !confirmed {
-            hold.lose(reason);
+/// the same owner, whose guard has gone since. What cannot be learned counts as lost; but in a
+/// cluster the lock may have moved, and then the word of the node that it has left says nothing.
+async fn verify(nodes: &Arc<Nodes>, lost: Vec<(Arc<Hold>, LostReason)>) {
+    let mut backoff = Backoff::new();
+    let mut lost = lost;
+    loop {
+        let holds = lost.iter().map(|(hold, _)| Arc::clone(hold)).collect();
+        for (site, holds) in renewal::by_site(nodes, holds) {
+            for (hold, told) in renewal::ask(nodes, site, holds).await {
+                match told {
+                    Ok((true, renewal)) if is_meant(&hold) => drop(hold.renewed(true, &renewal)),
+                    Err(_) if nodes.are_several() => continue,
+                    Ok(_) | Err(_) => lose(&hold, &lost),
+                }
+                lost.retain(|(one, _)| !Arc::ptr_eq(one, &hold));
+            }
         }
+        // Its validity ends in any case, unless the node where it is confirms it.
+        lost.retain(|(hold, _)| hold.lost().is_none());
+        if lost.is_empty() {
+            return;
+        }
+        sleep(backoff.next()).await;
     }
+}
+
+/// With the reason that the server gave.
+fn lose(hold: &Arc<Hold>, lost: &[(Arc<Hold>, LostReason)]) {
+    let said = lost.iter().find(|(one, _)| Arc::ptr_eq(one, hold));
+    hold.lose(said.map_or(LostReason::NotHeld, |(_, reason)| *reason));
+}
+
+/// One that the server cannot tell by its token from a later one of its owner may have been lost if
+/// there is another.
+fn is_meant(hold: &Hold) -> bool {
+    let target = hold.target();
+    target.mode().has_token() || target.is_alone()
 }
 
 /// Only somebody who calls RLOCK.EVENTS with the name of this session can do that.

@@ -101,6 +101,8 @@ impl Lock {
     /// - Could not ask: the server could not be reached when `lock` was called, the client has been
     ///   shut down, or another connection has taken over its session.
     /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
+    /// - Not acknowledged, lost: only where
+    ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
     /// - Not acquired: only if somebody else took this owner out of the queue with `RLOCK.CANCEL`.
     ///
     /// # Examples
@@ -129,6 +131,8 @@ impl Lock {
     /// - Refused, module not loaded: the server's answer.
     /// - Could not ask: the server could not be reached, or the client has been shut down.
     /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
+    /// - Not acknowledged, lost: only where
+    ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
     ///
     /// # Examples
     ///
@@ -163,6 +167,8 @@ impl Lock {
     /// - Refused, deadlock, module not loaded: the server's answer.
     /// - Could not ask: the server could not be reached, or the client has been shut down.
     /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
+    /// - Not acknowledged, lost: only where
+    ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
     ///
     /// # Examples
     ///

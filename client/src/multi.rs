@@ -8,7 +8,6 @@ use std::time::Duration;
 use crate::attempt::Patience;
 use crate::error::Error;
 use crate::guard::MultiGuard;
-use crate::mode::Mode;
 use crate::owner::Owner;
 use crate::taker::Taker;
 
@@ -20,7 +19,19 @@ use crate::taker::Taker;
 /// and callers who name the same locks in different orders do not get in each other's way. It
 /// stands in the line of each, and has its turn when it is the first in all.
 ///
-/// In a cluster the names must be in one slot: `{order:7}:items` and `{order:7}:bill`.
+/// # In a cluster
+///
+/// Names of one slot (`{order:7}:items` and `{order:7}:bill`) are taken as above. Names of several
+/// slots may lie at several nodes, and no command reaches more than one slot: they are taken slot by
+/// slot, in an order that is the same for all callers. What is different then:
+///
+/// - While it waits for one part it holds those before. Nobody who only takes several locks in this
+///   way can be part of a circle; somebody who holds a lock and then asks for others can, and no
+///   node sees a circle that leads through another. Prefer names of one slot, or a timeout.
+/// - If a part cannot be had, those before are given back before the call returns, and others can
+///   get them at once. `timeout` is for all parts together.
+/// - Each part has a token of its own: see [`MultiGuard::token_of`](crate::MultiGuard::token_of).
+/// - The guard is lost with any part.
 ///
 /// # Lease
 ///
@@ -105,7 +116,10 @@ impl MultiLock {
     /// - Could not ask: the server could not be reached when this was called, the client has been
     ///   shut down, or another connection has taken over its session.
     /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
+    /// - Not acknowledged, lost: only where
+    ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
     /// - Not acquired: only if somebody else took this owner out of a queue with `RLOCK.CANCEL`.
+    /// - Lost: a part was lost while the others were waited for, in a cluster.
     ///
     /// # Examples
     ///
@@ -138,6 +152,8 @@ impl MultiLock {
     /// - Module not loaded: the server's answer.
     /// - Could not ask: the server could not be reached, or the client has been shut down.
     /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
+    /// - Not acknowledged, lost: only where
+    ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
     ///
     /// # Examples
     ///
@@ -172,6 +188,8 @@ impl MultiLock {
     /// - Deadlock, refused, module not loaded: the server's answer, as with [`lock`](Self::lock).
     /// - Could not ask: the server could not be reached, or the client has been shut down.
     /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
+    /// - Not acknowledged, lost: only where
+    ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
     ///
     /// # Examples
     ///
@@ -192,7 +210,7 @@ impl MultiLock {
         if self.names.is_empty() {
             return Err(Error::no_names());
         }
-        self.taker.take(Mode::Several, &self.names, patience).await
+        self.taker.take_several(&self.names, patience).await
     }
 }
 

@@ -4,10 +4,13 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::sync::Mutex;
 use tokio::task::AbortHandle;
 
+use crate::acknowledge::{Acknowledger, Copies};
 use crate::connection::Connector;
 use crate::driver::Driver;
+use crate::error::Error;
 use crate::lifeline::Lifeline;
 use crate::nodes::Nodes;
 use crate::session::Session;
@@ -17,14 +20,19 @@ use crate::session::Session;
 pub(crate) struct Node {
     pub(crate) driver: Driver,
     pub(crate) session: Arc<Session>,
+    /// If grants must be acknowledged before they count.
+    pub(crate) acknowledger: Option<Acknowledger>,
+    /// Held by the watchdog while it waits for this node's answer.
+    pub(crate) renewing: Arc<Mutex<()>>,
     lifeline: AbortHandle,
 }
 
-/// What a client is called at each of its nodes.
+/// What a client is called at each of its nodes, and what it asks of them.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub(crate) session: Arc<str>,
     pub(crate) grace: Duration,
+    pub(crate) copies: Option<Copies>,
 }
 
 impl Node {
@@ -36,14 +44,27 @@ impl Node {
     ) -> Arc<Self> {
         let driver = Driver::start(runtime, connector.clone());
         let session = Session::new(identity.session, identity.grace);
+        let acknowledger = identity.copies.map(|copies| {
+            let (connector, session) = (connector.clone(), Arc::clone(&session));
+            Acknowledger::start(runtime, connector, session, copies)
+        });
         Arc::new_cyclic(|node| {
             let lifeline = Lifeline::new(connector, Arc::clone(&session), nodes, Weak::clone(node));
             Self {
                 driver,
                 session,
+                acknowledger,
+                renewing: Arc::default(),
                 lifeline: runtime.spawn(lifeline.run()).abort_handle(),
             }
         })
+    }
+
+    /// Waits until the first try to reach it has ended: the error, if it failed.
+    pub(crate) async fn tried(&self) -> Result<(), Error> {
+        self.session.tried().await?;
+        self.driver.tried().await;
+        Ok(())
     }
 }
 

@@ -4,7 +4,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::time::timeout;
 
+use crate::cluster::Cluster;
 use crate::command::Command;
 use crate::connection::Connector;
 use crate::driver::Answer;
@@ -14,25 +16,46 @@ use crate::node::{Identity, Node};
 use crate::owner::Target;
 use crate::registry::{Registry, Stray};
 use crate::session::Attachment;
+use crate::slots;
 
 /// The servers of a client, and what it has at them.
 pub(crate) struct Nodes {
     pub(crate) registry: Arc<Registry>,
     /// How long the reply to a command may take.
     pub(crate) response_timeout: Duration,
-    one: Arc<Node>,
+    layout: Layout,
+    runtime: Handle,
+}
+
+enum Layout {
+    One(Arc<Node>),
+    Cluster(Box<Cluster>),
 }
 
 /// Where to send a command.
 #[derive(Clone)]
 pub(crate) struct Site {
     pub(crate) node: Arc<Node>,
+    /// Whose slot it is, if that node has sent us here (`ASK`): the slot is on its way.
+    sent_by: Option<Arc<Node>>,
 }
 
 impl Site {
+    /// A node that serves the slot.
+    pub(crate) fn at(node: Arc<Node>) -> Self {
+        let sent_by = None;
+        Self { node, sent_by }
+    }
+
+    /// A node to which another sends for this once.
+    pub(crate) fn by_word_of(sent_by: Arc<Node>, node: Arc<Node>) -> Self {
+        let sent_by = Some(sent_by);
+        Self { node, sent_by }
+    }
+
     /// Hands a command over: see [`Driver::send`](crate::driver::Driver::send).
     pub(crate) fn send<T>(&self, command: Command<T>) -> Answer<T> {
-        self.node.driver.send(command)
+        self.node.driver.send(self.address(command))
     }
 
     /// As [`send`](Self::send), and sends it once more if the connection broke before the reply
@@ -44,12 +67,37 @@ impl Site {
         }
     }
 
-    /// Sends all commands as one pipeline and returns their replies in order.
-    pub(crate) async fn send_all<T>(
+    /// Sends all commands as one pipeline and returns their replies in order; once more if the
+    /// connection broke.
+    pub(crate) async fn send_all_harmless<T>(
         &self,
-        commands: &[Command<T>],
+        commands: Vec<Command<T>>,
     ) -> Result<Vec<Result<T, Error>>, Error> {
-        self.node.driver.send_all(commands).await
+        let commands: Vec<_> = commands.into_iter().map(|one| self.address(one)).collect();
+        match self.node.driver.send_all(&commands).await {
+            Err(error) if error.is_broken_connection() => {
+                self.node.driver.send_all(&commands).await
+            }
+            answer => answer,
+        }
+    }
+
+    /// Whether commands go there behind an `ASKING`.
+    pub(crate) fn is_asking(&self) -> bool {
+        self.sent_by.is_some()
+    }
+
+    fn address<T>(&self, command: Command<T>) -> Command<T> {
+        let asking = self.is_asking();
+        Command { asking, ..command }
+    }
+
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.is_at(&other.node) && self.sent_by.is_some() == other.sent_by.is_some()
+    }
+
+    pub(crate) fn is_at(&self, node: &Arc<Node>) -> bool {
+        Arc::ptr_eq(&self.node, node)
     }
 }
 
@@ -75,35 +123,83 @@ impl Nodes {
         Arc::new_cyclic(|nodes| Self {
             registry: Arc::default(),
             response_timeout: connector.response_timeout(),
-            one: Node::start(runtime, connector, identity, Weak::clone(nodes)),
+            layout: Layout::One(Node::start(
+                runtime,
+                connector,
+                identity,
+                Weak::clone(nodes),
+            )),
+            runtime: runtime.clone(),
         })
     }
 
-    /// Waits until the first try to reach the server has ended: the error, if it failed.
-    pub(crate) async fn tried(&self) -> Result<(), Error> {
-        self.one.session.tried().await
+    /// The nodes of a cluster, of which any one of these tells. None of them has been asked yet.
+    pub(crate) fn cluster(
+        runtime: &Handle,
+        first: Connector,
+        seeds: Vec<Connector>,
+        identity: Identity,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|nodes| Self {
+            registry: Arc::default(),
+            response_timeout: first.response_timeout(),
+            layout: Layout::Cluster(Box::new(Cluster::new(
+                runtime,
+                first,
+                seeds,
+                identity,
+                Weak::clone(nodes),
+            ))),
+            runtime: runtime.clone(),
+        })
     }
 
-    /// Why the server cannot be asked just now, if its connection is known to be broken.
+    /// Waits until the first try to reach a server has ended: the error, if it failed.
+    pub(crate) async fn tried(&self) -> Result<(), Error> {
+        match &self.layout {
+            Layout::One(node) => node.tried().await,
+            Layout::Cluster(cluster) => cluster.tried().await,
+        }
+    }
+
+    /// Why the server cannot be asked just now, if its connection is known to be broken. A cluster
+    /// is never known to be.
     pub(crate) fn trouble(&self) -> Option<Error> {
-        let session = &self.one.session;
-        let broken = session.attachment().is_none();
-        broken.then(|| Error::not_connected(session.trouble()))
+        let Layout::One(node) = &self.layout else {
+            return None;
+        };
+        let broken = node.session.attachment().is_none();
+        broken.then(|| Error::not_connected(node.session.trouble()))
+    }
+
+    /// Names that can be taken in one command each: with one server all, in a cluster those of one
+    /// slot, in the order of the slots.
+    pub(crate) fn parts(&self, names: &Arc<[Arc<[u8]>]>) -> Vec<Arc<[Arc<[u8]>]>> {
+        if self.are_several() {
+            slots::parts(names)
+        } else {
+            vec![Arc::clone(names)]
+        }
     }
 
     /// Where to ask about this.
     pub(crate) fn site(&self, target: &Target) -> Site {
-        // Several locks that are taken in one command are at one node.
-        self.site_of(target.names().first().map_or(&[], |name| name))
+        Site::at(self.home(target))
     }
 
-    fn site_of(&self, _name: &[u8]) -> Site {
-        Site {
-            node: Arc::clone(&self.one),
+    fn home(&self, target: &Target) -> Arc<Node> {
+        // Several locks that are taken in one command are at one node.
+        self.home_of(target.names().first().map_or(&[], |name| name))
+    }
+
+    fn home_of(&self, name: &[u8]) -> Arc<Node> {
+        match &self.layout {
+            Layout::One(node) => Arc::clone(node),
+            Layout::Cluster(cluster) => cluster.home(name),
         }
     }
 
-    /// The same, if the session is attached there.
+    /// Where to ask about this, if the session is attached there.
     pub(crate) fn reached(&self, target: &Target) -> Option<Reached> {
         let site = self.site(target);
         let attachment = site.node.session.attachment()?;
@@ -116,10 +212,17 @@ impl Nodes {
         target: &Target,
         known: Option<&Reached>,
     ) -> Result<Reached, Error> {
-        let site = self.site(target);
         let known = known.map(|known| &known.attachment);
-        let attachment = site.node.session.next_attachment(known).await?;
-        Ok(Reached { site, attachment })
+        loop {
+            let moved = self.moved();
+            let site = self.site(target);
+            tokio::select! {
+                attachment = site.node.session.next_attachment(known) => {
+                    return attachment.map(|attachment| Reached { site: site.clone(), attachment });
+                }
+                () = moved => {}
+            }
+        }
     }
 
     /// As [`next`](Self::next), and after the time for a reply says why there is none.
@@ -128,21 +231,116 @@ impl Nodes {
         target: &Target,
         known: Option<&Reached>,
     ) -> Result<Reached, Error> {
-        let next = tokio::time::timeout(self.response_timeout, self.next(target, known));
-        let trouble = || self.site(target).node.session.trouble();
+        let next = timeout(self.response_timeout, self.next(target, known));
+        let trouble = || self.home(target).session.trouble();
         next.await.unwrap_or_else(|_| Err(trouble()))
+    }
+
+    /// Waits until the session is attached at this site, and after the time for a reply says why it
+    /// is not.
+    pub(crate) async fn reach(&self, site: Site) -> Result<Reached, Error> {
+        let session = &site.node.session;
+        let next = timeout(self.response_timeout, session.next_attachment(None));
+        let attachment = next.await.unwrap_or_else(|_| Err(session.trouble()))?;
+        Ok(Reached { site, attachment })
+    }
+
+    /// Ends when a wait that stands at this site has to ask again: the session has been attached
+    /// there anew, or the lock is at another node now, where it is attached.
+    pub(crate) async fn left(&self, target: &Target, at: &Reached) -> Result<(), Error> {
+        loop {
+            let moved = self.moved();
+            let home = self.home(target);
+            // Sent by the slot's owner, it stands in line where the slot is to be.
+            let as_ever = at.site.is_at(&home)
+                || at
+                    .site
+                    .sent_by
+                    .as_ref()
+                    .is_some_and(|by| Arc::ptr_eq(by, &home));
+            let elsewhere = async {
+                if as_ever {
+                    std::future::pending().await
+                } else {
+                    home.session.next_attachment(None).await
+                }
+            };
+            tokio::select! {
+                next = at.site.node.session.next_attachment(Some(&at.attachment)) => {
+                    return next.map(drop);
+                }
+                next = elsewhere => return next.map(drop),
+                () = moved => {}
+            }
+        }
+    }
+
+    /// Ends when from now on a lock has moved to another node; with one server, never.
+    fn moved(&self) -> impl Future<Output = ()> + 'static {
+        let moves = self.as_cluster().map(Cluster::moves);
+        async move {
+            match moves {
+                // Without a sender there is no client either.
+                Some(mut moves) => drop(moves.changed().await),
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Where a command has to go instead, if a node has sent us on with this error. Others it may
+    /// make us look up who serves what.
+    pub(crate) fn follow(&self, error: &Error, from: &Site) -> Option<Site> {
+        self.as_cluster()?.follow(error, &from.node)
+    }
+
+    /// A node cannot be reached: its slots may be another's by now.
+    pub(crate) fn doubt(&self) {
+        if let Some(cluster) = self.as_cluster() {
+            cluster.doubt();
+        }
+    }
+
+    /// Whether a lock may be at another node than the one that speaks of it.
+    pub(crate) fn are_several(&self) -> bool {
+        self.as_cluster().is_some()
+    }
+
+    pub(crate) fn as_cluster(&self) -> Option<&Cluster> {
+        match &self.layout {
+            Layout::One(_) => None,
+            Layout::Cluster(cluster) => Some(cluster),
+        }
     }
 
     /// The holds that are at this node.
     pub(crate) fn holds_at(&self, node: &Arc<Node>) -> Vec<Arc<Hold>> {
         let mut holds = self.registry.holds();
-        holds.retain(|hold| Arc::ptr_eq(&self.site(hold.target()).node, node));
+        holds.retain(|hold| Arc::ptr_eq(&self.home(hold.target()), node));
         holds
     }
 
-    /// Gives back what was granted to nobody.
-    pub(crate) fn give_back(&self, stray: Stray) {
-        // Should it be lost with the connection, the hold ends with its lease.
-        drop(self.site_of(&stray.name).send(stray.release));
+    /// Gives back what was granted to nobody. Should that be lost with the connection, the hold ends
+    /// with its lease.
+    pub(crate) fn give_back(self: &Arc<Self>, stray: Stray) {
+        let mut site = Site::at(self.home_of(&stray.name));
+        let mut answer = site.send(stray.release.clone());
+        if !self.are_several() {
+            return;
+        }
+        let nodes = Arc::clone(self);
+        self.runtime.spawn(async move {
+            for _ in 0..HOPS {
+                let Err(error) = answer.await else { return };
+                let Some(next) = nodes.follow(&error, &site) else {
+                    return;
+                };
+                site = next;
+                answer = site.send(stray.release.clone());
+            }
+        });
     }
 }
+
+/// So often in a row nodes may send a command on. Two that have not yet heard of a move send it to
+/// each other until they have.
+pub(crate) const HOPS: u32 = 5;

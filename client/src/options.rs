@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::acknowledge::Copies;
 use crate::client::Client;
 use crate::error::Error;
 use crate::hold::whole_millis;
@@ -33,6 +34,7 @@ pub struct ClientBuilder {
     grace: Duration,
     label: Option<String>,
     response_timeout: Duration,
+    copies: Option<Copies>,
     sentinels: Vec<String>,
     certificates: Certificates,
 }
@@ -46,6 +48,7 @@ impl ClientBuilder {
             grace: GRACE,
             label: None,
             response_timeout: RESPONSE_TIMEOUT,
+            copies: None,
             sentinels: Vec::new(),
             certificates: Certificates::default(),
         }
@@ -106,6 +109,64 @@ impl ClientBuilder {
     /// not limit how long `lock()` waits in line.
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
         self.response_timeout = timeout;
+        self
+    }
+
+    /// Counts a lock as held only when this many replicas have said that they know of the grant
+    /// (`WAIT`). If fewer do so `within` this time (whole milliseconds, at least one), the lock is
+    /// given back and the caller told that it was [not
+    /// acknowledged](crate::Error::is_not_acknowledged). With no replicas this does nothing.
+    ///
+    /// It makes the loss of a grant in a failover unlikely, and not impossible: another replica may
+    /// be promoted than the one that knows. Sentinels and clusters prefer one that has heard more.
+    /// With as many replicas as there are, no failover loses a grant that was acknowledged, and
+    /// none is acknowledged while a replica is away. What happens to a hold later is not waited
+    /// for: a promoted replica may not have heard of its last renewal, or that it was given back.
+    ///
+    /// It takes a third connection, and one more round trip to the replicas for `lock()` and all
+    /// that take locks, entering again included. Locks granted at the same time share it; while one
+    /// wait lasts the next waits, so it can be twice the time. The time counts against the lease,
+    /// and is not part of the timeout of `lock_timeout()`.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), rlock_client::Error> {
+    /// use std::time::Duration;
+    ///
+    /// let client = rlock_client::Client::builder()
+    ///     .acknowledged_by(1, Duration::from_millis(200))
+    ///     .connect("redis://127.0.0.1:6379")
+    ///     .await?;
+    /// match client.lock("orders").lock().await {
+    ///     Ok(guard) => guard.unlock().await?,
+    ///     Err(error) if error.is_not_acknowledged() => println!("no replica answers: {error}"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn acknowledged_by(mut self, replicas: u32, within: Duration) -> Self {
+        self.copies = (replicas > 0).then_some(Copies {
+            replicas,
+            on_disk: false,
+            within,
+        });
+        self
+    }
+
+    /// Counts a lock as held only when the server and this many replicas have the grant on their
+    /// disks (`WAITAOF`): with none, the server alone, so that its restart loses no grant. Else as
+    /// [`acknowledged_by`](Self::acknowledged_by), which it takes the place of.
+    ///
+    /// It needs Redis 7.2 or newer, or Valkey, and `appendonly yes`; without these all that take
+    /// locks are refused. With `appendfsync everysec` it takes up to a second or two.
+    pub fn acknowledged_on_disk(mut self, replicas: u32, within: Duration) -> Self {
+        self.copies = Some(Copies {
+            replicas,
+            on_disk: true,
+            within,
+        });
         self
     }
 
@@ -192,9 +253,57 @@ impl ClientBuilder {
         Client::open(url, &self).await
     }
 
+    /// Connects to the cluster of which these are nodes, primaries or replicas; any one that
+    /// answers is enough, and tells of the others.
+    ///
+    /// Each lock is asked for at the node that serves its slot, and of each such node's session the
+    /// client keeps a connection for commands and one for events, from when it first needs it. When
+    /// a slot moves, its locks do: guards stay valid and are renewed at the new node, and waits
+    /// line up there. All nodes are connected to with the user, the password and the TLS of the
+    /// first URL; sentinels count for nothing.
+    ///
+    /// # Errors
+    ///
+    /// - Could not ask: no URL, or one cannot be read; none of the nodes answers, or no primary can
+    ///   be reached.
+    /// - Module not loaded, refused: a node's answer, such as that it is not part of a cluster.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), rlock_client::Error> {
+    /// use std::time::Duration;
+    ///
+    /// let client = rlock_client::Client::builder()
+    ///     .grace(Duration::from_secs(20)) // so that guards outlive a failover
+    ///     .connect_cluster(["redis://a.internal", "redis://b.internal", "redis://c.internal"])
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn connect_cluster<U: AsRef<str>>(
+        self,
+        urls: impl IntoIterator<Item = U>,
+    ) -> Result<Client, Error> {
+        Client::open_cluster(urls, &self).await
+    }
+
+    /// The place of a node of a cluster.
+    pub(crate) fn node_at(&self, url: &str) -> Result<Place, Error> {
+        Place::new(url, &[], &self.certificates)
+    }
+
     /// Where the server at `url` is to be looked for.
     pub(crate) fn place(&self, url: &str) -> Result<Place, Error> {
         Place::new(url, &self.sentinels, &self.certificates)
+    }
+
+    pub(crate) fn copies(&self) -> Option<Copies> {
+        self.copies
     }
 
     pub(crate) fn default_lease(&self) -> Duration {

@@ -10,6 +10,7 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion}
 
 use crate::error::Error;
 use crate::sentinel;
+use crate::slots::Address;
 
 /// A server's place, to be looked up before each connection.
 #[derive(Clone)]
@@ -39,6 +40,29 @@ impl Place {
         // Says now what is wrong with the certificates.
         place.certificates.client(place.server.clone())?;
         Ok(place)
+    }
+
+    /// The address in the URL.
+    pub(crate) fn address(&self) -> Address {
+        let (ConnectionAddr::Tcp(_, port) | ConnectionAddr::TcpTls { port, .. }) =
+            self.server.addr()
+        else {
+            return Address::default();
+        };
+        Address {
+            host: host(self.server.addr()).into(),
+            port: *port,
+        }
+    }
+
+    /// Another server, to which this user connects in the same way.
+    pub(crate) fn other(&self, address: &Address) -> Self {
+        let other = at(self.server.addr(), (*address.host).to_owned(), address.port);
+        Self {
+            server: self.server.clone().set_addr(other),
+            sentinels: Arc::default(),
+            certificates: self.certificates.clone(),
+        }
     }
 
     /// Where the server is now.

@@ -266,6 +266,7 @@ mod tests {
         let identity = Identity {
             session: "client".into(),
             grace: second,
+            copies: None,
         };
         Node::start(&Handle::current(), connector, identity, Weak::new())
     }

@@ -12,6 +12,7 @@ use crate::driver::Answer;
 use crate::error::Error;
 use crate::hold::{Hold, LostReason};
 use crate::mode::Mode;
+use crate::nodes::{HOPS, Site};
 use crate::owner::Claim;
 use crate::trace;
 
@@ -44,10 +45,11 @@ fn start(
         hold,
     };
     // Sent here and not in the task, so that an ACQUIRE which the caller sends next comes after.
-    let first = release.takes_nothing_else().then(|| release.send());
+    let site = core.nodes.site(release.claim.target());
+    let first = release.takes_nothing_else().then(|| release.send(&site));
     let span = trace::release(release.claim.target());
     core.background
-        .spawn(async move { span.around(release.run(first, report)).await });
+        .spawn(async move { span.around(release.run(site, first, report)).await });
 }
 
 struct Release {
@@ -62,14 +64,14 @@ impl Release {
     /// Hands the command over; with a lease for what is left of a reader's hold. Each entry of a
     /// reader has an end of its own, and the last to come goes first: the others might end earlier
     /// than their guards count on.
-    fn send(&self) -> Answer<Released> {
+    fn send(&self, site: &Site) -> Answer<Released> {
         let target = self.claim.target();
         let hold = self.hold.as_ref();
         let token = hold.map(|hold| hold.token());
         let left = hold.filter(|_| target.mode() == Mode::Read);
         let lease = left.map(|hold| hold.anew().length);
         let release = command::release(target.subject(), token, lease);
-        self.core.nodes.site(target).send(release)
+        site.send(release)
     }
 
     /// Whether it cannot take another hold than the one that it is meant for: the server tells by
@@ -83,6 +85,7 @@ impl Release {
 
     async fn run(
         self,
+        mut site: Site,
         first: Option<Answer<Released>>,
         mut report: Option<oneshot::Sender<Result<(), Error>>>,
     ) {
@@ -108,18 +111,24 @@ impl Release {
                 Err(error) => error,
             };
             unknown |= error.is_unknown();
-            let again = error.is_could_not_ask() || error.is_unknown() && self.claim.is_alone();
+            let nodes = &self.core.nodes;
+            let there = nodes.follow(&error, &site);
+            let again = there.is_some()
+                || error.is_could_not_ask()
+                || error.is_unknown() && self.claim.is_alone();
             // After a lease the server has ended the hold by itself.
             if !again || started.elapsed() >= self.claim.terms().lease {
                 drop(self);
                 return tell(&mut report, Err(error));
             }
-            if tries > 1 {
-                tell(&mut report, Err(error));
+            // Two nodes that have not yet heard of a move send us to each other.
+            if tries > if there.is_some() { HOPS } else { 1 } {
+                tell(&mut report, Err(error.misdirected()));
                 sleep(backoff.next()).await;
             }
             tries = tries.saturating_add(1);
-            next = self.takes_nothing_else().then(|| self.send());
+            site = there.unwrap_or_else(|| nodes.site(self.claim.target()));
+            next = self.takes_nothing_else().then(|| self.send(&site));
         }
     }
 

@@ -2,19 +2,31 @@
 
 use std::sync::Arc;
 
-use crate::command::Command;
+use tokio::task::JoinSet;
+
+use crate::command;
+use crate::detour::Detour;
 use crate::error::Error;
 use crate::hold::{Hold, Renewal};
-use crate::nodes::{Nodes, Reached, Site};
-use crate::session::Attachment;
+use crate::nodes::{HOPS, Nodes, Site};
+use crate::owner::{Lease, Target};
 use crate::trace;
 
-/// Renews these holds, those with a lease of their own only up to the end they have: whether each
-/// was confirmed or found lost.
-pub(crate) async fn confirm(nodes: &Nodes, holds: &[Arc<Hold>]) -> bool {
+/// Renews these holds, those with a lease of their own only up to the end they have.
+pub(crate) async fn confirm(nodes: &Arc<Nodes>, holds: Vec<Arc<Hold>>) {
+    let mut asked = JoinSet::new();
+    for (site, holds) in by_site(nodes, holds) {
+        let nodes = Arc::clone(nodes);
+        asked.spawn(async move { confirm_at(&nodes, site, holds).await });
+    }
+    asked.join_all().await;
+}
+
+/// The same at one site: whether each was confirmed or found lost.
+pub(crate) async fn confirm_at(nodes: &Nodes, site: Site, holds: Vec<Arc<Hold>>) -> bool {
     let mut answered = true;
-    for (hold, reply) in holds.iter().zip(ask(nodes, holds).await) {
-        match reply {
+    for (hold, told) in ask(nodes, site, holds).await {
+        match told {
             // Whether it was lost the guard will say.
             Ok((held, renewal)) => drop(hold.renewed(held, &renewal)),
             // A refusal is no word of a loss: the server may be loading, or have been made a
@@ -25,51 +37,85 @@ pub(crate) async fn confirm(nodes: &Nodes, holds: &[Arc<Hold>]) -> bool {
     answered
 }
 
-/// Whether each of these holds is still held, as far as can be learned. One that the server cannot
-/// tell by its token from a later one of its owner may have been lost if there is another.
-pub(crate) async fn still_held(nodes: &Nodes, holds: &[Arc<Hold>]) -> Vec<bool> {
-    let replies = ask(nodes, holds).await;
-    let told = holds.iter().zip(replies).map(|(hold, reply)| {
-        let target = hold.target();
-        matches!(reply, Ok((true, _))) && (target.mode().has_token() || target.is_alone())
-    });
-    told.collect()
-}
-
-/// Starts the whole lease of this hold anew: whether it is still held.
-pub(crate) async fn anew(nodes: &Nodes, hold: &Hold) -> Told {
-    let site = nodes.site(hold.target());
-    let attachment = site.node.session.attachment();
-    let error = match anew_at(&site, attachment.clone(), hold).await {
-        Err(error) if error.is_no_session() => error,
-        answer => return answer,
-    };
-    let known = attachment.map(|attachment| Reached { site, attachment });
-    let next = nodes.next_within(hold.target(), known.as_ref()).await;
-    let Reached { site, attachment } = next.map_err(|_| error)?;
-    anew_at(&site, Some(attachment), hold).await
-}
-
-async fn anew_at(site: &Site, attachment: Option<Arc<Attachment>>, hold: &Hold) -> Told {
-    let lease = hold.anew();
-    let renewal = hold.renewal(lease, &site.node.session.name);
-    let renewal = renewal.under(attachment.as_ref());
-    let still = site.send_harmless(renewal).await?;
-    Ok((still, Renewal { lease, attachment }))
-}
-
 /// What the server said of one hold.
-type Told = Result<(bool, Renewal), Error>;
+pub(crate) type Told = Result<(bool, Renewal), Error>;
 
-/// One reply a hold.
-async fn ask(nodes: &Nodes, holds: &[Arc<Hold>]) -> Vec<Told> {
-    let Some(first) = holds.first() else {
-        return Vec::new();
-    };
-    ask_at(&nodes.site(first.target()), holds).await
+/// Renews one hold, with a lease that is to be asked for when it is sent.
+pub(crate) async fn renew(
+    nodes: &Nodes,
+    target: &Target,
+    token: u64,
+    lease: impl Fn() -> Lease,
+) -> Told {
+    let mut detour = Detour::new(nodes, target);
+    let mut site = nodes.site(target);
+    let mut attachment = site.node.session.attachment();
+    loop {
+        let lease = lease();
+        let session = &site.node.session.name;
+        let renewal = command::renew(target.subject(), lease.length, token, session);
+        let renewal = renewal.under(attachment.as_ref());
+        let error = match site.send_harmless(renewal).await {
+            Ok(held) => return Ok((held, Renewal { lease, attachment })),
+            Err(error) => error,
+        };
+        let next = detour.next(error, &site, attachment.as_ref()).await?;
+        (site, attachment) = (next.site, Some(next.attachment));
+    }
 }
 
-/// One reply a hold, all of one node.
+/// The holds to ask about at one site.
+pub(crate) type Group = (Site, Vec<Arc<Hold>>);
+
+/// Holds by where they are.
+pub(crate) fn by_site(nodes: &Nodes, holds: Vec<Arc<Hold>>) -> Vec<Group> {
+    let mut groups = Vec::new();
+    for hold in holds {
+        add(&mut groups, nodes.site(hold.target()), hold);
+    }
+    groups
+}
+
+fn add(groups: &mut Vec<Group>, site: Site, hold: Arc<Hold>) {
+    match groups.iter_mut().find(|(other, _)| other.is_same(&site)) {
+        Some((_, holds)) => holds.push(hold),
+        None => groups.push((site, vec![hold])),
+    }
+}
+
+/// Asks at one site, and about what is not there where that sends us: one reply a hold.
+pub(crate) async fn ask(
+    nodes: &Nodes,
+    site: Site,
+    holds: Vec<Arc<Hold>>,
+) -> Vec<(Arc<Hold>, Told)> {
+    let mut told = Vec::with_capacity(holds.len());
+    let mut groups = vec![(site, holds)];
+    for hop in 0..=HOPS {
+        let mut elsewhere = Vec::new();
+        for (site, holds) in groups {
+            // A node that we are sent to may be a new one. Why it cannot be reached it says itself.
+            if hop > 0 {
+                let _ = nodes.reach(site.clone()).await;
+            }
+            let replies = ask_at(&site, &holds).await;
+            for (hold, reply) in holds.into_iter().zip(replies) {
+                let error = reply.as_ref().err();
+                match error.and_then(|error| nodes.follow(error, &site)) {
+                    Some(there) if hop < HOPS => add(&mut elsewhere, there, hold),
+                    _ => told.push((hold, reply)),
+                }
+            }
+        }
+        groups = elsewhere;
+        if groups.is_empty() {
+            break;
+        }
+    }
+    told
+}
+
+/// One reply a hold, all of one site.
 async fn ask_at(site: &Site, holds: &[Arc<Hold>]) -> Vec<Told> {
     let session = &site.node.session;
     // Taken before anything is sent: what is confirmed now counts on this attachment or a later.
@@ -82,7 +128,8 @@ async fn ask_at(site: &Site, holds: &[Arc<Hold>]) -> Vec<Told> {
         .map(|renewal| renewal.under(attachment.as_ref()))
         .collect();
     let span = trace::renew(commands.len());
-    match span.around(send(site, &commands)).await {
+    // Renewing twice does no harm, and the next connection may be a good one.
+    match span.around(site.send_all_harmless(commands)).await {
         Err(error) => holds.iter().map(|_| Err(error.clone())).collect(),
         Ok(replies) => {
             let told = replies.into_iter().zip(leases).map(|(reply, lease)| {
@@ -93,13 +140,3 @@ async fn ask_at(site: &Site, holds: &[Arc<Hold>]) -> Vec<Told> {
         }
     }
 }
-
-async fn send(site: &Site, commands: &[Command<bool>]) -> Replies {
-    match site.send_all(commands).await {
-        // Renewing twice does no harm, and the next connection may be a good one.
-        Err(error) if error.is_broken_connection() => site.send_all(commands).await,
-        answer => answer,
-    }
-}
-
-type Replies = Result<Vec<Result<bool, Error>>, Error>;

@@ -106,6 +106,8 @@ impl RwLock {
     /// - Could not ask: the server could not be reached when this was called, the client has been
     ///   shut down, or another connection has taken over its session.
     /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
+    /// - Not acknowledged, lost: only where
+    ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
     /// - Not acquired: only if somebody else took this owner out of the queue with `RLOCK.CANCEL`.
     ///
     /// # Examples
@@ -136,6 +138,8 @@ impl RwLock {
     /// - Refused, module not loaded: the server's answer.
     /// - Could not ask: the server could not be reached, or the client has been shut down.
     /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
+    /// - Not acknowledged, lost: only where
+    ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
     ///
     /// # Examples
     ///
@@ -169,6 +173,8 @@ impl RwLock {
     /// - Refused, deadlock, module not loaded: the server's answer.
     /// - Could not ask: the server could not be reached, or the client has been shut down.
     /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
+    /// - Not acknowledged, lost: only where
+    ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
     ///
     /// # Examples
     ///
@@ -201,6 +207,8 @@ impl RwLock {
     /// - Could not ask: the server could not be reached when this was called, the client has been
     ///   shut down, or another connection has taken over its session.
     /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
+    /// - Not acknowledged, lost: only where
+    ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
     /// - Not acquired: only if somebody else took this owner out of the queue with `RLOCK.CANCEL`.
     ///
     /// # Examples
@@ -231,6 +239,8 @@ impl RwLock {
     /// - Refused, module not loaded: the server's answer.
     /// - Could not ask: the server could not be reached, or the client has been shut down.
     /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
+    /// - Not acknowledged, lost: only where
+    ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
     ///
     /// # Examples
     ///
@@ -266,6 +276,8 @@ impl RwLock {
     /// - Refused, module not loaded: the server's answer.
     /// - Could not ask: the server could not be reached, or the client has been shut down.
     /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
+    /// - Not acknowledged, lost: only where
+    ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
     ///
     /// # Examples
     ///

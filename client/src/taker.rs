@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::sleep;
+
 use crate::attempt::{self, Patience, Request};
 use crate::client::Core;
 use crate::error::Error;
-use crate::guard::Guard;
-use crate::hold::whole_millis;
+use crate::guard::{Guard, MultiGuard};
+use crate::hold::{lost, whole_millis};
 use crate::mode::Mode;
 use crate::owner::{Owner, Terms};
+use crate::part;
 
 #[derive(Clone)]
 pub(crate) struct Taker {
@@ -36,20 +39,86 @@ impl Taker {
         names: &[Arc<[u8]>],
         patience: Patience,
     ) -> Result<Guard<M>, Error> {
-        let own = self.owner.is_none();
         let owner = self.owner.clone().unwrap_or_else(|| self.core.owner());
+        self.take_for(&owner, mode, names, patience).await
+    }
+
+    /// As [`take`](Self::take), for this owner: the one that was named, or one that was minted for
+    /// this call and is nobody else's.
+    async fn take_for<M>(
+        &self,
+        owner: &Owner,
+        mode: Mode,
+        names: &[Arc<[u8]>],
+        patience: Patience,
+    ) -> Result<Guard<M>, Error> {
         let request = Request {
             core: Arc::clone(&self.core),
             target: owner.target(mode, names),
             terms: self.terms(),
             patience,
-            own,
+            own: self.owner.is_none(),
         };
         // All that this future owns is the receiving end. If it is dropped here, the attempt sees
         // that and undoes what it has begun; what is in the channel already is dropped with it.
         let held = attempt::start(request).await;
         held.unwrap_or_else(|_| Err(Error::no_runtime()))
             .map(Guard::new)
+    }
+
+    /// Several locks; in a cluster part by part, if they are in several slots.
+    ///
+    /// Everybody takes the parts in the same order, so those who do nothing else cannot wait for
+    /// each other in a circle. What has been taken is kept while the rest is waited for, and given
+    /// back if that fails, or if this future is dropped: the guards of the parts are in it.
+    pub(crate) async fn take_several(
+        &self,
+        names: &Arc<[Arc<[u8]>]>,
+        patience: Patience,
+    ) -> Result<MultiGuard, Error> {
+        let parts = self.core.nodes.parts(names);
+        if let [_] = parts.as_slice() {
+            return self.take(Mode::Several, names, patience).await;
+        }
+        let owner = self.owner.clone().unwrap_or_else(|| self.core.owner());
+        let mut taken: Vec<MultiGuard> = Vec::with_capacity(parts.len());
+        for part in parts {
+            let next = self.take_for(&owner, Mode::Several, &part, patience);
+            let next = tokio::select! {
+                next = next => next?,
+                error = self.keep(&taken) => return Err(error),
+            };
+            taken.push(next);
+        }
+        // The lease begins with the last of the grants.
+        if let Some((_, waited)) = taken.split_last().filter(|_| self.lease.is_some()) {
+            renew_all(waited).await?;
+        }
+        let guard = Guard::whole(names, taken);
+        match guard.lost_already() {
+            Some(reason) => Err(Error::lost(reason)),
+            None => Ok(guard),
+        }
+    }
+
+    /// Keeps what has been taken while the rest is waited for: ends when that does not work. Without
+    /// a lease of its own the watchdog renews it.
+    async fn keep(&self, taken: &[MultiGuard]) -> Error {
+        loop {
+            let pause = self.lease.map(|_| part(self.terms().lease, KEEP_PARTS));
+            let pause = async {
+                match pause {
+                    Some(pause) => sleep(pause).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                reason = lost(taken.iter().map(Guard::hold)) => return Error::lost(reason),
+                () = pause => {}
+            }
+            // The lease goes on; that it has ended, if so it is, is heard above.
+            let _ = renew_all(taken).await;
+        }
     }
 
     fn terms(&self) -> Terms {
@@ -62,3 +131,13 @@ impl Taker {
         }
     }
 }
+
+async fn renew_all(guards: &[MultiGuard]) -> Result<(), Error> {
+    for guard in guards {
+        guard.renew().await?;
+    }
+    Ok(())
+}
+
+/// A lease is renewed so often while locks of other nodes are waited for.
+const KEEP_PARTS: u32 = 3;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::attempt::{Asked, Patience, Reply, Request, Turn, worst};
+use crate::attempt::{Asked, Patience, Reply, Request, Turn, deliver, worst};
 use crate::backoff::Backoff;
 use crate::command::{self, Acquired, News};
 use crate::driver::Answer;
@@ -13,11 +13,12 @@ use crate::error::Error;
 use crate::guard::Held;
 use crate::hold::{Grant, Hold};
 use crate::mode::Mode;
-use crate::nodes::Reached;
+use crate::nodes::{HOPS, Reached, Site};
 use crate::owner::{Claim, Lease};
 use crate::part;
 use crate::registry::Told;
 use crate::release;
+use crate::renewal;
 use crate::session::Attachment;
 use crate::trace;
 
@@ -55,7 +56,8 @@ pub(crate) async fn run(
         turn,
         last: Error::not_attached(),
         lease: Duration::ZERO,
-        asked: false,
+        sites: Vec::new(),
+        hops: 0,
         unanswered: None,
         in_line: false,
     };
@@ -75,18 +77,18 @@ pub(crate) async fn run(
             // While the hold is known here, so that the same grant told twice is not taken for
             // another.
             drop(turn);
-            // What nobody takes is dropped, and so given back.
-            let _ = reply.send(Ok(held));
+            deliver(held, reply).await;
         }
         Outcome::Refused(error) => {
             let _ = reply.send(Err(error));
+            // Where it was asked for last nothing is left.
+            wait.sites.pop();
+            wait.withdraw().await;
         }
         Outcome::Ended(end) => {
             let last = wait.last.clone();
             end.tell(reply, last);
-            if wait.asked {
-                wait.withdraw().await;
-            }
+            wait.withdraw().await;
         }
     }
 }
@@ -103,8 +105,10 @@ enum Outcome {
 /// What comes next in a wait.
 enum Next {
     End(Outcome),
-    /// Ask again, since the session was attached anew.
+    /// Ask again, since the session was attached anew, or the lock is at another node.
     AskAgain,
+    /// Ask at this site, to which a node has sent us on.
+    AskThere(Site),
     /// Ask again after a pause: the connection or the server went away.
     Pause(Error),
 }
@@ -117,8 +121,11 @@ struct Wait<'a> {
     last: Error,
     /// The lease that was last asked for.
     lease: Duration,
-    /// Whether there may be something to take back.
-    asked: bool,
+    /// Where something of it may stand: where it was asked for last, and before that if nobody has
+    /// said since that the lock is not there any more.
+    sites: Vec<Site>,
+    /// How often in a row it was sent on.
+    hops: u32,
     /// The answer that was not waited for, if it is that to which the caller left.
     unanswered: Option<Answer<Acquired>>,
     /// Whether the server has taken it in. Before that a lost server ends the call; after it the
@@ -129,58 +136,95 @@ struct Wait<'a> {
 impl Wait<'_> {
     async fn outcome(&mut self, mut asked: Option<Asked>, reply: &mut Reply) -> Outcome {
         let mut backoff = Backoff::new();
-        let mut known = None;
+        let (mut known, mut there) = (None, None);
         loop {
-            let asked = match asked.take() {
-                Some(asked) => asked,
-                None => match self.ask(known.as_ref(), reply).await {
-                    Ok(asked) => asked,
-                    Err(outcome) => return outcome,
-                },
+            let next = match asked.take() {
+                Some(asked) => Ok(asked),
+                None => self.ask(known.as_ref(), there.take(), reply).await,
             };
-            self.asked = true;
-            let at = asked.at.clone();
-            match self.stay(asked, reply).await {
+            let next = match next {
+                Ok(asked) => {
+                    known = Some(asked.at.clone());
+                    self.begin(&asked.at.site);
+                    self.stay(asked, reply).await
+                }
+                Err(next) => next,
+            };
+            let pause = match next {
                 Next::End(outcome) => return outcome,
-                Next::AskAgain => known = Some(at),
+                Next::AskAgain => None,
+                Next::AskThere(site) => {
+                    there = Some(site);
+                    self.hops = self.hops.saturating_add(1);
+                    // Two nodes that have not yet heard of a move send us to each other.
+                    (self.hops > HOPS).then(|| backoff.next())
+                }
                 Next::Pause(error) => {
                     self.last = worst(self.last.clone(), error);
                     known = None;
-                    tokio::select! {
-                        () = sleep(backoff.next()) => {}
-                        end = ending(self.request, reply, Duration::ZERO) => {
-                            return Outcome::Ended(end);
-                        }
+                    Some(backoff.next())
+                }
+            };
+            if let Some(pause) = pause {
+                tokio::select! {
+                    () = sleep(pause) => {}
+                    end = ending(self.request, reply, Duration::ZERO) => {
+                        return Outcome::Ended(end);
                     }
                 }
             }
         }
     }
 
-    /// Asks under an attachment other than `known`, as soon as there is one.
-    async fn ask(&mut self, known: Option<&Reached>, reply: &mut Reply) -> Result<Asked, Outcome> {
+    /// From now on something of it may stand there; the last of the sites is the present one.
+    fn begin(&mut self, site: &Site) {
+        self.sites.retain(|other| !other.is_at(&site.node));
+        self.sites.push(site.clone());
+    }
+
+    /// Asks where a node has sent us; or where the lock is, under an attachment other than `known`,
+    /// as soon as there is one.
+    async fn ask(
+        &mut self,
+        known: Option<&Reached>,
+        there: Option<Site>,
+        reply: &mut Reply,
+    ) -> Result<Asked, Next> {
         let (core, target) = (&self.request.core, self.claim.target());
         let next = async {
-            if self.in_line {
-                core.nodes.next(target, known).await
-            } else {
-                core.nodes.next_within(target, known).await
+            match there {
+                Some(site) => core.nodes.reach(site).await,
+                None if self.in_line => core.nodes.next(target, known).await,
+                None => core.nodes.next_within(target, known).await,
             }
         };
         let at = tokio::select! {
-            next = next => next.map_err(told)?,
-            end = ending(self.request, reply, Duration::ZERO) => return Err(Outcome::Ended(end)),
+            next = next => next.map_err(|error| self.unreached(error))?,
+            end = ending(self.request, reply, Duration::ZERO) => {
+                return Err(Next::End(Outcome::Ended(end)));
+            }
         };
         if !self.claim.is_alone() {
             // ONCE would mistake the hold of another call for ours, so it is not sent; then what
             // may still stand in line must go first. It can only be ours: it is our turn.
-            let cancelled = at.site.send(command::cancel(target.subject())).await;
-            if cancelled.is_ok_and(|cancelled| cancelled > 0) {
-                self.take_back().await;
+            self.begin(&at.site);
+            for site in self.sites.clone() {
+                let cancel = command::cancel(self.claim.target().subject());
+                if site.send(cancel).await.is_ok_and(|cancelled| cancelled > 0) {
+                    self.take_back().await;
+                }
             }
         }
         let queue = self.request.queue();
         Ok(Request::ask(&self.claim, queue, at))
+    }
+
+    /// Where it is to be asked for the session is not attached in time.
+    fn unreached(&self, error: Error) -> Next {
+        if self.in_line && error.is_could_not_ask() && !error.is_taken_over_for_good() {
+            return Next::Pause(error);
+        }
+        Next::End(told(error))
     }
 
     /// One stay in line, until the server answers or the caller waits no more.
@@ -214,10 +258,10 @@ impl Wait<'_> {
             }
             Ok(Acquired::NotHeld { lease_left }) => refused(Error::not_acquired(lease_left)),
             Ok(Acquired::Queued) => {
-                self.in_line = true;
+                (self.in_line, self.hops) = (true, 0);
                 self.queued(at, reply).await
             }
-            Err(error) => self.failed(error),
+            Err(error) => self.failed(error, &at.site),
         }
     }
 
@@ -229,8 +273,8 @@ impl Wait<'_> {
             biased;
             told = self.news(&at) => self.told(told, at).await,
             end = ending(request, reply, on_top) => self.left(end),
-            next = request.core.nodes.next(&target, Some(&at)) => match next {
-                Ok(_) => Next::AskAgain,
+            left = request.core.nodes.left(&target, &at) => match left {
+                Ok(()) => Next::AskAgain,
                 Err(error) => Next::End(told(error)),
             },
         }
@@ -269,9 +313,12 @@ impl Wait<'_> {
                 }
             }
             News::TimedOut { lease_left } => refused(Error::not_acquired(lease_left)),
-            // The server did not keep the waiter, for it is no primary now or not ready.
-            News::Failed(error) if error.is_could_not_ask() => Next::Pause(error),
-            News::Failed(error) => refused(error),
+            News::Failed(error) => match self.request.core.nodes.follow(&error, &at.site) {
+                Some(there) => self.sent_on(there, &at.site),
+                // The server did not keep the waiter, for it is no primary now or not ready.
+                None if error.is_could_not_ask() => Next::Pause(error),
+                None => refused(error),
+            },
             News::Lost(_) => Next::Pause(Error::not_acquired(None)),
         }
     }
@@ -303,18 +350,16 @@ impl Wait<'_> {
             self.give_up(grant.token);
             return Next::AskAgain;
         };
-        let lease = self.claim.lease();
-        let (subject, session) = (self.claim.target().subject(), &at.site.node.session.name);
-        let renewal = command::renew(subject, lease.length, grant.token, session);
-        let renewal = renewal.under(Some(&at.attachment));
-        match at.site.send_harmless(renewal).await {
-            Ok(true) => Next::End(Outcome::Granted(Grant {
-                lease,
-                attachment: at.attachment,
+        let target = self.claim.target();
+        let renewed = renewal::renew(&core.nodes, target, grant.token, || self.claim.lease());
+        match renewed.await {
+            Ok((true, renewal)) => Next::End(Outcome::Granted(Grant {
+                lease: renewal.lease,
+                attachment: renewal.attachment.unwrap_or(at.attachment),
                 ..grant
             })),
             // Granted and run out before we knew: stand in line again.
-            Ok(false) => Next::Pause(Error::not_acquired(None)),
+            Ok((false, _)) => Next::Pause(Error::not_acquired(None)),
             Err(error) => {
                 self.give_up(grant.token);
                 Next::Pause(error)
@@ -330,19 +375,29 @@ impl Wait<'_> {
         }
     }
 
-    fn failed(&self, error: Error) -> Next {
+    fn failed(&mut self, error: Error, site: &Site) -> Next {
+        if let Some(there) = self.request.core.nodes.follow(&error, site) {
+            return self.sent_on(there, site);
+        }
         if error.is_no_session() {
             return Next::AskAgain;
         }
         // With ONCE the next ACQUIRE takes over what this one may have left behind.
         let passing = error.is_could_not_ask() || error.is_unknown() && self.claim.is_alone();
-        if passing && (self.in_line || error.is_broken_connection()) {
+        let there = self.in_line || error.is_try_again() && self.request.core.nodes.are_several();
+        if passing && (there || error.is_broken_connection()) {
             return Next::Pause(error);
         }
         if error.is_unknown() {
             return Next::End(told(error));
         }
         refused(error)
+    }
+
+    /// What stood here in line has left it, or soon will: the lock is elsewhere.
+    fn sent_on(&mut self, there: Site, from: &Site) -> Next {
+        self.sites.retain(|site| !site.is_at(&from.node));
+        Next::AskThere(there)
     }
 
     fn left(&mut self, end: Ending) -> Next {
@@ -362,22 +417,55 @@ impl Wait<'_> {
         let target = Arc::clone(self.claim.target());
         let started = Instant::now();
         let mut backoff = Backoff::new();
+        let Some(mut last) = self.sites.last().cloned() else {
+            return;
+        };
         loop {
-            let site = core.nodes.site(&target);
-            let cancel = site.send(command::cancel(target.subject()));
-            if self.request.own {
-                let release = command::release(target.subject(), None, None);
-                let released = site.send(release);
-                if cancel.await.is_ok() && released.await.is_ok() {
-                    return;
+            let cancel = |site: &Site| site.send(command::cancel(target.subject()));
+            let cancels: Vec<_> = self
+                .sites
+                .iter()
+                .map(|site| (site.clone(), cancel(site)))
+                .collect();
+            let release = command::release(target.subject(), None, None);
+            let release = self.request.own.then(|| last.send(release));
+            for (site, cancel) in cancels {
+                if self.is_rid_of_us(cancel.await, &site) {
+                    self.sites.retain(|other| !other.is_at(&site.node));
                 }
-            } else if cancel.await.is_ok() {
-                return self.take_back_answered().await;
+            }
+            let released = match release {
+                None => true,
+                Some(release) => match release.await {
+                    Ok(_) => true,
+                    Err(error) => {
+                        let there = core.nodes.follow(&error, &last);
+                        last = there.unwrap_or_else(|| core.nodes.site(&target));
+                        false
+                    }
+                },
+            };
+            if self.sites.is_empty() && released {
+                break;
             }
             if started.elapsed() >= WITHDRAW_FOR {
                 return;
             }
             sleep(backoff.next()).await;
+        }
+        if !self.request.own {
+            self.take_back_answered().await;
+        }
+    }
+
+    /// Whether nothing stands in line there any more: it was cancelled, or the lock is elsewhere.
+    /// A node that cannot be reached, and whose slots another has taken over, ends our session.
+    fn is_rid_of_us(&self, cancelled: Result<u64, Error>, site: &Site) -> bool {
+        let nodes = &self.request.core.nodes;
+        match cancelled {
+            Ok(_) => true,
+            Err(error) if nodes.follow(&error, site).is_some() => true,
+            Err(_) => nodes.are_several() && !site.is_at(&nodes.site(self.claim.target()).node),
         }
     }
 

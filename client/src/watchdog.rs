@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::hold::Hold;
 use crate::nodes::Nodes;
@@ -50,6 +51,10 @@ impl Watchdog {
         }
     }
 
+    fn interval(&self) -> Duration {
+        locked(&self.state).schedule.interval
+    }
+
     fn next_round(&self) -> Option<Instant> {
         locked(&self.state).schedule.next
     }
@@ -71,20 +76,45 @@ impl Watchdog {
 
 /// Renews until it is aborted, with the client.
 pub(crate) async fn run(watchdog: Arc<Watchdog>, nodes: Arc<Nodes>) {
+    let mut asked = JoinSet::new();
     loop {
         match watchdog.next_round() {
             None => watchdog.wake.notified().await,
             Some(round) => {
                 sleep_until(round).await;
                 let started = Instant::now();
-                let live = watchdog.live();
-                let confirmed = live.is_empty() || renewal::confirm(&nodes, &live).await;
+                let interval = watchdog.interval();
+                let confirmed = round_of(&nodes, watchdog.live(), &mut asked);
+                let confirmed = timeout(interval, confirmed).await.unwrap_or(false);
                 let mut state = locked(&watchdog.state);
                 let idle = state.holds.is_empty();
                 state.schedule.ended(started, confirmed, idle);
             }
         }
     }
+}
+
+/// Asks each node about its holds: whether all were confirmed or found lost. A node that is slow
+/// does not keep the leases at the others from being renewed: its answer is waited for while they
+/// have their next round, and until it comes it is asked nothing more.
+async fn round_of(nodes: &Arc<Nodes>, live: Vec<Arc<Hold>>, asked: &mut JoinSet<bool>) -> bool {
+    let mut confirmed = true;
+    for (site, holds) in renewal::by_site(nodes, live) {
+        let Ok(turn) = Arc::clone(&site.node.renewing).try_lock_owned() else {
+            confirmed = false;
+            continue;
+        };
+        let nodes = Arc::clone(nodes);
+        asked.spawn(async move {
+            let confirmed = renewal::confirm_at(&nodes, site, holds).await;
+            drop(turn);
+            confirmed
+        });
+    }
+    while let Some(one) = asked.join_next().await {
+        confirmed &= one.unwrap_or(false);
+    }
+    confirmed
 }
 
 /// When the next round is due. Pure: it is told the time and never sleeps.

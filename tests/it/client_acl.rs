@@ -90,6 +90,12 @@ async fn everything(server: &Server) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_needs_what_is_documented_and_nothing_more() {
+    let documented = include_str!("../../client/README.md");
+    for rights in [COMMANDS, CATEGORY, introductions()] {
+        for right in rights.split_whitespace() {
+            assert!(documented.contains(right), "{right}");
+        }
+    }
     let server = Server::start();
     able_clerk(&server);
     everything(&server).await;

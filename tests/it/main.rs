@@ -55,7 +55,9 @@ mod several_hostile; // the largest waits for several locks
 mod smoke; // a short set of all, also for valgrind
 
 mod client; // the client crate
+mod client_acknowledged; // grants that replicas have
 mod client_acl; // what its user must be allowed
+mod client_cluster; // every lock at its node
 mod client_faults; // what it says when processes and networks fail
 mod client_multi; // several locks at once
 mod client_quorum; // its lock over several servers

@@ -1,6 +1,6 @@
 //! Noise: any bytes at the port, any commands with any options, in transactions and scripts, on
-//! keys of any type, while others rewrite those keys in every way. The server answers, whoever holds
-//! or waits beside it is not disturbed, replicas end equal, and nothing is left.
+//! keys of any type, while others rewrite those keys in every way. The server answers, whoever
+//! holds or waits beside it is not disturbed, replicas end equal, and nothing is left.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;

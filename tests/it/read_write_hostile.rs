@@ -266,6 +266,17 @@ fn a_lock_without_an_end_is_held_as_long_as_its_readers_are() {
 }
 
 #[test]
+fn a_timeout_key_of_ones_own_without_an_end_cuts_no_lease_short() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.run("HSET k mode read alice 1");
+    conn.run("PEXPIRE k 20000");
+    conn.run(format!("SET {} 1", timeout("alice", 1)));
+    assert_eq!(conn.run("RLOCK.ACQUIRE k alice 40000 READ").held().0, 2);
+    assert!(conn.run("PTTL k").int() > 30_000);
+}
+
+#[test]
 fn the_hold_counts_do_not_overflow() {
     let server = Server::start();
     let mut conn = server.connect();

@@ -52,6 +52,6 @@ pub use eventually::{eventually, patience, until};
 pub use feed::{Feed, aof};
 pub use proxy::Proxy;
 pub use reply::Reply;
-pub use server::{Builder, Server, module_path, under_valgrind};
+pub use server::{Builder, Server, compile, module_path, under_valgrind};
 pub use topology::{Cluster, Pair, Resharding, Sentinels, Shards, Trio, in_sync, slot_of};
 pub use version::Version;

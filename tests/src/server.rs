@@ -49,6 +49,7 @@ pub struct Builder {
     settable_clock: bool,
     small_disk: bool,
     tls: Option<Tls>,
+    under: Vec<String>,
     config: Vec<String>,
 }
 
@@ -68,6 +69,14 @@ struct Tls {
 }
 
 impl Builder {
+    /// Starts the server through another program: its name, and its arguments before those of the
+    /// server.
+    #[must_use]
+    pub fn under(mut self, program: &[&str]) -> Self {
+        self.under = program.iter().map(|&word| word.to_owned()).collect();
+        self
+    }
+
     /// A server whose wall clock [`Server::step_clock`] can set. Its monotonic clock stays.
     #[must_use]
     pub fn settable_clock(mut self) -> Self {
@@ -80,7 +89,10 @@ impl Builder {
     #[must_use]
     pub fn on_a_small_disk(mut self, appendfsync: &str) -> Self {
         self.small_disk = true;
-        self.config("appendonly yes")
+        // A process that writes beyond its limit gets a signal; one that ignores it gets an error,
+        // as from a disk that is full.
+        self.under(&["sh", "-c", r#"trap "" XFSZ; exec "$@""#, "sh"])
+            .config("appendonly yes")
             .config(&format!("appendfsync {appendfsync}"))
     }
 
@@ -230,6 +242,7 @@ impl Server {
             settable_clock: false,
             small_disk: false,
             tls: None,
+            under: Vec::new(),
             config: Vec::new(),
         }
     }
@@ -397,14 +410,21 @@ impl Server {
     pub fn freeze(&self) {
         self.running.signal("STOP");
         // The signal is on its way when `kill` returns, and the server may be half through a turn.
-        let state = format!("/proc/{}/stat", self.process_id());
-        until("the process stands still", || {
-            let state = fs::read_to_string(&state).expect("a process");
-            state
-                .rsplit(')')
-                .next()
-                .is_some_and(|rest| rest.starts_with(" T"))
-        });
+        until("the process stands still", || self.process_state() == 'T');
+    }
+
+    /// Waits until it has nothing to do, and sleeps.
+    #[track_caller]
+    pub fn fall_asleep(&self) {
+        until("the process sleeps", || self.process_state() == 'S');
+    }
+
+    /// `R` if the process runs, `S` if it sleeps, `T` if it was stopped.
+    fn process_state(&self) -> char {
+        let stat = format!("/proc/{}/stat", self.process_id());
+        let stat = fs::read_to_string(stat).expect("a process");
+        let state = stat.rsplit(')').next().and_then(|rest| rest.chars().nth(1));
+        state.expect("a state")
     }
 
     /// From now on the append-only file of a server [`Builder::on_a_small_disk`] cannot grow by
@@ -534,9 +554,9 @@ impl Ports {
     }
 }
 
-/// Compiles a library from `tests/data` with the C compiler.
+/// Compiles a library from `tests/data` with the C compiler. Its path.
 #[track_caller]
-fn compile(name: &str, directory: &Path) -> String {
+pub fn compile(name: &str, directory: &Path) -> String {
     let source = format!("{}/data/{name}.c", env!("CARGO_MANIFEST_DIR"));
     let object = directory.join(format!("{name}.so")).display().to_string();
     let output = Command::new("cc")
@@ -561,10 +581,16 @@ impl Running {
             .append(true)
             .open(directory.join("output"));
         let output = output.expect("a file");
-        let mut server = command();
-        if how.small_disk {
-            server = ignoring_the_limit(&server);
-        }
+        let mut server = match &how.under[..] {
+            [] => command(),
+            [program, arguments @ ..] => {
+                let command = command();
+                let mut under = Command::new(program);
+                under.args(arguments).arg(command.get_program());
+                under.args(command.get_args());
+                under
+            }
+        };
         if how.settable_clock {
             let clock = directory.join("clock");
             fs::write(&clock, 0_i64.to_ne_bytes()).expect("a file");
@@ -678,17 +704,6 @@ fn command() -> Command {
         ))
         .arg(server_program());
     command
-}
-
-/// A process that writes beyond its limit gets a signal; one that ignores it gets an error, as
-/// from a disk that is full.
-fn ignoring_the_limit(command: &Command) -> Command {
-    let mut shell = Command::new("sh");
-    shell
-        .args(["-c", r#"trap "" XFSZ; exec "$@""#, "sh"])
-        .arg(command.get_program())
-        .args(command.get_args());
-    shell
 }
 
 /// Where a server in this directory writes its append-only file, which is several.

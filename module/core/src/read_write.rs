@@ -140,8 +140,10 @@ impl Locks {
             }
             _ => {
                 let token = self.writers.of(lock, request.owner);
-                let key_end = hash.write_end(wanted);
-                (token, key_end.or(hash.ends_at), key_end)
+                // Written also if it stays: WAIT counts what its own connection has written, and
+                // whoever waits for the replicas renews the hold before.
+                let key_end = hash.write_end(wanted).or(hash.ends_at);
+                (token, key_end, key_end)
             }
         };
         self.expire(lock, hash, key_end, now, effects);
@@ -207,9 +209,11 @@ impl Locks {
             };
             rest.write_all(&Holder::Caller, own.token, end, effects);
         }
-        self.expire(lock, hash, hash.key_end(Some(end)), now, effects);
+        let key_end = hash.key_end(Some(end));
+        self.expire(lock, hash, key_end, now, effects);
         let (owner, mode) = (request.owner, Mode::Read);
-        self.bind(lock, owner, mode, None, own.token, Some(end));
+        let end = hash.end_with_key(Some(end), key_end);
+        self.bind(lock, owner, mode, None, own.token, end);
         left
     }
 
@@ -493,7 +497,7 @@ impl Locks {
                     ends_at: lease_end,
                 });
                 let end = own.map_or(lease_end, |own| own.ends_at.max(lease_end));
-                (Some(end), hash.key_end_prolonged(end))
+                (Some(end), hash.key_end_prolonged(lease_end))
             }
         };
         self.expire(lock, hash, key_end, now, effects);
@@ -506,6 +510,7 @@ impl Locks {
             effects.push(Effect::SweepReaders);
         }
         let (owner, session) = (entry.owner, entry.session);
+        let own_end = hash.end_with_key(own_end, key_end);
         self.bind(lock, owner, entry.mode, session, Some(token), own_end);
         Ok((entered, token))
     }

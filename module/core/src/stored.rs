@@ -177,10 +177,24 @@ impl ReadWrite {
         self.end_of(&[own_read, self.others_read], self.mode() == Mode::Write)
     }
 
-    /// The same, but never earlier than it expires now.
-    pub(crate) fn key_end_prolonged(&self, own_read: i64) -> Option<i64> {
+    /// When the key must expire if the owner reads on until then, beside what it reads already;
+    /// none if it does not expire earlier now.
+    pub(crate) fn key_end_prolonged(&self, lease_end: i64) -> Option<i64> {
+        // A timeout key of its own without an end does not prolong the key, and the lease does.
+        let own_read = self.own_read.map(|own| own.ends_at);
         let is_later = |end: &i64| self.ends_at.is_none_or(|at| *end > at);
-        self.key_end(Some(own_read)).filter(is_later)
+        self.end_of(
+            &[Some(lease_end), own_read, self.others_read],
+            self.mode() == Mode::Write,
+        )
+        .filter(is_later)
+    }
+
+    /// When a hold ends whose own lease ends then, and the key then, if that changes: one without
+    /// an end of its own goes with the key.
+    pub(crate) fn end_with_key(&self, own: Option<i64>, key_end: Option<i64>) -> Option<i64> {
+        let own = own.filter(|end| *end != NEVER);
+        own.or(key_end).or(self.ends_at)
     }
 
     /// When the key must expire if the owner's lease as the writer is to end then; none if that is

@@ -27,7 +27,13 @@ use proptest::prelude::*;
 type Body = fn(&[u8]);
 
 /// A body, what it found wrong once, and with which bytes.
-const FOUND: [(Body, &str, &[u8]); 0] = [];
+const FOUND: [(Body, &str, &[u8]); 1] = [(
+    stored,
+    "a reader of whom one timeout key has no end enters again, and its new lease ends early",
+    b"\x00\x00 nnn\xff\xfc\xfc\xb82\x032222((((((\x0e\xbb\
+      \x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00;;\x20\
+      \x00\xf9f\x0a\x07\x00\x00\x04\x00\x00\x00\x00\xff\xf7e",
+)];
 
 #[test]
 fn what_was_found_once_holds() {

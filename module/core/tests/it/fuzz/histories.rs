@@ -330,7 +330,7 @@ fn read_write_change(choices: &mut Choices<'_>) -> foreign::Change {
     let number = choices.of(&[1, 2, 3]);
     let lease_ms = choices.of(&[9, 30, 70]);
     let value = choices.of(&["1", "2", "3", "0", "-1", "01", "", "one"]);
-    match choices.below(22) {
+    match choices.below(23) {
         0 => Change::Read { owner, lease_ms },
         1 => Change::Unread { owner },
         2 => Change::Write { owner, lease_ms },
@@ -364,6 +364,7 @@ fn read_write_change(choices: &mut Choices<'_>) -> foreign::Change {
         18 => Change::SetCount { owner, value },
         19 => Change::SetWriteCount { owner, value },
         20 => Change::RemoveCount { owner },
+        21 => Change::PersistTimeout { owner, number },
         _ => Change::RemoveWriteCount { owner },
     }
 }

@@ -159,16 +159,13 @@ pub fn requests(data: &[u8]) {
 /// A pattern matches what the naive matcher says.
 pub fn globs(data: &[u8]) {
     let mut choices = Choices::new(data);
-    let of = |choices: &mut Choices<'_>| {
-        let byte = |choices: &mut Choices<'_>| match choices.below(9) {
-            8 => choices.number().to_le_bytes()[0],
-            at => b"a*?[]^-\\"[at],
-        };
-        (0..choices.below(40))
-            .map(|_| byte(choices))
-            .collect::<Vec<u8>>()
-    };
-    let (pattern, text) = (of(&mut choices), of(&mut choices));
+    let (mut pattern, mut text) = (Vec::new(), Vec::new());
+    for _ in 0..choices.below(12) {
+        piece(&mut choices, &mut pattern);
+    }
+    for _ in 0..choices.below(16) {
+        text.push(any_of(b"abc-^]\\", &mut choices));
+    }
     let (shown, of_text) = (pattern.escape_ascii(), text.escape_ascii());
     let matches = glob_matches(&pattern, &text);
     assert_eq!(
@@ -176,6 +173,35 @@ pub fn globs(data: &[u8]) {
         naive_matches(&pattern, &text),
         "{shown} on {of_text}"
     );
+}
+
+/// A piece of a pattern: whole classes more often than their parts.
+fn piece(choices: &mut Choices<'_>, pattern: &mut Vec<u8>) {
+    match choices.below(6) {
+        0 => pattern.push(b'*'),
+        1 => pattern.push(b'?'),
+        2 => pattern.extend([b'\\', any_of(b"abc]*", choices)]),
+        3 => pattern.push(any_of(b"abc[]^-\\", choices)),
+        _ => {
+            pattern.push(b'[');
+            pattern.extend(choices.one_in(3).then_some(b'^'));
+            for _ in 0..choices.below(4) {
+                match choices.below(3) {
+                    0 => pattern.extend([any_of(b"abc", choices), b'-', any_of(b"abc]", choices)]),
+                    _ => pattern.push(any_of(b"abc-^\\", choices)),
+                }
+            }
+            pattern.extend((!choices.one_in(4)).then_some(b']'));
+        }
+    }
+}
+
+/// Now and then any byte at all.
+fn any_of(table: &[u8], choices: &mut Choices<'_>) -> u8 {
+    if choices.one_in(16) {
+        return choices.number().to_le_bytes()[0];
+    }
+    choices.of(table)
 }
 
 /// Printable, on a line, and not without its code word.
@@ -205,7 +231,7 @@ fn arguments(grammar: &Grammar, choices: &mut Choices<'_>) -> Words {
             return args;
         }
         if *kind == Keys && !choices.one_in(16) {
-            let keys: Words = (0..=choices.below(4)).map(|_| choices.bytes(2)).collect();
+            let keys: Words = (0..=choices.below(4)).map(|_| key(choices)).collect();
             args.push(keys.len().to_string().into_bytes());
             args.extend(keys);
         } else {
@@ -228,6 +254,11 @@ fn arguments(grammar: &Grammar, choices: &mut Choices<'_>) -> Words {
         }
     }
     args
+}
+
+/// Few names, so that some are named twice.
+fn key(choices: &mut Choices<'_>) -> Vec<u8> {
+    choices.of(&[&b"k"[..], b"", b"\xff\0", b"{k}"]).to_vec()
 }
 
 /// Mostly one that fits.

@@ -143,6 +143,10 @@ fn by_hand() -> impl Strategy<Value = Change> {
             owner,
             number,
         }),
+        1 => (owner(), number()).prop_map(|(owner, number)| Change::PersistTimeout {
+            owner,
+            number,
+        }),
         2 => (owner(), number(), text, 0i64..90).prop_map(|(owner, number, value, ms)| {
             Change::SetTimeout { owner, number, value, ms }
         }),

@@ -545,6 +545,44 @@ fn a_timeout_key_without_an_end_holds_no_lease_back() {
 }
 
 #[test]
+fn nor_does_one_of_its_own() {
+    let mut server = Server::new();
+    server.takes(A, Read, 9);
+    server.sees(&[Change::PersistTimeout {
+        owner: A,
+        number: 1,
+    }]);
+    server.takes(A, Read, 40);
+    assert_eq!(server.lease_left(), 40);
+}
+
+#[test]
+fn a_sessions_hold_with_an_endless_timeout_key_is_lost_with_its_hash() {
+    let owner = A;
+    for releases in [false, true] {
+        let mut server = Server::new();
+        server.takes(A, Read, 50);
+        server.sees(&[Change::PersistTimeout { owner, number: 1 }]);
+        server.does(&Op::Events {
+            session: 0,
+            client: 0,
+            grace_ms: 20,
+        });
+        let mut enters = acquire(A, Read, 50, Waits::No);
+        if let Op::Acquire { session, .. } = &mut enters {
+            *session = Some(0);
+        }
+        // The world sees that the timer is set for the end of the hash.
+        server.does(&enters);
+        if releases {
+            server.releases(A, Read);
+        }
+        server.passes(51);
+        assert!(!server.holds(A, Read));
+    }
+}
+
+#[test]
 fn two_writers_in_a_hash_do_not_cut_each_other_short() {
     let mut server = Server::new();
     server.takes(A, Write, 50);

@@ -934,7 +934,7 @@ impl Twin {
                 if is_held && entry.once {
                     self.shrink(lock);
                 } else {
-                    self.prolong(lock, owner, entry.looks_at_all);
+                    self.prolong(lock, owner, end, entry.looks_at_all);
                 }
             }
             Mode::Write if self.is_mixed(lock) && !entry.looks_at_all => {
@@ -1052,14 +1052,16 @@ impl Twin {
     }
 
     /// READ never shortens it. Whoever looks at all readers puts right what others cut short.
-    fn prolong(&mut self, lock: &[u8], owner: &[u8], looks_at_all: bool) {
+    fn prolong(&mut self, lock: &[u8], owner: &[u8], lease_end: i64, looks_at_all: bool) {
         let readers = self.space.readers(lock);
         let looks_at_all = looks_at_all || readers.len() == 1;
         let seen = readers
             .into_iter()
             .filter(|(of, _)| looks_at_all || of == owner);
         let ends: Vec<i64> = seen.map(|(_, reader)| reader.ends_at).collect();
-        let longest = ends.iter().copied().filter(|end| *end != NEVER).max();
+        let ending = ends.iter().copied().filter(|end| *end != NEVER);
+        // Also where another of its own timeout keys has no end.
+        let longest = ending.max().max(Some(lease_end));
         let present = self.space.get(lock).unwrap().ends_at;
         // Somebody else took the expiry away: it comes back when it is known who reads until when.
         let is_known = looks_at_all && !ends.contains(&NEVER) && self.mode(lock) == Mode::Read;

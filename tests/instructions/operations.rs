@@ -1,0 +1,132 @@
+//! What is counted: each operation is a few commands, with the replies that they must have.
+
+use crate::scripts::Scripts;
+
+/// Who holds, and who wants it next; as the crate writes owners.
+pub(crate) const OWNER: &str = "0b6bdc62-8d5c-4c0e-9d6f-6b8a5c1f2e3d:1234";
+pub(crate) const OTHER: &str = "7f3a1d58-2b90-4a77-8c11-90d2e4b6a5c3:1234";
+
+/// The session that lives by the connection on which everything is counted.
+pub(crate) const SESSION: &str = "session";
+
+/// A command, and its reply as `Reply` prints it; `_` stands for any one value.
+#[derive(Clone)]
+pub(crate) struct Step {
+    pub(crate) command: String,
+    pub(crate) reply: &'static str,
+}
+
+/// The steps for one key.
+type Steps = Box<dyn Fn(&str) -> Vec<Step>>;
+
+/// Something to be counted, on keys that nobody else wants.
+pub(crate) struct Operation {
+    pub(crate) name: &'static str,
+    /// Sent before it is counted.
+    pub(crate) before: Steps,
+    /// What is counted. It leaves everything as it found it.
+    pub(crate) steps: Steps,
+    /// Sent afterwards.
+    pub(crate) after: Steps,
+}
+
+/// What everything is compared with, because none of its code is ours.
+pub(crate) const YARDSTICK: &str = "SET NX PX + DEL";
+
+/// This one is counted with `rlock.publish off`.
+pub(crate) const UNPUBLISHED: &str = "ACQUIRE + RELEASE, publish off";
+
+pub(crate) fn all(scripts: Scripts) -> Vec<Operation> {
+    vec![
+        operation(YARDSTICK, |key| {
+            vec![
+                step(format!("SET {key} {OWNER} NX PX 30000"), "+OK"),
+                step(format!("DEL {key}"), "1"),
+            ]
+        }),
+        operation("the same with scripts", move |key| scripts.pair(key, OWNER)),
+        operation("ACQUIRE + RELEASE", |key| pair(key, "", "")),
+        operation(UNPUBLISHED, |key| pair(key, "", "")),
+        operation("ACQUIRE SESSION + RELEASE", |key| {
+            pair(key, &format!(" SESSION {SESSION}"), "")
+        }),
+        operation("ACQUIRE READ + RELEASE READ", |key| {
+            pair(key, " READ", " READ")
+        }),
+        operation("ACQUIRE WRITE + RELEASE WRITE", |key| {
+            pair(key, " WRITE", " WRITE")
+        }),
+        operation("MACQUIRE + MRELEASE of three", |key| {
+            let keys = format!("3 {key}:a {key}:b {key}:c");
+            let acquire = format!("RLOCK.MACQUIRE {OWNER} {LEASE_MS} {keys}");
+            let release = format!("RLOCK.MRELEASE {OWNER} {keys}");
+            vec![step(acquire, "[1, _]"), step(release, "3")]
+        }),
+        of_held("re-entry + RELEASE", |key| {
+            let reentry = acquire(key, OWNER, "", "[2, _]");
+            vec![reentry, release(key, OWNER, "", "1")]
+        }),
+        of_held("RENEW", |key| {
+            let renew = format!("RLOCK.RENEW {key} {OWNER} {LEASE_MS}");
+            vec![step(renew, "1")]
+        }),
+        of_held("ACQUIRE refused", |key| {
+            vec![acquire(key, OTHER, "", "[0, _]")]
+        }),
+        of_held("two hand-overs to the queued", |key| {
+            [hand_over(key, OWNER, OTHER), hand_over(key, OTHER, OWNER)].concat()
+        }),
+    ]
+}
+
+fn operation(name: &'static str, steps: impl Fn(&str) -> Vec<Step> + 'static) -> Operation {
+    Operation {
+        name,
+        before: Box::new(|_| Vec::new()),
+        steps: Box::new(steps),
+        after: Box::new(|_| Vec::new()),
+    }
+}
+
+/// An operation on a lock that its owner holds.
+fn of_held(name: &'static str, steps: impl Fn(&str) -> Vec<Step> + 'static) -> Operation {
+    Operation {
+        before: Box::new(|key| vec![acquire(key, OWNER, "", "[1, _]")]),
+        after: Box::new(|key| vec![release(key, OWNER, "", "0")]),
+        ..operation(name, steps)
+    }
+}
+
+fn pair(key: &str, how: &str, mode: &str) -> Vec<Step> {
+    let take = acquire(key, OWNER, how, "[1, _]");
+    vec![take, release(key, OWNER, mode, "0")]
+}
+
+/// From one owner to the other, who waits for the session and fetches what it is told.
+fn hand_over(key: &str, from: &str, to: &str) -> Vec<Step> {
+    let queue = format!(" QUEUE 0 SESSION {SESSION}");
+    vec![
+        acquire(key, to, &queue, "[-1, 1]"),
+        release(key, from, "", "0"),
+        step(
+            format!("RLOCK.EVENTS {SESSION}"),
+            "[[\"granted\", _, _, _]]",
+        ),
+    ]
+}
+
+/// So long that none ends while it is counted, however slow the machine is.
+const LEASE_MS: u32 = 30_000_000;
+
+pub(crate) fn acquire(key: &str, owner: &str, how: &str, reply: &'static str) -> Step {
+    let command = format!("RLOCK.ACQUIRE {key} {owner} {LEASE_MS}{how}");
+    step(command, reply)
+}
+
+pub(crate) fn release(key: &str, owner: &str, mode: &str, reply: &'static str) -> Step {
+    step(format!("RLOCK.RELEASE {key} {owner}{mode}"), reply)
+}
+
+pub(crate) fn step(command: String, reply: &'static str) -> Step {
+    Step { command, reply }
+}

@@ -1,0 +1,289 @@
+//! Locks that count once replicas, or disks, have the grant.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use rlock_client::{Client, ClientBuilder};
+use rlock_tests::{Pair, Sentinels, Server, Shards, Version, until};
+use tokio::task::JoinHandle;
+
+use super::client::{MS, connect, patient, soon, url, wait_in_line};
+
+/// Longer than any replica takes that answers at all.
+const LONG: Duration = Duration::from_secs(10);
+
+/// Settings with which only the lease and one replica count.
+fn acknowledged(within: Duration) -> ClientBuilder {
+    patient().acknowledged_by(1, within)
+}
+
+/// How often the server has ended a WAIT.
+fn waits(server: &Server) -> u64 {
+    let stats = server.run("INFO commandstats").text();
+    let line = stats
+        .lines()
+        .find_map(|line| line.strip_prefix("cmdstat_wait:calls="));
+    line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
+}
+
+/// Waits until a client of this server waits for replicas.
+fn see_waiting(server: &Server) {
+    until("somebody waits for the replica", || {
+        let list = server.run("CLIENT LIST").text();
+        list.lines().any(|line| line.contains("cmd=wait"))
+    });
+}
+
+/// Starts a call in a task of its own.
+fn started<T: Send + 'static>(call: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+    tokio::spawn(call)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_a_lock_is_held_the_replica_has_it() {
+    let pair = Pair::start();
+    let client = connect(acknowledged(LONG), &pair.primary).await;
+    let fields = |name: &str| pair.replica.run(format!("HGETALL {name}")).texts();
+    for round in 0..20 {
+        let name = format!("k{round}");
+        let guard = client.lock(&*name).lock().await.unwrap();
+        assert!(fields(&name).contains(&guard.owner().to_string()));
+        let again = client.lock(&*name).owner(guard.owner());
+        let again = again.try_lock().await.unwrap();
+        assert!(fields(&name).contains(&"2".to_owned()), "entered twice");
+
+        let lock = client.rw_lock(format!("rw{round}"));
+        let writer = lock.write().await.unwrap();
+        let field = format!("{}:write", writer.owner());
+        assert!(fields(&format!("rw{round}")).contains(&field));
+        let reader = writer.downgrade().await.unwrap();
+        let field = reader.owner().to_string();
+        assert!(fields(&format!("rw{round}")).contains(&field));
+
+        let names = [format!("a{round}"), format!("b{round}")];
+        let both = client.multi(names.clone()).lock().await.unwrap();
+        for name in &names {
+            assert!(fields(name).contains(&both.owner().to_string()));
+        }
+        drop((guard, again, reader, both));
+    }
+    soon(client.shutdown()).await;
+    assert_eq!(pair.primary.run("DBSIZE"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_no_replica_has_is_given_back_and_said_to_be() {
+    let pair = Pair::start();
+    let client = connect(acknowledged(100 * MS), &pair.primary).await;
+    // Something is written on the connection that waits, long before.
+    drop(client.lock("first").lock().await.unwrap());
+    pair.settle();
+    let holder = client.rw_lock("both").owner(&client.owner()).lease(LONG);
+    let writer = holder.write().await.unwrap();
+    let reader = holder.clone().lease(6 * LONG).read().await.unwrap();
+    pair.settle();
+    pair.replica.freeze();
+    let rw = client.rw_lock("rw");
+    let all = client.multi(["a", "b"]);
+    let errors = [
+        // First of all, before anything is unacknowledged on the connection that waits: here the
+        // lease as the writer changes nothing about the key's, and a renewal might write nothing.
+        soon(holder.write()).await.unwrap_err(),
+        soon(client.lock("k").lock()).await.unwrap_err(),
+        soon(client.lock("k").try_lock()).await.unwrap_err(),
+        soon(client.lock("k").lease(LONG).lock_timeout(LONG))
+            .await
+            .unwrap_err(),
+        soon(rw.read()).await.unwrap_err(),
+        soon(rw.write()).await.unwrap_err(),
+        soon(all.lock()).await.unwrap_err(),
+    ];
+    for error in errors {
+        assert!(error.is_not_acknowledged(), "{error}");
+        assert!(error.to_string().contains("0 of 1"), "{error}");
+    }
+    assert!(!writer.is_lost() && !reader.is_lost());
+    drop((writer, reader));
+    soon(client.shutdown()).await;
+    assert_eq!(pair.primary.run("DBSIZE"), 0);
+    pair.replica.thaw();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_that_somebody_elses_release_made_is_waited_for_too() {
+    let pair = Pair::start();
+    let client = connect(acknowledged(100 * MS), &pair.primary).await;
+    let mut alice = pair.primary.connect();
+    for frozen in [false, true] {
+        alice.take("k", "alice");
+        let waiting = wait_in_line(&pair.primary, &client, "k");
+        if frozen {
+            pair.settle();
+            pair.replica.freeze();
+        }
+        alice.let_go("k", "alice");
+        match soon(waiting).await.unwrap() {
+            Ok(guard) => {
+                assert!(!frozen, "nobody has it but the primary");
+                soon(guard.unlock()).await.unwrap();
+            }
+            Err(error) => assert!(frozen && error.is_not_acknowledged(), "{error}"),
+        }
+        until("it is given back", || pair.primary.holder("k").is_none());
+    }
+    pair.replica.thaw();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn grants_at_the_same_time_share_one_wait() {
+    let pair = Pair::start();
+    let client = connect(acknowledged(LONG), &pair.primary).await;
+    pair.settle();
+    pair.replica.freeze();
+    let lock = |name: String| {
+        let lock = client.lock(name);
+        started(async move { lock.lock().await })
+    };
+    let mut calls = vec![lock("first".to_owned())];
+    see_waiting(&pair.primary);
+    calls.extend((0..50).map(|number| lock(format!("k{number}"))));
+    until("all are granted", || pair.primary.run("DBSIZE") == 51);
+    assert!(calls.iter().all(|call| !call.is_finished()));
+    pair.replica.thaw();
+    for call in calls {
+        drop(soon(call).await.unwrap().unwrap());
+    }
+    assert!(waits(&pair.primary) <= 3, "{}", waits(&pair.primary));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_time_that_it_takes_counts_against_the_lease() {
+    let pair = Pair::start();
+    let client = connect(acknowledged(LONG), &pair.primary).await;
+    pair.settle();
+    pair.replica.freeze();
+    let begun = Instant::now();
+    let lock = client.lock("k").lease(LONG);
+    let call = started(async move { lock.lock().await });
+    see_waiting(&pair.primary);
+    let waiting = Instant::now();
+    while waiting.elapsed() < 500 * MS {
+        tokio::time::sleep(10 * MS).await;
+    }
+    pair.replica.thaw();
+    let guard = soon(call).await.unwrap().unwrap();
+    let ends = guard.valid_for() + begun.elapsed();
+    // Counted from the renewal, which was sent before we saw it.
+    let sent = waiting - begun;
+    assert!(ends <= LONG + sent, "{ends:?} after {sent:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_gives_up_meanwhile_leaves_nothing_behind() {
+    let pair = Pair::start();
+    let client = connect(acknowledged(LONG), &pair.primary).await;
+    pair.settle();
+    pair.replica.freeze();
+    let lock = client.lock("k");
+    let call = started(async move { lock.lock().await });
+    see_waiting(&pair.primary);
+    assert!(pair.primary.holder("k").is_some());
+    call.abort();
+    until("it is given back", || pair.primary.holder("k").is_none());
+    pair.replica.thaw();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acknowledged_hold_survives_the_death_of_the_primary() {
+    let mut watched = Sentinels::start();
+    let urls = watched.addresses().into_iter();
+    let client = Client::builder()
+        .grace(6 * LONG)
+        .acknowledged_by(1, Duration::from_secs(3))
+        .sentinels(urls.map(|address| format!("redis://{address}")))
+        .connect("redis://rlock");
+    let client = soon(client).await.unwrap();
+    let guard = soon(client.lock("k").lock()).await.unwrap();
+    watched.kill_primary();
+    let renewed = async {
+        while let Err(error) = guard.renew().await {
+            assert!(!error.is_lost(), "{error}");
+            tokio::time::sleep(20 * MS).await;
+        }
+    };
+    soon(renewed).await;
+    let primary = watched.primary();
+    assert_eq!(primary.holder("k").as_deref(), Some(guard.owner().as_str()));
+    // It has no replica now.
+    let error = soon(client.lock("other").lock_timeout(LONG)).await;
+    assert!(error.unwrap_err().is_not_acknowledged());
+    watched.restart();
+    drop(soon(client.lock("other").lock()).await.unwrap());
+    soon(guard.unlock()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_counts_when_it_is_on_the_disk_of_the_server() {
+    let server = Server::builder().config("appendonly yes").start();
+    let client = connect(patient().acknowledged_on_disk(0, LONG), &server).await;
+    let taken = soon(client.lock("k").lock()).await;
+    if !Version::at_hand().at_least((7, 2), (7, 2)) {
+        let error = taken.unwrap_err();
+        assert!(error.is_refused(), "{error}");
+        assert!(error.to_string().contains("WAITAOF"), "{error}");
+        return;
+    }
+    let mut server = server;
+    let guard = taken.unwrap();
+    server.kill();
+    server.restart();
+    assert_eq!(server.holder("k").as_deref(), Some(guard.owner().as_str()));
+    drop(guard);
+
+    let plain = Server::start();
+    let client = connect(patient().acknowledged_on_disk(0, LONG), &plain).await;
+    let error = soon(client.lock("k").lock()).await.unwrap_err();
+    assert!(error.is_refused(), "{error}");
+    assert!(error.to_string().contains("appendonly"), "{error}");
+    until("it is given back", || plain.holder("k").is_none());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_who_may_not_wait_is_refused() {
+    let pair = Pair::start();
+    let told = pair
+        .primary
+        .run("ACL SETUSER clerk on >secret ~* &* +@all -wait");
+    assert_eq!(told, "OK");
+    let url = url(&pair.primary).replace("redis://", "redis://clerk:secret@");
+    let client = acknowledged(LONG).connect(&url).await.unwrap();
+    let error = soon(client.lock("k").lock()).await.unwrap_err();
+    assert!(error.is_refused(), "{error}");
+    assert!(error.to_string().contains("NOPERM"), "{error}");
+    until("it is given back", || pair.primary.holder("k").is_none());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_a_cluster_each_primary_waits_for_its_own_replica() {
+    let shards = Shards::start();
+    let urls = shards.primaries().into_iter().map(url);
+    let builder = acknowledged(Duration::from_secs(3));
+    let client = soon(builder.connect_cluster(urls)).await.unwrap();
+    let at = |node: usize| shards.name_at(shards.primaries()[node], "k");
+    let names = [at(0), at(1)];
+    let guards = soon(client.multi(names.clone()).lock()).await.unwrap();
+    for name in &names {
+        let mut replica = shards.replica_of(name).connect();
+        replica.run("READONLY");
+        let has = replica.run(format!("HKEYS {name}"));
+        assert!(has.texts().contains(&guards.owner().to_string()), "{name}");
+    }
+    drop(guards);
+    let frozen = shards.replica_of(&names[0]);
+    frozen.freeze();
+    let error = soon(client.lock(&*names[0]).lock()).await.unwrap_err();
+    assert!(error.is_not_acknowledged(), "{error}");
+    let other = soon(client.lock(&*names[1]).lock()).await.unwrap();
+    soon(other.unlock()).await.unwrap();
+    frozen.thaw();
+}
