@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use rlock_tests::{Cluster, Conn, Pair, Server, aof, patience, until};
 
-/// Holds of every kind that end soon, and those who wait for them; long holds beside them.
-fn holds_that_end_soon(server: &Server) -> Vec<(String, Conn)> {
+/// Holds of every kind, and those who wait for them.
+fn holds_and_waits(server: &Server) -> Vec<(String, Conn)> {
     let mut conn = server.connect();
     for hold in [
-        "RLOCK.ACQUIRE k alice 2000",
-        "RLOCK.ACQUIRE r alice 2000 READ",
-        "RLOCK.ACQUIRE w alice 2000 WRITE",
-        "RLOCK.MACQUIRE alice 2000 2 x y",
+        "RLOCK.ACQUIRE k alice 60000",
+        "RLOCK.ACQUIRE r alice 60000 READ",
+        "RLOCK.ACQUIRE w alice 60000 WRITE",
+        "RLOCK.MACQUIRE alice 60000 2 x y",
         "RLOCK.ACQUIRE long alice 60000",
     ] {
         assert_eq!(conn.run(hold).held().0, 1, "{hold}");
@@ -26,6 +26,19 @@ fn holds_that_end_soon(server: &Server) -> Vec<(String, Conn)> {
     ]
     .map(|wait| (wait.to_owned(), server.blocked_in(wait)))
     .into()
+}
+
+/// All holds but one end soon: late enough for the server to refuse writes by then.
+fn end_soon(server: &Server) {
+    let soon = patience(Duration::from_secs(3)).as_millis();
+    let renewals = [
+        format!("RLOCK.RENEW k alice {soon}"),
+        format!("RLOCK.RENEW r alice {soon} READ"),
+        format!("RLOCK.RENEW w alice {soon} WRITE"),
+        format!("RLOCK.MRENEW alice {soon} 2 x y"),
+    ];
+    let renewed: i64 = renewals.map(|renew| server.run(renew).int()).iter().sum();
+    assert_eq!(renewed, 5);
 }
 
 /// Their leases are over, and a few turns of the event loop and of the module's timer as well.
@@ -55,10 +68,12 @@ fn all_are_granted(waits: Vec<(String, Conn)>) {
 #[test]
 fn without_room_for_the_append_only_file_nobody_is_granted_until_there_is_some() {
     let mut server = Server::builder().on_a_small_disk("everysec").start();
-    let mut waits = holds_that_end_soon(&server);
+    let mut waits = holds_and_waits(&server);
     let mut life = server.life_line("s");
-    server.connect().take_for("of-session", "sam", "s");
+    let hold = "RLOCK.ACQUIRE of-session sam 600000 SESSION s";
+    server.run(hold).held();
     let mut dora = server.wait_in_line("of-session", "dora");
+    end_soon(&server);
     server.take_the_room();
     until("the server refuses to write", || {
         let told = server.run("RLOCK.RENEW long alice 60000");
@@ -123,13 +138,14 @@ fn a_primary_that_lacks_replicas_grants_nobody_until_it_has_them() {
     let primary = Server::builder().config("repl-ping-replica-period 1");
     let pair = Pair::of(primary, Server::builder());
     let server = &pair.primary;
-    let mut waits = holds_that_end_soon(server);
+    let mut waits = holds_and_waits(server);
     for set in ["min-replicas-max-lag 3", "min-replicas-to-write 1"] {
         assert_eq!(server.run(format!("CONFIG SET {set}")), "OK");
     }
     until("the server has counted its replicas", || {
         server.run("RLOCK.RENEW long alice 60000") == 1
     });
+    end_soon(server);
     assert_eq!(pair.replica.run("REPLICAOF NO ONE"), "OK");
     until("the server refuses to write", || {
         let told = server.run("RLOCK.RENEW long alice 60000");
@@ -151,8 +167,10 @@ fn in_a_cluster_it_is_the_same() {
     let cluster = Cluster::start();
     let server = &cluster.first;
     let mut alice = server.connect();
-    alice.run("RLOCK.ACQUIRE k alice 1500").held();
+    alice.take("k", "alice");
     let mut bob = server.wait_in_line("k", "bob");
+    let soon = patience(Duration::from_secs(2)).as_millis();
+    assert_eq!(alice.run(format!("RLOCK.RENEW k alice {soon}")), 1);
     assert_eq!(server.run("CONFIG SET min-replicas-to-write 1"), "OK");
     until("the lease is over", || server.run("PTTL k").int() < 0);
     thread::sleep(Duration::from_millis(150));
@@ -169,7 +187,8 @@ fn in_a_pause_nobody_is_granted_and_nothing_replicated() {
         Server::builder(),
     );
     let server = &pair.primary;
-    let mut waits = holds_that_end_soon(server);
+    let mut waits = holds_and_waits(server);
+    end_soon(server);
     assert_eq!(server.run("CLIENT PAUSE 3600000 WRITE"), "OK");
     let offset = server.info_number("master_repl_offset");
     leases_are_over(server);
@@ -187,7 +206,8 @@ fn in_a_pause_nobody_is_granted_and_nothing_replicated() {
 fn in_a_failover_that_is_given_up_nobody_is_granted_until_then() {
     let pair = Pair::start();
     let server = &pair.primary;
-    let mut waits = holds_that_end_soon(server);
+    let mut waits = holds_and_waits(server);
+    end_soon(server);
     pair.replica.freeze();
     assert_eq!(server.run("RLOCK.RENEW long alice 60000"), 1);
     assert_eq!(server.run("FAILOVER"), "OK");
