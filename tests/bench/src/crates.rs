@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use redis::aio::MultiplexedConnection;
+use redis::AsyncConnectionConfig;
+use redis::aio::{ConnectionManagerConfig, MultiplexedConnection};
 use tokio::runtime::Runtime;
 use tokio::task::{LocalSet, spawn_blocking, spawn_local};
 
@@ -33,6 +34,8 @@ const ALL: [&str; 5] = [RLOCK, BY_HAND, RSLOCK, RLOCK_0_2, REDISSON];
 const OWN: &str = "a lock each";
 const SHARED: &str = "one lock";
 const LEASE: Duration = Duration::from_secs(30);
+/// A reply that is late on a busy machine is waited for, by all that can be told to.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// How many fight for one lock.
 const FIGHTERS: usize = 16;
 
@@ -210,7 +213,10 @@ struct Ours(rlock_client::Client);
 
 impl Ours {
     async fn connect(url: &str) -> Self {
-        Self(rlock_client::Client::connect(url).await.unwrap())
+        let patient = rlock_client::Client::builder()
+            .response_timeout(PATIENCE)
+            .grace(PATIENCE);
+        Self(patient.connect(url).await.unwrap())
     }
 }
 
@@ -233,8 +239,10 @@ struct ByHand {
 impl ByHand {
     async fn connect(url: &str) -> Self {
         let client = redis::Client::open(url).unwrap();
+        let patient = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
+        let connection = client.get_multiplexed_async_connection_with_config(&patient);
         Self {
-            connection: client.get_multiplexed_async_connection().await.unwrap(),
+            connection: connection.await.unwrap(),
             release: Rc::new(redis::Script::new(scripts::COMPARE_AND_DELETE)),
         }
     }
@@ -297,7 +305,11 @@ struct Rlock02(rlock_0_2::async_lock::RLock);
 
 impl Rlock02 {
     async fn connect(url: &str) -> Self {
-        Self(rlock_0_2::async_lock::RLock::new(url).await.unwrap())
+        let client = redis::Client::open(url).unwrap();
+        let patient = ConnectionManagerConfig::new().set_response_timeout(Some(PATIENCE));
+        let manager = client.get_connection_manager_with_config(patient).await;
+        let lock = rlock_0_2::async_lock::RLock::with_connection_manager(manager.unwrap());
+        Self(lock.await.unwrap())
     }
 }
 
