@@ -63,9 +63,10 @@ impl<'a> OpenLock<'a> {
             return ReadWriteHash::new(self, &mode).load(owner.bytes(), count, known, look);
         }
         let others = self.key.len() > count_true(&[own.is_some(), fence.is_some()]);
-        // Fields can have a TTL of their own on newer servers, and are counted after it until the
-        // server removes them: that there are others is no proof that one of them is alive.
-        if own.is_none() && !(others && self.holder().is_some()) {
+        // Where fields can have a TTL of their own, they are counted after it until the server
+        // removes them: that there are others is no proof that one of them is alive.
+        let is_one_alive = || !Key::fields_may_expire() || self.holder().is_some();
+        if own.is_none() && !(others && is_one_alive()) {
             return Stored::Abandoned;
         }
         Stored::Plain(Hash {

@@ -27,7 +27,7 @@ use std::process::ExitCode;
 
 use counted::Counted;
 use figures::Figures;
-use operations::{Operation, SESSION, UNPUBLISHED};
+use operations::{Operation, UNPUBLISHED};
 use scripts::Scripts;
 
 fn main() -> ExitCode {
@@ -39,10 +39,6 @@ fn main() -> ExitCode {
 
     let mut counted = Figures::new(&version);
     let scripts = Scripts::load(server.conn());
-    server
-        .conn()
-        .run(format!("RLOCK.EVENTS {SESSION}"))
-        .events();
     for operation in operations::all(scripts) {
         counted.add(operation.name, count(&mut server, &operation));
     }

@@ -7,6 +7,7 @@
 use crate::arena::{Arena, Id};
 use crate::session::SessionId;
 use crate::{LockKey, LockRef, Mode, Now, Token};
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 
@@ -35,6 +36,19 @@ impl SessionHold {
     pub(crate) fn lease_over(&self, now: Now) -> bool {
         self.ends_at.is_some_and(|end| end < now.wall_ms())
     }
+}
+
+/// Where a hold stands among those of its lock, which are in the order of their owners.
+fn place_among(
+    arena: &Arena<SessionHold>,
+    holds: &[HoldId],
+    owner: &[u8],
+    mode: Mode,
+) -> Result<usize, usize> {
+    holds.binary_search_by(|id| {
+        let hold = arena.get(id.0).map(|hold| (&*hold.owner, hold.mode));
+        hold.cmp(&Some((owner, mode)))
+    })
 }
 
 /// All holds that belong to sessions.
@@ -67,16 +81,8 @@ impl SessionHolds {
 
     pub(crate) fn find(&self, lock: LockRef<'_>, owner: &[u8], mode: Mode) -> Option<HoldId> {
         let holds = self.of(lock);
-        let place = self.place_among(holds, owner, mode).ok()?;
+        let place = place_among(&self.arena, holds, owner, mode).ok()?;
         holds.get(place).copied()
-    }
-
-    /// Where a hold stands among those of its lock, which are in the order of their owners.
-    fn place_among(&self, holds: &[HoldId], owner: &[u8], mode: Mode) -> Result<usize, usize> {
-        holds.binary_search_by(|id| {
-            let hold = self.get(*id).map(|hold| (&*hold.owner, hold.mode));
-            hold.cmp(&Some((owner, mode)))
-        })
     }
 
     /// A new hold of a session. None only when four billion are there already.
@@ -101,9 +107,11 @@ impl SessionHolds {
             touched,
         };
         let id = HoldId(self.arena.insert(hold)?);
-        let place = self.place_among(self.of(key.as_ref()), &of, mode);
         let names = self.databases.entry(key.db).or_default();
-        let holds = names.entry(key.name).or_default();
+        let of_lock = names.entry(key.name);
+        // Most locks have one holder, so there is room for one.
+        let holds = of_lock.or_insert_with(|| Vec::with_capacity(1));
+        let place = place_among(&self.arena, holds, &of, mode);
         holds.insert(place.unwrap_or_else(|place| place).min(holds.len()), id);
         Some(id)
     }
@@ -128,21 +136,23 @@ impl SessionHolds {
     }
 
     pub(crate) fn remove(&mut self, id: HoldId) -> Option<SessionHold> {
-        let hold = self.get(id)?;
-        let place = self.place_among(self.of(hold.lock.as_ref()), &hold.owner, hold.mode);
-        let hold = self.arena.remove(id.0)?;
-        if let Some(check_at) = hold.check_at {
-            self.checks.remove(&(check_at, id));
-        }
+        let hold = self.arena.get(id.0)?;
         let names = self.databases.get_mut(&hold.lock.db)?;
-        if let (Ok(place), Some(of_lock)) = (place, names.get_mut(&hold.lock.name)) {
-            of_lock.remove(place);
-            if of_lock.is_empty() {
-                names.remove(&hold.lock.name);
+        if let Entry::Occupied(mut of_lock) = names.entry(Rc::clone(&hold.lock.name)) {
+            let holds = of_lock.get_mut();
+            if let Ok(place) = place_among(&self.arena, holds, &hold.owner, hold.mode) {
+                holds.remove(place);
+            }
+            if holds.is_empty() {
+                of_lock.remove();
             }
         }
         if names.is_empty() {
             self.databases.remove(&hold.lock.db);
+        }
+        let hold = self.arena.remove(id.0)?;
+        if let Some(check_at) = hold.check_at {
+            self.checks.remove(&(check_at, id));
         }
         Some(hold)
     }

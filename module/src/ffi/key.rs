@@ -74,6 +74,12 @@ impl<'a> Key<'a> {
         }
     }
 
+    /// Whether a field of a hash can have a TTL of its own: since Redis 7.4 and Valkey 9. Valkey 8
+    /// has none, but its number is larger than Redis's.
+    pub(crate) fn fields_may_expire() -> bool {
+        server!(RedisModule_GetServerVersion()) >= 0x0007_0400
+    }
+
     /// The number of fields.
     pub(crate) fn len(&self) -> usize {
         server!(RedisModule_ValueLength(self.raw))

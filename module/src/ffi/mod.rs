@@ -166,7 +166,11 @@ impl<T: Default> ServerLocked<T> {
     /// Lends the value for the length of a call. The body must not call the server: the server may
     /// call us back, and would find the value lent.
     pub(crate) fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
-        body(self.0.borrow_mut().get_or_insert_default())
+        let mut value = self.0.borrow_mut();
+        match &mut *value {
+            Some(value) => body(value),
+            none => body(none.insert(T::default())),
+        }
     }
 
     /// Lets the value go, with all its memory.
