@@ -326,10 +326,10 @@ pub(crate) fn report(results: &Results) -> Report {
     report.says(
         "Each as its documentation shows it, through one server: the Rust crates in one process on \
          one thread, Redisson in a process of its own with a thread a lock. Allocations and \
-         sockets are the client's; Redisson's allocations are not counted. Where many want one lock, \
-         whoever polls may take it again at once while the others sleep: many locks a second, and \
-         all for one. The wins are those of the task with the fewest and of the one with the most, \
-         in percent of the mean.",
+         sockets are the client's; Redisson's allocations are not counted. Where many want one \
+         lock, whoever polls may take it again at once while the others sleep: many locks a \
+         second, and all for one. The wins are those of the task with the fewest and of the one \
+         with the most, in percent of the mean.",
     );
     let (one, many) = (at(OWN, 1_u64), at(OWN, 64_u64));
     let there = results.contenders(&one);

@@ -132,7 +132,8 @@ pub fn run(words: &Words) {
     }
     let text = tables(&words.folder);
     println!("{text}");
-    println!("Written to {}", words.folder.display());
+    let folder = words.folder.canonicalize().unwrap();
+    println!("Written to {}", folder.display());
 }
 
 fn measure(words: &Words) {

@@ -163,7 +163,7 @@ pub(crate) fn report(results: &Results) -> Report {
     report.at_most("bytes of a queued waiter", 1024.0, of_queued);
     report.at_most(
         "a held lock against its bare hash",
-        1.0,
+        1.005,
         Spread::of_ratios(&of_lock, &of_hash),
     );
     report

@@ -150,6 +150,7 @@ impl Lines {
         let mut chart = ChartBuilder::on(&area)
             .caption(self.title, ("sans-serif", 20))
             .margin(12)
+            .margin_right(40)
             .x_label_area_size(40)
             .y_label_area_size(70)
             .build_cartesian_2d(self.sizes().log_scale(), self.values().log_scale())?;
