@@ -278,8 +278,8 @@ async fn look_again(nodes: Weak<Nodes>, doubts: Arc<Notify>) {
     }
 }
 
-/// Has the holds renewed whose slots have moved: the node where they are now does not know yet whose
-/// session they belong to, and that where they were will not be asked again.
+/// Has the holds renewed whose slots have moved: the node where they are now does not know yet
+/// whose session they belong to, and that where they were will not be asked again.
 fn confirm_moved(nodes: &Arc<Nodes>, cluster: &Cluster) {
     let moved = cluster.take_moved();
     if moved.is_empty() {
@@ -293,7 +293,7 @@ fn confirm_moved(nodes: &Arc<Nodes>, cluster: &Cluster) {
             .is_some_and(|name| moved.contains(&slot_of(name)))
     });
     let nodes = Arc::clone(nodes);
-    tokio::spawn(async move { renewal::confirm(&nodes, holds).await });
+    tokio::spawn(async move { renewal::confirm(&nodes, holds, || true).await });
 }
 
 /// So long a node that was asked may be silent until the next is asked too.

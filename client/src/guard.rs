@@ -87,10 +87,10 @@ impl Guard<Several> {
 
     /// The fencing token to show where this lock protects something; `None` if it is none of them.
     ///
-    /// All locks that were taken in one command have one token, so with one server, or with names of
-    /// one slot, it is [`token`](Self::token) for each. In a cluster those of each slot have their
-    /// own, and only tokens of the same name can be compared: the largest of the guard's tokens
-    /// would say nothing, for another node may have minted it.
+    /// All locks that were taken in one command have one token, so with one server, or with names
+    /// of one slot, it is [`token`](Self::token) for each. In a cluster those of each slot have
+    /// their own, and only tokens of the same name can be compared: the largest of the guard's
+    /// tokens would say nothing, for another node may have minted it.
     ///
     /// # Examples
     ///

@@ -179,13 +179,20 @@ impl Lifeline {
         }
     }
 
-    fn confirm_holds(&self, attachment: &Attachment) {
+    fn confirm_holds(&self, attachment: &Arc<Attachment>) {
         let mut holds = self.holds();
         // The others were granted or confirmed since.
         holds.retain(|hold| !hold.counts_on(attachment));
-        if let Some(nodes) = self.nodes.upgrade().filter(|_| !holds.is_empty()) {
-            tokio::spawn(async move { renewal::confirm(&nodes, holds).await });
-        }
+        let Some(nodes) = self.nodes.upgrade().filter(|_| !holds.is_empty()) else {
+            return;
+        };
+        // Attached anew, it is all begun anew.
+        let (session, attachment) = (Arc::clone(&self.session), Arc::clone(attachment));
+        let is_present = move || {
+            let present = session.attachment();
+            present.is_some_and(|present| Arc::ptr_eq(&present, &attachment))
+        };
+        tokio::spawn(async move { renewal::confirm(&nodes, holds, is_present).await });
     }
 
     /// How long after its time an answer is given up. With a grace there must be time left to

@@ -22,8 +22,8 @@ use crate::taker::Taker;
 /// # In a cluster
 ///
 /// Names of one slot (`{order:7}:items` and `{order:7}:bill`) are taken as above. Names of several
-/// slots may lie at several nodes, and no command reaches more than one slot: they are taken slot by
-/// slot, in an order that is the same for all callers. What is different then:
+/// slots may lie at several nodes, and no command reaches more than one slot: they are taken slot
+/// by slot, in an order that is the same for all callers. What is different then:
 ///
 /// - While it waits for one part it holds those before. Nobody who only takes several locks in this
 ///   way can be part of a circle; somebody who holds a lock and then asks for others can, and no

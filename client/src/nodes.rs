@@ -319,8 +319,8 @@ impl Nodes {
         holds
     }
 
-    /// Gives back what was granted to nobody. Should that be lost with the connection, the hold ends
-    /// with its lease.
+    /// Gives back what was granted to nobody. Should that be lost with the connection, the hold
+    /// ends with its lease.
     pub(crate) fn give_back(self: &Arc<Self>, stray: Stray) {
         let mut site = Site::at(self.home_of(&stray.name));
         let mut answer = site.send(stray.release.clone());

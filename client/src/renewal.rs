@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
+use crate::backoff::Backoff;
 use crate::command;
 use crate::detour::Detour;
 use crate::error::Error;
@@ -12,29 +14,53 @@ use crate::nodes::{HOPS, Nodes, Site};
 use crate::owner::{Lease, Target};
 use crate::trace;
 
-/// Renews these holds, those with a lease of their own only up to the end they have.
-pub(crate) async fn confirm(nodes: &Arc<Nodes>, holds: Vec<Arc<Hold>>) {
-    let mut asked = JoinSet::new();
-    for (site, holds) in by_site(nodes, holds) {
-        let nodes = Arc::clone(nodes);
-        asked.spawn(async move { confirm_at(&nodes, site, holds).await });
+/// Renews these holds, those with a lease of their own only up to the end they have; again and
+/// again until each was confirmed or found lost, or this is of no use any more. A server that is
+/// loading, or a cluster that has just lost a node, says no to all at first.
+pub(crate) async fn confirm(
+    nodes: &Arc<Nodes>,
+    mut holds: Vec<Arc<Hold>>,
+    is_of_use: impl Fn() -> bool,
+) {
+    let mut backoff = Backoff::new();
+    loop {
+        // What nobody else has any more has been given back.
+        holds.retain(|hold| Arc::strong_count(hold) > 1 && hold.lost().is_none());
+        if holds.is_empty() || !is_of_use() {
+            return;
+        }
+        let mut asked = JoinSet::new();
+        for (site, holds) in by_site(nodes, std::mem::take(&mut holds)) {
+            let nodes = Arc::clone(nodes);
+            asked.spawn(async move { unconfirmed_at(&nodes, site, holds).await });
+        }
+        while let Some(unconfirmed) = asked.join_next().await {
+            holds.extend(unconfirmed.unwrap_or_default());
+        }
+        if !holds.is_empty() {
+            sleep(backoff.next()).await;
+        }
     }
-    asked.join_all().await;
 }
 
-/// The same at one site: whether each was confirmed or found lost.
+/// Renews holds at one site: whether each was confirmed or found lost.
 pub(crate) async fn confirm_at(nodes: &Nodes, site: Site, holds: Vec<Arc<Hold>>) -> bool {
-    let mut answered = true;
+    unconfirmed_at(nodes, site, holds).await.is_empty()
+}
+
+/// The same: those of which nothing was learned.
+async fn unconfirmed_at(nodes: &Nodes, site: Site, holds: Vec<Arc<Hold>>) -> Vec<Arc<Hold>> {
+    let mut unconfirmed = Vec::new();
     for (hold, told) in ask(nodes, site, holds).await {
         match told {
             // Whether it was lost the guard will say.
             Ok((held, renewal)) => drop(hold.renewed(held, &renewal)),
             // A refusal is no word of a loss: the server may be loading, or have been made a
             // replica. The guard hears of it when its lease ends unconfirmed.
-            Err(_) => answered = false,
+            Err(_) => unconfirmed.push(hold),
         }
     }
-    answered
+    unconfirmed
 }
 
 /// What the server said of one hold.

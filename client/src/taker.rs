@@ -101,8 +101,8 @@ impl Taker {
         }
     }
 
-    /// Keeps what has been taken while the rest is waited for: ends when that does not work. Without
-    /// a lease of its own the watchdog renews it.
+    /// Keeps what has been taken while the rest is waited for: ends when that does not work.
+    /// Without a lease of its own the watchdog renews it.
     async fn keep(&self, taken: &[MultiGuard]) -> Error {
         loop {
             let pause = self.lease.map(|_| part(self.terms().lease, KEEP_PARTS));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rlock_client::{Client, ClientBuilder, LostReason, blocking};
 use rlock_tests::{Resharding, Server, Shards, patience, until};
@@ -161,6 +161,41 @@ async fn a_held_lock_goes_along_with_its_slot_and_is_renewed_where_it_is() {
         unlocked.unwrap();
     }
     until_nothing_is_left(&shards);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hold_that_has_moved_does_not_count_on_the_node_it_has_left() {
+    let mut shards = Shards::start();
+    let grace = 10_000 * MS;
+    let client = connect(Client::builder().grace(grace), &shards).await;
+    let mut guards = Vec::new();
+    for i in 0..20 {
+        let lock = client.lock(format!("{{k}}:{i}")).lease(600_000 * MS);
+        guards.push(lock.lock().await.unwrap());
+    }
+    let to = other_than(&shards, "k");
+    let at_to = shards.name_at(to, "at-");
+    // Attached there for a while when the locks come.
+    let always_there = client.lock(&*at_to).lock().await.unwrap();
+    let from = shards.primary_of("k").port();
+    shards.move_slot("k", to);
+    until("all are confirmed there", || calls(to, "renew") >= 20);
+    let at_from = |shards: &Shards| {
+        let node = shards
+            .primaries()
+            .into_iter()
+            .find(|node| node.port() == from);
+        node.map(|node| shards.name_at(node, "at-"))
+    };
+    let name = at_from(&shards).unwrap();
+    shards.kill_primary_of(&name);
+    let killed = Instant::now();
+    until("half the grace is over", || killed.elapsed() > grace / 2);
+    until("and the other half", || killed.elapsed() > grace);
+    for guard in &guards {
+        assert!(!guard.is_lost(), "{:?}", soon(guard.lost()).await);
+    }
+    assert!(!always_there.is_lost());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -476,7 +511,7 @@ async fn a_lease_of_its_own_begins_with_the_last_part() {
     for taken in &names {
         let held = other.lock(&**taken).lock().await.unwrap();
         let locks = client.multi(refs(&names)).lease(3_000 * MS);
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         let waiting = see_in_line(shards.primary_of(taken), taken, async move {
             locks.lock().await
         });
