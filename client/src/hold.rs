@@ -460,6 +460,27 @@ mod tests {
         assert_eq!(validity.end(), after(sent, 1_888));
     }
 
+    #[test]
+    fn what_was_asked_for_last_says_on_which_session_a_hold_counts() {
+        let sent = Instant::now();
+        let grace = Duration::from_secs(1);
+        let left = Attachment::new(after(sent, 400), grace);
+        let mut validity = Validity::new(lease_from(sent, LEASE), Arc::clone(&left));
+        // The node to which the lock has moved was heard from a little earlier.
+        let confirmed = Renewal {
+            attachment: Some(Attachment::new(after(sent, 300), grace)),
+            ..renewal(after(sent, 500))
+        };
+        validity.extend(&confirmed, None);
+        assert_eq!(validity.end(), after(sent, 1_288));
+        let late = Renewal {
+            attachment: Some(left),
+            ..renewal(after(sent, 450))
+        };
+        validity.extend(&late, None);
+        assert_eq!(validity.end(), after(sent, 1_288));
+    }
+
     fn hold(sent: Instant, renewed: bool, max_hold: Option<Duration>) -> Arc<Hold> {
         let target = Owner::new("client", 1).target(Mode::Plain, &[Arc::from(*b"name")]);
         let claim = target.claim(Terms {
