@@ -281,9 +281,8 @@ impl Wait<'_> {
     }
 
     /// Waits for news of the wait at this node. From one where it stood before, only a grant is
-    /// news:
-    /// that hold has gone along with the lock. Beside other holds of the owner the new wait would
-    /// enter it once more than there are guards, so it is given back there.
+    /// news: that hold has gone along with the lock. Beside other holds of the owner the new wait
+    /// would enter it once more than there are guards, so it is given back there.
     async fn news(&mut self, at: &Reached) -> Told {
         loop {
             let told = self.turn.mailbox.next().await;
