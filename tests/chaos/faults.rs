@@ -33,6 +33,8 @@ pub(crate) enum Kind {
     StopClient,
     KillServer,
     StopServer,
+    KillReplica,
+    StopReplica,
     KillConnections,
     Unblock,
     Delay,
@@ -59,8 +61,9 @@ pub(crate) enum Kind {
 
 use Kind::{
     Break, Clock, Cut, CutToClient, CutToServer, Delay, Delete, Failover, Flush, HalfReply,
-    KillClient, KillConnections, KillServer, Memory, MoveSlot, NoRoom, Pause, Promote,
-    SentinelKill, SentinelOrder, SentinelStop, Sever, Sleep, StopClient, StopServer, Unblock,
+    KillClient, KillConnections, KillReplica, KillServer, Memory, MoveSlot, NoRoom, Pause, Promote,
+    SentinelKill, SentinelOrder, SentinelStop, Sever, Sleep, StopClient, StopReplica, StopServer,
+    Unblock,
 };
 
 const OF_ANY: [Kind; 17] = [
@@ -106,7 +109,15 @@ impl Menu {
         let special: &[Kind] = match self {
             Self::One => &[KillServer, KillServer, NoRoom, NoRoom, NoRoom, NoRoom],
             Self::Clock => &[Clock; 6],
-            Self::Pair => &[KillServer, Failover, Failover, Promote, Promote],
+            Self::Pair => &[
+                KillServer,
+                Failover,
+                Failover,
+                Promote,
+                Promote,
+                KillReplica,
+                StopReplica,
+            ],
             Self::Sentinels => &[
                 SentinelKill,
                 SentinelKill,
@@ -142,6 +153,8 @@ impl Kind {
             StopClient => "stop-client",
             KillServer => "kill-server",
             StopServer => "stop-server",
+            KillReplica => "kill-replica",
+            StopReplica => "stop-replica",
             KillConnections => "kill-connections",
             Unblock => "unblock",
             Delay => "delay",
@@ -172,6 +185,8 @@ impl Kind {
             StopClient => "SIGSTOP of a client process",
             KillServer => "SIGKILL of the primary, restart",
             StopServer => "SIGSTOP of the primary",
+            KillReplica => "SIGKILL of the replica, restart",
+            StopReplica => "SIGSTOP of the replica",
             KillConnections => "CLIENT KILL of all, several times",
             Unblock => "CLIENT UNBLOCK of all, several times",
             Delay => "network: slow",
@@ -311,6 +326,17 @@ impl Kind {
                 Self::rest(random, 1500);
                 world.primary().thaw();
             }
+            KillReplica => {
+                world.servers[1].kill();
+                Self::rest(random, 1500);
+                world.bring_back_the_replica();
+            }
+            StopReplica => {
+                world.servers[1].freeze();
+                Self::rest(random, 1500);
+                world.servers[1].thaw();
+                world.await_replica();
+            }
             KillConnections => several(random, || {
                 operator.run("CLIENT KILL TYPE normal SKIPME yes").int();
             }),
@@ -414,13 +440,7 @@ fn promote(world: &mut World) {
     world.servers[0].kill();
     assert_eq!(world.servers[1].run("REPLICAOF NO ONE"), "OK");
     world.change_over();
-    world.servers[1].restart();
-    let primary = world.primary().port();
-    assert_eq!(
-        world.servers[1].run(format!("REPLICAOF 127.0.0.1 {primary}")),
-        "OK"
-    );
-    world.await_replica();
+    world.bring_back_the_replica();
 }
 
 /// Every write has to be on disk before it is answered, so the server ends; or a second later, so
@@ -461,6 +481,14 @@ fn move_slot(world: &mut World, random: &mut Random) {
 }
 
 impl World {
+    /// A server that was killed begins to follow the other.
+    fn bring_back_the_replica(&mut self) {
+        self.servers[1].restart();
+        let follow = format!("REPLICAOF 127.0.0.1 {}", self.primary().port());
+        assert_eq!(self.servers[1].run(follow), "OK");
+        self.await_replica();
+    }
+
     /// Whoever is promoted next has first caught up.
     fn await_replica(&self) {
         if let Some(replica) = self.servers.get(1) {

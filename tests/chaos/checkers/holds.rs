@@ -155,6 +155,7 @@ impl<'a> Lasting<'a> {
             match fault.kind.as_str() {
                 "clock" | "promote" | "flush" => fault.end >= self.proven,
                 "break" | "del" => fault.end >= self.proven && to == Some(self.hold.lock),
+                "kill-replica" | "stop-replica" => false,
                 // A session may be let go some time after its connection broke.
                 _ => {
                     self.of_session

@@ -92,7 +92,7 @@ fn ends(history: &History) -> BTreeMap<&str, End<'_>> {
 
 fn calm(history: &History, end: &End<'_>, until: Time) -> Time {
     let concerns = |fault: &&Fault| match fault.kind.as_str() {
-        "break" | "del" | "flush" | "two-primaries" => false,
+        "break" | "del" | "flush" | "two-primaries" | "kill-replica" | "stop-replica" => false,
         _ => fault.to.as_deref().is_none_or(|to| to == end.process),
     };
     let faults = history.faults.iter().filter(concerns).map(|fault| {
