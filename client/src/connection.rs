@@ -8,7 +8,7 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Pipeline, PushInfo, PushKind, RedisResult, Value};
 
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
 use crate::command::{self, Command, Introduction};
@@ -107,8 +107,13 @@ impl Connector {
         Ok(EventsConnection { events, peer })
     }
 
+    /// With room for all commands that wait to be written. Of those that have to wait for room, each
+    /// is told by itself that there is some, and the later one may be the first to use it: a CANCEL
+    /// or RELEASE would get before the ACQUIRE that it undoes. That they may be many costs nothing:
+    /// whoever handed them over keeps them in any case.
     fn config(&self, reply_within: Option<Duration>) -> AsyncConnectionConfig {
         AsyncConnectionConfig::new()
+            .set_pipeline_buffer_size(Semaphore::MAX_PERMITS)
             .set_connection_timeout(Some(self.response_timeout))
             .set_response_timeout(reply_within)
     }

@@ -181,9 +181,9 @@ impl Link {
 
     /// Sends the request, and leaves the wait for its replies to a task of its own.
     async fn carry(&self, request: Request) {
-        // Polled once here: that puts the request into the connection's line, and nothing that
-        // the driver sends later can get before it. Unconstrained, because a poll that is put off
-        // for lack of budget would leave its place open.
+        // Polled once here: that puts the request into the connection's line, which has room for
+        // all, and nothing that the driver sends later can get before it. Unconstrained, because a
+        // poll that is put off for lack of budget would leave its place open.
         let exchange = tokio::task::unconstrained(self.clone().exchange(request));
         let mut exchange = Box::pin(exchange);
         if poll_fn(|cx| Poll::Ready(exchange.as_mut().poll(cx)))

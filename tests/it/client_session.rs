@@ -15,7 +15,7 @@ use rlock_tests::{Server, patience, until};
 use tokio::time::{sleep, timeout};
 use tracing::span;
 
-use super::client::{MS, calls, client, connect, poll_once, soon, url, wait_in_line};
+use super::client::{MS, calls, client, connect, poll_once, soon, unhurried, url, wait_in_line};
 
 /// The session of a client, by an owner of its own.
 fn session_of(client: &Client) -> String {
@@ -67,6 +67,10 @@ async fn a_thousand_holds_and_a_thousand_waits_use_two_sockets() {
     until("its sockets are all there are", || sockets(&server) == 2);
 }
 
+/// More calls at once than the connection of the `redis` crate has room for if it is not told
+/// otherwise, which is 50: what then waits for room overtakes what waited before it.
+const BURST: u64 = 1_000;
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_get_in_line_in_the_order_in_which_they_were_made() {
     let server = Server::start();
@@ -74,7 +78,7 @@ async fn calls_get_in_line_in_the_order_in_which_they_were_made() {
     let guard = client.lock("k").lock().await.unwrap();
     let order = Arc::new(Mutex::new(Vec::new()));
     let mut waiting = Vec::new();
-    for number in 0..50 {
+    for number in 0..BURST {
         let (lock, order) = (client.lock("k"), Arc::clone(&order));
         let mut pending = Box::pin(async move {
             let guard = lock.lock().await.unwrap();
@@ -88,7 +92,28 @@ async fn calls_get_in_line_in_the_order_in_which_they_were_made() {
     for waiting in waiting {
         soon(waiting).await.unwrap();
     }
-    assert_eq!(*order.lock().unwrap(), (0..50).collect::<Vec<_>>());
+    assert_eq!(*order.lock().unwrap(), (0..BURST).collect::<Vec<_>>());
+}
+
+/// Were a CANCEL to reach the server before the ACQUIRE that it undoes, that would stand in line
+/// for nobody, and then hold the lock to the end of its lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_calls_dropped_at_once_are_all_undone_behind_what_they_asked_for() {
+    let server = Server::start();
+    let [client, _] = unhurried(&server).await;
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    for _ in 0..BURST {
+        let lock = client.lock("k");
+        let mut pending = Box::pin(lock.lock());
+        assert!(poll_once(pending.as_mut()).await.is_pending());
+    }
+    until("all are undone", || calls(&server, "cancel") == BURST);
+    until("nobody is in line", || waiters(&server) == 0);
+    client.shutdown().await;
+    assert_eq!(calls(&server, "acquire"), BURST + 1);
+    assert_eq!(alice.let_go("k", "alice"), 0);
+    assert_eq!(server.run("DBSIZE"), 0);
 }
 
 /// Polls until then, at moments finer than a timer's. Granted or not, it is dropped here.
