@@ -938,8 +938,13 @@ impl Twin {
                 }
             }
             Mode::Write if self.is_mixed(lock) && !entry.looks_at_all => {
-                // Others read beside the writer, nobody has looked until when.
+                // Others read beside the writer, nobody has looked until when: but what it reads
+                // itself is known.
                 let present = self.space.get(lock).unwrap().ends_at;
+                let mut readers = self.space.readers(lock).into_iter();
+                let own = readers.find(|(of, _)| of == owner);
+                let own = own.map(|(_, own)| own.ends_at).filter(|end| *end != NEVER);
+                let end = own.max(Some(end)).unwrap();
                 self.expire(lock, present.map(|present| present.max(end)));
             }
             Mode::Plain | Mode::Write => self.start_lease(lock, owner, mode, end),
