@@ -216,42 +216,46 @@ fn a_writer_whose_wait_is_over_lets_the_readers_behind_it_in() {
     carol.read_promptly().held();
 }
 
-/// How late after the end of the lease a waiting writer knows of its grant.
-fn delay_of_a_writer(server: &Server, prepare: impl Fn(&mut Conn)) -> Duration {
+/// How late after the end of the lease a waiting writer knows of its grant. The reader's lease is
+/// made short and its end asked for in one step: it cannot be over in between.
+fn delay_of_a_writer(server: &Server, shorten: &[&str]) -> Duration {
     let mut conn = server.connect();
     conn.run("FLUSHALL");
     takes(&mut conn, "alice", "READ");
     let mut bob = waits(server, "bob", "WRITE");
-    prepare(&mut conn);
-    let key = timeout("alice", 1);
-    let end = conn.run(format!("PEXPIRETIME {key}")).int();
+    let ask = format!("PEXPIRETIME {}", timeout("alice", 1));
+    let step = [&["MULTI", RENEW_SHORT], shorten, &[&*ask, "EXEC"]].concat();
+    let replies = conn.pipeline(&step).pop().unwrap();
+    let replies = replies.array();
+    assert_eq!(replies[0], 1, "{replies:?}");
+    let end = replies.last().unwrap().int();
     bob.read_within(patience(Duration::from_secs(5))).held();
     let end = SystemTime::UNIX_EPOCH + Duration::from_millis(end.try_into().unwrap());
     let now = SystemTime::now().duration_since(end);
     now.expect("not granted before the end")
 }
 
+const RENEW_SHORT: &str = "RLOCK.RENEW k alice 60 READ";
+
 #[test]
 fn a_writer_comes_in_within_ten_milliseconds_of_the_last_readers_end() {
     let server = Server::start();
     server.run("DEBUG SET-ACTIVE-EXPIRE 0");
-    let key = timeout("alice", 1);
-    let shrinks: [(&str, &dyn Fn(&mut Conn)); 3] = [
-        ("renewed to a shorter lease", &|conn| {
-            assert_eq!(conn.run("RLOCK.RENEW k alice 60 READ"), 1);
-        }),
-        ("beside another reader that leaves", &|conn| {
-            conn.run("RLOCK.RENEW k alice 60 READ");
-            conn.pipeline(&["HINCRBY k carol 1", "PEXPIRE k 30000"]);
-            conn.run(format!("PSETEX {} 30000 1", timeout("carol", 1)));
-            assert_eq!(conn.run("RLOCK.RELEASE k carol READ"), 0);
-        }),
-        ("a hash that somebody else let live longer", &|conn| {
-            // The module learns of it when the lease it knows of ends, and looks anew.
-            conn.run("RLOCK.RENEW k alice 60 READ");
-            let script = "redis.call('PEXPIRE', KEYS[1], 30000)";
-            conn.cmd(&["EVAL", script, "2", "k", &key]);
-        }),
+    let carols = format!("PSETEX {} 30000 1", timeout("carol", 1));
+    let script = "EVAL redis.call('PEXPIRE',KEYS[1],30000) 1 k";
+    let shrinks: [(&str, &[&str]); 3] = [
+        ("renewed to a shorter lease", &[]),
+        (
+            "beside another reader that leaves",
+            &[
+                "HINCRBY k carol 1",
+                "PEXPIRE k 30000",
+                &carols,
+                "RLOCK.RELEASE k carol READ",
+            ],
+        ),
+        // The module learns of it when the lease it knows of ends, and looks anew.
+        ("a hash that somebody else let live longer", &[script]),
     ];
     for (what, shrink) in shrinks {
         let mut delays: Vec<_> = (0..5).map(|_| delay_of_a_writer(&server, shrink)).collect();
