@@ -354,7 +354,7 @@ impl Twin {
             self.end_hold(lock, owner, Mode::Read, now);
             return 0;
         }
-        self.shrink(lock);
+        self.shrink(lock, owner);
         self.bind(lock, owner, Mode::Read, None);
         left
     }
@@ -385,7 +385,7 @@ impl Twin {
         let end = now.wall_ms() + lease_ms;
         self.start_lease(lock, owner, mode, end);
         if mode == Mode::Read && self.count(lock, owner, mode).is_some() {
-            self.shrink(lock);
+            self.shrink(lock, owner);
         }
         self.life.confirm(lock, owner, mode);
         self.bind(lock, owner, mode, session);
@@ -831,12 +831,12 @@ impl Twin {
         }
         match mode {
             Mode::Plain => {}
-            Mode::Read => self.shrink(lock),
+            Mode::Read => self.shrink(lock, owner),
             Mode::Write if !self.space.writers(lock).is_empty() => {}
             // The writer becomes a reader.
             Mode::Write => {
                 self.space.set_field(lock, b"mode", "read");
-                self.shrink(lock);
+                self.shrink(lock, owner);
                 self.published.push((lock.to_vec(), Mode::Write));
                 self.settle(lock, now);
             }
@@ -932,7 +932,7 @@ impl Twin {
                 let first = if is_held && entry.once { 1 } else { count };
                 self.set_timeouts(lock, owner, (first, count), Some(token), end);
                 if is_held && entry.once {
-                    self.shrink(lock);
+                    self.shrink(lock, owner);
                 } else {
                     self.prolong(lock, owner, end, entry.looks_at_all);
                 }
@@ -1032,8 +1032,7 @@ impl Twin {
                 self.expire(lock, present.map(|present| present.max(end)));
             }
             Mode::Write if others(self.space.writers(lock)) => {
-                let readers = self.space.readers(lock).into_iter();
-                let ends = readers.map(|(_, reader)| reader.ends_at);
+                let ends = self.ends_known_to(lock, owner).into_iter();
                 let longest = ends.filter(|end| *end != NEVER).max();
                 self.expire(
                     lock,
@@ -1042,8 +1041,7 @@ impl Twin {
             }
             Mode::Plain => self.expire(lock, Some(end)),
             Mode::Write => {
-                let readers = self.space.readers(lock).into_iter();
-                let ends: Vec<i64> = readers.map(|(_, reader)| reader.ends_at).collect();
+                let ends = self.ends_known_to(lock, owner);
                 let longest = ends.iter().copied().filter(|end| *end != NEVER).max();
                 let wanted = longest.max(Some(end));
                 // What one of them has without an end stays.
@@ -1060,10 +1058,12 @@ impl Twin {
     fn prolong(&mut self, lock: &[u8], owner: &[u8], lease_end: i64, looks_at_all: bool) {
         let readers = self.space.readers(lock);
         let looks_at_all = looks_at_all || readers.len() == 1;
-        let seen = readers
-            .into_iter()
-            .filter(|(of, _)| looks_at_all || of == owner);
-        let ends: Vec<i64> = seen.map(|(_, reader)| reader.ends_at).collect();
+        let ends = if looks_at_all {
+            self.ends_known_to(lock, owner)
+        } else {
+            let own = readers.into_iter().filter(|(of, _)| of == owner);
+            own.map(|(_, reader)| reader.ends_at).collect()
+        };
         let ending = ends.iter().copied().filter(|end| *end != NEVER);
         // Also where another of its own timeout keys has no end.
         let longest = ending.max().max(Some(lease_end));
@@ -1076,9 +1076,8 @@ impl Twin {
     }
 
     /// The hash's expiry is the end of the longest live hold; a writer's hold is the hash's.
-    fn shrink(&mut self, lock: &[u8]) {
-        let readers = self.space.readers(lock).into_iter();
-        let ends: Vec<i64> = readers.map(|(_, reader)| reader.ends_at).collect();
+    fn shrink(&mut self, lock: &[u8], owner: &[u8]) {
+        let ends = self.ends_known_to(lock, owner);
         let longest = ends.iter().copied().filter(|end| *end != NEVER).max();
         let present = self.space.get(lock).unwrap().ends_at;
         if ends.contains(&NEVER) || self.mode(lock) == Mode::Write {
@@ -1088,6 +1087,16 @@ impl Twin {
         } else {
             self.expire(lock, longest.or(present));
         }
+    }
+
+    /// When the owner's lease as a reader ends, and the last of the others': beside one without an
+    /// end, which somebody else took away, nobody looks for the next.
+    fn ends_known_to(&self, lock: &[u8], owner: &[u8]) -> Vec<i64> {
+        let readers = self.space.readers(lock).into_iter();
+        let (own, others): (Vec<_>, Vec<_>) = readers.partition(|(of, _)| of == owner);
+        let end_of = |reader: &(_, Reader)| reader.1.ends_at;
+        let last_of_others = others.iter().map(end_of).max();
+        own.iter().map(end_of).chain(last_of_others).collect()
     }
 
     fn expire(&mut self, lock: &[u8], end: Option<i64>) {
