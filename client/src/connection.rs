@@ -107,10 +107,10 @@ impl Connector {
         Ok(EventsConnection { events, peer })
     }
 
-    /// With room for all commands that wait to be written. Of those that have to wait for room, each
-    /// is told by itself that there is some, and the later one may be the first to use it: a CANCEL
-    /// or RELEASE would get before the ACQUIRE that it undoes. That they may be many costs nothing:
-    /// whoever handed them over keeps them in any case.
+    /// With room for all commands that wait to be written. Of those that have to wait for room,
+    /// each is told by itself that there is some, and the later one may be the first to use it: a
+    /// CANCEL or RELEASE would get before the ACQUIRE that it undoes. That they may be many costs
+    /// nothing: whoever handed them over keeps them in any case.
     fn config(&self, reply_within: Option<Duration>) -> AsyncConnectionConfig {
         AsyncConnectionConfig::new()
             .set_pipeline_buffer_size(Semaphore::MAX_PERMITS)
