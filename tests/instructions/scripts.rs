@@ -1,39 +1,9 @@
-//! A re-entrant lock as it is usually written in Redis: our own words for what such scripts do.
+//! A lock by scripts, for scale.
 
 use rlock_tests::Conn;
+use rlock_tests::scripts::{ACQUIRE, RELEASE};
 
 use crate::operations::{Step, step};
-
-/// KEYS = lock; ARGV = lease, owner. Nil when held, else what is left.
-const ACQUIRE: &str = "\
-local taken = redis.call('EXISTS', KEYS[1]) == 1
-if taken and redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then
-    return redis.call('PTTL', KEYS[1])
-end
-redis.call('HINCRBY', KEYS[1], ARGV[2], 1)
-redis.call('PEXPIRE', KEYS[1], ARGV[1])
-return nil";
-
-/// KEYS = lock, channel, latch; ARGV = owner, lease, the latch's life. The latch makes a release
-/// that is sent again harmless; the client deletes it once it has the reply.
-const RELEASE: &str = "\
-local done = redis.call('GET', KEYS[3])
-if done then
-    return tonumber(done)
-end
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
-    return nil
-end
-local left = redis.call('HINCRBY', KEYS[1], ARGV[1], -1)
-if left > 0 then
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
-    redis.call('SET', KEYS[3], 0, 'PX', ARGV[3])
-    return 0
-end
-redis.call('DEL', KEYS[1])
-redis.call('PUBLISH', KEYS[2], '0')
-redis.call('SET', KEYS[3], 1, 'PX', ARGV[3])
-return 1";
 
 /// The names by which the server knows them.
 pub(crate) struct Scripts {

@@ -36,6 +36,8 @@
     reason = "a harness that meets the unexpected should fail the test, loudly and there"
 )]
 
+pub mod scripts;
+
 mod certificates;
 mod conn;
 mod eventually;

@@ -17,8 +17,8 @@ use crate::plot::Lines;
 use crate::report::Report;
 use crate::results::{Results, at};
 use crate::rounds::{Run, alternate};
-use crate::scripts;
 use crate::wire::{MESSAGE, Wire, request};
+use rlock_tests::scripts;
 
 pub(crate) const PART: &str = "contended";
 

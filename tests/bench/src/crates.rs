@@ -20,7 +20,7 @@ use crate::redisson::Redisson;
 use crate::report::Report;
 use crate::results::{Results, at};
 use crate::rounds::{Run, alternate};
-use crate::scripts;
+use rlock_tests::scripts;
 
 pub(crate) const PART: &str = "crates";
 

@@ -13,9 +13,9 @@ use crate::plot::Lines;
 use crate::report::Report;
 use crate::results::{Results, at};
 use crate::rounds::{Run, alternate};
-use crate::scripts;
 use crate::waiters::{life_line, queue};
 use crate::wire::{MESSAGE, Step, Wire, request};
+use rlock_tests::scripts;
 
 pub(crate) const PART: &str = "hand_over";
 

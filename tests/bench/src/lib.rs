@@ -7,7 +7,7 @@
 //!
 //! - `uncontended`, `hand_over`, `contended`, `crates`, `growth`, `memory`, `tax`: the parts
 //! - `redisson`: the one contender that is no Rust, for `crates`
-//! - `host`, `load`, `wire`, `waiters`, `scripts`: servers, and what is said to them
+//! - `host`, `load`, `wire`, `waiters`: servers, and what is said to them
 //! - `rounds`, `results`, `numbers`, `report`, `plot`: turns, files, figures, tables, pictures
 
 #![allow(
@@ -40,7 +40,6 @@ mod redisson;
 mod report;
 mod results;
 mod rounds;
-mod scripts;
 mod tax;
 mod uncontended;
 mod waiters;

@@ -9,9 +9,9 @@ use crate::plot::{Bars, Group};
 use crate::report::Report;
 use crate::results::{Results, at};
 use crate::rounds::{Run, alternate};
-use crate::scripts;
 use crate::waiters::queue_elsewhere;
 use crate::wire::{Step, Wire};
+use rlock_tests::scripts;
 
 pub(crate) const PART: &str = "uncontended";
 /// A client uuid and a number, as Redisson and the crate write them.

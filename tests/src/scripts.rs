@@ -1,11 +1,11 @@
 //! Locks as they are usually written in Redis: our own words for what the usual scripts do.
 
 /// Deletes a key that has this value.
-pub(crate) const COMPARE_AND_DELETE: &str =
+pub const COMPARE_AND_DELETE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
 /// A re-entrant lock in a hash: KEYS = lock, ARGV = lease, owner. Nil when held, else what is left.
-pub(crate) const ACQUIRE: &str = "\
+pub const ACQUIRE: &str = "\
 local taken = redis.call('EXISTS', KEYS[1]) == 1
 if taken and redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then
     return redis.call('PTTL', KEYS[1])
@@ -17,7 +17,7 @@ return nil";
 /// Its release: KEYS = lock, channel, latch; ARGV = owner, lease, latch's life. A latch makes a
 /// resent release harmless; the client deletes it once it has the reply. 1 when freed, 0 when still
 /// held.
-pub(crate) const RELEASE: &str = "\
+pub const RELEASE: &str = "\
 local done = redis.call('GET', KEYS[3])
 if done then
     return tonumber(done)
