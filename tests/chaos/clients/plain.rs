@@ -43,7 +43,10 @@ fn once(life: &Life, random: &mut Random, conn: &mut Conn) -> io::Result<()> {
     the_use.token = (the_use.has_a_token() && random.percent(30)).then_some(token);
     let mut count = 1;
     if the_use.is_of_one() && random.percent(25) {
-        count += usize::from(acquire(life, conn, &the_use, "none", "", Duration::ZERO)?.is_some());
+        let again = acquire(life, conn, &the_use, "none", "", Duration::ZERO)?;
+        count += usize::from(again.is_some());
+        // Another one, if the first hold was over by then.
+        the_use.token = the_use.token.and(again).or(the_use.token);
     }
     // A writer who reads, and gives the writing back first, becomes a reader.
     let mut reading = the_use.reading().filter(|_| random.percent(30));
