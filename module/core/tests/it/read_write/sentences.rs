@@ -684,6 +684,15 @@ fn after_a_failover_a_writers_token_is_not_known() {
     assert_eq!(server.does(&release), Reply::Number(1));
 }
 
+/// Somebody begins to write, and so the tokens are forgotten of writers whose leases are over.
+fn write_elsewhere() -> Op {
+    let mut op = acquire(B, Write, 9, Waits::No);
+    if let Op::Acquire { lock, .. } = &mut op {
+        *lock = 1;
+    }
+    op
+}
+
 #[test]
 fn a_writers_token_is_known_for_as_long_as_it_has_the_lock() {
     let mut server = Server::new();
@@ -691,19 +700,41 @@ fn a_writers_token_is_known_for_as_long_as_it_has_the_lock() {
     // Its reading makes the hash last longer, and that is the writer's lease.
     server.takes(A, Read, 50);
     server.passes(2);
-    let other = Op::Acquire {
-        lock: 1,
-        owner: B,
-        mode: Write,
-        lease_ms: 9,
-        waits: Waits::No,
-        session: None,
-        once: false,
-    };
-    server.does(&other);
+    server.does(&write_elsewhere());
     assert_eq!(server.takes(A, Write, 50), token);
     let left = server.releases_with(A, Write, Named::Present, None);
     assert_eq!(left, Reply::Number(1));
+}
+
+#[test]
+fn another_writer_in_the_hash_takes_no_token_with_it() {
+    let mut server = Server::new();
+    let token = server.takes(A, Write, 50);
+    server.sees(&[Change::AddWriter { owner: B }]);
+    assert_eq!(server.releases(B, Write), Reply::Number(0));
+    assert_eq!(server.takes(A, Write, 50), token);
+}
+
+#[test]
+fn a_reader_in_the_hash_that_prolongs_it_prolongs_the_writers_token() {
+    let mut server = Server::new();
+    let token = server.takes(A, Write, 1);
+    server.sees(&[
+        Change::SetCount {
+            owner: C,
+            value: "1",
+        },
+        Change::SetTimeout {
+            owner: C,
+            number: 1,
+            value: "1",
+            ms: 9,
+        },
+    ]);
+    server.takes(C, Read, 50);
+    server.passes(2);
+    server.does(&write_elsewhere());
+    assert_eq!(server.takes(A, Write, 50), token);
 }
 
 // --- Sessions ------------------------------------------------------------------------------------
