@@ -489,6 +489,20 @@ fn a_waiting_writer_is_granted_when_the_last_timeout_key_ends() {
 }
 
 #[test]
+fn so_is_a_waiter_of_the_plain_lock_that_a_script_made_one_of_readers() {
+    let mut server = Server::new();
+    let lease_ms = Some(500);
+    server.sees(&[Change::TakePlain { owner: A, lease_ms }]);
+    server.waits(C, Plain);
+    let (owner, lease_ms) = (B, 9);
+    server.sees(&[Change::Read { owner, lease_ms }, Change::Persist]);
+    server.passes(9);
+    assert_eq!(server.line(), [(OWNERS[C], Plain)]);
+    server.passes(1);
+    assert!(server.holds(C, Plain));
+}
+
+#[test]
 fn redisson_may_cut_the_hash_short() {
     let mut server = Server::new();
     server.takes(A, Read, 70);

@@ -695,7 +695,7 @@ impl Twin {
     /// only readers in it when the last of them is. A reader would have it before.
     pub(crate) fn lease_before(&self, lock: &[u8], mode: Mode) -> Option<i64> {
         let key_end = self.space.get(lock).and_then(|entry| entry.ends_at);
-        if mode != Mode::Write || self.space.mode(lock).is_none() || self.mode(lock) != Mode::Read {
+        if mode == Mode::Read || self.space.mode(lock).is_none() || self.mode(lock) != Mode::Read {
             return key_end;
         }
         let readers = self.space.readers(lock).into_iter();
