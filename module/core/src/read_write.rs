@@ -314,7 +314,7 @@ impl Locks {
     ) {
         self.record_hold(self.writers.of(lock, owner), now);
         self.unbind(lock, owner, Mode::Write);
-        self.writers.forget(lock);
+        self.writers.forget_of(lock, owner);
         let line = self.lines.find(lock);
         if hash.own_read.is_none() && hash.others_read.is_none() && !hash.others_write {
             return self.free(line, Mode::Write, now, effects);
@@ -353,7 +353,8 @@ impl Locks {
     ) {
         effects.extend(key_end.map(Effect::Expire));
         let ends_at = key_end.or(hash.ends_at);
-        if hash.own_write.is_some() {
+        // Also where it is a reader that prolongs it, whom somebody else wrote beside the writer.
+        if hash.mode() == Mode::Write {
             self.writers.lasts_until(lock, ends_at.unwrap_or(NEVER));
         }
         self.check_after(self.lines.find(lock), ends_at, now);

@@ -57,7 +57,8 @@ impl Stored {
     /// When the lock will be free for this mode, as far as can be told.
     pub(crate) fn ends_for(&self, mode: Mode) -> Option<i64> {
         match self {
-            Self::ReadWrite(hash) if mode == Mode::Write => hash.readers_end(),
+            // Also for a plain one, which waits there because a script made it the other kind.
+            Self::ReadWrite(hash) if mode != Mode::Read => hash.readers_end(),
             _ => self.ends_at(),
         }
     }

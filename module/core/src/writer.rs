@@ -58,6 +58,14 @@ impl WriterTokens {
         self.ends.insert((ends_at, lock.db, name));
     }
 
+    /// The owner writes no more. Where somebody else wrote two writers into the hash, the other's
+    /// token stays.
+    pub(crate) fn forget_of(&mut self, lock: LockRef<'_>, owner: &[u8]) {
+        if self.of(lock, owner).is_some() {
+            self.forget(lock);
+        }
+    }
+
     /// The lock has no writer any more, or another one.
     pub(crate) fn forget(&mut self, lock: LockRef<'_>) {
         let Some(names) = self.databases.get_mut(&lock.db) else {

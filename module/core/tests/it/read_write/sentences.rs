@@ -489,6 +489,20 @@ fn a_waiting_writer_is_granted_when_the_last_timeout_key_ends() {
 }
 
 #[test]
+fn so_is_a_waiter_of_the_plain_lock_that_a_script_made_one_of_readers() {
+    let mut server = Server::new();
+    let lease_ms = Some(500);
+    server.sees(&[Change::TakePlain { owner: A, lease_ms }]);
+    server.waits(C, Plain);
+    let (owner, lease_ms) = (B, 9);
+    server.sees(&[Change::Read { owner, lease_ms }, Change::Persist]);
+    server.passes(9);
+    assert_eq!(server.line(), [(OWNERS[C], Plain)]);
+    server.passes(1);
+    assert!(server.holds(C, Plain));
+}
+
+#[test]
 fn redisson_may_cut_the_hash_short() {
     let mut server = Server::new();
     server.takes(A, Read, 70);
@@ -592,6 +606,23 @@ fn two_writers_in_a_hash_do_not_cut_each_other_short() {
 }
 
 #[test]
+fn when_the_last_reader_beside_a_scripts_writer_goes_the_line_is_looked_at() {
+    let mut server = Server::new();
+    server.takes(C, Read, 50);
+    server.waits(B, Write);
+    let (owner, value) = (B, "1");
+    server.does(&Op::Foreign {
+        lock: 0,
+        changes: vec![Change::SetWriteCount { owner, value }],
+        told: false,
+    });
+    assert_eq!(server.line(), [(OWNERS[B], Write)]);
+    // What one holds is re-entered, never waited for.
+    server.releases(C, Read);
+    assert_eq!(server.line(), []);
+}
+
+#[test]
 fn break_deletes_the_timeout_keys_and_a_rename_leaves_them_behind() {
     let mut server = Server::new();
     server.takes(A, Read, 50);
@@ -684,6 +715,15 @@ fn after_a_failover_a_writers_token_is_not_known() {
     assert_eq!(server.does(&release), Reply::Number(1));
 }
 
+/// Somebody begins to write, and so the tokens are forgotten of writers whose leases are over.
+fn write_elsewhere() -> Op {
+    let mut op = acquire(B, Write, 9, Waits::No);
+    if let Op::Acquire { lock, .. } = &mut op {
+        *lock = 1;
+    }
+    op
+}
+
 #[test]
 fn a_writers_token_is_known_for_as_long_as_it_has_the_lock() {
     let mut server = Server::new();
@@ -691,19 +731,41 @@ fn a_writers_token_is_known_for_as_long_as_it_has_the_lock() {
     // Its reading makes the hash last longer, and that is the writer's lease.
     server.takes(A, Read, 50);
     server.passes(2);
-    let other = Op::Acquire {
-        lock: 1,
-        owner: B,
-        mode: Write,
-        lease_ms: 9,
-        waits: Waits::No,
-        session: None,
-        once: false,
-    };
-    server.does(&other);
+    server.does(&write_elsewhere());
     assert_eq!(server.takes(A, Write, 50), token);
     let left = server.releases_with(A, Write, Named::Present, None);
     assert_eq!(left, Reply::Number(1));
+}
+
+#[test]
+fn another_writer_in_the_hash_takes_no_token_with_it() {
+    let mut server = Server::new();
+    let token = server.takes(A, Write, 50);
+    server.sees(&[Change::AddWriter { owner: B }]);
+    assert_eq!(server.releases(B, Write), Reply::Number(0));
+    assert_eq!(server.takes(A, Write, 50), token);
+}
+
+#[test]
+fn a_reader_in_the_hash_that_prolongs_it_prolongs_the_writers_token() {
+    let mut server = Server::new();
+    let token = server.takes(A, Write, 1);
+    server.sees(&[
+        Change::SetCount {
+            owner: C,
+            value: "1",
+        },
+        Change::SetTimeout {
+            owner: C,
+            number: 1,
+            value: "1",
+            ms: 9,
+        },
+    ]);
+    server.takes(C, Read, 50);
+    server.passes(2);
+    server.does(&write_elsewhere());
+    assert_eq!(server.takes(A, Write, 50), token);
 }
 
 // --- Sessions ------------------------------------------------------------------------------------
@@ -746,6 +808,29 @@ fn a_reading_with_another_token_is_another_one() {
     }]);
     let lost: Vec<News> = server.events(0, 0).into_iter().map(|of| of.news).collect();
     assert_eq!(lost, [News::Lost("deleted")]);
+}
+
+#[test]
+fn a_scripts_hold_is_not_lost_when_another_in_the_hash_gets_a_token() {
+    let mut server = Server::new();
+    server.events(0, 0);
+    let (owner, lease_ms, value) = (A, Some(50), "1");
+    server.sees(&[
+        Change::TakePlain { owner, lease_ms },
+        Change::SetCount { owner: C, value },
+    ]);
+    let bound = Op::Renew {
+        lock: 0,
+        owner,
+        mode: Plain,
+        lease_ms: 50,
+        token: Named::No,
+        session: Some(0),
+    };
+    assert_eq!(server.does(&bound), Reply::Number(1));
+    server.takes(C, Plain, 50);
+    server.sees(&[Change::Expire { ms: 50 }]);
+    assert_eq!(server.events(0, 0), []);
 }
 
 #[test]
