@@ -606,6 +606,23 @@ fn two_writers_in_a_hash_do_not_cut_each_other_short() {
 }
 
 #[test]
+fn when_the_last_reader_beside_a_scripts_writer_goes_the_line_is_looked_at() {
+    let mut server = Server::new();
+    server.takes(C, Read, 50);
+    server.waits(B, Write);
+    let (owner, value) = (B, "1");
+    server.does(&Op::Foreign {
+        lock: 0,
+        changes: vec![Change::SetWriteCount { owner, value }],
+        told: false,
+    });
+    assert_eq!(server.line(), [(OWNERS[B], Write)]);
+    // What one holds is re-entered, never waited for.
+    server.releases(C, Read);
+    assert_eq!(server.line(), []);
+}
+
+#[test]
 fn break_deletes_the_timeout_keys_and_a_rename_leaves_them_behind() {
     let mut server = Server::new();
     server.takes(A, Read, 50);
@@ -791,6 +808,29 @@ fn a_reading_with_another_token_is_another_one() {
     }]);
     let lost: Vec<News> = server.events(0, 0).into_iter().map(|of| of.news).collect();
     assert_eq!(lost, [News::Lost("deleted")]);
+}
+
+#[test]
+fn a_scripts_hold_is_not_lost_when_another_in_the_hash_gets_a_token() {
+    let mut server = Server::new();
+    server.events(0, 0);
+    let (owner, lease_ms, value) = (A, Some(50), "1");
+    server.sees(&[
+        Change::TakePlain { owner, lease_ms },
+        Change::SetCount { owner: C, value },
+    ]);
+    let bound = Op::Renew {
+        lock: 0,
+        owner,
+        mode: Plain,
+        lease_ms: 50,
+        token: Named::No,
+        session: Some(0),
+    };
+    assert_eq!(server.does(&bound), Reply::Number(1));
+    server.takes(C, Plain, 50);
+    server.sees(&[Change::Expire { ms: 50 }]);
+    assert_eq!(server.events(0, 0), []);
 }
 
 #[test]

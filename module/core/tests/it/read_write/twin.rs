@@ -355,7 +355,8 @@ impl Twin {
             return 0;
         }
         self.shrink(lock, owner);
-        self.bind(lock, owner, Mode::Read, None);
+        // As what it gave back, though a script's entry may have covered one with another token.
+        self.bind_as(lock, owner, Mode::Read, None, token);
         left
     }
 
@@ -819,14 +820,15 @@ impl Twin {
         self.life.unbind(&of);
         self.forget_writer(lock, owner, mode);
         let held_as = self.mode(lock);
-        let was_writer = !self.space.writers(lock).is_empty();
         self.space.remove_field(lock, &field_of(owner, mode));
+        let writes = self.holds(lock, owner, Mode::Write);
+        let reads_on = !self.space.readers(lock).is_empty();
+        if mode == Mode::Read && held_as == Mode::Write && !writes && !reads_on {
+            // The last reader that was beside somebody else's writer, or `mode`, is gone: what is
+            // left is looked at.
+            return self.settle(lock, now);
+        }
         if self.space.holders(lock).is_empty() {
-            let says_write = mode == Mode::Read && held_as == Mode::Write;
-            if says_write && self.space.field(lock, b"mode").is_some() && !was_writer {
-                // Somebody else's mode is left alone, and is nobody's.
-                return self.settle(lock, now);
-            }
             return self.free(lock, held_as, now);
         }
         match mode {
@@ -860,8 +862,14 @@ impl Twin {
     /// The first in line has it, and with it consecutive readers, and waiters of the same owner
     /// directly behind it.
     fn grant_those_first(&mut self, lock: &[u8], now: Now) {
+        let before = self.space.get(lock).and_then(|entry| entry.ends_at);
         while self.lets_first_in(lock) {
             let (owner, mode) = (self.line(lock)[0].owner.clone(), self.line(lock)[0].mode);
+            if let Some(entry) = self.space.get_mut(lock).filter(|_| mode == Mode::Plain) {
+                // What others have in the same hash is what they had before; each entry starts the
+                // owner's own lease anew.
+                entry.ends_at = before;
+            }
             self.grant_first(lock, now);
             let next = self.line(lock).first();
             let comes_with_it = |next: &TwinWaiter| match mode {
@@ -874,12 +882,14 @@ impl Twin {
         }
     }
 
-    /// Whether others wrote what cannot be: somebody beside a writer, or `write` with nobody who
-    /// does. Those in line come in whenever somebody looks.
+    /// Whether others wrote what cannot be: somebody beside a writer, two owners of a plain lock,
+    /// or `write` with nobody who does. Those in line come in whenever somebody looks.
     pub(crate) fn is_mixed(&self, lock: &[u8]) -> bool {
-        let says_read = self.space.mode(lock).is_none_or(|mode| mode == b"read");
+        let Some(mode) = self.space.mode(lock) else {
+            return self.space.plain_owners(lock).len() > 1;
+        };
         if self.space.writers(lock).is_empty() {
-            !says_read
+            mode != b"read"
         } else {
             self.space.holders(lock).len() > 1
         }
@@ -983,8 +993,19 @@ impl Twin {
     }
 
     fn bind(&mut self, lock: &[u8], owner: &[u8], mode: Mode, session: Option<Name>) {
-        let ends_at = self.ends_at(lock, owner, mode);
         let token = self.token(lock, owner, mode);
+        self.bind_as(lock, owner, mode, session, token);
+    }
+
+    fn bind_as(
+        &mut self,
+        lock: &[u8],
+        owner: &[u8],
+        mode: Mode,
+        session: Option<Name>,
+        token: Option<i64>,
+    ) {
+        let ends_at = self.ends_at(lock, owner, mode);
         let of = (lock.to_vec(), owner.to_vec(), mode);
         self.life.bind(of, session, token, ends_at);
     }
@@ -1142,9 +1163,14 @@ impl Twin {
 }
 
 /// Whether a hold on record is the one that is there. A writer whose token is not known cannot be
-/// told from a later one; nor can a reader of whom only a script's timeout keys are left.
+/// told from a later one; nor can a reader of whom only a script's timeout keys are left, nor a
+/// script's plain hold, which has a token as soon as somebody else in the hash gets one.
 pub(crate) fn is_same(mode: Mode, recorded: Option<i64>, present: Option<i64>) -> bool {
-    recorded == present || (mode != Mode::Plain && present.is_none())
+    let unknown = match mode {
+        Mode::Plain => recorded,
+        Mode::Read | Mode::Write => present,
+    };
+    recorded == present || unknown.is_none()
 }
 
 /// The field of the lock's hash that counts an owner's holds of a mode.
