@@ -882,8 +882,8 @@ impl Twin {
         }
     }
 
-    /// Whether others wrote what cannot be: somebody beside a writer, two owners of a plain lock, or
-    /// `write` with nobody who does. Those in line come in whenever somebody looks.
+    /// Whether others wrote what cannot be: somebody beside a writer, two owners of a plain lock,
+    /// or `write` with nobody who does. Those in line come in whenever somebody looks.
     pub(crate) fn is_mixed(&self, lock: &[u8]) -> bool {
         let Some(mode) = self.space.mode(lock) else {
             return self.space.plain_owners(lock).len() > 1;
