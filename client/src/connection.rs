@@ -111,6 +111,7 @@ impl Connector {
         AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.response_timeout))
             .set_response_timeout(reply_within)
+            .set_pipeline_buffer_size(EXCHANGES_MAX)
     }
 
     /// Looks up where the server is and connects to it, if it is a primary.
@@ -149,7 +150,6 @@ async fn introduce(
 }
 
 /// Whom a connection has reached, and whether that is still the one to talk to.
-#[derive(Clone)]
 struct Peer {
     server: ServerId,
     latest: watch::Receiver<Option<ServerId>>,
@@ -173,7 +173,6 @@ impl Peer {
 }
 
 /// The connection that carries the commands.
-#[derive(Clone)]
 pub(crate) struct CommandConnection {
     commands: MultiplexedConnection,
     closed: Arc<AtomicBool>,
@@ -194,10 +193,15 @@ impl CommandConnection {
     }
 
     /// Sends the commands in one write and waits for all replies.
-    pub(crate) async fn ask_all(&mut self, pipeline: &Pipeline) -> RedisResult<Vec<Value>> {
-        self.commands
-            .send_packed_commands(pipeline, 0, pipeline.len())
-            .await
+    pub(crate) fn ask_all(
+        &self,
+        pipeline: Pipeline,
+    ) -> impl Future<Output = RedisResult<Vec<Value>>> + Send + use<> {
+        let mut commands = self.commands.clone();
+        async move {
+            let count = pipeline.len();
+            commands.send_packed_commands(&pipeline, 0, count).await
+        }
     }
 }
 
@@ -226,3 +230,6 @@ impl EventsConnection {
         call.reader.read(&reply)
     }
 }
+
+/// So many requests have room in a connection's line.
+pub(crate) const EXCHANGES_MAX: usize = 50;
