@@ -115,6 +115,11 @@ impl Registry {
         all
     }
 
+    /// Whether there are no holds at all.
+    pub(crate) fn is_idle(&self) -> bool {
+        locked(&self.holds).is_empty()
+    }
+
     fn holds_at(&self, spot: &Spot) -> Vec<Arc<Hold>> {
         let holds = locked(&self.holds);
         let here = holds.get(spot).into_iter().flatten();
