@@ -360,8 +360,9 @@ fn is_readonly(reply: &Value) -> bool {
 /// After this many response timeouts without any reply a connection is replaced.
 const SILENT_TIMEOUTS: u32 = 4;
 
-/// At most so many commands go out in one write: a reply waits for those behind it in the same.
-const BATCH_MAX: usize = 128;
+/// At most so many commands go out in one write: a reply waits for those behind it in the same, and
+/// the server works on one while the next is made.
+const BATCH_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests {
