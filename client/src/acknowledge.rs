@@ -150,7 +150,7 @@ impl Waiting {
             renewal.add_to(&mut pipeline);
         }
         wait.add_to(&mut pipeline);
-        let replies = match timeout(within, connection.ask_all(&pipeline)).await {
+        let replies = match timeout(within, connection.ask_all(pipeline)).await {
             Ok(Ok(replies)) => replies,
             failed => {
                 // What it has not answered it may answer late: the next wait has another.

@@ -1,4 +1,4 @@
-//! One call of `lock()`, from the first command to the guard. It runs apart from its caller, so
+//! One call of `lock()`, from the first command to the guard. It goes on apart from its caller, so
 //! that the caller may be dropped at any moment.
 
 use std::sync::Arc;
@@ -7,8 +7,9 @@ use std::time::Duration;
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
 use tokio::time::Instant;
 
+use crate::background::Counted;
 use crate::client::Core;
-use crate::command::{self, Acquired, Queue};
+use crate::command::{self, Acquired, Command, News, Queue};
 use crate::detour::Detour;
 use crate::driver::Answer;
 use crate::error::Error;
@@ -18,6 +19,7 @@ use crate::nodes::Reached;
 use crate::owner::{Claim, Lease, Target, Terms};
 use crate::registry::Mailbox;
 use crate::release;
+use crate::trace;
 use crate::wait;
 
 /// How long a caller waits for a lock that is taken.
@@ -63,12 +65,17 @@ impl Request {
     /// The ACQUIRE for a claim, handed over now; with ONCE, and so harmless to send again, if
     /// nothing else of its owner is at the lock.
     pub(crate) fn ask(claim: &Claim, queue: Queue, at: Reached) -> Asked {
+        let (lease, acquire) = Self::acquire(claim, queue, &at);
+        let answer = at.site.send(acquire);
+        Asked { at, lease, answer }
+    }
+
+    fn acquire(claim: &Claim, queue: Queue, at: &Reached) -> (Lease, Command<Acquired>) {
         let (target, session) = (claim.target(), &at.site.node.session.name);
         let lease = claim.lease();
         let (subject, once) = (target.subject(), claim.is_alone());
         let acquire = command::acquire(subject, lease.length, queue, session, once);
-        let answer = at.site.send(acquire.under(Some(&at.attachment)));
-        Asked { at, lease, answer }
+        (lease, acquire.under(Some(&at.attachment)))
     }
 
     /// How long to stand in line.
@@ -96,6 +103,7 @@ pub(crate) type Reply = oneshot::Sender<Result<Held, Error>>;
 /// The right to stand in line for this owner, and what is heard there.
 pub(crate) struct Turn {
     pub(crate) mailbox: Mailbox,
+    pub(crate) span: trace::Span,
     _turns: Vec<OwnedMutexGuard<()>>,
 }
 
@@ -103,6 +111,7 @@ impl Turn {
     pub(crate) fn new(core: &Core, claim: &Claim, turns: Vec<OwnedMutexGuard<()>>) -> Self {
         Self {
             mailbox: core.nodes.registry.listen(&core.nodes, claim),
+            span: trace::wait(claim.target()),
             _turns: turns,
         }
     }
@@ -110,11 +119,11 @@ impl Turn {
 
 /// Sends the first ACQUIRE at once and leaves the rest to the background.
 pub(crate) fn start(request: Request) -> oneshot::Receiver<Result<Held, Error>> {
-    let (reply, answer) = oneshot::channel();
+    let (reply, receiver) = oneshot::channel();
     if request.core.background.is_closed() {
         // The receiver is in our hand: it cannot have gone.
         let _ = reply.send(Err(Error::shut_down()));
-        return answer;
+        return receiver;
     }
     // An owner who stands in line already asks without getting in line a second time.
     let turns = match request.patience {
@@ -131,24 +140,109 @@ pub(crate) fn start(request: Request) -> oneshot::Receiver<Result<Held, Error>> 
         None => Queue::No,
         Some(_) => request.queue(),
     };
-    // Handed over here and not in the task: calls get in line in the order in which they were made.
-    let reached = request.core.nodes.reached(&request.target);
-    let asked = reached.map(|at| Request::ask(&claim, queue, at));
-    let core = Arc::clone(&request.core);
-    match turn {
-        Some(turn) => core
-            .background
-            .spawn(wait::run(request, claim, turn, asked, reply)),
-        None => core.background.spawn(run(request, claim, asked, reply)),
+    let attempt = Attempt {
+        pending: request.core.background.counted(),
+        request,
+        claim,
+        turn,
+        reply,
+    };
+    // Handed over here and not in a task: calls get in line in the order in which they were made.
+    match attempt.request.core.nodes.reached(&attempt.request.target) {
+        None => attempt.go_on(None),
+        Some(at) => attempt.ask(queue, at),
     }
-    answer
+    receiver
+}
+
+/// A call whose first answer has not come yet.
+struct Attempt {
+    request: Request,
+    claim: Claim,
+    turn: Option<Turn>,
+    reply: Reply,
+    pending: Counted,
+}
+
+impl Attempt {
+    /// Sends the first ACQUIRE. What most calls come to is the lock, and that is heard where the
+    /// answer arrives; a task is for those that come to something else. Only who may not wait for
+    /// longer than a time has one from the beginning, to watch that time while the connection is
+    /// being made.
+    fn ask(self, queue: Queue, at: Reached) {
+        if let Patience::Until(_) = self.request.patience {
+            let asked = Request::ask(&self.claim, queue, at);
+            return self.go_on(Some(asked));
+        }
+        let (lease, acquire) = Request::acquire(&self.claim, queue, &at);
+        let site = at.site.clone();
+        site.send_then(acquire, move |answer| self.answered(at, lease, answer));
+    }
+
+    /// Brings the caller a grant on which it can count as it is. What nobody takes is dropped, and
+    /// so given back.
+    fn answered(self, at: Reached, lease: Lease, answer: Result<Acquired, Error>) {
+        match answer {
+            Ok(Acquired::Granted { token, fresh })
+                if at.site.node.acknowledger.is_none() && at.is_fresh(lease) =>
+            {
+                let grant = Grant {
+                    token,
+                    lease,
+                    attachment: at.attachment,
+                    fresh,
+                };
+                let held = granted(&self.request, self.claim, self.turn, grant);
+                let _ = self.reply.send(Ok(held));
+            }
+            answer => {
+                let answer = Answer::told(answer);
+                self.go_on(Some(Asked { at, lease, answer }));
+            }
+        }
+    }
+
+    fn go_on(self, asked: Option<Asked>) {
+        let Self {
+            request,
+            claim,
+            turn,
+            reply,
+            pending,
+        } = self;
+        let core = Arc::clone(&request.core);
+        match turn {
+            Some(turn) => core
+                .background
+                .spawn(wait::run(request, claim, turn, asked, reply)),
+            None => core.background.spawn(run(request, claim, asked, reply)),
+        }
+        drop(pending);
+    }
+}
+
+/// Makes a grant a hold, and ends the wait for it.
+pub(crate) fn granted(request: &Request, claim: Claim, turn: Option<Turn>, grant: Grant) -> Held {
+    let held = Held::new(&request.core, claim, grant);
+    let Some(mut turn) = turn else {
+        return held;
+    };
+    // Told before the hold was there to hear it.
+    while let Some(told) = turn.mailbox.here() {
+        if let News::Lost(reason) = told.news {
+            held.lose(reason);
+        }
+    }
+    // While the hold is known here, so that the same grant told twice is not taken for another.
+    drop(turn);
+    held
 }
 
 /// Asks once, without standing in line.
 async fn run(request: Request, claim: Claim, asked: Option<Asked>, reply: Reply) {
     let error = match once(&request, &claim, asked).await {
         Ok(Answered::Granted(grant)) => {
-            return deliver(Held::new(&request.core, claim, grant), reply).await;
+            return deliver(granted(&request, claim, None, grant), reply).await;
         }
         Ok(Answered::NotHeld { lease_left }) => match request.patience {
             Patience::None => Error::not_acquired(lease_left),

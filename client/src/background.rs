@@ -1,31 +1,45 @@
 //! The work that goes on without its caller, and waiting for its end.
 
 use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
-/// Runs tasks and counts them.
+/// Runs tasks, and counts them and what else is not done yet.
 pub(crate) struct Background {
     runtime: Handle,
-    running: watch::Sender<usize>,
+    pending: Arc<Pending>,
     closing: watch::Sender<bool>,
+}
+
+#[derive(Default)]
+struct Pending {
+    count: AtomicUsize,
+    none: Notify,
 }
 
 impl Background {
     pub(crate) fn new(runtime: Handle) -> Self {
-        let (running, closing) = (watch::Sender::new(0), watch::Sender::new(false));
         Self {
             runtime,
-            running,
-            closing,
+            pending: Arc::default(),
+            closing: watch::Sender::new(false),
         }
+    }
+
+    /// Counts something that is not done before this is dropped.
+    pub(crate) fn counted(&self) -> Counted {
+        self.pending.count.fetch_add(1, Ordering::Relaxed);
+        Counted(Arc::clone(&self.pending))
     }
 
     /// Runs a task. May be called outside a runtime; once the client's own has ended, the task is
     /// dropped.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let counted = Counted::new(&self.running);
+        let counted = self.counted();
         self.runtime.spawn(async move {
             task.await;
             drop(counted);
@@ -47,29 +61,29 @@ impl Background {
         let _ = self.closing.subscribe().wait_for(|closing| *closing).await;
     }
 
-    /// Ends when nothing runs.
+    /// Ends when nothing is left to do.
     pub(crate) async fn idle(&self) {
-        let _ = self
-            .running
-            .subscribe()
-            .wait_for(|running| *running == 0)
-            .await;
+        loop {
+            // Listens before it looks: what ends in between is heard.
+            let mut none = pin!(self.pending.none.notified());
+            none.as_mut().enable();
+            // With what the last to end has done.
+            if self.pending.count.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            none.await;
+        }
     }
 }
 
-/// One task in the count, also if it is dropped before it has run.
-struct Counted(watch::Sender<usize>);
-
-impl Counted {
-    fn new(running: &watch::Sender<usize>) -> Self {
-        running.send_modify(|count| *count = count.saturating_add(1));
-        Self(running.clone())
-    }
-}
+/// One in the count; a task also if it is dropped before it has run.
+pub(crate) struct Counted(Arc<Pending>);
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.send_modify(|count| *count = count.saturating_sub(1));
+        if self.0.count.fetch_sub(1, Ordering::Release) == 1 {
+            self.0.none.notify_waiters();
+        }
     }
 }
 

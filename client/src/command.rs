@@ -22,17 +22,39 @@ pub(crate) struct Subject<'a> {
     pub(crate) owner: &'a [u8],
 }
 
+/// A command has one name for one lock and another for several.
+struct Verb {
+    one: &'static str,
+    several: &'static str,
+}
+
+const ACQUIRE: Verb = Verb {
+    one: "RLOCK.ACQUIRE",
+    several: "RLOCK.MACQUIRE",
+};
+
+const RELEASE: Verb = Verb {
+    one: "RLOCK.RELEASE",
+    several: "RLOCK.MRELEASE",
+};
+
+const RENEW: Verb = Verb {
+    one: "RLOCK.RENEW",
+    several: "RLOCK.MRENEW",
+};
+
 impl Subject<'_> {
     /// `RLOCK.<verb> key owner [lease-ms] [READ | WRITE]`, or
     /// `RLOCK.M<verb> owner [lease-ms] numkeys key …`.
-    fn cmd(&self, verb: &str, lease: Option<Duration>) -> Cmd {
+    fn cmd(&self, verb: &Verb, lease: Option<Duration>) -> Cmd {
         let lease = lease.map(millis);
+        let mut cmd = self.with_room();
         if self.mode == Mode::Several {
-            let mut cmd = redis::cmd(&format!("RLOCK.M{verb}"));
+            cmd.arg(verb.several);
             cmd.arg(self.owner).arg(lease).arg(self.names.len());
             return self.names.iter().fold(cmd, with_name);
         }
-        let cmd = redis::cmd(&format!("RLOCK.{verb}"));
+        cmd.arg(verb.one);
         let mut cmd = self.names.iter().fold(cmd, with_name);
         cmd.arg(self.owner).arg(lease);
         match self.mode {
@@ -41,6 +63,14 @@ impl Subject<'_> {
             Mode::Plain | Mode::Several => &mut cmd,
         };
         cmd
+    }
+
+    /// An empty command in which the longest of these finds room.
+    fn with_room(&self) -> Cmd {
+        let names: usize = self.names.iter().map(|name| name.len()).sum();
+        let bytes = names.saturating_add(self.owner.len());
+        let arguments = self.names.len().saturating_add(OTHERS_MAX);
+        Cmd::with_capacity(arguments, bytes.saturating_add(OTHERS_BYTES))
     }
 
     /// The token, where the server can compare it.
@@ -258,7 +288,7 @@ pub(crate) fn acquire(
     session: &str,
     once: bool,
 ) -> Command<Acquired> {
-    let mut cmd = subject.cmd("ACQUIRE", Some(lease));
+    let mut cmd = subject.cmd(&ACQUIRE, Some(lease));
     match queue {
         Queue::No => {}
         Queue::Forever => {
@@ -298,7 +328,7 @@ pub(crate) fn release(
     token: Option<u64>,
     lease: Option<Duration>,
 ) -> Command<Released> {
-    let mut cmd = subject.cmd("RELEASE", None);
+    let mut cmd = subject.cmd(&RELEASE, None);
     if subject.mode == Mode::Several {
         return Command::counted(cmd, subject.names.len(), read_all_released);
     }
@@ -319,7 +349,7 @@ pub(crate) fn renew(
     token: u64,
     session: &str,
 ) -> Command<bool> {
-    let mut cmd = subject.cmd("RENEW", Some(lease));
+    let mut cmd = subject.cmd(&RENEW, Some(lease));
     if let Some(token) = subject.token(token) {
         cmd.arg("TOKEN").arg(token);
     }
@@ -529,6 +559,11 @@ fn millis(duration: Duration) -> u64 {
 fn millis_up(duration: Duration) -> u64 {
     millis(duration.saturating_add(Duration::from_nanos(999_999)))
 }
+
+/// As many arguments an ACQUIRE may have beside the names, and as long they usually are: its own
+/// name, the owner, the lease, a mode, QUEUE, SESSION, ONCE.
+const OTHERS_MAX: usize = 9;
+const OTHERS_BYTES: usize = 112;
 
 #[cfg(test)]
 mod tests {

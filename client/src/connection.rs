@@ -154,7 +154,6 @@ async fn introduce(
 }
 
 /// Whom a connection has reached, and whether that is still the one to talk to.
-#[derive(Clone)]
 struct Peer {
     server: ServerId,
     latest: watch::Receiver<Option<ServerId>>,
@@ -178,7 +177,6 @@ impl Peer {
 }
 
 /// The connection that carries the commands.
-#[derive(Clone)]
 pub(crate) struct CommandConnection {
     commands: MultiplexedConnection,
     closed: Arc<AtomicBool>,
@@ -199,10 +197,15 @@ impl CommandConnection {
     }
 
     /// Sends the commands in one write and waits for all replies.
-    pub(crate) async fn ask_all(&mut self, pipeline: &Pipeline) -> RedisResult<Vec<Value>> {
-        self.commands
-            .send_packed_commands(pipeline, 0, pipeline.len())
-            .await
+    pub(crate) fn ask_all(
+        &self,
+        pipeline: Pipeline,
+    ) -> impl Future<Output = RedisResult<Vec<Value>>> + Send + use<> {
+        let mut commands = self.commands.clone();
+        async move {
+            let count = pipeline.len();
+            commands.send_packed_commands(&pipeline, 0, count).await
+        }
     }
 }
 

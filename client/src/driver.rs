@@ -1,16 +1,22 @@
 //! The task that owns the command connection. Every command of a client goes through it, in the
 //! order in which it was handed over, so that what undoes a command can never overtake it.
+//!
+//! All that is in line goes out in one write, and the task waits for the replies itself: a call of
+//! `lock()` costs no task of its own. What is done with a reply is said when its command is handed
+//! over, and done here, so it must not wait for anything.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use redis::{Pipeline, Value};
+use redis::{Cmd, Pipeline, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::unconstrained;
 use tokio::time::Instant;
 
 use crate::command::Command;
@@ -42,100 +48,113 @@ impl Driver {
 
     /// Hands a command over, at once and without waiting: its place in the order is fixed when
     /// this returns. It is carried out even if the answer is dropped.
-    pub(crate) fn send<T>(&self, command: Command<T>) -> Answer<T> {
-        let mut pipeline = Pipeline::with_capacity(1);
-        command.add_to(&mut pipeline);
-        let replies = self.hand_over(pipeline, command.only.clone());
-        Answer { command, replies }
+    pub(crate) fn send<T: Send + 'static>(&self, command: Command<T>) -> Answer<T> {
+        let (told, answer) = oneshot::channel();
+        self.send_then(command, |answer| {
+            // A caller that no longer listens has its own way of undoing what it asked for.
+            let _ = told.send(answer);
+        });
+        Answer(answer)
     }
 
-    /// Sends all commands as one pipeline, to the server of the first, and returns their replies in
-    /// order.
-    pub(crate) async fn send_all<T>(
+    /// As [`send`](Self::send), and says what to do with the answer, there in the driver's task.
+    /// If that has gone, and the runtime with it, this is dropped.
+    pub(crate) fn send_then<T: 'static>(
         &self,
-        commands: &[Command<T>],
-    ) -> Result<Vec<Result<T, Error>>, Error> {
-        let mut pipeline = Pipeline::with_capacity(commands.len());
-        for command in commands {
-            command.add_to(&mut pipeline);
-        }
-        let only = commands.first().and_then(|command| command.only.clone());
-        let replies = self
-            .hand_over(pipeline, only)
-            .await
-            .unwrap_or_else(|_| Err(Error::no_runtime()))?;
-        let mut replies = replies.iter();
-        let read = commands
-            .iter()
-            .map(|command| command.take_reply(&mut replies));
-        Ok(read.collect())
-    }
-
-    fn hand_over(&self, pipeline: Pipeline, only: Option<ServerId>) -> oneshot::Receiver<Replies> {
-        let (reply, replies) = oneshot::channel();
-        let request = Request {
-            pipeline,
+        command: Command<T>,
+        then: impl FnOnce(Result<T, Error>) + Send + 'static,
+    ) {
+        let Command {
+            cmd,
+            reader,
             only,
-            reply,
+            asking,
+        } = command;
+        let request = Request {
+            cmd,
+            only,
+            asking,
+            then: Box::new(move |reply| then(reply.and_then(|reply| reader.read(&reply)))),
         };
-        // If the task is gone, so is the runtime; the dropped `reply` then tells the caller.
         let _ = self.requests.send(request);
-        replies
     }
 }
 
 /// The answer to a command that has been handed over.
 #[must_use = "the answer says whether the command was carried out"]
-pub(crate) struct Answer<T> {
-    command: Command<T>,
-    replies: oneshot::Receiver<Replies>,
+pub(crate) struct Answer<T>(oneshot::Receiver<Result<T, Error>>);
+
+impl<T> Answer<T> {
+    /// One that has come already.
+    pub(crate) fn told(answer: Result<T, Error>) -> Self {
+        let (told, receiver) = oneshot::channel();
+        // The receiver is in our hand: it cannot have gone.
+        let _ = told.send(answer);
+        Self(receiver)
+    }
 }
 
 impl<T> Future for Answer<T> {
     type Output = Result<T, Error>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.get_mut();
-        Pin::new(&mut this.replies).poll(cx).map(|replies| {
-            let replies = replies.unwrap_or_else(|_| Err(Error::no_runtime()))?;
-            this.command.take_reply(&mut replies.iter())
-        })
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let answer = Pin::new(&mut self.0).poll(cx);
+        answer.map(|answer| answer.unwrap_or_else(|_| Err(Error::no_runtime())))
     }
 }
 
-/// The replies to a pipeline.
-type Replies = Result<Vec<Value>, Error>;
-
-#[derive(Debug)]
+/// A command in line.
 struct Request {
-    pipeline: Pipeline,
+    cmd: Cmd,
     only: Option<ServerId>,
-    reply: oneshot::Sender<Replies>,
+    asking: bool,
+    then: Then,
 }
+
+/// What to do with a reply.
+type Then = Box<dyn FnOnce(Result<Value, Error>) + Send>;
 
 async fn drive(
     connector: Connector,
     tried: watch::Sender<bool>,
-    mut requests: mpsc::UnboundedReceiver<Request>,
+    mut queue: mpsc::UnboundedReceiver<Request>,
 ) {
     // Why this one failed nobody wants to know: the first request tries again.
     let mut link = connect(&connector).await.ok();
     tried.send_replace(true);
-    while let Some(request) = requests.recv().await {
-        let good = match link.take_if(|link| !link.is_broken()) {
-            Some(good) => Ok(good),
-            None => connect(&connector).await,
-        };
-        match good.map(|good| link.insert(good)) {
-            Ok(link) if link.leads_to(request.only.as_ref()) => link.carry(request).await,
-            Ok(_) => {
-                // The session is attached to a server that this connection has left, or not yet
-                // reached.
-                let _ = request.reply.send(Err(Error::elsewhere()));
+    let mut batch = Vec::new();
+    while next_batch(link.as_mut(), &mut queue, &mut batch).await {
+        let good = match link.take() {
+            Some(good) if !good.is_broken() => Ok(good),
+            given_up => {
+                // What is still to come there keeps nobody waiting who asks elsewhere.
+                given_up.map(|old| tokio::spawn(old.under_way.end()));
+                connect(&connector).await
             }
-            Err(error) => refuse(request, &mut requests, &error),
+        };
+        match good {
+            Ok(good) => link.insert(good).carry(&mut batch),
+            Err(error) => refuse(&mut batch, &mut queue, &error),
         }
     }
+    if let Some(last) = link {
+        last.under_way.end().await;
+    }
+}
+
+/// Waits for the commands that go out next, and brings the answers that come meanwhile. Without
+/// any there will be no more.
+async fn next_batch(
+    link: Option<&mut Link>,
+    queue: &mut mpsc::UnboundedReceiver<Request>,
+    batch: &mut Vec<Request>,
+) -> bool {
+    let next = queue.recv_many(batch, BATCH_MAX);
+    let count = match link {
+        Some(link) => link.under_way.during(next).await,
+        None => next.await,
+    };
+    count > 0
 }
 
 async fn connect(connector: &Connector) -> Result<Link, Error> {
@@ -145,19 +164,73 @@ async fn connect(connector: &Connector) -> Result<Link, Error> {
 
 /// Tells everybody in line that there is no connection: had each of them waited for a try of its
 /// own, the last would hear of it a timeout a caller later.
-fn refuse(first: Request, queue: &mut mpsc::UnboundedReceiver<Request>, error: &Error) {
-    let mut next = Some(first);
-    while let Some(request) = next {
-        // Nobody is left to be told if the caller has gone.
-        let _ = request.reply.send(Err(error.clone()));
-        next = queue.try_recv().ok();
+fn refuse(batch: &mut Vec<Request>, queue: &mut mpsc::UnboundedReceiver<Request>, error: &Error) {
+    for request in batch.drain(..) {
+        (request.then)(Err(error.clone()));
+    }
+    while let Ok(request) = queue.try_recv() {
+        (request.then)(Err(error.clone()));
     }
 }
 
-/// One connection, and whether it is still good.
-#[derive(Clone)]
+/// What has been sent and not been answered, in the order in which it was sent.
+///
+/// The server answers in that order, and time runs out in it too, so only the first is looked at.
+#[derive(Default)]
+struct UnderWay {
+    exchanges: VecDeque<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+impl UnderWay {
+    /// Begins an exchange.
+    fn begin(&mut self, exchange: impl Future<Output = ()> + Send + 'static) {
+        // Polled once here: that puts the request into the connection's line, which has room for
+        // all, and nothing that is sent later can get before it. Unconstrained, because a poll that
+        // is put off for lack of budget would leave its place open. Nobody is to be woken yet: it
+        // is polled again when it is the first.
+        let mut exchange = Box::pin(unconstrained(exchange));
+        let mut nobody = Context::from_waker(Waker::noop());
+        if exchange.as_mut().poll(&mut nobody).is_pending() {
+            self.exchanges.push_back(exchange);
+        }
+    }
+
+    /// Waits for this, and for the answers that come meanwhile.
+    async fn during<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                () = self.answered(), if !self.exchanges.is_empty() => {}
+                done = &mut work => return done,
+            }
+        }
+    }
+
+    /// Waits for all answers.
+    async fn end(mut self) {
+        while !self.exchanges.is_empty() {
+            self.answered().await;
+        }
+    }
+
+    /// Waits for the next answer, if there is one to come.
+    async fn answered(&mut self) {
+        poll_fn(|cx| {
+            if let Some(first) = self.exchanges.front_mut() {
+                ready!(first.as_mut().poll(cx));
+                self.exchanges.pop_front();
+            }
+            Poll::Ready(())
+        })
+        .await;
+    }
+}
+
+/// One connection, what is under way on it, and whether it is still good.
 struct Link {
     connection: CommandConnection,
+    under_way: UnderWay,
     health: Arc<Health>,
 }
 
@@ -166,6 +239,7 @@ impl Link {
         let silence_max = response_timeout.saturating_mul(SILENT_TIMEOUTS);
         Self {
             connection,
+            under_way: UnderWay::default(),
             health: Arc::new(Health::new(silence_max)),
         }
     }
@@ -179,34 +253,56 @@ impl Link {
         self.connection.is_over() || self.health.broken.load(Ordering::Relaxed)
     }
 
-    /// Sends the request, and leaves the wait for its replies to a task of its own.
-    async fn carry(&self, request: Request) {
-        // Polled once here: that puts the request into the connection's line, which has room for
-        // all, and nothing that the driver sends later can get before it. Unconstrained, because a
-        // poll that is put off for lack of budget would leave its place open.
-        let exchange = tokio::task::unconstrained(self.clone().exchange(request));
-        let mut exchange = Box::pin(exchange);
-        if poll_fn(|cx| Poll::Ready(exchange.as_mut().poll(cx)))
-            .await
-            .is_pending()
-        {
-            tokio::spawn(exchange);
+    /// Sends the batch in one write.
+    fn carry(&mut self, batch: &mut Vec<Request>) {
+        let mut pipeline = Pipeline::with_capacity(batch.len());
+        let mut expected = Vec::with_capacity(batch.len());
+        for request in batch.drain(..) {
+            if !self.leads_to(request.only.as_ref()) {
+                // The session is attached to a server that this connection has left, or not yet
+                // reached.
+                (request.then)(Err(Error::elsewhere()));
+                continue;
+            }
+            if request.asking {
+                pipeline.cmd("ASKING");
+            }
+            pipeline.add_command(request.cmd);
+            expected.push((request.asking, request.then));
+        }
+        if !expected.is_empty() {
+            let health = Arc::clone(&self.health);
+            let replies = self.connection.ask_all(pipeline);
+            self.under_way.begin(exchange(replies, expected, health));
         }
     }
+}
 
-    async fn exchange(mut self, request: Request) {
-        let replies = match self.connection.ask_all(&request.pipeline).await {
-            Ok(replies) => {
-                self.health.answered(&replies);
-                Ok(replies)
+/// Waits for the replies to a batch, and does with each what is to be done with it. They come
+/// together or not at all: if the connection breaks in between, all are unknown.
+async fn exchange(
+    replies: impl Future<Output = RedisResult<Vec<Value>>>,
+    expected: Vec<(bool, Then)>,
+    health: Arc<Health>,
+) {
+    match replies.await {
+        Ok(replies) => {
+            health.answered(&replies);
+            let mut replies = replies.into_iter();
+            for (asking, then) in expected {
+                if asking {
+                    replies.next();
+                }
+                then(replies.next().ok_or_else(|| Error::no_reply(None)));
             }
-            Err(error) => {
-                self.health.failed(&error);
-                Err(Error::no_reply(Some(error)))
+        }
+        Err(error) => {
+            health.failed(&error);
+            let error = Error::no_reply(Some(error));
+            for (_, then) in expected {
+                then(Err(error.clone()));
             }
-        };
-        // A caller that no longer listens has its own way of undoing what it asked for.
-        let _ = request.reply.send(replies);
+        }
     }
 }
 
@@ -252,3 +348,49 @@ fn is_readonly(reply: &Value) -> bool {
 
 /// After this many response timeouts without any reply a connection is replaced.
 const SILENT_TIMEOUTS: u32 = 4;
+
+/// At most so many commands go out in one write: a reply waits for those behind it in the same, and
+/// the server works on one while the next is made.
+const BATCH_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::Notify;
+    use tokio::task::yield_now;
+
+    /// Notes its number when it is first looked at, and the same plus a hundred once it is told to.
+    async fn exchange(log: Arc<Mutex<Vec<usize>>>, number: usize, go: oneshot::Receiver<()>) {
+        locked(&log).push(number);
+        go.await.expect("told to go");
+        locked(&log).push(number.saturating_add(100));
+    }
+
+    #[tokio::test]
+    async fn exchanges_begin_at_once_and_end_in_their_order_while_other_work_is_waited_for() {
+        let (log, mut under_way) = (Arc::default(), UnderWay::default());
+        let mut go = Vec::new();
+        for number in 0..3 {
+            let (tell, told) = oneshot::channel();
+            under_way.begin(exchange(Arc::clone(&log), number, told));
+            go.push(tell);
+        }
+        assert_eq!(*locked(&log), [0, 1, 2]);
+        let (all, seen) = (Notify::new(), Arc::clone(&log));
+        let others = async {
+            for tell in go.into_iter().rev() {
+                tell.send(()).expect("it listens");
+                yield_now().await;
+            }
+            all.notify_one();
+        };
+        let work = async {
+            all.notified().await;
+            // Nobody but `during` could have brought them.
+            locked(&seen).clone()
+        };
+        let (during, ()) = tokio::join!(under_way.during(work), others);
+        assert_eq!(during, [0, 1, 2, 100, 101, 102]);
+        assert!(under_way.exchanges.is_empty());
+    }
+}

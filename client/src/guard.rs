@@ -387,7 +387,7 @@ impl Held {
                 hold.lose(reason);
             }
             if claim.terms().renewed {
-                core.watchdog.add(&hold);
+                core.watchdog.added();
             }
         }
         Self {

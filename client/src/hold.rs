@@ -2,19 +2,20 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::sync::Arc;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use crate::command::{self, Command};
 use crate::owner::{Claim, Lease, Target, Terms};
-use crate::part;
 use crate::registry::Registry;
 use crate::session::Attachment;
 use crate::trace;
+use crate::{locked, part};
 
 /// Why a hold is over although nobody unlocked it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,7 +73,9 @@ pub(crate) struct Hold {
     terms: Terms,
     /// When it ends at the latest, however often it is renewed.
     cap: Option<Instant>,
-    validity: watch::Sender<Validity>,
+    validity: Mutex<Validity>,
+    /// Tells those who wait for its end that this has moved.
+    changed: Notify,
     span: trace::Span,
 }
 
@@ -107,7 +110,8 @@ impl Hold {
             token: grant.token,
             terms,
             cap,
-            validity: watch::Sender::new(validity),
+            validity: Mutex::new(validity),
+            changed: Notify::new(),
             span: trace::hold(claim.target(), grant.token),
         })
     }
@@ -120,14 +124,19 @@ impl Hold {
         self.token
     }
 
+    /// Whether the watchdog renews it.
+    pub(crate) fn is_renewed(&self) -> bool {
+        self.terms.renewed
+    }
+
     /// How long it may still be called held; zero once lost.
     pub(crate) fn valid_for(&self) -> Duration {
-        self.validity.borrow().left(Instant::now())
+        locked(&self.validity).left(Instant::now())
     }
 
     /// Why it is lost, if it is. Whoever has been told stays told, whatever is confirmed later.
     pub(crate) fn lost(&self) -> Option<LostReason> {
-        let reason = self.reason(&self.validity.borrow(), Instant::now());
+        let reason = self.reason(&locked(&self.validity), Instant::now());
         if let Some(reason) = reason {
             self.lose(reason);
         }
@@ -136,23 +145,24 @@ impl Hold {
 
     /// Ends when it is lost, at the latest with its validity.
     pub(crate) async fn until_lost(&self) -> LostReason {
-        let mut changes = self.validity.subscribe();
         loop {
-            let end = changes.borrow_and_update().end();
+            // Listens before it looks: what changes in between is heard.
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let end = locked(&self.validity).end();
             if let Some(reason) = self.lost() {
                 return reason;
             }
             tokio::select! {
                 () = sleep_until(end) => {}
-                // The sender is `self`, so this is a change and never the end.
-                _ = changes.changed() => {}
+                () = changed => {}
             }
         }
     }
 
     /// Whether it was last confirmed under this attachment.
     pub(crate) fn counts_on(&self, attachment: &Attachment) -> bool {
-        std::ptr::eq(&raw const *self.validity.borrow().attachment, attachment)
+        std::ptr::eq(&raw const *locked(&self.validity).attachment, attachment)
     }
 
     /// As much of the whole lease as the longest hold allows.
@@ -167,7 +177,8 @@ impl Hold {
         if self.terms.renewed {
             return self.lease_anew(now);
         }
-        let left = self.validity.borrow().ends.saturating_duration_since(now);
+        let ends = locked(&self.validity).ends;
+        let left = ends.saturating_duration_since(now);
         whole_millis(left).max(LEASE_MIN)
     }
 
@@ -204,8 +215,8 @@ impl Hold {
         if let Some(reason) = self.lost() {
             return Err(reason);
         }
-        self.validity
-            .send_modify(|validity| validity.extend(renewal, self.cap));
+        locked(&self.validity).extend(renewal, self.cap);
+        self.changed.notify_waiters();
         Ok(())
     }
 
@@ -214,21 +225,22 @@ impl Hold {
         if self.token != granted.token || self.lost().is_some() {
             return false;
         }
-        let again = granted.validity.borrow().clone().within(self.cap);
-        self.validity.send_modify(|validity| validity.join(again));
+        let again = locked(&granted.validity).clone().within(self.cap);
+        locked(&self.validity).join(again);
+        self.changed.notify_waiters();
         true
     }
 
     /// Says that it is lost. The first reason stands.
     pub(crate) fn lose(&self, reason: LostReason) {
-        let first = self.validity.send_if_modified(|validity| {
-            let first = validity.lost.is_none();
-            validity.lost.get_or_insert(reason);
-            first
-        });
-        if first {
-            trace::lost(&self.span, reason);
+        let mut validity = locked(&self.validity);
+        if validity.lost.is_some() {
+            return;
         }
+        validity.lost = Some(reason);
+        drop(validity);
+        self.changed.notify_waiters();
+        trace::lost(&self.span, reason);
     }
 
     fn reason(&self, validity: &Validity, now: Instant) -> Option<LostReason> {

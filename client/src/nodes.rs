@@ -13,7 +13,8 @@ use crate::driver::Answer;
 use crate::error::Error;
 use crate::hold::Hold;
 use crate::node::{Identity, Node};
-use crate::owner::Target;
+use crate::owner::{Lease, Target};
+use crate::part;
 use crate::registry::{Registry, Stray};
 use crate::session::Attachment;
 use crate::slots;
@@ -54,32 +55,53 @@ impl Site {
     }
 
     /// Hands a command over: see [`Driver::send`](crate::driver::Driver::send).
-    pub(crate) fn send<T>(&self, command: Command<T>) -> Answer<T> {
+    pub(crate) fn send<T: Send + 'static>(&self, command: Command<T>) -> Answer<T> {
         self.node.driver.send(self.address(command))
+    }
+
+    /// As [`send`](Self::send): see [`Driver::send_then`](crate::driver::Driver::send_then).
+    pub(crate) fn send_then<T: 'static>(
+        &self,
+        command: Command<T>,
+        then: impl FnOnce(Result<T, Error>) + Send + 'static,
+    ) {
+        self.node.driver.send_then(self.address(command), then);
     }
 
     /// As [`send`](Self::send), and sends it once more if the connection broke before the reply
     /// came. Only for commands that may as well be carried out twice.
-    pub(crate) async fn send_harmless<T: Clone>(&self, command: Command<T>) -> Result<T, Error> {
+    pub(crate) async fn send_harmless<T: Clone + Send + 'static>(
+        &self,
+        command: Command<T>,
+    ) -> Result<T, Error> {
         match self.send(command.clone()).await {
             Err(error) if error.is_broken_connection() => self.send(command).await,
             answer => answer,
         }
     }
 
-    /// Sends all commands as one pipeline and returns their replies in order; once more if the
-    /// connection broke.
-    pub(crate) async fn send_all_harmless<T>(
+    /// The same with many: they are in line behind each other before the first is answered.
+    pub(crate) async fn send_all_harmless<T: Clone + Send + 'static>(
         &self,
         commands: Vec<Command<T>>,
-    ) -> Result<Vec<Result<T, Error>>, Error> {
-        let commands: Vec<_> = commands.into_iter().map(|one| self.address(one)).collect();
-        match self.node.driver.send_all(&commands).await {
-            Err(error) if error.is_broken_connection() => {
-                self.node.driver.send_all(&commands).await
+    ) -> Vec<Result<T, Error>> {
+        let answers = commands.iter().map(|command| self.send(command.clone()));
+        let answers: Vec<_> = answers.collect();
+        let mut told = Vec::with_capacity(answers.len());
+        let mut again = Vec::new();
+        for (answer, command) in answers.into_iter().zip(commands) {
+            let answer = answer.await;
+            if answer.as_ref().is_err_and(Error::is_broken_connection) {
+                again.push((told.len(), self.send(command)));
             }
-            answer => answer,
+            told.push(answer);
         }
+        for (place, answer) in again {
+            if let Some(told) = told.get_mut(place) {
+                *told = answer.await;
+            }
+        }
+        told
     }
 
     /// Whether commands go there behind an `ASKING`.
@@ -114,6 +136,13 @@ impl Reached {
     pub(crate) fn is_present(&self) -> bool {
         let present = self.site.node.session.attachment();
         present.is_some_and(|one| Arc::ptr_eq(&one, &self.attachment))
+    }
+
+    /// Whether a grant with this lease can be counted on without another word. One of another
+    /// attachment may be over; and one that lay in the socket while this process was stopped may
+    /// leave too little.
+    pub(crate) fn is_fresh(&self, lease: Lease) -> bool {
+        self.is_present() && lease.since.elapsed() <= part(lease.length, FRESH_PART)
     }
 }
 
@@ -344,3 +373,6 @@ impl Nodes {
 /// So often in a row nodes may send a command on. Two that have not yet heard of a move send it to
 /// each other until they have.
 pub(crate) const HOPS: u32 = 5;
+
+/// A grant older than this part of the lease is confirmed first.
+const FRESH_PART: u32 = 3;

@@ -1,6 +1,6 @@
 //! Who holds or waits: an owner is a value, not a thread.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, Weak};
@@ -40,13 +40,14 @@ pub struct Owner {
 }
 
 struct Inner {
-    text: Box<str>,
-    places: Mutex<HashMap<Arc<[u8]>, Weak<Place>>>,
+    text: Arc<str>,
+    /// Most owners have one place.
+    places: Mutex<BTreeMap<Arc<[u8]>, Weak<Place>>>,
 }
 
 impl Owner {
     pub(crate) fn new(client: &str, number: u64) -> Self {
-        let text = format!("{client}:{number}").into_boxed_str();
+        let text = format!("{client}:{number}").into();
         Self {
             inner: Arc::new(Inner {
                 text,
@@ -62,6 +63,11 @@ impl Owner {
 
     pub(crate) fn as_bytes(&self) -> &[u8] {
         self.inner.text.as_bytes()
+    }
+
+    /// The same, to be kept.
+    pub(crate) fn to_bytes(&self) -> Arc<[u8]> {
+        Arc::clone(&self.inner.text).into()
     }
 
     /// What this owner takes in this mode: one lock, or several.

@@ -1,11 +1,11 @@
 //! Who is to hear of what the servers tell: the waits and the holds of a client, by name and owner.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::command::{self, Command, Event, News, Released, Subject};
@@ -19,7 +19,7 @@ use crate::owner::{Claim, Target, Terms};
 /// One client's waits and holds, at whatever node they are: a lock may move from one to another.
 #[derive(Default)]
 pub(crate) struct Registry {
-    waits: Mutex<HashMap<Spot, mpsc::UnboundedSender<Told>>>,
+    waits: Mutex<HashMap<Spot, Arc<Letters>>>,
     /// An owner may have several at a spot: as a reader and as a writer, or with other locks.
     holds: Mutex<HashMap<Spot, Vec<Weak<Hold>>>>,
 }
@@ -27,16 +27,23 @@ pub(crate) struct Registry {
 /// An owner at a lock, as events name it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Spot {
-    name: Vec<u8>,
-    owner: Vec<u8>,
+    name: Arc<[u8]>,
+    owner: Arc<[u8]>,
 }
 
 /// The spots of several locks are as many.
 fn spots(target: &Target) -> impl Iterator<Item = Spot> + '_ {
     target.names().iter().map(|name| Spot {
-        name: name.to_vec(),
-        owner: target.owner().as_bytes().to_vec(),
+        name: Arc::clone(name),
+        owner: target.owner().to_bytes(),
     })
+}
+
+/// What has been told to a wait and not been read.
+#[derive(Default)]
+struct Letters {
+    unread: Mutex<VecDeque<Told>>,
+    arrived: Notify,
 }
 
 /// News for a wait.
@@ -68,10 +75,10 @@ pub(crate) struct Stray {
 impl Registry {
     /// Listens for news of a wait, from now on. There is one wait of an owner at a lock at a time.
     pub(crate) fn listen(self: &Arc<Self>, nodes: &Arc<Nodes>, claim: &Claim) -> Mailbox {
-        let (sender, letters) = mpsc::unbounded_channel();
+        let letters = Arc::default();
         let mut waits = locked(&self.waits);
         for spot in spots(claim.target()) {
-            waits.insert(spot, sender.clone());
+            waits.insert(spot, Arc::clone(&letters));
         }
         Mailbox {
             registry: Arc::clone(self),
@@ -115,6 +122,11 @@ impl Registry {
         all
     }
 
+    /// Whether there are no holds at all.
+    pub(crate) fn is_idle(&self) -> bool {
+        locked(&self.holds).is_empty()
+    }
+
     fn holds_at(&self, spot: &Spot) -> Vec<Arc<Hold>> {
         let holds = locked(&self.holds);
         let here = holds.get(spot).into_iter().flatten();
@@ -137,7 +149,10 @@ impl Registry {
     /// Brings an event to whom it concerns.
     pub(crate) fn deliver(&self, event: Event, since: Instant, by: &Arc<Node>) -> Delivered {
         let Event { name, owner, news } = event;
-        let spot = Spot { name, owner };
+        let spot = Spot {
+            name: name.into(),
+            owner: owner.into(),
+        };
         if let News::Lost(reason) = news {
             let mut holds = self.holds_at(&spot);
             holds.retain(|hold| hold.lost().is_none());
@@ -153,10 +168,8 @@ impl Registry {
         // Under the lock: a mailbox that goes away now finds the letter when it looks through
         // what was not read.
         let by = Arc::clone(by);
-        if let Err(mpsc::error::SendError(told)) = wait.send(Told { news, since, by }) {
-            drop(waits);
-            return self.stray(&spot, &told.news);
-        }
+        locked(&wait.unread).push_back(Told { news, since, by });
+        wait.arrived.notify_one();
         Delivered::Done
     }
 
@@ -165,7 +178,7 @@ impl Registry {
     fn stray(&self, spot: &Spot, news: &News) -> Delivered {
         let subject = Subject {
             mode: Mode::Plain,
-            names: &[Arc::from(&*spot.name)],
+            names: &[Arc::clone(&spot.name)],
             owner: &spot.owner,
         };
         let stray = self.undeliverable(spot, subject, None, news);
@@ -189,7 +202,7 @@ impl Registry {
             return None;
         }
         Some(Stray {
-            name: Arc::from(&*spot.name),
+            name: Arc::clone(&spot.name),
             release: command::release(subject, Some(token), lease),
         })
     }
@@ -201,22 +214,24 @@ pub(crate) struct Mailbox {
     nodes: Arc<Nodes>,
     target: Arc<Target>,
     terms: Terms,
-    letters: mpsc::UnboundedReceiver<Told>,
+    letters: Arc<Letters>,
 }
 
 impl Mailbox {
     /// Waits for news.
     pub(crate) async fn next(&mut self) -> Told {
-        match self.letters.recv().await {
-            Some(told) => told,
-            // The registry keeps the sender for as long as this lives.
-            None => std::future::pending().await,
+        loop {
+            // A letter that arrives after the look leaves a word that ends the wait at once.
+            match self.here() {
+                Some(told) => return told,
+                None => self.letters.arrived.notified().await,
+            }
         }
     }
 
     /// News that is here already.
     pub(crate) fn here(&mut self) -> Option<Told> {
-        self.letters.try_recv().ok()
+        locked(&self.letters.unread).pop_front()
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::backoff::Backoff;
 use crate::client::Core;
-use crate::command::{self, Released};
+use crate::command::{self, Command, Released};
 use crate::driver::Answer;
 use crate::error::Error;
 use crate::hold::{Hold, LostReason};
@@ -33,23 +33,30 @@ pub(crate) fn told(
     outcome
 }
 
-fn start(
-    core: &Arc<Core>,
-    claim: Claim,
-    hold: Option<Arc<Hold>>,
-    report: Option<oneshot::Sender<Result<(), Error>>>,
-) {
+type Report = oneshot::Sender<Result<(), Error>>;
+
+fn start(core: &Arc<Core>, claim: Claim, hold: Option<Arc<Hold>>, report: Option<Report>) {
     let release = Release {
         core: Arc::clone(core),
         claim,
         hold,
     };
-    // Sent here and not in the task, so that an ACQUIRE which the caller sends next comes after.
     let site = core.nodes.site(release.claim.target());
-    let first = release.takes_nothing_else().then(|| release.send(&site));
     let span = trace::release(release.claim.target());
-    core.background
-        .spawn(async move { span.around(release.run(site, first, report)).await });
+    if !release.takes_nothing_else() {
+        return release.go_on(site, None, report, span);
+    }
+    // Sent here and not in a task, so that an ACQUIRE which the caller sends next comes after. A
+    // word that ends it is heard where it arrives; only what is left otherwise is a task.
+    let pending = core.background.counted();
+    let there = site.clone();
+    site.send_then(release.command(), move |answer| {
+        match answer {
+            Ok(released) => release.end(released, false, report),
+            Err(_) => release.go_on(there, Some(Answer::told(answer)), report, span),
+        }
+        drop(pending);
+    });
 }
 
 struct Release {
@@ -61,17 +68,16 @@ struct Release {
 }
 
 impl Release {
-    /// Hands the command over; with a lease for what is left of a reader's hold. Each entry of a
-    /// reader has an end of its own, and the last to come goes first: the others might end earlier
-    /// than their guards count on.
-    fn send(&self, site: &Site) -> Answer<Released> {
+    /// The command, with a lease for what is left of a reader's hold. Each entry of a reader has an
+    /// end of its own, and the last to come goes first: the others might end earlier than their
+    /// guards count on.
+    fn command(&self) -> Command<Released> {
         let target = self.claim.target();
         let hold = self.hold.as_ref();
         let token = hold.map(|hold| hold.token());
         let left = hold.filter(|_| target.mode() == Mode::Read);
         let lease = left.map(|hold| hold.anew().length);
-        let release = command::release(target.subject(), token, lease);
-        site.send(release)
+        command::release(target.subject(), token, lease)
     }
 
     /// Whether it cannot take another hold than the one that it is meant for: the server tells by
@@ -83,11 +89,23 @@ impl Release {
         self.claim.is_alone() || self.hold.as_ref().is_some_and(meant)
     }
 
+    fn go_on(
+        self,
+        site: Site,
+        first: Option<Answer<Released>>,
+        report: Option<Report>,
+        span: trace::Span,
+    ) {
+        let core = Arc::clone(&self.core);
+        core.background
+            .spawn(async move { span.around(self.run(site, first, report)).await });
+    }
+
     async fn run(
         self,
         mut site: Site,
         first: Option<Answer<Released>>,
-        mut report: Option<oneshot::Sender<Result<(), Error>>>,
+        mut report: Option<Report>,
     ) {
         let started = Instant::now();
         let mut backoff = Backoff::new();
@@ -102,12 +120,7 @@ impl Release {
                 return tell(&mut report, Err(lost));
             };
             let error = match answer.await {
-                Ok(released) => {
-                    let outcome = self.outcome(released, unknown);
-                    // Before the caller is told, so that what it asks next finds the owner free.
-                    drop(self);
-                    return tell(&mut report, outcome);
-                }
+                Ok(released) => return self.end(released, unknown, report),
                 Err(error) => error,
             };
             unknown |= error.is_unknown();
@@ -128,8 +141,16 @@ impl Release {
             }
             tries = tries.saturating_add(1);
             site = there.unwrap_or_else(|| nodes.site(self.claim.target()));
-            next = self.takes_nothing_else().then(|| self.send(&site));
+            next = self.takes_nothing_else().then(|| site.send(self.command()));
         }
+    }
+
+    /// Tells what the server said.
+    fn end(self, released: Released, unknown: bool, mut report: Option<Report>) {
+        let outcome = self.outcome(released, unknown);
+        // Before the caller is told, so that what it asks next finds the owner free.
+        drop(self);
+        tell(&mut report, outcome);
     }
 
     /// What an answered RELEASE means. "Not held" after a try whose reply was lost is that try's
@@ -145,7 +166,7 @@ impl Release {
     }
 }
 
-fn tell(report: &mut Option<oneshot::Sender<Result<(), Error>>>, outcome: Result<(), Error>) {
+fn tell(report: &mut Option<Report>, outcome: Result<(), Error>) {
     if let Some(report) = report.take() {
         // Whoever dropped unlock() does not want to know.
         let _ = report.send(outcome);

@@ -155,14 +155,10 @@ async fn ask_at(site: &Site, holds: &[Arc<Hold>]) -> Vec<Told> {
         .collect();
     let span = trace::renew(commands.len());
     // Renewing twice does no harm, and the next connection may be a good one.
-    match span.around(site.send_all_harmless(commands)).await {
-        Err(error) => holds.iter().map(|_| Err(error.clone())).collect(),
-        Ok(replies) => {
-            let told = replies.into_iter().zip(leases).map(|(reply, lease)| {
-                let attachment = attachment.clone();
-                Ok((reply?, Renewal { lease, attachment }))
-            });
-            told.collect()
-        }
-    }
+    let replies = span.around(site.send_all_harmless(commands)).await;
+    let told = replies.into_iter().zip(leases).map(|(reply, lease)| {
+        let attachment = attachment.clone();
+        Ok((reply?, Renewal { lease, attachment }))
+    });
+    told.collect()
 }

@@ -17,6 +17,7 @@ mod on {
     use crate::hold::LostReason;
     use crate::owner::Target;
 
+    #[derive(Clone)]
     pub(crate) struct Span(tracing::Span);
 
     impl Span {
@@ -56,6 +57,7 @@ mod off {
     use crate::hold::LostReason;
     use crate::owner::Target;
 
+    #[derive(Clone)]
     pub(crate) struct Span;
 
     impl Span {

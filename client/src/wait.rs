@@ -5,22 +5,19 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::attempt::{Asked, Patience, Reply, Request, Turn, deliver, worst};
+use crate::attempt::{Asked, Patience, Reply, Request, Turn, deliver, granted, worst};
 use crate::backoff::Backoff;
 use crate::command::{self, Acquired, News};
 use crate::driver::Answer;
 use crate::error::Error;
-use crate::guard::Held;
 use crate::hold::{Grant, Hold};
 use crate::mode::Mode;
 use crate::nodes::{HOPS, Reached, Site};
 use crate::owner::{Claim, Lease};
-use crate::part;
 use crate::registry::Told;
 use crate::release;
 use crate::renewal;
 use crate::session::Attachment;
-use crate::trace;
 
 /// Waits until the owner stands in line no more, and then gets in line. `last` is what the caller
 /// would be told if its time were up now.
@@ -49,7 +46,7 @@ pub(crate) async fn run(
     asked: Option<Asked>,
     mut reply: Reply,
 ) {
-    let span = trace::wait(claim.target());
+    let span = turn.span.clone();
     let mut wait = Wait {
         request: &request,
         claim,
@@ -64,19 +61,8 @@ pub(crate) async fn run(
     let outcome = span.around(wait.outcome(asked, &mut reply)).await;
     match outcome {
         Outcome::Granted(grant) => {
-            let Wait {
-                claim, mut turn, ..
-            } = wait;
-            let held = Held::new(&request.core, claim, grant);
-            // Told before the hold was there to hear it.
-            while let Some(told) = turn.mailbox.here() {
-                if let News::Lost(reason) = told.news {
-                    held.lose(reason);
-                }
-            }
-            // While the hold is known here, so that the same grant told twice is not taken for
-            // another.
-            drop(turn);
+            let Wait { claim, turn, .. } = wait;
+            let held = granted(&request, claim, Some(turn), grant);
             deliver(held, reply).await;
         }
         Outcome::Refused(error) => {
@@ -336,8 +322,7 @@ impl Wait<'_> {
     /// A grant is old by the time we know of it: the news may have lain in the socket while this
     /// process was stopped. If that leaves too little, a renewal gives a new start to count from.
     async fn granted(&self, grant: Grant, at: &Reached) -> Next {
-        let Lease { since, length } = grant.lease;
-        if at.is_present() && since.elapsed() <= part(length, FRESH_PART) {
+        if at.is_fresh(grant.lease) {
             return Next::End(Outcome::Granted(grant));
         }
         self.confirmed(grant).await
@@ -564,9 +549,6 @@ async fn ending(request: &Request, reply: &mut Reply, on_top: Duration) -> Endin
         () = time_up => Ending::TimedOut,
     }
 }
-
-/// A grant older than this part of the lease is confirmed first.
-const FRESH_PART: u32 = 3;
 
 /// How long a waiter is called back. A server that has been silent for so long has lost the
 /// connection, or is about to see it closed.

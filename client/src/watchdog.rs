@@ -1,6 +1,6 @@
 //! When to renew, and the task that does: all holds of a client in one pipeline.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -9,69 +9,51 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::hold::Hold;
 use crate::nodes::Nodes;
+use crate::registry::Registry;
 use crate::{locked, part, renewal};
 
-/// The holds to renew. A hold whose guards have gone is forgotten.
+/// Renews the holds of the registry that were given no lease.
 pub(crate) struct Watchdog {
-    state: Mutex<State>,
+    schedule: Mutex<Schedule>,
     wake: Notify,
-}
-
-struct State {
-    holds: Vec<Weak<Hold>>,
-    schedule: Schedule,
-    prune_at: usize,
 }
 
 impl Watchdog {
     pub(crate) fn new(interval: Duration) -> Self {
-        let state = State {
-            holds: Vec::new(),
-            schedule: Schedule::new(interval),
-            prune_at: 0,
-        };
         Self {
-            state: Mutex::new(state),
+            schedule: Mutex::new(Schedule::new(interval)),
             wake: Notify::new(),
         }
     }
 
-    /// Renews this hold from now on.
-    pub(crate) fn add(&self, hold: &Arc<Hold>) {
-        let mut state = locked(&self.state);
-        // A client may take thousands of short locks between two rounds: clean up whenever the
-        // list has doubled.
-        if state.holds.len() >= state.prune_at {
-            state.holds.retain(|hold| hold.strong_count() > 0);
-            state.prune_at = state.holds.len().saturating_mul(2).max(PRUNE_MIN);
-        }
-        state.holds.push(Arc::downgrade(hold));
-        if state.schedule.added(Instant::now()) {
+    /// There is one more hold to renew, and the registry has it.
+    pub(crate) fn added(&self) {
+        if locked(&self.schedule).added(Instant::now()) {
             self.wake.notify_one();
         }
     }
 
     fn interval(&self) -> Duration {
-        locked(&self.state).schedule.interval
+        locked(&self.schedule).interval
     }
 
     fn next_round(&self) -> Option<Instant> {
-        locked(&self.state).schedule.next
+        locked(&self.schedule).next
     }
 
-    /// The holds that are still worth a renewal.
-    fn live(&self) -> Vec<Arc<Hold>> {
-        let mut state = locked(&self.state);
-        let mut live = Vec::with_capacity(state.holds.len());
-        state.holds.retain(|hold| match hold.upgrade() {
-            Some(hold) if hold.lost().is_none() => {
-                live.push(hold);
-                true
-            }
-            _ => false,
-        });
-        live
+    /// A round has ended. Looks under the lock whether there is anything left to renew: a hold
+    /// that comes now either is seen, or finds that no round is due.
+    fn ended(&self, started: Instant, confirmed: bool, registry: &Registry) {
+        let mut schedule = locked(&self.schedule);
+        schedule.ended(started, confirmed, registry.is_idle());
     }
+}
+
+/// The holds that are still worth a renewal.
+fn live(registry: &Registry) -> Vec<Arc<Hold>> {
+    let mut holds = registry.holds();
+    holds.retain(|hold| hold.is_renewed() && hold.lost().is_none());
+    holds
 }
 
 /// Renews until it is aborted, with the client.
@@ -84,11 +66,9 @@ pub(crate) async fn run(watchdog: Arc<Watchdog>, nodes: Arc<Nodes>) {
                 sleep_until(round).await;
                 let started = Instant::now();
                 let interval = watchdog.interval();
-                let confirmed = round_of(&nodes, watchdog.live(), &mut asked);
+                let confirmed = round_of(&nodes, live(&nodes.registry), &mut asked);
                 let confirmed = timeout(interval, confirmed).await.unwrap_or(false);
-                let mut state = locked(&watchdog.state);
-                let idle = state.holds.is_empty();
-                state.schedule.ended(started, confirmed, idle);
+                watchdog.ended(started, confirmed, &nodes.registry);
             }
         }
     }
@@ -161,9 +141,6 @@ fn after(moment: Instant, pause: Duration) -> Option<Instant> {
 
 /// A failed round is repeated after this part of the interval.
 const RETRY_PART: u32 = 10;
-
-/// Below this many holds the list is not worth cleaning.
-const PRUNE_MIN: usize = 64;
 
 #[cfg(test)]
 mod tests {
