@@ -400,7 +400,8 @@ fn set_the_clock(world: &World, random: &mut Random) {
 }
 
 /// A lease that began while the clock was ahead lasts for as much longer when that is right again.
-/// Owners who are still there renew it or give it back; the operator ends the others.
+/// Owners who are still there renew it or give it back; the operator ends the others. Timeout keys
+/// that were over, and that the server had not removed yet, come to life again without their hash.
 fn break_what_was_drawn_out(world: &World) {
     let mut operator = world.operator();
     let longest = i64::try_from(LONGEST_LEASE.as_millis()).expect("seconds");
@@ -409,6 +410,11 @@ fn break_what_was_drawn_out(world: &World) {
             let begin = now();
             operator.run(format!("RLOCK.BREAK {lock}")).int();
             Break.note(world, begin, Some(lock));
+        }
+    }
+    for key in operator.run("KEYS *:rwlock_timeout:*").texts() {
+        if operator.run(format!("PTTL {key}")).int() > longest {
+            operator.run(format!("DEL {key}")).int();
         }
     }
 }
