@@ -497,6 +497,11 @@ impl Locks {
 
     // --- Hand-over -------------------------------------------------------------------------------
 
+    /// By which name a wait for several locks was joined, as [`Joined`] told it.
+    pub fn waiter_of(&self, id: JointId) -> Option<WaiterId> {
+        self.joints.waiters(id).first().copied()
+    }
+
     /// Decides whether a wait for several locks can have all, its keys as read for its owner. One
     /// that never can leaves all lines and is told why.
     pub fn settle_joint(

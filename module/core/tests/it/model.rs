@@ -452,7 +452,39 @@ fn once_failed() -> Vec<(&'static str, Vec<Op>)> {
     )]
     .into_iter()
     .chain(once_failed_with_sessions())
+    .chain([two_joint_waits_of_one_owner()])
     .collect()
+}
+
+/// The second of two waits of one owner for the same locks is looked at alone, before the lease
+/// that is in the way of the first is found to be over.
+fn two_joint_waits_of_one_owner() -> (&'static str, Vec<Op>) {
+    let several = |owner, locks: &[usize]| Op::AcquireSeveral {
+        locks: locks.to_vec(),
+        owner,
+        lease_ms: 1,
+        waits: Waits::Block(0),
+        session: None,
+        once: false,
+    };
+    let alone = Op::Acquire {
+        lock: 1,
+        owner: 1,
+        lease_ms: 1,
+        waits: Waits::Block(0),
+        session: None,
+        once: false,
+    };
+    let history = vec![
+        several(2, &[0, 1]),
+        alone,
+        several(1, &[0, 3, 1]),
+        several(2, &[1, 0]),
+        several(1, &[0, 3, 1]),
+        several(0, &[0]),
+        Op::Pass { ms: 2 },
+    ];
+    ("of two equal waits the first is served first", history)
 }
 
 /// A script takes the lock.

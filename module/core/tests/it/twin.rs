@@ -121,10 +121,10 @@ pub(crate) struct Twin {
     /// What was freed, or given to whom, in this step: who has waited for that is to have it within
     /// the step.
     changed: Vec<(Place, Option<Vec<u8>>)>,
-    /// The locks given back by MRELEASE, whose message is out and whose lines come later.
     /// What was in the way of those who wait for several locks, by seat, when they were last looked
     /// at.
     blocked: BTreeMap<usize, Place>,
+    /// The locks given back by MRELEASE, whose message is out and whose lines come later.
     given_back: BTreeSet<Place>,
 }
 

@@ -229,12 +229,13 @@ impl Twin {
 
     // --- Who waits for several -------------------------------------------------------------------
 
-    /// Somebody looks at all keys of a wait for several.
-    pub(crate) fn settle_joint(&mut self, places: &[Place], owner: &[u8], now: Now) {
-        let Some(waiter) = self.joint_of(places, owner).cloned() else {
+    /// Somebody looks at all keys of the wait for several that sits there. Its locks and owner do
+    /// not say which it is: an owner may wait more than once for the same.
+    pub(crate) fn settle_joint(&mut self, seat: usize, now: Now) {
+        let Some(waiter) = self.waiter(seat).cloned() else {
             return;
         };
-        for place in places {
+        for place in waiter.together.iter().flatten() {
             if let Some(Reply::Refused(text)) = self.not_plain(place) {
                 return self.refuse_wait(place, &waiter, &text);
             }

@@ -6,7 +6,7 @@ use crate::keyspace::Place;
 use crate::life::Name;
 use crate::twin::{Asked, Reply, Waits};
 use rlock_core::request::{AcquireSeveral, ReleaseSeveral, RenewSeveral};
-use rlock_core::{AcquiredSeveral, BlockedClient, Due, LockKey, LockRef, Refusal, Stored};
+use rlock_core::{AcquiredSeveral, BlockedClient, Due, JointId, LockKey, LockRef, Refusal, Stored};
 
 impl World {
     pub(super) fn happen_to_several(&mut self, op: &Op) -> Result<(Reply, Reply), String> {
@@ -264,6 +264,7 @@ impl World {
                     self.twin.settle(&place, now);
                 }
                 Some(Due::Joint(id, locks, owner)) => {
+                    let seat = self.seat_of(id).ok_or("nobody waits, and is due")?;
                     let places: Vec<Place> = locks.iter().map(place_of).collect();
                     let stored = self.read_all(&places, &owner);
                     let mut effects = Vec::new();
@@ -272,12 +273,19 @@ impl World {
                     if let Some(granted) = granted {
                         self.enter_granted(&locks, stored, &owner, granted)?;
                     }
-                    self.twin.settle_joint(&places, &owner, now);
+                    self.twin.settle_joint(seat, now);
                 }
             }
             self.forget_those_who_left();
         }
         Err("there is always something more to decide".into())
+    }
+
+    /// Where the wait for several sits that the core names so.
+    fn seat_of(&self, id: JointId) -> Option<usize> {
+        let waiter = self.locks.waiter_of(id)?;
+        let mut waiting = self.waiting.iter();
+        waiting.find_map(|(seat, of)| (*of == waiter).then_some(*seat))
     }
 
     fn enter_granted(
