@@ -18,6 +18,8 @@ pub(crate) struct Session {
     pub(crate) name: Arc<str>,
     pub(crate) grace: Duration,
     life: watch::Sender<Life>,
+    /// When the last call was sent whose answer has reached all whom it concerned.
+    told: watch::Sender<Option<Instant>>,
 }
 
 /// How the life-line is.
@@ -39,6 +41,7 @@ impl Session {
             name,
             grace,
             life: watch::Sender::new(Life::New),
+            told: watch::Sender::new(None),
         })
     }
 
@@ -102,6 +105,20 @@ impl Session {
         self.life
             .send_replace(Life::Attached(Arc::clone(&attachment)));
         attachment
+    }
+
+    /// What the answer to the call sent at `sent` told has reached all whom it concerned.
+    pub(crate) fn told(&self, sent: Instant) {
+        self.told.send_replace(Some(sent));
+    }
+
+    /// Ends when all that the server did before `moment` has reached whom it concerned, or never
+    /// will. Answers come in order, and what went with an old connection comes by no new one: so
+    /// when a call is answered that was sent later.
+    pub(crate) async fn all_told(&self, moment: Instant) {
+        let mut told = self.told.subscribe();
+        // The sender is `self`: there is no other end to this.
+        let _ = told.wait_for(|sent| *sent >= Some(moment)).await;
     }
 
     /// The life-line is broken; what is held keeps the confidence it has.
