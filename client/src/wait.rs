@@ -405,8 +405,7 @@ impl Wait<'_> {
         let Some(mut last) = self.sites.last().cloned() else {
             return;
         };
-        let nodes = self.sites.iter().map(|site| Arc::clone(&site.node));
-        let nodes = nodes.collect();
+        let mut nodes = Vec::new();
         loop {
             let cancel = |site: &Site| site.send(command::cancel(target.subject()));
             let cancels: Vec<_> = self
@@ -417,7 +416,12 @@ impl Wait<'_> {
             let release = command::release(target.subject(), None, None);
             let release = self.request.own.then(|| last.send(release));
             for (site, cancel) in cancels {
-                if self.is_rid_of_us(cancel.await, &site) {
+                let cancelled = cancel.await;
+                let error = cancelled.as_ref().err();
+                let answers = error.is_none_or(|error| error.redirect().is_some());
+                if self.is_rid_of_us(cancelled, &site) {
+                    // One that is gone has nothing more to tell.
+                    nodes.extend(answers.then(|| Arc::clone(&site.node)));
                     self.sites.retain(|other| !other.is_at(&site.node));
                 }
             }
