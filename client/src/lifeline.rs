@@ -174,6 +174,7 @@ impl Lifeline {
                 Delivered::Stray(stray) => nodes.give_back(stray),
             }
         }
+        self.session.told(sent);
         if !lost.is_empty() {
             tokio::spawn(async move { verify(&nodes, lost).await });
         }

@@ -18,6 +18,8 @@ pub(crate) struct Session {
     pub(crate) name: Arc<str>,
     pub(crate) grace: Duration,
     life: watch::Sender<Life>,
+    /// When the last call was sent whose answer has reached all whom it concerned.
+    told: watch::Sender<Option<Instant>>,
 }
 
 /// How the life-line is.
@@ -39,6 +41,7 @@ impl Session {
             name,
             grace,
             life: watch::Sender::new(Life::New),
+            told: watch::Sender::new(None),
         })
     }
 
@@ -102,6 +105,23 @@ impl Session {
         self.life
             .send_replace(Life::Attached(Arc::clone(&attachment)));
         attachment
+    }
+
+    /// What the answer to the call sent at `sent` told has reached all whom it concerned.
+    pub(crate) fn told(&self, sent: Instant) {
+        self.told.send_replace(Some(sent));
+    }
+
+    /// Ends when all that the server did before `moment` has reached whom it concerned, or never
+    /// will. Answers come in order, and what went with an old connection comes by no new one: so
+    /// when a call is answered that was sent later, or nobody calls any more.
+    pub(crate) async fn all_told(&self, moment: Instant) {
+        let (mut told, mut life) = (self.told.subscribe(), self.life.subscribe());
+        // The senders are `self`: there is no other end to this.
+        tokio::select! {
+            _ = told.wait_for(|sent| *sent >= Some(moment)) => {}
+            _ = life.wait_for(|life| matches!(life, Life::Over(_))) => {}
+        }
     }
 
     /// The life-line is broken; what is held keeps the confidence it has.
@@ -204,6 +224,34 @@ mod tests {
         let attachment = Attachment::new(sent, GRACE);
         assert!(!attachment.confirm(after(sent, 250), after(sent, 988)));
         assert_eq!(attachment.until(), Some(after(sent, 988)));
+    }
+
+    #[tokio::test]
+    async fn all_is_told_when_a_call_sent_later_is_answered_or_none_will_be() {
+        let session = Session::new("client".into(), GRACE);
+        let moment = Instant::now();
+        let mut waiting = Box::pin(session.all_told(moment));
+        let mut is_over = async || {
+            tokio::select! {
+                biased;
+                () = &mut waiting => true,
+                () = tokio::task::yield_now() => false,
+            }
+        };
+        let earlier = moment.checked_sub(Duration::from_millis(1));
+        session.told(earlier.expect("a moment ago"));
+        assert!(!is_over().await);
+        session.told(after(moment, 1));
+        assert!(is_over().await);
+
+        let mut waiting = Box::pin(session.all_told(after(moment, 2)));
+        assert!(
+            tokio::time::timeout(Duration::ZERO, &mut waiting)
+                .await
+                .is_err()
+        );
+        session.over(LostReason::TakenOver);
+        waiting.await;
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::attempt::{Asked, Patience, Reply, Request, Turn, deliver, granted, worst};
 use crate::backoff::Backoff;
@@ -12,6 +12,7 @@ use crate::driver::Answer;
 use crate::error::Error;
 use crate::hold::{Grant, Hold};
 use crate::mode::Mode;
+use crate::node::Node;
 use crate::nodes::{HOPS, Reached, Site};
 use crate::owner::{Claim, Lease};
 use crate::registry::Told;
@@ -197,7 +198,7 @@ impl Wait<'_> {
             for site in self.sites.clone() {
                 let cancel = command::cancel(self.claim.target().subject());
                 if site.send(cancel).await.is_ok_and(|cancelled| cancelled > 0) {
-                    self.take_back().await;
+                    self.take_back(vec![Arc::clone(&site.node)]).await;
                 }
             }
         }
@@ -395,7 +396,7 @@ impl Wait<'_> {
     /// The CANCEL goes the way of the ACQUIRE, behind it: when it is carried out there is a waiter,
     /// a hold, or nothing, and nothing comes after it. An owner minted for this call then releases
     /// whatever it has. Another may have holds of its own: there only a grant that is told is given
-    /// back, by the answer, or now or later by its event.
+    /// back, by the answer or by its event.
     async fn withdraw(mut self) {
         let core = &self.request.core;
         let target = Arc::clone(self.claim.target());
@@ -404,6 +405,7 @@ impl Wait<'_> {
         let Some(mut last) = self.sites.last().cloned() else {
             return;
         };
+        let mut nodes = Vec::new();
         loop {
             let cancel = |site: &Site| site.send(command::cancel(target.subject()));
             let cancels: Vec<_> = self
@@ -414,7 +416,12 @@ impl Wait<'_> {
             let release = command::release(target.subject(), None, None);
             let release = self.request.own.then(|| last.send(release));
             for (site, cancel) in cancels {
-                if self.is_rid_of_us(cancel.await, &site) {
+                let cancelled = cancel.await;
+                let error = cancelled.as_ref().err();
+                let answers = error.is_none_or(|error| error.redirect().is_some());
+                if self.is_rid_of_us(cancelled, &site) {
+                    // One that is gone has nothing more to tell.
+                    nodes.extend(answers.then(|| Arc::clone(&site.node)));
                     self.sites.retain(|other| !other.is_at(&site.node));
                 }
             }
@@ -438,7 +445,7 @@ impl Wait<'_> {
             sleep(backoff.next()).await;
         }
         if !self.request.own {
-            self.take_back_answered().await;
+            self.take_back_answered(nodes).await;
         }
     }
 
@@ -455,27 +462,48 @@ impl Wait<'_> {
 
     /// The waiter has left the line, if ever it was there: the answer says it, which has come
     /// before that to the CANCEL.
-    async fn take_back_answered(&mut self) {
+    async fn take_back_answered(&mut self, nodes: Vec<Arc<Node>>) {
         let answer = match self.unanswered.take() {
             Some(answer) => answer.await,
             None => Ok(Acquired::Queued),
         };
         match answer {
             Ok(Acquired::Granted { token, .. }) => self.give_back(token),
-            Ok(Acquired::Queued) => self.take_back().await,
-            Err(error) if error.is_unknown() => self.take_back().await,
+            Ok(Acquired::Queued) => self.take_back(nodes).await,
+            Err(error) if error.is_unknown() => self.take_back(nodes).await,
             Ok(Acquired::NotHeld { .. }) | Err(_) => {}
         }
     }
 
-    /// The waiter has left the line: hears why, and gives back what it was granted. Left unheard,
-    /// the news of this wait would be taken for that of the owner's next one here.
-    async fn take_back(&mut self) {
-        let patience = self.request.core.nodes.response_timeout;
-        if let Ok(told) = timeout(patience, self.turn.mailbox.next()).await
-            && let News::Granted { token } = told.news
-        {
-            self.give_back(token);
+    /// The waiter has left the line at these nodes: hears why, and gives back what it was granted.
+    /// Left unheard, the news of this wait would be taken for that of the owner's next one here;
+    /// and of a grant that comes when nobody listens any more, only the first of several locks
+    /// would be known.
+    ///
+    /// So it listens until each node has told of it, or has nothing to tell; at most for a lease,
+    /// after which there is nothing to give back.
+    async fn take_back(&mut self, mut silent: Vec<Arc<Node>>) {
+        let left = Instant::now();
+        let over = sleep(self.lease);
+        tokio::pin!(over);
+        while !silent.is_empty() {
+            let all_told = async {
+                for node in &silent {
+                    node.session.all_told(left).await;
+                }
+            };
+            let told = tokio::select! {
+                biased;
+                told = self.turn.mailbox.next() => Some(told),
+                // It may have been told between the two looks.
+                () = all_told => self.turn.mailbox.here(),
+                () = &mut over => None,
+            };
+            let Some(told) = told else { return };
+            if let News::Granted { token } = told.news {
+                self.give_back(token);
+            }
+            silent.retain(|node| !Arc::ptr_eq(node, &told.by));
         }
     }
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use rlock_client::{Client, Error};
-use rlock_tests::{Server, Version, until};
+use rlock_client::{Client, Error, ErrorKind, QuorumClient};
+use rlock_tests::{Sentinels, Server, Version, until};
 
 use super::client::{see_in_line, soon, wait_in_line};
 
@@ -173,4 +173,81 @@ async fn who_waits_hears_that_the_password_has_changed_and_who_comes_when_it_is_
         }
     };
     soon(again).await.unlock().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_and_servers_have_users_of_their_own() {
+    let watched = Sentinels::start();
+    for server in [watched.primary(), watched.replica()] {
+        able_clerk(server);
+    }
+    let service = format!("redis://clerk:secret@{}", Sentinels::SERVICE);
+    for number in 0..3 {
+        // What the documentation says, and nothing more.
+        let user = "watcher on >hidden +sentinel|get-master-addr-by-name";
+        let sentinel = watched.sentinel(number);
+        assert_eq!(sentinel.run(format!("ACL SETUSER {user}")), "OK");
+    }
+    let urls = |who: &str| -> Vec<_> {
+        let addresses = watched.addresses().into_iter();
+        addresses.map(|at| format!("redis://{who}{at}")).collect()
+    };
+    let builder = Client::builder().grace(Duration::from_secs(60));
+    let builder = builder.sentinels(urls("watcher:hidden@"));
+    let client = soon(builder.connect(&service)).await.unwrap();
+    let guard = client.lock("orders:1").lock().await.unwrap();
+    let list = watched.primary().run("CLIENT LIST").text();
+    let ours = list.lines().filter(|line| line.contains("cmd=rlock."));
+    assert!(ours.clone().count() == 2, "{list}");
+    assert!(
+        ours.clone().all(|line| line.contains("user=clerk")),
+        "{list}"
+    );
+    watched.fail_over();
+    let confirmed = async {
+        while let Err(error) = guard.renew().await {
+            assert!(!error.is_lost(), "{error}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    soon(confirmed).await;
+    let primary = watched.primary();
+    assert!(primary.holder("orders:1").is_some());
+    soon(guard.unlock()).await.unwrap();
+
+    // From now on a sentinel says nothing to who gives no password.
+    for number in 0..3 {
+        let sentinel = watched.sentinel(number);
+        assert_eq!(sentinel.run("ACL SETUSER default resetpass >other"), "OK");
+    }
+    for (who, answer) in [("", "NOAUTH"), ("watcher:wrong@", "WRONGPASS")] {
+        let builder = Client::builder().sentinels(urls(who));
+        let error = soon(builder.connect(&service)).await.unwrap_err();
+        assert!(error.is_refused(), "{error}");
+        assert!(error.to_string().contains(answer), "{error}");
+    }
+    let builder = Client::builder().sentinels(urls(":other@"));
+    soon(builder.connect(&service)).await.unwrap();
+    let builder = Client::builder().sentinels(urls("watcher:hidden@"));
+    soon(builder.connect(&service)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_servers_of_a_quorum_are_connected_to_by_the_users_in_their_urls() {
+    let servers = [(); 3].map(|()| Server::start());
+    for server in &servers {
+        able_clerk(server);
+        server.run("ACL SETUSER default resetpass >hidden");
+    }
+    let builder = QuorumClient::builder().answer_within(Duration::from_secs(1));
+    let nameless = servers.iter().map(super::client::url);
+    let error = soon(builder.clone().connect(nameless)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+    assert!(error.to_string().contains("NOAUTH"), "{error}");
+    let client = builder.connect(servers.iter().map(url));
+    let client = soon(client).await.unwrap();
+    let guard = soon(client.lock("orders:1").lock()).await.unwrap();
+    soon(guard.unlock()).await.unwrap();
+    let error = soon(client.lock("stock").try_lock()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
 }

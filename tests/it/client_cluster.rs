@@ -83,6 +83,32 @@ async fn each_lock_is_asked_for_at_the_node_that_serves_it() {
     until_nothing_is_left(&shards);
 }
 
+/// A node that nobody has met does not know its own address.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_does_not_say_where_it_is_is_where_it_was_asked() {
+    let node = Server::builder().cluster().start();
+    assert_eq!(node.run("CLUSTER ADDSLOTSRANGE 0 16383"), "OK");
+    until("it serves all slots", || {
+        let state = node.run("CLUSTER INFO").text();
+        state.contains("cluster_state:ok")
+    });
+    let slots = node.run("CLUSTER SLOTS");
+    let host = &slots.array()[0].array()[2].array()[0];
+    assert_eq!(host, &"", "else this test shows nothing");
+    let client = lasting().connect_cluster([url(&node)]).await.unwrap();
+    let guard = client.lock("k").lock().await.unwrap();
+    let waiting = wait_in_line(&node, &client, "k");
+    guard.renew().await.unwrap();
+    // What it tells of itself later is no other node either.
+    let list = node.run("CLIENT LIST").text();
+    let ours = list.lines().filter(|line| line.contains("cmd=rlock."));
+    assert_eq!(ours.count(), 2, "{list}");
+    soon(guard.unlock()).await.unwrap();
+    soon(soon(waiting).await.unwrap().unwrap().unlock())
+        .await
+        .unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_node_that_answers_there_is_no_client() {
     let nobody: [&str; 0] = [];

@@ -515,6 +515,59 @@ async fn dropping_a_pending_call_in_the_moment_of_its_grant_leaves_nothing_behin
     }
 }
 
+/// The word of the grant comes when the client has long given the wait up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_of_a_grant_that_is_heard_of_late_is_given_back() {
+    let server = Server::start();
+    // The second stands in the way of the life-line alone.
+    let (near, far) = (Proxy::to(server.address()), Proxy::to(server.address()));
+    let reply_within = Duration::from_secs(1);
+    let client = Client::builder()
+        .grace(Duration::from_secs(60))
+        .lease(Duration::from_secs(60))
+        .response_timeout(reply_within)
+        .connect(&format!("redis://{}", near.address()))
+        .await
+        .unwrap();
+    near.lead_to(far.address());
+    kill_life_line(&server);
+    let mut alice = server.connect();
+    for held_before in [false, true] {
+        let owner = client.owner();
+        let lock = client.lock("a").owner(&owner);
+        let outer = match held_before {
+            true => Some(lock.lock().await.unwrap()),
+            false => None,
+        };
+        alice.take("b", "alice");
+        let waiting = waits(&server, "b", &client.multi(["a", "b"]).owner(&owner));
+        // Told of a grant, the life-line has just begun to listen again: for two seconds, and for
+        // the reply one more.
+        alice.take("c", "alice");
+        let other = wait_in_line(&server, &client, "c");
+        alice.let_go("c", "alice");
+        soon(soon(other).await.unwrap().unwrap().unlock())
+            .await
+            .unwrap();
+        far.cut_to_client();
+        alice.let_go("b", "alice");
+        let before = calls(&server, "cancel");
+        waiting.abort();
+        until("it is called back", || calls(&server, "cancel") > before);
+        assert_eq!(server.holder("b").as_deref(), Some(owner.as_str()));
+        sleep(reply_within + 300 * MS).await;
+        far.heal();
+        until("all is given back", || server.holder("b").is_none());
+        assert_eq!(count(&server, "a"), i64::from(held_before));
+        if let Some(outer) = outer {
+            assert!(!outer.is_lost());
+            soon(outer.unlock()).await.unwrap();
+        }
+        assert_nothing_left(&server);
+    }
+    client.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_dropped_at_random_moments_under_traffic_leave_no_key_and_no_waiter() {
     let server = Server::start();

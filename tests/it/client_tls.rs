@@ -2,9 +2,10 @@
 
 use std::error::Error as _;
 use std::fs;
+use std::time::Duration;
 
-use rlock_client::{Client, ClientBuilder, Error, blocking};
-use rlock_tests::{Certificates, Server, until};
+use rlock_client::{Client, ClientBuilder, Error, QuorumClient, blocking};
+use rlock_tests::{Certificates, Sentinels, Server, Shards, until};
 
 use super::client::{soon, wait_in_line};
 
@@ -98,4 +99,128 @@ fn programs_without_async_are_encrypted_too() {
     let server = Server::builder().tls(&certificates).start();
     let client = blocking::Client::connect_with(trusting(&certificates), &url(&server)).unwrap();
     client.lock("k").lock().unwrap().unlock().unwrap();
+}
+
+/// How many connections the server has at its port for TLS.
+fn encrypted(server: &Server) -> usize {
+    let port = format!(":{} ", server.tls_address().port());
+    let list = server.run("CLIENT LIST").text();
+    list.lines().filter(|line| line.contains(&port)).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_are_asked_over_tls_also_for_a_primary_that_speaks_none() {
+    if !Certificates::are_understood() {
+        return;
+    }
+    let certificates = Certificates::new();
+    let watched = Sentinels::start_with_tls(&certificates);
+    let addresses = watched.tls_addresses().into_iter();
+    let sentinels: Vec<_> = addresses.map(|at| format!("rediss://{at}")).collect();
+    let service = format!("redis://{}", Sentinels::SERVICE);
+    let long = Duration::from_secs(60);
+    let builder = trusting(&certificates).grace(long).lease(long);
+    let client = soon(builder.sentinels(&sentinels).connect(&service));
+    let client = client.await.unwrap();
+    let guard = client.lock("k").lock().await.unwrap();
+    watched.fail_over();
+    let waiting = client.lock("k");
+    let waiting = tokio::spawn(async move { waiting.lock().await });
+    until("the wait is in line at the new primary", || {
+        watched.primary().line("k").len() == 1
+    });
+    soon(guard.unlock()).await.unwrap();
+    soon(soon(waiting).await.unwrap().unwrap().unlock())
+        .await
+        .unwrap();
+
+    let builder = Client::builder().sentinels(&sentinels);
+    let error = soon(builder.connect(&service)).await.unwrap_err();
+    assert!(error.is_could_not_ask(), "{error}");
+    assert!(whole(&error).contains("UnknownIssuer"), "{}", whole(&error));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_a_sentinel_knows_by_tls_is_connected_to_by_it() {
+    if !Certificates::are_understood() {
+        return;
+    }
+    let certificates = Certificates::new();
+    let server = Server::builder().tls_among_servers(&certificates).start();
+    let sentinel = Sentinels::alone_over_tls(&server, &certificates);
+    let builder = trusting(&certificates).sentinels([url(&sentinel)]);
+    let service = format!("rediss://{}", Sentinels::SERVICE);
+    let before = encrypted(&server);
+    let client = soon(builder.connect(&service)).await.unwrap();
+    assert_eq!(encrypted(&server), before + 2);
+    let guard = client.lock("k").lock().await.unwrap();
+    let waiting = wait_in_line(&server, &client, "k");
+    soon(guard.unlock()).await.unwrap();
+    soon(soon(waiting).await.unwrap().unwrap().unlock())
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_nodes_of_a_cluster_are_spoken_to_over_tls() {
+    if !Certificates::are_understood() {
+        return;
+    }
+    let certificates = Certificates::new();
+    let mut shards = Shards::of(&Server::builder().tls_among_servers(&certificates));
+    let seed = url(&shards.nodes()[0]);
+    let builder = trusting(&certificates).grace(Duration::from_secs(60));
+    let client = builder.connect_cluster([&seed]).await.unwrap();
+    for node in shards.primaries() {
+        let before = encrypted(node);
+        let name = shards.name_at(node, "k");
+        let guard = client.lock(&*name).lock().await.unwrap();
+        assert_eq!(node.holder(&name).as_deref(), Some(guard.owner().as_str()));
+        assert!(encrypted(node) >= before.max(2), "{name}");
+        let waiting = wait_in_line(node, &client, &name);
+        soon(guard.unlock()).await.unwrap();
+        soon(soon(waiting).await.unwrap().unwrap().unlock())
+            .await
+            .unwrap();
+    }
+
+    // Where a node sends the client, and where the cluster says that the slot is by then.
+    let guard = client.lock("moves").lock().await.unwrap();
+    let from = shards.primary_of("moves").port();
+    let primaries = shards.primaries();
+    let to = primaries.iter().find(|node| node.port() != from).unwrap();
+    shards.move_slot("moves", to);
+    soon(guard.renew()).await.unwrap();
+    assert_eq!(to.holder("moves").as_deref(), Some(guard.owner().as_str()));
+    shards.kill_primary_of("moves");
+    let renewed = async {
+        while let Err(error) = guard.renew().await {
+            assert!(!error.is_lost(), "{error}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    soon(renewed).await;
+    soon(guard.unlock()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_servers_of_a_quorum_are_spoken_to_over_tls() {
+    if !Certificates::are_understood() {
+        return;
+    }
+    let certificates = Certificates::new();
+    let server = || Server::builder().tls_with_client_certificates(&certificates);
+    let servers = [(); 3].map(|()| server().start());
+    let builder = QuorumClient::builder().answer_within(Duration::from_secs(1));
+    let error = builder.clone().settings(trusting(&certificates));
+    let error = soon(error.connect(servers.iter().map(url))).await;
+    assert!(error.unwrap_err().is_could_not_ask());
+    let client = builder.settings(known(&certificates));
+    let client = soon(client.connect(servers.iter().map(url))).await.unwrap();
+    let guard = soon(client.lock("k").lock()).await.unwrap();
+    until("it is held on all of them", || {
+        servers.iter().all(|server| server.holder("k").is_some())
+    });
+    soon(guard.unlock()).await.unwrap();
+    assert!(servers.iter().all(|server| encrypted(server) == 2));
 }

@@ -66,6 +66,8 @@ enum Kind {
 struct Tls {
     certificates: Certificates,
     demands_certificates: bool,
+    /// Whether it speaks to other servers so.
+    to_others: bool,
 }
 
 impl Builder {
@@ -138,6 +140,7 @@ impl Builder {
         self.tls = Some(Tls {
             certificates: certificates.clone(),
             demands_certificates: false,
+            to_others: false,
         });
         self
     }
@@ -148,6 +151,19 @@ impl Builder {
         self.tls = Some(Tls {
             certificates: certificates.clone(),
             demands_certificates: true,
+            to_others: false,
+        });
+        self
+    }
+
+    /// As [`Builder::tls`], and it speaks TLS to other servers as well: to its primary, to the
+    /// other nodes of its cluster, or as a sentinel to those that it watches.
+    #[must_use]
+    pub fn tls_among_servers(mut self, certificates: &Certificates) -> Self {
+        self.tls = Some(Tls {
+            certificates: certificates.clone(),
+            demands_certificates: false,
+            to_others: true,
         });
         self
     }
@@ -202,6 +218,12 @@ impl Builder {
             };
             let _ = writeln!(file, "tls-port {tls}\ntls-auth-clients {demand}");
             file += &how.certificates.of_a_server();
+            if how.to_others {
+                file += "tls-replication yes\n";
+            }
+            if how.to_others && self.kind == Kind::ClusterNode {
+                file += "tls-cluster yes\n";
+            }
         }
         if self.module {
             let path = module_path();
@@ -267,6 +289,15 @@ impl Server {
     pub fn tls_address(&self) -> SocketAddr {
         assert!(self.how.tls.is_some(), "this server speaks no TLS");
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.running.ports.tls))
+    }
+
+    /// The port at which other servers speak to it.
+    pub(crate) fn port_for_servers(&self) -> u16 {
+        let tls = self.how.tls.as_ref();
+        match tls.is_some_and(|how| how.to_others) {
+            true => self.running.ports.tls,
+            false => self.port(),
+        }
     }
 
     /// The port of the cluster's own connections.

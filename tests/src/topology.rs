@@ -136,7 +136,7 @@ fn introduce(nodes: &[&Server]) {
         return;
     };
     for other in others {
-        let (port, bus_port) = (other.port(), other.bus_port());
+        let (port, bus_port) = (other.port_for_servers(), other.bus_port());
         let meet = format!("CLUSTER MEET 127.0.0.1 {port} {bus_port}");
         assert_eq!(first.run(meet), "OK");
     }

@@ -160,8 +160,11 @@ pub struct QuorumBuilder {
 }
 
 impl QuorumBuilder {
-    /// The settings of the client of each server: lease, grace, longest hold and the rest mean what
-    /// they mean there.
+    /// The settings of the client of each server: lease, grace, longest hold, certificates for TLS
+    /// and the rest mean what they mean there. User and password are in each server's URL.
+    ///
+    /// Sentinels and acknowledgements by replicas are not for these servers, none of which is to
+    /// fail over: a promoted replica that missed a grant could make up a second majority.
     pub fn settings(mut self, settings: ClientBuilder) -> Self {
         self.settings = settings;
         self

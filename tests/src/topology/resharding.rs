@@ -33,7 +33,7 @@ impl<'a> Resharding<'a> {
     /// Moves these keys.
     #[track_caller]
     pub fn migrate(&self, keys: &[impl AsRef<str>]) {
-        let port = self.to.port().to_string();
+        let port = self.to.port_for_servers().to_string();
         let mut migrate = ["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"].to_vec();
         migrate.extend(keys.iter().map(AsRef::as_ref));
         // One may have run out meanwhile: NOKEY, if it was the only one.

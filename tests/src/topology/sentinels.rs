@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
+use crate::certificates::Certificates;
 use crate::conn::Conn;
 use crate::eventually::{eventually, until};
 use crate::server::{Builder, Server};
@@ -34,6 +35,17 @@ impl Sentinels {
         Self::over(Pair::of(primary, replica))
     }
 
+    /// Two servers with the module, and sentinels that speak TLS too, at
+    /// [`Sentinels::tls_addresses`].
+    #[track_caller]
+    pub fn start_with_tls(certificates: &Certificates) -> Self {
+        let pair = Pair::start();
+        let how = Server::builder().tls(certificates);
+        let trio = Trio::of(&pair.primary, 1000, &how);
+        let servers = [pair.primary, pair.replica];
+        Self { trio, servers }
+    }
+
     /// Over a pair that is there.
     #[track_caller]
     pub fn over(pair: Pair) -> Self {
@@ -45,6 +57,22 @@ impl Sentinels {
     /// Where the sentinels listen, those too that were killed.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.trio.addresses()
+    }
+
+    /// Where they listen for TLS.
+    pub fn tls_addresses(&self) -> Vec<SocketAddr> {
+        self.trio.0.iter().map(Server::tls_address).collect()
+    }
+
+    /// A sentinel that alone watches `primary`, which has no replica. They speak TLS with each
+    /// other, and by it the sentinel names the primary's port for TLS.
+    #[track_caller]
+    pub fn alone_over_tls(primary: &Server, certificates: &Certificates) -> Server {
+        sentinel(
+            primary,
+            1000,
+            &Server::builder().tls_among_servers(certificates),
+        )
     }
 
     /// One of the three.
@@ -129,7 +157,12 @@ impl Trio {
     /// long.
     #[track_caller]
     pub fn over(primary: &Server, down_after_ms: u32) -> Self {
-        let trio = Self([(); 3].map(|()| sentinel(primary, down_after_ms)));
+        Self::of(primary, down_after_ms, &Server::builder())
+    }
+
+    #[track_caller]
+    fn of(primary: &Server, down_after_ms: u32, how: &Builder) -> Self {
+        let trio = Self([(); 3].map(|()| sentinel(primary, down_after_ms, how)));
         trio.settle();
         trio
     }
@@ -219,10 +252,11 @@ impl Trio {
 
 /// A sentinel that watches this primary and finds the other sentinels there.
 #[track_caller]
-fn sentinel(primary: &Server, down_after_ms: u32) -> Server {
-    let (service, port) = (Sentinels::SERVICE, primary.port());
+fn sentinel(primary: &Server, down_after_ms: u32, how: &Builder) -> Server {
+    let (service, port) = (Sentinels::SERVICE, primary.port_for_servers());
     let down = format!("sentinel down-after-milliseconds {service} {down_after_ms}");
-    let sentinel = Server::builder()
+    let sentinel = how
+        .clone()
         .sentinel()
         .config(&format!("sentinel monitor {service} 127.0.0.1 {port} 2"))
         .config(&down)
