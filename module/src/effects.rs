@@ -1,6 +1,6 @@
 //! Carrying decisions out: the one place that acts on the server.
 
-use crate::ffi::{self, Ctx, EventClass, Key, KeyType, OwnedStr, Str};
+use crate::ffi::{self, Ctx, EventClass, Field, Key, KeyType, OwnedStr, Str};
 use crate::keys::OpenLock;
 use crate::read_write::{ReadWriteHash, writer_field};
 use crate::state::{self, Blocked, Granted};
@@ -343,13 +343,16 @@ fn bytes_of<'a>(holder: &'a Holder, caller: Option<Str<'a>>) -> &'a [u8] {
 fn write_field(lock: &mut OpenLock<'_>, field: &[u8], value: Option<&[u8]>) {
     let field = OwnedStr::new(field);
     if let Some(value) = value.map(OwnedStr::new) {
-        lock.key.hash_set(field.as_str(), value.as_str());
-        let fields = [field.as_str(), value.as_str()];
-        lock.ctx.replicate_hset(lock.name, &fields);
+        set(lock, (field.as_str(), value.as_str()));
     } else {
         lock.key.hash_delete(field.as_str());
-        lock.ctx.replicate_hdel(lock.name, &[field.as_str()]);
+        lock.ctx.replicate_hdel(lock.name, field.as_str());
     }
+}
+
+fn set(lock: &mut OpenLock<'_>, field: Field<'_>) {
+    lock.key.hash_set(field);
+    lock.ctx.replicate_hset(lock.name, field);
 }
 
 fn expire(lock: &mut OpenLock<'_>, ends_at: i64) {
@@ -362,26 +365,18 @@ fn write_hold(lock: &mut OpenLock<'_>, owner: Str<'_>, count: Option<i64>, token
     let words = Rc::clone(&lock.words);
     let many = count.filter(|count| *count != 1);
     let many = many.map(|count| OwnedStr::new(Decimal::new(count).digits()));
-    let count = count.map(|_| many.as_ref().unwrap_or(&words.one).as_str());
+    let count = count.map(|_| (owner, many.as_ref().unwrap_or(&words.one).as_str()));
     let token = token.map(|token| OwnedStr::new(Decimal::token(token).digits()));
-    let fence = token.as_ref().map(OwnedStr::as_str);
+    let fence = token
+        .as_ref()
+        .map(|token| (words.fence.as_str(), token.as_str()));
 
-    if let Some(count) = count {
-        lock.key.hash_set(owner, count);
-    }
-    if let Some(fence) = fence {
-        lock.key.hash_set(words.fence.as_str(), fence);
-    }
     match (count, fence) {
         (Some(count), Some(fence)) => {
-            let fields = [owner, count, words.fence.as_str(), fence];
-            lock.ctx.replicate_hset(lock.name, &fields);
+            lock.key.hash_set_both(count, fence);
+            lock.ctx.replicate_hset_both(lock.name, count, fence);
         }
-        (Some(count), None) => lock.ctx.replicate_hset(lock.name, &[owner, count]),
-        (None, Some(fence)) => {
-            lock.ctx
-                .replicate_hset(lock.name, &[words.fence.as_str(), fence]);
-        }
+        (Some(field), None) | (None, Some(field)) => set(lock, field),
         (None, None) => {}
     }
 }

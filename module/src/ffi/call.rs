@@ -135,25 +135,40 @@ impl<'a> Ctx<'a> {
 
     // --- Changes, told to everybody whom they concern ---
 
-    pub(crate) fn replicate_hset(self, key: Str<'_>, fields: &[Str<'_>]) {
-        self.replicate_with_fields(c"HSET", key, fields);
-    }
-
-    pub(crate) fn replicate_hdel(self, key: Str<'_>, fields: &[Str<'_>]) {
-        self.replicate_with_fields(c"HDEL", key, fields);
-    }
-
-    fn replicate_with_fields(self, command: &CStr, key: Str<'_>, fields: &[Str<'_>]) {
-        // `Str` is transparent: a slice of them is the array of string pointers that "v" takes.
-        let vector = fields.as_ptr();
-        let (command, format) = (command.as_ptr(), c"sv".as_ptr());
+    /// `HSET key field value`.
+    pub(crate) fn replicate_hset(self, key: Str<'_>, (field, value): Field<'_>) {
         server!(RedisModule_Replicate(
             self.raw,
-            command,
-            format,
+            c"HSET".as_ptr(),
+            c"sss".as_ptr(),
             key.raw,
-            vector,
-            fields.len()
+            field.raw,
+            value.raw
+        ));
+    }
+
+    /// `HSET key field value field value`. Not as a vector ("v"), for which the server allocates
+    /// once more.
+    pub(crate) fn replicate_hset_both(self, key: Str<'_>, one: Field<'_>, other: Field<'_>) {
+        server!(RedisModule_Replicate(
+            self.raw,
+            c"HSET".as_ptr(),
+            c"sssss".as_ptr(),
+            key.raw,
+            one.0.raw,
+            one.1.raw,
+            other.0.raw,
+            other.1.raw
+        ));
+    }
+
+    pub(crate) fn replicate_hdel(self, key: Str<'_>, field: Str<'_>) {
+        server!(RedisModule_Replicate(
+            self.raw,
+            c"HDEL".as_ptr(),
+            c"ss".as_ptr(),
+            key.raw,
+            field.raw
         ));
     }
 
@@ -367,6 +382,9 @@ impl<'a> Str<'a> {
         unsafe { slice::from_raw_parts(start.cast(), len) }
     }
 }
+
+/// A field of a hash, with its value.
+pub(crate) type Field<'a> = (Str<'a>, Str<'a>);
 
 /// A string of the server that is ours to free.
 pub(crate) struct OwnedStr(*mut raw::RedisModuleString);

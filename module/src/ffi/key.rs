@@ -1,6 +1,6 @@
 //! Keys, as this module uses them: mostly a hash, or not.
 
-use super::{Ctx, OK, OwnedStr, Str, guarded, int, server};
+use super::{Ctx, Field, OK, OwnedStr, Str, guarded, int, server};
 use redis_module::raw;
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
@@ -112,9 +112,18 @@ impl<'a> Key<'a> {
     }
 
     /// Writes one field of a hash, which comes into being with it.
-    pub(crate) fn hash_set(&mut self, field: Str<'_>, value: Str<'_>) {
+    pub(crate) fn hash_set(&mut self, (field, value): Field<'_>) {
         let end = ptr::null_mut::<c_void>();
         server!(RedisModule_HashSet(self.raw, 0, field.raw, value.raw, end));
+    }
+
+    /// The same for two fields.
+    pub(crate) fn hash_set_both(&mut self, one: Field<'_>, other: Field<'_>) {
+        let end = ptr::null_mut::<c_void>();
+        let ((a, va), (b, vb)) = (one, other);
+        server!(RedisModule_HashSet(
+            self.raw, 0, a.raw, va.raw, b.raw, vb.raw, end
+        ));
     }
 
     /// Removes one field of a hash.
