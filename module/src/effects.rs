@@ -7,7 +7,6 @@ use crate::state::{self, Blocked, Granted};
 use crate::{clock, publish, pump, settle};
 use rlock_core::{Effect, Holder, LockRef, Locks, MODE_FIELD, Mode, Now, Token, names};
 use std::ffi::CStr;
-use std::io::Write as _;
 use std::rc::Rc;
 
 /// Takes a decision about a lock and carries it out, and what follows from it at once. `caller` is
@@ -381,35 +380,44 @@ fn write_hold(lock: &mut OpenLock<'_>, owner: Str<'_>, count: Option<i64>, token
     }
 }
 
-/// A number as text, on the stack.
+/// A number as text, on the stack. The library's formatting takes half as long again.
 struct Decimal {
     buffer: [u8; 24],
-    len: usize,
+    start: usize,
 }
 
 impl Decimal {
     fn new(number: i64) -> Self {
-        Self::format(format_args!("{number}"))
+        let (mut buffer, mut start) = ([0; 24], 0);
+        let mut rest = number.unsigned_abs();
+        // From the last digit on. There are 19 at most, so there is room before them.
+        for (at, place) in buffer.iter_mut().enumerate().rev() {
+            let [digit, ..] = (rest % 10).to_le_bytes();
+            *place = b'0' | digit;
+            rest /= 10;
+            if rest == 0 {
+                start = at;
+                break;
+            }
+        }
+        let text = Self { buffer, start };
+        if number < 0 { text.after(b'-') } else { text }
     }
 
     /// The value of the `fence` field.
     fn token(token: Token) -> Self {
-        Self::format(format_args!("t{}", token.get()))
+        Self::new(token.get()).after(b't')
     }
 
-    fn format(text: std::fmt::Arguments<'_>) -> Self {
-        let mut buffer = [0; 24];
-        let mut rest: &mut [u8] = &mut buffer;
-        let fits = rest.write_fmt(text).is_ok();
-        debug_assert!(fits, "20 characters at most");
-        let left = rest.len();
-        Self {
-            buffer,
-            len: buffer.len().saturating_sub(left),
+    fn after(mut self, char: u8) -> Self {
+        self.start = self.start.saturating_sub(1);
+        if let Some(place) = self.buffer.get_mut(self.start) {
+            *place = char;
         }
+        self
     }
 
     fn digits(&self) -> &[u8] {
-        self.buffer.get(..self.len).unwrap_or_default()
+        self.buffer.get(self.start..).unwrap_or_default()
     }
 }
