@@ -85,15 +85,13 @@ impl<'a> Key<'a> {
         server!(RedisModule_ValueLength(self.raw))
     }
 
-    /// The values of three fields of a hash, in one call.
-    pub(crate) fn hash_get(&self, fields: [Str<'_>; 3]) -> [Option<OwnedStr>; 3] {
-        let [a, b, c] = fields;
-        let mut values = [ptr::null_mut::<raw::RedisModuleString>(); 3];
-        let [va, vb, vc] = values.each_mut().map(ptr::from_mut);
+    /// The values of two fields of a hash, in one call.
+    pub(crate) fn hash_get(&self, fields: [Str<'_>; 2]) -> [Option<OwnedStr>; 2] {
+        let [a, b] = fields;
+        let mut values = [ptr::null_mut::<raw::RedisModuleString>(); 2];
+        let [va, vb] = values.each_mut().map(ptr::from_mut);
         let end = ptr::null_mut::<c_void>();
-        server!(RedisModule_HashGet(
-            self.raw, 0, a.raw, va, b.raw, vb, c.raw, vc, end
-        ));
+        server!(RedisModule_HashGet(self.raw, 0, a.raw, va, b.raw, vb, end));
         values.map(OwnedStr::adopt)
     }
 
