@@ -80,7 +80,7 @@ impl Channels {
         if mode == PublishMode::off {
             return None;
         }
-        let cluster = ctx.flags().cluster();
+        let cluster = ctx.in_cluster();
         let (classic, sharded) = match mode {
             PublishMode::auto => (true, cluster),
             PublishMode::classic => (true, false),

@@ -5,6 +5,7 @@ use redis_module::raw;
 use rlock_core::Refusal;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::marker::PhantomData;
+use std::sync::OnceLock;
 use std::{ptr, slice};
 
 /// A call's context: the database, the client, the way to reply.
@@ -51,10 +52,6 @@ impl Flags {
     pub(crate) fn loading(self) -> bool {
         self.any(raw::REDISMODULE_CTX_FLAGS_LOADING)
     }
-
-    pub(crate) fn cluster(self) -> bool {
-        self.any(raw::REDISMODULE_CTX_FLAGS_CLUSTER)
-    }
 }
 
 impl<'a> Ctx<'a> {
@@ -77,6 +74,12 @@ impl<'a> Ctx<'a> {
 
     pub(crate) fn flags(self) -> Flags {
         Flags(server!(RedisModule_GetContextFlags(self.raw)))
+    }
+
+    /// Whether the server is a node of a cluster: it is or is not for as long as it runs.
+    pub(crate) fn in_cluster(self) -> bool {
+        static IN_CLUSTER: OnceLock<bool> = OnceLock::new();
+        *IN_CLUSTER.get_or_init(|| self.flags().any(raw::REDISMODULE_CTX_FLAGS_CLUSTER))
     }
 
     pub(crate) fn db(self) -> c_int {
