@@ -431,7 +431,11 @@ impl<'a> Args<'a> {
 
     /// The argument at this place, where the name is at 0.
     pub(crate) fn at(self, place: usize) -> Result<Str<'a>, Refusal> {
-        self.0.get(place).copied().ok_or(Refusal::WrongArity)
+        // Not with `ok_or`: each argument would make a refusal, and drop it.
+        match self.0.get(place) {
+            Some(arg) => Ok(*arg),
+            None => Err(Refusal::WrongArity),
+        }
     }
 
     /// The arguments after the name, as bytes.
