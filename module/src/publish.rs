@@ -19,7 +19,7 @@ pub(crate) fn unlocked(ctx: Ctx<'_>, name: Str<'_>, held_as: Mode, is_free: bool
             &words.write_unlocked,
         ),
     };
-    to.publish(ctx, &OwnedStr::new(&channel), message);
+    to.publish(ctx, &OwnedStr::concat(&channel), message);
     if held_as == Mode::Plain
         && is_free
         && let Some(first) = first_of_fair_queue(ctx, name.bytes())
@@ -32,12 +32,12 @@ pub(crate) fn unlocked(ctx: Ctx<'_>, name: Str<'_>, held_as: Mode, is_free: bool
 /// Who is next in the queue of Redisson's fair lock, and alive as far as its own rule can tell: it
 /// is not past its time. It takes the lock and leaves the queue by itself when it is woken.
 fn first_of_fair_queue(ctx: Ctx<'_>, name: &[u8]) -> Option<OwnedStr> {
-    let queue = OwnedStr::new(&names::fair_queue(name));
+    let queue = OwnedStr::concat(&names::fair_queue(name));
     let queue = Key::open_to_peek(ctx, queue.as_str());
     if queue.key_type() != KeyType::List {
         return None;
     }
-    let timeouts = OwnedStr::new(&names::fair_timeouts(name));
+    let timeouts = OwnedStr::concat(&names::fair_timeouts(name));
     let timeouts = Key::open_to_peek(ctx, timeouts.as_str());
     let has_timeouts = timeouts.key_type() == KeyType::SortedSet;
     let now = clock::now().wall_ms();

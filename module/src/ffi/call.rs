@@ -4,6 +4,7 @@ use super::{OK, int, server};
 use redis_module::raw;
 use rlock_core::Refusal;
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::io::Write as _;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 use std::{ptr, slice};
@@ -400,6 +401,18 @@ impl OwnedStr {
             bytes.as_ptr().cast(),
             bytes.len()
         )))
+    }
+
+    /// One string of several parts. What is not too long is put together on the stack.
+    pub(crate) fn concat(parts: &[&[u8]]) -> Self {
+        let mut buffer = [0; 256];
+        let mut rest = &mut buffer[..];
+        let fits = parts.iter().all(|part| rest.write_all(part).is_ok());
+        let left = rest.len();
+        match buffer.get(..buffer.len().saturating_sub(left)) {
+            Some(whole) if fits => Self::new(whole),
+            _ => Self::new(&parts.concat()),
+        }
     }
 
     pub(super) fn adopt(raw: *mut raw::RedisModuleString) -> Option<Self> {
