@@ -74,6 +74,7 @@ fn carry_out(mut lock: OpenLock<'_>, caller: Option<Str<'_>>, effects: &[Effect]
     for effect in effects {
         written |= write(&mut lock, caller, effect, &mut beside);
     }
+    let at = lock.at();
     let OpenLock {
         ctx,
         name,
@@ -123,7 +124,7 @@ fn carry_out(mut lock: OpenLock<'_>, caller: Option<Str<'_>>, effects: &[Effect]
                 ctx.notify(EventClass::Generic, c"del", name);
                 is_free = true;
             }
-            Effect::Publish(held_as) => publish::unlocked(ctx, name, *held_as, is_free, &words),
+            Effect::Publish(held_as) => publish::unlocked(ctx, at.name, *held_as, is_free, &words),
             Effect::WriteTimeouts { .. }
             | Effect::DeleteTimeouts { .. }
             | Effect::DeleteAllTimeouts

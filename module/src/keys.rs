@@ -13,7 +13,7 @@ pub(crate) struct OpenLock<'a> {
     pub(crate) name: Str<'a>,
     pub(crate) key: Key<'a>,
     pub(crate) words: Rc<Words>,
-    db: i32,
+    at: LockRef<'a>,
 }
 
 impl<'a> OpenLock<'a> {
@@ -34,15 +34,15 @@ impl<'a> OpenLock<'a> {
             name,
             key,
             words,
-            db: ctx.db(),
+            at: LockRef {
+                db: ctx.db(),
+                name: name.bytes(),
+            },
         }
     }
 
     pub(crate) fn at(&self) -> LockRef<'a> {
-        LockRef {
-            db: self.db,
-            name: self.name.bytes(),
-        }
+        self.at
     }
 
     /// What is stored, as this owner sees it.
