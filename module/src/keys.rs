@@ -13,7 +13,7 @@ pub(crate) struct OpenLock<'a> {
     pub(crate) name: Str<'a>,
     pub(crate) key: Key<'a>,
     pub(crate) words: Rc<Words>,
-    db: i32,
+    at: LockRef<'a>,
 }
 
 impl<'a> OpenLock<'a> {
@@ -34,15 +34,15 @@ impl<'a> OpenLock<'a> {
             name,
             key,
             words,
-            db: ctx.db(),
+            at: LockRef {
+                db: ctx.db(),
+                name: name.bytes(),
+            },
         }
     }
 
     pub(crate) fn at(&self) -> LockRef<'a> {
-        LockRef {
-            db: self.db,
-            name: self.name.bytes(),
-        }
+        self.at
     }
 
     /// What is stored, as this owner sees it.
@@ -55,14 +55,15 @@ impl<'a> OpenLock<'a> {
     }
 
     fn load_hash(&self, owner: Str<'_>, look: Look) -> Stored {
-        let fields = [owner, self.words.fence.as_str(), self.words.mode.as_str()];
-        let [own, fence, mode] = self.key.hash_get(fields);
-        if let Some(mode) = mode {
-            let known = count_true(&[own.is_some(), fence.is_some(), true]);
+        let [own, fence] = self.key.hash_get([owner, self.words.fence.as_str()]);
+        let known = count_true(&[own.is_some(), fence.is_some()]);
+        let others = self.key.len() > known;
+        // Of a plain lock that is held by this owner, that is all there is.
+        if others && let Some(mode) = self.mode() {
             let count = own.map(|count| Count::from_field(count.as_str().bytes()));
+            let known = known.saturating_add(1);
             return ReadWriteHash::new(self, &mode).load(owner.bytes(), count, known, look);
         }
-        let others = self.key.len() > count_true(&[own.is_some(), fence.is_some()]);
         // Where fields can have a TTL of their own, they are counted after it until the server
         // removes them: that there are others is no proof that one of them is alive.
         let is_one_alive = || !Key::fields_may_expire() || self.holder().is_some();

@@ -2,29 +2,26 @@
 
 use crate::clock;
 use crate::config::{PUBLISH, PublishMode};
-use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Str};
+use crate::ffi::{Ctx, Key, KeyType, OwnedStr};
 use crate::state::Words;
 use rlock_core::{Mode, names};
 
 /// Tells whoever listens that a lock was released which was held in this mode. If it is free now,
 /// the first in the queue of Redisson's fair lock hears of it as well.
-pub(crate) fn unlocked(ctx: Ctx<'_>, name: Str<'_>, held_as: Mode, is_free: bool, words: &Words) {
+pub(crate) fn unlocked(ctx: Ctx<'_>, name: &[u8], held_as: Mode, is_free: bool, words: &Words) {
     let Some(to) = Channels::new(ctx) else { return };
     let (channel, message) = match held_as {
-        Mode::Plain => (names::lock_channel(name.bytes()), &words.unlocked),
+        Mode::Plain => (names::lock_channel(name), &words.unlocked),
         // Of a read-write lock's waiters `0` wakes one in each process, `1` all.
-        Mode::Read => (names::read_write_channel(name.bytes()), &words.unlocked),
-        Mode::Write => (
-            names::read_write_channel(name.bytes()),
-            &words.write_unlocked,
-        ),
+        Mode::Read => (names::read_write_channel(name), &words.unlocked),
+        Mode::Write => (names::read_write_channel(name), &words.write_unlocked),
     };
-    to.publish(ctx, &OwnedStr::new(&channel), message);
+    to.publish(ctx, &OwnedStr::concat(&channel), message);
     if held_as == Mode::Plain
         && is_free
-        && let Some(first) = first_of_fair_queue(ctx, name.bytes())
+        && let Some(first) = first_of_fair_queue(ctx, name)
     {
-        let channel = names::fair_channel(name.bytes(), first.as_str().bytes());
+        let channel = names::fair_channel(name, first.as_str().bytes());
         to.publish(ctx, &OwnedStr::new(&channel), &words.unlocked);
     }
 }
@@ -32,12 +29,12 @@ pub(crate) fn unlocked(ctx: Ctx<'_>, name: Str<'_>, held_as: Mode, is_free: bool
 /// Who is next in the queue of Redisson's fair lock, and alive as far as its own rule can tell: it
 /// is not past its time. It takes the lock and leaves the queue by itself when it is woken.
 fn first_of_fair_queue(ctx: Ctx<'_>, name: &[u8]) -> Option<OwnedStr> {
-    let queue = OwnedStr::new(&names::fair_queue(name));
+    let queue = OwnedStr::concat(&names::fair_queue(name));
     let queue = Key::open_to_peek(ctx, queue.as_str());
     if queue.key_type() != KeyType::List {
         return None;
     }
-    let timeouts = OwnedStr::new(&names::fair_timeouts(name));
+    let timeouts = OwnedStr::concat(&names::fair_timeouts(name));
     let timeouts = Key::open_to_peek(ctx, timeouts.as_str());
     let has_timeouts = timeouts.key_type() == KeyType::SortedSet;
     let now = clock::now().wall_ms();
@@ -80,7 +77,7 @@ impl Channels {
         if mode == PublishMode::off {
             return None;
         }
-        let cluster = ctx.flags().cluster();
+        let cluster = ctx.in_cluster();
         let (classic, sharded) = match mode {
             PublishMode::auto => (true, cluster),
             PublishMode::classic => (true, false),

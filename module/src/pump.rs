@@ -105,9 +105,9 @@ fn run(ctx: Ctx<'_>) -> Option<Retry> {
     if ffi::writes_are_paused() || ctx.writes_are_denied() {
         return Some(Retry);
     }
-    end_holds(ctx, flags.cluster());
-    check_holds(ctx, flags.cluster());
-    settle_lines(ctx, flags.cluster());
+    end_holds(ctx, ctx.in_cluster());
+    check_holds(ctx, ctx.in_cluster());
+    settle_lines(ctx, ctx.in_cluster());
     None
 }
 

@@ -26,7 +26,7 @@ pub(crate) fn together<R>(ctx: Ctx<'_>, steps: impl FnOnce() -> R) -> R {
         return steps();
     };
     let result = steps();
-    let in_cluster = ctx.flags().cluster();
+    let in_cluster = ctx.in_cluster();
     while let Some(due) = state::with(|state| state.locks.next_due()) {
         match due {
             Due::Line(lock, first) => line(ctx, &lock, &first, in_cluster),
@@ -62,7 +62,7 @@ pub(crate) fn first(ctx: Ctx<'_>, name: Str<'_>) {
     };
     let first = state::with(|state| state.locks.first_owner(lock.as_ref()));
     if let Some(first) = first {
-        line(ctx, &lock, &first, ctx.flags().cluster());
+        line(ctx, &lock, &first, ctx.in_cluster());
     }
 }
 

@@ -407,13 +407,18 @@ fn the_channel_is_the_one_where_redisson_listens() {
     let server = Server::start();
     let mut listener = server.connect();
     let mut alice = server.connect();
-    let names: [(&[u8], &[u8]); 6] = [
+    // The longest channel's name that is put together without an allocation, and one beyond.
+    let [short, long] = [231, 232].map(|len| "n".repeat(len));
+    let [in_braces, long_in_braces] = [&short, &long].map(|name| format!("{{{name}}}"));
+    let names: [(&[u8], &[u8]); 8] = [
         (b"k", b"{k}"),
         (b"a:{b}", b"a:{b}"),
         (b"a{b", b"a{b"),
         (b"{}x", b"{}x"),
         (b"a}b", b"{a}b}"),
         (b"\xff\0", b"{\xff\0}"),
+        (short.as_bytes(), in_braces.as_bytes()),
+        (long.as_bytes(), long_in_braces.as_bytes()),
     ];
     for (name, tagged) in names {
         let channel = [b"redisson_lock__channel:", tagged].concat();

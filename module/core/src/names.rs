@@ -4,39 +4,40 @@
 //! cluster. A name that has a brace already is taken as it is, which is Redisson's rule, with its
 //! trap: `a{b` has a brace but no tag.
 
+/// A name in its parts, which belong one behind the other.
+pub type Parts<'a> = [&'a [u8]; 4];
+
 /// The channel of a plain lock's unlock message.
-pub fn lock_channel(name: &[u8]) -> Vec<u8> {
-    with_tag(b"redisson_lock__channel:", name, &[])
+pub fn lock_channel(name: &[u8]) -> Parts<'_> {
+    with_tag(b"redisson_lock__channel:", name)
 }
 
 /// The channel of a read-write lock's unlock message.
-pub fn read_write_channel(name: &[u8]) -> Vec<u8> {
-    with_tag(b"redisson_rwlock:", name, &[])
+pub fn read_write_channel(name: &[u8]) -> Parts<'_> {
+    with_tag(b"redisson_rwlock:", name)
 }
 
 /// The queue of Redisson's fair lock of this name: a list of those who wait.
-pub fn fair_queue(name: &[u8]) -> Vec<u8> {
-    with_tag(b"redisson_lock_queue:", name, &[])
+pub fn fair_queue(name: &[u8]) -> Parts<'_> {
+    with_tag(b"redisson_lock_queue:", name)
 }
 
 /// Until when those who wait for Redisson's fair lock are taken to be alive: a sorted set.
-pub fn fair_timeouts(name: &[u8]) -> Vec<u8> {
-    with_tag(b"redisson_lock_timeout:", name, &[])
+pub fn fair_timeouts(name: &[u8]) -> Parts<'_> {
+    with_tag(b"redisson_lock_timeout:", name)
 }
 
 /// The channel on which one who waits for Redisson's fair lock listens.
 pub fn fair_channel(name: &[u8], waiter: &[u8]) -> Vec<u8> {
-    with_tag(b"redisson_lock__channel:", name, &[b":", waiter])
+    [&lock_channel(name).concat(), &b":"[..], waiter].concat()
 }
 
 /// A reader's timeout key with this number.
 pub fn timeout_key(name: &[u8], owner: &[u8], number: i64) -> Vec<u8> {
+    let [_, open, name, close] = with_tag(&[], name);
     let number = number.to_string();
-    with_tag(
-        &[],
-        name,
-        &[b":", owner, b":rwlock_timeout:", number.as_bytes()],
-    )
+    let suffix = b":rwlock_timeout:";
+    [open, name, close, b":", owner, suffix, number.as_bytes()].concat()
 }
 
 /// Whether the timeout keys of a lock's readers are in the lock's slot of a cluster, whoever the
@@ -54,23 +55,12 @@ pub fn timeouts_share_slot(name: &[u8]) -> bool {
     }
 }
 
-fn with_tag(prefix: &[u8], name: &[u8], suffix: &[&[u8]]) -> Vec<u8> {
-    let braces = !name.contains(&b'{');
-    let suffix_len: usize = suffix.iter().map(|part| part.len()).sum();
-    let lens = [prefix.len(), name.len(), suffix_len, 2];
-    let mut whole = Vec::with_capacity(lens.iter().sum());
-    whole.extend_from_slice(prefix);
-    if braces {
-        whole.push(b'{');
+fn with_tag<'a>(prefix: &'a [u8], name: &'a [u8]) -> Parts<'a> {
+    if name.contains(&b'{') {
+        [prefix, b"", name, b""]
+    } else {
+        [prefix, b"{", name, b"}"]
     }
-    whole.extend_from_slice(name);
-    if braces {
-        whole.push(b'}');
-    }
-    for part in suffix {
-        whole.extend_from_slice(part);
-    }
-    whole
 }
 
 #[cfg(test)]
@@ -79,8 +69,8 @@ mod tests {
 
     #[test]
     fn a_name_without_braces_gets_them() {
-        assert_eq!(lock_channel(b"k"), b"redisson_lock__channel:{k}");
-        assert_eq!(read_write_channel(b"k"), b"redisson_rwlock:{k}");
+        assert_eq!(lock_channel(b"k").concat(), b"redisson_lock__channel:{k}");
+        assert_eq!(read_write_channel(b"k").concat(), b"redisson_rwlock:{k}");
         assert_eq!(timeout_key(b"k", b"o:1", 2), b"{k}:o:1:rwlock_timeout:2");
         assert_eq!(
             fair_channel(b"k", b"o:1"),
@@ -90,7 +80,10 @@ mod tests {
 
     #[test]
     fn a_name_with_a_brace_is_taken_as_it_is() {
-        assert_eq!(lock_channel(b"a:{b}"), b"redisson_lock__channel:a:{b}");
+        assert_eq!(
+            lock_channel(b"a:{b}").concat(),
+            b"redisson_lock__channel:a:{b}"
+        );
         assert_eq!(timeout_key(b"a{b", b"o", 1), b"a{b:o:rwlock_timeout:1");
     }
 

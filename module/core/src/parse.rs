@@ -16,7 +16,11 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Arguments<I> {
 
     /// The next required argument.
     pub(crate) fn next(&mut self) -> Result<&'a [u8], Refusal> {
-        self.0.next().ok_or(Refusal::WrongArity)
+        // Not with `ok_or`: each argument would make a refusal, and drop it.
+        match self.0.next() {
+            Some(arg) => Ok(arg),
+            None => Err(Refusal::WrongArity),
+        }
     }
 
     /// The next option's word, if there is one.

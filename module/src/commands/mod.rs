@@ -34,7 +34,7 @@ pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> 
 
 /// In a cluster, refuses READ and WRITE where the keys of a read-write lock are not all here.
 fn check_slot(ctx: Ctx<'_>, name: &[u8], mode: Mode) -> Result<(), Refusal> {
-    if mode == Mode::Plain || !ctx.flags().cluster() {
+    if mode == Mode::Plain || !ctx.in_cluster() {
         return Ok(());
     }
     if mode == Mode::Read && !names::timeouts_share_slot(name) {

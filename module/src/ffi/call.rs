@@ -4,7 +4,9 @@ use super::{OK, int, server};
 use redis_module::raw;
 use rlock_core::Refusal;
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::io::Write as _;
 use std::marker::PhantomData;
+use std::sync::OnceLock;
 use std::{ptr, slice};
 
 /// A call's context: the database, the client, the way to reply.
@@ -51,10 +53,6 @@ impl Flags {
     pub(crate) fn loading(self) -> bool {
         self.any(raw::REDISMODULE_CTX_FLAGS_LOADING)
     }
-
-    pub(crate) fn cluster(self) -> bool {
-        self.any(raw::REDISMODULE_CTX_FLAGS_CLUSTER)
-    }
 }
 
 impl<'a> Ctx<'a> {
@@ -77,6 +75,12 @@ impl<'a> Ctx<'a> {
 
     pub(crate) fn flags(self) -> Flags {
         Flags(server!(RedisModule_GetContextFlags(self.raw)))
+    }
+
+    /// Whether the server is a node of a cluster: it is or is not for as long as it runs.
+    pub(crate) fn in_cluster(self) -> bool {
+        static IN_CLUSTER: OnceLock<bool> = OnceLock::new();
+        *IN_CLUSTER.get_or_init(|| self.flags().any(raw::REDISMODULE_CTX_FLAGS_CLUSTER))
     }
 
     pub(crate) fn db(self) -> c_int {
@@ -135,25 +139,40 @@ impl<'a> Ctx<'a> {
 
     // --- Changes, told to everybody whom they concern ---
 
-    pub(crate) fn replicate_hset(self, key: Str<'_>, fields: &[Str<'_>]) {
-        self.replicate_with_fields(c"HSET", key, fields);
-    }
-
-    pub(crate) fn replicate_hdel(self, key: Str<'_>, fields: &[Str<'_>]) {
-        self.replicate_with_fields(c"HDEL", key, fields);
-    }
-
-    fn replicate_with_fields(self, command: &CStr, key: Str<'_>, fields: &[Str<'_>]) {
-        // `Str` is transparent: a slice of them is the array of string pointers that "v" takes.
-        let vector = fields.as_ptr();
-        let (command, format) = (command.as_ptr(), c"sv".as_ptr());
+    /// `HSET key field value`.
+    pub(crate) fn replicate_hset(self, key: Str<'_>, (field, value): Field<'_>) {
         server!(RedisModule_Replicate(
             self.raw,
-            command,
-            format,
+            c"HSET".as_ptr(),
+            c"sss".as_ptr(),
             key.raw,
-            vector,
-            fields.len()
+            field.raw,
+            value.raw
+        ));
+    }
+
+    /// `HSET key field value field value`. Not as a vector ("v"), for which the server allocates
+    /// once more.
+    pub(crate) fn replicate_hset_both(self, key: Str<'_>, one: Field<'_>, other: Field<'_>) {
+        server!(RedisModule_Replicate(
+            self.raw,
+            c"HSET".as_ptr(),
+            c"sssss".as_ptr(),
+            key.raw,
+            one.0.raw,
+            one.1.raw,
+            other.0.raw,
+            other.1.raw
+        ));
+    }
+
+    pub(crate) fn replicate_hdel(self, key: Str<'_>, field: Str<'_>) {
+        server!(RedisModule_Replicate(
+            self.raw,
+            c"HDEL".as_ptr(),
+            c"ss".as_ptr(),
+            key.raw,
+            field.raw
         ));
     }
 
@@ -368,6 +387,9 @@ impl<'a> Str<'a> {
     }
 }
 
+/// A field of a hash, with its value.
+pub(crate) type Field<'a> = (Str<'a>, Str<'a>);
+
 /// A string of the server that is ours to free.
 pub(crate) struct OwnedStr(*mut raw::RedisModuleString);
 
@@ -379,6 +401,18 @@ impl OwnedStr {
             bytes.as_ptr().cast(),
             bytes.len()
         )))
+    }
+
+    /// One string of several parts. What is not too long is put together on the stack.
+    pub(crate) fn concat(parts: &[&[u8]]) -> Self {
+        let mut buffer = [0; 256];
+        let mut rest = &mut buffer[..];
+        let fits = parts.iter().all(|part| rest.write_all(part).is_ok());
+        let left = rest.len();
+        match buffer.get(..buffer.len().saturating_sub(left)) {
+            Some(whole) if fits => Self::new(whole),
+            _ => Self::new(&parts.concat()),
+        }
     }
 
     pub(super) fn adopt(raw: *mut raw::RedisModuleString) -> Option<Self> {
@@ -410,7 +444,11 @@ impl<'a> Args<'a> {
 
     /// The argument at this place, where the name is at 0.
     pub(crate) fn at(self, place: usize) -> Result<Str<'a>, Refusal> {
-        self.0.get(place).copied().ok_or(Refusal::WrongArity)
+        // Not with `ok_or`: each argument would make a refusal, and drop it.
+        match self.0.get(place) {
+            Some(arg) => Ok(*arg),
+            None => Err(Refusal::WrongArity),
+        }
     }
 
     /// The arguments after the name, as bytes.

@@ -1,6 +1,6 @@
 //! Keys, as this module uses them: mostly a hash, or not.
 
-use super::{Ctx, OK, OwnedStr, Str, guarded, int, server};
+use super::{Ctx, Field, OK, OwnedStr, Str, guarded, int, server};
 use redis_module::raw;
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
@@ -85,15 +85,13 @@ impl<'a> Key<'a> {
         server!(RedisModule_ValueLength(self.raw))
     }
 
-    /// The values of three fields of a hash, in one call.
-    pub(crate) fn hash_get(&self, fields: [Str<'_>; 3]) -> [Option<OwnedStr>; 3] {
-        let [a, b, c] = fields;
-        let mut values = [ptr::null_mut::<raw::RedisModuleString>(); 3];
-        let [va, vb, vc] = values.each_mut().map(ptr::from_mut);
+    /// The values of two fields of a hash, in one call.
+    pub(crate) fn hash_get(&self, fields: [Str<'_>; 2]) -> [Option<OwnedStr>; 2] {
+        let [a, b] = fields;
+        let mut values = [ptr::null_mut::<raw::RedisModuleString>(); 2];
+        let [va, vb] = values.each_mut().map(ptr::from_mut);
         let end = ptr::null_mut::<c_void>();
-        server!(RedisModule_HashGet(
-            self.raw, 0, a.raw, va, b.raw, vb, c.raw, vc, end
-        ));
+        server!(RedisModule_HashGet(self.raw, 0, a.raw, va, b.raw, vb, end));
         values.map(OwnedStr::adopt)
     }
 
@@ -112,9 +110,18 @@ impl<'a> Key<'a> {
     }
 
     /// Writes one field of a hash, which comes into being with it.
-    pub(crate) fn hash_set(&mut self, field: Str<'_>, value: Str<'_>) {
+    pub(crate) fn hash_set(&mut self, (field, value): Field<'_>) {
         let end = ptr::null_mut::<c_void>();
         server!(RedisModule_HashSet(self.raw, 0, field.raw, value.raw, end));
+    }
+
+    /// The same for two fields.
+    pub(crate) fn hash_set_both(&mut self, one: Field<'_>, other: Field<'_>) {
+        let end = ptr::null_mut::<c_void>();
+        let ((a, va), (b, vb)) = (one, other);
+        server!(RedisModule_HashSet(
+            self.raw, 0, a.raw, va.raw, b.raw, vb.raw, end
+        ));
     }
 
     /// Removes one field of a hash.

@@ -15,7 +15,7 @@ mod info;
 mod key;
 
 pub(crate) use blocking::{Blocking, Handle, abort_block, block, unblock};
-pub(crate) use call::{Args, Ctx, EventClass, OwnedStr, Presence, Str};
+pub(crate) use call::{Args, Ctx, EventClass, Field, OwnedStr, Presence, Str};
 pub(crate) use command::{
     Access, Argument, ArgumentKind, Command, Keys, Spec, add_category, register,
 };
