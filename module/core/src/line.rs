@@ -339,8 +339,8 @@ impl Lines {
         now: Now,
     ) -> Option<(WaiterId, LineId)> {
         let line_id = self.find(lock).or_else(|| self.open(lock))?;
-        let known = self.waits.get_key_value(newcomer.owner);
-        let owner = known.map_or_else(|| Rc::from(newcomer.owner), |(of, _)| Rc::clone(of));
+        let known = self.waiting(newcomer.owner).cloned();
+        let owner = known.unwrap_or_else(|| Rc::from(newcomer.owner));
         let order = self.joined;
         self.joined = order.saturating_add(1);
         let waiter = Waiter {
@@ -452,6 +452,16 @@ impl Lines {
     }
 
     // --- Who waits for more than one lock --------------------------------------------------------
+
+    /// Whether anybody waits for another lock than this line's.
+    pub(crate) fn any_beside(&self, line: Option<LineId>) -> bool {
+        self.arena.len() > usize::from(line.is_some())
+    }
+
+    /// The owner, if it waits for anything.
+    pub(crate) fn waiting(&self, owner: &[u8]) -> Option<&Rc<[u8]>> {
+        self.waits.get_key_value(owner).map(|(owner, _)| owner)
+    }
 
     /// Where an owner waits.
     pub(crate) fn waits_of(&self, owner: &[u8]) -> impl Iterator<Item = LineId> + '_ {

@@ -150,21 +150,24 @@ impl Locks {
         }
     }
 
-    /// Whether the wait of an ACQUIRE could never end. An owner who is in line already and only
-    /// takes its place over begins no new wait.
+    /// Whether the wait of an ACQUIRE could never end; none if there is nothing to search. An owner
+    /// who is in line already and only takes its place over begins no new wait. And where nobody
+    /// waits for another lock than this there is no circle: its holders wait for nothing, since
+    /// what one holds is never waited for.
     pub fn search_deadlock(
         &self,
         lock: LockRef<'_>,
         request: &Acquire<'_>,
-    ) -> (DeadlockSearch, Found) {
+    ) -> Option<(DeadlockSearch, Found)> {
+        let line = self.lines.find(lock);
+        let place = line.and_then(|line| self.own_place(line, request));
+        if place.is_some() || !self.lines.any_beside(line) {
+            return None;
+        }
         let keys = vec![LockKey::from(lock)];
         let mut search = DeadlockSearch::new(&self.lines, request.owner, keys, false);
-        let line = self.lines.find(lock);
-        let found = match line.and_then(|line| self.own_place(line, request)) {
-            Some(_) => Found::Nothing,
-            None => search.go_on(&self.lines),
-        };
-        (search, found)
+        let found = search.go_on(&self.lines);
+        Some((search, found))
     }
 
     /// Goes on with the search, now that the holders are known of the lock it asked about.
