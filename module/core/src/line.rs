@@ -5,7 +5,7 @@
 //! stored in each. A second chain runs through the waiters of one owner within a line, so that
 //! CANCEL and ONCE find them without a search.
 
-use crate::arena::{Arena, Id};
+use crate::arena::{Arena, Id, ROOM_KEPT};
 use crate::session::SessionId;
 use crate::several::JointId;
 use crate::{Lease, Mode, Now, Wait};
@@ -263,7 +263,7 @@ impl Lines {
 
     // --- Finding ---------------------------------------------------------------------------------
 
-    /// The line for a lock. Where nobody waits for anything this looks nothing up: the common case.
+    /// The line for a lock. Where nobody waits for anything this hashes nothing: the common case.
     pub(crate) fn find(&self, lock: LockRef<'_>) -> Option<LineId> {
         self.databases.get(&lock.db)?.get(lock.name).copied()
     }
@@ -445,9 +445,7 @@ impl Lines {
         };
         names.remove(&line.lock.name);
         if names.is_empty() {
-            // With no line anywhere a look-up ends at an empty map, and a crowd leaves no memory
-            // behind.
-            self.databases.remove(&line.lock.db);
+            names.shrink_to(ROOM_KEPT);
         }
     }
 
@@ -538,8 +536,7 @@ impl Lines {
         if places.only() == Some(gone.line) {
             self.waits.remove(&gone.owner);
             if self.waits.is_empty() {
-                // A crowd that has left must leave no memory behind.
-                self.waits = HashMap::new();
+                self.waits.shrink_to(ROOM_KEPT);
             }
             return;
         }

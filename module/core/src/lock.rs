@@ -659,6 +659,9 @@ impl Locks {
 
     /// The owner has a lock now: if it waits for it together with others, perhaps it can have all.
     pub(crate) fn holder_may_have_all(&mut self, line: LineId, owner: &[u8]) {
+        if self.joints.is_empty() {
+            return;
+        }
         for (_, waiter) in self.lines.all_of(line, owner) {
             if let Some(joint) = waiter.joint {
                 self.joints.mark(joint, line);
@@ -767,10 +770,10 @@ impl Locks {
 
     /// The owner's place in the line, if the request is to take it over.
     pub(crate) fn own_place(&self, line: LineId, request: &Acquire<'_>) -> Option<WaiterId> {
-        let mut own = self
-            .lines
-            .all_of(line, request.owner)
-            .filter(|_| request.once);
+        if !request.once {
+            return None;
+        }
+        let mut own = self.lines.all_of(line, request.owner);
         own.find(|(_, waiter)| waiter.joint.is_none() && waiter.mode == request.mode)
             .map(|(id, _)| id)
     }

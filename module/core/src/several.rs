@@ -43,6 +43,10 @@ struct Joint {
 }
 
 impl Joints {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.arena.len() == 0
+    }
+
     pub(crate) fn locks(&self, id: JointId) -> Option<Rc<[LockKey]>> {
         self.arena.get(id.0).map(|joint| Rc::clone(&joint.locks))
     }
