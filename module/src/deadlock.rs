@@ -8,10 +8,12 @@ use rlock_core::{DeadlockSearch, Found, Locks, Refusal};
 /// Refuses a wait if it closes a circle.
 pub(crate) fn refuse(
     ctx: Ctx<'_>,
-    begin: impl FnOnce(&Locks) -> (DeadlockSearch, Found),
+    begin: impl FnOnce(&Locks) -> Option<(DeadlockSearch, Found)>,
 ) -> Result<(), Refusal> {
+    let Some((mut search, mut found)) = state::with(|state| begin(&state.locks)) else {
+        return Ok(());
+    };
     let db = ctx.db();
-    let (mut search, mut found) = state::with(|state| begin(&state.locks));
     loop {
         match found {
             Found::Nothing => return Ok(()),

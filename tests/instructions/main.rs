@@ -42,7 +42,8 @@ fn main() -> ExitCode {
     for operation in operations::all(scripts) {
         counted.add(operation.name, count(&mut server, &operation));
     }
-    counted.add(blocked::NAME, blocked::count(&mut server));
+    counted.add(blocked::ALONE, blocked::count_alone(&mut server));
+    counted.add(blocked::IN_LINE, blocked::count_in_line(&mut server));
 
     println!("profiles, for callgrind_annotate: {}\n", folder.display());
     if accept {

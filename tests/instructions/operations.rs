@@ -38,12 +38,7 @@ pub(crate) const UNPUBLISHED: &str = "ACQUIRE + RELEASE, publish off";
 
 pub(crate) fn all(scripts: Scripts) -> Vec<Operation> {
     vec![
-        operation(YARDSTICK, |key| {
-            vec![
-                step(format!("SET {key} {OWNER} NX PX 30000"), "+OK"),
-                step(format!("DEL {key}"), "1"),
-            ]
-        }),
+        operation(YARDSTICK, set_and_del),
         operation("the same with scripts", move |key| scripts.pair(key, OWNER)),
         operation("ACQUIRE + RELEASE", |key| pair(key, "", "")),
         operation(UNPUBLISHED, |key| pair(key, "", "")),
@@ -80,6 +75,19 @@ pub(crate) fn all(scripts: Scripts) -> Vec<Operation> {
         of_held("two hand-overs to the queued", |key| {
             [hand_over(key, OWNER, OTHER), hand_over(key, OTHER, OWNER)].concat()
         }),
+        Operation {
+            before: Box::new(|key| {
+                let (key, queue) = (elsewhere(key), format!(" QUEUE 0 SESSION {SESSION}"));
+                let held = acquire(&key, OWNER, "", "[1, _]");
+                vec![held, acquire(&key, OTHER, &queue, "[-1, 1]")]
+            }),
+            after: Box::new(|key| {
+                let key = elsewhere(key);
+                let cancel = step(format!("RLOCK.CANCEL {key} {OTHER}"), "1");
+                vec![cancel, release(&key, OWNER, "", "0")]
+            }),
+            ..operation("SET NX PX + DEL while others wait", set_and_del)
+        },
     ]
 }
 
@@ -99,6 +107,18 @@ fn of_held(name: &'static str, steps: impl Fn(&str) -> Vec<Step> + 'static) -> O
         after: Box::new(|key| vec![release(key, OWNER, "", "0")]),
         ..operation(name, steps)
     }
+}
+
+fn set_and_del(key: &str) -> Vec<Step> {
+    vec![
+        step(format!("SET {key} {OWNER} NX PX 30000"), "+OK"),
+        step(format!("DEL {key}"), "1"),
+    ]
+}
+
+/// Another lock.
+fn elsewhere(key: &str) -> String {
+    format!("elsewhere:{key}")
 }
 
 fn pair(key: &str, how: &str, mode: &str) -> Vec<Step> {

@@ -34,6 +34,10 @@ const PAGE: u32 = 256;
 /// An empty arena keeps up to this many slots for those who come next.
 const KEPT_MAX: u32 = 1024;
 
+/// An empty map keeps room for this many: a crowd that has left must leave no memory behind, but a
+/// map that is empty after each hand-over need not be made anew for each.
+pub(crate) const ROOM_KEPT: usize = 16;
+
 impl<T> Default for Arena<T> {
     fn default() -> Self {
         Self {

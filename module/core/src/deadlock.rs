@@ -35,9 +35,10 @@ pub struct DeadlockSearch {
 
 /// What is known of a line after it was looked at for one who stands in it. Those ahead of another
 /// are mostly the same, and a crowd that waits for the same locks must not cost its square.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Seen {
-    holders: Rc<[Box<[u8]>]>,
+    /// Those of the holders who wait for anything themselves.
+    holders: Vec<Rc<[u8]>>,
     /// Whether the holders were reached from somebody who waits for them.
     reached_holders: bool,
     /// Those ahead of this one were reached.
@@ -113,12 +114,11 @@ impl DeadlockSearch {
     pub(crate) fn go_on(&mut self, lines: &Lines) -> Found {
         loop {
             if let Some(place) = self.places.pop() {
-                let Some(seen) = place.line.and_then(|line| self.seen.get(&line)) else {
+                let Some(seen) = place.line.and_then(|line| self.seen.remove(&line)) else {
                     let lock = place.lock.clone();
                     self.asked_about = Some(place);
                     return Found::Ask(lock);
                 };
-                let seen = seen.clone();
                 match self.look_at(lines, &place, seen) {
                     Some(circle) => return circle,
                     None => continue,
@@ -137,8 +137,14 @@ impl DeadlockSearch {
         let Some(place) = self.asked_about.take() else {
             return self.go_on(lines);
         };
+        // Who waits for nothing is the end of a path. The asker is about to wait.
+        let waits = |holder: &[u8]| {
+            let waiting = (*holder == *self.asker).then_some(&self.asker);
+            waiting.or_else(|| lines.waiting(holder)).cloned()
+        };
+        let holders = holders.iter().filter_map(|holder| waits(holder));
         let seen = Seen {
-            holders: holders.into(),
+            holders: holders.collect(),
             reached_holders: false,
             before: 0,
         };
@@ -154,10 +160,10 @@ impl DeadlockSearch {
         let visited = Rc::clone(&self.visited);
         // What one holds is re-entered, never waited for. But a second wait of its holder, behind
         // others, is over only when they are.
-        let holds = seen.holders.iter().any(|holder| **holder == *visited);
+        let holds = seen.holders.contains(&visited);
         let mut waited_for: Vec<Rc<[u8]>> = Vec::new();
         if !holds && !seen.reached_holders {
-            waited_for.extend(seen.holders.iter().map(|holder| Rc::from(&**holder)));
+            waited_for.extend(seen.holders.iter().cloned());
             seen.reached_holders = visited != self.asker;
         }
         // And a wait for several locks does not wait at all for one that its owner holds.

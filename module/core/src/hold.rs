@@ -4,7 +4,7 @@
 //! released when the session ends, and what is needed to notice that it was lost: its token, and
 //! when its lease ends.
 
-use crate::arena::{Arena, Id};
+use crate::arena::{Arena, Id, ROOM_KEPT};
 use crate::session::SessionId;
 use crate::{LockKey, LockRef, Mode, Now, Token};
 use std::collections::hash_map::Entry;
@@ -148,7 +148,7 @@ impl SessionHolds {
             }
         }
         if names.is_empty() {
-            self.databases.remove(&hold.lock.db);
+            names.shrink_to(ROOM_KEPT);
         }
         let hold = self.arena.remove(id.0)?;
         if let Some(check_at) = hold.check_at {

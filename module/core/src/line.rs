@@ -5,7 +5,7 @@
 //! stored in each. A second chain runs through the waiters of one owner within a line, so that
 //! CANCEL and ONCE find them without a search.
 
-use crate::arena::{Arena, Id};
+use crate::arena::{Arena, Id, ROOM_KEPT};
 use crate::session::SessionId;
 use crate::several::JointId;
 use crate::{Lease, Mode, Now, Wait};
@@ -263,7 +263,7 @@ impl Lines {
 
     // --- Finding ---------------------------------------------------------------------------------
 
-    /// The line for a lock. Where nobody waits for anything this looks nothing up: the common case.
+    /// The line for a lock. Where nobody waits for anything this hashes nothing: the common case.
     pub(crate) fn find(&self, lock: LockRef<'_>) -> Option<LineId> {
         self.databases.get(&lock.db)?.get(lock.name).copied()
     }
@@ -339,8 +339,8 @@ impl Lines {
         now: Now,
     ) -> Option<(WaiterId, LineId)> {
         let line_id = self.find(lock).or_else(|| self.open(lock))?;
-        let known = self.waits.get_key_value(newcomer.owner);
-        let owner = known.map_or_else(|| Rc::from(newcomer.owner), |(of, _)| Rc::clone(of));
+        let known = self.waiting(newcomer.owner).cloned();
+        let owner = known.unwrap_or_else(|| Rc::from(newcomer.owner));
         let order = self.joined;
         self.joined = order.saturating_add(1);
         let waiter = Waiter {
@@ -445,13 +445,21 @@ impl Lines {
         };
         names.remove(&line.lock.name);
         if names.is_empty() {
-            // With no line anywhere a look-up ends at an empty map, and a crowd leaves no memory
-            // behind.
-            self.databases.remove(&line.lock.db);
+            names.shrink_to(ROOM_KEPT);
         }
     }
 
     // --- Who waits for more than one lock --------------------------------------------------------
+
+    /// Whether anybody waits for another lock than this line's.
+    pub(crate) fn any_beside(&self, line: Option<LineId>) -> bool {
+        self.arena.len() > usize::from(line.is_some())
+    }
+
+    /// The owner, if it waits for anything.
+    pub(crate) fn waiting(&self, owner: &[u8]) -> Option<&Rc<[u8]>> {
+        self.waits.get_key_value(owner).map(|(owner, _)| owner)
+    }
 
     /// Where an owner waits.
     pub(crate) fn waits_of(&self, owner: &[u8]) -> impl Iterator<Item = LineId> + '_ {
@@ -528,8 +536,7 @@ impl Lines {
         if places.only() == Some(gone.line) {
             self.waits.remove(&gone.owner);
             if self.waits.is_empty() {
-                // A crowd that has left must leave no memory behind.
-                self.waits = HashMap::new();
+                self.waits.shrink_to(ROOM_KEPT);
             }
             return;
         }

@@ -150,21 +150,24 @@ impl Locks {
         }
     }
 
-    /// Whether the wait of an ACQUIRE could never end. An owner who is in line already and only
-    /// takes its place over begins no new wait.
+    /// Whether the wait of an ACQUIRE could never end; none if there is nothing to search. An owner
+    /// who is in line already and only takes its place over begins no new wait. And where nobody
+    /// waits for another lock than this there is no circle: its holders wait for nothing, since
+    /// what one holds is never waited for.
     pub fn search_deadlock(
         &self,
         lock: LockRef<'_>,
         request: &Acquire<'_>,
-    ) -> (DeadlockSearch, Found) {
+    ) -> Option<(DeadlockSearch, Found)> {
+        let line = self.lines.find(lock);
+        let place = line.and_then(|line| self.own_place(line, request));
+        if place.is_some() || !self.lines.any_beside(line) {
+            return None;
+        }
         let keys = vec![LockKey::from(lock)];
         let mut search = DeadlockSearch::new(&self.lines, request.owner, keys, false);
-        let line = self.lines.find(lock);
-        let found = match line.and_then(|line| self.own_place(line, request)) {
-            Some(_) => Found::Nothing,
-            None => search.go_on(&self.lines),
-        };
-        (search, found)
+        let found = search.go_on(&self.lines);
+        Some((search, found))
     }
 
     /// Goes on with the search, now that the holders are known of the lock it asked about.
@@ -656,6 +659,9 @@ impl Locks {
 
     /// The owner has a lock now: if it waits for it together with others, perhaps it can have all.
     pub(crate) fn holder_may_have_all(&mut self, line: LineId, owner: &[u8]) {
+        if self.joints.is_empty() {
+            return;
+        }
         for (_, waiter) in self.lines.all_of(line, owner) {
             if let Some(joint) = waiter.joint {
                 self.joints.mark(joint, line);
@@ -764,10 +770,10 @@ impl Locks {
 
     /// The owner's place in the line, if the request is to take it over.
     pub(crate) fn own_place(&self, line: LineId, request: &Acquire<'_>) -> Option<WaiterId> {
-        let mut own = self
-            .lines
-            .all_of(line, request.owner)
-            .filter(|_| request.once);
+        if !request.once {
+            return None;
+        }
+        let mut own = self.lines.all_of(line, request.owner);
         own.find(|(_, waiter)| waiter.joint.is_none() && waiter.mode == request.mode)
             .map(|(id, _)| id)
     }

@@ -3,7 +3,7 @@
 //! A session lives as long as the connection that last asked for its events. What belongs to it are
 //! its waiters and its holds; what happened to them is kept until it is fetched, in order.
 
-use crate::arena::{Arena, Id};
+use crate::arena::{Arena, Id, ROOM_KEPT};
 use crate::hold::HoldId;
 use crate::line::WaiterId;
 use crate::{Grant, LockKey, LockRef, Mode, Now, Refusal, Wait};
@@ -302,8 +302,7 @@ impl Sessions {
             }
         }
         if self.unheard.is_empty() {
-            // A crowd that has left must leave no memory behind.
-            self.unheard = HashMap::new();
+            self.unheard.shrink_to(ROOM_KEPT);
         }
     }
 

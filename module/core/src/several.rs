@@ -43,6 +43,10 @@ struct Joint {
 }
 
 impl Joints {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.arena.len() == 0
+    }
+
     pub(crate) fn locks(&self, id: JointId) -> Option<Rc<[LockKey]>> {
         self.arena.get(id.0).map(|joint| Rc::clone(&joint.locks))
     }
@@ -286,14 +290,14 @@ impl Locks {
         &self,
         locks: &[LockRef<'_>],
         request: &AcquireSeveral<'_>,
-    ) -> (DeadlockSearch, Found) {
+    ) -> Option<(DeadlockSearch, Found)> {
+        if self.own_joint(locks, request).is_some() {
+            return None;
+        }
         let keys = locks.iter().map(|lock| LockKey::from(*lock)).collect();
         let mut search = DeadlockSearch::new(&self.lines, request.owner, keys, true);
-        let found = match self.own_joint(locks, request) {
-            Some(_) => Found::Nothing,
-            None => search.go_on(&self.lines),
-        };
-        (search, found)
+        let found = search.go_on(&self.lines);
+        Some((search, found))
     }
 
     /// The second half of a MACQUIRE that must wait: as [`Locks::join`], for all its locks.

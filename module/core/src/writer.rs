@@ -3,6 +3,7 @@
 //! A read-write lock's hash has no room for its writer's token, so it is known only to the server
 //! that granted it, and only here.
 
+use crate::arena::ROOM_KEPT;
 use crate::{LockRef, Now, Token};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
@@ -75,7 +76,7 @@ impl WriterTokens {
             self.ends.remove(&(writer.ends_at, lock.db, name));
         }
         if names.is_empty() {
-            self.databases.remove(&lock.db);
+            names.shrink_to(ROOM_KEPT);
         }
     }
 

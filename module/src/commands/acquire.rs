@@ -65,7 +65,7 @@ impl Command for Acquire {
                 };
                 deadlock::refuse(ctx, |locks| locks.search_deadlock(at, &request))?;
                 changes::listen(ctx);
-                if !wait(ctx, name, &request, ends_at) {
+                if !wait(ctx, at, &request, ends_at) {
                     reply::not_acquired(ctx, ttl_ms);
                 }
             }
@@ -97,10 +97,14 @@ fn acquire(
 }
 
 /// Puts the caller in line; a queued one is told its place at once. False if it cannot wait.
-fn wait(ctx: Ctx<'_>, name: Str<'_>, request: &request::Acquire<'_>, ends_at: Option<i64>) -> bool {
+fn wait(
+    ctx: Ctx<'_>,
+    at: LockRef<'_>,
+    request: &request::Acquire<'_>,
+    ends_at: Option<i64>,
+) -> bool {
     let join = |client| {
-        let lock = OpenLock::to_read(ctx, name);
-        effects::step(lock, None, |locks, at, now, effects| {
+        effects::step_without_key(ctx, |locks, now, effects| {
             locks.join(at, request, client, ends_at, now, effects)
         })
     };

@@ -523,8 +523,11 @@ impl World {
     /// Walks the search for a deadlock as the driver does.
     fn is_refused_for_good(
         &mut self,
-        (mut search, mut found): (DeadlockSearch, Found),
+        search: Option<(DeadlockSearch, Found)>,
     ) -> Result<bool, String> {
+        let Some((mut search, mut found)) = search else {
+            return Ok(false);
+        };
         for _ in 0..100 {
             let lock = match found {
                 Found::Nothing => return Ok(false),

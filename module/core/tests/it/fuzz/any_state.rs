@@ -293,7 +293,10 @@ impl<'a> Core<'a> {
         }
     }
 
-    fn is_deadlock(&mut self, (mut search, mut found): (DeadlockSearch, Found)) -> bool {
+    fn is_deadlock(&mut self, search: Option<(DeadlockSearch, Found)>) -> bool {
+        let Some((mut search, mut found)) = search else {
+            return false;
+        };
         for _ in 0..1000 {
             match found {
                 Found::Nothing => return false,

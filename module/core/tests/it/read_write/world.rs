@@ -456,7 +456,10 @@ impl World {
 
     /// Walks the search for a deadlock as the driver does.
     fn is_refused_for_good(&mut self, lock: &[u8], request: &Acquire<'_>) -> Result<bool, String> {
-        let (mut search, mut found) = self.locks.search_deadlock(lock_ref(lock), request);
+        let search = self.locks.search_deadlock(lock_ref(lock), request);
+        let Some((mut search, mut found)) = search else {
+            return Ok(false);
+        };
         for _ in 0..100 {
             let of = match found {
                 Found::Nothing => return Ok(false),
