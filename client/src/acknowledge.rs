@@ -186,7 +186,7 @@ impl Waiting {
     async fn connected(&mut self) -> Result<&mut CommandConnection, Error> {
         let good = match self.connection.take() {
             Some(good) if !good.is_over() => good,
-            _ => self.connector.for_waiting().await?,
+            _ => self.connector.for_commands().await?,
         };
         Ok(self.connection.insert(good))
     }

@@ -17,7 +17,7 @@ use crate::guard::Held;
 use crate::hold::Grant;
 use crate::nodes::Reached;
 use crate::owner::{Claim, Lease, Target, Terms};
-use crate::registry::Mailbox;
+use crate::registry::{self, Mailbox};
 use crate::release;
 use crate::trace;
 use crate::wait;
@@ -110,7 +110,7 @@ pub(crate) struct Turn {
 impl Turn {
     pub(crate) fn new(core: &Core, claim: &Claim, turns: Vec<OwnedMutexGuard<()>>) -> Self {
         Self {
-            mailbox: core.nodes.registry.listen(&core.nodes, claim),
+            mailbox: registry::listen(&core.nodes, claim),
             span: trace::wait(claim.target()),
             _turns: turns,
         }

@@ -1,12 +1,13 @@
 //! Opening the connections: one for commands, one for events, and one to wait on for replicas if
 //! that is asked for.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Pipeline, PushInfo, PushKind, RedisResult, Value};
+use redis::{AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisResult, Value};
 
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
@@ -69,23 +70,11 @@ impl Connector {
         call.reader.read(&reply)
     }
 
-    /// Opens the connection that carries the commands.
+    /// Opens a connection for commands. How long a reply may take is for the caller to watch.
     pub(crate) async fn for_commands(&self) -> Result<CommandConnection, Error> {
-        self.for_replies_within(Some(self.response_timeout)).await
-    }
-
-    /// Opens a connection for commands that take as long as they take.
-    pub(crate) async fn for_waiting(&self) -> Result<CommandConnection, Error> {
-        self.for_replies_within(None).await
-    }
-
-    async fn for_replies_within(
-        &self,
-        limit: Option<Duration>,
-    ) -> Result<CommandConnection, Error> {
         let closed = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&closed);
-        let config = self.config(limit).set_push_sender(
+        let config = self.config(None).set_push_sender(
             move |push: PushInfo| -> Result<(), redis::aio::SendError> {
                 if push.kind == PushKind::Disconnection {
                     seen.store(true, Ordering::Relaxed);
@@ -196,18 +185,28 @@ impl CommandConnection {
         &self.peer.server
     }
 
-    /// Sends the commands in one write and waits for all replies.
-    pub(crate) fn ask_all(
-        &self,
-        pipeline: Pipeline,
-    ) -> impl Future<Output = RedisResult<Vec<Value>>> + Send + use<> {
+    /// Sends the command and waits for its reply.
+    pub(crate) fn ask(&self, command: Cmd) -> Replies<[Value; 1]> {
         let mut commands = self.commands.clone();
-        async move {
+        Box::pin(async move {
+            let reply = commands.send_packed_command(&command).await?;
+            Ok([reply])
+        })
+    }
+
+    /// Sends the commands in one write and waits for all replies.
+    pub(crate) fn ask_all(&self, pipeline: Pipeline) -> Replies<Vec<Value>> {
+        let mut commands = self.commands.clone();
+        Box::pin(async move {
             let count = pipeline.len();
             commands.send_packed_commands(&pipeline, 0, count).await
-        }
+        })
     }
 }
+
+/// What comes back, of which `R` are as many as were asked for. In a box: it is large, and handed
+/// on a few times.
+pub(crate) type Replies<R> = Pin<Box<dyn Future<Output = RedisResult<R>> + Send>>;
 
 /// The connection that carries RLOCK.EVENTS, one call at a time. Dropping it closes the socket.
 pub(crate) struct EventsConnection {

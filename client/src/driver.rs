@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::io;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,10 +18,10 @@ use redis::{Cmd, Pipeline, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::unconstrained;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::command::Command;
-use crate::connection::{CommandConnection, Connector, ServerId};
+use crate::connection::{CommandConnection, Connector, Replies, ServerId};
 use crate::error::Error;
 use crate::locked;
 
@@ -176,22 +177,38 @@ fn refuse(batch: &mut Vec<Request>, queue: &mut mpsc::UnboundedReceiver<Request>
 /// What has been sent and not been answered, in the order in which it was sent.
 ///
 /// The server answers in that order, and time runs out in it too, so only the first is looked at.
-#[derive(Default)]
 struct UnderWay {
-    exchanges: VecDeque<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    exchanges: VecDeque<Exchange>,
+    /// Set for the time of the first, or of one before it: most replies come in time, and to set it
+    /// for each would cost more than to look now and then in vain.
+    alarm: Pin<Box<Sleep>>,
+}
+
+/// A batch that waits for its replies.
+struct Exchange {
+    /// When it ends by itself, if it is looked at.
+    until: Instant,
+    work: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 impl UnderWay {
-    /// Begins an exchange.
-    fn begin(&mut self, exchange: impl Future<Output = ()> + Send + 'static) {
+    fn new() -> Self {
+        Self {
+            exchanges: VecDeque::new(),
+            alarm: Box::pin(sleep_until(Instant::now())),
+        }
+    }
+
+    /// Begins an exchange that has until then, which is no earlier than with those before it.
+    fn begin(&mut self, until: Instant, exchange: impl Future<Output = ()> + Send + 'static) {
         // Polled once here: that puts the request into the connection's line, which has room for
         // all, and nothing that is sent later can get before it. Unconstrained, because a poll that
         // is put off for lack of budget would leave its place open. Nobody is to be woken yet: it
         // is polled again when it is the first.
-        let mut exchange = Box::pin(unconstrained(exchange));
+        let mut work = Box::pin(unconstrained(exchange));
         let mut nobody = Context::from_waker(Waker::noop());
-        if exchange.as_mut().poll(&mut nobody).is_pending() {
-            self.exchanges.push_back(exchange);
+        if work.as_mut().poll(&mut nobody).is_pending() {
+            self.exchanges.push_back(Exchange { until, work });
         }
     }
 
@@ -217,10 +234,14 @@ impl UnderWay {
     /// Waits for the next answer, if there is one to come.
     async fn answered(&mut self) {
         poll_fn(|cx| {
-            if let Some(first) = self.exchanges.front_mut() {
-                ready!(first.as_mut().poll(cx));
-                self.exchanges.pop_front();
+            let Some(first) = self.exchanges.front_mut() else {
+                return Poll::Ready(());
+            };
+            while first.work.as_mut().poll(cx).is_pending() {
+                ready!(self.alarm.as_mut().poll(cx));
+                self.alarm.as_mut().reset(first.until);
             }
+            self.exchanges.pop_front();
             Poll::Ready(())
         })
         .await;
@@ -231,6 +252,7 @@ impl UnderWay {
 struct Link {
     connection: CommandConnection,
     under_way: UnderWay,
+    response_timeout: Duration,
     health: Arc<Health>,
 }
 
@@ -239,7 +261,8 @@ impl Link {
         let silence_max = response_timeout.saturating_mul(SILENT_TIMEOUTS);
         Self {
             connection,
-            under_way: UnderWay::default(),
+            under_way: UnderWay::new(),
+            response_timeout: response_timeout.min(TIMEOUT_MAX),
             health: Arc::new(Health::new(silence_max)),
         }
     }
@@ -255,39 +278,68 @@ impl Link {
 
     /// Sends the batch in one write.
     fn carry(&mut self, batch: &mut Vec<Request>) {
+        for stray in batch.extract_if(.., |request| !self.leads_to(request.only.as_ref())) {
+            // The session is attached to a server that this connection has left, or not yet
+            // reached.
+            (stray.then)(Err(Error::elsewhere()));
+        }
+        if let [Request { asking: false, .. }] = batch.as_slice()
+            && let Some(one) = batch.pop()
+        {
+            // All there is if only one task locks; a pipeline of one would cost more.
+            self.begin(self.connection.ask(one.cmd), [(false, one.then)]);
+        } else if !batch.is_empty() {
+            self.carry_all(batch);
+        }
+    }
+
+    fn carry_all(&mut self, batch: &mut Vec<Request>) {
         let mut pipeline = Pipeline::with_capacity(batch.len());
         let mut expected = Vec::with_capacity(batch.len());
         for request in batch.drain(..) {
-            if !self.leads_to(request.only.as_ref()) {
-                // The session is attached to a server that this connection has left, or not yet
-                // reached.
-                (request.then)(Err(Error::elsewhere()));
-                continue;
-            }
             if request.asking {
                 pipeline.cmd("ASKING");
             }
             pipeline.add_command(request.cmd);
             expected.push((request.asking, request.then));
         }
-        if !expected.is_empty() {
-            let health = Arc::clone(&self.health);
-            let replies = self.connection.ask_all(pipeline);
-            self.under_way.begin(exchange(replies, expected, health));
-        }
+        self.begin(self.connection.ask_all(pipeline), expected);
     }
+
+    fn begin<R: AsRef<[Value]> + IntoIterator<Item = Value> + 'static>(
+        &mut self,
+        replies: Replies<R>,
+        expected: impl IntoIterator<Item = (bool, Then)> + Send + 'static,
+    ) {
+        let now = Instant::now();
+        let until = now.checked_add(self.response_timeout).unwrap_or(now);
+        let health = Arc::clone(&self.health);
+        let exchange = exchange(by(until, replies), expected, health);
+        self.under_way.begin(until, exchange);
+    }
+}
+
+/// Fails if they have not come by then. Whoever looks at this must look at that time.
+async fn by<R>(until: Instant, mut replies: Replies<R>) -> RedisResult<R> {
+    poll_fn(|cx| match replies.as_mut().poll(cx) {
+        Poll::Pending if Instant::now() >= until => {
+            Poll::Ready(Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+        }
+        polled => polled,
+    })
+    .await
 }
 
 /// Waits for the replies to a batch, and does with each what is to be done with it. They come
 /// together or not at all: if the connection breaks in between, all are unknown.
-async fn exchange(
-    replies: impl Future<Output = RedisResult<Vec<Value>>>,
-    expected: Vec<(bool, Then)>,
+async fn exchange<R: AsRef<[Value]> + IntoIterator<Item = Value>>(
+    replies: impl Future<Output = RedisResult<R>>,
+    expected: impl IntoIterator<Item = (bool, Then)>,
     health: Arc<Health>,
 ) {
     match replies.await {
         Ok(replies) => {
-            health.answered(&replies);
+            health.answered(replies.as_ref());
             let mut replies = replies.into_iter();
             for (asking, then) in expected {
                 if asking {
@@ -349,6 +401,9 @@ fn is_readonly(reply: &Value) -> bool {
 /// After this many response timeouts without any reply a connection is replaced.
 const SILENT_TIMEOUTS: u32 = 4;
 
+/// So that its end can be said in any case; it is as good as never.
+const TIMEOUT_MAX: Duration = Duration::from_secs(1 << 30);
+
 /// At most so many commands go out in one write: a reply waits for those behind it in the same, and
 /// the server works on one while the next is made.
 const BATCH_MAX: usize = 64;
@@ -366,13 +421,19 @@ mod tests {
         locked(&log).push(number.saturating_add(100));
     }
 
+    fn soon(seconds: u64) -> Instant {
+        let now = Instant::now();
+        now.checked_add(Duration::from_secs(seconds))
+            .expect("a moment soon")
+    }
+
     #[tokio::test]
     async fn exchanges_begin_at_once_and_end_in_their_order_while_other_work_is_waited_for() {
-        let (log, mut under_way) = (Arc::default(), UnderWay::default());
+        let (log, mut under_way) = (Arc::default(), UnderWay::new());
         let mut go = Vec::new();
         for number in 0..3 {
             let (tell, told) = oneshot::channel();
-            under_way.begin(exchange(Arc::clone(&log), number, told));
+            under_way.begin(soon(60), exchange(Arc::clone(&log), number, told));
             go.push(tell);
         }
         assert_eq!(*locked(&log), [0, 1, 2]);
@@ -392,5 +453,28 @@ mod tests {
         let (during, ()) = tokio::join!(under_way.during(work), others);
         assert_eq!(during, [0, 1, 2, 100, 101, 102]);
         assert!(under_way.exchanges.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_fails_at_its_own_time_whoever_was_answered_before() {
+        let log = Arc::<Mutex<Vec<_>>>::default();
+        let mut under_way = UnderWay::new();
+        let started = Instant::now();
+        for seconds in [1, 2, 3] {
+            let log = Arc::clone(&log);
+            let until = soon(seconds);
+            let silent = Box::pin(std::future::pending::<RedisResult<()>>());
+            under_way.begin(until, async move {
+                let error = by(until, silent).await.expect_err("no reply");
+                locked(&log).push((started.elapsed().as_secs(), error.is_timeout()));
+            });
+            if seconds == 1 {
+                // Answered in time: the alarm that was set for it goes off for the next.
+                under_way.exchanges.clear();
+                under_way.begin(until, yield_now());
+            }
+        }
+        under_way.end().await;
+        assert_eq!(*locked(&log), [(2, true), (3, true)]);
     }
 }

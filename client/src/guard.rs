@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::hold::{self, Grant, Hold, LostReason};
 use crate::mode::{Mode, One, Plain, Read, Several, Write};
 use crate::owner::{Claim, Owner};
+use crate::registry;
 use crate::release;
 use crate::renewal;
 
@@ -170,10 +171,10 @@ impl Guard<Write> {
     /// ```
     pub async fn downgrade(self) -> Result<Guard<Read>, Error> {
         let hold = Arc::clone(&self.held.hold);
-        let target = hold.target();
+        let (registry, target) = (&self.held.core.nodes.registry, hold.target());
         let request = Request {
             core: Arc::clone(&self.held.core),
-            target: target.owner().target(Mode::Read, target.names()),
+            target: target.owner().target(registry, Mode::Read, target.names()),
             terms: hold.terms_left(),
             patience: Patience::None,
             own: false,
@@ -374,14 +375,14 @@ pub(crate) struct Held {
 
 impl Held {
     pub(crate) fn new(core: &Arc<Core>, claim: Claim, grant: Grant) -> Self {
-        let (registry, target) = (&core.nodes.registry, claim.target());
+        let target = claim.target();
         if grant.fresh {
-            registry.supersede(target, grant.token);
+            registry::supersede(target, grant.token);
         }
-        let granted = Hold::new(registry, &claim, grant);
+        let granted = Hold::new(&claim, grant);
         let hold = target.share(Arc::clone(&granted));
         if Arc::ptr_eq(&hold, &granted) {
-            registry.keep(&hold);
+            registry::keep(&hold);
             // Beside a life-line that ended in this very moment.
             if let Some(reason) = core.nodes.site(target).node.session.ended() {
                 hold.lose(reason);

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::command::{self, Command};
 use crate::owner::{Claim, Lease, Target, Terms};
-use crate::registry::Registry;
+use crate::registry;
 use crate::session::Attachment;
 use crate::trace;
 use crate::{locked, part};
@@ -68,7 +68,6 @@ impl fmt::Display for LostReason {
 /// One hold of one owner, shared by all its guards. A hold of several locks is lost with any.
 pub(crate) struct Hold {
     target: Arc<Target>,
-    registry: Arc<Registry>,
     token: u64,
     terms: Terms,
     /// When it ends at the latest, however often it is renewed.
@@ -99,14 +98,13 @@ pub(crate) struct Grant {
 }
 
 impl Hold {
-    pub(crate) fn new(registry: &Arc<Registry>, claim: &Claim, grant: Grant) -> Arc<Self> {
+    pub(crate) fn new(claim: &Claim, grant: Grant) -> Arc<Self> {
         let terms = claim.terms();
         let begun = grant.lease.since;
         let cap = terms.max_hold.and_then(|max| begun.checked_add(max));
         let validity = Validity::new(grant.lease, grant.attachment).within(cap);
         Arc::new(Self {
             target: Arc::clone(claim.target()),
-            registry: Arc::clone(registry),
             token: grant.token,
             terms,
             cap,
@@ -261,7 +259,7 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.registry.forget(&self.target);
+        registry::forget(&self.target);
     }
 }
 
@@ -494,7 +492,8 @@ mod tests {
     }
 
     fn hold(sent: Instant, renewed: bool, max_hold: Option<Duration>) -> Arc<Hold> {
-        let target = Owner::new("client", 1).target(Mode::Plain, &[Arc::from(*b"name")]);
+        let owner = Owner::new("client", 1);
+        let target = owner.target(&Arc::default(), Mode::Plain, &[Arc::from(*b"name")]);
         let claim = target.claim(Terms {
             lease: LEASE,
             renewed,
@@ -506,7 +505,7 @@ mod tests {
             attachment: Attachment::new(sent, Duration::ZERO),
             fresh: true,
         };
-        Hold::new(&Arc::default(), &claim, grant)
+        Hold::new(&claim, grant)
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,6 +1,5 @@
 //! Who holds or waits: an owner is a value, not a thread.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, Weak};
@@ -12,6 +11,7 @@ use crate::command::Subject;
 use crate::hold::{Hold, whole_millis};
 use crate::locked;
 use crate::mode::Mode;
+use crate::registry::{Ears, Registry, Spot};
 
 /// Who holds a lock: the client's id and a number, `<client uuid>:<number>`.
 ///
@@ -36,66 +36,47 @@ use crate::mode::Mode;
 /// ```
 #[derive(Clone)]
 pub struct Owner {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
     text: Arc<str>,
-    /// Most owners have one place.
-    places: Mutex<BTreeMap<Arc<[u8]>, Weak<Place>>>,
 }
 
 impl Owner {
     pub(crate) fn new(client: &str, number: u64) -> Self {
-        let text = format!("{client}:{number}").into();
-        Self {
-            inner: Arc::new(Inner {
-                text,
-                places: Mutex::default(),
-            }),
-        }
+        let number = number.to_string();
+        // Half of what it costs to format it: every call has an owner.
+        let text = [client, ":", &number].concat().into();
+        Self { text }
     }
 
     /// The owner as the server knows it: the field of the lock's hash.
     pub fn as_str(&self) -> &str {
-        &self.inner.text
+        &self.text
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8] {
-        self.inner.text.as_bytes()
+        self.text.as_bytes()
     }
 
     /// The same, to be kept.
     pub(crate) fn to_bytes(&self) -> Arc<[u8]> {
-        Arc::clone(&self.inner.text).into()
+        Arc::clone(&self.text).into()
     }
 
-    /// What this owner takes in this mode: one lock, or several.
-    pub(crate) fn target(&self, mode: Mode, names: &[Arc<[u8]>]) -> Arc<Target> {
-        let mut places: Vec<_> = names.iter().map(|name| self.place(name)).collect();
-        places.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+    /// What this owner takes in this mode, with the client of this registry: one lock, or several.
+    pub(crate) fn target(
+        &self,
+        registry: &Arc<Registry>,
+        mode: Mode,
+        names: &[Arc<[u8]>],
+    ) -> Arc<Target> {
+        let places = names.iter().map(|name| registry.place(self, name));
+        let mut places: Box<[_]> = places.collect();
+        places.sort_unstable_by(|one, other| one.name().cmp(other.name()));
         Arc::new(Target {
             mode,
             owner: self.clone(),
             names: names.into(),
-            places: places.into(),
+            places,
         })
-    }
-
-    /// What this owner has at one lock; the same for all who have the owner.
-    fn place(&self, name: &Arc<[u8]>) -> Arc<Place> {
-        let mut places = locked(&self.inner.places);
-        if let Some(place) = places.get(name).and_then(Weak::upgrade) {
-            return place;
-        }
-        let place = Arc::new(Place {
-            owner: self.clone(),
-            name: Arc::clone(name),
-            turn: Arc::default(),
-            states: Mutex::default(),
-        });
-        places.insert(Arc::clone(name), Arc::downgrade(&place));
-        place
     }
 }
 
@@ -125,10 +106,12 @@ impl Hash for Owner {
     }
 }
 
-/// One owner at one lock.
-struct Place {
-    owner: Owner,
-    name: Arc<[u8]>,
+/// One owner at one lock; the same for all who have the owner.
+pub(crate) struct Place {
+    registry: Arc<Registry>,
+    spot: Spot,
+    /// Who is to hear of what the server tells about it.
+    pub(crate) ears: Ears,
     /// An owner stands in a lock's queue once at a time, in whatever mode. CANCEL and events name
     /// the owner, not the wait: with two waits in line, undoing one would take out the other.
     turn: Turn,
@@ -166,16 +149,25 @@ struct State {
     hold: Weak<Hold>,
 }
 
+impl Place {
+    pub(crate) fn new(registry: Arc<Registry>, spot: Spot) -> Self {
+        Self {
+            registry,
+            spot,
+            ears: Ears::default(),
+            turn: Arc::default(),
+            states: Mutex::default(),
+        }
+    }
+
+    fn name(&self) -> &[u8] {
+        &self.spot.name
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut places = locked(&self.owner.inner.places);
-        // Another place may have taken this name since the last handle of this one went.
-        if places
-            .get(&self.name)
-            .is_some_and(|place| place.strong_count() == 0)
-        {
-            places.remove(&self.name);
-        }
+        self.registry.left(&self.spot);
     }
 }
 
@@ -200,6 +192,19 @@ impl Target {
 
     pub(crate) fn names(&self) -> &[Arc<[u8]>] {
         &self.names
+    }
+
+    pub(crate) fn places(&self) -> &[Arc<Place>] {
+        &self.places
+    }
+
+    /// The place of the first name, as they were given.
+    pub(crate) fn first_place(&self) -> Option<&Place> {
+        let first = self.names.first()?;
+        let mut places = self.places.iter();
+        places
+            .find(|place| place.name() == &**first)
+            .map(|place| &**place)
     }
 
     /// What commands say that they are about.
@@ -416,7 +421,8 @@ mod tests {
 
     #[test]
     fn the_first_claim_settles_the_terms_until_the_last_has_gone() {
-        let target = Owner::new("client", 1).target(Mode::Plain, &names(&["name"]));
+        let target =
+            Owner::new("client", 1).target(&Arc::default(), Mode::Plain, &names(&["name"]));
         let first = target.claim(LONG);
         let second = target.claim(SHORT);
         assert_eq!(second.terms(), LONG);
@@ -431,17 +437,22 @@ mod tests {
     #[test]
     fn a_place_is_shared_while_it_lasts_and_forgotten_after() {
         let owner = Owner::new("client", 1);
-        let target = owner.target(Mode::Plain, &names(&["name"]));
-        let other = owner.clone().target(Mode::Several, &names(&["z", "name"]));
+        let registry = Arc::default();
+        let target = owner.target(&registry, Mode::Plain, &names(&["name"]));
+        let several = names(&["z", "name"]);
+        let other = owner.clone().target(&registry, Mode::Several, &several);
         assert!(Arc::ptr_eq(&target.places[0], &other.places[0]));
+        let first = other.first_place().expect("the place of z");
+        assert!(std::ptr::eq(first, &raw const *other.places[1]));
         drop((target, other));
-        assert!(locked(&owner.inner.places).is_empty());
+        assert!(registry.is_empty());
     }
 
     #[test]
     fn who_reads_is_alone_beside_who_writes_but_one_of_several_is_not_beside_the_same_lock() {
         let owner = Owner::new("client", 1);
-        let claim = |mode, names: &[Arc<[u8]>]| owner.target(mode, names).claim(LONG);
+        let registry = Arc::default();
+        let claim = |mode, names: &[Arc<[u8]>]| owner.target(&registry, mode, names).claim(LONG);
         let reader = claim(Mode::Read, &names(&["a"]));
         let writer = claim(Mode::Write, &names(&["a"]));
         assert!(reader.is_alone() && writer.is_alone());
@@ -454,8 +465,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_lease_that_is_asked_for_later_ends_no_earlier() {
         let owner = Owner::new("client", 1);
-        let both = owner.target(Mode::Several, &names(&["b", "a"]));
-        let one = owner.target(Mode::Plain, &names(&["a"]));
+        let registry = Arc::default();
+        let both = owner.target(&registry, Mode::Several, &names(&["b", "a"]));
+        let one = owner.target(&registry, Mode::Plain, &names(&["a"]));
         let claims = [both.claim(LONG), one.claim(SHORT)];
         let first = both.lease(LONG.lease);
         assert_eq!(first.length, LONG.lease);
@@ -463,7 +475,7 @@ mod tests {
         let second = one.lease(SHORT.lease);
         assert_eq!(second.length, Duration::from_secs(20));
         assert!(second.ends() >= first.ends());
-        let reader = owner.target(Mode::Read, &names(&["a"]));
+        let reader = owner.target(&registry, Mode::Read, &names(&["a"]));
         assert_eq!(reader.lease(SHORT.lease).length, SHORT.lease);
         drop(claims);
         assert_eq!(one.lease(SHORT.lease).length, SHORT.lease);

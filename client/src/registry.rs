@@ -14,29 +14,35 @@ use crate::locked;
 use crate::mode::Mode;
 use crate::node::Node;
 use crate::nodes::Nodes;
-use crate::owner::{Claim, Target, Terms};
+use crate::owner::{Claim, Owner, Place, Target, Terms};
 
-/// One client's waits and holds, at whatever node they are: a lock may move from one to another.
+/// Where the owners of one client have something, at whatever node: a lock may move from one to
+/// another.
 #[derive(Default)]
 pub(crate) struct Registry {
-    waits: Mutex<HashMap<Spot, Arc<Letters>>>,
-    /// An owner may have several at a spot: as a reader and as a writer, or with other locks.
-    holds: Mutex<HashMap<Spot, Vec<Weak<Hold>>>>,
+    places: Mutex<HashMap<Spot, Weak<Place>>>,
 }
 
 /// An owner at a lock, as events name it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Spot {
-    name: Arc<[u8]>,
-    owner: Arc<[u8]>,
+pub(crate) struct Spot {
+    pub(crate) name: Arc<[u8]>,
+    pub(crate) owner: Arc<[u8]>,
 }
 
-/// The spots of several locks are as many.
-fn spots(target: &Target) -> impl Iterator<Item = Spot> + '_ {
-    target.names().iter().map(|name| Spot {
-        name: Arc::clone(name),
-        owner: target.owner().to_bytes(),
-    })
+/// The wait and the holds at one place.
+#[derive(Default)]
+pub(crate) struct Ears {
+    wait: Mutex<Option<Arc<Letters>>>,
+    /// There may be several: as a reader and as a writer, or with other locks.
+    holds: Mutex<Vec<Weak<Hold>>>,
+}
+
+impl Ears {
+    fn holds(&self) -> Vec<Arc<Hold>> {
+        let holds = locked(&self.holds);
+        holds.iter().filter_map(Weak::upgrade).collect()
+    }
 }
 
 /// What has been told to a wait and not been read.
@@ -72,50 +78,93 @@ pub(crate) struct Stray {
     pub(crate) release: Command<Released>,
 }
 
+/// Listens for news of a wait, from now on. There is one wait of an owner at a lock at a time.
+pub(crate) fn listen(nodes: &Arc<Nodes>, claim: &Claim) -> Mailbox {
+    let letters = Arc::default();
+    for place in claim.target().places() {
+        *locked(&place.ears.wait) = Some(Arc::clone(&letters));
+    }
+    Mailbox {
+        nodes: Arc::clone(nodes),
+        target: Arc::clone(claim.target()),
+        terms: claim.terms(),
+        letters,
+    }
+}
+
+/// Counts this hold among those of the client.
+pub(crate) fn keep(hold: &Arc<Hold>) {
+    for place in hold.target().places() {
+        locked(&place.ears.holds).push(Arc::downgrade(hold));
+    }
+}
+
+/// A hold of this has gone.
+pub(crate) fn forget(target: &Target) {
+    for place in target.places() {
+        locked(&place.ears.holds).retain(|hold| hold.strong_count() > 0);
+    }
+}
+
+/// The owner has been granted this with a new token, and had nothing of it before: what it was
+/// granted earlier is over, but for a writer who now reads too. Of holds that the server tells
+/// apart by their tokens it says so itself.
+pub(crate) fn supersede(target: &Target, token: u64) {
+    for hold in target.places().iter().flat_map(|place| place.ears.holds()) {
+        let mode = hold.target().mode();
+        let beside = (mode, target.mode()) == (Mode::Write, Mode::Read);
+        if !beside && !mode.has_token() && hold.token() != token {
+            hold.lose(LostReason::NotHeld);
+        }
+    }
+}
+
 impl Registry {
-    /// Listens for news of a wait, from now on. There is one wait of an owner at a lock at a time.
-    pub(crate) fn listen(self: &Arc<Self>, nodes: &Arc<Nodes>, claim: &Claim) -> Mailbox {
-        let letters = Arc::default();
-        let mut waits = locked(&self.waits);
-        for spot in spots(claim.target()) {
-            waits.insert(spot, Arc::clone(&letters));
+    /// What this owner has at one lock.
+    pub(crate) fn place(self: &Arc<Self>, owner: &Owner, name: &Arc<[u8]>) -> Arc<Place> {
+        let spot = Spot {
+            name: Arc::clone(name),
+            owner: owner.to_bytes(),
+        };
+        let mut places = locked(&self.places);
+        let known = places.entry(spot);
+        if let Entry::Occupied(known) = &known
+            && let Some(place) = known.get().upgrade()
+        {
+            return place;
         }
-        Mailbox {
-            registry: Arc::clone(self),
-            nodes: Arc::clone(nodes),
-            target: Arc::clone(claim.target()),
-            terms: claim.terms(),
-            letters,
+        let place = Arc::new(Place::new(Arc::clone(self), known.key().clone()));
+        known.insert_entry(Arc::downgrade(&place));
+        place
+    }
+
+    /// The last handle of a place has gone.
+    pub(crate) fn left(&self, spot: &Spot) {
+        let mut places = locked(&self.places);
+        // Another may have taken the spot since.
+        if let Entry::Occupied(here) = places.entry(spot.clone())
+            && here.get().strong_count() == 0
+        {
+            here.remove();
         }
     }
 
-    /// Counts this hold among those of the client.
-    pub(crate) fn keep(&self, hold: &Arc<Hold>) {
-        let mut holds = locked(&self.holds);
-        for spot in spots(hold.target()) {
-            holds.entry(spot).or_default().push(Arc::downgrade(hold));
-        }
+    fn at(&self, spot: &Spot) -> Option<Arc<Place>> {
+        locked(&self.places).get(spot).and_then(Weak::upgrade)
     }
 
-    /// A hold of this has gone.
-    pub(crate) fn forget(&self, target: &Target) {
-        let mut holds = locked(&self.holds);
-        for spot in spots(target) {
-            if let Entry::Occupied(mut here) = holds.entry(spot) {
-                here.get_mut().retain(|hold| hold.strong_count() > 0);
-                if here.get().is_empty() {
-                    here.remove();
-                }
-            }
-        }
+    /// All that are known. They are dropped only after the lock has been: it may be for good, and
+    /// that takes the lock again.
+    fn places(&self) -> Vec<Arc<Place>> {
+        let places = locked(&self.places);
+        places.values().filter_map(Weak::upgrade).collect()
     }
 
     /// All holds that have guards.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
-        let holds = locked(&self.holds);
-        let all = holds.values().flatten().filter_map(Weak::upgrade);
+        let places = self.places();
+        let all = places.iter().flat_map(|place| place.ears.holds());
         let mut all: Vec<_> = all.collect();
-        drop(holds);
         // Of several locks at once it is the same one at each.
         all.sort_unstable_by_key(Arc::as_ptr);
         all.dedup_by(|one, other| Arc::ptr_eq(one, other));
@@ -124,26 +173,15 @@ impl Registry {
 
     /// Whether there are no holds at all.
     pub(crate) fn is_idle(&self) -> bool {
-        locked(&self.holds).is_empty()
+        let places = self.places();
+        places
+            .iter()
+            .all(|place| locked(&place.ears.holds).is_empty())
     }
 
-    fn holds_at(&self, spot: &Spot) -> Vec<Arc<Hold>> {
-        let holds = locked(&self.holds);
-        let here = holds.get(spot).into_iter().flatten();
-        here.filter_map(Weak::upgrade).collect()
-    }
-
-    /// The owner has been granted this with a new token, and had nothing of it before: what it was
-    /// granted earlier is over, but for a writer who now reads too. Of holds that the server tells
-    /// apart by their tokens it says so itself.
-    pub(crate) fn supersede(&self, target: &Target, token: u64) {
-        for hold in spots(target).flat_map(|spot| self.holds_at(&spot)) {
-            let mode = hold.target().mode();
-            let beside = (mode, target.mode()) == (Mode::Write, Mode::Read);
-            if !beside && !mode.has_token() && hold.token() != token {
-                hold.lose(LostReason::NotHeld);
-            }
-        }
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        locked(&self.places).is_empty()
     }
 
     /// Brings an event to whom it concerns.
@@ -153,64 +191,64 @@ impl Registry {
             name: name.into(),
             owner: owner.into(),
         };
+        let Some(place) = self.at(&spot) else {
+            return stray(&spot, &[], &news);
+        };
         if let News::Lost(reason) = news {
-            let mut holds = self.holds_at(&spot);
+            let mut holds = place.ears.holds();
             holds.retain(|hold| hold.lost().is_none());
             if !holds.is_empty() {
                 return Delivered::Lost(holds, reason);
             }
         }
-        let waits = locked(&self.waits);
-        let Some(wait) = waits.get(&spot) else {
-            drop(waits);
-            return self.stray(&spot, &news);
+        let wait = locked(&place.ears.wait);
+        let Some(letters) = &*wait else {
+            drop(wait);
+            return stray(&spot, &place.ears.holds(), &news);
         };
         // Under the lock: a mailbox that goes away now finds the letter when it looks through
         // what was not read.
         let by = Arc::clone(by);
-        locked(&wait.unread).push_back(Told { news, since, by });
-        wait.arrived.notify_one();
+        locked(&letters.unread).push_back(Told { news, since, by });
+        letters.arrived.notify_one();
         Delivered::Done
     }
+}
 
-    /// News for which nobody listens. A wait is heard to its end, so it is not one of ours: what it
-    /// was for is not known, and the token says what to give back if it was one plain lock.
-    fn stray(&self, spot: &Spot, news: &News) -> Delivered {
-        let subject = Subject {
-            mode: Mode::Plain,
-            names: &[Arc::clone(&spot.name)],
-            owner: &spot.owner,
-        };
-        let stray = self.undeliverable(spot, subject, None, news);
-        stray.map_or(Delivered::Done, Delivered::Stray)
-    }
+/// News for which nobody listens. A wait is heard to its end, so it is not one of ours: what it
+/// was for is not known, and the token says what to give back if it was one plain lock.
+fn stray(spot: &Spot, holds: &[Arc<Hold>], news: &News) -> Delivered {
+    let subject = Subject {
+        mode: Mode::Plain,
+        names: &[Arc::clone(&spot.name)],
+        owner: &spot.owner,
+    };
+    let stray = undeliverable(holds, subject, None, news);
+    stray.map_or(Delivered::Done, Delivered::Stray)
+}
 
-    /// A grant that nobody waits for is to be given back, unless a reply has brought the same grant
-    /// before. All else is of no use to anybody.
-    fn undeliverable(
-        &self,
-        spot: &Spot,
-        subject: Subject<'_>,
-        lease: Option<Duration>,
-        news: &News,
-    ) -> Option<Stray> {
-        let News::Granted { token } = *news else {
-            return None;
-        };
-        let mut known = self.holds_at(spot).into_iter();
-        if known.any(|hold| hold.token() == token) {
-            return None;
-        }
-        Some(Stray {
-            name: Arc::clone(&spot.name),
-            release: command::release(subject, Some(token), lease),
-        })
+/// A grant that nobody waits for is to be given back, unless a reply has brought the same grant
+/// before: then it is one of the holds that are there. All else is of no use to anybody.
+fn undeliverable(
+    holds: &[Arc<Hold>],
+    subject: Subject<'_>,
+    lease: Option<Duration>,
+    news: &News,
+) -> Option<Stray> {
+    let News::Granted { token } = *news else {
+        return None;
+    };
+    if holds.iter().any(|hold| hold.token() == token) {
+        return None;
     }
+    Some(Stray {
+        name: Arc::clone(subject.names.first()?),
+        release: command::release(subject, Some(token), lease),
+    })
 }
 
 /// What a wait hears. What it has not read when it goes is given back.
 pub(crate) struct Mailbox {
-    registry: Arc<Registry>,
     nodes: Arc<Nodes>,
     target: Arc<Target>,
     terms: Terms,
@@ -237,24 +275,19 @@ impl Mailbox {
 
 impl Drop for Mailbox {
     fn drop(&mut self) {
-        let target = Arc::clone(&self.target);
-        let mut waits = locked(&self.registry.waits);
-        for spot in spots(&target) {
-            waits.remove(&spot);
+        for place in self.target.places() {
+            *locked(&place.ears.wait) = None;
         }
-        drop(waits);
         // Grants of several locks are told under the first.
-        let Some(spot) = spots(&target).next() else {
+        let target = Arc::clone(&self.target);
+        let Some(place) = target.first_place() else {
             return;
         };
         while let Some(told) = self.here() {
             // Were the lease of a reader not to start anew, the entry that goes could be that of
             // another guard, and the others end earlier.
-            let lease = Some(self.terms.lease);
-            let subject = target.subject();
-            let stray = self
-                .registry
-                .undeliverable(&spot, subject, lease, &told.news);
+            let (holds, lease) = (place.ears.holds(), Some(self.terms.lease));
+            let stray = undeliverable(&holds, target.subject(), lease, &told.news);
             if let Some(stray) = stray {
                 self.nodes.give_back(stray);
             }
@@ -268,15 +301,14 @@ mod tests {
     use crate::connection::Connector;
     use crate::hold::Grant;
     use crate::node::Identity;
-    use crate::owner::Owner;
-    use crate::place::{Certificates, Place};
+    use crate::place::{self, Certificates};
     use crate::session::Attachment;
     use tokio::runtime::Handle;
 
     /// A node where nobody is.
     fn nobody() -> Arc<Node> {
         let second = Duration::from_secs(1);
-        let place = Place::new("redis+unix:///nowhere", &[], &Certificates::default());
+        let place = place::Place::new("redis+unix:///nowhere", &[], &Certificates::default());
         let connector = Connector::new(place.expect("a URL"), second);
         let identity = Identity {
             session: "client".into(),
@@ -294,7 +326,7 @@ mod tests {
         names: &[&str],
     ) -> (Arc<Hold>, Claim) {
         let names: Vec<_> = names.iter().map(|n| Arc::from(n.as_bytes())).collect();
-        let claim = owner.target(mode, &names).claim(Terms {
+        let claim = owner.target(registry, mode, &names).claim(Terms {
             lease: Duration::from_secs(30),
             renewed: true,
             max_hold: None,
@@ -306,8 +338,8 @@ mod tests {
             attachment: Attachment::new(since, Duration::ZERO),
             fresh: true,
         };
-        let hold = Hold::new(registry, &claim, grant);
-        registry.keep(&hold);
+        let hold = Hold::new(&claim, grant);
+        keep(&hold);
         (hold, claim)
     }
 
@@ -320,11 +352,11 @@ mod tests {
 
         let writer = hold(&owner, Mode::Write, &["a"]);
         let reader = hold(&owner, Mode::Read, &["a"]);
-        registry.supersede(reader.1.target(), 8);
+        supersede(reader.1.target(), 8);
         assert!(!is_lost(&writer), "a writer may read");
-        registry.supersede(writer.1.target(), 7);
+        supersede(writer.1.target(), 7);
         assert!(!is_lost(&writer), "the same grant, told twice");
-        registry.supersede(writer.1.target(), 8);
+        supersede(writer.1.target(), 8);
         assert!(is_lost(&writer));
         assert!(!is_lost(&reader), "the server will say so");
 
@@ -332,7 +364,7 @@ mod tests {
         let next = hold(&owner, Mode::Several, &["d"]);
         let others = hold(&other, Mode::Several, &["c", "b"]);
         let one = hold(&owner, Mode::Plain, &["c"]);
-        registry.supersede(one.1.target(), 8);
+        supersede(one.1.target(), 8);
         assert!(is_lost(&both) && !is_lost(&next) && !is_lost(&others));
     }
 
@@ -361,6 +393,6 @@ mod tests {
         both.0.lose(LostReason::Broken);
         assert_eq!(concerned("b"), 0);
         drop(both);
-        assert!(locked(&registry.holds).is_empty());
+        assert!(registry.is_idle());
     }
 }

@@ -54,7 +54,7 @@ impl Taker {
     ) -> Result<Guard<M>, Error> {
         let request = Request {
             core: Arc::clone(&self.core),
-            target: owner.target(mode, names),
+            target: owner.target(&self.core.nodes.registry, mode, names),
             terms: self.terms(),
             patience,
             own: self.owner.is_none(),

@@ -520,7 +520,7 @@ impl Wait<'_> {
             attachment: Attachment::new(since, Duration::ZERO),
             fresh: false,
         };
-        let hold = Hold::new(&core.nodes.registry, &claim, grant);
+        let hold = Hold::new(&claim, grant);
         release::in_background(core, claim, Some(hold));
     }
 }
