@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rlock_client::{Client, Error, ErrorKind, QuorumClient};
-use rlock_tests::{Sentinels, Server, Version, until};
+use rlock_tests::{Sentinels, Server, Version, in_sync, until};
 
 use super::client::{see_in_line, soon, wait_in_line};
 
@@ -203,6 +203,7 @@ async fn sentinels_and_servers_have_users_of_their_own() {
         ours.clone().all(|line| line.contains("user=clerk")),
         "{list}"
     );
+    in_sync(watched.primary(), watched.replica());
     watched.fail_over();
     let confirmed = async {
         while let Err(error) = guard.renew().await {

@@ -535,9 +535,10 @@ async fn all_of_a_grant_that_is_heard_of_late_is_given_back() {
     for held_before in [false, true] {
         let owner = client.owner();
         let lock = client.lock("a").owner(&owner);
-        let outer = match held_before {
-            true => Some(lock.lock().await.unwrap()),
-            false => None,
+        let outer = if held_before {
+            Some(lock.lock().await.unwrap())
+        } else {
+            None
         };
         alice.take("b", "alice");
         let waiting = waits(&server, "b", &client.multi(["a", "b"]).owner(&owner));

@@ -5,7 +5,7 @@ use std::fs;
 use std::time::Duration;
 
 use rlock_client::{Client, ClientBuilder, Error, QuorumClient, blocking};
-use rlock_tests::{Certificates, Sentinels, Server, Shards, until};
+use rlock_tests::{Certificates, Sentinels, Server, Shards, in_sync, until};
 
 use super::client::{soon, wait_in_line};
 
@@ -123,6 +123,7 @@ async fn sentinels_are_asked_over_tls_also_for_a_primary_that_speaks_none() {
     let client = soon(builder.sentinels(&sentinels).connect(&service));
     let client = client.await.unwrap();
     let guard = client.lock("k").lock().await.unwrap();
+    in_sync(watched.primary(), watched.replica());
     watched.fail_over();
     let waiting = client.lock("k");
     let waiting = tokio::spawn(async move { waiting.lock().await });
@@ -192,6 +193,7 @@ async fn all_nodes_of_a_cluster_are_spoken_to_over_tls() {
     shards.move_slot("moves", to);
     soon(guard.renew()).await.unwrap();
     assert_eq!(to.holder("moves").as_deref(), Some(guard.owner().as_str()));
+    in_sync(to, shards.replica_of("moves"));
     shards.kill_primary_of("moves");
     let renewed = async {
         while let Err(error) = guard.renew().await {

@@ -294,9 +294,10 @@ impl Server {
     /// The port at which other servers speak to it.
     pub(crate) fn port_for_servers(&self) -> u16 {
         let tls = self.how.tls.as_ref();
-        match tls.is_some_and(|how| how.to_others) {
-            true => self.running.ports.tls,
-            false => self.port(),
+        if tls.is_some_and(|how| how.to_others) {
+            self.running.ports.tls
+        } else {
+            self.port()
         }
     }
 
