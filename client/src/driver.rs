@@ -17,7 +17,7 @@ use std::time::Duration;
 use redis::{Cmd, Pipeline, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::unconstrained;
+use tokio::task::{unconstrained, yield_now};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::command::Command;
@@ -134,7 +134,13 @@ async fn drive(
             }
         };
         match good {
-            Ok(good) => link.insert(good).carry(&mut batch),
+            Ok(good) => {
+                link.insert(good).carry(&mut batch);
+                // Written at once, and not only with the next.
+                if !queue.is_empty() {
+                    yield_now().await;
+                }
+            }
             Err(error) => refuse(&mut batch, &mut queue, &error),
         }
     }
@@ -218,7 +224,13 @@ impl UnderWay {
         loop {
             tokio::select! {
                 biased;
-                () = self.answered(), if !self.exchanges.is_empty() => {}
+                () = self.answered(), if !self.exchanges.is_empty() => {
+                    // Those who have been answered ask anew before the next are told, so that the
+                    // server has something to do meanwhile.
+                    if !self.exchanges.is_empty() {
+                        yield_now().await;
+                    }
+                }
                 done = &mut work => return done,
             }
         }
@@ -406,13 +418,12 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(1 << 30);
 
 /// At most so many commands go out in one write: a reply waits for those behind it in the same, and
 /// the server works on one while the next is made.
-const BATCH_MAX: usize = 64;
+const BATCH_MAX: usize = 32;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use tokio::sync::Notify;
-    use tokio::task::yield_now;
 
     /// Notes its number when it is first looked at, and the same plus a hundred once it is told to.
     async fn exchange(log: Arc<Mutex<Vec<usize>>>, number: usize, go: oneshot::Receiver<()>) {
