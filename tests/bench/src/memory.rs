@@ -71,7 +71,7 @@ fn of_keys(run: &Run, keys: u64, key: impl Fn(u64) -> Step) -> f64 {
 }
 
 /// As long as the lock that [`hold`] leaves, and with the same TTL.
-fn bare_hash(number: u64) -> Step {
+pub(crate) fn bare_hash(number: u64) -> Step {
     let name = format!("held:{number}");
     let token = format!("t{}", 1_795_207_698_527_503 + number);
     Step::joined([
