@@ -328,7 +328,8 @@ pub(crate) fn report(results: &Results) -> Report {
          one thread, Redisson in a process of its own with a thread a lock. Allocations and \
          sockets are the client's; Redisson's allocations are not counted. Where many want one \
          lock, whoever polls may take it again at once while the others sleep: many locks a \
-         second, and all for one. The wins are those of the task with the fewest and of the one \
+         second, all for one, and most of them without a wait, so that there the longest wait says \
+         more than a percentile. The wins are those of the task with the fewest and of the one \
          with the most, in percent of the mean.",
     );
     let (one, many) = (at(OWN, 1_u64), at(OWN, 64_u64));
@@ -346,7 +347,7 @@ pub(crate) fn report(results: &Results) -> Report {
     );
     report.at_least("… 64 tasks", 0.9, against(&many, BY_HAND));
     report.at_most(
-        "… p99 of the waits for one lock, against the best of the others",
+        "… the longest wait for one lock, against the best of the others",
         1.0,
         best(results, &there),
     );
@@ -425,11 +426,12 @@ fn report_shared(results: &Results, there: &[String], report: &mut Report) {
     );
 }
 
-/// Our longer waits against those of whoever has the shortest beside us.
+/// Our longest wait against that of whoever has the shortest beside us. Not a percentile: each lock
+/// taken counts as one wait there, and who has the lock to itself takes thousands without any.
 fn best(results: &Results, there: &[String]) -> Spread {
     let fight = at(SHARED, FIGHTERS);
     let others = there.iter().filter(|name| *name != RLOCK);
-    let ratios = others.map(|name| results.ratio(&fight, "wait_p99_us", RLOCK, name));
+    let ratios = others.map(|name| results.ratio(&fight, "wait_most_us", RLOCK, name));
     let nearest = ratios.max_by(|one, other| one.median.total_cmp(&other.median));
     nearest.unwrap_or(Spread::of(&[]))
 }

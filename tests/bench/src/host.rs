@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use rlock_tests::{Builder, Conn, Server};
+use rlock_tests::{Builder, Conn, Server, until};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -92,6 +92,11 @@ impl Host {
 
     /// The bytes that it has allocated, without what the allocator keeps for itself.
     pub(crate) fn memory(&mut self) -> f64 {
+        // A dictionary that grows keeps its old table until all of it has been moved.
+        until("no table is on the move", || {
+            let tables = self.control.run("DEBUG HTSTATS 0").text();
+            !tables.contains("rehashing target")
+        });
         number(&self.control.run("INFO memory").text(), "used_memory")
     }
 
