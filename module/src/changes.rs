@@ -2,6 +2,7 @@
 //! are marked, and the pump looks at them when it is safe to.
 
 use crate::ffi::{self, Ctx, KeyEvents, ServerEvent, ServerEvents};
+use crate::pump::Armed;
 use crate::{clock, config, effects, pump, state};
 use rlock_core::{LockRef, Now};
 
@@ -46,8 +47,8 @@ fn tick(ctx: Ctx<'_>) {
     let was_set = state::with(|state| {
         let before = state.wall_ahead_ms.replace(ahead_ms);
         let was_set = before.is_some_and(|before| before.abs_diff(ahead_ms) > STEP_MS);
-        let is_overdue = |(_, due): (_, i64)| now.mono_ms.saturating_sub(due) > OVERDUE_MS;
-        let was_set = was_set || state.timer.is_some_and(is_overdue);
+        let is_overdue = |armed: &Armed| now.mono_ms.saturating_sub(armed.due.mono_ms) > OVERDUE_MS;
+        let was_set = was_set || state.timer.as_ref().is_some_and(is_overdue);
         if was_set {
             state.locks.all_touched(None);
         }
@@ -55,8 +56,9 @@ fn tick(ctx: Ctx<'_>) {
     });
     if was_set {
         pump::stop(ctx);
-        pump::arm(ctx, now);
     }
+    // Also one that the pump has left for us.
+    pump::arm(ctx, now);
 }
 
 fn wall_ahead_ms(now: Now) -> i64 {

@@ -20,15 +20,15 @@ pub(crate) fn arm(ctx: Ctx<'_>, now: Now) {
             return (None, None);
         }
         let after_ms = state.locks.next_deadline(now);
-        let due = after_ms.map(|after_ms| now.mono_ms.saturating_add(after_ms));
-        match (state.timer, due) {
+        let due = after_ms.map(|after_ms| now.after(after_ms));
+        match (&state.timer, due) {
             // One that fires too early finds nothing to do, and is set anew.
-            (Some((_, armed)), Some(due)) if armed <= due => (None, None),
+            (Some(armed), Some(due)) if armed.due.mono_ms <= due.mono_ms => (None, None),
             _ => (state.timer.take(), after_ms),
         }
     });
-    if let Some((timer, _)) = outdated {
-        timer.stop(ctx);
+    if let Some(armed) = outdated {
+        armed.timer.stop(ctx);
     }
     if let Some(after_ms) = start_after_ms {
         start(ctx, now, after_ms);
@@ -37,15 +37,21 @@ pub(crate) fn arm(ctx: Ctx<'_>, now: Now) {
 
 /// Stops the timer: for good, or to be armed anew.
 pub(crate) fn stop(ctx: Ctx<'_>) {
-    if let Some((timer, _)) = state::with(|state| state.timer.take()) {
-        timer.stop(ctx);
+    if let Some(armed) = state::with(|state| state.timer.take()) {
+        armed.timer.stop(ctx);
     }
 }
 
 fn start(ctx: Ctx<'_>, now: Now, after_ms: i64) {
     let timer = Timer::start::<Pump>(ctx, after_ms);
-    let due = now.mono_ms.saturating_add(after_ms);
-    state::with(|state| state.timer = Some((timer, due)));
+    let due = now.after(after_ms);
+    state::with(|state| state.timer = Some(Armed { timer, due }));
+}
+
+/// A timer that has not fired, and when it is to.
+pub(crate) struct Armed {
+    timer: Timer,
+    pub(crate) due: Now,
 }
 
 /// While the server allows no write, it is asked again this often.
@@ -59,12 +65,19 @@ struct Pump;
 
 impl Timers for Pump {
     fn fire(ctx: Ctx<'_>) {
-        let at_work = AtWork::begin();
+        let (at_work, armed) = AtWork::begin();
         let retry = run(ctx);
         drop(at_work);
+        let now = clock::now();
+        // The server looks at the wall clock once, and fires all that is due by then. If the clock
+        // was set back since, a timer that is armed here is due at once, and so is the next: the
+        // server would do nothing else until the clock is where it was. So the next tick arms it.
+        if armed.is_some_and(|armed| now.wall_us < armed.due.wall_us) {
+            return;
+        }
         match retry {
-            Some(Retry) => start(ctx, clock::now(), RETRY_MS),
-            None => arm(ctx, clock::now()),
+            Some(Retry) => start(ctx, now, RETRY_MS),
+            None => arm(ctx, now),
         }
     }
 }
@@ -74,9 +87,13 @@ impl Timers for Pump {
 struct AtWork;
 
 impl AtWork {
-    fn begin() -> Self {
-        state::with(|state| (state.timer, state.pumping) = (None, true));
-        Self
+    /// With the timer that has fired.
+    fn begin() -> (Self, Option<Armed>) {
+        let armed = state::with(|state| {
+            state.pumping = true;
+            state.timer.take()
+        });
+        (Self, armed)
     }
 }
 

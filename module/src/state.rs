@@ -1,6 +1,7 @@
 //! What the module remembers between the server's calls.
 
-use crate::ffi::{Handle, OwnedStr, ServerLocked, Timer};
+use crate::ffi::{Handle, OwnedStr, ServerLocked};
+use crate::pump::Armed;
 use rlock_core::{
     Dismissal, Effect, FENCE_FIELD, Grant, LockKey, LockRef, Locks, MODE_FIELD, Mode, SessionId,
     WaiterId,
@@ -34,8 +35,8 @@ pub(crate) struct State {
     /// Clients whose grant is written but not delivered: of this turn of the event loop, and most
     /// often none.
     pub(crate) undelivered: Undelivered,
-    /// The timer that fires next, and when, on the monotonic clock in milliseconds.
-    pub(crate) timer: Option<(Timer, i64)>,
+    /// The timer that fires next.
+    pub(crate) timer: Option<Armed>,
     /// How far the wall clock was ahead of the monotonic one at the server's last tick.
     pub(crate) wall_ahead_ms: Option<i64>,
     /// Whether the timer is at work.

@@ -1,5 +1,6 @@
 //! The wall clock of a server is set, forwards or back, while locks are held and waited for.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rlock_tests::Server;
@@ -70,5 +71,36 @@ fn a_wait_begun_while_the_clock_was_wrong_ends_in_time() {
     server.step_clock(AN_HOUR);
     let mut waiting = server.blocked_in("RLOCK.ACQUIRE k bob 30000 BLOCK 500");
     server.step_clock(0);
+    waiting.read_within(Duration::from_secs(10)).refused();
+}
+
+/// The server looks at the clock once and fires every timer that is due by then: one that is armed
+/// while it does, by a clock that was set back meanwhile, is due too, and the next one as well.
+#[test]
+fn a_clock_set_back_while_the_timer_fires_does_not_keep_the_server_busy() {
+    let server = Server::builder().settable_clock().start();
+    let (mut conn, mut life_line) = (server.connect(), server.connect());
+    conn.run("RLOCK.ACQUIRE k alice 100000000").held();
+    life_line.run("RLOCK.EVENTS s");
+    // For whom there is always something due.
+    let _first = server.wait_in_line("k", "first");
+    for round in 0..6 {
+        server.step_clock(AN_HOUR);
+        let wait =
+            |number| format!("RLOCK.ACQUIRE k waiter:{round}:{number} 30000 QUEUE 500 SESSION s");
+        let waits: Vec<_> = (0..3000).map(wait).collect();
+        conn.send_all(&waits);
+        for _ in &waits {
+            conn.read().array();
+        }
+        // All of them end at once, for which the timer needs a while: in one round or another it
+        // is at work when the clock is set.
+        server.freeze();
+        thread::sleep(Duration::from_millis(500));
+        server.thaw();
+        thread::sleep(Duration::from_millis(2 << round));
+        server.step_clock(0);
+    }
+    let mut waiting = server.blocked_in("RLOCK.ACQUIRE k bob 30000 BLOCK 500");
     waiting.read_within(Duration::from_secs(10)).refused();
 }

@@ -408,13 +408,18 @@ impl Server {
     }
 
     /// Sets the wall clock of a server with a [`Builder::settable_clock`] this far ahead of the
-    /// real one, or behind it. In force when this returns.
-    pub fn step_clock(&self, seconds: i64) {
+    /// real one, or behind it, whatever it is doing.
+    pub fn set_clock(&self, seconds: i64) {
         let path = self.directory().join("clock");
         let us = seconds.saturating_mul(1_000_000).to_ne_bytes();
         // In place: the server has the file mapped.
         let file = File::options().write(true).open(path).expect("the clock");
         file.write_all_at(&us, 0).expect("eight bytes");
+    }
+
+    /// As [`set_clock`](Self::set_clock), and the server has seen it when this returns.
+    pub fn step_clock(&self, seconds: i64) {
+        self.set_clock(seconds);
         let real = || {
             let since = SystemTime::now().duration_since(UNIX_EPOCH);
             i64::try_from(since.expect("after 1970").as_secs()).expect("seconds")

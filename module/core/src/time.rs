@@ -21,6 +21,15 @@ impl Now {
     pub fn wall_ms(self) -> i64 {
         self.wall_us.div_euclid(1000)
     }
+
+    /// So many milliseconds later, if nobody sets a clock.
+    #[must_use]
+    pub fn after(self, ms: i64) -> Self {
+        Self {
+            wall_us: self.wall_us.saturating_add(ms.saturating_mul(1000)),
+            mono_ms: self.mono_ms.saturating_add(ms),
+        }
+    }
 }
 
 /// How long a hold lasts unless renewed: 1 to 2^53 - 1 milliseconds.
