@@ -239,7 +239,9 @@ async fn a_hold_that_has_moved_belongs_to_the_session_at_its_new_node() {
     let guard = held.await.unwrap();
     let to = other_than(&shards, "k");
     shards.move_slot("k", to);
-    until("it is confirmed there", || calls(to, "renew") > 0);
+    until("it is confirmed there", || {
+        to.info_number("rlock_session_holds") == 1
+    });
     let waiting = wait_in_line(to, &other, "k");
     // The process dies: it gives nothing back, and its connections close.
     std::mem::forget(guard);
