@@ -1,9 +1,9 @@
 //! The task that owns the command connection. Every command of a client goes through it, in the
 //! order in which it was handed over, so that what undoes a command can never overtake it.
 //!
-//! All that is in line goes out in one write, and the task waits for the replies itself: a call of
-//! `lock()` costs no task of its own. What is done with a reply is said when its command is handed
-//! over, and done here, so it must not wait for anything.
+//! What is in line goes out together, a few dozen commands in a write, and the task waits for the
+//! replies itself: a call of `lock()` costs no task of its own. What is done with a reply is said
+//! when its command is handed over, and done here, so it must not wait for anything.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
