@@ -199,10 +199,32 @@ fn a_move_given_up_grants_who_waits(cluster: &Cluster, name: &str) {
         let left = server.run(format!("PTTL {name}"));
         left.is_error() || left.int() < 0
     });
-    bob.expect_nothing_yet();
+    if is_granted_when_kept(cluster, name, &mut bob, || ()) {
+        assert_eq!(fields(server, name), as_fields("mode=write bob:write=1"));
+    }
+}
+
+/// Nobody is granted before the slot is kept; then who waits is. But a look at the line, there is
+/// one a second, may fall into the time in which the key is missing and the slot on its way: that
+/// sends who waits on.
+fn is_granted_when_kept(
+    cluster: &Cluster,
+    name: &str,
+    waiting: &mut Conn,
+    then: impl FnOnce(),
+) -> bool {
+    let is_sent_on = |told: &Reply| told.is_error() && told.error().starts_with("MOVED ");
+    waiting.settle();
+    let early = waiting.read_now();
+    assert!(early.as_ref().is_none_or(is_sent_on), "{early:?}");
     keep_slot(cluster, name);
-    bob.read().held();
-    assert_eq!(fields(server, name), as_fields("mode=write bob:write=1"));
+    then();
+    let told = early.unwrap_or_else(|| waiting.read());
+    if is_sent_on(&told) {
+        return false;
+    }
+    told.held();
+    true
 }
 
 /// Who holds what at the other node is not this node's to tell: the lease ends the hold.
@@ -214,10 +236,9 @@ fn the_end_of_a_session_grants_nobody_yet(cluster: &Cluster, name: &str) {
     let mut bob = waits(server, name, "bob", "READ");
     cluster.open_slot_of(name);
     life.close();
-    bob.expect_nothing_yet();
-    keep_slot(cluster, name);
-    bob.read().held();
-    assert_eq!(fields(server, name), as_fields("mode=read bob=1"));
+    if is_granted_when_kept(cluster, name, &mut bob, || ()) {
+        assert_eq!(fields(server, name), as_fields("mode=read bob=1"));
+    }
 }
 
 fn a_break_grants_nobody_yet(cluster: &Cluster, name: &str) {
@@ -226,12 +247,13 @@ fn a_break_grants_nobody_yet(cluster: &Cluster, name: &str) {
     let mut bob = waits(server, name, "bob", "WRITE");
     cluster.open_slot_of(name);
     let broke = server.run(format!("RLOCK.BREAK {name}"));
-    bob.expect_nothing_yet();
-    keep_slot(cluster, name);
-    if broke.is_error() {
-        assert!(broke.error().starts_with("TRYAGAIN "), "{broke:?}");
-        assert_eq!(server.run(format!("RLOCK.BREAK {name}")), 1);
+    let is_granted = is_granted_when_kept(cluster, name, &mut bob, || {
+        if broke.is_error() {
+            assert!(broke.error().starts_with("TRYAGAIN "), "{broke:?}");
+            assert_eq!(server.run(format!("RLOCK.BREAK {name}")), 1);
+        }
+    });
+    if is_granted {
+        assert_eq!(fields(server, name), as_fields("mode=write bob:write=1"));
     }
-    bob.read().held();
-    assert_eq!(fields(server, name), as_fields("mode=write bob:write=1"));
 }
