@@ -1,4 +1,4 @@
-//! Renewing holds: many of them in one pipeline.
+//! Renewing holds: many of them behind one another, without waiting in between.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! When to renew, and the task that does: all holds of a client in one pipeline.
+//! When to renew, and the task that does: all holds of a client behind one another.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Part 5, time: what an operation costs the server when there is more and more of everything.
+//! Part 5: what an operation costs the server when there is more and more of everything.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! Part 5, memory: what one more of everything costs.
+//! Part 6: what one more of everything costs.
 
 use std::thread;
 use std::time::{Duration, Instant};

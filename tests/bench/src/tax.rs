@@ -1,4 +1,4 @@
-//! Part 6: what the module costs a server that also does other things.
+//! Part 7: what the module costs a server that also does other things.
 
 use rlock_tests::Server;
 
