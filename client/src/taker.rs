@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::attempt::{self, Patience, Request};
 use crate::client::Core;
@@ -82,11 +82,25 @@ impl Taker {
         }
         let owner = self.owner.clone().unwrap_or_else(|| self.core.owner());
         let mut taken: Vec<MultiGuard> = Vec::with_capacity(parts.len());
+        if let Err(error) = self.take_parts(&owner, parts, patience, &mut taken).await {
+            self.give_back(names, taken, patience).await;
+            return Err(error);
+        }
+        Ok(Guard::whole(names, taken))
+    }
+
+    async fn take_parts(
+        &self,
+        owner: &Owner,
+        parts: Vec<Arc<[Arc<[u8]>]>>,
+        patience: Patience,
+        taken: &mut Vec<MultiGuard>,
+    ) -> Result<(), Error> {
         for part in parts {
-            let next = self.take_for(&owner, Mode::Several, &part, patience);
+            let next = self.take_for(owner, Mode::Several, &part, patience);
             let next = tokio::select! {
                 next = next => next?,
-                error = self.keep(&taken) => return Err(error),
+                error = self.keep(taken) => return Err(error),
             };
             taken.push(next);
         }
@@ -94,11 +108,33 @@ impl Taker {
         if let Some((_, waited)) = taken.split_last().filter(|_| self.lease.is_some()) {
             renew_all(waited).await?;
         }
-        let guard = Guard::whole(names, taken);
-        match guard.lost_already() {
+        match taken.iter().find_map(MultiGuard::lost_already) {
             Some(reason) => Err(Error::lost(reason)),
-            None => Ok(guard),
+            None => Ok(()),
         }
+    }
+
+    /// Gives back what was taken before the caller hears that the rest cannot be had: what it does
+    /// next may count on that. A server that does not answer is not waited for beyond the time at
+    /// which the call has to return; the background goes on.
+    async fn give_back(
+        &self,
+        names: &Arc<[Arc<[u8]>]>,
+        taken: Vec<MultiGuard>,
+        patience: Patience,
+    ) {
+        if taken.is_empty() {
+            return;
+        }
+        let deadline = match patience {
+            Patience::Until(deadline) => deadline,
+            Patience::None | Patience::Forever => Instant::now(),
+        };
+        let Some(at_the_latest) = deadline.checked_add(self.core.nodes.response_timeout) else {
+            return;
+        };
+        // That a part was lost meanwhile changes nothing for the caller.
+        let _ = timeout_at(at_the_latest, Guard::whole(names, taken).unlock()).await;
     }
 
     /// Keeps what has been taken while the rest is waited for: ends when that does not work.
