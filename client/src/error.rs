@@ -472,6 +472,37 @@ mod tests {
         }
     }
 
+    /// As what a caller is told of an error with this text, in the end.
+    fn told(text: &str) -> ErrorKind {
+        let error = Error::from_text(text);
+        if error.is_taken_over() {
+            return Error::taken_over().kind();
+        }
+        error.misdirected().kind()
+    }
+
+    #[test]
+    fn errors_of_the_server_are_of_the_kinds_that_are_documented() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/commands.md");
+        let document = std::fs::read_to_string(path).expect("the document");
+        let (_, errors) = document.split_once("\n# Errors\n").expect("the errors");
+        let (errors, _) = errors.split_once("\n# ").expect("their end");
+        let mut codes = Vec::new();
+        for row in errors.lines().filter(|line| line.starts_with("| `")) {
+            let [_, texts, _, kind, ..] = row.split('|').collect::<Vec<_>>()[..] else {
+                panic!("not a row: {row}")
+            };
+            for text in texts.split('`').skip(1).step_by(2) {
+                let said = format!("{:?}", told(&text.replace("slot host:port", "7 h:1")));
+                assert_eq!(said, kind.trim().trim_matches('`'), "{text}");
+                codes.push(text.split(' ').next().unwrap_or_default());
+            }
+        }
+        for code in NOT_READY {
+            assert!(codes.contains(&code), "{code} is not documented");
+        }
+    }
+
     #[test]
     fn not_acquired_tells_what_is_left_of_the_lease() {
         let error = Error::not_acquired(Some(Duration::from_millis(1234)));
