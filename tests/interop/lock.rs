@@ -33,7 +33,10 @@ async fn a_counter_loses_no_update_however_java_and_rust_contend() {
     }
     let ours = client(&server).await;
     let tasks: Vec<_> = (0..2)
-        .map(|_| tokio::spawn(rounds_of_the_crate(ours.clone(), server.connect(), ROUNDS)))
+        .map(|_| {
+            let (client, conn) = (ours.clone(), server.connect());
+            tokio::spawn(rounds::of_the_crate(client, conn, "k".to_owned(), ROUNDS))
+        })
         .collect();
     thread::scope(|scope| {
         for owner in ["plain-1", "plain-2"] {
@@ -52,15 +55,6 @@ async fn a_counter_loses_no_update_however_java_and_rust_contend() {
     rounds::check(&server, "k", ROUNDS * 8, 200);
 }
 
-async fn rounds_of_the_crate(client: Client, mut conn: rlock_tests::Conn, rounds: u32) {
-    for round in 0..rounds {
-        let guard = client.lock("k").lock().await.unwrap();
-        rounds::count(&mut conn, "k", "crate");
-        guard.unlock().await.unwrap();
-        tokio::time::sleep(rounds::pause(round)).await;
-    }
-}
-
 #[test]
 fn a_java_waiter_wakes_when_we_release() {
     let server = Server::start();
@@ -77,7 +71,7 @@ fn a_java_waiter_wakes_when_we_release() {
         wake_ups.add(freed, answer.ended);
         waiter.does("lock k unlock");
     }
-    wake_ups.print();
+    wake_ups.check();
 }
 
 #[test]
@@ -97,7 +91,7 @@ fn our_waiter_wakes_when_java_unlocks() {
         wake_ups.add(answer.began, woken);
         assert_eq!(waiter.let_go("k", "ours"), 0);
     }
-    wake_ups.print();
+    wake_ups.check();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -127,8 +121,8 @@ async fn guards_and_java_wake_each_other() {
         we_wake.add(answer.began, woken);
     }
     guard.unlock().await.unwrap();
-    java_wakes.print();
-    we_wake.print();
+    java_wakes.check();
+    we_wake.check();
 }
 
 #[test]
