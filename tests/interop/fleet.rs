@@ -95,6 +95,34 @@ fn the_module_is_loaded_on_replicas_first_and_is_there_when_one_is_promoted() {
 }
 
 #[test]
+fn a_replica_that_was_restarted_with_the_module_takes_over_what_java_holds() {
+    let pair = Pair::of(Server::builder().without_module(), Server::builder());
+    let former = Redisson::of(&pair.primary);
+    let holder = former.owner();
+    holder.does("lock k lock");
+    assert_eq!(pair.primary.run("FAILOVER TIMEOUT 10000"), "OK");
+    until("the replica is the primary", || {
+        pair.replica
+            .info("role")
+            .is_some_and(|role| role == "master")
+    });
+    let redisson = Redisson::of(&pair.replica);
+    let java = redisson.owner();
+    let mut waiter = pair.replica.wait_in_line("k", "ours");
+    assert_eq!(java.ask("lock k trylock"), "false");
+    let mut conn = pair.replica.connect();
+    assert_eq!(conn.let_go("k", &holder.id()), 0); // as its process would
+    waiter.read().held();
+    java.waits("lock k lock");
+    assert_eq!(waiter.let_go("k", "ours"), 0);
+    assert_eq!(java.answer_within(AT_ONCE).text, "ok");
+    // The former primary, still without the module, follows.
+    until("it is told", || {
+        pair.primary.holder("k").as_deref() == Some(&*java.id())
+    });
+}
+
+#[test]
 fn users_need_no_permission_to_publish_and_java_needs_what_it_had() {
     let server = Server::builder().without_module().start();
     for user in [

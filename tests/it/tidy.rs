@@ -216,3 +216,32 @@ fn anchors(text: &str) -> Vec<String> {
         })
         .collect()
 }
+
+#[test]
+fn figures_in_the_documents_are_those_that_were_measured() {
+    let unfolded = |path: &str| -> String {
+        let text = read(path).replace('`', "");
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let readme = unfolded("README.md");
+    let tables = read("docs/bench/tables.md");
+    let summary: Vec<_> = tables
+        .lines()
+        .filter(|line| line.starts_with("- "))
+        .collect();
+    assert!(!summary.is_empty());
+    for line in summary {
+        assert!(readme.contains(line), "README.md does not say: {line}");
+    }
+    let page = read("docs/performance.md");
+    let rows: Vec<_> = page.lines().map(|line| line.replace(',', "")).collect();
+    let figures = read("tests/instructions/figures.txt");
+    for line in figures.lines().skip(1) {
+        let (figure, what) = line.trim().split_once("  ").expect("a figure, and of what");
+        let row = format!("| {what} | {figure} |").replace(',', "");
+        assert!(
+            rows.iter().any(|line| line.starts_with(&row)),
+            "docs/performance.md does not say: {row}"
+        );
+    }
+}
