@@ -246,6 +246,8 @@ fn a_waiter_that_died_at_the_head_of_redissons_fair_queue_leaves_the_lock_idle()
     let mut conn = server.connect();
     conn.take("k", "ours");
     assert_eq!(conn.let_go("k", "ours"), 0);
+    // Nor is Redisson's own plain lock.
+    assert_eq!(holder.ask("lock k trylock"), "true");
 }
 
 #[test]

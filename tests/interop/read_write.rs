@@ -195,6 +195,48 @@ fn our_waiters_wake_when_java_unlocks() {
     wake_ups.check();
 }
 
+/// Redisson's own, without us: what docs/redisson.md says of its order.
+#[test]
+fn readers_of_java_pass_its_waiting_writer_and_ours_stand_behind_ours() {
+    let server = Server::start();
+    let redisson = Redisson::of(&server);
+    let (reader, writer, newcomer) = (redisson.owner(), redisson.owner(), redisson.owner());
+    reader.does("read k lock");
+    writer.waits("write k lock");
+    assert_eq!(newcomer.ask("read k trylock"), "true");
+    newcomer.does("read k unlock");
+    reader.does("read k unlock");
+    assert_eq!(writer.answer_within(AT_ONCE).text, "ok");
+    writer.does("write k unlock");
+
+    reader.does("read k lock");
+    let mut ours = in_line(&server, "writer", "WRITE");
+    refused(&mut server.connect(), "newcomer", "READ");
+    assert_eq!(newcomer.ask("read k trylock"), "true"); // by its script, past our line
+    newcomer.does("read k unlock");
+    reader.does("read k unlock");
+    ours.read_within(AT_ONCE).held();
+}
+
+#[test]
+fn a_java_writer_that_enters_again_adds_its_lease_and_ours_starts_anew() {
+    let server = Server::start();
+    let redisson = Redisson::of(&server);
+    let (java, mut conn) = (redisson.owner(), server.connect());
+    java.does("write k lock 20000");
+    java.does("write k lock 20000");
+    let ttl = server.run("PTTL k").int();
+    assert!((30_000..=40_000).contains(&ttl), "{ttl}");
+    java.does("write k unlock");
+    java.does("write k unlock");
+    for count in [1, 2] {
+        let held = conn.run("RLOCK.ACQUIRE k ours 20000 WRITE").held();
+        assert_eq!(held.0, count);
+    }
+    let ttl = server.run("PTTL k").int();
+    assert!((10_000..=20_000).contains(&ttl), "{ttl}");
+}
+
 #[test]
 fn a_writer_that_goes_wakes_all_java_readers() {
     let server = Server::start();
