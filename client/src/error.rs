@@ -77,7 +77,8 @@ impl Error {
     }
 
     /// Whether the server did not carry the command out: it could not be reached, or it answered
-    /// that it is loading, busy, a replica or without a leader. Trying again is safe.
+    /// that it is loading, busy, a replica, without a leader or unable to write just now. Trying
+    /// again is safe.
     pub fn is_could_not_ask(&self) -> bool {
         self.kind == ErrorKind::CouldNotAsk
     }
@@ -419,7 +420,7 @@ impl std::error::Error for Error {
 const TAKEN_OVER: &str = "another connection has taken over this client's session";
 
 /// Code words with which a server says that it has not carried the command out and may do so later.
-const NOT_READY: [&str; 9] = [
+const NOT_READY: [&str; 10] = [
     "READONLY",
     "NOSESSION",
     "LOADING",
@@ -429,6 +430,7 @@ const NOT_READY: [&str; 9] = [
     "TRYAGAIN",
     "UNBLOCKED",
     "NOREPLICAS",
+    "MISCONF",
 ];
 
 #[cfg(test)]
