@@ -77,7 +77,8 @@ impl Error {
     }
 
     /// Whether the server did not carry the command out: it could not be reached, or it answered
-    /// that it is loading, busy, a replica or without a leader. Trying again is safe.
+    /// that it is loading, busy, a replica, without a leader or unable to write just now. Trying
+    /// again is safe.
     pub fn is_could_not_ask(&self) -> bool {
         self.kind == ErrorKind::CouldNotAsk
     }
@@ -419,7 +420,7 @@ impl std::error::Error for Error {
 const TAKEN_OVER: &str = "another connection has taken over this client's session";
 
 /// Code words with which a server says that it has not carried the command out and may do so later.
-const NOT_READY: [&str; 9] = [
+const NOT_READY: [&str; 10] = [
     "READONLY",
     "NOSESSION",
     "LOADING",
@@ -429,6 +430,7 @@ const NOT_READY: [&str; 9] = [
     "TRYAGAIN",
     "UNBLOCKED",
     "NOREPLICAS",
+    "MISCONF",
 ];
 
 #[cfg(test)]
@@ -469,6 +471,37 @@ mod tests {
                 error.to_string().ends_with(&format!("{code} {detail}")),
                 "{error}"
             );
+        }
+    }
+
+    /// As what a caller is told of an error with this text, in the end.
+    fn told(text: &str) -> ErrorKind {
+        let error = Error::from_text(text);
+        if error.is_taken_over() {
+            return Error::taken_over().kind();
+        }
+        error.misdirected().kind()
+    }
+
+    #[test]
+    fn errors_of_the_server_are_of_the_kinds_that_are_documented() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/commands.md");
+        let document = std::fs::read_to_string(path).expect("the document");
+        let (_, errors) = document.split_once("\n# Errors\n").expect("the errors");
+        let (errors, _) = errors.split_once("\n# ").expect("their end");
+        let mut codes = Vec::new();
+        for row in errors.lines().filter(|line| line.starts_with("| `")) {
+            let [_, texts, _, kind, ..] = row.split('|').collect::<Vec<_>>()[..] else {
+                panic!("not a row: {row}")
+            };
+            for text in texts.split('`').skip(1).step_by(2) {
+                let said = format!("{:?}", told(&text.replace("slot host:port", "7 h:1")));
+                assert_eq!(said, kind.trim().trim_matches('`'), "{text}");
+                codes.push(text.split(' ').next().unwrap_or_default());
+            }
+        }
+        for code in NOT_READY {
+            assert!(codes.contains(&code), "{code} is not documented");
         }
     }
 

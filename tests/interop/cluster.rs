@@ -1,11 +1,14 @@
 //! Redisson in a cluster, where it subscribes to sharded channels.
 
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use rlock_client::Client;
 use rlock_tests::{Cluster, Server, slot_of, until};
 
 use crate::java::Redisson;
 use crate::measure::{AT_ONCE, WakeUps};
+use crate::rounds;
 
 /// A cluster in which each of the two nodes has half of the slots.
 fn halves() -> Cluster {
@@ -25,12 +28,76 @@ fn halves() -> Cluster {
 
 /// A name whose slot lies with the first node, and one whose slot lies with the second.
 fn names(cluster: &Cluster) -> [(&Server, String); 2] {
+    names_like(cluster, "lock-#")
+}
+
+/// Such names, with a number where the `#` stands.
+fn names_like<'a>(cluster: &'a Cluster, like: &str) -> [(&'a Server, String); 2] {
     let name = |is_first: bool| {
-        let name = (0..).map(|number| format!("lock-{number}"));
+        let name = (0..).map(|number: u32| like.replace('#', &number.to_string()));
         let mut name = name.filter(|name| (slot_of(&cluster.first, name) < 8192) == is_first);
         name.next().expect("one of a few")
     };
     [(&cluster.first, name(true)), (&cluster.second, name(false))]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn counters_on_every_node_of_a_cluster_lose_no_update() {
+    const ROUNDS: u32 = 300;
+    let cluster = halves();
+    let url = format!("redis://{}", cluster.first.address());
+    let ours = Client::builder().connect_cluster([&*url]).await.unwrap();
+    let clients = [(); 2].map(|()| Redisson::of_cluster(&cluster.first));
+    // With braces, so that the counter is where its lock is.
+    let names = names_like(&cluster, "{lock-#}");
+    let mut owners = Vec::new();
+    let mut tasks = Vec::new();
+    for (node, name) in &names {
+        for client in &clients {
+            let owner = client.owner();
+            owner.tell(&format!("lock {name} rounds {ROUNDS} 1000"));
+            owners.push(owner);
+        }
+        let rounds = rounds::of_the_crate(ours.clone(), node.connect(), name.clone(), ROUNDS);
+        tasks.push(tokio::spawn(rounds));
+    }
+    thread::scope(|scope| {
+        for (node, name) in &names {
+            scope.spawn(move || rounds::play(node, name, "plain-1", "", ROUNDS));
+        }
+    });
+    for task in tasks {
+        task.await.unwrap();
+    }
+    for owner in &owners {
+        let deadline = Duration::from_secs(120);
+        assert_eq!(owner.answer_within(deadline).text, ROUNDS.to_string());
+    }
+    ours.shutdown().await;
+    for (node, name) in &names {
+        rounds::check(node, name, ROUNDS * 4, 100);
+    }
+}
+
+/// Redisson has subscribed to the sharded channel alone, so that is the message it hears.
+#[test]
+fn it_is_the_sharded_message_that_wakes_java() {
+    let cluster = halves();
+    let redisson = Redisson::of_cluster(&cluster.first);
+    let java = redisson.owner();
+    let [(node, name), _] = names(&cluster);
+    let mut conn = node.connect();
+    conn.take(&name, "ours");
+    java.waits(&format!("lock {name} lock"));
+    let channels = node.run("PUBSUB CHANNELS redisson*");
+    assert_eq!(channels.texts(), Vec::<String>::new());
+    assert_eq!(node.run("CONFIG SET rlock.publish classic"), "OK");
+    assert_eq!(conn.let_go(&name, "ours"), 0);
+    java.has_not_answered_within(AT_ONCE);
+    assert_eq!(node.run("CONFIG SET rlock.publish sharded"), "OK");
+    conn.take(&name, "ours");
+    assert_eq!(conn.let_go(&name, "ours"), 0);
+    assert_eq!(java.answer_within(AT_ONCE).text, "ok");
 }
 
 #[test]
@@ -64,8 +131,8 @@ fn wake_ups_go_both_ways_on_every_node_of_a_cluster() {
             assert_eq!(waiter.let_go(&name, "ours"), 0);
         }
     }
-    java_wakes.print();
-    we_wake.print();
+    java_wakes.check();
+    we_wake.check();
 }
 
 #[test]

@@ -173,21 +173,36 @@ impl Redisson {
     /// A client whose locks without a lease have this one, and are renewed each third of it.
     #[track_caller]
     pub(crate) fn with_watchdog(server: &Server, watchdog: Duration) -> Self {
-        Self::open("single", server, watchdog)
+        Self::open("single", server, watchdog, "")
     }
 
     /// A client of the cluster of which this is one node.
     #[track_caller]
     pub(crate) fn of_cluster(node: &Server) -> Self {
-        Self::open("cluster", node, Duration::from_secs(30))
+        Self::open("cluster", node, Duration::from_secs(30), "")
+    }
+
+    /// A client that gives a name and a password.
+    #[track_caller]
+    pub(crate) fn as_user(server: &Server, user_and_password: &str) -> Self {
+        Self::open("single", server, Duration::from_secs(30), user_and_password)
+    }
+
+    /// Whether it is at least this version.
+    pub(crate) fn is_at_least(version: (u32, u32)) -> bool {
+        let class_path = env::var("RLOCK_CLASS_PATH").unwrap_or_default();
+        let jar = class_path.split("/redisson-").nth(1).expect("its jar");
+        let mut numbers = jar.split('.').map(|number| number.parse().unwrap_or(0));
+        let mut number = || numbers.next().unwrap_or(0);
+        (number(), number()) >= version
     }
 
     #[track_caller]
-    fn open(mode: &str, server: &Server, watchdog: Duration) -> Self {
+    fn open(mode: &str, server: &Server, watchdog: Duration, user: &str) -> Self {
         let name = format!("c{}", number());
         let opener = Owner::new(&name);
         let (address, watchdog) = (server.address(), watchdog.as_millis());
-        let uuid = opener.ask(&format!("open {mode} {address} {watchdog}"));
+        let uuid = opener.ask(format!("open {mode} {address} {watchdog} {user}").trim_end());
         assert!(!uuid.starts_with("error"), "{uuid}");
         Self { name, uuid }
     }

@@ -4,6 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
+use rlock_client::Client;
 use rlock_tests::{Conn, Reply, Server};
 
 /// The middle of a round: one more, to be called with the lock in hand.
@@ -16,7 +17,7 @@ pub(crate) fn count(conn: &mut Conn, name: &str, who: &str) {
 
 /// Both numbers, which nobody may be seen changing; to be called with the lock in hand.
 #[track_caller]
-fn compare(conn: &mut Conn, name: &str) {
+pub(crate) fn compare(conn: &mut Conn, name: &str) {
     let copy = number(conn, &format!("copy:{name}"));
     assert_eq!(number(conn, &format!("counter:{name}")), copy);
 }
@@ -51,6 +52,16 @@ pub(crate) fn play(server: &Server, name: &str, owner: &str, mode: &str, rounds:
         }
         assert_eq!(conn.run(format!("RLOCK.RELEASE {name} {owner} {mode}")), 0);
         thread::sleep(pause(round));
+    }
+}
+
+/// The same by the crate.
+pub(crate) async fn of_the_crate(client: Client, mut conn: Conn, name: String, rounds: u32) {
+    for round in 0..rounds {
+        let guard = client.lock(&*name).lock().await.expect("the lock");
+        count(&mut conn, &name, "crate");
+        guard.unlock().await.expect("still held");
+        tokio::time::sleep(pause(round)).await;
     }
 }
 

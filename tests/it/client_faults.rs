@@ -284,3 +284,34 @@ async fn two_hundred_waits_survive_a_restart_of_the_server() {
     assert!(soon(guard.unlock()).await.unwrap_err().is_lost());
     assert_eq!(server.holder("k"), None);
 }
+
+/// The disk is full for a while, so every write is refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_given_back_while_the_server_cannot_write_is_free_when_it_can() {
+    let server = Server::builder().on_a_small_disk("everysec").start();
+    server.connect().take("long", "alice");
+    let client = client(&server).await;
+    let unlocked = client.lock("unlocked").lock().await.unwrap();
+    let dropped = client.lock("dropped").lock().await.unwrap();
+    server.take_the_room();
+    until("the server refuses to write", || {
+        let told = server.run("RLOCK.RENEW long alice 60000");
+        told.is_error() && told.error().starts_with("MISCONF ")
+    });
+    let error = unlocked.unlock().await.unwrap_err();
+    assert!(error.is_could_not_ask(), "{error}");
+    drop(dropped);
+    let error = client.lock("free").try_lock().await.unwrap_err();
+    assert!(error.is_could_not_ask(), "{error}");
+    for name in ["unlocked", "dropped"] {
+        assert!(server.holder(name).is_some(), "{name}");
+    }
+    server.give_the_room_back();
+    // Long before their leases end.
+    until("both are given back", || {
+        ["unlocked", "dropped"]
+            .iter()
+            .all(|name| server.holder(name).is_none())
+    });
+    assert_eq!(server.info_number("rlock_releases"), 2);
+}

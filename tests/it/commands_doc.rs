@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rlock_tests::{Conn, Reply, Server};
+use rlock_tests::{Conn, Reply, Server, until};
 
 #[test]
 fn every_command_has_its_section_and_every_section_its_command() {
@@ -19,21 +19,14 @@ fn the_syntax_is_the_one_declared() {
     let server = Server::start();
     let mut conn = server.connect();
     for (name, section) in sections() {
-        let docs = docs_of(&mut conn, &name);
-        let arguments = docs.keys().contains(&"arguments".to_owned());
-        let arguments = if arguments {
-            docs.get("arguments").array()
-        } else {
-            &[]
-        };
-        let declared = [vec![name.clone()], arguments.iter().map(syntax).collect()].concat();
+        let declared = declared_syntax(&mut conn, &name);
         let mut lines = section
             .lines()
             .skip_while(|line| !line.starts_with("```"))
             .skip(1);
         assert_eq!(
             lines.next().unwrap_or(""),
-            declared.join(" "),
+            declared,
             "in the section {name}"
         );
     }
@@ -46,16 +39,267 @@ fn the_summary_is_the_one_declared() {
     for (name, section) in sections() {
         let summary = docs_of(&mut conn, &name).get("summary").text();
         let summary = summary.trim_end_matches('.').to_lowercase();
-        let section = section
-            .split_whitespace()
-            .collect::<Vec<_>>()
-            .join(" ")
-            .to_lowercase();
+        let section = unfolded(&section).to_lowercase();
         assert!(
             section.contains(&summary),
             "the section {name} does not say: {summary}"
         );
     }
+}
+
+#[test]
+fn the_complexity_is_the_one_declared() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for (name, section) in sections() {
+        let declared = docs_of(&mut conn, &name).get("complexity").text();
+        let section = unfolded(&section);
+        assert!(
+            section.contains(&format!("{declared}.")),
+            "the section {name} does not say: {declared}."
+        );
+    }
+}
+
+#[test]
+fn the_table_in_the_readme_has_the_syntax_that_is_declared() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let table = tables("README.md", "## Commands").remove(0);
+    let shown: BTreeSet<_> = table.iter().map(|row| row[0].replace('`', "")).collect();
+    let declared: BTreeSet<_> = commands(&mut conn)
+        .iter()
+        .map(|name| declared_syntax(&mut conn, name))
+        .collect();
+    assert_eq!(shown, declared);
+}
+
+/// What is declared is what is understood: no more, and no less.
+#[test]
+fn each_command_takes_the_options_that_it_declares_and_no_other() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let names = commands(&mut conn);
+    let declared: BTreeMap<_, BTreeSet<_>> = names
+        .iter()
+        .map(|name| (name.clone(), options_of(&declared_syntax(&mut conn, name))))
+        .collect();
+    // Those that the parser knows as well, so that one which nobody declares is found too.
+    let parser = super::tidy::read("module/core/src/request.rs");
+    let known = parser.split("eq_ignore_ascii_case(b\"").skip(1);
+    let known: BTreeSet<_> = known.filter_map(|rest| rest.split('"').next()).collect();
+    let words: BTreeSet<_> = declared.values().flatten().map(String::as_str).collect();
+    assert_eq!(known, words, "what the parser knows, and what is declared");
+    for (name, options) in &declared {
+        for word in &words {
+            let arguments = match name.as_str() {
+                "RLOCK.CANCEL" | "RLOCK.RELEASE" => "free owner",
+                "RLOCK.BREAK" | "RLOCK.INFO" => "free",
+                "RLOCK.EVENTS" => "session",
+                "RLOCK.LIST" => "",
+                "RLOCK.MRELEASE" => "owner 1 free",
+                "RLOCK.MACQUIRE" | "RLOCK.MRENEW" => "owner 1000 1 free",
+                _ => "free owner 1000",
+            };
+            let value = if ["READ", "WRITE", "ONCE"].contains(word) {
+                ""
+            } else {
+                "1"
+            };
+            let command = format!("{name} {arguments} {word} {value}");
+            let reply = conn.run(command.trim());
+            let not_understood = reply.is_error() && {
+                let error = reply.error();
+                error == format!("ERR unknown option '{word}'")
+                    || error.starts_with("ERR wrong number of arguments")
+            };
+            assert_eq!(
+                !not_understood,
+                options.contains(*word),
+                "{command}: {reply:?}"
+            );
+            conn.run("FLUSHALL");
+        }
+    }
+}
+
+#[test]
+fn the_options_of_the_module_have_their_documented_defaults_bounds_and_units() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let table = tables("docs/commands.md", "# Options").remove(0);
+    let documented: BTreeSet<_> = table.iter().map(|row| row[0].replace('`', "")).collect();
+    let told = conn.run("CONFIG GET rlock.*").texts();
+    let told: BTreeMap<_, _> = told.chunks(2).map(|pair| (&*pair[0], &*pair[1])).collect();
+    let names: BTreeSet<_> = told.keys().map(|&name| name.to_owned()).collect();
+    assert_eq!(documented, names);
+    let file = super::tidy::read("redis.conf");
+    for row in &table {
+        let (name, default) = (row[0].replace('`', ""), row[1].replace('`', ""));
+        assert_eq!(told[&*name], default, "{name}");
+        let (before, _) = file
+            .split_once(&format!("# {name} {default}\n"))
+            .unwrap_or_else(|| panic!("redis.conf does not have {name} {default}"));
+        let said = before
+            .rsplit("\n\n")
+            .nth(1)
+            .expect("what is said of it")
+            .replace("\n# ", " ");
+        let mut set = |value: &str| conn.cmd(&["CONFIG", "SET", &name, value]);
+        if let Some((least, most)) = row[2].split_once(" to ") {
+            let [least, most] = [least, most].map(|bound| bound.parse::<i64>().expect("a number"));
+            for (value, is_right) in [
+                (least - 1, false),
+                (least, true),
+                (most, true),
+                (most + 1, false),
+            ] {
+                assert_eq!(set(&value.to_string()) == "OK", is_right, "{name} {value}");
+            }
+            assert!(
+                said.contains(&format!("{least} to {most}")),
+                "redis.conf: {said}"
+            );
+            assert!(
+                said.contains(&format!("in {}", row[3])),
+                "redis.conf: {said}"
+            );
+        } else {
+            for word in row[2]
+                .split('`')
+                .filter(|word| word.chars().all(char::is_alphabetic))
+            {
+                assert!(word.is_empty() || set(word) == "OK", "{name} {word}");
+                assert!(
+                    said.contains(word),
+                    "redis.conf does not say {word}: {said}"
+                );
+            }
+            assert!(set("other").is_error());
+        }
+    }
+}
+
+#[test]
+fn every_metric_is_documented_and_every_documented_one_is_there() {
+    let server = Server::start();
+    let text = server.run("INFO rlock").text();
+    let fields = text.lines().filter_map(|line| line.split_once(':'));
+    let (mut told, mut histograms) = (BTreeSet::new(), 0);
+    for (name, value) in fields {
+        told.insert(name.to_owned());
+        if value.contains('=') {
+            histograms += 1;
+            let parts: Vec<_> = value
+                .split(',')
+                .filter_map(|part| part.split_once('='))
+                .collect();
+            for (part, _) in &parts {
+                let bound = part.strip_prefix("le_").map(str::parse::<u64>);
+                assert!(
+                    bound.is_some_and(|bound| bound.is_ok()) || ["count", "sum"].contains(part),
+                    "{name}: {part}"
+                );
+            }
+            assert_eq!(
+                parts
+                    .iter()
+                    .rev()
+                    .map(|(part, _)| *part)
+                    .take(2)
+                    .collect::<Vec<_>>(),
+                ["sum", "count"]
+            );
+        }
+    }
+    assert_eq!(histograms, 2);
+    let table = tables("docs/commands.md", "# Metrics").remove(0);
+    let documented: BTreeSet<_> = table.iter().flat_map(|row| quoted(&row[0])).collect();
+    assert_eq!(documented, told);
+}
+
+#[test]
+fn info_tells_the_fields_that_are_documented() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.take("plain", "alice");
+    conn.run("RLOCK.ACQUIRE readers alice 30000 READ").held();
+    let _waiters = [
+        server.wait_in_line("plain", "bob"),
+        server.blocked_in("RLOCK.ACQUIRE readers bob 30000 WRITE BLOCK 0"),
+    ];
+    let [plain, more]: [_; 2] = tables("docs/commands.md", "## RLOCK.INFO")
+        .try_into()
+        .expect("two");
+    let names = |table: &[Vec<String>]| -> BTreeSet<String> {
+        table.iter().flat_map(|row| quoted(&row[0])).collect()
+    };
+    // The maps within name their fields in the second cell.
+    let within = |field: &str| -> BTreeSet<String> {
+        let row = plain
+            .iter()
+            .chain(&more)
+            .find(|row| row[0] == format!("`{field}`"));
+        let names = quoted(&row.expect("a row")[1]).into_iter();
+        names.collect()
+    };
+    let told = conn.run("RLOCK.INFO plain");
+    assert_eq!(names(&plain), told.keys().into_iter().collect());
+    let waiter = told.get("queue").array()[0].keys();
+    assert_eq!(within("queue"), waiter.into_iter().collect());
+
+    let told = conn.run("RLOCK.INFO readers");
+    let both = &names(&plain) | &names(&more);
+    assert_eq!(both, told.keys().into_iter().collect());
+    let holder = told.get("holders").array()[0].keys();
+    assert_eq!(within("holders"), holder.into_iter().collect());
+    let waiter: BTreeSet<_> = told.get("queue").array()[0].keys().into_iter().collect();
+    assert_eq!(
+        &within("queue") | &BTreeSet::from(["mode".to_owned()]),
+        waiter
+    );
+    assert_eq!(
+        within("mode"),
+        BTreeSet::from(["read".to_owned(), "write".to_owned()])
+    );
+}
+
+#[test]
+fn events_are_of_the_kinds_that_are_documented() {
+    let server = Server::start();
+    let (mut life, mut conn) = (server.life_line("s"), server.connect());
+    for (name, owner) in [("expired", "a"), ("broken", "a"), ("deleted", "a")] {
+        conn.take_for(name, owner, "s");
+    }
+    for name in ["granted", "timeout", "error"] {
+        conn.take(name, "bob");
+        conn.queue(name, "a", "s");
+    }
+    conn.run("RLOCK.RENEW expired a 1 SESSION s");
+    conn.run("RLOCK.BREAK broken");
+    conn.run("DEL deleted");
+    conn.let_go("granted", "bob");
+    conn.run("RLOCK.CANCEL timeout a");
+    conn.run("SET error text");
+    let mut seen = BTreeMap::<String, BTreeSet<String>>::new();
+    until("all events have come", || {
+        for (event, value) in life.run("RLOCK.EVENTS s").events() {
+            let kind = event.split(' ').next().expect("a kind").to_owned();
+            let values = seen.entry(kind.clone()).or_default();
+            if kind == "lost" {
+                values.insert(value.text());
+            }
+        }
+        seen.len() == 4 && seen.get("lost").is_some_and(|reasons| reasons.len() == 3)
+    });
+    let table = tables("docs/commands.md", "## RLOCK.EVENTS").remove(0);
+    let kinds: BTreeSet<_> = table.iter().map(|row| row[0].replace('`', "")).collect();
+    assert_eq!(kinds, seen.keys().cloned().collect());
+    let lost = table.iter().find(|row| row[0] == "`lost`").expect("a row");
+    assert_eq!(
+        quoted(&lost[1]).into_iter().collect::<BTreeSet<_>>(),
+        seen["lost"]
+    );
 }
 
 /// The sections of docs/commands.md that are about a command, by its name.
@@ -78,6 +322,27 @@ pub(super) fn commands(conn: &mut Conn) -> BTreeSet<String> {
 fn docs_of(conn: &mut Conn, name: &str) -> Reply {
     let name = name.to_lowercase();
     conn.run(format!("COMMAND DOCS {name}")).get(&name).clone()
+}
+
+/// The command as `COMMAND DOCS` has it, in a line of syntax.
+fn declared_syntax(conn: &mut Conn, name: &str) -> String {
+    let docs = docs_of(conn, name);
+    let has_arguments = docs.keys().contains(&"arguments".to_owned());
+    let arguments = if has_arguments {
+        docs.get("arguments").array()
+    } else {
+        &[]
+    };
+    let arguments = arguments.iter().map(syntax);
+    [vec![name.to_owned()], arguments.collect()]
+        .concat()
+        .join(" ")
+}
+
+/// The text in one line, without the marks of code.
+fn unfolded(text: &str) -> String {
+    let words: Vec<_> = text.split_whitespace().collect();
+    words.join(" ").replace('`', "")
 }
 
 /// One argument as it stands in a line of syntax.
@@ -113,4 +378,50 @@ fn syntax(argument: &Reply) -> String {
     } else {
         both
     }
+}
+
+/// The tables under a heading, up to the next one of its level or above: the cells of each row,
+/// without the head.
+#[track_caller]
+pub(super) fn tables(path: &str, heading: &str) -> Vec<Vec<Vec<String>>> {
+    let level = heading.split(' ').next().expect("a level").len();
+    let document = super::tidy::read(path);
+    let below = document.lines().skip_while(|line| *line != heading).skip(1);
+    let ends = |line: &str| {
+        let marks = line.chars().take_while(|&char| char == '#').count();
+        (1..=level).contains(&marks) && line[marks..].starts_with(' ')
+    };
+    let lines: Vec<_> = below.take_while(|line| !ends(line)).collect();
+    let tables = lines.split(|line| !line.starts_with('|'));
+    let tables: Vec<Vec<Vec<String>>> = tables
+        .filter(|rows| rows.len() > 2)
+        .map(|rows| rows[2..].iter().map(|row| cells(row)).collect())
+        .collect();
+    assert!(!tables.is_empty(), "{path} has no table under {heading}");
+    tables
+}
+
+fn cells(row: &str) -> Vec<String> {
+    let row = row.replace("\\|", "\0");
+    let cells = row.trim_matches('|').split('|');
+    cells.map(|cell| cell.trim().replace('\0', "|")).collect()
+}
+
+/// What stands between backticks.
+fn quoted(text: &str) -> Vec<String> {
+    text.split('`')
+        .skip(1)
+        .step_by(2)
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The words in capitals of a line of syntax, after the command's name.
+fn options_of(syntax: &str) -> BTreeSet<String> {
+    let words = syntax
+        .split(|char: char| !char.is_ascii_alphabetic() && char != '.')
+        .skip(1);
+    let options =
+        words.filter(|word| !word.is_empty() && word.chars().all(|char| char.is_ascii_uppercase()));
+    options.map(str::to_owned).collect()
 }

@@ -339,6 +339,19 @@ fn options_can_be_given_to_loadex() {
     assert_eq!(conn.run("CONFIG GET rlock.publish").texts()[1], "both");
 }
 
+/// What README.md and docs/redisson.md say of how to load it: the server's default is `no`.
+#[test]
+fn without_enable_module_command_it_is_loaded_by_the_configuration_alone() {
+    let path = module_path().display().to_string();
+    let refused = "enable-module-command no";
+    let plain = Server::builder().without_module().config(refused).start();
+    let error = plain.connect().cmd(&["MODULE", "LOAD", &path]).error();
+    assert!(error.contains("enable-module-command"), "{error}");
+    let loaded = Server::builder().config(refused).start();
+    loaded.connect().take("k", "alice");
+    assert!(loaded.run("MODULE UNLOAD rlock").is_error());
+}
+
 #[test]
 fn a_wrong_option_keeps_the_module_from_loading() {
     let server = Server::builder().without_module().start();

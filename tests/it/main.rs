@@ -67,6 +67,7 @@ mod client_session; // its two connections
 mod client_tls; // its connections encrypted
 
 mod commands_doc; // docs/commands.md
+mod errors_doc; // the errors in it
 mod languages; // the programs in docs/languages.md
 mod readme; // the transcript in README.md
 mod tidy; // our own tree

@@ -31,7 +31,9 @@ fn ours(endings: &[&str]) -> Vec<(String, String)> {
                 let foreign = ["target", ".git"].contains(&name.as_str());
                 folders.extend((!foreign).then(|| entry.path()));
             } else if endings.iter().any(|ending| name.ends_with(ending)) {
-                let text = fs::read_to_string(entry.path()).unwrap();
+                // An image is not read.
+                let text = fs::read(entry.path()).unwrap();
+                let text = String::from_utf8_lossy(&text).into_owned();
                 files.push((entry.path().display().to_string(), text));
             }
         }
@@ -109,20 +111,137 @@ fn every_command_has_a_test_of_its_replies_and_is_in_the_readme() {
 }
 
 #[test]
-fn tests_that_the_page_on_redisson_names_exist() {
-    let tests = ours(&[".rs"]).into_iter();
-    let tests: String = tests
-        .filter(|(path, _)| path.contains("/interop/"))
-        .map(|(_, text)| text)
-        .collect();
-    let page = read("docs/redisson.md");
-    let is_name = |word: &&str| {
-        let of_a_name = |char: char| char.is_ascii_lowercase() || char == '_';
-        word.matches('_').count() > 3 && word.chars().all(of_a_name)
+fn tests_that_the_documents_name_exist() {
+    let code: String = ours(&[".rs"]).into_iter().map(|(_, text)| text).collect();
+    for (path, at_least) in [("docs/redisson.md", 20), ("docs/guarantees.md", 50)] {
+        let page = read(path);
+        let is_name = |word: &&str| {
+            let of_a_name = |char: char| char.is_ascii_lowercase() || "_0123456789".contains(char);
+            word.matches('_').count() > 2 && word.chars().all(of_a_name)
+        };
+        // Not the names of metrics.
+        let names = page.split('`').skip(1).step_by(2).filter(is_name);
+        let names: Vec<_> = names.filter(|name| !name.starts_with("rlock_")).collect();
+        assert!(names.len() > at_least, "{path}: {names:?}");
+        for name in names {
+            assert!(
+                code.contains(&format!("fn {name}()")),
+                "{path}: no test {name}"
+            );
+        }
+    }
+}
+
+#[test]
+fn files_and_targets_that_the_documents_name_exist() {
+    let files: Vec<_> = ours(&[""]).into_iter().map(|(path, _)| path).collect();
+    let makefile = read("Makefile");
+    let mut missing = Vec::new();
+    for (path, page) in ours(&[".md"]) {
+        for code in page.split('`').skip(1).step_by(2) {
+            let word = code.split_ascii_whitespace().next().unwrap_or_default();
+            let is_file = [".rs", ".md", ".toml"]
+                .iter()
+                .any(|ending| word.ends_with(ending));
+            let is_plain = word
+                .chars()
+                .all(|char| char.is_ascii_alphanumeric() || "/_-.".contains(char));
+            let in_a_folder = ["scripts/", "tests/", "docs/", "module/", "client/"];
+            let in_a_folder = in_a_folder.iter().any(|folder| word.starts_with(folder));
+            if is_plain && in_a_folder && !top().join(word).exists()
+                || is_plain && is_file && !files.iter().any(|file| file.ends_with(word))
+            {
+                missing.push(format!("{path}: {code}"));
+            }
+            if let Some(target) = code.strip_prefix("make ") {
+                let target = target.split(' ').next().unwrap_or_default();
+                if !makefile.contains(&format!("\n{target}:")) {
+                    missing.push(format!("{path}: {code}"));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+#[test]
+fn links_of_the_documents_lead_somewhere() {
+    let mut dead = Vec::new();
+    let mut followed = 0;
+    for (path, page) in ours(&[".md"]) {
+        let links = page
+            .split("](")
+            .skip(1)
+            .filter_map(|rest| rest.split(')').next());
+        for link in links {
+            // Elsewhere; or names of the crate in its README, which rustdoc sees to.
+            let is_name = |link: &str| !link.contains(['.', '/']) && !link.starts_with('#');
+            if link.starts_with("http") || is_name(link.split('#').next().unwrap_or_default()) {
+                continue;
+            }
+            followed += 1;
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() {
+                PathBuf::from(&path)
+            } else {
+                Path::new(&path).parent().unwrap().join(file)
+            };
+            let text = fs::read_to_string(&target).unwrap_or_default();
+            if !target.exists()
+                || !anchor.is_empty() && !anchors(&text).contains(&anchor.to_owned())
+            {
+                dead.push(format!("{path}: {link}"));
+            }
+        }
+    }
+    assert!(followed > 40, "{followed} links");
+    assert!(dead.is_empty(), "{dead:#?}");
+}
+
+/// What a link says that leads to a heading: its letters, digits and hyphens, with one for a blank.
+fn anchors(text: &str) -> Vec<String> {
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    headings
+        .map(|line| {
+            line.trim_start_matches('#')
+                .trim()
+                .to_lowercase()
+                .replace(' ', "-")
+        })
+        .map(|heading| {
+            let kept = heading
+                .chars()
+                .filter(|char| char.is_alphanumeric() || "-_".contains(*char));
+            kept.collect()
+        })
+        .collect()
+}
+
+#[test]
+fn figures_in_the_documents_are_those_that_were_measured() {
+    let unfolded = |path: &str| -> String {
+        let text = read(path).replace('`', "");
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
     };
-    let names: Vec<_> = page.split('`').filter(is_name).collect();
-    assert!(names.len() > 20, "{names:?}");
-    for name in names {
-        assert!(tests.contains(&format!("fn {name}()")), "no test {name}");
+    let readme = unfolded("README.md");
+    let tables = read("docs/bench/tables.md");
+    let summary: Vec<_> = tables
+        .lines()
+        .filter(|line| line.starts_with("- "))
+        .collect();
+    assert!(!summary.is_empty());
+    for line in summary {
+        assert!(readme.contains(line), "README.md does not say: {line}");
+    }
+    let page = read("docs/performance.md");
+    let rows: Vec<_> = page.lines().map(|line| line.replace(',', "")).collect();
+    let figures = read("tests/instructions/figures.txt");
+    for line in figures.lines().skip(1) {
+        let (figure, what) = line.trim().split_once("  ").expect("a figure, and of what");
+        let row = format!("| {what} | {figure} |").replace(',', "");
+        assert!(
+            rows.iter().any(|line| line.starts_with(&row)),
+            "docs/performance.md does not say: {row}"
+        );
     }
 }

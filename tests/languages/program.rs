@@ -18,7 +18,7 @@ pub(crate) struct Program {
 }
 
 /// How long until the next line: longer than its longest wait, and a virtual machine starts slowly.
-const DEADLINE: Duration = Duration::from_secs(40);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(40);
 
 impl Program {
     /// Starts the one in this language on the server, or what else is at this address.

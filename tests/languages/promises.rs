@@ -1,17 +1,28 @@
 //! What each of the programs does, whatever the language.
 
-use rlock_tests::{Pair, Proxy, Server, until};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use crate::program::Program;
+use rlock_tests::{Conn, Pair, Proxy, Server};
+
+use crate::program::{DEADLINE, Program};
 
 const LEASE_MS: i64 = 30_000;
+
+/// Alice takes the lock, and keeps it for longer than any program takes to start. Her token.
+#[track_caller]
+fn alice_takes_it(conn: &mut Conn) -> i64 {
+    conn.run("RLOCK.ACQUIRE stock:42 alice 600000").held().1
+}
 
 /// The owner in line for the lock, and the number of its connection.
 #[track_caller]
 fn waiter(server: &Server) -> (String, i64) {
-    until("the program waits in line", || {
-        !server.line("stock:42").is_empty()
-    });
+    let deadline = Instant::now() + DEADLINE;
+    while server.line("stock:42").is_empty() {
+        assert!(Instant::now() < deadline, "the program waits in line");
+        thread::sleep(Duration::from_millis(5));
+    }
     let info = server.run("RLOCK.INFO stock:42");
     let queue = info.get("queue").array();
     assert_eq!(queue.len(), 1, "only the program waits: {queue:?}");
@@ -42,7 +53,7 @@ fn assert_holds(server: &Server, owner: &str, token: i64) {
 pub(crate) fn hand_over(language: &str) {
     let server = Server::start();
     let mut alice = server.connect();
-    let before = alice.take("stock:42", "alice");
+    let before = alice_takes_it(&mut alice);
     let mut program = Program::start(language, server.address());
     let (owner, _) = waiter(&server);
     assert_is_an_owner(&owner);
@@ -68,7 +79,7 @@ pub(crate) fn hand_over(language: &str) {
 
 pub(crate) fn patience(language: &str) {
     let server = Server::start();
-    server.connect().take("stock:42", "alice");
+    alice_takes_it(&mut server.connect());
     let program = Program::start(language, server.address());
     program.fails_with("stock:42 is busy, its lease has ");
     assert_eq!(server.info_number("rlock_timeouts"), 1);
@@ -79,7 +90,7 @@ pub(crate) fn patience(language: &str) {
 pub(crate) fn once(language: &str) {
     let server = Server::start();
     let mut alice = server.connect();
-    alice.take("stock:42", "alice");
+    alice_takes_it(&mut alice);
     let network = Proxy::to(server.address());
     let mut program = Program::start(language, network.address());
     let (owner, _) = waiter(&server);
@@ -130,7 +141,7 @@ pub(crate) fn fence(language: &str) {
 pub(crate) fn deadlock(language: &str) {
     let server = Server::start();
     let mut alice = server.life_line("alice's");
-    alice.take("stock:42", "alice");
+    alice_takes_it(&mut alice);
     let program = Program::start(language, server.address());
     let (owner, connection) = waiter(&server);
     alice.take("stock:43", &owner);

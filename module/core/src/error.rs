@@ -182,3 +182,74 @@ impl fmt::Display for Word {
         f.write_str(&self.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::iter::successors;
+
+    const DOCUMENT: &str = include_str!("../../../docs/commands.md");
+
+    /// The refusals one after the other, so that a new one without a place here does not compile.
+    fn after(refusal: &Refusal) -> Option<Refusal> {
+        let word = || Word::new(b"X");
+        Some(match refusal {
+            Refusal::WrongArity => Refusal::UnknownOption(word()),
+            Refusal::UnknownOption(_) => Refusal::RepeatedOption(word()),
+            Refusal::RepeatedOption(_) => Refusal::MissingValue(word()),
+            Refusal::MissingValue(_) => Refusal::Lease,
+            Refusal::Lease => Refusal::Wait,
+            Refusal::Wait => Refusal::Token,
+            Refusal::Token => Refusal::ListCount,
+            Refusal::ListCount => Refusal::OwnerLength,
+            Refusal::OwnerLength => Refusal::OwnerReserved,
+            Refusal::OwnerReserved => Refusal::OwnerOfWriter,
+            Refusal::OwnerOfWriter => Refusal::ReadAndWrite,
+            Refusal::ReadAndWrite => Refusal::TimeoutsInOtherSlot,
+            Refusal::TimeoutsInOtherSlot => Refusal::SlotOnItsWay,
+            Refusal::SlotOnItsWay => Refusal::KeyCount,
+            Refusal::KeyCount => Refusal::SessionLength,
+            Refusal::SessionLength => Refusal::Grace,
+            Refusal::Grace => Refusal::BlockAndQueue,
+            Refusal::BlockAndQueue => Refusal::QueueWithoutSession,
+            Refusal::QueueWithoutSession => Refusal::NoSession,
+            Refusal::NoSession => Refusal::TakenOver,
+            Refusal::TakenOver => Refusal::NoLifeLine,
+            Refusal::NoLifeLine => Refusal::Deadlock(String::new()),
+            Refusal::Deadlock(_) => Refusal::Unblocked,
+            Refusal::Unblocked => Refusal::HoldCountOverflow,
+            Refusal::HoldCountOverflow => Refusal::HoldCountMalformed,
+            Refusal::HoldCountMalformed => Refusal::TooManyWaiters(7),
+            Refusal::TooManyWaiters(_) => Refusal::WrongType,
+            Refusal::WrongType => Refusal::WrongKind(Kind::ReadWrite),
+            Refusal::WrongKind(Kind::ReadWrite) => Refusal::WrongKind(Kind::Plain),
+            Refusal::WrongKind(Kind::Plain) => Refusal::Moved {
+                slot: 7,
+                address: "host:port".into(),
+            },
+            Refusal::Moved { .. } => return None,
+        })
+    }
+
+    #[test]
+    fn every_refusal_is_in_the_document() {
+        let refusals = successors(Some(Refusal::WrongArity), after);
+        let errors = DOCUMENT.split("\n| `").skip(1);
+        let errors: Vec<_> = errors.filter_map(|row| row.split('`').next()).collect();
+        let mut count = 0;
+        for refusal in refusals {
+            let text = refusal.to_string();
+            let text = text.replace(" is 7", " is N").replace(" 7 ", " slot ");
+            // Of the circle, and of the server's own words, only the beginning is known here.
+            let is_whole = !matches!(refusal, Refusal::Deadlock(_) | Refusal::WrongArity);
+            let documents =
+                |error: &&&str| **error == text || !is_whole && error.starts_with(&text);
+            assert!(
+                errors.iter().any(|error| documents(&error)),
+                "not documented: {text}"
+            );
+            count += 1;
+        }
+        assert_eq!(count, 31, "all have been looked at");
+    }
+}

@@ -28,7 +28,8 @@ impl Command for Acquire {
     const SPEC: Spec = Spec {
         name: c"rlock.acquire",
         summary: c"Takes a lock or enters it once more, and waits for it in line if asked to.",
-        complexity: c"O(1); a wait O(N) with N owners that wait for each other in turn",
+        complexity: c"O(1); a wait O(N) with N owners that wait for each other in turn, \
+            and a writer's with N reads",
         since: c"0.1.0",
         arity: -4,
         flags: c"write deny-oom fast",

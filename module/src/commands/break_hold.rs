@@ -20,7 +20,7 @@ impl Command for Break {
     const SPEC: Spec = Spec {
         name: c"rlock.break",
         summary: c"Ends the hold of a lock whoever has it, and hands the lock to the next in line.",
-        complexity: c"O(1)",
+        complexity: c"O(1), of a read-write lock O(N) with N reads",
         since: c"0.1.0",
         arity: 2,
         flags: c"write admin",

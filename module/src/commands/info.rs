@@ -21,7 +21,7 @@ impl Command for Info {
     const SPEC: Spec = Spec {
         name: c"rlock.info",
         summary: c"Tells who holds a lock and who waits for it.",
-        complexity: c"O(N) with N waiters of this lock",
+        complexity: c"O(N) with N waiters and reads of this lock",
         since: c"0.1.0",
         arity: 2,
         flags: c"readonly",

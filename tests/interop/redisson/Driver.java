@@ -15,6 +15,7 @@ import org.redisson.api.RFencedLock;
 import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
 import org.redisson.client.codec.StringCodec;
+import org.redisson.config.BaseConfig;
 import org.redisson.config.Config;
 
 /**
@@ -26,7 +27,8 @@ import org.redisson.config.Config;
  * right after Redisson was called. A client is one Redisson instance. The words:
  *
  * <pre>
- * open single|cluster address watchdog-ms     its uuid
+ * open single|cluster address watchdog-ms [user password]
+ *                                             its uuid
  * shutdown                                    ok; locks are not given back
  * now                                         ok
  * id                                          the owner that this thread is
@@ -103,7 +105,7 @@ public final class Driver {
     private static Object run(String client, List<String> words) throws Exception {
         switch (words.get(0)) {
             case "open":
-                return open(client, words.get(1), words.get(2), Long.parseLong(words.get(3)));
+                return open(client, words);
             case "shutdown":
                 CLIENTS.remove(client).shutdown();
                 return "ok";
@@ -118,18 +120,24 @@ public final class Driver {
         }
     }
 
-    private static String open(String client, String mode, String address, long watchdog) {
+    private static String open(String client, List<String> words) {
         Config config = new Config();
-        config.setLockWatchdogTimeout(watchdog);
+        config.setLockWatchdogTimeout(Long.parseLong(words.get(3)));
         config.setThreads(4).setNettyThreads(4);
-        if (mode.equals("cluster")) {
-            config.useClusterServers()
-                    .addNodeAddress("redis://" + address)
+        String address = "redis://" + words.get(2);
+        BaseConfig<?> server;
+        if (words.get(1).equals("cluster")) {
+            server = config.useClusterServers()
+                    .addNodeAddress(address)
                     .setMasterConnectionMinimumIdleSize(2);
         } else {
-            config.useSingleServer()
-                    .setAddress("redis://" + address)
+            server = config.useSingleServer()
+                    .setAddress(address)
                     .setConnectionMinimumIdleSize(2);
+        }
+        if (words.size() > 4) {
+            server.setUsername(words.get(4));
+            server.setPassword(words.get(5));
         }
         RedissonClient opened = Redisson.create(config);
         CLIENTS.put(client, opened);
@@ -192,12 +200,16 @@ public final class Driver {
         }
     }
 
-    private static RLock lock(RedissonClient client, String kind, String name) {
+    private static RLock lock(RedissonClient client, String kind, String name)
+            throws ReflectiveOperationException {
         switch (kind) {
             case "lock":
                 return client.getLock(name);
             case "once":
-                return client.getNonReentrantLock(name);
+                // Versions before 4.4.0, with which this compiles as well, have no such lock.
+                return (RLock) RedissonClient.class
+                        .getMethod("getNonReentrantLock", String.class)
+                        .invoke(client, name);
             case "fair":
                 return client.getFairLock(name);
             case "fenced":

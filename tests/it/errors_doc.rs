@@ -1,0 +1,307 @@
+//! The errors of docs/commands.md against those that real servers answer with, both ways: each
+//! command is given everything that is wrong about any command. An answer that the document does
+//! not have, for this command, is as wrong as one that it has and nobody gets.
+
+use std::collections::BTreeSet;
+
+use rlock_tests::{Cluster, Conn, Pair, Server};
+
+use super::commands_doc::tables;
+
+/// Each command, and where in it what could be wrong stands.
+const COMMANDS: [(&str, &str); 11] = [
+    ("ACQUIRE", "KEY OWNER LEASE OPTIONS"),
+    ("RELEASE", "KEY OWNER OPTIONS"),
+    ("RENEW", "KEY OWNER LEASE OPTIONS"),
+    ("CANCEL", "KEY OWNER OPTIONS"),
+    ("BREAK", "KEY OPTIONS"),
+    ("EVENTS", "SESSION OPTIONS"),
+    ("INFO", "KEY OPTIONS"),
+    ("LIST", "OPTIONS"),
+    ("MACQUIRE", "OWNER LEASE NUMKEYS KEY OPTIONS"),
+    ("MRELEASE", "OWNER NUMKEYS KEY OPTIONS"),
+    ("MRENEW", "OWNER LEASE NUMKEYS KEY OPTIONS"),
+];
+
+/// What stands there if nothing is said. `#` is another number in each round, so that none
+/// meets what another has left.
+const RIGHT: [(&str, &str); 6] = [
+    ("KEY", "free#"),
+    ("OWNER", "alice"),
+    ("LEASE", "1000"),
+    ("SESSION", "s#"),
+    ("NUMKEYS", "1"),
+    ("OPTIONS", ""),
+];
+
+/// What is wrong. An empty word is written as `''`.
+const WRONG: [&[(&str, &str)]; 60] = [
+    &[],
+    &[("LEASE", "0")],
+    &[("LEASE", "9007199254740992")],
+    &[("OWNER", "''")],
+    &[("OWNER", "fence")],
+    &[("OWNER", "mode")],
+    &[("SESSION", "''")],
+    &[("NUMKEYS", "0")],
+    &[("NUMKEYS", "2")],
+    &[("KEY", "text#")],
+    &[("KEY", "text#"), ("OPTIONS", "READ")],
+    &[("KEY", "plain#"), ("OPTIONS", "READ")],
+    &[("KEY", "plain#"), ("OPTIONS", "WRITE")],
+    &[("KEY", "readers#")],
+    &[("KEY", "readers#"), ("OPTIONS", "BLOCK 1")],
+    &[("KEY", "readers#"), ("OPTIONS", "WRITE BLOCK 1")],
+    &[("KEY", "odd#")],
+    &[("KEY", "odd#"), ("OPTIONS", "ONCE")],
+    &[("KEY", "full#")],
+    &[("KEY", "circle#"), ("OPTIONS", "BLOCK 1")],
+    &[("KEY", "circle#"), ("OPTIONS", "QUEUE 1 SESSION s#")],
+    &[("KEY", "busy#"), ("OPTIONS", "BLOCK 1")],
+    &[("KEY", "busy#"), ("OPTIONS", "QUEUE 1 SESSION s#")],
+    &[("OWNER", "alice:write"), ("OPTIONS", "READ")],
+    &[("OWNER", "alice:write"), ("OPTIONS", "WRITE")],
+    &[("OPTIONS", "NONSENSE")],
+    &[("OPTIONS", "READ")],
+    &[("OPTIONS", "READ READ")],
+    &[("OPTIONS", "READ WRITE")],
+    &[("OPTIONS", "WRITE READ")],
+    &[("OPTIONS", "BLOCK 1")],
+    &[("OPTIONS", "BLOCK -1")],
+    &[("OPTIONS", "BLOCK")],
+    &[("OPTIONS", "BLOCK 1 BLOCK 1")],
+    &[("OPTIONS", "QUEUE 1")],
+    &[("OPTIONS", "QUEUE x")],
+    &[("OPTIONS", "QUEUE")],
+    &[("OPTIONS", "QUEUE 1 QUEUE 1")],
+    &[("OPTIONS", "QUEUE 1 BLOCK 1")],
+    &[("OPTIONS", "SESSION s#")],
+    &[("OPTIONS", "SESSION nobody")],
+    &[("OPTIONS", "SESSION ''")],
+    &[("OPTIONS", "SESSION")],
+    &[("OPTIONS", "SESSION s# SESSION s#")],
+    &[("OPTIONS", "ONCE")],
+    &[("OPTIONS", "ONCE ONCE")],
+    &[("OPTIONS", "TOKEN 0")],
+    &[("OPTIONS", "TOKEN")],
+    &[("OPTIONS", "TOKEN 1 TOKEN 1")],
+    &[("OPTIONS", "LEASE 0")],
+    &[("OPTIONS", "LEASE")],
+    &[("OPTIONS", "LEASE 1 LEASE 1")],
+    &[("OPTIONS", "GRACE -1")],
+    &[("OPTIONS", "GRACE")],
+    &[("OPTIONS", "GRACE 1 GRACE 1")],
+    &[("OPTIONS", "MATCH")],
+    &[("OPTIONS", "MATCH * MATCH *")],
+    &[("OPTIONS", "COUNT 0")],
+    &[("OPTIONS", "COUNT")],
+    &[("OPTIONS", "COUNT 1 COUNT 1")],
+];
+
+/// What the keys above are.
+const SETTING: [&str; 14] = [
+    "RLOCK.EVENTS s#",
+    "SET text# v",
+    "RLOCK.ACQUIRE plain# alice 30000",
+    "RLOCK.ACQUIRE readers# alice 30000 READ",
+    "HSET odd# alice odd",
+    "PEXPIRE odd# 30000",
+    "HSET full# alice 2147483647",
+    "PEXPIRE full# 30000",
+    // Alice would wait for Bob, who waits for her.
+    "RLOCK.ACQUIRE hers# alice 30000",
+    "RLOCK.ACQUIRE circle# bob 30000",
+    "RLOCK.ACQUIRE hers# bob 30000 QUEUE 0 SESSION s#",
+    // One more than `rlock.max-waiters-per-lock`.
+    "RLOCK.ACQUIRE busy# carol 30000",
+    "RLOCK.ACQUIRE busy# dave 30000 QUEUE 0 SESSION s#",
+    "PING",
+];
+
+/// An error as the document writes it, and a command that answers with it.
+type Answer = (String, &'static str);
+
+#[test]
+fn every_error_is_documented_for_the_commands_that_answer_with_it() {
+    let server = Server::builder()
+        .config("rlock.max-waiters-per-lock 1")
+        .start();
+    let documented = documented(0);
+    let mut seen = BTreeSet::new();
+    for (round, wrong) in WRONG.iter().enumerate() {
+        for (command, shape) in COMMANDS {
+            let number = format!("{round}{}", command.to_lowercase());
+            let mut life_line = server.connect();
+            for line in SETTING {
+                let reply = life_line.run(line.replace('#', &number));
+                assert!(!reply.is_error(), "{line}: {reply:?}");
+            }
+            let words = words(command, shape, wrong, &number);
+            note(
+                &mut seen,
+                &documented,
+                &mut server.connect(),
+                command,
+                &words,
+            );
+        }
+    }
+    let mut conn = server.connect();
+    for (command, _) in COMMANDS {
+        note(
+            &mut seen,
+            &documented,
+            &mut conn,
+            command,
+            &[format!("RLOCK.{command}")],
+        );
+    }
+    let script = "return redis.pcall('RLOCK.EVENTS', 's')";
+    let words = ["EVAL", script, "0"].map(str::to_owned);
+    note(&mut seen, &documented, &mut conn, "EVENTS", &words);
+    let mut listener = server.blocked_in("RLOCK.EVENTS s BLOCK 0");
+    conn.run("RLOCK.EVENTS s").events();
+    let taken_over = listener.read().error();
+    seen.insert((as_documented(&taken_over, &documented), "EVENTS"));
+    agree(&seen, &documented);
+}
+
+#[test]
+fn every_error_of_a_cluster_and_of_a_replica_is_documented() {
+    let cluster = Cluster::start();
+    let mut conn = cluster.first.connect();
+    conn.run("RLOCK.ACQUIRE moving alice 30000 READ").held();
+    cluster.open_slot_of("moving");
+    assert_eq!(cluster.first.run("CLUSTER DELSLOTS 12182"), "OK"); // that of `foo`
+    assert_eq!(cluster.second.run("CLUSTER DELSLOTS 12182"), "OK");
+    assert_eq!(cluster.second.run("CLUSTER ADDSLOTS 12182"), "OK");
+    rlock_tests::until("the first node knows whose slot it is", || {
+        let told = cluster.first.run("GET foo");
+        told.is_error() && told.error().starts_with("MOVED ")
+    });
+    let documented = documented(1);
+    let mut seen = BTreeSet::new();
+    let wrong: [&[(&str, &str)]; 5] = [
+        &[("KEY", "a{b"), ("OPTIONS", "READ")],
+        &[("KEY", "moving"), ("OPTIONS", "READ")],
+        &[("KEY", "moving"), ("OPTIONS", "WRITE")],
+        &[("KEY", "moving")],
+        &[("KEY", "foo")],
+    ];
+    for wrong in wrong {
+        for (command, shape) in COMMANDS {
+            if !shape.contains("KEY") {
+                continue;
+            }
+            let words = words(command, shape, wrong, "");
+            let reply = conn.cmd(&words);
+            let elsewhere = ["ERR", "WRONGKIND"]; // those are the other test's
+            if reply.is_error() && !elsewhere.iter().any(|code| reply.error().starts_with(code)) {
+                seen.insert((as_documented(&reply.error(), &documented), command));
+            }
+        }
+    }
+    let pair = Pair::start();
+    pair.primary.connect().take("k", "alice");
+    for (command, wait) in [
+        ("ACQUIRE", "RLOCK.ACQUIRE k bob 30000 BLOCK 0"),
+        ("MACQUIRE", "RLOCK.MACQUIRE carol 30000 1 k BLOCK 0"),
+    ] {
+        let mut waiter = pair.primary.blocked_in(wait);
+        let port = pair.replica.port();
+        pair.primary.run(format!("REPLICAOF 127.0.0.1 {port}"));
+        let error = waiter.read().error();
+        seen.insert((as_documented(&error, &documented), command));
+        assert_eq!(pair.primary.run("REPLICAOF NO ONE"), "OK");
+    }
+    agree(&seen, &documented);
+}
+
+/// What the table says that stands there so many tables after the heading.
+#[track_caller]
+fn documented(table: usize) -> BTreeSet<Answer> {
+    let tables = tables("docs/commands.md", "# Errors");
+    let mut answers = BTreeSet::new();
+    for row in &tables[table] {
+        let error = row[0].trim_matches('`');
+        let said = |command: &str, shape: &str| match row[1].as_str() {
+            "all but `LIST`" => command != "LIST",
+            "all with a key" => shape.contains("KEY"),
+            named => {
+                let named = named.replace("`M…`", "`MACQUIRE` `MRELEASE` `MRENEW`");
+                named.split(['`', ' ']).any(|word| word == command)
+            }
+        };
+        let such = COMMANDS
+            .iter()
+            .filter(|(command, shape)| said(command, shape));
+        let such: Vec<_> = such
+            .map(|(command, _)| (error.to_owned(), *command))
+            .collect();
+        assert!(!such.is_empty(), "{error}: which commands are {}?", row[1]);
+        answers.extend(such);
+    }
+    answers
+}
+
+/// The command, right but for what is wrong.
+fn words(command: &str, shape: &str, wrong: &[(&str, &str)], number: &str) -> Vec<String> {
+    let mut words = vec![format!("RLOCK.{command}")];
+    for place in shape.split(' ') {
+        let all = wrong.iter().chain(&RIGHT);
+        let (_, value) = all
+            .clone()
+            .find(|(name, _)| *name == place)
+            .expect("a value");
+        let value = value.replace('#', number);
+        let parts = value.split_ascii_whitespace();
+        words.extend(parts.map(|part| part.replace("''", "")));
+    }
+    words
+}
+
+fn note(
+    seen: &mut BTreeSet<Answer>,
+    documented: &BTreeSet<Answer>,
+    conn: &mut Conn,
+    command: &'static str,
+    words: &[String],
+) {
+    let reply = conn.cmd(words);
+    if reply.is_error() {
+        let answer = (as_documented(&reply.error(), documented), command);
+        assert!(documented.contains(&answer), "{words:?} answers {answer:?}");
+        seen.insert(answer);
+    }
+}
+
+/// The text with the document's placeholders where that has them.
+fn as_documented(error: &str, documented: &BTreeSet<Answer>) -> String {
+    let quoted: Vec<_> = error.split('\'').collect();
+    let named = quoted.iter().enumerate();
+    let named = named.map(|(place, &part)| if place % 2 == 1 { "X" } else { part });
+    let named = named.collect::<Vec<_>>().join("'");
+    let words = named.split(' ').map(|word| match word.parse::<u64>() {
+        Ok(_) => "N",
+        Err(_) => word,
+    });
+    let counted = words.collect::<Vec<_>>().join(" ");
+    let moved = error
+        .starts_with("MOVED ")
+        .then(|| "MOVED slot host:port".to_owned());
+    let is_known = |text: &String| documented.iter().any(|(known, _)| known == text);
+    let candidates = [error.to_owned(), named, counted];
+    let found = moved.into_iter().chain(candidates).find(is_known);
+    found.unwrap_or_else(|| panic!("docs/commands.md has no error {error}"))
+}
+
+#[track_caller]
+fn agree(seen: &BTreeSet<Answer>, documented: &BTreeSet<Answer>) {
+    let only_seen: Vec<_> = seen.difference(documented).collect();
+    assert!(only_seen.is_empty(), "not documented: {only_seen:#?}");
+    let only_said: Vec<_> = documented.difference(seen).collect();
+    assert!(
+        only_said.is_empty(),
+        "documented, and nobody gets it: {only_said:#?}"
+    );
+}
