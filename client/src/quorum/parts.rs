@@ -146,7 +146,7 @@ impl Parts {
         let mut state = locked(&self.state);
         // Looked at before: with this one there may be a majority again, but there was none in
         // between, and somebody else may have had one.
-        if self.look(&mut state).is_some() || !matches!(state.end, End::NotYet) {
+        if self.is_over(&mut state) {
             return;
         }
         let Some(part) = state.parts.get_mut(server) else {
@@ -161,14 +161,15 @@ impl Parts {
         self.joined.send_replace(());
     }
 
-    /// The servers on which it is to be taken again, and for how long at most. What was held there
-    /// is given back first: by our clock it is lost, but the server may not know.
+    /// The servers on which it is to be taken again, and for how long at most; none once it has been
+    /// given back, though nothing is held there and the release may take long to be confirmed. What
+    /// was held there is given back first: by our clock it is lost, but the server may not know.
     pub(crate) fn missing(&self) -> (Vec<usize>, Option<Duration>) {
         let left = self
             .cap
             .map(|cap| cap.saturating_duration_since(Instant::now()));
         let mut state = locked(&self.state);
-        if self.look(&mut state).is_some() || left.is_some_and(|left| left.is_zero()) {
+        if self.is_over(&mut state) || left.is_some_and(|left| left.is_zero()) {
             return (Vec::new(), left);
         }
         let mut missing = Vec::new();
@@ -229,6 +230,11 @@ impl Parts {
         let state = locked(&self.state);
         let live = state.parts.iter().filter_map(Part::live);
         live.map(|guard| Arc::clone(guard.hold())).collect()
+    }
+
+    /// Whether it is lost or has been given back: then nothing joins any more.
+    fn is_over(&self, state: &mut State) -> bool {
+        self.look(state).is_some() || matches!(state.end, End::GivenBack)
     }
 
     fn look(&self, state: &mut State) -> Option<QuorumError> {
