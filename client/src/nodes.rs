@@ -198,7 +198,7 @@ impl Nodes {
             return None;
         };
         let broken = node.session.attachment().is_none();
-        broken.then(|| Error::not_connected(node.session.trouble()))
+        broken.then(|| node.session.trouble().unasked())
     }
 
     /// Names that can be taken in one command each: with one server all, in a cluster those of one
