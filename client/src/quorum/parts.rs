@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind};
@@ -23,8 +22,6 @@ pub(crate) struct Parts {
     /// When it ends at the latest.
     cap: Option<Instant>,
     state: Mutex<State>,
-    /// A part has joined.
-    joined: watch::Sender<()>,
 }
 
 struct State {
@@ -108,7 +105,6 @@ impl Parts {
             core: Arc::clone(core),
             cap,
             state: Mutex::new(State { parts, end }),
-            joined: watch::Sender::new(()),
         })
     }
 
@@ -125,19 +121,15 @@ impl Parts {
     }
 
     /// Ends when it is lost, at the latest with its validity.
+    ///
+    /// What joins meanwhile need not be listened to: as long as those that were there are not lost
+    /// they are a majority.
     pub(crate) async fn until_lost(&self) -> QuorumError {
-        let mut joined = self.joined.subscribe();
         loop {
-            joined.borrow_and_update();
             if let Some(lost) = self.lost() {
                 return lost;
             }
-            let holds = self.holds();
-            tokio::select! {
-                () = one_of_them_lost(&holds) => {}
-                // The sender is `self`, so this is a change and never the end.
-                _ = joined.changed() => {}
-            }
+            one_of_them_lost(&self.holds()).await;
         }
     }
 
@@ -157,13 +149,12 @@ impl Parts {
             Err(error) if part.guard.is_none() => part.why_not = Some(error),
             _ => {}
         }
-        drop(state);
-        self.joined.send_replace(());
     }
 
-    /// The servers on which it is to be taken again, and for how long at most; none once it has been
-    /// given back, though nothing is held there and the release may take long to be confirmed. What
-    /// was held there is given back first: by our clock it is lost, but the server may not know.
+    /// The servers on which it is to be taken again, and for how long at most; none once it has
+    /// been given back, though nothing is held there and the releases may take long to be
+    /// confirmed. What was held there is given back first: by our clock it is lost, but the server
+    /// may not know.
     pub(crate) fn missing(&self) -> (Vec<usize>, Option<Duration>) {
         let left = self
             .cap
