@@ -161,8 +161,8 @@ impl Error {
         Self::new(ErrorKind::CouldNotAsk, detail.into())
     }
 
-    /// Why a server is not asked whose connection is known to be broken, from what broke it: nothing
-    /// has been sent, so nothing is unknown.
+    /// Why a server is not asked whose connection is known to be broken, from what broke it:
+    /// nothing has been sent, so nothing is unknown.
     pub(crate) fn unasked(self) -> Self {
         if self.is_could_not_ask() || self.is_final() {
             return self;
