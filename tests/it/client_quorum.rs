@@ -213,10 +213,12 @@ async fn without_a_majority_nothing_is_held_and_the_error_says_why_of_each_serve
 
 /// One try from a thread that may block.
 pub(super) fn try_now(client: &QuorumClient) -> rlock_client::QuorumError {
-    tokio::task::block_in_place(|| {
-        let runtime = tokio::runtime::Handle::current();
-        runtime.block_on(client.lock("k").try_lock()).unwrap_err()
-    })
+    wait_for(client.lock("k").try_lock()).unwrap_err()
+}
+
+/// Waits on a thread that may block.
+pub(super) fn wait_for<T>(what: impl Future<Output = T>) -> T {
+    tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(what))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
