@@ -187,9 +187,8 @@ impl QuorumBuilder {
     /// A lock is taken as soon as a majority has granted it, so this is only waited for when too
     /// few have. What a server grants after that time is given back there.
     ///
-    /// It takes the place of the [response timeout](crate::ClientBuilder::response_timeout) where
-    /// that is longer, but for [`unlock`](crate::QuorumGuard::unlock), which the rest of a majority
-    /// may keep waiting for twice the response timeout.
+    /// Only [`unlock`](crate::QuorumGuard::unlock) waits longer where a majority does not answer:
+    /// for twice the [response timeout](crate::ClientBuilder::response_timeout).
     pub fn answer_within(mut self, limit: Duration) -> Self {
         self.answer_within = limit;
         self
