@@ -10,7 +10,7 @@ use tokio::task::AbortHandle;
 use uuid::Uuid;
 
 use crate::background::Background;
-use crate::connection::Connector;
+use crate::connection::{Connector, ServerId};
 use crate::error::Error;
 use crate::lock::Lock;
 use crate::multi::MultiLock;
@@ -171,6 +171,11 @@ impl Client {
     /// Why the server cannot be asked just now, if its connection is known to be broken.
     pub(crate) fn trouble(&self) -> Option<Error> {
         self.core.nodes.trouble()
+    }
+
+    /// Which server the session is attached to, if it is; of a cluster, none.
+    pub(crate) fn server(&self) -> Option<ServerId> {
+        self.core.nodes.server()
     }
 
     pub(crate) async fn open(url: &str, options: &ClientBuilder) -> Result<Self, Error> {

@@ -325,6 +325,9 @@ impl Link {
     ) {
         let now = Instant::now();
         let until = now.checked_add(self.response_timeout).unwrap_or(now);
+        if self.under_way.exchanges.is_empty() {
+            self.health.asked();
+        }
         let health = Arc::clone(&self.health);
         let exchange = exchange(by(until, replies), expected, health);
         self.under_way.begin(until, exchange);
@@ -373,24 +376,40 @@ async fn exchange<R: AsRef<[Value]> + IntoIterator<Item = Value>>(
 /// Whether a connection still answers.
 struct Health {
     broken: AtomicBool,
-    answered: Mutex<Instant>,
+    silence: Mutex<Silence>,
     silence_max: Duration,
+}
+
+/// How long nothing has come that was asked for.
+struct Silence {
+    since: Instant,
+    /// Whether a reply has stayed away since then.
+    in_vain: bool,
 }
 
 impl Health {
     fn new(silence_max: Duration) -> Self {
-        let answered = Mutex::new(Instant::now());
+        let silence = Mutex::new(Silence::from_now());
         Self {
             broken: AtomicBool::new(false),
-            answered,
+            silence,
             silence_max,
+        }
+    }
+
+    /// Something is asked while nothing else is under way. The time in which nothing was asked is
+    /// no silence: the first late reply on an idle connection would cost it otherwise.
+    fn asked(&self) {
+        let mut silence = locked(&self.silence);
+        if !silence.in_vain {
+            *silence = Silence::from_now();
         }
     }
 
     /// A server that has been made a replica will not carry anything out: the next command looks
     /// for the primary.
     fn answered(&self, replies: &[Value]) {
-        *locked(&self.answered) = Instant::now();
+        *locked(&self.silence) = Silence::from_now();
         if replies.iter().any(is_readonly) {
             self.broken.store(true, Ordering::Relaxed);
         }
@@ -399,9 +418,21 @@ impl Health {
     /// A late reply alone does not cost the connection: whatever undoes the late command must
     /// travel behind it on the same one. Only after a longer silence is it given up.
     fn failed(&self, error: &redis::RedisError) {
-        let silent = locked(&self.answered).elapsed();
+        let mut silence = locked(&self.silence);
+        silence.in_vain = true;
+        let silent = silence.since.elapsed();
+        drop(silence);
         if !error.is_timeout() || silent >= self.silence_max {
             self.broken.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Silence {
+    fn from_now() -> Self {
+        Self {
+            since: Instant::now(),
+            in_vain: false,
         }
     }
 }
@@ -464,6 +495,33 @@ mod tests {
         let (during, ()) = tokio::join!(under_way.during(work), others);
         assert_eq!(during, [0, 1, 2, 100, 101, 102]);
         assert!(under_way.exchanges.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_time_in_which_something_was_asked_in_vain_is_silence() {
+        let late = || io::Error::from(io::ErrorKind::TimedOut).into();
+        let wait = |seconds| tokio::time::advance(Duration::from_secs(seconds));
+        let health = Health::new(Duration::from_secs(8));
+        let is_broken = || health.broken.load(Ordering::Relaxed);
+        for _ in 0..2 {
+            wait(3_600).await;
+            // Seven seconds in vain, with pauses, and then an answer.
+            for pause in [2, 3, 2] {
+                health.asked();
+                wait(pause).await;
+                health.failed(&late());
+                assert!(!is_broken());
+            }
+            health.answered(&[]);
+        }
+        health.asked();
+        wait(2).await;
+        health.failed(&late());
+        wait(4).await;
+        health.asked();
+        wait(2).await;
+        health.failed(&late());
+        assert!(is_broken());
     }
 
     #[tokio::test(start_paused = true)]

@@ -162,10 +162,14 @@ impl Error {
         Self::new(ErrorKind::CouldNotAsk, detail.into())
     }
 
-    /// The server is not asked, since its connection is known to be broken.
-    pub(crate) fn not_connected(trouble: Self) -> Self {
+    /// Why a server is not asked whose connection is known to be broken, from what broke it:
+    /// nothing has been sent, so nothing is unknown.
+    pub(crate) fn unasked(self) -> Self {
+        if self.is_could_not_ask() || self.is_final() {
+            return self;
+        }
         Self {
-            source: trouble.source,
+            source: self.source,
             ..Self::new(ErrorKind::CouldNotAsk, "its connection is broken".into())
         }
     }
@@ -525,6 +529,19 @@ mod tests {
             .expect("a source")
             .to_string();
         assert!(source.contains("the cable is out"), "{source}");
+    }
+
+    #[test]
+    fn why_nothing_was_asked_is_what_broke_the_connection_and_never_unknown() {
+        let text = |error: Error| error.unasked().to_string();
+        let reset = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "gone").into();
+        let broken = "could not ask the server: its connection is broken";
+        assert_eq!(text(Error::no_reply(Some(reset))), broken);
+        assert_eq!(text(reply("TAKENOVER", "by another")), broken);
+        let loading = text(reply("LOADING", "the dataset"));
+        assert_eq!(loading, "could not ask the server: LOADING the dataset");
+        let refused = text(reply("WRONGPASS", "no"));
+        assert_eq!(refused, "refused: WRONGPASS no");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use crate::cluster::Cluster;
 use crate::command::Command;
-use crate::connection::Connector;
+use crate::connection::{Connector, ServerId};
 use crate::driver::Answer;
 use crate::error::Error;
 use crate::hold::Hold;
@@ -198,7 +198,15 @@ impl Nodes {
             return None;
         };
         let broken = node.session.attachment().is_none();
-        broken.then(|| Error::not_connected(node.session.trouble()))
+        broken.then(|| node.session.trouble().unasked())
+    }
+
+    /// To which server the session is attached, if there is but one.
+    pub(crate) fn server(&self) -> Option<ServerId> {
+        let Layout::One(node) = &self.layout else {
+            return None;
+        };
+        node.session.attachment()?.server().cloned()
     }
 
     /// Names that can be taken in one command each: with one server all, in a cluster those of one

@@ -21,5 +21,5 @@ mod keeper; // the task that looks after them
 mod majority; // the arithmetic
 mod member; // one of the servers
 mod parts; // the holds behind a guard
-mod pause;
-mod round; // all of them asked at once // between two tries
+mod pause; // between two tries
+mod round; // all of them asked at once

@@ -95,7 +95,8 @@ impl Session {
     pub(crate) fn trouble(&self) -> Error {
         match &*self.life.borrow() {
             Life::Broken(error) => error.clone(),
-            Life::New | Life::Attached(_) | Life::Over(_) => Error::not_attached(),
+            Life::Over(_) => Error::taken_over(),
+            Life::New | Life::Attached(_) => Error::not_attached(),
         }
     }
 

@@ -7,17 +7,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rlock_client::blocking;
-use rlock_client::{Error, ErrorKind, QuorumBuilder, QuorumClient, QuorumGuard};
+use rlock_client::{Client, Error, ErrorKind, QuorumBuilder, QuorumClient, QuorumGuard};
 use rlock_tests::{Server, patience, until};
 use tokio::time::{sleep, sleep_until, timeout};
 
 use super::client::{MS, calls, example_with, patient, soon, url};
 
 /// The servers of a quorum.
-struct Five([Server; 5]);
+pub(super) struct Five(pub(super) [Server; 5]);
 
 impl Five {
-    fn start() -> Self {
+    pub(super) fn start() -> Self {
         Self(std::array::from_fn(|_| Server::start()))
     }
 
@@ -26,12 +26,12 @@ impl Five {
     }
 
     /// A client of those that are there.
-    async fn client(&self) -> QuorumClient {
+    pub(super) async fn client(&self) -> QuorumClient {
         soon(settings().connect(self.urls())).await.unwrap()
     }
 
     /// A client that is seen to be connected to all.
-    async fn connect(&self, builder: QuorumBuilder) -> QuorumClient {
+    pub(super) async fn connect(&self, builder: QuorumBuilder) -> QuorumClient {
         let client = soon(builder.connect(self.urls())).await.unwrap();
         self.whole(&client).await;
         client
@@ -45,13 +45,13 @@ impl Five {
         self.all_free("whole", 0..5);
     }
 
-    fn address(&self, i: usize) -> String {
+    pub(super) fn address(&self, i: usize) -> String {
         self.0[i].address().to_string()
     }
 
     /// Sees that nobody holds the lock on any of these servers.
     #[track_caller]
-    fn all_free(&self, name: &str, among: impl IntoIterator<Item = usize>) {
+    pub(super) fn all_free(&self, name: &str, among: impl IntoIterator<Item = usize>) {
         for i in among {
             until(&format!("server {i} is free"), || {
                 self.0[i].holder(name).is_none()
@@ -61,7 +61,7 @@ impl Five {
 
     /// Sees that all of these servers have the lock taken.
     #[track_caller]
-    fn all_taken(&self, name: &str, among: impl IntoIterator<Item = usize>) {
+    pub(super) fn all_taken(&self, name: &str, among: impl IntoIterator<Item = usize>) {
         for i in among {
             until(&format!("server {i} is taken"), || {
                 self.0[i].holder(name).is_some()
@@ -71,12 +71,20 @@ impl Five {
 }
 
 /// A busy machine answers late; what is slow on purpose never answers.
-fn settings() -> QuorumBuilder {
-    QuorumClient::builder().answer_within(300 * MS)
+pub(super) fn settings() -> QuorumBuilder {
+    within_grace(Duration::from_secs(5))
+}
+
+/// The same, for those to whom it matters how long a server may be silent.
+pub(super) fn within_grace(grace: Duration) -> QuorumBuilder {
+    let each = Client::builder().grace(grace);
+    QuorumClient::builder()
+        .answer_within(300 * MS)
+        .settings(each)
 }
 
 /// What each server had to do with an error, by its address.
-fn reasons(error: &rlock_client::QuorumError) -> HashMap<String, Option<Error>> {
+pub(super) fn reasons(error: &rlock_client::QuorumError) -> HashMap<String, Option<Error>> {
     let servers = error.servers();
     servers
         .map(|(address, error)| (address.to_owned(), error.cloned()))
@@ -204,11 +212,13 @@ async fn without_a_majority_nothing_is_held_and_the_error_says_why_of_each_serve
 }
 
 /// One try from a thread that may block.
-fn try_now(client: &QuorumClient) -> rlock_client::QuorumError {
-    tokio::task::block_in_place(|| {
-        let runtime = tokio::runtime::Handle::current();
-        runtime.block_on(client.lock("k").try_lock()).unwrap_err()
-    })
+pub(super) fn try_now(client: &QuorumClient) -> rlock_client::QuorumError {
+    wait_for(client.lock("k").try_lock()).unwrap_err()
+}
+
+/// Waits on a thread that may block.
+pub(super) fn wait_for<T>(what: impl Future<Output = T>) -> T {
+    tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(what))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -250,7 +260,7 @@ async fn servers_without_the_module_and_refusals_are_named_as_such() {
 }
 
 /// Each of these clients adds to the counter so often, under the lock.
-async fn count(clients: &[QuorumClient], times: u64) {
+pub(super) async fn count(clients: &[QuorumClient], times: u64) {
     let (counter, inside) = (
         Arc::new(AtomicU64::new(0)),
         Arc::new(AtomicBool::new(false)),
@@ -389,17 +399,18 @@ async fn lost_in_time(guard: &QuorumGuard, take_away: impl FnOnce()) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_says_lost_before_its_validity_ends_when_a_majority_goes() {
     let five = Five::start();
-    let (client, rival) = (five.connect(settings()).await, five.client().await);
+    let grace = Duration::from_secs(2);
+    let (client, rival) = (five.connect(within_grace(grace)).await, five.client().await);
     let guard = client.lock("k").lock().await.unwrap();
     until("all have joined", || guard.tokens().len() == 5);
     five.0[..2].iter().for_each(Server::freeze);
-    sleep(Duration::from_millis(1_200)).await;
+    sleep(grace + 200 * MS).await;
     assert!(!guard.is_lost(), "three are left");
     five.0[2].freeze();
     let stopped = tokio::time::Instant::now();
     let why = soon(guard.lost()).await;
     // The grace, less its drift, since the last answer.
-    assert!(stopped.elapsed() < Duration::from_secs(1), "{why}");
+    assert!(stopped.elapsed() < grace, "{why}");
     assert_eq!(guard.valid_for(), Duration::ZERO);
     let reasons = reasons(&why);
     for i in 0..5 {
@@ -488,8 +499,6 @@ async fn servers_may_fail_one_after_the_other_since_the_lock_is_taken_again_wher
     for i in 0..5 {
         let owner = five.0[i].holder("k");
         five.0[i].kill();
-        // Longer than the grace, so that even a hold on its disk would be lost.
-        sleep(Duration::from_millis(1_100)).await;
         five.0[i].restart();
         five.all_taken("k", [i]);
         assert_ne!(
@@ -548,10 +557,10 @@ async fn a_longest_hold_ends_it_on_every_server() {
 
 /// A resource that remembers the largest token of each server.
 #[derive(Default)]
-struct Store(HashMap<String, u64>);
+pub(super) struct Store(HashMap<String, u64>);
 
 impl Store {
-    fn takes(&mut self, tokens: &[(String, u64)]) -> bool {
+    pub(super) fn takes(&mut self, tokens: &[(String, u64)]) -> bool {
         let known = |(server, token): &(String, u64)| {
             self.0.get(server).is_none_or(|largest| token >= largest)
         };

@@ -61,6 +61,8 @@ mod client_cluster; // every lock at its node
 mod client_faults; // what it says when processes and networks fail
 mod client_multi; // several locks at once
 mod client_quorum; // its lock over several servers
+mod client_quorum_faults; // the same where these are at odds
+mod client_quorum_storm; // never two holders
 mod client_rw; // its readers and writers
 mod client_sentinel; // a server that another takes the place of
 mod client_session; // its two connections

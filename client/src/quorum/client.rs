@@ -10,6 +10,7 @@ use tokio::time::timeout;
 
 use crate::background::Background;
 use crate::client::Client;
+use crate::connection::ServerId;
 use crate::error::{Error, ErrorKind};
 use crate::options::ClientBuilder;
 use crate::quorum::error::QuorumError;
@@ -75,7 +76,7 @@ impl QuorumClient {
         Self::builder().connect(urls).await
     }
 
-    /// Settings other than the defaults.
+    /// Settings other than the defaults: see [`QuorumBuilder`], which has an example.
     pub fn builder() -> QuorumBuilder {
         QuorumBuilder {
             settings: Client::builder(),
@@ -87,6 +88,15 @@ impl QuorumClient {
     /// and its siblings.
     ///
     /// The name is the key under which every one of the servers keeps the lock: any bytes.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # fn example(client: rlock_client::QuorumClient) {
+    /// let orders = client.lock("orders");
+    /// let one_of_many = client.lock(format!("order:{}", 4711));
+    /// # }
+    /// ```
     pub fn lock(&self, name: impl Into<Vec<u8>>) -> QuorumLock {
         QuorumLock::new(Arc::clone(&self.core), name.into().into())
     }
@@ -175,7 +185,10 @@ impl QuorumBuilder {
     /// lease.
     ///
     /// A lock is taken as soon as a majority has granted it, so this is only waited for when too
-    /// few have. A server that was too slow gives back what it grants then.
+    /// few have. What a server grants after that time is given back there.
+    ///
+    /// Only [`unlock`](crate::QuorumGuard::unlock) waits longer where a majority does not answer:
+    /// for twice the [response timeout](crate::ClientBuilder::response_timeout).
     pub fn answer_within(mut self, limit: Duration) -> Self {
         self.answer_within = limit;
         self
@@ -195,8 +208,11 @@ impl QuorumBuilder {
     /// # Errors
     ///
     /// - Could not ask: fewer than a majority can be reached; a URL cannot be read; the number is
-    ///   even or too small; a server is named twice.
+    ///   even or too small; a server is named twice, by one address or by two that turn out to lead
+    ///   to the same server.
     /// - Module not loaded, refused: the answer of so many that no majority is left.
+    ///
+    /// The error says it of [every server](QuorumError::servers).
     ///
     /// # Panics
     ///
@@ -288,11 +304,29 @@ impl Core {
                 let rest = async { while round.next().await.is_some() {} };
                 // Those that are later are found when they are there.
                 let _ = timeout(self.answer_within, rest).await;
-                return Ok(());
+                return self.all_different();
             }
         }
         let kind = refusal(&answers, self.need);
         Err(self.error(kind, connected, "could be connected to", answers))
+    }
+
+    /// Looks for one server behind two addresses. It grants a lock once, so it would refuse us what
+    /// it has granted us, and the majority would be of fewer servers than there seem to be; and in
+    /// two of its databases it would be two votes that fail together.
+    fn all_different(&self) -> Result<(), QuorumError> {
+        let mut known: Vec<(ServerId, &Arc<str>)> = Vec::new();
+        for member in &self.members {
+            let Some(server) = member.reached().ok().and_then(|client| client.server()) else {
+                continue;
+            };
+            if let Some((_, other)) = known.iter().find(|(one, _)| *one == server) {
+                let what = format!("{other} and {} are the same server", member.address);
+                return Err(QuorumError::new(ErrorKind::CouldNotAsk, what, Vec::new()));
+            }
+            known.push((server, &member.address));
+        }
+        Ok(())
     }
 
     /// What is known of each server before it has answered.

@@ -21,6 +21,25 @@ use crate::error::{Error, ErrorKind};
 /// [`servers`](Self::servers) has every server's own [`Error`]: held by somebody else, with what is
 /// left of that lease; not to be reached, with the source; too slow; refused. What a server may
 /// have granted without our hearing of it is given back in the background.
+///
+/// # Examples
+///
+/// ```no_run
+/// # async fn example(client: rlock_client::QuorumClient) {
+/// match client.lock("orders").try_lock().await {
+///     Ok(_guard) => println!("ours"),
+///     Err(error) if error.is_not_acquired() => println!("somebody else's"),
+///     Err(error) => {
+///         for (server, error) in error.servers() {
+///             match error {
+///                 None => println!("{server}: granted"),
+///                 Some(error) => println!("{server}: {error}"),
+///             }
+///         }
+///     }
+/// }
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct QuorumError {
     kind: ErrorKind,

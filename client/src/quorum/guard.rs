@@ -98,7 +98,7 @@ impl QuorumGuard {
     }
 
     /// How long the lock may still be called held if nothing more is heard from any server; zero
-    /// once lost.
+    /// once lost. With a [grace](crate::ClientBuilder::grace) this is never much more than that.
     pub fn valid_for(&self) -> Duration {
         self.parts.valid_for()
     }
@@ -170,8 +170,10 @@ impl QuorumGuard {
     /// ```
     pub async fn renew(&self) -> Result<(), QuorumError> {
         let core = self.lock.core();
-        let mut answers = self.parts.troubles();
         let mut round = self.renewals();
+        // Looked at after: what has been lost meanwhile is not asked, and must not count as if it
+        // had confirmed.
+        let mut answers = self.parts.troubles();
         while let Some((server, answer)) = round.next().await {
             let error = match answer {
                 Ok(Some(guard)) => {

@@ -61,13 +61,28 @@ impl QuorumLock {
     /// Takes the lock for this long and does not renew it. Whole milliseconds; a part of one is
     /// cut off. Much longer than a server may take to
     /// [answer](crate::QuorumBuilder::answer_within).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(
+    /// #     client: rlock_client::QuorumClient,
+    /// # ) -> Result<(), rlock_client::QuorumError> {
+    /// use std::time::Duration;
+    ///
+    /// let nightly = client.lock("nightly").lease(Duration::from_secs(600));
+    /// let guard = nightly.lock().await?;
+    /// println!("ours for {:?}", guard.valid_for());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use = "this gives a lock with the lease, and takes nothing"]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self
     }
 
-    /// Holds the lock for this long at most: see
+    /// Holds the lock for this long at most, also where it is taken again: see
     /// [`ClientBuilder::max_hold`](crate::ClientBuilder::max_hold), which this overrides.
     #[must_use = "this gives a lock with the limit, and takes nothing"]
     pub fn max_hold(mut self, longest: Duration) -> Self {
@@ -228,8 +243,12 @@ impl QuorumLock {
                 }
                 Err(error) => put(&mut answers, server, Some(error)),
             }
-            let left = granted.iter().map(|(_, guard)| guard.valid_for());
-            if !validity(left, core.need).is_zero() {
+            let left: Vec<_> = granted.iter().map(|(_, guard)| guard.valid_for()).collect();
+            if !validity(left.iter().copied(), core.need).is_zero() {
+                // What has ended before the others came was somebody else's to take, and with a
+                // larger token: the guard must not show the one of ours.
+                let mut left = left.into_iter();
+                granted.retain(|_| left.next().is_some_and(|left| !left.is_zero()));
                 return Ok(QuorumGuard::new(self.clone(), granted, answers, cap, round));
             }
             // Without hope of a majority a part is only in the way of others. What the rest

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind};
@@ -23,8 +22,6 @@ pub(crate) struct Parts {
     /// When it ends at the latest.
     cap: Option<Instant>,
     state: Mutex<State>,
-    /// A part has joined.
-    joined: watch::Sender<()>,
 }
 
 struct State {
@@ -108,7 +105,6 @@ impl Parts {
             core: Arc::clone(core),
             cap,
             state: Mutex::new(State { parts, end }),
-            joined: watch::Sender::new(()),
         })
     }
 
@@ -125,19 +121,15 @@ impl Parts {
     }
 
     /// Ends when it is lost, at the latest with its validity.
+    ///
+    /// What joins meanwhile need not be listened to: as long as those that were there are not lost
+    /// they are a majority.
     pub(crate) async fn until_lost(&self) -> QuorumError {
-        let mut joined = self.joined.subscribe();
         loop {
-            joined.borrow_and_update();
             if let Some(lost) = self.lost() {
                 return lost;
             }
-            let holds = self.holds();
-            tokio::select! {
-                () = one_of_them_lost(&holds) => {}
-                // The sender is `self`, so this is a change and never the end.
-                _ = joined.changed() => {}
-            }
+            one_of_them_lost(&self.holds()).await;
         }
     }
 
@@ -146,7 +138,7 @@ impl Parts {
         let mut state = locked(&self.state);
         // Looked at before: with this one there may be a majority again, but there was none in
         // between, and somebody else may have had one.
-        if self.look(&mut state).is_some() || !matches!(state.end, End::NotYet) {
+        if self.is_over(&mut state) {
             return;
         }
         let Some(part) = state.parts.get_mut(server) else {
@@ -157,18 +149,18 @@ impl Parts {
             Err(error) if part.guard.is_none() => part.why_not = Some(error),
             _ => {}
         }
-        drop(state);
-        self.joined.send_replace(());
     }
 
-    /// The servers on which it is to be taken again, and for how long at most. What was held there
-    /// is given back first: by our clock it is lost, but the server may not know.
+    /// The servers on which it is to be taken again, and for how long at most; none once it has
+    /// been given back, though nothing is held there and the releases may take long to be
+    /// confirmed. What was held there is given back first: by our clock it is lost, but the server
+    /// may not know.
     pub(crate) fn missing(&self) -> (Vec<usize>, Option<Duration>) {
         let left = self
             .cap
             .map(|cap| cap.saturating_duration_since(Instant::now()));
         let mut state = locked(&self.state);
-        if self.look(&mut state).is_some() || left.is_some_and(|left| left.is_zero()) {
+        if self.is_over(&mut state) || left.is_some_and(|left| left.is_zero()) {
             return (Vec::new(), left);
         }
         let mut missing = Vec::new();
@@ -229,6 +221,11 @@ impl Parts {
         let state = locked(&self.state);
         let live = state.parts.iter().filter_map(Part::live);
         live.map(|guard| Arc::clone(guard.hold())).collect()
+    }
+
+    /// Whether it is lost or has been given back: then nothing joins any more.
+    fn is_over(&self, state: &mut State) -> bool {
+        self.look(state).is_some() || matches!(state.end, End::GivenBack)
     }
 
     fn look(&self, state: &mut State) -> Option<QuorumError> {

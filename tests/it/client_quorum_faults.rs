@@ -1,0 +1,520 @@
+//! The quorum lock of the client crate where servers stop, come back, jump in time, refuse, or turn
+//! out to be one and the same.
+
+use std::array;
+use std::time::{Duration, Instant};
+
+use rlock_client::{Client, ErrorKind, QuorumClient, QuorumError, QuorumLock};
+use rlock_tests::{Proxy, Server, eventually, patience, until};
+use tokio::time::sleep;
+
+use super::client::{MS, calls, patient, soon};
+use super::client_quorum::{
+    Five, Store, count, reasons, settings, try_now, wait_for, within_grace,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Settings with which a stopped server is waited for, and nothing else is given up.
+fn unhurried() -> rlock_client::ClientBuilder {
+    patient().response_timeout(30 * SECOND)
+}
+
+/// Takes the lock and sees that every server has granted it.
+async fn held_everywhere(lock: &QuorumLock) -> rlock_client::QuorumGuard {
+    let guard = soon(lock.lock()).await.unwrap();
+    until("all have joined", || guard.tokens().len() == 5);
+    guard
+}
+
+/// Sees that the lock has been taken again on a server, by a new owner.
+#[track_caller]
+fn taken_again(server: &Server, name: &str, before: &str) {
+    until("it is taken again", || {
+        server
+            .holder(name)
+            .is_some_and(|holder| holder != before && holder != "somebody")
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_given_back_is_not_taken_again_however_long_the_servers_take() {
+    let five = Five::start();
+    let client = five.connect(settings().settings(patient())).await;
+    let guard = held_everywhere(&client.lock("k")).await;
+    five.0[..3].iter().for_each(Server::freeze);
+    let asked = calls(&five.0[4], "acquire");
+    let started = Instant::now();
+    let error = soon(guard.unlock()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    let took = started.elapsed();
+    assert!(took > 1_500 * MS, "what is missing is looked for: {took:?}");
+    assert_eq!(calls(&five.0[4], "acquire"), asked);
+    five.0[..3].iter().for_each(Server::thaw);
+    five.all_free("k", 0..5);
+}
+
+/// The client has stopped trying to give back when the server wakes, so only a RELEASE that lies
+/// in the socket behind the ACQUIRE can undo it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_stopped_server_was_asked_is_undone_when_it_wakes_after_the_lease() {
+    let five = Five::start();
+    let each = patient().lease(3 * SECOND).response_timeout(500 * MS);
+    let client = five.connect(settings().settings(each)).await;
+    // As long as a silent connection is kept: that nothing was asked is no silence.
+    sleep(2_200 * MS).await;
+    let server = &five.0[0];
+    let asked = calls(server, "acquire");
+    let done = ["rlock_grants", "rlock_releases"].map(|what| server.info_number(what));
+    server.freeze();
+    let guard = soon(client.lock("k").lock()).await.unwrap();
+    soon(guard.unlock()).await.unwrap();
+    soon(client.shutdown()).await;
+    server.thaw();
+    until("it is carried out late", || {
+        calls(server, "acquire") > asked
+    });
+    five.all_free("k", 0..5);
+    let now = ["rlock_grants", "rlock_releases"].map(|what| server.info_number(what));
+    assert_eq!(now, done.map(|before| before + 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_was_out_of_touch_is_taken_again_although_it_holds_on() {
+    let five = Five::start();
+    let grace = 2 * SECOND;
+    let client = five.connect(within_grace(grace)).await;
+    let guard = held_everywhere(&client.lock("k")).await;
+    let before = five.0[0].holder("k").unwrap();
+    five.0[0].freeze();
+    // By our clock it is lost there.
+    sleep(grace + 300 * MS).await;
+    five.0[0].thaw();
+    taken_again(&five.0[0], "k", &before);
+    assert!(!guard.is_lost());
+    soon(guard.unlock()).await.unwrap();
+    five.all_free("k", 0..5);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_dropped_while_it_is_being_taken_again_leaves_nothing() {
+    let five = Five::start();
+    let builder = settings().answer_within(30 * SECOND).settings(unhurried());
+    let client = five.connect(builder).await;
+    let guard = held_everywhere(&client.lock("k")).await;
+    let server = &five.0[0];
+    let asked = calls(server, "acquire");
+    let mut somebody = server.blocked_in("RLOCK.ACQUIRE k somebody 3000 BLOCK 0");
+    server.run("PEXPIRE k 1");
+    somebody.read().held();
+    // Somebody's, and then that of the guard, which is refused.
+    until("it has been asked for again", || {
+        calls(server, "acquire") > asked + 1
+    });
+    let asked = calls(server, "acquire");
+    server.freeze();
+    // By then the guard has asked once more, and somebody's lease is over.
+    sleep(3_200 * MS).await;
+    assert!(!guard.is_lost());
+    drop(guard);
+    server.thaw();
+    soon(client.shutdown()).await;
+    assert!(calls(server, "acquire") > asked, "it is carried out late");
+    for server in &five.0 {
+        assert_eq!(server.run("DBSIZE").int(), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_hope_a_part_is_given_back_before_the_slowest_has_answered() {
+    let five = Five::start();
+    let builder = settings().answer_within(60 * SECOND).settings(unhurried());
+    let client = five.connect(builder).await;
+    for server in &five.0[1..4] {
+        server.connect().take("k", "somebody");
+    }
+    five.0[0].freeze();
+    let given_back = calls(&five.0[4], "release");
+    let lock = client.lock("k");
+    let trying = tokio::spawn(async move { lock.try_lock().await });
+    until("the only grant is given back", || {
+        calls(&five.0[4], "release") > given_back
+    });
+    assert!(!trying.is_finished(), "one has not answered yet");
+    five.0[0].thaw();
+    let error = soon(trying).await.unwrap().unwrap_err();
+    assert!(error.is_not_acquired(), "{error}");
+    five.all_free("k", [0, 4]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_that_is_confirmed_too_late_brings_nothing_back() {
+    let servers = [(); 3].map(|()| Server::start());
+    let proxies = servers.each_ref().map(|server| Proxy::to(server.address()));
+    let urls = proxies
+        .each_ref()
+        .map(|proxy| format!("redis://{}", proxy.address()));
+    let builder = settings().answer_within(30 * SECOND).settings(unhurried());
+    let client = soon(builder.connect(urls)).await.unwrap();
+    let guard = soon(client.lock("k").lease(2 * SECOND).lock()).await;
+    let guard = guard.unwrap();
+    until("all have joined", || guard.tokens().len() == 3);
+    sleep(500 * MS).await;
+    proxies[..2].iter().for_each(Proxy::cut_to_client);
+    let late = async {
+        let why = soon(guard.lost()).await;
+        // The servers have it for half a second more, but nobody knows that.
+        let renewed = servers.each_ref().map(|server| calls(server, "renew"));
+        proxies[..2].iter().for_each(Proxy::heal);
+        (why, renewed)
+    };
+    let (told, (why, renewed)) = tokio::join!(guard.renew(), late);
+    assert!(why.is_lost(), "{why}");
+    assert_eq!(renewed, [1, 1, 1]);
+    let told = told.unwrap_err();
+    assert!(told.is_lost(), "{told}");
+    assert!(guard.is_lost() && guard.valid_for() == Duration::ZERO);
+    for server in &servers {
+        until("it is free", || server.holder("k").is_none());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_longest_hold_is_not_drawn_out_where_it_is_taken_again() {
+    let longest = 8 * SECOND;
+    let five = Five::start();
+    let client = five.connect(settings().settings(patient())).await;
+    let guard = held_everywhere(&client.lock("k").max_hold(longest)).await;
+    let taken = Instant::now();
+    for server in &five.0[..3] {
+        let before = server.holder("k").unwrap();
+        server.run("PEXPIRE k 1");
+        taken_again(server, "k", &before);
+    }
+    // As soon as the client knows what the server has granted.
+    until("a majority holds it", || guard.valid_for() > Duration::ZERO);
+    sleep(500 * MS).await;
+    let left = longest.saturating_sub(taken.elapsed());
+    let valid = guard.valid_for();
+    assert!(valid <= left + 100 * MS, "{valid:?} of {left:?}");
+    let why = soon(guard.lost()).await;
+    assert!(taken.elapsed() + 500 * MS >= longest, "{why}");
+    five.all_free("k", 0..5);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_whose_clock_jumps_costs_its_own_part_and_no_more() {
+    let five = Five(array::from_fn(|i| match i {
+        0 | 1 => Server::builder().settable_clock().start(),
+        _ => Server::start(),
+    }));
+    let client = five.connect(settings().settings(patient())).await;
+    let guard = held_everywhere(&client.lock("k")).await;
+    let tokens = guard.tokens();
+    let before = [0, 1].map(|i| five.0[i].holder("k").unwrap());
+    for (server, before) in five.0.iter().zip(&before) {
+        server.step_clock(3_600);
+        taken_again(server, "k", before);
+    }
+    // Now these leases have an hour more to run than they should.
+    five.0[..2].iter().for_each(|server| server.step_clock(0));
+    let rival = five.client().await;
+    let error = soon(rival.lock("k").try_lock()).await.unwrap_err();
+    assert!(error.is_not_acquired(), "{error}");
+    assert!(!guard.is_lost());
+    assert_eq!(guard.tokens(), tokens);
+    soon(guard.unlock()).await.unwrap();
+    five.all_free("k", 0..5);
+}
+
+/// Takes the lock on the last three servers only.
+async fn held_by_three(five: &Five, client: &QuorumClient) -> rlock_client::QuorumGuard {
+    for server in &five.0[..2] {
+        server.connect().take("k", "somebody");
+    }
+    let lock = client.lock("k").lease(60 * SECOND);
+    let guard = soon(lock.lock()).await.unwrap();
+    five.all_taken("k", 2..5);
+    until("three have joined", || guard.tokens().len() == 3);
+    for server in &five.0[..2] {
+        server.run("RLOCK.BREAK k");
+    }
+    guard
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_is_renewed_by_hand_is_taken_again_where_it_is_not_held() {
+    let five = Five::start();
+    let client = five.connect(settings().settings(patient())).await;
+    let guard = held_by_three(&five, &client).await;
+    soon(guard.renew()).await.unwrap();
+    five.all_taken("k", 0..5);
+    let tokens = guard.tokens();
+    assert_eq!(tokens.len(), 5);
+    // They count: with two others fewer it is still held.
+    five.0[2].run("RLOCK.BREAK k");
+    five.0[3].run("RLOCK.BREAK k");
+    until("two are known to be lost, and the others renewed", || {
+        let left = guard.valid_for();
+        wait_for(guard.renew()).is_ok() && guard.valid_for() > left
+    });
+    assert!(!guard.is_lost());
+    assert_eq!(guard.tokens(), tokens);
+    soon(guard.unlock()).await.unwrap();
+    five.all_free("k", 0..5);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_outlasts_a_time_without_a_majority() {
+    let five = Five::start();
+    let client = five.connect(settings().settings(unhurried())).await;
+    five.0[..3].iter().for_each(Server::freeze);
+    let asked = calls(&five.0[4], "acquire");
+    let lock = client.lock("k");
+    let taking = tokio::spawn(async move { lock.lock().await });
+    until("it has tried a few times", || {
+        calls(&five.0[4], "acquire") > asked + 2
+    });
+    assert!(!taking.is_finished());
+    five.0[..3].iter().for_each(Server::thaw);
+    let guard = soon(taking).await.unwrap().unwrap();
+    assert!(!guard.is_lost());
+    soon(guard.unlock()).await.unwrap();
+    five.all_free("k", 0..5);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_was_away_for_longer_than_the_grace_makes_no_second_majority() {
+    let mut five = Five::start();
+    let grace = 2 * SECOND;
+    let client = five.connect(within_grace(grace)).await;
+    let rival = five.client().await;
+    let guard = held_by_three(&five, &client).await;
+    let error = soon(rival.lock("k").try_lock()).await.unwrap_err();
+    assert!(error.is_not_acquired(), "{error}");
+    five.0[4].kill();
+    sleep(grace + 100 * MS).await;
+    // It has forgotten what it granted; by now nobody counts on it.
+    assert!(guard.is_lost());
+    five.0[4].restart();
+    let next = soon(rival.lock("k").lock()).await.unwrap();
+    assert!(guard.is_lost() && !next.is_lost());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_forgets_nothing_may_come_back_at_once() {
+    let mut five = Five::start();
+    five.0[4] = Server::builder()
+        .config("appendonly yes")
+        .config("appendfsync always")
+        .start();
+    let each = Client::builder().grace(20 * SECOND);
+    let client = five.connect(settings().settings(each)).await;
+    let rival = five.connect(settings()).await;
+    let guard = held_by_three(&five, &client).await;
+    five.0[4].kill();
+    five.0[4].restart();
+    until("the rival is told by all three", || {
+        let error = try_now(&rival);
+        let why = reasons(&error);
+        let told = |i| why[&five.address(i)].as_ref();
+        (2..5).all(|i| told(i).is_some_and(rlock_client::Error::is_not_acquired))
+    });
+    assert!(!guard.is_lost());
+    until("all three have confirmed it", || {
+        wait_for(guard.renew()).is_ok()
+    });
+    soon(guard.unlock()).await.unwrap();
+    five.all_free("k", 0..5);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_grow_over_restarts_of_servers_that_remember_nothing() {
+    let mut five = Five::start();
+    let client = five.connect(settings()).await;
+    let mut store = Store::default();
+    let former = held_everywhere(&client.lock("k")).await;
+    assert!(store.takes(&former.tokens()));
+    five.0.iter_mut().for_each(Server::kill);
+    soon(former.lost()).await;
+    five.0.iter_mut().for_each(Server::restart);
+    let next = eventually("it is taken anew", || {
+        wait_for(client.lock("k").try_lock()).ok()
+    });
+    assert!(store.takes(&next.tokens()));
+    assert!(!store.takes(&former.tokens()), "{former:?} after {next:?}");
+}
+
+/// Whether this server's error is of this kind and has this word in it.
+fn says(error: &QuorumError, address: &str, kind: ErrorKind, word: &str) -> bool {
+    let why = reasons(error);
+    let said = why[address].as_ref();
+    said.is_some_and(|said| said.kind() == kind && said.to_string().contains(word))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_each_server_says_is_in_the_error_also_where_it_is_not_asked() {
+    let mut servers: [Server; 7] = array::from_fn(|i| match i {
+        5 => Server::builder().on_a_small_disk("everysec").start(),
+        _ => Server::start(),
+    });
+    let urls = servers.each_ref().map(super::client::url);
+    let client = soon(settings().connect(urls)).await.unwrap();
+    soon(client.lock("k").lock())
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
+    servers[0].run("REPLICAOF 127.0.0.1 1");
+    servers[1].run("CONFIG SET min-replicas-to-write 1");
+    servers[2].run("CONFIG SET maxmemory 1");
+    servers[3].run("ACL SETUSER default -rlock.acquire");
+    servers[4].restart_without_module();
+    servers[5].take_the_room();
+    let mut operator = servers[6].connect();
+    operator.run("ACL SETUSER default resetpass >hidden");
+    operator.run("CLIENT KILL TYPE normal SKIPME yes");
+    until("the disk is full", || {
+        let told = servers[5].run("RLOCK.ACQUIRE padding somebody 60000 ONCE");
+        told.is_error() && told.error().starts_with("MISCONF ")
+    });
+    let said = [
+        ("is a replica", ErrorKind::CouldNotAsk),
+        ("NOREPLICAS", ErrorKind::CouldNotAsk),
+        ("OOM", ErrorKind::Refused),
+        ("NOPERM", ErrorKind::Refused),
+        ("unknown command", ErrorKind::ModuleNotLoaded),
+        ("MISCONF", ErrorKind::Refused),
+        ("NOAUTH", ErrorKind::Refused),
+    ];
+    let mut last = String::new();
+    let give_up = Instant::now() + patience(15 * SECOND);
+    loop {
+        let error = try_now(&client);
+        let mut each = servers.iter().zip(said);
+        if each
+            .all(|(server, (word, kind))| says(&error, &server.address().to_string(), kind, word))
+        {
+            // Five of seven have said no: there is nothing to wait for.
+            assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
+            let text = error.to_string();
+            assert!(said.iter().all(|(word, _)| text.contains(word)), "{text}");
+            break;
+        }
+        assert!(Instant::now() < give_up, "{last}");
+        last = error.to_string();
+    }
+    servers[5].give_the_room_back();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_server_by_two_addresses_is_found_out() {
+    let servers = [Server::start(), Server::start()];
+    let also = Proxy::to(servers[0].address());
+    let [one, other] = servers.each_ref().map(super::client::url);
+    // In another of its databases it would even grant the same lock twice.
+    let urls = [one, other, format!("redis://{}/1", also.address())];
+    let builder = settings().answer_within(10 * SECOND);
+    let error = soon(builder.connect(urls)).await.unwrap_err();
+    assert!(error.is_could_not_ask(), "{error}");
+    let (one, also) = (servers[0].address(), also.address());
+    let text = format!("{one} and {also} are the same server");
+    assert!(error.to_string().contains(&text), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_comes_to_answer_for_another_counts_once() {
+    let servers = [(); 3].map(|()| Server::start());
+    let proxies = servers.each_ref().map(|server| Proxy::to(server.address()));
+    let addresses = proxies.each_ref().map(|proxy| proxy.address().to_string());
+    let urls = addresses
+        .each_ref()
+        .map(|address| format!("redis://{address}"));
+    let client = soon(settings().connect(urls)).await.unwrap();
+    proxies[2].redirect(servers[0].address());
+    servers[1].freeze();
+    // Whichever of the two addresses is answered first.
+    until("one is granted it, and for the other it is held", || {
+        let error = try_now(&client);
+        let why = reasons(&error);
+        let (one, other) = (&why[&addresses[0]], &why[&addresses[2]]);
+        let is_held = |why: &rlock_client::Error| why.is_not_acquired();
+        match (one, other) {
+            (None, Some(why)) | (Some(why), None) => is_held(why),
+            _ => false,
+        }
+    });
+    servers[1].thaw();
+    let guard = soon(client.lock("k").lock()).await.unwrap();
+    assert!(!guard.is_lost());
+    soon(guard.unlock()).await.unwrap();
+}
+
+/// Each client has a server that it reaches first, so each gets that one and no other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_split_the_votes_get_in_one_after_the_other() {
+    let servers = [(); 3].map(|()| Server::start());
+    let mut proxies = Vec::new();
+    let mut clients = Vec::new();
+    for near in 0..3 {
+        let ways = servers.each_ref().map(|server| Proxy::to(server.address()));
+        let urls = ways
+            .each_ref()
+            .map(|proxy| format!("redis://{}", proxy.address()));
+        let builder = settings().answer_within(2 * SECOND);
+        clients.push(soon(builder.connect(urls)).await.unwrap());
+        for (server, way) in ways.iter().enumerate() {
+            if server != near {
+                way.delay(15 * MS);
+            }
+        }
+        proxies.push(ways);
+    }
+    count(&clients, 6).await;
+    let asked = servers.iter().map(|server| calls(server, "acquire"));
+    let asked: u64 = asked.sum();
+    assert!(asked > 3 * 3 * 6, "nobody had to try again: {asked}");
+    for client in &clients {
+        soon(client.shutdown()).await;
+    }
+    for server in &servers {
+        assert_eq!(server.run("DBSIZE").int(), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hundreds_are_held_at_once_and_a_stopped_server_costs_none() {
+    const LOCKS: usize = 300;
+    let five = Five::start();
+    // A busy machine takes its time, and must not be taken for a server that is down.
+    let each = Client::builder().grace(10 * SECOND);
+    let builder = settings().answer_within(5 * SECOND).settings(each);
+    let client = five.connect(builder).await;
+    let names = (0..LOCKS).map(|i| format!("k{i}"));
+    let taking: Vec<_> = names
+        .map(|name| {
+            let lock = client.lock(name);
+            tokio::spawn(async move { lock.lock().await.unwrap() })
+        })
+        .collect();
+    let mut guards = Vec::new();
+    for one in taking {
+        guards.push(soon(one).await.unwrap());
+    }
+    until("all have joined", || {
+        guards.iter().all(|guard| guard.tokens().len() == 5)
+    });
+    five.0[0].freeze();
+    sleep(1_500 * MS).await;
+    assert!(guards.iter().all(|guard| !guard.is_lost()));
+    for guard in guards.drain(..LOCKS / 2) {
+        soon(guard.unlock()).await.unwrap();
+    }
+    drop(guards);
+    five.0[0].thaw();
+    soon(client.shutdown()).await;
+    for server in &five.0 {
+        assert_eq!(server.run("DBSIZE").int(), 0);
+    }
+}

@@ -1,0 +1,202 @@
+//! The quorum lock of the client crate while servers stop, die and are cut off at random.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rlock_client::{Client, QuorumClient, QuorumGuard};
+use rlock_tests::{Proxy, Server, until};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use super::client::{MS, soon};
+
+/// A generator whose numbers are the same for the same seed (xorshift).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+
+    fn millis(&mut self, from: u64, to: u64) -> Duration {
+        Duration::from_millis(from + self.below(to - from))
+    }
+}
+
+/// How long a server may be silent. One that dies stays away for longer: it forgets its holds.
+const GRACE: Duration = Duration::from_millis(600);
+
+/// Does something to one of these servers after the other until it is over, and mends it again.
+fn torment(servers: &mut [Server], ways: &[Proxy], mut random: Random, over: &AtomicBool) {
+    while !over.load(Ordering::Relaxed) {
+        let i = usize::try_from(random.below(servers.len() as u64)).expect("a few");
+        let (server, way) = (&mut servers[i], &ways[i]);
+        match random.below(6) {
+            0 => {
+                server.kill();
+                thread::sleep(GRACE + random.millis(100, 400));
+                server.restart();
+            }
+            1 => {
+                way.sever();
+                thread::sleep(random.millis(1, 100));
+            }
+            2 => {
+                way.cut_to_server();
+                thread::sleep(random.millis(50, 900));
+                way.heal();
+            }
+            3 => {
+                way.cut_to_client();
+                thread::sleep(random.millis(50, 900));
+                way.heal();
+            }
+            _ => {
+                server.freeze();
+                thread::sleep(random.millis(50, 900));
+                server.thaw();
+            }
+        }
+        thread::sleep(random.millis(1, 300));
+    }
+}
+
+/// The guards that nobody has given back.
+struct Held {
+    /// Replays the faults.
+    seed: u64,
+    guards: Mutex<HashMap<u64, QuorumGuard>>,
+    next: AtomicU64,
+}
+
+impl Held {
+    fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            guards: Mutex::default(),
+            next: AtomicU64::new(0),
+        }
+    }
+
+    /// Adds a guard, and sees that no two say "held".
+    fn add(&self, guard: QuorumGuard) -> u64 {
+        let mut guards = self.guards.lock().unwrap();
+        // Asked first: if they are held now, and the new one is held later, it was beside them.
+        let others: Vec<_> = guards.values().filter(|other| !other.is_lost()).collect();
+        assert!(
+            guard.is_lost() || others.is_empty(),
+            "{guard:?} beside {others:?}, seed {}",
+            self.seed
+        );
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        guards.insert(number, guard);
+        number
+    }
+
+    fn take(&self, number: u64) -> QuorumGuard {
+        let guard = self.guards.lock().unwrap().remove(&number);
+        guard.expect("a guard that was added")
+    }
+}
+
+/// Takes the lock again and again, holds it for a moment or for longer than it lasts, and gives it
+/// back in one way or another.
+async fn use_it(client: QuorumClient, held: Arc<Held>, mut random: Random, over: Arc<AtomicBool>) {
+    while !over.load(Ordering::Relaxed) {
+        let mut lock = client.lock("k");
+        if random.below(2) == 0 {
+            lock = lock.lease(random.millis(300, 900));
+        }
+        let Ok(guard) = lock.lock_timeout(random.millis(0, 2_000)).await else {
+            continue;
+        };
+        let number = held.add(guard);
+        match random.below(8) {
+            0 => sleep(random.millis(500, 1_500)).await,
+            _ => sleep(random.millis(0, 30)).await,
+        }
+        let guard = held.take(number);
+        match random.below(3) {
+            0 => drop(guard),
+            1 => {
+                // Whoever has lost it may yet be renewing it.
+                let _ = guard.renew().await;
+                let number = held.add(guard);
+                sleep(random.millis(0, 30)).await;
+                drop(held.take(number));
+            }
+            _ => drop(guard.unlock().await),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_guards_never_say_held_whatever_fails() {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let seed = u64::try_from(now.as_micros()).unwrap();
+    let mut random = Random(seed);
+    let mut servers: Vec<_> = (0..5).map(|_| Server::start()).collect();
+    let ways: Vec<_> = servers
+        .iter()
+        .map(|server| Proxy::to(server.address()))
+        .collect();
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        let each = Client::builder()
+            .grace(GRACE)
+            .lease(Duration::from_secs(3))
+            .response_timeout(500 * MS);
+        let builder = QuorumClient::builder()
+            .answer_within(200 * MS)
+            .settings(each);
+        let urls = ways.iter().map(|way| format!("redis://{}", way.address()));
+        clients.push(soon(builder.connect(urls)).await.unwrap());
+    }
+    let (held, over) = (Arc::new(Held::new(seed)), Arc::new(AtomicBool::new(false)));
+    let mut tasks = Vec::new();
+    for client in clients.iter().chain(&clients) {
+        let random = Random(random.below(u64::MAX) + 1);
+        let (held, over) = (Arc::clone(&held), Arc::clone(&over));
+        tasks.push(tokio::spawn(use_it(client.clone(), held, random, over)));
+    }
+    tokio::task::block_in_place(|| {
+        thread::scope(|threads| {
+            // Up to three at once, so now and then too many.
+            for (some, ways) in servers.chunks_mut(2).zip(ways.chunks(2)) {
+                let random = Random(random.below(u64::MAX) + 1);
+                threads.spawn(|| torment(some, ways, random, &over));
+            }
+            let end = Instant::now() + duration();
+            while Instant::now() < end && !tasks.iter().any(JoinHandle::is_finished) {
+                thread::sleep(2 * MS);
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+    });
+    for task in tasks {
+        soon(task).await.unwrap();
+    }
+    let grants = held.next.load(Ordering::Relaxed);
+    assert!(grants > 5, "{grants} grants, seed {seed}");
+    let guard = soon(clients[0].lock("k").lock()).await.unwrap();
+    soon(guard.unlock()).await.unwrap();
+    for client in &clients {
+        soon(client.shutdown()).await;
+    }
+    for server in &servers {
+        until("nothing is left", || server.run("DBSIZE") == 0);
+    }
+}
+
+/// Ten seconds, or as many as `RLOCK_STORM` says.
+fn duration() -> Duration {
+    let seconds = std::env::var("RLOCK_STORM").ok();
+    let seconds = seconds.and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(10))
+}
