@@ -46,8 +46,9 @@ use crate::taker::Taker;
 /// short. An owner stands in line for a lock once: a second call waits here until the first has
 /// ended.
 ///
-/// If one of the locks is lost beside other guards of the same owner, the rest of what this guard
-/// held is not given back with it, since that could take theirs: it ends with its lease.
+/// If one of the locks is lost beside other guards of the same owner, those of the rest that this
+/// guard was the first to take are given back with it. What it had entered again is not, since that
+/// could take what is theirs: it ends with its lease.
 #[derive(Clone)]
 pub struct MultiLock {
     taker: Taker,

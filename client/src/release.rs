@@ -1,5 +1,6 @@
 //! Giving a hold back, and seeing to it that the server knows.
 
+use std::slice;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
@@ -7,13 +8,14 @@ use tokio::time::{Instant, sleep};
 
 use crate::backoff::Backoff;
 use crate::client::Core;
-use crate::command::{self, Command, Released};
+use crate::command::{self, Command, Released, Subject};
 use crate::driver::Answer;
 use crate::error::Error;
 use crate::hold::{Hold, LostReason};
 use crate::mode::Mode;
 use crate::nodes::{HOPS, Site};
 use crate::owner::Claim;
+use crate::registry::Stray;
 use crate::trace;
 
 /// Sends RELEASE at once and leaves the rest to the background.
@@ -44,6 +46,7 @@ fn start(core: &Arc<Core>, claim: Claim, hold: Option<Arc<Hold>>, report: Option
     let site = core.nodes.site(release.claim.target());
     let span = trace::release(release.claim.target());
     if !release.takes_nothing_else() {
+        release.give_back_by_token();
         return release.go_on(site, None, report, span);
     }
     // Sent here and not in a task, so that an ACQUIRE which the caller sends next comes after. A
@@ -81,12 +84,34 @@ impl Release {
     }
 
     /// Whether it cannot take another hold than the one that it is meant for: the server tells by
-    /// the token, there is no other, or this one has not been lost. Nothing is sent otherwise:
+    /// the token, there is no other, or this one has not been lost. Otherwise it is not sent, and
     /// what may be left ends with its lease.
     fn takes_nothing_else(&self) -> bool {
         let named = self.claim.target().mode().has_token();
         let meant = |hold: &Arc<Hold>| named || hold.lost().is_none();
         self.claim.is_alone() || self.hold.as_ref().is_some_and(meant)
+    }
+
+    /// Of several locks whose hold may be lost, beside others of the owner: gives back those that
+    /// are still held by this grant. The command for several names no token, and that for one does.
+    /// What was entered again has another: it ends with its lease.
+    fn give_back_by_token(&self) {
+        let target = self.claim.target();
+        let several = self.hold.as_ref();
+        let Some(hold) = several.filter(|_| target.mode() == Mode::Several) else {
+            return;
+        };
+        for name in target.names() {
+            let one = Subject {
+                mode: Mode::Plain,
+                names: slice::from_ref(name),
+                owner: target.owner().as_bytes(),
+            };
+            self.core.nodes.give_back(Stray {
+                name: Arc::clone(name),
+                release: command::release(one, Some(hold.token()), None),
+            });
+        }
     }
 
     fn go_on(

@@ -45,11 +45,14 @@ impl<'a> OpenLock<'a> {
         self.at
     }
 
-    /// What is stored, as this owner sees it.
+    /// What is stored, as this owner may use it.
     pub(crate) fn load(&self, owner: Str<'_>, look: Look) -> Stored {
         match self.key.key_type() {
             KeyType::Missing => Stored::Free,
-            KeyType::Hash => self.load_hash(owner, look),
+            KeyType::Hash => {
+                let stored = self.load_hash(owner, look);
+                state::with(|state| state.locks.usable_by(self.at, owner.bytes(), stored))
+            }
             _ => Stored::OtherType,
         }
     }

@@ -189,6 +189,42 @@ fn a_grant_to_a_session_killed_in_the_same_turn_goes_to_the_next() {
 
 /// The life-line's socket is closed and the release arrives while the server does not run: it finds
 /// both in one turn, in either order.
+/// The hold goes as soon as a write outside of a command is safe, which is later in the turn. What
+/// its owner were told of it before then would not be true for long.
+#[test]
+fn a_hold_whose_session_was_killed_in_the_same_turn_is_not_its_owners_any_more() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut life = server.life_line("s");
+    conn.take_for("k", "bob", "s");
+    let kill = format!("CLIENT KILL ID {}", life.id());
+    let replies = conn.pipeline(&[
+        "MULTI",
+        &kill,
+        "RLOCK.ACQUIRE k bob 30000",
+        "RLOCK.ACQUIRE k bob 30000 ONCE",
+        "RLOCK.MACQUIRE bob 30000 2 k other",
+        "RLOCK.RENEW k bob 30000",
+        "RLOCK.MRENEW bob 30000 1 k",
+        "RLOCK.RELEASE k bob",
+        "RLOCK.MRELEASE bob 1 k",
+        "HGET k bob",
+        "EXEC",
+    ]);
+    let replies = replies.last().expect("of EXEC").array();
+    for refused in &replies[1..4] {
+        let left = refused.refused();
+        assert!((1..=30_000).contains(&left), "{left}");
+    }
+    assert_eq!(replies[4], 0, "RENEW");
+    assert_eq!(replies[5], 0, "MRENEW");
+    assert_eq!(replies[6], Reply::Null, "RELEASE");
+    assert_eq!(replies[7], 0, "MRELEASE");
+    assert_eq!(replies[8], "1");
+    until("it is free", || server.holder("k").is_none());
+    conn.take("k", "bob");
+}
+
 #[test]
 fn a_life_line_closed_in_the_turn_of_the_grant_keeps_nothing() {
     for release_first in [false, true] {

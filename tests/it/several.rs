@@ -853,6 +853,35 @@ fn all_end_with_their_session() {
     }
 }
 
+/// One after the other is freed, and the wait has its turn when all are: were it granted after the
+/// first, since its owner still has the other, that would be taken from it again.
+#[test]
+fn what_ends_with_a_session_is_taken_anew_by_another_wait_of_its_owner() {
+    for [first, second] in [["x alice", "y bob"], ["y bob", "x alice"]] {
+        for grace in [0, 100] {
+            let server = Server::start();
+            let mut life = server.connect();
+            life.run(format!("RLOCK.EVENTS s GRACE {grace}")).events();
+            for taken in [first, second] {
+                life.run(format!("RLOCK.ACQUIRE {taken} 30000 SESSION s"))
+                    .held();
+            }
+            let mut alice = waits(&server, "alice", "x y");
+            life.close();
+            let (count, token) = alice.read().held();
+            assert_eq!(count, 1, "{first}, then {second}, grace {grace}");
+            assert_eq!(server.info_number("rlock_session_holds"), 0);
+            for name in ["x", "y"] {
+                assert_eq!(server.run(format!("HGET {name} alice")), "1");
+                assert_eq!(
+                    server.run(format!("HGET {name} fence")),
+                    format!("t{token}")
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn a_session_that_nobody_listens_to_is_refused() {
     let server = Server::start();

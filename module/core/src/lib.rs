@@ -25,7 +25,8 @@
 //! [`Locks::next_timeout`] with [`Locks::time_out`], and [`Locks::passed`]. What needs a write is
 //! only marked. At a moment at which the server allows one, the driver walks what is marked:
 //! [`Locks::next_ending`] with [`Locks::end`], [`Locks::next_hold_to_check`] with
-//! [`Locks::check_hold`], [`Locks::next_to_settle`] with [`Locks::settle`].
+//! [`Locks::check_hold`], [`Locks::next_to_settle`] with [`Locks::settle`]. Until then what is
+//! stored is not quite what is so: whatever is read goes through [`Locks::usable_by`].
 #![forbid(unsafe_code)]
 
 mod arena;

@@ -6,7 +6,7 @@ use crate::lock::Locks;
 use crate::metrics::count;
 use crate::request::{Events, Release};
 use crate::session::{Event, EventKind, Listener, LostReason, SessionId};
-use crate::stored::{NEVER, Stored};
+use crate::stored::{Hash, NEVER, Stored};
 use crate::{
     Crowd, Dismissal, Effect, Grant, LineView, Mode, Now, Refusal, Token, Wait, WaiterView,
 };
@@ -183,6 +183,31 @@ impl Locks {
     /// [`end`](Self::end).
     pub fn next_ending(&mut self) -> Option<Ending> {
         self.endings.pop_front()
+    }
+
+    /// What is stored, as this owner may use it. A plain hold that must end with its session is the
+    /// owner's no more: were it entered again before that is done, the new entry would be gone as
+    /// soon as it was told. Waits for several locks come to that when one lock after the other of a
+    /// session is freed, and commands between a session's end and the first write.
+    pub fn usable_by(&self, lock: LockRef<'_>, owner: &[u8], stored: Stored) -> Stored {
+        match stored {
+            Stored::Plain(hash) if self.is_to_end(lock, owner, &stored) => Stored::Plain(Hash {
+                own: None,
+                others: true,
+                ..hash
+            }),
+            _ => stored,
+        }
+    }
+
+    fn is_to_end(&self, lock: LockRef<'_>, owner: &[u8], stored: &Stored) -> bool {
+        let is_this = |ending: &Ending| {
+            ending.whole
+                && *ending.owner == *owner
+                && ending.lock.as_ref() == lock
+                && self.is_hold(lock, stored, owner, ending.mode, ending.token)
+        };
+        self.endings.iter().any(is_this)
     }
 
     /// Ends a hold, if it is still the one that was meant.

@@ -328,6 +328,26 @@ fn a_grant_that_nobody_hears_of_is_taken_back_at_all_locks() {
     ends_with(&heard, [(&[], &[]), (&[C], &[])]);
 }
 
+/// Were the one freed first while its owner still counts as the holder of the other, the wait would
+/// enter that once more, and the session's end would take it away again.
+#[test]
+fn what_ends_with_a_session_is_taken_anew_and_not_entered_again() {
+    let bound = |owner, lock| Op::Acquire {
+        lock,
+        owner,
+        lease_ms: INTEGER_MAX,
+        waits: Waits::No,
+        session: Some(0),
+        once: false,
+    };
+    let closed = Op::Close { client: 0 };
+    for taken in [[bound(A, 0), bound(B, 1)], [bound(B, 1), bound(A, 0)]] {
+        let waits = [wait_for_all(A, &[0, 1]), closed.clone()];
+        let story = [&[listen(0, 0)], &taken[..], &waits].concat();
+        ends_with(&story, [(&[A], &[]), (&[A], &[])]);
+    }
+}
+
 #[test]
 fn once_keeps_the_place_in_all_lines() {
     assert_eq!(SESSIONS.len(), 2);

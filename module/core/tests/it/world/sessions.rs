@@ -214,7 +214,7 @@ impl World {
                 return Err(format!("{ending:?} of what was no plain lock"));
             }
             let place = (lock.db, lock.name.to_vec());
-            let stored = self.space.read(&place, owner);
+            let stored = self.read(&place, owner);
             let mut effects = Vec::new();
             self.locks.end(&ending, stored, now, &mut effects);
             self.carry_out(&place, owner, &effects)?;
@@ -242,7 +242,7 @@ impl World {
                 return Ok(());
             };
             let place = (lock.db, lock.name.to_vec());
-            let stored = self.space.read(&place, &owner);
+            let stored = self.read(&place, &owner);
             let mut effects = Vec::new();
             self.locks
                 .check_hold(lock.as_ref(), &owner, mode, stored, now, &mut effects);

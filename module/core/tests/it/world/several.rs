@@ -91,7 +91,7 @@ impl World {
         // Those in line for what is free come before any newcomer.
         for place in &places {
             let is_waited_for = self.locks.is_waited_for(lock_ref(place));
-            if is_waited_for && self.space.read(place, asked.owner).is_free() {
+            if is_waited_for && self.read(place, asked.owner).is_free() {
                 self.settle_first(place)?;
             }
         }
@@ -257,7 +257,7 @@ impl World {
                 None => return self.twin.all_are_served(),
                 Some(Due::Line(lock, first)) => {
                     let place = place_of(&lock);
-                    let stored = self.space.read(&place, &first);
+                    let stored = self.read(&place, &first);
                     let mut effects = Vec::new();
                     self.locks.settle(lock.as_ref(), stored, now, &mut effects);
                     self.carry_out(&place, b"", &effects)?;
@@ -311,7 +311,7 @@ impl World {
     }
 
     fn read_all(&self, places: &[Place], owner: &[u8]) -> Vec<Stored> {
-        let read = |place| self.space.read(place, owner);
+        let read = |place| self.read(place, owner);
         places.iter().map(read).collect()
     }
 }
