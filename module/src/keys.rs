@@ -2,6 +2,7 @@
 
 use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Str};
 use crate::read_write::ReadWriteHash;
+use crate::settle;
 use crate::state::{self, Words};
 use rlock_core::{Count, FENCE_FIELD, Hash, LockRef, Look, MODE_FIELD, Now, Stored, Token};
 use std::ops::ControlFlow;
@@ -17,8 +18,14 @@ pub(crate) struct OpenLock<'a> {
 }
 
 impl<'a> OpenLock<'a> {
-    /// Opens the key to change it.
+    /// Opens the key to change it, once what must end there has ended.
     pub(crate) fn to_write(ctx: Ctx<'a>, name: Str<'a>) -> Self {
+        settle::endings(ctx, name);
+        Self::to_write_as_it_is(ctx, name)
+    }
+
+    /// Opens the key to change it, whatever must end there.
+    pub(crate) fn to_write_as_it_is(ctx: Ctx<'a>, name: Str<'a>) -> Self {
         Self::new(ctx, name, Key::open_to_write(ctx, name))
     }
 
@@ -45,14 +52,11 @@ impl<'a> OpenLock<'a> {
         self.at
     }
 
-    /// What is stored, as this owner may use it.
+    /// What is stored, as this owner sees it.
     pub(crate) fn load(&self, owner: Str<'_>, look: Look) -> Stored {
         match self.key.key_type() {
             KeyType::Missing => Stored::Free,
-            KeyType::Hash => {
-                let stored = self.load_hash(owner, look);
-                state::with(|state| state.locks.usable_by(self.at, owner.bytes(), stored))
-            }
+            KeyType::Hash => self.load_hash(owner, look),
             _ => Stored::OtherType,
         }
     }

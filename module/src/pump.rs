@@ -152,20 +152,7 @@ fn end_holds(ctx: Ctx<'_>, in_cluster: bool) {
         let Some(ending) = state::with(|state| state.locks.next_ending()) else {
             return;
         };
-        ctx.select_db(ending.lock.db);
-        let (name, owner) = (
-            OwnedStr::new(&ending.lock.name),
-            OwnedStr::new(&ending.owner),
-        );
-        let open = OpenLock::to_write(ctx, name.as_str());
-        let stored = open.load(owner.as_str(), Look::Whole);
-        if ending.mode != Mode::Plain && in_cluster && !slot_is_settled(ctx, &ending.lock.name) {
-            // Its lease ends it, at the node where it is by then.
-            continue;
-        }
-        effects::step(open, Some(owner.as_str()), |locks, _, now, effects| {
-            locks.end(&ending, stored, now, effects);
-        });
+        settle::ending(ctx, &ending, in_cluster);
     }
 }
 

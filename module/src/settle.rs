@@ -8,7 +8,7 @@ use crate::ffi::{Ctx, OwnedStr, Presence, Str};
 use crate::keys::OpenLock;
 use crate::read_write::slot_is_settled;
 use crate::{cluster, effects, state};
-use rlock_core::{Due, JointId, LockKey, Look, Mode, Stored};
+use rlock_core::{Due, Ending, JointId, LockKey, LockRef, Look, Mode, Stored};
 use std::rc::Rc;
 
 /// Does what the step just made has left to do.
@@ -52,6 +52,36 @@ impl Drop for GoingOn {
     fn drop(&mut self) {
         state::with(|state| state.going_on = false);
     }
+}
+
+/// Ends what must end at a lock before anything else is done there. An owner whose hold is about to
+/// end with its session would enter it again, and have nothing a moment later.
+pub(crate) fn endings(ctx: Ctx<'_>, name: Str<'_>) {
+    let lock = LockRef {
+        db: ctx.db(),
+        name: name.bytes(),
+    };
+    while let Some(next) = state::with(|state| state.locks.next_ending_of(lock)) {
+        ending(ctx, &next, ctx.in_cluster());
+    }
+}
+
+/// Ends a hold that nobody is left to know of.
+pub(crate) fn ending(ctx: Ctx<'_>, ending: &Ending, in_cluster: bool) {
+    if ending.mode != Mode::Plain && in_cluster && !slot_is_settled(ctx, &ending.lock.name) {
+        // Its lease ends it, at the node where it is by then.
+        return;
+    }
+    ctx.select_db(ending.lock.db);
+    let (name, owner) = (
+        OwnedStr::new(&ending.lock.name),
+        OwnedStr::new(&ending.owner),
+    );
+    let open = OpenLock::to_write_as_it_is(ctx, name.as_str());
+    let stored = open.load(owner.as_str(), Look::Whole);
+    effects::step(open, Some(owner.as_str()), |locks, _, now, effects| {
+        locks.end(ending, stored, now, effects);
+    });
 }
 
 /// Settles the line of a lock that was found free, for a newcomer that must not overtake it.

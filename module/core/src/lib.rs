@@ -25,13 +25,14 @@
 //! [`Locks::next_timeout`] with [`Locks::time_out`], and [`Locks::passed`]. What needs a write is
 //! only marked. At a moment at which the server allows one, the driver walks what is marked:
 //! [`Locks::next_ending`] with [`Locks::end`], [`Locks::next_hold_to_check`] with
-//! [`Locks::check_hold`], [`Locks::next_to_settle`] with [`Locks::settle`]. Until then what is
-//! stored is not quite what is so: whatever is read goes through [`Locks::usable_by`].
+//! [`Locks::check_hold`], [`Locks::next_to_settle`] with [`Locks::settle`]. What must end at one
+//! lock ends before anything is decided there that may be written: [`Locks::next_ending_of`].
 #![forbid(unsafe_code)]
 
 mod arena;
 mod deadlock;
 mod effect;
+mod ending;
 mod error;
 mod glob;
 mod hold;
@@ -54,9 +55,9 @@ mod writer;
 
 pub use deadlock::{DeadlockSearch, Found};
 pub use effect::{Dismissal, Effect, Grant, Holder};
+pub use ending::Ending;
 pub use error::{Refusal, Word};
 pub use glob::glob_matches;
-pub use life::Ending;
 pub use line::{Crowd, LineView, LockKey, LockRef, WaiterId, WaiterView};
 pub use lock::{Acquired, BlockedClient, Due, Joined, Locks, Overdue};
 pub use metrics::{Counters, Histogram};

@@ -1,31 +1,17 @@
 //! Sessions as the locks see them: what begins with a life-line and ends with it.
 
+use crate::ending::Ending;
 use crate::hold::HoldId;
 use crate::line::{LockKey, LockRef, Seat, Waiter, WaiterId};
 use crate::lock::Locks;
 use crate::metrics::count;
 use crate::request::{Events, Release};
 use crate::session::{Event, EventKind, Listener, LostReason, SessionId};
-use crate::stored::{Hash, NEVER, Stored};
+use crate::stored::{NEVER, Stored};
 use crate::{
     Crowd, Dismissal, Effect, Grant, LineView, Mode, Now, Refusal, Token, Wait, WaiterView,
 };
 use std::rc::Rc;
-
-/// A hold that must end as soon as a write is allowed, because nobody is left who knows of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ending {
-    /// The lock.
-    pub lock: LockKey,
-    /// The holder.
-    pub owner: Rc<[u8]>,
-    /// How it is held.
-    pub mode: Mode,
-    /// The grant: a later one of the same owner stays. None of a hold without a token.
-    pub token: Option<Token>,
-    /// Whether all of the hold ends, with its session, or only what one grant added to it.
-    pub whole: bool,
-}
 
 impl Locks {
     // --- The life-line ---------------------------------------------------------------------------
@@ -104,11 +90,11 @@ impl Locks {
             whole: false,
         };
         match grant.several {
-            None => self.endings.push_back(ending(lock, grant.token)),
+            None => self.endings.add(ending(lock, grant.token)),
             Some(several) => {
-                let each = several.iter().cloned();
-                self.endings
-                    .extend(each.map(|(lock, token)| ending(lock, token)));
+                for (lock, token) in several.iter().cloned() {
+                    self.endings.add(ending(lock, token));
+                }
             }
         }
     }
@@ -116,7 +102,7 @@ impl Locks {
     fn end_later(&mut self, holds: impl IntoIterator<Item = HoldId>) {
         for id in holds {
             if let Some(hold) = self.holds.remove(id) {
-                self.endings.push_back(Ending {
+                self.endings.add(Ending {
                     lock: hold.lock,
                     owner: hold.owner,
                     mode: hold.mode,
@@ -182,32 +168,14 @@ impl Locks {
     /// The next hold that must end. The driver reads its key for its owner and calls
     /// [`end`](Self::end).
     pub fn next_ending(&mut self) -> Option<Ending> {
-        self.endings.pop_front()
+        self.endings.take_first()
     }
 
-    /// What is stored, as this owner may use it. A plain hold that must end with its session is the
-    /// owner's no more: were it entered again before that is done, the new entry would be gone as
-    /// soon as it was told. Waits for several locks come to that when one lock after the other of a
-    /// session is freed, and commands between a session's end and the first write.
-    pub fn usable_by(&self, lock: LockRef<'_>, owner: &[u8], stored: Stored) -> Stored {
-        match stored {
-            Stored::Plain(hash) if self.is_to_end(lock, owner, &stored) => Stored::Plain(Hash {
-                own: None,
-                others: true,
-                ..hash
-            }),
-            _ => stored,
-        }
-    }
-
-    fn is_to_end(&self, lock: LockRef<'_>, owner: &[u8], stored: &Stored) -> bool {
-        let is_this = |ending: &Ending| {
-            ending.whole
-                && *ending.owner == *owner
-                && ending.lock.as_ref() == lock
-                && self.is_hold(lock, stored, owner, ending.mode, ending.token)
-        };
-        self.endings.iter().any(is_this)
+    /// The same, of one lock: before anything else is decided there that may be written. Were the
+    /// hold entered again instead, by a command or as a part of several, the new entry would be gone
+    /// as soon as it was told.
+    pub fn next_ending_of(&mut self, lock: LockRef<'_>) -> Option<Ending> {
+        self.endings.take_first_of(lock)
     }
 
     /// Ends a hold, if it is still the one that was meant.

@@ -6,8 +6,8 @@
 //! then word to the waiters, so that nobody hears of a hold that is not written yet.
 
 use crate::deadlock::DeadlockSearch;
+use crate::ending::Endings;
 use crate::hold::SessionHolds;
-use crate::life::Ending;
 use crate::line::{LineId, Lines, LockKey, LockRef, Newcomer, Seat, WaiterId};
 use crate::metrics::{Counters, count};
 use crate::request::{Acquire, Cancel, Patience, Release, Renew};
@@ -17,7 +17,6 @@ use crate::several::{JointId, Joints};
 use crate::stored::{Count, Stored, ttl_ms};
 use crate::writer::WriterTokens;
 use crate::{Dismissal, Effect, Found, Grant, Kind, Mode, Now, Refusal, Token, TokenMint};
-use std::collections::VecDeque;
 use std::rc::Rc;
 
 /// What ACQUIRE decided.
@@ -96,7 +95,7 @@ pub struct Locks {
     pub(crate) sessions: Sessions,
     pub(crate) holds: SessionHolds,
     /// Holds that must end as soon as a write is allowed.
-    pub(crate) endings: VecDeque<Ending>,
+    pub(crate) endings: Endings,
     pub(crate) counters: Counters,
     pub(crate) joints: Joints,
     pub(crate) writers: WriterTokens,

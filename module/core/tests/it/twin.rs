@@ -615,25 +615,13 @@ impl Twin {
         }
     }
 
-    /// What the owner holds, as a plain lock. What must end with its session is nobody's to use.
+    /// What the owner holds, as a plain lock.
     fn hold(&self, place: &Place, owner: &[u8]) -> Option<Vec<u8>> {
         let is_plain = self.field(place, b"mode").is_none();
-        let held = self.field(place, owner).filter(|_| is_plain);
-        held.filter(|_| !self.is_to_end(place, owner))
-    }
-
-    fn is_to_end(&self, place: &Place, owner: &[u8]) -> bool {
-        let token = self.token(place);
-        self.life.endings.iter().any(|ending| {
-            let is_same = ending.token.is_none() || ending.token == token;
-            ending.whole && ending.place == *place && ending.owner == owner && is_same
-        })
+        self.field(place, owner).filter(|_| is_plain)
     }
 
     fn others(&self, place: &Place, owner: &[u8]) -> bool {
-        if self.is_to_end(place, owner) {
-            return true;
-        }
         match self.space.get(place).map(|entry| &entry.value) {
             Some(Value::Hash(fields)) => owners(fields).any(|of| of != owner),
             _ => false,

@@ -495,7 +495,8 @@ impl World {
         place: &Place,
         request: &Acquire<'_>,
     ) -> Result<Result<Acquired, Refusal>, String> {
-        let (now, stored) = (self.clock.now, self.read(place, request.owner));
+        self.end_holds_first(place)?;
+        let (now, stored) = (self.clock.now, self.space.read(place, request.owner));
         let (at, mut effects) = (lock_ref(place), Vec::new());
         let acquired = self
             .locks
@@ -511,7 +512,8 @@ impl World {
     pub(super) fn settle_first(&mut self, place: &Place) -> Result<(), String> {
         let first = self.locks.first_owner(lock_ref(place));
         let first = first.ok_or("nobody is in line, and is to be settled first")?;
-        let (now, stored) = (self.clock.now, self.read(place, &first));
+        self.end_holds_first(place)?;
+        let (now, stored) = (self.clock.now, self.space.read(place, &first));
         let mut effects = Vec::new();
         self.locks
             .settle(lock_ref(place), stored, now, &mut effects);
@@ -595,7 +597,8 @@ impl World {
             token: token.and_then(Token::new),
             lease: lease_ms.map(|ms| Lease::from_ms(ms).unwrap()),
         };
-        let (now, stored) = (self.clock.now, self.read(place, owner));
+        self.end_holds_first(place)?;
+        let (now, stored) = (self.clock.now, self.space.read(place, owner));
         let mut effects = Vec::new();
         let left = self
             .locks
@@ -626,7 +629,8 @@ impl World {
             token: token.and_then(Token::new),
             session: session.map(|name| SESSIONS[name]),
         };
-        let (now, stored) = (self.clock.now, self.read(place, owner));
+        self.end_holds_first(place)?;
+        let (now, stored) = (self.clock.now, self.space.read(place, owner));
         let mut effects = Vec::new();
         let held = self
             .locks
@@ -642,7 +646,8 @@ impl World {
             key: &place.1,
             owner,
         };
-        let (now, stored) = (self.clock.now, self.read(place, owner));
+        self.end_holds_first(place)?;
+        let (now, stored) = (self.clock.now, self.space.read(place, owner));
         let mut effects = Vec::new();
         let left = self
             .locks
@@ -652,7 +657,8 @@ impl World {
     }
 
     fn break_hold(&mut self, place: &Place) -> Result<(Reply, Reply), String> {
-        let (now, stored) = (self.clock.now, self.read(place, b""));
+        self.end_holds_first(place)?;
+        let (now, stored) = (self.clock.now, self.space.read(place, b""));
         let mut effects = Vec::new();
         let broken = self
             .locks
@@ -788,7 +794,7 @@ impl World {
                 return Ok(());
             };
             let place = (lock.db, lock.name.to_vec());
-            let stored = self.read(&place, &first);
+            let stored = self.space.read(&place, &first);
             let mut effects = Vec::new();
             self.locks.settle(lock.as_ref(), stored, now, &mut effects);
             self.carry_out(&place, b"", &effects)?;
@@ -822,7 +828,7 @@ impl World {
             .filter(|(end, waiter, _, seat)| Some(*end) == earliest && is_meant(waiter, *seat))
             .min_by_key(|(_, _, id, _)| *id);
         let (_, _, _, seat) = first.ok_or("nobody waits that could be timed out")?;
-        let read = |place| self.read(place, owner);
+        let read = |place| self.space.read(place, owner);
         let stored: Vec<Stored> = places.iter().map(read).collect();
         let mut effects = Vec::new();
         self.locks.time_out(&stored, now, &mut effects);
@@ -830,12 +836,6 @@ impl World {
         self.twin.time_out(seat, now)?;
         self.forget_those_who_left();
         Ok(())
-    }
-
-    /// What the driver reads at a key for an owner.
-    fn read(&self, place: &Place, owner: &[u8]) -> Stored {
-        let stored = self.space.read(place, owner);
-        self.locks.usable_by(lock_ref(place), owner, stored)
     }
 
     // --- Effects and comparison ------------------------------------------------------------------

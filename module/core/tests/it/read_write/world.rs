@@ -404,6 +404,7 @@ impl World {
             Waits::No if !asked.once => Look::Brief,
             _ => Look::Whole,
         };
+        self.end_holds_of(lock)?;
         for _ in 0..3 {
             let stored = self.space.read(lock, asked.owner, how_much, self.how);
             let mut effects = Vec::new();
@@ -447,6 +448,7 @@ impl World {
         let now = self.clock.now;
         let queue = self.locks.queue(lock_ref(lock), now);
         let first = queue.first().ok_or("nobody is there to be settled first")?;
+        self.end_holds_of(lock)?;
         let stored = self.load(lock, &first.owner);
         let mut effects = Vec::new();
         self.locks.settle(lock_ref(lock), stored, now, &mut effects);
@@ -525,6 +527,7 @@ impl World {
             token: token.and_then(Token::new),
             lease: lease_ms.map(|ms| Lease::from_ms(ms).unwrap()),
         };
+        self.end_holds_of(lock)?;
         let (now, stored) = (self.clock.now, self.load(lock, owner));
         let mut effects = Vec::new();
         let left = self
@@ -556,6 +559,7 @@ impl World {
             token: token.and_then(Token::new),
             session: session.map(|name| SESSIONS[name]),
         };
+        self.end_holds_of(lock)?;
         let (now, stored) = (self.clock.now, self.load(lock, owner));
         let mut effects = Vec::new();
         let held = self
@@ -571,6 +575,7 @@ impl World {
 
     fn cancel(&mut self, lock: &[u8], owner: &[u8]) -> Result<(Reply, Reply), String> {
         let request = Cancel { key: lock, owner };
+        self.end_holds_of(lock)?;
         let (now, stored) = (self.clock.now, self.load(lock, owner));
         let mut effects = Vec::new();
         let left = self
@@ -582,6 +587,7 @@ impl World {
     }
 
     fn break_hold(&mut self, lock: &[u8]) -> Result<(Reply, Reply), String> {
+        self.end_holds_of(lock)?;
         let (now, stored) = (self.clock.now, self.load(lock, b""));
         let mut effects = Vec::new();
         let broken = self
@@ -784,32 +790,49 @@ impl World {
 
     /// Ends holds that nobody is left to know of.
     fn end_holds(&mut self) -> Result<(), String> {
-        let now = self.clock.now;
         while let Some(ending) = self.locks.next_ending() {
-            let Ending {
-                lock,
-                owner,
-                mode,
-                token,
-                whole,
-            } = &ending;
-            let stored = self.load(&lock.name, owner);
-            let mut effects = Vec::new();
-            self.locks.end(&ending, stored, now, &mut effects);
-            self.carry_out(&lock.name, owner, &effects)?;
-            self.go_on()?;
-            let should = TwinEnding {
-                hold: (lock.name.to_vec(), owner.to_vec(), *mode),
-                token: token.map(Token::get),
-                whole: *whole,
-            };
-            self.twin.end(&should, now)?;
-            self.forget_those_who_left();
+            self.end(&ending)?;
         }
         if self.twin.life.endings.is_empty() {
             return Ok(());
         }
         Err(format!("not ended: {:?}", self.twin.life.endings))
+    }
+
+    /// Those of one lock, before a command does anything there.
+    fn end_holds_of(&mut self, lock: &[u8]) -> Result<(), String> {
+        while let Some(ending) = self.locks.next_ending_of(lock_ref(lock)) {
+            self.end(&ending)?;
+        }
+        let left = &self.twin.life.endings;
+        if left.iter().all(|ending| ending.hold.0 != lock) {
+            return Ok(());
+        }
+        Err(format!("not ended: {left:?}"))
+    }
+
+    fn end(&mut self, ending: &Ending) -> Result<(), String> {
+        let Ending {
+            lock,
+            owner,
+            mode,
+            token,
+            whole,
+        } = ending;
+        let now = self.clock.now;
+        let stored = self.load(&lock.name, owner);
+        let mut effects = Vec::new();
+        self.locks.end(ending, stored, now, &mut effects);
+        self.carry_out(&lock.name, owner, &effects)?;
+        self.go_on()?;
+        let should = TwinEnding {
+            hold: (lock.name.to_vec(), owner.to_vec(), *mode),
+            token: token.map(Token::get),
+            whole: *whole,
+        };
+        self.twin.end(&should, now)?;
+        self.forget_those_who_left();
+        Ok(())
     }
 
     /// Looks at the keys of the holds that may be lost.

@@ -1,6 +1,7 @@
 //! What the driver does for sessions: EVENTS, those who wait there, and connections that close.
 
-use super::{SESSIONS, World, each_of};
+use super::{SESSIONS, World, each_of, lock_ref};
+use crate::keyspace::Place;
 use crate::life::{Call, Name, News, TwinEnding, TwinEvent, in_any_order};
 use crate::twin::Reply;
 use rlock_core::request::Events;
@@ -201,37 +202,60 @@ impl World {
 
     /// Ends holds that nobody is left to know of.
     pub(super) fn end_holds(&mut self) -> Result<(), String> {
-        let now = self.clock.now;
         while let Some(ending) = self.locks.next_ending() {
-            let Ending {
-                lock,
-                owner,
-                mode,
-                token,
-                whole,
-            } = &ending;
-            if *mode != Mode::Plain {
-                return Err(format!("{ending:?} of what was no plain lock"));
-            }
-            let place = (lock.db, lock.name.to_vec());
-            let stored = self.read(&place, owner);
-            let mut effects = Vec::new();
-            self.locks.end(&ending, stored, now, &mut effects);
-            self.carry_out(&place, owner, &effects)?;
-            let should = TwinEnding {
-                place,
-                owner: owner.to_vec(),
-                token: token.map(Token::get),
-                whole: *whole,
-            };
-            self.twin.end(&should, now)?;
+            self.end(&ending)?;
             self.go_on()?;
-            self.forget_those_who_left();
         }
         if self.twin.life.endings.is_empty() {
             return Ok(());
         }
         Err(format!("not ended: {:?}", self.twin.life.endings))
+    }
+
+    /// Those of one lock, before a command does anything there.
+    pub(super) fn end_holds_first(&mut self, place: &Place) -> Result<(), String> {
+        self.end_holds_of(place)?;
+        self.go_on()
+    }
+
+    /// The same within what a step has left to do, which goes on with what follows from it.
+    pub(super) fn end_holds_of(&mut self, place: &Place) -> Result<(), String> {
+        while let Some(ending) = self.locks.next_ending_of(lock_ref(place)) {
+            self.end(&ending)?;
+        }
+        let left = &self.twin.life.endings;
+        if left.iter().all(|ending| ending.place != *place) {
+            return Ok(());
+        }
+        Err(format!("not ended at {place:?}: {left:?}"))
+    }
+
+    fn end(&mut self, ending: &Ending) -> Result<(), String> {
+        let Ending {
+            lock,
+            owner,
+            mode,
+            token,
+            whole,
+        } = ending;
+        if *mode != Mode::Plain {
+            return Err(format!("{ending:?} of what was no plain lock"));
+        }
+        let now = self.clock.now;
+        let place = (lock.db, lock.name.to_vec());
+        let stored = self.space.read(&place, owner);
+        let mut effects = Vec::new();
+        self.locks.end(ending, stored, now, &mut effects);
+        self.carry_out(&place, owner, &effects)?;
+        let should = TwinEnding {
+            place,
+            owner: owner.to_vec(),
+            token: token.map(Token::get),
+            whole: *whole,
+        };
+        self.twin.end(&should, now)?;
+        self.forget_those_who_left();
+        Ok(())
     }
 
     /// Looks at the keys of the holds that may be lost.
@@ -242,7 +266,7 @@ impl World {
                 return Ok(());
             };
             let place = (lock.db, lock.name.to_vec());
-            let stored = self.read(&place, &owner);
+            let stored = self.space.read(&place, &owner);
             let mut effects = Vec::new();
             self.locks
                 .check_hold(lock.as_ref(), &owner, mode, stored, now, &mut effects);

@@ -90,8 +90,9 @@ impl World {
 
         // Those in line for what is free come before any newcomer.
         for place in &places {
+            self.end_holds_first(place)?;
             let is_waited_for = self.locks.is_waited_for(lock_ref(place));
-            if is_waited_for && self.read(place, asked.owner).is_free() {
+            if is_waited_for && self.space.read(place, asked.owner).is_free() {
                 self.settle_first(place)?;
             }
         }
@@ -195,6 +196,9 @@ impl World {
             .map_err(|refusal| format!("{args:?}: {refusal}"))?;
         let places = distinct(locks);
         let at: Vec<LockRef<'_>> = places.iter().map(lock_ref).collect();
+        for place in &places {
+            self.end_holds_first(place)?;
+        }
         let (now, stored) = (self.clock.now, self.read_all(&places, owner));
         let mut released = 0;
         let checked = self.locks.check_several(&at, &stored);
@@ -230,6 +234,9 @@ impl World {
             .map_err(|refusal| format!("{args:?}: {refusal}"))?;
         let places = distinct(locks);
         let at: Vec<LockRef<'_>> = places.iter().map(lock_ref).collect();
+        for place in &places {
+            self.end_holds_first(place)?;
+        }
         let (now, stored) = (self.clock.now, self.read_all(&places, owner));
         let mut renewed = self.locks.check_several(&at, &stored).map(|()| 0);
         for (place, stored) in places.iter().zip(stored) {
@@ -257,7 +264,8 @@ impl World {
                 None => return self.twin.all_are_served(),
                 Some(Due::Line(lock, first)) => {
                     let place = place_of(&lock);
-                    let stored = self.read(&place, &first);
+                    self.end_holds_of(&place)?;
+                    let stored = self.space.read(&place, &first);
                     let mut effects = Vec::new();
                     self.locks.settle(lock.as_ref(), stored, now, &mut effects);
                     self.carry_out(&place, b"", &effects)?;
@@ -266,6 +274,9 @@ impl World {
                 Some(Due::Joint(id, locks, owner)) => {
                     let seat = self.seat_of(id).ok_or("nobody waits, and is due")?;
                     let places: Vec<Place> = locks.iter().map(place_of).collect();
+                    for place in &places {
+                        self.end_holds_of(place)?;
+                    }
                     let stored = self.read_all(&places, &owner);
                     let mut effects = Vec::new();
                     let granted = self.locks.settle_joint(id, &stored, now, &mut effects);
@@ -311,7 +322,7 @@ impl World {
     }
 
     fn read_all(&self, places: &[Place], owner: &[u8]) -> Vec<Stored> {
-        let read = |place| self.read(place, owner);
+        let read = |place| self.space.read(place, owner);
         places.iter().map(read).collect()
     }
 }
