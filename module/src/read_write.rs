@@ -64,7 +64,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             look
         };
         let own_read = count.and_then(|count| self.read_hold(owner, count, look_at_own));
-        let others = if key.len() == known {
+        let others = if look == Look::Own || key.len() == known {
             OtherHolders::default()
         } else if self.outlives(own_read) {
             OtherHolders {
@@ -111,11 +111,14 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             } else if let Some(read) = self.read_hold(field, Count::from_field(value), look) {
                 let end = match look {
                     Look::Brief => self.end(),
-                    Look::Whole => read.ends_at,
+                    Look::Own | Look::Whole => read.ends_at,
                 };
                 others.read = others.read.max(Some(end));
             }
-            go_on_if(look == Look::Whole || others.read.is_none())
+            // One that reads for as long as the key lives is answer enough.
+            let is_enough = others.read == Some(self.end())
+                && (look == Look::Brief || self.mode == ModeField::Read);
+            go_on_if(!is_enough)
         });
         others
     }

@@ -402,7 +402,9 @@ impl Locks {
         if let Some((_, next)) = self.lines.first(line)
             && next.joint.is_none()
             && match mode {
-                Mode::Read => next.mode == Mode::Read,
+                // A reader comes in with it, and a writer is to know when the last reader's lease
+                // ends.
+                Mode::Read => true,
                 Mode::Write | Mode::Plain => next.owner == owner,
             }
         {

@@ -240,6 +240,9 @@ pub struct ReadHold {
 /// How much of a read-write lock must be read for a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
+    /// What the owner itself has, as if nobody else were there: enough to tell whether it still
+    /// has it, and until when.
+    Own,
     /// Whether there are others, with the key's end for theirs; the owner's latest timeout key.
     Brief,
     /// When the leases of the others and all of the owner's own end.

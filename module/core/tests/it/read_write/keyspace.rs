@@ -273,9 +273,13 @@ impl Keyspace {
         let own_write = own_write.map(|value| Count::from_field(value));
         let writers = self.writers(name);
         let is_read = self.mode(name) == Some(b"read");
+        let own_read = self.own_read(name, owner);
+        if look == Look::Own && own_write.is_none() && own_read.is_none() {
+            return Stored::Abandoned;
+        }
         Stored::ReadWrite(ReadWrite {
             own_write,
-            own_read: self.own_read(name, owner),
+            own_read,
             others_write: writers.iter().any(|of| of != owner) || (!is_read && own_write.is_none()),
             others_read: self.others_read(name, owner, look, how),
             ends_at: *ends_at,
@@ -309,12 +313,17 @@ impl Keyspace {
             .filter(|(of, _)| of != owner)
             .map(|(_, reader)| reader.ends_at)
             .max();
-        if look == Look::Brief {
-            return longest.map(|_| key_end);
+        match look {
+            Look::Own => return None,
+            Look::Brief => return longest.map(|_| key_end),
+            Look::Whole => {}
         }
-        let is_answered = how == Reading::Short
-            && self.mode(name) == Some(b"read")
-            && self.reader_fields(name).iter().any(|of| of != owner);
+        let is_short = how == Reading::Short && self.mode(name) == Some(b"read");
+        let mut others = self.readers(name).into_iter().filter(|(of, _)| of != owner);
+        if is_short && others.any(|(_, reader)| reader.ends_at == key_end) {
+            return Some(key_end);
+        }
+        let is_answered = is_short && self.reader_fields(name).iter().any(|of| of != owner);
         match self.reader(name, owner) {
             Some(own) if is_answered && own.ends_at < key_end => Some(key_end),
             _ => longest,

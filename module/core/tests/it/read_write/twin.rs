@@ -904,7 +904,7 @@ impl Twin {
             lease_ms: waiter.lease_ms,
             session: waiter.session,
             once: false,
-            looks_at_all: true,
+            looks_at_all: waiter.mode != Mode::Read,
         };
         let (count, token) = self.enter(lock, &entry, now).unwrap();
         self.tally.handovers += 1;
