@@ -342,6 +342,20 @@ impl Locks {
         }
     }
 
+    /// If a session has this hold, it is lost.
+    pub(crate) fn lose_hold(
+        &mut self,
+        lock: LockRef<'_>,
+        owner: &[u8],
+        mode: Mode,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Some(id) = self.holds.find(lock, owner, mode) {
+            self.lose(id, None, now, effects);
+        }
+    }
+
     /// All that sessions have of a lock is lost.
     pub(crate) fn lose_holds(
         &mut self,

@@ -471,6 +471,11 @@ impl Locks {
             Count::next(held)
         };
         let entered = entered.ok_or(Refusal::HoldCountOverflow)?;
+        if held == 0 {
+            // Others read on, so the hash is still there when the owner's own lease is over. What
+            // is on record of it, if nobody has looked yet, is not this hold.
+            self.lose_hold(lock, entry.owner, entry.mode, now, effects);
+        }
         let token = token.unwrap_or_else(|| self.tokens.mint(now.wall_us));
         count(if held == 0 {
             &mut self.counters.grants

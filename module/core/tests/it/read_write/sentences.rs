@@ -783,6 +783,25 @@ fn holds_of_both_modes_end_with_their_session() {
 }
 
 #[test]
+fn who_reads_anew_has_lost_what_its_session_had_and_nobody_had_noticed() {
+    let mut server = Server::new();
+    server.events(0, 0);
+    server.takes(B, Read, 50);
+    server.does(&of_session(A, Read, 50, Waits::No));
+    let (owner, number) = (A, 1);
+    server.does(&Op::Foreign {
+        lock: 0,
+        changes: vec![Change::DeleteTimeout { owner, number }],
+        told: false,
+    });
+    server.takes(A, Read, 50);
+    let lost: Vec<News> = server.events(0, 0).into_iter().map(|of| of.news).collect();
+    assert_eq!(lost, [News::Lost("deleted")]);
+    server.does(&Op::Close { client: 0 });
+    assert!(server.holds(A, Read));
+}
+
+#[test]
 fn a_reading_is_lost_at_its_own_end() {
     let mut server = Server::new();
     server.events(0, 0);

@@ -934,6 +934,11 @@ impl Twin {
         } else {
             held + 1
         };
+        if !is_held {
+            // What a session had before of it is over, though nobody may have looked.
+            self.life
+                .lose(&(lock.to_vec(), owner.clone(), mode), None, now);
+        }
         let kept = self.token(lock, owner, mode).filter(|_| is_held);
         let token = kept.unwrap_or_else(|| self.mint(now));
         self.put(lock, owner, mode, count, token);
