@@ -131,6 +131,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             token: None,
             ends_at: self.end(),
             rest_ends_at: None,
+            rest_token: None,
         };
         let last = match count {
             Count::Valid(last) if self.mode != ModeField::Odd => last,
@@ -142,7 +143,9 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 return hold.or(Some(untold));
             };
             self.looks_left.set(looks_left);
-            let Some(timeout) = self.timeout(owner, number, hold.is_none()) else {
+            // The tokens of the latest, and of the latest of the others.
+            let with_token = hold.is_none_or(|hold| hold.rest_ends_at.is_none());
+            let Some(timeout) = self.timeout(owner, number, with_token) else {
                 continue;
             };
             let hold = hold.get_or_insert(ReadHold {
@@ -150,9 +153,11 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 token: timeout.token,
                 ends_at: timeout.ends_at,
                 rest_ends_at: None,
+                rest_token: None,
             });
             hold.ends_at = hold.ends_at.max(timeout.ends_at);
             if number < last {
+                hold.rest_token = hold.rest_token.or(timeout.token);
                 hold.rest_ends_at = hold.rest_ends_at.max(Some(timeout.ends_at));
             }
             if look == Look::Brief {

@@ -202,18 +202,20 @@ impl Locks {
             mode: Mode::Read,
             count: Some(left),
         });
+        let mut token = own.rest_token;
         if lease_end.is_some() {
             let rest = ReadHold {
                 count: Count::Valid(left),
                 ..*own
             };
             rest.write_all(&Holder::Caller, own.token, end, effects);
+            token = own.token;
         }
         let key_end = hash.key_end(Some(end));
         self.expire(lock, hash, key_end, now, effects);
         let (owner, mode) = (request.owner, Mode::Read);
         let end = hash.end_with_key(Some(end), key_end);
-        self.bind(lock, owner, mode, None, own.token, end);
+        self.bind(lock, owner, mode, None, token, end);
         left
     }
 

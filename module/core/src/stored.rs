@@ -235,6 +235,9 @@ pub struct ReadHold {
     pub ends_at: i64,
     /// The same without the timeout key of its latest entry; none if no other is left.
     pub rest_ends_at: Option<i64>,
+    /// The value of the latest of those others, if we wrote it: another one if somebody else's
+    /// script entered in between in the owner's name.
+    pub rest_token: Option<Token>,
 }
 
 /// How much of a read-write lock must be read for a decision.

@@ -94,6 +94,14 @@ pub(crate) fn number(value: &[u8]) -> Option<i64> {
     (number.to_string() == text).then_some(number)
 }
 
+/// The token that a timeout key has, if it is ours.
+fn token_of(key: &Entry) -> Option<i64> {
+    match &key.value {
+        Value::Text(value) => number(value).filter(|token| *token > 1),
+        Value::Hash(_) => None,
+    }
+}
+
 impl Keyspace {
     pub(crate) fn get(&self, key: &[u8]) -> Option<&Entry> {
         self.keys.get(key)
@@ -219,10 +227,7 @@ impl Keyspace {
         }
         let timeouts = self.timeouts(name, owner);
         let (_, latest) = timeouts.last()?;
-        let token = match &latest.value {
-            Value::Text(value) => number(value).filter(|token| *token > 1),
-            Value::Hash(_) => None,
-        };
+        let token = token_of(latest);
         let ends = timeouts.iter().map(|(_, key)| key.ends_at.unwrap_or(NEVER));
         Some(Reader {
             count,
@@ -294,15 +299,19 @@ impl Keyspace {
                 token: None,
                 ends_at: own.ends_at,
                 rest_ends_at: None,
+                rest_token: None,
             });
         };
-        let rest = self.timeouts(name, owner);
-        let rest = rest.iter().filter(|(number, _)| *number < count);
+        let mut rest = self.timeouts(name, owner);
+        rest.retain(|(number, _)| *number < count);
+        let latest = rest.last().and_then(|(_, key)| token_of(key));
+        let rest = rest.iter();
         Some(ReadHold {
             count: Count::Valid(count),
             token: own.token.and_then(Token::new),
             ends_at: own.ends_at,
             rest_ends_at: rest.map(|(_, key)| key.ends_at.unwrap_or(NEVER)).max(),
+            rest_token: latest.and_then(Token::new),
         })
     }
 

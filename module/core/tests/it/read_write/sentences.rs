@@ -802,6 +802,20 @@ fn who_reads_anew_has_lost_what_its_session_had_and_nobody_had_noticed() {
 }
 
 #[test]
+fn a_reading_whose_token_a_scripts_entry_covered_is_not_lost_when_it_shows_again() {
+    let mut server = Server::new();
+    server.events(0, 0);
+    server.does(&of_session(A, Read, 50, Waits::No));
+    let (owner, lease_ms) = (A, 50);
+    server.sees(&[Change::Read { owner, lease_ms }]);
+    server.takes(A, Read, 50);
+    assert_eq!(server.releases(A, Read), Reply::Number(2));
+    assert_eq!(server.releases(A, Read), Reply::Number(1));
+    server.sees(&[Change::Expire { ms: 50 }]);
+    assert_eq!(server.events(0, 0), []);
+}
+
+#[test]
 fn a_reading_is_lost_at_its_own_end() {
     let mut server = Server::new();
     server.events(0, 0);

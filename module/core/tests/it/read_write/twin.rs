@@ -355,8 +355,7 @@ impl Twin {
             return 0;
         }
         self.shrink(lock, owner);
-        // As what it gave back, though a script's entry may have covered one with another token.
-        self.bind_as(lock, owner, Mode::Read, None, token);
+        self.bind(lock, owner, Mode::Read, None);
         left
     }
 
