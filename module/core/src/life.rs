@@ -1,6 +1,6 @@
 //! Sessions as the locks see them: what begins with a life-line and ends with it.
 
-use crate::hold::HoldId;
+use crate::hold::{HoldId, SessionHold};
 use crate::line::{LockKey, LockRef, Seat, Waiter, WaiterId};
 use crate::lock::Locks;
 use crate::metrics::count;
@@ -84,12 +84,13 @@ impl Locks {
                     });
                 }
             }
+            // What ends as a whole goes first: of that no part is to be given back.
+            self.end_later(belongings.holds);
             for event in belongings.unfetched {
                 if let EventKind::Granted(grant) = event.kind {
                     self.give_back_later(event.lock, &event.owner, grant);
                 }
             }
-            self.end_later(belongings.holds);
         }
         any
     }
@@ -114,17 +115,18 @@ impl Locks {
     }
 
     fn end_later(&mut self, holds: impl IntoIterator<Item = HoldId>) {
-        for id in holds {
-            if let Some(hold) = self.holds.remove(id) {
-                self.endings.push_back(Ending {
-                    lock: hold.lock,
-                    owner: hold.owner,
-                    mode: hold.mode,
-                    token: hold.token,
-                    whole: true,
-                });
-            }
-        }
+        let holds = holds.into_iter().filter_map(|id| self.holds.remove(id));
+        let mut holds: Vec<SessionHold> = holds.collect();
+        // A writer's reading first: were the writer to become a reader in between, a wait of the
+        // same owner would enter what it reads, and lose that at once.
+        holds.sort_by_key(|hold| hold.mode);
+        self.endings.extend(holds.into_iter().map(|hold| Ending {
+            lock: hold.lock,
+            owner: hold.owner,
+            mode: hold.mode,
+            token: hold.token,
+            whole: true,
+        }));
     }
 
     /// On a replica nothing is to be done: what was granted here is the primary's to end.
@@ -194,6 +196,11 @@ impl Locks {
         }
         if !ending.whole {
             return self.take_back(ending, stored, now, effects);
+        }
+        // What is on record came after the session's end: a RENEW or an entry of the same owner
+        // named another session before a write was allowed, and was told that it has the hold.
+        if self.holds.find(lock, &ending.owner, ending.mode).is_some() {
+            return;
         }
         match stored {
             Stored::Plain(hash) => self.end_plain(lock, &hash, &ending.owner, now, effects),

@@ -783,6 +783,33 @@ fn holds_of_both_modes_end_with_their_session() {
 }
 
 #[test]
+fn who_waits_to_read_does_not_come_in_on_what_its_owners_session_leaves() {
+    let mut server = Server::new();
+    server.events(0, 0);
+    server.events(1, 0);
+    let queued = |owner, mode, of| {
+        let mut op = acquire(owner, mode, 50, Waits::Queue(0));
+        if let Op::Acquire { session, .. } = &mut op {
+            *session = Some(of);
+        }
+        op
+    };
+    server.takes(B, Read, 50);
+    server.does(&queued(A, Write, 0));
+    server.does(&queued(C, Write, 0));
+    server.does(&queued(A, Read, 1));
+    server.releases(B, Read);
+    let former = match server.does(&of_session(A, Read, 50, Waits::No)) {
+        Reply::Held { token, .. } => token,
+        other => panic!("{other:?}"),
+    };
+    server.does(&Op::Close { client: 0 });
+    let told: Vec<News> = server.events(1, 0).into_iter().map(|of| of.news).collect();
+    assert!(matches!(told[..], [News::Granted(token)] if token != former));
+    assert!(server.holds(A, Read));
+}
+
+#[test]
 fn who_reads_anew_has_lost_what_its_session_had_and_nobody_had_noticed() {
     let mut server = Server::new();
     server.events(0, 0);
