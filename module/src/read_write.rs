@@ -63,7 +63,8 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         } else {
             look
         };
-        let own_read = count.and_then(|count| self.read_hold(owner, count, look_at_own));
+        let own_read =
+            count.and_then(|count| self.read_hold(owner, count, look_at_own, usize::MAX));
         let others = if look == Look::Own || key.len() == known {
             OtherHolders::default()
         } else if self.outlives(own_read) {
@@ -72,7 +73,13 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 read: Some(self.end()),
             }
         } else {
-            self.others(owner, &own_field, look)
+            // For a brief look somebody's latest timeout key is enough, and as a rule it is there.
+            // One field that claims any number of them must not make each of many steps long.
+            let others = |most| self.others(owner, &own_field, look, most);
+            let latest = (look == Look::Brief).then(|| others(1));
+            latest
+                .filter(|others| others.read.is_some())
+                .unwrap_or_else(|| others(usize::MAX))
         };
         if own_read.is_none() && own_write.is_none() && !others.write && others.read.is_none() {
             return Stored::Abandoned;
@@ -97,7 +104,13 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         own_read.is_some_and(|own| self.mode == ModeField::Read && own.ends_at < self.end())
     }
 
-    fn others(&self, owner: &[u8], own_writer: &[u8], look: Look) -> OtherHolders {
+    fn others(
+        &self,
+        owner: &[u8],
+        own_writer: &[u8],
+        look: Look,
+        timeouts_max: usize,
+    ) -> OtherHolders {
         let mut others = OtherHolders::default();
         let is_known = |field: &[u8]| {
             field == owner || field == own_writer || field == FENCE_FIELD || field == MODE_FIELD
@@ -108,7 +121,9 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             }
             if field.ends_with(WRITER_SUFFIX) {
                 others.write = true;
-            } else if let Some(read) = self.read_hold(field, Count::from_field(value), look) {
+            } else if let Some(read) =
+                self.read_hold(field, Count::from_field(value), look, timeouts_max)
+            {
                 let end = match look {
                     Look::Brief => self.end(),
                     Look::Own | Look::Whole => read.ends_at,
@@ -124,8 +139,14 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
     }
 
     /// A reader's hold, if one of its timeout keys is there. For a brief look the one with the
-    /// highest number is enough.
-    fn read_hold(&self, owner: &[u8], count: Count, look: Look) -> Option<ReadHold> {
+    /// highest number is enough. So many are looked at, the latest first.
+    fn read_hold(
+        &self,
+        owner: &[u8],
+        count: Count,
+        look: Look,
+        timeouts_max: usize,
+    ) -> Option<ReadHold> {
         let untold = ReadHold {
             count,
             token: None,
@@ -138,7 +159,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             _ => return Some(untold),
         };
         let mut hold: Option<ReadHold> = None;
-        for number in (1..=last).rev() {
+        for number in (1..=last).rev().take(timeouts_max) {
             let Some(looks_left) = self.looks_left.get().checked_sub(1) else {
                 return hold.or(Some(untold));
             };
@@ -194,7 +215,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 });
             } else if field != FENCE_FIELD
                 && field != MODE_FIELD
-                && let Some(read) = self.read_hold(field, count, Look::Whole)
+                && let Some(read) = self.read_hold(field, count, Look::Whole, usize::MAX)
             {
                 holds.push(ReadWriteHold {
                     owner: field.into(),
@@ -217,7 +238,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 field != FENCE_FIELD && field != MODE_FIELD && !field.ends_with(WRITER_SUFFIX);
             if is_reader
                 && self
-                    .read_hold(field, Count::from_field(value), Look::Brief)
+                    .read_hold(field, Count::from_field(value), Look::Brief, usize::MAX)
                     .is_none()
             {
                 gone.push(field.into());
