@@ -174,7 +174,7 @@ fn check_holds(ctx: Ctx<'_>, in_cluster: bool) {
             presence => presence,
         };
         let open = OpenLock::to_write(ctx, name.as_str());
-        let stored = open.load(holder.as_str(), Look::Whole);
+        let stored = open.load(holder.as_str(), Look::Own);
         effects::step(open, None, |locks, at, now, effects| match presence {
             Presence::Here => locks.check_hold(at, &owner, mode, stored, now, effects),
             Presence::Elsewhere => locks.hold_moved(at, &owner, mode),

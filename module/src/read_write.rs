@@ -63,8 +63,9 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         } else {
             look
         };
-        let own_read = count.and_then(|count| self.read_hold(owner, count, look_at_own));
-        let others = if key.len() == known {
+        let own_read =
+            count.and_then(|count| self.read_hold(owner, count, look_at_own, usize::MAX));
+        let others = if look == Look::Own || key.len() == known {
             OtherHolders::default()
         } else if self.outlives(own_read) {
             OtherHolders {
@@ -72,7 +73,13 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 read: Some(self.end()),
             }
         } else {
-            self.others(owner, &own_field, look)
+            // For a brief look somebody's latest timeout key is enough, and as a rule it is there.
+            // One field that claims any number of them must not make each of many steps long.
+            let others = |most| self.others(owner, &own_field, look, most);
+            let latest = (look == Look::Brief).then(|| others(1));
+            latest
+                .filter(|others| others.read.is_some())
+                .unwrap_or_else(|| others(usize::MAX))
         };
         if own_read.is_none() && own_write.is_none() && !others.write && others.read.is_none() {
             return Stored::Abandoned;
@@ -97,7 +104,13 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         own_read.is_some_and(|own| self.mode == ModeField::Read && own.ends_at < self.end())
     }
 
-    fn others(&self, owner: &[u8], own_writer: &[u8], look: Look) -> OtherHolders {
+    fn others(
+        &self,
+        owner: &[u8],
+        own_writer: &[u8],
+        look: Look,
+        timeouts_max: usize,
+    ) -> OtherHolders {
         let mut others = OtherHolders::default();
         let is_known = |field: &[u8]| {
             field == owner || field == own_writer || field == FENCE_FIELD || field == MODE_FIELD
@@ -108,38 +121,52 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             }
             if field.ends_with(WRITER_SUFFIX) {
                 others.write = true;
-            } else if let Some(read) = self.read_hold(field, Count::from_field(value), look) {
+            } else if let Some(read) =
+                self.read_hold(field, Count::from_field(value), look, timeouts_max)
+            {
                 let end = match look {
                     Look::Brief => self.end(),
-                    Look::Whole => read.ends_at,
+                    Look::Own | Look::Whole => read.ends_at,
                 };
                 others.read = others.read.max(Some(end));
             }
-            go_on_if(look == Look::Whole || others.read.is_none())
+            // One that reads for as long as the key lives is answer enough.
+            let is_enough = others.read == Some(self.end())
+                && (look == Look::Brief || self.mode == ModeField::Read);
+            go_on_if(!is_enough)
         });
         others
     }
 
     /// A reader's hold, if one of its timeout keys is there. For a brief look the one with the
-    /// highest number is enough.
-    fn read_hold(&self, owner: &[u8], count: Count, look: Look) -> Option<ReadHold> {
+    /// highest number is enough. So many are looked at, the latest first.
+    fn read_hold(
+        &self,
+        owner: &[u8],
+        count: Count,
+        look: Look,
+        timeouts_max: usize,
+    ) -> Option<ReadHold> {
         let untold = ReadHold {
             count,
             token: None,
             ends_at: self.end(),
             rest_ends_at: None,
+            rest_token: None,
         };
         let last = match count {
             Count::Valid(last) if self.mode != ModeField::Odd => last,
             _ => return Some(untold),
         };
         let mut hold: Option<ReadHold> = None;
-        for number in (1..=last).rev() {
+        for number in (1..=last).rev().take(timeouts_max) {
             let Some(looks_left) = self.looks_left.get().checked_sub(1) else {
                 return hold.or(Some(untold));
             };
             self.looks_left.set(looks_left);
-            let Some(timeout) = self.timeout(owner, number, hold.is_none()) else {
+            // The tokens of the latest, and of the latest of the others.
+            let with_token = hold.is_none_or(|hold| hold.rest_ends_at.is_none());
+            let Some(timeout) = self.timeout(owner, number, with_token) else {
                 continue;
             };
             let hold = hold.get_or_insert(ReadHold {
@@ -147,9 +174,11 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 token: timeout.token,
                 ends_at: timeout.ends_at,
                 rest_ends_at: None,
+                rest_token: None,
             });
             hold.ends_at = hold.ends_at.max(timeout.ends_at);
             if number < last {
+                hold.rest_token = hold.rest_token.or(timeout.token);
                 hold.rest_ends_at = hold.rest_ends_at.max(Some(timeout.ends_at));
             }
             if look == Look::Brief {
@@ -186,7 +215,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 });
             } else if field != FENCE_FIELD
                 && field != MODE_FIELD
-                && let Some(read) = self.read_hold(field, count, Look::Whole)
+                && let Some(read) = self.read_hold(field, count, Look::Whole, usize::MAX)
             {
                 holds.push(ReadWriteHold {
                     owner: field.into(),
@@ -209,7 +238,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 field != FENCE_FIELD && field != MODE_FIELD && !field.ends_with(WRITER_SUFFIX);
             if is_reader
                 && self
-                    .read_hold(field, Count::from_field(value), Look::Brief)
+                    .read_hold(field, Count::from_field(value), Look::Brief, usize::MAX)
                     .is_none()
             {
                 gone.push(field.into());

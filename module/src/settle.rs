@@ -107,7 +107,7 @@ pub(crate) fn line(ctx: Ctx<'_>, lock: &LockKey, first: &Rc<[u8]>, in_cluster: b
     };
     let first = OwnedStr::new(first);
     let open = OpenLock::to_write(ctx, name.as_str());
-    let stored = open.load(first.as_str(), Look::Whole);
+    let stored = open.load(first.as_str(), depth(lock));
     let is_whole = is_whole(&open, &stored, in_cluster);
     effects::step(open, None, |locks, at, now, effects| {
         match (presence, &moved) {
@@ -117,6 +117,17 @@ pub(crate) fn line(ctx: Ctx<'_>, lock: &LockKey, first: &Rc<[u8]>, in_cluster: b
             _ => locks.look_again(at, now),
         }
     });
+}
+
+/// How much must be read for the first in line. Many readers can come in together, one a step:
+/// were each to read what those before it have, the time would grow with the square of their
+/// number.
+fn depth(lock: &LockKey) -> Look {
+    match state::with(|state| state.locks.first_mode(lock.as_ref())) {
+        Some(Mode::Read) => Look::Brief,
+        // Who waits to write is to know when the last reader's lease ends.
+        Some(Mode::Write | Mode::Plain) | None => Look::Whole,
+    }
 }
 
 /// Whether what is stored of a lock is all there is of it. A read-write lock is in several keys,

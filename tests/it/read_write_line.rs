@@ -1,6 +1,6 @@
 //! The line of a read-write lock: phase-fair, and nobody waits for a lock that would let it in.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use rlock_tests::{Conn, Reply, Server, Version, patience, until};
 
@@ -93,6 +93,57 @@ fn the_readers_at_the_head_come_in_with_the_release_and_no_newcomer_before_them(
             waiter.read().held();
         }
     }
+}
+
+/// How long a writer's release takes that lets so many readers in, after this was done.
+fn time_to_come_in(server: &Server, readers: usize, before: &str) -> Duration {
+    let mut conn = server.connect();
+    let mut life = server.life_line("s");
+    takes(&mut conn, "alice", "WRITE");
+    let queue = |at| format!("RLOCK.ACQUIRE k r{at} 600000 READ QUEUE 0 SESSION s");
+    let queued: Vec<String> = (0..readers).map(queue).collect();
+    conn.pipeline(&queued);
+    conn.run(before);
+    let start = Instant::now();
+    releases(server, "alice", "WRITE");
+    let taken = start.elapsed();
+    let told = life.run("RLOCK.EVENTS s").events().len();
+    assert_eq!(told, readers, "all come in with it");
+    conn.run("FLUSHALL");
+    conn.settle();
+    taken
+}
+
+#[test]
+fn readers_that_come_in_together_do_not_each_look_at_all_the_others() {
+    let server = Server::start();
+    // Four times the readers take four times as long; sixteen times if each looks at the others.
+    // The machine may be busy with something else: it is enough that one round shows it.
+    let mut seen = Vec::new();
+    for _ in 0..5 {
+        let [few, many] = [750, 3000].map(|readers| time_to_come_in(&server, readers, "PING"));
+        if many < few * 9 {
+            return;
+        }
+        seen.push((few, many));
+    }
+    panic!("the time grows faster than the number: {seen:?}");
+}
+
+#[test]
+fn nor_at_all_the_timeout_keys_that_a_field_claims_to_have() {
+    let server = Server::start();
+    let claim = "HSET k nobody 2147483647";
+    // Nearly all of the time is one long look; twenty times as many if each looks for itself.
+    let mut seen = Vec::new();
+    for _ in 0..5 {
+        let [few, many] = [10, 200].map(|readers| time_to_come_in(&server, readers, claim));
+        if many < few * 8 {
+            return;
+        }
+        seen.push((few, many));
+    }
+    panic!("each takes a long look: {seen:?}");
 }
 
 #[test]

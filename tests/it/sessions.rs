@@ -477,6 +477,30 @@ fn renew_takes_a_hold_along_to_another_session() {
 }
 
 #[test]
+fn a_hold_renewed_for_another_session_in_the_turn_in_which_its_own_ends_is_not_ended() {
+    let server = Server::start();
+    let mut sleeper = server.connect();
+    for mode in ["", " READ", " WRITE"] {
+        for _ in 0..5 {
+            let mut conn = server.connect();
+            let (first, second) = (server.life_line("s"), server.life_line("t"));
+            let taken = conn.run(format!("RLOCK.ACQUIRE k bob 30000{mode} SESSION s"));
+            assert_eq!(taken.held().0, 1);
+            // Both arrive while the server does something else, and it sees them in one turn; the
+            // hold is ended at the end of that turn.
+            sleeper.send("DEBUG SLEEP 0.05");
+            first.close();
+            let renewed = conn.run(format!("RLOCK.RENEW k bob 30000{mode} SESSION t"));
+            sleeper.read();
+            conn.settle();
+            assert_eq!(server.run("EXISTS k"), renewed, "what RENEW said{mode}");
+            second.close();
+            until("k went with t", || server.run("EXISTS k") == 0);
+        }
+    }
+}
+
+#[test]
 fn a_reentry_for_another_session_moves_the_hold() {
     let server = Server::start();
     let mut conn = server.connect();

@@ -1,7 +1,7 @@
 //! Sessions as the locks see them: what begins with a life-line and ends with it.
 
 use crate::ending::Ending;
-use crate::hold::HoldId;
+use crate::hold::{HoldId, SessionHold};
 use crate::line::{LockKey, LockRef, Seat, Waiter, WaiterId};
 use crate::lock::Locks;
 use crate::metrics::count;
@@ -70,12 +70,13 @@ impl Locks {
                     });
                 }
             }
+            // What ends as a whole goes first: of that no part is to be given back.
+            self.end_later(belongings.holds);
             for event in belongings.unfetched {
                 if let EventKind::Granted(grant) = event.kind {
                     self.give_back_later(event.lock, &event.owner, grant);
                 }
             }
-            self.end_later(belongings.holds);
         }
         any
     }
@@ -100,16 +101,19 @@ impl Locks {
     }
 
     fn end_later(&mut self, holds: impl IntoIterator<Item = HoldId>) {
-        for id in holds {
-            if let Some(hold) = self.holds.remove(id) {
-                self.endings.add(Ending {
-                    lock: hold.lock,
-                    owner: hold.owner,
-                    mode: hold.mode,
-                    token: hold.token,
-                    whole: true,
-                });
-            }
+        let holds = holds.into_iter().filter_map(|id| self.holds.remove(id));
+        let mut holds: Vec<SessionHold> = holds.collect();
+        // A writer's reading first: were the writer to become a reader in between, a wait of the
+        // same owner would enter what it reads, and lose that at once.
+        holds.sort_by_key(|hold| hold.mode);
+        for hold in holds {
+            self.endings.add(Ending {
+                lock: hold.lock,
+                owner: hold.owner,
+                mode: hold.mode,
+                token: hold.token,
+                whole: true,
+            });
         }
     }
 
@@ -332,6 +336,20 @@ impl Locks {
     pub(crate) fn unbind(&mut self, lock: LockRef<'_>, owner: &[u8], mode: Mode) {
         if let Some(id) = self.holds.find(lock, owner, mode) {
             self.forget(id);
+        }
+    }
+
+    /// If a session has this hold, it is lost.
+    pub(crate) fn lose_hold(
+        &mut self,
+        lock: LockRef<'_>,
+        owner: &[u8],
+        mode: Mode,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Some(id) = self.holds.find(lock, owner, mode) {
+            self.lose(id, None, now, effects);
         }
     }
 

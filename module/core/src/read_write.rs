@@ -202,18 +202,20 @@ impl Locks {
             mode: Mode::Read,
             count: Some(left),
         });
+        let mut token = own.rest_token;
         if lease_end.is_some() {
             let rest = ReadHold {
                 count: Count::Valid(left),
                 ..*own
             };
             rest.write_all(&Holder::Caller, own.token, end, effects);
+            token = own.token;
         }
         let key_end = hash.key_end(Some(end));
         self.expire(lock, hash, key_end, now, effects);
         let (owner, mode) = (request.owner, Mode::Read);
         let end = hash.end_with_key(Some(end), key_end);
-        self.bind(lock, owner, mode, None, own.token, end);
+        self.bind(lock, owner, mode, None, token, end);
         left
     }
 
@@ -402,7 +404,9 @@ impl Locks {
         if let Some((_, next)) = self.lines.first(line)
             && next.joint.is_none()
             && match mode {
-                Mode::Read => next.mode == Mode::Read,
+                // A reader comes in with it, and a writer is to know when the last reader's lease
+                // ends.
+                Mode::Read => true,
                 Mode::Write | Mode::Plain => next.owner == owner,
             }
         {
@@ -469,6 +473,11 @@ impl Locks {
             Count::next(held)
         };
         let entered = entered.ok_or(Refusal::HoldCountOverflow)?;
+        if held == 0 {
+            // Others read on, so the hash is still there when the owner's own lease is over. What
+            // is on record of it, if nobody has looked yet, is not this hold.
+            self.lose_hold(lock, entry.owner, entry.mode, now, effects);
+        }
         let token = token.unwrap_or_else(|| self.tokens.mint(now.wall_us));
         count(if held == 0 {
             &mut self.counters.grants

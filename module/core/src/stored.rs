@@ -235,11 +235,17 @@ pub struct ReadHold {
     pub ends_at: i64,
     /// The same without the timeout key of its latest entry; none if no other is left.
     pub rest_ends_at: Option<i64>,
+    /// The value of the latest of those others, if we wrote it: another one if somebody else's
+    /// script entered in between in the owner's name.
+    pub rest_token: Option<Token>,
 }
 
 /// How much of a read-write lock must be read for a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
+    /// What the owner itself has, as if nobody else were there: enough to tell whether it still
+    /// has it, and until when.
+    Own,
     /// Whether there are others, with the key's end for theirs; the owner's latest timeout key.
     Brief,
     /// When the leases of the others and all of the owner's own end.

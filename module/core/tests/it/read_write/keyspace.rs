@@ -94,6 +94,14 @@ pub(crate) fn number(value: &[u8]) -> Option<i64> {
     (number.to_string() == text).then_some(number)
 }
 
+/// The token that a timeout key has, if it is ours.
+fn token_of(key: &Entry) -> Option<i64> {
+    match &key.value {
+        Value::Text(value) => number(value).filter(|token| *token > 1),
+        Value::Hash(_) => None,
+    }
+}
+
 impl Keyspace {
     pub(crate) fn get(&self, key: &[u8]) -> Option<&Entry> {
         self.keys.get(key)
@@ -219,10 +227,7 @@ impl Keyspace {
         }
         let timeouts = self.timeouts(name, owner);
         let (_, latest) = timeouts.last()?;
-        let token = match &latest.value {
-            Value::Text(value) => number(value).filter(|token| *token > 1),
-            Value::Hash(_) => None,
-        };
+        let token = token_of(latest);
         let ends = timeouts.iter().map(|(_, key)| key.ends_at.unwrap_or(NEVER));
         Some(Reader {
             count,
@@ -273,9 +278,13 @@ impl Keyspace {
         let own_write = own_write.map(|value| Count::from_field(value));
         let writers = self.writers(name);
         let is_read = self.mode(name) == Some(b"read");
+        let own_read = self.own_read(name, owner);
+        if look == Look::Own && own_write.is_none() && own_read.is_none() {
+            return Stored::Abandoned;
+        }
         Stored::ReadWrite(ReadWrite {
             own_write,
-            own_read: self.own_read(name, owner),
+            own_read,
             others_write: writers.iter().any(|of| of != owner) || (!is_read && own_write.is_none()),
             others_read: self.others_read(name, owner, look, how),
             ends_at: *ends_at,
@@ -290,15 +299,19 @@ impl Keyspace {
                 token: None,
                 ends_at: own.ends_at,
                 rest_ends_at: None,
+                rest_token: None,
             });
         };
-        let rest = self.timeouts(name, owner);
-        let rest = rest.iter().filter(|(number, _)| *number < count);
+        let mut rest = self.timeouts(name, owner);
+        rest.retain(|(number, _)| *number < count);
+        let latest = rest.last().and_then(|(_, key)| token_of(key));
+        let rest = rest.iter();
         Some(ReadHold {
             count: Count::Valid(count),
             token: own.token.and_then(Token::new),
             ends_at: own.ends_at,
             rest_ends_at: rest.map(|(_, key)| key.ends_at.unwrap_or(NEVER)).max(),
+            rest_token: latest.and_then(Token::new),
         })
     }
 
@@ -309,12 +322,17 @@ impl Keyspace {
             .filter(|(of, _)| of != owner)
             .map(|(_, reader)| reader.ends_at)
             .max();
-        if look == Look::Brief {
-            return longest.map(|_| key_end);
+        match look {
+            Look::Own => return None,
+            Look::Brief => return longest.map(|_| key_end),
+            Look::Whole => {}
         }
-        let is_answered = how == Reading::Short
-            && self.mode(name) == Some(b"read")
-            && self.reader_fields(name).iter().any(|of| of != owner);
+        let is_short = how == Reading::Short && self.mode(name) == Some(b"read");
+        let mut others = self.readers(name).into_iter().filter(|(of, _)| of != owner);
+        if is_short && others.any(|(_, reader)| reader.ends_at == key_end) {
+            return Some(key_end);
+        }
+        let is_answered = is_short && self.reader_fields(name).iter().any(|of| of != owner);
         match self.reader(name, owner) {
             Some(own) if is_answered && own.ends_at < key_end => Some(key_end),
             _ => longest,

@@ -783,6 +783,66 @@ fn holds_of_both_modes_end_with_their_session() {
 }
 
 #[test]
+fn who_waits_to_read_does_not_come_in_on_what_its_owners_session_leaves() {
+    let mut server = Server::new();
+    server.events(0, 0);
+    server.events(1, 0);
+    let queued = |owner, mode, of| {
+        let mut op = acquire(owner, mode, 50, Waits::Queue(0));
+        if let Op::Acquire { session, .. } = &mut op {
+            *session = Some(of);
+        }
+        op
+    };
+    server.takes(B, Read, 50);
+    server.does(&queued(A, Write, 0));
+    server.does(&queued(C, Write, 0));
+    server.does(&queued(A, Read, 1));
+    server.releases(B, Read);
+    let former = match server.does(&of_session(A, Read, 50, Waits::No)) {
+        Reply::Held { token, .. } => token,
+        other => panic!("{other:?}"),
+    };
+    server.does(&Op::Close { client: 0 });
+    let told: Vec<News> = server.events(1, 0).into_iter().map(|of| of.news).collect();
+    assert!(matches!(told[..], [News::Granted(token)] if token != former));
+    assert!(server.holds(A, Read));
+}
+
+#[test]
+fn who_reads_anew_has_lost_what_its_session_had_and_nobody_had_noticed() {
+    let mut server = Server::new();
+    server.events(0, 0);
+    server.takes(B, Read, 50);
+    server.does(&of_session(A, Read, 50, Waits::No));
+    let (owner, number) = (A, 1);
+    server.does(&Op::Foreign {
+        lock: 0,
+        changes: vec![Change::DeleteTimeout { owner, number }],
+        told: false,
+    });
+    server.takes(A, Read, 50);
+    let lost: Vec<News> = server.events(0, 0).into_iter().map(|of| of.news).collect();
+    assert_eq!(lost, [News::Lost("deleted")]);
+    server.does(&Op::Close { client: 0 });
+    assert!(server.holds(A, Read));
+}
+
+#[test]
+fn a_reading_whose_token_a_scripts_entry_covered_is_not_lost_when_it_shows_again() {
+    let mut server = Server::new();
+    server.events(0, 0);
+    server.does(&of_session(A, Read, 50, Waits::No));
+    let (owner, lease_ms) = (A, 50);
+    server.sees(&[Change::Read { owner, lease_ms }]);
+    server.takes(A, Read, 50);
+    assert_eq!(server.releases(A, Read), Reply::Number(2));
+    assert_eq!(server.releases(A, Read), Reply::Number(1));
+    server.sees(&[Change::Expire { ms: 50 }]);
+    assert_eq!(server.events(0, 0), []);
+}
+
+#[test]
 fn a_reading_is_lost_at_its_own_end() {
     let mut server = Server::new();
     server.events(0, 0);

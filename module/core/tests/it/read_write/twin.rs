@@ -355,8 +355,7 @@ impl Twin {
             return 0;
         }
         self.shrink(lock, owner);
-        // As what it gave back, though a script's entry may have covered one with another token.
-        self.bind_as(lock, owner, Mode::Read, None, token);
+        self.bind(lock, owner, Mode::Read, None);
         left
     }
 
@@ -904,7 +903,7 @@ impl Twin {
             lease_ms: waiter.lease_ms,
             session: waiter.session,
             once: false,
-            looks_at_all: true,
+            looks_at_all: waiter.mode != Mode::Read,
         };
         let (count, token) = self.enter(lock, &entry, now).unwrap();
         self.tally.handovers += 1;
@@ -934,6 +933,11 @@ impl Twin {
         } else {
             held + 1
         };
+        if !is_held {
+            // What a session had before of it is over, though nobody may have looked.
+            self.life
+                .lose(&(lock.to_vec(), owner.clone(), mode), None, now);
+        }
         let kept = self.token(lock, owner, mode).filter(|_| is_held);
         let token = kept.unwrap_or_else(|| self.mint(now));
         self.put(lock, owner, mode, count, token);

@@ -366,6 +366,15 @@ impl World {
         self.space.read(lock, owner, Look::Whole, self.how)
     }
 
+    /// What the first in line is shown, as in the driver's `settle.rs`.
+    fn load_for_first(&self, lock: &[u8], owner: &[u8]) -> rlock_core::Stored {
+        let depth = match self.locks.first_mode(lock_ref(lock)) {
+            Some(Mode::Read) => Look::Brief,
+            _ => Look::Whole,
+        };
+        self.space.read(lock, owner, depth, self.how)
+    }
+
     /// What is left to be decided within this step.
     fn go_on(&mut self) -> Result<(), String> {
         for _ in 0..100 {
@@ -375,7 +384,7 @@ impl World {
                 Some(due) => return Err(format!("{due:?}, and nobody waits for several")),
             };
             let now = self.clock.now;
-            let stored = self.load(&lock.name, &first);
+            let stored = self.load_for_first(&lock.name, &first);
             let mut effects = Vec::new();
             self.locks.settle(lock.as_ref(), stored, now, &mut effects);
             self.carry_out(&lock.name, b"", &effects)?;
@@ -449,7 +458,7 @@ impl World {
         let queue = self.locks.queue(lock_ref(lock), now);
         let first = queue.first().ok_or("nobody is there to be settled first")?;
         self.end_holds_of(lock)?;
-        let stored = self.load(lock, &first.owner);
+        let stored = self.load_for_first(lock, &first.owner);
         let mut effects = Vec::new();
         self.locks.settle(lock_ref(lock), stored, now, &mut effects);
         self.carry_out(lock, b"", &effects)?;
@@ -842,7 +851,7 @@ impl World {
             let Some((lock, owner, mode)) = self.locks.next_hold_to_check() else {
                 return Ok(());
             };
-            let stored = self.load(&lock.name, &owner);
+            let stored = self.space.read(&lock.name, &owner, Look::Own, self.how);
             let (at, mut effects) = (lock.as_ref(), Vec::new());
             self.locks
                 .check_hold(at, &owner, mode, stored, now, &mut effects);
@@ -861,7 +870,7 @@ impl World {
             let Some((lock, first)) = self.locks.next_to_settle() else {
                 return Ok(());
             };
-            let stored = self.load(&lock.name, &first);
+            let stored = self.load_for_first(&lock.name, &first);
             let mut effects = Vec::new();
             self.locks.settle(lock.as_ref(), stored, now, &mut effects);
             self.carry_out(&lock.name, b"", &effects)?;
