@@ -168,6 +168,31 @@ fn free_but_promised_is_zero() {
     assert!(conn.run(macquire("carol", "x y")).refused() > 20_000);
 }
 
+/// As for the commands of one lock: there is nothing to count with, but it is held.
+#[test]
+fn a_hold_without_a_count_is_renewed_and_not_given_back() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.take("free", "alice");
+    conn.run("HSET odd alice much");
+    conn.run("PEXPIRE odd 1000");
+    for (one, several) in [
+        (
+            "RLOCK.RENEW odd alice 30000",
+            "RLOCK.MRENEW alice 30000 2 odd free",
+        ),
+        ("RLOCK.RELEASE odd alice", "RLOCK.MRELEASE alice 2 odd free"),
+    ] {
+        let (one, several) = (conn.run(one), conn.run(several));
+        match one {
+            Reply::Int(1) => assert_eq!(several, 2),
+            refused => assert_eq!(several.error(), refused.error()),
+        }
+    }
+    assert!(conn.run("PTTL odd").int() > 1_000);
+    assert_eq!(server.holder("free").as_deref(), Some("alice"));
+}
+
 #[test]
 fn a_renewal_and_a_release_count_what_they_did() {
     let server = Server::start();

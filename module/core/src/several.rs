@@ -405,12 +405,11 @@ impl Locks {
         })
     }
 
-    /// Refuses MRELEASE and MRENEW if one of the keys is no plain lock, or the owner's hold of one
-    /// cannot be counted.
+    /// Refuses MRENEW if one of the keys is no plain lock.
     ///
     /// # Errors
-    /// These.
-    pub fn check_several(
+    /// That one.
+    pub fn check_renewable(
         &mut self,
         locks: &[LockRef<'_>],
         stored: &[Stored],
@@ -418,6 +417,21 @@ impl Locks {
         for (lock, stored) in locks.iter().zip(stored) {
             let line = self.lines.find(*lock);
             self.check_kind(*lock, line, stored, Kind::Plain)?;
+        }
+        Ok(())
+    }
+
+    /// Refuses MRELEASE for the same reason, or if the owner's hold of one cannot be counted.
+    ///
+    /// # Errors
+    /// These.
+    pub fn check_releasable(
+        &mut self,
+        locks: &[LockRef<'_>],
+        stored: &[Stored],
+    ) -> Result<(), Refusal> {
+        for (lock, stored) in locks.iter().zip(stored) {
+            self.check_renewable(&[*lock], &[*stored])?;
             if let Some((Count::Malformed, _)) = stored.own(Mode::Plain) {
                 return Err(Refusal::HoldCountMalformed);
             }

@@ -31,7 +31,9 @@ impl Command for Mrelease {
         let request = request::ReleaseSeveral::parse(args.bytes())?;
         let several = Several::new(ctx, args, args.at(1)?, &request.keys)?;
         let stored = several.load();
-        effects::step_without_key(ctx, |locks, _, _| locks.check_several(&several.at, &stored))?;
+        effects::step_without_key(ctx, |locks, _, _| {
+            locks.check_releasable(&several.at, &stored)
+        })?;
         let mut released: i64 = 0;
         settle::together(ctx, || {
             for (name, stored) in several.names.iter().zip(stored) {

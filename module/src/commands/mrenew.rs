@@ -33,7 +33,9 @@ impl Command for Mrenew {
         let request = request::RenewSeveral::parse(args.bytes())?;
         let several = Several::new(ctx, args, args.at(1)?, &request.keys)?;
         let stored = several.load();
-        effects::step_without_key(ctx, |locks, _, _| locks.check_several(&several.at, &stored))?;
+        effects::step_without_key(ctx, |locks, _, _| {
+            locks.check_renewable(&several.at, &stored)
+        })?;
         let mut renewed: i64 = 0;
         for (name, stored) in several.names.iter().zip(stored) {
             let lock = OpenLock::to_write(ctx, *name);

@@ -380,7 +380,7 @@ impl<'a> Core<'a> {
     fn release_and_renew_several(&mut self) {
         let (locks, owner) = (self.several(), self.choices.of(&OWNERS));
         let stored: Vec<Stored> = locks.iter().map(|_| self.stored()).collect();
-        if self.locks.check_several(&locks, &stored).is_err() {
+        if self.locks.check_releasable(&locks, &stored).is_err() {
             return;
         }
         let mut effects = Vec::new();

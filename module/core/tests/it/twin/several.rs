@@ -207,7 +207,7 @@ impl Twin {
         session: Option<Name>,
         now: Now,
     ) -> Reply {
-        let refused = self.cannot_count(places, owner);
+        let refused = places.iter().find_map(|place| self.not_plain(place));
         if let Some(refused) = refused.or(self.unheard(session)) {
             return refused;
         }

@@ -201,7 +201,7 @@ impl World {
         }
         let (now, stored) = (self.clock.now, self.read_all(&places, owner));
         let mut released = 0;
-        let checked = self.locks.check_several(&at, &stored);
+        let checked = self.locks.check_releasable(&at, &stored);
         if checked.is_ok() {
             for (place, stored) in places.iter().zip(stored) {
                 let (at, mut effects) = (lock_ref(place), Vec::new());
@@ -238,7 +238,7 @@ impl World {
             self.end_holds_first(place)?;
         }
         let (now, stored) = (self.clock.now, self.read_all(&places, owner));
-        let mut renewed = self.locks.check_several(&at, &stored).map(|()| 0);
+        let mut renewed = self.locks.check_renewable(&at, &stored).map(|()| 0);
         for (place, stored) in places.iter().zip(stored) {
             let Ok(number) = &mut renewed else { break };
             let mut effects = Vec::new();
