@@ -57,6 +57,9 @@ impl Drop for GoingOn {
 /// Ends what must end at a lock before anything else is done there. An owner whose hold is about to
 /// end with its session would enter it again, and have nothing a moment later.
 pub(crate) fn endings(ctx: Ctx<'_>, name: Str<'_>) {
+    if !state::with(|state| state.locks.is_anything_ending()) {
+        return;
+    }
     let lock = LockRef {
         db: ctx.db(),
         name: name.bytes(),

@@ -50,11 +50,8 @@ impl Endings {
         self.take_first_of(lock.as_ref())
     }
 
-    /// The first of a lock. Asked before each change of a key, when there are mostly none at all.
+    /// The first of a lock.
     pub(crate) fn take_first_of(&mut self, lock: LockRef<'_>) -> Option<Ending> {
-        if self.is_empty() {
-            return None;
-        }
         let of_db = self.databases.get_mut(&lock.db)?;
         let of_lock = of_db.get_mut(lock.name)?;
         let first = of_lock.pop_front();

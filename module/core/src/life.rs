@@ -169,6 +169,11 @@ impl Locks {
         }
     }
 
+    /// Whether any hold must end. Asked before each change of a key: mostly there is none.
+    pub fn is_anything_ending(&self) -> bool {
+        !self.endings.is_empty()
+    }
+
     /// The next hold that must end. The driver reads its key for its owner and calls
     /// [`end`](Self::end).
     pub fn next_ending(&mut self) -> Option<Ending> {
