@@ -1,7 +1,7 @@
 //! Sessions as the locks see them: what begins with a life-line and ends with it.
 
 use crate::ending::Ending;
-use crate::hold::{HoldId, SessionHold};
+use crate::hold::HoldId;
 use crate::line::{LockKey, LockRef, Seat, Waiter, WaiterId};
 use crate::lock::Locks;
 use crate::metrics::count;
@@ -11,6 +11,7 @@ use crate::stored::{NEVER, Stored};
 use crate::{
     Crowd, Dismissal, Effect, Grant, LineView, Mode, Now, Refusal, Token, Wait, WaiterView,
 };
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 impl Locks {
@@ -70,13 +71,14 @@ impl Locks {
                     });
                 }
             }
-            // What ends as a whole goes first: of that no part is to be given back.
-            self.end_later(belongings.holds);
+            let (reads, others) = self.reads_first(belongings.holds);
+            self.end_later(reads);
             for event in belongings.unfetched {
                 if let EventKind::Granted(grant) = event.kind {
                     self.give_back_later(event.lock, &event.owner, grant);
                 }
             }
+            self.end_later(others);
         }
         any
     }
@@ -100,20 +102,28 @@ impl Locks {
         }
     }
 
-    fn end_later(&mut self, holds: impl IntoIterator<Item = HoldId>) {
-        let holds = holds.into_iter().filter_map(|id| self.holds.remove(id));
-        let mut holds: Vec<SessionHold> = holds.collect();
-        // A writer's reading first: were the writer to become a reader in between, a wait of the
-        // same owner would enter what it reads, and lose that at once.
-        holds.sort_by_key(|hold| hold.mode);
-        for hold in holds {
-            self.endings.add(Ending {
-                lock: hold.lock,
-                owner: hold.owner,
-                mode: hold.mode,
-                token: hold.token,
-                whole: true,
-            });
+    /// A writer's reading goes before its writing: were the writer to become a reader in between, a
+    /// wait of the same owner would enter what it reads, and lose that at once.
+    fn reads_first(&self, holds: BTreeSet<HoldId>) -> (Vec<HoldId>, Vec<HoldId>) {
+        let reads = |id: &HoldId| {
+            self.holds
+                .get(*id)
+                .is_some_and(|hold| hold.mode == Mode::Read)
+        };
+        holds.into_iter().partition(reads)
+    }
+
+    fn end_later(&mut self, holds: Vec<HoldId>) {
+        for id in holds {
+            if let Some(hold) = self.holds.remove(id) {
+                self.endings.add(Ending {
+                    lock: hold.lock,
+                    owner: hold.owner,
+                    mode: hold.mode,
+                    token: hold.token,
+                    whole: true,
+                });
+            }
         }
     }
 
@@ -165,7 +175,9 @@ impl Locks {
         }
         while let Some(session) = self.sessions.grace_over(now) {
             let holds = self.sessions.end(session);
-            self.end_later(holds);
+            let (reads, others) = self.reads_first(holds);
+            self.end_later(reads);
+            self.end_later(others);
         }
     }
 
@@ -181,8 +193,8 @@ impl Locks {
     }
 
     /// The same, of one lock: before anything else is decided there that may be written. Were the
-    /// hold entered again instead, by a command or as a part of several, the new entry would be gone
-    /// as soon as it was told.
+    /// hold entered again instead, by a command, by a waiter of its owner or as a part of several,
+    /// the new entry would be gone as soon as it was told.
     pub fn next_ending_of(&mut self, lock: LockRef<'_>) -> Option<Ending> {
         self.endings.take_first_of(lock)
     }
