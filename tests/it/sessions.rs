@@ -477,7 +477,7 @@ fn renew_takes_a_hold_along_to_another_session() {
 }
 
 #[test]
-fn a_hold_renewed_for_another_session_in_the_turn_in_which_its_own_ends_is_not_ended() {
+fn what_renew_says_in_the_turn_in_which_the_session_ends_is_so() {
     let server = Server::start();
     let mut sleeper = server.connect();
     for mode in ["", " READ", " WRITE"] {
@@ -486,8 +486,8 @@ fn a_hold_renewed_for_another_session_in_the_turn_in_which_its_own_ends_is_not_e
             let (first, second) = (server.life_line("s"), server.life_line("t"));
             let taken = conn.run(format!("RLOCK.ACQUIRE k bob 30000{mode} SESSION s"));
             assert_eq!(taken.held().0, 1);
-            // Both arrive while the server does something else, and it sees them in one turn; the
-            // hold is ended at the end of that turn.
+            // Both arrive while the server does something else, and it sees them in one turn, the
+            // close first or last; without another command the hold ends at the end of the turn.
             sleeper.send("DEBUG SLEEP 0.05");
             first.close();
             let renewed = conn.run(format!("RLOCK.RENEW k bob 30000{mode} SESSION t"));
