@@ -63,6 +63,12 @@ impl Version {
         self.at_least((7, 2), (7, 2))
     }
 
+    /// `MOVE` and `COPY … DB` reach replicas in the right database. Valkey 8.1 leaves the caller in
+    /// the other one, and names that to replicas, where any module listens to key events.
+    pub fn replicates_moves(self) -> bool {
+        !(self.valkey && self.number == (8, 1))
+    }
+
     /// Modules can add an ACL category of their own.
     pub fn has_own_categories(self) -> bool {
         self.at_least((7, 4), (8, 0))
