@@ -7,26 +7,14 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rlock_client::{Client, QuorumClient, QuorumGuard};
-use rlock_tests::{Proxy, Server, until};
+use rlock_tests::{Proxy, Random, Server, until};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::client::{MS, soon};
 
-/// A generator whose numbers are the same for the same seed (xorshift).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
-
-    fn millis(&mut self, from: u64, to: u64) -> Duration {
-        Duration::from_millis(from + self.below(to - from))
-    }
+fn millis(random: &mut Random, from: u64, to: u64) -> Duration {
+    Duration::from_millis(from + random.below(to - from))
 }
 
 /// How long a server may be silent. One that dies stays away for longer: it forgets its holds.
@@ -40,30 +28,30 @@ fn torment(servers: &mut [Server], ways: &[Proxy], mut random: Random, over: &At
         match random.below(6) {
             0 => {
                 server.kill();
-                thread::sleep(GRACE + random.millis(100, 400));
+                thread::sleep(GRACE + millis(&mut random, 100, 400));
                 server.restart();
             }
             1 => {
                 way.sever();
-                thread::sleep(random.millis(1, 100));
+                thread::sleep(millis(&mut random, 1, 100));
             }
             2 => {
                 way.cut_to_server();
-                thread::sleep(random.millis(50, 900));
+                thread::sleep(millis(&mut random, 50, 900));
                 way.heal();
             }
             3 => {
                 way.cut_to_client();
-                thread::sleep(random.millis(50, 900));
+                thread::sleep(millis(&mut random, 50, 900));
                 way.heal();
             }
             _ => {
                 server.freeze();
-                thread::sleep(random.millis(50, 900));
+                thread::sleep(millis(&mut random, 50, 900));
                 server.thaw();
             }
         }
-        thread::sleep(random.millis(1, 300));
+        thread::sleep(millis(&mut random, 1, 300));
     }
 }
 
@@ -111,15 +99,15 @@ async fn use_it(client: QuorumClient, held: Arc<Held>, mut random: Random, over:
     while !over.load(Ordering::Relaxed) {
         let mut lock = client.lock("k");
         if random.below(2) == 0 {
-            lock = lock.lease(random.millis(300, 900));
+            lock = lock.lease(millis(&mut random, 300, 900));
         }
-        let Ok(guard) = lock.lock_timeout(random.millis(0, 2_000)).await else {
+        let Ok(guard) = lock.lock_timeout(millis(&mut random, 0, 2_000)).await else {
             continue;
         };
         let number = held.add(guard);
         match random.below(8) {
-            0 => sleep(random.millis(500, 1_500)).await,
-            _ => sleep(random.millis(0, 30)).await,
+            0 => sleep(millis(&mut random, 500, 1_500)).await,
+            _ => sleep(millis(&mut random, 0, 30)).await,
         }
         let guard = held.take(number);
         match random.below(3) {
@@ -128,7 +116,7 @@ async fn use_it(client: QuorumClient, held: Arc<Held>, mut random: Random, over:
                 // Whoever has lost it may yet be renewing it.
                 let _ = guard.renew().await;
                 let number = held.add(guard);
-                sleep(random.millis(0, 30)).await;
+                sleep(millis(&mut random, 0, 30)).await;
                 drop(held.take(number));
             }
             _ => drop(guard.unlock().await),
@@ -140,7 +128,7 @@ async fn use_it(client: QuorumClient, held: Arc<Held>, mut random: Random, over:
 async fn two_guards_never_say_held_whatever_fails() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let seed = u64::try_from(now.as_micros()).unwrap();
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut servers: Vec<_> = (0..5).map(|_| Server::start()).collect();
     let ways: Vec<_> = servers
         .iter()
@@ -161,7 +149,7 @@ async fn two_guards_never_say_held_whatever_fails() {
     let (held, over) = (Arc::new(Held::new(seed)), Arc::new(AtomicBool::new(false)));
     let mut tasks = Vec::new();
     for client in clients.iter().chain(&clients) {
-        let random = Random(random.below(u64::MAX) + 1);
+        let random = Random::new(random.below(u64::MAX));
         let (held, over) = (Arc::clone(&held), Arc::clone(&over));
         tasks.push(tokio::spawn(use_it(client.clone(), held, random, over)));
     }
@@ -169,7 +157,7 @@ async fn two_guards_never_say_held_whatever_fails() {
         thread::scope(|threads| {
             // Up to three at once, so now and then too many.
             for (some, ways) in servers.chunks_mut(2).zip(ways.chunks(2)) {
-                let random = Random(random.below(u64::MAX) + 1);
+                let random = Random::new(random.below(u64::MAX));
                 threads.spawn(|| torment(some, ways, random, &over));
             }
             let end = Instant::now() + duration();

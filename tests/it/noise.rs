@@ -7,25 +7,22 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
 
-use rlock_tests::{Conn, Pair, Reply, Server, Version, under_valgrind, until};
+use rlock_tests::{Conn, Pair, Random, Reply, Server, Version, under_valgrind, until};
 
-/// A generator whose numbers are the same for the same seed (xorshift).
-pub(super) struct Noise(u64);
+/// What others send, at random.
+pub(super) struct Noise(Random);
 
 impl Noise {
     pub(super) fn new(seed: u64) -> Self {
-        Self(seed.max(1))
+        Self(Random::new(seed))
     }
 
     fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % (bound as u64)).unwrap()
+        usize::try_from(self.0.below(bound as u64)).unwrap()
     }
 
     fn of<'a, T: ?Sized>(&mut self, table: &[&'a T]) -> &'a T {
-        table[self.below(table.len())]
+        self.0.pick(table)
     }
 
     fn one_in(&mut self, count: usize) -> bool {

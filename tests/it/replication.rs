@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::thread;
 
-use rlock_tests::{Cluster, Conn, Feed, Pair, Server, aof, in_sync, until};
+use rlock_tests::{Cluster, Conn, Feed, Pair, Random, Server, aof, in_sync, until};
 
 /// The commands of a grant.
 pub(super) fn grant(name: &str, owner: &str, count: i64, token: i64, end: i64) -> [String; 2] {
@@ -567,7 +567,7 @@ fn a_replica_equals_its_primary_after_random_traffic_with_waiters() {
 fn random_traffic(server: &Server, client: u64, seed: u64) {
     let mut conn = server.connect();
     let mut life = server.life_line(&format!("s{client}"));
-    let mut random = Random(seed.wrapping_mul(31).wrapping_add(client));
+    let mut random = Random::new(seed.wrapping_mul(31).wrapping_add(client));
     for _ in 0..300 {
         if random.below(20) == 0 {
             life = server.life_line(&format!("s{client}"));
@@ -600,19 +600,6 @@ fn random_command(random: &mut Random, client: u64) -> String {
         13 => format!("RLOCK.CANCEL {name} {owner}"),
         14 => format!("RLOCK.BREAK {name}"),
         _ => format!("DEL {name}"),
-    }
-}
-
-/// A small generator of numbers that a seed replays (xorshift).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.max(1);
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
     }
 }
 

@@ -5,30 +5,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread;
 
-use rlock_tests::{Conn, Pair, Reply, Server, until};
+use rlock_tests::{Conn, Pair, Random, Reply, Server, until};
 
 use crate::queue::OneLess;
 use std::sync::atomic::AtomicUsize;
 
 const CLIENTS: u64 = 8;
 const COMMANDS_EACH: usize = 250;
-
-/// A small generator of numbers that a seed replays (xorshift).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.max(1);
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-
-    fn pick<'a>(&mut self, of: &[&'a str]) -> &'a str {
-        of[usize::try_from(self.below(of.len() as u64)).unwrap()]
-    }
-}
 
 /// Traffic of all clients at once, watched by somebody who looks for two that exclude each other.
 fn traffic(server: &Server, seed: u64) {
@@ -85,7 +68,7 @@ fn one_client(server: &Server, client: u64, seed: u64) {
     let mut conn = server.connect();
     let session = format!("s{client}");
     let mut life = server.life_line(&session);
-    let mut random = Random(seed.wrapping_mul(31).wrapping_add(client));
+    let mut random = Random::new(seed.wrapping_mul(31).wrapping_add(client));
     for _ in 0..COMMANDS_EACH {
         if random.below(20) == 0 {
             life = server.life_line(&session);

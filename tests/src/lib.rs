@@ -19,6 +19,7 @@
 //! - [`Certificates`]: servers that speak TLS
 //! - [`Feed`], [`aof`]: the exact commands that a server sends to replicas and writes to disk
 //! - [`eventually()`]: wait until, with a deadline; no test sleeps and hopes
+//! - [`Random`]: chance that a seed replays
 //! - [`Version`]: what the server at hand can do
 //!
 //! Environment: `RLOCK_SERVER` (path of the server, else `redis-server`), `RLOCK_MODULE` (path of
@@ -43,6 +44,7 @@ mod conn;
 mod eventually;
 mod feed;
 mod proxy;
+mod random;
 mod reply;
 mod server;
 mod topology;
@@ -53,6 +55,7 @@ pub use conn::Conn;
 pub use eventually::{eventually, patience, until};
 pub use feed::{Feed, aof};
 pub use proxy::Proxy;
+pub use random::Random;
 pub use reply::Reply;
 pub use server::{Builder, Server, compile, module_path, under_valgrind};
 pub use topology::{Cluster, Pair, Resharding, Sentinels, Shards, Trio, in_sync, slot_of};

@@ -1,0 +1,28 @@
+//! Chance that a seed replays.
+
+/// A small generator of numbers, the same for the same seed (xorshift).
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// The numbers of this seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        // From zero nothing but zeros would follow.
+        Self(seed.max(1))
+    }
+
+    /// A number less than `bound`, which is not zero.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+
+    /// One of these, of which there is at least one.
+    pub fn pick<'a, T: ?Sized>(&mut self, of: &[&'a T]) -> &'a T {
+        let count = u64::try_from(of.len()).unwrap();
+        of[usize::try_from(self.below(count)).unwrap()]
+    }
+}
