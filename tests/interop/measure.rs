@@ -5,12 +5,16 @@ use std::time::{Duration, Instant};
 use crate::java::clock_inaccuracy;
 
 /// A waiter of Redisson that missed its message sleeps for the rest of a lease, which is 30 s in
-/// these tests.
-pub(crate) const AT_ONCE: Duration = Duration::from_secs(1);
+/// these tests, and a guard of ours learns of its loss with the next renewal, after 10 s. A machine
+/// that is busy takes less.
+pub(crate) const AT_ONCE: Duration = Duration::from_secs(5);
+
+/// Long enough for what must not happen to happen.
+pub(crate) const A_WHILE: Duration = Duration::from_secs(1);
 
 /// One of ours that was not told finds out when the server next looks at the key: every second, or
-/// at its next tick, of which it has ten a second. So most must be much faster than either.
-const MOSTLY: Duration = Duration::from_millis(25);
+/// at its next tick, of which it has ten a second. Of such wake-ups one in ten would be as fast.
+const FAST: Duration = Duration::from_millis(10);
 
 /// It took that long, give or take: both servers and clients count in whole milliseconds, by clocks
 /// that they do not look at every time.
@@ -40,23 +44,25 @@ impl WakeUps {
         self.times.push(took);
     }
 
-    /// Most came within milliseconds; prints the figures.
+    /// They come within milliseconds, but for those that a busy machine delays: a quarter must, or
+    /// it is not the machine. Prints the figures.
     #[track_caller]
     pub(crate) fn check(mut self) {
         self.times.sort_unstable();
-        let median = self.times[self.times.len() / 2];
+        let [quarter, median] = [4, 2].map(|part| self.times[self.times.len() / part]);
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         println!(
-            "{}: median {:.2} ms, longest {:.2} ms of {} (clocks agree to {:.2} ms)",
+            "{}: a quarter within {:.2} ms, half within {:.2} ms, longest {:.2} ms of {} (clocks agree to {:.2} ms)",
             self.what,
+            ms(quarter),
             ms(median),
             ms(self.times[self.times.len() - 1]),
             self.times.len(),
             ms(clock_inaccuracy()),
         );
         assert!(
-            median < MOSTLY,
-            "{}: half took {median:?} or longer",
+            quarter < FAST,
+            "{}: three quarters took {quarter:?} or longer",
             self.what
         );
     }

@@ -5,7 +5,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use rlock_tests::{Conn, Reply, Server};
 
 use crate::java::{Owner, Redisson};
-use crate::measure::{AT_ONCE, WakeUps};
+use crate::measure::{A_WHILE, AT_ONCE, WakeUps};
 
 #[test]
 fn a_fenced_lock_and_ours_exclude_and_wake_each_other() {
@@ -241,7 +241,7 @@ fn a_waiter_that_died_at_the_head_of_redissons_fair_queue_leaves_the_lock_idle()
     drop(dying);
     holder.does("fair k unlock");
     // Its deadline is five minutes away. We are not bound by the queue.
-    next.has_not_answered_within(2 * AT_ONCE);
+    next.has_not_answered_within(2 * A_WHILE);
     assert_eq!(server.run("EXISTS k"), 0);
     let mut conn = server.connect();
     conn.take("k", "ours");

@@ -16,14 +16,11 @@ fn names() -> String {
 
 /// The server answers, and takes no longer than a client would wait.
 #[track_caller]
-fn answers_soon(conn: &mut Conn, when: &str) {
+fn answers(conn: &mut Conn, when: &str) {
     let begun = Instant::now();
     assert_eq!(conn.run("PING"), "PONG");
     let took = begun.elapsed();
-    assert!(
-        took < patience(Duration::from_millis(700)),
-        "{when}: {took:?}"
-    );
+    assert!(took < patience(Duration::from_secs(5)), "{when}: {took:?}");
 }
 
 /// A wait is looked at once, not once for each of its keys: what the server does in the background
@@ -39,19 +36,22 @@ fn many_waits_for_the_most_keys_do_not_keep_the_server_busy() {
     for waiter in 0..WAITS {
         let wait = of(&format!("MACQUIRE w{waiter} 600000")) + " QUEUE 0 SESSION s";
         assert_eq!(conn.run(wait).queued(), 1 + waiter);
-        answers_soon(&mut conn, "while they queue");
+        answers(&mut conn, "while they queue");
     }
-    // Long enough for whatever is done once a second.
-    let end = Instant::now() + Duration::from_millis(2_500);
-    while Instant::now() < end {
-        answers_soon(&mut conn, "while they wait");
-        std::thread::sleep(Duration::from_millis(5));
+    // Long enough for whatever is done once a second. Did that fill the second, each of these would
+    // wait for one.
+    let begun = Instant::now();
+    for _ in 0..50 {
+        answers(&mut conn, "while they wait");
+        std::thread::sleep(Duration::from_millis(50));
     }
+    let took = begun.elapsed();
+    assert!(took < patience(Duration::from_secs(15)), "{took:?}");
     assert_eq!(conn.run(of("MRELEASE holder")), KEYS_MAX);
-    answers_soon(&mut conn, "after the hand-over");
+    answers(&mut conn, "after the hand-over");
     assert_eq!(next_events(&mut life)[0].0, "granted key0 w0");
     assert_eq!(conn.run("FLUSHALL"), "OK");
-    answers_soon(&mut conn, "after all were deleted");
+    answers(&mut conn, "after all were deleted");
     let (mut lost, mut granted) = (0, Vec::new());
     while lost < KEYS_MAX || granted.is_empty() {
         for (event, _) in next_events(&mut life) {
@@ -65,7 +65,7 @@ fn many_waits_for_the_most_keys_do_not_keep_the_server_busy() {
     assert_eq!(granted, ["granted key0 w1"]);
     life.close();
     until("all has gone with the session", || conn.run("DBSIZE") == 0);
-    answers_soon(&mut conn, "at the end");
+    answers(&mut conn, "at the end");
     assert_eq!(server.info_number("rlock_waiters"), 0);
 }
 

@@ -3,6 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::server::Server;
+
 /// Asks again and again until there is an answer.
 ///
 /// `what` is a sentence for the failure: "the replica is in sync".
@@ -35,6 +37,33 @@ pub fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
 #[track_caller]
 pub fn until(what: &str, mut is_true: impl FnMut() -> bool) {
     eventually(what, || is_true().then_some(()));
+}
+
+/// Sees that what the server does by itself comes less than `bound` late: in three of at most
+/// thirty rounds, each of which tells how late it was.
+///
+/// A busy machine makes some rounds late, a fault makes all of them late. What is left to the
+/// server's own ticks comes anywhere between two of them; they are a second apart from now on
+/// (`hz 1`), so that it would be less than 10 ms late in one round of a hundred.
+#[track_caller]
+pub fn on_time(
+    what: &str,
+    server: &Server,
+    bound: Duration,
+    mut lateness: impl FnMut(u32) -> Duration,
+) {
+    assert_eq!(server.run("CONFIG SET hz 1"), "OK");
+    let (mut late, mut on_time) = (Vec::new(), 0);
+    for round in 0..30 {
+        match lateness(round) {
+            short if short < patience(bound) => on_time += 1,
+            long => late.push(long),
+        }
+        if on_time == 3 {
+            return;
+        }
+    }
+    panic!("{what}: {on_time} of 30 less than {bound:?} late, the others {late:?}");
 }
 
 /// How long to wait where a sound server needs `normally`: longer under valgrind.

@@ -19,6 +19,7 @@
 //! - [`Certificates`]: servers that speak TLS
 //! - [`Feed`], [`aof`]: the exact commands that a server sends to replicas and writes to disk
 //! - [`eventually()`]: wait until, with a deadline; no test sleeps and hopes
+//! - [`on_time()`]: how late something is, on a machine that is busy at any time
 //! - [`Random`]: chance that a seed replays
 //! - [`Version`]: what the server at hand can do
 //!
@@ -52,7 +53,7 @@ mod version;
 
 pub use certificates::Certificates;
 pub use conn::Conn;
-pub use eventually::{eventually, patience, until};
+pub use eventually::{eventually, on_time, patience, until};
 pub use feed::{Feed, aof};
 pub use proxy::Proxy;
 pub use random::Random;
