@@ -2,14 +2,12 @@
 
 use std::process::{Child, Command};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rlock_tests::{Conn, Feed, Reply, Server, aof, on_time, patience, until};
 
 use crate::events::{ONE_DAY, life_with_a_long_grace, listener, next_events, no_events};
-use crate::queue::OneLess;
+use crate::queue::work_while_killed;
 use crate::replication::{assert_one_hand_over, end_of, grant, transaction, unlock_message};
 
 // --- The end of the life-line -------------------------------------------------------------------
@@ -800,48 +798,12 @@ fn a_restart_leaves_holds_without_a_session() {
 
 // --- Everything at once -------------------------------------------------------------------------
 
-/// Eight clients wait for events and work, while somebody kills whoever waits. Who is killed then
-/// does not know whether it holds the lock, and gives back what it may have.
+/// Who waits for events and is killed does not know whether it holds the lock, and gives back what
+/// it may have.
 #[test]
 fn nobody_works_beside_somebody_else_whatever_life_line_is_killed() {
-    const CLIENTS: usize = 8;
-    const ROUNDS: usize = 60;
     let server = Server::start();
-    let tokens = Mutex::new(Vec::new());
-    let (working, killed) = (AtomicUsize::new(CLIENTS), AtomicUsize::new(0));
-    thread::scope(|scope| {
-        for number in 0..CLIENTS {
-            let (server, tokens, working) = (&server, &tokens, &working);
-            scope.spawn(move || {
-                let _one_less = OneLess(working);
-                (0..ROUNDS).for_each(|_| queue_and_work(server, number, tokens));
-            });
-        }
-        let mut assassin = server.connect();
-        while working.load(Ordering::Relaxed) > 0 {
-            let clients = assassin.run("CLIENT LIST TYPE normal").text();
-            let waiting = clients.lines().rfind(|line| line.contains("flags=b"));
-            let victim = waiting.and_then(|line| line.split(['=', ' ']).nth(1));
-            // It may be gone by now, and then nobody is killed.
-            let was_there =
-                victim.is_some_and(|id| !assassin.run(format!("CLIENT KILL ID {id}")).is_error());
-            killed.fetch_add(usize::from(was_there), Ordering::Relaxed);
-        }
-    });
-    let tokens = tokens.into_inner().unwrap();
-    assert!(killed.into_inner() > 0, "nobody was killed");
-    assert!(
-        tokens.len() > CLIENTS * ROUNDS / 10,
-        "some were left alive: {}",
-        tokens.len()
-    );
-    assert!(
-        tokens.is_sorted_by(|one, next| one < next),
-        "tokens grow from grant to grant"
-    );
-    until("the lock is free", || server.holder("k").is_none());
-    assert!(server.line("k").is_empty());
-    assert_eq!(server.run("GET inside"), "0");
+    work_while_killed(&server, 8, 300, queue_and_work);
 }
 
 /// One round of a client. Its life-line may be killed at any moment; what it holds by then stays
