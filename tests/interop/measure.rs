@@ -52,7 +52,8 @@ impl WakeUps {
         let [quarter, median] = [4, 2].map(|part| self.times[self.times.len() / part]);
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         println!(
-            "{}: a quarter within {:.2} ms, half within {:.2} ms, longest {:.2} ms of {} (clocks agree to {:.2} ms)",
+            "{}: a quarter within {:.2} ms, half {:.2} ms, longest {:.2} ms of {} \
+                (clocks agree to {:.2} ms)",
             self.what,
             ms(quarter),
             ms(median),

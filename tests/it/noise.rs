@@ -575,13 +575,16 @@ fn contents(server: &Server) -> Vec<(String, i64)> {
     let mut contents = vec![(conn.run("DEBUG DIGEST").text(), 0)];
     for database in 0..3 {
         conn.run(format!("SELECT {database}"));
-        let mut names = conn.run("KEYS *").texts();
-        names.sort();
-        for name in names {
-            let end = conn.run(format!("PEXPIRETIME {name}")).int();
-            contents.push((format!("{database} {name}"), end));
+        for name in conn.run("KEYS *").array() {
+            // Noise leaves names with spaces in them, and worse.
+            let Reply::Bulk(name) = name else {
+                panic!("{name:?}")
+            };
+            let end = conn.cmd(&[b"PEXPIRETIME", &name[..]]).int();
+            contents.push((format!("{database} {}", name.escape_ascii()), end));
         }
     }
+    contents.sort();
     contents
 }
 
