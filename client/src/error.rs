@@ -180,6 +180,12 @@ impl Error {
         Self::new(ErrorKind::Unknown, detail.into())
     }
 
+    /// One of several servers has another address, and has granted by that already.
+    pub(crate) fn same_server(other: &str) -> Self {
+        let detail = format!("the same server as {other}");
+        Self::new(ErrorKind::CouldNotAsk, detail.into())
+    }
+
     /// One of several servers has answered when that was of no use any more.
     pub(crate) fn too_late() -> Self {
         let detail = "too slow, its answer came when the lease had ended";

@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use crate::command::{self, Command};
+use crate::connection::ServerId;
 use crate::owner::{Claim, Lease, Target, Terms};
 use crate::registry;
 use crate::session::Attachment;
@@ -161,6 +162,11 @@ impl Hold {
     /// Whether it was last confirmed under this attachment.
     pub(crate) fn counts_on(&self, attachment: &Attachment) -> bool {
         std::ptr::eq(&raw const *locked(&self.validity).attachment, attachment)
+    }
+
+    /// The server that last confirmed it, if it is known.
+    pub(crate) fn server(&self) -> Option<ServerId> {
+        locked(&self.validity).attachment.server().cloned()
     }
 
     /// As much of the whole lease as the longest hold allows.

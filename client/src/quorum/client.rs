@@ -12,6 +12,7 @@ use crate::background::Background;
 use crate::client::Client;
 use crate::connection::ServerId;
 use crate::error::{Error, ErrorKind};
+use crate::guard::Guard;
 use crate::options::ClientBuilder;
 use crate::quorum::error::QuorumError;
 use crate::quorum::lock::QuorumLock;
@@ -209,7 +210,7 @@ impl QuorumBuilder {
     ///
     /// - Could not ask: fewer than a majority can be reached; a URL cannot be read; the number is
     ///   even or too small; a server is named twice, by one address or by two that turn out to lead
-    ///   to the same server.
+    ///   to the same server. Where that turns out later one of the two has no vote.
     /// - Module not loaded, refused: the answer of so many that no majority is left.
     ///
     /// The error says it of [every server](QuorumError::servers).
@@ -314,6 +315,8 @@ impl Core {
     /// Looks for one server behind two addresses. It grants a lock once, so it would refuse us what
     /// it has granted us, and the majority would be of fewer servers than there seem to be; and in
     /// two of its databases it would be two votes that fail together.
+    ///
+    /// What turns out later is found by [`only_vote`](Self::only_vote).
     fn all_different(&self) -> Result<(), QuorumError> {
         let mut known: Vec<(ServerId, &Arc<str>)> = Vec::new();
         for member in &self.members {
@@ -327,6 +330,22 @@ impl Core {
             known.push((server, &member.address));
         }
         Ok(())
+    }
+
+    /// What a server has granted, unless it has granted one of these by another address. Only the
+    /// grant says which server it was: what is behind an address may change, also while the lock is
+    /// asked for. A guard that does not count is dropped here, and so given back.
+    pub(crate) fn only_vote<'a>(
+        &self,
+        guard: Guard,
+        mut held: impl Iterator<Item = (usize, &'a Guard)>,
+    ) -> Result<Guard, Error> {
+        let Some(server) = guard.hold().server() else {
+            return Ok(guard);
+        };
+        let twin = held.find(|(_, other)| other.hold().server().as_ref() == Some(&server));
+        let twin = twin.and_then(|(other, _)| self.members.get(other));
+        twin.map_or(Ok(guard), |twin| Err(Error::same_server(&twin.address)))
     }
 
     /// What is known of each server before it has answered.

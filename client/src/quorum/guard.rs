@@ -176,10 +176,7 @@ impl QuorumGuard {
         let mut answers = self.parts.troubles();
         while let Some((server, answer)) = round.next().await {
             let error = match answer {
-                Ok(Some(guard)) => {
-                    self.parts.join(server, Ok(guard));
-                    None
-                }
+                Ok(Some(guard)) => self.parts.join(server, Ok(guard)),
                 Ok(None) => None,
                 Err(error) => Some(error),
             };

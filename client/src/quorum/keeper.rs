@@ -29,7 +29,7 @@ pub(crate) async fn keep(
     loop {
         tokio::select! {
             _ = &mut lost => return,
-            Some((server, answer)) = round.next() => parts.join(server, answer),
+            Some((server, answer)) = round.next() => drop(parts.join(server, answer)),
             _ = retake.tick(), if lock.is_renewed() => ask_again(&parts, &lock, &mut round),
         }
     }

@@ -235,7 +235,8 @@ impl QuorumLock {
         let mut granted: Vec<(usize, Guard)> = Vec::new();
         let mut grants: usize = 0;
         while let Some((server, answer)) = round.next().await {
-            match answer {
+            let held = granted.iter().map(|(other, guard)| (*other, guard));
+            match answer.and_then(|guard| core.only_vote(guard, held)) {
                 Ok(guard) => {
                     put(&mut answers, server, None);
                     granted.push((server, guard));

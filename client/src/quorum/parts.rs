@@ -81,6 +81,14 @@ impl Part {
     }
 }
 
+impl State {
+    /// What counts, by its server.
+    fn live(&self) -> impl Iterator<Item = (usize, &Arc<Guard>)> {
+        let parts = self.parts.iter().enumerate();
+        parts.filter_map(|(server, part)| Some((server, part.live()?)))
+    }
+}
+
 impl Parts {
     /// A majority that has been granted, and why the other servers have not.
     pub(crate) fn new(
@@ -116,8 +124,8 @@ impl Parts {
     /// How long it may still be called held; zero once lost.
     pub(crate) fn valid_for(&self) -> Duration {
         let state = locked(&self.state);
-        let live = state.parts.iter().filter_map(Part::live);
-        validity(live.map(|guard| guard.valid_for()), self.core.need)
+        let left = state.live().map(|(_, guard)| guard.valid_for());
+        validity(left, self.core.need)
     }
 
     /// Ends when it is lost, at the latest with its validity.
@@ -134,21 +142,23 @@ impl Parts {
     }
 
     /// Adds what a server has granted, or why it has not. Given back at once if it is too late.
-    pub(crate) fn join(&self, server: usize, answer: Result<Guard, Error>) {
+    /// Returns why nothing counts there, if nothing does.
+    pub(crate) fn join(&self, server: usize, answer: Result<Guard, Error>) -> Option<Error> {
         let mut state = locked(&self.state);
         // Looked at before: with this one there may be a majority again, but there was none in
         // between, and somebody else may have had one.
-        if self.is_over(&mut state) {
-            return;
-        }
-        let Some(part) = state.parts.get_mut(server) else {
-            return;
-        };
+        let is_over = self.is_over(&mut state);
+        let answer = answer.and_then(|guard| {
+            let live = state.live().map(|(other, held)| (other, &**held));
+            self.core.only_vote(guard, live)
+        });
+        let part = state.parts.get_mut(server)?;
         match answer {
-            Ok(guard) if part.live().is_none() => part.put(guard),
-            Err(error) if part.guard.is_none() => part.why_not = Some(error),
+            Ok(guard) if !is_over && part.live().is_none() => part.put(guard),
+            Err(error) if !is_over && part.guard.is_none() => part.why_not = Some(error),
             _ => {}
         }
+        part.trouble()
     }
 
     /// The servers on which it is to be taken again, and for how long at most; none once it has
@@ -177,9 +187,8 @@ impl Parts {
     /// What counts, by its server.
     pub(crate) fn live(&self) -> Vec<(usize, Arc<Guard>)> {
         let state = locked(&self.state);
-        let parts = state.parts.iter().enumerate();
-        parts
-            .filter_map(|(server, part)| Some((server, Arc::clone(part.live()?))))
+        let live = state.live();
+        live.map(|(server, guard)| (server, Arc::clone(guard)))
             .collect()
     }
 
@@ -219,8 +228,8 @@ impl Parts {
 
     fn holds(&self) -> Vec<Arc<Hold>> {
         let state = locked(&self.state);
-        let live = state.parts.iter().filter_map(Part::live);
-        live.map(|guard| Arc::clone(guard.hold())).collect()
+        let live = state.live();
+        live.map(|(_, guard)| Arc::clone(guard.hold())).collect()
     }
 
     /// Whether it is lost or has been given back: then nothing joins any more.
