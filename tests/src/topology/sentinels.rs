@@ -10,14 +10,17 @@ use crate::topology::Pair;
 
 /// A primary and its replica, and three sentinels, two of which are enough to replace the primary.
 ///
-/// They are quicker than sentinels are by default: a server is down when it has not answered for a
-/// second.
+/// They are quicker than sentinels are by default: a server is down when it has not answered for
+/// three seconds.
 #[derive(Debug)]
 pub struct Sentinels {
     // First, so that they end first: they would take the end of the servers for a failure.
     trio: Trio,
     servers: [Server; 2],
 }
+
+/// A machine that is busy lets a process stand still for longer than a second.
+const DOWN_AFTER_MS: u32 = 3000;
 
 impl Sentinels {
     /// What the sentinels call the pair.
@@ -41,7 +44,7 @@ impl Sentinels {
     pub fn start_with_tls(certificates: &Certificates) -> Self {
         let pair = Pair::start();
         let how = Server::builder().tls(certificates);
-        let trio = Trio::of(&pair.primary, 1000, &how);
+        let trio = Trio::of(&pair.primary, DOWN_AFTER_MS, &how);
         let servers = [pair.primary, pair.replica];
         Self { trio, servers }
     }
@@ -49,7 +52,7 @@ impl Sentinels {
     /// Over a pair that is there.
     #[track_caller]
     pub fn over(pair: Pair) -> Self {
-        let trio = Trio::over(&pair.primary, 1000);
+        let trio = Trio::over(&pair.primary, DOWN_AFTER_MS);
         let servers = [pair.primary, pair.replica];
         Self { trio, servers }
     }
@@ -70,7 +73,7 @@ impl Sentinels {
     pub fn alone_over_tls(primary: &Server, certificates: &Certificates) -> Server {
         sentinel(
             primary,
-            1000,
+            DOWN_AFTER_MS,
             &Server::builder().tls_among_servers(certificates),
         )
     }
