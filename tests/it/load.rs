@@ -11,8 +11,8 @@ use rlock_tests::{Conn, Server, patience, under_valgrind, until};
 
 use crate::noise::Noise;
 
-/// Somebody takes and gives back a lock of its own all the while, and must never wait for long while
-/// the server is at work on something else.
+/// Somebody takes and gives back a lock of its own all the while, and must never wait for long
+/// while the server is at work on something else.
 fn undisturbed(server: &Server, trouble: impl FnOnce()) {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {

@@ -81,7 +81,12 @@ fn waiters_that_have_gone_give_their_memory_back() {
 /// Puts owners in line, one for each command, for the session `s`.
 fn queue_all(conn: &mut Conn, waiters: usize, lock: impl Fn(usize) -> String) {
     for from in (0..waiters).step_by(1000) {
-        let wait = |i| format!("RLOCK.ACQUIRE {} owner{i} 30000 QUEUE 0 SESSION s", lock(i));
+        let wait = |i| {
+            format!(
+                "RLOCK.ACQUIRE {} owner{i} 600000 QUEUE 0 SESSION s",
+                lock(i)
+            )
+        };
         let waits: Vec<_> = (from..waiters.min(from + 1000)).map(wait).collect();
         for reply in conn.pipeline(&waits) {
             reply.queued();

@@ -22,6 +22,10 @@ pub struct Sentinels {
 /// A machine that is busy lets a process stand still for longer than a second.
 const DOWN_AFTER_MS: u32 = 3000;
 
+/// A failover that takes longer is given up; that of a dead primary is tried again after twice
+/// as long.
+const FAILOVER_TIMEOUT_MS: u32 = 3000;
+
 impl Sentinels {
     /// What the sentinels call the pair.
     pub const SERVICE: &str = "rlock";
@@ -105,8 +109,11 @@ impl Sentinels {
     #[track_caller]
     pub fn fail_over(&self) {
         let old = self.primary().port();
+        // An order that was given up is forgotten, while a dead primary stays one.
+        self.trio.give_up_failovers_after(15_000);
         self.trio.order_failover();
         self.trio.await_failover(old);
+        self.trio.give_up_failovers_after(FAILOVER_TIMEOUT_MS);
         self.trio.settle();
     }
 
@@ -186,6 +193,14 @@ impl Trio {
         ports.all(|port| port == first).then_some(first)
     }
 
+    #[track_caller]
+    fn give_up_failovers_after(&self, ms: u32) {
+        let set = format!("SENTINEL SET {} failover-timeout {ms}", Sentinels::SERVICE);
+        for sentinel in self.living() {
+            assert_eq!(sentinel.run(&set), "OK");
+        }
+    }
+
     /// Has one of them replace the primary, though it lives.
     #[track_caller]
     pub fn order_failover(&self) {
@@ -258,12 +273,13 @@ impl Trio {
 fn sentinel(primary: &Server, down_after_ms: u32, how: &Builder) -> Server {
     let (service, port) = (Sentinels::SERVICE, primary.port_for_servers());
     let down = format!("sentinel down-after-milliseconds {service} {down_after_ms}");
+    let timeout = format!("sentinel failover-timeout {service} {FAILOVER_TIMEOUT_MS}");
     let sentinel = how
         .clone()
         .sentinel()
         .config(&format!("sentinel monitor {service} 127.0.0.1 {port} 2"))
         .config(&down)
-        .config(&format!("sentinel failover-timeout {service} 3000"))
+        .config(&timeout)
         .start();
     // How often it asks and tells, in place of every second to every ten. And a machine that
     // stands still for a moment makes it hold back for a second, not for half a minute.
