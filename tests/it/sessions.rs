@@ -106,7 +106,7 @@ fn a_session_that_comes_back_within_its_grace_keeps_its_holds_and_its_news() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut life = server.connect();
-    life.run("RLOCK.EVENTS s GRACE 1000").events();
+    life.run("RLOCK.EVENTS s GRACE 5000").events();
     for name in ["k", "broken-before", "broken-after"] {
         conn.take_for(name, "bob", "s");
     }
@@ -119,13 +119,13 @@ fn a_session_that_comes_back_within_its_grace_keeps_its_holds_and_its_news() {
     conn.run("RLOCK.BREAK broken-after");
 
     let mut again = server.connect();
-    let told = again.run("RLOCK.EVENTS s GRACE 1000").events();
+    let told = again.run("RLOCK.EVENTS s GRACE 5000").events();
     let expected = ["broken-before", "broken-after"];
     let expected = expected.map(|name| (format!("lost {name} bob"), "broken".into()));
     assert_eq!(told, expected);
     // Another session, whose grace begins later and is as long, serves as the clock.
     let mut clock = server.connect();
-    clock.run("RLOCK.EVENTS clock GRACE 1000").events();
+    clock.run("RLOCK.EVENTS clock GRACE 5000").events();
     clock.take_for("ticking", "dave", "clock");
     clock.close();
     until("a grace has passed", || server.holder("ticking").is_none());
