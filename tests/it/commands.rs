@@ -41,7 +41,7 @@ fn acquire_takes_a_free_lock_with_count_one_and_a_token() {
 fn acquire_reenters_with_one_more_hold_the_same_token_and_the_lease_anew() {
     let server = Server::start();
     let mut conn = server.connect();
-    let (_, token) = conn.run("RLOCK.ACQUIRE k alice 1000").held();
+    let (_, token) = conn.run("RLOCK.ACQUIRE k alice 30000").held();
     assert_eq!(conn.run("RLOCK.ACQUIRE k alice 60000").held(), (2, token));
     assert!(conn.run("PTTL k").int() > 50_000);
     assert_eq!(conn.run("RLOCK.ACQUIRE k alice 20000").held(), (3, token));
@@ -69,13 +69,13 @@ fn acquire_tells_another_owner_what_is_left_of_the_lease() {
 fn acquire_once_keeps_the_count_and_starts_the_lease_anew() {
     let server = Server::start();
     let mut conn = server.connect();
-    let (_, token) = conn.run("RLOCK.ACQUIRE k alice 1000 ONCE").held();
+    let (_, token) = conn.run("RLOCK.ACQUIRE k alice 30000 ONCE").held();
     assert_eq!(
         conn.run("RLOCK.ACQUIRE k alice 60000 ONCE").held(),
         (1, token)
     );
     assert!(conn.run("PTTL k").int() > 50_000);
-    conn.run("RLOCK.ACQUIRE k alice 1000").held();
+    conn.run("RLOCK.ACQUIRE k alice 30000").held();
     assert_eq!(
         conn.run("RLOCK.ACQUIRE k alice 60000 ONCE").held(),
         (2, token)
@@ -944,7 +944,7 @@ fn tokens_grow_with_every_grant() {
     }
     let seconds = conn.run("TIME").texts()[0].parse::<i64>().unwrap();
     let ahead = last / 1_000_000 - seconds;
-    assert!((-5..=15).contains(&ahead), "{ahead} s from the clock");
+    assert!((-15..=15).contains(&ahead), "{ahead} s from the clock");
 }
 
 #[test]

@@ -347,15 +347,16 @@ fn a_wait_costs_the_same_however_many_its_owner_has() {
         for reply in conn.pipeline(&commands(waits, waits + 100, wait)) {
             reply.queued();
         }
-        let stats = server.info("cmdstat_rlock.acquire").unwrap();
-        let usec = stats.split(',').find_map(|word| word.strip_prefix("usec="));
-        usec.unwrap().parse::<i64>().unwrap()
+        server.median_cost("rlock.acquire")
     };
-    // The best of several, since others use the machine.
-    let mut best = |waits: [usize; 3]| waits.map(&mut cost_of_100_more).into_iter().min().unwrap();
+    // The best of several, since others use the machine's caches.
+    let mut best = |waits: [usize; 3]| {
+        let costs = waits.map(&mut cost_of_100_more).into_iter();
+        costs.fold(f64::INFINITY, f64::min)
+    };
     let (few, many) = (best([100, 200, 300]), best([4_000, 4_100, 4_200]));
     assert!(
-        many < 3 * few,
+        many < 3.0 * few,
         "{many} us beside 4,000 waits, {few} us beside 100"
     );
 }
@@ -395,8 +396,11 @@ fn took_all(conn: &mut Conn, client: u64, random: u64) -> bool {
     let mut refused = false;
     for shift in [60, 50, 40] {
         let name = format!("lock{}", (random >> shift) % 5);
-        conn.send(format!("RLOCK.ACQUIRE {name} client{client} 60000 BLOCK 0"));
-        let reply = conn.read_within(patience(Duration::from_secs(10)));
+        conn.send(format!(
+            "RLOCK.ACQUIRE {name} client{client} 600000 BLOCK 0"
+        ));
+        // Much less than the lease, with which a circle that was missed would end.
+        let reply = conn.read_within(patience(Duration::from_secs(30)));
         if reply.is_error() {
             assert!(reply.error().starts_with("DEADLOCK "), "{reply:?}");
             refused = true;

@@ -4,17 +4,17 @@
 use std::thread;
 use std::time::Duration;
 
-use rlock_tests::{Cluster, Conn, Pair, Server, aof, patience, until};
+use rlock_tests::{Cluster, Conn, Pair, Server, aof, until};
 
 /// Holds of every kind, and those who wait for them.
 fn holds_and_waits(server: &Server) -> Vec<(String, Conn)> {
     let mut conn = server.connect();
     for hold in [
-        "RLOCK.ACQUIRE k alice 60000",
-        "RLOCK.ACQUIRE r alice 60000 READ",
-        "RLOCK.ACQUIRE w alice 60000 WRITE",
-        "RLOCK.MACQUIRE alice 60000 2 x y",
-        "RLOCK.ACQUIRE long alice 60000",
+        "RLOCK.ACQUIRE k alice 600000",
+        "RLOCK.ACQUIRE r alice 600000 READ",
+        "RLOCK.ACQUIRE w alice 600000 WRITE",
+        "RLOCK.MACQUIRE alice 600000 2 x y",
+        "RLOCK.ACQUIRE long alice 600000",
     ] {
         assert_eq!(conn.run(hold).held().0, 1, "{hold}");
     }
@@ -28,17 +28,22 @@ fn holds_and_waits(server: &Server) -> Vec<(String, Conn)> {
     .into()
 }
 
-/// All holds but one end soon: late enough for the server to refuse writes by then.
-fn end_soon(server: &Server) {
-    let soon = patience(Duration::from_secs(3)).as_millis();
+/// All holds but one end soon, and `then` follows in the same turn of the event loop: it takes
+/// effect before the leases end, however slow the machine is.
+fn end_soon(server: &Server, then: &[&str]) {
     let renewals = [
-        format!("RLOCK.RENEW k alice {soon}"),
-        format!("RLOCK.RENEW r alice {soon} READ"),
-        format!("RLOCK.RENEW w alice {soon} WRITE"),
-        format!("RLOCK.MRENEW alice {soon} 2 x y"),
+        "MULTI",
+        "RLOCK.RENEW k alice 500",
+        "RLOCK.RENEW r alice 500 READ",
+        "RLOCK.RENEW w alice 500 WRITE",
+        "RLOCK.MRENEW alice 500 2 x y",
+        "EXEC",
     ];
-    let renewed: i64 = renewals.map(|renew| server.run(renew).int()).iter().sum();
-    assert_eq!(renewed, 5);
+    let replies = server.connect().pipeline(&[&renewals, then].concat());
+    assert_eq!(replies[5].ints(), [1, 1, 1, 2]);
+    for (command, reply) in then.iter().zip(&replies[6..]) {
+        assert_eq!(reply, &"OK", "{command}");
+    }
 }
 
 /// Their leases are over, and a few turns of the event loop and of the module's timer as well.
@@ -64,17 +69,19 @@ fn all_are_granted(waits: Vec<(String, Conn)>) {
     }
 }
 
-/// `appendfsync everysec`: the server goes on and answers MISCONF.
+/// `appendfsync no`: the server goes on and answers MISCONF. (So it does with `everysec`, but there
+/// it may write, and notice, two seconds later.)
 #[test]
 fn without_room_for_the_append_only_file_nobody_is_granted_until_there_is_some() {
-    let mut server = Server::builder().on_a_small_disk("everysec").start();
+    let mut server = Server::builder().on_a_small_disk("no").start();
     let mut waits = holds_and_waits(&server);
     let mut life = server.life_line("s");
     let hold = "RLOCK.ACQUIRE of-session sam 600000 SESSION s";
     server.run(hold).held();
     let mut dora = server.wait_in_line("of-session", "dora");
-    end_soon(&server);
     server.take_the_room();
+    // The renewals find no room.
+    end_soon(&server, &[]);
     until("the server refuses to write", || {
         let told = server.run("RLOCK.RENEW long alice 60000");
         told.is_error() && told.error().starts_with("MISCONF ")
@@ -135,22 +142,16 @@ fn what_cannot_be_written_is_told_to_nobody() {
 
 #[test]
 fn a_primary_that_lacks_replicas_grants_nobody_until_it_has_them() {
-    let primary = Server::builder().config("repl-ping-replica-period 1");
-    let pair = Pair::of(primary, Server::builder());
+    let pair = Pair::start();
     let server = &pair.primary;
     let mut waits = holds_and_waits(server);
-    for set in ["min-replicas-max-lag 3", "min-replicas-to-write 1"] {
-        assert_eq!(server.run(format!("CONFIG SET {set}")), "OK");
-    }
-    until("the server has counted its replicas", || {
-        server.run("RLOCK.RENEW long alice 60000") == 1
-    });
-    end_soon(server);
     assert_eq!(pair.replica.run("REPLICAOF NO ONE"), "OK");
-    until("the server refuses to write", || {
-        let told = server.run("RLOCK.RENEW long alice 60000");
-        told.is_error() && told.error().starts_with("NOREPLICAS ")
+    until("the server has noticed", || {
+        server.info_number("connected_slaves") == 0
     });
+    end_soon(server, &["CONFIG SET min-replicas-to-write 1"]);
+    let told = server.run("RLOCK.RENEW long alice 60000").error();
+    assert!(told.starts_with("NOREPLICAS "), "{told}");
     leases_are_over(server);
     nobody_is_granted(&mut waits);
     let again = format!("REPLICAOF 127.0.0.1 {}", server.port());
@@ -169,14 +170,15 @@ fn in_a_cluster_it_is_the_same() {
     let mut alice = server.connect();
     alice.take("k", "alice");
     let mut bob = server.wait_in_line("k", "bob");
-    let soon = patience(Duration::from_secs(2)).as_millis();
-    assert_eq!(alice.run(format!("RLOCK.RENEW k alice {soon}")), 1);
-    assert_eq!(server.run("CONFIG SET min-replicas-to-write 1"), "OK");
+    let refusing = "CONFIG SET min-replicas-to-write 1";
+    let replies = alice.pipeline(&["RLOCK.RENEW k alice 500", refusing]);
+    assert_eq!(replies[0], 1);
+    assert_eq!(replies[1], "OK");
     until("the lease is over", || server.run("PTTL k").int() < 0);
     thread::sleep(Duration::from_millis(150));
     assert_eq!(bob.read_now(), None);
     assert_eq!(server.run("CONFIG SET min-replicas-to-write 0"), "OK");
-    bob.read_within(patience(Duration::from_secs(5))).held();
+    bob.read().held();
 }
 
 /// Offsets of the replication stand still while clients are paused, also for waits of every kind.
@@ -188,8 +190,7 @@ fn in_a_pause_nobody_is_granted_and_nothing_replicated() {
     );
     let server = &pair.primary;
     let mut waits = holds_and_waits(server);
-    end_soon(server);
-    assert_eq!(server.run("CLIENT PAUSE 3600000 WRITE"), "OK");
+    end_soon(server, &["CLIENT PAUSE 3600000 WRITE"]);
     let offset = server.info_number("master_repl_offset");
     leases_are_over(server);
     nobody_is_granted(&mut waits);
@@ -207,10 +208,8 @@ fn in_a_failover_that_is_given_up_nobody_is_granted_until_then() {
     let pair = Pair::start();
     let server = &pair.primary;
     let mut waits = holds_and_waits(server);
-    end_soon(server);
     pair.replica.freeze();
-    assert_eq!(server.run("RLOCK.RENEW long alice 60000"), 1);
-    assert_eq!(server.run("FAILOVER"), "OK");
+    end_soon(server, &["FAILOVER"]);
     leases_are_over(server);
     let state = server.info("master_failover_state");
     assert_eq!(state.as_deref(), Some("waiting-for-sync"));

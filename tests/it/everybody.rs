@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use rlock_tests::{Conn, Server, patience, until};
 
-/// What alice and amy hold, for a minute.
+/// What alice and amy hold, for ten minutes.
 const HOLDS: [&str; 5] = [
-    "RLOCK.ACQUIRE k alice 60000",
-    "RLOCK.ACQUIRE r alice 60000 READ",
-    "RLOCK.ACQUIRE r amy 60000 READ",
-    "RLOCK.ACQUIRE w alice 60000 WRITE",
-    "RLOCK.MACQUIRE alice 60000 2 x y",
+    "RLOCK.ACQUIRE k alice 600000",
+    "RLOCK.ACQUIRE r alice 600000 READ",
+    "RLOCK.ACQUIRE r amy 600000 READ",
+    "RLOCK.ACQUIRE w alice 600000 WRITE",
+    "RLOCK.MACQUIRE alice 600000 2 x y",
 ];
 
 /// What bob waits for, each time blocked on a connection.

@@ -54,7 +54,7 @@ fn what_a_deposed_primary_grants_has_smaller_tokens_than_its_successors_grants()
     let watched = Sentinels::start();
     let (old, new) = (watched.primary(), watched.replica());
     let mut alice = old.connect();
-    alice.run("RLOCK.ACQUIRE k alice 1500").held();
+    alice.run("RLOCK.ACQUIRE k alice 6000").held();
     let mut bob = old.wait_in_line("k", "bob");
     in_sync(old, new);
     old.freeze();

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use rlock_tests::{Conn, Server, Shards, eventually, in_sync, until};
+use rlock_tests::{Conn, Reply, Server, Shards, eventually, in_sync, until};
 
 use crate::everybody::{Everybody, holds};
 
@@ -53,8 +53,7 @@ fn a_node_that_is_cut_off_grants_nobody() {
     let name = shards.name_at(node, "k");
     let mut conn = node.connect();
     let mut life = node.life_line("s");
-    conn.run(format!("RLOCK.ACQUIRE {name} alice 7000")).held();
-    let end = conn.run(format!("PEXPIRETIME {name}")).int();
+    conn.take(&name, "alice");
     conn.queue(&name, "bob", "s");
     // The replicas stand still for longer, so that none of them takes the slots over.
     let replicas = shards.nodes().iter().filter(|other| {
@@ -68,11 +67,25 @@ fn a_node_that_is_cut_off_grants_nobody() {
     for primary in others {
         primary.freeze();
     }
+    // Until then alice renews, so that the lease ends after that.
+    let renewal = [
+        "MULTI",
+        &format!("RLOCK.RENEW {name} alice 5000"),
+        &format!("PEXPIRETIME {name}"),
+        "EXEC",
+    ];
+    let mut end = 0;
     until("the node knows that it is alone", || {
-        let told = conn.run(format!("RLOCK.RENEW {name} nobody 1000"));
-        told.is_error() && told.error().starts_with("CLUSTERDOWN ")
+        let replies = conn.pipeline(&renewal);
+        let renewed = replies.iter().all(|reply| !reply.is_error());
+        if renewed {
+            let told = replies[3].ints();
+            assert_eq!(told[0], 1, "she has it still");
+            end = told[1];
+        }
+        let is_down = |told: &Reply| told.is_error() && told.error().starts_with("CLUSTERDOWN ");
+        replies.iter().any(is_down)
     });
-    assert!(time_ms(&mut conn) < end, "the lease is to end after that");
     until("the lease is over", || time_ms(&mut conn) > end);
     // Nothing can be waited for that should not happen.
     thread::sleep(Duration::from_millis(150));

@@ -33,7 +33,8 @@ impl Client {
         let owner = format!("owner{number}");
         let mut conn = server.connect();
         let own = format!("own{number}");
-        let largest = conn.take(&own, &owner);
+        let hold = format!("RLOCK.ACQUIRE {own} {owner} 600000");
+        let largest = conn.run(hold).held().1;
         let after = Holds::from([((own, owner.clone()), 1)]);
         let told = Some(Instant::now());
         let steps = vec![Step { after, told }];
@@ -56,11 +57,11 @@ impl Client {
                 _ => (vec!["k"], owner.clone(), ""),
             };
             let (acquire, release) = if let [name] = names[..] {
-                let acquire = format!("RLOCK.ACQUIRE {name} {owner} 60000{mode} BLOCK 0");
+                let acquire = format!("RLOCK.ACQUIRE {name} {owner} 600000{mode} BLOCK 0");
                 (acquire, format!("RLOCK.RELEASE {name} {owner}{mode}"))
             } else {
                 let all = format!("{} {}", names.len(), names.join(" "));
-                let acquire = format!("RLOCK.MACQUIRE {owner} 60000 {all} BLOCK 0");
+                let acquire = format!("RLOCK.MACQUIRE {owner} 600000 {all} BLOCK 0");
                 (acquire, format!("RLOCK.MRELEASE {owner} {all}"))
             };
             let fields: Vec<_> = names
@@ -133,13 +134,18 @@ impl Client {
 }
 
 /// Traffic of all clients, in the midst of which the server is killed, after so many commands and
-/// so long.
-fn killed_in_the_midst(server: &mut Server, commands: usize, after: Duration) -> Vec<Client> {
+/// so long; and until when it surely lived.
+fn killed_in_the_midst(
+    server: &mut Server,
+    commands: usize,
+    after: Duration,
+) -> (Vec<Client>, Instant) {
     let begun = Instant::now();
     let mut clients: Vec<_> = (0..CLIENTS)
         .map(|number| Client::new(server, number))
         .collect();
     let done = AtomicUsize::new(0);
+    let mut alive = begun;
     thread::scope(|scope| {
         for (number, client) in clients.iter_mut().enumerate() {
             let done = &done;
@@ -148,6 +154,7 @@ fn killed_in_the_midst(server: &mut Server, commands: usize, after: Duration) ->
         until("there is traffic", || {
             done.load(Ordering::Relaxed) >= commands && begun.elapsed() >= after
         });
+        alive = Instant::now();
         server.kill();
     });
     let pending = clients.iter().filter(|client| {
@@ -155,7 +162,7 @@ fn killed_in_the_midst(server: &mut Server, commands: usize, after: Duration) ->
         last.told.is_none()
     });
     assert!(pending.count() > 0, "some of them were at it");
-    clients
+    (clients, alive)
 }
 
 /// The locks are locks again: nobody is in the way of the next, whose tokens are larger than any.
@@ -186,7 +193,7 @@ fn with_every_write_on_disk_a_kill_loses_nothing_that_was_acknowledged() {
         .config("appendfsync always");
     for commands in [150, 400, 700] {
         let mut server = how.clone().start();
-        let clients = killed_in_the_midst(&mut server, commands, Duration::ZERO);
+        let (clients, _) = killed_in_the_midst(&mut server, commands, Duration::ZERO);
         server.restart();
         for client in &clients {
             client.check(&server, Instant::now());
@@ -201,7 +208,7 @@ fn a_server_without_the_module_finds_the_same_after_a_kill() {
         .config("appendonly yes")
         .config("appendfsync always")
         .start();
-    let clients = killed_in_the_midst(&mut server, 300, Duration::ZERO);
+    let (clients, _) = killed_in_the_midst(&mut server, 300, Duration::ZERO);
     server.restart_without_module();
     for client in &clients {
         client.check(&server, Instant::now());
@@ -216,8 +223,9 @@ fn with_a_write_to_disk_every_second_a_kill_loses_the_last_of_them_and_tears_not
         .config("appendonly yes")
         .config("appendfsync everysec")
         .start();
-    let clients = killed_in_the_midst(&mut server, 700, Duration::from_millis(3500));
-    let lasting = Instant::now().checked_sub(Duration::from_secs(3));
+    let so_long = Duration::from_millis(3500);
+    let (clients, alive) = killed_in_the_midst(&mut server, 700, so_long);
+    let lasting = alive.checked_sub(Duration::from_secs(3));
     let lasting = lasting.expect("the machine runs for longer");
     server.restart();
     for client in &clients {

@@ -451,7 +451,8 @@ impl Quiet {
         alice.run("RLOCK.ACQUIRE shared r1 600000 READ").held();
         alice.run("RLOCK.ACQUIRE shared r2 600000 READ").held();
         let mut life = server.life_line("quiet");
-        life.take_for("kept", "alice", "quiet");
+        life.run("RLOCK.ACQUIRE kept alice 600000 SESSION quiet")
+            .held();
         let mut line = Vec::new();
         for owner in ["bob", "carol", "dave"] {
             line.push((owner, server.wait_in_line("quiet", owner)));

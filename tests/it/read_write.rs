@@ -90,7 +90,7 @@ fn a_reader_is_a_field_and_a_timeout_key_for_each_of_its_holds() {
     );
     assert!(conn.run("PTTL k").int() > 50_000);
 
-    let (count, bobs) = conn.run("RLOCK.ACQUIRE k bob 1000 READ").held();
+    let (count, bobs) = conn.run("RLOCK.ACQUIRE k bob 20000 READ").held();
     assert_eq!(count, 1);
     assert!(bobs > token, "a token of its own");
     assert_eq!(fields(&server, "k"), as_fields("mode=read alice=2 bob=1"));

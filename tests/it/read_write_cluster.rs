@@ -231,12 +231,13 @@ fn is_granted_when_kept(
 fn the_end_of_a_session_grants_nobody_yet(cluster: &Cluster, name: &str) {
     let server = &cluster.first;
     let life = server.life_line("s");
-    let acquire = format!("RLOCK.ACQUIRE {name} alice 500 WRITE SESSION s");
+    let acquire = format!("RLOCK.ACQUIRE {name} alice 30000 WRITE SESSION s");
     server.run(acquire).held();
     let mut bob = waits(server, name, "bob", "READ");
     cluster.open_slot_of(name);
     life.close();
-    if is_granted_when_kept(cluster, name, &mut bob, || ()) {
+    let end_soon = || drop(server.run(format!("RLOCK.RENEW {name} alice 50 WRITE")));
+    if is_granted_when_kept(cluster, name, &mut bob, end_soon) {
         assert_eq!(fields(server, name), as_fields("mode=read bob=1"));
     }
 }

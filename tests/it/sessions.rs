@@ -4,7 +4,7 @@ use std::process::{Child, Command};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use rlock_tests::{Conn, Feed, Reply, Server, aof, on_time, patience, until};
+use rlock_tests::{Conn, Feed, Reply, Server, aof, on_time, until};
 
 use crate::events::{ONE_DAY, life_with_a_long_grace, listener, next_events, no_events};
 use crate::queue::work_while_killed;
@@ -73,7 +73,6 @@ fn holds_are_released_when_the_grace_is_over() {
     let took = begun.elapsed();
     // The server counts from the millisecond in which its turn began.
     assert!(took >= Duration::from_millis(195), "{took:?}");
-    assert!(took < patience(Duration::from_secs(5)), "{took:?}");
     assert_eq!(server.info_number("rlock_sessions"), 0);
 }
 
@@ -107,7 +106,7 @@ fn a_session_that_comes_back_within_its_grace_keeps_its_holds_and_its_news() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut life = server.connect();
-    life.run("RLOCK.EVENTS s GRACE 1000").events();
+    life.run("RLOCK.EVENTS s GRACE 5000").events();
     for name in ["k", "broken-before", "broken-after"] {
         conn.take_for(name, "bob", "s");
     }
@@ -120,13 +119,13 @@ fn a_session_that_comes_back_within_its_grace_keeps_its_holds_and_its_news() {
     conn.run("RLOCK.BREAK broken-after");
 
     let mut again = server.connect();
-    let told = again.run("RLOCK.EVENTS s GRACE 1000").events();
+    let told = again.run("RLOCK.EVENTS s GRACE 5000").events();
     let expected = ["broken-before", "broken-after"];
     let expected = expected.map(|name| (format!("lost {name} bob"), "broken".into()));
     assert_eq!(told, expected);
     // Another session, whose grace begins later and is as long, serves as the clock.
     let mut clock = server.connect();
-    clock.run("RLOCK.EVENTS clock GRACE 1000").events();
+    clock.run("RLOCK.EVENTS clock GRACE 5000").events();
     clock.take_for("ticking", "dave", "clock");
     clock.close();
     until("a grace has passed", || server.holder("ticking").is_none());
@@ -309,9 +308,9 @@ fn thousands_of_waiters_and_holds_go_with_their_session() {
     let mut conn = server.connect();
     let mut alice = server.connect();
     let life = server.life_line("s");
-    alice.take("k", "alice");
-    let wait = |i| format!("RLOCK.ACQUIRE k waiter{i} 30000 QUEUE 60000 SESSION s");
-    let take = |i| format!("RLOCK.ACQUIRE held{i} bob 30000 SESSION s");
+    alice.run("RLOCK.ACQUIRE k alice 600000").held();
+    let wait = |i| format!("RLOCK.ACQUIRE k waiter{i} 30000 QUEUE 600000 SESSION s");
+    let take = |i| format!("RLOCK.ACQUIRE held{i} bob 600000 SESSION s");
     for from in (0..EACH).step_by(1000) {
         let waits: Vec<_> = (from..from + 1000).map(wait).collect();
         conn.pipeline(&waits).iter().for_each(|reply| {
@@ -347,25 +346,18 @@ fn nothing_is_released_while_clients_are_paused() {
     conn.let_go("granted", "alice");
     let mut carol = server.wait_in_line("k", "carol");
     let mut dave = server.wait_in_line("granted", "dave");
-    let begun = Instant::now();
-    conn.run("CLIENT PAUSE 300 WRITE");
+    conn.run("CLIENT PAUSE 3600000 WRITE");
     let offset = server.info_number("master_repl_offset");
     life.close();
     until("the session is over", || {
         server.info_number("rlock_sessions") == 0
     });
-    carol.settle();
-    let (early, moved) = (
-        carol.read_now(),
-        server.info_number("master_repl_offset") - offset,
-    );
-    if begun.elapsed() < Duration::from_millis(290) {
-        assert_eq!((early.clone(), moved), (None, 0));
-    }
-    early.unwrap_or_else(|| carol.read()).held();
+    carol.expect_nothing_yet();
+    dave.expect_nothing_yet();
+    assert_eq!(server.info_number("master_repl_offset"), offset);
+    assert_eq!(conn.run("CLIENT UNPAUSE"), "OK");
+    carol.read().held();
     dave.read().held();
-    let took = begun.elapsed();
-    assert!(took >= Duration::from_millis(290), "{took:?}");
 }
 
 #[test]
@@ -779,7 +771,10 @@ fn sessions_and_waits_themselves_are_not_replicated() {
 
 #[test]
 fn a_restart_leaves_holds_without_a_session() {
-    let mut server = Server::builder().config("appendonly yes").start();
+    let mut server = Server::builder()
+        .config("appendonly yes")
+        .config("appendfsync always")
+        .start();
     let mut life = server.life_line("s");
     life.take_for("k", "bob", "s");
     server.kill();

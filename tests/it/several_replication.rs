@@ -107,7 +107,7 @@ fn one_command(random: &mut Random, session: &str) -> String {
     let lease = if random.below(4) == 0 {
         1 + random.below(20)
     } else {
-        60_000
+        600_000
     };
     let owner = format!("owner{}", random.below(6));
     let wait = match random.below(4) {
@@ -150,12 +150,12 @@ fn one_command(random: &mut Random, session: &str) -> String {
 fn hold_some(server: &Server) {
     let mut conn = server.connect();
     for command in [
-        "RLOCK.ACQUIRE left0 alice 60000 READ",
-        "RLOCK.ACQUIRE left0 bob 60000 READ",
-        "RLOCK.ACQUIRE left0 alice 60000 READ",
-        "RLOCK.ACQUIRE left1 alice 60000 WRITE",
-        "RLOCK.ACQUIRE left1 alice 60000 READ",
-        "RLOCK.MACQUIRE alice 60000 2 left2 left3",
+        "RLOCK.ACQUIRE left0 alice 600000 READ",
+        "RLOCK.ACQUIRE left0 bob 600000 READ",
+        "RLOCK.ACQUIRE left0 alice 600000 READ",
+        "RLOCK.ACQUIRE left1 alice 600000 WRITE",
+        "RLOCK.ACQUIRE left1 alice 600000 READ",
+        "RLOCK.MACQUIRE alice 600000 2 left2 left3",
     ] {
         conn.run(command).held();
     }
@@ -163,7 +163,7 @@ fn hold_some(server: &Server) {
         let names = conn.run("KEYS *").texts();
         names
             .iter()
-            .all(|name| conn.run(format!("PTTL {name}")).int() > 5_000)
+            .all(|name| conn.run(format!("PTTL {name}")).int() > 60_000)
     });
 }
 

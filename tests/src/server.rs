@@ -185,7 +185,7 @@ impl Builder {
                 }
                 Err(log) => last_failure = log,
             }
-            if !last_failure.contains("Address already in use") {
+            if !last_failure.contains(IN_USE) {
                 break;
             }
         }
@@ -208,7 +208,8 @@ impl Builder {
         }
         if self.kind == Kind::ClusterNode {
             let _ = writeln!(file, "cluster-enabled yes\ncluster-port {bus}");
-            file += "cluster-node-timeout 5000\n";
+            // Nobody is taken for dead because the machine stands still.
+            file += "cluster-node-timeout 15000\n";
         }
         if let Some(how) = &self.tls {
             let demand = if how.demands_certificates {
@@ -237,6 +238,9 @@ impl Builder {
         file + &self.config.join("\n") + "\n"
     }
 }
+
+/// What a server says of a port that another process has.
+const IN_USE: &str = "Address already in use";
 
 /// A server of its own for a test. It dies with the value; if the test has failed, its log is
 /// printed; if it died by itself, or ends with an error, the test fails.
@@ -400,6 +404,32 @@ impl Server {
             .unwrap_or_else(|_| panic!("{field} is no number: {value}"))
     }
 
+    /// For how long its main thread has been at work on a processor: what a busy machine gives to
+    /// others is not counted.
+    #[track_caller]
+    pub fn processor_time(&self) -> Duration {
+        let told = self.run("INFO cpu").text();
+        let seconds = ["user", "sys"].map(|kind| {
+            let field = format!("used_cpu_{kind}_main_thread:");
+            let value = told.lines().find_map(|line| line.strip_prefix(&field));
+            let value = value.unwrap_or_else(|| panic!("INFO has no {field}"));
+            value.parse::<f64>().expect("seconds")
+        });
+        Duration::from_secs_f64(seconds.iter().sum())
+    }
+
+    /// What half of the calls of `command` since `CONFIG RESETSTAT` took at most, in microseconds
+    /// by the server's own account: a busy machine delays a few of many, not half of them.
+    #[track_caller]
+    pub fn median_cost(&self, command: &str) -> f64 {
+        let told = self.run("INFO latencystats").text();
+        let field = format!("latency_percentiles_usec_{command}:p50=");
+        let value = told.lines().find_map(|line| line.strip_prefix(&field));
+        let value = value.unwrap_or_else(|| panic!("INFO has no {field}"));
+        let median = value.split(',').next().and_then(|value| value.parse().ok());
+        median.expect("microseconds")
+    }
+
     /// Compiles a module from `tests/data` with the C compiler, and loads it.
     #[track_caller]
     pub fn load_c_module(&self, name: &str) {
@@ -525,8 +555,18 @@ impl Server {
     pub fn restart(&mut self) {
         self.stop();
         let ports = self.running.ports;
-        let restarted = Running::start(&self.how, self.directory.path(), ports);
-        self.running = restarted.unwrap_or_else(|log| panic!("it does not start again:\n{log}"));
+        let mut tries = 0;
+        self.running = loop {
+            match Running::start(&self.how, self.directory.path(), ports) {
+                Ok(running) => break running,
+                // Another process may be looking whether the port is free.
+                Err(log) if tries < 10 && log.contains(IN_USE) => {
+                    tries += 1;
+                    thread::sleep(Duration::from_millis(100));
+                }
+                Err(log) => panic!("it does not start again:\n{log}"),
+            }
+        };
     }
 
     /// [`Server::restart`], from now on without the module.
@@ -697,7 +737,7 @@ impl Running {
         }
         self.signal("TERM");
         self.signal("CONT");
-        let deadline = Instant::now() + patience(Duration::from_secs(10));
+        let deadline = Instant::now() + patience(Duration::from_secs(30));
         while Instant::now() < deadline {
             if let Some(status) = self.ended() {
                 self.over = true;

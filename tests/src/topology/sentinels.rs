@@ -10,14 +10,21 @@ use crate::topology::Pair;
 
 /// A primary and its replica, and three sentinels, two of which are enough to replace the primary.
 ///
-/// They are quicker than sentinels are by default: a server is down when it has not answered for a
-/// second.
+/// They are quicker than sentinels are by default: a server is down when it has not answered for
+/// three seconds.
 #[derive(Debug)]
 pub struct Sentinels {
     // First, so that they end first: they would take the end of the servers for a failure.
     trio: Trio,
     servers: [Server; 2],
 }
+
+/// A machine that is busy lets a process stand still for longer than a second.
+const DOWN_AFTER_MS: u32 = 3000;
+
+/// A failover that takes longer is given up; that of a dead primary is tried again after twice
+/// as long.
+const FAILOVER_TIMEOUT_MS: u32 = 3000;
 
 impl Sentinels {
     /// What the sentinels call the pair.
@@ -41,7 +48,7 @@ impl Sentinels {
     pub fn start_with_tls(certificates: &Certificates) -> Self {
         let pair = Pair::start();
         let how = Server::builder().tls(certificates);
-        let trio = Trio::of(&pair.primary, 1000, &how);
+        let trio = Trio::of(&pair.primary, DOWN_AFTER_MS, &how);
         let servers = [pair.primary, pair.replica];
         Self { trio, servers }
     }
@@ -49,7 +56,7 @@ impl Sentinels {
     /// Over a pair that is there.
     #[track_caller]
     pub fn over(pair: Pair) -> Self {
-        let trio = Trio::over(&pair.primary, 1000);
+        let trio = Trio::over(&pair.primary, DOWN_AFTER_MS);
         let servers = [pair.primary, pair.replica];
         Self { trio, servers }
     }
@@ -70,7 +77,7 @@ impl Sentinels {
     pub fn alone_over_tls(primary: &Server, certificates: &Certificates) -> Server {
         sentinel(
             primary,
-            1000,
+            DOWN_AFTER_MS,
             &Server::builder().tls_among_servers(certificates),
         )
     }
@@ -102,8 +109,11 @@ impl Sentinels {
     #[track_caller]
     pub fn fail_over(&self) {
         let old = self.primary().port();
+        // An order that was given up is forgotten, while a dead primary stays one.
+        self.trio.give_up_failovers_after(15_000);
         self.trio.order_failover();
         self.trio.await_failover(old);
+        self.trio.give_up_failovers_after(FAILOVER_TIMEOUT_MS);
         self.trio.settle();
     }
 
@@ -183,6 +193,14 @@ impl Trio {
         ports.all(|port| port == first).then_some(first)
     }
 
+    #[track_caller]
+    fn give_up_failovers_after(&self, ms: u32) {
+        let set = format!("SENTINEL SET {} failover-timeout {ms}", Sentinels::SERVICE);
+        for sentinel in self.living() {
+            assert_eq!(sentinel.run(&set), "OK");
+        }
+    }
+
     /// Has one of them replace the primary, though it lives.
     #[track_caller]
     pub fn order_failover(&self) {
@@ -255,12 +273,13 @@ impl Trio {
 fn sentinel(primary: &Server, down_after_ms: u32, how: &Builder) -> Server {
     let (service, port) = (Sentinels::SERVICE, primary.port_for_servers());
     let down = format!("sentinel down-after-milliseconds {service} {down_after_ms}");
+    let timeout = format!("sentinel failover-timeout {service} {FAILOVER_TIMEOUT_MS}");
     let sentinel = how
         .clone()
         .sentinel()
         .config(&format!("sentinel monitor {service} 127.0.0.1 {port} 2"))
         .config(&down)
-        .config(&format!("sentinel failover-timeout {service} 3000"))
+        .config(&timeout)
         .start();
     // How often it asks and tells, in place of every second to every ten. And a machine that
     // stands still for a moment makes it hold back for a second, not for half a minute.

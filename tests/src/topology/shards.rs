@@ -8,7 +8,7 @@ use crate::topology::{Resharding, introduce, is_connected, node_id};
 
 /// A cluster of three primaries with a third of the slots each, and a replica of each.
 ///
-/// A node that has not answered for two seconds is taken for dead.
+/// A node that has not answered for four seconds is taken for dead.
 #[derive(Debug)]
 pub struct Shards {
     nodes: Vec<Server>,
@@ -30,7 +30,7 @@ impl Shards {
         let node = node.clone().cluster();
         let nodes: Vec<_> = (0..2 * RANGES.len())
             .map(|_| {
-                let node = node.clone().config("cluster-node-timeout 2000");
+                let node = node.clone().config("cluster-node-timeout 4000");
                 // The dead and the living keep to their shards.
                 node.config("cluster-allow-replica-migration no").start()
             })
