@@ -15,7 +15,10 @@ use rlock_tests::{Server, patience, until};
 use tokio::time::{sleep, timeout};
 use tracing::span;
 
-use super::client::{MS, calls, client, connect, poll_once, soon, unhurried, url, wait_in_line};
+use super::client::{
+    MS, calls, calm, client, connect, poll_once, soon, take_for_long, two_clients, url,
+    wait_in_line,
+};
 
 /// The session of a client, by an owner of its own.
 fn session_of(client: &Client) -> String {
@@ -100,9 +103,9 @@ async fn calls_get_in_line_in_the_order_in_which_they_were_made() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_calls_dropped_at_once_are_all_undone_behind_what_they_asked_for() {
     let server = Server::start();
-    let [client, _] = unhurried(&server).await;
+    let client = client(&server).await;
     let mut alice = server.connect();
-    alice.take("k", "alice");
+    take_for_long(&mut alice, "k");
     for number in 0..BURST {
         let lock = client.lock("k");
         let mut pending = Box::pin(lock.lock());
@@ -146,7 +149,7 @@ pub(super) fn drops() -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn locks_dropped_at_random_moments_under_traffic_leave_no_key_and_no_waiter() {
     let server = Server::start();
-    let clients = [client(&server).await, client(&server).await];
+    let clients = two_clients(&server).await;
     let (over, granted) = (
         Arc::new(AtomicBool::new(false)),
         Arc::new(AtomicU64::new(0)),
@@ -283,20 +286,15 @@ async fn a_circle_of_two_owners_is_refused_and_named() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn max_hold_ends_a_hold_that_would_be_renewed_for_ever() {
     let server = Server::start();
-    let client = connect(
-        Client::builder().lease(300 * MS).max_hold(900 * MS),
-        &server,
-    )
-    .await;
+    let (lease, longest) = (4_000 * MS, 4_500 * MS);
+    let builder = calm().lease(lease).max_hold(longest);
+    let client = connect(builder.renew_every(100 * MS), &server).await;
+    let before = Instant::now();
     let guard = client.lock("k").lock().await.unwrap();
-    let taken = Instant::now();
     let waiting = wait_in_line(&server, &client, "k");
     assert_eq!(soon(guard.lost()).await, LostReason::MaxHold);
-    assert!(
-        taken.elapsed() > 500 * MS,
-        "it was renewed: {:?}",
-        taken.elapsed()
-    );
+    let held = before.elapsed();
+    assert!(held > longest - 300 * MS, "it was renewed: {held:?}");
     assert!(guard.renew().await.unwrap_err().is_lost());
     let next = soon(waiting).await.unwrap().unwrap();
     assert!(next.token() > guard.token());
@@ -313,9 +311,9 @@ async fn max_hold_ends_a_hold_that_would_be_renewed_for_ever() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_loses_its_session_to_another_connection_is_told_so() {
     let server = Server::start();
-    // With a short grace a call that a busy machine answers late is given up, and for a while
-    // after that a session that is taken over may have been taken by the client itself.
-    let client = connect(Client::builder().grace(Duration::from_secs(60)), &server).await;
+    // A call to the life-line that is answered late is given up, unless the client is patient; and
+    // for a while after that a session that is taken over may have been taken by itself.
+    let client = client(&server).await;
     let guard = client.lock("held").lock().await.unwrap();
     server.connect().take("k", "alice");
     let waiting = wait_in_line(&server, &client, "k");
@@ -335,7 +333,7 @@ async fn who_loses_its_session_to_another_connection_is_told_so() {
 #[test]
 fn programs_without_async_have_the_same_locks() {
     let server = Server::start();
-    let client = blocking::Client::connect(&url(&server)).unwrap();
+    let client = blocking::Client::connect_with(calm(), &url(&server)).unwrap();
     let guard = client.lock("k").lock().unwrap();
     assert_eq!(server.holder("k").as_deref(), Some(guard.owner().as_str()));
     assert!(client.lock("k").try_lock().unwrap_err().is_not_acquired());
@@ -417,7 +415,7 @@ fn waits_holds_renewals_and_releases_are_spans() {
         .unwrap();
     tracing::subscriber::with_default(spans.clone(), || {
         runtime.block_on(async {
-            let client = connect(Client::builder().renew_every(20 * MS), &server).await;
+            let client = connect(calm().renew_every(20 * MS), &server).await;
             let guard = client.lock("k").lock().await.unwrap();
             while calls(&server, "renew") == 0 {
                 sleep(5 * MS).await;
