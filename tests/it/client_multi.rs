@@ -14,7 +14,7 @@ use super::client::{
     take_for_long, two_clients, url, wait_in_line,
 };
 use super::client_faults::{LONG_GRACE, client_through, kill_life_line};
-use super::client_session::{drops, is_granted_within, next_random, waiters};
+use super::client_session::{DROPPING, drops, is_granted_within, next_random, waiters};
 
 /// Nothing is left: no lock, no waiter.
 fn assert_nothing_left(server: &Server) {
@@ -622,8 +622,12 @@ async fn calls_dropped_at_random_moments_under_traffic_leave_no_key_and_no_waite
             let client = clients[(i % 2) as usize].clone();
             let owner = (i < 2).then(|| client.owner());
             let mut random = 0x9E37_79B9_7F4A_7C15 + i;
+            let ends = Instant::now() + DROPPING;
             tokio::spawn(async move {
                 for _ in 0..drops() / 20 {
+                    if Instant::now() > ends {
+                        break;
+                    }
                     let mut name = || format!("k{}", next_random(&mut random) % 3);
                     let mut locks = client.multi([name(), name()]);
                     if let Some(owner) = &owner {

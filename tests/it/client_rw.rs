@@ -13,7 +13,7 @@ use super::client::{
     two_clients, url,
 };
 use super::client_faults::{LONG_GRACE, client_through, kill_life_line};
-use super::client_session::{drops, is_granted_within, next_random, waiters};
+use super::client_session::{DROPPING, drops, is_granted_within, next_random, waiters};
 
 /// Who holds the lock `k`, and how: `owner/mode/count`, in the order of the owners.
 fn holders(server: &Server) -> Vec<String> {
@@ -645,8 +645,12 @@ async fn calls_dropped_at_random_moments_under_traffic_leave_no_key_and_no_waite
             // Two of them share what their calls of one client have in common.
             let owner = (i < 2).then(|| client.owner());
             let mut random = 0x9E37_79B9_7F4A_7C15 + i;
+            let ends = Instant::now() + DROPPING;
             tokio::spawn(async move {
                 for _ in 0..drops() / 20 {
+                    if Instant::now() > ends {
+                        break;
+                    }
                     let mut lock = client.rw_lock("k");
                     if let Some(owner) = &owner {
                         lock = lock.owner(owner);
@@ -671,11 +675,12 @@ async fn calls_dropped_at_random_moments_under_traffic_leave_no_key_and_no_waite
             .unwrap();
     }
     over.store(true, Ordering::Relaxed);
+    let long = patience(Duration::from_secs(60));
     for task in traffic {
-        soon(task).await.unwrap();
+        timeout(long, task).await.unwrap().unwrap();
     }
     for client in &clients {
-        soon(client.shutdown()).await;
+        timeout(long, client.shutdown()).await.unwrap();
     }
     assert_nothing_left(&server);
 }

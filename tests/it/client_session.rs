@@ -141,6 +141,9 @@ pub(super) async fn is_granted_within<T>(
     }
 }
 
+/// How long they are dropped at most: on a busy machine there are fewer.
+pub(super) const DROPPING: Duration = Duration::from_secs(100);
+
 /// How many locks are dropped while pending: `RLOCK_DROPS`, more in `make soak`.
 pub(super) fn drops() -> u64 {
     env::var("RLOCK_DROPS").map_or(10_000, |text| text.parse().unwrap())
@@ -170,8 +173,8 @@ async fn locks_dropped_at_random_moments_under_traffic_leave_no_key_and_no_waite
             let (client, granted) = (clients[(i % 2) as usize].clone(), Arc::clone(&granted));
             let mut random = 0x9E37_79B9_7F4A_7C15 + i;
             tokio::spawn(async move {
-                let mut dropped = 0;
-                while dropped < drops() / 4 {
+                let (mut dropped, ends) = (0, Instant::now() + DROPPING);
+                while dropped < drops() / 4 && Instant::now() < ends {
                     let lock = client.lock(format!("k{}", next_random(&mut random) % 2));
                     let patience = Duration::from_micros(next_random(&mut random) % 800);
                     if is_granted_within(patience, lock.lock()).await {
@@ -190,11 +193,12 @@ async fn locks_dropped_at_random_moments_under_traffic_leave_no_key_and_no_waite
             .unwrap();
     }
     over.store(true, Ordering::Relaxed);
+    let long = patience(Duration::from_secs(60));
     for task in traffic {
-        soon(task).await.unwrap();
+        timeout(long, task).await.unwrap().unwrap();
     }
     for client in &clients {
-        soon(client.shutdown()).await;
+        timeout(long, client.shutdown()).await.unwrap();
     }
     assert_eq!((server.run("DBSIZE").int(), waiters(&server)), (0, 0));
     let granted = granted.load(Ordering::Relaxed);

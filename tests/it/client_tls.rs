@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::fs;
 use std::time::Duration;
 
-use rlock_client::{Client, ClientBuilder, Error, QuorumClient, blocking};
+use rlock_client::{ClientBuilder, Error, QuorumClient, blocking};
 use rlock_tests::{Certificates, Sentinels, Server, Shards, in_sync, until};
 
 use super::client::{calm, soon, wait_in_line};
@@ -63,7 +63,7 @@ async fn a_server_that_nobody_vouches_for_is_not_spoken_to() {
     }
     let certificates = Certificates::new();
     let server = Server::builder().tls(&certificates).start();
-    let error = Client::connect(&url(&server)).await.unwrap_err();
+    let error = calm().connect(&url(&server)).await.unwrap_err();
     assert!(error.is_could_not_ask(), "{error}");
     assert!(whole(&error).contains("UnknownIssuer"), "{}", whole(&error));
     // The certificate is for this address and for `localhost`, and for nothing else.
@@ -134,7 +134,7 @@ async fn sentinels_are_asked_over_tls_also_for_a_primary_that_speaks_none() {
         .await
         .unwrap();
 
-    let builder = Client::builder().sentinels(&sentinels);
+    let builder = calm().sentinels(&sentinels);
     let error = soon(builder.connect(&service)).await.unwrap_err();
     assert!(error.is_could_not_ask(), "{error}");
     assert!(whole(&error).contains("UnknownIssuer"), "{}", whole(&error));
