@@ -353,7 +353,8 @@ async fn a_call_dropped_at_any_moment_leaves_nothing_on_any_server() {
         let (lock, over) = (clients[0].lock("k"), Arc::clone(&over));
         async move {
             while !over.load(Ordering::Relaxed) {
-                lock.lock().await.unwrap().unlock().await.unwrap();
+                // On a busy machine a majority may not confirm it in time.
+                drop(lock.lock().await.unwrap().unlock().await);
                 sleep(2 * MS).await;
             }
         }
