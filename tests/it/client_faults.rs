@@ -220,15 +220,20 @@ async fn a_guard_says_lost_when_nothing_comes_from_the_server() {
     cut_one_direction(Proxy::cut_to_client).await;
 }
 
-/// Kills the connection that is the life-line of the only client.
+/// The number of the connection that is the life-line of the only client, if it has one now.
+pub(super) fn life_line(server: &Server) -> Option<String> {
+    let list = server.run("CLIENT LIST").text();
+    let mut lines = list.lines();
+    let line = lines.find(|line| line.contains("cmd=rlock.events"))?;
+    let mut words = line.split(' ');
+    words.find_map(|word| Some(word.strip_prefix("id=")?.to_owned()))
+}
+
+/// Kills that connection.
 pub(super) fn kill_life_line(server: &Server) {
     // There may be none for a moment, if one was killed just before.
     until("the life-line is killed", || {
-        let list = server.run("CLIENT LIST").text();
-        let mut lines = list.lines();
-        let line = lines.find(|line| line.contains("cmd=rlock.events"));
-        let id = line.and_then(|line| line.split(' ').find_map(|word| word.strip_prefix("id=")));
-        id.is_some_and(|id| server.run(format!("CLIENT KILL ID {id}")) == 1)
+        life_line(server).is_some_and(|id| server.run(format!("CLIENT KILL ID {id}")) == 1)
     });
 }
 

@@ -105,7 +105,7 @@ async fn a_guard_dropped_while_it_is_being_taken_again_leaves_nothing() {
     let server = &five.0[0];
     let asked = calls(server, "acquire");
     let mut somebody = server.blocked_in("RLOCK.ACQUIRE k somebody 6000 BLOCK 0");
-    server.run("PEXPIRE k 1");
+    server.run("PEXPIRE k 100");
     somebody.read().held();
     // Somebody's, and then that of the guard, which is refused.
     until("it has been asked for again", || {
@@ -190,7 +190,7 @@ async fn a_longest_hold_is_not_drawn_out_where_it_is_taken_again() {
     let taken = Instant::now();
     for server in &five.0[..3] {
         let holder = server.holder("k").unwrap();
-        server.run("PEXPIRE k 1");
+        server.run("PEXPIRE k 100");
         taken_again(server, "k", &holder);
     }
     // As soon as the client knows what the server has granted.
