@@ -59,12 +59,14 @@ fn set(role: Role, stops: usize) -> Outcome {
         })
         .collect();
     for _ in 0..stops {
-        stop_one_inside(&processes, &record);
+        eventually("a process is stopped in time", || {
+            stop_one_inside(&processes, &record).then_some(())
+        });
     }
     for process in &mut processes {
         process.tell_to_stop();
     }
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(30);
     while Instant::now() < deadline && !processes.iter_mut().all(Process::has_ended) {
         thread::sleep(Duration::from_millis(5));
     }
@@ -87,28 +89,33 @@ fn outcome(record: &[String], set: &BTreeSet<&str>) -> Outcome {
     }
 }
 
-/// Stops a process that is inside until another one has added something.
-fn stop_one_inside(processes: &[Process], record: &Mutex<Vec<String>>) {
-    let from = record.lock().expect("a list").len();
-    let find = |from: usize, word: &str, not_of: Option<&str>| {
+/// Stops a process that is inside until another one has added something. Whether it was in time: on
+/// a busy machine the process may have been through by then.
+fn stop_one_inside(processes: &[Process], record: &Mutex<Vec<String>>) -> bool {
+    let find = |from: usize, is_it: &dyn Fn(&[&str]) -> bool| {
         let record = record.lock().expect("a list");
-        let said = record[from..].iter().filter(|line| line.contains(word));
-        let names = said.filter_map(|line| line.split(' ').nth(2));
-        names
-            .map(str::to_owned)
-            .find(|name| Some(name.as_str()) != not_of)
+        let words = |line: &String| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let mut said = record[from..].iter().map(words);
+        said.find(|words| is_it(&words.iter().map(String::as_str).collect::<Vec<_>>()))
     };
-    let inside = eventually("a process is inside", || find(from, " inside ", None));
-    let process = processes
-        .iter()
-        .find(|process| process.name == inside)
-        .expect("ours");
-    process.signal(Signal::STOP);
-    let from = record.lock().expect("a list").len();
-    eventually("another one adds something", || {
-        find(from, " added ", Some(&inside))
+    let length = || record.lock().expect("a list").len();
+    let first = length();
+    let inside = eventually("a process is inside", || {
+        find(first, &|words| words[3] == "inside")
     });
+    let name = inside[2].as_str();
+    let process = processes.iter().find(|process| process.name == name);
+    let process = process.expect("ours");
+    process.signal(Signal::STOP);
+    let stopped = length();
+    eventually("another one adds something", || {
+        find(stopped, &|words| words[3] == "added" && words[2] != name)
+    });
+    // All that it had said by then has been heard in that time.
+    let is_through = |words: &[&str]| words[2] == name && ["added", "refused"].contains(&words[3]);
+    let in_time = find(first, &is_through).is_none();
     process.signal(Signal::CONT);
+    in_time
 }
 
 #[test]

@@ -41,6 +41,9 @@ pub(crate) struct World {
 /// What a machine under load makes a server wait is not to be taken for its death.
 const DOWN_AFTER_MS: u32 = 2000;
 
+/// What is stuck is so for ever; a busy machine takes less.
+const IN_THE_END: Duration = Duration::from_secs(20);
+
 const ROLES: [Role; 4] = [Role::Plain, Role::Sessions, Role::Guards, Role::Plain];
 
 impl World {
@@ -183,7 +186,7 @@ impl World {
         for place in &mut self.places {
             place.process.tell_to_stop();
         }
-        let deadline = Instant::now() + Duration::from_secs(12);
+        let deadline = Instant::now() + IN_THE_END;
         for place in &mut self.places {
             while !place.process.has_ended() && Instant::now() < deadline {
                 thread::sleep(Duration::from_millis(5));
@@ -201,7 +204,7 @@ impl World {
             self.note(format!("died {} {}", now(), place.process.name));
         }
         let mut operator = self.operator();
-        let deadline = Instant::now() + LONGEST_LEASE + Duration::from_secs(8);
+        let deadline = Instant::now() + LONGEST_LEASE + IN_THE_END;
         let mut rest = remains(&mut operator);
         while !rest.is_empty() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(10));
@@ -215,7 +218,7 @@ impl World {
     /// With everything healed, each process must be granted something soon.
     fn no_progress(&self) -> Vec<String> {
         let from = self.lines().len();
-        let deadline = Instant::now() + LONGEST_LEASE + Duration::from_secs(6);
+        let deadline = Instant::now() + LONGEST_LEASE + IN_THE_END;
         let waits_still = |place: &&Place| {
             let of_process = format!("told {}.", place.process.name);
             let lines = &self.lines()[from..];

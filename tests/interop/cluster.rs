@@ -3,7 +3,6 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rlock_client::Client;
 use rlock_tests::{Cluster, Server, slot_of, until};
 
 use crate::java::Redisson;
@@ -46,7 +45,7 @@ async fn counters_on_every_node_of_a_cluster_lose_no_update() {
     const ROUNDS: u32 = 300;
     let cluster = halves();
     let url = format!("redis://{}", cluster.first.address());
-    let ours = Client::builder().connect_cluster([&*url]).await.unwrap();
+    let ours = rounds::calm().connect_cluster([&*url]).await.unwrap();
     let clients = [(); 2].map(|()| Redisson::of_cluster(&cluster.first));
     // With braces, so that the counter is where its lock is.
     let names = names_like(&cluster, "{lock-#}");
@@ -105,8 +104,12 @@ fn wake_ups_go_both_ways_on_every_node_of_a_cluster() {
     let cluster = halves();
     let redisson = Redisson::of_cluster(&cluster.first);
     let java = redisson.owner();
-    let mut java_wakes = WakeUps::of("in a cluster, RELEASE wakes Redisson's lock()");
-    let mut we_wake = WakeUps::of("in a cluster, Redisson's unlock() wakes ACQUIRE … BLOCK");
+    let nodes = [&cluster.first, &cluster.second];
+    let mut java_wakes = WakeUps::of("in a cluster, RELEASE wakes Redisson's lock()", &nodes);
+    let mut we_wake = WakeUps::of(
+        "in a cluster, Redisson's unlock() wakes ACQUIRE … BLOCK",
+        &nodes,
+    );
     for (node, name) in names(&cluster) {
         let mut conn = node.connect();
         for _ in 0..10 {

@@ -1,6 +1,7 @@
 //! Moving over, step by step, and back: docs/redisson.md.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use rlock_tests::{Pair, Server, module_path, until};
 
@@ -31,7 +32,8 @@ fn the_module_comes_and_goes_while_java_works() {
     assert_eq!(server.run("MODULE UNLOAD rlock"), "OK");
     for owner in &owners {
         for rounds in [ROUNDS, 50] {
-            assert_eq!(owner.answer().text, rounds.to_string());
+            let answer = owner.answer_within(Duration::from_secs(120));
+            assert_eq!(answer.text, rounds.to_string());
         }
         assert_eq!(owner.ask("lock k rounds 50 0"), "50");
     }
@@ -43,7 +45,7 @@ fn what_we_hold_is_respected_by_java_when_the_module_is_gone() {
     let server = Server::start();
     let redisson = Redisson::of(&server);
     let (java, mut conn) = (redisson.owner(), server.connect());
-    conn.run("RLOCK.ACQUIRE k ours 700").held();
+    conn.run("RLOCK.ACQUIRE k ours 6000").held();
     assert_eq!(server.run("MODULE UNLOAD rlock"), "OK");
     assert_eq!(java.ask("lock k trylock"), "false");
     assert_eq!(java.ask("lock k islocked"), "true");

@@ -117,7 +117,10 @@ fn fair_head_wakes_on_our_release() {
     let server = Server::start();
     let redisson = Redisson::of(&server);
     let (java, mut conn) = (redisson.owner(), server.connect());
-    let mut wake_ups = WakeUps::of("RELEASE wakes the head of Redisson's fair queue");
+    let mut wake_ups = WakeUps::of(
+        "RELEASE wakes the head of Redisson's fair queue",
+        &[&server],
+    );
     for _ in 0..20 {
         conn.take("k", "ours");
         java.waits("fair k lock");

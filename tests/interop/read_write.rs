@@ -77,7 +77,7 @@ async fn writers_lose_no_update_and_readers_see_none_half_done() {
     }
     // Few of ours, since Java finds the lock free only while none of them is in line.
     let url = format!("redis://{}", server.address());
-    let ours = Client::connect(&url).await.unwrap();
+    let ours = rounds::calm().connect(&url).await.unwrap();
     let tasks = [
         tokio::spawn(writes_of_the_crate(ours.clone(), server.connect(), ROUNDS)),
         tokio::spawn(reads_of_the_crate(ours.clone(), server.connect(), ROUNDS)),
@@ -156,7 +156,10 @@ fn java_waiters_wake_when_we_release() {
     let redisson = Redisson::of(&server);
     let (java, mut conn) = (redisson.owner(), server.connect());
     let pairs = [("READ", "write"), ("WRITE", "write"), ("WRITE", "read")];
-    let mut wake_ups = WakeUps::of("RELEASE READ and WRITE wake Redisson's read-write locks");
+    let mut wake_ups = WakeUps::of(
+        "RELEASE READ and WRITE wake Redisson's read-write locks",
+        &[&server],
+    );
     for (ours, theirs) in pairs {
         for _ in 0..15 {
             take(&mut conn, "ours", ours);
@@ -178,7 +181,10 @@ fn our_waiters_wake_when_java_unlocks() {
     let redisson = Redisson::of(&server);
     let java = redisson.owner();
     let pairs = [("read", "WRITE"), ("write", "WRITE"), ("write", "READ")];
-    let mut wake_ups = WakeUps::of("Redisson's read-write locks wake READ and WRITE");
+    let mut wake_ups = WakeUps::of(
+        "Redisson's read-write locks wake READ and WRITE",
+        &[&server],
+    );
     for (theirs, ours) in pairs {
         for _ in 0..15 {
             java.does(&format!("{theirs} k lock"));
@@ -301,7 +307,7 @@ fn a_java_writer_that_becomes_a_reader_lets_ours_in_within_seconds() {
     waiter.read().held();
     let took = became_a_reader.elapsed();
     println!("a Java writer became a reader: our waiting reader came in after {took:?}");
-    assert!(took < 5000 * MS, "{took:?}");
+    assert!(took < AT_ONCE, "{took:?}");
     take(&mut conn, "newcomer", "READ");
 }
 
@@ -358,11 +364,11 @@ fn a_java_reader_that_leaves_does_not_shorten_our_hold() {
     let server = Server::start();
     let redisson = Redisson::of(&server);
     let (reader, writer, mut conn) = (redisson.owner(), redisson.owner(), server.connect());
-    conn.run("RLOCK.ACQUIRE k ours 20000 READ").held();
+    conn.run("RLOCK.ACQUIRE k ours 25000 READ").held();
     reader.does("read k lock");
     reader.does("read k unlock");
     let ttl = server.run("PTTL k").int();
-    assert!((15_000..=20_000).contains(&ttl), "{ttl}");
+    assert!((15_000..=25_000).contains(&ttl), "{ttl}");
     assert_eq!(conn.run("RLOCK.RENEW k ours 30000 READ"), 1);
     assert_eq!(writer.ask("write k trylock"), "false");
     assert_eq!(let_go(&mut conn, "ours", "READ"), 0);
@@ -372,16 +378,16 @@ fn a_java_reader_that_leaves_does_not_shorten_our_hold() {
 #[test]
 fn a_reader_of_ours_that_leaves_does_not_end_javas_hold() {
     let server = Server::start();
-    let redisson = Redisson::with_watchdog(&server, 3000 * MS);
+    let redisson = Redisson::with_watchdog(&server, 6000 * MS);
     let (java, mut conn) = (redisson.owner(), server.connect());
     java.does("read k lock");
     take(&mut conn, "ours", "READ");
     assert_eq!(let_go(&mut conn, "ours", "READ"), 0);
-    // For more than two of its leases its watchdog keeps our writer out.
+    // For more than a lease its watchdog keeps our writer out.
     let ttl = conn
-        .run("RLOCK.ACQUIRE k writer 30000 WRITE BLOCK 7500")
+        .run("RLOCK.ACQUIRE k writer 30000 WRITE BLOCK 8000")
         .refused();
-    assert!((1..=3000).contains(&ttl), "{ttl}");
+    assert!((1..=6000).contains(&ttl), "{ttl}");
     assert_eq!(java.ask("read k isheld"), "true");
     java.does("read k unlock");
     take(&mut conn, "writer", "WRITE");
@@ -390,10 +396,10 @@ fn a_reader_of_ours_that_leaves_does_not_end_javas_hold() {
 #[test]
 fn the_watchdog_of_a_java_writer_keeps_us_out() {
     let server = Server::start();
-    let redisson = Redisson::with_watchdog(&server, 3000 * MS);
+    let redisson = Redisson::with_watchdog(&server, 6000 * MS);
     let (java, mut conn) = (redisson.owner(), server.connect());
     java.does("write k lock");
-    conn.run("RLOCK.ACQUIRE k ours 30000 READ BLOCK 7500")
+    conn.run("RLOCK.ACQUIRE k ours 30000 READ BLOCK 8000")
         .refused();
     java.does("write k unlock");
     take(&mut conn, "ours", "READ");
@@ -407,8 +413,10 @@ fn leases_of_java_that_run_out_are_our_waiters() {
     for (theirs, ours) in [("read", "WRITE"), ("write", "READ")] {
         java.tell(&format!("{theirs} k lock 500"));
         let taken = java.answer();
-        let mut waiter = in_line(&server, "ours", ours);
-        waiter.read().held();
+        let mut waiter = server.connect();
+        waiter
+            .run(format!("RLOCK.ACQUIRE k ours 30000 {ours} BLOCK 0"))
+            .held();
         let took = taken.began.elapsed();
         took_about(took, 500 * MS);
         has_lost(&java, theirs);
@@ -471,14 +479,15 @@ fn a_reader_of_ours_that_died_keeps_no_java_writer_out() {
 #[test]
 fn the_readers_of_a_java_process_that_is_gone_let_our_writer_in() {
     let server = Server::start();
-    let redisson = Redisson::with_watchdog(&server, 1500 * MS);
+    let watchdog = 4000 * MS;
+    let redisson = Redisson::with_watchdog(&server, watchdog);
     redisson.owner().does("read k lock");
     redisson.owner().does("read k lock");
     let mut waiter = in_line(&server, "ours", "WRITE");
     drop(redisson);
     let gone = Instant::now();
     waiter.read().held();
-    assert!(gone.elapsed() < 1500 * MS + AT_ONCE);
+    assert!(gone.elapsed() < watchdog + AT_ONCE);
 }
 
 /// What docs/redisson.md warns of: beside Redisson a READ lease is at most its watchdog's.
@@ -506,12 +515,12 @@ fn the_renewal_of_a_java_reader_cuts_a_longer_read_lease_of_ours() {
 #[test]
 fn since_4_4_a_java_reader_renews_none_but_its_own_process() {
     let server = Server::start();
-    let redisson = Redisson::with_watchdog(&server, 3000 * MS);
+    let redisson = Redisson::with_watchdog(&server, 6000 * MS);
     let (java, mut conn) = (redisson.owner(), server.connect());
     java.does("read k lock");
     conn.run("RLOCK.ACQUIRE k ours 3000 READ").held();
     // More than two leases long nobody renews ours.
-    let write = "RLOCK.ACQUIRE k writer 30000 WRITE BLOCK 7500";
+    let write = "RLOCK.ACQUIRE k writer 30000 WRITE BLOCK 8000";
     conn.run(write).refused();
     let ours = ("ours".to_owned(), "read".to_owned());
     let is_over = Redisson::is_at_least((4, 4));

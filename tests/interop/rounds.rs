@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
-use rlock_client::Client;
+use rlock_client::{Client, ClientBuilder};
 use rlock_tests::{Conn, Reply, Server};
 
 /// The middle of a round: one more, to be called with the lock in hand.
@@ -53,6 +53,16 @@ pub(crate) fn play(server: &Server, name: &str, owner: &str, mode: &str, rounds:
         assert_eq!(conn.run(format!("RLOCK.RELEASE {name} {owner} {mode}")), 0);
         thread::sleep(pause(round));
     }
+}
+
+/// Settings of the crate with which nothing is given up where a client or a server stands still for
+/// a while, as on a busy machine.
+pub(crate) fn calm() -> ClientBuilder {
+    let long = Duration::from_secs(300);
+    Client::builder()
+        .lease(long)
+        .grace(long)
+        .response_timeout(long)
 }
 
 /// The same by the crate.

@@ -10,7 +10,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use rlock_client::{Client, ClientBuilder, Error, Guard, LostReason};
-use rlock_tests::{Server, patience, until};
+use rlock_tests::{Conn, Server, patience, until};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
@@ -21,31 +21,38 @@ pub(super) fn url(server: &Server) -> String {
 }
 
 pub(super) async fn client(server: &Server) -> Client {
-    connect(Client::builder(), server).await
+    connect(calm(), server).await
 }
 
 pub(super) async fn connect(builder: ClientBuilder, server: &Server) -> Client {
     builder.connect(&url(server)).await.unwrap()
 }
 
-/// Settings with which only the lease says how long a guard is valid.
-pub(super) fn patient() -> ClientBuilder {
-    Client::builder().grace(Duration::ZERO)
-}
-
-/// Two clients that a busy machine does not make give up: what is granted by a reply that comes
-/// after its time stays taken for a lease, if its owner has anything else at the lock. The lease is
-/// longer than any test waits, so that no hold that was left behind is overlooked.
-pub(super) async fn unhurried(server: &Server) -> [Client; 2] {
+/// Settings with which nothing is given up where the client or the server stands still for a
+/// while, as on a busy machine. The lease is longer than any test waits, so that no hold that was
+/// left behind is overlooked.
+pub(super) fn calm() -> ClientBuilder {
     let long = Duration::from_secs(300);
-    let builder = Client::builder()
+    Client::builder()
         .lease(long)
         .grace(long)
-        .response_timeout(long);
-    [
-        connect(builder.clone(), server).await,
-        connect(builder, server).await,
-    ]
+        .response_timeout(long)
+}
+
+/// The same, and only the lease says how long a guard is valid.
+pub(super) fn patient() -> ClientBuilder {
+    calm().grace(Duration::ZERO)
+}
+
+/// Two clients of their own.
+pub(super) async fn two_clients(server: &Server) -> [Client; 2] {
+    [client(server).await, client(server).await]
+}
+
+/// Takes the free lock for `alice`, for longer than many rounds last.
+pub(super) fn take_for_long(conn: &mut Conn, name: &str) {
+    let taken = conn.run(format!("RLOCK.ACQUIRE {name} alice 600000"));
+    assert_eq!(taken.held().0, 1);
 }
 
 /// How often the server has carried out `RLOCK.<command>`.
@@ -87,6 +94,22 @@ pub(super) async fn soon<T>(what: impl Future<Output = T>) -> T {
         .expect("it never came")
 }
 
+/// Sees that it works in one of ten tries: a machine that stands still spoils some of them, and a
+/// fault all.
+pub(super) async fn once_in_ten(what: &str, mut attempt: impl AsyncFnMut() -> bool) {
+    for _ in 0..10 {
+        if attempt().await {
+            return;
+        }
+    }
+    panic!("not in ten tries: {what}");
+}
+
+/// Waits on a thread that may block.
+pub(super) fn wait_for<T>(what: impl Future<Output = T>) -> T {
+    tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(what))
+}
+
 /// Polls once, as a `select!` would.
 pub(super) async fn poll_once<T>(mut pending: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
     poll_fn(|cx| Poll::Ready(pending.as_mut().poll(cx))).await
@@ -120,7 +143,8 @@ async fn a_free_lock_is_taken_in_one_command_and_given_back_in_one() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_tells_what_the_server_knows() {
     let server = Server::start();
-    let client = client(&server).await;
+    let grace = Duration::from_secs(20);
+    let client = connect(calm().grace(grace), &server).await;
     let guard = client.lock("k").lock().await.unwrap();
     assert_eq!(guard.name(), b"k");
     assert_eq!(server.holder("k").as_deref(), Some(guard.owner().as_str()));
@@ -128,7 +152,7 @@ async fn a_guard_tells_what_the_server_knows() {
     assert_eq!(guard.token(), u64::try_from(token).unwrap());
     let left = guard.valid_for();
     assert!(
-        left > Duration::ZERO && left < Duration::from_secs(1),
+        left > Duration::ZERO && left < grace,
         "within the grace: {left:?}"
     );
     guard.unlock().await.unwrap();
@@ -270,22 +294,25 @@ async fn entering_again_does_not_hold_a_lock_for_longer_than_allowed() {
     let server = Server::start();
     let client = connect(patient(), &server).await;
     let lock = client.lock("k").owner(&client.owner());
-    let lock = lock
-        .lease(Duration::from_secs(8))
-        .max_hold(Duration::from_secs(10));
+    let (lease, longest) = (Duration::from_secs(18), Duration::from_secs(20));
+    let lock = lock.lease(lease).max_hold(longest);
+    let before = Instant::now();
     let outer = lock.lock().await.unwrap();
+    let taken = Instant::now();
     sleep(3_000 * MS).await;
     let inner = lock.lock().await.unwrap();
     outer.renew().await.unwrap();
+    // Beyond the first lease, and up to what is allowed.
+    let nearly = Duration::from_secs(19);
     for guard in [&outer, &inner] {
+        let passed = taken.elapsed();
         let left = guard.valid_for();
-        assert!(
-            left > Duration::from_secs(5) && left < Duration::from_secs(7),
-            "{left:?}"
-        );
+        assert!(passed + left <= longest, "{passed:?}, {left:?}");
+        assert!(before.elapsed() + left > nearly, "{left:?}");
     }
-    let ttl = server.run("PTTL k").int();
-    assert!(ttl > 5_000 && ttl <= 7_000, "{ttl}");
+    let ttl = Duration::from_millis(u64::try_from(server.run("PTTL k").int()).unwrap());
+    assert!(ttl + 3_000 * MS <= longest, "{ttl:?}");
+    assert!(before.elapsed() + ttl > nearly, "{ttl:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -349,33 +376,34 @@ fn a_guard_may_be_dropped_outside_a_runtime_and_after_its_end() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_watchdog_keeps_a_short_lease_alive_and_stops_with_the_guard() {
     let server = Server::start();
-    let lease = 600 * MS;
-    let client = connect(Client::builder().lease(lease), &server).await;
+    let (lease, interval) = (Duration::from_secs(5), 100 * MS);
+    let client = connect(calm().lease(lease).renew_every(interval), &server).await;
     let guard = client.lock("k").lock().await.unwrap();
     let started = Instant::now();
-    while started.elapsed() < 4 * lease {
+    while started.elapsed() < lease + 500 * MS {
         assert!(!guard.is_lost());
         assert!(server.holder("k").is_some());
         sleep(10 * MS).await;
     }
-    assert!(calls(&server, "renew") >= 4);
     guard.unlock().await.unwrap();
     let renewals = calls(&server, "renew");
-    sleep(2 * lease).await; // six rounds, had it gone on
+    assert!(renewals > 0);
+    sleep(6 * interval).await; // six rounds, had it gone on
     assert_eq!(calls(&server, "renew"), renewals);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_with_a_lease_of_its_own_is_never_renewed_but_by_hand() {
     let server = Server::start();
-    let client = connect(Client::builder().lease(300 * MS), &server).await;
-    let guard = client.lock("k").lease(1_000 * MS).lock().await.unwrap();
-    sleep(300 * MS).await;
+    let client = connect(calm().lease(300 * MS), &server).await;
+    let lease = Duration::from_secs(5);
+    let guard = client.lock("k").lease(lease).lock().await.unwrap();
+    sleep(400 * MS).await;
+    let renewed = Instant::now();
     guard.renew().await.unwrap();
     assert_eq!(calls(&server, "renew"), 1);
-    let renewed = Instant::now();
     assert_eq!(soon(guard.lost()).await, LostReason::Expired);
-    assert!(renewed.elapsed() > 800 * MS, "the renewal counts");
+    assert!(renewed.elapsed() + 200 * MS > lease, "the renewal counts");
     assert_eq!(calls(&server, "renew"), 1);
     assert!(guard.renew().await.unwrap_err().is_lost());
 }
@@ -383,29 +411,30 @@ async fn a_lock_with_a_lease_of_its_own_is_never_renewed_but_by_hand() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_guards_of_a_client_are_renewed_in_one_pipeline() {
     let server = Server::start();
-    let client = connect(Client::builder().lease(Duration::from_secs(3)), &server).await;
+    let client = connect(calm().renew_every(Duration::from_secs(1)), &server).await;
     let mut guards = Vec::new();
     for i in 0..50 {
         guards.push(client.lock(format!("k{i}")).lock().await.unwrap());
     }
     let mut observer = server.connect();
-    let mut number = |section: &str, field: &str| -> u64 {
-        let text = observer
-            .run(format!("INFO {section}"))
-            .text()
-            .to_lowercase();
-        let line = text.lines().find_map(|line| line.strip_prefix(field));
-        let digits = line.unwrap_or("0").chars().take_while(char::is_ascii_digit);
-        digits.collect::<String>().parse().unwrap()
+    let mut numbers = || {
+        let text = observer.run("INFO everything").text().to_lowercase();
+        ["cmdstat_rlock.renew:calls=", "total_reads_processed:"].map(|field| -> u64 {
+            let line = text.lines().find_map(|line| line.strip_prefix(field));
+            let digits = line.unwrap_or("0").chars().take_while(char::is_ascii_digit);
+            digits.collect::<String>().parse().unwrap()
+        })
     };
-    let reads = number("stats", "total_reads_processed:");
-    let mut looks = 1;
-    until("all have been renewed", || {
+    let before = numbers();
+    let (mut looks, mut renewals, mut reads) = (0, 0, 0);
+    until("all have been renewed twice", || {
         looks += 1;
-        number("commandstats", "cmdstat_rlock.renew:calls=") >= 50
+        let now = numbers();
+        (renewals, reads) = (now[0] - before[0], now[1] - before[1] - looks);
+        renewals >= 100
     });
-    let reads = number("stats", "total_reads_processed:") - reads - looks;
-    assert!(reads < 10, "{reads} reads for 50 renewals");
+    // Some are those of the life-line.
+    assert!(reads < 20, "{reads} reads for {renewals} renewals");
     assert!(guards.iter().all(|guard| !guard.is_lost()));
 }
 
@@ -417,7 +446,8 @@ async fn a_guard_is_told_at_once_that_and_why_it_lost_its_lock() {
         ("DEL k", LostReason::Deleted),
         ("RLOCK.BREAK k", LostReason::Broken),
         ("FLUSHALL", LostReason::Deleted),
-        ("PEXPIRE k 1", LostReason::Expired),
+        // A server that stands still within this command would delete what is over by then.
+        ("PEXPIRE k 100", LostReason::Expired),
     ] {
         let guard = client.lock("k").lock().await.unwrap();
         assert!(!guard.is_lost());
@@ -460,10 +490,10 @@ async fn a_late_unlock_does_not_free_a_newer_hold_of_the_same_owner() {
 
 /// Fails if the guard is valid for longer than the server's lease.
 fn assert_within_the_lease(server: &Server, guard: &Guard) {
-    let before = Instant::now();
     let left = Duration::from_millis(u64::try_from(server.run("PTTL k").int()).unwrap());
-    // The lease was read in between: what has passed since `before` is at most this.
-    assert!(guard.valid_for() + before.elapsed() <= left);
+    // Asked later, it can only be less.
+    let valid = guard.valid_for();
+    assert!(valid <= left, "{valid:?}, {left:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -494,7 +524,7 @@ async fn a_guard_is_valid_for_no_longer_than_the_lease_in_the_server() {
 async fn a_frozen_server_cannot_keep_a_guard_from_saying_that_it_is_lost() {
     let server = Server::start();
     let lease = 600 * MS;
-    let client = connect(Client::builder().lease(lease), &server).await;
+    let client = connect(calm().lease(lease), &server).await;
     let guard = client.lock("k").lock().await.unwrap();
     server.freeze();
     let frozen = Instant::now();
@@ -513,24 +543,30 @@ async fn a_frozen_server_cannot_keep_a_guard_from_saying_that_it_is_lost() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_that_waited_for_longer_than_its_lease_is_valid_when_it_comes() {
     let server = Server::start();
-    let client = client(&server).await;
+    // With such a grace the life-line is called so often that a grant counts from when it was made.
+    let builder = calm().grace(Duration::from_secs(1));
+    let client = connect(builder, &server).await;
     let mut alice = server.connect();
-    alice.take("k", "alice");
     let lease = 900 * MS;
-    let lock = client.lock("k").lease(lease);
-    let waiting = tokio::spawn(async move { lock.lock().await });
-    until("it is in line", || !server.line("k").is_empty());
-    sleep(lease + 100 * MS).await;
-    alice.let_go("k", "alice");
-    let guard = soon(waiting).await.unwrap().unwrap();
-    assert!(guard.valid_for() > Duration::ZERO);
+    once_in_ten("the guard is valid", async || {
+        alice.take("k", "alice");
+        let lock = client.lock("k").lease(lease);
+        let waiting = see_in_line(&server, "k", async move { lock.lock().await });
+        sleep(lease + 100 * MS).await;
+        alice.let_go("k", "alice");
+        let guard = soon(waiting).await.unwrap().unwrap();
+        let valid = guard.valid_for() > Duration::ZERO;
+        drop(guard);
+        until("it is given back", || server.holder("k").is_none());
+        valid
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_restart_the_client_works_again_by_itself() {
     let mut server = Server::start();
-    let builder = Client::builder().renew_every(50 * MS);
-    let client = connect(builder, &server).await;
+    let client = connect(calm().renew_every(50 * MS), &server).await;
     let guard = client.lock("held").lock().await.unwrap();
     server.connect().take("k", "alice");
     let waiting = wait_in_line(&server, &client, "k");
@@ -553,7 +589,7 @@ async fn after_a_restart_the_client_works_again_by_itself() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_that_survives_a_restart_is_confirmed_and_not_called_lost() {
     let mut server = Server::builder().config("appendonly yes").start();
-    let client = connect(Client::builder().renew_every(50 * MS), &server).await;
+    let client = connect(calm().renew_every(50 * MS), &server).await;
     let guard = client.lock("k").lock().await.unwrap();
     server.restart();
     until("it was renewed after the restart", || {
@@ -568,7 +604,7 @@ async fn a_lock_that_survives_a_restart_is_confirmed_and_not_called_lost() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_connections_cost_neither_a_hold_nor_a_wait() {
     let server = Server::start();
-    let client = connect(Client::builder().renew_every(50 * MS), &server).await;
+    let client = connect(calm().renew_every(50 * MS), &server).await;
     let guard = client.lock("held").lock().await.unwrap();
     let mut alice = server.connect();
     alice.take("k", "alice");
@@ -650,7 +686,7 @@ async fn dropping_a_pending_lock_of_an_owner_leaves_nothing_behind_but_its_other
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropping_a_pending_lock_leaves_nothing_behind_when_it_is_held() {
     let server = Server::start();
-    server.connect().take("k", "alice");
+    take_for_long(&mut server.connect(), "k");
     let mut cancelled = 0;
     for round in 0..60 {
         let client = client(&server).await;
@@ -694,7 +730,7 @@ async fn dropping_a_pending_lock_in_the_moment_of_its_grant_leaves_nothing_behin
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_frozen_server_may_have_granted_is_given_back() {
     let server = Server::start();
-    let client = connect(Client::builder().response_timeout(400 * MS), &server).await;
+    let client = connect(calm().response_timeout(3_000 * MS), &server).await;
     server.freeze();
     let error = client.lock("k").try_lock().await.unwrap_err();
     assert!(error.is_unknown(), "{error}");
@@ -708,10 +744,10 @@ async fn what_a_frozen_server_may_have_granted_is_given_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wait_ends_in_time_on_a_frozen_server_and_leaves_the_line_when_it_thaws() {
     let server = Server::start();
-    let client = connect(Client::builder().response_timeout(400 * MS), &server).await;
+    let client = connect(calm().response_timeout(3_000 * MS), &server).await;
     server.connect().take("k", "alice");
     let lock = client.lock("k");
-    let waiting = tokio::spawn(async move { lock.lock_timeout(Duration::from_secs(2)).await });
+    let waiting = tokio::spawn(async move { lock.lock_timeout(Duration::from_secs(4)).await });
     until("it is in line", || !server.line("k").is_empty());
     server.freeze();
     let error = soon(waiting).await.unwrap().unwrap_err();
@@ -744,12 +780,9 @@ async fn shutdown_ends_what_is_pending() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_gone_could_not_be_asked() {
     let mut server = Server::start();
-    let client = client(&server).await;
+    let client = connect(calm().response_timeout(3_000 * MS), &server).await;
     let guard = client.lock("k").lock().await.unwrap();
     server.kill();
-    until("the client has seen it go", || {
-        std::net::TcpStream::connect(server.address()).is_err()
-    });
     let mut error = guard.renew().await.unwrap_err();
     // A command that was on its way when the server died remains unknown; the next is not sent.
     if error.is_unknown() {
@@ -812,7 +845,7 @@ async fn names_are_any_bytes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_tasks_of_two_clients_are_kept_apart() {
     let server = Server::start();
-    let clients = [client(&server).await, client(&server).await];
+    let clients = two_clients(&server).await;
     let counter = Arc::new(AtomicU64::new(0));
     let inside = Arc::new(AtomicBool::new(false));
     let tasks: Vec<_> = (0..1_000)
@@ -845,8 +878,20 @@ fn example(server: &Server, name: &str) -> String {
     example_with(&[url(server)], name)
 }
 
-/// As [`example`], with the URLs of several servers.
+/// As [`example`], with the URLs of several servers. Its leases are as short as a reader likes: a
+/// machine that stands still may cost it a lock, and then it fails.
 pub(super) fn example_with(urls: &[String], name: &str) -> String {
+    let mut complaint = String::new();
+    for _ in 0..5 {
+        match run_example(urls, name) {
+            Ok(text) => return text,
+            Err(text) => complaint = text,
+        }
+    }
+    panic!("{name} failed\n{complaint}");
+}
+
+fn run_example(urls: &[String], name: &str) -> Result<String, String> {
     let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let output = Command::new(cargo)
         .args([
@@ -862,9 +907,10 @@ pub(super) fn example_with(urls: &[String], name: &str) -> String {
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{name} failed\n{text}{complaint}");
-    text
+    if output.status.success() {
+        return Ok(text);
+    }
+    Err(text + &String::from_utf8_lossy(&output.stderr))
 }
 
 #[test]
@@ -885,5 +931,5 @@ fn the_examples_run() {
     let philosophers = example(&server, "philosophers");
     assert_eq!(philosophers, "5 philosophers had 50 meals\n");
     // The stock and two prices.
-    assert_eq!(server.run("DBSIZE"), 3);
+    until("nothing else is left", || server.run("DBSIZE") == 3);
 }

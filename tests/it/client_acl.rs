@@ -5,7 +5,7 @@ use std::time::Duration;
 use rlock_client::{Client, Error, ErrorKind, QuorumClient};
 use rlock_tests::{Sentinels, Server, Version, in_sync, until};
 
-use super::client::{see_in_line, soon, wait_in_line};
+use super::client::{calm, see_in_line, soon, wait_in_line};
 
 /// What the documentation lists, for servers without the category.
 const COMMANDS: &str = "+rlock.acquire +rlock.release +rlock.renew +rlock.cancel +rlock.events \
@@ -39,7 +39,7 @@ fn url(server: &Server) -> String {
 }
 
 async fn connect(server: &Server) -> Result<Client, Error> {
-    soon(Client::connect(&url(server))).await
+    soon(calm().connect(&url(server))).await
 }
 
 /// Whom the server has denied what.
@@ -192,8 +192,7 @@ async fn sentinels_and_servers_have_users_of_their_own() {
         let addresses = watched.addresses().into_iter();
         addresses.map(|at| format!("redis://{who}{at}")).collect()
     };
-    let builder = Client::builder().grace(Duration::from_secs(60));
-    let builder = builder.sentinels(urls("watcher:hidden@"));
+    let builder = calm().sentinels(urls("watcher:hidden@"));
     let client = soon(builder.connect(&service)).await.unwrap();
     let guard = client.lock("orders:1").lock().await.unwrap();
     let list = watched.primary().run("CLIENT LIST").text();
@@ -240,7 +239,9 @@ async fn the_servers_of_a_quorum_are_connected_to_by_the_users_in_their_urls() {
         able_clerk(server);
         server.run("ACL SETUSER default resetpass >hidden");
     }
-    let builder = QuorumClient::builder().answer_within(Duration::from_secs(1));
+    let builder = QuorumClient::builder()
+        .answer_within(Duration::from_secs(60))
+        .settings(calm());
     let nameless = servers.iter().map(super::client::url);
     let error = soon(builder.clone().connect(nameless)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused, "{error}");

@@ -11,9 +11,11 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rlock_client::{Client, LostReason};
-use rlock_tests::{Proxy, Server, until};
+use rlock_tests::{Proxy, Server, eventually, on_time, until};
 
-use super::client::{MS, client, connect, patient, soon, url, wait_in_line};
+use super::client::{
+    MS, calm, client, connect, once_in_ten, patient, soon, url, wait_for, wait_in_line,
+};
 
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -85,7 +87,7 @@ async fn a_process_that_holds() {
         return;
     };
     let grace = env::var("RLOCK_HOLDER_GRACE").unwrap().parse().unwrap();
-    let builder = Client::builder().grace(Duration::from_millis(grace));
+    let builder = calm().grace(Duration::from_millis(grace));
     let client = builder.connect(&url).await.unwrap();
     let guard = client.lock("k").lock().await.unwrap();
     println!("held");
@@ -96,21 +98,19 @@ async fn a_process_that_holds() {
 async fn a_killed_holders_lock_is_the_next_waiters_within_50_ms() {
     let server = Server::start();
     let client = client(&server).await;
-    let mut best = Duration::MAX;
-    for _ in 0..5 {
+    on_time("the guard", &server, 50 * MS, |_| {
         let mut holder = Holder::start(&server, Duration::ZERO);
         let waiting = wait_in_line(&server, &client, "k");
         let killed = Instant::now();
         holder.child.kill().unwrap();
-        let guard = soon(waiting).await.unwrap().unwrap();
-        best = best.min(killed.elapsed());
-        guard.unlock().await.unwrap();
-        if best < 50 * MS {
-            break;
-        }
-    }
-    println!("from kill -9 of the holder to the next one's guard: {best:?}");
-    assert!(best < 50 * MS, "{best:?}");
+        wait_for(async {
+            let guard = soon(waiting).await.unwrap().unwrap();
+            let delay = killed.elapsed();
+            println!("from kill -9 of the holder to the next one's guard: {delay:?}");
+            guard.unlock().await.unwrap();
+            delay
+        })
+    });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -145,7 +145,7 @@ async fn a_process_that_was_stopped_for_longer_than_its_grace_says_that_it_has_l
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_server_makes_guards_say_lost_within_the_grace_and_locks_work_when_it_goes_on() {
     let server = Server::start();
-    let client = client(&server).await;
+    let client = connect(calm().grace(GRACE), &server).await;
     let guard = client.lock("k").lock().await.unwrap();
     server.freeze();
     tokio::time::sleep(GRACE).await;
@@ -154,20 +154,32 @@ async fn a_stopped_server_makes_guards_say_lost_within_the_grace_and_locks_work_
     server.thaw();
     assert!(guard.is_lost(), "nothing brings it back");
     drop(guard);
-    let again = soon(client.lock("k").lock()).await.unwrap();
-    assert!(!again.is_lost());
-    soon(again.unlock()).await.unwrap();
+    once_in_ten("the lock works", async || {
+        let again = soon(client.lock("k").lock()).await.unwrap();
+        let valid = !again.is_lost();
+        let unlocked = soon(again.unlock()).await;
+        unlocked.is_ok() && valid
+    })
+    .await;
+}
+
+/// A grace within which a busy machine answers.
+pub(super) const LONG_GRACE: Duration = Duration::from_secs(4);
+
+/// A client whose network can be cut: it takes a while to call it so.
+pub(super) async fn client_through(proxy: &Proxy) -> Client {
+    let builder = Client::builder()
+        .grace(LONG_GRACE)
+        .response_timeout(Duration::from_secs(3));
+    let url = format!("redis://{}", proxy.address());
+    builder.connect(&url).await.unwrap()
 }
 
 /// Cuts the network with `cut`; the guard must say so within the grace.
 async fn cut_one_direction(cut: impl Fn(&Proxy)) {
     let server = Server::start();
     let proxy = Proxy::to(server.address());
-    let builder = Client::builder().response_timeout(400 * MS);
-    let client = builder
-        .connect(&format!("redis://{}", proxy.address()))
-        .await
-        .unwrap();
+    let client = client_through(&proxy).await;
     let guard = client.lock("k").lock().await.unwrap();
     let wait = client.lock("k");
     let waiting = tokio::spawn(async move { wait.lock().await });
@@ -182,7 +194,7 @@ async fn cut_one_direction(cut: impl Fn(&Proxy)) {
         .await
         .unwrap();
     cut(&proxy);
-    tokio::time::sleep(GRACE).await;
+    tokio::time::sleep(LONG_GRACE).await;
     assert!(guard.is_lost(), "the server may do as it likes from now on");
     assert_eq!(soon(guard.lost()).await, LostReason::OutOfTouch);
     // By then the server has given the lock to nobody.
@@ -208,46 +220,49 @@ async fn a_guard_says_lost_when_nothing_comes_from_the_server() {
     cut_one_direction(Proxy::cut_to_client).await;
 }
 
-/// Kills the connection that is the life-line of the only client.
-pub(super) fn kill_life_line(server: &Server) {
+/// The number of the connection that is the life-line of the only client, if it has one now.
+pub(super) fn life_line(server: &Server) -> Option<String> {
     let list = server.run("CLIENT LIST").text();
-    let line = list
-        .lines()
-        .find(|line| line.contains("cmd=rlock.events"))
-        .unwrap();
-    let id = line
-        .split(' ')
-        .find_map(|word| word.strip_prefix("id="))
-        .unwrap();
-    assert_eq!(server.run(format!("CLIENT KILL ID {id}")), 1);
+    let mut lines = list.lines();
+    let line = lines.find(|line| line.contains("cmd=rlock.events"))?;
+    let mut words = line.split(' ');
+    words.find_map(|word| Some(word.strip_prefix("id=")?.to_owned()))
+}
+
+/// Kills that connection.
+pub(super) fn kill_life_line(server: &Server) {
+    // There may be none for a moment, if one was killed just before.
+    until("the life-line is killed", || {
+        life_line(server).is_some_and(|id| server.run(format!("CLIENT KILL ID {id}")) == 1)
+    });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_life_line_that_breaks_costs_nothing_within_the_grace() {
     let server = Server::start();
-    let client = client(&server).await;
+    let client = connect(calm().grace(LONG_GRACE), &server).await;
     let guard = client.lock("held").lock().await.unwrap();
-    let leased = client
-        .lock("leased")
-        .lease(Duration::from_secs(20))
-        .lock()
-        .await
-        .unwrap();
-    let ends = server.run("PEXPIRETIME leased").int();
+    let leased = client.lock("leased").lease(Duration::from_secs(60));
+    let leased = leased.lock().await.unwrap();
     let mut alice = server.connect();
     alice.take("k", "alice");
     let waiting = wait_in_line(&server, &client, "k");
-    tokio::time::sleep(400 * MS).await;
+    let passed = 400;
+    tokio::time::sleep(passed * MS).await;
+    let mut monitor = server.connect();
+    assert_eq!(monitor.run("MONITOR"), "OK");
     for _ in 0..3 {
         kill_life_line(&server);
         until("it is in line again", || server.line("k").len() == 1);
     }
-    tokio::time::sleep(GRACE + 200 * MS).await;
+    tokio::time::sleep(LONG_GRACE + 200 * MS).await;
     assert!(!guard.is_lost() && !leased.is_lost());
-    assert!(
-        server.run("PEXPIRETIME leased").int() <= ends + 150,
-        "confirmed, not renewed"
-    );
+    let asked = eventually("it is confirmed", || {
+        let seen = monitor.read_now()?.text();
+        let words = seen.split_once(r#""RLOCK.RENEW" "leased" "#)?.1;
+        words.split('"').nth(3)?.parse().ok()
+    });
+    assert!(60_000 - passed >= asked, "confirmed, not renewed: {asked}");
     alice.let_go("k", "alice");
     drop(soon(waiting).await.unwrap().unwrap());
     leased.unlock().await.unwrap();

@@ -8,16 +8,16 @@ use rlock_client::{Client, ErrorKind, QuorumClient, QuorumError, QuorumLock};
 use rlock_tests::{Proxy, Server, eventually, patience, until};
 use tokio::time::sleep;
 
-use super::client::{MS, calls, patient, soon};
+use super::client::{MS, calls, soon, wait_for};
 use super::client_quorum::{
-    Five, Store, count, reasons, settings, try_now, wait_for, within_grace,
+    Five, Store, by_lease, count, not_acquired, reasons, settings, try_now, within_grace,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Settings with which a stopped server is waited for, and nothing else is given up.
 fn unhurried() -> rlock_client::ClientBuilder {
-    patient().response_timeout(30 * SECOND)
+    by_lease().response_timeout(30 * SECOND)
 }
 
 /// Takes the lock and sees that every server has granted it.
@@ -40,7 +40,7 @@ fn taken_again(server: &Server, name: &str, before: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_given_back_is_not_taken_again_however_long_the_servers_take() {
     let five = Five::start();
-    let client = five.connect(settings().settings(patient())).await;
+    let client = five.connect(settings().settings(by_lease())).await;
     let guard = held_everywhere(&client.lock("k")).await;
     five.0[..3].iter().for_each(Server::freeze);
     let asked = calls(&five.0[4], "acquire");
@@ -59,7 +59,7 @@ async fn what_is_given_back_is_not_taken_again_however_long_the_servers_take() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_stopped_server_was_asked_is_undone_when_it_wakes_after_the_lease() {
     let five = Five::start();
-    let each = patient().lease(3 * SECOND).response_timeout(500 * MS);
+    let each = by_lease().lease(3 * SECOND).response_timeout(2 * SECOND);
     let client = five.connect(settings().settings(each)).await;
     // As long as a silent connection is kept: that nothing was asked is no silence.
     sleep(2_200 * MS).await;
@@ -82,7 +82,7 @@ async fn what_a_stopped_server_was_asked_is_undone_when_it_wakes_after_the_lease
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_was_out_of_touch_is_taken_again_although_it_holds_on() {
     let five = Five::start();
-    let grace = 2 * SECOND;
+    let grace = 4 * SECOND;
     let client = five.connect(within_grace(grace)).await;
     let guard = held_everywhere(&client.lock("k")).await;
     let before = five.0[0].holder("k").unwrap();
@@ -104,8 +104,8 @@ async fn a_guard_dropped_while_it_is_being_taken_again_leaves_nothing() {
     let guard = held_everywhere(&client.lock("k")).await;
     let server = &five.0[0];
     let asked = calls(server, "acquire");
-    let mut somebody = server.blocked_in("RLOCK.ACQUIRE k somebody 3000 BLOCK 0");
-    server.run("PEXPIRE k 1");
+    let mut somebody = server.blocked_in("RLOCK.ACQUIRE k somebody 6000 BLOCK 0");
+    server.run("PEXPIRE k 100");
     somebody.read().held();
     // Somebody's, and then that of the guard, which is refused.
     until("it has been asked for again", || {
@@ -114,14 +114,14 @@ async fn a_guard_dropped_while_it_is_being_taken_again_leaves_nothing() {
     let asked = calls(server, "acquire");
     server.freeze();
     // By then the guard has asked once more, and somebody's lease is over.
-    sleep(3_200 * MS).await;
+    sleep(6_200 * MS).await;
     assert!(!guard.is_lost());
     drop(guard);
     server.thaw();
     soon(client.shutdown()).await;
     assert!(calls(server, "acquire") > asked, "it is carried out late");
     for server in &five.0 {
-        assert_eq!(server.run("DBSIZE").int(), 0);
+        until("nothing is left", || server.run("DBSIZE") == 0);
     }
 }
 
@@ -156,21 +156,22 @@ async fn a_renewal_that_is_confirmed_too_late_brings_nothing_back() {
         .map(|proxy| format!("redis://{}", proxy.address()));
     let builder = settings().answer_within(30 * SECOND).settings(unhurried());
     let client = soon(builder.connect(urls)).await.unwrap();
-    let guard = soon(client.lock("k").lease(2 * SECOND).lock()).await;
+    let guard = soon(client.lock("k").lease(5 * SECOND).lock()).await;
     let guard = guard.unwrap();
     until("all have joined", || guard.tokens().len() == 3);
     sleep(500 * MS).await;
     proxies[..2].iter().for_each(Proxy::cut_to_client);
     let late = async {
         let why = soon(guard.lost()).await;
-        // The servers have it for half a second more, but nobody knows that.
+        // The servers have it for a while longer, but nobody knows that.
         let renewed = servers.each_ref().map(|server| calls(server, "renew"));
         proxies[..2].iter().for_each(Proxy::heal);
         (why, renewed)
     };
     let (told, (why, renewed)) = tokio::join!(guard.renew(), late);
     assert!(why.is_lost(), "{why}");
-    assert_eq!(renewed, [1, 1, 1]);
+    // The third has been asked again by now if that took long: it has told of its lease's end.
+    assert_eq!(renewed[..2], [1, 1]);
     let told = told.unwrap_err();
     assert!(told.is_lost(), "{told}");
     assert!(guard.is_lost() && guard.valid_for() == Duration::ZERO);
@@ -181,15 +182,16 @@ async fn a_renewal_that_is_confirmed_too_late_brings_nothing_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_longest_hold_is_not_drawn_out_where_it_is_taken_again() {
-    let longest = 8 * SECOND;
+    let longest = 12 * SECOND;
     let five = Five::start();
-    let client = five.connect(settings().settings(patient())).await;
+    let client = five.connect(settings().settings(by_lease())).await;
+    let before = Instant::now();
     let guard = held_everywhere(&client.lock("k").max_hold(longest)).await;
     let taken = Instant::now();
     for server in &five.0[..3] {
-        let before = server.holder("k").unwrap();
-        server.run("PEXPIRE k 1");
-        taken_again(server, "k", &before);
+        let holder = server.holder("k").unwrap();
+        server.run("PEXPIRE k 100");
+        taken_again(server, "k", &holder);
     }
     // As soon as the client knows what the server has granted.
     until("a majority holds it", || guard.valid_for() > Duration::ZERO);
@@ -198,7 +200,7 @@ async fn a_longest_hold_is_not_drawn_out_where_it_is_taken_again() {
     let valid = guard.valid_for();
     assert!(valid <= left + 100 * MS, "{valid:?} of {left:?}");
     let why = soon(guard.lost()).await;
-    assert!(taken.elapsed() + 500 * MS >= longest, "{why}");
+    assert!(before.elapsed() + 500 * MS >= longest, "{why}");
     five.all_free("k", 0..5);
 }
 
@@ -208,7 +210,7 @@ async fn a_server_whose_clock_jumps_costs_its_own_part_and_no_more() {
         0 | 1 => Server::builder().settable_clock().start(),
         _ => Server::start(),
     }));
-    let client = five.connect(settings().settings(patient())).await;
+    let client = five.connect(settings().settings(by_lease())).await;
     let guard = held_everywhere(&client.lock("k")).await;
     let tokens = guard.tokens();
     let before = [0, 1].map(|i| five.0[i].holder("k").unwrap());
@@ -219,8 +221,7 @@ async fn a_server_whose_clock_jumps_costs_its_own_part_and_no_more() {
     // Now these leases have an hour more to run than they should.
     five.0[..2].iter().for_each(|server| server.step_clock(0));
     let rival = five.client().await;
-    let error = soon(rival.lock("k").try_lock()).await.unwrap_err();
-    assert!(error.is_not_acquired(), "{error}");
+    not_acquired(async || rival.lock("k").try_lock().await).await;
     assert!(!guard.is_lost());
     assert_eq!(guard.tokens(), tokens);
     soon(guard.unlock()).await.unwrap();
@@ -245,12 +246,12 @@ async fn held_by_three(five: &Five, client: &QuorumClient) -> rlock_client::Quor
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_that_is_renewed_by_hand_is_taken_again_where_it_is_not_held() {
     let five = Five::start();
-    let client = five.connect(settings().settings(patient())).await;
+    let client = five.connect(settings().settings(by_lease())).await;
     let guard = held_by_three(&five, &client).await;
     soon(guard.renew()).await.unwrap();
     five.all_taken("k", 0..5);
+    until("the guard is told", || guard.tokens().len() == 5);
     let tokens = guard.tokens();
-    assert_eq!(tokens.len(), 5);
     // They count: with two others fewer it is still held.
     five.0[2].run("RLOCK.BREAK k");
     five.0[3].run("RLOCK.BREAK k");
@@ -267,7 +268,8 @@ async fn a_lease_that_is_renewed_by_hand_is_taken_again_where_it_is_not_held() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_outlasts_a_time_without_a_majority() {
     let five = Five::start();
-    let client = five.connect(settings().settings(unhurried())).await;
+    let builder = settings().answer_within(500 * MS).settings(unhurried());
+    let client = five.connect(builder).await;
     five.0[..3].iter().for_each(Server::freeze);
     let asked = calls(&five.0[4], "acquire");
     let lock = client.lock("k");
@@ -286,12 +288,11 @@ async fn a_call_outlasts_a_time_without_a_majority() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_was_away_for_longer_than_the_grace_makes_no_second_majority() {
     let mut five = Five::start();
-    let grace = 2 * SECOND;
+    let grace = 4 * SECOND;
     let client = five.connect(within_grace(grace)).await;
     let rival = five.client().await;
     let guard = held_by_three(&five, &client).await;
-    let error = soon(rival.lock("k").try_lock()).await.unwrap_err();
-    assert!(error.is_not_acquired(), "{error}");
+    not_acquired(async || rival.lock("k").try_lock().await).await;
     five.0[4].kill();
     sleep(grace + 100 * MS).await;
     // It has forgotten what it granted; by now nobody counts on it.
@@ -488,7 +489,7 @@ async fn who_split_the_votes_get_in_one_after_the_other() {
         soon(client.shutdown()).await;
     }
     for server in &servers {
-        assert_eq!(server.run("DBSIZE").int(), 0);
+        until("nothing is left", || server.run("DBSIZE") == 0);
     }
 }
 
@@ -524,6 +525,6 @@ async fn hundreds_are_held_at_once_and_a_stopped_server_costs_none() {
     five.0[0].thaw();
     soon(client.shutdown()).await;
     for server in &five.0 {
-        assert_eq!(server.run("DBSIZE").int(), 0);
+        until("nothing is left", || server.run("DBSIZE") == 0);
     }
 }

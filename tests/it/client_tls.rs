@@ -4,10 +4,10 @@ use std::error::Error as _;
 use std::fs;
 use std::time::Duration;
 
-use rlock_client::{Client, ClientBuilder, Error, QuorumClient, blocking};
+use rlock_client::{ClientBuilder, Error, QuorumClient, blocking};
 use rlock_tests::{Certificates, Sentinels, Server, Shards, in_sync, until};
 
-use super::client::{soon, wait_in_line};
+use super::client::{calm, soon, wait_in_line};
 
 fn url(server: &Server) -> String {
     format!("rediss://{}", server.tls_address())
@@ -15,7 +15,7 @@ fn url(server: &Server) -> String {
 
 /// Settings with which the server is trusted.
 fn trusting(certificates: &Certificates) -> ClientBuilder {
-    Client::builder().root_certificate(fs::read(certificates.authority()).unwrap())
+    calm().root_certificate(fs::read(certificates.authority()).unwrap())
 }
 
 /// The same, with a certificate to show.
@@ -63,7 +63,7 @@ async fn a_server_that_nobody_vouches_for_is_not_spoken_to() {
     }
     let certificates = Certificates::new();
     let server = Server::builder().tls(&certificates).start();
-    let error = Client::connect(&url(&server)).await.unwrap_err();
+    let error = calm().connect(&url(&server)).await.unwrap_err();
     assert!(error.is_could_not_ask(), "{error}");
     assert!(whole(&error).contains("UnknownIssuer"), "{}", whole(&error));
     // The certificate is for this address and for `localhost`, and for nothing else.
@@ -118,8 +118,7 @@ async fn sentinels_are_asked_over_tls_also_for_a_primary_that_speaks_none() {
     let addresses = watched.tls_addresses().into_iter();
     let sentinels: Vec<_> = addresses.map(|at| format!("rediss://{at}")).collect();
     let service = format!("redis://{}", Sentinels::SERVICE);
-    let long = Duration::from_secs(60);
-    let builder = trusting(&certificates).grace(long).lease(long);
+    let builder = trusting(&certificates);
     let client = soon(builder.sentinels(&sentinels).connect(&service));
     let client = client.await.unwrap();
     let guard = client.lock("k").lock().await.unwrap();
@@ -135,7 +134,7 @@ async fn sentinels_are_asked_over_tls_also_for_a_primary_that_speaks_none() {
         .await
         .unwrap();
 
-    let builder = Client::builder().sentinels(&sentinels);
+    let builder = calm().sentinels(&sentinels);
     let error = soon(builder.connect(&service)).await.unwrap_err();
     assert!(error.is_could_not_ask(), "{error}");
     assert!(whole(&error).contains("UnknownIssuer"), "{}", whole(&error));
@@ -170,7 +169,7 @@ async fn all_nodes_of_a_cluster_are_spoken_to_over_tls() {
     let certificates = Certificates::new();
     let mut shards = Shards::of(&Server::builder().tls_among_servers(&certificates));
     let seed = url(&shards.nodes()[0]);
-    let builder = trusting(&certificates).grace(Duration::from_secs(60));
+    let builder = trusting(&certificates);
     let client = builder.connect_cluster([&seed]).await.unwrap();
     for node in shards.primaries() {
         let before = encrypted(node);
@@ -213,7 +212,7 @@ async fn the_servers_of_a_quorum_are_spoken_to_over_tls() {
     let certificates = Certificates::new();
     let server = || Server::builder().tls_with_client_certificates(&certificates);
     let servers = [(); 3].map(|()| server().start());
-    let builder = QuorumClient::builder().answer_within(Duration::from_secs(1));
+    let builder = QuorumClient::builder().answer_within(Duration::from_secs(60));
     let error = builder.clone().settings(trusting(&certificates));
     let error = soon(error.connect(servers.iter().map(url))).await;
     assert!(error.unwrap_err().is_could_not_ask());

@@ -10,7 +10,7 @@ use super::Violation;
 use crate::history::{Ask, Fault, History, MS, Time};
 
 /// How long a command may still be under way in calm, and be repeated.
-const UNDER_WAY: Time = 2_000 * MS;
+const UNDER_WAY: Time = 6_000 * MS;
 
 /// How much of a lease that began while the clock was ahead may be left when that was set right:
 /// the operator ends what would last longer.
@@ -138,9 +138,9 @@ mod tests {
         assert_eq!(seen_at(7_500, cut), 0);
         assert_eq!(seen_at(20_000, cut), 1);
         let ahead = "died 500 1\nfault 400 600 clock";
-        assert_eq!(seen_at(4_600, ahead), 0);
-        assert_eq!(seen_at(5_600, ahead), 1);
+        assert_eq!(seen_at(8_600, ahead), 0);
+        assert_eq!(seen_at(9_600, ahead), 1);
         let of_another = "died 500 1\nfault 400 7000000 cut 2";
-        assert_eq!(seen_at(7_500, of_another), 1);
+        assert_eq!(seen_at(8_500, of_another), 1);
     }
 }
