@@ -58,7 +58,8 @@ impl WakeUps {
         let [tenth, median] = [10, 2].map(|part| self.times[self.times.len() / part]);
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         println!(
-            "{}: a tenth within {:.2} ms, half within {:.2} ms, longest {:.2} ms of {} (clocks agree to {:.2} ms)",
+            "{}: a tenth within {:.2} ms, half within {:.2} ms, longest {:.2} ms of {} \
+             (clocks agree to {:.2} ms)",
             self.what,
             ms(tenth),
             ms(median),

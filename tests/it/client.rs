@@ -303,7 +303,7 @@ async fn entering_again_does_not_hold_a_lock_for_longer_than_allowed() {
     let inner = lock.lock().await.unwrap();
     outer.renew().await.unwrap();
     // Beyond the first lease, and up to what is allowed.
-    let nearly = longest - Duration::from_secs(1);
+    let nearly = Duration::from_secs(19);
     for guard in [&outer, &inner] {
         let passed = taken.elapsed();
         let left = guard.valid_for();
@@ -311,7 +311,7 @@ async fn entering_again_does_not_hold_a_lock_for_longer_than_allowed() {
         assert!(before.elapsed() + left > nearly, "{left:?}");
     }
     let ttl = Duration::from_millis(u64::try_from(server.run("PTTL k").int()).unwrap());
-    assert!(ttl <= longest - 3_000 * MS, "{ttl:?}");
+    assert!(ttl + 3_000 * MS <= longest, "{ttl:?}");
     assert!(before.elapsed() + ttl > nearly, "{ttl:?}");
 }
 
@@ -403,7 +403,7 @@ async fn a_lock_with_a_lease_of_its_own_is_never_renewed_but_by_hand() {
     guard.renew().await.unwrap();
     assert_eq!(calls(&server, "renew"), 1);
     assert_eq!(soon(guard.lost()).await, LostReason::Expired);
-    assert!(renewed.elapsed() > lease - 200 * MS, "the renewal counts");
+    assert!(renewed.elapsed() + 200 * MS > lease, "the renewal counts");
     assert_eq!(calls(&server, "renew"), 1);
     assert!(guard.renew().await.unwrap_err().is_lost());
 }

@@ -281,7 +281,7 @@ async fn a_downgrade_keeps_the_lease_and_the_longest_hold_and_the_other_guards()
     let passed = taken.elapsed();
     let left = reader.valid_for();
     assert!(passed + left <= longest, "from the first: {left:?}");
-    assert!(before.elapsed() + left > longest - Duration::from_secs(1));
+    assert!(before.elapsed() + left > Duration::from_secs(19));
     writer.unlock().await.unwrap();
     lock.try_read().await.unwrap().unlock().await.unwrap();
     reader.unlock().await.unwrap();

@@ -295,7 +295,7 @@ async fn max_hold_ends_a_hold_that_would_be_renewed_for_ever() {
     let waiting = wait_in_line(&server, &client, "k");
     assert_eq!(soon(guard.lost()).await, LostReason::MaxHold);
     let held = before.elapsed();
-    assert!(held > longest - 300 * MS, "it was renewed: {held:?}");
+    assert!(held + 300 * MS > longest, "it was renewed: {held:?}");
     assert!(guard.renew().await.unwrap_err().is_lost());
     let next = soon(waiting).await.unwrap().unwrap();
     assert!(next.token() > guard.token());
