@@ -444,9 +444,14 @@ impl Wait<'_> {
             }
             sleep(backoff.next()).await;
         }
-        if !self.request.own {
-            self.take_back_answered(nodes).await;
+        if self.request.own || self.take_back_answered(nodes).await {
+            return;
         }
+        // It may have been granted, and the word of it lost. Sent while it is still our turn, so
+        // that it takes nothing from the owner's next wait.
+        let Wait { claim, turn, .. } = self;
+        release::in_background(core, claim, None);
+        drop(turn);
     }
 
     /// Whether nothing stands in line there any more: it was cancelled, or the lock is elsewhere.
@@ -461,18 +466,19 @@ impl Wait<'_> {
     }
 
     /// The waiter has left the line, if ever it was there: the answer says it, which has come
-    /// before that to the CANCEL.
-    async fn take_back_answered(&mut self, nodes: Vec<Arc<Node>>) {
+    /// before that to the CANCEL. Returns whether all was heard that there was to hear.
+    async fn take_back_answered(&mut self, nodes: Vec<Arc<Node>>) -> bool {
         let answer = match self.unanswered.take() {
             Some(answer) => answer.await,
             None => Ok(Acquired::Queued),
         };
         match answer {
             Ok(Acquired::Granted { token, .. }) => self.give_back(token),
-            Ok(Acquired::Queued) => self.take_back(nodes).await,
-            Err(error) if error.is_unknown() => self.take_back(nodes).await,
+            Ok(Acquired::Queued) => return self.take_back(nodes).await,
+            Err(error) if error.is_unknown() => return self.take_back(nodes).await,
             Ok(Acquired::NotHeld { .. }) | Err(_) => {}
         }
+        true
     }
 
     /// The waiter has left the line at these nodes: hears why, and gives back what it was granted.
@@ -481,8 +487,9 @@ impl Wait<'_> {
     /// would be known.
     ///
     /// So it listens until each node has told of it, or has nothing to tell; at most for a lease,
-    /// after which there is nothing to give back.
-    async fn take_back(&mut self, mut silent: Vec<Arc<Node>>) {
+    /// after which there is nothing to give back. Returns whether each has told: of a wait that was
+    /// in line every node does, but what it tells may be lost with the life-line.
+    async fn take_back(&mut self, mut silent: Vec<Arc<Node>>) -> bool {
         let left = Instant::now();
         let over = sleep(self.lease);
         tokio::pin!(over);
@@ -497,14 +504,15 @@ impl Wait<'_> {
                 told = self.turn.mailbox.next() => Some(told),
                 // It may have been told between the two looks.
                 () = all_told => self.turn.mailbox.here(),
-                () = &mut over => None,
+                () = &mut over => return true,
             };
-            let Some(told) = told else { return };
+            let Some(told) = told else { return false };
             if let News::Granted { token } = told.news {
                 self.give_back(token);
             }
             silent.retain(|node| !Arc::ptr_eq(node, &told.by));
         }
+        true
     }
 
     /// As if it had been held, and dropped; but nobody counts on it.

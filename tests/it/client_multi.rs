@@ -617,6 +617,36 @@ async fn heard_late(server: &Server, client: &Client, far: &Proxy, held_before: 
     true
 }
 
+/// The grant and the caller's leaving cross, and the word of it is lost with the life-line. Nothing
+/// else of the owner is there, so whatever it may have is given back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_whose_word_is_lost_is_given_back() {
+    let server = Server::start();
+    let (near, far) = (Proxy::to(server.address()), Proxy::to(server.address()));
+    let address = format!("redis://{}", near.address());
+    let client = calm().connect(&address).await.unwrap();
+    near.lead_to(far.address());
+    kill_life_line(&server);
+    let mut alice = server.connect();
+    for names in [&["b"][..], &["a", "b"]] {
+        let locks = client.multi(names.iter().copied()).owner(&client.owner());
+        until("alice has it", || {
+            alice.run("RLOCK.ACQUIRE b alice 300000").ints()[0] > 0
+        });
+        let waiting = waits(&server, "b", &locks);
+        let cancels = calls(&server, "cancel");
+        far.cut_to_client();
+        assert_eq!(alice.let_go("b", "alice"), 0);
+        waiting.abort();
+        until("it is called back", || calls(&server, "cancel") > cancels);
+        assert!(server.holder("b").is_some());
+        far.sever();
+        far.heal();
+        until("all is given back", || server.run("DBSIZE") == 0);
+    }
+    client.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_dropped_at_random_moments_under_traffic_leave_no_key_and_no_waiter() {
     let server = Server::start();
