@@ -174,8 +174,7 @@ async fn locks_dropped_at_random_moments_under_traffic_leave_no_key_and_no_waite
             let mut random = 0x9E37_79B9_7F4A_7C15 + i;
             tokio::spawn(async move {
                 let (mut dropped, ends) = (0, Instant::now() + DROPPING);
-                // On a busy machine nothing may be granted as fast: then some more are dropped, ever
-                // later.
+                // Where nothing is granted so soon, as on a busy machine, more follow, ever later.
                 let more = || granted.load(Ordering::Relaxed) == 0;
                 while (dropped < drops() / 4 || more()) && Instant::now() < ends {
                     let lock = client.lock(format!("k{}", next_random(&mut random) % 2));
