@@ -44,6 +44,7 @@ mod certificates;
 mod conn;
 mod eventually;
 mod feed;
+mod nodes_file;
 mod proxy;
 mod random;
 mod reply;

@@ -16,6 +16,7 @@ use tempfile::TempDir;
 use crate::certificates::Certificates;
 use crate::conn::Conn;
 use crate::eventually::{eventually, patience, until};
+use crate::nodes_file::agree_on_shards;
 
 /// The server to test: `RLOCK_SERVER`, else `redis-server` from the path.
 pub(crate) fn server_program() -> String {
@@ -554,6 +555,9 @@ impl Server {
     #[track_caller]
     pub fn restart(&mut self) {
         self.stop();
+        if self.how.kind == Kind::ClusterNode {
+            agree_on_shards(&self.directory().join("nodes.conf"));
+        }
         let ports = self.running.ports;
         let mut tries = 0;
         self.running = loop {
