@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rlock_tests::{
     Certificates, Cluster, Conn, Feed, Pair, Proxy, Reply, Sentinels, Server, Shards, aof, in_sync,
-    under_valgrind, until,
+    on_time, under_valgrind, until,
 };
 
 #[test]
@@ -68,6 +68,22 @@ fn expecting_nothing_fails_when_something_came() {
     conn.expect_nothing_yet();
     server.run("RPUSH list item");
     let verdict = catch_unwind(AssertUnwindSafe(|| conn.expect_nothing_yet()));
+    assert!(verdict.is_err());
+}
+
+#[test]
+fn what_is_late_in_most_rounds_is_on_time_and_what_is_late_in_all_is_not() {
+    let server = Server::builder().without_module().start();
+    let (bound, late) = (Duration::from_millis(10), Duration::from_secs(600));
+    let in_ten = |round: u32| {
+        if round % 10 == 9 {
+            Duration::ZERO
+        } else {
+            late
+        }
+    };
+    on_time("one in ten", &server, bound, in_ten);
+    let verdict = catch_unwind(|| on_time("none", &server, bound, |_| late));
     assert!(verdict.is_err());
 }
 

@@ -147,15 +147,17 @@ impl Parts {
         let mut state = locked(&self.state);
         // Looked at before: with this one there may be a majority again, but there was none in
         // between, and somebody else may have had one.
-        let is_over = self.is_over(&mut state);
+        if self.is_over(&mut state) {
+            return state.parts.get(server)?.trouble();
+        }
         let answer = answer.and_then(|guard| {
             let live = state.live().map(|(other, held)| (other, &**held));
             self.core.only_vote(guard, live)
         });
         let part = state.parts.get_mut(server)?;
         match answer {
-            Ok(guard) if !is_over && part.live().is_none() => part.put(guard),
-            Err(error) if !is_over && part.guard.is_none() => part.why_not = Some(error),
+            Ok(guard) if part.live().is_none() => part.put(guard),
+            Err(error) if part.guard.is_none() => part.why_not = Some(error),
             _ => {}
         }
         part.trouble()
