@@ -186,9 +186,9 @@ fn check_holds(ctx: Ctx<'_>, in_cluster: bool) {
 /// Lines are brought in agreement with their keys.
 fn settle_lines(ctx: Ctx<'_>, in_cluster: bool) {
     for _ in 0..BATCH {
-        let Some((lock, first)) = state::with(|state| state.locks.next_to_settle()) else {
+        let Some(lock) = state::with(|state| state.locks.next_to_settle()) else {
             return;
         };
-        settle::line(ctx, &lock, &first, in_cluster);
+        settle::line(ctx, &lock, in_cluster);
     }
 }

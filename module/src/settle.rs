@@ -29,7 +29,7 @@ pub(crate) fn together<R>(ctx: Ctx<'_>, steps: impl FnOnce() -> R) -> R {
     let in_cluster = ctx.in_cluster();
     while let Some(due) = state::with(|state| state.locks.next_due()) {
         match due {
-            Due::Line(lock, first) => line(ctx, &lock, &first, in_cluster),
+            Due::Line(lock) => line(ctx, &lock, in_cluster),
             Due::Joint(id, locks, owner) => joint(ctx, id, &locks, &owner, in_cluster),
         }
     }
@@ -93,23 +93,28 @@ pub(crate) fn first(ctx: Ctx<'_>, name: Str<'_>) {
         db: ctx.db(),
         name: Rc::from(name.bytes()),
     };
-    let first = state::with(|state| state.locks.first_owner(lock.as_ref()));
-    if let Some(first) = first {
-        line(ctx, &lock, &first, ctx.in_cluster());
-    }
+    line(ctx, &lock, ctx.in_cluster());
 }
 
 /// Settles a line, as the first in it sees the key.
-pub(crate) fn line(ctx: Ctx<'_>, lock: &LockKey, first: &Rc<[u8]>, in_cluster: bool) {
+///
+/// What must end at the lock ends before anybody asks who is first. Were it to end after that, it
+/// could grant the first; the key, read for that one, would look open to it, and the next in line
+/// would be granted beside it.
+pub(crate) fn line(ctx: Ctx<'_>, lock: &LockKey, in_cluster: bool) {
     let name = OwnedStr::new(&lock.name);
     ctx.select_db(lock.db);
+    endings(ctx, name.as_str());
+    let Some(first) = state::with(|state| state.locks.first_owner(lock.as_ref())) else {
+        return;
+    };
     let presence = presence(ctx, name.as_str(), in_cluster);
     let moved = match presence {
         Presence::Elsewhere => cluster::redirection(ctx, &lock.name),
         Presence::Here | Presence::Unknown => None,
     };
-    let first = OwnedStr::new(first);
-    let open = OpenLock::to_write(ctx, name.as_str());
+    let first = OwnedStr::new(&first);
+    let open = OpenLock::to_write_as_it_is(ctx, name.as_str());
     let stored = open.load(first.as_str(), depth(lock));
     let is_whole = is_whole(&open, &stored, in_cluster);
     effects::step(open, None, |locks, at, now, effects| {
@@ -158,16 +163,21 @@ fn joint(ctx: Ctx<'_>, id: JointId, locks: &[LockKey], owner: &Rc<[u8]>, in_clus
             return;
         }
     }
+    // Before any of them is read: what ends at a later one may let somebody in at an earlier one.
+    for key in &keys {
+        endings(ctx, key.as_str());
+    }
     let owner = OwnedStr::new(owner);
-    let load =
-        |key: &OwnedStr| OpenLock::to_write(ctx, key.as_str()).load(owner.as_str(), Look::Brief);
+    let load = |key: &OwnedStr| {
+        OpenLock::to_write_as_it_is(ctx, key.as_str()).load(owner.as_str(), Look::Brief)
+    };
     let stored: Vec<Stored> = keys.iter().map(load).collect();
     let granted = effects::step_without_key(ctx, |locks, now, effects| {
         locks.settle_joint(id, &stored, now, effects)
     });
     let Some(mut granted) = granted else { return };
     for (key, stored) in keys.iter().zip(stored) {
-        let open = OpenLock::to_write(ctx, key.as_str());
+        let open = OpenLock::to_write_as_it_is(ctx, key.as_str());
         effects::step(open, Some(owner.as_str()), |locks, at, now, effects| {
             locks.enter_granted(at, stored, &mut granted, now, effects);
         });

@@ -23,6 +23,7 @@ mod declared; // COMMAND INFO, DOCS and GETKEYS, permissions, options, metrics
 mod storage; // the hash of a lock, and hashes of others
 
 mod freed; // locks that become free by other ways
+mod mutual_exclusion; // never two holders, whatever ends in one moment
 mod queue; // the line
 
 mod read_write; // readers together, writers alone

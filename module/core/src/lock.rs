@@ -71,9 +71,9 @@ pub struct Joined {
 /// What is to be decided within the present step, and what must be read for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// A line, with [`Locks::settle`]: its lock, and the owner that is first in it, for whom the
-    /// key is to be read.
-    Line(LockKey, Rc<[u8]>),
+    /// A line, with [`Locks::settle`]: its lock. The driver ends what must end there, and then
+    /// asks for whom the key is to be read: [`Locks::first_owner`].
+    Line(LockKey),
     /// A wait for several locks, with [`Locks::settle_joint`]: its locks, and its owner, for whom
     /// all the keys are to be read.
     Joint(JointId, Rc<[LockKey]>, Rc<[u8]>),
@@ -389,13 +389,10 @@ impl Locks {
         }
     }
 
-    /// The next marked line: its lock, and the owner that is first in it, for whom the driver is to
-    /// read the key.
-    pub fn next_to_settle(&mut self) -> Option<(LockKey, Rc<[u8]>)> {
+    /// The next marked line: its lock.
+    pub fn next_to_settle(&mut self) -> Option<LockKey> {
         let line = self.lines.next_touched()?;
-        let lock = self.lines.lock_of(line).cloned()?;
-        let (_, first) = self.lines.first(line)?;
-        Some((lock, Rc::clone(&first.owner)))
+        self.lines.lock_of(line).cloned()
     }
 
     /// Brings a line in agreement with its key, as read for the owner that is first in it: grants
@@ -469,8 +466,7 @@ impl Locks {
     /// What else is to be decided within this step.
     pub fn next_due(&mut self) -> Option<Due> {
         if let Some(line) = self.lines.next_to_settle_now() {
-            let (lock, first) = (self.lines.lock_of(line)?, self.lines.first(line)?.1);
-            return Some(Due::Line(lock.clone(), Rc::clone(&first.owner)));
+            return self.lines.lock_of(line).cloned().map(Due::Line);
         }
         self.joints.next_marked()
     }

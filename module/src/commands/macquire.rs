@@ -75,7 +75,7 @@ fn enter(
 ) -> Option<(i64, Token)> {
     settle::together(several.ctx, || {
         for (name, stored) in several.names.iter().zip(stored) {
-            let lock = OpenLock::to_write(several.ctx, *name);
+            let lock = OpenLock::to_write_as_it_is(several.ctx, *name);
             effects::step(lock, Some(several.owner), |locks, at, now, effects| {
                 locks.enter_one_of(at, *stored, request, &mut entering, now, effects);
             });
@@ -150,9 +150,16 @@ impl<'a> Several<'a> {
     }
 
     /// What is stored, as the owner sees it.
+    ///
+    /// First all ends that must end at any of them: what ends at a later one may let the owner in
+    /// at an earlier one, by a wait for both, and what was read there would no longer be so.
     pub(super) fn load(&self) -> Vec<Stored> {
-        let load =
-            |name: &Str<'a>| OpenLock::to_write(self.ctx, *name).load(self.owner, Look::Brief);
+        for name in &self.names {
+            settle::endings(self.ctx, *name);
+        }
+        let load = |name: &Str<'a>| {
+            OpenLock::to_write_as_it_is(self.ctx, *name).load(self.owner, Look::Brief)
+        };
         self.names.iter().map(load).collect()
     }
 

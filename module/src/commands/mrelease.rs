@@ -37,7 +37,7 @@ impl Command for Mrelease {
         let mut released: i64 = 0;
         settle::together(ctx, || {
             for (name, stored) in several.names.iter().zip(stored) {
-                let lock = OpenLock::to_write(ctx, *name);
+                let lock = OpenLock::to_write_as_it_is(ctx, *name);
                 let one = effects::step(lock, Some(several.owner), |locks, at, now, effects| {
                     locks.release_one_of(at, stored, request.owner, now, effects)
                 });

@@ -38,7 +38,7 @@ impl Command for Mrenew {
         })?;
         let mut renewed: i64 = 0;
         for (name, stored) in several.names.iter().zip(stored) {
-            let lock = OpenLock::to_write(ctx, *name);
+            let lock = OpenLock::to_write_as_it_is(ctx, *name);
             let at = lock.at();
             let one = effects::step(lock, Some(several.owner), |locks, at, now, effects| {
                 locks.renew_one_of(at, stored, &request, now, effects)

@@ -129,8 +129,7 @@ impl Crossing {
         };
         let mut acquired = self.ask(place, &request)?;
         if acquired == Acquired::SettleFirst {
-            let first = self.locks.first_owner(lock_ref(place)).unwrap();
-            self.settle_line(place, &first)?;
+            self.settle_line(&LockKey::from(lock_ref(place)))?;
             acquired = self.ask(place, &request)?;
         }
         let Acquired::MustWait { ends_at, .. } = acquired else {
@@ -171,9 +170,7 @@ impl Crossing {
             once: false,
         };
         for place in places {
-            if let Some(first) = self.locks.first_owner(lock_ref(place)) {
-                self.settle_line(place, &first)?;
-            }
+            self.settle_line(&LockKey::from(lock_ref(place)))?;
         }
         let at: Vec<LockRef<'_>> = places.iter().map(lock_ref).collect();
         let read = |place| self.space.read(place, owner);
@@ -304,18 +301,21 @@ impl Crossing {
 
     fn settle(&mut self) -> Result<(), String> {
         self.go_on()?;
-        while let Some((lock, first)) = self.locks.next_to_settle() {
-            self.settle_line(&(lock.db, lock.name.to_vec()), &first)?;
+        while let Some(lock) = self.locks.next_to_settle() {
+            self.settle_line(&lock)?;
         }
         Ok(())
     }
 
-    fn settle_line(&mut self, place: &Place, first: &[u8]) -> Result<(), String> {
-        let stored = self.space.read(place, first);
+    fn settle_line(&mut self, lock: &LockKey) -> Result<(), String> {
+        let Some(first) = self.locks.first_owner(lock.as_ref()) else {
+            return Ok(());
+        };
+        let place = (lock.db, lock.name.to_vec());
+        let stored = self.space.read(&place, &first);
         let mut effects = Vec::new();
-        self.locks
-            .settle(lock_ref(place), stored, NOW, &mut effects);
-        self.carry_out(place, b"", &effects)?;
+        self.locks.settle(lock.as_ref(), stored, NOW, &mut effects);
+        self.carry_out(&place, b"", &effects)?;
         self.go_on()
     }
 
@@ -323,9 +323,7 @@ impl Crossing {
     fn go_on(&mut self) -> Result<(), String> {
         while let Some(due) = self.locks.next_due() {
             match due {
-                Due::Line(lock, first) => {
-                    self.settle_line(&(lock.db, lock.name.to_vec()), &first)?;
-                }
+                Due::Line(lock) => self.settle_line(&lock)?,
                 Due::Joint(id, locks, owner) => {
                     let place = |lock: &LockKey| (lock.db, lock.name.to_vec());
                     let places: Vec<Place> = locks.iter().map(place).collect();

@@ -790,8 +790,11 @@ impl World {
     fn settle_lines(&mut self) -> Result<(), String> {
         let now = self.clock.now;
         for _ in 0..100 {
-            let Some((lock, first)) = self.locks.next_to_settle() else {
+            let Some(lock) = self.locks.next_to_settle() else {
                 return Ok(());
+            };
+            let Some(first) = self.locks.first_owner(lock.as_ref()) else {
+                continue;
             };
             let place = (lock.db, lock.name.to_vec());
             let stored = self.space.read(&place, &first);

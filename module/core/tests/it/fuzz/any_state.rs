@@ -515,7 +515,7 @@ impl<'a> Core<'a> {
         for _ in 0..10_000 {
             match self.locks.next_due() {
                 None => return,
-                Some(Due::Line(lock, _)) => {
+                Some(Due::Line(lock)) => {
                     let (stored, mut effects) = (self.stored(), Vec::new());
                     self.locks
                         .settle(lock.as_ref(), stored, self.now, &mut effects);
@@ -581,7 +581,7 @@ impl<'a> Core<'a> {
                     .check_hold(at, &owner, mode, stored, now, &mut effects);
                 self.carry_out(&effects);
             }
-            while let Some((lock, _)) = self.locks.next_to_settle() {
+            while let Some(lock) = self.locks.next_to_settle() {
                 self.settle(lock.as_ref());
             }
         }

@@ -378,10 +378,13 @@ impl World {
     /// What is left to be decided within this step.
     fn go_on(&mut self) -> Result<(), String> {
         for _ in 0..100 {
-            let (lock, first) = match self.locks.next_due() {
+            let lock = match self.locks.next_due() {
                 None => return Ok(()),
-                Some(Due::Line(lock, first)) => (lock, first),
+                Some(Due::Line(lock)) => lock,
                 Some(due) => return Err(format!("{due:?}, and nobody waits for several")),
+            };
+            let Some(first) = self.locks.first_owner(lock.as_ref()) else {
+                continue;
             };
             let now = self.clock.now;
             let stored = self.load_for_first(&lock.name, &first);
@@ -867,8 +870,11 @@ impl World {
     fn settle_lines(&mut self) -> Result<(), String> {
         let now = self.clock.now;
         for _ in 0..100 {
-            let Some((lock, first)) = self.locks.next_to_settle() else {
+            let Some(lock) = self.locks.next_to_settle() else {
                 return Ok(());
+            };
+            let Some(first) = self.locks.first_owner(lock.as_ref()) else {
+                continue;
             };
             let stored = self.load_for_first(&lock.name, &first);
             let mut effects = Vec::new();

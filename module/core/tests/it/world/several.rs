@@ -262,9 +262,13 @@ impl World {
         for _ in 0..100 {
             match self.locks.next_due() {
                 None => return self.twin.all_are_served(),
-                Some(Due::Line(lock, first)) => {
+                Some(Due::Line(lock)) => {
                     let place = place_of(&lock);
                     self.end_holds_of(&place)?;
+                    // Only now: what has ended may have let the first in.
+                    let Some(first) = self.locks.first_owner(lock.as_ref()) else {
+                        continue;
+                    };
                     let stored = self.space.read(&place, &first);
                     let mut effects = Vec::new();
                     self.locks.settle(lock.as_ref(), stored, now, &mut effects);
