@@ -9,7 +9,7 @@ use crate::ffi::{self, Blocking, Ctx, Handle, OwnedStr};
 use crate::keys::OpenLock;
 use crate::state::{self, Blocked, Listening};
 use crate::{clock, pump, reply};
-use rlock_core::{BlockedClient, Dismissal, Joined, Refusal, Wait};
+use rlock_core::{BlockedClient, CommandError, Joined, Wait, WaitOutcome};
 
 /// Blocks the client of a command that must wait, which `join` puts in line. False if it cannot be
 /// blocked.
@@ -64,7 +64,7 @@ impl Blocking for Clients {
                     let name = OwnedStr::new(&lock.name);
                     OpenLock::to_read(ctx, name.as_str()).ttl_ms(clock::now())
                 });
-                reply::dismissed(ctx, &Dismissal::NotAcquired { ttl_ms });
+                reply::dismissed(ctx, &WaitOutcome::NotAcquired { ttl_ms });
             }
             Some(Blocked::Listening(listening)) => {
                 state::with(|state| state.locks.listen_no_more(listening.session, handle));
@@ -117,10 +117,10 @@ fn reply_to(ctx: Ctx<'_>, blocked: Blocked) {
             });
             match events {
                 Some(events) => reply::events(ctx, &events),
-                None => ctx.reply_error(&Refusal::TakenOver.to_string()),
+                None => ctx.reply_error(&CommandError::TakenOver.to_string()),
             }
         }
-        Blocked::TakenOver => ctx.reply_error(&Refusal::TakenOver.to_string()),
+        Blocked::TakenOver => ctx.reply_error(&CommandError::TakenOver.to_string()),
         Blocked::Waiting(_) | Blocked::Listening(_) | Blocked::Gone => ctx.reply_null(),
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::ffi::Ctx;
 use redis_module::RedisValue;
-use rlock_core::Refusal;
+use rlock_core::CommandError;
 
 /// The error that sends a client to the node which serves the key; none while nobody knows it.
 ///
@@ -10,7 +10,7 @@ use rlock_core::Refusal;
 /// (`ASK`) for keys that have left.
 ///
 /// Asked of `CLUSTER NODES`, because `CLUSTER SLOTS` from a timer stops Valkey 8.0.
-pub(crate) fn redirection(ctx: Ctx<'_>, key: &[u8]) -> Option<Refusal> {
+pub(crate) fn redirection(ctx: Ctx<'_>, key: &[u8]) -> Option<CommandError> {
     let context = ctx.context();
     let RedisValue::Integer(slot) = context.call("CLUSTER", &[&b"KEYSLOT"[..], key]).ok()? else {
         return None;
@@ -21,7 +21,7 @@ pub(crate) fn redirection(ctx: Ctx<'_>, key: &[u8]) -> Option<Refusal> {
         .lines()
         .find_map(|node| address_of_owner(node, slot))?
         .to_owned();
-    Some(Refusal::Moved { slot, address })
+    Some(CommandError::Moved { slot, address })
 }
 
 /// The `host:port` of a line of `CLUSTER NODES`, if that node owns the slot: the second word up to

@@ -3,13 +3,13 @@
 use crate::ffi::{Ctx, OwnedStr};
 use crate::keys::OpenLock;
 use crate::state;
-use rlock_core::{DeadlockSearch, Found, Locks, Refusal};
+use rlock_core::{CommandError, DeadlockSearch, Found, Locks};
 
 /// Refuses a wait if it closes a circle.
 pub(crate) fn refuse(
     ctx: Ctx<'_>,
     begin: impl FnOnce(&Locks) -> Option<(DeadlockSearch, Found)>,
-) -> Result<(), Refusal> {
+) -> Result<(), CommandError> {
     let Some((mut search, mut found)) = state::with(|state| begin(&state.locks)) else {
         return Ok(());
     };

@@ -10,7 +10,8 @@ pub(crate) struct Section;
 
 impl InfoSection for Section {
     fn fill(page: &InfoPage) {
-        let (counters, crowd) = state::with(|state| (*state.locks.counters(), state.locks.crowd()));
+        let (counters, gauges) =
+            state::with(|state| (*state.locks.counters(), state.locks.gauges()));
         let size = |size: usize| u64::try_from(size).unwrap_or(u64::MAX);
         page.number(c"grants", counters.grants);
         page.number(c"reentries", counters.reentries);
@@ -27,11 +28,11 @@ impl InfoSection for Section {
         page.number(c"session_releases", counters.session_releases);
         page.number(c"holds_lost", counters.holds_lost);
         page.number(c"expiries_noticed", counters.expiries);
-        page.number(c"waiters", size(crowd.waiters));
+        page.number(c"waiters", size(gauges.waiters));
         page.number(c"waiters_peak", counters.waiters_peak);
-        page.number(c"locks_waited_for", size(crowd.locks));
-        page.number(c"sessions", size(crowd.sessions));
-        page.number(c"session_holds", size(crowd.session_holds));
+        page.number(c"locks_waited_for", size(gauges.locks));
+        page.number(c"sessions", size(gauges.sessions));
+        page.number(c"session_holds", size(gauges.session_holds));
         histogram(page, c"wait_ms", &counters.wait_ms);
         histogram(page, c"hold_ms", &counters.hold_ms);
     }

@@ -4,7 +4,7 @@ use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Str};
 use crate::read_write::ReadWriteHash;
 use crate::settle;
 use crate::state::{self, Words};
-use rlock_core::{Count, FENCE_FIELD, Hash, LockRef, Look, MODE_FIELD, Now, Stored, Token};
+use rlock_core::{Count, FENCE_FIELD, Hash, LockRef, MODE_FIELD, Now, ReadDepth, Stored, Token};
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
@@ -53,7 +53,7 @@ impl<'a> OpenLock<'a> {
     }
 
     /// What is stored, as this owner sees it.
-    pub(crate) fn load(&self, owner: Str<'_>, look: Look) -> Stored {
+    pub(crate) fn load(&self, owner: Str<'_>, look: ReadDepth) -> Stored {
         match self.key.key_type() {
             KeyType::Missing => Stored::Free,
             KeyType::Hash => self.load_hash(owner, look),
@@ -61,7 +61,7 @@ impl<'a> OpenLock<'a> {
         }
     }
 
-    fn load_hash(&self, owner: Str<'_>, look: Look) -> Stored {
+    fn load_hash(&self, owner: Str<'_>, look: ReadDepth) -> Stored {
         let [own, fence] = self.key.hash_get([owner, self.words.fence.as_str()]);
         let known = count_true(&[own.is_some(), fence.is_some()]);
         let others = self.key.len() > known;
@@ -75,7 +75,7 @@ impl<'a> OpenLock<'a> {
         // removes them: that there are others is no proof that one of them is alive.
         let is_one_alive = || !Key::fields_may_expire() || self.holder().is_some();
         if own.is_none() && !(others && is_one_alive()) {
-            return Stored::Abandoned;
+            return Stored::NoHolder;
         }
         Stored::Plain(Hash {
             own: own.map(|count| Count::from_field(count.as_str().bytes())),
@@ -94,14 +94,17 @@ impl<'a> OpenLock<'a> {
             _ => return (Stored::OtherType, None),
         };
         let Some(holder) = holder else {
-            return (Stored::Abandoned, None);
+            return (Stored::NoHolder, None);
         };
         if self.mode().is_some() {
             // No owner is called like the lock's own field.
             let stranger = Rc::clone(&self.words);
-            return (self.load_hash(stranger.fence.as_str(), Look::Brief), None);
+            return (
+                self.load_hash(stranger.fence.as_str(), ReadDepth::Brief),
+                None,
+            );
         }
-        let stored = self.load_hash(OwnedStr::new(&holder).as_str(), Look::Brief);
+        let stored = self.load_hash(OwnedStr::new(&holder).as_str(), ReadDepth::Brief);
         (stored, Some(holder))
     }
 

@@ -106,7 +106,7 @@ fn init(context: &Context, _args: &[RedisString]) -> Status {
 
 /// Unload is refused while anyone waits.
 fn deinit(context: &Context) -> Status {
-    let waiters = state::with(|state| state.locks.crowd().waiters);
+    let waiters = state::with(|state| state.locks.gauges().waiters);
     if waiters > 0 {
         context.log_warning(&format!(
             "rlock cannot be unloaded, {waiters} wait for a lock"

@@ -9,7 +9,7 @@ use crate::ffi::{self, Ctx, OwnedStr, Presence, Timer, Timers};
 use crate::keys::OpenLock;
 use crate::read_write::slot_is_settled;
 use crate::{clock, effects, settle, state};
-use rlock_core::{LockKey, Locks, Look, Mode, Now, Stored};
+use rlock_core::{LockKey, Locks, Mode, Now, ReadDepth, Stored};
 
 /// Makes sure that the timer fires when the next thing is due, and that there is none when nothing
 /// is: the server refuses to unload a module that has a timer.
@@ -135,7 +135,7 @@ fn tell_timeouts(ctx: Ctx<'_>, now: Now) {
         let load = |lock: &LockKey| {
             ctx.select_db(lock.db);
             let name = OwnedStr::new(&lock.name);
-            OpenLock::to_read(ctx, name.as_str()).load(owner.as_str(), Look::Brief)
+            OpenLock::to_read(ctx, name.as_str()).load(owner.as_str(), ReadDepth::Brief)
         };
         let stored: Vec<Stored> = overdue.locks.iter().map(load).collect();
         effects::step_without_key(ctx, |locks, _, effects| {
@@ -174,7 +174,7 @@ fn check_holds(ctx: Ctx<'_>, in_cluster: bool) {
             presence => presence,
         };
         let open = OpenLock::to_write(ctx, name.as_str());
-        let stored = open.load(holder.as_str(), Look::Own);
+        let stored = open.load(holder.as_str(), ReadDepth::Own);
         effects::step(open, None, |locks, at, now, effects| match presence {
             Presence::Here => locks.check_hold(at, &owner, mode, stored, now, effects),
             Presence::Elsewhere => locks.hold_moved(at, &owner, mode),

@@ -6,7 +6,7 @@
 use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Presence};
 use crate::keys::{OpenLock, count_true, go_on_if};
 use rlock_core::{
-    Count, FENCE_FIELD, Look, MODE_FIELD, Mode, NEVER, ReadHold, ReadWrite, Stored, Token,
+    Count, FENCE_FIELD, MODE_FIELD, Mode, NEVER, ReadDepth, ReadHold, ReadWrite, Stored, Token,
     WRITER_SUFFIX, names,
 };
 use std::cell::Cell;
@@ -51,7 +51,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         owner: &[u8],
         count: Option<Count>,
         known: usize,
-        look: Look,
+        look: ReadDepth,
     ) -> Stored {
         let own_field = writer_field(owner);
         let key = &self.lock.key;
@@ -59,13 +59,13 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         let known = known.saturating_add(count_true(&[own_write.is_some()]));
         // A writer's lease is never shorter than all of its own as a reader.
         let look_at_own = if own_write.is_some() {
-            Look::Whole
+            ReadDepth::Whole
         } else {
             look
         };
         let own_read =
             count.and_then(|count| self.read_hold(owner, count, look_at_own, usize::MAX));
-        let others = if look == Look::Own || key.len() == known {
+        let others = if look == ReadDepth::Own || key.len() == known {
             OtherHolders::default()
         } else if self.outlives(own_read) {
             OtherHolders {
@@ -76,13 +76,13 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             // For a brief look somebody's latest timeout key is enough, and as a rule it is there.
             // One field that claims any number of them must not make each of many steps long.
             let others = |most| self.others(owner, &own_field, look, most);
-            let latest = (look == Look::Brief).then(|| others(1));
+            let latest = (look == ReadDepth::Brief).then(|| others(1));
             latest
                 .filter(|others| others.read.is_some())
                 .unwrap_or_else(|| others(usize::MAX))
         };
         if own_read.is_none() && own_write.is_none() && !others.write && others.read.is_none() {
-            return Stored::Abandoned;
+            return Stored::NoHolder;
         }
         let own_write = own_write.map(|count| Count::from_field(count.as_str().bytes()));
         let says_read = self.mode == ModeField::Read;
@@ -108,7 +108,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         &self,
         owner: &[u8],
         own_writer: &[u8],
-        look: Look,
+        look: ReadDepth,
         timeouts_max: usize,
     ) -> OtherHolders {
         let mut others = OtherHolders::default();
@@ -125,14 +125,14 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 self.read_hold(field, Count::from_field(value), look, timeouts_max)
             {
                 let end = match look {
-                    Look::Brief => self.end(),
-                    Look::Own | Look::Whole => read.ends_at,
+                    ReadDepth::Brief => self.end(),
+                    ReadDepth::Own | ReadDepth::Whole => read.ends_at,
                 };
                 others.read = others.read.max(Some(end));
             }
             // One that reads for as long as the key lives is answer enough.
             let is_enough = others.read == Some(self.end())
-                && (look == Look::Brief || self.mode == ModeField::Read);
+                && (look == ReadDepth::Brief || self.mode == ModeField::Read);
             go_on_if(!is_enough)
         });
         others
@@ -144,7 +144,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         &self,
         owner: &[u8],
         count: Count,
-        look: Look,
+        look: ReadDepth,
         timeouts_max: usize,
     ) -> Option<ReadHold> {
         let untold = ReadHold {
@@ -181,7 +181,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 hold.rest_token = hold.rest_token.or(timeout.token);
                 hold.rest_ends_at = hold.rest_ends_at.max(Some(timeout.ends_at));
             }
-            if look == Look::Brief {
+            if look == ReadDepth::Brief {
                 break;
             }
         }
@@ -215,7 +215,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 });
             } else if field != FENCE_FIELD
                 && field != MODE_FIELD
-                && let Some(read) = self.read_hold(field, count, Look::Whole, usize::MAX)
+                && let Some(read) = self.read_hold(field, count, ReadDepth::Whole, usize::MAX)
             {
                 holds.push(ReadWriteHold {
                     owner: field.into(),
@@ -238,7 +238,12 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 field != FENCE_FIELD && field != MODE_FIELD && !field.ends_with(WRITER_SUFFIX);
             if is_reader
                 && self
-                    .read_hold(field, Count::from_field(value), Look::Brief, usize::MAX)
+                    .read_hold(
+                        field,
+                        Count::from_field(value),
+                        ReadDepth::Brief,
+                        usize::MAX,
+                    )
                     .is_none()
             {
                 gone.push(field.into());

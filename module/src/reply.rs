@@ -2,7 +2,7 @@
 //! sees to it.
 
 use crate::ffi::Ctx;
-use rlock_core::{Dismissal, Event, EventKind, LineView, LostReason, Mode, Token, WaiterView};
+use rlock_core::{Event, EventKind, LostReason, Mode, QueueView, Token, WaitOutcome, WaiterView};
 
 /// `[count, token]`: held.
 pub(crate) fn acquired(ctx: Ctx<'_>, count: i64, token: Token) {
@@ -45,10 +45,10 @@ pub(crate) fn events(ctx: Ctx<'_>, events: &[Event]) {
 }
 
 /// What a waiter hears that leaves with nothing.
-pub(crate) fn dismissed(ctx: Ctx<'_>, why: &Dismissal) {
+pub(crate) fn dismissed(ctx: Ctx<'_>, why: &WaitOutcome) {
     match why {
-        Dismissal::NotAcquired { ttl_ms } => not_acquired(ctx, *ttl_ms),
-        Dismissal::Refused(refusal) => ctx.reply_error(&refusal.to_string()),
+        WaitOutcome::NotAcquired { ttl_ms } => not_acquired(ctx, *ttl_ms),
+        WaitOutcome::Refused(refusal) => ctx.reply_error(&refusal.to_string()),
     }
 }
 
@@ -166,7 +166,7 @@ fn name_of(mode: Mode) -> &'static [u8] {
 }
 
 /// The array of RLOCK.LIST.
-pub(crate) fn lines(ctx: Ctx<'_>, lines: &[LineView]) {
+pub(crate) fn lines(ctx: Ctx<'_>, lines: &[QueueView]) {
     ctx.reply_array(lines.len());
     for line in lines {
         ctx.reply_array(3);

@@ -8,7 +8,7 @@ use crate::ffi::{Ctx, OwnedStr, Presence, Str};
 use crate::keys::OpenLock;
 use crate::read_write::slot_is_settled;
 use crate::{cluster, effects, state};
-use rlock_core::{Due, Ending, JointId, LockKey, LockRef, Look, Mode, Stored};
+use rlock_core::{Due, LockKey, LockRef, Mode, MultiId, PendingRelease, ReadDepth, Stored};
 use std::rc::Rc;
 
 /// Does what the step just made has left to do.
@@ -30,7 +30,7 @@ pub(crate) fn together<R>(ctx: Ctx<'_>, steps: impl FnOnce() -> R) -> R {
     while let Some(due) = state::with(|state| state.locks.next_due()) {
         match due {
             Due::Line(lock) => line(ctx, &lock, in_cluster),
-            Due::Joint(id, locks, owner) => joint(ctx, id, &locks, &owner, in_cluster),
+            Due::MultiWait(id, locks, owner) => joint(ctx, id, &locks, &owner, in_cluster),
         }
     }
     result
@@ -70,7 +70,7 @@ pub(crate) fn endings(ctx: Ctx<'_>, name: Str<'_>) {
 }
 
 /// Ends a hold that nobody is left to know of.
-pub(crate) fn ending(ctx: Ctx<'_>, ending: &Ending, in_cluster: bool) {
+pub(crate) fn ending(ctx: Ctx<'_>, ending: &PendingRelease, in_cluster: bool) {
     if ending.mode != Mode::Plain && in_cluster && !slot_is_settled(ctx, &ending.lock.name) {
         // Its lease ends it, at the node where it is by then.
         return;
@@ -81,7 +81,7 @@ pub(crate) fn ending(ctx: Ctx<'_>, ending: &Ending, in_cluster: bool) {
         OwnedStr::new(&ending.owner),
     );
     let open = OpenLock::to_write_as_it_is(ctx, name.as_str());
-    let stored = open.load(owner.as_str(), Look::Whole);
+    let stored = open.load(owner.as_str(), ReadDepth::Whole);
     effects::step(open, Some(owner.as_str()), |locks, _, now, effects| {
         locks.end(ending, stored, now, effects);
     });
@@ -130,11 +130,11 @@ pub(crate) fn line(ctx: Ctx<'_>, lock: &LockKey, in_cluster: bool) {
 /// How much must be read for the first in line. Many readers can come in together, one a step:
 /// were each to read what those before it have, the time would grow with the square of their
 /// number.
-fn depth(lock: &LockKey) -> Look {
+fn depth(lock: &LockKey) -> ReadDepth {
     match state::with(|state| state.locks.first_mode(lock.as_ref())) {
-        Some(Mode::Read) => Look::Brief,
+        Some(Mode::Read) => ReadDepth::Brief,
         // Who waits to write is to know when the last reader's lease ends.
-        Some(Mode::Write | Mode::Plain) | None => Look::Whole,
+        Some(Mode::Write | Mode::Plain) | None => ReadDepth::Whole,
     }
 }
 
@@ -143,7 +143,7 @@ fn depth(lock: &LockKey) -> Look {
 fn is_whole(lock: &OpenLock<'_>, stored: &Stored, in_cluster: bool) -> bool {
     let of_several_keys = || {
         let waited_for = state::with(|state| state.locks.first_mode(lock.at()));
-        *stored == Stored::Abandoned
+        *stored == Stored::NoHolder
             || matches!(stored, Stored::ReadWrite(_))
             || waited_for.is_some_and(|mode| mode != Mode::Plain)
     };
@@ -151,7 +151,7 @@ fn is_whole(lock: &OpenLock<'_>, stored: &Stored, in_cluster: bool) -> bool {
 }
 
 /// Grants a wait for several locks if it can have all.
-fn joint(ctx: Ctx<'_>, id: JointId, locks: &[LockKey], owner: &Rc<[u8]>, in_cluster: bool) {
+fn joint(ctx: Ctx<'_>, id: MultiId, locks: &[LockKey], owner: &Rc<[u8]>, in_cluster: bool) {
     let keys: Vec<OwnedStr> = locks.iter().map(|lock| OwnedStr::new(&lock.name)).collect();
     if let Some(lock) = locks.first() {
         ctx.select_db(lock.db);
@@ -169,7 +169,7 @@ fn joint(ctx: Ctx<'_>, id: JointId, locks: &[LockKey], owner: &Rc<[u8]>, in_clus
     }
     let owner = OwnedStr::new(owner);
     let load = |key: &OwnedStr| {
-        OpenLock::to_write_as_it_is(ctx, key.as_str()).load(owner.as_str(), Look::Brief)
+        OpenLock::to_write_as_it_is(ctx, key.as_str()).load(owner.as_str(), ReadDepth::Brief)
     };
     let stored: Vec<Stored> = keys.iter().map(load).collect();
     let granted = effects::step_without_key(ctx, |locks, now, effects| {

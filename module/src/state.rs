@@ -3,7 +3,7 @@
 use crate::ffi::{Handle, OwnedStr, ServerLocked};
 use crate::pump::Armed;
 use rlock_core::{
-    Dismissal, Effect, FENCE_FIELD, Grant, LockKey, LockRef, Locks, MODE_FIELD, Mode, SessionId,
+    Effect, FENCE_FIELD, Grant, LockKey, LockRef, Locks, MODE_FIELD, Mode, SessionId, WaitOutcome,
     WaiterId,
 };
 use std::collections::HashMap;
@@ -83,7 +83,7 @@ pub(crate) enum Blocked {
     /// It was unblocked with the lock, and will hear so in this turn of the event loop.
     Granted(Granted),
     /// It was unblocked without.
-    Dismissed(Dismissal),
+    Dismissed(WaitOutcome),
     /// It waits for a session's events.
     Listening(Listening),
     /// It was unblocked: there are some, or it has waited for long enough.

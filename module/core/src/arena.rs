@@ -34,7 +34,7 @@ const PAGE: u32 = 256;
 /// An empty arena keeps up to this many slots for those who come next.
 const KEPT_MAX: u32 = 1024;
 
-/// An empty map keeps room for this many: a crowd that has left must leave no memory behind, but a
+/// An empty map keeps room for this many: a gauges that has left must leave no memory behind, but a
 /// map that is empty after each hand-over need not be made anew for each.
 pub(crate) const ROOM_KEPT: usize = 16;
 
@@ -66,7 +66,7 @@ impl<T> Arena<T> {
         let (_, value) = self.slot_mut(id)?.take_if(|(born, _)| *born == id.born)?;
         self.vacant.push(id.index);
         if self.len() == 0 && self.slots > KEPT_MAX {
-            // A crowd has left: its places must not stay behind.
+            // A gauges has left: its places must not stay behind.
             (self.pages, self.vacant, self.slots) = (Vec::new(), Vec::new(), 0);
         }
         Some(value)

@@ -9,8 +9,8 @@
 //! lock by lock.
 
 use crate::error::Word;
-use crate::line::{LineId, Lines, Waiter};
-use crate::{LockKey, Refusal};
+use crate::line::{Lines, QueueId, Waiter};
+use crate::{CommandError, LockKey};
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
@@ -30,11 +30,11 @@ pub struct DeadlockSearch {
     /// The lock whose holders were asked for.
     asked_about: Option<Place>,
     /// The lines that were looked at.
-    seen: BTreeMap<LineId, Seen>,
+    seen: BTreeMap<QueueId, Seen>,
 }
 
 /// What is known of a line after it was looked at for one who stands in it. Those ahead of another
-/// are mostly the same, and a crowd that waits for the same locks must not cost its square.
+/// are mostly the same, and a gauges that waits for the same locks must not cost its square.
 #[derive(Debug)]
 struct Seen {
     /// Those of the holders who wait for anything themselves.
@@ -55,7 +55,7 @@ struct Step {
 #[derive(Clone, Debug)]
 struct Place {
     lock: LockKey,
-    line: Option<LineId>,
+    line: Option<QueueId>,
     /// The place of the new wait.
     is_new: bool,
     /// Whether the owner waits here only together with other locks.
@@ -68,7 +68,7 @@ pub enum Found {
     /// Who holds this lock? To be answered with [`crate::Locks::search_on`].
     Ask(LockKey),
     /// A circle: the wait is to be refused.
-    Circle(Refusal),
+    Circle(CommandError),
     /// Nothing: the wait ends when the others do what they should.
     Nothing,
 }
@@ -76,7 +76,7 @@ pub enum Found {
 impl DeadlockSearch {
     /// Begins a search for the new wait of an owner at a lock, or jointly at several.
     pub(crate) fn new(lines: &Lines, owner: &[u8], locks: Vec<LockKey>, joint: bool) -> Self {
-        let of_new: Vec<Option<LineId>> =
+        let of_new: Vec<Option<QueueId>> =
             locks.iter().map(|lock| lines.find(lock.as_ref())).collect();
         let mut elsewhere = lines
             .waits_of(owner)
@@ -173,7 +173,11 @@ impl DeadlockSearch {
             let before = last
                 .filter(|_| !place.is_new)
                 .map_or(u64::MAX, Waiter::order);
-            waited_for.extend(lines.elsewhere_too(line, seen.before..before).cloned());
+            waited_for.extend(
+                lines
+                    .multi_queue_waiters(line, seen.before..before)
+                    .cloned(),
+            );
             seen.before = seen.before.max(before);
             let is_behind = last.is_some_and(|last| lines.is_ahead(line, &self.asker, last));
             if self.waits_for_several && is_behind {
@@ -185,7 +189,7 @@ impl DeadlockSearch {
         }
         for owner in waited_for {
             if owner == self.asker && visited != self.asker {
-                return Some(Found::Circle(Refusal::Deadlock(self.circle(place))));
+                return Some(Found::Circle(CommandError::Deadlock(self.circle(place))));
             }
             self.reach(owner, &visited, place);
         }
@@ -241,7 +245,7 @@ fn places_of(lines: &Lines, owner: &[u8]) -> Vec<Place> {
         .collect()
 }
 
-fn place_at(lines: &Lines, owner: &[u8], line: LineId) -> Option<Place> {
+fn place_at(lines: &Lines, owner: &[u8], line: QueueId) -> Option<Place> {
     let lock = lines.lock_of(line)?.clone();
     let mut own = lines.all_of(line, owner);
     Some(Place {

@@ -1,6 +1,6 @@
 //! What a decision makes the driver do, in order.
 
-use crate::{Listener, LockKey, LockRef, Mode, Refusal, Token};
+use crate::{CommandError, Listener, LockKey, LockRef, Mode, Token};
 use std::rc::Rc;
 
 /// One thing to do. What is written concerns the lock that the decision was about.
@@ -76,7 +76,7 @@ pub enum Effect {
         /// The client, which is out of the line.
         client: usize,
         /// Why.
-        why: Dismissal,
+        why: WaitOutcome,
     },
     /// A client waits for its session's events: it has some, or has waited for long enough.
     Wake(Listener),
@@ -116,12 +116,12 @@ impl Grant {
 
 /// Why a waiter leaves with nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Dismissal {
+pub enum WaitOutcome {
     /// It did not get the lock; the present lease has so many milliseconds left.
     NotAcquired {
         /// As in [`crate::Stored::ttl_ms`].
         ttl_ms: i64,
     },
     /// It never can.
-    Refused(Refusal),
+    Refused(CommandError),
 }

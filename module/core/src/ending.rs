@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 /// A hold that must end as soon as a write is allowed, because nobody is left who knows of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ending {
+pub struct PendingRelease {
     /// The lock.
     pub lock: LockKey,
     /// The holder.
@@ -22,7 +22,7 @@ pub struct Ending {
 /// All of these, in the order in which it came about that they must end; and those of each lock.
 #[derive(Debug, Default)]
 pub(crate) struct Endings {
-    in_order: BTreeMap<u64, Ending>,
+    in_order: BTreeMap<u64, PendingRelease>,
     databases: BTreeMap<i32, BTreeMap<Rc<[u8]>, VecDeque<u64>>>,
     added: u64,
 }
@@ -37,7 +37,7 @@ impl Endings {
         self.databases.clear();
     }
 
-    pub(crate) fn add(&mut self, ending: Ending) {
+    pub(crate) fn add(&mut self, ending: PendingRelease) {
         let of_db = self.databases.entry(ending.lock.db).or_default();
         let of_lock = of_db.entry(Rc::clone(&ending.lock.name)).or_default();
         of_lock.push_back(self.added);
@@ -45,13 +45,13 @@ impl Endings {
         self.added = self.added.wrapping_add(1);
     }
 
-    pub(crate) fn take_first(&mut self) -> Option<Ending> {
+    pub(crate) fn take_first(&mut self) -> Option<PendingRelease> {
         let lock = self.in_order.first_key_value()?.1.lock.clone();
         self.take_first_of(lock.as_ref())
     }
 
     /// The first of a lock.
-    pub(crate) fn take_first_of(&mut self, lock: LockRef<'_>) -> Option<Ending> {
+    pub(crate) fn take_first_of(&mut self, lock: LockRef<'_>) -> Option<PendingRelease> {
         let of_db = self.databases.get_mut(&lock.db)?;
         let of_lock = of_db.get_mut(lock.name)?;
         let first = of_lock.pop_front();

@@ -8,7 +8,7 @@ use std::fmt;
 /// `Display` is the text that the client gets: a code word, then the argument and its bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum CommandError {
     /// Too few or too many arguments; the server has a text of its own for this.
     WrongArity,
     /// A word that is no option of the command.
@@ -52,7 +52,7 @@ pub enum Refusal {
     /// Another connection listens to the session now.
     TakenOver,
     /// EVENTS from where there is no connection to live by.
-    NoLifeLine,
+    NoSessionConnection,
     /// A wait that could never end: the owners that wait for each other, in words.
     Deadlock(String),
     /// The server became a replica, where nobody waits.
@@ -76,7 +76,7 @@ pub enum Refusal {
     },
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for CommandError {
     #[allow(clippy::too_many_lines, reason = "one table of texts")]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -122,7 +122,7 @@ impl fmt::Display for Refusal {
             Self::TakenOver => {
                 f.write_str("TAKENOVER another connection listens to this session now")
             }
-            Self::NoLifeLine => f.write_str(
+            Self::NoSessionConnection => f.write_str(
                 "ERR RLOCK.EVENTS needs a connection to live by, so not here within another call",
             ),
             Self::Deadlock(circle) => write!(f, "DEADLOCK {circle}"),
@@ -158,7 +158,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for CommandError {}
 
 /// A client's word as an error text may show it: printable, and not longer than a line can bear.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -191,49 +191,49 @@ mod tests {
     const DOCUMENT: &str = include_str!("../../../docs/commands.md");
 
     /// The refusals one after the other, so that a new one without a place here does not compile.
-    fn after(refusal: &Refusal) -> Option<Refusal> {
+    fn after(refusal: &CommandError) -> Option<CommandError> {
         let word = || Word::new(b"X");
         Some(match refusal {
-            Refusal::WrongArity => Refusal::UnknownOption(word()),
-            Refusal::UnknownOption(_) => Refusal::RepeatedOption(word()),
-            Refusal::RepeatedOption(_) => Refusal::MissingValue(word()),
-            Refusal::MissingValue(_) => Refusal::Lease,
-            Refusal::Lease => Refusal::Wait,
-            Refusal::Wait => Refusal::Token,
-            Refusal::Token => Refusal::ListCount,
-            Refusal::ListCount => Refusal::OwnerLength,
-            Refusal::OwnerLength => Refusal::OwnerReserved,
-            Refusal::OwnerReserved => Refusal::OwnerOfWriter,
-            Refusal::OwnerOfWriter => Refusal::ReadAndWrite,
-            Refusal::ReadAndWrite => Refusal::TimeoutsInOtherSlot,
-            Refusal::TimeoutsInOtherSlot => Refusal::SlotOnItsWay,
-            Refusal::SlotOnItsWay => Refusal::KeyCount,
-            Refusal::KeyCount => Refusal::SessionLength,
-            Refusal::SessionLength => Refusal::Grace,
-            Refusal::Grace => Refusal::BlockAndQueue,
-            Refusal::BlockAndQueue => Refusal::QueueWithoutSession,
-            Refusal::QueueWithoutSession => Refusal::NoSession,
-            Refusal::NoSession => Refusal::TakenOver,
-            Refusal::TakenOver => Refusal::NoLifeLine,
-            Refusal::NoLifeLine => Refusal::Deadlock(String::new()),
-            Refusal::Deadlock(_) => Refusal::Unblocked,
-            Refusal::Unblocked => Refusal::HoldCountOverflow,
-            Refusal::HoldCountOverflow => Refusal::HoldCountMalformed,
-            Refusal::HoldCountMalformed => Refusal::TooManyWaiters(7),
-            Refusal::TooManyWaiters(_) => Refusal::WrongType,
-            Refusal::WrongType => Refusal::WrongKind(Kind::ReadWrite),
-            Refusal::WrongKind(Kind::ReadWrite) => Refusal::WrongKind(Kind::Plain),
-            Refusal::WrongKind(Kind::Plain) => Refusal::Moved {
+            CommandError::WrongArity => CommandError::UnknownOption(word()),
+            CommandError::UnknownOption(_) => CommandError::RepeatedOption(word()),
+            CommandError::RepeatedOption(_) => CommandError::MissingValue(word()),
+            CommandError::MissingValue(_) => CommandError::Lease,
+            CommandError::Lease => CommandError::Wait,
+            CommandError::Wait => CommandError::Token,
+            CommandError::Token => CommandError::ListCount,
+            CommandError::ListCount => CommandError::OwnerLength,
+            CommandError::OwnerLength => CommandError::OwnerReserved,
+            CommandError::OwnerReserved => CommandError::OwnerOfWriter,
+            CommandError::OwnerOfWriter => CommandError::ReadAndWrite,
+            CommandError::ReadAndWrite => CommandError::TimeoutsInOtherSlot,
+            CommandError::TimeoutsInOtherSlot => CommandError::SlotOnItsWay,
+            CommandError::SlotOnItsWay => CommandError::KeyCount,
+            CommandError::KeyCount => CommandError::SessionLength,
+            CommandError::SessionLength => CommandError::Grace,
+            CommandError::Grace => CommandError::BlockAndQueue,
+            CommandError::BlockAndQueue => CommandError::QueueWithoutSession,
+            CommandError::QueueWithoutSession => CommandError::NoSession,
+            CommandError::NoSession => CommandError::TakenOver,
+            CommandError::TakenOver => CommandError::NoSessionConnection,
+            CommandError::NoSessionConnection => CommandError::Deadlock(String::new()),
+            CommandError::Deadlock(_) => CommandError::Unblocked,
+            CommandError::Unblocked => CommandError::HoldCountOverflow,
+            CommandError::HoldCountOverflow => CommandError::HoldCountMalformed,
+            CommandError::HoldCountMalformed => CommandError::TooManyWaiters(7),
+            CommandError::TooManyWaiters(_) => CommandError::WrongType,
+            CommandError::WrongType => CommandError::WrongKind(Kind::ReadWrite),
+            CommandError::WrongKind(Kind::ReadWrite) => CommandError::WrongKind(Kind::Plain),
+            CommandError::WrongKind(Kind::Plain) => CommandError::Moved {
                 slot: 7,
                 address: "host:port".into(),
             },
-            Refusal::Moved { .. } => return None,
+            CommandError::Moved { .. } => return None,
         })
     }
 
     #[test]
     fn every_refusal_is_in_the_document() {
-        let refusals = successors(Some(Refusal::WrongArity), after);
+        let refusals = successors(Some(CommandError::WrongArity), after);
         let errors = DOCUMENT.split("\n| `").skip(1);
         let errors: Vec<_> = errors.filter_map(|row| row.split('`').next()).collect();
         let mut count = 0;
@@ -241,7 +241,10 @@ mod tests {
             let text = refusal.to_string();
             let text = text.replace(" is 7", " is N").replace(" 7 ", " slot ");
             // Of the circle, and of the server's own words, only the beginning is known here.
-            let is_whole = !matches!(refusal, Refusal::Deadlock(_) | Refusal::WrongArity);
+            let is_whole = !matches!(
+                refusal,
+                CommandError::Deadlock(_) | CommandError::WrongArity
+            );
             let documents =
                 |error: &&&str| **error == text || !is_whole && error.starts_with(&text);
             assert!(

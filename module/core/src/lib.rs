@@ -54,17 +54,17 @@ mod token;
 mod writer;
 
 pub use deadlock::{DeadlockSearch, Found};
-pub use effect::{Dismissal, Effect, Grant, Holder};
-pub use ending::Ending;
-pub use error::{Refusal, Word};
+pub use effect::{Effect, Grant, Holder, WaitOutcome};
+pub use ending::PendingRelease;
+pub use error::{CommandError, Word};
 pub use glob::glob_matches;
-pub use line::{Crowd, LineView, LockKey, LockRef, WaiterId, WaiterView};
+pub use line::{Gauges, LockKey, LockRef, QueueView, WaiterId, WaiterView};
 pub use lock::{Acquired, BlockedClient, Due, Joined, Locks, Overdue};
 pub use metrics::{Counters, Histogram};
 pub use mode::{Kind, Mode};
 pub use session::{Event, EventKind, Listener, LostReason, SessionId};
-pub use several::{AcquiredSeveral, Entering, JointGrant, JointId};
-pub use stored::{Count, Hash, Look, NEVER, ReadHold, ReadWrite, Stored};
+pub use several::{AcquiredSeveral, Entering, MultiGrant, MultiId};
+pub use stored::{Count, Hash, NEVER, ReadDepth, ReadHold, ReadWrite, Stored};
 pub use time::{INTEGER_MAX, Lease, Now, Wait};
 pub use token::{Token, TokenMint};
 

@@ -1,15 +1,15 @@
 //! Sessions as the locks see them: what begins with a life-line and ends with it.
 
-use crate::ending::Ending;
+use crate::ending::PendingRelease;
 use crate::hold::HoldId;
-use crate::line::{LockKey, LockRef, Seat, Waiter, WaiterId};
+use crate::line::{LockKey, LockRef, ReplyTarget, Waiter, WaiterId};
 use crate::lock::Locks;
 use crate::metrics::count;
 use crate::request::{Events, Release};
 use crate::session::{Event, EventKind, Listener, LostReason, SessionId};
 use crate::stored::{NEVER, Stored};
 use crate::{
-    Crowd, Dismissal, Effect, Grant, LineView, Mode, Now, Refusal, Token, Wait, WaiterView,
+    CommandError, Effect, Gauges, Grant, Mode, Now, QueueView, Token, Wait, WaitOutcome, WaiterView,
 };
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -63,8 +63,8 @@ impl Locks {
                 count(&mut self.counters.departures);
                 // A queued one has nobody left to be told; one that is blocked on a connection of
                 // its own has.
-                if let Some(Seat::Client { handle, .. }) = waiter.map(|waiter| waiter.seat) {
-                    let why = Dismissal::Refused(Refusal::NoSession);
+                if let Some(ReplyTarget::Client { handle, .. }) = waiter.map(|waiter| waiter.seat) {
+                    let why = WaitOutcome::Refused(CommandError::NoSession);
                     effects.push(Effect::Dismiss {
                         client: handle,
                         why,
@@ -85,7 +85,7 @@ impl Locks {
 
     /// A grant could not be delivered: it is given back as soon as a write is allowed.
     pub fn give_back_later(&mut self, lock: LockKey, owner: &Rc<[u8]>, grant: Grant) {
-        let ending = |lock, token| Ending {
+        let ending = |lock, token| PendingRelease {
             lock,
             owner: Rc::clone(owner),
             mode: grant.mode,
@@ -116,7 +116,7 @@ impl Locks {
     fn end_later(&mut self, holds: Vec<HoldId>) {
         for id in holds {
             if let Some(hold) = self.holds.remove(id) {
-                self.endings.add(Ending {
+                self.endings.add(PendingRelease {
                     lock: hold.lock,
                     owner: hold.owner,
                     mode: hold.mode,
@@ -142,7 +142,7 @@ impl Locks {
         }
         self.writers.forget_all();
         for lock in self.lines.locks() {
-            self.dismiss_all(lock.as_ref(), &Refusal::Unblocked, effects);
+            self.dismiss_all(lock.as_ref(), &CommandError::Unblocked, effects);
         }
         self.forget_what_is_due();
     }
@@ -188,19 +188,25 @@ impl Locks {
 
     /// The next hold that must end. The driver reads its key for its owner and calls
     /// [`end`](Self::end).
-    pub fn next_ending(&mut self) -> Option<Ending> {
+    pub fn next_ending(&mut self) -> Option<PendingRelease> {
         self.endings.take_first()
     }
 
     /// The same, of one lock: before anything else is decided there that may be written. Were the
     /// hold entered again instead, by a command, by a waiter of its owner or as a part of several,
     /// the new entry would be gone as soon as it was told.
-    pub fn next_ending_of(&mut self, lock: LockRef<'_>) -> Option<Ending> {
+    pub fn next_ending_of(&mut self, lock: LockRef<'_>) -> Option<PendingRelease> {
         self.endings.take_first_of(lock)
     }
 
     /// Ends a hold, if it is still the one that was meant.
-    pub fn end(&mut self, ending: &Ending, stored: Stored, now: Now, effects: &mut Vec<Effect>) {
+    pub fn end(
+        &mut self,
+        ending: &PendingRelease,
+        stored: Stored,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
         let lock = ending.lock.as_ref();
         if !self.is_hold(lock, &stored, &ending.owner, ending.mode, ending.token) {
             self.touched(lock);
@@ -214,12 +220,18 @@ impl Locks {
             Stored::ReadWrite(hash) => {
                 self.end_read_write(lock, &hash, &ending.owner, ending.mode, now, effects);
             }
-            Stored::Free | Stored::Abandoned | Stored::OtherType => {}
+            Stored::Free | Stored::NoHolder | Stored::OtherType => {}
         }
         count(&mut self.counters.session_releases);
     }
 
-    fn take_back(&mut self, ending: &Ending, stored: Stored, now: Now, effects: &mut Vec<Effect>) {
+    fn take_back(
+        &mut self,
+        ending: &PendingRelease,
+        stored: Stored,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
         let request = Release {
             key: &ending.lock.name,
             owner: &ending.owner,
@@ -302,12 +314,12 @@ impl Locks {
 
     // --- Holds of sessions -----------------------------------------------------------------------
 
-    pub(crate) fn listened(&self, name: Option<&[u8]>) -> Result<Option<SessionId>, Refusal> {
+    pub(crate) fn listened(&self, name: Option<&[u8]>) -> Result<Option<SessionId>, CommandError> {
         let Some(name) = name else { return Ok(None) };
         self.sessions
             .listened(name)
             .map(Some)
-            .ok_or(Refusal::NoSession)
+            .ok_or(CommandError::NoSession)
     }
 
     /// The owner holds the lock, with this token and until then. It belongs to the session, if one
@@ -428,7 +440,7 @@ impl Locks {
     pub(crate) fn dismiss(
         &mut self,
         id: WaiterId,
-        why: Dismissal,
+        why: WaitOutcome,
         effects: &mut Vec<Effect>,
     ) -> Option<()> {
         // One that waits for several locks is told once, under the first.
@@ -442,20 +454,20 @@ impl Locks {
     pub(crate) fn tell_dismissed(
         &mut self,
         lock: &LockKey,
-        seat: Seat,
+        seat: ReplyTarget,
         owner: Rc<[u8]>,
-        why: Dismissal,
+        why: WaitOutcome,
         effects: &mut Vec<Effect>,
     ) {
         match seat {
-            Seat::Client { handle, .. } => effects.push(Effect::Dismiss {
+            ReplyTarget::Client { handle, .. } => effects.push(Effect::Dismiss {
                 client: handle,
                 why,
             }),
-            Seat::Session(session) => {
+            ReplyTarget::Session(session) => {
                 let kind = match why {
-                    Dismissal::NotAcquired { ttl_ms } => EventKind::Timeout { ttl_ms },
-                    Dismissal::Refused(refusal) => EventKind::Error(refusal),
+                    WaitOutcome::NotAcquired { ttl_ms } => EventKind::Timeout { ttl_ms },
+                    WaitOutcome::Refused(refusal) => EventKind::Error(refusal),
                 };
                 self.tell(
                     session,
@@ -518,16 +530,16 @@ impl Locks {
     // --- To look at ------------------------------------------------------------------------------
 
     /// How many there are of everything.
-    pub fn crowd(&self) -> Crowd {
-        Crowd {
+    pub fn gauges(&self) -> Gauges {
+        Gauges {
             sessions: self.sessions.len(),
             session_holds: self.holds.len(),
-            ..self.lines.crowd()
+            ..self.lines.gauges()
         }
     }
 
     /// The lines of a database, in no particular order.
-    pub fn views(&self, db: i32, now: Now) -> impl Iterator<Item = LineView> + '_ {
+    pub fn views(&self, db: i32, now: Now) -> impl Iterator<Item = QueueView> + '_ {
         self.lines.views(db, now)
     }
 
@@ -542,8 +554,8 @@ impl Locks {
             owner: Rc::clone(&waiter.owner),
             mode: waiter.mode,
             client_id: match waiter.seat {
-                Seat::Client { client_id, .. } => client_id,
-                Seat::Session(session) => self.sessions.client_of(session).unwrap_or(0),
+                ReplyTarget::Client { client_id, .. } => client_id,
+                ReplyTarget::Session(session) => self.sessions.client_of(session).unwrap_or(0),
             },
             waited_ms: now.mono_ms.saturating_sub(waiter.since),
             left_ms: waiter

@@ -7,7 +7,7 @@
 
 use crate::arena::{Arena, Id, ROOM_KEPT};
 use crate::session::SessionId;
-use crate::several::JointId;
+use crate::several::MultiId;
 use crate::{Lease, Mode, Now, Wait};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
@@ -52,7 +52,7 @@ pub struct LockRef<'a> {
 
 /// Where a waiter waits: the way in which it is told how its wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Seat {
+pub(crate) enum ReplyTarget {
     /// A client that is blocked on its connection.
     Client {
         /// The driver's own handle; the core only hands it back.
@@ -71,11 +71,11 @@ pub(crate) struct Newcomer<'a> {
     pub(crate) mode: Mode,
     pub(crate) lease: Lease,
     pub(crate) wait: Wait,
-    pub(crate) seat: Seat,
+    pub(crate) seat: ReplyTarget,
     /// The session that the hold is to belong to, and with which the wait ends.
     pub(crate) session: Option<SessionId>,
     /// The wait for several locks that this is part of.
-    pub(crate) joint: Option<JointId>,
+    pub(crate) joint: Option<MultiId>,
 }
 
 /// The name of a waiter. It stays invalid after the waiter has left.
@@ -84,22 +84,22 @@ pub struct WaiterId(Id);
 
 /// The name of a line. It stays invalid after the last waiter has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct LineId(Id);
+pub(crate) struct QueueId(Id);
 
 #[derive(Debug)]
 pub(crate) struct Waiter {
     pub(crate) owner: Rc<[u8]>,
     pub(crate) mode: Mode,
     /// The wait for several locks that this is part of.
-    pub(crate) joint: Option<JointId>,
+    pub(crate) joint: Option<MultiId>,
     pub(crate) lease: Lease,
-    pub(crate) seat: Seat,
+    pub(crate) seat: ReplyTarget,
     pub(crate) session: Option<SessionId>,
     /// Monotonic, in milliseconds.
     pub(crate) since: i64,
     /// Monotonic, in milliseconds; none without limit.
     pub(crate) wait_end: Option<i64>,
-    line: LineId,
+    line: QueueId,
     /// How many joined any line before it. Those ahead of it in its line have smaller ones.
     order: u64,
     /// Its neighbours in the line.
@@ -124,8 +124,8 @@ struct Ends {
 /// The lines in which an owner waits, with the ends of its chain in each: mostly one.
 #[derive(Debug)]
 enum Places {
-    One(LineId, Ends),
-    Several(BTreeMap<LineId, Ends>),
+    One(QueueId, Ends),
+    Several(BTreeMap<QueueId, Ends>),
 }
 
 /// Which of the two chains through the waiters is meant.
@@ -143,7 +143,7 @@ struct Line {
     /// How many of them wait for several locks.
     joints: u32,
     /// Those whose owner waits for another lock as well, by their order.
-    elsewhere_too: BTreeMap<u64, WaiterId>,
+    multi_queue_waiters: BTreeMap<u64, WaiterId>,
     /// When the lease ends, as far as was heard of it, in milliseconds of the wall clock.
     ends_at: Option<i64>,
     /// When to look at the key again, in milliseconds of the wall clock.
@@ -164,12 +164,12 @@ const RECHECK_MS: i64 = 1000;
 pub(crate) struct Lines {
     waiters: Arena<Waiter>,
     arena: Arena<Line>,
-    databases: BTreeMap<i32, HashMap<Rc<[u8]>, LineId>>,
+    databases: BTreeMap<i32, HashMap<Rc<[u8]>, QueueId>>,
     wait_ends: BTreeSet<(i64, WaiterId)>,
-    checks: BTreeSet<(i64, LineId)>,
-    to_settle: VecDeque<LineId>,
+    checks: BTreeSet<(i64, QueueId)>,
+    to_settle: VecDeque<QueueId>,
     /// Lines to settle within the present step.
-    to_settle_now: VecDeque<LineId>,
+    to_settle_now: VecDeque<QueueId>,
     /// In which lines each owner waits, and where.
     waits: HashMap<Rc<[u8]>, Places>,
     joined: u64,
@@ -177,7 +177,7 @@ pub(crate) struct Lines {
 
 /// How many there are of everything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Crowd {
+pub struct Gauges {
     /// Waiters in all lines.
     pub waiters: usize,
     /// Locks that somebody waits for.
@@ -190,7 +190,7 @@ pub struct Crowd {
 
 /// A line as LIST shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LineView {
+pub struct QueueView {
     /// The lock's name.
     pub name: Rc<[u8]>,
     /// How many wait.
@@ -216,22 +216,22 @@ pub struct WaiterView {
 
 impl Lines {
     /// How many wait, and for how many locks.
-    pub(crate) fn crowd(&self) -> Crowd {
-        Crowd {
+    pub(crate) fn gauges(&self) -> Gauges {
+        Gauges {
             waiters: self.waiters.len(),
             locks: self.arena.len(),
-            ..Crowd::default()
+            ..Gauges::default()
         }
     }
 
     /// The lines of a database, in no particular order.
-    pub(crate) fn views(&self, db: i32, now: Now) -> impl Iterator<Item = LineView> + '_ {
+    pub(crate) fn views(&self, db: i32, now: Now) -> impl Iterator<Item = QueueView> + '_ {
         let of_db = self
             .arena
             .iter()
             .map(|(_, line)| line)
             .filter(move |line| line.lock.db == db);
-        of_db.map(move |line| LineView {
+        of_db.map(move |line| QueueView {
             name: Rc::clone(&line.lock.name),
             waiters: line.length,
             longest_wait_ms: self
@@ -266,37 +266,37 @@ impl Lines {
     // --- Finding ---------------------------------------------------------------------------------
 
     /// The line for a lock. Where nobody waits for anything this hashes nothing: the common case.
-    pub(crate) fn find(&self, lock: LockRef<'_>) -> Option<LineId> {
+    pub(crate) fn find(&self, lock: LockRef<'_>) -> Option<QueueId> {
         self.databases.get(&lock.db)?.get(lock.name).copied()
     }
 
-    pub(crate) fn length(&self, line: LineId) -> u32 {
+    pub(crate) fn length(&self, line: QueueId) -> u32 {
         self.arena.get(line.0).map_or(0, |line| line.length)
     }
 
-    pub(crate) fn lock_of(&self, line: LineId) -> Option<&LockKey> {
+    pub(crate) fn lock_of(&self, line: QueueId) -> Option<&LockKey> {
         self.arena.get(line.0).map(|line| &line.lock)
     }
 
-    pub(crate) fn line_of(&self, id: WaiterId) -> Option<LineId> {
+    pub(crate) fn line_of(&self, id: WaiterId) -> Option<QueueId> {
         self.waiters.get(id.0).map(|waiter| waiter.line)
     }
 
     /// Who is next in line.
-    pub(crate) fn first(&self, line: LineId) -> Option<(WaiterId, &Waiter)> {
+    pub(crate) fn first(&self, line: QueueId) -> Option<(WaiterId, &Waiter)> {
         let id = self.arena.get(line.0)?.ends.first?;
         Some((id, self.waiters.get(id.0)?))
     }
 
     /// An owner's foremost waiter in a line.
-    pub(crate) fn first_of(&self, line: LineId, owner: &[u8]) -> Option<WaiterId> {
+    pub(crate) fn first_of(&self, line: QueueId, owner: &[u8]) -> Option<WaiterId> {
         self.ends_of(line, owner)?.first
     }
 
     /// An owner's waiters in a line, from the foremost on.
     pub(crate) fn all_of(
         &self,
-        line: LineId,
+        line: QueueId,
         owner: &[u8],
     ) -> impl Iterator<Item = (WaiterId, &Waiter)> {
         let with_id = |id: Option<WaiterId>| id.and_then(|id| Some((id, self.waiters.get(id.0)?)));
@@ -317,7 +317,7 @@ impl Lines {
 
     /// The waits for several locks that stand in a line. Where there are none, as in nearly all,
     /// nobody is asked: one step follows another here for each reader that comes in.
-    pub(crate) fn joints_in(&self, line: LineId) -> Vec<WaiterId> {
+    pub(crate) fn joints_in(&self, line: QueueId) -> Vec<WaiterId> {
         let line = self.arena.get(line.0).filter(|line| line.joints > 0);
         let first = line.and_then(|line| line.ends.first);
         let mut joints = Vec::new();
@@ -329,7 +329,7 @@ impl Lines {
         joints
     }
 
-    fn ends_of(&self, line: LineId, owner: &[u8]) -> Option<Ends> {
+    fn ends_of(&self, line: QueueId, owner: &[u8]) -> Option<Ends> {
         self.waits.get(owner)?.get(line).copied()
     }
 
@@ -341,7 +341,7 @@ impl Lines {
         lock: LockRef<'_>,
         newcomer: &Newcomer<'_>,
         now: Now,
-    ) -> Option<(WaiterId, LineId)> {
+    ) -> Option<(WaiterId, QueueId)> {
         let line_id = self.find(lock).or_else(|| self.open(lock))?;
         let known = self.waiting(newcomer.owner).cloned();
         let owner = known.unwrap_or_else(|| Rc::from(newcomer.owner));
@@ -380,7 +380,7 @@ impl Lines {
         id: WaiterId,
         newcomer: &Newcomer<'_>,
         now: Now,
-    ) -> Option<(Seat, Option<SessionId>)> {
+    ) -> Option<(ReplyTarget, Option<SessionId>)> {
         let waiter = self.waiters.get_mut(id.0)?;
         if let Some(end) = waiter.wait_end {
             self.wait_ends.remove(&(end, id));
@@ -408,7 +408,7 @@ impl Lines {
             &mut line.ends,
             waiter.in_line,
         );
-        line.elsewhere_too.remove(&waiter.order);
+        line.multi_queue_waiters.remove(&waiter.order);
         let line_is_empty = line.length == 0;
         self.waits_no_more(&waiter);
         if line_is_empty {
@@ -417,9 +417,9 @@ impl Lines {
         Some(waiter)
     }
 
-    fn open(&mut self, lock: LockRef<'_>) -> Option<LineId> {
+    fn open(&mut self, lock: LockRef<'_>) -> Option<QueueId> {
         let name: Rc<[u8]> = Rc::from(lock.name);
-        let line = LineId(self.arena.insert(Line {
+        let line = QueueId(self.arena.insert(Line {
             lock: LockKey {
                 db: lock.db,
                 name: Rc::clone(&name),
@@ -427,7 +427,7 @@ impl Lines {
             ends: Ends::default(),
             length: 0,
             joints: 0,
-            elsewhere_too: BTreeMap::new(),
+            multi_queue_waiters: BTreeMap::new(),
             ends_at: None,
             check_at: None,
             touched: false,
@@ -440,7 +440,7 @@ impl Lines {
         Some(line)
     }
 
-    fn close(&mut self, id: LineId) {
+    fn close(&mut self, id: QueueId) {
         let Some(line) = self.arena.remove(id.0) else {
             return;
         };
@@ -459,7 +459,7 @@ impl Lines {
     // --- Who waits for more than one lock --------------------------------------------------------
 
     /// Whether anybody waits for another lock than this line's.
-    pub(crate) fn any_beside(&self, line: Option<LineId>) -> bool {
+    pub(crate) fn any_beside(&self, line: Option<QueueId>) -> bool {
         self.arena.len() > usize::from(line.is_some())
     }
 
@@ -469,13 +469,13 @@ impl Lines {
     }
 
     /// Where an owner waits.
-    pub(crate) fn waits_of(&self, owner: &[u8]) -> impl Iterator<Item = LineId> + '_ {
+    pub(crate) fn waits_of(&self, owner: &[u8]) -> impl Iterator<Item = QueueId> + '_ {
         self.waits.get(owner).into_iter().flat_map(Places::lines)
     }
 
     /// An owner's last waiter in a line; of the holder of the lock, who has what it waits for
     /// together with others, the last that waits for this lock alone.
-    pub(crate) fn last_of(&self, line: LineId, owner: &[u8], holds: bool) -> Option<&Waiter> {
+    pub(crate) fn last_of(&self, line: QueueId, owner: &[u8], holds: bool) -> Option<&Waiter> {
         if !holds {
             return self.waiter(self.ends_of(line, owner)?.last);
         }
@@ -484,20 +484,20 @@ impl Lines {
     }
 
     /// The owners in a stretch of a line who wait for another lock as well.
-    pub(crate) fn elsewhere_too(
+    pub(crate) fn multi_queue_waiters(
         &self,
-        line: LineId,
+        line: QueueId,
         stretch: Range<u64>,
     ) -> impl Iterator<Item = &Rc<[u8]>> {
         let line = self.arena.get(line.0).filter(|_| !stretch.is_empty());
         let within = line
             .into_iter()
-            .flat_map(move |line| line.elsewhere_too.range(stretch.clone()));
+            .flat_map(move |line| line.multi_queue_waiters.range(stretch.clone()));
         within.filter_map(|(_, id)| self.waiter(Some(*id)).map(|waiter| &waiter.owner))
     }
 
     /// Whether an owner has a waiter in a line ahead of another one.
-    pub(crate) fn is_ahead(&self, line: LineId, owner: &[u8], of: &Waiter) -> bool {
+    pub(crate) fn is_ahead(&self, line: QueueId, owner: &[u8], of: &Waiter) -> bool {
         let first = self
             .first_of(line, owner)
             .and_then(|first| self.waiter(Some(first)));
@@ -505,7 +505,7 @@ impl Lines {
     }
 
     /// Puts a new waiter at the end of its owner's in the line.
-    fn waits_in(&mut self, owner: &Rc<[u8]>, line: LineId, newest: WaiterId) {
+    fn waits_in(&mut self, owner: &Rc<[u8]>, line: QueueId, newest: WaiterId) {
         let one = Places::One(line, Ends::default());
         let places = self.waits.entry(Rc::clone(owner)).or_insert(one);
         let was_one = places.only_other_than(line);
@@ -520,11 +520,11 @@ impl Lines {
         }
         if let Some(first) = was_one {
             // With a second line the owner's waiters in the first count, too.
-            self.mark_elsewhere_too(owner, first, true);
+            self.mark_multi_queue(owner, first, true);
         }
         if let (Some(waiter), Some(line)) = (self.waiters.get(newest.0), self.arena.get_mut(line.0))
         {
-            line.elsewhere_too.insert(waiter.order, newest);
+            line.multi_queue_waiters.insert(waiter.order, newest);
         }
     }
 
@@ -549,20 +549,20 @@ impl Lines {
         }
         places.remove(gone.line);
         if let Some(only) = places.only() {
-            self.mark_elsewhere_too(&gone.owner, only, false);
+            self.mark_multi_queue(&gone.owner, only, false);
         }
     }
 
-    fn mark_elsewhere_too(&mut self, owner: &[u8], line: LineId, waits: bool) {
+    fn mark_multi_queue(&mut self, owner: &[u8], line: QueueId, waits: bool) {
         let mut next = self.first_of(line, owner);
         let Some(line) = self.arena.get_mut(line.0) else {
             return;
         };
         while let Some((id, waiter)) = next.and_then(|id| Some((id, self.waiters.get(id.0)?))) {
             if waits {
-                line.elsewhere_too.insert(waiter.order, id);
+                line.multi_queue_waiters.insert(waiter.order, id);
             } else {
-                line.elsewhere_too.remove(&waiter.order);
+                line.multi_queue_waiters.remove(&waiter.order);
             }
             next = waiter.of_owner.behind;
         }
@@ -573,7 +573,7 @@ impl Lines {
     /// Looks at the key again just after its lease is over, and every [`RECHECK_MS`] until then. A
     /// check that is due earlier stays: it will find the lease as it is by then, and set the next
     /// one.
-    pub(crate) fn check_after(&mut self, id: LineId, ends_at: Option<i64>, now: Now) {
+    pub(crate) fn check_after(&mut self, id: QueueId, ends_at: Option<i64>, now: Now) {
         let Some(line) = self.arena.get_mut(id.0) else {
             return;
         };
@@ -592,7 +592,7 @@ impl Lines {
     }
 
     /// Whether the lease that was last heard of is over.
-    pub(crate) fn lease_over(&self, id: LineId, now: Now) -> bool {
+    pub(crate) fn lease_over(&self, id: QueueId, now: Now) -> bool {
         let ends_at = self.arena.get(id.0).and_then(|line| line.ends_at);
         ends_at.is_some_and(|end| end < now.wall_ms())
     }
@@ -637,14 +637,14 @@ impl Lines {
     // --- Free, and yet not to be had -------------------------------------------------------------
 
     /// A newcomer found the lock free: the line is settled before it asks again.
-    pub(crate) fn is_asked_for(&mut self, id: LineId) {
+    pub(crate) fn set_asked_for(&mut self, id: QueueId) {
         if let Some(line) = self.arena.get_mut(id.0) {
             line.asked_for = true;
         }
     }
 
     /// Whether this is the newcomer that asks again.
-    pub(crate) fn was_asked_for(&mut self, id: LineId) -> bool {
+    pub(crate) fn take_asked_for(&mut self, id: QueueId) -> bool {
         let line = self.arena.get_mut(id.0);
         line.is_some_and(|line| std::mem::take(&mut line.asked_for))
     }
@@ -652,7 +652,7 @@ impl Lines {
     // --- Lines to settle -------------------------------------------------------------------------
 
     /// Marks a line: its key may have changed.
-    pub(crate) fn touch(&mut self, id: LineId) {
+    pub(crate) fn touch(&mut self, id: QueueId) {
         if let Some(line) = self.arena.get_mut(id.0)
             && !std::mem::replace(&mut line.touched, true)
         {
@@ -662,7 +662,7 @@ impl Lines {
 
     /// Marks a line to be settled within the present step: what was just done allows the first in
     /// it to be granted as well.
-    pub(crate) fn settle_now(&mut self, id: LineId) {
+    pub(crate) fn settle_now(&mut self, id: QueueId) {
         self.to_settle_now.push_back(id);
     }
 
@@ -671,7 +671,7 @@ impl Lines {
     }
 
     /// The next line to settle within the present step.
-    pub(crate) fn next_to_settle_now(&mut self) -> Option<LineId> {
+    pub(crate) fn next_to_settle_now(&mut self) -> Option<QueueId> {
         while let Some(id) = self.to_settle_now.pop_front() {
             if self.arena.get(id.0).is_some() {
                 return Some(id);
@@ -683,11 +683,11 @@ impl Lines {
     /// Marks all lines of a database; of all databases if none is named.
     pub(crate) fn touch_all(&mut self, db: Option<i32>) {
         let of_db = |line: &Line| db.is_none_or(|db| line.lock.db == db);
-        let ids: Vec<LineId> = self
+        let ids: Vec<QueueId> = self
             .arena
             .iter()
             .filter(|(_, line)| of_db(line))
-            .map(|(id, _)| LineId(id))
+            .map(|(id, _)| QueueId(id))
             .collect();
         for id in ids {
             self.touch(id);
@@ -700,7 +700,7 @@ impl Lines {
     }
 
     /// The next marked line, no longer marked.
-    pub(crate) fn next_touched(&mut self) -> Option<LineId> {
+    pub(crate) fn next_touched(&mut self) -> Option<QueueId> {
         while let Some(id) = self.to_settle.pop_front() {
             if let Some(line) = self.arena.get_mut(id.0) {
                 line.touched = false;
@@ -716,21 +716,21 @@ impl Lines {
 }
 
 impl Places {
-    fn get(&self, line: LineId) -> Option<&Ends> {
+    fn get(&self, line: QueueId) -> Option<&Ends> {
         match self {
             Self::One(only, ends) => (*only == line).then_some(ends),
             Self::Several(places) => places.get(&line),
         }
     }
 
-    fn get_mut(&mut self, line: LineId) -> Option<&mut Ends> {
+    fn get_mut(&mut self, line: QueueId) -> Option<&mut Ends> {
         match self {
             Self::One(only, ends) => (*only == line).then_some(ends),
             Self::Several(places) => places.get_mut(&line),
         }
     }
 
-    fn get_or_insert(&mut self, line: LineId) -> &mut Ends {
+    fn get_or_insert(&mut self, line: QueueId) -> &mut Ends {
         if let Self::One(only, ends) = *self
             && only != line
         {
@@ -742,7 +742,7 @@ impl Places {
         }
     }
 
-    fn remove(&mut self, line: LineId) {
+    fn remove(&mut self, line: QueueId) {
         let Self::Several(places) = self else { return };
         places.remove(&line);
         if let (1, Some((only, ends))) = (places.len(), places.first_key_value()) {
@@ -751,18 +751,18 @@ impl Places {
     }
 
     /// The line, if it is one.
-    fn only(&self) -> Option<LineId> {
+    fn only(&self) -> Option<QueueId> {
         match self {
             Self::One(only, _) => Some(*only),
             Self::Several(_) => None,
         }
     }
 
-    fn only_other_than(&self, line: LineId) -> Option<LineId> {
+    fn only_other_than(&self, line: QueueId) -> Option<QueueId> {
         self.only().filter(|only| *only != line)
     }
 
-    fn lines(&self) -> impl Iterator<Item = LineId> + '_ {
+    fn lines(&self) -> impl Iterator<Item = QueueId> + '_ {
         let (one, several) = match self {
             Self::One(only, _) => (Some(*only), None),
             Self::Several(places) => (None, Some(places.keys().copied())),

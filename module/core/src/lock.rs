@@ -8,15 +8,15 @@
 use crate::deadlock::DeadlockSearch;
 use crate::ending::Endings;
 use crate::hold::SessionHolds;
-use crate::line::{LineId, Lines, LockKey, LockRef, Newcomer, Seat, WaiterId};
+use crate::line::{Lines, LockKey, LockRef, Newcomer, QueueId, ReplyTarget, WaiterId};
 use crate::metrics::{Counters, count};
-use crate::request::{Acquire, Cancel, Patience, Release, Renew};
+use crate::request::{Acquire, Cancel, Release, Renew, WaitMode};
 use crate::session::{Event, EventKind, LostReason, SessionId, Sessions};
 use crate::several::ttl_of_others_ms;
-use crate::several::{JointId, Joints};
+use crate::several::{MultiId, MultiWaits};
 use crate::stored::{Count, Stored, ttl_ms};
 use crate::writer::WriterTokens;
-use crate::{Dismissal, Effect, Found, Grant, Kind, Mode, Now, Refusal, Token, TokenMint};
+use crate::{CommandError, Effect, Found, Grant, Kind, Mode, Now, Token, TokenMint, WaitOutcome};
 use std::rc::Rc;
 
 /// What ACQUIRE decided.
@@ -48,7 +48,7 @@ pub enum Acquired {
 }
 
 /// The end of the lease of a lock that is free, and yet promised.
-const LONG_OVER: i64 = i64::MIN;
+const FREE_BUT_PROMISED: i64 = i64::MIN;
 
 /// A client that the driver has blocked.
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +76,7 @@ pub enum Due {
     Line(LockKey),
     /// A wait for several locks, with [`Locks::settle_joint`]: its locks, and its owner, for whom
     /// all the keys are to be read.
-    Joint(JointId, Rc<[LockKey]>, Rc<[u8]>),
+    MultiWait(MultiId, Rc<[LockKey]>, Rc<[u8]>),
 }
 
 /// A waiter whose wait is over.
@@ -97,7 +97,7 @@ pub struct Locks {
     /// Holds that must end as soon as a write is allowed.
     pub(crate) endings: Endings,
     pub(crate) counters: Counters,
-    pub(crate) joints: Joints,
+    pub(crate) joints: MultiWaits,
     pub(crate) writers: WriterTokens,
     pub(crate) tokens: TokenMint,
 }
@@ -118,10 +118,10 @@ impl Locks {
         waiters_max: u32,
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Result<Acquired, Refusal> {
+    ) -> Result<Acquired, CommandError> {
         let session = self.listened(request.session)?;
         let line = self.lines.find(lock);
-        let is_settled = line.is_some_and(|line| self.lines.was_asked_for(line));
+        let is_settled = line.is_some_and(|line| self.lines.take_asked_for(line));
         if stored.is_free() {
             let Some(line) = line else {
                 self.lose_holds(lock, None, now, effects);
@@ -130,11 +130,11 @@ impl Locks {
             // Those in line come first: a newcomer that got here between the end of a lease and the
             // moment at which the line hears of it must not overtake them.
             if !is_settled {
-                self.lines.is_asked_for(line);
+                self.lines.set_asked_for(line);
                 return Ok(Acquired::SettleFirst);
             }
             self.check_kind_of_first(line, request.mode)?;
-            return self.wait_for(Some(line), Some(LONG_OVER), 0, request, waiters_max);
+            return self.wait_for(Some(line), Some(FREE_BUT_PROMISED), 0, request, waiters_max);
         }
         self.check_kind(lock, line, &stored, request.mode.kind())?;
         match stored {
@@ -145,7 +145,7 @@ impl Locks {
                 Some(own) => self.reenter(lock, &hash, own, request, session, now, effects),
                 None => self.refuse(line, hash.ends_at, request, waiters_max, now),
             },
-            Stored::Free | Stored::Abandoned | Stored::OtherType => Err(Refusal::WrongType),
+            Stored::Free | Stored::NoHolder | Stored::OtherType => Err(CommandError::WrongType),
         }
     }
 
@@ -192,11 +192,11 @@ impl Locks {
         effects: &mut Vec<Effect>,
     ) -> Option<Joined> {
         let session = self.listened(request.session).ok()?;
-        let (wait, seat) = match (request.patience, client) {
-            (Patience::Block(wait), Some(BlockedClient { handle, client_id })) => {
-                (wait, Seat::Client { handle, client_id })
+        let (wait, seat) = match (request.wait_mode, client) {
+            (WaitMode::Block(wait), Some(BlockedClient { handle, client_id })) => {
+                (wait, ReplyTarget::Client { handle, client_id })
             }
-            (Patience::Queue(wait), _) => (wait, Seat::Session(session?)),
+            (WaitMode::Queue(wait), _) => (wait, ReplyTarget::Session(session?)),
             _ => return None,
         };
         let newcomer = Newcomer {
@@ -216,19 +216,19 @@ impl Locks {
             (waiter, self.lines.position(waiter))
         } else {
             let (waiter, line) = self.lines.join(lock, &newcomer, now)?;
-            let ends_at = ends_at.filter(|end| *end != LONG_OVER);
+            let ends_at = ends_at.filter(|end| *end != FREE_BUT_PROMISED);
             self.lines.check_after(line, ends_at, now);
             (waiter, self.lines.length(line).into())
         };
         if let Some(session) = session {
             self.sessions.add_waiter(session, waiter);
         }
-        self.note_crowd();
+        self.note_peak();
         Some(Joined { waiter, position })
     }
 
-    pub(crate) fn note_crowd(&mut self) {
-        let waiters = u64::try_from(self.lines.crowd().waiters).unwrap_or(u64::MAX);
+    pub(crate) fn note_peak(&mut self) {
+        let waiters = u64::try_from(self.lines.gauges().waiters).unwrap_or(u64::MAX);
         self.counters.waiters_peak = self.counters.waiters_peak.max(waiters);
     }
 
@@ -243,7 +243,7 @@ impl Locks {
         request: &Release<'_>,
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Result<Option<i64>, Refusal> {
+    ) -> Result<Option<i64>, CommandError> {
         let left = self.give_back(lock, stored, request, now, effects)?;
         if left.is_some() {
             count(&mut self.counters.releases);
@@ -262,7 +262,7 @@ impl Locks {
         request: &Renew<'_>,
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<bool, CommandError> {
         let session = self.listened(request.session)?;
         let own = self.own_hold(lock, stored, request.mode, request.token, request.owner)?;
         if own.is_none() {
@@ -276,7 +276,7 @@ impl Locks {
             Stored::ReadWrite(hash) => {
                 self.renew_read_write(lock, &hash, request, session, now, effects);
             }
-            Stored::Free | Stored::Abandoned | Stored::OtherType => {}
+            Stored::Free | Stored::NoHolder | Stored::OtherType => {}
         }
         Ok(true)
     }
@@ -290,7 +290,7 @@ impl Locks {
         now: Now,
         effects: &mut Vec<Effect>,
     ) -> i64 {
-        let why = Dismissal::NotAcquired {
+        let why = WaitOutcome::NotAcquired {
             ttl_ms: stored.ttl_ms(now),
         };
         let mut left: i64 = 0;
@@ -314,10 +314,10 @@ impl Locks {
         stored: Stored,
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<bool, CommandError> {
         let line = self.lines.find(lock);
         let held_as = match stored {
-            Stored::Free | Stored::Abandoned => {
+            Stored::Free | Stored::NoHolder => {
                 self.touched(lock);
                 return Ok(false);
             }
@@ -383,7 +383,7 @@ impl Locks {
             [one] => one.ttl_ms(now),
             several => ttl_of_others_ms(several, now),
         };
-        let why = Dismissal::NotAcquired { ttl_ms };
+        let why = WaitOutcome::NotAcquired { ttl_ms };
         if self.dismiss(id, why, effects).is_some() {
             count(&mut self.counters.timeouts);
         }
@@ -408,7 +408,7 @@ impl Locks {
             return;
         };
         if stored == Stored::OtherType {
-            return self.dismiss_all(lock, &Refusal::WrongType, effects);
+            return self.dismiss_all(lock, &CommandError::WrongType, effects);
         }
         if stored.is_free() {
             self.lose_holds(lock, None, now, effects);
@@ -478,11 +478,16 @@ impl Locks {
     }
 
     /// Everybody in a line hears that there is nothing to wait for.
-    pub fn dismiss_all(&mut self, lock: LockRef<'_>, refusal: &Refusal, effects: &mut Vec<Effect>) {
+    pub fn dismiss_all(
+        &mut self,
+        lock: LockRef<'_>,
+        refusal: &CommandError,
+        effects: &mut Vec<Effect>,
+    ) {
         while let Some(line) = self.lines.find(lock)
             && let Some((id, _)) = self.lines.first(line)
             && self
-                .dismiss(id, Dismissal::Refused(refusal.clone()), effects)
+                .dismiss(id, WaitOutcome::Refused(refusal.clone()), effects)
                 .is_some()
         {}
     }
@@ -508,7 +513,7 @@ impl Locks {
         now: Now,
         effects: &mut Vec<Effect>,
     ) -> Acquired {
-        if stored == Stored::Abandoned {
+        if stored == Stored::NoHolder {
             effects.push(Effect::Free);
         }
         if request.mode != Mode::Plain {
@@ -520,12 +525,12 @@ impl Locks {
 
     pub(crate) fn refuse(
         &mut self,
-        line: Option<LineId>,
+        line: Option<QueueId>,
         ends_at: Option<i64>,
         request: &Acquire<'_>,
         waiters_max: u32,
         now: Now,
-    ) -> Result<Acquired, Refusal> {
+    ) -> Result<Acquired, CommandError> {
         self.check_after(line, ends_at, now);
         self.wait_for(line, ends_at, ttl_ms(ends_at, now), request, waiters_max)
     }
@@ -533,18 +538,18 @@ impl Locks {
     /// The lock cannot be had now: the caller is told so, or is to wait.
     pub(crate) fn wait_for(
         &self,
-        line: Option<LineId>,
+        line: Option<QueueId>,
         ends_at: Option<i64>,
         ttl_ms: i64,
         request: &Acquire<'_>,
         waiters_max: u32,
-    ) -> Result<Acquired, Refusal> {
-        if request.patience == Patience::None {
+    ) -> Result<Acquired, CommandError> {
+        if request.wait_mode == WaitMode::None {
             return Ok(Acquired::NotHeld { ttl_ms });
         }
         let has_place = |line| self.own_place(line, request).is_some();
         if line.is_some_and(|line| self.lines.length(line) >= waiters_max && !has_place(line)) {
-            return Err(Refusal::TooManyWaiters(waiters_max));
+            return Err(CommandError::TooManyWaiters(waiters_max));
         }
         Ok(Acquired::MustWait { ends_at, ttl_ms })
     }
@@ -556,20 +561,20 @@ impl Locks {
         request: &Release<'_>,
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Result<Option<i64>, Refusal> {
+    ) -> Result<Option<i64>, CommandError> {
         let Some(own) = self.own_hold(lock, stored, request.mode, request.token, request.owner)?
         else {
             return Ok(None);
         };
         let Count::Valid(held) = own else {
-            return Err(Refusal::HoldCountMalformed);
+            return Err(CommandError::HoldCountMalformed);
         };
         let left = match stored {
             Stored::Plain(hash) => self.leave_plain(lock, &hash, held, request, now, effects),
             Stored::ReadWrite(hash) => {
                 self.leave_read_write(lock, &hash, held, request, now, effects)
             }
-            Stored::Free | Stored::Abandoned | Stored::OtherType => 0,
+            Stored::Free | Stored::NoHolder | Stored::OtherType => 0,
         };
         Ok(Some(left))
     }
@@ -586,7 +591,7 @@ impl Locks {
     /// message either way.
     pub(crate) fn free(
         &mut self,
-        line: Option<LineId>,
+        line: Option<QueueId>,
         held_as: Mode,
         now: Now,
         effects: &mut Vec<Effect>,
@@ -602,14 +607,14 @@ impl Locks {
     }
 
     /// Whether the first in line waits for no other lock with it.
-    pub(crate) fn is_for_one_lock(&self, line: LineId) -> bool {
+    pub(crate) fn is_for_one_lock(&self, line: QueueId) -> bool {
         let first = self.lines.first(line);
         first.is_some_and(|(_, first)| first.joint.is_none())
     }
 
     /// The lock is free, and who is first in its line waits for others with it: perhaps it can have
     /// all now.
-    fn first_may_have_all(&mut self, line: Option<LineId>) {
+    fn first_may_have_all(&mut self, line: Option<QueueId>) {
         let Some(line) = line else { return };
         let first = self.lines.first(line);
         if let Some(joint) = first.and_then(|(_, first)| first.joint) {
@@ -621,13 +626,13 @@ impl Locks {
     /// there is one to be sent, comes before word to the waiters and after what is written.
     fn hand_over(
         &mut self,
-        line: LineId,
+        line: QueueId,
         stored: &Stored,
         message: Option<Mode>,
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
-        if *stored == Stored::Abandoned {
+        if *stored == Stored::NoHolder {
             effects.push(Effect::Free);
         }
         let first = self.lines.first(line).map(|(id, first)| (id, first.mode));
@@ -653,7 +658,7 @@ impl Locks {
     }
 
     /// The owner has a lock now: if it waits for it together with others, perhaps it can have all.
-    pub(crate) fn holder_may_have_all(&mut self, line: LineId, owner: &[u8]) {
+    pub(crate) fn holder_may_have_all(&mut self, line: QueueId, owner: &[u8]) {
         if self.joints.is_empty() {
             return;
         }
@@ -667,14 +672,14 @@ impl Locks {
     pub(crate) fn tell_granted(
         &mut self,
         lock: &LockKey,
-        seat: Seat,
+        seat: ReplyTarget,
         owner: Rc<[u8]>,
         count: i64,
         grant: Grant,
         effects: &mut Vec<Effect>,
     ) {
         match seat {
-            Seat::Client { handle, .. } => {
+            ReplyTarget::Client { handle, .. } => {
                 effects.push(Effect::Grant {
                     client: handle,
                     lock: lock.clone(),
@@ -683,7 +688,7 @@ impl Locks {
                     grant,
                 });
             }
-            Seat::Session(session) => {
+            ReplyTarget::Session(session) => {
                 let event = Event {
                     kind: EventKind::Granted(grant),
                     lock: lock.clone(),
@@ -703,36 +708,40 @@ impl Locks {
     pub(crate) fn check_kind(
         &mut self,
         lock: LockRef<'_>,
-        line: Option<LineId>,
+        line: Option<QueueId>,
         stored: &Stored,
         asked: Kind,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), CommandError> {
         if *stored == Stored::OtherType {
             return Err(self.not_a_lock(lock, line));
         }
         match stored.kind() {
-            Some(kind) if kind != asked => Err(Refusal::WrongKind(kind)),
+            Some(kind) if kind != asked => Err(CommandError::WrongKind(kind)),
             _ => Ok(()),
         }
     }
 
     /// The kind of a free lock is that of the first in line.
-    pub(crate) fn check_kind_of_first(&self, line: LineId, mode: Mode) -> Result<(), Refusal> {
+    pub(crate) fn check_kind_of_first(
+        &self,
+        line: QueueId,
+        mode: Mode,
+    ) -> Result<(), CommandError> {
         let kind = self.lines.first(line).map(|(_, first)| first.mode.kind());
         match kind {
-            Some(kind) if kind != mode.kind() => Err(Refusal::WrongKind(kind)),
+            Some(kind) if kind != mode.kind() => Err(CommandError::WrongKind(kind)),
             _ => Ok(()),
         }
     }
 
     /// The key was overwritten: those in line for what was there hear of it now, not at the old
     /// lease's end.
-    fn not_a_lock(&mut self, lock: LockRef<'_>, line: Option<LineId>) -> Refusal {
+    fn not_a_lock(&mut self, lock: LockRef<'_>, line: Option<QueueId>) -> CommandError {
         if let Some(line) = line {
             self.lines.touch(line);
         }
         self.holds.touch_lock(lock);
-        Refusal::WrongType
+        CommandError::WrongType
     }
 
     /// The owner's hold in this mode, if it has one and the token, where one is named, is its
@@ -744,7 +753,7 @@ impl Locks {
         mode: Mode,
         token: Option<Token>,
         owner: &[u8],
-    ) -> Result<Option<Count>, Refusal> {
+    ) -> Result<Option<Count>, CommandError> {
         let line = self.lines.find(lock);
         self.check_kind(lock, line, &stored, mode.kind())?;
         if stored.is_free() {
@@ -764,7 +773,7 @@ impl Locks {
     }
 
     /// The owner's place in the line, if the request is to take it over.
-    pub(crate) fn own_place(&self, line: LineId, request: &Acquire<'_>) -> Option<WaiterId> {
+    pub(crate) fn own_place(&self, line: QueueId, request: &Acquire<'_>) -> Option<WaiterId> {
         if !request.once {
             return None;
         }
@@ -789,13 +798,13 @@ impl Locks {
         count(&mut self.counters.cancels);
         if seat != newcomer.seat {
             let lock = LockKey::from(lock);
-            let why = Dismissal::NotAcquired { ttl_ms };
+            let why = WaitOutcome::NotAcquired { ttl_ms };
             self.tell_dismissed(&lock, seat, Rc::from(newcomer.owner), why, effects);
         }
         Some(())
     }
 
-    pub(crate) fn check_after(&mut self, line: Option<LineId>, ends_at: Option<i64>, now: Now) {
+    pub(crate) fn check_after(&mut self, line: Option<QueueId>, ends_at: Option<i64>, now: Now) {
         if let Some(line) = line {
             self.lines.check_after(line, ends_at, now);
         }

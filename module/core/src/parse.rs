@@ -2,8 +2,8 @@
 
 use crate::error::Word;
 use crate::{
-    FENCE_FIELD, INTEGER_MAX, KEYS_MAX, Lease, MODE_FIELD, OWNER_LEN_MAX, Refusal, SESSION_LEN_MAX,
-    Token, Wait,
+    CommandError, FENCE_FIELD, INTEGER_MAX, KEYS_MAX, Lease, MODE_FIELD, OWNER_LEN_MAX,
+    SESSION_LEN_MAX, Token, Wait,
 };
 
 /// The arguments of a command, read from left to right.
@@ -15,11 +15,11 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Arguments<I> {
     }
 
     /// The next required argument.
-    pub(crate) fn next(&mut self) -> Result<&'a [u8], Refusal> {
+    pub(crate) fn next(&mut self) -> Result<&'a [u8], CommandError> {
         // Not with `ok_or`: each argument would make a refusal, and drop it.
         match self.0.next() {
             Some(arg) => Ok(arg),
-            None => Err(Refusal::WrongArity),
+            None => Err(CommandError::WrongArity),
         }
     }
 
@@ -29,20 +29,22 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Arguments<I> {
     }
 
     /// The value that must follow an option's word.
-    pub(crate) fn value(&mut self, word: &[u8]) -> Result<&'a [u8], Refusal> {
+    pub(crate) fn value(&mut self, word: &[u8]) -> Result<&'a [u8], CommandError> {
         self.0
             .next()
-            .ok_or_else(|| Refusal::MissingValue(Word::new(word)))
+            .ok_or_else(|| CommandError::MissingValue(Word::new(word)))
     }
 
     /// No option may follow.
-    pub(crate) fn no_option(mut self) -> Result<(), Refusal> {
+    pub(crate) fn no_option(mut self) -> Result<(), CommandError> {
         self.0.next().map_or(Ok(()), |word| Err(unknown(word)))
     }
 
     /// Nothing may be left.
-    pub(crate) fn finish(mut self) -> Result<(), Refusal> {
-        self.0.next().map_or(Ok(()), |_| Err(Refusal::WrongArity))
+    pub(crate) fn finish(mut self) -> Result<(), CommandError> {
+        self.0
+            .next()
+            .map_or(Ok(()), |_| Err(CommandError::WrongArity))
     }
 }
 
@@ -55,7 +57,11 @@ impl<T> Once<T> {
     }
 
     /// Takes the option's value; a second time is an error, whatever the value.
-    pub(crate) fn set(&mut self, word: &[u8], value: Result<T, Refusal>) -> Result<(), Refusal> {
+    pub(crate) fn set(
+        &mut self,
+        word: &[u8],
+        value: Result<T, CommandError>,
+    ) -> Result<(), CommandError> {
         if self.0.is_some() {
             return Err(repeated(word));
         }
@@ -68,65 +74,69 @@ impl<T> Once<T> {
     }
 }
 
-pub(crate) fn unknown(word: &[u8]) -> Refusal {
-    Refusal::UnknownOption(Word::new(word))
+pub(crate) fn unknown(word: &[u8]) -> CommandError {
+    CommandError::UnknownOption(Word::new(word))
 }
 
-pub(crate) fn repeated(word: &[u8]) -> Refusal {
-    Refusal::RepeatedOption(Word::new(word))
+pub(crate) fn repeated(word: &[u8]) -> CommandError {
+    CommandError::RepeatedOption(Word::new(word))
 }
 
-pub(crate) fn owner(bytes: &[u8]) -> Result<&[u8], Refusal> {
+pub(crate) fn owner(bytes: &[u8]) -> Result<&[u8], CommandError> {
     if bytes.is_empty() || bytes.len() > OWNER_LEN_MAX {
-        return Err(Refusal::OwnerLength);
+        return Err(CommandError::OwnerLength);
     }
     if bytes == FENCE_FIELD || bytes == MODE_FIELD {
-        return Err(Refusal::OwnerReserved);
+        return Err(CommandError::OwnerReserved);
     }
     Ok(bytes)
 }
 
-pub(crate) fn lease(bytes: &[u8]) -> Result<Lease, Refusal> {
+pub(crate) fn lease(bytes: &[u8]) -> Result<Lease, CommandError> {
     integer(bytes)
         .and_then(Lease::from_ms)
-        .ok_or(Refusal::Lease)
+        .ok_or(CommandError::Lease)
 }
 
-pub(crate) fn wait(bytes: &[u8]) -> Result<Wait, Refusal> {
-    integer(bytes).and_then(Wait::from_ms).ok_or(Refusal::Wait)
+pub(crate) fn wait(bytes: &[u8]) -> Result<Wait, CommandError> {
+    integer(bytes)
+        .and_then(Wait::from_ms)
+        .ok_or(CommandError::Wait)
 }
 
-pub(crate) fn session(bytes: &[u8]) -> Result<&[u8], Refusal> {
+pub(crate) fn session(bytes: &[u8]) -> Result<&[u8], CommandError> {
     let fits = (1..=SESSION_LEN_MAX).contains(&bytes.len());
     if fits {
         Ok(bytes)
     } else {
-        Err(Refusal::SessionLength)
+        Err(CommandError::SessionLength)
     }
 }
 
-pub(crate) fn grace(bytes: &[u8]) -> Result<i64, Refusal> {
+pub(crate) fn grace(bytes: &[u8]) -> Result<i64, CommandError> {
     integer(bytes)
         .filter(|ms| (0..=INTEGER_MAX).contains(ms))
-        .ok_or(Refusal::Grace)
+        .ok_or(CommandError::Grace)
 }
 
-pub(crate) fn token(bytes: &[u8]) -> Result<Token, Refusal> {
-    integer(bytes).and_then(Token::new).ok_or(Refusal::Token)
+pub(crate) fn token(bytes: &[u8]) -> Result<Token, CommandError> {
+    integer(bytes)
+        .and_then(Token::new)
+        .ok_or(CommandError::Token)
 }
 
-pub(crate) fn key_count(bytes: &[u8]) -> Result<usize, Refusal> {
+pub(crate) fn key_count(bytes: &[u8]) -> Result<usize, CommandError> {
     integer(bytes)
         .and_then(|count| usize::try_from(count).ok())
         .filter(|count| (1..=KEYS_MAX).contains(count))
-        .ok_or(Refusal::KeyCount)
+        .ok_or(CommandError::KeyCount)
 }
 
-pub(crate) fn list_count(bytes: &[u8]) -> Result<usize, Refusal> {
+pub(crate) fn list_count(bytes: &[u8]) -> Result<usize, CommandError> {
     integer(bytes)
         .filter(|count| (1..=INTEGER_MAX).contains(count))
         .and_then(|count| usize::try_from(count).ok())
-        .ok_or(Refusal::ListCount)
+        .ok_or(CommandError::ListCount)
 }
 
 /// An integer as the server itself writes and accepts it: no sign but a minus, no leading zeros, no

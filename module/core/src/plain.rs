@@ -1,12 +1,12 @@
 //! The plain lock: one holder, who may enter again.
 
-use crate::line::{LineId, LockRef, Waiter};
+use crate::line::{LockRef, QueueId, Waiter};
 use crate::lock::{Acquired, Locks};
 use crate::metrics::count;
 use crate::request::{Acquire, Release, Renew};
 use crate::session::SessionId;
 use crate::stored::{Count, Hash};
-use crate::{Effect, Grant, Holder, Mode, Now, Refusal, Token};
+use crate::{CommandError, Effect, Grant, Holder, Mode, Now, Token};
 use std::rc::Rc;
 
 impl Locks {
@@ -45,16 +45,16 @@ impl Locks {
         session: Option<SessionId>,
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Result<Acquired, Refusal> {
+    ) -> Result<Acquired, CommandError> {
         let Count::Valid(held) = own else {
-            return Err(Refusal::HoldCountMalformed);
+            return Err(CommandError::HoldCountMalformed);
         };
         let entered = if request.once {
             Some(held)
         } else {
             Count::next(held)
         };
-        let entered = entered.ok_or(Refusal::HoldCountOverflow)?;
+        let entered = entered.ok_or(CommandError::HoldCountOverflow)?;
         // A hold that a script took has no token; one of ours keeps the one it was granted with.
         let token = hash.token.unwrap_or_else(|| self.tokens.mint(now.wall_us));
         let ends_at = hash.lease_end(request.lease.end(now));
@@ -151,7 +151,7 @@ impl Locks {
     /// top of the holds that this owner has in `present`.
     pub(crate) fn hand_over_plain(
         &mut self,
-        line: LineId,
+        line: QueueId,
         present: Option<(Hash, i64)>,
         message: Option<Mode>,
         now: Now,

@@ -6,13 +6,13 @@
 //! come in together. One waiter is granted at a time, and who may follow it is decided in the same
 //! step, when the key has been read for that one.
 
-use crate::line::{LineId, LockRef, WaiterId};
+use crate::line::{LockRef, QueueId, WaiterId};
 use crate::lock::{Acquired, Locks};
 use crate::metrics::count;
-use crate::request::{Acquire, Patience, Release, Renew};
+use crate::request::{Acquire, Release, Renew, WaitMode};
 use crate::session::SessionId;
 use crate::stored::{Count, ReadHold, ReadWrite, ttl_ms};
-use crate::{Effect, Grant, Holder, Lease, Mode, NEVER, Now, Refusal, Token};
+use crate::{CommandError, Effect, Grant, Holder, Lease, Mode, NEVER, Now, Token};
 use std::rc::Rc;
 
 /// An entry that is to be made.
@@ -50,7 +50,7 @@ impl Locks {
         waiters_max: u32,
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Result<Acquired, Refusal> {
+    ) -> Result<Acquired, CommandError> {
         let line = self.lines.find(lock);
         let holds = match request.mode {
             Mode::Write => hash.own_write.is_some(),
@@ -70,7 +70,7 @@ impl Locks {
             return Ok(Acquired::Held { count, token });
         }
         let ttl_ms = ttl_ms(hash.ends_at, now);
-        if request.patience != Patience::None {
+        if request.wait_mode != WaitMode::None {
             self.refuse_upgrade(line, hash, request)?;
         }
         let ends_at = crate::Stored::ReadWrite(*hash).ends_for(request.mode);
@@ -82,10 +82,10 @@ impl Locks {
     /// the same line.
     fn refuse_upgrade(
         &mut self,
-        line: Option<LineId>,
+        line: Option<QueueId>,
         hash: &ReadWrite,
         request: &Acquire<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), CommandError> {
         if request.mode != Mode::Write {
             return Ok(());
         }
@@ -99,7 +99,7 @@ impl Locks {
             return Ok(());
         }
         count(&mut self.counters.deadlocks_refused);
-        Err(Refusal::Deadlock(crate::deadlock::upgrade_in_words(
+        Err(CommandError::Deadlock(crate::deadlock::upgrade_in_words(
             request.owner,
             request.key,
         )))
@@ -368,7 +368,7 @@ impl Locks {
     pub(crate) fn hand_over_read_write(
         &mut self,
         id: WaiterId,
-        line: LineId,
+        line: QueueId,
         present: Option<&ReadWrite>,
         message: Option<Mode>,
         now: Now,
@@ -454,7 +454,7 @@ impl Locks {
         entry: &Entry<'_>,
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Result<(i64, Token), Refusal> {
+    ) -> Result<(i64, Token), CommandError> {
         let (own, token) = match entry.mode {
             Mode::Read | Mode::Plain => (
                 hash.own_read.map(|own| own.count),
@@ -465,14 +465,14 @@ impl Locks {
         let held = match own {
             None => 0,
             Some(Count::Valid(held)) => held,
-            Some(Count::Malformed) => return Err(Refusal::HoldCountMalformed),
+            Some(Count::Malformed) => return Err(CommandError::HoldCountMalformed),
         };
         let entered = if entry.once && held > 0 {
             Some(held)
         } else {
             Count::next(held)
         };
-        let entered = entered.ok_or(Refusal::HoldCountOverflow)?;
+        let entered = entered.ok_or(CommandError::HoldCountOverflow)?;
         if held == 0 {
             // Others read on, so the hash is still there when the owner's own lease is over. What
             // is on record of it, if nobody has looked yet, is not this hold.

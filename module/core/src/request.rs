@@ -3,7 +3,7 @@
 //! Each has a `parse` that takes the arguments after the command's name.
 
 use crate::parse::{self, Arguments, Once, owner};
-use crate::{Lease, Mode, Refusal, Token, WRITER_SUFFIX, Wait};
+use crate::{CommandError, Lease, Mode, Token, WRITER_SUFFIX, Wait};
 use std::collections::BTreeSet;
 
 /// `RLOCK.ACQUIRE key owner lease-ms [READ | WRITE] [BLOCK wait-ms | QUEUE wait-ms]
@@ -19,7 +19,7 @@ pub struct Acquire<'a> {
     /// How the lock is to be held.
     pub mode: Mode,
     /// Whether and how to wait in line, if it cannot be had now.
-    pub patience: Patience,
+    pub wait_mode: WaitMode,
     /// The session that the hold is to belong to.
     pub session: Option<&'a [u8]>,
     /// Do not count again what this owner already holds or waits for.
@@ -28,7 +28,7 @@ pub struct Acquire<'a> {
 
 /// Whether and how to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patience {
+pub enum WaitMode {
     /// Not at all.
     None,
     /// Blocked on the connection, for so long.
@@ -42,7 +42,7 @@ impl<'a> Acquire<'a> {
     ///
     /// # Errors
     /// The first argument that is out of bounds, and the first word that is no option.
-    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
         let lease = parse::lease(args.next()?)?;
@@ -50,7 +50,7 @@ impl<'a> Acquire<'a> {
         let options = AcquireOptions::parse(args, |word| mode.set(word))?;
         let mode = mode.get(owner)?;
         let AcquireOptions {
-            patience,
+            wait_mode,
             session,
             once,
         } = options;
@@ -59,7 +59,7 @@ impl<'a> Acquire<'a> {
             owner,
             lease,
             mode,
-            patience,
+            wait_mode,
             session,
             once,
         })
@@ -75,7 +75,7 @@ impl ModeOption {
     }
 
     /// Takes the word in. False if it is another one.
-    fn set(&mut self, word: &[u8]) -> Result<bool, Refusal> {
+    fn set(&mut self, word: &[u8]) -> Result<bool, CommandError> {
         let mode = if word.eq_ignore_ascii_case(b"READ") {
             Mode::Read
         } else if word.eq_ignore_ascii_case(b"WRITE") {
@@ -86,15 +86,15 @@ impl ModeOption {
         match self.0.replace(mode) {
             None => Ok(true),
             Some(before) if before == mode => Err(parse::repeated(word)),
-            Some(_) => Err(Refusal::ReadAndWrite),
+            Some(_) => Err(CommandError::ReadAndWrite),
         }
     }
 
     /// The mode, if this owner can hold a lock in it.
-    fn get(self, owner: &[u8]) -> Result<Mode, Refusal> {
+    fn get(self, owner: &[u8]) -> Result<Mode, CommandError> {
         match self.0 {
             None => Ok(Mode::Plain),
-            Some(_) if owner.ends_with(WRITER_SUFFIX) => Err(Refusal::OwnerOfWriter),
+            Some(_) if owner.ends_with(WRITER_SUFFIX) => Err(CommandError::OwnerOfWriter),
             Some(mode) => Ok(mode),
         }
     }
@@ -102,7 +102,7 @@ impl ModeOption {
 
 /// The options of ACQUIRE and MACQUIRE.
 struct AcquireOptions<'a> {
-    patience: Patience,
+    wait_mode: WaitMode,
     session: Option<&'a [u8]>,
     once: bool,
 }
@@ -111,8 +111,8 @@ impl<'a> AcquireOptions<'a> {
     /// `other` takes in a word that is none of these options, or says that it is none at all.
     fn parse<I: Iterator<Item = &'a [u8]>>(
         mut args: Arguments<I>,
-        mut other: impl FnMut(&[u8]) -> Result<bool, Refusal>,
-    ) -> Result<Self, Refusal> {
+        mut other: impl FnMut(&[u8]) -> Result<bool, CommandError>,
+    ) -> Result<Self, CommandError> {
         let (mut block, mut queue) = (Once::new(), Once::new());
         let (mut session, mut once) = (Once::new(), Once::new());
         while let Some(word) = args.option() {
@@ -128,18 +128,18 @@ impl<'a> AcquireOptions<'a> {
                 return Err(parse::unknown(word));
             }
         }
-        let patience = match (block.get(), queue.get()) {
-            (None, None) => Patience::None,
-            (Some(wait), None) => Patience::Block(wait),
-            (None, Some(wait)) => Patience::Queue(wait),
-            (Some(_), Some(_)) => return Err(Refusal::BlockAndQueue),
+        let wait_mode = match (block.get(), queue.get()) {
+            (None, None) => WaitMode::None,
+            (Some(wait), None) => WaitMode::Block(wait),
+            (None, Some(wait)) => WaitMode::Queue(wait),
+            (Some(_), Some(_)) => return Err(CommandError::BlockAndQueue),
         };
         let (session, once) = (session.get(), once.get().is_some());
-        if matches!(patience, Patience::Queue(_)) && session.is_none() {
-            return Err(Refusal::QueueWithoutSession);
+        if matches!(wait_mode, WaitMode::Queue(_)) && session.is_none() {
+            return Err(CommandError::QueueWithoutSession);
         }
         Ok(Self {
-            patience,
+            wait_mode,
             session,
             once,
         })
@@ -166,7 +166,7 @@ impl<'a> Release<'a> {
     ///
     /// # Errors
     /// The first argument that is out of bounds, and the first word that is no option.
-    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
         let mut mode = ModeOption::new();
@@ -212,7 +212,7 @@ impl<'a> Renew<'a> {
     ///
     /// # Errors
     /// The first argument that is out of bounds, and the first word that is no option.
-    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
         let lease = parse::lease(args.next()?)?;
@@ -252,7 +252,7 @@ pub struct NamedKey<'a> {
 /// `RLOCK.MACQUIRE owner lease-ms numkeys key [key ...] [BLOCK wait-ms | QUEUE wait-ms]
 /// [SESSION session] [ONCE]`
 #[derive(Clone, Debug)]
-pub struct AcquireSeveral<'a> {
+pub struct MultiAcquire<'a> {
     /// Who asks.
     pub owner: &'a [u8],
     /// How long the holds are to last.
@@ -260,25 +260,25 @@ pub struct AcquireSeveral<'a> {
     /// The locks, in the order in which they were named.
     pub keys: Vec<NamedKey<'a>>,
     /// Whether and how to wait in line, if they cannot be had now.
-    pub patience: Patience,
+    pub wait_mode: WaitMode,
     /// The session that the holds are to belong to.
     pub session: Option<&'a [u8]>,
     /// Do not count again what this owner already holds or waits for.
     pub once: bool,
 }
 
-impl<'a> AcquireSeveral<'a> {
+impl<'a> MultiAcquire<'a> {
     /// Reads the arguments.
     ///
     /// # Errors
     /// The first argument that is out of bounds, and the first word that is no option.
-    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let owner = owner(args.next()?)?;
         let lease = parse::lease(args.next()?)?;
         let keys = keys(&mut args, 4)?;
         let AcquireOptions {
-            patience,
+            wait_mode,
             session,
             once,
         } = AcquireOptions::parse(args, |_| Ok(false))?;
@@ -286,7 +286,7 @@ impl<'a> AcquireSeveral<'a> {
             owner,
             lease,
             keys,
-            patience,
+            wait_mode,
             session,
             once,
         })
@@ -299,7 +299,7 @@ impl<'a> AcquireSeveral<'a> {
             owner: self.owner,
             lease: self.lease,
             mode: Mode::Plain,
-            patience: self.patience,
+            wait_mode: self.wait_mode,
             session: self.session,
             once: self.once,
         }
@@ -308,19 +308,19 @@ impl<'a> AcquireSeveral<'a> {
 
 /// `RLOCK.MRELEASE owner numkeys key [key ...]`
 #[derive(Clone, Debug)]
-pub struct ReleaseSeveral<'a> {
+pub struct MultiRelease<'a> {
     /// Who gives them back.
     pub owner: &'a [u8],
     /// The locks, in the order in which they were named.
     pub keys: Vec<NamedKey<'a>>,
 }
 
-impl<'a> ReleaseSeveral<'a> {
+impl<'a> MultiRelease<'a> {
     /// Reads the arguments.
     ///
     /// # Errors
     /// The first argument that is out of bounds, or a wrong number of arguments.
-    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let owner = owner(args.next()?)?;
         let keys = keys(&mut args, 3)?;
@@ -331,7 +331,7 @@ impl<'a> ReleaseSeveral<'a> {
 
 /// `RLOCK.MRENEW owner lease-ms numkeys key [key ...] [SESSION session]`
 #[derive(Clone, Debug)]
-pub struct RenewSeveral<'a> {
+pub struct MultiRenew<'a> {
     /// Who holds them.
     pub owner: &'a [u8],
     /// The lease that starts anew.
@@ -342,12 +342,12 @@ pub struct RenewSeveral<'a> {
     pub session: Option<&'a [u8]>,
 }
 
-impl<'a> RenewSeveral<'a> {
+impl<'a> MultiRenew<'a> {
     /// Reads the arguments.
     ///
     /// # Errors
     /// The first argument that is out of bounds, and the first word that is no option.
-    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let owner = owner(args.next()?)?;
         let lease = parse::lease(args.next()?)?;
@@ -385,12 +385,12 @@ pub fn key_places<'a>(
 fn keys<'a, I: Iterator<Item = &'a [u8]>>(
     args: &mut Arguments<I>,
     first: usize,
-) -> Result<Vec<NamedKey<'a>>, Refusal> {
+) -> Result<Vec<NamedKey<'a>>, CommandError> {
     let count = parse::key_count(args.next()?)?;
     let mut seen = BTreeSet::new();
     let mut keys = Vec::with_capacity(count);
     for place in (first..).take(count) {
-        let name = args.option().ok_or(Refusal::KeyCount)?;
+        let name = args.option().ok_or(CommandError::KeyCount)?;
         if seen.insert(name) {
             keys.push(NamedKey { place, name });
         }
@@ -412,7 +412,7 @@ impl<'a> Cancel<'a> {
     ///
     /// # Errors
     /// An owner out of bounds, or a wrong number of arguments.
-    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let request = Self {
             key: args.next()?,
@@ -435,7 +435,7 @@ impl<'a> KeyOnly<'a> {
     ///
     /// # Errors
     /// A wrong number of arguments.
-    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let request = Self { key: args.next()? };
         args.finish()?;
@@ -457,7 +457,7 @@ impl<'a> List<'a> {
     ///
     /// # Errors
     /// The first argument that is out of bounds, and the first word that is no option.
-    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (mut pattern, mut count) = (Once::new(), Once::new());
         while let Some(word) = args.option() {
@@ -492,7 +492,7 @@ impl<'a> Events<'a> {
     ///
     /// # Errors
     /// The first argument that is out of bounds, and the first word that is no option.
-    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, Refusal> {
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let session = parse::session(args.next()?)?;
         let (mut block, mut grace) = (Once::new(), Once::new());

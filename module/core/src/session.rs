@@ -6,7 +6,7 @@
 use crate::arena::{Arena, Id, ROOM_KEPT};
 use crate::hold::HoldId;
 use crate::line::WaiterId;
-use crate::{Grant, LockKey, LockRef, Mode, Now, Refusal, Wait};
+use crate::{CommandError, Grant, LockKey, LockRef, Mode, Now, Wait};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 
@@ -52,7 +52,7 @@ pub enum EventKind {
     /// A hold has ended that its owner did not give back.
     Lost(LostReason),
     /// A queued waiter left the line because there is nothing to wait for.
-    Error(Refusal),
+    Error(CommandError),
 }
 
 /// Why a hold has ended.
@@ -102,7 +102,7 @@ pub(crate) struct Sessions {
     listen_ends: BTreeSet<(i64, SessionId)>,
     grace_ends: BTreeSet<(i64, SessionId)>,
     /// The owners that have yet to fetch a grant, and in which sessions.
-    unheard: HashMap<Rc<[u8]>, Vec<SessionId>>,
+    unfetched_grants: HashMap<Rc<[u8]>, Vec<SessionId>>,
 }
 
 /// What belonged to a session that lost its connection or ended.
@@ -193,11 +193,11 @@ impl Sessions {
             self.clients.remove(&(client_id, id));
         }
         let events = std::mem::take(&mut session.events);
-        let (unheard, kept): (VecDeque<_>, VecDeque<_>) = events
+        let (unfetched_grants, kept): (VecDeque<_>, VecDeque<_>) = events
             .into_iter()
             .partition(|unfetched| unfetched.event.is_grant() && !unfetched.confirmed);
         session.events = kept;
-        let unfetched: Vec<Event> = unheard
+        let unfetched: Vec<Event> = unfetched_grants
             .into_iter()
             .map(|unfetched| unfetched.event)
             .collect();
@@ -211,7 +211,7 @@ impl Sessions {
             self.end(id)
         };
         for event in &unfetched {
-            self.is_heard(id, event);
+            self.mark_delivered(id, event);
         }
         Belongings {
             waiters,
@@ -245,7 +245,7 @@ impl Sessions {
     pub(crate) fn tell(&mut self, id: SessionId, event: Event) -> Option<Listener> {
         let session = self.arena.get_mut(id.0)?;
         if event.is_grant() {
-            self.unheard
+            self.unfetched_grants
                 .entry(Rc::clone(&event.owner))
                 .or_default()
                 .push(id);
@@ -269,7 +269,7 @@ impl Sessions {
             .map(|unfetched| unfetched.event);
         let events: Vec<Event> = events.collect();
         for event in &events {
-            self.is_heard(id, event);
+            self.mark_delivered(id, event);
         }
         events
     }
@@ -278,7 +278,7 @@ impl Sessions {
     /// is still to be fetched, in whichever session it waited, the end of that session's connection
     /// must not take the lock away again.
     pub(crate) fn confirm(&mut self, lock: LockRef<'_>, owner: &[u8], mode: Mode) {
-        for id in self.unheard.get(owner).into_iter().flatten() {
+        for id in self.unfetched_grants.get(owner).into_iter().flatten() {
             let Some(session) = self.arena.get_mut(id.0) else {
                 continue;
             };
@@ -289,20 +289,20 @@ impl Sessions {
     }
 
     /// An event has left the session.
-    fn is_heard(&mut self, id: SessionId, event: &Event) {
+    fn mark_delivered(&mut self, id: SessionId, event: &Event) {
         if !event.is_grant() {
             return;
         }
-        if let Some(sessions) = self.unheard.get_mut(&event.owner) {
+        if let Some(sessions) = self.unfetched_grants.get_mut(&event.owner) {
             if let Some(at) = sessions.iter().position(|session| *session == id) {
                 sessions.swap_remove(at);
             }
             if sessions.is_empty() {
-                self.unheard.remove(&event.owner);
+                self.unfetched_grants.remove(&event.owner);
             }
         }
-        if self.unheard.is_empty() {
-            self.unheard.shrink_to(ROOM_KEPT);
+        if self.unfetched_grants.is_empty() {
+            self.unfetched_grants.shrink_to(ROOM_KEPT);
         }
     }
 

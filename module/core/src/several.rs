@@ -6,29 +6,29 @@
 
 use crate::arena::{Arena, Id};
 use crate::deadlock::{DeadlockSearch, Found};
-use crate::line::{LineId, LockKey, LockRef, Newcomer, Seat, WaiterId};
+use crate::line::{LockKey, LockRef, Newcomer, QueueId, ReplyTarget, WaiterId};
 use crate::lock::{Acquired, BlockedClient, Due, Joined, Locks};
 use crate::metrics::count;
-use crate::request::{Acquire, AcquireSeveral, Patience, Release, Renew, RenewSeveral};
+use crate::request::{Acquire, MultiAcquire, MultiRenew, Release, Renew, WaitMode};
 use crate::session::SessionId;
 use crate::stored::{Count, Hash, Stored};
-use crate::{Dismissal, Effect, Grant, Kind, Lease, Mode, Now, Refusal, Token};
+use crate::{CommandError, Effect, Grant, Kind, Lease, Mode, Now, Token, WaitOutcome};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
 /// The name of a wait for several locks. It stays invalid after the wait is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct JointId(Id);
+pub struct MultiId(Id);
 
 /// All waits for several locks.
 #[derive(Debug, Default)]
-pub(crate) struct Joints {
-    arena: Arena<Joint>,
-    marked: VecDeque<JointId>,
+pub(crate) struct MultiWaits {
+    arena: Arena<MultiWait>,
+    marked: VecDeque<MultiId>,
 }
 
 #[derive(Debug)]
-struct Joint {
+struct MultiWait {
     owner: Rc<[u8]>,
     /// The locks, in the order in which they were named.
     locks: Rc<[LockKey]>,
@@ -39,25 +39,25 @@ struct Joint {
     /// The line in which it was last found that it cannot. Until something happens there, what
     /// happens in its other lines changes nothing; so a look at all its locks follows on a change
     /// of one, not on each look at each of them.
-    blocked_in: Option<LineId>,
+    blocked_in: Option<QueueId>,
 }
 
-impl Joints {
+impl MultiWaits {
     pub(crate) fn is_empty(&self) -> bool {
         self.arena.len() == 0
     }
 
-    pub(crate) fn locks(&self, id: JointId) -> Option<Rc<[LockKey]>> {
+    pub(crate) fn locks(&self, id: MultiId) -> Option<Rc<[LockKey]>> {
         self.arena.get(id.0).map(|joint| Rc::clone(&joint.locks))
     }
 
-    pub(crate) fn waiters(&self, id: JointId) -> &[WaiterId] {
+    pub(crate) fn waiters(&self, id: MultiId) -> &[WaiterId] {
         self.arena
             .get(id.0)
             .map_or(&[], |joint| joint.waiters.as_slice())
     }
 
-    pub(crate) fn remove(&mut self, id: JointId) -> Vec<WaiterId> {
+    pub(crate) fn remove(&mut self, id: MultiId) -> Vec<WaiterId> {
         self.arena
             .remove(id.0)
             .map_or_else(Vec::new, |joint| joint.waiters)
@@ -65,7 +65,7 @@ impl Joints {
 
     /// After what happened in this line perhaps it can have all: to be decided within the present
     /// step.
-    pub(crate) fn mark(&mut self, id: JointId, line: LineId) {
+    pub(crate) fn mark(&mut self, id: MultiId, line: QueueId) {
         if let Some(joint) = self.arena.get_mut(id.0)
             && joint.blocked_in.is_none_or(|blocked_in| blocked_in == line)
             && !std::mem::replace(&mut joint.marked, true)
@@ -84,7 +84,7 @@ impl Joints {
             if let Some(joint) = self.arena.get_mut(id.0) {
                 joint.marked = false;
                 let (locks, owner) = (Rc::clone(&joint.locks), Rc::clone(&joint.owner));
-                return Some(Due::Joint(id, locks, owner));
+                return Some(Due::MultiWait(id, locks, owner));
             }
         }
         None
@@ -144,11 +144,11 @@ impl Entering {
 /// A wait for several locks that can have all of them, and has left all lines: the driver calls
 /// [`Locks::enter_granted`] for each lock, and then [`Locks::tell_joint_granted`].
 #[derive(Debug)]
-pub struct JointGrant {
+pub struct MultiGrant {
     locks: Rc<[LockKey]>,
     owner: Rc<[u8]>,
     lease: Lease,
-    seat: Seat,
+    seat: ReplyTarget,
     session: Option<SessionId>,
     since: i64,
     entering: Entering,
@@ -173,10 +173,10 @@ impl Locks {
         &mut self,
         locks: &[LockRef<'_>],
         stored: &[Stored],
-        request: &AcquireSeveral<'_>,
+        request: &MultiAcquire<'_>,
         waiters_max: u32,
         now: Now,
-    ) -> Result<AcquiredSeveral, Refusal> {
+    ) -> Result<AcquiredSeveral, CommandError> {
         self.listened(request.session)?;
         let mut can_have_all = true;
         for (lock, stored) in locks.iter().zip(stored) {
@@ -188,14 +188,14 @@ impl Locks {
             return Ok(AcquiredSeveral::Enter(Entering::begin(new)));
         }
         let ttl_ms = ttl_of_others_ms(stored, now);
-        if request.patience == Patience::None {
+        if request.wait_mode == WaitMode::None {
             return Ok(AcquiredSeveral::NotHeld { ttl_ms });
         }
         if self.own_joint(locks, request).is_none() {
             for lock in locks {
                 let line = self.lines.find(*lock);
                 if line.is_some_and(|line| self.lines.length(line) >= waiters_max) {
-                    return Err(Refusal::TooManyWaiters(waiters_max));
+                    return Err(CommandError::TooManyWaiters(waiters_max));
                 }
             }
         }
@@ -208,15 +208,15 @@ impl Locks {
         lock: LockRef<'_>,
         stored: &Stored,
         once: bool,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<bool, CommandError> {
         let line = self.lines.find(lock);
         self.check_kind(lock, line, stored, Kind::Plain)?;
         match (stored, line) {
             (Stored::Plain(Hash { own: None, .. }), _) => Ok(false),
             (Stored::Plain(Hash { own: Some(own), .. }), _) => match own {
-                Count::Malformed => Err(Refusal::HoldCountMalformed),
+                Count::Malformed => Err(CommandError::HoldCountMalformed),
                 Count::Valid(held) if once || Count::next(*held).is_some() => Ok(true),
-                Count::Valid(_) => Err(Refusal::HoldCountOverflow),
+                Count::Valid(_) => Err(CommandError::HoldCountOverflow),
             },
             (_, None) => Ok(true),
             (_, Some(line)) => {
@@ -232,7 +232,7 @@ impl Locks {
         &mut self,
         lock: LockRef<'_>,
         stored: Stored,
-        request: &AcquireSeveral<'_>,
+        request: &MultiAcquire<'_>,
         entering: &mut Entering,
         now: Now,
         effects: &mut Vec<Effect>,
@@ -269,7 +269,7 @@ impl Locks {
                 None => return,
             },
             (_, Some(token)) => {
-                if stored == Stored::Abandoned {
+                if stored == Stored::NoHolder {
                     effects.push(Effect::Free);
                 }
                 self.lose_holds(lock, None, now, effects);
@@ -289,7 +289,7 @@ impl Locks {
     pub fn search_deadlock_of_several(
         &self,
         locks: &[LockRef<'_>],
-        request: &AcquireSeveral<'_>,
+        request: &MultiAcquire<'_>,
     ) -> Option<(DeadlockSearch, Found)> {
         if self.own_joint(locks, request).is_some() {
             return None;
@@ -305,17 +305,17 @@ impl Locks {
         &mut self,
         locks: &[LockRef<'_>],
         stored: &[Stored],
-        request: &AcquireSeveral<'_>,
+        request: &MultiAcquire<'_>,
         client: Option<BlockedClient>,
         now: Now,
         effects: &mut Vec<Effect>,
     ) -> Option<Joined> {
         let session = self.listened(request.session).ok()?;
-        let (wait, seat) = match (request.patience, client) {
-            (Patience::Block(wait), Some(BlockedClient { handle, client_id })) => {
-                (wait, Seat::Client { handle, client_id })
+        let (wait, seat) = match (request.wait_mode, client) {
+            (WaitMode::Block(wait), Some(BlockedClient { handle, client_id })) => {
+                (wait, ReplyTarget::Client { handle, client_id })
             }
-            (Patience::Queue(wait), _) => (wait, Seat::Session(session?)),
+            (WaitMode::Queue(wait), _) => (wait, ReplyTarget::Session(session?)),
             _ => return None,
         };
         let place = self.own_joint(locks, request);
@@ -335,7 +335,7 @@ impl Locks {
         if let Some(session) = session {
             self.sessions.add_waiter(session, waiter);
         }
-        self.note_crowd();
+        self.note_peak();
         Some(Joined { waiter, position })
     }
 
@@ -346,7 +346,7 @@ impl Locks {
         newcomer: &mut Newcomer<'_>,
         now: Now,
     ) -> Option<(WaiterId, i64)> {
-        let joint = JointId(self.joints.arena.insert(Joint {
+        let joint = MultiId(self.joints.arena.insert(MultiWait {
             owner: Rc::from(newcomer.owner),
             locks: locks.iter().map(|lock| LockKey::from(*lock)).collect(),
             waiters: Vec::with_capacity(locks.len()),
@@ -374,7 +374,7 @@ impl Locks {
 
     fn take_over_joint(
         &mut self,
-        joint: JointId,
+        joint: MultiId,
         stored: &[Stored],
         newcomer: &Newcomer<'_>,
         now: Now,
@@ -393,7 +393,7 @@ impl Locks {
     }
 
     /// The owner's wait for the same locks, if the request is to take it over.
-    fn own_joint(&self, locks: &[LockRef<'_>], request: &AcquireSeveral<'_>) -> Option<JointId> {
+    fn own_joint(&self, locks: &[LockRef<'_>], request: &MultiAcquire<'_>) -> Option<MultiId> {
         let line = self.lines.find(*locks.first().filter(|_| request.once)?)?;
         let mut own = self.lines.all_of(line, request.owner);
         own.find_map(|(_, waiter)| {
@@ -413,7 +413,7 @@ impl Locks {
         &mut self,
         locks: &[LockRef<'_>],
         stored: &[Stored],
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), CommandError> {
         for (lock, stored) in locks.iter().zip(stored) {
             let line = self.lines.find(*lock);
             self.check_kind(*lock, line, stored, Kind::Plain)?;
@@ -429,11 +429,11 @@ impl Locks {
         &mut self,
         locks: &[LockRef<'_>],
         stored: &[Stored],
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), CommandError> {
         for (lock, stored) in locks.iter().zip(stored) {
             self.check_renewable(&[*lock], &[*stored])?;
             if let Some((Count::Malformed, _)) = stored.own(Mode::Plain) {
-                return Err(Refusal::HoldCountMalformed);
+                return Err(CommandError::HoldCountMalformed);
             }
         }
         Ok(())
@@ -477,7 +477,7 @@ impl Locks {
 
     /// As [`Locks::free`], but the next in line is granted later in this step. One unlock message
     /// either way: now, unless the hand-over brings it.
-    fn free_for_later(&mut self, line: Option<LineId>, effects: &mut Vec<Effect>) {
+    fn free_for_later(&mut self, line: Option<QueueId>, effects: &mut Vec<Effect>) {
         effects.push(Effect::Free);
         let Some(line) = line else {
             effects.push(Effect::Publish(Mode::Plain));
@@ -498,10 +498,10 @@ impl Locks {
         &mut self,
         lock: LockRef<'_>,
         stored: Stored,
-        request: &RenewSeveral<'_>,
+        request: &MultiRenew<'_>,
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<bool, CommandError> {
         let request = Renew {
             key: lock.name,
             owner: request.owner,
@@ -516,7 +516,7 @@ impl Locks {
     // --- Hand-over -------------------------------------------------------------------------------
 
     /// By which name a wait for several locks was joined, as [`Joined`] told it.
-    pub fn waiter_of(&self, id: JointId) -> Option<WaiterId> {
+    pub fn waiter_of(&self, id: MultiId) -> Option<WaiterId> {
         self.joints.waiters(id).first().copied()
     }
 
@@ -524,17 +524,17 @@ impl Locks {
     /// that never can leaves all lines and is told why.
     pub fn settle_joint(
         &mut self,
-        id: JointId,
+        id: MultiId,
         stored: &[Stored],
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Option<JointGrant> {
+    ) -> Option<MultiGrant> {
         let waiters = self.joints.waiters(id).to_vec();
         let first = *waiters.first()?;
         let refusal = stored.iter().find_map(|stored| match stored {
-            Stored::OtherType => Some(Refusal::WrongType),
-            Stored::ReadWrite(_) => Some(Refusal::WrongKind(Kind::ReadWrite)),
-            Stored::Free | Stored::Abandoned | Stored::Plain(_) => None,
+            Stored::OtherType => Some(CommandError::WrongType),
+            Stored::ReadWrite(_) => Some(CommandError::WrongKind(Kind::ReadWrite)),
+            Stored::Free | Stored::NoHolder | Stored::Plain(_) => None,
         });
         if let Some(refusal) = refusal {
             // Those behind it are next where it was first.
@@ -545,7 +545,7 @@ impl Locks {
                     self.lines.settle_now(line);
                 }
             }
-            self.dismiss(first, Dismissal::Refused(refusal), effects);
+            self.dismiss(first, WaitOutcome::Refused(refusal), effects);
             return None;
         }
         let can_have = |(waiter, stored): (&WaiterId, &Stored)| match stored {
@@ -564,7 +564,7 @@ impl Locks {
         let new = any_new.then(|| self.tokens.mint(now.wall_us));
         let locks = self.joints.locks(id)?;
         let waiter = self.leave(first)?;
-        Some(JointGrant {
+        Some(MultiGrant {
             tokens: Vec::with_capacity(locks.len()),
             locks,
             owner: waiter.owner,
@@ -582,7 +582,7 @@ impl Locks {
         &mut self,
         lock: LockRef<'_>,
         stored: Stored,
-        granted: &mut JointGrant,
+        granted: &mut MultiGrant,
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
@@ -592,7 +592,7 @@ impl Locks {
             owner: &owner,
             lease: granted.lease,
             mode: Mode::Plain,
-            patience: Patience::None,
+            wait_mode: WaitMode::None,
             session: None,
             once: false,
         };
@@ -616,7 +616,7 @@ impl Locks {
     }
 
     /// Tells the waiter, now that all is written.
-    pub fn tell_joint_granted(&mut self, granted: JointGrant, now: Now, effects: &mut Vec<Effect>) {
+    pub fn tell_joint_granted(&mut self, granted: MultiGrant, now: Now, effects: &mut Vec<Effect>) {
         let Some((held, token)) = granted.entering.held() else {
             return;
         };
@@ -635,9 +635,9 @@ impl Locks {
     }
 
     /// Ends the waits for several locks that stand in the line of one which is now of another kind.
-    pub(crate) fn dismiss_joints(&mut self, line: LineId, effects: &mut Vec<Effect>) {
+    pub(crate) fn dismiss_joints(&mut self, line: QueueId, effects: &mut Vec<Effect>) {
         for id in self.lines.joints_in(line) {
-            let why = Dismissal::Refused(Refusal::WrongKind(Kind::ReadWrite));
+            let why = WaitOutcome::Refused(CommandError::WrongKind(Kind::ReadWrite));
             self.dismiss(id, why, effects);
         }
     }

@@ -9,7 +9,7 @@ pub enum Stored {
     Free,
     /// A hash in which nobody is any more: at most `fence`, `mode` and readers whose leases are
     /// over. The lock is free, and what is left goes with the next grant.
-    Abandoned,
+    NoHolder,
     /// A plain lock's hash that somebody is in.
     Plain(Hash),
     /// A read-write lock's hash that somebody is in.
@@ -21,7 +21,7 @@ pub enum Stored {
 impl Stored {
     /// Whether nobody has the lock.
     pub fn is_free(&self) -> bool {
-        matches!(self, Self::Free | Self::Abandoned)
+        matches!(self, Self::Free | Self::NoHolder)
     }
 
     /// What is left of the present lease in milliseconds; -1 if it has no end, 0 if the lock is
@@ -31,7 +31,7 @@ impl Stored {
             Self::Plain(Hash { ends_at, .. }) | Self::ReadWrite(ReadWrite { ends_at, .. }) => {
                 ttl_ms(*ends_at, now)
             }
-            Self::Free | Self::Abandoned | Self::OtherType => 0,
+            Self::Free | Self::NoHolder | Self::OtherType => 0,
         }
     }
 
@@ -40,7 +40,7 @@ impl Stored {
         match self {
             Self::Plain(_) => Some(Kind::Plain),
             Self::ReadWrite(_) => Some(Kind::ReadWrite),
-            Self::Free | Self::Abandoned | Self::OtherType => None,
+            Self::Free | Self::NoHolder | Self::OtherType => None,
         }
     }
 
@@ -50,7 +50,7 @@ impl Stored {
             Self::Plain(Hash { ends_at, .. }) | Self::ReadWrite(ReadWrite { ends_at, .. }) => {
                 *ends_at
             }
-            Self::Free | Self::Abandoned | Self::OtherType => None,
+            Self::Free | Self::NoHolder | Self::OtherType => None,
         }
     }
 
@@ -82,7 +82,7 @@ impl Stored {
             _ => false,
         };
         match (self, mode) {
-            (Self::Free | Self::Abandoned, _) => true,
+            (Self::Free | Self::NoHolder, _) => true,
             // Somebody else's script made the first in line the holder: what one holds is
             // re-entered, never waited for.
             (Self::Plain(hash), Mode::Plain) => may_enter(hash.own),
@@ -242,7 +242,7 @@ pub struct ReadHold {
 
 /// How much of a read-write lock must be read for a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum ReadDepth {
     /// What the owner itself has, as if nobody else were there: enough to tell whether it still
     /// has it, and until when.
     Own,

@@ -19,8 +19,8 @@ use super::{KEY, LEASE_MS, MODE, ONCE, OWNER, SESSION, WAIT, check_slot};
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec, Str};
 use crate::keys::OpenLock;
 use crate::{blocking, changes, config, deadlock, effects, reply, settle, state};
-use rlock_core::request::Patience;
-use rlock_core::{Acquired, LockRef, Look, Mode, Refusal, request};
+use rlock_core::request::WaitMode;
+use rlock_core::{Acquired, CommandError, LockRef, Mode, ReadDepth, request};
 
 pub(super) struct Acquire;
 
@@ -38,10 +38,10 @@ impl Command for Acquire {
         arguments: &[KEY, OWNER, LEASE_MS, MODE, WAIT, SESSION, ONCE],
     };
 
-    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal> {
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let mut request = request::Acquire::parse(args.bytes())?;
-        if matches!(request.patience, Patience::Block(_)) && !ctx.flags().may_block() {
-            request.patience = Patience::None;
+        if matches!(request.wait_mode, WaitMode::Block(_)) && !ctx.flags().may_block() {
+            request.wait_mode = WaitMode::None;
         }
         let (name, owner) = (args.at(1)?, args.at(2)?);
         check_slot(ctx, request.key, request.mode)?;
@@ -80,15 +80,15 @@ fn acquire(
     name: Str<'_>,
     owner: Str<'_>,
     request: &request::Acquire<'_>,
-) -> Result<Acquired, Refusal> {
+) -> Result<Acquired, CommandError> {
     let lock = OpenLock::to_write(ctx, name);
     // Who waits to write is to know when the last reader's lease ends; and ONCE may shorten the
     // longest.
-    let waits_to_write = request.mode == Mode::Write && request.patience != Patience::None;
+    let waits_to_write = request.mode == Mode::Write && request.wait_mode != WaitMode::None;
     let depth = if waits_to_write || request.once {
-        Look::Whole
+        ReadDepth::Whole
     } else {
-        Look::Brief
+        ReadDepth::Brief
     };
     let stored = lock.load(owner, depth);
     let waiters_max = config::waiters_per_lock_max();
@@ -109,7 +109,7 @@ fn wait(
             locks.join(at, request, client, ends_at, now, effects)
         })
     };
-    if let Patience::Block(_) = request.patience {
+    if let WaitMode::Block(_) = request.wait_mode {
         return blocking::wait(ctx, |client| join(Some(client)));
     }
     let joined = join(None);

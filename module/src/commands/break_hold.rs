@@ -12,7 +12,7 @@ use super::{KEY, check_slot};
 use crate::effects;
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::keys::OpenLock;
-use rlock_core::{Mode, Refusal, Stored, request};
+use rlock_core::{CommandError, Mode, Stored, request};
 
 pub(super) struct Break;
 
@@ -29,7 +29,7 @@ impl Command for Break {
         arguments: &[KEY],
     };
 
-    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal> {
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         request::KeyOnly::parse(args.bytes())?;
         let lock = OpenLock::to_write(ctx, args.at(1)?);
         let (stored, _) = lock.load_for_holder();

@@ -6,7 +6,7 @@ use super::{KEY, OWNER};
 use crate::effects;
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::keys::OpenLock;
-use rlock_core::{Look, Refusal, request};
+use rlock_core::{CommandError, ReadDepth, request};
 
 pub(super) struct Cancel;
 
@@ -23,11 +23,11 @@ impl Command for Cancel {
         arguments: &[KEY, OWNER],
     };
 
-    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal> {
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::Cancel::parse(args.bytes())?;
         let owner = args.at(2)?;
         let lock = OpenLock::to_write(ctx, args.at(1)?);
-        let stored = lock.load(owner, Look::Brief);
+        let stored = lock.load(owner, ReadDepth::Brief);
         let cancelled = effects::step(lock, Some(owner), |locks, at, now, effects| {
             locks.cancel(at, stored, &request, now, effects)
         });

@@ -13,7 +13,7 @@
 use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
 use crate::state::{self, Listening};
 use crate::{blocking, changes, effects, reply};
-use rlock_core::{Refusal, request};
+use rlock_core::{CommandError, request};
 
 pub(super) struct Events;
 
@@ -35,20 +35,20 @@ impl Command for Events {
         ],
     };
 
-    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal> {
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::Events::parse(args.bytes())?;
         let flags = ctx.flags();
         if !flags.has_connection() {
-            return Err(Refusal::NoLifeLine);
+            return Err(CommandError::NoSessionConnection);
         }
-        // Both before the session begins: nothing that happens to it may go unheard.
+        // Both before the session begins: nothing that happens to it may go unfetched_grants.
         changes::listen(ctx);
         changes::follow_clients(ctx);
         let client_id = ctx.client_id();
         let session = effects::step_without_key(ctx, |locks, _, effects| {
             locks.attach(&request, client_id, effects)
         });
-        let session = session.ok_or(Refusal::NoLifeLine)?;
+        let session = session.ok_or(CommandError::NoSessionConnection)?;
         let events = state::with(|state| state.locks.fetch(session));
         if events.is_empty()
             && let Some(wait) = request.block

@@ -13,7 +13,7 @@ use crate::keys::OpenLock;
 use crate::read_write::ReadWriteHash;
 use crate::reply::{self, HolderReport, LockReport};
 use crate::{clock, state};
-use rlock_core::{Count, Mode, NEVER, Now, Refusal, Stored, Token, WaiterView, request};
+use rlock_core::{CommandError, Count, Mode, NEVER, Now, Stored, Token, WaiterView, request};
 
 pub(super) struct Info;
 
@@ -30,7 +30,7 @@ impl Command for Info {
         arguments: &[KEY],
     };
 
-    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal> {
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         request::KeyOnly::parse(args.bytes())?;
         let now = clock::now();
         let lock = OpenLock::to_read(ctx, args.at(1)?);
@@ -38,7 +38,7 @@ impl Command for Info {
         let queue = state::with(|state| state.locks.queue(at, now));
         let (stored, owner) = lock.load_for_holder();
         let report = match stored {
-            Stored::OtherType => return Err(Refusal::WrongType),
+            Stored::OtherType => return Err(CommandError::WrongType),
             Stored::ReadWrite(_) => {
                 read_write(ctx, &lock, &stored, queue, now);
                 return Ok(());
@@ -50,7 +50,7 @@ impl Command for Info {
                 ttl_ms: stored.ttl_ms(now),
                 queue,
             },
-            Stored::Free | Stored::Abandoned => LockReport {
+            Stored::Free | Stored::NoHolder => LockReport {
                 owner: None,
                 count: Some(0),
                 token: None,

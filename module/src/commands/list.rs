@@ -5,7 +5,7 @@
 
 use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
 use crate::{clock, reply, state};
-use rlock_core::{LineView, Refusal, glob_matches, request};
+use rlock_core::{CommandError, QueueView, glob_matches, request};
 use std::cmp::Reverse;
 
 pub(super) struct List;
@@ -26,11 +26,11 @@ impl Command for List {
         ],
     };
 
-    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal> {
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::List::parse(args.bytes())?;
         let (db, now) = (ctx.db(), clock::now());
-        let mut lines: Vec<LineView> = state::with(|state| {
-            let matches = |line: &LineView| {
+        let mut lines: Vec<QueueView> = state::with(|state| {
+            let matches = |line: &QueueView| {
                 request
                     .pattern
                     .is_none_or(|pattern| glob_matches(pattern, &line.name))

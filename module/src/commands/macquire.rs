@@ -13,10 +13,10 @@ use super::{LEASE_MS, NUMKEYS, ONCE, OWNER, SESSION, SOME_KEYS, WAIT};
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec, Str};
 use crate::keys::OpenLock;
 use crate::{blocking, changes, config, deadlock, effects, reply, settle, state};
-use rlock_core::request::Patience;
+use rlock_core::request::WaitMode;
 use rlock_core::{
-    AcquiredSeveral, BlockedClient, Entering, Joined, LockRef, Look, Refusal, Stored, Token,
-    request,
+    AcquiredSeveral, BlockedClient, CommandError, Entering, Joined, LockRef, ReadDepth, Stored,
+    Token, request,
 };
 
 pub(super) struct Macquire;
@@ -35,10 +35,10 @@ impl Command for Macquire {
         arguments: &[OWNER, LEASE_MS, NUMKEYS, SOME_KEYS, WAIT, SESSION, ONCE],
     };
 
-    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal> {
-        let mut request = request::AcquireSeveral::parse(args.bytes())?;
-        if matches!(request.patience, Patience::Block(_)) && !ctx.flags().may_block() {
-            request.patience = Patience::None;
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
+        let mut request = request::MultiAcquire::parse(args.bytes())?;
+        if matches!(request.wait_mode, WaitMode::Block(_)) && !ctx.flags().may_block() {
+            request.wait_mode = WaitMode::None;
         }
         let several = Several::new(ctx, args, args.at(1)?, &request.keys)?;
         several.settle_free_ones();
@@ -70,7 +70,7 @@ impl Command for Macquire {
 fn enter(
     several: &Several<'_>,
     stored: &[Stored],
-    request: &request::AcquireSeveral<'_>,
+    request: &request::MultiAcquire<'_>,
     mut entering: Entering,
 ) -> Option<(i64, Token)> {
     settle::together(several.ctx, || {
@@ -88,13 +88,13 @@ fn enter(
 }
 
 /// Puts the caller in all lines; a queued one is told its place at once. False if it cannot wait.
-fn wait(several: &Several<'_>, stored: &[Stored], request: &request::AcquireSeveral<'_>) -> bool {
+fn wait(several: &Several<'_>, stored: &[Stored], request: &request::MultiAcquire<'_>) -> bool {
     let join = |client: Option<BlockedClient>| -> Option<Joined> {
         effects::step_without_key(several.ctx, |locks, now, effects| {
             locks.join_several(&several.at, stored, request, client, now, effects)
         })
     };
-    if let Patience::Block(_) = request.patience {
+    if let WaitMode::Block(_) = request.wait_mode {
         return blocking::wait(several.ctx, |client| join(Some(client)));
     }
     let joined = join(None);
@@ -118,7 +118,7 @@ impl<'a> Several<'a> {
         args: Args<'a>,
         owner: Str<'a>,
         keys: &[request::NamedKey<'_>],
-    ) -> Result<Self, Refusal> {
+    ) -> Result<Self, CommandError> {
         let names = keys.iter().map(|key| args.at(key.place));
         let names = names.collect::<Result<Vec<_>, _>>()?;
         let db = ctx.db();
@@ -140,7 +140,7 @@ impl<'a> Several<'a> {
             let waited_for = state::with(|state| state.locks.is_waited_for(*at));
             let is_free = || {
                 OpenLock::to_write(self.ctx, *name)
-                    .load(self.owner, Look::Brief)
+                    .load(self.owner, ReadDepth::Brief)
                     .is_free()
             };
             if waited_for && is_free() {
@@ -158,7 +158,7 @@ impl<'a> Several<'a> {
             settle::endings(self.ctx, *name);
         }
         let load = |name: &Str<'a>| {
-            OpenLock::to_write_as_it_is(self.ctx, *name).load(self.owner, Look::Brief)
+            OpenLock::to_write_as_it_is(self.ctx, *name).load(self.owner, ReadDepth::Brief)
         };
         self.names.iter().map(load).collect()
     }

@@ -15,7 +15,7 @@ mod renew;
 
 use crate::ffi::{Argument, ArgumentKind, Ctx, register};
 use crate::read_write::slot_is_settled;
-use rlock_core::{Mode, Refusal, names};
+use rlock_core::{CommandError, Mode, names};
 
 /// Makes all commands known to the server. The name of one that it refused, if any.
 pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> {
@@ -33,17 +33,17 @@ pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> 
 }
 
 /// In a cluster, refuses READ and WRITE where the keys of a read-write lock are not all here.
-fn check_slot(ctx: Ctx<'_>, name: &[u8], mode: Mode) -> Result<(), Refusal> {
+fn check_slot(ctx: Ctx<'_>, name: &[u8], mode: Mode) -> Result<(), CommandError> {
     if mode == Mode::Plain || !ctx.in_cluster() {
         return Ok(());
     }
     if mode == Mode::Read && !names::timeouts_share_slot(name) {
-        return Err(Refusal::TimeoutsInOtherSlot);
+        return Err(CommandError::TimeoutsInOtherSlot);
     }
     if slot_is_settled(ctx, name) {
         Ok(())
     } else {
-        Err(Refusal::SlotOnItsWay)
+        Err(CommandError::SlotOnItsWay)
     }
 }
 

@@ -10,7 +10,7 @@ use super::{NUMKEYS, OWNER, SOME_KEYS};
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::keys::OpenLock;
 use crate::{effects, settle};
-use rlock_core::{Refusal, request};
+use rlock_core::{CommandError, request};
 
 pub(super) struct Mrelease;
 
@@ -27,8 +27,8 @@ impl Command for Mrelease {
         arguments: &[OWNER, NUMKEYS, SOME_KEYS],
     };
 
-    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal> {
-        let request = request::ReleaseSeveral::parse(args.bytes())?;
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
+        let request = request::MultiRelease::parse(args.bytes())?;
         let several = Several::new(ctx, args, args.at(1)?, &request.keys)?;
         let stored = several.load();
         effects::step_without_key(ctx, |locks, _, _| {

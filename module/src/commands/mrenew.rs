@@ -12,7 +12,7 @@ use crate::effects;
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::keys::OpenLock;
 use crate::state;
-use rlock_core::{Mode, Refusal, request};
+use rlock_core::{CommandError, Mode, request};
 
 pub(super) struct Mrenew;
 
@@ -29,8 +29,8 @@ impl Command for Mrenew {
         arguments: &[OWNER, LEASE_MS, NUMKEYS, SOME_KEYS, SESSION],
     };
 
-    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal> {
-        let request = request::RenewSeveral::parse(args.bytes())?;
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
+        let request = request::MultiRenew::parse(args.bytes())?;
         let several = Several::new(ctx, args, args.at(1)?, &request.keys)?;
         let stored = several.load();
         effects::step_without_key(ctx, |locks, _, _| {

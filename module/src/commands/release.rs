@@ -12,7 +12,7 @@ use super::{KEY, MODE, OWNER, TOKEN, check_slot};
 use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
 use crate::keys::OpenLock;
 use crate::{effects, reply};
-use rlock_core::{Look, Refusal, request};
+use rlock_core::{CommandError, ReadDepth, request};
 
 pub(super) struct Release;
 
@@ -35,12 +35,12 @@ impl Command for Release {
         ],
     };
 
-    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal> {
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::Release::parse(args.bytes())?;
         let owner = args.at(2)?;
         check_slot(ctx, request.key, request.mode)?;
         let lock = OpenLock::to_write(ctx, args.at(1)?);
-        let stored = lock.load(owner, Look::Whole);
+        let stored = lock.load(owner, ReadDepth::Whole);
         let left = effects::step(lock, Some(owner), |locks, at, now, effects| {
             locks.release(at, stored, &request, now, effects)
         })?;

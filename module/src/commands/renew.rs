@@ -10,7 +10,7 @@ use super::{KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, check_slot};
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::keys::OpenLock;
 use crate::{effects, state};
-use rlock_core::{Look, Refusal, request};
+use rlock_core::{CommandError, ReadDepth, request};
 
 pub(super) struct Renew;
 
@@ -27,12 +27,12 @@ impl Command for Renew {
         arguments: &[KEY, OWNER, LEASE_MS, MODE, TOKEN, SESSION],
     };
 
-    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal> {
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::Renew::parse(args.bytes())?;
         let owner = args.at(2)?;
         check_slot(ctx, request.key, request.mode)?;
         let lock = OpenLock::to_write(ctx, args.at(1)?);
-        let (at, stored) = (lock.at(), lock.load(owner, Look::Whole));
+        let (at, stored) = (lock.at(), lock.load(owner, ReadDepth::Whole));
         let held = effects::step(lock, Some(owner), |locks, at, now, effects| {
             locks.renew(at, stored, &request, now, effects)
         })?;

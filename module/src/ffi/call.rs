@@ -2,7 +2,7 @@
 
 use super::{OK, int, server};
 use redis_module::raw;
-use rlock_core::Refusal;
+use rlock_core::CommandError;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::io::Write as _;
 use std::marker::PhantomData;
@@ -443,11 +443,11 @@ impl<'a> Args<'a> {
     }
 
     /// The argument at this place, where the name is at 0.
-    pub(crate) fn at(self, place: usize) -> Result<Str<'a>, Refusal> {
+    pub(crate) fn at(self, place: usize) -> Result<Str<'a>, CommandError> {
         // Not with `ok_or`: each argument would make a refusal, and drop it.
         match self.0.get(place) {
             Some(arg) => Ok(*arg),
-            None => Err(Refusal::WrongArity),
+            None => Err(CommandError::WrongArity),
         }
     }
 

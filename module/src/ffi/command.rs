@@ -2,7 +2,7 @@
 
 use super::{Args, Ctx, ERR, OK, guarded, int, server};
 use redis_module::raw;
-use rlock_core::{Refusal, request};
+use rlock_core::{CommandError, request};
 use std::ffi::{CStr, c_int};
 use std::ptr;
 
@@ -11,7 +11,7 @@ pub(crate) trait Command {
     const SPEC: Spec;
 
     /// Carries the command out and replies, or says why not.
-    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Refusal>;
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError>;
 }
 
 /// What a command declares: `COMMAND INFO`, `COMMAND DOCS`, `COMMAND GETKEYS` and the ACL come from
@@ -229,7 +229,7 @@ extern "C" fn on_command<C: Command>(
     }
     match guarded(None, || Some(C::run(ctx, args))) {
         Some(Ok(())) => {}
-        Some(Err(Refusal::WrongArity)) => ctx.reply_wrong_arity(),
+        Some(Err(CommandError::WrongArity)) => ctx.reply_wrong_arity(),
         Some(Err(refusal)) => ctx.reply_error(&refusal.to_string()),
         None => {
             ctx.reply_error("ERR internal error of rlock, see the server's log");

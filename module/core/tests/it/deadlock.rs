@@ -4,10 +4,10 @@ use crate::circles::{Graph, Standing};
 use crate::keyspace::{Keyspace, Place};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
-use rlock_core::request::{Acquire, AcquireSeveral, Cancel, NamedKey, Patience, Release};
+use rlock_core::request::{Acquire, Cancel, MultiAcquire, NamedKey, Release, WaitMode};
 use rlock_core::{
-    Acquired, AcquiredSeveral, BlockedClient, DeadlockSearch, Due, Effect, Found, INTEGER_MAX,
-    Joined, Lease, LockKey, LockRef, Locks, Mode, Now, Refusal, Stored, Wait, WaiterId,
+    Acquired, AcquiredSeveral, BlockedClient, CommandError, DeadlockSearch, Due, Effect, Found,
+    INTEGER_MAX, Joined, Lease, LockKey, LockRef, Locks, Mode, Now, Stored, Wait, WaiterId,
 };
 
 const NOW: Now = Now {
@@ -123,7 +123,7 @@ impl Crossing {
             owner,
             lease: Lease::from_ms(INTEGER_MAX).unwrap(),
             mode: Mode::Plain,
-            patience: Patience::Block(Wait::from_ms(0).unwrap()),
+            wait_mode: WaitMode::Block(Wait::from_ms(0).unwrap()),
             session: None,
             once: false,
         };
@@ -161,11 +161,11 @@ impl Crossing {
             place: *place,
             name,
         });
-        let request = AcquireSeveral {
+        let request = MultiAcquire {
             owner,
             lease: Lease::from_ms(INTEGER_MAX).unwrap(),
             keys: keys.collect(),
-            patience: Patience::Block(Wait::from_ms(0).unwrap()),
+            wait_mode: WaitMode::Block(Wait::from_ms(0).unwrap()),
             session: None,
             once: false,
         };
@@ -324,7 +324,7 @@ impl Crossing {
         while let Some(due) = self.locks.next_due() {
             match due {
                 Due::Line(lock) => self.settle_line(&lock)?,
-                Due::Joint(id, locks, owner) => {
+                Due::MultiWait(id, locks, owner) => {
                     let place = |lock: &LockKey| (lock.db, lock.name.to_vec());
                     let places: Vec<Place> = locks.iter().map(place).collect();
                     let read = |place| self.space.read(place, &owner);
@@ -383,7 +383,7 @@ impl Crossing {
 
 /// Whether the words of a refusal are true: a circle from the asker back to it, each step of which
 /// is there. A long one is cut.
-fn is_a_circle(refusal: &Refusal, asker: &[u8], graph: &Graph) -> Result<(), String> {
+fn is_a_circle(refusal: &CommandError, asker: &[u8], graph: &Graph) -> Result<(), String> {
     let text = refusal.to_string();
     let tell = || format!("{text}, and {graph:?}");
     let rest = text.strip_prefix("DEADLOCK ").ok_or_else(tell)?;

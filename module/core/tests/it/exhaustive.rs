@@ -72,7 +72,7 @@ fn nobody_waits_for_ever_in_any_order() {
 /// others: it would stand behind those who came before it.)
 #[test]
 fn nobody_waits_together_for_ever_in_any_order() {
-    let together = |owner| Op::AcquireSeveral {
+    let together = |owner| Op::MultiAcquire {
         locks: vec![0, 1],
         owner,
         lease_ms: INTEGER_MAX,
@@ -226,7 +226,7 @@ fn alphabet_of_several() -> Vec<Op> {
         session: None,
         once: false,
     };
-    let together = |owner, locks, waits, once| Op::AcquireSeveral {
+    let together = |owner, locks, waits, once| Op::MultiAcquire {
         locks,
         owner,
         lease_ms: LEASE_MS,
@@ -248,11 +248,11 @@ fn alphabet_of_several() -> Vec<Op> {
             together(owner, vec![1, 0], Waits::Block(WAIT_MS), true),
             release(owner, 0),
             release(owner, 1),
-            Op::ReleaseSeveral {
+            Op::MultiRelease {
                 locks: both(),
                 owner,
             },
-            Op::RenewSeveral {
+            Op::MultiRenew {
                 locks: both(),
                 owner,
                 lease_ms: 2 * LEASE_MS,

@@ -240,10 +240,10 @@ pub(crate) fn views_are_true(locks: &Locks, twin: &Twin, now: Now) -> Result<(),
         let first = line.first().map(|first| (line.len(), first.since));
         list_shows(locks, place, first, now)?;
     }
-    let waiting = u64::try_from(locks.crowd().waiters).unwrap();
+    let waiting = u64::try_from(locks.gauges().waiters).unwrap();
     let lines = twin.lines.values().filter(|line| !line.is_empty()).count();
-    if waiting != twin.waiting() || locks.crowd().locks != lines {
-        return Err(format!("the crowd is {:?}", locks.crowd()));
+    if waiting != twin.waiting() || locks.gauges().locks != lines {
+        return Err(format!("the gauges is {:?}", locks.gauges()));
     }
     Ok(())
 }
@@ -322,9 +322,9 @@ pub(crate) fn is_at_rest(
 
 /// Invariants 9 and 11, at any moment.
 pub(crate) fn sessions_are_true(locks: &Locks, twin: &Twin) -> Result<(), String> {
-    let (crowd, life) = (locks.crowd(), &twin.life);
-    if (crowd.sessions, crowd.session_holds) != (life.sessions.len(), life.holds.len()) {
-        return Err(format!("the crowd is {crowd:?}\n  should be {life:?}"));
+    let (gauges, life) = (locks.gauges(), &twin.life);
+    if (gauges.sessions, gauges.session_holds) != (life.sessions.len(), life.holds.len()) {
+        return Err(format!("the gauges is {gauges:?}\n  should be {life:?}"));
     }
     let mut holds = life.holds.values();
     match holds.find(|hold| !life.sessions.contains_key(&hold.session)) {

@@ -93,7 +93,7 @@ impl Keyspace {
             return Stored::OtherType;
         };
         if owners(fields).next().is_none() {
-            return Stored::Abandoned;
+            return Stored::NoHolder;
         }
         let others = owners(fields).any(|of| of != owner);
         if fields.contains_key(MODE_FIELD) {

@@ -154,10 +154,10 @@ impl Life {
             !confirmed && matches!(event.news, News::Granted { .. })
         };
         let events = std::mem::take(&mut session.events);
-        let (unheard, kept) = events.into_iter().partition(is_unheard);
+        let (unfetched_grants, kept) = events.into_iter().partition(is_unheard);
         session.events = kept;
-        let unheard: Vec<_> = unheard;
-        for (event, _) in unheard {
+        let unfetched_grants: Vec<_> = unfetched_grants;
+        for (event, _) in unfetched_grants {
             if let News::Granted { token, several } = event.news {
                 self.take_back(event.place, &event.owner, token, several);
             }
@@ -167,7 +167,7 @@ impl Life {
         }
     }
 
-    /// A grant went unheard: what it gave is to end.
+    /// A grant went unfetched_grants: what it gave is to end.
     pub(crate) fn take_back(
         &mut self,
         place: Place,
@@ -258,7 +258,7 @@ impl Life {
         }
     }
 
-    /// The owner was told that it holds the lock: no grant of it can go unheard.
+    /// The owner was told that it holds the lock: no grant of it can go unfetched_grants.
     pub(crate) fn confirm(&mut self, place: &Place, owner: &[u8]) {
         for session in self.sessions.values_mut() {
             for (event, confirmed) in &mut session.events {

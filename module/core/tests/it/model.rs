@@ -264,7 +264,7 @@ fn acquire_several() -> impl Strategy<Value = Op> {
     let once = proptest::bool::weighted(0.3);
     let asked = (locks_together(), owner(), lease(), waits, once);
     asked.prop_map(
-        |(locks, owner, lease_ms, (session, waits), once)| Op::AcquireSeveral {
+        |(locks, owner, lease_ms, (session, waits), once)| Op::MultiAcquire {
             locks,
             owner,
             lease_ms,
@@ -276,13 +276,13 @@ fn acquire_several() -> impl Strategy<Value = Op> {
 }
 
 fn release_several() -> impl Strategy<Value = Op> {
-    (locks_together(), owner()).prop_map(|(locks, owner)| Op::ReleaseSeveral { locks, owner })
+    (locks_together(), owner()).prop_map(|(locks, owner)| Op::MultiRelease { locks, owner })
 }
 
 fn renew_several() -> impl Strategy<Value = Op> {
     let session = proptest::option::weighted(0.3, session());
     (locks_together(), owner(), lease(), session).prop_map(|(locks, owner, lease_ms, session)| {
-        Op::RenewSeveral {
+        Op::MultiRenew {
             locks,
             owner,
             lease_ms,
@@ -459,7 +459,7 @@ fn once_failed() -> Vec<(&'static str, Vec<Op>)> {
 /// The second of two waits of one owner for the same locks is looked at alone, before the lease
 /// that is in the way of the first is found to be over.
 fn two_joint_waits_of_one_owner() -> (&'static str, Vec<Op>) {
-    let several = |owner, locks: &[usize]| Op::AcquireSeveral {
+    let several = |owner, locks: &[usize]| Op::MultiAcquire {
         locks: locks.to_vec(),
         owner,
         lease_ms: 1,

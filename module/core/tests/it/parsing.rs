@@ -2,11 +2,11 @@
 
 use proptest::prelude::*;
 use rlock_core::request::{
-    Acquire, AcquireSeveral, Cancel, Events, KeyOnly, List, NamedKey, Release, ReleaseSeveral,
-    Renew, RenewSeveral,
+    Acquire, Cancel, Events, KeyOnly, List, MultiAcquire, MultiRelease, MultiRenew, NamedKey,
+    Release, Renew,
 };
 use rlock_core::{
-    Count, KEYS_MAX, Kind, Lease, Mode, Refusal, Token, TokenMint, Wait, glob_matches,
+    CommandError, Count, KEYS_MAX, Kind, Lease, Mode, Token, TokenMint, Wait, glob_matches,
 };
 
 pub(crate) const LEASE: &str = "ERR lease-ms must be an integer from 1 to 9007199254740991";
@@ -39,7 +39,7 @@ fn words(line: &str) -> Vec<&[u8]> {
 }
 
 /// What a request became, in words, or the error text.
-fn shown<T>(parsed: Result<T, Refusal>, show: impl Fn(T) -> String) -> String {
+fn shown<T>(parsed: Result<T, CommandError>, show: impl Fn(T) -> String) -> String {
     parsed.map_or_else(|refusal| refusal.to_string(), show)
 }
 
@@ -59,14 +59,14 @@ fn acquire(args: &[&[u8]]) -> String {
             owner,
             lease,
             mode,
-            patience,
+            wait_mode,
             session,
             once,
         } = acquire;
         let (key, owner) = (key.escape_ascii(), owner.escape_ascii());
         let session = session.map(|session| session.escape_ascii().to_string());
         let mode = in_words(mode);
-        format!("{key} {owner} {lease:?}{mode} {patience:?} {session:?} {once}")
+        format!("{key} {owner} {lease:?}{mode} {wait_mode:?} {session:?} {once}")
     })
 }
 
@@ -111,31 +111,31 @@ fn in_places(keys: &[NamedKey<'_>]) -> String {
 }
 
 fn acquire_several(args: &[&[u8]]) -> String {
-    shown(AcquireSeveral::parse(args.iter().copied()), |acquire| {
-        let AcquireSeveral {
+    shown(MultiAcquire::parse(args.iter().copied()), |acquire| {
+        let MultiAcquire {
             owner,
             lease,
             keys,
-            patience,
+            wait_mode,
             session,
             once,
         } = acquire;
         let (owner, keys) = (owner.escape_ascii(), in_places(&keys));
         let session = session.map(|session| session.escape_ascii().to_string());
-        format!("{owner} {lease:?} {keys} {patience:?} {session:?} {once}")
+        format!("{owner} {lease:?} {keys} {wait_mode:?} {session:?} {once}")
     })
 }
 
 fn release_several(args: &[&[u8]]) -> String {
-    shown(ReleaseSeveral::parse(args.iter().copied()), |release| {
-        let ReleaseSeveral { owner, keys } = release;
+    shown(MultiRelease::parse(args.iter().copied()), |release| {
+        let MultiRelease { owner, keys } = release;
         format!("{} {}", owner.escape_ascii(), in_places(&keys))
     })
 }
 
 fn renew_several(args: &[&[u8]]) -> String {
-    shown(RenewSeveral::parse(args.iter().copied()), |renew| {
-        let RenewSeveral {
+    shown(MultiRenew::parse(args.iter().copied()), |renew| {
+        let MultiRenew {
             owner,
             lease,
             keys,
@@ -526,7 +526,7 @@ fn as_many_keys_are_read_as_one_command_can_name() {
         .into_iter()
         .chain(keys[..KEYS_MAX].iter().copied())
         .collect();
-    let request = ReleaseSeveral::parse(most.into_iter()).unwrap();
+    let request = MultiRelease::parse(most.into_iter()).unwrap();
     let read: Vec<(usize, &[u8])> = request
         .keys
         .iter()
@@ -623,10 +623,9 @@ fn hostile_bytes_are_arguments_like_others() {
             Renew::parse(args.into_iter()).map(|request| request.owner),
             Release::parse(args[..2].iter().copied()).map(|request| request.owner),
             Cancel::parse(args[..2].iter().copied()).map(|request| request.owner),
-            AcquireSeveral::parse([owner, b"5", b"1", b"k"].into_iter())
-                .map(|request| request.owner),
-            ReleaseSeveral::parse([owner, b"1", b"k"].into_iter()).map(|request| request.owner),
-            RenewSeveral::parse([owner, b"5", b"1", b"k"].into_iter()).map(|request| request.owner),
+            MultiAcquire::parse([owner, b"5", b"1", b"k"].into_iter()).map(|request| request.owner),
+            MultiRelease::parse([owner, b"1", b"k"].into_iter()).map(|request| request.owner),
+            MultiRenew::parse([owner, b"5", b"1", b"k"].into_iter()).map(|request| request.owner),
         ];
         for answer in answers {
             let answer = answer.map_err(|refusal| refusal.to_string());
@@ -655,8 +654,8 @@ fn hostile_sessions_and_numbers_are_answered() {
             Acquire::parse(args.into_iter()).map(|request| request.session),
             Renew::parse(args.into_iter()).map(|request| request.session),
             Events::parse([session].into_iter()).map(|request| Some(request.session)),
-            AcquireSeveral::parse(several.into_iter()).map(|request| request.session),
-            RenewSeveral::parse(several.into_iter()).map(|request| request.session),
+            MultiAcquire::parse(several.into_iter()).map(|request| request.session),
+            MultiRenew::parse(several.into_iter()).map(|request| request.session),
         ];
         for answer in answers {
             let answer = answer.map_err(|refusal| refusal.to_string());
@@ -720,64 +719,64 @@ fn a_hundred_arguments_are_read_to_the_first_wrong_one() {
 
 #[test]
 fn every_refusal_begins_with_a_code_word_and_stays_on_a_line() {
-    let moved = Refusal::Moved {
+    let moved = CommandError::Moved {
         slot: 16_383,
         address: "127.0.0.1:7001".into(),
     };
     let table = [
         (
-            Refusal::HoldCountOverflow,
+            CommandError::HoldCountOverflow,
             "ERR hold count must stay within 1 to 2147483647",
         ),
         (
-            Refusal::HoldCountMalformed,
+            CommandError::HoldCountMalformed,
             "ERR hold count of this owner is not an integer from 1 to 2147483647, it was written \
              by somebody else",
         ),
         (
-            Refusal::TooManyWaiters(7),
+            CommandError::TooManyWaiters(7),
             "QUEUEFULL too many waiters, rlock.max-waiters-per-lock is 7",
         ),
         (
-            Refusal::WrongType,
+            CommandError::WrongType,
             "WRONGTYPE Operation against a key holding the wrong kind of value",
         ),
         (
-            Refusal::WrongKind(Kind::ReadWrite),
+            CommandError::WrongKind(Kind::ReadWrite),
             "WRONGKIND the key holds a read-write lock, not a plain one",
         ),
         (
-            Refusal::WrongKind(Kind::Plain),
+            CommandError::WrongKind(Kind::Plain),
             "WRONGKIND the key holds a plain lock, not a read-write one",
         ),
         (
-            Refusal::NoSession,
+            CommandError::NoSession,
             "NOSESSION nobody listens to this session, RLOCK.EVENTS must be called first",
         ),
         (
-            Refusal::TakenOver,
+            CommandError::TakenOver,
             "TAKENOVER another connection listens to this session now",
         ),
         (
-            Refusal::NoLifeLine,
+            CommandError::NoSessionConnection,
             "ERR RLOCK.EVENTS needs a connection to live by, so not here within another call",
         ),
         (
-            Refusal::Deadlock("'a' waits for 'b' at 'x'".into()),
+            CommandError::Deadlock("'a' waits for 'b' at 'x'".into()),
             "DEADLOCK 'a' waits for 'b' at 'x'",
         ),
         (
-            Refusal::Unblocked,
+            CommandError::Unblocked,
             "UNBLOCKED force unblock from blocking operation, instance state changed (master -> \
              replica?)",
         ),
         (
-            Refusal::TimeoutsInOtherSlot,
+            CommandError::TimeoutsInOtherSlot,
             "CROSSSLOT key cannot be locked with READ in a cluster, its braces put the timeout \
              keys of readers in another slot",
         ),
         (
-            Refusal::SlotOnItsWay,
+            CommandError::SlotOnItsWay,
             "TRYAGAIN the key's slot is on its way to another node, and with it the timeout keys \
              of readers",
         ),

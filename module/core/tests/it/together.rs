@@ -37,7 +37,7 @@ fn wait_for_all(owner: usize, locks: &[usize]) -> Op {
 }
 
 fn acquire_all(owner: usize, locks: &[usize], waits: Waits) -> Op {
-    Op::AcquireSeveral {
+    Op::MultiAcquire {
         locks: locks.to_vec(),
         owner,
         lease_ms: INTEGER_MAX,
@@ -49,7 +49,7 @@ fn acquire_all(owner: usize, locks: &[usize], waits: Waits) -> Op {
 
 /// For the first session.
 fn queue_for_all(owner: usize, locks: &[usize], once: bool) -> Op {
-    Op::AcquireSeveral {
+    Op::MultiAcquire {
         locks: locks.to_vec(),
         owner,
         lease_ms: INTEGER_MAX,
@@ -70,7 +70,7 @@ fn release(owner: usize, lock: usize) -> Op {
 
 fn release_all(owner: usize, locks: &[usize]) -> Op {
     let locks = locks.to_vec();
-    Op::ReleaseSeveral { locks, owner }
+    Op::MultiRelease { locks, owner }
 }
 
 fn listen(session: usize, grace_ms: i64) -> Op {
@@ -315,7 +315,7 @@ fn a_grant_that_nobody_hears_of_is_taken_back_at_all_locks() {
     let story = [&queued[..], std::slice::from_ref(&closed)].concat();
     ends_with(&story, [(&[], &[]), (&[C], &[])]);
     // Unless its owner has heard of it by another way.
-    let renewed = Op::RenewSeveral {
+    let renewed = Op::MultiRenew {
         locks: vec![1],
         owner: B,
         lease_ms: INTEGER_MAX,

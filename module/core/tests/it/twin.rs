@@ -150,7 +150,10 @@ pub(crate) struct Asked<'a> {
 
 impl Twin {
     pub(crate) fn acquire(&mut self, place: &Place, asked: Asked<'_>, now: Now) -> Reply {
-        if let Some(refused) = self.unheard(asked.session).or(self.not_plain(place)) {
+        if let Some(refused) = self
+            .unfetched_grants(asked.session)
+            .or(self.not_plain(place))
+        {
             return refused;
         }
         // Newcomers never overtake a waiter.
@@ -379,7 +382,7 @@ impl Twin {
         session: Option<Name>,
         now: Now,
     ) -> Reply {
-        if let Some(refused) = self.unheard(session).or(self.not_plain(place)) {
+        if let Some(refused) = self.unfetched_grants(session).or(self.not_plain(place)) {
             return refused;
         }
         let right_hold = token.is_none() || token == self.token(place);
@@ -638,7 +641,7 @@ impl Twin {
     }
 
     /// An ACQUIRE or RENEW for a session that nobody listens to.
-    fn unheard(&self, session: Option<Name>) -> Option<Reply> {
+    fn unfetched_grants(&self, session: Option<Name>) -> Option<Reply> {
         session
             .filter(|name| !self.life.is_listened(*name))
             .map(|_| Reply::Refused(NO_SESSION.into()))

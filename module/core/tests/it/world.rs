@@ -5,10 +5,10 @@ use crate::invariants::{self, Ledger};
 use crate::keyspace::{Entry, Fields, Keyspace, Place, Value};
 use crate::life::{Call, Name};
 use crate::twin::{Asked, Heard, Reply, Twin, TwinWaiter, Waits};
-use rlock_core::request::{Acquire, Cancel, Patience, Release, Renew};
+use rlock_core::request::{Acquire, Cancel, Release, Renew, WaitMode};
 use rlock_core::{
-    Acquired, BlockedClient, Counters, DeadlockSearch, Dismissal, Effect, Found, Grant, Lease,
-    LockKey, LockRef, Locks, Mode, Now, Overdue, Refusal, Stored, Token, Wait, WaiterId,
+    Acquired, BlockedClient, CommandError, Counters, DeadlockSearch, Effect, Found, Grant, Lease,
+    LockKey, LockRef, Locks, Mode, Now, Overdue, Stored, Token, Wait, WaitOutcome, WaiterId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,7 +54,7 @@ pub(crate) enum Op {
         session: Option<Name>,
     },
     /// Of locks in one database, any of them more than once.
-    AcquireSeveral {
+    MultiAcquire {
         locks: Vec<usize>,
         owner: usize,
         lease_ms: i64,
@@ -62,11 +62,11 @@ pub(crate) enum Op {
         session: Option<Name>,
         once: bool,
     },
-    ReleaseSeveral {
+    MultiRelease {
         locks: Vec<usize>,
         owner: usize,
     },
-    RenewSeveral {
+    MultiRenew {
         locks: Vec<usize>,
         owner: usize,
         lease_ms: i64,
@@ -379,7 +379,7 @@ impl World {
                 token,
                 session,
             } => self.renew(&place(lock), OWNERS[owner], lease_ms, token, session),
-            Op::AcquireSeveral { .. } | Op::ReleaseSeveral { .. } | Op::RenewSeveral { .. } => {
+            Op::MultiAcquire { .. } | Op::MultiRelease { .. } | Op::MultiRenew { .. } => {
                 self.happen_to_several(op)
             }
             Op::Events {
@@ -456,10 +456,10 @@ impl World {
             key: &place.1,
             owner: asked.owner,
             lease: Lease::from_ms(asked.lease_ms).unwrap(),
-            patience: match asked.waits {
-                Waits::No => Patience::None,
-                Waits::Block(ms) => Patience::Block(Wait::from_ms(ms).unwrap()),
-                Waits::Queue(ms) => Patience::Queue(Wait::from_ms(ms).unwrap()),
+            wait_mode: match asked.waits {
+                Waits::No => WaitMode::None,
+                Waits::Block(ms) => WaitMode::Block(Wait::from_ms(ms).unwrap()),
+                Waits::Queue(ms) => WaitMode::Queue(Wait::from_ms(ms).unwrap()),
             },
             session: asked.session.map(|name| SESSIONS[name]),
             mode: Mode::Plain,
@@ -494,7 +494,7 @@ impl World {
         &mut self,
         place: &Place,
         request: &Acquire<'_>,
-    ) -> Result<Result<Acquired, Refusal>, String> {
+    ) -> Result<Result<Acquired, CommandError>, String> {
         self.end_holds_first(place)?;
         let (now, stored) = (self.clock.now, self.space.read(place, request.owner));
         let (at, mut effects) = (lock_ref(place), Vec::new());
@@ -533,7 +533,7 @@ impl World {
         for _ in 0..100 {
             let lock = match found {
                 Found::Nothing => return Ok(false),
-                Found::Circle(Refusal::Deadlock(_)) => return Ok(true),
+                Found::Circle(CommandError::Deadlock(_)) => return Ok(true),
                 Found::Circle(other) => return Err(format!("refused with {other}")),
                 Found::Ask(lock) => lock,
             };
@@ -904,8 +904,8 @@ impl World {
             Effect::Dismiss { client, why } => {
                 self.waiting.remove(client);
                 let heard = match why {
-                    Dismissal::NotAcquired { ttl_ms } => Heard::NotAcquired { ttl_ms: *ttl_ms },
-                    Dismissal::Refused(refusal) => Heard::Refused(refusal.to_string()),
+                    WaitOutcome::NotAcquired { ttl_ms } => Heard::NotAcquired { ttl_ms: *ttl_ms },
+                    WaitOutcome::Refused(refusal) => Heard::Refused(refusal.to_string()),
                 };
                 self.heard.push((*client, heard));
                 self.ledger.leaves_from(*client)
@@ -958,9 +958,9 @@ fn writes(op: &Op) -> bool {
         Op::Acquire { .. }
             | Op::Release { .. }
             | Op::Renew { .. }
-            | Op::AcquireSeveral { .. }
-            | Op::ReleaseSeveral { .. }
-            | Op::RenewSeveral { .. }
+            | Op::MultiAcquire { .. }
+            | Op::MultiRelease { .. }
+            | Op::MultiRenew { .. }
             | Op::Cancel { .. }
             | Op::Break { .. }
     )
@@ -1001,7 +1001,7 @@ fn lock_ref(place: &Place) -> LockRef<'_> {
 }
 
 /// An answer; a refusal must have changed nothing.
-fn answer(reply: Result<Reply, Refusal>, effects: &[Effect]) -> Result<Reply, String> {
+fn answer(reply: Result<Reply, CommandError>, effects: &[Effect]) -> Result<Reply, String> {
     match reply {
         Ok(reply) => Ok(reply),
         Err(refusal) if effects.is_empty() => Ok(Reply::Refused(refusal.to_string())),

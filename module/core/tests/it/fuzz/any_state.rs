@@ -8,12 +8,12 @@
 
 use super::choices::Choices;
 use rlock_core::request::{
-    Acquire, AcquireSeveral, Cancel, Events, NamedKey, Patience, Release, Renew,
+    Acquire, Cancel, Events, MultiAcquire, NamedKey, Release, Renew, WaitMode,
 };
 use rlock_core::{
-    Acquired, AcquiredSeveral, BlockedClient, Count, DeadlockSearch, Dismissal, Due, Effect, Found,
-    HOLD_COUNT_MAX, Hash, INTEGER_MAX, Lease, LockKey, LockRef, Locks, Mode, NEVER, Now, ReadHold,
-    ReadWrite, Refusal, SessionId, Stored, Token, Wait, WaiterId,
+    Acquired, AcquiredSeveral, BlockedClient, CommandError, Count, DeadlockSearch, Due, Effect,
+    Found, HOLD_COUNT_MAX, Hash, INTEGER_MAX, Lease, LockKey, LockRef, Locks, Mode, NEVER, Now,
+    ReadHold, ReadWrite, SessionId, Stored, Token, Wait, WaitOutcome, WaiterId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -106,7 +106,7 @@ impl<'a> Core<'a> {
     fn stored(&mut self) -> Stored {
         match self.choices.below(8) {
             0 | 1 => Stored::Free,
-            2 => Stored::Abandoned,
+            2 => Stored::NoHolder,
             3 => Stored::OtherType,
             4 | 5 => {
                 let own = self.maybe_count();
@@ -151,14 +151,14 @@ impl<'a> Core<'a> {
         Lease::from_ms(ms).unwrap()
     }
 
-    fn patience(&mut self) -> (Patience, Option<&'static [u8]>) {
+    fn wait_mode(&mut self) -> (WaitMode, Option<&'static [u8]>) {
         let ms = self.choices.of(&[0, 1, 7, 60, INTEGER_MAX]);
         let (wait, session) = (Wait::from_ms(ms).unwrap(), self.choices.of(&SESSIONS));
         match self.choices.below(4) {
-            0 => (Patience::Block(wait), None),
-            1 => (Patience::Queue(wait), Some(session)),
-            2 => (Patience::Block(wait), Some(session)),
-            _ => (Patience::None, self.choices.maybe(|_| session)),
+            0 => (WaitMode::Block(wait), None),
+            1 => (WaitMode::Queue(wait), Some(session)),
+            2 => (WaitMode::Block(wait), Some(session)),
+            _ => (WaitMode::None, self.choices.maybe(|_| session)),
         }
     }
 
@@ -225,13 +225,13 @@ impl<'a> Core<'a> {
             self.choices.of(&MODES),
         );
         let lease = self.lease();
-        let (patience, session) = self.patience();
+        let (wait_mode, session) = self.wait_mode();
         let request = Acquire {
             key: lock.name,
             owner,
             lease,
             mode,
-            patience,
+            wait_mode,
             session,
             once: self.choices.one_in(3),
         };
@@ -271,7 +271,7 @@ impl<'a> Core<'a> {
     }
 
     fn join(&mut self, lock: LockRef<'_>, request: &Acquire<'_>, ends_at: Option<i64>) {
-        let (client, mut effects) = (self.client(request.patience), Vec::new());
+        let (client, mut effects) = (self.client(request.wait_mode), Vec::new());
         let joined = self
             .locks
             .join(lock, request, client, ends_at, self.now, &mut effects);
@@ -279,11 +279,11 @@ impl<'a> Core<'a> {
         self.sits_down(client, joined);
     }
 
-    fn client(&mut self, patience: Patience) -> Option<BlockedClient> {
+    fn client(&mut self, wait_mode: WaitMode) -> Option<BlockedClient> {
         self.clients += 1;
         let handle = self.clients;
         let client_id = u64::try_from(handle).unwrap();
-        matches!(patience, Patience::Block(_)).then_some(BlockedClient { handle, client_id })
+        matches!(wait_mode, WaitMode::Block(_)).then_some(BlockedClient { handle, client_id })
     }
 
     fn sits_down(&mut self, client: Option<BlockedClient>, joined: Option<rlock_core::Joined>) {
@@ -301,7 +301,7 @@ impl<'a> Core<'a> {
         for _ in 0..1000 {
             match found {
                 Found::Nothing => return false,
-                Found::Circle(Refusal::Deadlock(_)) => return true,
+                Found::Circle(CommandError::Deadlock(_)) => return true,
                 Found::Circle(other) => panic!("refused with {other}"),
                 Found::Ask(_) => {}
             }
@@ -323,9 +323,9 @@ impl<'a> Core<'a> {
     fn acquire_several(&mut self) {
         let locks = self.several();
         let (owner, lease) = (self.choices.of(&OWNERS), self.lease());
-        let (patience, session) = self.patience();
+        let (wait_mode, session) = self.wait_mode();
         let keys = locks.iter().zip(4..);
-        let request = AcquireSeveral {
+        let request = MultiAcquire {
             owner,
             lease,
             keys: keys
@@ -334,7 +334,7 @@ impl<'a> Core<'a> {
                     name: lock.name,
                 })
                 .collect(),
-            patience,
+            wait_mode,
             session,
             once: self.choices.one_in(3),
         };
@@ -351,7 +351,7 @@ impl<'a> Core<'a> {
                 if self.is_deadlock(search) {
                     return;
                 }
-                let (client, mut effects) = (self.client(patience), Vec::new());
+                let (client, mut effects) = (self.client(wait_mode), Vec::new());
                 let joined = self.locks.join_several(
                     &locks,
                     &stored,
@@ -435,7 +435,7 @@ impl<'a> Core<'a> {
         if self.listening.contains(&client) {
             return;
         }
-        let (wait, _) = self.patience();
+        let (wait, _) = self.wait_mode();
         let request = Events {
             session: self.choices.of(&SESSIONS),
             block: None,
@@ -448,7 +448,7 @@ impl<'a> Core<'a> {
         let session = session.expect("there is room for some");
         assert!(self.locks.lives_by(session, client_id));
         if self.fetch(session) == 0
-            && let Patience::Block(wait) = wait
+            && let WaitMode::Block(wait) = wait
         {
             self.locks.listen(session, client, wait, self.now);
             self.listening.insert(client);
@@ -521,7 +521,7 @@ impl<'a> Core<'a> {
                         .settle(lock.as_ref(), stored, self.now, &mut effects);
                     self.carry_out(&effects);
                 }
-                Some(Due::Joint(id, locks, _)) => {
+                Some(Due::MultiWait(id, locks, _)) => {
                     let stored: Vec<Stored> = locks.iter().map(|_| self.stored()).collect();
                     let mut effects = Vec::new();
                     let granted = self.locks.settle_joint(id, &stored, self.now, &mut effects);
@@ -539,7 +539,7 @@ impl<'a> Core<'a> {
         &mut self,
         locks: &[LockKey],
         stored: &[Stored],
-        mut granted: rlock_core::JointGrant,
+        mut granted: rlock_core::MultiGrant,
     ) {
         let mut effects = Vec::new();
         for (lock, stored) in locks.iter().zip(stored) {
@@ -608,7 +608,7 @@ impl<'a> Core<'a> {
                 }
                 Effect::Dismiss { client, why } => {
                     self.hears(*client, effect);
-                    if let Dismissal::NotAcquired { ttl_ms } = why {
+                    if let WaitOutcome::NotAcquired { ttl_ms } = why {
                         assert!(*ttl_ms >= -1, "{effect:?}");
                     }
                 }
@@ -643,8 +643,8 @@ impl<'a> Core<'a> {
                 shown.insert(usize::try_from(waiter.client_id).unwrap());
             }
         }
-        let crowd = self.locks.crowd();
-        assert_eq!(waiters, crowd.waiters, "{crowd:?}");
+        let gauges = self.locks.gauges();
+        assert_eq!(waiters, gauges.waiters, "{gauges:?}");
         let hidden = self.blocked.keys().find(|client| !shown.contains(client));
         assert_eq!(hidden, None, "it waits, and is shown in no line");
         let deadline = self.locks.next_deadline(self.now);
@@ -663,13 +663,13 @@ impl<'a> Core<'a> {
         self.come_to_rest();
         self.now.mono_ms = i64::MAX;
         self.come_to_rest();
-        let crowd = self.locks.crowd();
-        let left = (crowd.waiters, crowd.sessions, crowd.session_holds);
-        assert_eq!(left, (0, 0, 0), "{crowd:?}");
+        let gauges = self.locks.gauges();
+        let left = (gauges.waiters, gauges.sessions, gauges.session_holds);
+        assert_eq!(left, (0, 0, 0), "{gauges:?}");
         assert_eq!(self.locks.next_deadline(self.now), None);
     }
 }
 
-fn refusal_changes_nothing<T>(answer: &Result<T, Refusal>, effects: &[Effect]) {
+fn refusal_changes_nothing<T>(answer: &Result<T, CommandError>, effects: &[Effect]) {
     assert!(answer.is_ok() || effects.is_empty(), "refused: {effects:?}");
 }

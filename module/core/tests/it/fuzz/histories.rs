@@ -126,7 +126,7 @@ fn op(choices: &mut Choices<'_>) -> Op {
         },
         6 => {
             let (session, waits) = waits(choices);
-            Op::AcquireSeveral {
+            Op::MultiAcquire {
                 locks: locks_together(choices),
                 owner,
                 lease_ms: lease(choices),
@@ -135,11 +135,11 @@ fn op(choices: &mut Choices<'_>) -> Op {
                 once: choices.one_in(3),
             }
         }
-        7 => Op::ReleaseSeveral {
+        7 => Op::MultiRelease {
             locks: locks_together(choices),
             owner,
         },
-        8 => Op::RenewSeveral {
+        8 => Op::MultiRenew {
             locks: locks_together(choices),
             owner,
             lease_ms: lease(choices),

@@ -6,10 +6,10 @@ use crate::parsing::{
     SESSION_LENGTH, TOKEN, WAIT, WRITER, naive_matches,
 };
 use rlock_core::request::{
-    Acquire, AcquireSeveral, Cancel, Events, KeyOnly, List, NamedKey, Patience, Release,
-    ReleaseSeveral, Renew, RenewSeveral, key_places,
+    Acquire, Cancel, Events, KeyOnly, List, MultiAcquire, MultiRelease, MultiRenew, NamedKey,
+    Release, Renew, WaitMode, key_places,
 };
-use rlock_core::{Lease, Mode, Now, Refusal, Token, Wait, glob_matches};
+use rlock_core::{CommandError, Lease, Mode, Now, Token, Wait, glob_matches};
 
 /// What an argument is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ struct Grammar {
     /// Whether a word that is no option is one argument too many.
     is_fixed: bool,
     /// The parser: its request as words again, or the refusal.
-    parse: fn(&[&[u8]]) -> Result<Words, Refusal>,
+    parse: fn(&[&[u8]]) -> Result<Words, CommandError>,
 }
 
 const MODES: [(&str, Kind); 2] = [("READ", Nothing), ("WRITE", Nothing)];
@@ -79,7 +79,7 @@ const GRAMMARS: [Grammar; 10] = [
         options: &WAITS,
         is_fixed: false,
         parse: |args| {
-            let several = AcquireSeveral::parse(args.iter().copied())?;
+            let several = MultiAcquire::parse(args.iter().copied())?;
             are_in_their_places(args, 3, &several.keys);
             Ok(acquire_several(&several))
         },
@@ -89,7 +89,7 @@ const GRAMMARS: [Grammar; 10] = [
         options: &[],
         is_fixed: false,
         parse: |args| {
-            let several = ReleaseSeveral::parse(args.iter().copied())?;
+            let several = MultiRelease::parse(args.iter().copied())?;
             are_in_their_places(args, 2, &several.keys);
             Ok([vec![several.owner.to_vec()], named(&several.keys)].concat())
         },
@@ -99,7 +99,7 @@ const GRAMMARS: [Grammar; 10] = [
         options: &[WAITS[2]],
         is_fixed: false,
         parse: |args| {
-            let several = RenewSeveral::parse(args.iter().copied())?;
+            let several = MultiRenew::parse(args.iter().copied())?;
             are_in_their_places(args, 3, &several.keys);
             Ok(renew_several(&several))
         },
@@ -512,11 +512,11 @@ fn mode_of(mode: Mode) -> Words {
     vec![word.to_vec()]
 }
 
-fn waits(patience: Patience, session: Option<&[u8]>, once: bool) -> Words {
-    let (block, queue) = match patience {
-        Patience::None => (None, None),
-        Patience::Block(wait) => (Some(digits(wait.ms())), None),
-        Patience::Queue(wait) => (None, Some(digits(wait.ms()))),
+fn waits(wait_mode: WaitMode, session: Option<&[u8]>, once: bool) -> Words {
+    let (block, queue) = match wait_mode {
+        WaitMode::None => (None, None),
+        WaitMode::Block(wait) => (Some(digits(wait.ms())), None),
+        WaitMode::Queue(wait) => (None, Some(digits(wait.ms()))),
     };
     let once: Words = once.then(|| b"ONCE".to_vec()).into_iter().collect();
     [
@@ -543,7 +543,7 @@ fn named(keys: &[NamedKey<'_>]) -> Words {
 
 fn acquire(of: &Acquire<'_>) -> Words {
     let fixed = vec![of.key.to_vec(), of.owner.to_vec(), lease_ms(of.lease)];
-    let waits = waits(of.patience, of.session, of.once);
+    let waits = waits(of.wait_mode, of.session, of.once);
     [fixed, mode_of(of.mode), waits].concat()
 }
 
@@ -564,13 +564,13 @@ fn renew(of: &Renew<'_>) -> Words {
     .concat()
 }
 
-fn acquire_several(of: &AcquireSeveral<'_>) -> Words {
+fn acquire_several(of: &MultiAcquire<'_>) -> Words {
     let fixed = vec![of.owner.to_vec(), lease_ms(of.lease)];
-    let waits = waits(of.patience, of.session, of.once);
+    let waits = waits(of.wait_mode, of.session, of.once);
     [fixed, named(&of.keys), waits].concat()
 }
 
-fn renew_several(of: &RenewSeveral<'_>) -> Words {
+fn renew_several(of: &MultiRenew<'_>) -> Words {
     let fixed = vec![of.owner.to_vec(), lease_ms(of.lease)];
     [fixed, named(&of.keys), session_of(of.session)].concat()
 }

@@ -7,9 +7,10 @@ use super::choices::Choices;
 use crate::read_write::keyspace::{
     Fields, Keyspace, Reading, Value, number, timeout_key, writer_field,
 };
-use rlock_core::request::{Acquire, Patience, Release, Renew};
+use rlock_core::request::{Acquire, Release, Renew, WaitMode};
 use rlock_core::{
-    Acquired, Count, Effect, Lease, LockRef, Locks, Look, Mode, Now, Refusal, Stored, Token,
+    Acquired, CommandError, Count, Effect, Lease, LockRef, Locks, Mode, Now, ReadDepth, Stored,
+    Token,
 };
 
 const NAMES: [&[u8]; 2] = [b"a", b"x{b}y"];
@@ -97,7 +98,7 @@ impl World {
         self.space.expire(wall_ms);
     }
 
-    fn read(&self, owner: &[u8], look: Look, how: Reading) -> Stored {
+    fn read(&self, owner: &[u8], look: ReadDepth, how: Reading) -> Stored {
         self.space.read(self.name, owner, look, how)
     }
 
@@ -107,9 +108,9 @@ impl World {
         let holders = self.space.holders(self.name);
         for owner in OWNERS.into_iter().chain([&b"fence"[..]]) {
             let looks = [
-                self.read(owner, Look::Whole, Reading::All),
-                self.read(owner, Look::Whole, Reading::Short),
-                self.read(owner, Look::Brief, Reading::All),
+                self.read(owner, ReadDepth::Whole, Reading::All),
+                self.read(owner, ReadDepth::Whole, Reading::Short),
+                self.read(owner, ReadDepth::Brief, Reading::All),
             ];
             for stored in looks {
                 let is_other = stored == Stored::OtherType;
@@ -158,13 +159,13 @@ impl World {
     }
 
     fn acquire(&mut self, owner: &[u8], mode: Mode, lease: Lease, once: bool) {
-        let stored = self.read(owner, Look::Whole, Reading::All);
+        let stored = self.read(owner, ReadDepth::Whole, Reading::All);
         let request = Acquire {
             key: self.name,
             owner,
             lease,
             mode,
-            patience: Patience::None,
+            wait_mode: WaitMode::None,
             session: None,
             once,
         };
@@ -192,7 +193,7 @@ impl World {
     }
 
     fn release(&mut self, owner: &[u8], mode: Mode, token: Option<Token>, lease: Option<Lease>) {
-        let stored = self.read(owner, Look::Whole, Reading::All);
+        let stored = self.read(owner, ReadDepth::Whole, Reading::All);
         let request = Release {
             key: self.name,
             owner,
@@ -217,7 +218,7 @@ impl World {
     }
 
     fn renew(&mut self, owner: &[u8], mode: Mode, lease: Lease) {
-        let stored = self.read(owner, Look::Whole, Reading::All);
+        let stored = self.read(owner, ReadDepth::Whole, Reading::All);
         let before = self.own_count(owner, mode);
         let request = Renew {
             key: self.name,
@@ -242,7 +243,7 @@ impl World {
     }
 
     fn break_hold(&mut self) {
-        let stored = self.read(b"fence", Look::Whole, Reading::All);
+        let stored = self.read(b"fence", ReadDepth::Whole, Reading::All);
         let mut effects = Vec::new();
         let (at, now) = (self.at(), self.now);
         let broken = self.locks.break_hold(at, stored, now, &mut effects);
@@ -255,14 +256,14 @@ impl World {
     }
 
     fn own_count(&self, owner: &[u8], mode: Mode) -> Option<Count> {
-        let mut own = own(self.read(owner, Look::Whole, Reading::All)).into_iter();
+        let mut own = own(self.read(owner, ReadDepth::Whole, Reading::All)).into_iter();
         own.find_map(|(of, count)| (of == mode).then_some(count))
     }
 
     /// When the owner's hold ends; the end of all times if never.
     fn own_end(&self, owner: &[u8], mode: Mode) -> i64 {
         let key_end = self.space.get(self.name).and_then(|entry| entry.ends_at);
-        let own_end = match self.read(owner, Look::Whole, Reading::All) {
+        let own_end = match self.read(owner, ReadDepth::Whole, Reading::All) {
             Stored::ReadWrite(hash) if mode == Mode::Read => hash.own_read.map(|own| own.ends_at),
             _ => None,
         };
@@ -288,7 +289,7 @@ fn own(stored: Stored) -> Vec<(Mode, Count)> {
             (Mode::Read, hash.own_read.map(|own| own.count)),
             (Mode::Write, hash.own_write),
         ],
-        Stored::Free | Stored::Abandoned | Stored::OtherType => Vec::new(),
+        Stored::Free | Stored::NoHolder | Stored::OtherType => Vec::new(),
     };
     let some = all.into_iter();
     some.filter_map(|(mode, count)| Some((mode, count?)))
@@ -296,13 +297,13 @@ fn own(stored: Stored) -> Vec<(Mode, Count)> {
 }
 
 /// A command that is well formed is refused for what stands there, and for nothing else.
-fn is_of_what_is_stored(refusal: &Refusal, stored: Stored) {
+fn is_of_what_is_stored(refusal: &CommandError, stored: Stored) {
     let own = || own(stored).into_iter().map(|(_, count)| count);
     let fits = match refusal {
-        Refusal::WrongType => stored == Stored::OtherType,
-        Refusal::WrongKind(_) => matches!(stored, Stored::Plain(_) | Stored::ReadWrite(_)),
-        Refusal::HoldCountMalformed => own().any(|count| count == Count::Malformed),
-        Refusal::HoldCountOverflow => {
+        CommandError::WrongType => stored == Stored::OtherType,
+        CommandError::WrongKind(_) => matches!(stored, Stored::Plain(_) | Stored::ReadWrite(_)),
+        CommandError::HoldCountMalformed => own().any(|count| count == Count::Malformed),
+        CommandError::HoldCountOverflow => {
             own().any(|count| matches!(count, Count::Valid(held) if held >= 2_147_483_647))
         }
         _ => false,

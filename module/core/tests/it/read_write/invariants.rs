@@ -42,8 +42,8 @@ pub(crate) fn views_are_true(locks: &Locks, twin: &Twin, now: Now) -> Result<(),
             return Err(format!("LIST shows {length} of {line:?}"));
         }
     }
-    if u64::try_from(locks.crowd().waiters).unwrap() != twin.waiting() {
-        return Err(format!("the crowd is {:?}", locks.crowd()));
+    if u64::try_from(locks.gauges().waiters).unwrap() != twin.waiting() {
+        return Err(format!("the gauges is {:?}", locks.gauges()));
     }
     Ok(())
 }
@@ -88,10 +88,10 @@ pub(crate) fn is_at_rest(
 
 /// Invariant 5, at any moment.
 pub(crate) fn sessions_are_true(locks: &Locks, twin: &Twin) -> Result<(), String> {
-    let (crowd, life) = (locks.crowd(), &twin.life);
-    if (crowd.sessions, crowd.session_holds) != (life.sessions.len(), life.holds.len()) {
+    let (gauges, life) = (locks.gauges(), &twin.life);
+    if (gauges.sessions, gauges.session_holds) != (life.sessions.len(), life.holds.len()) {
         return Err(format!(
-            "the crowd is {crowd:?}\n  should be {:?}",
+            "the gauges is {gauges:?}\n  should be {:?}",
             life.shown()
         ));
     }
@@ -170,7 +170,7 @@ pub(crate) fn counters_add_up(locks: &Locks, twin: &Twin, seated: u64) -> Result
         return Err(format!("counted {counted:?}\n  happened {happened:?}"));
     }
     let gone = counted.timeouts + counted.cancels + counted.departures + twin.refused;
-    let here = u64::try_from(locks.crowd().waiters).unwrap();
+    let here = u64::try_from(locks.gauges().waiters).unwrap();
     if seated != counted.handovers + gone + here {
         return Err(format!("{seated} sat down, but {counted:?}"));
     }

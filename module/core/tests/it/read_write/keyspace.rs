@@ -1,7 +1,7 @@
 //! A keyspace in memory in which a reader's lease is kept in keys of its own.
 
 use rlock_core::{
-    Count, Effect, Hash, Holder, Look, Mode, NEVER, ReadHold, ReadWrite, Stored, Token,
+    Count, Effect, Hash, Holder, Mode, NEVER, ReadDepth, ReadHold, ReadWrite, Stored, Token,
 };
 use std::collections::BTreeMap;
 use std::fmt;
@@ -255,7 +255,7 @@ impl Keyspace {
     // --- What the core is shown ------------------------------------------------------------------
 
     /// What is stored at a lock's key, as the driver shows it to the core.
-    pub(crate) fn read(&self, name: &[u8], owner: &[u8], look: Look, how: Reading) -> Stored {
+    pub(crate) fn read(&self, name: &[u8], owner: &[u8], look: ReadDepth, how: Reading) -> Stored {
         let Some(Entry { value, ends_at }) = self.get(name) else {
             return Stored::Free;
         };
@@ -263,7 +263,7 @@ impl Keyspace {
             return Stored::OtherType;
         };
         if self.holders(name).is_empty() {
-            return Stored::Abandoned;
+            return Stored::NoHolder;
         }
         if self.mode(name).is_none() {
             let owners = self.plain_owners(name);
@@ -279,8 +279,8 @@ impl Keyspace {
         let writers = self.writers(name);
         let is_read = self.mode(name) == Some(b"read");
         let own_read = self.own_read(name, owner);
-        if look == Look::Own && own_write.is_none() && own_read.is_none() {
-            return Stored::Abandoned;
+        if look == ReadDepth::Own && own_write.is_none() && own_read.is_none() {
+            return Stored::NoHolder;
         }
         Stored::ReadWrite(ReadWrite {
             own_write,
@@ -315,7 +315,7 @@ impl Keyspace {
         })
     }
 
-    fn others_read(&self, name: &[u8], owner: &[u8], look: Look, how: Reading) -> Option<i64> {
+    fn others_read(&self, name: &[u8], owner: &[u8], look: ReadDepth, how: Reading) -> Option<i64> {
         let key_end = self.get(name)?.ends_at.unwrap_or(NEVER);
         let others = self.readers(name).into_iter();
         let longest = others
@@ -323,9 +323,9 @@ impl Keyspace {
             .map(|(_, reader)| reader.ends_at)
             .max();
         match look {
-            Look::Own => return None,
-            Look::Brief => return longest.map(|_| key_end),
-            Look::Whole => {}
+            ReadDepth::Own => return None,
+            ReadDepth::Brief => return longest.map(|_| key_end),
+            ReadDepth::Whole => {}
         }
         let is_short = how == Reading::Short && self.mode(name) == Some(b"read");
         let mut others = self.readers(name).into_iter().filter(|(of, _)| of != owner);

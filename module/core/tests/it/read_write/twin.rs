@@ -170,7 +170,10 @@ impl Twin {
     // --- Commands --------------------------------------------------------------------------------
 
     pub(crate) fn acquire(&mut self, lock: &[u8], asked: Asked<'_>, now: Now) -> Reply {
-        if let Some(refused) = self.unheard(asked.session).or(self.not_a_lock(lock)) {
+        if let Some(refused) = self
+            .unfetched_grants(asked.session)
+            .or(self.not_a_lock(lock))
+        {
             return refused;
         }
         // Newcomers never overtake a waiter.
@@ -373,7 +376,7 @@ impl Twin {
         session: Option<Name>,
         now: Now,
     ) -> Reply {
-        let refused = self.unheard(session).or(self.not_a_lock(lock));
+        let refused = self.unfetched_grants(session).or(self.not_a_lock(lock));
         if let Some(refused) = refused.or(self.wrong_kind(lock, mode)) {
             return refused;
         }
@@ -718,7 +721,7 @@ impl Twin {
     }
 
     /// An ACQUIRE or RENEW for a session that nobody listens to.
-    fn unheard(&self, session: Option<Name>) -> Option<Reply> {
+    fn unfetched_grants(&self, session: Option<Name>) -> Option<Reply> {
         session
             .filter(|name| !self.life.is_listened(*name))
             .map(|_| Reply::Refused(NO_SESSION.into()))

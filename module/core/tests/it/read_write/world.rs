@@ -6,11 +6,11 @@ use super::invariants;
 use super::keyspace::{Keyspace, Reading, Value, number};
 use super::life::{HoldName, Name, News, TwinEnding, TwinEvent, in_any_order};
 use super::twin::{Asked, Heard, Reply, Twin, TwinWaiter, Waits};
-use rlock_core::request::{Acquire, Cancel, Events, Patience, Release, Renew};
+use rlock_core::request::{Acquire, Cancel, Events, Release, Renew, WaitMode};
 use rlock_core::{
-    Acquired, BlockedClient, Counters, Dismissal, Due, Effect, Ending, Event, EventKind, Found,
-    Grant, Lease, LockKey, LockRef, Locks, Look, LostReason, Mode, Now, Overdue, Refusal,
-    SessionId, Token, Wait, WaiterId,
+    Acquired, BlockedClient, CommandError, Counters, Due, Effect, Event, EventKind, Found, Grant,
+    Lease, LockKey, LockRef, Locks, LostReason, Mode, Now, Overdue, PendingRelease, ReadDepth,
+    SessionId, Token, Wait, WaitOutcome, WaiterId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -363,14 +363,14 @@ impl World {
     }
 
     fn load(&self, lock: &[u8], owner: &[u8]) -> rlock_core::Stored {
-        self.space.read(lock, owner, Look::Whole, self.how)
+        self.space.read(lock, owner, ReadDepth::Whole, self.how)
     }
 
     /// What the first in line is shown, as in the driver's `settle.rs`.
     fn load_for_first(&self, lock: &[u8], owner: &[u8]) -> rlock_core::Stored {
         let depth = match self.locks.first_mode(lock_ref(lock)) {
-            Some(Mode::Read) => Look::Brief,
-            _ => Look::Whole,
+            Some(Mode::Read) => ReadDepth::Brief,
+            _ => ReadDepth::Whole,
         };
         self.space.read(lock, owner, depth, self.how)
     }
@@ -403,18 +403,18 @@ impl World {
             owner: asked.owner,
             lease: Lease::from_ms(asked.lease_ms).unwrap(),
             mode: asked.mode,
-            patience: match asked.waits {
-                Waits::No => Patience::None,
-                Waits::Block(ms) => Patience::Block(Wait::from_ms(ms).unwrap()),
-                Waits::Queue(ms) => Patience::Queue(Wait::from_ms(ms).unwrap()),
+            wait_mode: match asked.waits {
+                Waits::No => WaitMode::None,
+                Waits::Block(ms) => WaitMode::Block(Wait::from_ms(ms).unwrap()),
+                Waits::Queue(ms) => WaitMode::Queue(Wait::from_ms(ms).unwrap()),
             },
             session: asked.session.map(|name| SESSIONS[name]),
             once: asked.once,
         };
         let now = self.clock.now;
         let how_much = match asked.waits {
-            Waits::No if !asked.once => Look::Brief,
-            _ => Look::Whole,
+            Waits::No if !asked.once => ReadDepth::Brief,
+            _ => ReadDepth::Whole,
         };
         self.end_holds_of(lock)?;
         for _ in 0..3 {
@@ -434,7 +434,7 @@ impl World {
             self.carry_out(lock, asked.owner, &effects)?;
             self.go_on()?;
             let ends_at = match acquired {
-                Err(Refusal::Deadlock(_)) => return Ok(Reply::Deadlock),
+                Err(CommandError::Deadlock(_)) => return Ok(Reply::Deadlock),
                 Err(refusal) => return Ok(Reply::Refused(refusal.to_string())),
                 Ok(Acquired::Held { count, token }) => {
                     let token = token.get();
@@ -477,7 +477,7 @@ impl World {
         for _ in 0..100 {
             let of = match found {
                 Found::Nothing => return Ok(false),
-                Found::Circle(Refusal::Deadlock(_)) => return Ok(true),
+                Found::Circle(CommandError::Deadlock(_)) => return Ok(true),
                 Found::Circle(other) => return Err(format!("refused with {other}")),
                 Found::Ask(of) => of,
             };
@@ -823,8 +823,8 @@ impl World {
         Err(format!("not ended: {left:?}"))
     }
 
-    fn end(&mut self, ending: &Ending) -> Result<(), String> {
-        let Ending {
+    fn end(&mut self, ending: &PendingRelease) -> Result<(), String> {
+        let PendingRelease {
             lock,
             owner,
             mode,
@@ -854,7 +854,9 @@ impl World {
             let Some((lock, owner, mode)) = self.locks.next_hold_to_check() else {
                 return Ok(());
             };
-            let stored = self.space.read(&lock.name, &owner, Look::Own, self.how);
+            let stored = self
+                .space
+                .read(&lock.name, &owner, ReadDepth::Own, self.how);
             let (at, mut effects) = (lock.as_ref(), Vec::new());
             self.locks
                 .check_hold(at, &owner, mode, stored, now, &mut effects);
@@ -954,8 +956,8 @@ impl World {
             }
             Effect::Dismiss { client, why } => {
                 let heard = match why {
-                    Dismissal::NotAcquired { ttl_ms } => Heard::NotAcquired { ttl_ms: *ttl_ms },
-                    Dismissal::Refused(refusal) => Heard::Refused(refusal.to_string()),
+                    WaitOutcome::NotAcquired { ttl_ms } => Heard::NotAcquired { ttl_ms: *ttl_ms },
+                    WaitOutcome::Refused(refusal) => Heard::Refused(refusal.to_string()),
                 };
                 self.hears(*client, heard)?;
             }
@@ -1036,7 +1038,7 @@ fn lock_ref(lock: &[u8]) -> LockRef<'_> {
 }
 
 /// An answer; a refusal must have changed nothing.
-fn answer(reply: Result<Reply, Refusal>, effects: &[Effect]) -> Result<Reply, String> {
+fn answer(reply: Result<Reply, CommandError>, effects: &[Effect]) -> Result<Reply, String> {
     match reply {
         Ok(reply) => Ok(reply),
         Err(refusal) if effects.is_empty() => Ok(Reply::Refused(refusal.to_string())),

@@ -15,7 +15,7 @@ impl Twin {
         asked: Asked<'_>,
         now: Now,
     ) -> Reply {
-        if let Some(refused) = self.unheard(asked.session) {
+        if let Some(refused) = self.unfetched_grants(asked.session) {
             return refused;
         }
         for place in places {
@@ -208,7 +208,7 @@ impl Twin {
         now: Now,
     ) -> Reply {
         let refused = places.iter().find_map(|place| self.not_plain(place));
-        if let Some(refused) = refused.or(self.unheard(session)) {
+        if let Some(refused) = refused.or(self.unfetched_grants(session)) {
             return refused;
         }
         let renewed = places

@@ -5,7 +5,9 @@ use crate::keyspace::Place;
 use crate::life::{Call, Name, News, TwinEnding, TwinEvent, in_any_order};
 use crate::twin::Reply;
 use rlock_core::request::Events;
-use rlock_core::{Effect, Ending, Event, EventKind, LostReason, Mode, SessionId, Token, Wait};
+use rlock_core::{
+    Effect, Event, EventKind, LostReason, Mode, PendingRelease, SessionId, Token, Wait,
+};
 
 /// A client that waits for events.
 #[derive(Clone, Debug)]
@@ -230,8 +232,8 @@ impl World {
         Err(format!("not ended at {place:?}: {left:?}"))
     }
 
-    fn end(&mut self, ending: &Ending) -> Result<(), String> {
-        let Ending {
+    fn end(&mut self, ending: &PendingRelease) -> Result<(), String> {
+        let PendingRelease {
             lock,
             owner,
             mode,

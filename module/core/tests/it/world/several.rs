@@ -5,13 +5,15 @@ use super::{LOCKS, OWNERS, Op, SESSIONS, WAITERS_MAX, World, lock_ref, place, pl
 use crate::keyspace::Place;
 use crate::life::Name;
 use crate::twin::{Asked, Reply, Waits};
-use rlock_core::request::{AcquireSeveral, ReleaseSeveral, RenewSeveral};
-use rlock_core::{AcquiredSeveral, BlockedClient, Due, JointId, LockKey, LockRef, Refusal, Stored};
+use rlock_core::request::{MultiAcquire, MultiRelease, MultiRenew};
+use rlock_core::{
+    AcquiredSeveral, BlockedClient, CommandError, Due, LockKey, LockRef, MultiId, Stored,
+};
 
 impl World {
     pub(super) fn happen_to_several(&mut self, op: &Op) -> Result<(Reply, Reply), String> {
         match op {
-            Op::AcquireSeveral {
+            Op::MultiAcquire {
                 locks,
                 owner,
                 lease_ms,
@@ -38,8 +40,8 @@ impl World {
                 let now = self.clock.now;
                 Ok((of_core, self.twin.acquire_several(&places, asked, now)))
             }
-            Op::ReleaseSeveral { locks, owner } => self.release_several(locks, OWNERS[*owner]),
-            Op::RenewSeveral {
+            Op::MultiRelease { locks, owner } => self.release_several(locks, OWNERS[*owner]),
+            Op::MultiRenew {
                 locks,
                 owner,
                 lease_ms,
@@ -83,7 +85,7 @@ impl World {
                 .flat_map(|name| [b"SESSION".to_vec(), name]),
         );
         args.extend(asked.once.then(|| b"ONCE".to_vec()));
-        let request = AcquireSeveral::parse(args.iter().map(Vec::as_slice))
+        let request = MultiAcquire::parse(args.iter().map(Vec::as_slice))
             .map_err(|refusal| format!("{args:?}: {refusal}"))?;
         let places = distinct(locks);
         let at: Vec<LockRef<'_>> = places.iter().map(lock_ref).collect();
@@ -154,7 +156,7 @@ impl World {
         places: &[Place],
         stored: &[Stored],
         asked: Asked<'_>,
-        request: &AcquireSeveral<'_>,
+        request: &MultiAcquire<'_>,
     ) -> Result<Reply, String> {
         let (now, seat) = (self.clock.now, asked.seat);
         self.seats += 1;
@@ -192,7 +194,7 @@ impl World {
 
     fn release_several(&mut self, locks: &[usize], owner: &[u8]) -> Result<(Reply, Reply), String> {
         let args: Vec<_> = [owner.to_vec()].into_iter().chain(named(locks)).collect();
-        let request = ReleaseSeveral::parse(args.iter().map(Vec::as_slice))
+        let request = MultiRelease::parse(args.iter().map(Vec::as_slice))
             .map_err(|refusal| format!("{args:?}: {refusal}"))?;
         let places = distinct(locks);
         let at: Vec<LockRef<'_>> = places.iter().map(lock_ref).collect();
@@ -230,7 +232,7 @@ impl World {
             name.into_iter()
                 .flat_map(|name| [b"session".to_vec(), name]),
         );
-        let request = RenewSeveral::parse(args.iter().map(Vec::as_slice))
+        let request = MultiRenew::parse(args.iter().map(Vec::as_slice))
             .map_err(|refusal| format!("{args:?}: {refusal}"))?;
         let places = distinct(locks);
         let at: Vec<LockRef<'_>> = places.iter().map(lock_ref).collect();
@@ -275,7 +277,7 @@ impl World {
                     self.carry_out(&place, b"", &effects)?;
                     self.twin.settle(&place, now);
                 }
-                Some(Due::Joint(id, locks, owner)) => {
+                Some(Due::MultiWait(id, locks, owner)) => {
                     let seat = self.seat_of(id).ok_or("nobody waits, and is due")?;
                     let places: Vec<Place> = locks.iter().map(place_of).collect();
                     for place in &places {
@@ -297,7 +299,7 @@ impl World {
     }
 
     /// Where the wait for several sits that the core names so.
-    fn seat_of(&self, id: JointId) -> Option<usize> {
+    fn seat_of(&self, id: MultiId) -> Option<usize> {
         let waiter = self.locks.waiter_of(id)?;
         let mut waiting = self.waiting.iter();
         waiting.find_map(|(seat, of)| (*of == waiter).then_some(*seat))
@@ -308,7 +310,7 @@ impl World {
         locks: &[LockKey],
         stored: Vec<Stored>,
         owner: &[u8],
-        mut granted: rlock_core::JointGrant,
+        mut granted: rlock_core::MultiGrant,
     ) -> Result<(), String> {
         let now = self.clock.now;
         self.takes_several = Some(self.ledger.highest_token());
@@ -354,6 +356,6 @@ fn digits(number: i64) -> Vec<u8> {
     number.to_string().into_bytes()
 }
 
-fn told(reply: Result<i64, Refusal>) -> Reply {
+fn told(reply: Result<i64, CommandError>) -> Reply {
     reply.map_or_else(|refusal| Reply::Refused(refusal.to_string()), Reply::Number)
 }
