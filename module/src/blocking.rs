@@ -6,8 +6,8 @@
 //! for a lock leaves the line, one whose grant is on its way gives it back.
 
 use crate::ffi::{self, Blocking, Ctx, Handle, OwnedStr};
-use crate::keys::OpenLock;
-use crate::state::{self, Blocked, Listening};
+use crate::keys::{Access, OpenLock};
+use crate::state::{self, Blocked, Granted, Listening};
 use crate::{clock, pump, reply};
 use rlock_core::{BlockedClient, CommandError, Joined, Wait, WaitOutcome};
 
@@ -62,7 +62,7 @@ impl Blocking for Clients {
                 let ttl_ms = lock.map_or(0, |lock| {
                     ctx.select_db(lock.db);
                     let name = OwnedStr::new(&lock.name);
-                    OpenLock::to_read(ctx, name.as_str()).ttl_ms(clock::now())
+                    OpenLock::open(ctx, name.as_str(), Access::Read).ttl_ms(clock::now())
                 });
                 reply::dismissed(ctx, &WaitOutcome::NotAcquired { ttl_ms });
             }
@@ -90,8 +90,10 @@ impl Blocking for Clients {
             }
             // Only later: a write in this callback could come in the middle of somebody's command.
             Some(Blocked::Granted(granted)) if !granted.confirmed => state::with(|state| {
-                let (lock, owner) = (granted.lock, granted.owner);
-                state.locks.give_back_later(lock, &owner, granted.grant);
+                let Granted {
+                    lock, owner, grant, ..
+                } = granted;
+                state.locks.give_back_later(&lock, &owner, &grant);
             }),
             _ => {}
         }

@@ -50,7 +50,7 @@ fn tick(ctx: Ctx<'_>) {
         let is_overdue = |armed: &Armed| now.mono_ms.saturating_sub(armed.due.mono_ms) > OVERDUE_MS;
         let was_set = was_set || state.timer.as_ref().is_some_and(is_overdue);
         if was_set {
-            state.locks.all_touched(None);
+            state.locks.clock_was_set();
         }
         was_set
     });
@@ -77,8 +77,8 @@ impl KeyEvents for Changes {
     fn changed(ctx: Ctx<'_>, key: &[u8]) {
         let db = ctx.db();
         let marked = state::with(|state| {
-            // Our own doing: the line knows already.
-            state.acting == 0 && state.locks.touched(LockRef { db, name: key })
+            // Our own doing: it is known already.
+            !state.take_own_event(key) && state.locks.changed(LockRef { db, name: key })
         });
         if marked {
             pump::arm(ctx, clock::now());
@@ -91,25 +91,25 @@ impl ServerEvents for Changes {
         match event {
             ServerEvent::Promoted => {
                 start_tokens();
-                state::with(|state| state.locks.all_touched(None));
+                state::with(|state| state.locks.all_changed(None));
             }
             ServerEvent::Demoted => {
-                effects::step_without_key(ctx, |locks, _, effects| locks.demoted(effects));
+                effects::without_keys(ctx, |locks, _, effects| locks.demoted(effects));
             }
             ServerEvent::ClientGone(client_id) => {
-                effects::step_without_key(ctx, |locks, now, effects| {
+                effects::without_keys(ctx, |locks, now, effects| {
                     locks.client_gone(client_id, now, effects)
                 });
             }
             ServerEvent::Loaded => {
                 start_tokens();
-                state::with(|state| state.locks.all_touched(None));
+                state::with(|state| state.locks.all_changed(None));
             }
             ServerEvent::Tick => return tick(ctx),
-            ServerEvent::Flushed(db) => state::with(|state| state.locks.all_touched(db)),
+            ServerEvent::Flushed(db) => state::with(|state| state.locks.all_changed(db)),
             ServerEvent::Swapped(first, second) => state::with(|state| {
-                state.locks.all_touched(Some(first));
-                state.locks.all_touched(Some(second));
+                state.locks.all_changed(Some(first));
+                state.locks.all_changed(Some(second));
             }),
         }
         pump::arm(ctx, clock::now());

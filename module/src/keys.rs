@@ -2,9 +2,10 @@
 
 use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Str};
 use crate::read_write::ReadWriteHash;
-use crate::settle;
 use crate::state::{self, Words};
-use rlock_core::{Count, FENCE_FIELD, Hash, LockRef, MODE_FIELD, Now, ReadDepth, Stored, Token};
+use rlock_core::{
+    Count, FENCE_FIELD, Hash, MODE_FIELD, Now, ReadDepth, Stored, Token, WRITER_SUFFIX,
+};
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
@@ -14,42 +15,38 @@ pub(crate) struct OpenLock<'a> {
     pub(crate) name: Str<'a>,
     pub(crate) key: Key<'a>,
     pub(crate) words: Rc<Words>,
-    at: LockRef<'a>,
+    /// Whether the key was written since it was opened.
+    pub(crate) is_written: bool,
+    /// Whether the last event told of the key is that it is gone.
+    pub(crate) is_deleted: bool,
+}
+
+/// What a key is opened for.
+#[derive(Clone, Copy)]
+pub(crate) enum Access {
+    Read,
+    Write,
 }
 
 impl<'a> OpenLock<'a> {
-    /// Opens the key to change it, once what must end there has ended.
-    pub(crate) fn to_write(ctx: Ctx<'a>, name: Str<'a>) -> Self {
-        settle::endings(ctx, name);
-        Self::to_write_as_it_is(ctx, name)
-    }
-
-    /// Opens the key to change it, whatever must end there.
-    pub(crate) fn to_write_as_it_is(ctx: Ctx<'a>, name: Str<'a>) -> Self {
-        Self::new(ctx, name, Key::open_to_write(ctx, name))
-    }
-
-    /// Opens the key to look at it.
-    pub(crate) fn to_read(ctx: Ctx<'a>, name: Str<'a>) -> Self {
-        Self::new(ctx, name, Key::open_to_read(ctx, name))
-    }
-
-    fn new(ctx: Ctx<'a>, name: Str<'a>, key: Key<'a>) -> Self {
-        let words = state::with(|state| Rc::clone(&state.words));
+    pub(crate) fn open(ctx: Ctx<'a>, name: Str<'a>, access: Access) -> Self {
+        let key = match access {
+            Access::Read => Key::open_to_read(ctx, name),
+            Access::Write => Key::open_to_write(ctx, name),
+        };
         Self {
             ctx,
             name,
             key,
-            words,
-            at: LockRef {
-                db: ctx.db(),
-                name: name.bytes(),
-            },
+            words: state::with(|state| Rc::clone(&state.words)),
+            is_written: false,
+            is_deleted: false,
         }
     }
 
-    pub(crate) fn at(&self) -> LockRef<'a> {
-        self.at
+    /// Closes the key. What is known of the lock stays.
+    pub(crate) fn close(&mut self) {
+        self.key = Key::none();
     }
 
     /// What is stored, as this owner sees it.
@@ -136,6 +133,28 @@ impl<'a> OpenLock<'a> {
                 holds.into_iter().map(|hold| hold.owner).collect()
             }
         }
+    }
+
+    /// Of a read-write lock, the fields of its readers whose leases are over.
+    pub(crate) fn readers_gone(&self) -> Vec<Box<[u8]>> {
+        match self.mode() {
+            Some(mode) => ReadWriteHash::new(self, &mode).readers_gone(),
+            None => Vec::new(),
+        }
+    }
+
+    /// Of a read-write lock, the fields of its readers with their counts.
+    pub(crate) fn reader_fields(&self) -> Vec<(Box<[u8]>, Count)> {
+        let mut readers = Vec::new();
+        self.key.each_field(|field, value| {
+            let is_reader =
+                field != FENCE_FIELD && field != MODE_FIELD && !field.ends_with(WRITER_SUFFIX);
+            if is_reader {
+                readers.push((field.into(), Count::from_field(value)));
+            }
+            ControlFlow::Continue(())
+        });
+        readers
     }
 
     fn owners(&self, max: usize) -> Vec<Box<[u8]>> {

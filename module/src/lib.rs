@@ -7,8 +7,7 @@
 //! - `effects`: the one place that acts on the server
 //! - `publish`: the unlock message
 //! - `blocking`: clients that wait, for a lock or for events
-//! - `deadlock`: refusing a wait that could never end
-//! - `settle`: what follows from a step, for those in line
+//! - `turn`: driving the core's loop
 //! - `pump`: what must be done outside of any command
 //! - `changes`: changes that others make, to keys and to the server
 //! - `cluster`: where a key is served that is not served here
@@ -27,7 +26,6 @@ mod clock;
 mod cluster;
 mod commands;
 mod config;
-mod deadlock;
 mod effects;
 #[allow(unsafe_code, reason = "the one place for it")]
 mod ffi;
@@ -37,8 +35,8 @@ mod publish;
 mod pump;
 mod read_write;
 mod reply;
-mod settle;
 mod state;
+mod turn;
 
 use config::{
     FENCE_GUARD_MS, FENCE_GUARD_MS_BOUNDS, FENCE_GUARD_MS_DEFAULT, PUBLISH, PUBLISH_DEFAULT,

@@ -5,11 +5,10 @@
 //! a keyspace event it would reach the replicas before the change that caused it, and during a
 //! pause or a failover a write from outside a command stops the server.
 
-use crate::ffi::{self, Ctx, OwnedStr, Presence, Timer, Timers};
-use crate::keys::OpenLock;
-use crate::read_write::slot_is_settled;
-use crate::{clock, effects, settle, state};
-use rlock_core::{LockKey, Locks, Mode, Now, ReadDepth, Stored};
+use crate::ffi::{self, Ctx, Timer, Timers};
+use crate::turn::{self, Named};
+use crate::{clock, effects, state};
+use rlock_core::{Locks, Now, Turn};
 
 /// Makes sure that the timer fires when the next thing is due, and that there is none when nothing
 /// is: the server refuses to unload a module that has a timer.
@@ -57,10 +56,6 @@ pub(crate) struct Armed {
 /// While the server allows no write, it is asked again this often.
 const RETRY_MS: i64 = 10;
 
-/// Lines settled, and holds ended or checked, in one turn of the event loop; clients come between
-/// two turns.
-const BATCH: usize = 1000;
-
 struct Pump;
 
 impl Timers for Pump {
@@ -107,11 +102,12 @@ impl Drop for AtWork {
 struct Retry;
 
 fn run(ctx: Ctx<'_>) -> Option<Retry> {
-    let (flags, now) = (ctx.flags(), clock::now());
+    let flags = ctx.flags();
     if flags.loading() {
         return Some(Retry);
     }
-    tell_timeouts(ctx, now);
+    turn::run(ctx, &mut Turn::of_deadlines(), Named::Nothing);
+    effects::without_keys(ctx, Locks::passed);
     if flags.replica() {
         // What stays marked would keep the timer firing; at a promotion all is looked at.
         state::with(|state| state.locks.forget_what_is_due());
@@ -122,73 +118,6 @@ fn run(ctx: Ctx<'_>) -> Option<Retry> {
     if ffi::writes_are_paused() || ctx.writes_are_denied() {
         return Some(Retry);
     }
-    end_holds(ctx, ctx.in_cluster());
-    check_holds(ctx, ctx.in_cluster());
-    settle_lines(ctx, ctx.in_cluster());
+    turn::run(ctx, &mut Turn::of_timer(), Named::Nothing);
     None
-}
-
-/// Waiters whose wait is over leave the line; listeners and sessions whose time is over are done.
-fn tell_timeouts(ctx: Ctx<'_>, now: Now) {
-    while let Some(overdue) = state::with(|state| state.locks.next_timeout(now)) {
-        let owner = OwnedStr::new(&overdue.owner);
-        let load = |lock: &LockKey| {
-            ctx.select_db(lock.db);
-            let name = OwnedStr::new(&lock.name);
-            OpenLock::to_read(ctx, name.as_str()).load(owner.as_str(), ReadDepth::Brief)
-        };
-        let stored: Vec<Stored> = overdue.locks.iter().map(load).collect();
-        effects::step_without_key(ctx, |locks, _, effects| {
-            locks.time_out(&stored, now, effects);
-        });
-    }
-    effects::step_without_key(ctx, Locks::passed);
-}
-
-/// Holds are ended that nobody is left to know of: grants that could not be delivered, and what
-/// belonged to sessions that are over.
-fn end_holds(ctx: Ctx<'_>, in_cluster: bool) {
-    for _ in 0..BATCH {
-        let Some(ending) = state::with(|state| state.locks.next_ending()) else {
-            return;
-        };
-        settle::ending(ctx, &ending, in_cluster);
-    }
-}
-
-/// Sessions hear of holds that were lost.
-fn check_holds(ctx: Ctx<'_>, in_cluster: bool) {
-    for _ in 0..BATCH {
-        let Some((lock, owner, mode)) = state::with(|state| state.locks.next_hold_to_check())
-        else {
-            return;
-        };
-        ctx.select_db(lock.db);
-        let (name, holder) = (OwnedStr::new(&lock.name), OwnedStr::new(&owner));
-        let presence = match settle::presence(ctx, name.as_str(), in_cluster) {
-            Presence::Here
-                if mode != Mode::Plain && in_cluster && !slot_is_settled(ctx, &lock.name) =>
-            {
-                Presence::Unknown
-            }
-            presence => presence,
-        };
-        let open = OpenLock::to_write(ctx, name.as_str());
-        let stored = open.load(holder.as_str(), ReadDepth::Own);
-        effects::step(open, None, |locks, at, now, effects| match presence {
-            Presence::Here => locks.check_hold(at, &owner, mode, stored, now, effects),
-            Presence::Elsewhere => locks.hold_moved(at, &owner, mode),
-            Presence::Unknown => locks.check_hold_again(at, &owner, mode, now),
-        });
-    }
-}
-
-/// Lines are brought in agreement with their keys.
-fn settle_lines(ctx: Ctx<'_>, in_cluster: bool) {
-    for _ in 0..BATCH {
-        let Some(lock) = state::with(|state| state.locks.next_to_settle()) else {
-            return;
-        };
-        settle::line(ctx, &lock, in_cluster);
-    }
 }

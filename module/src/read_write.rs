@@ -18,7 +18,7 @@ pub(crate) struct ReadWriteHash<'l, 'a> {
     mode: ModeField,
     ends_at: Option<i64>,
     /// How many timeout keys may be looked at yet.
-    looks_left: Cell<u32>,
+    looks_left: Cell<usize>,
 }
 
 /// What the `mode` field says.
@@ -41,7 +41,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             lock,
             mode,
             ends_at: lock.key.expires_at(),
-            looks_left: Cell::new(TIMEOUTS_LOOKED_AT_MAX),
+            looks_left: Cell::new(ReadWrite::TIMEOUTS_MAX),
         }
     }
 
@@ -53,7 +53,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         known: usize,
         look: ReadDepth,
     ) -> Stored {
-        let own_field = writer_field(owner);
+        let own_field = names::writer_field(owner);
         let key = &self.lock.key;
         let own_write = key.hash_get_one(OwnedStr::new(&own_field).as_str());
         let known = known.saturating_add(count_true(&[own_write.is_some()]));
@@ -252,23 +252,6 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         });
         gone
     }
-
-    /// The timeout keys that the readers may have.
-    pub(crate) fn timeout_keys(&self) -> Vec<Vec<u8>> {
-        let mut keys = Vec::new();
-        let most = usize::try_from(TIMEOUTS_LOOKED_AT_MAX).unwrap_or(usize::MAX);
-        let name = self.lock.name.bytes();
-        self.lock.key.each_field(|field, value| {
-            if let Count::Valid(last) = Count::from_field(value)
-                && !field.ends_with(WRITER_SUFFIX)
-            {
-                let numbers = (1..=last).rev().take(most.saturating_sub(keys.len()));
-                keys.extend(numbers.map(|at| names::timeout_key(name, field, at)));
-            }
-            go_on_if(keys.len() < most)
-        });
-        keys
-    }
 }
 
 /// A hold of a read-write lock: for INFO and the deadlock check.
@@ -294,11 +277,6 @@ struct Timeout {
     ends_at: i64,
 }
 
-/// The field of an owner as the writer.
-pub(crate) fn writer_field(owner: &[u8]) -> Vec<u8> {
-    [owner, WRITER_SUFFIX].concat()
-}
-
 /// Whether all the keys of a read-write lock are here: not while its slot of a cluster is on its
 /// way to another node, when the hash may be here and timeout keys there.
 pub(crate) fn slot_is_settled(ctx: Ctx<'_>, name: &[u8]) -> bool {
@@ -312,8 +290,3 @@ pub(crate) fn slot_is_settled(ctx: Ctx<'_>, name: &[u8]) -> bool {
     let [one, other] = never.each_ref().map(OwnedStr::as_str);
     ctx.presence_of_both(one, other) == Presence::Here
 }
-
-/// In one look at a lock no more timeout keys are looked at than this, the latest of each reader
-/// first; readers beyond are taken to read for as long as the key lives. A field can claim any
-/// number of them, and must not keep the server busy.
-const TIMEOUTS_LOOKED_AT_MAX: u32 = 50_000;

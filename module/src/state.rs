@@ -45,10 +45,8 @@ pub(crate) struct State {
     pub(crate) hears_key_events: bool,
     /// Whether we hear of clients that go.
     pub(crate) hears_client_events: bool,
-    /// Whether what follows from a step is left for the end of several.
-    pub(crate) going_on: bool,
-    /// Above zero while we change keys ourselves.
-    pub(crate) acting: u32,
+    /// The key of the event that we are about to emit ourselves: where its bytes are.
+    pub(crate) own_event: Option<usize>,
     /// An empty list to be used again, so that a decision allocates nothing.
     pub(crate) spare_effects: Vec<Effect>,
     /// Strings of the server that every command needs.
@@ -136,6 +134,21 @@ impl Undelivered {
 }
 
 impl State {
+    /// We are about to emit an event of this key. Whether we would hear of it.
+    pub(crate) fn begin_own_event(&mut self, key: &[u8]) -> bool {
+        self.own_event = self.hears_key_events.then(|| key.as_ptr().addr());
+        self.own_event.is_some()
+    }
+
+    /// Whether an event of this key is the one that we emit ourselves. The next one is not.
+    pub(crate) fn take_own_event(&mut self, key: &[u8]) -> bool {
+        let is_own = self.own_event == Some(key.as_ptr().addr());
+        if is_own {
+            self.own_event = None;
+        }
+        is_own
+    }
+
     /// What a client is, now that the server calls for it. From here on it is gone.
     pub(crate) fn told(&mut self, client: Handle) -> Option<Blocked> {
         let told = self

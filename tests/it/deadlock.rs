@@ -190,26 +190,10 @@ fn what_one_holds_is_reentered_and_never_waited_for() {
     // Bob re-enters what alice and carol wait for, alice what she has.
     assert_eq!(conn.run("RLOCK.ACQUIRE y bob 30000 BLOCK 0").held().0, 2);
     assert_eq!(conn.run("RLOCK.ACQUIRE x alice 30000 BLOCK 0").held().0, 2);
-    // Twice in the same line, and behind somebody who waits for nothing else.
-    waits(&mut conn, "y", "alice");
+    // Nobody stands in a queue twice.
+    let refused = asks(&mut conn, "y", "alice").expect("alice waits already");
+    assert!(refused.starts_with("WAITING "), "{refused}");
     is_refused(&mut conn, "x", "bob");
-}
-
-/// Bob holds `k` and waits for it once more, behind Carol, who waits for Dave as well. Once Bob
-/// gives `k` back Carol is granted, and then Bob waits for Carol, she for Dave, and he for Bob.
-#[test]
-fn a_second_wait_behind_others_closes_a_circle_with_the_next_grant() {
-    let server = Server::start();
-    let mut conn = held(&server, &[("k", "alice"), ("m", "dave"), ("n", "bob")]);
-    for (name, owner) in [("k", "bob"), ("k", "carol"), ("k", "bob"), ("m", "carol")] {
-        waits(&mut conn, name, owner);
-    }
-    conn.let_go("k", "alice");
-    assert_eq!(server.holder("k").as_deref(), Some("bob"));
-    assert_eq!(server.line("k"), ["carol", "bob"]);
-    is_refused(&mut conn, "n", "dave");
-    conn.run("RLOCK.CANCEL k bob");
-    waits(&mut conn, "n", "dave");
 }
 
 #[test]

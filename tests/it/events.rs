@@ -102,23 +102,6 @@ fn the_lease_of_a_queued_waiter_starts_at_its_grant() {
 }
 
 #[test]
-fn queued_waiters_of_one_owner_behind_each_other_are_granted_together() {
-    let server = Server::start();
-    let mut alice = server.connect();
-    let mut life = server.life_line("s");
-    alice.take("k", "alice");
-    for (owner, place) in [("bob", 1), ("bob", 2), ("carol", 3), ("bob", 4)] {
-        assert_eq!(alice.queue("k", owner, "s"), place);
-    }
-    alice.let_go("k", "alice");
-    let told = life.run("RLOCK.EVENTS s").events();
-    let names: Vec<_> = told.iter().map(|(event, _)| event.as_str()).collect();
-    assert_eq!(names, ["granted k bob", "granted k bob"]);
-    assert_eq!(told[0].1, told[1].1, "one token");
-    assert_eq!(server.run("HGET k bob"), "2");
-}
-
-#[test]
 fn a_queued_wait_ends_neither_early_nor_much_too_late() {
     let server = Server::start();
     let mut alice = server.connect();

@@ -106,34 +106,57 @@ fn the_holder_reenters_past_the_line() {
     bob.read().held();
 }
 
+/// Otherwise one that is granted would wait behind others for what it holds, and a circle that its
+/// second wait closes could not be seen before.
 #[test]
-fn waiters_of_one_owner_directly_behind_each_other_are_granted_together() {
+fn an_owner_stands_in_a_queue_once() {
     let server = Server::start();
     let mut alice = server.connect();
+    let _life = server.life_line("s");
     alice.take("k", "alice");
-    let owners = ["bob", "bob", "bob", "carol", "bob"];
-    let mut line: Vec<_> = owners
-        .iter()
-        .map(|owner| server.wait_in_line("k", owner))
-        .collect();
-    alice.let_go("k", "alice");
-    let (count, token) = line[0].read().held();
-    assert_eq!(count, 1);
-    assert_eq!(line[1].read().held(), (2, token));
-    assert_eq!(line[2].read().held(), (3, token));
-    assert_eq!(server.run("HGET k bob"), "3");
-    assert_eq!(
-        server.line("k"),
-        ["carol", "bob"],
-        "the last bob is behind carol"
-    );
-    for left in [2, 1, 0] {
-        assert_eq!(alice.let_go("k", "bob"), left);
+    alice.take("m", "alice");
+    let mut bob = server.wait_in_line("k", "bob");
+    for second in [
+        "RLOCK.ACQUIRE k bob 30000 BLOCK 0",
+        "RLOCK.ACQUIRE k bob 30000 QUEUE 0 SESSION s",
+        "RLOCK.MACQUIRE bob 30000 2 m k BLOCK 0",
+        "RLOCK.MACQUIRE bob 30000 1 k BLOCK 0 ONCE",
+    ] {
+        let error = alice.run(second).error();
+        assert!(error.starts_with("WAITING "), "{second}: {error}");
     }
-    line[3].read().held();
-    line[4].expect_nothing_yet();
-    alice.let_go("k", "carol");
-    assert_eq!(line[4].read().held().0, 1);
+    assert_eq!(alice.run("RLOCK.ACQUIRE k bob 30000").refused() / 1000, 29);
+    assert_eq!(server.line("k"), ["bob"]);
+    assert!(server.line("m").is_empty(), "what is refused waits nowhere");
+    // Another connection takes the wait over.
+    let mut again = server.blocked_in("RLOCK.ACQUIRE k bob 30000 BLOCK 0 ONCE");
+    bob.read().refused();
+    alice.let_go("k", "alice");
+    assert_eq!(again.read().held().0, 1);
+    // What one holds is entered again, without waiting.
+    assert_eq!(alice.run("RLOCK.ACQUIRE k bob 30000 BLOCK 0").held().0, 2);
+}
+
+#[test]
+fn an_owner_stands_in_the_queue_of_a_read_write_lock_once() {
+    let server = Server::start();
+    let mut alice = server.connect();
+    alice.run("RLOCK.ACQUIRE k alice 30000 WRITE").held();
+    for (first, second, code) in [
+        ("READ", "READ", "WAITING "),
+        ("WRITE", "WRITE", "WAITING "),
+        ("WRITE", "READ", "WAITING "),
+        ("READ", "WRITE", "DEADLOCK "),
+        ("READ", "WRITE ONCE", "DEADLOCK "),
+    ] {
+        let mut bob = server.blocked_in(&format!("RLOCK.ACQUIRE k bob 30000 {first} BLOCK 0"));
+        let error = alice
+            .run(format!("RLOCK.ACQUIRE k bob 30000 {second} BLOCK 0"))
+            .error();
+        assert!(error.starts_with(code), "{first}, {second}: {error}");
+        assert_eq!(alice.run("RLOCK.CANCEL k bob"), 1);
+        bob.read().refused();
+    }
 }
 
 #[test]
@@ -385,22 +408,6 @@ fn a_grant_to_the_last_waiter_killed_in_the_same_turn_frees_the_lock() {
         server.holder("k").is_none()
     });
     alice.take("k", "alice");
-}
-
-#[test]
-fn a_grant_to_one_of_an_owners_waiters_killed_in_the_same_turn_leaves_the_others_theirs() {
-    let server = Server::start();
-    let mut alice = server.connect();
-    alice.take("k", "alice");
-    let (_killed, id) = waiter_with_id(&server, "k", "bob");
-    let mut bob = server.wait_in_line("k", "bob");
-    let mut carol = server.wait_in_line("k", "carol");
-    alice.pipeline(&["RLOCK.RELEASE k alice", &format!("CLIENT KILL ID {id}")]);
-    bob.read().held();
-    until("one hold is left", || server.run("HGET k bob") == "1");
-    carol.expect_nothing_yet();
-    assert_eq!(alice.let_go("k", "bob"), 0);
-    carol.read().held();
 }
 
 #[test]

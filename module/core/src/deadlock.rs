@@ -1,22 +1,25 @@
 //! Waits that could never end.
 //!
 //! An owner waits for the holders of all locks that it waits for, and for those before it in their
-//! lines who wait for another lock as well: such a one may be granted here and go on waiting there.
-//! A wait that closes a circle of owners is refused before it begins, so no circle ever stands.
+//! queues who wait for another lock as well: such a one may be granted here and go on waiting there.
+//! A wait that closes a circle of owners is refused before it begins, so no circle ever stands. One
+//! behind so long a chain of owners that the search would keep the server busy is refused as well:
+//! a circle is never missed, and a wait that could end is never called a deadlock.
 //!
 //! The search walks from the new wait along who waits for whom until it comes back or to an end. It
 //! needs to know who holds a lock, which only the keyspace knows; so it stops and asks the driver,
 //! lock by lock.
 
 use crate::error::Word;
-use crate::line::{Lines, QueueId, Waiter};
+use crate::table::{LockTable, RecordId};
 use crate::{CommandError, LockKey};
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::rc::Rc;
 
 /// A search for the circle that a new wait would close.
 #[derive(Debug)]
-pub struct DeadlockSearch {
+pub(crate) struct DeadlockSearch {
     asker: Rc<[u8]>,
     /// Whether with the new wait the asker waits for several locks.
     waits_for_several: bool,
@@ -29,11 +32,11 @@ pub struct DeadlockSearch {
     places: Vec<Place>,
     /// The lock whose holders were asked for.
     asked_about: Option<Place>,
-    /// The lines that were looked at.
-    seen: BTreeMap<QueueId, Seen>,
+    /// The queues that were looked at.
+    seen: BTreeMap<RecordId, Seen>,
 }
 
-/// What is known of a line after it was looked at for one who stands in it. Those ahead of another
+/// What is known of a queue after it was looked at for one who stands in it. Those ahead of another
 /// are mostly the same, and a gauges that waits for the same locks must not cost its square.
 #[derive(Debug)]
 struct Seen {
@@ -55,30 +58,33 @@ struct Step {
 #[derive(Clone, Debug)]
 struct Place {
     lock: LockKey,
-    line: Option<QueueId>,
+    queue: Option<RecordId>,
     /// The place of the new wait.
     is_new: bool,
-    /// Whether the owner waits here only together with other locks.
-    is_joint: bool,
 }
 
 /// What a search needs, or has found.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Found {
-    /// Who holds this lock? To be answered with [`crate::Locks::search_on`].
+pub(crate) enum Found {
+    /// Who holds this lock? To be answered with [`DeadlockSearch::holders`].
     Ask(LockKey),
-    /// A circle: the wait is to be refused.
-    Circle(CommandError),
+    /// The wait is to be refused: it would close a circle, or the search is too long.
+    Refuse(CommandError),
     /// Nothing: the wait ends when the others do what they should.
     Nothing,
 }
 
+/// A search that has reached more owners than this is given up, and the wait refused.
+pub const CHAIN_MAX: usize = 10_000;
+
 impl DeadlockSearch {
-    /// Begins a search for the new wait of an owner at a lock, or jointly at several.
-    pub(crate) fn new(lines: &Lines, owner: &[u8], locks: Vec<LockKey>, joint: bool) -> Self {
-        let of_new: Vec<Option<QueueId>> =
-            locks.iter().map(|lock| lines.find(lock.as_ref())).collect();
-        let mut elsewhere = lines
+    /// Begins a search for the new wait of an owner at these locks.
+    pub(crate) fn new(table: &LockTable, owner: &[u8], locks: Vec<LockKey>) -> Self {
+        let of_new: Vec<Option<RecordId>> = locks
+            .iter()
+            .map(|lock| table.queue(lock.as_ref()))
+            .collect();
+        let mut elsewhere = table
             .waits_of(owner)
             .filter(|other| !of_new.contains(&Some(*other)));
         let (other, third) = (elsewhere.next(), elsewhere.next());
@@ -86,15 +92,14 @@ impl DeadlockSearch {
         // if it is the owner's second, those behind the first wait for the owner from now on.
         let second = other.filter(|_| third.is_none());
         let mut places: Vec<Place> = second
-            .and_then(|at| place_at(lines, owner, at))
+            .and_then(|queue| place_at(table, queue))
             .into_iter()
             .collect();
         let waits_for_several = other.is_some() || locks.len() > 1;
-        let new = locks.into_iter().zip(of_new).map(|(lock, line)| Place {
+        let new = locks.into_iter().zip(of_new).map(|(lock, queue)| Place {
             lock,
-            line,
+            queue,
             is_new: true,
-            is_joint: joint,
         });
         places.extend(new);
         let asker: Rc<[u8]> = Rc::from(owner);
@@ -111,36 +116,40 @@ impl DeadlockSearch {
     }
 
     /// Goes on until it needs to know something or is done.
-    pub(crate) fn go_on(&mut self, lines: &Lines) -> Found {
+    pub(crate) fn go_on(&mut self, table: &LockTable) -> Found {
         loop {
             if let Some(place) = self.places.pop() {
-                let Some(seen) = place.line.and_then(|line| self.seen.remove(&line)) else {
+                let Some(seen) = place.queue.and_then(|queue| self.seen.remove(&queue)) else {
                     let lock = place.lock.clone();
                     self.asked_about = Some(place);
                     return Found::Ask(lock);
                 };
-                match self.look_at(lines, &place, seen) {
+                match self.look_at(table, &place, seen) {
                     Some(circle) => return circle,
                     None => continue,
                 }
             }
+            if self.reached.len() > CHAIN_MAX {
+                return Found::Refuse(CommandError::ChainTooLong);
+            }
             let Some(owner) = self.to_visit.pop() else {
                 return Found::Nothing;
             };
-            self.places = places_of(lines, &owner);
+            let queues = table.waits_of(&owner);
+            self.places = queues.filter_map(|queue| place_at(table, queue)).collect();
             self.visited = owner;
         }
     }
 
     /// Takes in who holds the lock that was asked about, and goes on.
-    pub(crate) fn holders(&mut self, lines: &Lines, holders: &[Box<[u8]>]) -> Found {
+    pub(crate) fn holders(&mut self, table: &LockTable, holders: &[Box<[u8]>]) -> Found {
         let Some(place) = self.asked_about.take() else {
-            return self.go_on(lines);
+            return self.go_on(table);
         };
         // Who waits for nothing is the end of a path. The asker is about to wait.
         let waits = |holder: &[u8]| {
             let waiting = (*holder == *self.asker).then_some(&self.asker);
-            waiting.or_else(|| lines.waiting(holder)).cloned()
+            waiting.or_else(|| table.waiting(holder)).cloned()
         };
         let holders = holders.iter().filter_map(|holder| waits(holder));
         let seen = Seen {
@@ -148,48 +157,49 @@ impl DeadlockSearch {
             reached_holders: false,
             before: 0,
         };
-        match self.look_at(lines, &place, seen) {
+        match self.look_at(table, &place, seen) {
             Some(circle) => circle,
-            None => self.go_on(lines),
+            None => self.go_on(table),
         }
     }
 
     /// Follows for whom the one being visited waits at this place, as far as they are not yet
     /// reached. A circle, if there is one.
-    fn look_at(&mut self, lines: &Lines, place: &Place, mut seen: Seen) -> Option<Found> {
+    fn look_at(&mut self, table: &LockTable, place: &Place, mut seen: Seen) -> Option<Found> {
         let visited = Rc::clone(&self.visited);
-        // What one holds is re-entered, never waited for. But a second wait of its holder, behind
-        // others, is over only when they are.
-        let holds = seen.holders.contains(&visited);
         let mut waited_for: Vec<Rc<[u8]>> = Vec::new();
-        if !holds && !seen.reached_holders {
-            waited_for.extend(seen.holders.iter().cloned());
-            seen.reached_holders = visited != self.asker;
-        }
-        // And a wait for several locks does not wait at all for one that its owner holds.
-        if let Some(line) = place.line.filter(|_| !(holds && place.is_joint)) {
-            // The new wait stands behind everybody.
-            let last = lines.last_of(line, &visited, holds);
-            let before = last
-                .filter(|_| !place.is_new)
-                .map_or(u64::MAX, Waiter::order);
-            waited_for.extend(
-                lines
-                    .multi_queue_waiters(line, seen.before..before)
-                    .cloned(),
-            );
-            seen.before = seen.before.max(before);
-            let is_behind = last.is_some_and(|last| lines.is_ahead(line, &self.asker, last));
-            if self.waits_for_several && is_behind {
-                waited_for.push(Rc::clone(&self.asker));
+        // What one holds is re-entered, never waited for: only as one of several locks does its
+        // holder stand in its queue.
+        if !seen.holders.contains(&visited) {
+            if !seen.reached_holders {
+                waited_for.extend(seen.holders.iter().cloned());
+                seen.reached_holders = visited != self.asker;
+            }
+            if let Some(queue) = place.queue {
+                let own = table.waiter_of(queue, &visited);
+                let own = own.map(|(_, waiter)| waiter.order());
+                // The new wait stands behind everybody.
+                let before = own.filter(|_| !place.is_new).unwrap_or(u64::MAX);
+                waited_for.extend(
+                    table
+                        .multi_queue_waiters(queue, seen.before..before)
+                        .cloned(),
+                );
+                seen.before = seen.before.max(before);
+                let of_asker = table.waiter_of(queue, &self.asker);
+                let is_behind = of_asker.is_some_and(|(_, waiter)| waiter.order() < before);
+                if self.waits_for_several && own.is_some() && is_behind {
+                    waited_for.push(Rc::clone(&self.asker));
+                }
             }
         }
-        if let Some(line) = place.line {
-            self.seen.insert(line, seen);
+        if let Some(queue) = place.queue {
+            self.seen.insert(queue, seen);
         }
         for owner in waited_for {
             if owner == self.asker && visited != self.asker {
-                return Some(Found::Circle(CommandError::Deadlock(self.circle(place))));
+                let circle = CommandError::Deadlock(self.circle(place));
+                return Some(Found::Refuse(circle));
             }
             self.reach(owner, &visited, place);
         }
@@ -207,57 +217,83 @@ impl DeadlockSearch {
         }
     }
 
-    /// The circle in words, from the asker on, where the owner being visited waits for the asker.
-    fn circle(&self, last: &Place) -> String {
-        let mut steps = vec![in_words(&self.visited, &self.asker, &last.lock.name)];
+    /// The circle from the asker on, where the owner being visited waits for the asker.
+    fn circle(&self, last: &Place) -> Circle {
+        let step = |owner: &Rc<[u8]>, waits_for: &Rc<[u8]>, lock: &Rc<[u8]>| CircleStep {
+            owner: Rc::clone(owner),
+            waits_for: Rc::clone(waits_for),
+            lock: Some(Rc::clone(lock)),
+        };
+        let mut steps = vec![step(&self.visited, &self.asker, &last.lock.name)];
         let mut at = &self.visited;
         while let Some(Step { from, lock }) = self.reached.get(at) {
-            steps.push(in_words(from, at, lock));
+            steps.push(step(from, at, lock));
             at = from;
         }
-        let owners = steps.len();
-        let shown: Vec<String> = steps.into_iter().rev().take(SHOWN_MAX).collect();
-        let more = if owners > SHOWN_MAX {
-            ", and so on"
-        } else {
-            ""
-        };
-        format!(
-            "{} owners would wait for each other: {}{more}",
-            owners,
-            shown.join(", ")
-        )
+        steps.reverse();
+        Circle(steps)
+    }
+}
+
+fn place_at(table: &LockTable, queue: RecordId) -> Option<Place> {
+    Some(Place {
+        lock: table.lock_of(queue)?.clone(),
+        queue: Some(queue),
+        is_new: false,
+    })
+}
+
+/// Owners that would wait for each other, each for the next and the last for the first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Circle(Vec<CircleStep>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct CircleStep {
+    owner: Rc<[u8]>,
+    waits_for: Rc<[u8]>,
+    /// None where the caller may not know.
+    lock: Option<Rc<[u8]>>,
+}
+
+impl Circle {
+    /// A circle of one: a reader that asks to write.
+    pub(crate) fn of_reader(owner: &[u8], lock: &[u8]) -> Self {
+        let owner: Rc<[u8]> = Rc::from(owner);
+        Self(vec![CircleStep {
+            owner: Rc::clone(&owner),
+            waits_for: owner,
+            lock: Some(Rc::from(lock)),
+        }])
+    }
+
+    /// Leaves the names of locks out that the caller may not read.
+    pub fn keep_readable(&mut self, mut may_read: impl FnMut(&[u8]) -> bool) {
+        for step in &mut self.0 {
+            step.lock = step.lock.take().filter(|lock| may_read(lock));
+        }
     }
 }
 
 /// A longer circle is cut in the error's text.
 const SHOWN_MAX: usize = 16;
 
-fn in_words(owner: &[u8], waits_for: &[u8], lock: &[u8]) -> String {
-    let (owner, waits_for, lock) = (Word::new(owner), Word::new(waits_for), Word::new(lock));
-    format!("'{owner}' waits for '{waits_for}' at '{lock}'")
-}
-
-fn places_of(lines: &Lines, owner: &[u8]) -> Vec<Place> {
-    lines
-        .waits_of(owner)
-        .filter_map(|line| place_at(lines, owner, line))
-        .collect()
-}
-
-fn place_at(lines: &Lines, owner: &[u8], line: QueueId) -> Option<Place> {
-    let lock = lines.lock_of(line)?.clone();
-    let mut own = lines.all_of(line, owner);
-    Some(Place {
-        lock,
-        line: Some(line),
-        is_new: false,
-        is_joint: own.all(|(_, waiter)| waiter.joint.is_some()),
-    })
-}
-
-/// A circle of one: a reader that asks to write.
-pub(crate) fn upgrade_in_words(owner: &[u8], lock: &[u8]) -> String {
-    let step = in_words(owner, owner, lock);
-    format!("a reader cannot become the writer: {step}")
+impl fmt::Display for Circle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_slice() {
+            [_] => f.write_str("a reader cannot become the writer: ")?,
+            steps => write!(f, "{} owners would wait for each other: ", steps.len())?,
+        }
+        for (number, step) in self.0.iter().take(SHOWN_MAX).enumerate() {
+            let comma = if number > 0 { ", " } else { "" };
+            let (owner, waits_for) = (Word::new(&step.owner), Word::new(&step.waits_for));
+            write!(f, "{comma}'{owner}' waits for '{waits_for}'")?;
+            if let Some(lock) = &step.lock {
+                write!(f, " at '{}'", Word::new(lock))?;
+            }
+        }
+        if self.0.len() > SHOWN_MAX {
+            f.write_str(", and so on")?;
+        }
+        Ok(())
+    }
 }

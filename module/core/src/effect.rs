@@ -1,66 +1,36 @@
-//! What a decision makes the driver do, in order.
+//! What a decision makes the driver do, in order: write keys, send the unlock message, tell those
+//! who wait.
+//!
+//! What is written are operations on keys. Fields, values and keys are named and formatted here and
+//! in [`crate::names`], and nowhere else.
 
-use crate::{CommandError, Listener, LockKey, LockRef, Mode, Token};
+use crate::text::Text;
+use crate::{
+    CommandError, FENCE_FIELD, Listener, LockKey, LockRef, MODE_FIELD, Mode, Token, names,
+};
+use std::borrow::Cow;
 use std::rc::Rc;
 
-/// One thing to do. What is written concerns the lock that the decision was about.
+/// One thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Write parts of a plain hold into the hash, which comes into being if it is not there.
+    /// Write a key of the lock at this place among those that were read.
     Write {
-        /// Whose field.
-        holder: Holder,
-        /// The hold count, if it changes.
-        count: Option<i64>,
-        /// The token, if it changes.
-        token: Option<Token>,
-        /// When the key is to expire, in milliseconds of the wall clock, if that changes.
-        ends_at: Option<i64>,
+        /// The place; 0 is the first.
+        lock: usize,
+        /// What is written.
+        write: Write,
     },
-    /// Take the caller's field out of a plain lock's hash in which there are others.
-    Leave,
-    /// Write the `mode` field of a read-write lock: [`Mode::Read`] or [`Mode::Write`].
-    WriteMode(Mode),
-    /// Write the hold count of a reader or a writer.
-    WriteCount {
-        /// Whose field.
-        holder: Holder,
-        /// Which of its two.
-        mode: Mode,
-        /// The hold count; none takes the field out.
-        count: Option<i64>,
+    /// Tell the subscribers of the unlock message of the lock at this place.
+    Publish {
+        /// The place; 0 is the first.
+        lock: usize,
+        /// How the lock was held.
+        held_as: Mode,
     },
-    /// Write a reader's timeout keys with these numbers.
-    WriteTimeouts {
-        /// Whose.
-        holder: Holder,
-        /// The first and the last.
-        numbers: (i64, i64),
-        /// Their value; none is Redisson's, which says nothing.
-        token: Option<Token>,
-        /// When they are to expire, in milliseconds of the wall clock.
-        ends_at: i64,
-    },
-    /// Delete a reader's timeout keys with these numbers, first and last, where they are there.
-    DeleteTimeouts {
-        /// Whose.
-        holder: Holder,
-        /// The first and the last.
-        numbers: (i64, i64),
-    },
-    /// Delete the timeout keys of every reader in the hash.
-    DeleteAllTimeouts,
-    /// Take the fields of those readers out of the hash whose leases are over.
-    SweepReaders,
-    /// Let the key of a read-write lock expire then, in milliseconds of the wall clock.
-    Expire(i64),
-    /// Delete the key.
-    Free,
-    /// Tell the subscribers of the unlock message: that of a lock which was held in this mode.
-    Publish(Mode),
     /// Tell a blocked client that it holds the lock.
     Grant {
-        /// The client, which is out of the line.
+        /// The client, which is out of the queue.
         client: usize,
         /// Which lock; of several the first.
         lock: LockKey,
@@ -71,9 +41,9 @@ pub enum Effect {
         /// What it was granted.
         grant: Grant,
     },
-    /// Tell a blocked client that it left the line with nothing.
+    /// Tell a blocked client that it left the queue with nothing.
     Dismiss {
-        /// The client, which is out of the line.
+        /// The client, which is out of the queue.
         client: usize,
         /// Why.
         why: WaitOutcome,
@@ -84,13 +54,107 @@ pub enum Effect {
     TakenOver(Listener),
 }
 
+/// An operation on a lock's key, or on a timeout key of one of its readers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// `HSET` of one field or two.
+    Set((Field, Value), Option<(Field, Value)>),
+    /// `HDEL`.
+    Remove(Field),
+    /// `PEXPIREAT`, in milliseconds of the wall clock.
+    ExpireAt(i64),
+    /// `DEL`.
+    Delete,
+    /// `SET` of a timeout key, with an expiry in milliseconds of the wall clock.
+    SetTimeout(TimeoutKey, Value, i64),
+    /// `DEL` of a timeout key, if it is there.
+    DeleteTimeout(TimeoutKey),
+}
+
+/// A field of a lock's hash.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Field {
+    /// An owner's: of a plain lock, or as a reader.
+    Owner(Holder),
+    /// An owner's as the writer.
+    Writer(Holder),
+    /// That of the fencing token.
+    Fence,
+    /// That which makes it a read-write lock.
+    Mode,
+    /// One that was found there.
+    Named(Rc<[u8]>),
+}
+
+impl Field {
+    /// Its name; `caller` is the owner for whom the lock was read.
+    pub fn name<'a>(&'a self, caller: &'a [u8]) -> Cow<'a, [u8]> {
+        match self {
+            Self::Owner(holder) => Cow::Borrowed(holder.name(caller)),
+            Self::Writer(holder) => Cow::Owned(names::writer_field(holder.name(caller))),
+            Self::Fence => Cow::Borrowed(FENCE_FIELD),
+            Self::Mode => Cow::Borrowed(MODE_FIELD),
+            Self::Named(name) => Cow::Borrowed(name),
+        }
+    }
+}
+
+/// A timeout key of a reader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TimeoutKey {
+    /// Whose.
+    pub reader: Holder,
+    /// The number of the entry, from 1 on.
+    pub number: i64,
+}
+
+impl TimeoutKey {
+    /// Its name, for the lock of this name.
+    pub fn name(&self, lock: &[u8], caller: &[u8]) -> Vec<u8> {
+        names::timeout_key(lock, self.reader.name(caller), self.number)
+    }
+}
+
+/// What is written into a field or a timeout key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// A hold count, or the value of a timeout key.
+    Number(i64),
+    /// A fencing token, as the field for it has it.
+    Fence(Token),
+    /// How a read-write lock is held: [`Mode::Read`] or [`Mode::Write`].
+    Mode(Mode),
+}
+
+impl Value {
+    /// The value as it is stored.
+    pub fn text(self) -> Text {
+        match self {
+            Self::Number(number) => Text::number(number),
+            Self::Fence(token) => Text::number(token.get()).after(b't'),
+            Self::Mode(Mode::Write) => Text::word(b"write"),
+            Self::Mode(Mode::Read | Mode::Plain) => Text::word(b"read"),
+        }
+    }
+}
+
 /// Whose hold is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holder {
-    /// The owner that the command named.
+    /// The owner for whom the lock was read: who sent the command, or is first in the queue.
     Caller,
-    /// The owner of a waiter that is granted.
-    Waiter(Rc<[u8]>),
+    /// Another: a waiter that is granted, or somebody who was found in the hash.
+    Other(Rc<[u8]>),
+}
+
+impl Holder {
+    /// The owner's name.
+    pub fn name<'a>(&'a self, caller: &'a [u8]) -> &'a [u8] {
+        match self {
+            Self::Caller => caller,
+            Self::Other(owner) => owner,
+        }
+    }
 }
 
 /// What a waiter was granted: what must be given back if word of it cannot be delivered.

@@ -1,5 +1,6 @@
 //! Every refusal that a client can see, in one table.
 
+use crate::deadlock::{CHAIN_MAX, Circle};
 use crate::{HOLD_COUNT_MAX, INTEGER_MAX, KEYS_MAX, Kind, OWNER_LEN_MAX, SESSION_LEN_MAX};
 use std::fmt;
 
@@ -53,8 +54,15 @@ pub enum CommandError {
     TakenOver,
     /// EVENTS from where there is no connection to live by.
     NoSessionConnection,
-    /// A wait that could never end: the owners that wait for each other, in words.
-    Deadlock(String),
+    /// A wait that could never end: the owners that would wait for each other.
+    Deadlock(Circle),
+    /// A wait behind so many owners that wait for others that no search can tell whether it could
+    /// end.
+    ChainTooLong,
+    /// A second wait of an owner for the same lock.
+    Waiting,
+    /// Other modules change the lock again and again while the command looks at it.
+    Unsettled,
     /// The server became a replica, where nobody waits.
     Unblocked,
     /// A re-entry past the largest hold count.
@@ -126,6 +134,17 @@ impl fmt::Display for CommandError {
                 "ERR RLOCK.EVENTS needs a connection to live by, so not here within another call",
             ),
             Self::Deadlock(circle) => write!(f, "DEADLOCK {circle}"),
+            Self::ChainTooLong => write!(
+                f,
+                "QUEUEFULL more than {CHAIN_MAX} owners would have to be asked \
+                 whether they wait for each other"
+            ),
+            Self::Waiting => f.write_str(
+                "WAITING this owner waits for the lock already, ONCE takes that wait over",
+            ),
+            Self::Unsettled => {
+                f.write_str("TRYAGAIN another module changes the lock whenever it is looked at")
+            }
             Self::Unblocked => f.write_str(
                 "UNBLOCKED force unblock from blocking operation, \
                  instance state changed (master -> replica?)",
@@ -215,8 +234,11 @@ mod tests {
             CommandError::QueueWithoutSession => CommandError::NoSession,
             CommandError::NoSession => CommandError::TakenOver,
             CommandError::TakenOver => CommandError::NoSessionConnection,
-            CommandError::NoSessionConnection => CommandError::Deadlock(String::new()),
-            CommandError::Deadlock(_) => CommandError::Unblocked,
+            CommandError::NoSessionConnection => CommandError::Deadlock(Circle::default()),
+            CommandError::Deadlock(_) => CommandError::ChainTooLong,
+            CommandError::ChainTooLong => CommandError::Waiting,
+            CommandError::Waiting => CommandError::Unsettled,
+            CommandError::Unsettled => CommandError::Unblocked,
             CommandError::Unblocked => CommandError::HoldCountOverflow,
             CommandError::HoldCountOverflow => CommandError::HoldCountMalformed,
             CommandError::HoldCountMalformed => CommandError::TooManyWaiters(7),
@@ -253,6 +275,6 @@ mod tests {
             );
             count += 1;
         }
-        assert_eq!(count, 31, "all have been looked at");
+        assert_eq!(count, 34, "all have been looked at");
     }
 }

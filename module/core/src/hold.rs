@@ -4,11 +4,10 @@
 //! released when the session ends, and what is needed to notice that it was lost: its token, and
 //! when its lease ends.
 
-use crate::arena::{Arena, Id, ROOM_KEPT};
+use crate::arena::{Arena, Id};
 use crate::session::SessionId;
-use crate::{LockKey, LockRef, Mode, Now, Token};
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use crate::{LockKey, Mode, Now, Token};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 /// The name of a hold that belongs to a session. It stays invalid after the hold has ended.
@@ -28,7 +27,7 @@ pub(crate) struct SessionHold {
     /// When to look at the key, in milliseconds of the wall clock.
     check_at: Option<i64>,
     /// Whether it stands among those to look at.
-    touched: bool,
+    dirty: bool,
 }
 
 impl SessionHold {
@@ -38,26 +37,105 @@ impl SessionHold {
     }
 }
 
-/// Where a hold stands among those of its lock, which are in the order of their owners.
-fn place_among(
-    arena: &Arena<SessionHold>,
-    holds: &[HoldId],
-    owner: &[u8],
-    mode: Mode,
-) -> Result<usize, usize> {
-    holds.binary_search_by(|id| {
-        let hold = arena.get(id.0).map(|hold| (&*hold.owner, hold.mode));
-        hold.cmp(&Some((owner, mode)))
-    })
+/// The holds that sessions have of one lock: mostly one. There are more of its readers, or if
+/// somebody else wrote several owners into its hash.
+#[derive(Debug, Default)]
+pub(crate) enum HoldIndex {
+    #[default]
+    None,
+    One(HoldId),
+    Many(Box<BTreeMap<Rc<[u8]>, ByMode>>),
+}
+
+/// The holds of one owner, by mode.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ByMode([Option<HoldId>; 3]);
+
+impl ByMode {
+    fn slot(mode: Mode) -> usize {
+        match mode {
+            Mode::Plain => 0,
+            Mode::Read => 1,
+            Mode::Write => 2,
+        }
+    }
+
+    fn get(&self, mode: Mode) -> Option<HoldId> {
+        self.0.get(Self::slot(mode)).copied().flatten()
+    }
+
+    fn set(&mut self, mode: Mode, id: Option<HoldId>) {
+        if let Some(slot) = self.0.get_mut(Self::slot(mode)) {
+            *slot = id;
+        }
+    }
+
+    fn ids(&self) -> impl Iterator<Item = HoldId> {
+        self.0.into_iter().flatten()
+    }
+}
+
+impl HoldIndex {
+    pub(crate) fn is_empty(&self) -> bool {
+        matches!(self, Self::None)
+    }
+
+    /// All of them, in the order of their owners.
+    pub(crate) fn all(&self) -> Vec<HoldId> {
+        match self {
+            Self::None => Vec::new(),
+            Self::One(id) => vec![*id],
+            Self::Many(owners) => owners.values().flat_map(ByMode::ids).collect(),
+        }
+    }
+
+    fn insert(&mut self, holds: &SessionHolds, id: HoldId, owner: &Rc<[u8]>, mode: Mode) {
+        match self {
+            Self::None => *self = Self::One(id),
+            Self::One(first) => {
+                let mut owners: Box<BTreeMap<Rc<[u8]>, ByMode>> = Box::default();
+                if let Some(hold) = holds.get(*first) {
+                    let of_first = owners.entry(Rc::clone(&hold.owner)).or_default();
+                    of_first.set(hold.mode, Some(*first));
+                }
+                owners
+                    .entry(Rc::clone(owner))
+                    .or_default()
+                    .set(mode, Some(id));
+                *self = Self::Many(owners);
+            }
+            Self::Many(owners) => {
+                owners
+                    .entry(Rc::clone(owner))
+                    .or_default()
+                    .set(mode, Some(id));
+            }
+        }
+    }
+
+    fn remove(&mut self, owner: &[u8], mode: Mode) {
+        let Self::Many(owners) = self else {
+            *self = Self::None;
+            return;
+        };
+        if let Some(of_owner) = owners.get_mut(owner) {
+            of_owner.set(mode, None);
+            if of_owner.ids().next().is_none() {
+                owners.remove(owner);
+            }
+        }
+        if owners.is_empty() {
+            *self = Self::None;
+        }
+    }
 }
 
 /// All holds that belong to sessions.
 #[derive(Debug, Default)]
 pub(crate) struct SessionHolds {
     arena: Arena<SessionHold>,
-    databases: BTreeMap<i32, HashMap<Rc<[u8]>, Vec<HoldId>>>,
     checks: BTreeSet<(i64, HoldId)>,
-    to_check: VecDeque<HoldId>,
+    dirty: VecDeque<HoldId>,
 }
 
 impl SessionHolds {
@@ -69,50 +147,41 @@ impl SessionHolds {
         self.arena.get(id.0)
     }
 
-    /// The holds of a lock: more than one of its readers, or if somebody else wrote several owners
-    /// into its hash.
-    pub(crate) fn of(&self, lock: LockRef<'_>) -> &[HoldId] {
-        let holds = self
-            .databases
-            .get(&lock.db)
-            .and_then(|names| names.get(lock.name));
-        holds.map_or(&[], Vec::as_slice)
+    /// An owner's hold among those of its lock.
+    pub(crate) fn find(&self, index: &HoldIndex, owner: &[u8], mode: Mode) -> Option<HoldId> {
+        match index {
+            HoldIndex::None => None,
+            HoldIndex::One(id) => {
+                let hold = self.get(*id)?;
+                (*hold.owner == *owner && hold.mode == mode).then_some(*id)
+            }
+            HoldIndex::Many(owners) => owners.get(owner)?.get(mode),
+        }
     }
 
-    pub(crate) fn find(&self, lock: LockRef<'_>, owner: &[u8], mode: Mode) -> Option<HoldId> {
-        let holds = self.of(lock);
-        let place = place_among(&self.arena, holds, owner, mode).ok()?;
-        holds.get(place).copied()
-    }
-
-    /// A new hold of a session. None only when four billion are there already.
+    /// A new hold of a session, put among those of its lock. None only when four billion are there
+    /// already.
     pub(crate) fn add(
         &mut self,
+        index: &mut HoldIndex,
         lock: LockKey,
         owner: Rc<[u8]>,
         mode: Mode,
         session: SessionId,
         token: Option<Token>,
     ) -> Option<HoldId> {
-        let (key, of) = (lock.clone(), Rc::clone(&owner));
-        let (ends_at, check_at, touched) = (None, None, false);
-        let hold = SessionHold {
+        let of = Rc::clone(&owner);
+        let id = HoldId(self.arena.insert(SessionHold {
             lock,
             owner,
             mode,
             session,
             token,
-            ends_at,
-            check_at,
-            touched,
-        };
-        let id = HoldId(self.arena.insert(hold)?);
-        let names = self.databases.entry(key.db).or_default();
-        let of_lock = names.entry(key.name);
-        // Most locks have one holder, so there is room for one.
-        let holds = of_lock.or_insert_with(|| Vec::with_capacity(1));
-        let place = place_among(&self.arena, holds, &of, mode);
-        holds.insert(place.unwrap_or_else(|place| place).min(holds.len()), id);
+            ends_at: None,
+            check_at: None,
+            dirty: false,
+        })?);
+        index.insert(self, id, &of, mode);
         Some(id)
     }
 
@@ -135,22 +204,16 @@ impl SessionHolds {
         }
     }
 
-    pub(crate) fn remove(&mut self, id: HoldId) -> Option<SessionHold> {
-        let hold = self.arena.get(id.0)?;
-        let names = self.databases.get_mut(&hold.lock.db)?;
-        if let Entry::Occupied(mut of_lock) = names.entry(Rc::clone(&hold.lock.name)) {
-            let holds = of_lock.get_mut();
-            if let Ok(place) = place_among(&self.arena, holds, &hold.owner, hold.mode) {
-                holds.remove(place);
-            }
-            if holds.is_empty() {
-                of_lock.remove();
-            }
-        }
-        if names.is_empty() {
-            names.shrink_to(ROOM_KEPT);
-        }
+    /// Takes a hold out, and from among those of its lock.
+    pub(crate) fn remove(
+        &mut self,
+        index: Option<&mut HoldIndex>,
+        id: HoldId,
+    ) -> Option<SessionHold> {
         let hold = self.arena.remove(id.0)?;
+        if let Some(index) = index {
+            index.remove(&hold.owner, hold.mode);
+        }
         if let Some(check_at) = hold.check_at {
             self.checks.remove(&(check_at, id));
         }
@@ -183,66 +246,50 @@ impl SessionHolds {
         self.checks.first().map(|(at, _)| *at)
     }
 
-    pub(crate) fn touch(&mut self, id: HoldId) {
+    /// Marks a hold: its key may have changed.
+    pub(crate) fn mark_dirty(&mut self, id: HoldId) {
         if let Some(hold) = self.arena.get_mut(id.0)
-            && !std::mem::replace(&mut hold.touched, true)
+            && !std::mem::replace(&mut hold.dirty, true)
         {
-            self.to_check.push_back(id);
-        }
-    }
-
-    /// Marks the holds of a lock. Whether there are any.
-    pub(crate) fn touch_lock(&mut self, lock: LockRef<'_>) -> bool {
-        let ids = self.of(lock).to_vec();
-        for id in &ids {
-            self.touch(*id);
-        }
-        !ids.is_empty()
-    }
-
-    /// Marks all holds of a database; of all databases if none is named.
-    pub(crate) fn touch_all(&mut self, db: Option<i32>) {
-        let of_db = |hold: &SessionHold| db.is_none_or(|db| hold.lock.db == db);
-        let ids: Vec<HoldId> = self
-            .arena
-            .iter()
-            .filter(|(_, hold)| of_db(hold))
-            .map(|(id, _)| HoldId(id))
-            .collect();
-        for id in ids {
-            self.touch(id);
+            self.dirty.push_back(id);
         }
     }
 
     /// Marks the holds whose check is due.
-    pub(crate) fn touch_due(&mut self, now: Now) {
-        while let Some((_, id)) = self
-            .checks
-            .first()
-            .copied()
-            .filter(|(at, _)| *at <= now.wall_ms())
+    pub(crate) fn mark_due(&mut self, now: Now) {
+        while let Some((at, id)) = self.checks.first().copied()
+            && at <= now.wall_ms()
         {
             self.checks.pop_first();
             if let Some(hold) = self.arena.get_mut(id.0) {
                 hold.check_at = None;
             }
-            self.touch(id);
+            self.mark_dirty(id);
         }
     }
 
-    pub(crate) fn any_touched(&self) -> bool {
-        !self.to_check.is_empty()
+    pub(crate) fn any_dirty(&self) -> bool {
+        !self.dirty.is_empty()
     }
 
-    /// The next marked hold, no longer marked.
-    pub(crate) fn next_touched(&mut self) -> Option<HoldId> {
-        while let Some(id) = self.to_check.pop_front() {
-            if let Some(hold) = self.arena.get_mut(id.0) {
-                hold.touched = false;
+    /// The next marked hold. It stays marked.
+    pub(crate) fn first_dirty(&mut self) -> Option<HoldId> {
+        while let Some(id) = self.dirty.front().copied() {
+            if self.arena.get(id.0).is_some() {
                 return Some(id);
             }
+            self.dirty.pop_front();
         }
         None
+    }
+
+    /// That one is no longer marked.
+    pub(crate) fn pop_dirty(&mut self) {
+        if let Some(id) = self.dirty.pop_front()
+            && let Some(hold) = self.arena.get_mut(id.0)
+        {
+            hold.dirty = false;
+        }
     }
 
     pub(crate) fn all(&self) -> Vec<HoldId> {

@@ -29,44 +29,52 @@
 //! lock ends before anything is decided there that may be written: [`Locks::next_ending_of`].
 #![forbid(unsafe_code)]
 
+mod agenda;
 mod arena;
 mod deadlock;
+mod decision;
 mod effect;
-mod ending;
 mod error;
 mod glob;
 mod hold;
 mod life;
-mod line;
 mod lock;
 mod metrics;
 mod mode;
+mod multi;
 pub mod names;
 mod parse;
+mod pending;
 mod plain;
+mod position;
 mod read_write;
 pub mod request;
 mod session;
-mod several;
 mod stored;
+mod table;
+mod text;
 mod time;
 mod token;
-mod writer;
+mod turn;
 
-pub use deadlock::{DeadlockSearch, Found};
-pub use effect::{Effect, Grant, Holder, WaitOutcome};
-pub use ending::PendingRelease;
+pub use deadlock::{CHAIN_MAX, Circle};
+pub use effect::{Effect, Field, Grant, Holder, TimeoutKey, Value, WaitOutcome, Write};
 pub use error::{CommandError, Word};
 pub use glob::glob_matches;
-pub use line::{Gauges, LockKey, LockRef, QueueView, WaiterId, WaiterView};
-pub use lock::{Acquired, BlockedClient, Due, Joined, Locks, Overdue};
+pub use lock::Locks;
 pub use metrics::{Counters, Histogram};
 pub use mode::{Kind, Mode};
+pub use multi::MultiId;
 pub use session::{Event, EventKind, Listener, LostReason, SessionId};
-pub use several::{AcquiredSeveral, Entering, MultiGrant, MultiId};
 pub use stored::{Count, Hash, NEVER, ReadDepth, ReadHold, ReadWrite, Stored};
+pub use table::{Gauges, LockKey, LockRef, QueueView, WaiterId, WaiterView};
+pub use text::Text;
 pub use time::{INTEGER_MAX, Lease, Now, Wait};
 pub use token::{Token, TokenMint};
+pub use turn::{
+    BlockedClient, Command, DECISIONS_MAX, Joined, Keys, Outcome, Purpose, Read, Reading, Subject,
+    Task, Turn,
+};
 
 /// The field of a lock's hash that holds the fencing token.
 pub const FENCE_FIELD: &[u8] = b"fence";

@@ -40,6 +40,11 @@ pub fn timeout_key(name: &[u8], owner: &[u8], number: i64) -> Vec<u8> {
     [open, name, close, b":", owner, suffix, number.as_bytes()].concat()
 }
 
+/// The field of an owner as the writer.
+pub fn writer_field(owner: &[u8]) -> Vec<u8> {
+    [owner, crate::WRITER_SUFFIX].concat()
+}
+
 /// Whether the timeout keys of a lock's readers are in the lock's slot of a cluster, whoever the
 /// readers are.
 pub fn timeouts_share_slot(name: &[u8]) -> bool {

@@ -3,7 +3,7 @@
 //! Each has a `parse` that takes the arguments after the command's name.
 
 use crate::parse::{self, Arguments, Once, owner};
-use crate::{CommandError, Lease, Mode, Token, WRITER_SUFFIX, Wait};
+use crate::{CommandError, Lease, LockRef, Mode, Token, WRITER_SUFFIX, Wait};
 use std::collections::BTreeSet;
 
 /// `RLOCK.ACQUIRE key owner lease-ms [READ | WRITE] [BLOCK wait-ms | QUEUE wait-ms]
@@ -292,17 +292,10 @@ impl<'a> MultiAcquire<'a> {
         })
     }
 
-    /// The same for one of the locks.
-    pub(crate) fn of(&self, key: &'a [u8]) -> Acquire<'a> {
-        Acquire {
-            key,
-            owner: self.owner,
-            lease: self.lease,
-            mode: Mode::Plain,
-            wait_mode: self.wait_mode,
-            session: self.session,
-            once: self.once,
-        }
+    /// The locks, in this database.
+    pub(crate) fn locks(&self, db: i32) -> Vec<LockRef<'a>> {
+        let locks = self.keys.iter();
+        locks.map(|key| LockRef { db, name: key.name }).collect()
     }
 }
 

@@ -5,7 +5,7 @@
 
 use crate::arena::{Arena, Id, ROOM_KEPT};
 use crate::hold::HoldId;
-use crate::line::WaiterId;
+use crate::table::WaiterId;
 use crate::{CommandError, Grant, LockKey, LockRef, Mode, Now, Wait};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;

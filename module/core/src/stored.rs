@@ -147,6 +147,11 @@ pub struct ReadWrite {
 }
 
 impl ReadWrite {
+    /// In one look at a lock no more timeout keys are looked at than this, the latest of each
+    /// reader first; readers beyond are taken to read for as long as the key lives. A field can
+    /// claim any number of them, and must not keep the server busy.
+    pub const TIMEOUTS_MAX: usize = 50_000;
+
     /// How the lock is held.
     pub(crate) fn mode(&self) -> Mode {
         if self.own_write.is_some() || self.others_write {

@@ -8,11 +8,11 @@
 //!
 //! Replicated like a last release.
 
-use super::{KEY, check_slot};
-use crate::effects;
-use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
-use crate::keys::OpenLock;
-use rlock_core::{CommandError, Mode, Stored, request};
+use super::{KEY, check_slot, decide_number};
+use crate::ffi::{self, Args, Command, Ctx, Keys, Spec};
+use crate::keys::{Access, OpenLock};
+use crate::turn::Named;
+use rlock_core::{CommandError, Mode, request};
 
 pub(super) struct Break;
 
@@ -25,21 +25,19 @@ impl Command for Break {
         arity: 2,
         flags: c"write admin",
         categories: c"write admin dangerous lock",
-        keys: Keys::First(Access::Update),
+        keys: Keys::First(ffi::Access::Update),
         arguments: &[KEY],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        request::KeyOnly::parse(args.bytes())?;
-        let lock = OpenLock::to_write(ctx, args.at(1)?);
-        let (stored, _) = lock.load_for_holder();
-        if let Stored::ReadWrite(_) = stored {
-            check_slot(ctx, lock.at().name, Mode::Write)?;
+        let request = request::KeyOnly::parse(args.bytes())?;
+        let name = args.at(1)?;
+        if ctx.in_cluster() && OpenLock::open(ctx, name, Access::Read).mode().is_some() {
+            check_slot(ctx, request.key, Mode::Write)?;
         }
-        let broken = effects::step(lock, None, |locks, at, now, effects| {
-            locks.break_hold(at, stored, now, effects)
-        })?;
-        ctx.reply_integer(i64::from(broken));
+        let command = rlock_core::Command::Break(request.key);
+        let broken = decide_number(ctx, command, Named::Whoever(name))?;
+        ctx.reply_integer(broken);
         Ok(())
     }
 }

@@ -2,11 +2,10 @@
 //!
 //! Each is told `[0, ttl-ms]` at once. Replies how many; touches no hold, and replicates nothing.
 
-use super::{KEY, OWNER};
-use crate::effects;
+use super::{KEY, OWNER, decide_number};
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
-use crate::keys::OpenLock;
-use rlock_core::{CommandError, ReadDepth, request};
+use crate::turn::Named;
+use rlock_core::{CommandError, request};
 
 pub(super) struct Cancel;
 
@@ -25,12 +24,8 @@ impl Command for Cancel {
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::Cancel::parse(args.bytes())?;
-        let owner = args.at(2)?;
-        let lock = OpenLock::to_write(ctx, args.at(1)?);
-        let stored = lock.load(owner, ReadDepth::Brief);
-        let cancelled = effects::step(lock, Some(owner), |locks, at, now, effects| {
-            locks.cancel(at, stored, &request, now, effects)
-        });
+        let named = Named::One(args.at(1)?, args.at(2)?);
+        let cancelled = decide_number(ctx, rlock_core::Command::Cancel(&request), named)?;
         ctx.reply_integer(cancelled);
         Ok(())
     }

@@ -45,7 +45,7 @@ impl Command for Events {
         changes::listen(ctx);
         changes::follow_clients(ctx);
         let client_id = ctx.client_id();
-        let session = effects::step_without_key(ctx, |locks, _, effects| {
+        let session = effects::without_keys(ctx, |locks, _, effects| {
             locks.attach(&request, client_id, effects)
         });
         let session = session.ok_or(CommandError::NoSessionConnection)?;

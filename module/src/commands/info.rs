@@ -9,11 +9,13 @@
 
 use super::KEY;
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
-use crate::keys::OpenLock;
+use crate::keys::{self, OpenLock};
 use crate::read_write::ReadWriteHash;
 use crate::reply::{self, HolderReport, LockReport};
 use crate::{clock, state};
-use rlock_core::{CommandError, Count, Mode, NEVER, Now, Stored, Token, WaiterView, request};
+use rlock_core::{
+    CommandError, Count, LockRef, Mode, NEVER, Now, Stored, Token, WaiterView, request,
+};
 
 pub(super) struct Info;
 
@@ -33,14 +35,18 @@ impl Command for Info {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         request::KeyOnly::parse(args.bytes())?;
         let now = clock::now();
-        let lock = OpenLock::to_read(ctx, args.at(1)?);
-        let at = lock.at();
+        let name = args.at(1)?;
+        let lock = OpenLock::open(ctx, name, keys::Access::Read);
+        let at = LockRef {
+            db: ctx.db(),
+            name: name.bytes(),
+        };
         let queue = state::with(|state| state.locks.queue(at, now));
         let (stored, owner) = lock.load_for_holder();
         let report = match stored {
             Stored::OtherType => return Err(CommandError::WrongType),
             Stored::ReadWrite(_) => {
-                read_write(ctx, &lock, &stored, queue, now);
+                read_write(ctx, &lock, at, &stored, queue, now);
                 return Ok(());
             }
             Stored::Plain(hash) => LockReport {
@@ -74,15 +80,16 @@ fn valid(count: Count) -> Option<i64> {
 fn read_write(
     ctx: Ctx<'_>,
     lock: &OpenLock<'_>,
+    at: LockRef<'_>,
     stored: &Stored,
     queue: Vec<WaiterView>,
     now: Now,
 ) {
-    let at = lock.at();
+    let key_end = lock.key.expires_at();
     let hash = lock.mode().map(|mode| ReadWriteHash::new(lock, &mode));
     let mut holds = hash.map_or_else(Vec::new, |hash| hash.holds());
     for hold in holds.iter_mut().filter(|hold| hold.mode == Mode::Write) {
-        hold.token = state::with(|state| state.locks.writer_token(at, &hold.owner));
+        hold.token = state::with(|state| state.locks.writer_token(at, &hold.owner, key_end));
     }
     let holders: Vec<HolderReport> = holds
         .into_iter()

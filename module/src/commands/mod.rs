@@ -12,10 +12,14 @@ mod mrelease;
 mod mrenew;
 mod release;
 mod renew;
+mod wait;
 
-use crate::ffi::{Argument, ArgumentKind, Ctx, register};
+use crate::config;
+use crate::ffi::{Args, Argument, ArgumentKind, Ctx, Str, register};
 use crate::read_write::slot_is_settled;
-use rlock_core::{CommandError, Mode, names};
+use crate::turn::{self, Named};
+use rlock_core::request::NamedKey;
+use rlock_core::{CommandError, Mode, Outcome, Turn};
 
 /// Makes all commands known to the server. The name of one that it refused, if any.
 pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> {
@@ -32,12 +36,40 @@ pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> 
     register::<mrenew::Mrenew>(ctx)
 }
 
+/// Runs the turn of a command, and returns what it came to.
+fn decide(
+    ctx: Ctx<'_>,
+    command: rlock_core::Command<'_>,
+    named: Named<'_>,
+) -> Result<Outcome, CommandError> {
+    let mut turn = Turn::of(command, ctx.db(), config::waiters_per_lock_max());
+    turn::run(ctx, &mut turn, named);
+    turn.outcome()
+}
+
+/// The number that a command comes to.
+fn decide_number(
+    ctx: Ctx<'_>,
+    command: rlock_core::Command<'_>,
+    named: Named<'_>,
+) -> Result<i64, CommandError> {
+    match decide(ctx, command, named)? {
+        Outcome::Number(number) => Ok(number),
+        _ => Err(CommandError::Unsettled),
+    }
+}
+
+/// The keys that a command names, as the server's own strings.
+fn names<'a>(args: Args<'a>, keys: &[NamedKey<'_>]) -> Result<Vec<Str<'a>>, CommandError> {
+    keys.iter().map(|key| args.at(key.place)).collect()
+}
+
 /// In a cluster, refuses READ and WRITE where the keys of a read-write lock are not all here.
 fn check_slot(ctx: Ctx<'_>, name: &[u8], mode: Mode) -> Result<(), CommandError> {
     if mode == Mode::Plain || !ctx.in_cluster() {
         return Ok(());
     }
-    if mode == Mode::Read && !names::timeouts_share_slot(name) {
+    if mode == Mode::Read && !rlock_core::names::timeouts_share_slot(name) {
         return Err(CommandError::TimeoutsInOtherSlot);
     }
     if slot_is_settled(ctx, name) {

@@ -5,11 +5,9 @@
 //!
 //! Replicated as `DEL`, or `HSET` where holds are left, and the next holds.
 
-use super::macquire::Several;
-use super::{NUMKEYS, OWNER, SOME_KEYS};
+use super::{NUMKEYS, OWNER, SOME_KEYS, decide_number, names};
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
-use crate::keys::OpenLock;
-use crate::{effects, settle};
+use crate::turn::Named;
 use rlock_core::{CommandError, request};
 
 pub(super) struct Mrelease;
@@ -29,21 +27,9 @@ impl Command for Mrelease {
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::MultiRelease::parse(args.bytes())?;
-        let several = Several::new(ctx, args, args.at(1)?, &request.keys)?;
-        let stored = several.load();
-        effects::step_without_key(ctx, |locks, _, _| {
-            locks.check_releasable(&several.at, &stored)
-        })?;
-        let mut released: i64 = 0;
-        settle::together(ctx, || {
-            for (name, stored) in several.names.iter().zip(stored) {
-                let lock = OpenLock::to_write_as_it_is(ctx, *name);
-                let one = effects::step(lock, Some(several.owner), |locks, at, now, effects| {
-                    locks.release_one_of(at, stored, request.owner, now, effects)
-                });
-                released = released.saturating_add(i64::from(one));
-            }
-        });
+        let names = names(args, &request.keys)?;
+        let named = Named::Several(&names, args.at(1)?);
+        let released = decide_number(ctx, rlock_core::Command::MultiRelease(&request), named)?;
         ctx.reply_integer(released);
         Ok(())
     }

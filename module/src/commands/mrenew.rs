@@ -6,13 +6,11 @@
 //!
 //! Replicated as `PEXPIREAT`.
 
-use super::macquire::Several;
-use super::{LEASE_MS, NUMKEYS, OWNER, SESSION, SOME_KEYS};
-use crate::effects;
+use super::wait::confirm_several;
+use super::{LEASE_MS, NUMKEYS, OWNER, SESSION, SOME_KEYS, decide_number, names};
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
-use crate::keys::OpenLock;
-use crate::state;
-use rlock_core::{CommandError, Mode, request};
+use crate::turn::Named;
+use rlock_core::{CommandError, request};
 
 pub(super) struct Mrenew;
 
@@ -31,22 +29,11 @@ impl Command for Mrenew {
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::MultiRenew::parse(args.bytes())?;
-        let several = Several::new(ctx, args, args.at(1)?, &request.keys)?;
-        let stored = several.load();
-        effects::step_without_key(ctx, |locks, _, _| {
-            locks.check_renewable(&several.at, &stored)
-        })?;
-        let mut renewed: i64 = 0;
-        for (name, stored) in several.names.iter().zip(stored) {
-            let lock = OpenLock::to_write_as_it_is(ctx, *name);
-            let at = lock.at();
-            let one = effects::step(lock, Some(several.owner), |locks, at, now, effects| {
-                locks.renew_one_of(at, stored, &request, now, effects)
-            })?;
-            if one {
-                state::with(|state| state.confirm(at, request.owner, Mode::Plain));
-            }
-            renewed = renewed.saturating_add(i64::from(one));
+        let names = names(args, &request.keys)?;
+        let named = Named::Several(&names, args.at(1)?);
+        let renewed = decide_number(ctx, rlock_core::Command::MultiRenew(&request), named)?;
+        if renewed > 0 {
+            confirm_several(ctx, &names, request.owner);
         }
         ctx.reply_integer(renewed);
         Ok(())

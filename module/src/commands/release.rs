@@ -8,11 +8,11 @@
 //!
 //! Replicated as `DEL`, and `HSET`, `PEXPIREAT` of the next hold with it in one transaction.
 
-use super::{KEY, MODE, OWNER, TOKEN, check_slot};
+use super::{KEY, MODE, OWNER, TOKEN, check_slot, decide};
 use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
-use crate::keys::OpenLock;
-use crate::{effects, reply};
-use rlock_core::{CommandError, ReadDepth, request};
+use crate::reply;
+use crate::turn::Named;
+use rlock_core::{CommandError, Outcome, request};
 
 pub(super) struct Release;
 
@@ -37,14 +37,12 @@ impl Command for Release {
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::Release::parse(args.bytes())?;
-        let owner = args.at(2)?;
         check_slot(ctx, request.key, request.mode)?;
-        let lock = OpenLock::to_write(ctx, args.at(1)?);
-        let stored = lock.load(owner, ReadDepth::Whole);
-        let left = effects::step(lock, Some(owner), |locks, at, now, effects| {
-            locks.release(at, stored, &request, now, effects)
-        })?;
-        reply::integer_or_null(ctx, left);
+        let named = Named::One(args.at(1)?, args.at(2)?);
+        match decide(ctx, rlock_core::Command::Release(&request), named)? {
+            Outcome::Left(left) => reply::integer_or_null(ctx, left),
+            _ => return Err(CommandError::Unsettled),
+        }
         Ok(())
     }
 }

@@ -6,11 +6,11 @@
 //!
 //! Replicated as `PEXPIREAT`, a reader's timeout keys as `SET`.
 
-use super::{KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, check_slot};
+use super::wait::confirm;
+use super::{KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, check_slot, decide_number};
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
-use crate::keys::OpenLock;
-use crate::{effects, state};
-use rlock_core::{CommandError, ReadDepth, request};
+use crate::turn::Named;
+use rlock_core::{CommandError, request};
 
 pub(super) struct Renew;
 
@@ -29,17 +29,13 @@ impl Command for Renew {
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::Renew::parse(args.bytes())?;
-        let owner = args.at(2)?;
         check_slot(ctx, request.key, request.mode)?;
-        let lock = OpenLock::to_write(ctx, args.at(1)?);
-        let (at, stored) = (lock.at(), lock.load(owner, ReadDepth::Whole));
-        let held = effects::step(lock, Some(owner), |locks, at, now, effects| {
-            locks.renew(at, stored, &request, now, effects)
-        })?;
-        if held {
-            state::with(|state| state.confirm(at, request.owner, request.mode));
+        let named = Named::One(args.at(1)?, args.at(2)?);
+        let held = decide_number(ctx, rlock_core::Command::Renew(&request), named)?;
+        if held > 0 {
+            confirm(ctx, &[request.key], request.owner, request.mode);
         }
-        ctx.reply_integer(i64::from(held));
+        ctx.reply_integer(held);
         Ok(())
     }
 }

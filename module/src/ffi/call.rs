@@ -338,7 +338,7 @@ pub(crate) enum Presence {
 }
 
 /// The classes of the keyspace events that we emit.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EventClass {
     Generic,
     Hash,

@@ -54,6 +54,14 @@ impl<'a> Key<'a> {
         Self::open(ctx, name, raw::REDISMODULE_READ | unseen)
     }
 
+    /// No key: what is left of one that was closed.
+    pub(crate) fn none() -> Self {
+        Self {
+            raw: ptr::null_mut(),
+            call: PhantomData,
+        }
+    }
+
     fn open(ctx: Ctx<'a>, name: Str<'a>, mode: u32) -> Self {
         let raw = server!(RedisModule_OpenKey(ctx.raw, name.raw, int(mode)));
         Self {

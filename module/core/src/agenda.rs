@@ -1,0 +1,101 @@
+//! What is to be done next: within the present turn, and outside of any command.
+
+use crate::multi::MultiId;
+use crate::table::{LockKey, LockRef, RecordId};
+use std::collections::VecDeque;
+
+/// Something to be looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Job {
+    /// Those who wait for a lock: the first may be able to have it.
+    Queue(RecordId),
+    /// A wait for several locks: perhaps it can have all.
+    Multi(MultiId),
+}
+
+/// The one list of what is to be done.
+#[derive(Debug, Default)]
+pub(crate) struct Agenda {
+    /// What the decisions of this turn have made possible: it is decided before the turn is over, so
+    /// that nobody comes between.
+    now: VecDeque<Job>,
+    /// Locks whose keys may have changed, or at which something must end.
+    later: VecDeque<Job>,
+    /// A read-write lock from whose hash fields of readers that are gone are to be taken out.
+    sweep: Option<LockKey>,
+    /// How many writers' tokens are to be looked at, and after which one.
+    writers_to_check: usize,
+    last_writer: Option<(i64, RecordId)>,
+}
+
+impl Agenda {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.now.is_empty() && self.later.is_empty()
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.now.clear();
+        self.later.clear();
+    }
+
+    pub(crate) fn add_now(&mut self, job: Job) {
+        self.now.push_back(job);
+    }
+
+    pub(crate) fn add_later(&mut self, id: RecordId) {
+        self.later.push_back(Job::Queue(id));
+    }
+
+    pub(crate) fn first_now(&self) -> Option<Job> {
+        self.now.front().copied()
+    }
+
+    pub(crate) fn pop_now(&mut self) {
+        self.now.pop_front();
+    }
+
+    pub(crate) fn add_sweep(&mut self, lock: LockRef<'_>) {
+        self.sweep = Some(LockKey::from(lock));
+    }
+
+    pub(crate) fn sweep(&self) -> Option<&LockKey> {
+        self.sweep.as_ref()
+    }
+
+    pub(crate) fn swept(&mut self) {
+        self.sweep = None;
+    }
+
+    /// A writer has begun: others, whose holds may be gone, are to be looked at.
+    pub(crate) fn check_writers(&mut self) {
+        self.writers_to_check = 2;
+    }
+
+    /// After which one the next writer is to be looked at, if one is.
+    pub(crate) fn writer_to_check(&self) -> Option<Option<(i64, RecordId)>> {
+        (self.writers_to_check > 0).then_some(self.last_writer)
+    }
+
+    pub(crate) fn writer_begun(&mut self, writer: Option<(i64, RecordId)>) {
+        self.writers_to_check = self.writers_to_check.saturating_sub(1);
+        self.last_writer = writer;
+    }
+
+    pub(crate) fn writers_checked(&mut self) {
+        self.writers_to_check = 0;
+    }
+
+    /// The turn has done enough: the rest is for the next, before what was there already.
+    pub(crate) fn put_off(&mut self) {
+        while let Some(job) = self.now.pop_back() {
+            self.later.push_front(job);
+        }
+    }
+
+    /// Begins on the first of what is to be done outside of any command. Whether there is any.
+    pub(crate) fn begin_later(&mut self) -> bool {
+        let first = self.later.pop_front();
+        self.now.extend(first);
+        first.is_some()
+    }
+}

@@ -1,0 +1,771 @@
+//! A decision about one lock: who gets it, who keeps it, who is next. What differs by kind is in
+//! [`crate::plain`] and [`crate::read_write`].
+//!
+//! Each decision is total: whatever is stored, there is an answer. Its effects are in the order in
+//! which they must be carried out: writes, then the unlock message, then word to the waiters, so
+//! that nobody hears of a hold that is not written yet.
+
+use crate::agenda::Job;
+use crate::deadlock::Circle;
+use crate::hold::HoldId;
+use crate::lock::Locks;
+use crate::metrics::count;
+use crate::pending::PendingRelease;
+use crate::request::{Acquire, Release, Renew, WaitMode};
+use crate::session::{Event, EventKind, LostReason, SessionId};
+use crate::stored::{Count, NEVER, ReadWrite, Stored, ttl_ms};
+use crate::table::{LockKey, LockRef, RecordId, ReplyTarget, WaiterId};
+use crate::turn::Wish;
+use crate::{
+    CommandError, Effect, Field, Grant, Holder, Kind, Lease, Mode, Now, TimeoutKey, Token, Value,
+    WaitOutcome, Write,
+};
+use std::rc::Rc;
+
+/// What an ACQUIRE comes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Acquired {
+    /// The caller holds it.
+    Held { count: i64, token: Token },
+    /// The caller does not hold it, and does not wait.
+    NotHeld { ttl_ms: i64 },
+    /// It is free, but others wait for it: those first, and then the caller asks again.
+    ReconcileFirst,
+    /// The caller is to wait.
+    MustWait(Wish),
+}
+
+/// An entry that is to be made: the first of a hold, or one more.
+#[derive(Debug)]
+pub(crate) struct Entry<'a> {
+    pub(crate) owner: &'a [u8],
+    pub(crate) holder: Holder,
+    pub(crate) mode: Mode,
+    pub(crate) lease: Lease,
+    pub(crate) session: Option<SessionId>,
+    pub(crate) once: bool,
+}
+
+impl<'a> Entry<'a> {
+    pub(crate) fn of(request: &Acquire<'a>, session: Option<SessionId>) -> Self {
+        Self {
+            owner: request.owner,
+            holder: Holder::Caller,
+            mode: request.mode,
+            lease: request.lease,
+            session,
+            once: request.once,
+        }
+    }
+}
+
+/// A decision about one lock, while it is made.
+pub(crate) struct Decision<'d> {
+    pub(crate) locks: &'d mut Locks,
+    pub(crate) at: LockRef<'d>,
+    /// The lock's place among those that were read.
+    pub(crate) place: usize,
+    pub(crate) now: Now,
+    pub(crate) effects: &'d mut Vec<Effect>,
+}
+
+impl Locks {
+    pub(crate) fn decision<'d>(
+        &'d mut self,
+        at: LockRef<'d>,
+        place: usize,
+        now: Now,
+        effects: &'d mut Vec<Effect>,
+    ) -> Decision<'d> {
+        Decision {
+            locks: self,
+            at,
+            place,
+            now,
+            effects,
+        }
+    }
+}
+
+impl Decision<'_> {
+    // --- Commands --------------------------------------------------------------------------------
+
+    /// ACQUIRE: take it, enter it once more, or hear that it is held.
+    pub(crate) fn acquire(
+        &mut self,
+        stored: Stored,
+        request: &Acquire<'_>,
+        is_reconciled: bool,
+        waiters_max: u32,
+    ) -> Result<Acquired, CommandError> {
+        let session = self.locks.listened(request.session)?;
+        if stored.is_free() {
+            let Some(queue) = self.queue() else {
+                self.lose_holds(None);
+                return Ok(self.take(stored, &Entry::of(request, session)));
+            };
+            // Those who wait come first: a newcomer that got here between the end of a lease and
+            // the moment at which the queue hears of it must not overtake them.
+            if !is_reconciled {
+                return Ok(Acquired::ReconcileFirst);
+            }
+            self.check_kind_of_first(queue, request.mode)?;
+            return self.wait_for(Wish::promised(), request, waiters_max);
+        }
+        self.check_kind(&stored, request.mode.kind())?;
+        match stored {
+            Stored::ReadWrite(hash) => {
+                self.acquire_read_write(&hash, request, session, waiters_max)
+            }
+            Stored::Plain(hash) => match hash.own {
+                Some(own) => {
+                    let (count, token) = self.reenter(&hash, own, &Entry::of(request, session))?;
+                    Ok(Acquired::Held { count, token })
+                }
+                None => {
+                    self.check_after(hash.ends_at);
+                    let wish = Wish::until(hash.ends_at, ttl_ms(hash.ends_at, self.now));
+                    self.wait_for(wish, request, waiters_max)
+                }
+            },
+            Stored::Free | Stored::NoHolder | Stored::OtherType => Err(CommandError::WrongType),
+        }
+    }
+
+    fn take(&mut self, stored: Stored, entry: &Entry<'_>) -> Acquired {
+        if stored == Stored::NoHolder {
+            self.write(Write::Delete);
+        }
+        let (count, token) = if entry.mode == Mode::Plain {
+            let token = self.mint();
+            self.begin_plain(entry, token)
+        } else {
+            self.begin_read_write(entry)
+        };
+        Acquired::Held { count, token }
+    }
+
+    /// The lock cannot be had now: the caller is told so, or is to wait.
+    pub(crate) fn wait_for(
+        &mut self,
+        wish: Wish,
+        request: &Acquire<'_>,
+        waiters_max: u32,
+    ) -> Result<Acquired, CommandError> {
+        if request.wait_mode == WaitMode::None {
+            return Ok(Acquired::NotHeld {
+                ttl_ms: wish.ttl_ms,
+            });
+        }
+        if self.own_place(request).is_none() {
+            self.check_not_waiting(request.owner, request.mode)?;
+            self.check_room(waiters_max)?;
+        }
+        Ok(Acquired::MustWait(wish))
+    }
+
+    /// The owner's place in the queue, if the request is to take it over.
+    pub(crate) fn own_place(&self, request: &Acquire<'_>) -> Option<WaiterId> {
+        let queue = self.queue().filter(|_| request.once)?;
+        let (id, waiter) = self.locks.table.waiter_of(queue, request.owner)?;
+        (waiter.multi.is_none() && waiter.mode == request.mode).then_some(id)
+    }
+
+    /// An owner stands in a queue once. One who waits to read and asks to write would wait for
+    /// itself.
+    pub(crate) fn check_not_waiting(
+        &mut self,
+        owner: &[u8],
+        mode: Mode,
+    ) -> Result<(), CommandError> {
+        let queue = self.queue();
+        let waiter = queue.and_then(|queue| self.locks.table.waiter_of(queue, owner));
+        match waiter.map(|(_, waiter)| waiter.mode) {
+            None => Ok(()),
+            Some(Mode::Read) if mode == Mode::Write => Err(self.refuse_upgrade(owner)),
+            Some(_) => Err(CommandError::Waiting),
+        }
+    }
+
+    pub(crate) fn check_room(&self, waiters_max: u32) -> Result<(), CommandError> {
+        let length = self.queue().map(|queue| self.locks.table.length(queue));
+        if length.is_some_and(|length| length >= waiters_max) {
+            return Err(CommandError::TooManyWaiters(waiters_max));
+        }
+        Ok(())
+    }
+
+    /// A reader that would wait for WRITE waits for itself.
+    pub(crate) fn refuse_upgrade(&mut self, owner: &[u8]) -> CommandError {
+        count(&mut self.locks.counters.deadlocks_refused);
+        CommandError::Deadlock(Circle::of_reader(owner, self.at.name))
+    }
+
+    /// RELEASE: give one hold back. The holds left; none if the owner does not hold it.
+    pub(crate) fn release(
+        &mut self,
+        stored: Stored,
+        request: &Release<'_>,
+    ) -> Result<Option<i64>, CommandError> {
+        let left = self.give_back(stored, request)?;
+        if left.is_some() {
+            count(&mut self.locks.counters.releases);
+        }
+        Ok(left)
+    }
+
+    pub(crate) fn give_back(
+        &mut self,
+        stored: Stored,
+        request: &Release<'_>,
+    ) -> Result<Option<i64>, CommandError> {
+        let Some(own) = self.own_hold(stored, request.mode, request.token, request.owner)? else {
+            return Ok(None);
+        };
+        let Count::Valid(held) = own else {
+            return Err(CommandError::HoldCountMalformed);
+        };
+        let left = match stored {
+            Stored::Plain(hash) => self.leave_plain(&hash, held, request),
+            Stored::ReadWrite(hash) => self.leave_read_write(&hash, held, request),
+            Stored::Free | Stored::NoHolder | Stored::OtherType => 0,
+        };
+        Ok(Some(left))
+    }
+
+    /// RENEW: start the lease anew. Whether the owner still holds it.
+    pub(crate) fn renew(
+        &mut self,
+        stored: Stored,
+        request: &Renew<'_>,
+    ) -> Result<bool, CommandError> {
+        let session = self.locks.listened(request.session)?;
+        let own = self.own_hold(stored, request.mode, request.token, request.owner)?;
+        if own.is_none() {
+            count(&mut self.locks.counters.renewals_lost);
+            return Ok(false);
+        }
+        count(&mut self.locks.counters.renewals);
+        self.locks
+            .sessions
+            .confirm(self.at, request.owner, request.mode);
+        match stored {
+            Stored::Plain(hash) => self.renew_plain(&hash, request, session),
+            Stored::ReadWrite(hash) => self.renew_read_write(&hash, request, session),
+            Stored::Free | Stored::NoHolder | Stored::OtherType => {}
+        }
+        Ok(true)
+    }
+
+    /// CANCEL: the owner's waiter leaves the queue. How many there were.
+    pub(crate) fn cancel(&mut self, stored: Stored, owner: &[u8]) -> i64 {
+        let queue = self.queue();
+        let waiter = queue.and_then(|queue| self.locks.table.waiter_of(queue, owner));
+        let Some(id) = waiter.map(|(id, _)| id) else {
+            return 0;
+        };
+        let why = WaitOutcome::NotAcquired {
+            ttl_ms: stored.ttl_ms(self.now),
+        };
+        self.locks.dismiss(id, why, self.effects);
+        count(&mut self.locks.counters.cancels);
+        1
+    }
+
+    /// BREAK: end the present holds, whoever has them; `readers` are the fields of a read-write
+    /// lock's readers. Whether there was one.
+    pub(crate) fn break_hold(
+        &mut self,
+        stored: Stored,
+        readers: &[(Box<[u8]>, Count)],
+    ) -> Result<bool, CommandError> {
+        let held_as = match stored {
+            Stored::Free | Stored::NoHolder => {
+                self.locks.mark_dirty(self.at);
+                return Ok(false);
+            }
+            Stored::OtherType => return Err(self.not_a_lock()),
+            Stored::Plain(_) => Mode::Plain,
+            Stored::ReadWrite(hash) => {
+                self.delete_timeouts_of(readers);
+                hash.mode()
+            }
+        };
+        count(&mut self.locks.counters.breaks);
+        self.locks.table.forget_writer(self.at);
+        self.lose_holds(Some(LostReason::Broken));
+        self.free(held_as);
+        Ok(true)
+    }
+
+    // --- What comes without a command ------------------------------------------------------------
+
+    /// Ends a hold, if it is still the one that was meant.
+    pub(crate) fn end(&mut self, release: &PendingRelease, stored: Stored) {
+        if !self.is_hold(&stored, &release.owner, release.mode, release.token) {
+            self.locks.mark_dirty(self.at);
+            return;
+        }
+        if !release.whole {
+            return self.take_back(release, stored);
+        }
+        match stored {
+            Stored::Plain(hash) => self.end_plain(&hash, &release.owner),
+            Stored::ReadWrite(hash) => self.end_read_write(&hash, &release.owner, release.mode),
+            Stored::Free | Stored::NoHolder | Stored::OtherType => {}
+        }
+        count(&mut self.locks.counters.session_releases);
+    }
+
+    fn take_back(&mut self, release: &PendingRelease, stored: Stored) {
+        let name = self.at.name;
+        let request = Release {
+            key: name,
+            owner: &release.owner,
+            mode: release.mode,
+            token: release.token,
+            lease: None,
+        };
+        if let Ok(Some(_)) = self.give_back(stored, &request) {
+            count(&mut self.locks.counters.grants_taken_back);
+        }
+    }
+
+    /// Whether what is stored has the owner's hold in this mode, begun with this token. A writer
+    /// whose token is not known cannot be told from a later one; nor can a reader of whom only the
+    /// timeout keys of a script are left.
+    fn is_hold(&self, stored: &Stored, owner: &[u8], mode: Mode, token: Option<Token>) -> bool {
+        let own = stored.own(mode);
+        own.is_some_and(|(_, stored_token)| match mode {
+            Mode::Write => {
+                let known = self.writer_token(owner, stored.ends_at());
+                known.is_none() || known == token
+            }
+            Mode::Read => stored_token.is_none() || stored_token == token,
+            // A script's hold has none, and the key has one if somebody else in it was given it.
+            Mode::Plain => token.is_none() || stored_token == token,
+        })
+    }
+
+    /// Tells a session if its hold is lost.
+    pub(crate) fn check_hold(&mut self, id: HoldId, stored: Stored) {
+        let Some(hold) = self.locks.holds.get(id) else {
+            return;
+        };
+        let (owner, mode, token) = (Rc::clone(&hold.owner), hold.mode, hold.token);
+        if self.is_hold(&stored, &owner, mode, token) {
+            self.locks.holds.check_after(id, stored.own_end(mode));
+        } else {
+            self.lose(id, None);
+        }
+    }
+
+    /// Brings a queue in agreement with its key, as read for the owner that is first in it: grants
+    /// it if it can have the lock, and otherwise looks again when the lease is over.
+    pub(crate) fn reconcile(&mut self, queue: RecordId, stored: Stored) {
+        if stored == Stored::OtherType {
+            return self
+                .locks
+                .dismiss_all(queue, &CommandError::WrongType, self.effects);
+        }
+        if stored.is_free() {
+            self.lose_holds(None);
+            if self.locks.table.lease_over(queue, self.now) {
+                count(&mut self.locks.counters.expiries);
+            }
+        }
+        if let Stored::ReadWrite(_) = stored {
+            self.dismiss_multis(queue);
+        }
+        let first = self.locks.table.first(queue);
+        let Some((multi, mode, owner)) =
+            first.map(|(_, first)| (first.multi, first.mode, Rc::clone(&first.owner)))
+        else {
+            return;
+        };
+        match multi {
+            Some(multi) => {
+                self.locks.mark_multi(multi, queue);
+                if stored.own(Mode::Plain).is_some() {
+                    // Somebody else's script gave its owner this one.
+                    self.holder_may_have_all(&owner);
+                }
+                self.check_after(stored.ends_at());
+            }
+            None if stored.lets_in(mode) => {
+                self.hand_over(&stored, Some(mode.message_when_free()));
+            }
+            None => self.check_after(stored.ends_for(mode)),
+        }
+    }
+
+    // --- The end of a hold, and hand-over --------------------------------------------------------
+
+    /// Ends what was held in this mode: the next in the queue has the lock, or nobody. One unlock
+    /// message either way.
+    pub(crate) fn free(&mut self, held_as: Mode) {
+        self.write(Write::Delete);
+        let first = self.queue().and_then(|queue| self.locks.table.first(queue));
+        if first.is_some_and(|(_, first)| first.multi.is_none()) {
+            return self.hand_over(&Stored::Free, Some(held_as));
+        }
+        let multi = first.and_then(|(_, first)| first.multi);
+        self.publish(held_as);
+        // Who is first waits for other locks with it: perhaps it can have all now.
+        if let (Some(multi), Some(queue)) = (multi, self.queue()) {
+            self.locks.mark_multi(multi, queue);
+        }
+    }
+
+    /// The same, but the next in the queue is granted later in this turn. One unlock message either
+    /// way: now, unless the hand-over brings it.
+    pub(crate) fn free_for_later(&mut self) {
+        self.write(Write::Delete);
+        let queue = self.queue();
+        let first = queue.and_then(|queue| self.locks.table.first(queue));
+        if !first.is_some_and(|(_, first)| first.is_plain()) {
+            self.publish(Mode::Plain);
+        }
+        self.reconcile_now();
+    }
+
+    /// Grants the first in the queue, which waits for this lock only and can have it. The message,
+    /// if there is one to be sent, comes before word to the waiter and after what is written.
+    fn hand_over(&mut self, stored: &Stored, message: Option<Mode>) {
+        if *stored == Stored::NoHolder {
+            self.write(Write::Delete);
+        }
+        let Some(queue) = self.queue() else { return };
+        let first = self.locks.table.first(queue);
+        let Some((id, mode)) = first.map(|(id, first)| (id, first.mode)) else {
+            return;
+        };
+        match (mode, stored) {
+            (Mode::Plain, Stored::Plain(hash)) => self.hand_over_plain(id, Some(hash), message),
+            (Mode::Plain, _) => self.hand_over_plain(id, None, message),
+            (_, Stored::ReadWrite(hash)) => self.hand_over_read_write(id, Some(hash), None),
+            (..) => self.hand_over_read_write(id, None, message),
+        }
+    }
+
+    /// The queue is to be looked at before this turn is over: what was just done may allow the
+    /// first in it to be granted as well.
+    pub(crate) fn reconcile_now(&mut self) {
+        if let Some(queue) = self.queue() {
+            self.locks.table.mark_dirty(queue);
+            self.locks.agenda.add_now(Job::Queue(queue));
+        }
+    }
+
+    pub(crate) fn count_waited(&mut self, waited_ms: i64) {
+        self.locks.counters.wait_ms.record(waited_ms);
+        count(&mut self.locks.counters.handovers);
+    }
+
+    /// A hold has ended that began with this token.
+    pub(crate) fn record_hold(&mut self, token: Option<Token>) {
+        if let Some(since) = token.and_then(|token| self.locks.tokens.minted_at(token)) {
+            let held_us = self.now.wall_us.saturating_sub(since);
+            self.locks.counters.hold_ms.record(held_us.div_euclid(1000));
+        }
+    }
+
+    // --- What is asked, and what is there --------------------------------------------------------
+
+    /// Refuses what cannot be asked of what is stored.
+    pub(crate) fn check_kind(&mut self, stored: &Stored, asked: Kind) -> Result<(), CommandError> {
+        if *stored == Stored::OtherType {
+            return Err(self.not_a_lock());
+        }
+        match stored.kind() {
+            Some(kind) if kind != asked => Err(CommandError::WrongKind(kind)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The kind of a free lock is that of the first in the queue.
+    pub(crate) fn check_kind_of_first(
+        &self,
+        queue: RecordId,
+        mode: Mode,
+    ) -> Result<(), CommandError> {
+        let first = self.locks.table.first(queue);
+        match first.map(|(_, first)| first.mode.kind()) {
+            Some(kind) if kind != mode.kind() => Err(CommandError::WrongKind(kind)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The key was overwritten: those who wait for what was there hear of it now, not at the old
+    /// lease's end.
+    fn not_a_lock(&mut self) -> CommandError {
+        self.locks.mark_dirty(self.at);
+        CommandError::WrongType
+    }
+
+    /// The owner's hold in this mode, if it has one and the token, where one is named, is its
+    /// token.
+    fn own_hold(
+        &mut self,
+        stored: Stored,
+        mode: Mode,
+        token: Option<Token>,
+        owner: &[u8],
+    ) -> Result<Option<Count>, CommandError> {
+        self.check_kind(&stored, mode.kind())?;
+        if stored.is_free() {
+            // Those who wait are granted, and those who lost it told, as soon as this command is
+            // over.
+            self.locks.mark_dirty(self.at);
+        }
+        let Some((count, stored_token)) = stored.own(mode) else {
+            return Ok(None);
+        };
+        let is_named = token.is_none_or(|token| {
+            let own_token = match mode {
+                Mode::Write => self.writer_token(owner, stored.ends_at()),
+                Mode::Plain | Mode::Read => stored_token,
+            };
+            own_token == Some(token)
+        });
+        Ok(is_named.then_some(count))
+    }
+
+    pub(crate) fn writer_token(&self, owner: &[u8], key_end: Option<i64>) -> Option<Token> {
+        self.locks.table.writer_token(self.at, owner, key_end)
+    }
+
+    /// The record of the lock, if anybody waits for it.
+    pub(crate) fn queue(&self) -> Option<RecordId> {
+        self.locks.table.queue(self.at)
+    }
+
+    pub(crate) fn check_after(&mut self, lease_end: Option<i64>) {
+        if let Some(queue) = self.queue() {
+            self.locks.table.check_after(queue, lease_end, self.now);
+        }
+    }
+
+    pub(crate) fn mint(&mut self) -> Token {
+        self.locks.tokens.mint(self.now.wall_us)
+    }
+
+    // --- Effects ---------------------------------------------------------------------------------
+
+    pub(crate) fn write(&mut self, write: Write) {
+        let lock = self.place;
+        self.effects.push(Effect::Write { lock, write });
+    }
+
+    pub(crate) fn set(&mut self, field: Field, value: Value) {
+        self.write(Write::Set((field, value), None));
+    }
+
+    pub(crate) fn publish(&mut self, held_as: Mode) {
+        let lock = self.place;
+        self.effects.push(Effect::Publish { lock, held_as });
+    }
+
+    /// Of the readers whose fields these are, deletes the timeout keys that they may have: in one
+    /// decision at most so many, the latest of each first. A field can claim any number of them, and
+    /// must not keep the server busy.
+    fn delete_timeouts_of(&mut self, readers: &[(Box<[u8]>, Count)]) {
+        let mut left = ReadWrite::TIMEOUTS_MAX;
+        for (reader, count) in readers {
+            let Count::Valid(last) = count else { continue };
+            let holder = Holder::Other(Rc::from(&**reader));
+            for number in (1..=*last).rev().take(left) {
+                left = left.saturating_sub(1);
+                let reader = holder.clone();
+                self.write(Write::DeleteTimeout(TimeoutKey { reader, number }));
+            }
+        }
+    }
+
+    // --- Holds of sessions -----------------------------------------------------------------------
+
+    fn session_hold(&self, owner: &[u8], mode: Mode) -> Option<HoldId> {
+        let record = self.locks.table.find(self.at)?;
+        let index = self.locks.table.holds(record)?;
+        self.locks.holds.find(index, owner, mode)
+    }
+
+    /// The owner holds the lock, with this token and until then. It belongs to the session, if one
+    /// is named; if none is, it stays with the one it has.
+    pub(crate) fn bind(
+        &mut self,
+        owner: &[u8],
+        mode: Mode,
+        session: Option<SessionId>,
+        token: Option<Token>,
+        ends_at: Option<i64>,
+    ) {
+        let known = self.session_hold(owner, mode);
+        let Locks {
+            table,
+            holds,
+            sessions,
+            ..
+        } = &mut *self.locks;
+        let id = match (known, session) {
+            (None, None) => return,
+            (Some(id), None) => {
+                // A hold that a script took gets its token when it is entered again.
+                holds.note_token(id, token);
+                id
+            }
+            (Some(id), Some(session)) => {
+                if let Some(former) = holds.rebind(id, session, token) {
+                    sessions.remove_hold(former, id);
+                }
+                sessions.add_hold(session, id);
+                id
+            }
+            (None, Some(session)) => {
+                let Some(record) = table.find_or_open(self.at) else {
+                    return;
+                };
+                let Some(lock) = table.lock_of(record).cloned() else {
+                    return;
+                };
+                let Some(index) = table.holds_mut(record) else {
+                    return;
+                };
+                let Some(id) = holds.add(index, lock, Rc::from(owner), mode, session, token) else {
+                    return;
+                };
+                sessions.add_hold(session, id);
+                id
+            }
+        };
+        holds.check_after(id, ends_at.filter(|end| *end != NEVER));
+    }
+
+    /// The owner has given the lock back.
+    pub(crate) fn unbind(&mut self, owner: &[u8], mode: Mode) {
+        if let Some(id) = self.session_hold(owner, mode) {
+            self.locks.forget_hold(id);
+        }
+    }
+
+    /// If a session has this hold, it is lost.
+    pub(crate) fn lose_hold(&mut self, owner: &[u8], mode: Mode) {
+        if let Some(id) = self.session_hold(owner, mode) {
+            self.lose(id, None);
+        }
+    }
+
+    /// All that sessions have of the lock is lost.
+    pub(crate) fn lose_holds(&mut self, reason: Option<LostReason>) {
+        let record = self.locks.table.find(self.at);
+        let index = record.and_then(|record| self.locks.table.holds(record));
+        for id in index.map_or_else(Vec::new, |index| index.all()) {
+            self.lose(id, reason);
+        }
+    }
+
+    fn lose(&mut self, id: HoldId, reason: Option<LostReason>) {
+        let Some(hold) = self.locks.forget_hold(id) else {
+            return;
+        };
+        let by_time = if hold.lease_over(self.now) {
+            LostReason::Expired
+        } else {
+            LostReason::Deleted
+        };
+        let kind = EventKind::Lost(reason.unwrap_or(by_time));
+        count(&mut self.locks.counters.holds_lost);
+        let event = Event {
+            kind,
+            lock: hold.lock,
+            owner: hold.owner,
+        };
+        self.locks.tell(hold.session, event, self.effects);
+    }
+}
+
+impl Locks {
+    // --- Word to those who wait ------------------------------------------------------------------
+
+    pub(crate) fn tell(&mut self, session: SessionId, event: Event, effects: &mut Vec<Effect>) {
+        effects.extend(self.sessions.tell(session, event).map(Effect::Wake));
+    }
+
+    pub(crate) fn tell_granted(
+        &mut self,
+        lock: &LockKey,
+        reply_to: ReplyTarget,
+        owner: Rc<[u8]>,
+        count: i64,
+        grant: Grant,
+        effects: &mut Vec<Effect>,
+    ) {
+        let lock = lock.clone();
+        match reply_to {
+            ReplyTarget::Client { handle, .. } => effects.push(Effect::Grant {
+                client: handle,
+                lock,
+                owner,
+                count,
+                grant,
+            }),
+            ReplyTarget::Session(session) => {
+                let kind = EventKind::Granted(grant);
+                self.tell(session, Event { kind, lock, owner }, effects);
+            }
+        }
+    }
+
+    /// A waiter leaves the queue with nothing, and is told why.
+    pub(crate) fn dismiss(
+        &mut self,
+        id: WaiterId,
+        why: WaitOutcome,
+        effects: &mut Vec<Effect>,
+    ) -> Option<()> {
+        // One that waits for several locks is told once, under the first.
+        let id = self.main_waiter(id)?;
+        let lock = self.lock_of(id)?;
+        let waiter = self.withdraw(id)?;
+        self.tell_dismissed(&lock, waiter.reply_to, waiter.owner, why, effects);
+        Some(())
+    }
+
+    /// Everybody in a queue hears that there is nothing to wait for.
+    pub(crate) fn dismiss_all(
+        &mut self,
+        queue: RecordId,
+        error: &CommandError,
+        effects: &mut Vec<Effect>,
+    ) {
+        while let Some((id, _)) = self.table.first(queue)
+            && self
+                .dismiss(id, WaitOutcome::Refused(error.clone()), effects)
+                .is_some()
+        {}
+    }
+
+    pub(crate) fn tell_dismissed(
+        &mut self,
+        lock: &LockKey,
+        reply_to: ReplyTarget,
+        owner: Rc<[u8]>,
+        why: WaitOutcome,
+        effects: &mut Vec<Effect>,
+    ) {
+        match reply_to {
+            ReplyTarget::Client { handle, .. } => effects.push(Effect::Dismiss {
+                client: handle,
+                why,
+            }),
+            ReplyTarget::Session(session) => {
+                let kind = match why {
+                    WaitOutcome::NotAcquired { ttl_ms } => EventKind::Timeout { ttl_ms },
+                    WaitOutcome::Refused(error) => EventKind::Error(error),
+                };
+                let lock = lock.clone();
+                self.tell(session, Event { kind, lock, owner }, effects);
+            }
+        }
+    }
+}

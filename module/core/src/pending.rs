@@ -1,0 +1,21 @@
+//! Holds that must end although nobody gives them back.
+
+use crate::{Mode, Token};
+use std::rc::Rc;
+
+/// A hold that must end before anything else is decided at its lock, because nobody is left who
+/// knows of it: its session ended, or word of the grant could not be delivered.
+///
+/// Were it entered again first, by a command, by a waiter of its owner or as one of several locks,
+/// the new entry would be gone as soon as it was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PendingRelease {
+    /// The holder.
+    pub(crate) owner: Rc<[u8]>,
+    /// How it is held.
+    pub(crate) mode: Mode,
+    /// The grant: a later one of the same owner stays. None of a hold without a token.
+    pub(crate) token: Option<Token>,
+    /// Whether all of the hold ends, with its session, or only what one grant added to it.
+    pub(crate) whole: bool,
+}

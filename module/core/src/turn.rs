@@ -1,0 +1,1197 @@
+//! The loop: what comes next, and in which order.
+//!
+//! A turn is one command, or one firing of the timer. It hands out tasks, one after the other: which
+//! locks are to be read, and as whose eyes see them. Whoever drives it reads them, hands in what was
+//! found, and carries out the effects; then it asks for the next task, until there is none.
+//!
+//! ```text
+//! while let Some(task) = locks.next_task(&mut turn, now) {
+//!     let reading = /* read task.subject as deep as task.depth */;
+//!     locks.decide(&mut turn, reading, now, &mut effects);
+//!     /* carry out the effects */
+//! }
+//! ```
+//!
+//! The order is what mutual exclusion rests on:
+//!
+//! 1. Holds that must end at the command's locks. Were they to end after the locks were read, what
+//!    was read would no longer be so.
+//! 2. What their end has made possible for those who wait there.
+//! 3. The command. If it finds a lock free for which others wait, these come first, and the lock is
+//!    read again.
+//! 4. What all this has made possible: the next in a queue, a wait for several locks.
+//!
+//! What is read says for whom, and counts only if nothing was decided since: another module may call
+//! us while a key is opened, and an earlier reading is then of a lock that is no longer so. Such a
+//! reading is refused, and the task is handed out again.
+
+use crate::agenda::Job;
+use crate::deadlock::{DeadlockSearch, Found};
+use crate::decision::Acquired;
+use crate::lock::Locks;
+use crate::metrics::count;
+use crate::multi::{MultiId, Several, ttl_of_others_ms};
+use crate::request::{
+    Acquire, Cancel, MultiAcquire, MultiRelease, MultiRenew, NamedKey, Release, Renew, WaitMode,
+};
+use crate::stored::{Count, ReadDepth, Stored, ttl_ms};
+use crate::table::{LockKey, LockRef, Newcomer, RecordId, ReplyTarget, WaiterId};
+use crate::{CommandError, Effect, Kind, Lease, Mode, Now, Token, WaitOutcome};
+use std::rc::Rc;
+
+/// A command that is about locks.
+#[derive(Clone, Copy, Debug)]
+pub enum Command<'a> {
+    /// RLOCK.ACQUIRE.
+    Acquire(&'a Acquire<'a>),
+    /// RLOCK.RELEASE.
+    Release(&'a Release<'a>),
+    /// RLOCK.RENEW.
+    Renew(&'a Renew<'a>),
+    /// RLOCK.CANCEL.
+    Cancel(&'a Cancel<'a>),
+    /// RLOCK.BREAK.
+    Break(&'a [u8]),
+    /// RLOCK.MACQUIRE.
+    MultiAcquire(&'a MultiAcquire<'a>),
+    /// RLOCK.MRELEASE.
+    MultiRelease(&'a MultiRelease<'a>),
+    /// RLOCK.MRENEW.
+    MultiRenew(&'a MultiRenew<'a>),
+}
+
+/// The keys that a command names.
+#[derive(Clone, Copy, Debug)]
+pub enum Keys<'a> {
+    /// One.
+    One(&'a [u8]),
+    /// Several, each once.
+    Several(&'a [NamedKey<'a>]),
+}
+
+impl<'a> Command<'a> {
+    /// The keys that it names.
+    pub fn keys(&self) -> Keys<'a> {
+        match self {
+            Self::Acquire(request) => Keys::One(request.key),
+            Self::Release(request) => Keys::One(request.key),
+            Self::Renew(request) => Keys::One(request.key),
+            Self::Cancel(request) => Keys::One(request.key),
+            Self::Break(key) => Keys::One(key),
+            Self::MultiAcquire(request) => Keys::Several(&request.keys),
+            Self::MultiRelease(request) => Keys::Several(&request.keys),
+            Self::MultiRenew(request) => Keys::Several(&request.keys),
+        }
+    }
+
+    /// Who sent it; none of BREAK.
+    pub fn owner(&self) -> &'a [u8] {
+        match self {
+            Self::Acquire(request) => request.owner,
+            Self::Release(request) => request.owner,
+            Self::Renew(request) => request.owner,
+            Self::Cancel(request) => request.owner,
+            Self::Break(_) => &[],
+            Self::MultiAcquire(request) => request.owner,
+            Self::MultiRelease(request) => request.owner,
+            Self::MultiRenew(request) => request.owner,
+        }
+    }
+
+    fn depth(&self) -> ReadDepth {
+        match self {
+            // Who waits to write is to know when the last reader's lease ends; and ONCE may shorten
+            // the longest.
+            Self::Acquire(request) => {
+                let waits_to_write =
+                    request.mode == Mode::Write && request.wait_mode != WaitMode::None;
+                if waits_to_write || request.once {
+                    ReadDepth::Whole
+                } else {
+                    ReadDepth::Brief
+                }
+            }
+            Self::Release(_) | Self::Renew(_) => ReadDepth::Whole,
+            _ => ReadDepth::Brief,
+        }
+    }
+}
+
+/// What is to be read next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Task {
+    /// Which locks, and for whom.
+    pub subject: Subject,
+    /// How much of a read-write lock.
+    pub depth: ReadDepth,
+    /// What for.
+    pub purpose: Purpose,
+    epoch: u64,
+}
+
+/// Which locks are to be read, and as whose eyes see them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// Those that the command names, for its owner.
+    Command,
+    /// One lock, for this owner.
+    One(LockKey, Rc<[u8]>),
+    /// Several, for this owner.
+    Several(Rc<[LockKey]>, Rc<[u8]>),
+}
+
+/// What is read for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// The command itself.
+    Command,
+    /// A hold that must end.
+    Release(Mode),
+    /// The first in a queue, who waits to hold the lock so.
+    Reconcile(Mode),
+    /// A wait for several locks.
+    GrantSeveral(MultiId),
+    /// A session's hold that may be lost.
+    CheckHold(Mode),
+    /// A writer whose token is known, and may be gone.
+    CheckWriter,
+    /// Readers that are gone, whose fields are still in the hash.
+    Sweep,
+    /// A waiter whose wait is over.
+    TimeOut,
+    /// Who holds a lock, for the search for a deadlock.
+    Holders,
+}
+
+/// What was found.
+#[derive(Clone, Debug)]
+pub enum Read<'a> {
+    /// What is stored at one lock.
+    One(Stored),
+    /// What is stored at each of several, in their order.
+    Several(&'a [Stored]),
+    /// For BREAK: what is stored, and of a read-write lock the fields of its readers.
+    Holds(Stored, &'a [(Box<[u8]>, Count)]),
+    /// Those who hold it; or for a sweep, the readers that are gone.
+    Owners(&'a [Box<[u8]>]),
+    /// The key is served by another node, where the clients are to go.
+    Elsewhere(CommandError),
+    /// Of several, the one at this place is not served here.
+    NotHere(usize),
+    /// It cannot be looked at now: nobody knows who serves it, or parts of it are elsewhere.
+    Unknown,
+}
+
+/// What was found for a task. It is of no use for another.
+#[derive(Debug)]
+pub struct Reading<'a> {
+    task: Task,
+    read: Read<'a>,
+}
+
+impl Task {
+    /// What was found for it.
+    pub fn found(self, read: Read<'_>) -> Reading<'_> {
+        Reading { task: self, read }
+    }
+}
+
+/// What a command comes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The caller holds it.
+    Held {
+        /// The hold count; of several the highest.
+        count: i64,
+        /// The token.
+        token: Token,
+    },
+    /// The caller does not hold it.
+    NotHeld {
+        /// As in [`Stored::ttl_ms`].
+        ttl_ms: i64,
+    },
+    /// The caller is to wait: the driver blocks its client, if it is to be blocked, and calls
+    /// [`Locks::enqueue`].
+    MustWait {
+        /// What to answer if the client cannot be blocked after all.
+        ttl_ms: i64,
+    },
+    /// RELEASE: the holds left; none if the owner holds none.
+    Left(Option<i64>),
+    /// How many locks were released, renewed or broken, or how many waiters left.
+    Number(i64),
+}
+
+/// A wait that is about to begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wish {
+    /// What to answer if the client cannot be blocked.
+    pub(crate) ttl_ms: i64,
+    lease_ends: LeaseEnds,
+}
+
+/// When the present leases end, as far as can be told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum LeaseEnds {
+    /// The lock is free, and promised to others.
+    Promised,
+    One(Option<i64>),
+    Several(Vec<Option<i64>>),
+}
+
+impl Wish {
+    pub(crate) fn promised() -> Self {
+        Self {
+            ttl_ms: 0,
+            lease_ends: LeaseEnds::Promised,
+        }
+    }
+
+    pub(crate) fn until(lease_end: Option<i64>, ttl_ms: i64) -> Self {
+        Self {
+            ttl_ms,
+            lease_ends: LeaseEnds::One(lease_end),
+        }
+    }
+
+    pub(crate) fn for_several(lease_ends: Vec<Option<i64>>, ttl_ms: i64) -> Self {
+        Self {
+            ttl_ms,
+            lease_ends: LeaseEnds::Several(lease_ends),
+        }
+    }
+
+    fn lease_end(&self, place: usize) -> Option<i64> {
+        match &self.lease_ends {
+            LeaseEnds::Promised => None,
+            LeaseEnds::One(end) => *end,
+            LeaseEnds::Several(ends) => ends.get(place).copied().flatten(),
+        }
+    }
+
+    /// What somebody is told whose wait another connection takes over.
+    fn ttl_when_taken_over(&self, now: Now) -> i64 {
+        match &self.lease_ends {
+            LeaseEnds::One(end) => ttl_ms(*end, now),
+            LeaseEnds::Promised | LeaseEnds::Several(_) => self.ttl_ms,
+        }
+    }
+}
+
+/// A client that the driver has blocked.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockedClient {
+    /// The driver's own handle; the core only hands it back.
+    pub handle: usize,
+    /// The server's number of the client, shown by INFO.
+    pub client_id: u64,
+}
+
+/// A waiter that has joined a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Joined {
+    /// Its name.
+    pub waiter: WaiterId,
+    /// Its place in the queue, 1 is next; of several the largest. 0 where nobody asks for it.
+    pub position: i64,
+}
+
+/// One command, or one firing of the timer.
+#[derive(Debug)]
+pub struct Turn<'a> {
+    command: Option<Command<'a>>,
+    db: i32,
+    waiters_max: u32,
+    phase: Phase,
+    /// Holds that must end were looked for at so many of the command's locks.
+    released: usize,
+    /// Whether those who wait for what the command found free had their chance.
+    is_reconciled: bool,
+    /// Whether a hold that had to end has freed the command's lock.
+    freed: bool,
+    wish: Option<Wish>,
+    search: Option<Box<DeadlockSearch>>,
+    outcome: Option<Result<Outcome, CommandError>>,
+    /// Decisions that this turn may yet make about others than the command.
+    budget: usize,
+    /// How often what was read was out of date.
+    outdated: usize,
+    is_timer: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Phase {
+    /// Waits that are over are told so.
+    TimeOuts,
+    /// The command is yet to be decided.
+    Command,
+    /// A wait must not close a circle.
+    Search(LockKey),
+    /// What follows.
+    Drain,
+}
+
+/// In one turn at most so many decisions are made about others; what is left is decided in the next,
+/// and clients come between.
+pub const DECISIONS_MAX: usize = 1000;
+
+/// A reading that is out of date so often is given up.
+const OUTDATED_MAX: usize = 100;
+
+/// With more writers than this on record, two are looked at for each that begins.
+const WRITERS_UNCHECKED: usize = 1000;
+
+impl<'a> Turn<'a> {
+    /// The turn of a command, in this database.
+    pub fn of(command: Command<'a>, db: i32, waiters_max: u32) -> Self {
+        Self {
+            command: Some(command),
+            db,
+            waiters_max,
+            phase: Phase::Command,
+            ..Self::empty()
+        }
+    }
+
+    /// The part of the timer's turn that writes nothing: waits that are over.
+    pub fn of_deadlines() -> Self {
+        Self {
+            phase: Phase::TimeOuts,
+            ..Self::empty()
+        }
+    }
+
+    /// What is to be done outside of any command, while the server allows writes.
+    pub fn of_timer() -> Self {
+        Self {
+            is_timer: true,
+            ..Self::empty()
+        }
+    }
+
+    fn empty() -> Self {
+        Self {
+            command: None,
+            db: 0,
+            waiters_max: 0,
+            phase: Phase::Drain,
+            released: 0,
+            is_reconciled: false,
+            freed: false,
+            wish: None,
+            search: None,
+            outcome: None,
+            budget: DECISIONS_MAX,
+            outdated: 0,
+            is_timer: false,
+        }
+    }
+
+    /// The same, with so many decisions at most.
+    #[must_use]
+    pub fn with_budget(mut self, budget: usize) -> Self {
+        self.budget = budget;
+        self
+    }
+
+    /// What the command came to.
+    ///
+    /// # Errors
+    /// Why it was refused: nothing was changed then.
+    pub fn outcome(&mut self) -> Result<Outcome, CommandError> {
+        let outcome = self.outcome.take();
+        outcome.unwrap_or(Err(CommandError::Unsettled))
+    }
+
+    fn finish(&mut self, outcome: Result<Outcome, CommandError>) {
+        self.outcome = Some(outcome);
+        self.phase = Phase::Drain;
+    }
+}
+
+impl Locks {
+    /// What is to be read next; none if the turn is over.
+    pub fn next_task(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
+        if turn.outdated > OUTDATED_MAX {
+            self.agenda.put_off();
+            return None;
+        }
+        match &turn.phase {
+            Phase::TimeOuts => self.next_timeout(now),
+            Phase::Command => {
+                let first = self.next_release(turn).or_else(|| self.next_now(turn));
+                first.or_else(|| self.command_task(turn))
+            }
+            Phase::Search(lock) => {
+                let subject = Subject::One(lock.clone(), Rc::from([]));
+                Some(self.task(subject, ReadDepth::Brief, Purpose::Holders))
+            }
+            Phase::Drain => {
+                let next = self.next_now(turn);
+                let next = next.or_else(|| self.next_later(turn));
+                next.or_else(|| self.next_upkeep())
+            }
+        }
+    }
+
+    fn task(&self, subject: Subject, depth: ReadDepth, purpose: Purpose) -> Task {
+        Task {
+            subject,
+            depth,
+            purpose,
+            epoch: self.epoch,
+        }
+    }
+
+    fn command_task(&self, turn: &Turn<'_>) -> Option<Task> {
+        let depth = turn.command?.depth();
+        Some(self.task(Subject::Command, depth, Purpose::Command))
+    }
+
+    /// A hold that must end at one of the command's locks.
+    fn next_release(&self, turn: &mut Turn<'_>) -> Option<Task> {
+        if !self.table.any_pending() {
+            return None;
+        }
+        let (db, keys) = (turn.db, turn.command?.keys());
+        let key = |place: usize| match keys {
+            Keys::One(key) => (place == 0).then_some(key),
+            Keys::Several(keys) => keys.get(place).map(|key| key.name),
+        };
+        while let Some(name) = key(turn.released) {
+            let record = self.table.find(LockRef { db, name });
+            let release = record.and_then(|record| self.release_task(record));
+            if release.is_some() {
+                return release;
+            }
+            turn.released = turn.released.saturating_add(1);
+        }
+        None
+    }
+
+    fn release_task(&self, record: RecordId) -> Option<Task> {
+        let release = self.table.first_pending(record)?;
+        let lock = self.table.lock_of(record)?.clone();
+        let subject = Subject::One(lock, Rc::clone(&release.owner));
+        Some(self.task(subject, ReadDepth::Whole, Purpose::Release(release.mode)))
+    }
+
+    /// What the decisions of this turn have made possible.
+    fn next_now(&mut self, turn: &Turn<'_>) -> Option<Task> {
+        while let Some(job) = self.agenda.first_now() {
+            if turn.budget == 0 {
+                self.agenda.put_off();
+                return None;
+            }
+            let task = match job {
+                Job::Queue(record) => self.queue_task(record),
+                Job::Multi(multi) => self.multi_task(multi),
+            };
+            if task.is_some() {
+                return task;
+            }
+            self.agenda.pop_now();
+        }
+        None
+    }
+
+    /// The first in a queue, once all has ended that must end at its lock.
+    fn queue_task(&mut self, record: RecordId) -> Option<Task> {
+        if let Some(task) = self.release_task(record) {
+            return Some(task);
+        }
+        let is_dirty = self.table.is_dirty(record);
+        let Some((_, first)) = self.table.first(record).filter(|_| is_dirty) else {
+            self.table.take_dirty(record);
+            return None;
+        };
+        // Many readers can come in together, one a decision: were each to read what those before it
+        // have, the time would grow with the square of their number.
+        let depth = match first.mode {
+            Mode::Read => ReadDepth::Brief,
+            Mode::Write | Mode::Plain => ReadDepth::Whole,
+        };
+        let (owner, mode) = (Rc::clone(&first.owner), first.mode);
+        let lock = self.table.lock_of(record)?.clone();
+        Some(self.task(Subject::One(lock, owner), depth, Purpose::Reconcile(mode)))
+    }
+
+    /// A wait for several locks, once all has ended that must end at any of them: what ends at a
+    /// later one may let somebody in at an earlier one.
+    fn multi_task(&self, multi: MultiId) -> Option<Task> {
+        let locks = self.multis.locks(multi)?;
+        if self.table.any_pending() {
+            let records = locks
+                .iter()
+                .filter_map(|lock| self.table.find(lock.as_ref()));
+            let mut releases = records.filter_map(|record| self.release_task(record));
+            if let Some(release) = releases.next() {
+                return Some(release);
+            }
+        }
+        let subject = Subject::Several(locks, self.multis.owner(multi)?);
+        let purpose = Purpose::GrantSeveral(multi);
+        Some(self.task(subject, ReadDepth::Brief, purpose))
+    }
+
+    /// What is to be done outside of any command.
+    fn next_later(&mut self, turn: &Turn<'_>) -> Option<Task> {
+        while turn.is_timer && turn.budget > 0 {
+            if let Some(task) = self.check_hold_task() {
+                return Some(task);
+            }
+            if !self.agenda.begin_later() {
+                return None;
+            }
+            if let Some(task) = self.next_now(turn) {
+                return Some(task);
+            }
+        }
+        None
+    }
+
+    /// A session's hold whose key may have changed, once all has ended that must end there.
+    fn check_hold_task(&mut self) -> Option<Task> {
+        let id = self.holds.first_dirty()?;
+        let hold = self.holds.get(id)?;
+        let (lock, owner, mode) = (hold.lock.clone(), Rc::clone(&hold.owner), hold.mode);
+        let record = self.table.find(lock.as_ref());
+        let release = record.and_then(|record| self.release_task(record));
+        let subject = Subject::One(lock, owner);
+        release.or_else(|| Some(self.task(subject, ReadDepth::Own, Purpose::CheckHold(mode))))
+    }
+
+    /// A waiter whose wait is over.
+    fn next_timeout(&self, now: Now) -> Option<Task> {
+        let id = self.table.overdue(now)?;
+        let waiter = self.table.get(id)?;
+        let owner = Rc::clone(&waiter.owner);
+        let several = waiter.multi.and_then(|multi| self.multis.locks(multi));
+        let subject = match several {
+            Some(locks) => Subject::Several(locks, owner),
+            None => Subject::One(self.lock_of(id)?, owner),
+        };
+        Some(self.task(subject, ReadDepth::Brief, Purpose::TimeOut))
+    }
+
+    /// What keeps hashes and our own memory from growing without bound.
+    fn next_upkeep(&mut self) -> Option<Task> {
+        if let Some(lock) = self.agenda.sweep().cloned() {
+            let subject = Subject::One(lock, Rc::from([]));
+            return Some(self.task(subject, ReadDepth::Brief, Purpose::Sweep));
+        }
+        if self.table.writers() <= WRITERS_UNCHECKED {
+            self.agenda.writers_checked();
+        }
+        while let Some(at) = self.agenda.writer_to_check() {
+            let next = self.table.writer_after(at);
+            let found = next.and_then(|(_, record)| {
+                let (owner, _) = self.table.writer(record)?;
+                Some((self.table.lock_of(record)?.clone(), Rc::clone(owner)))
+            });
+            self.agenda.writer_begun(next);
+            if let Some((lock, owner)) = found {
+                let subject = Subject::One(lock, owner);
+                return Some(self.task(subject, ReadDepth::Own, Purpose::CheckWriter));
+            }
+        }
+        None
+    }
+
+    // --- Decisions -------------------------------------------------------------------------------
+
+    /// Decides, with what was found for a task. Nothing is decided by a reading that is out of date:
+    /// the task comes again.
+    pub fn decide(
+        &mut self,
+        turn: &mut Turn<'_>,
+        reading: Reading<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Reading { task, read } = reading;
+        if task.epoch != self.epoch {
+            turn.outdated = turn.outdated.saturating_add(1);
+            return;
+        }
+        self.epoch = self.epoch.wrapping_add(1);
+        match (task.purpose, task.subject) {
+            (Purpose::Command, _) => return self.decide_command(turn, read, now, effects),
+            (Purpose::Holders, _) => return self.decide_search(turn, &read),
+            (Purpose::TimeOut, _) => return self.decide_timeout(&read, now, effects),
+            (Purpose::Release(_), Subject::One(lock, _)) => {
+                self.decide_release(turn, &lock, read, now, effects);
+            }
+            (Purpose::Reconcile(_), Subject::One(lock, _)) => {
+                self.decide_reconcile(&lock, read, now, effects);
+            }
+            (Purpose::GrantSeveral(multi), Subject::Several(locks, _)) => {
+                self.decide_several(multi, &locks, &read, now, effects);
+            }
+            (Purpose::CheckHold(_), Subject::One(lock, _)) => {
+                self.decide_hold(&lock, read, now, effects);
+            }
+            (Purpose::Sweep, Subject::One(lock, _)) => {
+                self.agenda.swept();
+                if let Read::Owners(gone) = read {
+                    self.decision(lock.as_ref(), 0, now, effects).sweep(gone);
+                }
+            }
+            (Purpose::CheckWriter, Subject::One(lock, owner)) => {
+                self.decide_writer(&lock, &owner, &read);
+            }
+            _ => {}
+        }
+        turn.budget = turn.budget.saturating_sub(1);
+    }
+
+    fn decide_command(
+        &mut self,
+        turn: &mut Turn<'_>,
+        read: Read<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(command) = turn.command else { return };
+        let outcome = match (command.keys(), read) {
+            (Keys::One(name), Read::One(stored)) => {
+                let at = LockRef { db: turn.db, name };
+                self.decide_about_one(turn, command, at, stored, now, effects)
+            }
+            (Keys::One(name), Read::Holds(stored, readers)) => {
+                // The hold that was meant has ended already, in this very turn.
+                if turn.freed {
+                    return turn.finish(Ok(Outcome::Number(1)));
+                }
+                let at = LockRef { db: turn.db, name };
+                let mut decision = self.decision(at, 0, now, effects);
+                let broken = decision.break_hold(stored, readers);
+                broken.map(|broken| Some(Outcome::Number(broken.into())))
+            }
+            (Keys::Several(keys), Read::Several(stored)) => {
+                let db = turn.db;
+                let at = keys.iter().map(|key| LockRef { db, name: key.name });
+                let locks: Vec<LockRef<'_>> = at.collect();
+                let several = Several {
+                    locks: &locks,
+                    stored,
+                };
+                self.decide_about_several(turn, command, &several, now, effects)
+            }
+            _ => Err(CommandError::Unsettled),
+        };
+        match outcome {
+            Ok(None) => {}
+            Ok(Some(outcome)) => turn.finish(Ok(outcome)),
+            Err(error) => turn.finish(Err(error)),
+        }
+    }
+
+    /// None if more is to be read before the command can be decided.
+    fn decide_about_one(
+        &mut self,
+        turn: &mut Turn<'_>,
+        command: Command<'_>,
+        at: LockRef<'_>,
+        stored: Stored,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Option<Outcome>, CommandError> {
+        let (reconciled, waiters_max) = (turn.is_reconciled, turn.waiters_max);
+        let mut decision = self.decision(at, 0, now, effects);
+        Ok(Some(match command {
+            Command::Acquire(request) => {
+                match decision.acquire(stored, request, reconciled, waiters_max)? {
+                    Acquired::ReconcileFirst => {
+                        turn.is_reconciled = true;
+                        decision.reconcile_now();
+                        return Ok(None);
+                    }
+                    Acquired::MustWait(wish) => return self.begin_wait(turn, wish),
+                    acquired => acquired.into(),
+                }
+            }
+            Command::Release(request) => Outcome::Left(decision.release(stored, request)?),
+            Command::Renew(request) => Outcome::Number(decision.renew(stored, request)?.into()),
+            Command::Cancel(request) => Outcome::Number(decision.cancel(stored, request.owner)),
+            _ => return Err(CommandError::Unsettled),
+        }))
+    }
+
+    fn decide_about_several(
+        &mut self,
+        turn: &mut Turn<'_>,
+        command: Command<'_>,
+        several: &Several<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Option<Outcome>, CommandError> {
+        let (reconciled, waiters_max) = (turn.is_reconciled, turn.waiters_max);
+        Ok(Some(match command {
+            Command::MultiAcquire(request) => {
+                let acquired =
+                    self.acquire_several(several, request, reconciled, waiters_max, now, effects);
+                match acquired? {
+                    Acquired::ReconcileFirst => {
+                        turn.is_reconciled = true;
+                        for (place, lock, stored) in several.each() {
+                            if stored.is_free() {
+                                self.decision(lock, place, now, effects).reconcile_now();
+                            }
+                        }
+                        return Ok(None);
+                    }
+                    Acquired::MustWait(wish) => return self.begin_wait(turn, wish),
+                    acquired => acquired.into(),
+                }
+            }
+            Command::MultiRelease(request) => {
+                Outcome::Number(self.release_several(several, request.owner, now, effects)?)
+            }
+            Command::MultiRenew(request) => {
+                Outcome::Number(self.renew_several(several, request, now, effects)?)
+            }
+            _ => return Err(CommandError::Unsettled),
+        }))
+    }
+
+    fn renew_several(
+        &mut self,
+        several: &Several<'_>,
+        request: &MultiRenew<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Result<i64, CommandError> {
+        self.listened(request.session)?;
+        for (place, lock, stored) in several.each() {
+            let mut decision = self.decision(lock, place, now, effects);
+            decision.check_kind(&stored, Kind::Plain)?;
+        }
+        let mut renewed: i64 = 0;
+        for (place, lock, stored) in several.each() {
+            let request = Renew {
+                key: lock.name,
+                owner: request.owner,
+                lease: request.lease,
+                mode: Mode::Plain,
+                token: None,
+                session: request.session,
+            };
+            let one = self
+                .decision(lock, place, now, effects)
+                .renew(stored, &request)?;
+            renewed = renewed.saturating_add(one.into());
+        }
+        Ok(renewed)
+    }
+
+    fn decide_release(
+        &mut self,
+        turn: &mut Turn<'_>,
+        lock: &LockKey,
+        read: Read<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        let record = self.table.find(lock.as_ref());
+        let Some(release) = record.and_then(|record| self.table.take_pending(record)) else {
+            return;
+        };
+        // Of a lock whose keys are not all here the lease ends it, at the node where it is by then.
+        if let Read::One(stored) = read {
+            let written = effects.len();
+            self.decision(lock.as_ref(), 0, now, effects)
+                .end(&release, stored);
+            let is_deleted = |effect: &Effect| matches!(effect, Effect::Write { write, .. } if *write == crate::Write::Delete);
+            turn.freed |= effects.iter().skip(written).any(is_deleted);
+        }
+    }
+
+    fn decide_reconcile(
+        &mut self,
+        lock: &LockKey,
+        read: Read<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(queue) = self.table.find(lock.as_ref()) else {
+            return;
+        };
+        self.table.take_dirty(queue);
+        match read {
+            Read::One(stored) => {
+                self.decision(lock.as_ref(), 0, now, effects)
+                    .reconcile(queue, stored);
+            }
+            Read::Elsewhere(error) => {
+                self.table.forget_writer(lock.as_ref());
+                self.dismiss_all(queue, &error, effects);
+            }
+            // Nobody knows who serves the key. Here it looks free: a grant could be the second.
+            _ => self.table.check_after(queue, None, now),
+        }
+    }
+
+    fn decide_several(
+        &mut self,
+        multi: MultiId,
+        locks: &[LockKey],
+        read: &Read<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.multis.unmark(multi);
+        self.agenda.pop_now();
+        match read {
+            Read::Several(stored) => {
+                let locks: Vec<LockRef<'_>> = locks.iter().map(LockKey::as_ref).collect();
+                let several = Several {
+                    locks: &locks,
+                    stored,
+                };
+                self.grant_several(multi, &several, now, effects);
+            }
+            // Its queue is looked at in a moment, which tells those in it where to go.
+            Read::NotHere(place) => {
+                if let Some(lock) = locks.get(*place) {
+                    self.mark_dirty(lock.as_ref());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn decide_hold(&mut self, lock: &LockKey, read: Read<'_>, now: Now, effects: &mut Vec<Effect>) {
+        let Some(id) = self.holds.first_dirty() else {
+            return;
+        };
+        self.holds.pop_dirty();
+        match read {
+            Read::One(stored) => self
+                .decision(lock.as_ref(), 0, now, effects)
+                .check_hold(id, stored),
+            // Served by another node now: the hold is not lost, but no longer ours to watch.
+            Read::Elsewhere(_) => {
+                self.table.forget_writer(lock.as_ref());
+                self.forget_hold(id);
+            }
+            _ => {
+                let later = now.wall_ms().saturating_add(1000);
+                self.holds.check_after(id, Some(later));
+            }
+        }
+    }
+
+    fn decide_timeout(&mut self, read: &Read<'_>, now: Now, effects: &mut Vec<Effect>) {
+        let Some(id) = self.table.overdue(now) else {
+            return;
+        };
+        let ttl_ms = match read {
+            Read::One(stored) => stored.ttl_ms(now),
+            Read::Several(stored) => ttl_of_others_ms(stored, now),
+            _ => 0,
+        };
+        let why = WaitOutcome::NotAcquired { ttl_ms };
+        if self.dismiss(id, why, effects).is_some() {
+            count(&mut self.counters.timeouts);
+        }
+    }
+
+    fn decide_writer(&mut self, lock: &LockKey, owner: &[u8], read: &Read<'_>) {
+        let is_there = match read {
+            Read::One(stored) => {
+                let token = self
+                    .table
+                    .writer_token(lock.as_ref(), owner, stored.ends_at());
+                stored.own(Mode::Write).is_some() && token.is_some()
+            }
+            Read::Elsewhere(_) => false,
+            _ => true,
+        };
+        if !is_there {
+            self.table.forget_writer(lock.as_ref());
+        }
+    }
+
+    // --- Waiting ---------------------------------------------------------------------------------
+
+    /// The caller is to wait, unless its wait could never end. An owner who waits already and only
+    /// takes its place over begins no new wait. And where nobody waits for another lock there is no
+    /// circle: the holders wait for nothing, since what one holds is never waited for.
+    fn begin_wait(
+        &mut self,
+        turn: &mut Turn<'_>,
+        wish: Wish,
+    ) -> Result<Option<Outcome>, CommandError> {
+        let ttl_ms = wish.ttl_ms;
+        turn.wish = Some(wish);
+        let locks = match turn.command {
+            Some(Command::Acquire(request)) => {
+                let lock = LockRef {
+                    db: turn.db,
+                    name: request.key,
+                };
+                let queue = self.table.queue(lock);
+                if self.own_place(lock, request).is_some() || !self.table.any_other_queue(queue) {
+                    return Ok(Some(Outcome::MustWait { ttl_ms }));
+                }
+                vec![LockKey::from(lock)]
+            }
+            Some(Command::MultiAcquire(request)) => {
+                let locks = request.locks(turn.db);
+                if self.own_multi(&locks, request).is_some() || !self.table.any_other_queue(None) {
+                    return Ok(Some(Outcome::MustWait { ttl_ms }));
+                }
+                locks.into_iter().map(LockKey::from).collect()
+            }
+            _ => return Err(CommandError::Unsettled),
+        };
+        let owner = turn.command.map_or(&[][..], |command| command.owner());
+        let mut search = DeadlockSearch::new(&self.table, owner, locks);
+        let found = search.go_on(&self.table);
+        turn.search = Some(Box::new(search));
+        self.go_on_searching(turn, found)
+    }
+
+    fn go_on_searching(
+        &mut self,
+        turn: &mut Turn<'_>,
+        found: Found,
+    ) -> Result<Option<Outcome>, CommandError> {
+        match found {
+            Found::Ask(lock) => {
+                turn.phase = Phase::Search(lock);
+                Ok(None)
+            }
+            Found::Refuse(error) => {
+                count(&mut self.counters.deadlocks_refused);
+                Err(error)
+            }
+            Found::Nothing => {
+                let ttl_ms = turn.wish.as_ref().map_or(0, |wish| wish.ttl_ms);
+                Ok(Some(Outcome::MustWait { ttl_ms }))
+            }
+        }
+    }
+
+    fn decide_search(&mut self, turn: &mut Turn<'_>, read: &Read<'_>) {
+        let Some(mut search) = turn.search.take() else {
+            return turn.finish(Err(CommandError::Unsettled));
+        };
+        let holders = match read {
+            Read::Owners(owners) => *owners,
+            _ => &[],
+        };
+        let found = search.holders(&self.table, holders);
+        turn.search = Some(search);
+        match self.go_on_searching(turn, found) {
+            Ok(None) => {}
+            Ok(Some(outcome)) => turn.finish(Ok(outcome)),
+            Err(error) => turn.finish(Err(error)),
+        }
+    }
+
+    /// Puts the caller of a command that [must wait](Outcome::MustWait) into the queue of each of its
+    /// locks, on its blocked client or for its session.
+    ///
+    /// With ONCE an owner who waits already keeps its place, and whoever waited there for it is told
+    /// so. Returns none when there is no room for another waiter at all.
+    pub fn enqueue(
+        &mut self,
+        turn: &mut Turn<'_>,
+        client: Option<BlockedClient>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Option<Joined> {
+        let wish = turn.wish.take()?;
+        let terms = Terms::of(turn.command?)?;
+        let session = self.listened(terms.session).ok()?;
+        let (wait, reply_to) = match (terms.wait_mode, client) {
+            (WaitMode::Block(wait), Some(BlockedClient { handle, client_id })) => {
+                (wait, ReplyTarget::Client { handle, client_id })
+            }
+            (WaitMode::Queue(wait), _) => (wait, ReplyTarget::Session(session?)),
+            _ => return None,
+        };
+        let newcomer = Newcomer {
+            owner: turn.command?.owner(),
+            mode: terms.mode,
+            lease: terms.lease,
+            wait,
+            reply_to,
+            session,
+            multi: None,
+        };
+        self.epoch = self.epoch.wrapping_add(1);
+        let (waiters, is_new) = match turn.command? {
+            Command::Acquire(request) => {
+                let lock = LockRef {
+                    db: turn.db,
+                    name: request.key,
+                };
+                match self.own_place(lock, request) {
+                    Some(waiter) => (vec![waiter], false),
+                    None => (vec![self.join(lock, 0, &newcomer, &wish, now)?], true),
+                }
+            }
+            Command::MultiAcquire(request) => {
+                let locks = request.locks(turn.db);
+                match self.own_multi(&locks, request) {
+                    Some(multi) => (self.multis.waiters(multi).to_vec(), false),
+                    None => (self.join_all(&locks, newcomer, &wish, now)?, true),
+                }
+            }
+            _ => return None,
+        };
+        let first = *waiters.first()?;
+        if !is_new {
+            let ttl_ms = wish.ttl_when_taken_over(now);
+            self.take_over(&waiters, &newcomer, ttl_ms, now, effects)?;
+        }
+        if let Some(session) = session {
+            self.sessions.add_waiter(session, first);
+        }
+        self.note_peak();
+        let position = match terms.wait_mode {
+            WaitMode::Queue(_) => self.position(&waiters, is_new),
+            WaitMode::Block(_) | WaitMode::None => 0,
+        };
+        let waiter = first;
+        Some(Joined { waiter, position })
+    }
+
+    fn own_place(&self, lock: LockRef<'_>, request: &Acquire<'_>) -> Option<WaiterId> {
+        let queue = self.table.queue(lock).filter(|_| request.once)?;
+        let (id, waiter) = self.table.waiter_of(queue, request.owner)?;
+        (waiter.multi.is_none() && waiter.mode == request.mode).then_some(id)
+    }
+
+    fn join(
+        &mut self,
+        lock: LockRef<'_>,
+        place: usize,
+        newcomer: &Newcomer<'_>,
+        wish: &Wish,
+        now: Now,
+    ) -> Option<WaiterId> {
+        let (waiter, queue) = self.table.join(lock, newcomer, now)?;
+        self.table.check_after(queue, wish.lease_end(place), now);
+        Some(waiter)
+    }
+
+    fn join_all(
+        &mut self,
+        locks: &[LockRef<'_>],
+        newcomer: Newcomer<'_>,
+        wish: &Wish,
+        now: Now,
+    ) -> Option<Vec<WaiterId>> {
+        let keys = locks.iter().map(|lock| {
+            let record = self.table.find(*lock);
+            let known = record.and_then(|record| self.table.lock_of(record).cloned());
+            known.unwrap_or_else(|| LockKey::from(*lock))
+        });
+        let keys = keys.collect();
+        let multi = self.multis.add(newcomer.owner, keys)?;
+        let newcomer = Newcomer {
+            multi: Some(multi),
+            ..newcomer
+        };
+        for (place, lock) in locks.iter().enumerate() {
+            let Some(waiter) = self.join(*lock, place, &newcomer, wish, now) else {
+                // No room: none of it waits.
+                for waiter in self.multis.remove(multi) {
+                    self.table.leave(waiter);
+                }
+                return None;
+            };
+            self.multis.add_waiter(multi, waiter);
+        }
+        Some(self.multis.waiters(multi).to_vec())
+    }
+
+    /// The owner's wait goes on for another connection or session and with new terms. Whoever waited
+    /// for it until now is told so.
+    fn take_over(
+        &mut self,
+        waiters: &[WaiterId],
+        newcomer: &Newcomer<'_>,
+        ttl_ms: i64,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Option<()> {
+        let (first, others) = waiters.split_first()?;
+        let lock = self.lock_of(*first)?;
+        let (reply_to, session) = self.table.take_over(*first, newcomer, now)?;
+        for waiter in others {
+            self.table.take_over(*waiter, newcomer, now)?;
+        }
+        if let Some(session) = session {
+            self.sessions.remove_waiter(session, *first);
+        }
+        count(&mut self.counters.cancels);
+        if reply_to != newcomer.reply_to {
+            let why = WaitOutcome::NotAcquired { ttl_ms };
+            let owner = Rc::from(newcomer.owner);
+            self.tell_dismissed(&lock, reply_to, owner, why, effects);
+        }
+        Some(())
+    }
+
+    /// The place in the queue; of several the largest. A new waiter is the last.
+    fn position(&mut self, waiters: &[WaiterId], is_new: bool) -> i64 {
+        let mut largest = 0;
+        for waiter in waiters {
+            let position = if is_new {
+                let queue = self.table.record_of(*waiter);
+                queue.map_or(0, |queue| self.table.length(queue).into())
+            } else {
+                self.table.position(*waiter)
+            };
+            largest = largest.max(position);
+        }
+        largest
+    }
+}
+
+/// On what terms a command waits.
+struct Terms<'a> {
+    mode: Mode,
+    lease: Lease,
+    wait_mode: WaitMode,
+    session: Option<&'a [u8]>,
+}
+
+impl<'a> Terms<'a> {
+    fn of(command: Command<'a>) -> Option<Self> {
+        match command {
+            Command::Acquire(request) => Some(Self {
+                mode: request.mode,
+                lease: request.lease,
+                wait_mode: request.wait_mode,
+                session: request.session,
+            }),
+            Command::MultiAcquire(request) => Some(Self {
+                mode: Mode::Plain,
+                lease: request.lease,
+                wait_mode: request.wait_mode,
+                session: request.session,
+            }),
+            _ => None,
+        }
+    }
+}
+
+impl From<Acquired> for Outcome {
+    fn from(acquired: Acquired) -> Self {
+        match acquired {
+            Acquired::Held { count, token } => Self::Held { count, token },
+            Acquired::NotHeld { ttl_ms } => Self::NotHeld { ttl_ms },
+            Acquired::MustWait(wish) => Self::MustWait {
+                ttl_ms: wish.ttl_ms,
+            },
+            Acquired::ReconcileFirst => Self::NotHeld { ttl_ms: 0 },
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! What ACQUIRE and MACQUIRE share: they take, or wait, and answer alike.
+
+use crate::ffi::{Ctx, Str};
+use crate::turn::{self, Named};
+use crate::{blocking, changes, config, effects, reply, state};
+use rlock_core::request::WaitMode;
+use rlock_core::{Command, CommandError, LockRef, Mode, Outcome, Turn};
+
+/// Where the client cannot be blocked, BLOCK is as if it were not there.
+pub(super) fn wait_if_allowed(ctx: Ctx<'_>, wait_mode: &mut WaitMode) {
+    if matches!(wait_mode, WaitMode::Block(_)) && !ctx.flags().may_block() {
+        *wait_mode = WaitMode::None;
+    }
+}
+
+/// Takes the locks, or waits for them, or is refused; and replies.
+pub(super) fn acquire(
+    ctx: Ctx<'_>,
+    command: Command<'_>,
+    wait_mode: WaitMode,
+    named: Named<'_>,
+) -> Result<(), CommandError> {
+    let mut turn = Turn::of(command, ctx.db(), config::waiters_per_lock_max());
+    turn::run(ctx, &mut turn, named);
+    match turn
+        .outcome()
+        .map_err(|error| as_far_as_readable(ctx, error))?
+    {
+        Outcome::Held { count, token } => reply::acquired(ctx, count, token),
+        Outcome::MustWait { ttl_ms } => {
+            changes::listen(ctx);
+            if !wait(ctx, &mut turn, wait_mode) {
+                reply::not_acquired(ctx, ttl_ms);
+            }
+        }
+        Outcome::NotHeld { ttl_ms } => reply::not_acquired(ctx, ttl_ms),
+        Outcome::Left(_) | Outcome::Number(_) => return Err(CommandError::Unsettled),
+    }
+    Ok(())
+}
+
+/// Puts the caller in the queue; a queued one is told its place at once. False if it cannot wait.
+fn wait(ctx: Ctx<'_>, turn: &mut Turn<'_>, wait_mode: WaitMode) -> bool {
+    let mut join = |client| {
+        effects::without_keys(ctx, |locks, now, effects| {
+            locks.enqueue(turn, client, now, effects)
+        })
+    };
+    if let WaitMode::Block(_) = wait_mode {
+        return blocking::wait(ctx, |client| join(Some(client)));
+    }
+    let joined = join(None);
+    if let Some(joined) = joined {
+        reply::queued(ctx, joined.position);
+    }
+    joined.is_some()
+}
+
+/// The circle of a deadlock names locks: not those that the caller may not read.
+fn as_far_as_readable(ctx: Ctx<'_>, mut error: CommandError) -> CommandError {
+    if let CommandError::Deadlock(circle) = &mut error
+        && let Some(user) = ctx.user()
+    {
+        circle.keep_readable(|name| user.may_read(name));
+    }
+    error
+}
+
+/// The owner is told that it holds these.
+pub(super) fn confirm(ctx: Ctx<'_>, names: &[&[u8]], owner: &[u8], mode: Mode) {
+    let db = ctx.db();
+    state::with(|state| {
+        for name in names {
+            state.confirm(LockRef { db, name }, owner, mode);
+        }
+    });
+}
+
+/// The same for several.
+pub(super) fn confirm_several(ctx: Ctx<'_>, names: &[Str<'_>], owner: &[u8]) {
+    let names: Vec<&[u8]> = names.iter().map(|name| name.bytes()).collect();
+    confirm(ctx, &names, owner, Mode::Plain);
+}

@@ -1,0 +1,211 @@
+//! Driving the core's loop: read what it asks for, let it decide, carry out what it says.
+//!
+//! Who starts a turn is a command, or the timer in `pump`. What comes next, and in which order, the
+//! core says.
+
+use crate::ffi::{Ctx, OwnedStr, Presence, Str};
+use crate::keys::{Access, OpenLock};
+use crate::read_write::slot_is_settled;
+use crate::{clock, cluster, effects, pump, state};
+use rlock_core::{Effect, LockKey, Mode, Now, Purpose, Read, Stored, Subject, Task, Turn};
+
+/// What a command names: its locks and its owner, as the server's own strings.
+#[derive(Clone, Copy)]
+pub(crate) enum Named<'a> {
+    /// Nothing: it is the timer's turn.
+    Nothing,
+    One(Str<'a>, Str<'a>),
+    /// BREAK, which names a lock alone.
+    Whoever(Str<'a>),
+    Several(&'a [Str<'a>], Str<'a>),
+}
+
+/// Does what there is to do in a turn.
+pub(crate) fn run(ctx: Ctx<'_>, turn: &mut Turn<'_>, named: Named<'_>) {
+    let db = ctx.db();
+    loop {
+        let now = clock::now();
+        let Some(task) = state::with(|state| state.locks.next_task(turn, now)) else {
+            pump::arm(ctx, now);
+            break;
+        };
+        Step { ctx, turn, now }.take(task, named);
+    }
+    // What it has brought about may have been in another database.
+    if ctx.db() != db {
+        ctx.select_db(db);
+    }
+}
+
+/// One task, from reading to carrying out.
+struct Step<'s, 'c, 't> {
+    ctx: Ctx<'c>,
+    turn: &'s mut Turn<'t>,
+    now: Now,
+}
+
+impl Step<'_, '_, '_> {
+    fn take(self, task: Task, named: Named<'_>) {
+        match (task.subject.clone(), named) {
+            (Subject::Command, Named::One(name, owner)) => self.one(task, name, owner),
+            (Subject::Command, Named::Whoever(name)) => self.whoever(task, name),
+            (Subject::Command, Named::Several(names, owner)) => self.several(task, names, owner),
+            (Subject::Command, Named::Nothing) => {}
+            (Subject::One(lock, owner), _) => {
+                self.ctx.select_db(lock.db);
+                let (name, owner) = (OwnedStr::new(&lock.name), OwnedStr::new(&owner));
+                self.one(task, name.as_str(), owner.as_str());
+            }
+            (Subject::Several(locks, owner), _) => {
+                if let Some(lock) = locks.first() {
+                    self.ctx.select_db(lock.db);
+                }
+                let name = |lock: &LockKey| OwnedStr::new(&lock.name);
+                let names: Vec<OwnedStr> = locks.iter().map(name).collect();
+                let names: Vec<Str<'_>> = names.iter().map(OwnedStr::as_str).collect();
+                self.several(task, &names, OwnedStr::new(&owner).as_str());
+            }
+        }
+    }
+
+    fn one(mut self, task: Task, name: Str<'_>, owner: Str<'_>) {
+        let (ctx, purpose) = (self.ctx, task.purpose);
+        if let Some(not_here) = not_here(ctx, purpose, name) {
+            return self.decide_and_tell(task, not_here);
+        }
+        let lock = OpenLock::open(ctx, name, access(purpose));
+        match purpose {
+            Purpose::Holders => {
+                let holders = lock.holders();
+                drop(lock);
+                self.decide_and_tell(task, Read::Owners(&holders));
+            }
+            Purpose::Sweep => {
+                let gone = lock.readers_gone();
+                let effects = self.decide(task, Read::Owners(&gone));
+                effects::carry_out(ctx, &mut [lock], owner, effects);
+            }
+            _ => {
+                let stored = lock.load(owner, task.depth);
+                let read = if is_whole(ctx, purpose, name, &stored) {
+                    Read::One(stored)
+                } else {
+                    Read::Unknown
+                };
+                let effects = self.decide(task, read);
+                effects::carry_out(ctx, &mut [lock], owner, effects);
+            }
+        }
+    }
+
+    /// A lock whoever holds it.
+    fn whoever(mut self, task: Task, name: Str<'_>) {
+        let lock = OpenLock::open(self.ctx, name, Access::Write);
+        let (stored, _) = lock.load_for_holder();
+        let readers = match stored {
+            Stored::ReadWrite(_) => lock.reader_fields(),
+            _ => Vec::new(),
+        };
+        let effects = self.decide(task, Read::Holds(stored, &readers));
+        effects::carry_out(self.ctx, &mut [lock], name, effects);
+    }
+
+    fn several(mut self, task: Task, names: &[Str<'_>], owner: Str<'_>) {
+        let (ctx, access) = (self.ctx, access(task.purpose));
+        if let Purpose::GrantSeveral(_) = task.purpose {
+            let mut presence = names.iter().map(|name| presence(ctx, *name));
+            if let Some(place) = presence.position(|presence| presence != Presence::Here) {
+                return self.decide_and_tell(task, Read::NotHere(place));
+            }
+        }
+        // A key that has expired is deleted when it is opened, and whoever listens to that may do
+        // anything to the others: so first all of them are opened once, and only then to be read
+        // and written by one handle each. (Redis 7.0 looks at the clock each time.)
+        for name in names {
+            drop(OpenLock::open(ctx, *name, access));
+        }
+        let mut locks: Vec<OpenLock<'_>> = names
+            .iter()
+            .map(|name| OpenLock::open(ctx, *name, access))
+            .collect();
+        let stored: Vec<Stored> = locks
+            .iter()
+            .map(|lock| lock.load(owner, task.depth))
+            .collect();
+        let effects = self.decide(task, Read::Several(&stored));
+        effects::carry_out(ctx, &mut locks, owner, effects);
+    }
+
+    /// The state is lent for the decision only: what follows calls the server, which may call us.
+    fn decide(&mut self, task: Task, read: Read<'_>) -> Vec<Effect> {
+        let (turn, now) = (&mut *self.turn, self.now);
+        state::with(|state| {
+            let mut effects = std::mem::take(&mut state.spare_effects);
+            let reading = task.found(read);
+            state.locks.decide(turn, reading, now, &mut effects);
+            effects
+        })
+    }
+
+    /// Of a decision that can write nothing.
+    fn decide_and_tell(&mut self, task: Task, read: Read<'_>) {
+        let effects = self.decide(task, read);
+        effects::tell_all(effects);
+    }
+}
+
+fn access(purpose: Purpose) -> Access {
+    match purpose {
+        Purpose::TimeOut | Purpose::Holders | Purpose::CheckWriter => Access::Read,
+        _ => Access::Write,
+    }
+}
+
+/// Whether this node serves the key.
+fn presence(ctx: Ctx<'_>, name: Str<'_>) -> Presence {
+    if ctx.in_cluster() {
+        ctx.presence(name)
+    } else {
+        Presence::Here
+    }
+}
+
+/// What is found of a lock that is not here, or not all of it. A command was routed by the server.
+fn not_here(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>) -> Option<Read<'static>> {
+    if !ctx.in_cluster() {
+        return None;
+    }
+    let (asks_where, of_several_keys) = match purpose {
+        Purpose::Reconcile(_) => (true, false),
+        Purpose::CheckHold(mode) => (true, mode != Mode::Plain),
+        Purpose::CheckWriter => (true, true),
+        Purpose::Release(mode) => (false, mode != Mode::Plain),
+        Purpose::Sweep => (false, true),
+        Purpose::Command | Purpose::TimeOut | Purpose::Holders | Purpose::GrantSeveral(_) => {
+            (false, false)
+        }
+    };
+    if asks_where {
+        match presence(ctx, name) {
+            Presence::Here => {}
+            Presence::Unknown => return Some(Read::Unknown),
+            Presence::Elsewhere => {
+                let moved = cluster::redirection(ctx, name.bytes());
+                return Some(moved.map_or(Read::Unknown, Read::Elsewhere));
+            }
+        }
+    }
+    let is_torn = of_several_keys && !slot_is_settled(ctx, name.bytes());
+    is_torn.then_some(Read::Unknown)
+}
+
+/// Whether what is stored of a lock that somebody waits for is all there is of it. A read-write lock
+/// is in several keys, and while its slot moves some of them may be elsewhere.
+fn is_whole(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>, stored: &Stored) -> bool {
+    let Purpose::Reconcile(mode) = purpose else {
+        return true;
+    };
+    let of_several_keys =
+        mode != Mode::Plain || matches!(stored, Stored::NoHolder | Stored::ReadWrite(_));
+    !ctx.in_cluster() || !of_several_keys || slot_is_settled(ctx, name.bytes())
+}
