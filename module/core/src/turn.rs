@@ -404,6 +404,11 @@ impl<'a> Turn<'a> {
         outcome.unwrap_or(Err(CommandError::Unsettled))
     }
 
+    /// The same, to look at; none while it is not decided.
+    pub fn decided(&self) -> Option<&Result<Outcome, CommandError>> {
+        self.outcome.as_ref()
+    }
+
     fn finish(&mut self, outcome: Result<Outcome, CommandError>) {
         self.outcome = Some(outcome);
         self.phase = Phase::Drain;
@@ -763,11 +768,11 @@ impl Locks {
         now: Now,
         effects: &mut Vec<Effect>,
     ) -> Result<i64, CommandError> {
-        self.listened(request.session)?;
         for (place, lock, stored) in several.each() {
             let mut decision = self.decision(lock, place, now, effects);
             decision.check_kind(&stored, Kind::Plain)?;
         }
+        self.listened(request.session)?;
         let mut renewed: i64 = 0;
         for (place, lock, stored) in several.each() {
             let request = Renew {
@@ -888,7 +893,7 @@ impl Locks {
             return;
         };
         let ttl_ms = match read {
-            Read::One(stored) => stored.ttl_ms(now),
+            Read::One(stored) | Read::Several([stored]) => stored.ttl_ms(now),
             Read::Several(stored) => ttl_of_others_ms(stored, now),
             _ => 0,
         };

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use rlock_core::request::{Acquire, Cancel, MultiAcquire, NamedKey, Release, WaitMode};
 use rlock_core::{
-    Acquired, AcquiredSeveral, BlockedClient, CommandError, DeadlockSearch, Due, Effect, Found,
-    INTEGER_MAX, Joined, Lease, LockKey, LockRef, Locks, Mode, Now, Stored, Wait, WaiterId,
+    BlockedClient, Command, CommandError, Effect, INTEGER_MAX, Keys, Lease, LockKey, Locks, Mode,
+    Now, Outcome, Purpose, Read, Stored, Subject, Turn, Wait, WaiterId,
 };
 
 const NOW: Now = Now {
@@ -87,13 +87,6 @@ fn owner_of(owner: usize) -> Vec<u8> {
     format!("o{owner}").into_bytes()
 }
 
-fn lock_ref(place: &Place) -> LockRef<'_> {
-    LockRef {
-        db: place.0,
-        name: &place.1,
-    }
-}
-
 impl Crossing {
     fn step(&mut self, op: Op) -> Result<(), String> {
         match op {
@@ -127,30 +120,11 @@ impl Crossing {
             session: None,
             once: false,
         };
-        let mut acquired = self.ask(place, &request)?;
-        if acquired == Acquired::SettleFirst {
-            self.settle_line(&LockKey::from(lock_ref(place)))?;
-            acquired = self.ask(place, &request)?;
-        }
-        let Acquired::MustWait { ends_at, .. } = acquired else {
-            return Ok(false);
-        };
-        let search = self.locks.search_deadlock(lock_ref(place), &request);
-        let places = std::slice::from_ref(place);
-        self.wait(places, false, owner, search, |locks, client, effects| {
-            locks.join(lock_ref(place), &request, client, ends_at, NOW, effects)
-        })
-    }
-
-    fn ask(&mut self, place: &Place, request: &Acquire<'_>) -> Result<Acquired, String> {
-        let stored = self.space.read(place, request.owner);
-        let (at, mut effects) = (lock_ref(place), Vec::new());
-        let acquired = self
-            .locks
-            .acquire(at, stored, request, u32::MAX, NOW, &mut effects)
-            .map_err(|refusal| refusal.to_string())?;
-        self.carry_out(place, request.owner, &effects)?;
-        Ok(acquired)
+        self.ask(
+            Command::Acquire(&request),
+            std::slice::from_ref(place),
+            false,
+        )
     }
 
     /// The same for several locks at once.
@@ -169,45 +143,31 @@ impl Crossing {
             session: None,
             once: false,
         };
-        for place in places {
-            self.settle_line(&LockKey::from(lock_ref(place)))?;
-        }
-        let at: Vec<LockRef<'_>> = places.iter().map(lock_ref).collect();
-        let read = |place| self.space.read(place, owner);
-        let stored: Vec<Stored> = places.iter().map(read).collect();
-        let acquired = self
-            .locks
-            .acquire_several(&at, &stored, &request, u32::MAX, NOW)
-            .map_err(|refusal| refusal.to_string())?;
-        if let AcquiredSeveral::Enter(mut entering) = acquired {
-            for (place, stored) in places.iter().zip(stored) {
-                let (at, mut effects) = (lock_ref(place), Vec::new());
-                self.locks
-                    .enter_one_of(at, stored, &request, &mut entering, NOW, &mut effects);
-                self.carry_out(place, owner, &effects)?;
-            }
-            return Ok(false);
-        }
-        let search = self.locks.search_deadlock_of_several(&at, &request);
-        self.wait(places, true, owner, search, |locks, client, effects| {
-            locks.join_several(&at, &stored, &request, client, NOW, effects)
-        })
+        self.ask(Command::MultiAcquire(&request), places, true)
     }
 
-    /// Joins the lines, if no circle comes of it.
-    fn wait(
+    /// Asks for locks, and waits for them if no circle comes of it. Whether one would.
+    fn ask(
         &mut self,
+        command: Command<'_>,
         places: &[Place],
         is_joint: bool,
-        owner: &[u8],
-        search: Option<(DeadlockSearch, Found)>,
-        join: impl FnOnce(&mut Locks, Option<BlockedClient>, &mut Vec<Effect>) -> Option<Joined>,
     ) -> Result<bool, String> {
+        let (owner, client) = (command.owner(), self.clients);
+        self.asked = 0;
+        let mut turn = Turn::of(command, places[0].0, u32::MAX);
+        self.drive(&mut turn, Some((command, places[0].0)))?;
         let mut graph = self.graph();
-        // A wait closes no circle that stands without it. One can come to stand when an owner waits
-        // twice for a lock: granted, it goes on waiting behind others, and no check sees it come.
+        // A wait closes no circle that stands without it. One can come to stand when an owner that
+        // waits for several locks loses one of them that it held: it waits behind others there now.
         let stands = graph.is_in_a_circle(owner);
-        let client = self.clients;
+        let refused = match turn.outcome() {
+            Ok(Outcome::MustWait { .. }) => None,
+            Err(CommandError::Deadlock(circle)) => Some(format!("DEADLOCK {circle}")),
+            // Nobody stands in a queue twice.
+            Ok(_) | Err(CommandError::Waiting) => return Ok(false),
+            Err(error) => return Err(error.to_string()),
+        };
         for place in places {
             let line = graph.lines.entry(place.clone()).or_default();
             line.push(Standing {
@@ -215,52 +175,79 @@ impl Crossing {
                 joint: is_joint.then_some(client),
             });
         }
-        let refused = self.search(owner, search, &graph)?;
-        if !stands && refused != graph.is_in_a_circle(owner) {
-            return Err(format!("refused: {refused}, and {graph:?}"));
+        if !stands && refused.is_some() != graph.is_in_a_circle(owner) {
+            return Err(format!("refused: {refused:?}, and {graph:?}"));
         }
-        if refused {
+        if let Some(text) = refused {
             self.refused += 1;
-            return Ok(true);
+            return is_a_circle(&text, owner, &graph).map(|()| true);
         }
         self.clients += 1;
         let blocked = BlockedClient {
             handle: client,
             client_id: 0,
         };
-        let joined = join(&mut self.locks, Some(blocked), &mut Vec::new()).ok_or("no room")?;
+        let joined = self
+            .locks
+            .enqueue(&mut turn, Some(blocked), NOW, &mut Vec::new());
         self.waiting.push(Waiting {
             places: places.to_vec(),
             is_joint,
             owner: owner.to_vec(),
             client,
-            id: joined.waiter,
+            id: joined.ok_or("no room")?.waiter,
         });
         Ok(false)
     }
 
-    fn search(
+    /// Drives a turn as the module does.
+    fn drive(
         &mut self,
-        owner: &[u8],
-        search: Option<(DeadlockSearch, Found)>,
-        graph: &Graph,
-    ) -> Result<bool, String> {
-        self.asked = 0;
-        let Some((mut search, mut found)) = search else {
-            return Ok(false);
-        };
-        loop {
-            let lock = match found {
-                Found::Nothing => return Ok(false),
-                Found::Circle(refusal) => {
-                    return is_a_circle(&refusal, owner, graph).map(|()| true);
+        turn: &mut Turn<'_>,
+        command: Option<(Command<'_>, i32)>,
+    ) -> Result<(), String> {
+        while let Some(task) = self.locks.next_task(turn, NOW) {
+            let place = |lock: &LockKey| (lock.db, lock.name.to_vec());
+            let (places, owner, several) = match (&task.subject, command) {
+                (Subject::Command, Some((command, db))) => match command.keys() {
+                    Keys::One(name) => (vec![(db, name.to_vec())], command.owner().to_vec(), false),
+                    Keys::Several(keys) => {
+                        let names = keys.iter().map(|key| (db, key.name.to_vec()));
+                        (names.collect(), command.owner().to_vec(), true)
+                    }
+                },
+                (Subject::One(lock, owner), _) => (vec![place(lock)], owner.to_vec(), false),
+                (Subject::Several(locks, owner), _) => {
+                    (locks.iter().map(place).collect(), owner.to_vec(), true)
                 }
-                Found::Ask(lock) => lock,
+                (Subject::Command, None) => return Err("a command that nobody sent".into()),
             };
-            self.asked += 1;
-            let holders = self.space.holders(&(lock.db, lock.name.to_vec()));
-            found = self.locks.search_on(&mut search, &holders);
+            let read = |place| self.space.read(place, &owner);
+            let stored: Vec<Stored> = places.iter().map(read).collect();
+            let holders = self.space.holders(&places[0]);
+            let is_break = matches!(command, Some((Command::Break(_), _)));
+            let read = match task.purpose {
+                Purpose::Holders => {
+                    self.asked += 1;
+                    Read::Owners(&holders)
+                }
+                Purpose::Command if is_break => Read::Holds(stored[0], &[]),
+                _ if several => Read::Several(&stored),
+                _ => Read::One(stored[0]),
+            };
+            let mut effects = Vec::new();
+            self.locks.decide(turn, task.found(read), NOW, &mut effects);
+            self.carry_out(&places, &owner, &effects)?;
         }
+        Ok(())
+    }
+
+    /// A command that does not wait.
+    fn decide(&mut self, command: Command<'_>, place: &Place) -> Result<(), String> {
+        let mut turn = Turn::of(command, place.0, u32::MAX);
+        self.drive(&mut turn, Some((command, place.0)))?;
+        turn.outcome().map_err(|error| error.to_string())?;
+        Ok(())
     }
 
     fn release(&mut self, place: &Place, owner: &[u8]) -> Result<(), String> {
@@ -271,12 +258,7 @@ impl Crossing {
             token: None,
             lease: None,
         };
-        let stored = self.space.read(place, owner);
-        let (at, mut effects) = (lock_ref(place), Vec::new());
-        self.locks
-            .release(at, stored, &request, NOW, &mut effects)
-            .map_err(|refusal| refusal.to_string())?;
-        self.carry_out(place, owner, &effects)
+        self.decide(Command::Release(&request), place)
     }
 
     fn cancel(&mut self, place: &Place, owner: &[u8]) -> Result<(), String> {
@@ -284,77 +266,27 @@ impl Crossing {
             key: &place.1,
             owner,
         };
-        let stored = self.space.read(place, owner);
-        let (at, mut effects) = (lock_ref(place), Vec::new());
-        self.locks.cancel(at, stored, &request, NOW, &mut effects);
-        self.carry_out(place, owner, &effects)
+        self.decide(Command::Cancel(&request), place)
     }
 
     fn break_hold(&mut self, place: &Place) -> Result<(), String> {
-        let stored = self.space.read(place, b"");
-        let (at, mut effects) = (lock_ref(place), Vec::new());
-        self.locks
-            .break_hold(at, stored, NOW, &mut effects)
-            .map_err(|refusal| refusal.to_string())?;
-        self.carry_out(place, b"", &effects)
+        self.decide(Command::Break(&place.1), place)
     }
 
     fn settle(&mut self) -> Result<(), String> {
-        self.go_on()?;
-        while let Some(lock) = self.locks.next_to_settle() {
-            self.settle_line(&lock)?;
-        }
-        Ok(())
-    }
-
-    fn settle_line(&mut self, lock: &LockKey) -> Result<(), String> {
-        let Some(first) = self.locks.first_owner(lock.as_ref()) else {
-            return Ok(());
-        };
-        let place = (lock.db, lock.name.to_vec());
-        let stored = self.space.read(&place, &first);
-        let mut effects = Vec::new();
-        self.locks.settle(lock.as_ref(), stored, NOW, &mut effects);
-        self.carry_out(&place, b"", &effects)?;
-        self.go_on()
-    }
-
-    /// What a step has left to be decided.
-    fn go_on(&mut self) -> Result<(), String> {
-        while let Some(due) = self.locks.next_due() {
-            match due {
-                Due::Line(lock) => self.settle_line(&lock)?,
-                Due::MultiWait(id, locks, owner) => {
-                    let place = |lock: &LockKey| (lock.db, lock.name.to_vec());
-                    let places: Vec<Place> = locks.iter().map(place).collect();
-                    let read = |place| self.space.read(place, &owner);
-                    let stored: Vec<Stored> = places.iter().map(read).collect();
-                    let mut told = Vec::new();
-                    let granted = self.locks.settle_joint(id, &stored, NOW, &mut told);
-                    if let Some(mut granted) = granted {
-                        for (place, stored) in places.iter().zip(stored) {
-                            let (at, mut effects) = (lock_ref(place), Vec::new());
-                            self.locks
-                                .enter_granted(at, stored, &mut granted, NOW, &mut effects);
-                            self.carry_out(place, &owner, &effects)?;
-                        }
-                        self.locks.tell_joint_granted(granted, NOW, &mut told);
-                    }
-                    self.carry_out(&Place::default(), b"", &told)?;
-                }
-            }
-        }
-        Ok(())
+        self.drive(&mut Turn::of_timer(), None)
     }
 
     fn carry_out(
         &mut self,
-        place: &Place,
+        places: &[Place],
         caller: &[u8],
         effects: &[Effect],
     ) -> Result<(), String> {
         for effect in effects {
-            self.space.carry_out(place, caller, effect)?;
+            if let Effect::Write { lock, write } = effect {
+                self.space.carry_out(&places[*lock], caller, write)?;
+            }
             if let Effect::Grant { client, .. } | Effect::Dismiss { client, .. } = effect {
                 self.waiting.retain(|waiting| waiting.client != *client);
             }
@@ -383,8 +315,7 @@ impl Crossing {
 
 /// Whether the words of a refusal are true: a circle from the asker back to it, each step of which
 /// is there. A long one is cut.
-fn is_a_circle(refusal: &CommandError, asker: &[u8], graph: &Graph) -> Result<(), String> {
-    let text = refusal.to_string();
+fn is_a_circle(text: &str, asker: &[u8], graph: &Graph) -> Result<(), String> {
     let tell = || format!("{text}, and {graph:?}");
     let rest = text.strip_prefix("DEADLOCK ").ok_or_else(tell)?;
     let (number, steps) = rest

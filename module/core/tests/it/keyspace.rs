@@ -3,7 +3,7 @@
 //! names as a reader holds nothing.
 
 use rlock_core::{
-    Count, Effect, FENCE_FIELD, Hash, Holder, MODE_FIELD, ReadWrite, Stored, Token, WRITER_SUFFIX,
+    Count, FENCE_FIELD, Field, Hash, MODE_FIELD, ReadWrite, Stored, Token, WRITER_SUFFIX, Write,
 };
 use std::collections::BTreeMap;
 
@@ -118,64 +118,56 @@ impl Keyspace {
         })
     }
 
-    /// Carries out an effect that concerns the key.
+    /// Writes to a lock's key.
     ///
     /// # Errors
-    /// What the core must never ask for: a second holder, a write over another type, a hash without
-    /// an expiry, a deletion of nothing.
+    /// What the core must never ask for: a second holder, a write over another type, a new hold
+    /// without a token, a deletion of nothing.
     pub(crate) fn carry_out(
         &mut self,
         place: &Place,
         caller: &[u8],
-        effect: &Effect,
+        write: &Write,
     ) -> Result<(), String> {
-        match effect {
-            Effect::Write {
-                holder,
-                count,
-                token,
-                ends_at,
-            } => {
-                let owner = match holder {
-                    Holder::Caller => caller,
-                    Holder::Waiter(owner) => owner,
-                };
-                self.write(place, owner, *count, *token, *ends_at)
+        match write {
+            Write::Set(first, second) => {
+                for (field, value) in [Some(first), second.as_ref()].into_iter().flatten() {
+                    self.set_field(place, caller, field, *value, second.is_some())?;
+                }
+                Ok(())
             }
-            Effect::Leave => {
+            Write::Remove(field) => {
                 let left = match self.get_mut(place).map(|entry| &mut entry.value) {
-                    Some(Value::Hash(fields)) => fields.remove(caller),
+                    Some(Value::Hash(fields)) => fields.remove(&*field.name(caller)),
                     _ => None,
                 };
                 left.map(|_| ())
                     .ok_or_else(|| "an owner leaves a hash in which it is not".into())
             }
-            Effect::Free if self.delete(place) => Ok(()),
-            Effect::Free => Err("a key is deleted that is not there".into()),
-            Effect::WriteMode(_)
-            | Effect::WriteCount { .. }
-            | Effect::WriteTimeouts { .. }
-            | Effect::DeleteTimeouts { .. }
-            | Effect::Expire(_) => {
+            Write::ExpireAt(at) => {
+                let entry = self
+                    .get_mut(place)
+                    .ok_or("what is not there is to expire")?;
+                entry.ends_at = Some(*at);
+                Ok(())
+            }
+            Write::Delete if self.delete(place) => Ok(()),
+            Write::Delete => Err("a key is deleted that is not there".into()),
+            // A lock that somebody else made a read-write one is broken, with all its readers.
+            Write::DeleteTimeout(_) => Ok(()),
+            Write::SetTimeout(..) => {
                 Err("a read-write lock is written, and none was asked for".into())
             }
-            Effect::DeleteAllTimeouts
-            | Effect::Publish(_)
-            | Effect::Grant { .. }
-            | Effect::Dismiss { .. }
-            | Effect::Wake(_)
-            | Effect::TakenOver(_)
-            | Effect::SweepReaders => Ok(()),
         }
     }
 
-    fn write(
+    fn set_field(
         &mut self,
         place: &Place,
-        owner: &[u8],
-        count: Option<i64>,
-        token: Option<Token>,
-        ends_at: Option<i64>,
+        caller: &[u8],
+        field: &Field,
+        value: rlock_core::Value,
+        with_token: bool,
     ) -> Result<(), String> {
         let fresh = Entry {
             value: Value::Hash(Fields::new()),
@@ -188,23 +180,27 @@ impl Keyspace {
         if fields.contains_key(MODE_FIELD) {
             return Err("a plain hold is written into a read-write lock".into());
         }
-        if !fields.contains_key(owner) {
-            if owners(fields).next().is_some() {
-                return Err("a second owner is written into a lock that is held".into());
+        match field {
+            Field::Owner(_) if !fields.contains_key(&*field.name(caller)) => {
+                if owners(fields).next().is_some() {
+                    return Err("a second owner is written into a lock that is held".into());
+                }
+                if !with_token {
+                    return Err("a new hold is written without a token".into());
+                }
             }
-            if count.is_none() || token.is_none() || ends_at.is_none() {
-                return Err("a new hold is written without count, token and lease".into());
+            Field::Owner(_) | Field::Fence => {}
+            Field::Writer(_) | Field::Mode | Field::Named(_) => {
+                return Err("a read-write lock is written, and none was asked for".into());
             }
         }
-        if let Some(count) = count {
-            fields.insert(owner.to_vec(), count.to_string().into_bytes());
-        }
-        if let Some(token) = token {
-            let value = format!("t{}", token.get()).into_bytes();
-            fields.insert(FENCE_FIELD.to_vec(), value);
-        }
-        entry.ends_at = ends_at.or(entry.ends_at);
+        fields.insert(field.name(caller).to_vec(), value.text().bytes().to_vec());
         Ok(())
+    }
+
+    /// Whether a hold is there that could stay for ever, though nobody else wrote it.
+    pub(crate) fn is_endless(&self, place: &Place) -> bool {
+        self.get(place).is_some_and(|entry| entry.ends_at.is_none())
     }
 }
 

@@ -762,8 +762,17 @@ fn every_refusal_begins_with_a_code_word_and_stays_on_a_line() {
             "ERR RLOCK.EVENTS needs a connection to live by, so not here within another call",
         ),
         (
-            CommandError::Deadlock("'a' waits for 'b' at 'x'".into()),
-            "DEADLOCK 'a' waits for 'b' at 'x'",
+            CommandError::Waiting,
+            "WAITING this owner waits for the lock already, ONCE takes that wait over",
+        ),
+        (
+            CommandError::ChainTooLong,
+            "QUEUEFULL more than 10000 owners would have to be asked whether they wait for each \
+             other",
+        ),
+        (
+            CommandError::Unsettled,
+            "TRYAGAIN another module changes the lock whenever it is looked at",
         ),
         (
             CommandError::Unblocked,

@@ -21,6 +21,7 @@ const NO_SESSION: &str =
     "NOSESSION nobody listens to this session, RLOCK.EVENTS must be called first";
 const DEMOTED: &str = "UNBLOCKED force unblock from blocking operation, \
                        instance state changed (master -> replica?)";
+const WAITING: &str = "WAITING this owner waits for the lock already, ONCE takes that wait over";
 const COUNT_MAX: i64 = 2_147_483_647;
 
 /// What a client or the operator is answered.
@@ -126,6 +127,8 @@ pub(crate) struct Twin {
     blocked: BTreeMap<usize, Place>,
     /// The locks given back by MRELEASE, whose message is out and whose lines come later.
     given_back: BTreeSet<Place>,
+    /// The locks that were freed in this turn by holds that had to end.
+    pub(crate) freed: BTreeSet<Place>,
 }
 
 /// Whether and how an ACQUIRE waits, and for how long.
@@ -240,6 +243,9 @@ impl Twin {
             Some(at) if asked.once => {
                 self.move_to_seat(place, at, newcomer, ttl_ms);
                 at
+            }
+            _ if self.waits_there(place, asked.owner) => {
+                return Reply::Refused(WAITING.into());
             }
             _ if self.line(place).len() >= asked.waiters_max => {
                 let max = asked.waiters_max;
@@ -413,6 +419,10 @@ impl Twin {
         if self.is_other_type(place) {
             return Reply::Refused(WRONG_TYPE.into());
         }
+        if self.freed.contains(place) {
+            // The hold that was meant has ended already.
+            return Reply::Number(1);
+        }
         if self.is_free(place) {
             return Reply::Number(0);
         }
@@ -487,10 +497,14 @@ impl Twin {
         if self.hold(place, owner).is_none() || !is_same {
             return Ok(());
         }
+        let is_last = !self.others(place, owner);
         if *whole {
+            self.freed.extend(is_last.then(|| place.clone()));
             self.end_hold_of(place, owner, now);
             self.tally.session_releases += 1;
-        } else if let Reply::Number(_) = self.give_back(place, owner, *token, None, now) {
+        } else if let Reply::Number(left) = self.give_back(place, owner, *token, None, now) {
+            self.freed
+                .extend((is_last && left == 0).then(|| place.clone()));
             self.tally.taken_back += 1;
         }
         Ok(())
@@ -653,9 +667,9 @@ impl Twin {
             .position(|waiter| waiter.owner == owner && waiter.together.is_none())
     }
 
-    /// Whether an ACQUIRE with ONCE would take a place over.
-    pub(crate) fn has_place(&self, place: &Place, owner: &[u8]) -> bool {
-        self.place_in_line(place, owner).is_some()
+    /// An owner stands in a line once.
+    fn waits_there(&self, place: &Place, owner: &[u8]) -> bool {
+        self.line(place).iter().any(|waiter| waiter.owner == owner)
     }
 
     // --- Changing --------------------------------------------------------------------------------
@@ -710,47 +724,29 @@ impl Twin {
         self.life.tell(session, news, place, &waiter.owner);
     }
 
-    /// The first in line has it, and so have those of the same owner directly behind it.
+    /// The first in line has it.
     fn grant_first(&mut self, place: &Place, now: Now) {
-        let owner = self.line(place)[0].owner.clone();
-        let holds = self.hold(place, &owner).is_some();
-        let kept = if holds { self.token(place) } else { None };
+        let waiter = self.lines.get_mut(place).unwrap().remove(0);
+        let owner = waiter.owner.clone();
+        let held = self.hold(place, &owner);
+        let kept = held.as_ref().and_then(|_| self.token(place));
         let token = kept.unwrap_or_else(|| self.mint(now));
-        let before = self.space.get(place).and_then(|entry| entry.ends_at);
-        let mut session = None;
-        loop {
-            let waiter = self.lines.get_mut(place).unwrap().remove(0);
-            let held = self.field(place, &owner);
-            let held = held.map_or(0, |value| hold_count(&value).unwrap());
-            let count = held + 1;
-            self.put(place, &owner, count, Some(token));
-            // What others have in the same hash is what they had before; each entry starts the
-            // owner's own lease anew.
-            self.space.get_mut(place).unwrap().ends_at = before;
-            self.start_lease(place, &owner, waiter.lease_ms, now);
-            session = waiter.session.or(session);
-            let several = Vec::new();
-            let heard = Heard::Granted {
-                count,
-                token,
-                several,
-            };
-            self.tell(place, &waiter, heard);
-            self.tally.handovers += 1;
-            if count == 1 {
-                self.tally.grants += 1;
-            } else {
-                self.tally.reentries += 1;
-            }
-            let is_own = self
-                .line(place)
-                .first()
-                .is_some_and(|next| next.owner == owner);
-            if count == COUNT_MAX || !is_own || !self.is_for_one_lock(place) {
-                break;
-            }
+        let count = held.map_or(0, |value| hold_count(&value).unwrap()) + 1;
+        self.put(place, &owner, count, Some(token));
+        self.start_lease(place, &owner, waiter.lease_ms, now);
+        let heard = Heard::Granted {
+            count,
+            token,
+            several: Vec::new(),
+        };
+        self.tell(place, &waiter, heard);
+        self.tally.handovers += 1;
+        if count == 1 {
+            self.tally.grants += 1;
+        } else {
+            self.tally.reentries += 1;
         }
-        self.bind(place, &owner, session);
+        self.bind(place, &owner, waiter.session);
         self.changed.push((place.clone(), Some(owner)));
     }
 

@@ -2,13 +2,14 @@
 //! beside it and every invariant looked at after each step.
 
 use crate::invariants::{self, Ledger};
-use crate::keyspace::{Entry, Fields, Keyspace, Place, Value};
+use crate::keyspace::{self, Entry, Fields, Keyspace, Place};
 use crate::life::{Call, Name};
 use crate::twin::{Asked, Heard, Reply, Twin, TwinWaiter, Waits};
 use rlock_core::request::{Acquire, Cancel, Release, Renew, WaitMode};
 use rlock_core::{
-    Acquired, BlockedClient, CommandError, Counters, DeadlockSearch, Effect, Found, Grant, Lease,
-    LockKey, LockRef, Locks, Mode, Now, Overdue, Stored, Token, Wait, WaitOutcome, WaiterId,
+    BlockedClient, Command, CommandError, Counters, DECISIONS_MAX, Effect, Grant, Keys, Lease,
+    LockKey, LockRef, Locks, Mode, Now, Outcome, Purpose, Read, Stored, Subject, Task, Token, Turn,
+    Value, Wait, WaitOutcome, WaiterId, Write,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -203,6 +204,8 @@ pub(crate) struct World {
     is_replica: bool,
     /// While several locks are being entered: the highest token from before.
     takes_several: Option<i64>,
+    /// How much is decided when the timer fires.
+    budget: usize,
     /// Locks that changed without an event, and were not looked at since.
     unseen: BTreeSet<Place>,
     /// Locks in which somebody else has written.
@@ -240,6 +243,7 @@ impl Default for World {
             in_multi: false,
             is_replica: false,
             takes_several: None,
+            budget: DECISIONS_MAX,
             unseen: BTreeSet::new(),
             written_by_others: BTreeSet::new(),
             unseen_holds: BTreeSet::new(),
@@ -291,7 +295,6 @@ impl World {
     /// One thing happens, the driver does its part, and everything is compared.
     pub(crate) fn step(&mut self, op: &Op) -> Result<(), String> {
         let (of_core, of_twin) = self.happen(op)?;
-        self.go_on()?;
         self.forget_those_who_left();
         if of_core != of_twin {
             return Err(format!("{op:?}: core {of_core:?}, twin {of_twin:?}"));
@@ -361,10 +364,7 @@ impl World {
                     seat: self.seats,
                     waiters_max: usize::try_from(WAITERS_MAX).unwrap(),
                 };
-                let of_core = self.acquire(&place(lock), asked)?;
-                self.twin.is_found = of_core == Reply::Deadlock;
-                let now = self.clock.now;
-                Ok((of_core, self.twin.acquire(&place(lock), asked, now)))
+                self.acquire(&place(lock), asked)
             }
             Op::Release {
                 lock,
@@ -425,18 +425,18 @@ impl World {
             Op::Flush { db } => {
                 self.space.flush(db);
                 self.twin.space.flush(db);
-                self.locks.all_touched(db);
+                self.locks.all_changed(db);
             }
             Op::SwapDatabases => {
                 self.space.swap(0, 1);
                 self.twin.space.swap(0, 1);
-                self.locks.all_touched(Some(0));
-                self.locks.all_touched(Some(1));
+                self.locks.all_changed(Some(0));
+                self.locks.all_changed(Some(1));
             }
             Op::Demote => {
                 let mut effects = Vec::new();
                 self.locks.demoted(&mut effects);
-                self.carry_out(&Place::default(), b"", &effects)?;
+                self.carry_out(&[], b"", &effects)?;
                 self.twin.demoted();
                 // Their grants are the new primary's to end.
                 self.under_way.clear();
@@ -451,127 +451,230 @@ impl World {
 
     // --- Commands --------------------------------------------------------------------------------
 
-    fn acquire(&mut self, place: &Place, asked: Asked<'_>) -> Result<Reply, String> {
+    fn acquire(&mut self, place: &Place, asked: Asked<'_>) -> Result<(Reply, Reply), String> {
         let request = Acquire {
             key: &place.1,
             owner: asked.owner,
             lease: Lease::from_ms(asked.lease_ms).unwrap(),
-            wait_mode: match asked.waits {
-                Waits::No => WaitMode::None,
-                Waits::Block(ms) => WaitMode::Block(Wait::from_ms(ms).unwrap()),
-                Waits::Queue(ms) => WaitMode::Queue(Wait::from_ms(ms).unwrap()),
-            },
+            wait_mode: wait_mode(asked.waits),
             session: asked.session.map(|name| SESSIONS[name]),
             mode: Mode::Plain,
             once: asked.once,
         };
-        let mut acquired = self.ask(place, &request)?;
-        if acquired == Ok(Acquired::SettleFirst) {
-            self.settle_first(place)?;
-            acquired = self.ask(place, &request)?;
-        }
-        if acquired.is_ok() {
-            self.unseen.remove(place);
-        }
-        let ends_at = match acquired {
-            Err(refusal) => return Ok(Reply::Refused(refusal.to_string())),
-            Ok(Acquired::Held { count, token }) => {
-                let token = token.get();
-                return Ok(Reply::Held { count, token });
+        let command = Command::Acquire(&request);
+        let mut turn = Turn::of(command, place.0, WAITERS_MAX);
+        let of_twin = self.drive(&mut turn, Some((command, place.0)), |world, decided| {
+            world.twin.is_found = is_deadlock(decided);
+            if decided.is_ok() {
+                world.unseen.remove(place);
             }
-            Ok(Acquired::NotHeld { ttl_ms }) => return Ok(Reply::NotHeld { ttl_ms }),
-            Ok(Acquired::MustWait { ends_at, .. }) => ends_at,
-            Ok(Acquired::SettleFirst) => return Err("the line was settled a moment ago".into()),
-        };
-        let search = self.locks.search_deadlock(lock_ref(place), &request);
-        if self.is_refused_for_good(search)? {
-            return Ok(Reply::Deadlock);
-        }
-        self.join(place, asked, &request, ends_at)
+            world.twin.acquire(place, asked, world.clock.now)
+        })?;
+        self.answer(
+            &mut turn,
+            std::slice::from_ref(place),
+            false,
+            asked,
+            of_twin,
+        )
     }
 
-    fn ask(
+    /// What an ACQUIRE or MACQUIRE was answered, once it waits if it must.
+    fn answer(
         &mut self,
-        place: &Place,
-        request: &Acquire<'_>,
-    ) -> Result<Result<Acquired, CommandError>, String> {
-        self.end_holds_first(place)?;
-        let (now, stored) = (self.clock.now, self.space.read(place, request.owner));
-        let (at, mut effects) = (lock_ref(place), Vec::new());
-        let acquired = self
-            .locks
-            .acquire(at, stored, request, WAITERS_MAX, now, &mut effects);
-        if acquired.is_err() && !effects.is_empty() {
-            return Err(format!("refused, and yet {effects:?}"));
-        }
-        self.carry_out(place, request.owner, &effects)?;
-        Ok(acquired)
-    }
-
-    /// Those in line for a lock that was found free come before a newcomer.
-    pub(super) fn settle_first(&mut self, place: &Place) -> Result<(), String> {
-        let first = self.locks.first_owner(lock_ref(place));
-        let first = first.ok_or("nobody is in line, and is to be settled first")?;
-        self.end_holds_first(place)?;
-        let (now, stored) = (self.clock.now, self.space.read(place, &first));
-        let mut effects = Vec::new();
-        self.locks
-            .settle(lock_ref(place), stored, now, &mut effects);
-        self.carry_out(place, b"", &effects)?;
-        self.twin.find_free(place, now);
-        self.go_on()
-    }
-
-    /// Walks the search for a deadlock as the driver does.
-    fn is_refused_for_good(
-        &mut self,
-        search: Option<(DeadlockSearch, Found)>,
-    ) -> Result<bool, String> {
-        let Some((mut search, mut found)) = search else {
-            return Ok(false);
+        turn: &mut Turn<'_>,
+        places: &[Place],
+        several: bool,
+        asked: Asked<'_>,
+        of_twin: Reply,
+    ) -> Result<(Reply, Reply), String> {
+        let of_core = match turn.outcome() {
+            Err(CommandError::Deadlock(_)) => Reply::Deadlock,
+            Err(error) => Reply::Refused(error.to_string()),
+            Ok(Outcome::Held { count, token }) => {
+                let token = token.get();
+                Reply::Held { count, token }
+            }
+            Ok(Outcome::NotHeld { ttl_ms }) => Reply::NotHeld { ttl_ms },
+            Ok(Outcome::MustWait { .. }) => self.join(turn, places, several, asked)?,
+            Ok(other) => return Err(format!("an answer of another command: {other:?}")),
         };
-        for _ in 0..100 {
-            let lock = match found {
-                Found::Nothing => return Ok(false),
-                Found::Circle(CommandError::Deadlock(_)) => return Ok(true),
-                Found::Circle(other) => return Err(format!("refused with {other}")),
-                Found::Ask(lock) => lock,
+        Ok((of_core, of_twin))
+    }
+
+    /// Drives a turn as the module does: reads what is asked for, and carries out what is decided.
+    /// The twin does the same after each task; the command itself when it is `decided`.
+    fn drive(
+        &mut self,
+        turn: &mut Turn<'_>,
+        command: Option<(Command<'_>, i32)>,
+        decided: impl FnOnce(&mut Self, &Result<Outcome, CommandError>) -> Reply,
+    ) -> Result<Reply, String> {
+        let now = self.clock.now;
+        let (mut decided, mut of_twin) = (Some(decided), Reply::Nothing);
+        self.twin.freed.clear();
+        for _ in 0..1000 {
+            let Some(task) = self.locks.next_task(turn, now) else {
+                self.twin.all_are_served()?;
+                return Ok(of_twin);
             };
-            let holders = self.space.holders(&(lock.db, lock.name.to_vec()));
-            found = self.locks.search_on(&mut search, &holders);
+            let (places, owner) = match (&task.subject, command) {
+                (Subject::Command, Some((command, db))) => {
+                    (places_named(command, db), command.owner().to_vec())
+                }
+                (Subject::Command, None) => return Err("a command that nobody sent".into()),
+                (Subject::One(lock, owner), _) => (vec![place_of(lock)], owner.to_vec()),
+                (Subject::Several(locks, owner), _) => {
+                    (locks.iter().map(place_of).collect(), owner.to_vec())
+                }
+            };
+            let purpose = task.purpose;
+            let mut effects = Vec::new();
+            let command = command.map(|(command, _)| command);
+            self.read_and_decide(turn, task, command, &places, &owner, &mut effects);
+            let is_refused = purpose == Purpose::Command && matches!(turn.decided(), Some(Err(_)));
+            if is_refused && !effects.is_empty() {
+                return Err(format!("refused, and yet {effects:?}"));
+            }
+            self.carry_out(&places, &owner, &effects)?;
+            if let Some(outcome) = turn.decided()
+                && let Some(decided) = decided.take()
+            {
+                let outcome = outcome.clone();
+                of_twin = decided(self, &outcome);
+            }
+            self.twin_follows(purpose, &places, &owner)?;
+            if purpose != Purpose::Command {
+                self.forget_those_who_left();
+            }
         }
-        Err("the search for a circle has no end".into())
+        Err("there is always something more to decide".into())
+    }
+
+    fn read_and_decide(
+        &mut self,
+        turn: &mut Turn<'_>,
+        task: Task,
+        command: Option<Command<'_>>,
+        places: &[Place],
+        owner: &[u8],
+        effects: &mut Vec<Effect>,
+    ) {
+        let now = self.clock.now;
+        let read = |place| self.space.read(place, owner);
+        let stored: Vec<Stored> = places.iter().map(read).collect();
+        let holders = self.space.holders(&places[0]);
+        let names_several = match &task.subject {
+            Subject::Command => {
+                command.is_some_and(|command| matches!(command.keys(), Keys::Several(_)))
+            }
+            Subject::One(..) => false,
+            Subject::Several(..) => true,
+        };
+        let read = match (task.purpose, command) {
+            (Purpose::Holders, _) => Read::Owners(&holders),
+            (Purpose::Command, Some(Command::Break(_))) => Read::Holds(stored[0], &[]),
+            _ if names_several => Read::Several(&stored),
+            _ => Read::One(stored[0]),
+        };
+        self.takes_several = (places.len() > 1).then(|| self.ledger.highest_token());
+        self.locks.decide(turn, task.found(read), now, effects);
+    }
+
+    /// What the core has just decided without a command, the twin does as well.
+    fn twin_follows(
+        &mut self,
+        purpose: Purpose,
+        places: &[Place],
+        owner: &[u8],
+    ) -> Result<(), String> {
+        let (now, place) = (self.clock.now, &places[0]);
+        match purpose {
+            Purpose::Release(Mode::Plain) => {
+                let mut endings = self.twin.life.endings.iter();
+                let next = endings.find(|of| of.place == *place && of.owner == owner);
+                let next = next.ok_or("nothing of this owner is to end there")?.clone();
+                self.twin.end(&next, now)
+            }
+            Purpose::Reconcile(_) => {
+                self.twin.settle(place, now);
+                self.unseen.remove(place);
+                Ok(())
+            }
+            Purpose::GrantSeveral(_) => {
+                let seat = self.seat_of(places, owner);
+                self.twin
+                    .settle_joint(seat.ok_or("nobody waits, and is due")?, now);
+                Ok(())
+            }
+            Purpose::CheckHold(_) => {
+                self.twin.check_hold(place, owner, now);
+                self.unseen_holds
+                    .retain(|(of, holder, _)| of != place || holder != owner);
+                Ok(())
+            }
+            Purpose::TimeOut => {
+                let seat = self.seat_of(places, owner);
+                let seat = seat.ok_or("nobody waits that could be timed out")?;
+                self.is_earliest(seat)?;
+                self.twin.time_out(seat, now)
+            }
+            Purpose::Command | Purpose::Holders => Ok(()),
+            Purpose::Release(_) | Purpose::CheckWriter | Purpose::Sweep => {
+                Err(format!("{purpose:?}, and nobody reads or writes"))
+            }
+        }
+    }
+
+    /// Where somebody sits who waits for just these locks.
+    fn seat_of(&self, places: &[Place], owner: &[u8]) -> Option<usize> {
+        let is_meant = |waiter: &&TwinWaiter| {
+            let together = waiter.together.as_deref();
+            waiter.owner == owner && together.is_none_or(|together| together == places)
+        };
+        let waiter = self.twin.line(&places[0]).iter().find(is_meant);
+        waiter.map(|waiter| waiter.seat)
+    }
+
+    /// Whose wait has ended first leaves first. Of several that end together any may.
+    fn is_earliest(&self, seat: usize) -> Result<(), String> {
+        let waiters = self.twin.lines.values().flatten();
+        let earliest = waiters.filter_map(|waiter| waiter.wait_end).min();
+        if self.twin.waiter(seat).and_then(|waiter| waiter.wait_end) == earliest {
+            return Ok(());
+        }
+        Err(format!("seat {seat} is timed out before its time"))
     }
 
     fn join(
         &mut self,
-        place: &Place,
+        turn: &mut Turn<'_>,
+        places: &[Place],
+        several: bool,
         asked: Asked<'_>,
-        request: &Acquire<'_>,
-        ends_at: Option<i64>,
     ) -> Result<Reply, String> {
         let (now, seat) = (self.clock.now, asked.seat);
         self.seats += 1;
-        self.ledger
-            .sits_down(std::slice::from_ref(place), false, asked);
-        let client = BlockedClient {
+        self.ledger.sits_down(places, several, asked);
+        let is_blocked = matches!(asked.waits, Waits::Block(_));
+        let client = is_blocked.then(|| BlockedClient {
             handle: seat,
             client_id: u64::try_from(seat).unwrap(),
-        };
-        let is_blocked = matches!(asked.waits, Waits::Block(_));
-        let client = is_blocked.then_some(client);
+        });
         let mut effects = Vec::new();
-        let at = lock_ref(place);
-        let joined = self
-            .locks
-            .join(at, request, client, ends_at, now, &mut effects)
-            .ok_or("no room for a waiter")?;
+        let joined = self.locks.enqueue(turn, client, now, &mut effects);
+        let joined = joined.ok_or("no room for a waiter")?;
         // A waiter that changes its seat keeps its name. No other name comes twice.
-        let moved = asked.once && self.twin.has_place(place, asked.owner);
-        if moved != self.ever_waited.contains(&joined.waiter) {
-            return Err(format!("{:?} moved: {moved}", joined.waiter));
+        let moved = self.ever_waited.contains(&joined.waiter);
+        if moved && !asked.once {
+            return Err(format!("{:?} comes twice", joined.waiter));
         }
-        self.carry_out(place, asked.owner, &effects)?;
+        self.carry_out(places, asked.owner, &effects)?;
+        if several && !moved {
+            for place in places {
+                self.unseen.remove(place);
+            }
+        }
         self.waiting.insert(seat, joined.waiter);
         self.ever_waited.push(joined.waiter);
         let position = joined.position;
@@ -580,6 +683,20 @@ impl World {
         } else {
             Reply::Queued { position }
         })
+    }
+
+    /// A command about one lock that does not wait.
+    fn decide_one(
+        &mut self,
+        command: Command<'_>,
+        place: &Place,
+        twin: impl FnOnce(&mut Twin, Now) -> Reply,
+    ) -> Result<(Reply, Reply), String> {
+        let mut turn = Turn::of(command, place.0, WAITERS_MAX);
+        let of_twin = self.drive(&mut turn, Some((command, place.0)), |world, _| {
+            twin(&mut world.twin, world.clock.now)
+        })?;
+        Ok((number(turn.outcome())?, of_twin))
     }
 
     fn release(
@@ -597,19 +714,9 @@ impl World {
             token: token.and_then(Token::new),
             lease: lease_ms.map(|ms| Lease::from_ms(ms).unwrap()),
         };
-        self.end_holds_first(place)?;
-        let (now, stored) = (self.clock.now, self.space.read(place, owner));
-        let mut effects = Vec::new();
-        let left = self
-            .locks
-            .release(lock_ref(place), stored, &request, now, &mut effects);
-        let of_core = answer(
-            left.map(|left| left.map_or(Reply::Null, Reply::Number)),
-            &effects,
-        )?;
-        self.carry_out(place, owner, &effects)?;
-        let of_twin = self.twin.release(place, owner, token, lease_ms, now);
-        Ok((of_core, of_twin))
+        self.decide_one(Command::Release(&request), place, |twin, now| {
+            twin.release(place, owner, token, lease_ms, now)
+        })
     }
 
     fn renew(
@@ -629,16 +736,9 @@ impl World {
             token: token.and_then(Token::new),
             session: session.map(|name| SESSIONS[name]),
         };
-        self.end_holds_first(place)?;
-        let (now, stored) = (self.clock.now, self.space.read(place, owner));
-        let mut effects = Vec::new();
-        let held = self
-            .locks
-            .renew(lock_ref(place), stored, &request, now, &mut effects);
-        let of_core = answer(held.map(|held| Reply::Number(i64::from(held))), &effects)?;
-        self.carry_out(place, owner, &effects)?;
-        let of_twin = self.twin.renew(place, owner, lease_ms, token, session, now);
-        Ok((of_core, of_twin))
+        self.decide_one(Command::Renew(&request), place, |twin, now| {
+            twin.renew(place, owner, lease_ms, token, session, now)
+        })
     }
 
     fn cancel(&mut self, place: &Place, owner: &[u8]) -> Result<(Reply, Reply), String> {
@@ -646,29 +746,15 @@ impl World {
             key: &place.1,
             owner,
         };
-        self.end_holds_first(place)?;
-        let (now, stored) = (self.clock.now, self.space.read(place, owner));
-        let mut effects = Vec::new();
-        let left = self
-            .locks
-            .cancel(lock_ref(place), stored, &request, now, &mut effects);
-        self.carry_out(place, owner, &effects)?;
-        Ok((Reply::Number(left), self.twin.cancel(place, owner, now)))
+        self.decide_one(Command::Cancel(&request), place, |twin, now| {
+            twin.cancel(place, owner, now)
+        })
     }
 
     fn break_hold(&mut self, place: &Place) -> Result<(Reply, Reply), String> {
-        self.end_holds_first(place)?;
-        let (now, stored) = (self.clock.now, self.space.read(place, b""));
-        let mut effects = Vec::new();
-        let broken = self
-            .locks
-            .break_hold(lock_ref(place), stored, now, &mut effects);
-        let of_core = answer(
-            broken.map(|broken| Reply::Number(i64::from(broken))),
-            &effects,
-        )?;
-        self.carry_out(place, b"", &effects)?;
-        Ok((of_core, self.twin.break_hold(place, now)))
+        self.decide_one(Command::Break(&place.1), place, |twin, now| {
+            twin.break_hold(place, now)
+        })
     }
 
     fn token(&self, place: &Place, named: Named) -> Option<i64> {
@@ -732,8 +818,8 @@ impl World {
             let (token, several) = (grant.token.get(), each_of(&grant));
             let twin = &mut self.twin.life;
             twin.take_back(place_of(&lock), &owner, token, several);
-            self.locks
-                .give_back_later(lock, &owner.as_slice().into(), grant);
+            let owner = owner.as_slice().into();
+            self.locks.give_back_later(&lock, &owner, &grant);
         }
         Ok(())
     }
@@ -743,7 +829,7 @@ impl World {
         change_key(&mut self.twin.space, place, change, self.clock.now);
         self.written_by_others.insert(place.clone());
         if told {
-            self.locks.touched(lock_ref(place));
+            self.locks.changed(lock_ref(place));
         } else {
             self.unseen.insert(place.clone());
             let holds = self
@@ -761,52 +847,33 @@ impl World {
     /// The timer, as often as it is due. A replica writes nothing, and must come to rest too.
     fn come_to_rest(&mut self) -> Result<(), String> {
         let now = self.clock.now;
-        for _ in 0..100 {
+        for _ in 0..1000 {
             if self.locks.next_deadline(now) != Some(0) {
                 return Ok(());
             }
-            while let Some(Overdue { locks, owner }) = self.locks.next_timeout(now) {
-                let places = locks.iter().map(place_of);
-                let places: Vec<Place> = places.collect();
-                self.time_out(&places, &owner, now)?;
-            }
-            let mut effects = Vec::new();
-            self.locks.passed(now, &mut effects);
-            self.call(&effects)?;
-            self.twin.life.passed(now);
-            if self.is_replica {
-                self.locks.forget_what_is_due();
-                self.twin.life.endings.clear();
-            } else {
-                self.end_holds()?;
-                self.check_holds()?;
-                self.settle_lines()?;
-            }
-            self.forget_those_who_left();
+            self.tick()?;
         }
         Err("there is always something more to do".into())
     }
 
-    fn settle_lines(&mut self) -> Result<(), String> {
+    /// The timer fires once.
+    fn tick(&mut self) -> Result<(), String> {
         let now = self.clock.now;
-        for _ in 0..100 {
-            let Some(lock) = self.locks.next_to_settle() else {
-                return Ok(());
-            };
-            let Some(first) = self.locks.first_owner(lock.as_ref()) else {
-                continue;
-            };
-            let place = (lock.db, lock.name.to_vec());
-            let stored = self.space.read(&place, &first);
-            let mut effects = Vec::new();
-            self.locks.settle(lock.as_ref(), stored, now, &mut effects);
-            self.carry_out(&place, b"", &effects)?;
-            self.twin.settle(&place, now);
-            self.unseen.remove(&place);
-            self.go_on()?;
-            self.forget_those_who_left();
+        let nothing = |_: &mut Self, _: &_| Reply::Nothing;
+        self.drive(&mut Turn::of_deadlines(), None, nothing)?;
+        let mut effects = Vec::new();
+        self.locks.passed(now, &mut effects);
+        self.call(&effects)?;
+        self.twin.life.passed(now);
+        if self.is_replica {
+            self.locks.forget_what_is_due();
+            self.twin.life.endings.clear();
+        } else {
+            let mut turn = Turn::of_timer().with_budget(self.budget);
+            self.drive(&mut turn, None, nothing)?;
         }
-        Err("there is always something more to settle".into())
+        self.forget_those_who_left();
+        Ok(())
     }
 
     /// Queued waiters leave without a word to us.
@@ -816,59 +883,50 @@ impl World {
         self.ledger.forget_those_who_left(twin);
     }
 
-    /// Whose wait has ended first leaves first. Of several that end together any may.
-    fn time_out(&mut self, places: &[Place], owner: &[u8], now: Now) -> Result<(), String> {
-        let ends = self.waiting.iter().filter_map(|(seat, id)| {
-            let waiter = self.twin.waiter(*seat)?;
-            Some((waiter.wait_end?, waiter, *id, *seat))
-        });
-        let earliest = ends.clone().map(|(end, ..)| end).min();
-        let is_meant = |waiter: &TwinWaiter, seat| {
-            let one = [self.twin.place_of(seat)];
-            waiter.owner == owner && waiter.together.as_deref().unwrap_or(&one) == places
-        };
-        let first = ends
-            .filter(|(end, waiter, _, seat)| Some(*end) == earliest && is_meant(waiter, *seat))
-            .min_by_key(|(_, _, id, _)| *id);
-        let (_, _, _, seat) = first.ok_or("nobody waits that could be timed out")?;
-        let read = |place| self.space.read(place, owner);
-        let stored: Vec<Stored> = places.iter().map(read).collect();
-        let mut effects = Vec::new();
-        self.locks.time_out(&stored, now, &mut effects);
-        self.carry_out(&Place::default(), b"", &effects)?;
-        self.twin.time_out(seat, now)?;
-        self.forget_those_who_left();
-        Ok(())
-    }
-
     // --- Effects and comparison ------------------------------------------------------------------
 
     fn carry_out(
         &mut self,
-        place: &Place,
+        places: &[Place],
         caller: &[u8],
         effects: &[Effect],
     ) -> Result<(), String> {
         for effect in effects {
-            self.carry_out_one(place, caller, effect)
+            self.carry_out_one(places, caller, effect)
                 .map_err(|wrong| format!("{wrong}: {effect:?} of {effects:?}"))?;
         }
-        Ok(())
+        // A new hold has a token, and an end.
+        let begun = effects.iter().filter_map(|effect| match effect {
+            Effect::Write {
+                lock,
+                write: Write::Set((_, Value::Number(1)), Some(_)),
+            } => Some(&places[*lock]),
+            _ => None,
+        });
+        match begun.into_iter().find(|place| self.space.is_endless(place)) {
+            Some(place) => Err(format!("{place:?} has no end: {effects:?}")),
+            None => Ok(()),
+        }
     }
 
     fn carry_out_one(
         &mut self,
-        place: &Place,
+        places: &[Place],
         caller: &[u8],
         effect: &Effect,
     ) -> Result<(), String> {
-        self.space.carry_out(place, caller, effect)?;
         match effect {
-            Effect::Write {
-                token: Some(token), ..
-            } => self.ledger.is_minted(*token, self.takes_several),
-            Effect::Publish(mode) => {
-                self.published.push((place.clone(), *mode));
+            Effect::Write { lock, write } => {
+                self.space.carry_out(&places[*lock], caller, write)?;
+                let token = match write {
+                    Write::Set((_, Value::Fence(token)), _)
+                    | Write::Set(_, Some((_, Value::Fence(token)))) => *token,
+                    _ => return Ok(()),
+                };
+                self.ledger.is_minted(token, self.takes_several)
+            }
+            Effect::Publish { lock, held_as } => {
+                self.published.push((places[*lock].clone(), *held_as));
                 Ok(())
             }
             Effect::Grant {
@@ -1000,12 +1058,32 @@ fn lock_ref(place: &Place) -> LockRef<'_> {
     }
 }
 
-/// An answer; a refusal must have changed nothing.
-fn answer(reply: Result<Reply, CommandError>, effects: &[Effect]) -> Result<Reply, String> {
-    match reply {
-        Ok(reply) => Ok(reply),
-        Err(refusal) if effects.is_empty() => Ok(Reply::Refused(refusal.to_string())),
-        Err(_) => Err(format!("refused, and yet {effects:?}")),
+fn wait_mode(waits: Waits) -> WaitMode {
+    match waits {
+        Waits::No => WaitMode::None,
+        Waits::Block(ms) => WaitMode::Block(Wait::from_ms(ms).unwrap()),
+        Waits::Queue(ms) => WaitMode::Queue(Wait::from_ms(ms).unwrap()),
+    }
+}
+
+fn is_deadlock(decided: &Result<Outcome, CommandError>) -> bool {
+    matches!(decided, Err(CommandError::Deadlock(_)))
+}
+
+/// The answer of a command that takes nothing.
+fn number(outcome: Result<Outcome, CommandError>) -> Result<Reply, String> {
+    match outcome {
+        Ok(Outcome::Left(left)) => Ok(left.map_or(Reply::Null, Reply::Number)),
+        Ok(Outcome::Number(number)) => Ok(Reply::Number(number)),
+        Ok(other) => Err(format!("an answer of another command: {other:?}")),
+        Err(error) => Ok(Reply::Refused(error.to_string())),
+    }
+}
+
+fn places_named(command: Command<'_>, db: i32) -> Vec<Place> {
+    match command.keys() {
+        Keys::One(name) => vec![(db, name.to_vec())],
+        Keys::Several(keys) => keys.iter().map(|key| (db, key.name.to_vec())).collect(),
     }
 }
 
@@ -1015,12 +1093,12 @@ fn change_key(space: &mut Keyspace, place: &Place, change: Change, now: Now) {
             space.delete(place);
         }
         Change::SetText => {
-            let (value, ends_at) = (Value::Text, None);
+            let (value, ends_at) = (keyspace::Value::Text, None);
             space.set(place, Entry { value, ends_at });
         }
         Change::Take { owner, lease_ms } => {
             let fields = Fields::from([(OWNERS[owner].to_vec(), b"1".to_vec())]);
-            let value = Value::Hash(fields);
+            let value = keyspace::Value::Hash(fields);
             let ends_at = lease_ms.map(|ms| now.wall_ms() + ms);
             space.set(place, Entry { value, ends_at });
         }
@@ -1031,13 +1109,13 @@ fn change_key(space: &mut Keyspace, place: &Place, change: Change, now: Now) {
             let fields = [("mode", "write"), ("W:write", "1")];
             let bytes = |text: &str| text.as_bytes().to_vec();
             let fields = fields.map(|(field, value)| (bytes(field), bytes(value)));
-            let value = Value::Hash(Fields::from(fields));
+            let value = keyspace::Value::Hash(Fields::from(fields));
             let ends_at = lease_ms.map(|ms| now.wall_ms() + ms);
             space.set(place, Entry { value, ends_at });
         }
         Change::Remove { owner } => {
             if let Some(entry) = space.get_mut(place)
-                && let Value::Hash(fields) = &mut entry.value
+                && let keyspace::Value::Hash(fields) = &mut entry.value
             {
                 fields.remove(OWNERS[owner]);
                 if fields.is_empty() {
@@ -1061,11 +1139,12 @@ fn change_key(space: &mut Keyspace, place: &Place, change: Change, now: Now) {
 /// `HSET`, which makes the hash if there is none and does nothing to another type.
 fn write_field(space: &mut Keyspace, place: &Place, field: &[u8], value: &str) {
     if space.get(place).is_none() {
-        let value = Value::Hash(Fields::new());
+        let value = keyspace::Value::Hash(Fields::new());
         let ends_at = None;
         space.set(place, Entry { value, ends_at });
     }
-    if let Some(Value::Hash(fields)) = space.get_mut(place).map(|entry| &mut entry.value) {
+    if let Some(keyspace::Value::Hash(fields)) = space.get_mut(place).map(|entry| &mut entry.value)
+    {
         fields.insert(field.to_vec(), value.as_bytes().to_vec());
     }
 }

@@ -8,12 +8,13 @@
 
 use super::choices::Choices;
 use rlock_core::request::{
-    Acquire, Cancel, Events, MultiAcquire, NamedKey, Release, Renew, WaitMode,
+    Acquire, Cancel, Events, MultiAcquire, MultiRelease, MultiRenew, NamedKey, Release, Renew,
+    WaitMode,
 };
 use rlock_core::{
-    Acquired, AcquiredSeveral, BlockedClient, CommandError, Count, DeadlockSearch, Due, Effect,
-    Found, HOLD_COUNT_MAX, Hash, INTEGER_MAX, Lease, LockKey, LockRef, Locks, Mode, NEVER, Now,
-    ReadHold, ReadWrite, SessionId, Stored, Token, Wait, WaitOutcome, WaiterId,
+    BlockedClient, Command, CommandError, Count, Effect, HOLD_COUNT_MAX, Hash, INTEGER_MAX, Keys,
+    Lease, LockRef, Locks, Mode, NEVER, Now, Outcome, Purpose, Read, ReadHold, ReadWrite,
+    SessionId, Stored, Subject, Token, Turn, Wait, WaitOutcome, WaiterId, Write,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -179,44 +180,134 @@ impl<'a> Core<'a> {
             }
             11 => {
                 let lock = self.lock();
-                self.locks.touched(lock);
+                self.locks.changed(lock);
             }
             12 => self.release_and_renew_several(),
             _ => self.seldom(),
         }
-        self.go_on();
     }
 
     fn seldom(&mut self) {
-        let (lock, stored) = (self.lock(), self.stored());
-        let owner = self.choices.of(&OWNERS);
+        let (lock, owner) = (self.lock(), self.choices.of(&OWNERS));
         let mut effects = Vec::new();
-        match self.choices.below(7) {
+        match self.choices.below(6) {
             0 => {
                 let key = lock.name;
-                let cancel = Cancel { key, owner };
-                let told = self
-                    .locks
-                    .cancel(lock, stored, &cancel, self.now, &mut effects);
-                assert!(told >= 0);
+                let told = self.decide(Command::Cancel(&Cancel { key, owner }));
+                assert!(matches!(told, Ok(Outcome::Number(0 | 1))), "{told:?}");
             }
             1 => {
-                let answer = self.locks.break_hold(lock, stored, self.now, &mut effects);
-                refusal_changes_nothing(&answer, &effects);
+                let told = self.decide(Command::Break(lock.name));
+                assert!(
+                    matches!(told, Ok(Outcome::Number(0 | 1)) | Err(_)),
+                    "{told:?}"
+                );
             }
-            2 => self.locks.all_touched(self.choices.maybe(|_| 0)),
+            2 => self.locks.all_changed(self.choices.maybe(|_| 0)),
             3 => self.locks.demoted(&mut effects),
             4 => {
                 let guard_ms = self.choices.of(&[0, 10_000]);
                 self.locks.start_tokens(self.now, guard_ms);
             }
-            5 => self.locks.look_again(lock, self.now),
-            _ => self
-                .locks
-                .check_hold_again(lock, owner, self.choices.of(&MODES), self.now),
+            _ => self.locks.clock_was_set(),
         }
         self.carry_out(&effects);
     }
+
+    // --- Turns -----------------------------------------------------------------------------------
+
+    /// A command that does not wait.
+    fn decide(&mut self, command: Command<'_>) -> Result<Outcome, CommandError> {
+        let mut turn = Turn::of(command, 0, WAITERS_MAX);
+        self.drive(&mut turn, Some(command));
+        turn.outcome()
+    }
+
+    /// Drives a turn as the module does; whatever it asks for is anything at all. Now and then the
+    /// driver is interrupted between reading and deciding, as by another module.
+    fn drive(&mut self, turn: &mut Turn<'_>, command: Option<Command<'_>>) {
+        for _ in 0..20_000 {
+            let Some(task) = self.locks.next_task(turn, self.now) else {
+                return;
+            };
+            if self.choices.one_in(16) {
+                self.interrupt();
+            }
+            let number = match (&task.subject, command.map(|command| command.keys())) {
+                (Subject::Command, Some(Keys::Several(keys))) => Some(keys.len()),
+                (Subject::Several(locks, _), _) => Some(locks.len()),
+                _ => None,
+            };
+            let all: Vec<Stored> = (0..number.unwrap_or(1)).map(|_| self.stored()).collect();
+            let owners = (0..self.choices.below(3)).map(|_| self.choices.of(&OWNERS).into());
+            let owners: Vec<Box<[u8]>> = owners.collect();
+            let readers = owners.iter().map(|owner| (owner.clone(), Count::Valid(2)));
+            let readers: Vec<(Box<[u8]>, Count)> = readers.collect();
+            let is_break = matches!(command, Some(Command::Break(_)));
+            let moved = CommandError::NoSession;
+            let read = match task.purpose {
+                Purpose::Holders | Purpose::Sweep => Read::Owners(&owners),
+                Purpose::Command if is_break => Read::Holds(all[0], &readers),
+                Purpose::Command | Purpose::TimeOut if number.is_none() => Read::One(all[0]),
+                Purpose::Command | Purpose::TimeOut => Read::Several(&all),
+                _ if self.choices.one_in(16) => Read::Unknown,
+                Purpose::GrantSeveral(_) if self.choices.one_in(16) => Read::NotHere(0),
+                Purpose::GrantSeveral(_) => Read::Several(&all),
+                _ if self.choices.one_in(16) => Read::Elsewhere(moved),
+                _ => Read::One(all[0]),
+            };
+            let (purpose, was_free) = (task.purpose, all.iter().any(Stored::is_free));
+            let mut effects = Vec::new();
+            self.locks
+                .decide(turn, task.found(read), self.now, &mut effects);
+            if purpose == Purpose::Command
+                && let Some(Ok(Outcome::Held { count, token })) = turn.decided()
+            {
+                let (count, token) = (*count, *token);
+                self.is_held(count, token, was_free);
+            }
+            let is_refused = purpose == Purpose::Command && matches!(turn.decided(), Some(Err(_)));
+            assert!(!is_refused || effects.is_empty(), "refused: {effects:?}");
+            self.carry_out(&effects);
+        }
+        panic!("there is always something more to decide");
+    }
+
+    /// Another module calls us, while a key is opened.
+    fn interrupt(&mut self) {
+        let (lock, owner) = (self.lock(), self.choices.of(&OWNERS));
+        let request = Release {
+            key: lock.name,
+            owner,
+            mode: self.choices.of(&MODES),
+            token: None,
+            lease: None,
+        };
+        let command = Command::Release(&request);
+        let mut turn = Turn::of(command, 0, WAITERS_MAX);
+        for _ in 0..20_000 {
+            let Some(task) = self.locks.next_task(&mut turn, self.now) else {
+                return;
+            };
+            let all: Vec<Stored> = match &task.subject {
+                Subject::Several(locks, _) => locks.iter().map(|_| self.stored()).collect(),
+                _ => vec![self.stored()],
+            };
+            let read = match (&task.subject, task.purpose) {
+                (_, Purpose::Sweep) => Read::Unknown,
+                (Subject::Several(..), _) => Read::Several(&all),
+                _ => Read::One(all[0]),
+            };
+            let mut effects = Vec::new();
+            let reading = task.found(read);
+            self.locks
+                .decide(&mut turn, reading, self.now, &mut effects);
+            self.carry_out(&effects);
+        }
+        panic!("there is always something more to decide");
+    }
+
+    // --- Commands --------------------------------------------------------------------------------
 
     fn acquire(&mut self) {
         let (lock, owner, mode) = (
@@ -235,29 +326,34 @@ impl<'a> Core<'a> {
             session,
             once: self.choices.one_in(3),
         };
-        for _ in 0..3 {
-            let (stored, mut effects) = (self.stored(), Vec::new());
-            let locks = &mut self.locks;
-            let acquired =
-                locks.acquire(lock, stored, &request, WAITERS_MAX, self.now, &mut effects);
-            refusal_changes_nothing(&acquired, &effects);
-            self.carry_out(&effects);
-            match acquired {
-                Ok(Acquired::SettleFirst) => self.settle(lock),
-                Ok(Acquired::MustWait { ends_at, ttl_ms }) => {
-                    assert!(ttl_ms >= -1, "{ttl_ms}");
-                    let search = self.locks.search_deadlock(lock, &request);
-                    if !self.is_deadlock(search) {
-                        self.join(lock, &request, ends_at);
-                    }
-                    return;
+        self.ask(Command::Acquire(&request), wait_mode);
+    }
+
+    fn ask(&mut self, command: Command<'_>, wait_mode: WaitMode) {
+        let mut turn = Turn::of(command, 0, WAITERS_MAX);
+        self.drive(&mut turn, Some(command));
+        match turn.outcome() {
+            Ok(Outcome::NotHeld { ttl_ms }) => assert!(ttl_ms >= -1, "{ttl_ms}"),
+            Ok(Outcome::MustWait { ttl_ms }) => {
+                assert!(ttl_ms >= -1, "{ttl_ms}");
+                self.clients += 1;
+                let handle = self.clients;
+                let client_id = u64::try_from(handle).unwrap();
+                let client = matches!(wait_mode, WaitMode::Block(_))
+                    .then_some(BlockedClient { handle, client_id });
+                let mut effects = Vec::new();
+                let joined = self
+                    .locks
+                    .enqueue(&mut turn, client, self.now, &mut effects);
+                self.carry_out(&effects);
+                let joined = joined.expect("there is room for some");
+                assert!(joined.position >= 0, "{joined:?}");
+                if client.is_some() {
+                    self.blocked.insert(handle, joined.waiter);
                 }
-                Ok(Acquired::NotHeld { ttl_ms }) => return assert!(ttl_ms >= -1, "{ttl_ms}"),
-                Ok(Acquired::Held { count, token }) => {
-                    return self.is_held(count, token, stored.is_free());
-                }
-                Err(_) => return,
             }
+            Ok(Outcome::Held { .. }) | Err(_) => {}
+            Ok(other) => panic!("{other:?}"),
         }
     }
 
@@ -268,48 +364,6 @@ impl<'a> Core<'a> {
             assert!(token.get() > self.last_token, "{token:?} again");
             self.last_token = token.get();
         }
-    }
-
-    fn join(&mut self, lock: LockRef<'_>, request: &Acquire<'_>, ends_at: Option<i64>) {
-        let (client, mut effects) = (self.client(request.wait_mode), Vec::new());
-        let joined = self
-            .locks
-            .join(lock, request, client, ends_at, self.now, &mut effects);
-        self.carry_out(&effects);
-        self.sits_down(client, joined);
-    }
-
-    fn client(&mut self, wait_mode: WaitMode) -> Option<BlockedClient> {
-        self.clients += 1;
-        let handle = self.clients;
-        let client_id = u64::try_from(handle).unwrap();
-        matches!(wait_mode, WaitMode::Block(_)).then_some(BlockedClient { handle, client_id })
-    }
-
-    fn sits_down(&mut self, client: Option<BlockedClient>, joined: Option<rlock_core::Joined>) {
-        let joined = joined.expect("there is room for some");
-        assert!(joined.position >= 1, "{joined:?}");
-        if let Some(client) = client {
-            self.blocked.insert(client.handle, joined.waiter);
-        }
-    }
-
-    fn is_deadlock(&mut self, search: Option<(DeadlockSearch, Found)>) -> bool {
-        let Some((mut search, mut found)) = search else {
-            return false;
-        };
-        for _ in 0..1000 {
-            match found {
-                Found::Nothing => return false,
-                Found::Circle(CommandError::Deadlock(_)) => return true,
-                Found::Circle(other) => panic!("refused with {other}"),
-                Found::Ask(_) => {}
-            }
-            let holders = (0..self.choices.below(3)).map(|_| self.choices.of(&OWNERS).into());
-            let holders: Vec<Box<[u8]>> = holders.collect();
-            found = self.locks.search_on(&mut search, &holders);
-        }
-        panic!("the search for a circle has no end");
     }
 
     /// Some of the locks, each once.
@@ -338,61 +392,38 @@ impl<'a> Core<'a> {
             session,
             once: self.choices.one_in(3),
         };
-        let stored: Vec<Stored> = locks.iter().map(|_| self.stored()).collect();
-        let asked = self
-            .locks
-            .acquire_several(&locks, &stored, &request, WAITERS_MAX, self.now);
-        match asked {
-            Err(_) => {}
-            Ok(AcquiredSeveral::NotHeld { ttl_ms }) => assert!(ttl_ms >= -1, "{ttl_ms}"),
-            Ok(AcquiredSeveral::MustWait { ttl_ms }) => {
-                assert!(ttl_ms >= -1, "{ttl_ms}");
-                let search = self.locks.search_deadlock_of_several(&locks, &request);
-                if self.is_deadlock(search) {
-                    return;
-                }
-                let (client, mut effects) = (self.client(wait_mode), Vec::new());
-                let joined = self.locks.join_several(
-                    &locks,
-                    &stored,
-                    &request,
-                    client,
-                    self.now,
-                    &mut effects,
-                );
-                self.carry_out(&effects);
-                self.sits_down(client, joined);
-            }
-            Ok(AcquiredSeveral::Enter(mut entering)) => {
-                let mut effects = Vec::new();
-                for (lock, stored) in locks.iter().zip(&stored) {
-                    let (entering, now) = (&mut entering, self.now);
-                    self.locks
-                        .enter_one_of(*lock, *stored, &request, entering, now, &mut effects);
-                }
-                self.carry_out(&effects);
-                let (count, token) = entering.held().expect("all is entered");
-                self.is_held(count, token, stored.iter().any(Stored::is_free));
-            }
-        }
+        self.ask(Command::MultiAcquire(&request), wait_mode);
     }
 
     fn release_and_renew_several(&mut self) {
         let (locks, owner) = (self.several(), self.choices.of(&OWNERS));
-        let stored: Vec<Stored> = locks.iter().map(|_| self.stored()).collect();
-        if self.locks.check_releasable(&locks, &stored).is_err() {
-            return;
+        let names = locks.iter().zip(3..);
+        let keys: Vec<NamedKey<'_>> = names
+            .map(|(lock, place)| NamedKey {
+                place,
+                name: lock.name,
+            })
+            .collect();
+        let lease = self.lease();
+        let told = if self.choices.one_in(2) {
+            self.decide(Command::MultiRelease(&MultiRelease { owner, keys }))
+        } else {
+            let session = self.choices.of(&SESSIONS);
+            let session = self.choices.maybe(|_| session);
+            self.decide(Command::MultiRenew(&MultiRenew {
+                owner,
+                lease,
+                keys,
+                session,
+            }))
+        };
+        if let Ok(told) = told {
+            assert!(matches!(told, Outcome::Number(0..=3)), "{told:?}");
         }
-        let mut effects = Vec::new();
-        for (lock, stored) in locks.iter().zip(stored) {
-            self.locks
-                .release_one_of(*lock, stored, owner, self.now, &mut effects);
-        }
-        self.carry_out(&effects);
     }
 
     fn release(&mut self) {
-        let (lock, stored) = (self.lock(), self.stored());
+        let lock = self.lock();
         let request = Release {
             key: lock.name,
             owner: self.choices.of(&OWNERS),
@@ -400,19 +431,16 @@ impl<'a> Core<'a> {
             token: self.token(),
             lease: self.choices.one_in(3).then(|| self.lease()),
         };
-        let mut effects = Vec::new();
-        let left = self
-            .locks
-            .release(lock, stored, &request, self.now, &mut effects);
-        refusal_changes_nothing(&left, &effects);
-        if let Ok(left) = left {
+        if let Ok(left) = self.decide(Command::Release(&request)) {
+            let Outcome::Left(left) = left else {
+                panic!("{left:?}");
+            };
             assert!(left.is_none_or(|left| left >= 0), "{left:?}");
         }
-        self.carry_out(&effects);
     }
 
     fn renew(&mut self) {
-        let (lock, stored) = (self.lock(), self.stored());
+        let lock = self.lock();
         let session = self.choices.of(&SESSIONS);
         let request = Renew {
             key: lock.name,
@@ -422,12 +450,11 @@ impl<'a> Core<'a> {
             token: self.token(),
             session: self.choices.maybe(|_| session),
         };
-        let mut effects = Vec::new();
-        let renewed = self
-            .locks
-            .renew(lock, stored, &request, self.now, &mut effects);
-        refusal_changes_nothing(&renewed, &effects);
-        self.carry_out(&effects);
+        let renewed = self.decide(Command::Renew(&request));
+        assert!(
+            matches!(renewed, Ok(Outcome::Number(0 | 1)) | Err(_)),
+            "{renewed:?}"
+        );
     }
 
     fn events(&mut self) {
@@ -503,87 +530,18 @@ impl<'a> Core<'a> {
 
     // --- What the driver does in any case --------------------------------------------------------
 
-    fn settle(&mut self, lock: LockRef<'_>) {
-        let (stored, mut effects) = (self.stored(), Vec::new());
-        self.locks.settle(lock, stored, self.now, &mut effects);
-        self.carry_out(&effects);
-        self.go_on();
-    }
-
-    /// What is left to be decided within a step.
-    fn go_on(&mut self) {
-        for _ in 0..10_000 {
-            match self.locks.next_due() {
-                None => return,
-                Some(Due::Line(lock)) => {
-                    let (stored, mut effects) = (self.stored(), Vec::new());
-                    self.locks
-                        .settle(lock.as_ref(), stored, self.now, &mut effects);
-                    self.carry_out(&effects);
-                }
-                Some(Due::MultiWait(id, locks, _)) => {
-                    let stored: Vec<Stored> = locks.iter().map(|_| self.stored()).collect();
-                    let mut effects = Vec::new();
-                    let granted = self.locks.settle_joint(id, &stored, self.now, &mut effects);
-                    self.carry_out(&effects);
-                    if let Some(granted) = granted {
-                        self.enter_granted(&locks, &stored, granted);
-                    }
-                }
-            }
-        }
-        panic!("there is always something more due");
-    }
-
-    fn enter_granted(
-        &mut self,
-        locks: &[LockKey],
-        stored: &[Stored],
-        mut granted: rlock_core::MultiGrant,
-    ) {
-        let mut effects = Vec::new();
-        for (lock, stored) in locks.iter().zip(stored) {
-            let granted = &mut granted;
-            self.locks
-                .enter_granted(lock.as_ref(), *stored, granted, self.now, &mut effects);
-        }
-        self.locks
-            .tell_joint_granted(granted, self.now, &mut effects);
-        self.carry_out(&effects);
-    }
-
     /// The timer, as often as it is due.
     fn come_to_rest(&mut self) {
         for _ in 0..1000 {
             if self.locks.next_deadline(self.now) != Some(0) {
                 return;
             }
-            while let Some(overdue) = self.locks.next_timeout(self.now) {
-                let stored: Vec<Stored> = overdue.locks.iter().map(|_| self.stored()).collect();
-                let mut effects = Vec::new();
-                self.locks.time_out(&stored, self.now, &mut effects);
-                self.carry_out(&effects);
-                self.go_on();
-            }
+            self.drive(&mut Turn::of_deadlines(), None);
             let mut effects = Vec::new();
             self.locks.passed(self.now, &mut effects);
             self.carry_out(&effects);
-            while let Some(ending) = self.locks.next_ending() {
-                let (stored, mut effects) = (self.stored(), Vec::new());
-                self.locks.end(&ending, stored, self.now, &mut effects);
-                self.carry_out(&effects);
-                self.go_on();
-            }
-            while let Some((lock, owner, mode)) = self.locks.next_hold_to_check() {
-                let (stored, mut effects) = (self.stored(), Vec::new());
-                let (at, now) = (lock.as_ref(), self.now);
-                self.locks
-                    .check_hold(at, &owner, mode, stored, now, &mut effects);
-                self.carry_out(&effects);
-            }
-            while let Some(lock) = self.locks.next_to_settle() {
-                self.settle(lock.as_ref());
-            }
+            let budget = self.choices.of(&[1, 2, 1000]);
+            self.drive(&mut Turn::of_timer().with_budget(budget), None);
         }
         panic!("there is always something more to do");
     }
@@ -602,7 +560,6 @@ impl<'a> Core<'a> {
                     self.hears(*client, effect);
                     if self.choices.one_in(4) {
                         // It is gone before it hears of it.
-                        let (lock, grant) = (lock.clone(), grant.clone());
                         self.locks.give_back_later(lock, owner, grant);
                     }
                 }
@@ -615,12 +572,12 @@ impl<'a> Core<'a> {
                 Effect::Wake(client) | Effect::TakenOver(client) => {
                     assert!(self.listening.remove(client), "{effect:?} does not listen");
                 }
-                Effect::WriteTimeouts { numbers, .. } | Effect::DeleteTimeouts { numbers, .. } => {
-                    let (first, last) = *numbers;
-                    assert!(1 <= first && first <= last, "{effect:?}");
-                }
-                Effect::Write { count, .. } | Effect::WriteCount { count, .. } => {
-                    assert!(count.is_none_or(|count| count >= 1), "{effect:?}");
+                Effect::Write { write, .. } => {
+                    let numbers = match write {
+                        Write::SetTimeout(key, ..) | Write::DeleteTimeout(key) => Some(key.number),
+                        _ => None,
+                    };
+                    assert!(numbers.is_none_or(|number| number >= 1), "{effect:?}");
                 }
                 _ => {}
             }
@@ -668,8 +625,4 @@ impl<'a> Core<'a> {
         assert_eq!(left, (0, 0, 0), "{gauges:?}");
         assert_eq!(self.locks.next_deadline(self.now), None);
     }
-}
-
-fn refusal_changes_nothing<T>(answer: &Result<T, CommandError>, effects: &[Effect]) {
-    assert!(answer.is_ok() || effects.is_empty(), "refused: {effects:?}");
 }

@@ -9,8 +9,8 @@ use crate::read_write::keyspace::{
 };
 use rlock_core::request::{Acquire, Release, Renew, WaitMode};
 use rlock_core::{
-    Acquired, CommandError, Count, Effect, Lease, LockRef, Locks, Mode, Now, ReadDepth, Stored,
-    Token,
+    Command, CommandError, Count, Effect, Lease, Locks, Mode, Now, Outcome, Purpose, Read,
+    ReadDepth, Stored, Token, Turn,
 };
 
 const NAMES: [&[u8]; 2] = [b"a", b"x{b}y"];
@@ -153,9 +153,38 @@ impl World {
         self.space.expire(self.now.wall_ms());
     }
 
-    fn at(&self) -> LockRef<'static> {
-        let (db, name) = (0, self.name);
-        LockRef { db, name }
+    /// The whole turn of a command. Its effects are those of its decision; what comes after it in
+    /// the turn is carried out as well.
+    fn decide(
+        &mut self,
+        command: Command<'_>,
+        stored: Stored,
+    ) -> (Result<Outcome, CommandError>, Vec<Effect>) {
+        let mut turn = Turn::of(command, 0, WAITERS_MAX);
+        let mut of_command = Vec::new();
+        for _ in 0..100 {
+            let Some(task) = self.locks.next_task(&mut turn, self.now) else {
+                return (turn.outcome(), of_command);
+            };
+            let (purpose, mut effects) = (task.purpose, Vec::new());
+            let readers = self.space.reader_counts(self.name);
+            let gone = self.space.readers_gone(self.name);
+            let read = match purpose {
+                Purpose::Sweep => Read::Owners(&gone),
+                Purpose::Command if matches!(command, Command::Break(_)) => {
+                    Read::Holds(stored, &readers)
+                }
+                _ => Read::One(stored),
+            };
+            self.locks
+                .decide(&mut turn, task.found(read), self.now, &mut effects);
+            let is_refused = matches!(turn.decided(), Some(Err(_)));
+            self.carry_out(command.owner(), is_refused, &effects);
+            if purpose == Purpose::Command {
+                of_command = effects;
+            }
+        }
+        panic!("there is always something more to decide");
     }
 
     fn acquire(&mut self, owner: &[u8], mode: Mode, lease: Lease, once: bool) {
@@ -169,21 +198,17 @@ impl World {
             session: None,
             once,
         };
-        let mut effects = Vec::new();
-        let (at, now) = (self.at(), self.now);
-        let acquired = self
-            .locks
-            .acquire(at, stored, &request, WAITERS_MAX, now, &mut effects);
-        self.carry_out(owner, acquired.is_err(), &effects);
+        let (acquired, effects) = self.decide(Command::Acquire(&request), stored);
+        let now = self.now;
         match acquired {
-            Ok(Acquired::Held { count, .. }) => {
+            Ok(Outcome::Held { count, .. }) => {
                 let of_mode = self.own_count(owner, mode);
                 assert_eq!(of_mode, Some(Count::Valid(count)), "{effects:?}");
                 // A key can live on for others; it never ends before this.
                 let ends = self.own_end(owner, mode);
                 assert!(ends >= lease.end(now), "{effects:?}");
             }
-            Ok(Acquired::NotHeld { ttl_ms }) => {
+            Ok(Outcome::NotHeld { ttl_ms }) => {
                 assert!(ttl_ms >= -1 && effects.is_empty(), "{effects:?}");
                 assert!(!stored.is_free(), "{stored:?} is not to be had");
             }
@@ -201,18 +226,18 @@ impl World {
             token,
             lease,
         };
-        let mut effects = Vec::new();
-        let (at, now) = (self.at(), self.now);
-        let left = self.locks.release(at, stored, &request, now, &mut effects);
-        self.carry_out(owner, left.is_err(), &effects);
+        let (left, effects) = self.decide(Command::Release(&request), stored);
         match left {
-            Ok(None) => assert!(effects.is_empty(), "{effects:?}"),
-            Ok(Some(0)) => assert_eq!(self.own_count(owner, mode), None, "{effects:?}"),
-            Ok(Some(left)) => {
+            Ok(Outcome::Left(None)) => assert!(effects.is_empty(), "{effects:?}"),
+            Ok(Outcome::Left(Some(0))) => {
+                assert_eq!(self.own_count(owner, mode), None, "{effects:?}")
+            }
+            Ok(Outcome::Left(Some(left))) => {
                 // Of several entries as a reader, those that are left may be over already.
                 let own = self.own_count(owner, mode);
                 assert_eq!(own, Some(Count::Valid(left)), "{effects:?}");
             }
+            Ok(other) => panic!("{other:?}"),
             Err(refusal) => is_of_what_is_stored(&refusal, stored),
         }
     }
@@ -228,29 +253,27 @@ impl World {
             token: None,
             session: None,
         };
-        let mut effects = Vec::new();
-        let (at, now) = (self.at(), self.now);
-        let renewed = self.locks.renew(at, stored, &request, now, &mut effects);
-        self.carry_out(owner, renewed.is_err(), &effects);
+        let (renewed, effects) = self.decide(Command::Renew(&request), stored);
         match renewed {
-            Ok(true) => {
+            Ok(Outcome::Number(1)) => {
                 assert!(before.is_some(), "{effects:?}");
                 assert_eq!(self.own_count(owner, mode), before, "{effects:?}");
             }
-            Ok(false) => assert!(effects.is_empty(), "{effects:?}"),
+            Ok(Outcome::Number(0)) => assert!(effects.is_empty(), "{effects:?}"),
+            Ok(other) => panic!("{other:?}"),
             Err(refusal) => is_of_what_is_stored(&refusal, stored),
         }
     }
 
     fn break_hold(&mut self) {
         let stored = self.read(b"fence", ReadDepth::Whole, Reading::All);
-        let mut effects = Vec::new();
-        let (at, now) = (self.at(), self.now);
-        let broken = self.locks.break_hold(at, stored, now, &mut effects);
-        self.carry_out(b"fence", broken.is_err(), &effects);
+        let (broken, effects) = self.decide(Command::Break(self.name), stored);
         match broken {
-            Ok(true) => assert_eq!(self.space.get(self.name), None, "{effects:?}"),
-            Ok(false) => assert!(stored.is_free() && effects.is_empty(), "{effects:?}"),
+            Ok(Outcome::Number(1)) => assert_eq!(self.space.get(self.name), None, "{effects:?}"),
+            Ok(Outcome::Number(0)) => {
+                assert!(stored.is_free() && effects.is_empty(), "{effects:?}")
+            }
+            Ok(other) => panic!("{other:?}"),
             Err(refusal) => is_of_what_is_stored(&refusal, stored),
         }
     }
@@ -274,7 +297,9 @@ impl World {
     fn carry_out(&mut self, caller: &[u8], is_refused: bool, effects: &[Effect]) {
         assert!(!is_refused || effects.is_empty(), "refused: {effects:?}");
         for effect in effects {
-            if let Err(wrong) = self.space.carry_out(self.name, caller, effect) {
+            if let Effect::Write { write, .. } = effect
+                && let Err(wrong) = self.space.carry_out(self.name, caller, write)
+            {
                 panic!("{wrong}: {effect:?} of {effects:?} at {:?}", self.space);
             }
         }

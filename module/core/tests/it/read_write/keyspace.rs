@@ -1,8 +1,6 @@
 //! A keyspace in memory in which a reader's lease is kept in keys of its own.
 
-use rlock_core::{
-    Count, Effect, Hash, Holder, Mode, NEVER, ReadDepth, ReadHold, ReadWrite, Stored, Token,
-};
+use rlock_core::{Count, Field, Hash, NEVER, ReadDepth, ReadHold, ReadWrite, Stored, Token, Write};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -341,7 +339,7 @@ impl Keyspace {
 
     // --- What the core wants done ----------------------------------------------------------------
 
-    /// Carries out an effect that concerns the key.
+    /// Writes to a lock's keys.
     ///
     /// # Errors
     /// What the core must never ask for: a second holder, a write over another type, a deletion of
@@ -350,75 +348,112 @@ impl Keyspace {
         &mut self,
         name: &[u8],
         caller: &[u8],
-        effect: &Effect,
+        write: &Write,
     ) -> Result<(), String> {
-        let owner = |holder: &Holder| match holder {
-            Holder::Caller => caller.to_vec(),
-            Holder::Waiter(owner) => owner.to_vec(),
-        };
-        let is_other =
-            matches!(self.get(name), Some(entry) if matches!(entry.value, Value::Text(_)));
-        match effect {
-            Effect::Publish(_)
-            | Effect::Grant { .. }
-            | Effect::Dismiss { .. }
-            | Effect::Wake(_)
-            | Effect::TakenOver(_) => return Ok(()),
-            _ if is_other => return Err("another type is written to".into()),
-            Effect::Write {
-                holder,
-                count,
-                token,
-                ends_at,
-            } => return self.write_plain(name, &owner(holder), *count, *token, *ends_at),
-            Effect::Leave => {
-                if !self.remove_field(name, caller) {
-                    return Err("an owner leaves a hash in which it is not".into());
+        if matches!(self.get(name), Some(entry) if matches!(entry.value, Value::Text(_))) {
+            return Err("another type is written to".into());
+        }
+        match write {
+            Write::Set(first, second) => {
+                for (field, value) in [Some(first), second.as_ref()].into_iter().flatten() {
+                    self.write_field(name, caller, field, *value, second.is_some())?;
                 }
             }
-            Effect::WriteMode(mode) => {
-                let mode: &[u8] = match mode {
-                    Mode::Read => b"read",
-                    Mode::Write => b"write",
-                    Mode::Plain => return Err("a mode that is none is written".into()),
-                };
-                self.set_field(name, b"mode", mode);
-            }
-            Effect::WriteCount {
-                holder,
-                mode,
-                count,
-            } => return self.write_count(name, &owner(holder), *mode, *count),
-            Effect::WriteTimeouts {
-                holder,
-                numbers,
-                token,
-                ends_at,
-            } => {
-                let value = token.map_or("1".into(), |token| token.get().to_string());
-                for number in numbers.0..=numbers.1 {
-                    let key = timeout_key(name, &owner(holder), number);
-                    let value = Value::Text(value.clone().into_bytes());
-                    self.set(&key, value, Some(*ends_at));
+            Write::Remove(field) => {
+                if !self.remove_field(name, &field.name(caller)) {
+                    return Err("a field is taken out that is not there".into());
                 }
             }
-            Effect::DeleteTimeouts { holder, numbers } => {
-                for number in numbers.0..=numbers.1 {
-                    self.delete(&timeout_key(name, &owner(holder), number));
-                }
-            }
-            Effect::DeleteAllTimeouts => self.delete_all_timeouts(name),
-            Effect::SweepReaders => self.sweep_readers(name),
-            Effect::Expire(end) => {
+            Write::ExpireAt(end) => {
                 let entry = self.get_mut(name).ok_or("what is not there is to expire")?;
                 entry.ends_at = Some(*end);
             }
-            Effect::Free => {
+            Write::Delete => {
                 self.delete(name)
                     .ok_or("a key is deleted that is not there")?;
             }
+            Write::SetTimeout(key, value, end) => {
+                let owner = key.reader.name(caller);
+                assert_eq!(key.name(name, caller), timeout_key(name, owner, key.number));
+                let value = Value::Text(value.text().bytes().to_vec());
+                self.set(&timeout_key(name, owner, key.number), value, Some(*end));
+            }
+            Write::DeleteTimeout(key) => {
+                self.delete(&timeout_key(name, key.reader.name(caller), key.number));
+            }
         }
         Ok(())
+    }
+
+    fn write_field(
+        &mut self,
+        name: &[u8],
+        caller: &[u8],
+        field: &Field,
+        value: rlock_core::Value,
+        with_token: bool,
+    ) -> Result<(), String> {
+        let is_read_write = self.mode(name).is_some();
+        let text = value.text().bytes().to_vec();
+        match field {
+            Field::Mode => {}
+            Field::Fence if is_read_write => {
+                return Err("a plain hold is written into a read-write lock".into());
+            }
+            Field::Fence => {}
+            Field::Owner(holder) if is_read_write => {
+                let owner = holder.name(caller);
+                // One of several entries that is given back may have been the last with a lease.
+                let is_there = self.reader(name, owner).is_some()
+                    || self.field(name, owner).and_then(|held| number(held)) > number(&text);
+                // Where somebody else wrote several writers, each of them may read.
+                let writers = self.writers(name);
+                let is_in_the_way = !writers.is_empty() && !writers.contains(&owner.to_vec());
+                if !is_there && is_in_the_way {
+                    return Err(format!("a second holder is let in: {owner:?}, to read"));
+                }
+            }
+            Field::Owner(holder) => {
+                let owner = holder.name(caller);
+                if self.field(name, owner).is_none() {
+                    if !self.plain_owners(name).is_empty() {
+                        return Err("a second owner is written into a lock that is held".into());
+                    }
+                    if !with_token {
+                        return Err("a new hold is written without a token".into());
+                    }
+                }
+            }
+            Field::Writer(holder) => {
+                let owner = holder.name(caller);
+                let is_there = self.writers(name).contains(&owner.to_vec());
+                if !is_read_write {
+                    return Err("a writer is written into what is no read-write lock".into());
+                }
+                if !is_there && !self.holders(name).is_empty() {
+                    return Err(format!("a second holder is let in: {owner:?}, to write"));
+                }
+            }
+            Field::Named(_) => return Err("somebody else's field is written".into()),
+        }
+        self.set_field(name, &field.name(caller), text);
+        Ok(())
+    }
+
+    /// The fields of readers with their counts, and of those whose leases are over.
+    pub(crate) fn reader_counts(&self, name: &[u8]) -> Vec<(Box<[u8]>, Count)> {
+        let fields = self.reader_fields(name).into_iter();
+        let counted = fields.map(|field| {
+            let count = Count::from_field(self.field(name, &field).unwrap());
+            (field.into(), count)
+        });
+        counted.collect()
+    }
+
+    pub(crate) fn readers_gone(&self, name: &[u8]) -> Vec<Box<[u8]>> {
+        let fields = self.reader_fields(name).into_iter();
+        let gone = fields.filter(|field| self.reader(name, field).is_none());
+        gone.map(Vec::into_boxed_slice).collect()
     }
 
     pub(crate) fn delete_all_timeouts(&mut self, name: &[u8]) {
@@ -438,73 +473,5 @@ impl Keyspace {
                 self.remove_field(name, &owner);
             }
         }
-    }
-
-    fn write_count(
-        &mut self,
-        name: &[u8],
-        owner: &[u8],
-        mode: Mode,
-        count: Option<i64>,
-    ) -> Result<(), String> {
-        if self.mode(name).is_none() {
-            return Err("a count is written into what is no read-write lock".into());
-        }
-        let (field, is_there, is_in_the_way) = match mode {
-            Mode::Plain => return Err("a count without a mode".into()),
-            Mode::Read => (
-                owner.to_vec(),
-                // One of several entries that is given back may have been the last with a lease.
-                self.reader(name, owner).is_some()
-                    || self.field(name, owner).and_then(|held| number(held)) > count,
-                // Where somebody else wrote several writers, each of them may read.
-                !self.writers(name).is_empty() && !self.writers(name).contains(&owner.to_vec()),
-            ),
-            Mode::Write => (
-                writer_field(owner),
-                self.writers(name).contains(&owner.to_vec()),
-                !self.holders(name).is_empty(),
-            ),
-        };
-        match count {
-            Some(_) if !is_there && is_in_the_way => {
-                return Err(format!("a second holder is let in: {owner:?}, {mode:?}"));
-            }
-            Some(count) => self.set_field(name, &field, count.to_string()),
-            None if self.remove_field(name, &field) => {}
-            None => return Err("a field is taken out that is not there".into()),
-        }
-        Ok(())
-    }
-
-    fn write_plain(
-        &mut self,
-        name: &[u8],
-        owner: &[u8],
-        count: Option<i64>,
-        token: Option<Token>,
-        ends_at: Option<i64>,
-    ) -> Result<(), String> {
-        if self.mode(name).is_some() {
-            return Err("a plain hold is written into a read-write lock".into());
-        }
-        if self.field(name, owner).is_none() {
-            if !self.plain_owners(name).is_empty() {
-                return Err("a second owner is written into a lock that is held".into());
-            }
-            if count.is_none() || token.is_none() || ends_at.is_none() {
-                return Err("a new hold is written without count, token and lease".into());
-            }
-        }
-        if let Some(count) = count {
-            self.set_field(name, owner, count.to_string());
-        }
-        if let Some(token) = token {
-            self.set_field(name, b"fence", format!("t{}", token.get()));
-        }
-        if let Some(entry) = self.get_mut(name) {
-            entry.ends_at = ends_at.or(entry.ends_at);
-        }
-        Ok(())
     }
 }

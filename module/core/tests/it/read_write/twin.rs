@@ -19,6 +19,7 @@ const NO_SESSION: &str =
     "NOSESSION nobody listens to this session, RLOCK.EVENTS must be called first";
 const DEMOTED: &str = "UNBLOCKED force unblock from blocking operation, \
                        instance state changed (master -> replica?)";
+const WAITING: &str = "WAITING this owner waits for the lock already, ONCE takes that wait over";
 const COUNT_MAX: i64 = 2_147_483_647;
 
 /// What a client or the operator is answered.
@@ -109,6 +110,10 @@ pub(crate) struct Twin {
     /// Whether the core refused the present wait as one without an end.
     pub(crate) is_found: bool,
     writer_tokens: BTreeMap<Vec<u8>, WriterToken>,
+    /// The locks that were freed in this turn by holds that had to end.
+    pub(crate) freed: BTreeSet<Vec<u8>>,
+    /// How often a lock became free by what was given back or ended.
+    deletions: u64,
     last_token: i64,
 }
 
@@ -141,7 +146,7 @@ impl Asked<'_> {
             lease_ms: self.lease_ms,
             session: self.session,
             once: self.once,
-            looks_at_all: self.waits != Waits::No || self.once,
+            looks_at_all: self.once || self.mode == Mode::Write && self.waits != Waits::No,
         }
     }
 }
@@ -236,6 +241,9 @@ impl Twin {
                 let ttl_ms = self.ttl_until(self.lease_before(lock, asked.mode), lock, now);
                 self.move_to_seat(lock, at, newcomer, ttl_ms);
                 at
+            }
+            _ if self.line(lock).iter().any(|of| of.owner == asked.owner) => {
+                return Reply::Refused(WAITING.into());
             }
             _ if self.line(lock).len() >= asked.waiters_max => {
                 let max = asked.waiters_max;
@@ -412,6 +420,9 @@ impl Twin {
         if let Some(refused) = self.not_a_lock(lock) {
             return refused;
         }
+        if self.freed.contains(lock) {
+            return Reply::Number(1);
+        }
         if self.is_free(lock) {
             self.find_free(lock, now);
             return Reply::Number(0);
@@ -488,6 +499,7 @@ impl Twin {
         {
             return Ok(());
         }
+        let deletions = self.deletions;
         if *whole {
             if *mode == Mode::Read {
                 let numbers = self.space.timeouts(lock, owner);
@@ -500,6 +512,9 @@ impl Twin {
             self.tally.session_releases += 1;
         } else if let Reply::Number(_) = self.give_back(lock, owner, *mode, *token, None, now) {
             self.tally.taken_back += 1;
+        }
+        if self.deletions > deletions {
+            self.freed.insert(lock.clone());
         }
         Ok(())
     }
@@ -651,23 +666,26 @@ impl Twin {
             Mode::Read => self.reader(lock, owner)?.token,
             Mode::Write => {
                 let known = self.writer_tokens.get(lock)?;
-                (known.owner == owner).then_some(known.token)
+                let ends_at = self.space.get(lock).and_then(|entry| entry.ends_at);
+                let is_there = known.owner == owner && ends_at.is_some();
+                (is_there && known.ends_at == ends_at).then_some(known.token)
             }
         }
     }
 
-    /// A writer whose token we know: until when it had the lock when we last wrote to it.
-    pub(crate) fn known_writer_until(&self, lock: &[u8]) -> Option<i64> {
-        let known = self.writer_tokens.get(lock)?;
-        let is_there = self.holds(lock, &known.owner, Mode::Write);
-        known.ends_at.filter(|_| is_there)
+    /// We have written: a writer whose token is known is the same one still.
+    fn note_end(&mut self, lock: &[u8], before: Option<i64>) {
+        let ends_at = self.space.get(lock).and_then(|entry| entry.ends_at);
+        if let Some(known) = self.writer_tokens.get_mut(lock)
+            && known.ends_at == before
+        {
+            known.ends_at = ends_at;
+        }
     }
 
-    /// The step is over.
-    pub(crate) fn remember_writers(&mut self) {
-        for (lock, known) in &mut self.writer_tokens {
-            known.ends_at = self.space.get(lock).and_then(|entry| entry.ends_at);
-        }
+    /// Somebody else has written, and said so.
+    pub(crate) fn forget_writer_token(&mut self, lock: &[u8]) {
+        self.writer_tokens.remove(lock);
     }
 
     /// When a hold ends; none if never.
@@ -857,6 +875,7 @@ impl Twin {
     /// Nobody has the lock any more, and this was how it was held.
     fn free(&mut self, lock: &[u8], mode: Mode, now: Now) {
         self.space.delete(lock);
+        self.deletions += 1;
         self.published.push((lock.to_vec(), mode));
         self.grant_those_first(lock, now);
     }
@@ -986,7 +1005,7 @@ impl Twin {
                     self.space.set_field(lock, b"mode", "write");
                 }
                 let owner = owner.to_vec();
-                let ends_at = None;
+                let ends_at = self.space.get(lock).and_then(|entry| entry.ends_at);
                 let known = WriterToken {
                     owner,
                     token,
@@ -1128,7 +1147,9 @@ impl Twin {
     }
 
     fn expire(&mut self, lock: &[u8], end: Option<i64>) {
-        self.space.get_mut(lock).unwrap().ends_at = end;
+        let entry = self.space.get_mut(lock).unwrap();
+        let before = std::mem::replace(&mut entry.ends_at, end);
+        self.note_end(lock, before);
     }
 
     // --- Those in line ---------------------------------------------------------------------------

@@ -8,9 +8,9 @@ use super::life::{HoldName, Name, News, TwinEnding, TwinEvent, in_any_order};
 use super::twin::{Asked, Heard, Reply, Twin, TwinWaiter, Waits};
 use rlock_core::request::{Acquire, Cancel, Events, Release, Renew, WaitMode};
 use rlock_core::{
-    Acquired, BlockedClient, CommandError, Counters, Due, Effect, Event, EventKind, Found, Grant,
-    Lease, LockKey, LockRef, Locks, LostReason, Mode, Now, Overdue, PendingRelease, ReadDepth,
-    SessionId, Token, Wait, WaitOutcome, WaiterId,
+    BlockedClient, Command, CommandError, Counters, DECISIONS_MAX, Effect, Event, EventKind, Grant,
+    Keys, Lease, LockKey, LockRef, Locks, LostReason, Mode, Now, Outcome, Purpose, Read, SessionId,
+    Subject, Task, Token, Turn, Wait, WaitOutcome, WaiterId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -137,6 +137,8 @@ pub(crate) struct World {
     unseen: BTreeSet<Vec<u8>>,
     /// The same for holds of sessions.
     unseen_holds: BTreeSet<HoldName>,
+    /// How much is decided when the timer fires.
+    budget: usize,
     /// Whether nobody but the module has written anything.
     is_alone: bool,
 }
@@ -181,6 +183,7 @@ impl Default for World {
             seated: 0,
             unseen: BTreeSet::new(),
             unseen_holds: BTreeSet::new(),
+            budget: DECISIONS_MAX,
             is_alone: true,
         }
     }
@@ -229,7 +232,6 @@ impl World {
         invariants::is_at_rest(&self.locks, &self.twin, &self.unseen, set_back_ms, now)?;
         invariants::sessions_are_at_rest(&self.locks, &self.twin, &self.unseen_holds, now)?;
         self.compare()?;
-        self.twin.remember_writers();
         Ok(of_core)
     }
 
@@ -292,10 +294,7 @@ impl World {
                     seat: self.seats,
                     waiters_max: usize::try_from(WAITERS_MAX).unwrap(),
                 };
-                let of_core = self.acquire(LOCKS[lock], asked)?;
-                self.twin.is_found = of_core == Reply::Deadlock;
-                let now = self.clock.now;
-                Ok((of_core, self.twin.acquire(LOCKS[lock], asked, now)))
+                self.acquire(LOCKS[lock], asked)
             }
             Op::Release {
                 lock,
@@ -362,42 +361,138 @@ impl World {
         Ok(())
     }
 
-    fn load(&self, lock: &[u8], owner: &[u8]) -> rlock_core::Stored {
-        self.space.read(lock, owner, ReadDepth::Whole, self.how)
-    }
-
-    /// What the first in line is shown, as in the driver's `settle.rs`.
-    fn load_for_first(&self, lock: &[u8], owner: &[u8]) -> rlock_core::Stored {
-        let depth = match self.locks.first_mode(lock_ref(lock)) {
-            Some(Mode::Read) => ReadDepth::Brief,
-            _ => ReadDepth::Whole,
-        };
-        self.space.read(lock, owner, depth, self.how)
-    }
-
-    /// What is left to be decided within this step.
-    fn go_on(&mut self) -> Result<(), String> {
-        for _ in 0..100 {
-            let lock = match self.locks.next_due() {
-                None => return Ok(()),
-                Some(Due::Line(lock)) => lock,
-                Some(due) => return Err(format!("{due:?}, and nobody waits for several")),
-            };
-            let Some(first) = self.locks.first_owner(lock.as_ref()) else {
-                continue;
-            };
-            let now = self.clock.now;
-            let stored = self.load_for_first(&lock.name, &first);
-            let mut effects = Vec::new();
-            self.locks.settle(lock.as_ref(), stored, now, &mut effects);
-            self.carry_out(&lock.name, b"", &effects)?;
-        }
-        Err("there is always something more due".into())
-    }
-
     // --- Commands --------------------------------------------------------------------------------
 
-    fn acquire(&mut self, lock: &[u8], asked: Asked<'_>) -> Result<Reply, String> {
+    /// Drives a turn as the module does: reads what is asked for, and carries out what is decided.
+    /// The twin does the same; the command itself when it is decided.
+    fn drive(
+        &mut self,
+        turn: &mut Turn<'_>,
+        command: Option<Command<'_>>,
+        twin: impl FnOnce(&mut Twin, &Result<Outcome, CommandError>, Now) -> Reply,
+    ) -> Result<Reply, String> {
+        let now = self.clock.now;
+        let (mut twin, mut of_twin) = (Some(twin), Reply::Nothing);
+        self.twin.freed.clear();
+        for _ in 0..1000 {
+            let Some(task) = self.locks.next_task(turn, now) else {
+                return Ok(of_twin);
+            };
+            let (lock, owner) = match (&task.subject, command) {
+                (Subject::Command, Some(command)) => {
+                    let Keys::One(name) = command.keys() else {
+                        return Err("several, and nobody asks for several".into());
+                    };
+                    (name.to_vec(), command.owner().to_vec())
+                }
+                (Subject::One(lock, owner), _) => (lock.name.to_vec(), owner.to_vec()),
+                (subject, _) => return Err(format!("{subject:?}, and nobody asks for it")),
+            };
+            let purpose = task.purpose;
+            let mut effects = Vec::new();
+            self.read_and_decide(turn, task, command, &lock, &owner, &mut effects);
+            let is_refused = purpose == Purpose::Command && matches!(turn.decided(), Some(Err(_)));
+            if is_refused && !effects.is_empty() {
+                return Err(format!("refused, and yet {effects:?}"));
+            }
+            if purpose == Purpose::Sweep {
+                // When that is done is nobody else's business, as long as nobody can tell.
+                self.swept.push(lock.clone());
+            }
+            self.carry_out(&lock, &owner, &effects)?;
+            if let Some(outcome) = turn.decided()
+                && let Some(twin) = twin.take()
+            {
+                of_twin = twin(&mut self.twin, outcome, now);
+            }
+            self.twin_follows(purpose, &lock, &owner, command.is_none())?;
+            if purpose != Purpose::Command {
+                self.forget_those_who_left();
+            }
+        }
+        Err("there is always something more to decide".into())
+    }
+
+    fn read_and_decide(
+        &mut self,
+        turn: &mut Turn<'_>,
+        task: Task,
+        command: Option<Command<'_>>,
+        lock: &[u8],
+        owner: &[u8],
+        effects: &mut Vec<Effect>,
+    ) {
+        let stored = self.space.read(lock, owner, task.depth, self.how);
+        let (holders, gone) = (self.space.holders(lock), self.space.readers_gone(lock));
+        let readers = self.space.reader_counts(lock);
+        let read = match (task.purpose, command) {
+            (Purpose::Holders, _) => Read::Owners(&holders),
+            (Purpose::Sweep, _) => Read::Owners(&gone),
+            (Purpose::Command, Some(Command::Break(_))) => Read::Holds(stored, &readers),
+            _ => Read::One(stored),
+        };
+        self.locks
+            .decide(turn, task.found(read), self.clock.now, effects);
+    }
+
+    /// What the core has just decided without a command, the twin does as well.
+    fn twin_follows(
+        &mut self,
+        purpose: Purpose,
+        lock: &[u8],
+        owner: &[u8],
+        is_timer: bool,
+    ) -> Result<(), String> {
+        let now = self.clock.now;
+        match purpose {
+            Purpose::Release(mode) => {
+                // Of a session that ends, its readings go first, then the grants that nobody fetched.
+                let endings = self.twin.life.endings.iter();
+                let is_meant = |of: &&TwinEnding| {
+                    let (name, holder, held_as) = &of.hold;
+                    name == lock && holder == owner && *held_as == mode
+                };
+                let in_order = |of: &&TwinEnding| of.whole != (mode == Mode::Read);
+                let next = endings.filter(is_meant).min_by_key(in_order);
+                let next = next.ok_or("nothing of this owner is to end there")?.clone();
+                self.twin.end(&next, now)
+            }
+            Purpose::Reconcile(_) => {
+                if is_timer {
+                    self.twin.settle(lock, now);
+                    self.unseen.remove(lock);
+                }
+                Ok(())
+            }
+            Purpose::CheckHold(mode) => {
+                let of = (lock.to_vec(), owner.to_vec(), mode);
+                self.twin.check_hold(&of, now);
+                self.unseen_holds.remove(&of);
+                Ok(())
+            }
+            Purpose::TimeOut => {
+                let mut line = self.twin.line(lock).iter();
+                let waiter = line.find(|waiter| waiter.owner == owner);
+                let seat = waiter.ok_or("nobody waits that could be timed out")?.seat;
+                self.is_earliest(seat)?;
+                self.twin.time_out(seat, now)
+            }
+            Purpose::Command | Purpose::Holders | Purpose::Sweep | Purpose::CheckWriter => Ok(()),
+            Purpose::GrantSeveral(_) => Err("nobody waits for several".into()),
+        }
+    }
+
+    /// Whose wait has ended first leaves first. Of several that end together any may.
+    fn is_earliest(&self, seat: usize) -> Result<(), String> {
+        let waiters = self.twin.lines.values().flatten();
+        let earliest = waiters.filter_map(|waiter| waiter.wait_end).min();
+        if self.twin.waiter(seat).and_then(|waiter| waiter.wait_end) == earliest {
+            return Ok(());
+        }
+        Err(format!("seat {seat} is timed out before its time"))
+    }
+
+    fn acquire(&mut self, lock: &[u8], asked: Asked<'_>) -> Result<(Reply, Reply), String> {
         let request = Acquire {
             key: lock,
             owner: asked.owner,
@@ -411,106 +506,44 @@ impl World {
             session: asked.session.map(|name| SESSIONS[name]),
             once: asked.once,
         };
-        let now = self.clock.now;
-        let how_much = match asked.waits {
-            Waits::No if !asked.once => ReadDepth::Brief,
-            _ => ReadDepth::Whole,
-        };
-        self.end_holds_of(lock)?;
-        for _ in 0..3 {
-            let stored = self.space.read(lock, asked.owner, how_much, self.how);
-            let mut effects = Vec::new();
-            let acquired = self.locks.acquire(
-                lock_ref(lock),
-                stored,
-                &request,
-                WAITERS_MAX,
-                now,
-                &mut effects,
-            );
-            if acquired.is_err() && !effects.is_empty() {
-                return Err(format!("refused, and yet {effects:?}"));
+        let command = Command::Acquire(&request);
+        let mut turn = Turn::of(command, 0, WAITERS_MAX);
+        let of_twin = self.drive(&mut turn, Some(command), |twin, decided, now| {
+            twin.is_found = matches!(decided, Err(CommandError::Deadlock(_)));
+            twin.acquire(lock, asked, now)
+        })?;
+        let of_core = match turn.outcome() {
+            Err(CommandError::Deadlock(_)) => Reply::Deadlock,
+            Err(error) => Reply::Refused(error.to_string()),
+            Ok(Outcome::Held { count, token }) => {
+                let token = token.get();
+                Reply::Held { count, token }
             }
-            self.carry_out(lock, asked.owner, &effects)?;
-            self.go_on()?;
-            let ends_at = match acquired {
-                Err(CommandError::Deadlock(_)) => return Ok(Reply::Deadlock),
-                Err(refusal) => return Ok(Reply::Refused(refusal.to_string())),
-                Ok(Acquired::Held { count, token }) => {
-                    let token = token.get();
-                    return Ok(Reply::Held { count, token });
-                }
-                Ok(Acquired::NotHeld { ttl_ms }) => return Ok(Reply::NotHeld { ttl_ms }),
-                Ok(Acquired::SettleFirst) => {
-                    self.settle_first(lock)?;
-                    continue;
-                }
-                Ok(Acquired::MustWait { ends_at, .. }) => ends_at,
-            };
-            if self.is_refused_for_good(lock, &request)? {
-                return Ok(Reply::Deadlock);
-            }
-            return self.join(lock, asked, &request, ends_at);
-        }
-        Err("those in line are never settled".into())
-    }
-
-    /// Settles a line before a newcomer is looked at.
-    fn settle_first(&mut self, lock: &[u8]) -> Result<(), String> {
-        let now = self.clock.now;
-        let queue = self.locks.queue(lock_ref(lock), now);
-        let first = queue.first().ok_or("nobody is there to be settled first")?;
-        self.end_holds_of(lock)?;
-        let stored = self.load_for_first(lock, &first.owner);
-        let mut effects = Vec::new();
-        self.locks.settle(lock_ref(lock), stored, now, &mut effects);
-        self.carry_out(lock, b"", &effects)?;
-        self.go_on()
-    }
-
-    /// Walks the search for a deadlock as the driver does.
-    fn is_refused_for_good(&mut self, lock: &[u8], request: &Acquire<'_>) -> Result<bool, String> {
-        let search = self.locks.search_deadlock(lock_ref(lock), request);
-        let Some((mut search, mut found)) = search else {
-            return Ok(false);
+            Ok(Outcome::NotHeld { ttl_ms }) => Reply::NotHeld { ttl_ms },
+            Ok(Outcome::MustWait { .. }) => self.join(&mut turn, lock, asked)?,
+            Ok(other) => return Err(format!("an answer of another command: {other:?}")),
         };
-        for _ in 0..100 {
-            let of = match found {
-                Found::Nothing => return Ok(false),
-                Found::Circle(CommandError::Deadlock(_)) => return Ok(true),
-                Found::Circle(other) => return Err(format!("refused with {other}")),
-                Found::Ask(of) => of,
-            };
-            let holders = self.space.holders(&of.name);
-            found = self.locks.search_on(&mut search, &holders);
-        }
-        Err("the search for a circle has no end".into())
+        Ok((of_core, of_twin))
     }
 
     fn join(
         &mut self,
+        turn: &mut Turn<'_>,
         lock: &[u8],
         asked: Asked<'_>,
-        request: &Acquire<'_>,
-        ends_at: Option<i64>,
     ) -> Result<Reply, String> {
         let (now, seat) = (self.clock.now, asked.seat);
         self.seats += 1;
         self.seated += 1;
-        let client = BlockedClient {
+        let is_blocked = matches!(asked.waits, Waits::Block(_));
+        let client = is_blocked.then(|| BlockedClient {
             handle: seat,
             client_id: u64::try_from(seat).unwrap(),
-        };
-        let is_blocked = matches!(asked.waits, Waits::Block(_));
-        let client = is_blocked.then_some(client);
+        });
         let mut effects = Vec::new();
-        let at = lock_ref(lock);
-        let joined = self
-            .locks
-            .join(at, request, client, ends_at, now, &mut effects)
-            .ok_or("no room for a waiter")?;
+        let joined = self.locks.enqueue(turn, client, now, &mut effects);
+        let joined = joined.ok_or("no room for a waiter")?;
         self.carry_out(lock, asked.owner, &effects)?;
-        self.go_on()?;
         self.waiting.insert(seat, joined.waiter);
         if is_blocked {
             self.blocked.insert(seat);
@@ -521,6 +554,23 @@ impl World {
         } else {
             Reply::Queued { position }
         })
+    }
+
+    /// A command that does not wait.
+    fn decide(
+        &mut self,
+        command: Command<'_>,
+        twin: impl FnOnce(&mut Twin, Now) -> Reply,
+    ) -> Result<(Reply, Reply), String> {
+        let mut turn = Turn::of(command, 0, WAITERS_MAX);
+        let of_twin = self.drive(&mut turn, Some(command), |of, _, now| twin(of, now))?;
+        let of_core = match turn.outcome() {
+            Ok(Outcome::Left(left)) => left.map_or(Reply::Null, Reply::Number),
+            Ok(Outcome::Number(number)) => Reply::Number(number),
+            Ok(other) => return Err(format!("an answer of another command: {other:?}")),
+            Err(error) => Reply::Refused(error.to_string()),
+        };
+        Ok((of_core, of_twin))
     }
 
     fn release(
@@ -539,18 +589,9 @@ impl World {
             token: token.and_then(Token::new),
             lease: lease_ms.map(|ms| Lease::from_ms(ms).unwrap()),
         };
-        self.end_holds_of(lock)?;
-        let (now, stored) = (self.clock.now, self.load(lock, owner));
-        let mut effects = Vec::new();
-        let left = self
-            .locks
-            .release(lock_ref(lock), stored, &request, now, &mut effects);
-        let left = left.map(|left| left.map_or(Reply::Null, Reply::Number));
-        let of_core = answer(left, &effects)?;
-        self.carry_out(lock, owner, &effects)?;
-        self.go_on()?;
-        let of_twin = self.twin.release(lock, owner, mode, token, lease_ms, now);
-        Ok((of_core, of_twin))
+        self.decide(Command::Release(&request), |twin, now| {
+            twin.release(lock, owner, mode, token, lease_ms, now)
+        })
     }
 
     fn renew(
@@ -571,45 +612,20 @@ impl World {
             token: token.and_then(Token::new),
             session: session.map(|name| SESSIONS[name]),
         };
-        self.end_holds_of(lock)?;
-        let (now, stored) = (self.clock.now, self.load(lock, owner));
-        let mut effects = Vec::new();
-        let held = self
-            .locks
-            .renew(lock_ref(lock), stored, &request, now, &mut effects);
-        let of_core = answer(held.map(|held| Reply::Number(i64::from(held))), &effects)?;
-        self.carry_out(lock, owner, &effects)?;
-        self.go_on()?;
-        let twin = &mut self.twin;
-        let of_twin = twin.renew(lock, owner, mode, lease_ms, token, session, now);
-        Ok((of_core, of_twin))
+        self.decide(Command::Renew(&request), |twin, now| {
+            twin.renew(lock, owner, mode, lease_ms, token, session, now)
+        })
     }
 
     fn cancel(&mut self, lock: &[u8], owner: &[u8]) -> Result<(Reply, Reply), String> {
         let request = Cancel { key: lock, owner };
-        self.end_holds_of(lock)?;
-        let (now, stored) = (self.clock.now, self.load(lock, owner));
-        let mut effects = Vec::new();
-        let left = self
-            .locks
-            .cancel(lock_ref(lock), stored, &request, now, &mut effects);
-        self.carry_out(lock, owner, &effects)?;
-        self.go_on()?;
-        Ok((Reply::Number(left), self.twin.cancel(lock, owner, now)))
+        self.decide(Command::Cancel(&request), |twin, now| {
+            twin.cancel(lock, owner, now)
+        })
     }
 
     fn break_hold(&mut self, lock: &[u8]) -> Result<(Reply, Reply), String> {
-        self.end_holds_of(lock)?;
-        let (now, stored) = (self.clock.now, self.load(lock, b""));
-        let mut effects = Vec::new();
-        let broken = self
-            .locks
-            .break_hold(lock_ref(lock), stored, now, &mut effects);
-        let broken = broken.map(|broken| Reply::Number(i64::from(broken)));
-        let of_core = answer(broken, &effects)?;
-        self.carry_out(lock, b"", &effects)?;
-        self.go_on()?;
-        Ok((of_core, self.twin.break_hold(lock, now)))
+        self.decide(Command::Break(lock), |twin, now| twin.break_hold(lock, now))
     }
 
     fn token(&self, lock: &[u8], owner: &[u8], mode: Mode, named: Named) -> Option<i64> {
@@ -720,7 +736,7 @@ impl World {
                 token: Some(grant.token.get()),
                 whole: false,
             });
-            self.locks.give_back_later(lock, &owner, grant);
+            self.locks.give_back_later(&lock, &owner, &grant);
         }
         Ok(())
     }
@@ -751,9 +767,9 @@ impl World {
             foreign::make(&mut self.twin.space, lock, *change, wall_ms);
         }
         for lock in locks {
-            self.keep_in_time(LOCKS[lock]);
             if told {
-                self.locks.touched(lock_ref(LOCKS[lock]));
+                self.twin.forget_writer_token(LOCKS[lock]);
+                self.locks.changed(lock_ref(LOCKS[lock]));
             } else {
                 self.unseen.insert(LOCKS[lock].to_vec());
                 let holds = self.twin.life.holds.keys();
@@ -764,157 +780,30 @@ impl World {
         self.expire();
     }
 
-    /// A server may forget a writer's token when the lease is over as far as it heard of it. Here
-    /// nobody else makes a lease longer that a token is known of; what is promised then all the
-    /// same has a test of its own.
-    fn keep_in_time(&mut self, lock: &[u8]) {
-        let Some(until) = self.twin.known_writer_until(lock) else {
-            return;
-        };
-        for space in [&mut self.space, &mut self.twin.space] {
-            if let Some(entry) = space.get_mut(lock) {
-                entry.ends_at = Some(entry.ends_at.map_or(until, |end| end.min(until)));
-            }
-        }
-    }
-
     /// The timer, as often as it is due.
     fn come_to_rest(&mut self) -> Result<(), String> {
         let now = self.clock.now;
-        for _ in 0..100 {
+        for _ in 0..1000 {
             if self.locks.next_deadline(now) != Some(0) {
                 return Ok(());
             }
-            while let Some(overdue) = self.locks.next_timeout(now) {
-                self.time_out(&overdue, now)?;
-            }
+            let nothing = |_: &mut Twin, _: &_, _| Reply::Nothing;
+            self.drive(&mut Turn::of_deadlines(), None, nothing)?;
             let mut effects = Vec::new();
             self.locks.passed(now, &mut effects);
             self.carry_out(b"", b"", &effects)?;
             self.twin.life.passed(now);
-            self.end_holds()?;
-            self.check_holds()?;
-            self.settle_lines()?;
+            let mut turn = Turn::of_timer().with_budget(self.budget);
+            self.drive(&mut turn, None, nothing)?;
             self.forget_those_who_left();
         }
         Err("there is always something more to do".into())
-    }
-
-    /// Ends holds that nobody is left to know of.
-    fn end_holds(&mut self) -> Result<(), String> {
-        while let Some(ending) = self.locks.next_ending() {
-            self.end(&ending)?;
-        }
-        if self.twin.life.endings.is_empty() {
-            return Ok(());
-        }
-        Err(format!("not ended: {:?}", self.twin.life.endings))
-    }
-
-    /// Those of one lock, before a command does anything there.
-    fn end_holds_of(&mut self, lock: &[u8]) -> Result<(), String> {
-        while let Some(ending) = self.locks.next_ending_of(lock_ref(lock)) {
-            self.end(&ending)?;
-        }
-        let left = &self.twin.life.endings;
-        if left.iter().all(|ending| ending.hold.0 != lock) {
-            return Ok(());
-        }
-        Err(format!("not ended: {left:?}"))
-    }
-
-    fn end(&mut self, ending: &PendingRelease) -> Result<(), String> {
-        let PendingRelease {
-            lock,
-            owner,
-            mode,
-            token,
-            whole,
-        } = ending;
-        let now = self.clock.now;
-        let stored = self.load(&lock.name, owner);
-        let mut effects = Vec::new();
-        self.locks.end(ending, stored, now, &mut effects);
-        self.carry_out(&lock.name, owner, &effects)?;
-        self.go_on()?;
-        let should = TwinEnding {
-            hold: (lock.name.to_vec(), owner.to_vec(), *mode),
-            token: token.map(Token::get),
-            whole: *whole,
-        };
-        self.twin.end(&should, now)?;
-        self.forget_those_who_left();
-        Ok(())
-    }
-
-    /// Looks at the keys of the holds that may be lost.
-    fn check_holds(&mut self) -> Result<(), String> {
-        let now = self.clock.now;
-        for _ in 0..100 {
-            let Some((lock, owner, mode)) = self.locks.next_hold_to_check() else {
-                return Ok(());
-            };
-            let stored = self
-                .space
-                .read(&lock.name, &owner, ReadDepth::Own, self.how);
-            let (at, mut effects) = (lock.as_ref(), Vec::new());
-            self.locks
-                .check_hold(at, &owner, mode, stored, now, &mut effects);
-            self.carry_out(&lock.name, b"", &effects)?;
-            self.go_on()?;
-            let of = (lock.name.to_vec(), owner.to_vec(), mode);
-            self.twin.check_hold(&of, now);
-            self.unseen_holds.remove(&of);
-        }
-        Err("there is always one more hold to check".into())
-    }
-
-    fn settle_lines(&mut self) -> Result<(), String> {
-        let now = self.clock.now;
-        for _ in 0..100 {
-            let Some(lock) = self.locks.next_to_settle() else {
-                return Ok(());
-            };
-            let Some(first) = self.locks.first_owner(lock.as_ref()) else {
-                continue;
-            };
-            let stored = self.load_for_first(&lock.name, &first);
-            let mut effects = Vec::new();
-            self.locks.settle(lock.as_ref(), stored, now, &mut effects);
-            self.carry_out(&lock.name, b"", &effects)?;
-            self.go_on()?;
-            self.twin.settle(&lock.name, now);
-            self.unseen.remove(&*lock.name);
-        }
-        Err("there is always something more to settle".into())
     }
 
     /// Queued waiters leave without a word to us.
     fn forget_those_who_left(&mut self) {
         let twin = &self.twin;
         self.waiting.retain(|seat, _| twin.waiter(*seat).is_some());
-    }
-
-    /// Whose wait has ended first leaves first. Of several that end together any may.
-    fn time_out(&mut self, overdue: &Overdue, now: Now) -> Result<(), String> {
-        let end_of = |seat| self.twin.waiter(seat).and_then(|waiter| waiter.wait_end);
-        let first = self
-            .waiting
-            .iter()
-            .filter_map(|(seat, id)| Some((end_of(*seat)?, id, *seat)))
-            .min();
-        let (_, _, seat) = first.ok_or("nobody waits that could be timed out")?;
-        let [lock] = overdue.locks.as_slice() else {
-            return Err(format!("{overdue:?}, and nobody waits for several"));
-        };
-        let stored = self.load(&lock.name, &overdue.owner);
-        let mut effects = Vec::new();
-        self.locks.time_out(&[stored], now, &mut effects);
-        self.carry_out(&lock.name, b"", &effects)?;
-        self.go_on()?;
-        self.twin.time_out(seat, now)?;
-        self.forget_those_who_left();
-        Ok(())
     }
 
     // --- Effects and comparison ------------------------------------------------------------------
@@ -928,11 +817,9 @@ impl World {
     }
 
     fn carry_out_one(&mut self, lock: &[u8], caller: &[u8], effect: &Effect) -> Result<(), String> {
-        self.space.carry_out(lock, caller, effect)?;
         match effect {
-            // When that is done is nobody else's business, as long as nobody can tell.
-            Effect::SweepReaders => self.swept.push(lock.to_vec()),
-            Effect::Publish(mode) => self.published.push((lock.to_vec(), *mode)),
+            Effect::Write { write, .. } => self.space.carry_out(lock, caller, write)?,
+            Effect::Publish { held_as, .. } => self.published.push((lock.to_vec(), *held_as)),
             Effect::Grant {
                 client,
                 lock,
@@ -964,7 +851,6 @@ impl World {
             Effect::Wake(listener) | Effect::TakenOver(listener) => {
                 return Err(format!("{listener} is called, who does not listen"));
             }
-            _ => {}
         }
         Ok(())
     }
@@ -1035,15 +921,6 @@ fn left_in_any_order(mut heard: Vec<(usize, Heard)>) -> Vec<(usize, Heard)> {
 
 fn lock_ref(lock: &[u8]) -> LockRef<'_> {
     LockRef { db: 0, name: lock }
-}
-
-/// An answer; a refusal must have changed nothing.
-fn answer(reply: Result<Reply, CommandError>, effects: &[Effect]) -> Result<Reply, String> {
-    match reply {
-        Ok(reply) => Ok(reply),
-        Err(refusal) if effects.is_empty() => Ok(Reply::Refused(refusal.to_string())),
-        Err(_) => Err(format!("refused, and yet {effects:?}")),
-    }
 }
 
 fn shown(event: &Event) -> TwinEvent {

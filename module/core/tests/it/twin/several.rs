@@ -105,6 +105,12 @@ impl Twin {
         if let Some(old) = present {
             self.move_joint(&old, newcomer, ttl_ms);
         } else {
+            if places
+                .iter()
+                .any(|place| self.waits_there(place, asked.owner))
+            {
+                return Reply::Refused(super::WAITING.into());
+            }
             let is_full = |place: &Place| self.line(place).len() >= asked.waiters_max;
             if places.iter().any(is_full) {
                 let max = asked.waiters_max;

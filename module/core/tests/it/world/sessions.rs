@@ -1,13 +1,10 @@
 //! What the driver does for sessions: EVENTS, those who wait there, and connections that close.
 
-use super::{SESSIONS, World, each_of, lock_ref};
-use crate::keyspace::Place;
-use crate::life::{Call, Name, News, TwinEnding, TwinEvent, in_any_order};
+use super::{SESSIONS, World, each_of};
+use crate::life::{Call, Name, News, TwinEvent, in_any_order};
 use crate::twin::Reply;
 use rlock_core::request::Events;
-use rlock_core::{
-    Effect, Event, EventKind, LostReason, Mode, PendingRelease, SessionId, Token, Wait,
-};
+use rlock_core::{Effect, Event, EventKind, LostReason, SessionId, Wait};
 
 /// A client that waits for events.
 #[derive(Clone, Debug)]
@@ -151,7 +148,7 @@ impl World {
         let now = self.clock.now;
         let mut effects = Vec::new();
         let any = self.locks.client_gone(client_id, now, &mut effects);
-        self.carry_out(&Default::default(), b"", &effects)?;
+        self.carry_out(&[], b"", &effects)?;
         if self.locks.client_gone(client_id, now, &mut effects) {
             return Err("a client is gone twice".into());
         }
@@ -200,84 +197,6 @@ impl World {
             }
         }
         Ok(())
-    }
-
-    /// Ends holds that nobody is left to know of.
-    pub(super) fn end_holds(&mut self) -> Result<(), String> {
-        while let Some(ending) = self.locks.next_ending() {
-            self.end(&ending)?;
-            self.go_on()?;
-        }
-        if self.twin.life.endings.is_empty() {
-            return Ok(());
-        }
-        Err(format!("not ended: {:?}", self.twin.life.endings))
-    }
-
-    /// Those of one lock, before a command does anything there.
-    pub(super) fn end_holds_first(&mut self, place: &Place) -> Result<(), String> {
-        self.end_holds_of(place)?;
-        self.go_on()
-    }
-
-    /// The same within what a step has left to do, which goes on with what follows from it.
-    pub(super) fn end_holds_of(&mut self, place: &Place) -> Result<(), String> {
-        while let Some(ending) = self.locks.next_ending_of(lock_ref(place)) {
-            self.end(&ending)?;
-        }
-        let left = &self.twin.life.endings;
-        if left.iter().all(|ending| ending.place != *place) {
-            return Ok(());
-        }
-        Err(format!("not ended at {place:?}: {left:?}"))
-    }
-
-    fn end(&mut self, ending: &PendingRelease) -> Result<(), String> {
-        let PendingRelease {
-            lock,
-            owner,
-            mode,
-            token,
-            whole,
-        } = ending;
-        if *mode != Mode::Plain {
-            return Err(format!("{ending:?} of what was no plain lock"));
-        }
-        let now = self.clock.now;
-        let place = (lock.db, lock.name.to_vec());
-        let stored = self.space.read(&place, owner);
-        let mut effects = Vec::new();
-        self.locks.end(ending, stored, now, &mut effects);
-        self.carry_out(&place, owner, &effects)?;
-        let should = TwinEnding {
-            place,
-            owner: owner.to_vec(),
-            token: token.map(Token::get),
-            whole: *whole,
-        };
-        self.twin.end(&should, now)?;
-        self.forget_those_who_left();
-        Ok(())
-    }
-
-    /// Looks at the keys of the holds that may be lost.
-    pub(super) fn check_holds(&mut self) -> Result<(), String> {
-        let now = self.clock.now;
-        for _ in 0..100 {
-            let Some((lock, owner, mode)) = self.locks.next_hold_to_check() else {
-                return Ok(());
-            };
-            let place = (lock.db, lock.name.to_vec());
-            let stored = self.space.read(&place, &owner);
-            let mut effects = Vec::new();
-            self.locks
-                .check_hold(lock.as_ref(), &owner, mode, stored, now, &mut effects);
-            self.carry_out(&place, b"", &effects)?;
-            self.twin.check_hold(&place, &owner, now);
-            self.unseen_holds
-                .retain(|(of, holder, _)| *of != place || **holder != *owner);
-        }
-        Err("there is always one more hold to check".into())
     }
 
     /// The place that a client's connection has among those of EVENTS.
