@@ -7,9 +7,12 @@ use std::time::{Duration, Instant};
 
 use rlock_tests::{Builder, Cluster, Conn, Pair, Proxy, Server, Trio, eventually, until};
 
-use crate::clients::{LOCKS, LOCKS_OF_A_SLOT, LONGEST_LEASE, Locks, Process, Role};
+use crate::clients::{
+    LOCKS, LOCKS_IN_PACKETS, LOCKS_OF_A_SLOT, LONGEST_LEASE, Locks, Process, Role,
+    locks_of_the_crowd,
+};
 use crate::faults::Menu;
-use crate::history::{Time, now};
+use crate::history::{Time, is_part_of, now};
 use crate::random::Random;
 use crate::watch::Watch;
 
@@ -44,7 +47,13 @@ const DOWN_AFTER_MS: u32 = 2000;
 /// What is stuck is so for ever; a busy machine takes less.
 const IN_THE_END: Duration = Duration::from_secs(20);
 
-const ROLES: [Role; 4] = [Role::Plain, Role::Sessions, Role::Guards, Role::Plain];
+fn roles(menu: Menu) -> &'static [Role] {
+    match menu {
+        Menu::Crowd => &[Role::Crowd, Role::Heirs, Role::Crowd, Role::Heirs],
+        Menu::Packets => &[Role::Packets; 3],
+        _ => &[Role::Plain, Role::Sessions, Role::Guards, Role::Plain],
+    }
+}
 
 impl World {
     pub(crate) fn start(menu: Menu, random: &mut Random) -> Self {
@@ -53,7 +62,7 @@ impl World {
                 let Pair { primary, replica } = Pair::of(server(), server());
                 vec![primary, replica]
             }
-            Menu::One | Menu::Clock => vec![server().start()],
+            Menu::One | Menu::Clock | Menu::Crowd | Menu::Packets => vec![server().start()],
             Menu::Cluster => {
                 // The nodes have one clock. Without a start ahead of it, their tokens have one
                 // order.
@@ -64,10 +73,11 @@ impl World {
         };
         let watches = menu == Menu::Sentinels;
         let sentinels = watches.then(|| Trio::over(&servers[0], DOWN_AFTER_MS));
-        let locks = if menu == Menu::Cluster {
-            LOCKS_OF_A_SLOT
-        } else {
-            LOCKS
+        let locks = match menu {
+            Menu::Cluster => LOCKS_OF_A_SLOT,
+            Menu::Crowd => locks_of_the_crowd(),
+            Menu::Packets => LOCKS_IN_PACKETS,
+            _ => LOCKS,
         };
         let record = Arc::default();
         let mut world = Self {
@@ -81,9 +91,9 @@ impl World {
             started: 0,
             agreed: now(),
         };
-        for role in ROLES {
+        for role in roles(menu) {
             let proxy = Proxy::to(world.primary().address());
-            let process = world.start_process(role, proxy.address());
+            let process = world.start_process(*role, proxy.address());
             world.places.push(Place { process, proxy });
         }
         until("every process has begun", || {
@@ -220,9 +230,14 @@ impl World {
         let from = self.lines().len();
         let deadline = Instant::now() + LONGEST_LEASE + IN_THE_END;
         let waits_still = |place: &&Place| {
-            let of_process = format!("told {}.", place.process.name);
             let lines = &self.lines()[from..];
-            let is_grant = |line: &String| line.starts_with(&of_process) && line.contains(" held ");
+            let is_grant = |line: &String| {
+                let id = line
+                    .strip_prefix("told ")
+                    .and_then(|rest| rest.split('.').next());
+                id.is_some_and(|process| is_part_of(process, &place.process.name))
+                    && line.contains(" held ")
+            };
             !lines.iter().any(is_grant)
         };
         while Instant::now() < deadline {
