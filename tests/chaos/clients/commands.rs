@@ -79,6 +79,10 @@ impl Use {
         }
     }
 
+    pub(super) fn for_ms(self, lease: u64) -> Self {
+        Self { lease, ..self }
+    }
+
     /// A writer's own reading.
     pub(super) fn reading(&self) -> Option<Self> {
         let reading = Self {

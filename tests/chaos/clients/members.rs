@@ -12,7 +12,7 @@ use super::{Life, queued, told};
 use crate::random::Random;
 
 /// Thousands of commands of others may come first.
-const REPLY_WITHIN: Duration = Duration::from_secs(20);
+pub(super) const REPLY_WITHIN: Duration = Duration::from_secs(20);
 
 /// So many commands are sent at once.
 const PACKET: usize = 250;

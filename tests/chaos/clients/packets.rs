@@ -4,24 +4,26 @@
 use std::io;
 use std::thread;
 
-use rlock_tests::Reply;
+use rlock_tests::{Conn, Reply};
 
 use super::Life;
 use super::commands::{Locks, Use, refusal};
-use super::members::{Member, up_to};
+use super::members::{Member, REPLY_WITHIN, up_to};
 use super::told;
 use crate::history::now;
 use crate::random::Random;
 
 /// Those of which several are taken at once, and read-write locks.
 pub(crate) const LOCKS_IN_PACKETS: Locks = &[
-    "t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7", "w0", "w1", "w2", "w3",
+    "t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7", "t8", "t9", "t10", "t11", "t12", "t13", "t14",
+    "t15", "t16", "t17", "t18", "t19", "t20", "t21", "t22", "t23", "w0", "w1", "w2", "w3", "w4",
+    "w5", "w6", "w7",
 ];
 
-const PLAIN: usize = 8;
+const PLAIN: usize = 24;
 
 /// A wait does not outlive the next few packets of others.
-const WAIT_MS: std::ops::Range<u64> = 200..700;
+const WAIT_MS: std::ops::Range<u64> = 50..400;
 
 pub(super) fn run(life: &Life, mut random: Random) {
     while life.goes_on() {
@@ -102,12 +104,28 @@ fn several(life: &Life, random: &mut Random, survivor: &mut Member) -> io::Resul
     let together = Use::of(owner.clone(), &all, "");
     if has_all {
         line_up(random, survivor, vec![together.clone()])?;
+        let blocked = if random.percent(30) {
+            let lock = all[index(random, all.len())];
+            Some(Blocked::begin(life, survivor, lock)?)
+        } else {
+            None
+        };
         let behind = all.iter().chain(&all).filter(|_| random.percent(70));
         let behind = behind.map(|lock| Use::of(life.owner(), &[lock], ""));
         let behind: Vec<_> = behind.collect();
         line_up(random, survivor, behind)?;
-        strike(random, survivor, &dying, &together, &wanted)?;
-        await_all(random, survivor, std::slice::from_ref(&owner))?;
+        let mut packet = Packet::of_kills(kills(random, &dying));
+        if let Some(blocked) = blocked.iter().find(|_| random.percent(50)) {
+            packet.add(format!("CLIENT KILL ID {}", blocked.client));
+        }
+        for _ in 0..random.within(1, 4) {
+            packet.add_any(random, &survivor.life, &together, &wanted);
+        }
+        packet.send(random, survivor, &together)?;
+        await_end(random, survivor, &together)?;
+        if let Some(blocked) = blocked {
+            blocked.end(survivor)?;
+        }
     }
     for lock in &all {
         survivor.give_back(&alone(lock))?;
@@ -145,65 +163,155 @@ fn kills(random: &mut Random, dying: &[Member]) -> Vec<String> {
 }
 
 /// What else is in the packet, and what its answer means.
-enum Answer<'a> {
+enum Answer {
     Nothing,
-    Acquired(&'a Use),
+    Acquired,
     Released,
     Renewed,
     Broken,
 }
 
-fn strike(
-    random: &mut Random,
-    survivor: &mut Member,
-    dying: &[Member],
-    together: &Use,
-    wanted: &[&'static str],
-) -> io::Result<()> {
-    let kills = kills(random, dying);
-    let mut packet: Vec<_> = kills
-        .into_iter()
-        .map(|kill| (String::new(), kill, Answer::Nothing))
-        .collect();
-    for _ in 0..random.within(1, 4) {
-        let (asked, answer) = match random.within(0, 10) {
+struct Packet {
+    /// By which to tell the answer; the command; what the answer means.
+    commands: Vec<(String, String, Answer)>,
+}
+
+impl Packet {
+    fn of_kills(kills: Vec<String>) -> Self {
+        let mut packet = Self {
+            commands: Vec::new(),
+        };
+        for kill in kills {
+            packet.add(kill);
+        }
+        packet
+    }
+
+    /// Something whose answer says nothing of a lock.
+    fn add(&mut self, command: String) {
+        self.commands
+            .push((String::new(), command, Answer::Nothing));
+    }
+
+    /// Something that concerns what an owner holds and waits for, or what others hold of it.
+    fn add_any(&mut self, random: &mut Random, life: &Life, together: &Use, wanted: &[&str]) {
+        let lock = *random.pick(wanted);
+        let (asked, answer) = match random.within(0, 12) {
             0..3 => (together.release(), Answer::Released),
             3..6 => {
-                let rest = format!("SESSION {}", survivor.life.name);
-                (together.acquire("none", &rest), Answer::Acquired(together))
+                let rest = format!("SESSION {}", life.name);
+                (together.acquire("none", &rest), Answer::Acquired)
             }
             6..8 => (together.renew(), Answer::Renewed),
-            8 => {
-                let lock = *random.pick(wanted);
-                let id = survivor.life.breaks(lock);
-                packet.push((id, format!("RLOCK.BREAK {lock}"), Answer::Broken));
-                continue;
+            8 | 9 => {
+                let ends = *random.pick(&["RLOCK.BREAK", "DEL"]);
+                let command = format!("{ends} {lock}");
+                self.commands
+                    .push((life.breaks(lock), command, Answer::Broken));
+                return;
             }
-            _ => {
-                packet.push((String::new(), "SWAPDB 0 0".to_owned(), Answer::Nothing));
-                continue;
-            }
+            10 => return self.add(format!("RLOCK.CANCEL {lock} {}", together.owner)),
+            _ => return self.add("SWAPDB 0 0".to_owned()),
         };
-        let (id, command) = asked.begin(&survivor.life);
-        packet.push((id, command, answer));
+        let (id, command) = asked.begin(life);
+        self.commands.push((id, command, answer));
     }
-    let commands: Vec<_> = packet.iter().map(|(_, command, _)| command).collect();
-    survivor.commands.try_send_all(&commands)?;
-    for (id, _, answer) in &packet {
-        let reply = survivor.read()?;
-        match (answer, &reply) {
-            (Answer::Nothing, _) => {}
-            (Answer::Broken, _) => println!("| broke {id} {}", now()),
-            (Answer::Acquired(the_use), _) => told(id, the_use.acquired(&reply)),
-            (Answer::Released, Reply::Int(count @ 1..)) => told(id, format!("gave {count}")),
-            (Answer::Released, Reply::Int(0)) => told(id, "lost"),
-            (Answer::Renewed, Reply::Int(count)) => told(id, format!("renewed {count}")),
-            _ => {
-                if let Some(error) = refusal(&reply) {
-                    told(id, error);
+
+    /// Sends all in one write, in a transaction or not, and writes down what is answered.
+    fn send(self, random: &mut Random, survivor: &mut Member, together: &Use) -> io::Result<()> {
+        let mut commands: Vec<_> = self
+            .commands
+            .iter()
+            .map(|(_, command, _)| command.clone())
+            .collect();
+        let in_transaction = random.percent(25);
+        if in_transaction {
+            commands.insert(0, "MULTI".to_owned());
+            commands.push("EXEC".to_owned());
+        }
+        survivor.commands.try_send_all(&commands)?;
+        let replies: io::Result<Vec<_>> = commands.iter().map(|_| survivor.read()).collect();
+        let mut replies = replies?;
+        if in_transaction {
+            replies = match replies.pop() {
+                Some(Reply::Array(replies)) => replies,
+                // Nothing was done, and nobody is told.
+                _ => return Ok(()),
+            };
+        }
+        for ((id, _, answer), reply) in self.commands.iter().zip(&replies) {
+            match (answer, reply) {
+                (Answer::Nothing, _) => {}
+                (Answer::Broken, _) => println!("| broke {id} {}", now()),
+                (Answer::Acquired, _) => told(id, together.acquired(reply)),
+                (Answer::Released, Reply::Int(count @ 1..)) => told(id, format!("gave {count}")),
+                (Answer::Released, Reply::Int(0)) => told(id, "lost"),
+                (Answer::Renewed, Reply::Int(count)) => told(id, format!("renewed {count}")),
+                _ => {
+                    if let Some(error) = refusal(reply) {
+                        told(id, error);
+                    }
                 }
             }
         }
+        Ok(())
+    }
+}
+
+/// One that waits in the server on a connection of its own, for the session's sake.
+struct Blocked {
+    conn: Conn,
+    client: i64,
+    id: String,
+    the_use: Use,
+}
+
+impl Blocked {
+    fn begin(life: &Life, survivor: &Member, lock: &'static str) -> io::Result<Self> {
+        let mut conn = Conn::open(life.address)?;
+        conn.try_send("CLIENT ID")?;
+        let Reply::Int(client) = conn.try_read(REPLY_WITHIN)? else {
+            return Err(io::Error::other("no number"));
+        };
+        // What it is granted and is never told of ends soon.
+        let the_use = Use::of(life.owner(), &[lock], "").for_ms(300);
+        let rest = format!("BLOCK 300 SESSION {}", survivor.life.name);
+        let (id, command) = the_use.acquire("block", &rest).begin(&survivor.life);
+        conn.try_send(&command)?;
+        Ok(Self {
+            conn,
+            client,
+            id,
+            the_use,
+        })
+    }
+
+    /// If its connection was ended, nobody knows whether it was granted.
+    fn end(mut self, survivor: &mut Member) -> io::Result<()> {
+        let Ok(reply) = self.conn.try_read(REPLY_WITHIN) else {
+            return Ok(());
+        };
+        told(&self.id, self.the_use.acquired(&reply));
+        if Use::held(&reply).is_some() {
+            survivor.give_back(&self.the_use)?;
+        }
+        Ok(())
+    }
+}
+
+/// Until the owner waits no more. It does not always wait to the end.
+fn await_end(random: &mut Random, survivor: &mut Member, together: &Use) -> io::Result<()> {
+    let mut looks = 0;
+    while survivor.waits_as(&together.owner) {
+        looks += 1;
+        if looks == 3 && random.percent(80) {
+            let lock = *random.pick(&together.locks);
+            let cancel = format!("RLOCK.CANCEL {lock} {}", together.owner);
+            survivor.commands.try_send(&cancel)?;
+            survivor.read()?;
+        }
+        survivor.hear(5, |_| up_to(random, 10))?;
+        survivor.release_due()?;
     }
     Ok(())
 }
