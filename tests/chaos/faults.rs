@@ -114,6 +114,12 @@ impl Menu {
         }
     }
 
+    /// For how long a round goes on at most. Where twenty thousand things are asked for in a second,
+    /// the checkers look at them for longer than it took.
+    pub(crate) fn longest(self) -> Duration {
+        Duration::from_secs(if self == Self::Crowd { 10 } else { 30 })
+    }
+
     fn kinds(self) -> Vec<Kind> {
         let special: &[Kind] = match self {
             Self::One => &[KillServer, KillServer, NoRoom, NoRoom, NoRoom, NoRoom],

@@ -63,7 +63,7 @@ fn storm() {
             break;
         }
         if only.is_none_or(|only| only == number) {
-            report.add(round(number, *menu, random, length));
+            report.add(round(number, *menu, random, length.min(menu.longest())));
         }
         if only.is_some_and(|only| only <= number) {
             break;

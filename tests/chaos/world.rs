@@ -99,7 +99,7 @@ impl World {
             world.places.push(Place { process, proxy });
         }
         until("every process has begun", || {
-            let said = world.lines().len();
+            let said = world.said();
             said > 50 * world.places.len()
         });
         world
@@ -187,6 +187,11 @@ impl World {
         self.record.lock().expect("a list").push(line);
     }
 
+    /// How many lines.
+    fn said(&self) -> usize {
+        self.record.lock().expect("a list").len()
+    }
+
     fn lines(&self) -> Vec<String> {
         self.record.lock().expect("a list").clone()
     }
@@ -229,10 +234,9 @@ impl World {
 
     /// With everything healed, each process must be granted something soon.
     fn no_progress(&self) -> Vec<String> {
-        let from = self.lines().len();
+        let from = self.said();
         let deadline = Instant::now() + LONGEST_LEASE + IN_THE_END;
         let waits_still = |place: &&Place| {
-            let lines = &self.lines()[from..];
             let is_grant = |line: &String| {
                 let id = line
                     .strip_prefix("told ")
@@ -240,7 +244,8 @@ impl World {
                 id.is_some_and(|process| is_part_of(process, &place.process.name))
                     && line.contains(" held ")
             };
-            !lines.iter().any(is_grant)
+            let record = self.record.lock().expect("a list");
+            !record[from..].iter().any(is_grant)
         };
         while Instant::now() < deadline {
             if !self.places.iter().any(|place| waits_still(&place)) {

@@ -13,30 +13,39 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
     let mut holds = holds_of_one_primary(history);
     holds.sort_by_key(|hold| (hold.lock, hold.token, hold.told));
     let mut found = Vec::new();
-    for (index, later) in holds.iter().enumerate() {
-        let earlier = holds[..index].iter().rev();
-        let earlier = earlier.take_while(|hold| hold.lock == later.lock);
-        for earlier in earlier.filter(|earlier| excludes(earlier, later)) {
-            found.push(Violation::new(
-                later.told,
-                format!(
-                    "{}: {} ({:?}, {}) was granted it by {} although {} ({:?}, {}) surely held it \
-                     from {} to {}",
-                    later.lock,
-                    later.owner,
-                    later.mode,
-                    later.token,
-                    later.told,
-                    earlier.owner,
-                    earlier.mode,
-                    earlier.token,
-                    earlier.told,
-                    earlier.until
-                ),
-            ));
+    for of_one_lock in holds.chunk_by(|a, b| a.lock == b.lock) {
+        // From each one on, when the first grant of a larger token was told: what is over by then
+        // excludes none of them.
+        let mut first_told: Vec<_> = of_one_lock.iter().map(|hold| hold.told).collect();
+        for index in (1..first_told.len()).rev() {
+            first_told[index - 1] = first_told[index - 1].min(first_told[index]);
+        }
+        let mut present: Vec<&Hold<'_>> = Vec::new();
+        for (later, first_told) in of_one_lock.iter().zip(first_told) {
+            present.retain(|hold| hold.until > first_told);
+            let earlier = present.iter().filter(|earlier| excludes(earlier, later));
+            found.extend(earlier.map(|earlier| wrong(earlier, later)));
+            present.push(later);
         }
     }
     found
+}
+
+fn wrong(earlier: &Hold<'_>, later: &Hold<'_>) -> Violation {
+    let what = format!(
+        "{}: {} ({:?}, {}) was granted it by {} although {} ({:?}, {}) surely held it from {} to {}",
+        later.lock,
+        later.owner,
+        later.mode,
+        later.token,
+        later.told,
+        earlier.owner,
+        earlier.mode,
+        earlier.token,
+        earlier.told,
+        earlier.until
+    );
+    Violation::new(later.told, what)
 }
 
 fn excludes(earlier: &Hold<'_>, later: &Hold<'_>) -> bool {
