@@ -143,10 +143,11 @@ impl Menu {
             ],
             Self::Cluster => &[MoveSlot; 6],
             // Little else: after a fault that may end any session, holds of sessions prove nothing
-            // for a while.
+            // for a while. A DEL would leave the keys of readers behind, whose leases are longer
+            // than a round.
             Self::Crowd | Self::Packets => {
                 let mut kinds = vec![
-                    KillClient, KillClient, KillClient, StopClient, Sever, Sleep, Break, Delete,
+                    KillClient, KillClient, KillClient, StopClient, Sever, Sleep, Break, Break,
                 ];
                 kinds.extend([EndTogether; 8]);
                 return kinds;

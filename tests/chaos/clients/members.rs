@@ -129,7 +129,7 @@ impl Member {
     }
 
     /// Of several locks somebody else keeps account.
-    fn keep(&mut self, until: Instant, the_use: Use) {
+    pub(super) fn keep(&mut self, until: Instant, the_use: Use) {
         if the_use.is_of_one() {
             self.holds.push((until, the_use));
         }

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use rlock_tests::{Conn, Reply};
 
@@ -55,21 +56,27 @@ fn writer_who_reads(life: &Life, random: &mut Random, survivor: &mut Member) -> 
         return Ok(());
     }
     dying[1].take(reads)?;
-    let waits = (0..random.within(2, 5)).map(|_| {
+    let any = |random: &mut Random| {
         let mode = *random.pick(&["WRITE", "WRITE", "READ"]);
         Use::of(life.owner(), &[lock], mode)
-    });
-    let waits: Vec<_> = waits.collect();
+    };
+    if random.percent(30) {
+        // First in the queue is one who leaves it in the same moment.
+        let of = index(random, dying.len());
+        dying[of].line_up(vec![any(random)], 0, |_| Duration::ZERO)?;
+    }
+    let waits: Vec<_> = (0..random.within(2, 5)).map(|_| any(random)).collect();
     let owners: Vec<_> = waits.iter().map(|the_use| the_use.owner.clone()).collect();
     line_up(random, survivor, waits)?;
-    let mut packet = kills(random, &dying);
-    if random.percent(30) {
-        packet.push("SWAPDB 0 0".to_owned());
+    let mut packet = Packet::of_kills(kills(random, &dying));
+    for _ in 0..random.within(0, 3) {
+        match random.within(0, 8) {
+            0..4 => packet.add("SWAPDB 0 0".to_owned()),
+            4..7 => packet.add_newcomer(&survivor.life, any(random)),
+            _ => packet.add_break(random, &survivor.life, lock),
+        }
     }
-    survivor.commands.try_send_all(&packet)?;
-    for _ in packet {
-        survivor.read()?;
-    }
+    packet.send(random, survivor)?;
     await_all(random, survivor, &owners)
 }
 
@@ -103,6 +110,13 @@ fn several(life: &Life, random: &mut Random, survivor: &mut Member) -> io::Resul
     let all = [held, wanted.clone()].concat();
     let together = Use::of(owner.clone(), &all, "");
     if has_all {
+        if random.percent(30) {
+            // First in some queues is one who leaves them in the same moment.
+            let of = index(random, dying.len());
+            let some = &all[index(random, all.len())..];
+            let before = Use::of(life.owner(), some, "");
+            dying[of].line_up(vec![before], 0, |_| Duration::ZERO)?;
+        }
         line_up(random, survivor, vec![together.clone()])?;
         let blocked = if random.percent(30) {
             let lock = all[index(random, all.len())];
@@ -119,9 +133,10 @@ fn several(life: &Life, random: &mut Random, survivor: &mut Member) -> io::Resul
             packet.add(format!("CLIENT KILL ID {}", blocked.client));
         }
         for _ in 0..random.within(1, 4) {
-            packet.add_any(random, &survivor.life, &together, &wanted);
+            let newcomer = Use::of(life.owner(), &[wanted[index(random, wanted.len())]], "");
+            packet.add_any(random, &survivor.life, &together, newcomer);
         }
-        packet.send(random, survivor, &together)?;
+        packet.send(random, survivor)?;
         await_end(random, survivor, &together)?;
         if let Some(blocked) = blocked {
             blocked.end(survivor)?;
@@ -165,7 +180,7 @@ fn kills(random: &mut Random, dying: &[Member]) -> Vec<String> {
 /// What else is in the packet, and what its answer means.
 enum Answer {
     Nothing,
-    Acquired,
+    Acquired(Use),
     Released,
     Renewed,
     Broken,
@@ -193,23 +208,36 @@ impl Packet {
             .push((String::new(), command, Answer::Nothing));
     }
 
+    /// One who asks for a lock and does not wait.
+    fn add_newcomer(&mut self, life: &Life, the_use: Use) {
+        let rest = format!("SESSION {}", life.name);
+        let (id, command) = the_use.acquire("none", &rest).begin(life);
+        self.commands.push((id, command, Answer::Acquired(the_use)));
+    }
+
+    /// The end of whatever holds of it there are.
+    fn add_break(&mut self, random: &mut Random, life: &Life, lock: &str) {
+        // What is deleted of a read-write lock leaves its readers' other keys behind.
+        let is_plain = LOCKS_IN_PACKETS[..PLAIN].contains(&lock);
+        let ends = if is_plain && random.percent(50) {
+            "DEL"
+        } else {
+            "RLOCK.BREAK"
+        };
+        let command = format!("{ends} {lock}");
+        self.commands
+            .push((life.breaks(lock), command, Answer::Broken));
+    }
+
     /// Something that concerns what an owner holds and waits for, or what others hold of it.
-    fn add_any(&mut self, random: &mut Random, life: &Life, together: &Use, wanted: &[&str]) {
-        let lock = *random.pick(wanted);
+    fn add_any(&mut self, random: &mut Random, life: &Life, together: &Use, newcomer: Use) {
+        let lock = newcomer.locks[0];
         let (asked, answer) = match random.within(0, 12) {
             0..3 => (together.release(), Answer::Released),
-            3..6 => {
-                let rest = format!("SESSION {}", life.name);
-                (together.acquire("none", &rest), Answer::Acquired)
-            }
-            6..8 => (together.renew(), Answer::Renewed),
-            8 | 9 => {
-                let ends = *random.pick(&["RLOCK.BREAK", "DEL"]);
-                let command = format!("{ends} {lock}");
-                self.commands
-                    .push((life.breaks(lock), command, Answer::Broken));
-                return;
-            }
+            3..5 => return self.add_newcomer(life, together.clone()),
+            5..7 => (together.renew(), Answer::Renewed),
+            7 => return self.add_newcomer(life, newcomer),
+            8 | 9 => return self.add_break(random, life, lock),
             10 => return self.add(format!("RLOCK.CANCEL {lock} {}", together.owner)),
             _ => return self.add("SWAPDB 0 0".to_owned()),
         };
@@ -218,7 +246,7 @@ impl Packet {
     }
 
     /// Sends all in one write, in a transaction or not, and writes down what is answered.
-    fn send(self, random: &mut Random, survivor: &mut Member, together: &Use) -> io::Result<()> {
+    fn send(self, random: &mut Random, survivor: &mut Member) -> io::Result<()> {
         let mut commands: Vec<_> = self
             .commands
             .iter()
@@ -239,11 +267,17 @@ impl Packet {
                 _ => return Ok(()),
             };
         }
-        for ((id, _, answer), reply) in self.commands.iter().zip(&replies) {
+        for ((id, _, answer), reply) in self.commands.into_iter().zip(&replies) {
+            let id = id.as_str();
             match (answer, reply) {
                 (Answer::Nothing, _) => {}
                 (Answer::Broken, _) => println!("| broke {id} {}", now()),
-                (Answer::Acquired, _) => told(id, together.acquired(reply)),
+                (Answer::Acquired(the_use), _) => {
+                    told(id, the_use.acquired(reply));
+                    if Use::held(reply).is_some() {
+                        survivor.keep(Instant::now() + up_to(random, 10), the_use);
+                    }
+                }
                 (Answer::Released, Reply::Int(count @ 1..)) => told(id, format!("gave {count}")),
                 (Answer::Released, Reply::Int(0)) => told(id, "lost"),
                 (Answer::Renewed, Reply::Int(count)) => told(id, format!("renewed {count}")),
