@@ -158,6 +158,11 @@ pub(crate) fn is_part_of(process: &str, whole: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
 }
 
+/// Whether it is a session, which begins once and ends once, and not a whole process.
+pub(crate) fn is_one_session(process: &str) -> bool {
+    process.contains('_')
+}
+
 impl History {
     /// Reads the lines, in whatever order processes wrote them, as long as each one's own is kept.
     pub(crate) fn parse(text: &str) -> Self {

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::history::{Ask, History, MS, Mode, Operation, Time, Told, is_part_of};
+use crate::history::{Ask, History, MS, Mode, Operation, Time, Told, is_one_session, is_part_of};
 
 /// One hold of one lock.
 #[derive(Debug, Clone)]
@@ -177,9 +177,12 @@ impl<'a> Lasting<'a> {
         let died = history.died.iter();
         let died = died.filter(|(_, process)| is_part_of(self.process, process));
         let closed = history.closed.get(self.process).into_iter().flatten();
+        // An operator writes it down before it is so: one command more may have been in time. A
+        // process begins another session, but this one is over.
+        let for_good = is_one_session(self.process);
         let ends = died.map(|(at, _)| at).chain(closed);
-        let ends = ends.filter(|at| self.of_session && **at >= self.proven);
-        faults.chain(ends.copied()).min()
+        let ends = ends.filter(|at| self.of_session && (for_good || **at >= self.proven));
+        faults.chain(ends.map(|at| self.proven.max(*at))).min()
     }
 
     /// Whether an answer about several locks leaves open what became of this one.
@@ -434,6 +437,10 @@ mod tests {
         assert_eq!(span(&format!("{of_part}closed 300000 1_2")), (20, 300));
         assert_eq!(span(&format!("{of_part}closed 300000 1_3")), (20, 1008));
         assert_eq!(span(&format!("{of_part}died 300000 1")), (20, 300));
+        let in_time = "closed 300000 1_2
+             ask 1_2.2 310000 a p0 plain session renew 60000
+             told 1_2.2 320000 renewed 1";
+        assert_eq!(span(&format!("{of_part}{in_time}")), (20, 310));
         let together = "fault 300000 400000 end-together";
         assert_eq!(span(&format!("{of_part}{together}")), (20, 1008));
     }

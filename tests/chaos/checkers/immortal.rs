@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Violation;
-use crate::history::{Ask, Fault, History, MS, Time, is_part_of};
+use crate::history::{Ask, Fault, History, MS, Time, is_one_session, is_part_of};
 
 /// How long a command may still be under way in calm, and be repeated.
 const UNDER_WAY: Time = 6_000 * MS;
@@ -109,11 +109,6 @@ fn ends(history: &History) -> BTreeMap<&str, End<'_>> {
     }
     ends.retain(|owner, end| *owner != "?" && end.is_over);
     ends
-}
-
-/// Whether it is the session of a process, and not all of it.
-fn is_one_session(process: &str) -> bool {
-    process.contains('_')
 }
 
 fn calm(history: &History, end: &End<'_>, until: Time) -> Time {
