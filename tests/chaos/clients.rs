@@ -15,16 +15,16 @@ use crate::history::now;
 use crate::random::Random;
 
 mod commands; // what is locked how, as commands
-mod crowd; // thousands of holds that end at once
 mod guards; // the client crate
-mod members; // sessions whose commands go in packets
+mod many_holds; // thousands of holds that end at once
 mod packets; // what ends in the packet in which it is asked for
+mod pipelined; // sessions whose commands go in packets
 mod plain; // connections that wait in the server
 mod sessions; // many waits on one connection
 mod store; // an application that trusts its lock, and one that does not
 
 pub(crate) use commands::{LOCKS, LOCKS_OF_A_SLOT, LONGEST_LEASE, Locks};
-pub(crate) use crowd::locks_of_the_crowd;
+pub(crate) use many_holds::locks_looked_at;
 pub(crate) use packets::LOCKS_IN_PACKETS;
 
 /// What a process does.
@@ -33,10 +33,10 @@ pub(crate) enum Role {
     Plain,
     Sessions,
     Guards,
-    /// Has thousands of holds, and dies: see [`crowd`].
-    Crowd,
+    /// Has thousands of holds, and dies: see [`many_holds`].
+    ManyHolds,
     /// Waits for them.
-    Heirs,
+    ManyWaits,
     /// See [`packets`].
     Packets,
     /// Adds to a set: see [`store`].
@@ -48,8 +48,8 @@ const ROLES: [(Role, &str); 8] = [
     (Role::Plain, "plain"),
     (Role::Sessions, "sessions"),
     (Role::Guards, "guards"),
-    (Role::Crowd, "crowd"),
-    (Role::Heirs, "heirs"),
+    (Role::ManyHolds, "many-holds"),
+    (Role::ManyWaits, "many-waits"),
     (Role::Packets, "packets"),
     (Role::AddsTrusting, "adds-trusting"),
     (Role::AddsWithToken, "adds-with-token"),
@@ -213,8 +213,8 @@ fn a_process() {
         Role::Plain => threads(&life, &mut random, 6, plain::run),
         Role::Sessions => threads(&life, &mut random, 2, sessions::run),
         Role::Guards => guards::run(&life, &mut random),
-        Role::Crowd => threads(&life, &mut random, 1, crowd::dies),
-        Role::Heirs => threads(&life, &mut random, 2, crowd::lives),
+        Role::ManyHolds => threads(&life, &mut random, 1, many_holds::dies),
+        Role::ManyWaits => threads(&life, &mut random, 2, many_holds::lives),
         Role::Packets => threads(&life, &mut random, 2, packets::run),
         Role::AddsTrusting => store::run(&life, store::Check::None),
         Role::AddsWithToken => store::run(&life, store::Check::Token),

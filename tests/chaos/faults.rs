@@ -26,7 +26,7 @@ pub(crate) enum Menu {
     /// A cluster of two, in which the slot of all locks moves.
     Cluster,
     /// One server, and sessions with thousands of holds, which end at once.
-    Crowd,
+    ManyHolds,
     /// One server, and sessions that end in the packet in which their locks are asked for.
     Packets,
 }
@@ -98,7 +98,7 @@ impl Menu {
         Self::Sentinels,
         Self::Cluster,
         Self::Clock,
-        Self::Crowd,
+        Self::ManyHolds,
         Self::Packets,
     ];
 
@@ -109,7 +109,7 @@ impl Menu {
             Self::Pair => "with a replica",
             Self::Sentinels => "watched by sentinels",
             Self::Cluster => "a cluster of two",
-            Self::Crowd => "thousands of holds end at once",
+            Self::ManyHolds => "thousands of holds end at once",
             Self::Packets => "asked for in the packet that ends it",
         }
     }
@@ -117,7 +117,7 @@ impl Menu {
     /// For how long a round goes on at most. Where twenty thousand things are asked for in a second,
     /// the checkers look at them for longer than it took.
     pub(crate) fn longest(self) -> Duration {
-        Duration::from_secs(if self == Self::Crowd { 10 } else { 30 })
+        Duration::from_secs(if self == Self::ManyHolds { 10 } else { 30 })
     }
 
     fn kinds(self) -> Vec<Kind> {
@@ -145,7 +145,7 @@ impl Menu {
             // Little else: after a fault that may end any session, holds of sessions prove nothing
             // for a while. A DEL would leave the keys of readers behind, whose leases are longer
             // than a round.
-            Self::Crowd | Self::Packets => {
+            Self::ManyHolds | Self::Packets => {
                 let mut kinds = vec![
                     KillClient, KillClient, KillClient, StopClient, Sever, Sleep, Break, Break,
                 ];

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use rlock_tests::{Builder, Cluster, Conn, Pair, Proxy, Server, Trio, eventually, until};
 
 use crate::clients::{
-    LOCKS, LOCKS_IN_PACKETS, LOCKS_OF_A_SLOT, LONGEST_LEASE, Locks, Process, Role,
-    locks_of_the_crowd,
+    LOCKS, LOCKS_IN_PACKETS, LOCKS_OF_A_SLOT, LONGEST_LEASE, Locks, Process, Role, locks_looked_at,
 };
 use crate::faults::Menu;
 use crate::history::{Time, is_part_of, now};
@@ -49,7 +48,12 @@ const IN_THE_END: Duration = Duration::from_secs(20);
 
 fn roles(menu: Menu) -> &'static [Role] {
     match menu {
-        Menu::Crowd => &[Role::Crowd, Role::Heirs, Role::Crowd, Role::Heirs],
+        Menu::ManyHolds => &[
+            Role::ManyHolds,
+            Role::ManyWaits,
+            Role::ManyHolds,
+            Role::ManyWaits,
+        ],
         Menu::Packets => &[Role::Packets; 3],
         _ => &[Role::Plain, Role::Sessions, Role::Guards, Role::Plain],
     }
@@ -64,7 +68,7 @@ impl World {
             }
             Menu::One | Menu::Clock => vec![server().start()],
             // No server ends there, so nothing has to be on disk, and more happens in a second.
-            Menu::Crowd | Menu::Packets => vec![Server::start()],
+            Menu::ManyHolds | Menu::Packets => vec![Server::start()],
             Menu::Cluster => {
                 // The nodes have one clock. Without a start ahead of it, their tokens have one
                 // order.
@@ -77,7 +81,7 @@ impl World {
         let sentinels = watches.then(|| Trio::over(&servers[0], DOWN_AFTER_MS));
         let locks = match menu {
             Menu::Cluster => LOCKS_OF_A_SLOT,
-            Menu::Crowd => locks_of_the_crowd(),
+            Menu::ManyHolds => locks_looked_at(),
             Menu::Packets => LOCKS_IN_PACKETS,
             _ => LOCKS,
         };

@@ -9,7 +9,7 @@ use rlock_tests::{Conn, Reply};
 
 use super::Life;
 use super::commands::{Locks, Use, refusal};
-use super::members::{Member, REPLY_WITHIN, up_to};
+use super::pipelined::{PipelinedSession, REPLY_WITHIN, up_to};
 use super::told;
 use crate::history::now;
 use crate::random::Random;
@@ -28,7 +28,7 @@ const WAIT_MS: std::ops::Range<u64> = 50..400;
 
 pub(super) fn run(life: &Life, mut random: Random) {
     while life.goes_on() {
-        let broken = Member::begin(life, 0).and_then(|mut survivor| {
+        let broken = PipelinedSession::begin(life, 0).and_then(|mut survivor| {
             while life.goes_on() {
                 if random.percent(35) {
                     writer_who_reads(life, &mut random, &mut survivor)?;
@@ -45,7 +45,11 @@ pub(super) fn run(life: &Life, mut random: Random) {
 }
 
 /// A writer whose reading belongs to another session; both end, and writers wait.
-fn writer_who_reads(life: &Life, random: &mut Random, survivor: &mut Member) -> io::Result<()> {
+fn writer_who_reads(
+    life: &Life,
+    random: &mut Random,
+    survivor: &mut PipelinedSession,
+) -> io::Result<()> {
     let lock = *random.pick(&LOCKS_IN_PACKETS[PLAIN..]);
     let mut dying = [begin(life, random)?, begin(life, random)?];
     let write = Use::of(life.owner(), &[lock], "WRITE");
@@ -82,7 +86,7 @@ fn writer_who_reads(life: &Life, random: &mut Random, survivor: &mut Member) -> 
 
 /// An owner holds some locks and waits for those and others, which sessions hold that end; others
 /// wait behind it; and in the same packet it asks for something else.
-fn several(life: &Life, random: &mut Random, survivor: &mut Member) -> io::Result<()> {
+fn several(life: &Life, random: &mut Random, survivor: &mut PipelinedSession) -> io::Result<()> {
     let mut locks = LOCKS_IN_PACKETS[..PLAIN].to_vec();
     let mut some = |count: u64| -> Vec<_> {
         let pick = |_| locks.swap_remove(index(random, locks.len()));
@@ -156,23 +160,23 @@ fn index(random: &mut Random, of: usize) -> usize {
     usize::try_from(random.within(0, of as u64)).expect("an index")
 }
 
-fn begin(life: &Life, random: &mut Random) -> io::Result<Member> {
-    Member::begin(life, *random.pick(&[0, 0, 0, 20]))
+fn begin(life: &Life, random: &mut Random) -> io::Result<PipelinedSession> {
+    PipelinedSession::begin(life, *random.pick(&[0, 0, 0, 20]))
 }
 
-fn line_up(random: &mut Random, survivor: &mut Member, uses: Vec<Use>) -> io::Result<()> {
+fn line_up(random: &mut Random, survivor: &mut PipelinedSession, uses: Vec<Use>) -> io::Result<()> {
     let wait = random.within(WAIT_MS.start, WAIT_MS.end);
     survivor.line_up(uses, wait, |_| up_to(random, 10))
 }
 
 /// In any order. They are over from now on.
-fn kills(random: &mut Random, dying: &[Member]) -> Vec<String> {
+fn kills(random: &mut Random, dying: &[PipelinedSession]) -> Vec<String> {
     let mut left: Vec<_> = dying.iter().collect();
     let mut kills = Vec::new();
     while !left.is_empty() {
-        let member = left.swap_remove(index(random, left.len()));
-        member.life.closes();
-        kills.push(format!("CLIENT KILL ID {}", member.id));
+        let session = left.swap_remove(index(random, left.len()));
+        session.life.closes();
+        kills.push(format!("CLIENT KILL ID {}", session.id));
     }
     kills
 }
@@ -246,7 +250,7 @@ impl Packet {
     }
 
     /// Sends all in one write, in a transaction or not, and writes down what is answered.
-    fn send(self, random: &mut Random, survivor: &mut Member) -> io::Result<()> {
+    fn send(self, random: &mut Random, survivor: &mut PipelinedSession) -> io::Result<()> {
         let mut commands: Vec<_> = self
             .commands
             .iter()
@@ -301,7 +305,7 @@ struct Blocked {
 }
 
 impl Blocked {
-    fn begin(life: &Life, survivor: &Member, lock: &'static str) -> io::Result<Self> {
+    fn begin(life: &Life, survivor: &PipelinedSession, lock: &'static str) -> io::Result<Self> {
         let mut conn = Conn::open(life.address)?;
         conn.try_send("CLIENT ID")?;
         let Reply::Int(client) = conn.try_read(REPLY_WITHIN)? else {
@@ -321,7 +325,7 @@ impl Blocked {
     }
 
     /// If its connection was ended, nobody knows whether it was granted.
-    fn end(mut self, survivor: &mut Member) -> io::Result<()> {
+    fn end(mut self, survivor: &mut PipelinedSession) -> io::Result<()> {
         let Ok(reply) = self.conn.try_read(REPLY_WITHIN) else {
             return Ok(());
         };
@@ -334,7 +338,11 @@ impl Blocked {
 }
 
 /// Until the owner waits no more. It does not always wait to the end.
-fn await_end(random: &mut Random, survivor: &mut Member, together: &Use) -> io::Result<()> {
+fn await_end(
+    random: &mut Random,
+    survivor: &mut PipelinedSession,
+    together: &Use,
+) -> io::Result<()> {
     let mut looks = 0;
     while survivor.waits_as(&together.owner) {
         looks += 1;
@@ -351,7 +359,11 @@ fn await_end(random: &mut Random, survivor: &mut Member, together: &Use) -> io::
 }
 
 /// Until these wait no more.
-fn await_all(random: &mut Random, survivor: &mut Member, owners: &[String]) -> io::Result<()> {
+fn await_all(
+    random: &mut Random,
+    survivor: &mut PipelinedSession,
+    owners: &[String],
+) -> io::Result<()> {
     while owners.iter().any(|owner| survivor.waits_as(owner)) {
         survivor.hear(5, |_| up_to(random, 10))?;
         survivor.release_due()?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Life;
 use super::commands::{Locks, Use};
-use super::members::{Member, up_to};
+use super::pipelined::{PipelinedSession, up_to};
 use crate::random::Random;
 
 static PLAIN: LazyLock<Vec<String>> = LazyLock::new(|| names("m", 4000));
@@ -29,7 +29,7 @@ const WAIT_MS: std::ops::Range<u64> = 300..6000;
 /// How many waits and holds those have who go on living.
 const WAITS: usize = 1500;
 
-pub(crate) fn locks_of_the_crowd() -> Locks {
+pub(crate) fn locks_looked_at() -> Locks {
     &LOOKED_AT
 }
 
@@ -57,13 +57,16 @@ pub(super) fn dies(life: &Life, mut random: Random) {
 
 fn take_and_die(life: &Life, random: &mut Random) -> io::Result<()> {
     let grace = *random.pick(&[0, 0, 300]);
-    let mut members = [Member::begin(life, grace)?, Member::begin(life, grace)?];
+    let mut sessions = [
+        PipelinedSession::begin(life, grace)?,
+        PipelinedSession::begin(life, grace)?,
+    ];
     let count = random.within(HOLDS.start, HOLDS.end);
     let locks: Vec<_> = some(random, count).collect();
     let uses = locks.iter().map(|lock| Use::of(life.owner(), &[lock], ""));
     let (few, many): (Vec<_>, Vec<_>) = uses.partition(|_| random.percent(10));
-    members[0].take(many)?;
-    members[1].take(few)?;
+    sessions[0].take(many)?;
+    sessions[1].take(few)?;
     // A writer in one session reads in the other.
     for lock in READ_WRITE.iter() {
         if random.percent(70) {
@@ -71,49 +74,49 @@ fn take_and_die(life: &Life, random: &mut Random) -> io::Result<()> {
         }
         let write = Use::of(life.owner(), &[lock], "WRITE");
         let (one, other) = if random.percent(50) { (0, 1) } else { (1, 0) };
-        let written = members[one].take(vec![write])?;
+        let written = sessions[one].take(vec![write])?;
         let reads: Vec<_> = written.iter().filter_map(Use::reading).collect();
-        members[other].take(reads)?;
+        sessions[other].take(reads)?;
     }
     // Other owners of its own stand in the queue before all others, or among them, and leave when
     // it ends.
-    for member in &mut members {
+    for session in &mut sessions {
         let waited_for = locks.iter().filter(|_| random.percent(8));
         let uses = waited_for.map(|lock| Use::of(life.owner(), &[lock], ""));
-        member.line_up(uses.collect(), 0, |_| Duration::ZERO)?;
+        session.line_up(uses.collect(), 0, |_| Duration::ZERO)?;
     }
     let until = Instant::now() + Duration::from_millis(random.within(100, 1200));
     while Instant::now() < until && life.goes_on() {
-        for member in &mut members {
-            member.hear(10, |_| Duration::ZERO)?;
+        for session in &mut sessions {
+            session.hear(10, |_| Duration::ZERO)?;
         }
     }
     if random.percent(30) {
-        for member in &mut members {
-            member.block()?;
+        for session in &mut sessions {
+            session.block()?;
         }
     }
     // Or else their sockets are closed, one directly after the other.
     if random.percent(65) {
-        end_together(random, &mut members)?;
+        end_together(random, &mut sessions)?;
     }
     Ok(())
 }
 
 /// In one packet; and in the same turn every queue is looked at, as often as not.
-fn end_together(random: &mut Random, members: &mut [Member; 2]) -> io::Result<()> {
-    let kills = members
+fn end_together(random: &mut Random, sessions: &mut [PipelinedSession; 2]) -> io::Result<()> {
+    let kills = sessions
         .iter()
-        .map(|member| format!("CLIENT KILL ID {}", member.id));
+        .map(|session| format!("CLIENT KILL ID {}", session.id));
     let sweeps = (0..random.within(0, 3)).map(|_| "SWAPDB 0 0".to_owned());
     let packet: Vec<_> = kills.chain(sweeps).collect();
-    for member in &*members {
-        member.life.closes();
+    for session in &*sessions {
+        session.life.closes();
     }
     // The connection of its commands goes on.
-    members[0].commands.try_send_all(&packet)?;
+    sessions[0].commands.try_send_all(&packet)?;
     for _ in packet {
-        members[0].read()?;
+        sessions[0].read()?;
     }
     Ok(())
 }
@@ -128,17 +131,17 @@ pub(super) fn lives(life: &Life, mut random: Random) {
 }
 
 fn live(life: &Life, random: &mut Random) -> io::Result<()> {
-    let mut member = Member::begin(life, *random.pick(&[0, 300]))?;
+    let mut session = PipelinedSession::begin(life, *random.pick(&[0, 300]))?;
     let mut kept = random.split();
     let mut keeps = |_: &Use| up_to(&mut kept, 30);
     while life.goes_on() {
-        if member.waits() + member.holds() < WAITS {
+        if session.waits() + session.holds() < WAITS {
             let count = random.within(20, 200);
             let locks: Vec<_> = some(random, count).collect();
             for _ in 0..2 {
                 let uses = locks.iter().map(|lock| Use::of(life.owner(), &[lock], ""));
                 let wait = random.within(WAIT_MS.start, WAIT_MS.end);
-                member.line_up(uses.collect(), wait, &mut keeps)?;
+                session.line_up(uses.collect(), wait, &mut keeps)?;
             }
             let mut uses = Vec::new();
             for _ in 0..8 {
@@ -147,10 +150,10 @@ fn live(life: &Life, random: &mut Random) -> io::Result<()> {
                 uses.push(Use::of(life.owner(), &[lock], mode));
             }
             let wait = random.within(WAIT_MS.start, WAIT_MS.end);
-            member.line_up(uses, wait, &mut keeps)?;
+            session.line_up(uses, wait, &mut keeps)?;
         }
-        member.hear(15, &mut keeps)?;
-        member.release_due()?;
+        session.hear(15, &mut keeps)?;
+        session.release_due()?;
         if random.percent(1) {
             return Ok(());
         }

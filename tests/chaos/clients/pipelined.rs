@@ -17,13 +17,13 @@ pub(super) const REPLY_WITHIN: Duration = Duration::from_secs(20);
 /// So many commands are sent at once.
 const PACKET: usize = 250;
 
-pub(super) struct Member {
+pub(super) struct PipelinedSession {
     /// Its own, as a part of the process: it closes when this is dropped.
     pub(super) life: Life,
     grace: u64,
     /// The server's number of the session's connection.
     pub(super) id: i64,
-    session: Conn,
+    events: Conn,
     pub(super) commands: Conn,
     /// By their owners, each of whom waits once: by what its answer is told, and what it asked for.
     waits: HashMap<String, (String, Use)>,
@@ -31,28 +31,28 @@ pub(super) struct Member {
     holds: Vec<(Instant, Use)>,
 }
 
-impl Member {
+impl PipelinedSession {
     pub(super) fn begin(life: &Life, grace: u64) -> io::Result<Self> {
         let life = life.session();
-        let mut session = Conn::open(life.address)?;
+        let mut events = Conn::open(life.address)?;
         // The operator knows by this name whose connection it ends.
-        session.try_send(&format!("CLIENT SETNAME {}", life.name))?;
-        session.try_read(REPLY_WITHIN)?;
-        session.try_send("CLIENT ID")?;
-        let Reply::Int(id) = session.try_read(REPLY_WITHIN)? else {
+        events.try_send(&format!("CLIENT SETNAME {}", life.name))?;
+        events.try_read(REPLY_WITHIN)?;
+        events.try_send("CLIENT ID")?;
+        let Reply::Int(id) = events.try_read(REPLY_WITHIN)? else {
             return Err(io::Error::other("no number"));
         };
-        let mut member = Self {
+        let mut session = Self {
             grace,
             id,
-            session,
+            events,
             commands: Conn::open(life.address)?,
             waits: HashMap::new(),
             holds: Vec::new(),
             life,
         };
-        member.hear(0, |_| Duration::ZERO)?;
-        Ok(member)
+        session.hear(0, |_| Duration::ZERO)?;
+        Ok(session)
     }
 
     pub(super) fn waits(&self) -> usize {
@@ -83,9 +83,9 @@ impl Member {
         mut keeps: impl FnMut(&Use) -> Duration,
     ) -> io::Result<()> {
         let rest = format!("QUEUE {wait_ms} SESSION {}", self.life.name);
-        self.acquire(uses, "queue", &rest, |member, the_use| {
+        self.acquire(uses, "queue", &rest, |session, the_use| {
             let until = Instant::now() + keeps(&the_use);
-            member.keep(until, the_use);
+            session.keep(until, the_use);
         })
     }
 
@@ -181,12 +181,12 @@ impl Member {
         } else {
             String::new()
         };
-        let events = format!(
+        let command = format!(
             "RLOCK.EVENTS {} {block}GRACE {}",
             self.life.name, self.grace
         );
-        self.session.try_send(&events)?;
-        let reply = self.session.try_read(REPLY_WITHIN)?;
+        self.events.try_send(&command)?;
+        let reply = self.events.try_read(REPLY_WITHIN)?;
         if let Reply::Error(text) = &reply {
             return Err(io::Error::other(String::from_utf8_lossy(text).into_owned()));
         }
@@ -226,15 +226,15 @@ impl Member {
 
     /// Waits there until it is ended.
     pub(super) fn block(&mut self) -> io::Result<()> {
-        let events = format!(
+        let command = format!(
             "RLOCK.EVENTS {} BLOCK 0 GRACE {}",
             self.life.name, self.grace
         );
-        self.session.try_send(&events)
+        self.events.try_send(&command)
     }
 }
 
-impl Drop for Member {
+impl Drop for PipelinedSession {
     /// Before the connections are closed: what it holds may end from now on.
     fn drop(&mut self) {
         self.life.closes();
