@@ -114,8 +114,8 @@ impl Menu {
         }
     }
 
-    /// For how long a round goes on at most. Where twenty thousand things are asked for in a second,
-    /// the checkers look at them for longer than it took.
+    /// For how long a round goes on at most. Where twenty thousand things are asked for in a
+    /// second, the checkers look at them for longer than it took.
     pub(crate) fn longest(self) -> Duration {
         Duration::from_secs(if self == Self::ManyHolds { 10 } else { 30 })
     }

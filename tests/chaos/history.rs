@@ -7,8 +7,9 @@
 //! ask     ID TIME OWNER LOCK,… MODE TIE release
 //! queued  ID TIME                              in line, and told so
 //! told    ID TIME held COUNT TOKEN [OWNER]     nothing told: nobody knows
-//! told    ID TIME entered TOKEN                several locks: those that the owner held are entered
-//!                                              again and keep their tokens, the others get this one
+//! told    ID TIME entered TOKEN                several locks: those that the owner held are
+//!                                              entered again and keep their tokens, the
+//!                                              others get this one
 //! told    ID TIME refused | left N | renewed N | lost | error CODE
 //! told    ID TIME gave N                       several locks: one hold of each of so many
 //! sure    TIME LOCK OWNER                      a guard says that it holds
@@ -20,8 +21,8 @@
 //! info    ASKED TOLD LOCK HOLDER,… WAITER,…    as OWNER/MODE/TOKEN and OWNER/MODE; none: -
 //! ```
 //!
-//! IDs are `PROCESS.NUMBER`, or `PROCESS_SESSION.NUMBER` where a process has sessions that end before
-//! it does: `closed` then names the session, and what befalls the process befalls each of them.
+//! IDs are `PROCESS.NUMBER`, or `PROCESS_SESSION.NUMBER` where a process has sessions that end
+//! before it does: `closed` then names the session, and what befalls the process befalls each.
 //! MODE is `plain`, `read` or `write`; TIE is `free`, or `session` for a hold that ends with a
 //! connection. Times are microseconds of the clock that all processes share.
 

@@ -2,8 +2,8 @@
 //!
 //! The tokens are the order of the grants, so there is nothing to search for as a checker of
 //! linearizability must: if a hold with a smaller token surely lasted until after a larger one was
-//! told, the lock was granted over it. If two have the same token, they surely held it together when
-//! both had been told and neither was over.
+//! told, the lock was granted over it. If two have the same token, they surely held it together
+//! when both had been told and neither was over.
 
 use super::holds::Hold;
 use super::{Violation, holds_of_one_primary};
@@ -33,7 +33,8 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
 
 fn wrong(earlier: &Hold<'_>, later: &Hold<'_>) -> Violation {
     let what = format!(
-        "{}: {} ({:?}, {}) was granted it by {} although {} ({:?}, {}) surely held it from {} to {}",
+        "{}: {} ({:?}, {}) was granted it by {} although {} ({:?}, {}) surely held it from {} \
+         to {}",
         later.lock,
         later.owner,
         later.mode,

@@ -232,8 +232,8 @@ impl Asked {
         Self { command, line }
     }
 
-    /// Writes down that it is asked, to be sent with others; the number by which to tell the answer,
-    /// and the command.
+    /// Writes down that it is asked, to be sent with others; the number by which to tell the
+    /// answer, and the command.
     pub(super) fn begin(self, life: &Life) -> (String, String) {
         (life.ask(&self.line), self.command)
     }

@@ -1,4 +1,5 @@
-//! Sessions with thousands of holds and waits each, which end; and those who wait for what they hold.
+//! Sessions with thousands of holds and waits each, which end; and those who wait for what they
+//! hold.
 
 use std::io;
 use std::sync::LazyLock;

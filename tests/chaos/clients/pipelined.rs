@@ -1,5 +1,5 @@
-//! A session whose commands go in packets, with any number of holds and waits, and which ends before
-//! its process does.
+//! A session whose commands go in packets, with any number of holds and waits, and which ends
+//! before its process does.
 
 use std::collections::HashMap;
 use std::io;
