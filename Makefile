@@ -22,8 +22,9 @@ soak: install ## The heavy tests, with the figures they print
 	RLOCK_DROPS=100000 cargo test --release -p rlock-tests --test it -- \
 		client_session client_faults client_rw client_multi --include-ignored --nocapture --test-threads 1
 
-chaos: install ## A storm over real servers and its checkers; CHAOS_SECONDS= and CHAOS_SEED=
+chaos: install ## A storm over real servers and its checkers; CHAOS_SECONDS=, CHAOS_SEED=, CHAOS_MENU=
 	CHAOS_SECONDS=$(or $(CHAOS_SECONDS),1800) CHAOS_SEED=$(CHAOS_SEED) CHAOS_ROUND=$(CHAOS_ROUND) \
+		CHAOS_MENU="$(CHAOS_MENU)" \
 		cargo test -p rlock-tests --test chaos -- --ignored --exact storm --nocapture
 
 check: install ## Formatting, lints, documentation and the core's tests: before each commit

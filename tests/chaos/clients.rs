@@ -16,11 +16,16 @@ use crate::random::Random;
 
 mod commands; // what is locked how, as commands
 mod guards; // the client crate
+mod many_holds; // thousands of holds that end at once
+mod packets; // what ends in the packet in which it is asked for
+mod pipelined; // sessions whose commands go in packets
 mod plain; // connections that wait in the server
 mod sessions; // many waits on one connection
 mod store; // an application that trusts its lock, and one that does not
 
 pub(crate) use commands::{LOCKS, LOCKS_OF_A_SLOT, LONGEST_LEASE, Locks};
+pub(crate) use many_holds::locks_looked_at;
+pub(crate) use packets::LOCKS_IN_PACKETS;
 
 /// What a process does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,15 +33,24 @@ pub(crate) enum Role {
     Plain,
     Sessions,
     Guards,
+    /// Has thousands of holds, and dies: see [`many_holds`].
+    ManyHolds,
+    /// Waits for them.
+    ManyWaits,
+    /// See [`packets`].
+    Packets,
     /// Adds to a set: see [`store`].
     AddsTrusting,
     AddsWithToken,
 }
 
-const ROLES: [(Role, &str); 5] = [
+const ROLES: [(Role, &str); 8] = [
     (Role::Plain, "plain"),
     (Role::Sessions, "sessions"),
     (Role::Guards, "guards"),
+    (Role::ManyHolds, "many-holds"),
+    (Role::ManyWaits, "many-waits"),
+    (Role::Packets, "packets"),
     (Role::AddsTrusting, "adds-trusting"),
     (Role::AddsWithToken, "adds-with-token"),
 ];
@@ -178,7 +192,7 @@ fn a_process() {
         } else {
             LOCKS
         },
-        is_over: AtomicBool::new(false),
+        is_over: Arc::default(),
         last: AtomicU64::new(0),
     };
     let life = Arc::new(life);
@@ -199,6 +213,9 @@ fn a_process() {
         Role::Plain => threads(&life, &mut random, 6, plain::run),
         Role::Sessions => threads(&life, &mut random, 2, sessions::run),
         Role::Guards => guards::run(&life, &mut random),
+        Role::ManyHolds => threads(&life, &mut random, 1, many_holds::dies),
+        Role::ManyWaits => threads(&life, &mut random, 2, many_holds::lives),
+        Role::Packets => threads(&life, &mut random, 2, packets::run),
         Role::AddsTrusting => store::run(&life, store::Check::None),
         Role::AddsWithToken => store::run(&life, store::Check::Token),
     }
@@ -220,7 +237,7 @@ struct Life {
     address: SocketAddr,
     sentinels: Vec<SocketAddr>,
     locks: Locks,
-    is_over: AtomicBool,
+    is_over: Arc<AtomicBool>,
     last: AtomicU64,
 }
 
@@ -233,6 +250,18 @@ impl Life {
         self.last.fetch_add(1, Ordering::Relaxed) + 1
     }
 
+    /// A part of the process, which ends before it.
+    fn session(&self) -> Self {
+        Self {
+            name: format!("{}_{}", self.name, self.number()),
+            address: self.address,
+            sentinels: Vec::new(),
+            locks: self.locks,
+            is_over: Arc::clone(&self.is_over),
+            last: AtomicU64::new(0),
+        }
+    }
+
     /// An owner nobody has been before.
     fn owner(&self) -> String {
         format!("{}-{}", self.name, self.number())
@@ -242,6 +271,13 @@ impl Life {
     fn ask(&self, what: impl Display) -> String {
         let id = format!("{}.{}", self.name, self.number());
         println!("| ask {id} {} {what}", now());
+        id
+    }
+
+    /// Writes down that it ends whatever holds of a lock there are.
+    fn breaks(&self, lock: &str) -> String {
+        let id = format!("{}.{}", self.name, self.number());
+        println!("| breaks {id} {} {lock}", now());
         id
     }
 

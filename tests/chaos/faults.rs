@@ -25,6 +25,10 @@ pub(crate) enum Menu {
     Sentinels,
     /// A cluster of two, in which the slot of all locks moves.
     Cluster,
+    /// One server, and sessions with thousands of holds, which end at once.
+    ManyHolds,
+    /// One server, and sessions that end in the packet in which their locks are asked for.
+    Packets,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -57,13 +61,14 @@ pub(crate) enum Kind {
     SentinelKill,
     SentinelStop,
     SentinelOrder,
+    EndTogether,
 }
 
 use Kind::{
-    Break, Clock, Cut, CutToClient, CutToServer, Delay, Delete, Failover, Flush, HalfReply,
-    KillClient, KillConnections, KillReplica, KillServer, Memory, MoveSlot, NoRoom, Pause, Promote,
-    SentinelKill, SentinelOrder, SentinelStop, Sever, Sleep, StopClient, StopReplica, StopServer,
-    Unblock,
+    Break, Clock, Cut, CutToClient, CutToServer, Delay, Delete, EndTogether, Failover, Flush,
+    HalfReply, KillClient, KillConnections, KillReplica, KillServer, Memory, MoveSlot, NoRoom,
+    Pause, Promote, SentinelKill, SentinelOrder, SentinelStop, Sever, Sleep, StopClient,
+    StopReplica, StopServer, Unblock,
 };
 
 const OF_ANY: [Kind; 17] = [
@@ -87,12 +92,14 @@ const OF_ANY: [Kind; 17] = [
 ];
 
 impl Menu {
-    pub(crate) const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::One,
         Self::Pair,
         Self::Sentinels,
         Self::Cluster,
         Self::Clock,
+        Self::ManyHolds,
+        Self::Packets,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -102,7 +109,15 @@ impl Menu {
             Self::Pair => "with a replica",
             Self::Sentinels => "watched by sentinels",
             Self::Cluster => "a cluster of two",
+            Self::ManyHolds => "thousands of holds end at once",
+            Self::Packets => "asked for in the packet that ends it",
         }
+    }
+
+    /// For how long a round goes on at most. Where twenty thousand things are asked for in a
+    /// second, the checkers look at them for longer than it took.
+    pub(crate) fn longest(self) -> Duration {
+        Duration::from_secs(if self == Self::ManyHolds { 10 } else { 30 })
     }
 
     fn kinds(self) -> Vec<Kind> {
@@ -127,6 +142,16 @@ impl Menu {
                 SentinelOrder,
             ],
             Self::Cluster => &[MoveSlot; 6],
+            // Little else: after a fault that may end any session, holds of sessions prove nothing
+            // for a while. A DEL would leave the keys of readers behind, whose leases are longer
+            // than a round.
+            Self::ManyHolds | Self::Packets => {
+                let mut kinds = vec![
+                    KillClient, KillClient, KillClient, StopClient, Sever, Sleep, Break, Break,
+                ];
+                kinds.extend([EndTogether; 8]);
+                return kinds;
+            }
         };
         [&OF_ANY, special].concat()
     }
@@ -175,6 +200,7 @@ impl Kind {
             Promote | SentinelKill | SentinelStop | SentinelOrder => "promote",
             NoRoom => "no-room",
             MoveSlot => "move-slot",
+            EndTogether => "end-together",
         }
     }
 
@@ -209,6 +235,7 @@ impl Kind {
             SentinelKill => "SIGKILL of the primary, sentinels",
             SentinelStop => "SIGSTOP of the primary, sentinels",
             SentinelOrder => "SENTINEL FAILOVER",
+            EndTogether => "CLIENT KILL of several sessions at once",
         }
     }
 
@@ -217,7 +244,7 @@ impl Kind {
         let begin = now();
         let place = usize::try_from(random.within(0, world.places.len() as u64)).expect("an index");
         let victim = world.places[place].process.name.clone();
-        let lock = (*random.pick(&world.locks)).to_owned();
+        let lock = (*random.pick(world.locks)).to_owned();
         let mut to = None;
         match self {
             KillClient | StopClient | Delay | CutToServer | CutToClient | Cut | Sever
@@ -243,6 +270,7 @@ impl Kind {
             MoveSlot => move_slot(world, random),
             NoRoom => take_the_room(world, random),
             SentinelKill | SentinelStop | SentinelOrder => self.strike_the_watched(world, random),
+            EndTogether => end_together(world, random),
             _ => self.strike_server(world, random),
         }
         match self {
@@ -375,6 +403,32 @@ fn several(random: &mut Random, mut strike: impl FnMut()) {
         strike();
         thread::sleep(Duration::from_millis(random.within(0, 60)));
     }
+}
+
+/// In one packet, and in the same turn every queue is looked at.
+fn end_together(world: &World, random: &mut Random) {
+    let mut operator = world.operator();
+    let clients = operator.run("CLIENT LIST").text();
+    // A session's connection has its name.
+    let mut sessions: Vec<_> = clients
+        .lines()
+        .filter_map(|line| {
+            let field = |key| line.split(' ').find_map(|word| word.strip_prefix(key));
+            let name = field("name=").filter(|name: &&str| name.contains('_'))?;
+            Some((field("id=")?, name))
+        })
+        .collect();
+    let mut packet = Vec::new();
+    for _ in 0..random.within(1, 5).min(sessions.len() as u64) {
+        let index = random.within(0, sessions.len() as u64);
+        let (id, name) = sessions.swap_remove(usize::try_from(index).expect("an index"));
+        world.note(format!("closed {} {name}", now()));
+        packet.push(format!("CLIENT KILL ID {id}"));
+    }
+    let sweeps = random.within(0, 3);
+    packet.extend((0..sweeps).map(|_| "SWAPDB 0 0".to_owned()));
+    // A session may have ended by itself.
+    let _ = operator.pipeline(&packet);
 }
 
 fn unblock_all(operator: &mut Conn) {

@@ -7,16 +7,24 @@
 //! ask     ID TIME OWNER LOCK,… MODE TIE release
 //! queued  ID TIME                              in line, and told so
 //! told    ID TIME held COUNT TOKEN [OWNER]     nothing told: nobody knows
+//! told    ID TIME entered TOKEN                several locks: those that the owner held are
+//!                                              entered again and keep their tokens, the
+//!                                              others get this one
 //! told    ID TIME refused | left N | renewed N | lost | error CODE
+//! told    ID TIME gave N                       several locks: one hold of each of so many
 //! sure    TIME LOCK OWNER                      a guard says that it holds
 //! closed  TIME PROCESS                         it closes the connection its sessions live by
 //! died    TIME PROCESS
 //! fault   BEGIN END KIND [LOCK or PROCESS]
+//! breaks  ID TIME LOCK                         a client asks to end whatever holds there are
+//! broke   ID TIME
 //! info    ASKED TOLD LOCK HOLDER,… WAITER,…    as OWNER/MODE/TOKEN and OWNER/MODE; none: -
 //! ```
 //!
-//! IDs are `PROCESS.NUMBER`. MODE is `plain`, `read` or `write`; TIE is `free`, or `session` for a
-//! hold that ends with a connection. Times are microseconds of the clock that all processes share.
+//! IDs are `PROCESS.NUMBER`, or `PROCESS_SESSION.NUMBER` where a process has sessions that end
+//! before it does: `closed` then names the session, and what befalls the process befalls each.
+//! MODE is `plain`, `read` or `write`; TIE is `free`, or `session` for a hold that ends with a
+//! connection. Times are microseconds of the clock that all processes share.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -64,7 +72,13 @@ pub(crate) enum Told {
         token: u64,
     },
     Refused,
+    /// Of several locks: those held before are entered again, the others have this token.
+    Entered {
+        token: u64,
+    },
     Left(u32),
+    /// One hold of each of so many locks; how many are left is not said.
+    Gave(u32),
     Renewed(u32),
     Lost,
     /// Refused in words: nothing was done.
@@ -130,9 +144,24 @@ pub(crate) struct History {
     pub(crate) beliefs: Vec<Belief>,
     pub(crate) samples: Vec<Sample>,
     pub(crate) faults: Vec<Fault>,
-    /// When a process closed the connection of its sessions.
-    pub(crate) closed: Vec<(Time, String)>,
+    /// When a process closed the connection of its sessions, or of the one named.
+    pub(crate) closed: HashMap<String, Vec<Time>>,
     pub(crate) died: Vec<(Time, String)>,
+}
+
+/// A break that was never answered was done by then, or never.
+const UNANSWERED: Time = 3_000 * MS;
+
+/// Whether what befalls `whole` befalls `process`, which may be a session of it.
+pub(crate) fn is_part_of(process: &str, whole: &str) -> bool {
+    process
+        .strip_prefix(whole)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+}
+
+/// Whether it is a session, which begins once and ends once, and not a whole process.
+pub(crate) fn is_one_session(process: &str) -> bool {
+    process.contains('_')
 }
 
 impl History {
@@ -176,14 +205,28 @@ impl History {
                 lock: words.next()?.to_owned(),
                 owner: words.next()?.to_owned(),
             }),
-            "closed" | "died" => {
-                let entry = (words.next()?.parse().ok()?, words.next()?.to_owned());
-                let list = if kind == "died" {
-                    &mut self.died
-                } else {
-                    &mut self.closed
-                };
-                list.push(entry);
+            "died" => {
+                let at = words.next()?.parse().ok()?;
+                self.died.push((at, words.next()?.to_owned()));
+            }
+            "closed" => {
+                let at = words.next()?.parse().ok()?;
+                let process = words.next()?.to_owned();
+                self.closed.entry(process).or_default().push(at);
+            }
+            "breaks" => {
+                open.insert(words.next()?.to_owned(), self.faults.len());
+                let begin = words.next()?.parse().ok()?;
+                self.faults.push(Fault {
+                    begin,
+                    end: begin + UNANSWERED,
+                    kind: "break".to_owned(),
+                    to: Some(words.next()?.to_owned()),
+                });
+            }
+            "broke" => {
+                let index = *open.get(words.next()?)?;
+                self.faults[index].end = words.next()?.parse().ok()?;
             }
             "fault" => self.faults.push(Fault {
                 begin: words.next()?.parse().ok()?,
@@ -191,18 +234,7 @@ impl History {
                 kind: words.next()?.to_owned(),
                 to: words.next().map(str::to_owned),
             }),
-            "info" => self.samples.push(Sample {
-                asked: words.next()?.parse().ok()?,
-                told: words.next()?.parse().ok()?,
-                lock: words.next()?.to_owned(),
-                holders: list(words.next()?).map(holder).collect::<Option<_>>()?,
-                queue: list(words.next()?)
-                    .map(|waiter| {
-                        let (owner, mode) = waiter.split_once('/')?;
-                        Some((owner.to_owned(), self::mode(mode)?))
-                    })
-                    .collect::<Option<_>>()?,
-            }),
+            "info" => self.samples.push(sample(&mut words)?),
             _ => return None,
         }
         Some(())
@@ -247,12 +279,31 @@ fn operation(process: &str, words: Words<'_, '_>) -> Option<Operation> {
     })
 }
 
+fn sample(words: Words<'_, '_>) -> Option<Sample> {
+    Some(Sample {
+        asked: words.next()?.parse().ok()?,
+        told: words.next()?.parse().ok()?,
+        lock: words.next()?.to_owned(),
+        holders: list(words.next()?).map(holder).collect::<Option<_>>()?,
+        queue: list(words.next()?)
+            .map(|waiter| {
+                let (owner, mode) = waiter.split_once('/')?;
+                Some((owner.to_owned(), self::mode(mode)?))
+            })
+            .collect::<Option<_>>()?,
+    })
+}
+
 fn told(words: Words<'_, '_>) -> Option<Told> {
     Some(match words.next()? {
         "held" => Told::Held {
             count: words.next()?.parse().ok()?,
             token: words.next()?.parse().ok()?,
         },
+        "entered" => Told::Entered {
+            token: words.next()?.parse().ok()?,
+        },
+        "gave" => Told::Gave(words.next()?.parse().ok()?),
         "refused" => Told::Refused,
         "left" => Told::Left(words.next()?.parse().ok()?),
         "renewed" => Told::Renewed(words.next()?.parse().ok()?),
@@ -308,4 +359,28 @@ fn what_was_asked_finds_what_was_told() {
     assert_eq!(history.samples[0].holders[0].token, Some(7));
     assert!(history.samples[1].holders.is_empty() && history.samples[1].queue.is_empty());
     assert_eq!(history.faults[0].to.as_deref(), Some("p0"));
+}
+
+#[test]
+fn a_break_lasts_until_its_answer_or_for_a_while() {
+    let history = History::parse(
+        "breaks 1.1 100 t0
+         breaks 1.2 200 t1
+         broke 1.1 150",
+    );
+    let spans = history
+        .faults
+        .iter()
+        .map(|fault| (fault.begin, fault.end, fault.to.as_deref()));
+    let spans: Vec<_> = spans.collect();
+    assert_eq!(
+        spans,
+        [(100, 150, Some("t0")), (200, 200 + UNANSWERED, Some("t1"))]
+    );
+}
+
+#[test]
+fn what_befalls_a_process_befalls_its_sessions_and_no_other_process() {
+    assert!(is_part_of("9", "9") && is_part_of("9_1", "9") && is_part_of("9_1", "9_1"));
+    assert!(!is_part_of("9", "9_1") && !is_part_of("91", "9") && !is_part_of("9_12", "9_1"));
 }

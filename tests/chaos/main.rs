@@ -4,7 +4,8 @@
 //! networks cut, clocks set and servers killed and replaced; then every checker over everything
 //! that was asked and told. `CHAOS_SECONDS` says for how long, `CHAOS_SEED` repeats the faults and
 //! the clients' choices of an earlier run as far as real servers and networks allow, `CHAOS_ROUND`
-//! one round of it. The checkers themselves are tested with `make test`.
+//! one round of it; with `CHAOS_MENU` there are only rounds whose name contains one of its words,
+//! which commas divide. The checkers themselves are tested with `make test`.
 
 #![allow(
     clippy::unwrap_used,
@@ -48,20 +49,21 @@ fn storm() {
         since.as_secs()
     });
     let only = number("CHAOS_ROUND");
+    let menus = menus();
     println!("CHAOS_SEED={seed} CHAOS_SECONDS={seconds}");
     let over = now() + seconds * 1_000_000;
     // A round is long enough for most of its menu, and short enough to be read.
     let length = Duration::from_secs((seconds / 6).clamp(4, 30));
     let mut report = Report::default();
     let mut seeds = Random::new(seed);
-    for (number, menu) in (0..).zip(Menu::ALL.iter().cycle()) {
+    for (number, menu) in (0..).zip(menus.iter().cycle()) {
         let random = seeds.split();
         // All menus are served, however short the time is.
-        if number >= Menu::ALL.len() as u64 && now() >= over {
+        if number >= menus.len() as u64 && now() >= over {
             break;
         }
         if only.is_none_or(|only| only == number) {
-            report.add(round(number, *menu, random, length));
+            report.add(round(number, *menu, random, length.min(menu.longest())));
         }
         if only.is_some_and(|only| only <= number) {
             break;
@@ -115,6 +117,19 @@ fn round(number: u64, menu: Menu, mut random: Random, length: Duration) -> Round
     let history = History::parse(&lines.join("\n"));
     round.check(&history, &lines, left);
     round
+}
+
+/// All, or those that are asked for.
+fn menus() -> Vec<Menu> {
+    let asked = std::env::var("CHAOS_MENU").unwrap_or_default();
+    let is_asked_for = |menu: &Menu| {
+        asked
+            .split(',')
+            .any(|word| menu.name().contains(word.trim()))
+    };
+    let menus: Vec<_> = Menu::ALL.into_iter().filter(is_asked_for).collect();
+    assert!(!menus.is_empty(), "no round has a name with {asked:?}");
+    menus
 }
 
 fn number(variable: &str) -> Option<u64> {

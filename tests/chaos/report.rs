@@ -81,7 +81,7 @@ fn excerpt(violation: &Violation, lines: &[String]) -> String {
     let is_name = |word: &&str| word.contains(['-', ':']) && word.len() > 2;
     let named = violation
         .what
-        .split(|char: char| !(char.is_alphanumeric() || "-:".contains(char)));
+        .split(|char: char| !(char.is_alphanumeric() || "-:_".contains(char)));
     let named: Vec<_> = named
         .map(|word| word.trim_end_matches(':'))
         .filter(is_name)
@@ -132,7 +132,7 @@ impl Figures {
             let counter = match (operation.ask, told) {
                 (_, None) => &mut figures.never_told,
                 (_, Some(Told::Held { count: 1, .. })) => &mut figures.granted,
-                (_, Some(Told::Held { .. })) => &mut figures.entered,
+                (_, Some(Told::Held { .. } | Told::Entered { .. })) => &mut figures.entered,
                 (_, Some(Told::Refused | Told::Error | Told::Lost)) => &mut figures.refused,
                 (Ask::Release, Some(_)) => &mut figures.released,
                 _ => continue,

@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 
 use rlock_tests::{Builder, Cluster, Conn, Pair, Proxy, Server, Trio, eventually, until};
 
-use crate::clients::{LOCKS, LOCKS_OF_A_SLOT, LONGEST_LEASE, Locks, Process, Role};
+use crate::clients::{
+    LOCKS, LOCKS_IN_PACKETS, LOCKS_OF_A_SLOT, LONGEST_LEASE, Locks, Process, Role, locks_looked_at,
+};
 use crate::faults::Menu;
-use crate::history::{Time, now};
+use crate::history::{Time, is_part_of, now};
 use crate::random::Random;
 use crate::watch::Watch;
 
@@ -44,7 +46,18 @@ const DOWN_AFTER_MS: u32 = 2000;
 /// What is stuck is so for ever; a busy machine takes less.
 const IN_THE_END: Duration = Duration::from_secs(20);
 
-const ROLES: [Role; 4] = [Role::Plain, Role::Sessions, Role::Guards, Role::Plain];
+fn roles(menu: Menu) -> &'static [Role] {
+    match menu {
+        Menu::ManyHolds => &[
+            Role::ManyHolds,
+            Role::ManyWaits,
+            Role::ManyHolds,
+            Role::ManyWaits,
+        ],
+        Menu::Packets => &[Role::Packets; 3],
+        _ => &[Role::Plain, Role::Sessions, Role::Guards, Role::Plain],
+    }
+}
 
 impl World {
     pub(crate) fn start(menu: Menu, random: &mut Random) -> Self {
@@ -54,6 +67,8 @@ impl World {
                 vec![primary, replica]
             }
             Menu::One | Menu::Clock => vec![server().start()],
+            // No server ends there, so nothing has to be on disk, and more happens in a second.
+            Menu::ManyHolds | Menu::Packets => vec![Server::start()],
             Menu::Cluster => {
                 // The nodes have one clock. Without a start ahead of it, their tokens have one
                 // order.
@@ -64,10 +79,11 @@ impl World {
         };
         let watches = menu == Menu::Sentinels;
         let sentinels = watches.then(|| Trio::over(&servers[0], DOWN_AFTER_MS));
-        let locks = if menu == Menu::Cluster {
-            LOCKS_OF_A_SLOT
-        } else {
-            LOCKS
+        let locks = match menu {
+            Menu::Cluster => LOCKS_OF_A_SLOT,
+            Menu::ManyHolds => locks_looked_at(),
+            Menu::Packets => LOCKS_IN_PACKETS,
+            _ => LOCKS,
         };
         let record = Arc::default();
         let mut world = Self {
@@ -81,13 +97,13 @@ impl World {
             started: 0,
             agreed: now(),
         };
-        for role in ROLES {
+        for role in roles(menu) {
             let proxy = Proxy::to(world.primary().address());
-            let process = world.start_process(role, proxy.address());
+            let process = world.start_process(*role, proxy.address());
             world.places.push(Place { process, proxy });
         }
         until("every process has begun", || {
-            let said = world.lines().len();
+            let said = world.said();
             said > 50 * world.places.len()
         });
         world
@@ -175,6 +191,11 @@ impl World {
         self.record.lock().expect("a list").push(line);
     }
 
+    /// How many lines.
+    fn said(&self) -> usize {
+        self.record.lock().expect("a list").len()
+    }
+
     fn lines(&self) -> Vec<String> {
         self.record.lock().expect("a list").clone()
     }
@@ -217,13 +238,18 @@ impl World {
 
     /// With everything healed, each process must be granted something soon.
     fn no_progress(&self) -> Vec<String> {
-        let from = self.lines().len();
+        let from = self.said();
         let deadline = Instant::now() + LONGEST_LEASE + IN_THE_END;
         let waits_still = |place: &&Place| {
-            let of_process = format!("told {}.", place.process.name);
-            let lines = &self.lines()[from..];
-            let is_grant = |line: &String| line.starts_with(&of_process) && line.contains(" held ");
-            !lines.iter().any(is_grant)
+            let is_grant = |line: &String| {
+                let id = line
+                    .strip_prefix("told ")
+                    .and_then(|rest| rest.split('.').next());
+                id.is_some_and(|process| is_part_of(process, &place.process.name))
+                    && line.contains(" held ")
+            };
+            let record = self.record.lock().expect("a list");
+            !record[from..].iter().any(is_grant)
         };
         while Instant::now() < deadline {
             if !self.places.iter().any(|place| waits_still(&place)) {

@@ -92,15 +92,15 @@ impl Conn {
     /// Sends all commands in one write.
     #[track_caller]
     pub fn send_all(&mut self, commands: &[impl AsRef<str>]) {
-        let encoded = commands.iter().flat_map(|command| {
-            encode(
-                &command
-                    .as_ref()
-                    .split_ascii_whitespace()
-                    .collect::<Vec<_>>(),
-            )
-        });
-        self.send_bytes(&encoded.collect::<Vec<u8>>());
+        self.send_bytes(&encode_all(commands));
+    }
+
+    /// [`Conn::send_all`] to a server that may be dead.
+    ///
+    /// # Errors
+    /// The connection is closed.
+    pub fn try_send_all(&mut self, commands: &[impl AsRef<str>]) -> std::io::Result<()> {
+        self.stream.write_all(&encode_all(commands))
     }
 
     /// Waits for the next reply.
@@ -337,6 +337,12 @@ impl Conn {
         self.received.extend_from_slice(&chunk[..count]);
         Ok(count)
     }
+}
+
+fn encode_all(commands: &[impl AsRef<str>]) -> Vec<u8> {
+    let words = |command: &str| encode(&command.split_ascii_whitespace().collect::<Vec<_>>());
+    let encoded = commands.iter().flat_map(|command| words(command.as_ref()));
+    encoded.collect()
 }
 
 fn encode(arguments: &[impl AsRef<[u8]>]) -> Vec<u8> {

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::history::{Ask, History, MS, Mode, Operation, Time, Told};
+use crate::history::{Ask, History, MS, Mode, Operation, Time, Told, is_one_session, is_part_of};
 
 /// One hold of one lock.
 #[derive(Debug, Clone)]
@@ -55,6 +55,11 @@ pub(crate) fn holds(history: &History) -> Vec<Hold<'_>> {
         let mut now: Option<Lasting<'_>> = None;
         for operation in series {
             now = match now.take() {
+                Some(lasting) if lasting.is_unclear_after(history, operation) => {
+                    // What is proven up to here stands; nothing that comes later is followed.
+                    now = Some(lasting.until_asked(operation));
+                    break;
+                }
                 Some(lasting) => lasting.follow(history, operation, &mut found),
                 None => Lasting::begin(lock, owner, mode, operation),
             };
@@ -97,8 +102,10 @@ impl<'a> Lasting<'a> {
         let Ask::Acquire { lease, .. } = operation.ask else {
             return None;
         };
-        let Some((told, Told::Held { count, token })) = operation.told else {
-            return None;
+        let (told, count, token) = match operation.told {
+            Some((told, Told::Held { count, token })) => (told, count, token),
+            Some((told, Told::Entered { token })) => (told, 1, token),
+            _ => return None,
         };
         let asked = operation.asked;
         Some(Self {
@@ -155,22 +162,49 @@ impl<'a> Lasting<'a> {
             match fault.kind.as_str() {
                 "clock" | "promote" | "flush" => fault.end >= self.proven,
                 "break" | "del" => fault.end >= self.proven && to == Some(self.hold.lock),
-                "kill-replica" | "stop-replica" => false,
+                // Whose sessions end together, and when, is written down beside it.
+                "kill-replica" | "stop-replica" | "end-together" => false,
                 // A session may be let go some time after its connection broke.
                 _ => {
                     self.of_session
                         && fault.end + SETTLING >= self.proven
-                        && to.is_none_or(|to| to == self.process)
+                        && to.is_none_or(|to| is_part_of(self.process, to))
                 }
             }
         });
         // One that is going on already may end it from now on.
         let faults = faults.map(|fault| fault.begin.max(self.proven));
-        let ends = history.closed.iter().chain(&history.died);
-        let ends = ends.filter(|(at, process)| {
-            self.of_session && process == self.process && *at >= self.proven
-        });
-        faults.chain(ends.map(|(at, _)| *at)).min()
+        let died = history.died.iter();
+        let died = died.filter(|(_, process)| is_part_of(self.process, process));
+        let closed = history.closed.get(self.process).into_iter().flatten();
+        // An operator writes it down before it is so: one command more may have been in time. A
+        // process begins another session, but this one is over.
+        let for_good = is_one_session(self.process);
+        let ends = died.map(|(at, _)| at).chain(closed);
+        let ends = ends.filter(|at| self.of_session && (for_good || **at >= self.proven));
+        faults.chain(ends.map(|at| self.proven.max(*at))).min()
+    }
+
+    /// Whether an answer about several locks leaves open what became of this one.
+    pub(crate) fn is_unclear_after(&self, history: &History, operation: &Operation) -> bool {
+        let count = operation.locks.len();
+        match (operation.ask, &operation.told) {
+            // If it had been lost it has a new token now, and its count began anew.
+            (Ask::Acquire { .. }, Some((at, Told::Entered { .. }))) => {
+                self.surely_until(history) <= *at
+            }
+            (Ask::Renew { .. }, Some((_, Told::Renewed(some) | Told::Gave(some))))
+            | (Ask::Release, Some((_, Told::Gave(some)))) => {
+                count > 1 && *some > 0 && *some as usize != count
+            }
+            _ => false,
+        }
+    }
+
+    /// What is proven when something is asked whose answer leaves open what became of this.
+    fn until_asked(mut self, operation: &Operation) -> Self {
+        self.end_by(operation.asked);
+        self
     }
 
     /// It was there when this was sent, for the answer says so.
@@ -202,6 +236,16 @@ impl<'a> Lasting<'a> {
                     self.leases.clear();
                 }
                 self.leases.push(end_of(operation.asked, lease));
+            }
+            (Ask::Acquire { lease, .. }, Some(Told::Entered { .. })) => {
+                self.prove(operation.asked);
+                self.count += 1;
+                self.leases.clear();
+                self.leases.push(end_of(operation.asked, lease));
+            }
+            (Ask::Release, Some(Told::Gave(_))) => {
+                self.prove(operation.asked);
+                self.count = self.count.saturating_sub(1);
             }
             (Ask::Renew { lease }, Some(Told::Renewed(renewed)))
                 if *renewed as usize == operation.locks.len() =>
@@ -355,6 +399,50 @@ mod tests {
             10
         );
         assert_eq!(span(&format!("{OF_SESSION}closed 5000 1")), (20, 1008));
+    }
+
+    #[test]
+    fn of_several_locks_what_was_held_is_entered_again_and_one_of_each_is_given_back() {
+        let of_p0 = |history: &str| {
+            let history = History::parse(history);
+            let holds = holds(&history);
+            let of_p0: Vec<_> = holds.iter().filter(|hold| hold.lock == "p0").collect();
+            assert_eq!(of_p0.len(), 1, "{holds:?}");
+            (of_p0[0].token, of_p0[0].until / MS)
+        };
+        let entered = format!(
+            "{GRANT}ask 1.2 30000 a p0,p1 plain free acquire 2000 queue
+             told 1.2 90000 entered 9\n"
+        );
+        assert_eq!(of_p0(&entered), (7, 2028));
+        let gave = |count: u32| {
+            format!(
+                "{entered}ask 1.3 100000 a p0,p1 plain free release
+                 told 1.3 110000 gave {count}\n"
+            )
+        };
+        assert_eq!(of_p0(&gave(2)), (7, 2028));
+        // Of which of them it gave back one is not said.
+        assert_eq!(of_p0(&gave(1)), (7, 100));
+        let last = "ask 1.4 500000 a p0 plain free release\n";
+        assert_eq!(of_p0(&format!("{}{last}", gave(2))), (7, 500));
+        // It may have been lost before, and be another hold now.
+        let broken = format!("{entered}fault 40000 40000 break p0");
+        assert_eq!(of_p0(&broken), (7, 30));
+    }
+
+    #[test]
+    fn a_session_that_ends_takes_its_own_holds_along() {
+        let of_part = OF_SESSION.replace("1.1", "1_2.1");
+        assert_eq!(span(&format!("{of_part}closed 300000 1_2")), (20, 300));
+        assert_eq!(span(&format!("{of_part}closed 300000 1_3")), (20, 1008));
+        assert_eq!(span(&format!("{of_part}died 300000 1")), (20, 300));
+        let in_time = "closed 300000 1_2
+             ask 1_2.2 310000 a p0 plain session renew 60000
+             told 1_2.2 320000 renewed 1";
+        assert_eq!(span(&format!("{of_part}{in_time}")), (20, 310));
+        let together = "fault 300000 400000 end-together";
+        assert_eq!(span(&format!("{of_part}{together}")), (20, 1008));
     }
 
     #[test]

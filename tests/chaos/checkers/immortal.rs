@@ -1,5 +1,6 @@
 //! No hold outlives those who could renew it: when its owner has asked for the last time, or its
-//! process is dead, it ends with its lease.
+//! process is dead, it ends with its lease; when the session that it belongs to has ended, long
+//! before that.
 //!
 //! Only calm time counts, in which nothing was done to the process, its network or the server: what
 //! is cut off arrives later, and a client repeats what it was not answered.
@@ -7,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Violation;
-use crate::history::{Ask, Fault, History, MS, Time};
+use crate::history::{Ask, Fault, History, MS, Time, is_one_session, is_part_of};
 
 /// How long a command may still be under way in calm, and be repeated.
 const UNDER_WAY: Time = 6_000 * MS;
@@ -15,6 +16,9 @@ const UNDER_WAY: Time = 6_000 * MS;
 /// How much of a lease that began while the clock was ahead may be left when that was set right:
 /// the operator ends what would last longer.
 const DRAWN_OUT: Time = 2_500 * MS;
+
+/// For how long the holds of such a session outlive its connection.
+const LONGEST_GRACE: Time = 300 * MS;
 
 /// No client asks to wait for longer than this.
 const LONGEST_WAIT: Time = 2_000 * MS;
@@ -52,6 +56,8 @@ struct End<'a> {
     last: Time,
     /// The longest lease that it has asked for, and a wait if that is what it asked for last.
     may_take: Time,
+    /// All that it asked for belongs to sessions, and ends with them.
+    is_of_session: bool,
     is_over: bool,
 }
 
@@ -60,7 +66,13 @@ fn ends(history: &History) -> BTreeMap<&str, End<'_>> {
     let died: BTreeMap<_, _> = died.map(|(at, process)| (process.as_str(), *at)).collect();
     let mut ends: BTreeMap<&str, End<'_>> = BTreeMap::new();
     for operation in &history.operations {
-        let end = ends.entry(&operation.owner).or_default();
+        let end = ends.entry(&operation.owner).or_insert_with(|| End {
+            process: &operation.process,
+            is_of_session: true,
+            ..End::default()
+        });
+        let is_of_session = operation.of_session && is_one_session(&operation.process);
+        end.is_of_session &= is_of_session && end.process == operation.process;
         end.process = &operation.process;
         if operation.asked >= end.last {
             end.last = operation.asked;
@@ -80,10 +92,19 @@ fn ends(history: &History) -> BTreeMap<&str, End<'_>> {
         }
     }
     for end in ends.values_mut() {
+        let whole = end.process.split('_').next().unwrap_or_default();
+        let died = died.get(whole).copied();
         // Whoever had given back before is not heard of until then.
-        if let Some(at) = died.get(end.process).filter(|_| !end.is_over) {
+        if let Some(at) = died.filter(|_| !end.is_over) {
             end.is_over = true;
-            end.last = end.last.max(*at);
+            end.last = end.last.max(at);
+        }
+        let closed = history.closed.get(end.process).into_iter().flatten();
+        let over = closed.copied().chain(died).min();
+        if let Some(at) = over.filter(|_| end.is_of_session) {
+            end.is_over = true;
+            end.last = end.last.max(at);
+            end.may_take = LONGEST_GRACE;
         }
     }
     ends.retain(|owner, end| *owner != "?" && end.is_over);
@@ -92,8 +113,12 @@ fn ends(history: &History) -> BTreeMap<&str, End<'_>> {
 
 fn calm(history: &History, end: &End<'_>, until: Time) -> Time {
     let concerns = |fault: &&Fault| match fault.kind.as_str() {
-        "break" | "del" | "flush" | "two-primaries" | "kill-replica" | "stop-replica" => false,
-        _ => fault.to.as_deref().is_none_or(|to| to == end.process),
+        "break" | "del" | "flush" | "two-primaries" | "kill-replica" | "stop-replica"
+        | "end-together" => false,
+        _ => fault
+            .to
+            .as_deref()
+            .is_none_or(|to| is_part_of(end.process, to)),
     };
     let faults = history.faults.iter().filter(concerns).map(|fault| {
         let drawn_out = if fault.kind == "clock" { DRAWN_OUT } else { 0 };
@@ -130,6 +155,24 @@ mod tests {
         let released_and_died_later = "ask 1.2 500 a k plain session release\ndied 70000000 1";
         assert_eq!(seen_at(60_000, released_and_died_later), 1);
         assert_eq!(seen_at(1_000, "died 500 1"), 0);
+    }
+
+    #[test]
+    fn a_hold_that_outlives_its_session_is_found_whatever_its_lease() {
+        let seen_at = |ms: u64, ended: &str| {
+            let history = format!(
+                "ask 1_2.1 0 a k plain session acquire 60000 none
+                 told 1_2.1 10 held 1 7
+                 {ended}
+                 info {ms}000 {ms}100 k a/plain/7 -"
+            );
+            says(check, &history).len()
+        };
+        assert_eq!(seen_at(9_000, ""), 0);
+        assert_eq!(seen_at(9_000, "closed 500 1_2"), 1);
+        assert_eq!(seen_at(9_000, "died 500 1"), 1);
+        assert_eq!(seen_at(9_000, "closed 500 1_3"), 0);
+        assert_eq!(seen_at(5_000, "closed 500 1_2"), 0);
     }
 
     #[test]

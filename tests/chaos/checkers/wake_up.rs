@@ -79,7 +79,8 @@ fn wanted(history: &History) -> HashMap<&str, &[String]> {
         .collect()
 }
 
-/// The first in line, if nothing is in the way.
+/// The first in line, if nothing is in the way. Of several locks it may be the holder of some, and
+/// enters those again.
 fn could_enter<'a>(
     sample: &'a Sample,
     look: &HashMap<&str, &Sample>,
@@ -99,9 +100,13 @@ fn could_enter<'a>(
         is_first && (sample.holders.is_empty() || readable)
     };
     let others = wanted.get(owner.as_str()).copied().unwrap_or_default();
+    let is_its_own = |sample: &Sample| {
+        let waits = sample.queue.iter().any(|(waiter, _)| waiter == owner);
+        waits && matches!(&sample.holders[..], [holder] if holder.owner == *owner)
+    };
     let all_open = others.iter().all(|lock| {
         look.get(lock.as_str())
-            .is_some_and(|sample| is_open(sample))
+            .is_some_and(|sample| is_open(sample) || others.len() > 1 && is_its_own(sample))
     });
     (is_open(sample) && all_open).then_some(owner)
 }
@@ -162,6 +167,20 @@ mod tests {
             "b's, which waits for s1 alone"
         );
         assert_eq!(looks("- a/plain"), 2);
+    }
+
+    #[test]
+    fn a_wait_for_several_enters_again_what_its_owner_holds() {
+        let wait = "ask 1.1 1 a s0,s1 plain free acquire 1000 queue\n";
+        let looks = |held: &str| {
+            let looks = [100, 140, 180, 220].map(|at| {
+                format!("info {at}000 {at}500 s0 {held}\ninfo {at}000 {at}500 s1 - a/plain\n")
+            });
+            says(check, &format!("{wait}{}", looks.concat())).len()
+        };
+        assert_eq!(looks("a/plain/7 b/plain,a/plain"), 1);
+        assert_eq!(looks("b/plain/7 a/plain"), 0);
+        assert_eq!(looks("a/plain/7 b/plain"), 0, "its wait is over there");
     }
 
     #[test]

@@ -9,12 +9,12 @@ use super::Life;
 use crate::random::Random;
 
 /// Plain locks, read-write locks, and those of which several are taken at once.
-pub(crate) type Locks = [&'static str; 8];
+pub(crate) type Locks = &'static [&'static str];
 
-pub(crate) const LOCKS: Locks = ["p0", "p1", "p2", "rw0", "rw1", "s0", "s1", "s2"];
+pub(crate) const LOCKS: Locks = &["p0", "p1", "p2", "rw0", "rw1", "s0", "s1", "s2"];
 
 /// All in one slot of a cluster.
-pub(crate) const LOCKS_OF_A_SLOT: Locks = [
+pub(crate) const LOCKS_OF_A_SLOT: Locks = &[
     "{c}p0", "{c}p1", "{c}p2", "{c}rw0", "{c}rw1", "{c}s0", "{c}s1", "{c}s2",
 ];
 
@@ -22,6 +22,9 @@ const LEASES_MS: [u64; 3] = [300, 1000, 2500];
 
 /// No lease is longer, of the crate's guards neither.
 pub(crate) const LONGEST_LEASE: Duration = Duration::from_millis(2500);
+
+/// Longer than any round: such a hold ends with its session, or not at all.
+const LEASE_OF_A_SESSION_MS: u64 = 60_000;
 
 /// How long a client waits for a reply, besides the time it asked to wait in line.
 const REPLY_WITHIN: Duration = Duration::from_millis(1500);
@@ -62,6 +65,22 @@ impl Use {
             lease: *random.pick(&LEASES_MS),
             token: None,
         }
+    }
+
+    /// What a session holds until it gives it back or ends.
+    pub(super) fn of(owner: String, locks: &[&'static str], mode: &'static str) -> Self {
+        Self {
+            owner,
+            locks: locks.to_vec(),
+            mode,
+            tie: "session",
+            lease: LEASE_OF_A_SESSION_MS,
+            token: None,
+        }
+    }
+
+    pub(super) fn for_ms(self, lease: u64) -> Self {
+        Self { lease, ..self }
     }
 
     /// A writer's own reading.
@@ -167,6 +186,25 @@ impl Use {
         }
     }
 
+    /// What the answer to such an acquisition means, which does not wait any more. Of several locks
+    /// the count is the highest, and the owner may have held some.
+    pub(super) fn acquired(&self, reply: &Reply) -> String {
+        match Self::held(reply) {
+            Some((count, token)) if self.is_of_one() => format!("held {count} {token}"),
+            Some((_, token)) => format!("entered {token}"),
+            None => refusal(reply).unwrap_or_else(|| "refused".to_owned()),
+        }
+    }
+
+    /// What an event means that says so.
+    pub(super) fn granted(&self, token: i64) -> String {
+        if self.is_of_one() {
+            format!("held 1 {token}")
+        } else {
+            format!("entered {token}")
+        }
+    }
+
     /// What the answer to a release means. Of several locks some may have been lost, and which is
     /// not said.
     pub(super) fn released(&self, reply: &Reply) -> Option<String> {
@@ -192,6 +230,12 @@ impl Asked {
         let words: Vec<_> = command.split_ascii_whitespace().collect();
         let command = words.join(" ");
         Self { command, line }
+    }
+
+    /// Writes down that it is asked, to be sent with others; the number by which to tell the
+    /// answer, and the command.
+    pub(super) fn begin(self, life: &Life) -> (String, String) {
+        (life.ask(&self.line), self.command)
     }
 
     /// Sends it and waits for the reply; with the number by which to tell what that means.
