@@ -280,8 +280,7 @@ impl<'a> Ctx<'a> {
     }
 
     fn served(reply: *mut raw::RedisModuleCallReply) -> Presence {
-        if !reply.is_null() {
-            server!(RedisModule_FreeCallReply(reply));
+        if CallReply::of(reply).is_some() {
             return Presence::Here;
         }
         // The interface reports the reason in errno.
@@ -319,14 +318,40 @@ impl<'a> Ctx<'a> {
 
     // --- Permissions ---
 
-    /// The user behind this call; none where there is none, and then nothing is forbidden.
-    pub(crate) fn user(self) -> Option<User> {
+    /// What the caller may read.
+    pub(crate) fn reader(self) -> Reader {
+        if !self.has_user() {
+            return Reader::Unrestricted;
+        }
         let name = server!(RedisModule_GetCurrentUserName(self.raw));
-        let name = OwnedStr::adopt(name)?;
+        let Some(name) = OwnedStr::adopt(name) else {
+            return Reader::Unrestricted;
+        };
         let user = server!(RedisModule_GetModuleUserFromUserName(name.as_str().raw));
-        (!user.is_null()).then(|| User(user))
+        if user.is_null() {
+            Reader::Unknown
+        } else {
+            Reader::User(User(user))
+        }
+    }
+
+    /// Whether there is a user behind this call. Up to Redis 8.0 and Valkey 8 the server reads the
+    /// name of one that is not there, and dies of it.
+    ///
+    /// A call in the caller's name (`C`) is refused for want of a user before anything else is
+    /// looked at, so that the command need not exist; it does not, and nothing is run either way.
+    fn has_user(self) -> bool {
+        let (command, format) = (c"rlock.no-command".as_ptr(), c"CE".as_ptr());
+        let reply = server!(RedisModule_Call(self.raw, command, format));
+        // The interface reports the reason in errno.
+        let no_user = std::io::Error::last_os_error().raw_os_error() == Some(ENOTSUP);
+        CallReply::of(reply);
+        !no_user
     }
 }
+
+/// The operation is not supported, on Linux.
+const ENOTSUP: c_int = 95;
 
 /// Whether this node of a cluster serves a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -345,11 +370,66 @@ pub(crate) enum EventClass {
     String,
 }
 
+/// The type of such a reply.
+const STRING: c_int = 0;
+const _: () = assert!(raw::REDISMODULE_REPLY_STRING == 0);
+
+/// What a command of the server replied to us.
+struct CallReply(*mut raw::RedisModuleCallReply);
+
+impl CallReply {
+    fn of(raw: *mut raw::RedisModuleCallReply) -> Option<Self> {
+        (!raw.is_null()).then(|| Self(raw))
+    }
+
+    fn is_string(&self) -> bool {
+        server!(RedisModule_CallReplyType(self.0)) == STRING
+    }
+
+    /// The text of a string or an error; of anything else nothing.
+    fn text(&self) -> &[u8] {
+        let mut len = 0;
+        let text = server!(RedisModule_CallReplyStringPtr(self.0, &raw mut len));
+        if text.is_null() {
+            return &[];
+        }
+        // SAFETY: the text is `len` bytes and lives as long as the reply.
+        unsafe { slice::from_raw_parts(text.cast(), len) }
+    }
+}
+
+impl Drop for CallReply {
+    fn drop(&mut self) {
+        server!(RedisModule_FreeCallReply(self.0));
+    }
+}
+
+/// What a caller may read.
+pub(crate) enum Reader {
+    /// All of it: there is no user behind the call. Such is one that another module makes in
+    /// nobody's name, and the server lets that module read every key.
+    Unrestricted,
+    /// What the ACL says of this user.
+    User(User),
+    /// Nobody knows: the user is not one of the ACL's. A module has made it.
+    Unknown,
+}
+
+impl Reader {
+    pub(crate) fn may_read(&self, key: &[u8]) -> bool {
+        match self {
+            Self::Unrestricted => true,
+            Self::User(user) => user.may_read(key),
+            Self::Unknown => false,
+        }
+    }
+}
+
 /// A user of the server's ACL.
 pub(crate) struct User(*mut raw::RedisModuleUser);
 
 impl User {
-    pub(crate) fn may_read(&self, key: &[u8]) -> bool {
+    fn may_read(&self, key: &[u8]) -> bool {
         let key = OwnedStr::new(key);
         let access = int(raw::REDISMODULE_CMD_KEY_ACCESS);
         let key = key.as_str().raw;

@@ -65,6 +65,7 @@ required!(
     RedisModule_BlockClient,
     RedisModule_Call,
     RedisModule_CallReplyStringPtr,
+    RedisModule_CallReplyType,
     RedisModule_CloseKey,
     RedisModule_CreateCommand,
     RedisModule_CreateString,
