@@ -1,5 +1,6 @@
 //! A call from the server: its context, its arguments, its strings.
 
+use super::version::{knows_dry_runs, may_deny_writes};
 use super::{OK, int, server};
 use redis_module::raw;
 use rlock_core::CommandError;
@@ -295,25 +296,27 @@ impl<'a> Ctx<'a> {
     /// Whether the server refuses writes to all its clients now: there is no room for its
     /// append-only file, a snapshot has failed, or there are fewer replicas than it wants.
     ///
-    /// Nothing but a write tells, so one that changes nothing is tried: none of the members of a
-    /// set is taken out. In a cluster the key may be another node's, which is another error and is
-    /// looked at later. Errors are asked for as replies (`E`): Valkey 9 dies of them otherwise.
+    /// Nothing but a write tells, so one is begun and not carried out (`D`): it is in no statistics
+    /// and no MONITOR. In a cluster the key may be another node's, which is another error and is
+    /// looked at later.
+    ///
+    /// Redis 7.0 carries every write out. There one that changes nothing is tried, none of the
+    /// members of a set is taken out, and only if INFO gives a reason to.
     pub(crate) fn writes_are_denied(self) -> bool {
-        let (command, format) = (c"SPOP".as_ptr(), c"SEcc".as_ptr());
+        let format = if knows_dry_runs() {
+            c"SEDcc"
+        } else if may_deny_writes() {
+            c"SEcc"
+        } else {
+            return false;
+        };
+        let (command, format) = (c"SPOP".as_ptr(), format.as_ptr());
         let (set, none) = (c"rlock:no-set".as_ptr(), c"0".as_ptr());
         let reply = server!(RedisModule_Call(self.raw, command, format, set, none));
-        if reply.is_null() {
-            return false;
-        }
-        let mut len = 0;
-        let text = server!(RedisModule_CallReplyStringPtr(reply, &raw mut len));
-        // SAFETY: the text, if the reply is one, is `len` bytes and lives as long as the reply.
-        let text = (!text.is_null()).then(|| unsafe { slice::from_raw_parts(text.cast(), len) });
-        let is_one =
-            |text: &[u8]| text.starts_with(b"MISCONF ") || text.starts_with(b"NOREPLICAS ");
-        let denied = text.is_some_and(is_one);
-        server!(RedisModule_FreeCallReply(reply));
-        denied
+        CallReply::of(reply).is_some_and(|reply| {
+            let text = reply.text();
+            text.starts_with(b"MISCONF ") || text.starts_with(b"NOREPLICAS ")
+        })
     }
 
     // --- Permissions ---

@@ -13,6 +13,7 @@ mod command;
 mod events;
 mod info;
 mod key;
+mod version;
 
 pub(crate) use blocking::{Blocking, Handle, abort_block, block, unblock};
 pub(crate) use call::{Args, Ctx, EventClass, Field, OwnedStr, Presence, Str};
@@ -73,6 +74,7 @@ required!(
     RedisModule_DeleteKey,
     RedisModule_FreeCallReply,
     RedisModule_FreeModuleUser,
+    RedisModule_FreeServerInfo,
     RedisModule_FreeString,
     RedisModule_GetAbsExpire,
     RedisModule_GetBlockedClientHandle,
@@ -83,6 +85,7 @@ required!(
     RedisModule_GetCurrentUserName,
     RedisModule_GetModuleUserFromUserName,
     RedisModule_GetSelectedDb,
+    RedisModule_GetServerInfo,
     RedisModule_GetServerVersion,
     RedisModule_HashGet,
     RedisModule_HashSet,
@@ -110,6 +113,7 @@ required!(
     RedisModule_ScanCursorDestroy,
     RedisModule_ScanKey,
     RedisModule_SelectDb,
+    RedisModule_ServerInfoGetFieldC,
     RedisModule_SetAbsExpire,
     RedisModule_SetCommandInfo,
     RedisModule_SetDisconnectCallback,

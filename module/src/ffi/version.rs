@@ -1,0 +1,76 @@
+//! Which server this is, and what it says of itself in INFO.
+
+use super::server;
+use redis_module::raw;
+use std::ffi::{CStr, c_char};
+use std::ptr;
+use std::sync::OnceLock;
+
+/// Flavour and version of the server.
+#[derive(Clone, Copy)]
+struct Version {
+    /// Valkey counts its own versions.
+    valkey: bool,
+    /// `0x00MMmmpp`.
+    number: i32,
+}
+
+impl Version {
+    fn at_hand() -> Self {
+        static AT_HAND: OnceLock<Version> = OnceLock::new();
+        *AT_HAND.get_or_init(|| Self {
+            valkey: Section::of(c"server").get(c"server_name") == Some(b"valkey"),
+            number: server!(RedisModule_GetServerVersion()),
+        })
+    }
+
+    /// Whether it is at least that Redis, or at least that Valkey. (Redis 7.2 is the last that both
+    /// have in common.)
+    fn at_least(redis: i32, valkey: i32) -> bool {
+        let Self {
+            valkey: is_valkey,
+            number,
+        } = Self::at_hand();
+        number >= if is_valkey { valkey } else { redis }
+    }
+}
+
+/// Whether a module's call can be tried without being carried out.
+pub(super) fn knows_dry_runs() -> bool {
+    Version::at_least(0x0007_0200, 0)
+}
+
+/// Whether there is a reason why the server could refuse writes: a snapshot or the append-only file
+/// could not be written, or it wants replicas.
+pub(super) fn may_deny_writes() -> bool {
+    let (files, replicas) = (Section::of(c"persistence"), Section::of(c"replication"));
+    let is_well = |field| files.get(field) == Some(b"ok");
+    let wants_replicas = replicas.get(c"min_slaves_good_slaves").is_some();
+    wants_replicas || !is_well(c"rdb_last_bgsave_status") || !is_well(c"aof_last_write_status")
+}
+
+/// A section of INFO. To read it counts as no command.
+struct Section(*mut raw::RedisModuleServerInfoData);
+
+impl Section {
+    fn of(name: &CStr) -> Self {
+        // Without a context: it is freed by its drop, not with the call.
+        Self(server!(RedisModule_GetServerInfo(
+            ptr::null_mut(),
+            name.as_ptr()
+        )))
+    }
+
+    /// The value of a field; none if it is not there.
+    fn get(&self, field: &CStr) -> Option<&[u8]> {
+        let value: *const c_char = server!(RedisModule_ServerInfoGetFieldC(self.0, field.as_ptr()));
+        // SAFETY: the value is a C string that lives as long as the section.
+        (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_bytes())
+    }
+}
+
+impl Drop for Section {
+    fn drop(&mut self) {
+        server!(RedisModule_FreeServerInfo(ptr::null_mut(), self.0));
+    }
+}
