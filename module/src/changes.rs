@@ -5,6 +5,7 @@ use crate::ffi::{self, Ctx, KeyEvents, ServerEvent, ServerEvents};
 use crate::pump::Armed;
 use crate::{clock, config, effects, pump, state};
 use rlock_core::{LockRef, Now};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Hears of changed keys from now on. Called when somebody waits, or there is a session.
 pub(crate) fn listen(ctx: Ctx<'_>) {
@@ -71,6 +72,13 @@ const STEP_MS: u64 = 20;
 /// A server that is busy runs its timers late, too, but not by this much.
 const OVERDUE_MS: i64 = 200;
 
+/// Whether the server is about to end.
+pub(crate) fn server_ends() -> bool {
+    ENDS.load(Ordering::Relaxed)
+}
+
+static ENDS: AtomicBool = AtomicBool::new(false);
+
 struct Changes;
 
 impl KeyEvents for Changes {
@@ -106,6 +114,7 @@ impl ServerEvents for Changes {
                 state::with(|state| state.locks.all_touched(None));
             }
             ServerEvent::Tick => return tick(ctx),
+            ServerEvent::Shutdown => return ENDS.store(true, Ordering::Relaxed),
             ServerEvent::Flushed(db) => state::with(|state| state.locks.all_touched(db)),
             ServerEvent::Swapped(first, second) => state::with(|state| {
                 state.locks.all_touched(Some(first));

@@ -576,6 +576,9 @@ fn unloading_is_refused_while_somebody_waits_for_a_session() {
     life.run("RLOCK.EVENTS s").events();
     assert!(listener.read().is_error(), "taken over");
     assert_eq!(alice.let_go("k", "bob"), 0);
+    if !Version::at_hand().can_unload_modules() {
+        return;
+    }
     assert_eq!(alice.run("MODULE UNLOAD rlock"), "OK");
     // Nobody is left who would hear of its end.
     life.close();
@@ -594,9 +597,37 @@ fn unloading_is_refused_while_somebody_waits() {
     assert!(alice.run("MODULE UNLOAD rlock").is_error());
     alice.let_go("k", "alice");
     bob.read().held();
+    if !Version::at_hand().can_unload_modules() {
+        return;
+    }
     assert_eq!(alice.run("MODULE UNLOAD rlock"), "OK");
     assert_eq!(alice.run("HGET k bob"), "1", "a plain key");
     let path = module_path().display().to_string();
     assert_eq!(alice.cmd(&["MODULE", "LOAD", &path]), "OK");
     assert_eq!(alice.let_go("k", "bob"), 0);
+}
+
+/// Servers that parse pipelined commands before they run them would run one of ours when we are no
+/// longer there, and stop.
+#[test]
+fn unloading_under_a_pipeline_is_refused_or_harmless() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.send_all(&["BLPOP list 0", "RLOCK.INFO k", "PING"]);
+    client.expect_nothing_yet();
+    let told = server.run("MODULE UNLOAD rlock");
+    assert_eq!(server.run("LPUSH list x"), 1);
+    assert_eq!(client.read().texts(), ["list", "x"]);
+    let info = client.read();
+    assert_eq!(client.read(), "PONG");
+    if Version::at_hand().can_unload_modules() {
+        assert_eq!(told, "OK");
+        assert!(info.error().starts_with("ERR unknown command"));
+    } else {
+        assert!(told.is_error());
+        assert_eq!(info.get("count"), &0);
+        let log = server.log();
+        assert!(log.contains("rlock cannot be unloaded"), "{log}");
+        assert!(log.contains("loadmodule"), "{log}");
+    }
 }

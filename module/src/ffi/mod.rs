@@ -21,12 +21,12 @@ pub(crate) use command::{
     Access, Argument, ArgumentKind, Command, Keys, Spec, add_category, register,
 };
 pub(crate) use events::{
-    KeyEvents, ServerEvent, ServerEvents, Timer, Timers, signal_explicitly,
-    subscribe_to_client_events, subscribe_to_key_events, subscribe_to_server_events,
-    subscribe_to_ticks, writes_are_paused,
+    KeyEvents, ServerEvent, ServerEvents, Timer, Timers, subscribe_to_client_events,
+    subscribe_to_key_events, subscribe_to_server_events, subscribe_to_ticks, writes_are_paused,
 };
 pub(crate) use info::{InfoPage, InfoSection, register_info};
 pub(crate) use key::{Key, KeyType};
+pub(crate) use version::{looks_commands_up_ahead, set_options};
 
 use redis_module::raw;
 use std::cell::RefCell;

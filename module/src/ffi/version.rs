@@ -1,6 +1,6 @@
 //! Which server this is, and what it says of itself in INFO.
 
-use super::server;
+use super::{Ctx, server};
 use redis_module::raw;
 use std::ffi::{CStr, c_char};
 use std::ptr;
@@ -35,6 +35,13 @@ impl Version {
     }
 }
 
+/// Whether the server parses commands of a pipeline before it runs them, and remembers which
+/// command each is. If one of ours stands behind one that blocks, and we are unloaded meanwhile,
+/// then the server runs what is no longer there: it stops, or does something else.
+pub(crate) fn looks_commands_up_ahead() -> bool {
+    Version::at_least(0x0008_0400, 0x0009_0000)
+}
+
 /// Whether a module's call can be tried without being carried out.
 pub(super) fn knows_dry_runs() -> bool {
     Version::at_least(0x0007_0200, 0)
@@ -47,6 +54,13 @@ pub(super) fn may_deny_writes() -> bool {
     let is_well = |field| files.get(field) == Some(b"ok");
     let wants_replicas = replicas.get(c"min_slaves_good_slaves").is_some();
     wants_replicas || !is_well(c"rdb_last_bgsave_status") || !is_well(c"aof_last_write_status")
+}
+
+/// Tells the server how we write: what is modified we say ourselves. A command that opens a key and
+/// changes nothing must not break somebody's WATCH.
+pub(crate) fn set_options(ctx: Ctx<'_>) {
+    let options = super::int(raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED);
+    server!(RedisModule_SetModuleOptions(ctx.raw, options));
 }
 
 /// A section of INFO. To read it counts as no command.
