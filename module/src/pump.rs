@@ -8,7 +8,7 @@
 use crate::ffi::{self, Ctx, OwnedStr, Presence, Timer, Timers};
 use crate::keys::OpenLock;
 use crate::read_write::slot_is_settled;
-use crate::{clock, effects, settle, state};
+use crate::{clock, cluster, effects, settle, state};
 use rlock_core::{LockKey, Locks, Mode, Now, ReadDepth, Stored};
 
 /// Makes sure that the timer fires when the next thing is due, and that there is none when nothing
@@ -100,6 +100,7 @@ impl AtWork {
 impl Drop for AtWork {
     fn drop(&mut self) {
         state::with(|state| state.pumping = false);
+        cluster::forget_owners();
     }
 }
 

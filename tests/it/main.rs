@@ -50,6 +50,7 @@ mod several_replication; // the same of readers, writers and several locks at on
 mod hostile; // any bytes, any keyspace
 mod load; // crowds that vanish, clients that never read, noise
 mod memory; // given back is given back
+mod moved; // where waiters are sent whose slot has moved
 mod noise; // any commands, while locks are in use
 mod read_write_hostile; // read-write locks as others may have written them
 mod several_hostile; // the largest waits for several locks

@@ -2,6 +2,7 @@
 
 use crate::{HOLD_COUNT_MAX, INTEGER_MAX, KEYS_MAX, Kind, OWNER_LEN_MAX, SESSION_LEN_MAX};
 use std::fmt;
+use std::rc::Rc;
 
 /// Why a command was refused. Nothing was changed.
 ///
@@ -71,8 +72,10 @@ pub enum CommandError {
     Moved {
         /// The slot.
         slot: u16,
-        /// The node, as `host:port`.
-        address: String,
+        /// The node, as `host:port`: for a client that does not speak TLS.
+        address: Rc<str>,
+        /// The same for one that does.
+        tls_address: Rc<str>,
     },
 }
 
@@ -147,7 +150,7 @@ impl fmt::Display for CommandError {
             Self::WrongType => {
                 f.write_str("WRONGTYPE Operation against a key holding the wrong kind of value")
             }
-            Self::Moved { slot, address } => write!(f, "MOVED {slot} {address}"),
+            Self::Moved { slot, address, .. } => write!(f, "MOVED {slot} {address}"),
             Self::WrongKind(Kind::ReadWrite) => {
                 f.write_str("WRONGKIND the key holds a read-write lock, not a plain one")
             }
@@ -159,6 +162,18 @@ impl fmt::Display for CommandError {
 }
 
 impl std::error::Error for CommandError {}
+
+impl CommandError {
+    /// The text for a client that speaks TLS, which is sent to another port.
+    pub fn over_tls(&self) -> String {
+        match self {
+            Self::Moved {
+                slot, tls_address, ..
+            } => format!("MOVED {slot} {tls_address}"),
+            other => other.to_string(),
+        }
+    }
+}
 
 /// A client's word as an error text may show it: printable, and not longer than a line can bear.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -226,6 +241,7 @@ mod tests {
             CommandError::WrongKind(Kind::Plain) => CommandError::Moved {
                 slot: 7,
                 address: "host:port".into(),
+                tls_address: "host:tls-port".into(),
             },
             CommandError::Moved { .. } => return None,
         })

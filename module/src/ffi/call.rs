@@ -96,6 +96,16 @@ impl<'a> Ctx<'a> {
         server!(RedisModule_GetClientId(self.raw))
     }
 
+    /// Whether the client of this call, which has a connection, speaks TLS there.
+    pub(crate) fn is_over_tls(self) -> bool {
+        // SAFETY: plain C data, for which all zeros is a value.
+        let mut info: raw::RedisModuleClientInfo = unsafe { std::mem::zeroed() };
+        info.version = 1;
+        let into = (&raw mut info).cast();
+        let found = server!(RedisModule_GetClientInfoById(into, self.client_id()));
+        found == OK && info.flags & u64::from(raw::REDISMODULE_CLIENTINFO_FLAG_SSL) != 0
+    }
+
     // --- Replies ---
 
     pub(crate) fn reply_array(self, len: usize) {

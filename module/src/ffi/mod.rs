@@ -80,6 +80,7 @@ required!(
     RedisModule_GetBlockedClientHandle,
     RedisModule_GetBlockedClientPrivateData,
     RedisModule_GetClientId,
+    RedisModule_GetClientInfoById,
     RedisModule_GetCommand,
     RedisModule_GetContextFlags,
     RedisModule_GetCurrentUserName,
