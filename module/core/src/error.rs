@@ -54,6 +54,8 @@ pub enum CommandError {
     TakenOver,
     /// EVENTS from where there is no connection to live by.
     NoSessionConnection,
+    /// EVENTS that is to wait on a connection that the server does not block.
+    CannotBlock,
     /// A wait that could never end: the owners that wait for each other, in words.
     Deadlock(String),
     /// The server became a replica, where nobody waits.
@@ -127,6 +129,10 @@ impl fmt::Display for CommandError {
             }
             Self::NoSessionConnection => f.write_str(
                 "ERR RLOCK.EVENTS needs a connection to live by, so not here within another call",
+            ),
+            Self::CannotBlock => f.write_str(
+                "ERR RLOCK.EVENTS cannot wait on a RESP3 connection with subscriptions, \
+                 which this server does not block: give it one of its own",
             ),
             Self::Deadlock(circle) => write!(f, "DEADLOCK {circle}"),
             Self::Unblocked => f.write_str(
@@ -230,7 +236,8 @@ mod tests {
             CommandError::QueueWithoutSession => CommandError::NoSession,
             CommandError::NoSession => CommandError::TakenOver,
             CommandError::TakenOver => CommandError::NoSessionConnection,
-            CommandError::NoSessionConnection => CommandError::Deadlock(String::new()),
+            CommandError::NoSessionConnection => CommandError::CannotBlock,
+            CommandError::CannotBlock => CommandError::Deadlock(String::new()),
             CommandError::Deadlock(_) => CommandError::Unblocked,
             CommandError::Unblocked => CommandError::HoldCountOverflow,
             CommandError::HoldCountOverflow => CommandError::HoldCountMalformed,
@@ -269,6 +276,6 @@ mod tests {
             );
             count += 1;
         }
-        assert_eq!(count, 31, "all have been looked at");
+        assert_eq!(count, 32, "all have been looked at");
     }
 }
