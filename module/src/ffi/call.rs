@@ -271,6 +271,19 @@ impl<'a> Ctx<'a> {
         ));
     }
 
+    // --- Reads ---
+
+    /// The value of a string; none if there is no such key here, or it is no string. Unlike
+    /// [`super::Key::string`] it leaves the value as it is, but it is a command of the server, and
+    /// slower: for commands that write nothing.
+    pub(crate) fn get(self, key: Str<'_>) -> Option<Vec<u8>> {
+        let (command, format) = (c"GET".as_ptr(), c"sE".as_ptr());
+        let reply = CallReply::of(server!(RedisModule_Call(
+            self.raw, command, format, key.raw
+        )))?;
+        reply.is_string().then(|| reply.text().to_vec())
+    }
+
     // --- The cluster ---
 
     /// Whether this node serves the key. Opening a key does not ask: it would find a slot that

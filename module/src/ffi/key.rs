@@ -19,7 +19,9 @@ const _: () = assert!(raw::REDISMODULE_KEYTYPE_ZSET == 5);
 
 /// An open key.
 pub(crate) struct Key<'a> {
+    /// Null if the key is open to be read only, and is not there.
     raw: *mut raw::RedisModuleKey,
+    writable: bool,
     call: PhantomData<&'a ()>,
 }
 
@@ -58,8 +60,14 @@ impl<'a> Key<'a> {
         let raw = server!(RedisModule_OpenKey(ctx.raw, name.raw, int(mode)));
         Self {
             raw,
+            writable: mode & raw::REDISMODULE_WRITE != 0,
             call: PhantomData,
         }
+    }
+
+    /// Whether it was opened to be written.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.writable
     }
 
     pub(crate) fn key_type(&self) -> KeyType {
@@ -166,7 +174,8 @@ impl<'a> Key<'a> {
 
     // --- Strings, lists and sorted sets ---
 
-    /// The value of a string.
+    /// The value of a string, for a command that writes: the server gives it out as plain bytes only,
+    /// and from now on keeps it so (`OBJECT ENCODING` is `raw`). [`Ctx::get`] changes nothing.
     pub(crate) fn string(&self) -> Vec<u8> {
         let mut len = 0;
         let mode = int(raw::REDISMODULE_READ);
