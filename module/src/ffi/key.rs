@@ -142,6 +142,9 @@ impl<'a> Key<'a> {
 
     /// When the key expires, in milliseconds since 1970.
     pub(crate) fn expires_at(&self) -> Option<i64> {
+        if self.raw.is_null() {
+            return None;
+        }
         let at = server!(RedisModule_GetAbsExpire(self.raw));
         (at >= 0).then_some(at)
     }
@@ -158,10 +161,17 @@ impl<'a> Key<'a> {
     /// enough. It is not called while the hash is being read.
     pub(crate) fn each_field(&self, mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) {
         let mut fields = Fields::new();
-        let cursor = server!(RedisModule_ScanCursorCreate());
-        let data: *mut c_void = (&raw mut fields).cast();
+        let cursor = Cursor(server!(RedisModule_ScanCursorCreate()));
         loop {
-            let more = server!(RedisModule_ScanKey(self.raw, cursor, Some(on_field), data));
+            // Made anew for each call: what we do with the list in between ends the pointer's right
+            // to it.
+            let data: *mut c_void = (&raw mut fields).cast();
+            let more = server!(RedisModule_ScanKey(
+                self.raw,
+                cursor.0,
+                Some(on_field),
+                data
+            ));
             let enough = fields
                 .drain(..)
                 .any(|(field, value)| visit(&field, &value).is_break());
@@ -169,7 +179,6 @@ impl<'a> Key<'a> {
                 break;
             }
         }
-        server!(RedisModule_ScanCursorDestroy(cursor));
     }
 
     // --- Strings, lists and sorted sets ---
@@ -199,6 +208,9 @@ impl<'a> Key<'a> {
 
     /// The score of a member of a sorted set.
     pub(crate) fn score(&self, member: Str<'_>) -> Option<f64> {
+        if self.raw.is_null() {
+            return None;
+        }
         let mut score = 0.0;
         let found = server!(RedisModule_ZsetScore(self.raw, member.raw, &raw mut score));
         (found == OK).then_some(score)
@@ -208,6 +220,15 @@ impl<'a> Key<'a> {
 impl Drop for Key<'_> {
     fn drop(&mut self) {
         server!(RedisModule_CloseKey(self.raw));
+    }
+}
+
+/// A scan's place, freed however the scan ends.
+struct Cursor(*mut raw::RedisModuleScanCursor);
+
+impl Drop for Cursor {
+    fn drop(&mut self) {
+        server!(RedisModule_ScanCursorDestroy(self.0));
     }
 }
 
