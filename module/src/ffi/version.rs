@@ -56,12 +56,22 @@ pub(super) fn may_deny_writes() -> bool {
     wants_replicas || !is_well(c"rdb_last_bgsave_status") || !is_well(c"aof_last_write_status")
 }
 
-/// Tells the server how we write: what is modified we say ourselves. A command that opens a key and
-/// changes nothing must not break somebody's WATCH.
+/// Tells the server how we write, and what we bear.
+///
+/// - What is modified we say ourselves: a command that opens a key and changes nothing must not
+///   break somebody's WATCH.
+/// - Valkey 9 moves slots as a whole only if every module says that it can bear it. All that we
+///   store are plain keys, and before a write outside of a command we ask whose slot it is.
 pub(crate) fn set_options(ctx: Ctx<'_>) {
-    let options = super::int(raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED);
+    let mut options = super::int(raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED);
+    if Version::at_hand().valkey && Version::at_least(0, 0x0009_0000) {
+        options |= VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION;
+    }
     server!(RedisModule_SetModuleOptions(ctx.raw, options));
 }
+
+/// Not in the crate, which knows Redis. There the bit has no meaning of this kind.
+const VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION: i32 = 1 << 5;
 
 /// A section of INFO. To read it counts as no command.
 struct Section(*mut raw::RedisModuleServerInfoData);
