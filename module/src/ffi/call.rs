@@ -101,8 +101,8 @@ impl<'a> Ctx<'a> {
         // SAFETY: plain C data, for which all zeros is a value.
         let mut info: raw::RedisModuleClientInfo = unsafe { std::mem::zeroed() };
         info.version = 1;
-        let into = (&raw mut info).cast();
-        let found = server!(RedisModule_GetClientInfoById(into, self.client_id()));
+        let place = (&raw mut info).cast();
+        let found = server!(RedisModule_GetClientInfoById(place, self.client_id()));
         found == OK && info.flags & u64::from(raw::REDISMODULE_CLIENTINFO_FLAG_SSL) != 0
     }
 

@@ -722,7 +722,13 @@ fn every_refusal_begins_with_a_code_word_and_stays_on_a_line() {
     let moved = CommandError::Moved {
         slot: 16_383,
         address: "127.0.0.1:7001".into(),
+        tls_address: "10.0.0.1:7001".into(),
     };
+    assert_eq!(moved.over_tls(), "MOVED 16383 10.0.0.1:7001");
+    assert_eq!(
+        CommandError::WrongType.over_tls(),
+        CommandError::WrongType.to_string()
+    );
     let table = [
         (
             CommandError::HoldCountOverflow,
