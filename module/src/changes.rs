@@ -12,7 +12,6 @@ pub(crate) fn listen(ctx: Ctx<'_>) {
     let heard_before = state::with(|state| std::mem::replace(&mut state.hears_key_events, true));
     if !heard_before {
         ffi::subscribe_to_key_events::<Changes>(ctx);
-        ffi::subscribe_to_ticks::<Changes>(ctx);
         // Against which the first tick compares.
         let now = clock::now();
         state::with(|state| state.wall_ahead_ms = Some(wall_ahead_ms(now)));
@@ -30,6 +29,7 @@ pub(crate) fn follow_clients(ctx: Ctx<'_>) {
 /// Hears of the server's changes from now on.
 pub(crate) fn follow_server(ctx: Ctx<'_>) {
     ffi::subscribe_to_server_events::<Changes>(ctx);
+    AT_WORK.store(ctx.flags().starting(), Ordering::Relaxed);
 }
 
 /// Lifts the token mark, as after anything that may have brought another server's tokens here.
@@ -72,12 +72,14 @@ const STEP_MS: u64 = 20;
 /// A server that is busy runs its timers late, too, but not by this much.
 const OVERDUE_MS: i64 = 200;
 
-/// Whether the server is about to end.
-pub(crate) fn server_ends() -> bool {
-    ENDS.load(Ordering::Relaxed)
+/// Whether clients may have sent commands of ours: not before the first tick after `MODULE LOAD`,
+/// which may still fail and then unloads us, nor when the server ends, when Valkey 9 unloads its
+/// modules.
+pub(crate) fn at_work() -> bool {
+    AT_WORK.load(Ordering::Relaxed)
 }
 
-static ENDS: AtomicBool = AtomicBool::new(false);
+static AT_WORK: AtomicBool = AtomicBool::new(false);
 
 struct Changes;
 
@@ -113,8 +115,11 @@ impl ServerEvents for Changes {
                 start_tokens();
                 state::with(|state| state.locks.all_touched(None));
             }
-            ServerEvent::Tick => return tick(ctx),
-            ServerEvent::Shutdown => return ENDS.store(true, Ordering::Relaxed),
+            ServerEvent::Tick => {
+                AT_WORK.store(true, Ordering::Relaxed);
+                return tick(ctx);
+            }
+            ServerEvent::Shutdown => return AT_WORK.store(false, Ordering::Relaxed),
             ServerEvent::Flushed(db) => state::with(|state| state.locks.all_touched(db)),
             ServerEvent::Swapped(first, second) => state::with(|state| {
                 state.locks.all_touched(Some(first));

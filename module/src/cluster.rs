@@ -79,8 +79,8 @@ impl Owners {
     }
 }
 
-/// The id of a node and its slots, as a line of `CLUSTER NODES` says them: the first word, and those
-/// from the ninth on.
+/// The id of a node and its slots, as a line of `CLUSTER NODES` says them: the first word, and
+/// those from the ninth on.
 fn slots_of(node: &str) -> (&str, impl Iterator<Item = RangeInclusive<u16>>) {
     let mut words = node.split(' ');
     let id = words.next().unwrap_or_default();

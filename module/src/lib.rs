@@ -106,7 +106,7 @@ fn init(context: &Context, _args: &[RedisString]) -> Status {
 
 /// Unload is refused while anyone waits, and at all times on servers that it could stop.
 fn deinit(context: &Context) -> Status {
-    if ffi::looks_commands_up_ahead() && !changes::server_ends() {
+    if ffi::looks_commands_up_ahead() && changes::at_work() {
         context.log_warning(
             "rlock cannot be unloaded: this server parses pipelined commands before it runs them, \
              and would crash if one of rlock's were among them. To remove the module, take its \

@@ -1,5 +1,6 @@
-/* A module that calls commands of other modules: CALLER.CALL command [argument ...] in its own name,
- * CALLER.AS-USER … in that of its caller, CALLER.AS-MADE-USER … in that of a user that it made;
+/* A module that calls commands of other modules: CALLER.CALL command [argument ...] in its own
+ * name, CALLER.AS-USER … in that of its caller, CALLER.AS-MADE-USER … in that of a user that it
+ * made;
  * and that forgets memory when told to: CALLER.LEAK, to see that somebody notices.
  *
  * It declares for itself the few functions of the server that it needs, so that it compiles with
@@ -84,6 +85,7 @@ int RedisModule_OnLoad(Context *context, String **arguments, int count) {
     SetModuleAttribs(context, "caller", 1, API_VERSION);
     if (CreateCommand(context, "caller.leak", leak, "readonly", 0, 0, 0) != OK) return ERR;
     if (CreateCommand(context, "caller.as-user", as_user, "write", 0, 0, 0) != OK) return ERR;
-    if (CreateCommand(context, "caller.as-made-user", as_made_user, "write", 0, 0, 0) != OK) return ERR;
+    if (CreateCommand(context, "caller.as-made-user", as_made_user, "write", 0, 0, 0) != OK)
+        return ERR;
     return CreateCommand(context, "caller.call", call, "write", 0, 0, 0);
 }

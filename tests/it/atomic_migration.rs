@@ -1,5 +1,6 @@
-//! Slots that move as a whole: `CLUSTER MIGRATESLOTS` of Valkey 9, `CLUSTER MIGRATION IMPORT` of Redis
-//! 8.4. What is written while a slot is copied goes along, and nobody holds a lock at both nodes.
+//! Slots that move as a whole: `CLUSTER MIGRATESLOTS` of Valkey 9, `CLUSTER MIGRATION IMPORT` of
+//! Redis 8.4. What is written while a slot is copied goes along, and nobody holds a lock at both
+//! nodes.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
@@ -15,8 +16,8 @@ struct Migration<'a> {
 }
 
 impl<'a> Migration<'a> {
-    /// Begins to move the slot of `key`. It is copied and what is written follows, but the other node
-    /// does not get it until [`Self::finish`].
+    /// Begins to move the slot of `key`. It is copied and what is written follows, but the other
+    /// node does not get it until [`Self::finish`].
     fn begin(key: &str, from: &'a Server, to: &'a Server) -> Self {
         let slot = slot_of(from, key);
         let migration = Self { slot, from, to };

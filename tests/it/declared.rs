@@ -247,8 +247,8 @@ fn list_hides_the_names_that_the_caller_may_not_touch() {
     assert_eq!(names(&mut alice, "RLOCK.LIST").len(), 3);
 }
 
-/// Up to Redis 8.0 and Valkey 8.1 a module that asks a server who called it, where nobody did, stops
-/// it.
+/// Up to Redis 8.0 and Valkey 8.1 a module that asks a server who called it, where nobody did,
+/// stops it.
 #[test]
 fn list_called_by_another_module_tells_what_that_call_may_see() {
     let server = Server::start();

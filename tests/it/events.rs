@@ -205,8 +205,8 @@ fn events_inside_multi_answers_at_once_and_not_at_all_inside_a_script() {
     });
 }
 
-/// Valkey 8.1 and newer block no RESP3 connection that has subscriptions. An empty answer at once would
-/// be asked for again at once.
+/// Valkey 8.1 and newer block no RESP3 connection that has subscriptions. An empty answer at once
+/// would be asked for again at once.
 #[test]
 fn a_resp3_connection_with_subscriptions_waits_or_is_told_that_it_cannot() {
     let server = Server::start();

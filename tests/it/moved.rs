@@ -5,9 +5,9 @@ use std::process::{Child, Command, Stdio};
 
 use rlock_tests::{Certificates, Cluster, Conn, Server, slot_of, until};
 
-/// Gives the slot of `key` to the second node, whose epoch is the higher one: the first gives in, and
-/// deletes what it has there. (While a slot is moved key by key, waiters are sent to the node that
-/// still owns it.)
+/// Gives the slot of `key` to the second node, whose epoch is the higher one: the first gives in,
+/// and deletes what it has there. (While a slot is moved key by key, waiters are sent to the node
+/// that still owns it.)
 fn move_slot(cluster: &Cluster, key: &str) {
     let slot = slot_of(&cluster.first, key);
     let to = cluster.second.run("CLUSTER MYID").text();
@@ -126,7 +126,9 @@ fn who_owns_a_slot_is_asked_once_for_all_its_locks() {
         events += told.len();
     }
     let asked = asked(&cluster.first) - before;
-    assert!(asked < 30, "asked {asked} times");
+    // Twice a run of the timer; on a busy machine there are some.
+    let locks = i64::try_from(LOCKS).expect("a small number");
+    assert!(asked < locks / 2, "asked {asked} times");
 }
 
 /// How often the node was asked for the nodes of the cluster.

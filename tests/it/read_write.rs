@@ -881,8 +881,8 @@ fn a_replica_that_is_told_of_readers_and_a_writer_tells_the_same() {
     assert!(granted.held().1 > token.parse::<i64>().unwrap());
 }
 
-/// The server keeps a short string in a compact form, a number as one. Who only looks at it must not
-/// change that.
+/// The server keeps a short string in a compact form, a number as one. Who only looks at it must
+/// not change that.
 #[test]
 fn info_and_waits_leave_the_timeout_keys_as_they_are_stored() {
     let server = Server::start();

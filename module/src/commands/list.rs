@@ -1,7 +1,8 @@
 //! `RLOCK.LIST [MATCH pattern] [COUNT n]`: the locks of this database that somebody waits for.
 //!
 //! Replies an array of `[name, waiters, longest-wait-ms]`, most waiters first, without names that
-//! the caller's user may not read; all of them where there is no user, none where it is unknown. Held locks that nobody waits for are plain keys: SCAN finds them.
+//! the caller's user may not read; all of them where there is no user, none where it is unknown.
+//! Held locks that nobody waits for are plain keys: SCAN finds them.
 
 use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
 use crate::{clock, reply, state};

@@ -47,6 +47,11 @@ impl Flags {
                 || !self.any(raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING))
     }
 
+    /// Whether the server is starting. Servers from before 7.2 do not say so.
+    pub(crate) fn starting(self) -> bool {
+        self.any(raw::REDISMODULE_CTX_FLAGS_SERVER_STARTUP)
+    }
+
     pub(crate) fn replica(self) -> bool {
         self.any(raw::REDISMODULE_CTX_FLAGS_SLAVE)
     }

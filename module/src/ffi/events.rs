@@ -103,6 +103,7 @@ pub(crate) fn subscribe_to_server_events<S: ServerEvents>(ctx: Ctx<'_>) {
         raw::REDISMODULE_EVENT_FLUSHDB,
         raw::REDISMODULE_EVENT_SWAPDB,
         raw::REDISMODULE_EVENT_SHUTDOWN,
+        raw::REDISMODULE_EVENT_CRON_LOOP,
     ] {
         subscribe::<S>(ctx, id);
     }
@@ -112,11 +113,6 @@ pub(crate) fn subscribe_to_server_events<S: ServerEvents>(ctx: Ctx<'_>) {
 /// called when there is a session.
 pub(crate) fn subscribe_to_client_events<S: ServerEvents>(ctx: Ctx<'_>) {
     subscribe::<S>(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE);
-}
-
-/// Hears of the server's ticks from now on. Called when somebody waits, or there is a session.
-pub(crate) fn subscribe_to_ticks<S: ServerEvents>(ctx: Ctx<'_>) {
-    subscribe::<S>(ctx, raw::REDISMODULE_EVENT_CRON_LOOP);
 }
 
 fn subscribe<S: ServerEvents>(ctx: Ctx<'_>, id: u64) {

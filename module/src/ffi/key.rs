@@ -183,8 +183,9 @@ impl<'a> Key<'a> {
 
     // --- Strings, lists and sorted sets ---
 
-    /// The value of a string, for a command that writes: the server gives it out as plain bytes only,
-    /// and from now on keeps it so (`OBJECT ENCODING` is `raw`). [`Ctx::get`] changes nothing.
+    /// The value of a string, for a command that writes: the server gives it out as plain bytes
+    /// only, and from now on keeps it so (`OBJECT ENCODING` is `raw`). [`Ctx::get`] changes
+    /// nothing.
     pub(crate) fn string(&self) -> Vec<u8> {
         let mut len = 0;
         let mode = int(raw::REDISMODULE_READ);

@@ -22,7 +22,7 @@ pub(crate) use command::{
 };
 pub(crate) use events::{
     KeyEvents, ServerEvent, ServerEvents, Timer, Timers, subscribe_to_client_events,
-    subscribe_to_key_events, subscribe_to_server_events, subscribe_to_ticks, writes_are_paused,
+    subscribe_to_key_events, subscribe_to_server_events, writes_are_paused,
 };
 pub(crate) use info::{InfoPage, InfoSection, register_info};
 pub(crate) use key::{Key, KeyType};
