@@ -17,10 +17,10 @@ fn load_module(server: &Server) {
 
 #[test]
 fn the_module_comes_and_goes_while_java_works() {
+    const ROUNDS: u32 = 300;
     if !Version::at_hand().can_unload_modules() {
         return;
     }
-    const ROUNDS: u32 = 300;
     let server = Server::builder().without_module().start();
     let redisson = Redisson::of(&server);
     let owners = [redisson.owner(), redisson.owner()];
