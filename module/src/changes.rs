@@ -5,13 +5,13 @@ use crate::ffi::{self, Ctx, KeyEvents, ServerEvent, ServerEvents};
 use crate::pump::Armed;
 use crate::{clock, config, effects, pump, state};
 use rlock_core::{LockRef, Now};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Hears of changed keys from now on. Called when somebody waits, or there is a session.
 pub(crate) fn listen(ctx: Ctx<'_>) {
     let heard_before = state::with(|state| std::mem::replace(&mut state.hears_key_events, true));
     if !heard_before {
         ffi::subscribe_to_key_events::<Changes>(ctx);
-        ffi::subscribe_to_ticks::<Changes>(ctx);
         // Against which the first tick compares.
         let now = clock::now();
         state::with(|state| state.wall_ahead_ms = Some(wall_ahead_ms(now)));
@@ -29,6 +29,7 @@ pub(crate) fn follow_clients(ctx: Ctx<'_>) {
 /// Hears of the server's changes from now on.
 pub(crate) fn follow_server(ctx: Ctx<'_>) {
     ffi::subscribe_to_server_events::<Changes>(ctx);
+    AT_WORK.store(ctx.flags().starting(), Ordering::Relaxed);
 }
 
 /// Lifts the token mark, as after anything that may have brought another server's tokens here.
@@ -71,6 +72,15 @@ const STEP_MS: u64 = 20;
 /// A server that is busy runs its timers late, too, but not by this much.
 const OVERDUE_MS: i64 = 200;
 
+/// Whether clients may have sent commands of ours: not before the first tick after `MODULE LOAD`,
+/// which may still fail and then unloads us, nor when the server ends, when Valkey 9 unloads its
+/// modules.
+pub(crate) fn at_work() -> bool {
+    AT_WORK.load(Ordering::Relaxed)
+}
+
+static AT_WORK: AtomicBool = AtomicBool::new(false);
+
 struct Changes;
 
 impl KeyEvents for Changes {
@@ -105,7 +115,11 @@ impl ServerEvents for Changes {
                 start_tokens();
                 state::with(|state| state.locks.all_changed(None));
             }
-            ServerEvent::Tick => return tick(ctx),
+            ServerEvent::Tick => {
+                AT_WORK.store(true, Ordering::Relaxed);
+                return tick(ctx);
+            }
+            ServerEvent::Shutdown => return AT_WORK.store(false, Ordering::Relaxed),
             ServerEvent::Flushed(db) => state::with(|state| state.locks.all_changed(db)),
             ServerEvent::Swapped(first, second) => state::with(|state| {
                 state.locks.all_changed(Some(first));

@@ -1,44 +1,140 @@
 //! Where a key is served that is not served here.
 
-use crate::ffi::Ctx;
+use crate::ffi::{Ctx, ServerLocked};
+use crate::state;
 use redis_module::RedisValue;
 use rlock_core::CommandError;
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+use std::rc::Rc;
 
-/// The error that sends a client to the node which serves the key; none while nobody knows it.
+/// The error that sends a client to the node which serves the key; none while nobody knows it. It
+/// is what the server itself would answer.
 ///
 /// While a slot is on its way this names the node that still owns it: that node sends clients on
 /// (`ASK`) for keys that have left.
-///
-/// Asked of `CLUSTER NODES`, because `CLUSTER SLOTS` from a timer stops Valkey 8.0.
 pub(crate) fn redirection(ctx: Ctx<'_>, key: &[u8]) -> Option<CommandError> {
-    let context = ctx.context();
-    let RedisValue::Integer(slot) = context.call("CLUSTER", &[&b"KEYSLOT"[..], key]).ok()? else {
-        return None;
-    };
-    let slot = u16::try_from(slot).ok()?;
-    let nodes = text(&context.call("CLUSTER", &["NODES"]).ok()?)?;
-    let address = nodes
-        .lines()
-        .find_map(|node| address_of_owner(node, slot))?
-        .to_owned();
-    Some(CommandError::Moved { slot, address })
+    let asked = ctx.context().call("CLUSTER", &[&b"KEYSLOT"[..], key]);
+    let slot = u16::try_from(integer(&asked.ok()?)?).ok()?;
+    let addresses = owners(ctx)?.of(slot)?;
+    Some(CommandError::Moved {
+        slot,
+        address: addresses.plain,
+        tls_address: addresses.tls,
+    })
 }
 
-/// The `host:port` of a line of `CLUSTER NODES`, if that node owns the slot: the second word up to
-/// the `@`, where the words from the ninth on are the slots.
-fn address_of_owner(node: &str, slot: u16) -> Option<&str> {
-    let owns = node
-        .split(' ')
-        .skip(8)
-        .any(|slots| in_range(slots, slot).unwrap_or(false));
-    let address = node.split(' ').nth(1).filter(|_| owns)?;
-    address.split('@').next()
+/// Forgets who owns which slots: the timer's work, in which it was asked once, is done.
+pub(crate) fn forget_owners() {
+    OWNERS.with(|owners| *owners = None);
 }
 
-/// Whether `first-last`, or one number, contains the slot. None for a slot on its way, `[…]`.
-fn in_range(slots: &str, slot: u16) -> Option<bool> {
+/// Who owned which slots when the timer last began to work.
+static OWNERS: ServerLocked<Option<Rc<Owners>>> = ServerLocked::new();
+
+/// Who owns which slots. Asked once for all of the timer's work: a slot that moved can have
+/// thousands of locks, and in a large cluster the answer is long.
+fn owners(ctx: Ctx<'_>) -> Option<Rc<Owners>> {
+    let is_at_work = state::with(|state| state.pumping);
+    if is_at_work && let Some(owners) = OWNERS.with(|owners| owners.clone()) {
+        return Some(owners);
+    }
+    let owners = Rc::new(Owners::ask(ctx)?);
+    if is_at_work {
+        OWNERS.with(|known| *known = Some(Rc::clone(&owners)));
+    }
+    Some(owners)
+}
+
+/// Where clients are sent for each slot.
+struct Owners(Vec<(RangeInclusive<u16>, Addresses)>);
+
+/// A node as clients know it, `host:port`: for those that speak TLS and those that do not.
+#[derive(Clone)]
+struct Addresses {
+    plain: Rc<str>,
+    tls: Rc<str>,
+}
+
+impl Owners {
+    /// `CLUSTER NODES` says who owns which slots, and `CLUSTER SHARDS` the names and ports that
+    /// clients are told. (`CLUSTER SLOTS` would say both, but from a timer it stops Valkey 8.0; and
+    /// of a shard with two primaries, one of them failed, `CLUSTER SHARDS` does not say whose the
+    /// slots are.)
+    fn ask(ctx: Ctx<'_>) -> Option<Self> {
+        let ask = |what| ctx.context().call("CLUSTER", &[what]).ok();
+        let addresses = addresses(&ask("SHARDS")?);
+        let nodes = text(&ask("NODES")?)?;
+        let owner = |node| {
+            let (id, slots) = slots_of(node);
+            let addresses = addresses.get(id)?.clone();
+            Some(slots.map(move |slots| (slots, addresses.clone())))
+        };
+        Some(Self(nodes.lines().filter_map(owner).flatten().collect()))
+    }
+
+    fn of(&self, slot: u16) -> Option<Addresses> {
+        let owner = self.0.iter().find(|(slots, _)| slots.contains(&slot));
+        owner.map(|(_, addresses)| addresses.clone())
+    }
+}
+
+/// The id of a node and its slots, as a line of `CLUSTER NODES` says them: the first word, and
+/// those from the ninth on.
+fn slots_of(node: &str) -> (&str, impl Iterator<Item = RangeInclusive<u16>>) {
+    let mut words = node.split(' ');
+    let id = words.next().unwrap_or_default();
+    (id, words.skip(7).filter_map(range))
+}
+
+/// `first-last`, or one number. None for a slot on its way, `[…]`.
+fn range(slots: &str) -> Option<RangeInclusive<u16>> {
     let (first, last) = slots.split_once('-').unwrap_or((slots, slots));
-    Some((first.parse().ok()?..=last.parse().ok()?).contains(&slot))
+    Some(first.parse().ok()?..=last.parse().ok()?)
+}
+
+/// The nodes of `CLUSTER SHARDS` by their ids.
+fn addresses(shards: &RedisValue) -> HashMap<String, Addresses> {
+    let nodes = elements(shards).filter_map(|shard| field(shard, "nodes"));
+    let node = |node| Some((text(field(node, "id")?)?, addresses_of(node)?));
+    nodes.flat_map(elements).filter_map(node).collect()
+}
+
+/// A client is sent to the port of its own kind if the node has one.
+fn addresses_of(node: &RedisValue) -> Option<Addresses> {
+    let host = text(field(node, "endpoint")?)?;
+    let [plain, tls] = ["port", "tls-port"].map(|name| field(node, name).and_then(integer));
+    let at = |port: i64| Rc::from(format!("{host}:{port}"));
+    Some(Addresses {
+        plain: at(plain.or(tls)?),
+        tls: at(tls.or(plain)?),
+    })
+}
+
+fn elements(value: &RedisValue) -> impl Iterator<Item = &RedisValue> {
+    let elements = match value {
+        RedisValue::Array(elements) => elements.as_slice(),
+        _ => &[],
+    };
+    elements.iter()
+}
+
+/// The value of a field of a map, which is an array of both in turn.
+fn field<'v>(map: &'v RedisValue, name: &str) -> Option<&'v RedisValue> {
+    let mut elements = elements(map);
+    while let (Some(key), Some(value)) = (elements.next(), elements.next()) {
+        if text(key).is_some_and(|key| key == name) {
+            return Some(value);
+        }
+    }
+    None
+}
+
+fn integer(value: &RedisValue) -> Option<i64> {
+    match value {
+        RedisValue::Integer(number) => Some(*number),
+        _ => None,
+    }
 }
 
 fn text(value: &RedisValue) -> Option<String> {

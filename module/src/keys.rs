@@ -129,7 +129,7 @@ impl<'a> OpenLock<'a> {
         match self.mode() {
             None => self.owners(HOLDERS_MAX),
             Some(mode) => {
-                let holds = ReadWriteHash::new(self, &mode).holds();
+                let holds = ReadWriteHash::new(self, &mode).holds(false);
                 holds.into_iter().map(|hold| hold.owner).collect()
             }
         }

@@ -87,7 +87,7 @@ fn init(context: &Context, _args: &[RedisString]) -> Status {
     }
     log_panics();
     let ctx = Ctx::of(context);
-    ffi::signal_explicitly(ctx);
+    ffi::set_options(ctx);
     ffi::add_category(ctx);
     if let Err(name) = commands::register_all(ctx) {
         context.log_warning(&format!(
@@ -102,8 +102,16 @@ fn init(context: &Context, _args: &[RedisString]) -> Status {
     Status::Ok
 }
 
-/// Unload is refused while anyone waits.
+/// Unload is refused while anyone waits, and at all times on servers that it could stop.
 fn deinit(context: &Context) -> Status {
+    if ffi::looks_commands_up_ahead() && changes::at_work() {
+        context.log_warning(
+            "rlock cannot be unloaded: this server parses pipelined commands before it runs them, \
+             and would crash if one of rlock's were among them. To remove the module, take its \
+             loadmodule line and the rlock.* options out of the configuration file and restart",
+        );
+        return Status::Err;
+    }
     let waiters = state::with(|state| state.locks.gauges().waiters);
     if waiters > 0 {
         context.log_warning(&format!(

@@ -7,7 +7,7 @@
 
 use crate::ffi::{self, Ctx, Timer, Timers};
 use crate::turn::{self, Named};
-use crate::{clock, effects, state};
+use crate::{clock, cluster, effects, state};
 use rlock_core::{Locks, Now, Turn};
 
 /// Makes sure that the timer fires when the next thing is due, and that there is none when nothing
@@ -95,6 +95,7 @@ impl AtWork {
 impl Drop for AtWork {
     fn drop(&mut self) {
         state::with(|state| state.pumping = false);
+        cluster::forget_owners();
     }
 }
 

@@ -63,8 +63,10 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         } else {
             look
         };
+        // Only who is about to write has to know the tokens of its own.
+        let tokens = self.lock.key.is_writable();
         let own_read =
-            count.and_then(|count| self.read_hold(owner, count, look_at_own, usize::MAX));
+            count.and_then(|count| self.read_hold(owner, count, look_at_own, usize::MAX, tokens));
         let others = if look == ReadDepth::Own || key.len() == known {
             OtherHolders::default()
         } else if self.outlives(own_read) {
@@ -122,7 +124,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             if field.ends_with(WRITER_SUFFIX) {
                 others.write = true;
             } else if let Some(read) =
-                self.read_hold(field, Count::from_field(value), look, timeouts_max)
+                self.read_hold(field, Count::from_field(value), look, timeouts_max, false)
             {
                 let end = match look {
                     ReadDepth::Brief => self.end(),
@@ -146,6 +148,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         count: Count,
         look: ReadDepth,
         timeouts_max: usize,
+        tokens: bool,
     ) -> Option<ReadHold> {
         let untold = ReadHold {
             count,
@@ -165,7 +168,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             };
             self.looks_left.set(looks_left);
             // The tokens of the latest, and of the latest of the others.
-            let with_token = hold.is_none_or(|hold| hold.rest_ends_at.is_none());
+            let with_token = tokens && hold.is_none_or(|hold| hold.rest_ends_at.is_none());
             let Some(timeout) = self.timeout(owner, number, with_token) else {
                 continue;
             };
@@ -193,15 +196,21 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         let key = Key::open_to_peek(self.lock.ctx, name.as_str());
         let token = match key.key_type() {
             KeyType::Missing => return None,
-            KeyType::String if with_token => Token::from_timeout(&key.string()),
+            KeyType::String if with_token && self.lock.key.is_writable() => {
+                Token::from_timeout(&key.string())
+            }
+            KeyType::String if with_token => {
+                let value = self.lock.ctx.get(name.as_str());
+                value.and_then(|value| Token::from_timeout(&value))
+            }
             _ => None,
         };
         let ends_at = key.expires_at().unwrap_or(NEVER);
         Some(Timeout { token, ends_at })
     }
 
-    /// Who has the lock, and how.
-    pub(crate) fn holds(&self) -> Vec<ReadWriteHold> {
+    /// Who has the lock, and how; of readers the tokens too if asked for.
+    pub(crate) fn holds(&self, tokens: bool) -> Vec<ReadWriteHold> {
         let mut holds = Vec::new();
         self.lock.key.each_field(|field, value| {
             let count = Count::from_field(value);
@@ -215,7 +224,8 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 });
             } else if field != FENCE_FIELD
                 && field != MODE_FIELD
-                && let Some(read) = self.read_hold(field, count, ReadDepth::Whole, usize::MAX)
+                && let Some(read) =
+                    self.read_hold(field, count, ReadDepth::Whole, usize::MAX, tokens)
             {
                 holds.push(ReadWriteHold {
                     owner: field.into(),
@@ -243,6 +253,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                         Count::from_field(value),
                         ReadDepth::Brief,
                         usize::MAX,
+                        false,
                     )
                     .is_none()
             {

@@ -2,7 +2,9 @@
 //! sees to it.
 
 use crate::ffi::Ctx;
-use rlock_core::{Event, EventKind, LostReason, Mode, QueueView, Token, WaitOutcome, WaiterView};
+use rlock_core::{
+    CommandError, Event, EventKind, LostReason, Mode, QueueView, Token, WaitOutcome, WaiterView,
+};
 
 /// `[count, token]`: held.
 pub(crate) fn acquired(ctx: Ctx<'_>, count: i64, token: Token) {
@@ -39,7 +41,7 @@ pub(crate) fn events(ctx: Ctx<'_>, events: &[Event]) {
             EventKind::Lost(LostReason::Expired) => ctx.reply_bytes(b"expired"),
             EventKind::Lost(LostReason::Broken) => ctx.reply_bytes(b"broken"),
             EventKind::Lost(LostReason::Deleted) => ctx.reply_bytes(b"deleted"),
-            EventKind::Error(refusal) => ctx.reply_bytes(refusal.to_string().as_bytes()),
+            EventKind::Error(refusal) => ctx.reply_bytes(text_of(ctx, refusal).as_bytes()),
         }
     }
 }
@@ -48,7 +50,16 @@ pub(crate) fn events(ctx: Ctx<'_>, events: &[Event]) {
 pub(crate) fn dismissed(ctx: Ctx<'_>, why: &WaitOutcome) {
     match why {
         WaitOutcome::NotAcquired { ttl_ms } => not_acquired(ctx, *ttl_ms),
-        WaitOutcome::Refused(refusal) => ctx.reply_error(&refusal.to_string()),
+        WaitOutcome::Refused(refusal) => ctx.reply_error(&text_of(ctx, refusal)),
+    }
+}
+
+/// A refusal in the words for the client of this call.
+fn text_of(ctx: Ctx<'_>, refusal: &CommandError) -> String {
+    if ctx.is_over_tls() {
+        refusal.over_tls()
+    } else {
+        refusal.to_string()
     }
 }
 

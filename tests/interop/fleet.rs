@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use rlock_tests::{Pair, Server, module_path, until};
+use rlock_tests::{Pair, Server, Version, module_path, until};
 
 use crate::java::Redisson;
 use crate::measure::{A_WHILE, AT_ONCE};
@@ -18,6 +18,9 @@ fn load_module(server: &Server) {
 #[test]
 fn the_module_comes_and_goes_while_java_works() {
     const ROUNDS: u32 = 300;
+    if !Version::at_hand().can_unload_modules() {
+        return;
+    }
     let server = Server::builder().without_module().start();
     let redisson = Redisson::of(&server);
     let owners = [redisson.owner(), redisson.owner()];
@@ -42,6 +45,9 @@ fn the_module_comes_and_goes_while_java_works() {
 
 #[test]
 fn what_we_hold_is_respected_by_java_when_the_module_is_gone() {
+    if !Version::at_hand().can_unload_modules() {
+        return;
+    }
     let server = Server::start();
     let redisson = Redisson::of(&server);
     let (java, mut conn) = (redisson.owner(), server.connect());

@@ -247,6 +247,45 @@ fn list_hides_the_names_that_the_caller_may_not_touch() {
     assert_eq!(names(&mut alice, "RLOCK.LIST").len(), 3);
 }
 
+/// Up to Redis 8.0 and Valkey 8.1 a module that asks a server who called it, where nobody did,
+/// stops it.
+#[test]
+fn list_called_by_another_module_tells_what_that_call_may_see() {
+    let server = Server::start();
+    server.load_c_module("caller");
+    let mut alice = server.connect();
+    let mut line = Vec::new();
+    for name in ["orders:1", "stock"] {
+        alice.take(name, "alice");
+        line.push(server.wait_in_line(name, "bob"));
+    }
+    assert_eq!(
+        server.run("ACL SETUSER clerk on nopass ~orders:* +@all"),
+        "OK"
+    );
+    let mut clerk = server.connect();
+    clerk.run("AUTH clerk anything");
+    let mut names = |command: &str| -> Vec<String> {
+        let reply = clerk.run(command);
+        reply
+            .array()
+            .iter()
+            .map(|row| row.array()[0].text())
+            .collect()
+    };
+    let all = ["orders:1", "stock"];
+    // A module is whoever it likes to be: in its own name it may read every key.
+    assert_eq!(names("CALLER.CALL RLOCK.LIST"), all);
+    let script = "EVAL return(redis.call('RLOCK.LIST')) 0";
+    assert_eq!(names(&format!("CALLER.CALL {script}")), all);
+    // In its caller's name it may not, nor may a script.
+    for command in ["CALLER.AS-USER RLOCK.LIST", script, "RLOCK.LIST"] {
+        assert_eq!(names(command), ["orders:1"], "{command}");
+    }
+    // Of a user that the ACL does not have nobody knows what it may read.
+    assert!(names("CALLER.AS-MADE-USER RLOCK.LIST").is_empty());
+}
+
 #[test]
 fn a_waiter_needs_no_permission_beyond_its_own() {
     let server = Server::start();
@@ -537,6 +576,9 @@ fn unloading_is_refused_while_somebody_waits_for_a_session() {
     life.run("RLOCK.EVENTS s").events();
     assert!(listener.read().is_error(), "taken over");
     assert_eq!(alice.let_go("k", "bob"), 0);
+    if !Version::at_hand().can_unload_modules() {
+        return;
+    }
     assert_eq!(alice.run("MODULE UNLOAD rlock"), "OK");
     // Nobody is left who would hear of its end.
     life.close();
@@ -555,9 +597,37 @@ fn unloading_is_refused_while_somebody_waits() {
     assert!(alice.run("MODULE UNLOAD rlock").is_error());
     alice.let_go("k", "alice");
     bob.read().held();
+    if !Version::at_hand().can_unload_modules() {
+        return;
+    }
     assert_eq!(alice.run("MODULE UNLOAD rlock"), "OK");
     assert_eq!(alice.run("HGET k bob"), "1", "a plain key");
     let path = module_path().display().to_string();
     assert_eq!(alice.cmd(&["MODULE", "LOAD", &path]), "OK");
     assert_eq!(alice.let_go("k", "bob"), 0);
+}
+
+/// Servers that parse pipelined commands before they run them would run one of ours when we are no
+/// longer there, and stop.
+#[test]
+fn unloading_under_a_pipeline_is_refused_or_harmless() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.send_all(&["BLPOP list 0", "RLOCK.INFO k", "PING"]);
+    client.expect_nothing_yet();
+    let told = server.run("MODULE UNLOAD rlock");
+    assert_eq!(server.run("LPUSH list x"), 1);
+    assert_eq!(client.read().texts(), ["list", "x"]);
+    let info = client.read();
+    assert_eq!(client.read(), "PONG");
+    if Version::at_hand().can_unload_modules() {
+        assert_eq!(told, "OK");
+        assert!(info.error().starts_with("ERR unknown command"));
+    } else {
+        assert!(told.is_error());
+        assert_eq!(info.get("count"), &0);
+        let log = server.log();
+        assert!(log.contains("rlock cannot be unloaded"), "{log}");
+        assert!(log.contains("loadmodule"), "{log}");
+    }
 }

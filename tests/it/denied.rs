@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
-use rlock_tests::{Cluster, Conn, Pair, Server, aof, until};
+use rlock_tests::{Cluster, Conn, Pair, Server, Version, aof, until};
 
 /// Holds of every kind, and those who wait for them.
 fn holds_and_waits(server: &Server) -> Vec<(String, Conn)> {
@@ -219,4 +219,34 @@ fn in_a_failover_that_is_given_up_nobody_is_granted_until_then() {
     pair.replica.thaw();
     pair.settle();
     assert_eq!(pair.replica.holder("z").as_deref(), Some("bob"));
+}
+
+/// Whether the server takes writes is asked for each time that the timer fires, and is nobody's
+/// business. (On Redis 7.0 it cannot be hidden from those who set `min-replicas-to-write`.)
+#[test]
+fn that_the_server_takes_writes_is_asked_without_a_trace() {
+    let pair = Pair::start();
+    let server = &pair.primary;
+    if Version::at_hand().at_least((7, 2), (7, 2)) {
+        server.run("CONFIG SET min-replicas-to-write 1");
+        until("the replica counts", || !server.run("SET a b").is_error());
+    }
+    let before = server.run("INFO commandstats").text();
+    assert!(!before.contains("spop"), "{before}");
+    let mut monitor = server.connect();
+    assert_eq!(monitor.run("MONITOR"), "OK");
+    server.connect().take("k", "alice");
+    let mut bob = server.wait_in_line("k", "bob");
+    assert_eq!(server.run("DEL k"), 1);
+    bob.read().held(); // by the timer
+    let stats = server.run("INFO commandstats").text();
+    assert!(!stats.contains("spop"), "{stats}");
+    assert_eq!(server.run("PING end"), "end");
+    loop {
+        let line = monitor.read().text();
+        assert!(!line.to_lowercase().contains("spop"), "{line}");
+        if line.contains("\"end\"") {
+            break;
+        }
+    }
 }

@@ -188,6 +188,32 @@ fn events_inside_multi_answers_at_once_and_not_at_all_inside_a_script() {
     });
 }
 
+/// Valkey 8.1 and newer block no RESP3 connection that has subscriptions. An empty answer at once
+/// would be asked for again at once.
+#[test]
+fn a_resp3_connection_with_subscriptions_waits_or_is_told_that_it_cannot() {
+    let server = Server::start();
+    server.connect().take("k", "alice");
+    let mut conn = server.connect().resp3();
+    conn.run("SUBSCRIBE news");
+    let told = conn.run("RLOCK.EVENTS s BLOCK 1");
+    if Version::at_hand().blocks_subscribers() {
+        assert_eq!(told.events(), []);
+    } else {
+        let error = told.error();
+        assert!(error.starts_with("ERR RLOCK.EVENTS cannot wait"), "{error}");
+        let document = include_str!("../../docs/commands.md");
+        assert!(document.contains(&format!("\n| `{error}` | `EVENTS` |")));
+    }
+    // All else is as anywhere.
+    assert_eq!(conn.run("RLOCK.EVENTS s").events(), []);
+    conn.run("RLOCK.ACQUIRE k bob 30000 BLOCK 1").refused();
+    conn.queue("k", "bob", "s");
+    server.connect().let_go("k", "alice");
+    let events = conn.run("RLOCK.EVENTS s BLOCK 0");
+    events.granted("k", "bob");
+}
+
 #[test]
 fn without_a_listener_there_is_no_session_and_nothing_happens() {
     let server = Server::start();

@@ -47,9 +47,11 @@ mod kill; // what a killed server has on its disk
 mod replication; // replicas, AOF, RDB, messages, notifications
 mod several_replication; // the same of readers, writers and several locks at once
 
+mod atomic_migration; // slots that move as a whole
 mod hostile; // any bytes, any keyspace
 mod load; // crowds that vanish, clients that never read, noise
 mod memory; // given back is given back
+mod moved; // where waiters are sent whose slot has moved
 mod noise; // any commands, while locks are in use
 mod read_write_hostile; // read-write locks as others may have written them
 mod several_hostile; // the largest waits for several locks

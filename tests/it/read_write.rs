@@ -880,3 +880,41 @@ fn a_replica_that_is_told_of_readers_and_a_writer_tells_the_same() {
     });
     assert!(granted.held().1 > token.parse::<i64>().unwrap());
 }
+
+/// The server keeps a short string in a compact form, a number as one. Who only looks at it must
+/// not change that.
+#[test]
+fn info_and_waits_leave_the_timeout_keys_as_they_are_stored() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let token = conn.run("RLOCK.ACQUIRE k alice 60000 READ").held().1;
+    conn.run("RLOCK.ACQUIRE k bob 60000 READ").held();
+    conn.run("SET {k}:bob:rwlock_timeout:1 12345 KEEPTTL");
+    let encodings = || {
+        ["alice", "bob"]
+            .map(|owner| server.run(format!("OBJECT ENCODING {{k}}:{owner}:rwlock_timeout:1")))
+            .map(|encoding| encoding.text())
+    };
+    let before = encodings();
+    assert_eq!(before[1], "int");
+    let info = conn.run("RLOCK.INFO k");
+    let holders = info.get("holders").array();
+    let tokens: Vec<_> = holders
+        .iter()
+        .map(|holder| holder.get("token").int())
+        .collect();
+    assert_eq!(tokens.len(), 2);
+    assert!(
+        tokens.contains(&token) && tokens.contains(&12_345),
+        "{tokens:?}"
+    );
+    assert_eq!(encodings(), before, "after INFO");
+    // Others, and the deadlock check, look at the holders too.
+    conn.take("l", "carol");
+    conn.run("RLOCK.ACQUIRE k carol 60000 WRITE BLOCK 1")
+        .refused();
+    let _dora = server.blocked_in("RLOCK.ACQUIRE k dora 60000 WRITE BLOCK 0");
+    conn.run("RLOCK.ACQUIRE l alice 60000 BLOCK 1").refused();
+    conn.run("RLOCK.ACQUIRE k carol 60000 READ").refused();
+    assert_eq!(encodings(), before, "after waits of others");
+}

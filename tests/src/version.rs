@@ -69,6 +69,22 @@ impl Version {
         !(self.valkey && self.number == (8, 1))
     }
 
+    /// `MODULE UNLOAD`. Later servers parse pipelined commands before they run them, and crash if
+    /// the module of one of them is gone by then.
+    pub fn can_unload_modules(self) -> bool {
+        !self.at_least((8, 4), (9, 0))
+    }
+
+    /// Connections in RESP3 that have subscriptions can wait for a module.
+    pub fn blocks_subscribers(self) -> bool {
+        !(self.valkey && self.number >= (8, 1))
+    }
+
+    /// Slots can move as a whole: `CLUSTER MIGRATION IMPORT` or `CLUSTER MIGRATESLOTS`.
+    pub fn moves_whole_slots(self) -> bool {
+        self.at_least((8, 4), (9, 0))
+    }
+
     /// Modules can add an ACL category of their own.
     pub fn has_own_categories(self) -> bool {
         self.at_least((7, 4), (8, 0))

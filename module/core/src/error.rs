@@ -3,6 +3,7 @@
 use crate::deadlock::{CHAIN_MAX, Circle};
 use crate::{HOLD_COUNT_MAX, INTEGER_MAX, KEYS_MAX, Kind, OWNER_LEN_MAX, SESSION_LEN_MAX};
 use std::fmt;
+use std::rc::Rc;
 
 /// Why a command was refused. Nothing was changed.
 ///
@@ -54,6 +55,8 @@ pub enum CommandError {
     TakenOver,
     /// EVENTS from where there is no connection to live by.
     NoSessionConnection,
+    /// EVENTS that is to wait on a connection that the server does not block.
+    CannotBlock,
     /// A wait that could never end: the owners that would wait for each other.
     Deadlock(Circle),
     /// A wait behind so many owners that wait for others that no search can tell whether it could
@@ -79,8 +82,10 @@ pub enum CommandError {
     Moved {
         /// The slot.
         slot: u16,
-        /// The node, as `host:port`.
-        address: String,
+        /// The node, as `host:port`: for a client that does not speak TLS.
+        address: Rc<str>,
+        /// The same for one that does.
+        tls_address: Rc<str>,
     },
 }
 
@@ -133,6 +138,10 @@ impl fmt::Display for CommandError {
             Self::NoSessionConnection => f.write_str(
                 "ERR RLOCK.EVENTS needs a connection to live by, so not here within another call",
             ),
+            Self::CannotBlock => f.write_str(
+                "ERR RLOCK.EVENTS cannot wait on a RESP3 connection with subscriptions, \
+                 which this server does not block: give it one of its own",
+            ),
             Self::Deadlock(circle) => write!(f, "DEADLOCK {circle}"),
             Self::ChainTooLong => write!(
                 f,
@@ -166,7 +175,7 @@ impl fmt::Display for CommandError {
             Self::WrongType => {
                 f.write_str("WRONGTYPE Operation against a key holding the wrong kind of value")
             }
-            Self::Moved { slot, address } => write!(f, "MOVED {slot} {address}"),
+            Self::Moved { slot, address, .. } => write!(f, "MOVED {slot} {address}"),
             Self::WrongKind(Kind::ReadWrite) => {
                 f.write_str("WRONGKIND the key holds a read-write lock, not a plain one")
             }
@@ -178,6 +187,18 @@ impl fmt::Display for CommandError {
 }
 
 impl std::error::Error for CommandError {}
+
+impl CommandError {
+    /// The text for a client that speaks TLS, which is sent to another port.
+    pub fn over_tls(&self) -> String {
+        match self {
+            Self::Moved {
+                slot, tls_address, ..
+            } => format!("MOVED {slot} {tls_address}"),
+            other => other.to_string(),
+        }
+    }
+}
 
 /// A client's word as an error text may show it: printable, and not longer than a line can bear.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -234,7 +255,8 @@ mod tests {
             CommandError::QueueWithoutSession => CommandError::NoSession,
             CommandError::NoSession => CommandError::TakenOver,
             CommandError::TakenOver => CommandError::NoSessionConnection,
-            CommandError::NoSessionConnection => CommandError::Deadlock(Circle::default()),
+            CommandError::NoSessionConnection => CommandError::CannotBlock,
+            CommandError::CannotBlock => CommandError::Deadlock(Circle::default()),
             CommandError::Deadlock(_) => CommandError::ChainTooLong,
             CommandError::ChainTooLong => CommandError::Waiting,
             CommandError::Waiting => CommandError::Unsettled,
@@ -248,6 +270,7 @@ mod tests {
             CommandError::WrongKind(Kind::Plain) => CommandError::Moved {
                 slot: 7,
                 address: "host:port".into(),
+                tls_address: "host:tls-port".into(),
             },
             CommandError::Moved { .. } => return None,
         })
@@ -275,6 +298,6 @@ mod tests {
             );
             count += 1;
         }
-        assert_eq!(count, 34, "all have been looked at");
+        assert_eq!(count, 35, "all have been looked at");
     }
 }

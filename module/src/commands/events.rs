@@ -53,9 +53,10 @@ impl Command for Events {
         if events.is_empty()
             && let Some(wait) = request.block
             && flags.may_block()
-            && blocking::listen(ctx, Listening { session, client_id }, wait)
         {
-            return Ok(());
+            // An empty answer at once would make the client ask again and again.
+            let listens = blocking::listen(ctx, Listening { session, client_id }, wait);
+            return listens.then_some(()).ok_or(CommandError::CannotBlock);
         }
         reply::events(ctx, &events);
         Ok(())

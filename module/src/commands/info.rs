@@ -87,7 +87,7 @@ fn read_write(
 ) {
     let key_end = lock.key.expires_at();
     let hash = lock.mode().map(|mode| ReadWriteHash::new(lock, &mode));
-    let mut holds = hash.map_or_else(Vec::new, |hash| hash.holds());
+    let mut holds = hash.map_or_else(Vec::new, |hash| hash.holds(true));
     for hold in holds.iter_mut().filter(|hold| hold.mode == Mode::Write) {
         hold.token = state::with(|state| state.locks.writer_token(at, &hold.owner, key_end));
     }

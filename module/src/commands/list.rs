@@ -1,7 +1,8 @@
 //! `RLOCK.LIST [MATCH pattern] [COUNT n]`: the locks of this database that somebody waits for.
 //!
 //! Replies an array of `[name, waiters, longest-wait-ms]`, most waiters first, without names that
-//! the caller may not read. Held locks that nobody waits for are plain keys: SCAN finds them.
+//! the caller's user may not read; all of them where there is no user, none where it is unknown.
+//! Held locks that nobody waits for are plain keys: SCAN finds them.
 
 use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
 use crate::{clock, reply, state};
@@ -37,9 +38,8 @@ impl Command for List {
             };
             state.locks.views(db, now).filter(matches).collect()
         });
-        if let Some(user) = ctx.user() {
-            lines.retain(|line| user.may_read(&line.name));
-        }
+        let reader = ctx.reader();
+        lines.retain(|line| reader.may_read(&line.name));
         // Equal lines by name, so that the answer does not depend on who came first.
         lines.sort_unstable_by(|a, b| {
             (Reverse(a.waiters), &a.name).cmp(&(Reverse(b.waiters), &b.name))

@@ -58,10 +58,9 @@ fn wait(ctx: Ctx<'_>, turn: &mut Turn<'_>, wait_mode: WaitMode) -> bool {
 
 /// The circle of a deadlock names locks: not those that the caller may not read.
 fn as_far_as_readable(ctx: Ctx<'_>, mut error: CommandError) -> CommandError {
-    if let CommandError::Deadlock(circle) = &mut error
-        && let Some(user) = ctx.user()
-    {
-        circle.keep_readable(|name| user.may_read(name));
+    if let CommandError::Deadlock(circle) = &mut error {
+        let reader = ctx.reader();
+        circle.keep_readable(|name| reader.may_read(name));
     }
     error
 }

@@ -1,5 +1,6 @@
 //! A call from the server: its context, its arguments, its strings.
 
+use super::version::{knows_dry_runs, may_deny_writes};
 use super::{OK, int, server};
 use redis_module::raw;
 use rlock_core::CommandError;
@@ -44,6 +45,11 @@ impl Flags {
         !self.any(raw::REDISMODULE_CTX_FLAGS_LUA)
             && (self.any(raw::REDISMODULE_CTX_FLAGS_MULTI)
                 || !self.any(raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING))
+    }
+
+    /// Whether the server is starting. Servers from before 7.2 do not say so.
+    pub(crate) fn starting(self) -> bool {
+        self.any(raw::REDISMODULE_CTX_FLAGS_SERVER_STARTUP)
     }
 
     pub(crate) fn replica(self) -> bool {
@@ -93,6 +99,16 @@ impl<'a> Ctx<'a> {
 
     pub(crate) fn client_id(self) -> u64 {
         server!(RedisModule_GetClientId(self.raw))
+    }
+
+    /// Whether the client of this call, which has a connection, speaks TLS there.
+    pub(crate) fn is_over_tls(self) -> bool {
+        // SAFETY: plain C data, for which all zeros is a value.
+        let mut info: raw::RedisModuleClientInfo = unsafe { std::mem::zeroed() };
+        info.version = 1;
+        let place = (&raw mut info).cast();
+        let found = server!(RedisModule_GetClientInfoById(place, self.client_id()));
+        found == OK && info.flags & u64::from(raw::REDISMODULE_CLIENTINFO_FLAG_SSL) != 0
     }
 
     // --- Replies ---
@@ -260,6 +276,19 @@ impl<'a> Ctx<'a> {
         ));
     }
 
+    // --- Reads ---
+
+    /// The value of a string; none if there is no such key here, or it is no string. Unlike
+    /// [`super::Key::string`] it leaves the value as it is, but it is a command of the server, and
+    /// slower: for commands that write nothing.
+    pub(crate) fn get(self, key: Str<'_>) -> Option<Vec<u8>> {
+        let (command, format) = (c"GET".as_ptr(), c"sE".as_ptr());
+        let reply = CallReply::of(server!(RedisModule_Call(
+            self.raw, command, format, key.raw
+        )))?;
+        reply.is_string().then(|| reply.text().to_vec())
+    }
+
     // --- The cluster ---
 
     /// Whether this node serves the key. Opening a key does not ask: it would find a slot that
@@ -280,8 +309,7 @@ impl<'a> Ctx<'a> {
     }
 
     fn served(reply: *mut raw::RedisModuleCallReply) -> Presence {
-        if !reply.is_null() {
-            server!(RedisModule_FreeCallReply(reply));
+        if CallReply::of(reply).is_some() {
             return Presence::Here;
         }
         // The interface reports the reason in errno.
@@ -296,37 +324,65 @@ impl<'a> Ctx<'a> {
     /// Whether the server refuses writes to all its clients now: there is no room for its
     /// append-only file, a snapshot has failed, or there are fewer replicas than it wants.
     ///
-    /// Nothing but a write tells, so one that changes nothing is tried: none of the members of a
-    /// set is taken out. In a cluster the key may be another node's, which is another error and is
-    /// looked at later. Errors are asked for as replies (`E`): Valkey 9 dies of them otherwise.
+    /// Nothing but a write tells, so one is begun and not carried out (`D`): it is in no statistics
+    /// and no MONITOR. In a cluster the key may be another node's, which is another error and is
+    /// looked at later.
+    ///
+    /// Redis 7.0 carries every write out. There one that changes nothing is tried, none of the
+    /// members of a set is taken out, and only if INFO gives a reason to.
     pub(crate) fn writes_are_denied(self) -> bool {
-        let (command, format) = (c"SPOP".as_ptr(), c"SEcc".as_ptr());
+        let format = if knows_dry_runs() {
+            c"SEDcc"
+        } else if may_deny_writes() {
+            c"SEcc"
+        } else {
+            return false;
+        };
+        let (command, format) = (c"SPOP".as_ptr(), format.as_ptr());
         let (set, none) = (c"rlock:no-set".as_ptr(), c"0".as_ptr());
         let reply = server!(RedisModule_Call(self.raw, command, format, set, none));
-        if reply.is_null() {
-            return false;
-        }
-        let mut len = 0;
-        let text = server!(RedisModule_CallReplyStringPtr(reply, &raw mut len));
-        // SAFETY: the text, if the reply is one, is `len` bytes and lives as long as the reply.
-        let text = (!text.is_null()).then(|| unsafe { slice::from_raw_parts(text.cast(), len) });
-        let is_one =
-            |text: &[u8]| text.starts_with(b"MISCONF ") || text.starts_with(b"NOREPLICAS ");
-        let denied = text.is_some_and(is_one);
-        server!(RedisModule_FreeCallReply(reply));
-        denied
+        CallReply::of(reply).is_some_and(|reply| {
+            let text = reply.text();
+            text.starts_with(b"MISCONF ") || text.starts_with(b"NOREPLICAS ")
+        })
     }
 
     // --- Permissions ---
 
-    /// The user behind this call; none where there is none, and then nothing is forbidden.
-    pub(crate) fn user(self) -> Option<User> {
+    /// What the caller may read.
+    pub(crate) fn reader(self) -> Reader {
+        if !self.has_user() {
+            return Reader::Unrestricted;
+        }
         let name = server!(RedisModule_GetCurrentUserName(self.raw));
-        let name = OwnedStr::adopt(name)?;
+        let Some(name) = OwnedStr::adopt(name) else {
+            return Reader::Unrestricted;
+        };
         let user = server!(RedisModule_GetModuleUserFromUserName(name.as_str().raw));
-        (!user.is_null()).then(|| User(user))
+        if user.is_null() {
+            Reader::Unknown
+        } else {
+            Reader::User(User(user))
+        }
+    }
+
+    /// Whether there is a user behind this call. Up to Redis 8.0 and Valkey 8 the server reads the
+    /// name of one that is not there, and dies of it.
+    ///
+    /// A call in the caller's name (`C`) is refused for want of a user before anything else is
+    /// looked at, so that the command need not exist; it does not, and nothing is run either way.
+    fn has_user(self) -> bool {
+        let (command, format) = (c"rlock.no-command".as_ptr(), c"CE".as_ptr());
+        let reply = server!(RedisModule_Call(self.raw, command, format));
+        // The interface reports the reason in errno.
+        let no_user = std::io::Error::last_os_error().raw_os_error() == Some(ENOTSUP);
+        CallReply::of(reply);
+        !no_user
     }
 }
+
+/// The operation is not supported, on Linux.
+const ENOTSUP: c_int = 95;
 
 /// Whether this node of a cluster serves a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -345,11 +401,66 @@ pub(crate) enum EventClass {
     String,
 }
 
+/// The type of such a reply.
+const STRING: c_int = 0;
+const _: () = assert!(raw::REDISMODULE_REPLY_STRING == 0);
+
+/// What a command of the server replied to us.
+struct CallReply(*mut raw::RedisModuleCallReply);
+
+impl CallReply {
+    fn of(raw: *mut raw::RedisModuleCallReply) -> Option<Self> {
+        (!raw.is_null()).then(|| Self(raw))
+    }
+
+    fn is_string(&self) -> bool {
+        server!(RedisModule_CallReplyType(self.0)) == STRING
+    }
+
+    /// The text of a string or an error; of anything else nothing.
+    fn text(&self) -> &[u8] {
+        let mut len = 0;
+        let text = server!(RedisModule_CallReplyStringPtr(self.0, &raw mut len));
+        if text.is_null() {
+            return &[];
+        }
+        // SAFETY: the text is `len` bytes and lives as long as the reply.
+        unsafe { slice::from_raw_parts(text.cast(), len) }
+    }
+}
+
+impl Drop for CallReply {
+    fn drop(&mut self) {
+        server!(RedisModule_FreeCallReply(self.0));
+    }
+}
+
+/// What a caller may read.
+pub(crate) enum Reader {
+    /// All of it: there is no user behind the call. Such is one that another module makes in
+    /// nobody's name, and the server lets that module read every key.
+    Unrestricted,
+    /// What the ACL says of this user.
+    User(User),
+    /// Nobody knows: the user is not one of the ACL's. A module has made it.
+    Unknown,
+}
+
+impl Reader {
+    pub(crate) fn may_read(&self, key: &[u8]) -> bool {
+        match self {
+            Self::Unrestricted => true,
+            Self::User(user) => user.may_read(key),
+            Self::Unknown => false,
+        }
+    }
+}
+
 /// A user of the server's ACL.
 pub(crate) struct User(*mut raw::RedisModuleUser);
 
 impl User {
-    pub(crate) fn may_read(&self, key: &[u8]) -> bool {
+    fn may_read(&self, key: &[u8]) -> bool {
         let key = OwnedStr::new(key);
         let access = int(raw::REDISMODULE_CMD_KEY_ACCESS);
         let key = key.as_str().raw;

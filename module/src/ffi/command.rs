@@ -349,9 +349,10 @@ fn argument(
         ArgumentKind::Pattern => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PATTERN,
         ArgumentKind::Word => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
         ArgumentKind::Either(of) => {
-            let mut list = argument_list(of, kept);
-            arg.subargs = list.as_mut_ptr();
+            // First to its place: a list that is moved may not be pointed to before.
+            let list = argument_list(of, kept);
             kept.push(list);
+            arg.subargs = kept.last_mut().map_or(ptr::null_mut(), Vec::as_mut_ptr);
             raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF
         }
     };

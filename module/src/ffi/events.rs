@@ -1,6 +1,6 @@
 //! What the server tells us on its own: timers, changed keys, and its own changes of state.
 
-use super::{Ctx, OK, Str, guarded, int, server};
+use super::{Ctx, OK, Str, guarded, server};
 use redis_module::raw;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -83,6 +83,8 @@ pub(crate) enum ServerEvent {
     Swapped(c_int, c_int),
     /// The connection of the client with this number is gone.
     ClientGone(u64),
+    /// It ends. Valkey 9 unloads its modules then.
+    Shutdown,
     /// The server looked after itself: it does so several times a second, by a clock that nobody
     /// can step.
     Tick,
@@ -100,6 +102,8 @@ pub(crate) fn subscribe_to_server_events<S: ServerEvents>(ctx: Ctx<'_>) {
         raw::REDISMODULE_EVENT_LOADING,
         raw::REDISMODULE_EVENT_FLUSHDB,
         raw::REDISMODULE_EVENT_SWAPDB,
+        raw::REDISMODULE_EVENT_SHUTDOWN,
+        raw::REDISMODULE_EVENT_CRON_LOOP,
     ] {
         subscribe::<S>(ctx, id);
     }
@@ -109,11 +113,6 @@ pub(crate) fn subscribe_to_server_events<S: ServerEvents>(ctx: Ctx<'_>) {
 /// called when there is a session.
 pub(crate) fn subscribe_to_client_events<S: ServerEvents>(ctx: Ctx<'_>) {
     subscribe::<S>(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE);
-}
-
-/// Hears of the server's ticks from now on. Called when somebody waits, or there is a session.
-pub(crate) fn subscribe_to_ticks<S: ServerEvents>(ctx: Ctx<'_>) {
-    subscribe::<S>(ctx, raw::REDISMODULE_EVENT_CRON_LOOP);
 }
 
 fn subscribe<S: ServerEvents>(ctx: Ctx<'_>, id: u64) {
@@ -168,6 +167,7 @@ fn read_server_event(id: u64, subevent: u64, data: *mut c_void) -> Option<Server
             let info = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() }?;
             Some(ServerEvent::ClientGone(info.id))
         }
+        (raw::REDISMODULE_EVENT_SHUTDOWN, _) => Some(ServerEvent::Shutdown),
         (raw::REDISMODULE_EVENT_CRON_LOOP, _) => Some(ServerEvent::Tick),
         _ => None,
     }
@@ -177,11 +177,4 @@ fn read_server_event(id: u64, subevent: u64, data: *mut c_void) -> Option<Server
 /// write that is replicated from a timer during one stops the server.
 pub(crate) fn writes_are_paused() -> bool {
     server!(RedisModule_AvoidReplicaTraffic()) != 0
-}
-
-/// Tells the server how we write: what is modified we say ourselves. A command that opens a key and
-/// changes nothing must not break somebody's WATCH.
-pub(crate) fn signal_explicitly(ctx: Ctx<'_>) {
-    let options = int(raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED);
-    server!(RedisModule_SetModuleOptions(ctx.raw, options));
 }

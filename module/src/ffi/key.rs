@@ -19,7 +19,9 @@ const _: () = assert!(raw::REDISMODULE_KEYTYPE_ZSET == 5);
 
 /// An open key.
 pub(crate) struct Key<'a> {
+    /// Null if the key is open to be read only, and is not there.
     raw: *mut raw::RedisModuleKey,
+    writable: bool,
     call: PhantomData<&'a ()>,
 }
 
@@ -58,6 +60,7 @@ impl<'a> Key<'a> {
     pub(crate) fn none() -> Self {
         Self {
             raw: ptr::null_mut(),
+            writable: false,
             call: PhantomData,
         }
     }
@@ -66,8 +69,14 @@ impl<'a> Key<'a> {
         let raw = server!(RedisModule_OpenKey(ctx.raw, name.raw, int(mode)));
         Self {
             raw,
+            writable: mode & raw::REDISMODULE_WRITE != 0,
             call: PhantomData,
         }
+    }
+
+    /// Whether it was opened to be written.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.writable
     }
 
     pub(crate) fn key_type(&self) -> KeyType {
@@ -142,6 +151,9 @@ impl<'a> Key<'a> {
 
     /// When the key expires, in milliseconds since 1970.
     pub(crate) fn expires_at(&self) -> Option<i64> {
+        if self.raw.is_null() {
+            return None;
+        }
         let at = server!(RedisModule_GetAbsExpire(self.raw));
         (at >= 0).then_some(at)
     }
@@ -158,10 +170,17 @@ impl<'a> Key<'a> {
     /// enough. It is not called while the hash is being read.
     pub(crate) fn each_field(&self, mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) {
         let mut fields = Fields::new();
-        let cursor = server!(RedisModule_ScanCursorCreate());
-        let data: *mut c_void = (&raw mut fields).cast();
+        let cursor = Cursor(server!(RedisModule_ScanCursorCreate()));
         loop {
-            let more = server!(RedisModule_ScanKey(self.raw, cursor, Some(on_field), data));
+            // Made anew for each call: what we do with the list in between ends the pointer's right
+            // to it.
+            let data: *mut c_void = (&raw mut fields).cast();
+            let more = server!(RedisModule_ScanKey(
+                self.raw,
+                cursor.0,
+                Some(on_field),
+                data
+            ));
             let enough = fields
                 .drain(..)
                 .any(|(field, value)| visit(&field, &value).is_break());
@@ -169,12 +188,13 @@ impl<'a> Key<'a> {
                 break;
             }
         }
-        server!(RedisModule_ScanCursorDestroy(cursor));
     }
 
     // --- Strings, lists and sorted sets ---
 
-    /// The value of a string.
+    /// The value of a string, for a command that writes: the server gives it out as plain bytes
+    /// only, and from now on keeps it so (`OBJECT ENCODING` is `raw`). [`Ctx::get`] changes
+    /// nothing.
     pub(crate) fn string(&self) -> Vec<u8> {
         let mut len = 0;
         let mode = int(raw::REDISMODULE_READ);
@@ -198,6 +218,9 @@ impl<'a> Key<'a> {
 
     /// The score of a member of a sorted set.
     pub(crate) fn score(&self, member: Str<'_>) -> Option<f64> {
+        if self.raw.is_null() {
+            return None;
+        }
         let mut score = 0.0;
         let found = server!(RedisModule_ZsetScore(self.raw, member.raw, &raw mut score));
         (found == OK).then_some(score)
@@ -207,6 +230,15 @@ impl<'a> Key<'a> {
 impl Drop for Key<'_> {
     fn drop(&mut self) {
         server!(RedisModule_CloseKey(self.raw));
+    }
+}
+
+/// A scan's place, freed however the scan ends.
+struct Cursor(*mut raw::RedisModuleScanCursor);
+
+impl Drop for Cursor {
+    fn drop(&mut self) {
+        server!(RedisModule_ScanCursorDestroy(self.0));
     }
 }
 

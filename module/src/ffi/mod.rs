@@ -13,6 +13,7 @@ mod command;
 mod events;
 mod info;
 mod key;
+mod version;
 
 pub(crate) use blocking::{Blocking, Handle, abort_block, block, unblock};
 pub(crate) use call::{Args, Ctx, EventClass, Field, OwnedStr, Presence, Str};
@@ -20,12 +21,12 @@ pub(crate) use command::{
     Access, Argument, ArgumentKind, Command, Keys, Spec, add_category, register,
 };
 pub(crate) use events::{
-    KeyEvents, ServerEvent, ServerEvents, Timer, Timers, signal_explicitly,
-    subscribe_to_client_events, subscribe_to_key_events, subscribe_to_server_events,
-    subscribe_to_ticks, writes_are_paused,
+    KeyEvents, ServerEvent, ServerEvents, Timer, Timers, subscribe_to_client_events,
+    subscribe_to_key_events, subscribe_to_server_events, writes_are_paused,
 };
 pub(crate) use info::{InfoPage, InfoSection, register_info};
 pub(crate) use key::{Key, KeyType};
+pub(crate) use version::{looks_commands_up_ahead, set_options};
 
 use redis_module::raw;
 use std::cell::RefCell;
@@ -65,6 +66,7 @@ required!(
     RedisModule_BlockClient,
     RedisModule_Call,
     RedisModule_CallReplyStringPtr,
+    RedisModule_CallReplyType,
     RedisModule_CloseKey,
     RedisModule_CreateCommand,
     RedisModule_CreateString,
@@ -72,16 +74,19 @@ required!(
     RedisModule_DeleteKey,
     RedisModule_FreeCallReply,
     RedisModule_FreeModuleUser,
+    RedisModule_FreeServerInfo,
     RedisModule_FreeString,
     RedisModule_GetAbsExpire,
     RedisModule_GetBlockedClientHandle,
     RedisModule_GetBlockedClientPrivateData,
     RedisModule_GetClientId,
+    RedisModule_GetClientInfoById,
     RedisModule_GetCommand,
     RedisModule_GetContextFlags,
     RedisModule_GetCurrentUserName,
     RedisModule_GetModuleUserFromUserName,
     RedisModule_GetSelectedDb,
+    RedisModule_GetServerInfo,
     RedisModule_GetServerVersion,
     RedisModule_HashGet,
     RedisModule_HashSet,
@@ -109,6 +114,7 @@ required!(
     RedisModule_ScanCursorDestroy,
     RedisModule_ScanKey,
     RedisModule_SelectDb,
+    RedisModule_ServerInfoGetFieldC,
     RedisModule_SetAbsExpire,
     RedisModule_SetCommandInfo,
     RedisModule_SetDisconnectCallback,

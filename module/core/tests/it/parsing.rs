@@ -722,6 +722,7 @@ fn every_refusal_begins_with_a_code_word_and_stays_on_a_line() {
     let moved = CommandError::Moved {
         slot: 16_383,
         address: "127.0.0.1:7001".into(),
+        tls_address: "10.0.0.1:7001".into(),
     };
     let table = [
         (
@@ -1075,4 +1076,17 @@ fn a_token_tells_its_moment_only_if_the_clock_made_it() {
     assert_eq!(mint.minted_at(ahead), None);
     let caught_up = mint.mint(20_000_000);
     assert_eq!(mint.minted_at(caught_up), Some(20_000_000));
+}
+
+#[test]
+fn a_client_over_tls_is_sent_to_another_address_and_told_all_else_alike() {
+    let moved = CommandError::Moved {
+        slot: 1,
+        address: "127.0.0.1:7001".into(),
+        tls_address: "127.0.0.1:7002".into(),
+    };
+    assert_eq!(moved.to_string(), "MOVED 1 127.0.0.1:7001");
+    assert_eq!(moved.over_tls(), "MOVED 1 127.0.0.1:7002");
+    let other = CommandError::WrongType;
+    assert_eq!(other.over_tls(), other.to_string());
 }

@@ -1,0 +1,100 @@
+//! Which server this is, and what it says of itself in INFO.
+
+use super::{Ctx, server};
+use redis_module::raw;
+use std::ffi::{CStr, c_char};
+use std::ptr;
+use std::sync::OnceLock;
+
+/// Flavour and version of the server.
+#[derive(Clone, Copy)]
+struct Version {
+    /// Valkey counts its own versions.
+    valkey: bool,
+    /// `0x00MMmmpp`.
+    number: i32,
+}
+
+impl Version {
+    fn at_hand() -> Self {
+        static AT_HAND: OnceLock<Version> = OnceLock::new();
+        *AT_HAND.get_or_init(|| Self {
+            valkey: Section::of(c"server").get(c"server_name") == Some(b"valkey"),
+            number: server!(RedisModule_GetServerVersion()),
+        })
+    }
+
+    /// Whether it is at least that Redis, or at least that Valkey. (Redis 7.2 is the last that both
+    /// have in common.)
+    fn at_least(redis: i32, valkey: i32) -> bool {
+        let Self {
+            valkey: is_valkey,
+            number,
+        } = Self::at_hand();
+        number >= if is_valkey { valkey } else { redis }
+    }
+}
+
+/// Whether the server parses commands of a pipeline before it runs them, and remembers which
+/// command each is. If one of ours stands behind one that blocks, and we are unloaded meanwhile,
+/// then the server runs what is no longer there: it stops, or does something else.
+pub(crate) fn looks_commands_up_ahead() -> bool {
+    Version::at_least(0x0008_0400, 0x0009_0000)
+}
+
+/// Whether a module's call can be tried without being carried out.
+pub(super) fn knows_dry_runs() -> bool {
+    Version::at_least(0x0007_0200, 0)
+}
+
+/// Whether there is a reason why the server could refuse writes: a snapshot or the append-only file
+/// could not be written, or it wants replicas.
+pub(super) fn may_deny_writes() -> bool {
+    let (files, replicas) = (Section::of(c"persistence"), Section::of(c"replication"));
+    let is_well = |field| files.get(field) == Some(b"ok");
+    let wants_replicas = replicas.get(c"min_slaves_good_slaves").is_some();
+    wants_replicas || !is_well(c"rdb_last_bgsave_status") || !is_well(c"aof_last_write_status")
+}
+
+/// Tells the server how we write, and what we bear.
+///
+/// - What is modified we say ourselves: a command that opens a key and changes nothing must not
+///   break somebody's WATCH.
+/// - Valkey 9 moves slots as a whole only if every module says that it can bear it. All that we
+///   store are plain keys, and before a write outside of a command we ask whose slot it is.
+pub(crate) fn set_options(ctx: Ctx<'_>) {
+    let mut options = super::int(raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED);
+    if Version::at_hand().valkey && Version::at_least(0, 0x0009_0000) {
+        options |= VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION;
+    }
+    server!(RedisModule_SetModuleOptions(ctx.raw, options));
+}
+
+/// Not in the crate, which knows Redis. There the bit has no meaning of this kind.
+const VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION: i32 = 1 << 5;
+
+/// A section of INFO. To read it counts as no command.
+struct Section(*mut raw::RedisModuleServerInfoData);
+
+impl Section {
+    fn of(name: &CStr) -> Self {
+        // Without a context: it is freed by its drop, not with the call.
+        Self(server!(RedisModule_GetServerInfo(
+            ptr::null_mut(),
+            name.as_ptr()
+        )))
+    }
+
+    /// The value of a field; none if it is not there.
+    fn get(&self, field: &CStr) -> Option<&[u8]> {
+        let value: *const c_char = server!(RedisModule_ServerInfoGetFieldC(self.0, field.as_ptr()));
+        // SAFETY: the value is a C string that lives as long as the section.
+        (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_bytes())
+    }
+}
+
+impl Drop for Section {
+    fn drop(&mut self) {
+        server!(RedisModule_FreeServerInfo(ptr::null_mut(), self.0));
+    }
+}
