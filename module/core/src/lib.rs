@@ -62,7 +62,7 @@ pub use line::{Gauges, LockKey, LockRef, QueueView, WaiterId, WaiterView};
 pub use lock::{Acquired, BlockedClient, Due, Joined, Locks, Overdue};
 pub use metrics::{Counters, Histogram};
 pub use mode::{Kind, Mode};
-pub use session::{Event, EventKind, Listener, LostReason, SessionId};
+pub use session::{Event, EventKind, Listener, LostReason, SessionId, SessionLimits};
 pub use several::{AcquiredSeveral, Entering, MultiGrant, MultiId};
 pub use stored::{Count, Hash, NEVER, ReadDepth, ReadHold, ReadWrite, Stored};
 pub use time::{INTEGER_MAX, Lease, Now, Wait};

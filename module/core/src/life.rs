@@ -5,8 +5,8 @@ use crate::hold::HoldId;
 use crate::line::{LockKey, LockRef, ReplyTarget, Waiter, WaiterId};
 use crate::lock::Locks;
 use crate::metrics::count;
-use crate::request::{Events, Release};
-use crate::session::{Event, EventKind, Listener, LostReason, SessionId};
+use crate::request::{Events, Release, SessionRef};
+use crate::session::{Event, EventKind, Listener, LostReason, SessionId, SessionLimits};
 use crate::stored::{NEVER, Stored};
 use crate::{
     CommandError, Effect, Gauges, Grant, Mode, Now, QueueView, Token, Wait, WaitOutcome, WaiterView,
@@ -19,17 +19,22 @@ impl Locks {
 
     /// RLOCK.EVENTS: this client's connection is the session's life-line from now on. A client that
     /// waited there before is told that it no longer is.
+    ///
+    /// # Errors
+    /// Another user's session; a session that would begin where there is no room for it.
     pub fn attach(
         &mut self,
         request: &Events<'_>,
         client_id: u64,
+        limits: SessionLimits,
         effects: &mut Vec<Effect>,
-    ) -> Option<SessionId> {
-        let (session, former) =
-            self.sessions
-                .attach(request.session, client_id, request.grace_ms)?;
+    ) -> Result<SessionId, CommandError> {
+        let Events {
+            session, grace_ms, ..
+        } = *request;
+        let (session, former) = self.sessions.attach(session, client_id, grace_ms, limits)?;
         effects.extend(former.map(Effect::TakenOver));
-        Some(session)
+        Ok(session)
     }
 
     /// Whether the session lives by this client's connection.
@@ -57,30 +62,35 @@ impl Locks {
         let mut any = false;
         while let Some(session) = self.sessions.of_client(client_id) {
             any = true;
-            let belongings = self.sessions.detach(session, now);
-            for id in belongings.waiters {
-                let waiter = self.withdraw(id);
-                count(&mut self.counters.departures);
-                // A queued one has nobody left to be told; one that is blocked on a connection of
-                // its own has.
-                if let Some(ReplyTarget::Client { handle, .. }) = waiter.map(|waiter| waiter.seat) {
-                    let why = WaitOutcome::Refused(CommandError::NoSession);
-                    effects.push(Effect::Dismiss {
-                        client: handle,
-                        why,
-                    });
-                }
-            }
-            let (reads, others) = self.reads_first(belongings.holds);
-            self.end_later(reads);
-            for event in belongings.unfetched {
-                if let EventKind::Granted(grant) = event.kind {
-                    self.give_back_later(event.lock, &event.owner, grant);
-                }
-            }
-            self.end_later(others);
+            self.detach(session, now, effects);
         }
         any
+    }
+
+    /// The connection by which a session lived is gone, or counts as gone.
+    fn detach(&mut self, session: SessionId, now: Now, effects: &mut Vec<Effect>) {
+        let belongings = self.sessions.detach(session, now);
+        for id in belongings.waiters {
+            let waiter = self.withdraw(id);
+            count(&mut self.counters.departures);
+            // A queued one has nobody left to be told; one that is blocked on a connection of its
+            // own has.
+            if let Some(ReplyTarget::Client { handle, .. }) = waiter.map(|waiter| waiter.seat) {
+                let why = WaitOutcome::Refused(CommandError::NoSession);
+                effects.push(Effect::Dismiss {
+                    client: handle,
+                    why,
+                });
+            }
+        }
+        let (reads, others) = self.reads_first(belongings.holds);
+        self.end_later(reads);
+        for event in belongings.unfetched {
+            if let EventKind::Granted(grant) = event.kind {
+                self.give_back_later(event.lock, &event.owner, grant);
+            }
+        }
+        self.end_later(others);
     }
 
     /// A grant could not be delivered: it is given back as soon as a write is allowed.
@@ -151,7 +161,8 @@ impl Locks {
 
     /// Milliseconds until something is due; none if nothing ever is.
     pub fn next_deadline(&self, now: Now) -> Option<i64> {
-        if self.lines.any_touched() || self.holds.any_touched() || !self.endings.is_empty() {
+        let is_marked = self.lines.any_touched() || self.holds.any_touched();
+        if is_marked || !self.endings.is_empty() || self.sessions.any_overflowing() {
             return Some(0);
         }
         let check = self
@@ -172,6 +183,10 @@ impl Locks {
         self.holds.touch_due(now);
         while let Some(session) = self.sessions.listened_enough(now) {
             effects.extend(self.sessions.stop_listening(session).map(Effect::Wake));
+        }
+        while let Some(session) = self.sessions.next_overflowing() {
+            count(&mut self.counters.sessions_overflowed);
+            self.detach(session, now, effects);
         }
         while let Some(session) = self.sessions.grace_over(now) {
             let holds = self.sessions.end(session);
@@ -199,8 +214,29 @@ impl Locks {
         self.endings.take_first_of(lock)
     }
 
-    /// Ends a hold, if it is still the one that was meant.
+    /// Ends a hold, if it is still the one that was meant. Whether the lock became free by it: who
+    /// has it now was granted it in this step.
     pub fn end(
+        &mut self,
+        ending: &PendingRelease,
+        stored: Stored,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        let (lock, before) = (ending.lock.as_ref(), effects.len());
+        if !self.is_hold(lock, &stored, &ending.owner, ending.mode, ending.token) {
+            self.touched(lock);
+            return false;
+        }
+        if ending.whole {
+            self.end_whole(ending, stored, now, effects);
+        } else {
+            self.take_back(ending, stored, now, effects);
+        }
+        effects.iter().skip(before).any(|of| *of == Effect::Free)
+    }
+
+    fn end_whole(
         &mut self,
         ending: &PendingRelease,
         stored: Stored,
@@ -208,13 +244,6 @@ impl Locks {
         effects: &mut Vec<Effect>,
     ) {
         let lock = ending.lock.as_ref();
-        if !self.is_hold(lock, &stored, &ending.owner, ending.mode, ending.token) {
-            self.touched(lock);
-            return;
-        }
-        if !ending.whole {
-            return self.take_back(ending, stored, now, effects);
-        }
         match stored {
             Stored::Plain(hash) => self.end_plain(lock, &hash, &ending.owner, now, effects),
             Stored::ReadWrite(hash) => {
@@ -314,12 +343,13 @@ impl Locks {
 
     // --- Holds of sessions -----------------------------------------------------------------------
 
-    pub(crate) fn listened(&self, name: Option<&[u8]>) -> Result<Option<SessionId>, CommandError> {
-        let Some(name) = name else { return Ok(None) };
-        self.sessions
-            .listened(name)
-            .map(Some)
-            .ok_or(CommandError::NoSession)
+    pub(crate) fn listened(
+        &self,
+        session: Option<SessionRef<'_>>,
+    ) -> Result<Option<SessionId>, CommandError> {
+        session
+            .map(|session| self.sessions.listened(session))
+            .transpose()
     }
 
     /// The owner holds the lock, with this token and until then. It belongs to the session, if one
@@ -533,6 +563,7 @@ impl Locks {
     pub fn gauges(&self) -> Gauges {
         Gauges {
             sessions: self.sessions.len(),
+            unfetched_events: self.sessions.unfetched(),
             session_holds: self.holds.len(),
             ..self.lines.gauges()
         }

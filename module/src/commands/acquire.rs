@@ -15,7 +15,7 @@
 //! Replicated as `HSET` and `PEXPIREAT` with final values, a reader's timeout key as `SET`; when
 //! refused, not at all.
 
-use super::{KEY, LEASE_MS, MODE, ONCE, OWNER, SESSION, WAIT, check_slot};
+use super::{KEY, LEASE_MS, MODE, ONCE, OWNER, SESSION, WAIT, check_slot, named_by, user_naming};
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec, Str};
 use crate::keys::OpenLock;
 use crate::{blocking, changes, config, deadlock, effects, reply, settle, state};
@@ -40,6 +40,8 @@ impl Command for Acquire {
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let mut request = request::Acquire::parse(args.bytes())?;
+        let user = user_naming(ctx, request.session);
+        request.session = named_by(request.session, user.as_ref());
         if matches!(request.wait_mode, WaitMode::Block(_)) && !ctx.flags().may_block() {
             request.wait_mode = WaitMode::None;
         }

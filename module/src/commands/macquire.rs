@@ -9,7 +9,7 @@
 //!
 //! Replicated as `HSET` and `PEXPIREAT` with final values; when refused, not at all.
 
-use super::{LEASE_MS, NUMKEYS, ONCE, OWNER, SESSION, SOME_KEYS, WAIT};
+use super::{LEASE_MS, NUMKEYS, ONCE, OWNER, SESSION, SOME_KEYS, WAIT, named_by, user_naming};
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec, Str};
 use crate::keys::OpenLock;
 use crate::{blocking, changes, config, deadlock, effects, reply, settle, state};
@@ -37,6 +37,8 @@ impl Command for Macquire {
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let mut request = request::MultiAcquire::parse(args.bytes())?;
+        let user = user_naming(ctx, request.session);
+        request.session = named_by(request.session, user.as_ref());
         if matches!(request.wait_mode, WaitMode::Block(_)) && !ctx.flags().may_block() {
             request.wait_mode = WaitMode::None;
         }

@@ -7,7 +7,7 @@
 //! Replicated as `PEXPIREAT`.
 
 use super::macquire::Several;
-use super::{LEASE_MS, NUMKEYS, OWNER, SESSION, SOME_KEYS};
+use super::{LEASE_MS, NUMKEYS, OWNER, SESSION, SOME_KEYS, named_by, user_naming};
 use crate::effects;
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::keys::OpenLock;
@@ -30,7 +30,9 @@ impl Command for Mrenew {
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        let request = request::MultiRenew::parse(args.bytes())?;
+        let mut request = request::MultiRenew::parse(args.bytes())?;
+        let user = user_naming(ctx, request.session);
+        request.session = named_by(request.session, user.as_ref());
         let several = Several::new(ctx, args, args.at(1)?, &request.keys)?;
         let stored = several.load();
         effects::step_without_key(ctx, |locks, _, _| {

@@ -6,7 +6,7 @@
 //!
 //! Replicated as `PEXPIREAT`, a reader's timeout keys as `SET`.
 
-use super::{KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, check_slot};
+use super::{KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, check_slot, named_by, user_naming};
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::keys::OpenLock;
 use crate::{effects, state};
@@ -28,7 +28,9 @@ impl Command for Renew {
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        let request = request::Renew::parse(args.bytes())?;
+        let mut request = request::Renew::parse(args.bytes())?;
+        let user = user_naming(ctx, request.session);
+        request.session = named_by(request.session, user.as_ref());
         let owner = args.at(2)?;
         check_slot(ctx, request.key, request.mode)?;
         let lock = OpenLock::to_write(ctx, args.at(1)?);

@@ -46,6 +46,13 @@ impl Flags {
                 || !self.any(raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING))
     }
 
+    /// Whether `maxmemory` is reached and nothing is evicted: the server refuses whatever it knows to
+    /// need memory. It is never so on a replica, which leaves that to its primary.
+    pub(crate) fn out_of_memory(self) -> bool {
+        let is_over = |flag| self.any(flag) && self.any(raw::REDISMODULE_CTX_FLAGS_MAXMEMORY);
+        is_over(raw::REDISMODULE_CTX_FLAGS_OOM) && !self.any(raw::REDISMODULE_CTX_FLAGS_EVICT)
+    }
+
     pub(crate) fn replica(self) -> bool {
         self.any(raw::REDISMODULE_CTX_FLAGS_SLAVE)
     }
@@ -93,6 +100,13 @@ impl<'a> Ctx<'a> {
 
     pub(crate) fn client_id(self) -> u64 {
         server!(RedisModule_GetClientId(self.raw))
+    }
+
+    /// Whether the client of this call is one that the server knows, and tells us of when it goes:
+    /// not that of a script, or of another module.
+    pub(crate) fn has_known_client(self) -> bool {
+        let id = self.client_id();
+        server!(RedisModule_GetClientInfoById(ptr::null_mut(), id)) == OK
     }
 
     // --- Replies ---
@@ -318,6 +332,43 @@ impl<'a> Ctx<'a> {
     }
 
     // --- Permissions ---
+
+    /// The name of the user who calls; none where there is none, or where the server cannot be asked
+    /// for it.
+    ///
+    /// Before Redis 8.6 and Valkey 9 `GetCurrentUserName` stops the server where there is no user,
+    /// which is so when another module calls us. There, a connection's user is asked for by the
+    /// client's number, and a script's only where there is no other module that it could have
+    /// called.
+    pub(crate) fn user_name(self) -> Option<OwnedStr> {
+        let bears_no_user = server!(RedisModule_GetServerVersion()) >= 0x0008_0600;
+        let name = if !bears_no_user && self.has_known_client() {
+            let id = self.client_id();
+            server!(RedisModule_GetClientUserNameById(self.raw, id))
+        } else if bears_no_user || self.is_called_by_script() {
+            server!(RedisModule_GetCurrentUserName(self.raw))
+        } else {
+            return None;
+        };
+        OwnedStr::adopt(name)
+    }
+
+    /// Whether a script called this command, and certainly not another module that a script called.
+    fn is_called_by_script(self) -> bool {
+        self.flags().any(raw::REDISMODULE_CTX_FLAGS_LUA) && self.is_only_module()
+    }
+
+    fn is_only_module(self) -> bool {
+        let (command, format) = (c"MODULE".as_ptr(), c"c".as_ptr());
+        let list = c"LIST".as_ptr();
+        let reply = server!(RedisModule_Call(self.raw, command, format, list));
+        if reply.is_null() {
+            return false;
+        }
+        let modules = server!(RedisModule_CallReplyLength(reply));
+        server!(RedisModule_FreeCallReply(reply));
+        modules == 1
+    }
 
     /// The user behind this call; none where there is none, and then nothing is forbidden.
     pub(crate) fn user(self) -> Option<User> {

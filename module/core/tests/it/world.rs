@@ -5,10 +5,11 @@ use crate::invariants::{self, Ledger};
 use crate::keyspace::{Entry, Fields, Keyspace, Place, Value};
 use crate::life::{Call, Name};
 use crate::twin::{Asked, Heard, Reply, Twin, TwinWaiter, Waits};
-use rlock_core::request::{Acquire, Cancel, Release, Renew, WaitMode};
+use rlock_core::request::{Acquire, Cancel, Release, Renew, SessionRef, WaitMode};
 use rlock_core::{
     Acquired, BlockedClient, CommandError, Counters, DeadlockSearch, Effect, Found, Grant, Lease,
-    LockKey, LockRef, Locks, Mode, Now, Overdue, Stored, Token, Wait, WaitOutcome, WaiterId,
+    LockKey, LockRef, Locks, Mode, Now, Overdue, SessionLimits, Stored, Token, Wait, WaitOutcome,
+    WaiterId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,6 +21,8 @@ pub(crate) const TOGETHER: [usize; 3] = [0, 1, 3];
 pub(crate) const OWNERS: [&[u8]; 3] = [b"A", b"B", b"\xff\0"];
 /// Their sessions: any bytes.
 pub(crate) const SESSIONS: [&[u8]; 2] = [b"s", b"\xff\0"];
+/// Whose commands they are.
+pub(crate) const USERS: [&[u8]; 2] = [b"default", b"guest"];
 /// How many may wait for one lock.
 pub(crate) const WAITERS_MAX: u32 = 4;
 
@@ -79,7 +82,17 @@ pub(crate) enum Op {
         block_ms: Option<i64>,
         grace_ms: i64,
     },
-    /// The connection closes.
+    /// Commands are this user's from now on.
+    As {
+        user: usize,
+    },
+    /// The server allows so much from now on.
+    Allow {
+        sessions: u32,
+        events: u32,
+        out_of_memory: bool,
+    },
+    /// The connection closes; in a transaction, by CLIENT KILL.
     Close {
         client: usize,
     },
@@ -388,7 +401,7 @@ impl World {
                 block_ms,
                 grace_ms,
             } => self.events(session, client, block_ms, grace_ms),
-            Op::Close { client } if !self.in_multi => self.close(client),
+            Op::Close { client } => self.close(client),
             Op::Unblock { client } if !self.in_multi => self.unblock(client),
             Op::Deliver if !self.in_multi => self.deliver(),
             Op::Cancel { lock, owner } => self.cancel(&place(lock), OWNERS[owner]),
@@ -409,6 +422,18 @@ impl World {
     /// What is no command of ours. In a transaction there is neither time nor I/O.
     fn happen_around(&mut self, op: &Op) -> Result<(), String> {
         match *op {
+            Op::As { user } => self.twin.life.user = user,
+            Op::Allow {
+                sessions,
+                events,
+                out_of_memory,
+            } => {
+                self.twin.life.limits = SessionLimits {
+                    sessions,
+                    events_per_session: events,
+                    out_of_memory,
+                };
+            }
             Op::Pass { ms } if !self.in_multi => self.pass(ms),
             Op::PassDeadline { more_ms } if !self.in_multi => {
                 let deadline = self.locks.next_deadline(self.clock.now);
@@ -461,7 +486,7 @@ impl World {
                 Waits::Block(ms) => WaitMode::Block(Wait::from_ms(ms).unwrap()),
                 Waits::Queue(ms) => WaitMode::Queue(Wait::from_ms(ms).unwrap()),
             },
-            session: asked.session.map(|name| SESSIONS[name]),
+            session: asked.session.map(|name| self.session(name)),
             mode: Mode::Plain,
             once: asked.once,
         };
@@ -627,7 +652,7 @@ impl World {
             lease: Lease::from_ms(lease_ms).unwrap(),
             mode: Mode::Plain,
             token: token.and_then(Token::new),
-            session: session.map(|name| SESSIONS[name]),
+            session: session.map(|name| self.session(name)),
         };
         self.end_holds_first(place)?;
         let (now, stored) = (self.clock.now, self.space.read(place, owner));
@@ -657,7 +682,15 @@ impl World {
     }
 
     fn break_hold(&mut self, place: &Place) -> Result<(Reply, Reply), String> {
-        self.end_holds_first(place)?;
+        // As long as one of those who had it has it still, that is what is broken.
+        let before = self.twin.holds_of(place);
+        let freed = self.end_holds_first(place)?;
+        let after = self.twin.holds_of(place);
+        let is_ended = !before.is_empty() && !before.iter().any(|hold| after.contains(hold));
+        if freed || is_ended {
+            let number = |is: bool| Reply::Number(i64::from(is));
+            return Ok((number(freed), number(is_ended)));
+        }
         let (now, stored) = (self.clock.now, self.space.read(place, b""));
         let mut effects = Vec::new();
         let broken = self
@@ -669,6 +702,14 @@ impl World {
         )?;
         self.carry_out(place, b"", &effects)?;
         Ok((of_core, self.twin.break_hold(place, now)))
+    }
+
+    /// A session, as the present user names it.
+    pub(super) fn session(&self, name: Name) -> SessionRef<'static> {
+        SessionRef {
+            name: SESSIONS[name],
+            user: USERS[self.twin.life.user],
+        }
     }
 
     fn token(&self, place: &Place, named: Named) -> Option<i64> {
@@ -772,7 +813,10 @@ impl World {
             }
             let mut effects = Vec::new();
             self.locks.passed(now, &mut effects);
-            self.call(&effects)?;
+            self.carry_out(&Place::default(), b"", &effects)?;
+            for name in self.twin.overflow(now) {
+                self.ledger.loses_its_line(name, &self.twin);
+            }
             self.twin.life.passed(now);
             if self.is_replica {
                 self.locks.forget_what_is_due();

@@ -8,12 +8,12 @@
 
 use super::choices::Choices;
 use rlock_core::request::{
-    Acquire, Cancel, Events, MultiAcquire, NamedKey, Release, Renew, WaitMode,
+    Acquire, Cancel, Events, MultiAcquire, NamedKey, Release, Renew, SessionRef, WaitMode,
 };
 use rlock_core::{
     Acquired, AcquiredSeveral, BlockedClient, CommandError, Count, DeadlockSearch, Due, Effect,
     Found, HOLD_COUNT_MAX, Hash, INTEGER_MAX, Lease, LockKey, LockRef, Locks, Mode, NEVER, Now,
-    ReadHold, ReadWrite, SessionId, Stored, Token, Wait, WaitOutcome, WaiterId,
+    ReadHold, ReadWrite, SessionId, SessionLimits, Stored, Token, Wait, WaitOutcome, WaiterId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -151,9 +151,10 @@ impl<'a> Core<'a> {
         Lease::from_ms(ms).unwrap()
     }
 
-    fn wait_mode(&mut self) -> (WaitMode, Option<&'static [u8]>) {
+    fn wait_mode(&mut self) -> (WaitMode, Option<SessionRef<'static>>) {
         let ms = self.choices.of(&[0, 1, 7, 60, INTEGER_MAX]);
         let (wait, session) = (Wait::from_ms(ms).unwrap(), self.choices.of(&SESSIONS));
+        let session = SessionRef::from(session);
         match self.choices.below(4) {
             0 => (WaitMode::Block(wait), None),
             1 => (WaitMode::Queue(wait), Some(session)),
@@ -420,7 +421,7 @@ impl<'a> Core<'a> {
             lease: self.lease(),
             mode: self.choices.of(&MODES),
             token: self.token(),
-            session: self.choices.maybe(|_| session),
+            session: self.choices.maybe(|_| session.into()),
         };
         let mut effects = Vec::new();
         let renewed = self
@@ -437,13 +438,18 @@ impl<'a> Core<'a> {
         }
         let (wait, _) = self.wait_mode();
         let request = Events {
-            session: self.choices.of(&SESSIONS),
+            session: self.choices.of(&SESSIONS).into(),
             block: None,
             grace_ms: self.choices.of(&[0, 30, INTEGER_MAX]),
         };
         let mut effects = Vec::new();
         let client_id = u64::try_from(client).unwrap();
-        let session = self.locks.attach(&request, client_id, &mut effects);
+        let limits = SessionLimits {
+            sessions: 10,
+            events_per_session: 2,
+            out_of_memory: false,
+        };
+        let session = self.locks.attach(&request, client_id, limits, &mut effects);
         self.carry_out(&effects);
         let session = session.expect("there is room for some");
         assert!(self.locks.lives_by(session, client_id));

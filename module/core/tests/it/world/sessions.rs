@@ -2,7 +2,7 @@
 
 use super::{SESSIONS, World, each_of, lock_ref};
 use crate::keyspace::Place;
-use crate::life::{Call, Name, News, TwinEnding, TwinEvent, in_any_order};
+use crate::life::{Call, Life, Name, News, TwinEnding, TwinEvent, in_any_order};
 use crate::twin::Reply;
 use rlock_core::request::Events;
 use rlock_core::{
@@ -32,7 +32,7 @@ impl World {
             return Ok((Reply::Nothing, Reply::Nothing));
         }
         let request = Events {
-            session: SESSIONS[name],
+            session: self.session(name),
             block: block_ms.map(|ms| Wait::from_ms(ms).unwrap()),
             grace_ms,
         };
@@ -42,9 +42,18 @@ impl World {
         }
         let now = self.clock.now;
         let mut effects = Vec::new();
-        let session = self.locks.attach(&request, client_id, &mut effects);
-        let session = session.ok_or("no room for a session")?;
+        let limits = self.twin.life.limits;
+        let session = self.locks.attach(&request, client_id, limits, &mut effects);
         self.call(&effects)?;
+        self.twin.life.limits_are_heard();
+        let refused = self.twin.cannot_attach(name);
+        let session = match (session, refused) {
+            (Ok(session), None) => session,
+            (Err(refusal), Some(refused)) => {
+                return Ok((Reply::Refused(refusal.to_string()), refused));
+            }
+            (session, refused) => return Err(format!("EVENTS: {session:?}, {refused:?}")),
+        };
         self.twin.life.attach(name, client_id, grace_ms);
         let (events, should) = self.fetch(name, session)?;
         let is_news = !events.is_empty();
@@ -214,25 +223,27 @@ impl World {
         Err(format!("not ended: {:?}", self.twin.life.endings))
     }
 
-    /// Those of one lock, before a command does anything there.
-    pub(super) fn end_holds_first(&mut self, place: &Place) -> Result<(), String> {
-        self.end_holds_of(place)?;
-        self.go_on()
+    /// Those of one lock, before a command does anything there. Whether it became free.
+    pub(super) fn end_holds_first(&mut self, place: &Place) -> Result<bool, String> {
+        let freed = self.end_holds_of(place)?;
+        self.go_on()?;
+        Ok(freed)
     }
 
     /// The same within what a step has left to do, which goes on with what follows from it.
-    pub(super) fn end_holds_of(&mut self, place: &Place) -> Result<(), String> {
+    pub(super) fn end_holds_of(&mut self, place: &Place) -> Result<bool, String> {
+        let mut freed = false;
         while let Some(ending) = self.locks.next_ending_of(lock_ref(place)) {
-            self.end(&ending)?;
+            freed |= self.end(&ending)?;
         }
         let left = &self.twin.life.endings;
         if left.iter().all(|ending| ending.place != *place) {
-            return Ok(());
+            return Ok(freed);
         }
         Err(format!("not ended at {place:?}: {left:?}"))
     }
 
-    fn end(&mut self, ending: &PendingRelease) -> Result<(), String> {
+    fn end(&mut self, ending: &PendingRelease) -> Result<bool, String> {
         let PendingRelease {
             lock,
             owner,
@@ -247,7 +258,7 @@ impl World {
         let place = (lock.db, lock.name.to_vec());
         let stored = self.space.read(&place, owner);
         let mut effects = Vec::new();
-        self.locks.end(ending, stored, now, &mut effects);
+        let freed = self.locks.end(ending, stored, now, &mut effects);
         self.carry_out(&place, owner, &effects)?;
         let should = TwinEnding {
             place,
@@ -257,7 +268,7 @@ impl World {
         };
         self.twin.end(&should, now)?;
         self.forget_those_who_left();
-        Ok(())
+        Ok(freed)
     }
 
     /// Looks at the keys of the holds that may be lost.
@@ -295,7 +306,11 @@ impl World {
 
     /// Everybody fetches what there is: nothing that was told may stay unread in the end.
     pub(crate) fn fetch_all(&mut self) -> Result<(), String> {
+        self.twin.life.limits = Life::default().limits;
         for name in 0..SESSIONS.len() {
+            if let Some(session) = self.twin.life.sessions.get(&name) {
+                self.twin.life.user = session.user;
+            }
             // From a connection that nobody else uses.
             let client = self.connections.len() - 1;
             let (of_core, of_twin) = self.events(name, client, None, 0)?;

@@ -85,8 +85,9 @@ impl World {
                 .flat_map(|name| [b"SESSION".to_vec(), name]),
         );
         args.extend(asked.once.then(|| b"ONCE".to_vec()));
-        let request = MultiAcquire::parse(args.iter().map(Vec::as_slice))
+        let mut request = MultiAcquire::parse(args.iter().map(Vec::as_slice))
             .map_err(|refusal| format!("{args:?}: {refusal}"))?;
+        request.session = asked.session.map(|name| self.session(name));
         let places = distinct(locks);
         let at: Vec<LockRef<'_>> = places.iter().map(lock_ref).collect();
 
@@ -232,8 +233,9 @@ impl World {
             name.into_iter()
                 .flat_map(|name| [b"session".to_vec(), name]),
         );
-        let request = MultiRenew::parse(args.iter().map(Vec::as_slice))
+        let mut request = MultiRenew::parse(args.iter().map(Vec::as_slice))
             .map_err(|refusal| format!("{args:?}: {refusal}"))?;
+        request.session = session.map(|name| self.session(name));
         let places = distinct(locks);
         let at: Vec<LockRef<'_>> = places.iter().map(lock_ref).collect();
         for place in &places {
