@@ -420,7 +420,7 @@ impl Locks {
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
-        while let Some(id) = self.holds.of(lock).first().copied() {
+        for id in self.holds.of(lock) {
             self.lose(id, reason, now, effects);
         }
     }
