@@ -55,25 +55,28 @@ impl Drop for GoingOn {
 }
 
 /// Ends what must end at a lock before anything else is done there. An owner whose hold is about to
-/// end with its session would enter it again, and have nothing a moment later.
-pub(crate) fn endings(ctx: Ctx<'_>, name: Str<'_>) {
+/// end with its session would enter it again, and have nothing a moment later. Whether the lock
+/// became free by it: who has it now was granted it here.
+pub(crate) fn endings(ctx: Ctx<'_>, name: Str<'_>) -> bool {
+    let mut was_freed = false;
     if !state::with(|state| state.locks.is_anything_ending()) {
-        return;
+        return was_freed;
     }
     let lock = LockRef {
         db: ctx.db(),
         name: name.bytes(),
     };
     while let Some(next) = state::with(|state| state.locks.next_ending_of(lock)) {
-        ending(ctx, &next, ctx.in_cluster());
+        was_freed |= ending(ctx, &next, ctx.in_cluster());
     }
+    was_freed
 }
 
-/// Ends a hold that nobody is left to know of.
-pub(crate) fn ending(ctx: Ctx<'_>, ending: &PendingRelease, in_cluster: bool) {
+/// Ends a hold that nobody is left to know of. Whether the lock became free by it.
+pub(crate) fn ending(ctx: Ctx<'_>, ending: &PendingRelease, in_cluster: bool) -> bool {
     if ending.mode != Mode::Plain && in_cluster && !slot_is_settled(ctx, &ending.lock.name) {
         // Its lease ends it, at the node where it is by then.
-        return;
+        return false;
     }
     ctx.select_db(ending.lock.db);
     let (name, owner) = (
@@ -83,8 +86,8 @@ pub(crate) fn ending(ctx: Ctx<'_>, ending: &PendingRelease, in_cluster: bool) {
     let open = OpenLock::to_write_as_it_is(ctx, name.as_str());
     let stored = open.load(owner.as_str(), ReadDepth::Whole);
     effects::step(open, Some(owner.as_str()), |locks, _, now, effects| {
-        locks.end(ending, stored, now, effects);
-    });
+        locks.end(ending, stored, now, effects)
+    })
 }
 
 /// Settles the line of a lock that was found free, for a newcomer that must not overtake it.

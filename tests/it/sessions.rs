@@ -218,7 +218,7 @@ fn a_hold_whose_session_was_killed_in_the_same_turn_is_not_its_owners_any_more()
         ("RLOCK.MRENEW bob 30000 1 k", Reply::Int(0)),
         ("RLOCK.RELEASE k bob", Reply::Null),
         ("RLOCK.MRELEASE bob 1 k", Reply::Int(0)),
-        ("RLOCK.BREAK k", Reply::Int(0)),
+        ("RLOCK.BREAK k", Reply::Int(1)),
     ] {
         let mut life = server.life_line("s");
         conn.take_for("k", "bob", "s");
@@ -228,6 +228,42 @@ fn a_hold_whose_session_was_killed_in_the_same_turn_is_not_its_owners_any_more()
         assert_eq!(replies[1], told, "{asked}");
         assert!(server.holder("k").is_none(), "{asked}");
     }
+}
+
+/// What the operator wants to break is the hold that is there, and not the one that comes of its
+/// end.
+#[test]
+fn a_break_behind_the_kill_of_the_holders_session_ends_no_other_hold() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for mode in ["", "WRITE"] {
+        let mut life = server.life_line("s");
+        conn.run(format!("RLOCK.ACQUIRE k bob 30000 {mode} SESSION s"))
+            .held();
+        let wait = format!("RLOCK.ACQUIRE k carol 30000 {mode} BLOCK 0");
+        let mut carol = server.blocked_in(&wait);
+        let kill = format!("CLIENT KILL ID {}", life.id());
+        let replies = conn.pipeline(&[&kill, "RLOCK.BREAK k"]);
+        assert_eq!(replies[1], 1, "{mode}");
+        carol.read().held();
+        assert_eq!(conn.run(format!("RLOCK.RELEASE k carol {mode}")), 0);
+        assert_eq!(server.info_number("rlock_breaks"), 0);
+    }
+}
+
+#[test]
+fn a_break_behind_the_kill_of_one_readers_session_ends_the_others() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut life = server.life_line("s");
+    conn.run("RLOCK.ACQUIRE k bob 30000 READ SESSION s").held();
+    conn.run("RLOCK.ACQUIRE k carol 30000 READ").held();
+    let mut dave = server.blocked_in("RLOCK.ACQUIRE k dave 30000 WRITE BLOCK 0");
+    let kill = format!("CLIENT KILL ID {}", life.id());
+    let replies = conn.pipeline(&[&kill, "RLOCK.BREAK k"]);
+    assert_eq!(replies[1], 1);
+    dave.read().held();
+    assert_eq!(conn.run("RLOCK.RENEW k carol 30000 READ"), 0);
 }
 
 /// The life-line's socket is closed and the release arrives while the server does not run: it finds

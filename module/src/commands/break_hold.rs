@@ -1,7 +1,8 @@
 //! `RLOCK.BREAK key`: the operator's override.
 //!
 //! Ends the present hold whoever has it, grants the next in line, publishes the unlock message.
-//! Replies 1, or 0 if the lock was free. The former holder hears of it at its next RENEW or
+//! Replies 1, or 0 if the lock was free. A hold that ends with its session in this very command is
+//! the one that is meant: nobody who is granted the lock by that is broken. The former holder hears of it at its next RENEW or
 //! RELEASE.
 //!
 //! Of a read-write lock all holds end, the writer's and the readers'.
@@ -9,9 +10,9 @@
 //! Replicated like a last release.
 
 use super::{KEY, check_slot};
-use crate::effects;
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::keys::OpenLock;
+use crate::{effects, settle};
 use rlock_core::{CommandError, Mode, Stored, request};
 
 pub(super) struct Break;
@@ -31,7 +32,14 @@ impl Command for Break {
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         request::KeyOnly::parse(args.bytes())?;
-        let lock = OpenLock::to_write(ctx, args.at(1)?);
+        let name = args.at(1)?;
+        // The operator means the hold that stood. If that was about to end with its session, it has
+        // ended now, and who was granted the lock by it is nobody's to break.
+        if settle::endings(ctx, name) {
+            ctx.reply_integer(1);
+            return Ok(());
+        }
+        let lock = OpenLock::to_write_as_it_is(ctx, name);
         let (stored, _) = lock.load_for_holder();
         if let Stored::ReadWrite(_) = stored {
             check_slot(ctx, lock.at().name, Mode::Write)?;
