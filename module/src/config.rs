@@ -10,7 +10,8 @@ pub(crate) static WAITERS_PER_LOCK_MAX: AtomicI64 = AtomicI64::new(WAITERS_PER_L
 pub(crate) const WAITERS_PER_LOCK_MAX_DEFAULT: i64 = 100_000;
 pub(crate) const WAITERS_PER_LOCK_MAX_BOUNDS: (i64, i64) = (1, 10_000_000);
 
-/// `rlock.max-sessions`: how many sessions there may be; EVENTS that would begin one more is refused.
+/// `rlock.max-sessions`: how many sessions there may be; EVENTS that would begin one more is
+/// refused with SESSIONSFULL.
 pub(crate) static SESSIONS_MAX: AtomicI64 = AtomicI64::new(SESSIONS_MAX_DEFAULT);
 pub(crate) const SESSIONS_MAX_DEFAULT: i64 = 100_000;
 pub(crate) const SESSIONS_MAX_BOUNDS: (i64, i64) = (1, 10_000_000);

@@ -2,8 +2,8 @@
 //!
 //! Ends the present hold whoever has it, grants the next in line, publishes the unlock message.
 //! Replies 1, or 0 if the lock was free. A hold that ends with its session in this very command is
-//! the one that is meant: nobody who is granted the lock by that is broken. The former holder hears of it at its next RENEW or
-//! RELEASE.
+//! the one that is meant: nobody who is granted the lock by that is broken. The former holder hears
+//! of it at its next RENEW or RELEASE.
 //!
 //! Of a read-write lock all holds end, the writer's and the readers'.
 //!

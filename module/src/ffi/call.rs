@@ -46,8 +46,8 @@ impl Flags {
                 || !self.any(raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING))
     }
 
-    /// Whether `maxmemory` is reached and nothing is evicted: the server refuses whatever it knows to
-    /// need memory. It is never so on a replica, which leaves that to its primary.
+    /// Whether `maxmemory` is reached and nothing is evicted: the server refuses whatever it knows
+    /// to need memory. It is never so on a replica, which leaves that to its primary.
     pub(crate) fn out_of_memory(self) -> bool {
         let is_over = |flag| self.any(flag) && self.any(raw::REDISMODULE_CTX_FLAGS_MAXMEMORY);
         is_over(raw::REDISMODULE_CTX_FLAGS_OOM) && !self.any(raw::REDISMODULE_CTX_FLAGS_EVICT)
@@ -333,8 +333,8 @@ impl<'a> Ctx<'a> {
 
     // --- Permissions ---
 
-    /// The name of the user who calls; none where there is none, or where the server cannot be asked
-    /// for it.
+    /// The name of the user who calls; none where there is none, or where the server cannot be
+    /// asked for it.
     ///
     /// Before Redis 8.6 and Valkey 9 `GetCurrentUserName` stops the server where there is no user,
     /// which is so when another module calls us. There, a connection's user is asked for by the
