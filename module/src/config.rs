@@ -10,6 +10,19 @@ pub(crate) static WAITERS_PER_LOCK_MAX: AtomicI64 = AtomicI64::new(WAITERS_PER_L
 pub(crate) const WAITERS_PER_LOCK_MAX_DEFAULT: i64 = 100_000;
 pub(crate) const WAITERS_PER_LOCK_MAX_BOUNDS: (i64, i64) = (1, 10_000_000);
 
+/// `rlock.max-sessions`: how many sessions there may be; EVENTS that would begin one more is
+/// refused with SESSIONSFULL.
+pub(crate) static SESSIONS_MAX: AtomicI64 = AtomicI64::new(SESSIONS_MAX_DEFAULT);
+pub(crate) const SESSIONS_MAX_DEFAULT: i64 = 100_000;
+pub(crate) const SESSIONS_MAX_BOUNDS: (i64, i64) = (1, 10_000_000);
+
+/// `rlock.max-events-per-session`: how many events a session may leave unfetched; with one more it
+/// ends as if its connection had closed. Takes effect with the next EVENTS of any session.
+pub(crate) static EVENTS_PER_SESSION_MAX: AtomicI64 =
+    AtomicI64::new(EVENTS_PER_SESSION_MAX_DEFAULT);
+pub(crate) const EVENTS_PER_SESSION_MAX_DEFAULT: i64 = 100_000;
+pub(crate) const EVENTS_PER_SESSION_MAX_BOUNDS: (i64, i64) = (1, 10_000_000);
+
 /// `rlock.fence-guard-ms`: how far ahead of the clock tokens start after a start or a promotion, so
 /// that they grow although the clocks of two servers differ. Takes effect at the next start or
 /// promotion.
@@ -57,6 +70,16 @@ impl ConfigurationValue<PublishMode> for Publish {
 /// The present value of `rlock.max-waiters-per-lock`.
 pub(crate) fn waiters_per_lock_max() -> u32 {
     u32::try_from(WAITERS_PER_LOCK_MAX.load(Ordering::Relaxed)).unwrap_or(u32::MAX)
+}
+
+/// The present value of `rlock.max-sessions`.
+pub(crate) fn sessions_max() -> u32 {
+    u32::try_from(SESSIONS_MAX.load(Ordering::Relaxed)).unwrap_or(u32::MAX)
+}
+
+/// The present value of `rlock.max-events-per-session`.
+pub(crate) fn events_per_session_max() -> u32 {
+    u32::try_from(EVENTS_PER_SESSION_MAX.load(Ordering::Relaxed)).unwrap_or(u32::MAX)
 }
 
 /// The present value of `rlock.fence-guard-ms`.

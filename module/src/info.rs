@@ -27,12 +27,14 @@ impl InfoSection for Section {
         page.number(c"deadlocks_refused", counters.deadlocks_refused);
         page.number(c"session_releases", counters.session_releases);
         page.number(c"holds_lost", counters.holds_lost);
+        page.number(c"sessions_overflowed", counters.sessions_overflowed);
         page.number(c"expiries_noticed", counters.expiries);
         page.number(c"waiters", size(gauges.waiters));
         page.number(c"waiters_peak", counters.waiters_peak);
         page.number(c"locks_waited_for", size(gauges.locks));
         page.number(c"sessions", size(gauges.sessions));
         page.number(c"session_holds", size(gauges.session_holds));
+        page.number(c"unfetched_events", size(gauges.unfetched_events));
         histogram(page, c"wait_ms", &counters.wait_ms);
         histogram(page, c"hold_ms", &counters.hold_ms);
     }

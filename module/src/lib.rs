@@ -39,8 +39,10 @@ mod state;
 mod turn;
 
 use config::{
+    EVENTS_PER_SESSION_MAX, EVENTS_PER_SESSION_MAX_BOUNDS, EVENTS_PER_SESSION_MAX_DEFAULT,
     FENCE_GUARD_MS, FENCE_GUARD_MS_BOUNDS, FENCE_GUARD_MS_DEFAULT, PUBLISH, PUBLISH_DEFAULT,
-    WAITERS_PER_LOCK_MAX, WAITERS_PER_LOCK_MAX_BOUNDS, WAITERS_PER_LOCK_MAX_DEFAULT,
+    SESSIONS_MAX, SESSIONS_MAX_BOUNDS, SESSIONS_MAX_DEFAULT, WAITERS_PER_LOCK_MAX,
+    WAITERS_PER_LOCK_MAX_BOUNDS, WAITERS_PER_LOCK_MAX_DEFAULT,
 };
 use ffi::Ctx;
 use redis_module::alloc::RedisAlloc;
@@ -59,6 +61,16 @@ redis_module! {
             [
                 "max-waiters-per-lock", &WAITERS_PER_LOCK_MAX, WAITERS_PER_LOCK_MAX_DEFAULT,
                 WAITERS_PER_LOCK_MAX_BOUNDS.0, WAITERS_PER_LOCK_MAX_BOUNDS.1,
+                ConfigurationFlags::DEFAULT, None
+            ],
+            [
+                "max-sessions", &SESSIONS_MAX, SESSIONS_MAX_DEFAULT,
+                SESSIONS_MAX_BOUNDS.0, SESSIONS_MAX_BOUNDS.1,
+                ConfigurationFlags::DEFAULT, None
+            ],
+            [
+                "max-events-per-session", &EVENTS_PER_SESSION_MAX, EVENTS_PER_SESSION_MAX_DEFAULT,
+                EVENTS_PER_SESSION_MAX_BOUNDS.0, EVENTS_PER_SESSION_MAX_BOUNDS.1,
                 ConfigurationFlags::DEFAULT, None
             ],
             [

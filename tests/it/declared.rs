@@ -308,6 +308,8 @@ fn options_with_their_defaults() {
         .collect();
     assert_eq!(told["rlock.publish"], "auto");
     assert_eq!(told["rlock.max-waiters-per-lock"], "100000");
+    assert_eq!(told["rlock.max-sessions"], "100000");
+    assert_eq!(told["rlock.max-events-per-session"], "100000");
     assert_eq!(told["rlock.fence-guard-ms"], "10000");
 }
 
@@ -325,6 +327,12 @@ fn options_have_bounds() {
             "max-waiters-per-lock",
             &["1", "100000"],
             &["-1", "x", "99999999999999999999"],
+        ),
+        ("max-sessions", &["1", "10000000"], &["0", "10000001", "x"]),
+        (
+            "max-events-per-session",
+            &["1", "10000000"],
+            &["0", "10000001", "x"],
         ),
         (
             "fence-guard-ms",
@@ -484,13 +492,14 @@ fn info_has_histograms_of_waiting_and_holding() {
 }
 
 #[test]
-fn under_memory_pressure_only_acquire_is_refused() {
+fn under_memory_pressure_only_acquire_and_new_sessions_are_refused() {
     let server = Server::builder()
         .config("maxmemory-policy noeviction")
         .start();
     let mut conn = server.connect();
     conn.take("k", "alice");
     let mut bob = server.wait_in_line("k", "bob");
+    let mut life = server.life_line("s");
     conn.run("CONFIG SET maxmemory 1");
     for command in [
         "RLOCK.ACQUIRE free carol 1000",
@@ -498,11 +507,12 @@ fn under_memory_pressure_only_acquire_is_refused() {
         "RLOCK.ACQUIRE k alice 1000",
         "RLOCK.ACQUIRE k alice 1000 ONCE",
         "RLOCK.ACQUIRE k carol 1000 QUEUE 0 SESSION s",
+        "RLOCK.EVENTS new",
     ] {
         let error = conn.run(command).error();
-        assert!(error.starts_with("OOM "), "{command}: {error}");
+        let text = "OOM command not allowed when used memory > 'maxmemory'.";
+        assert_eq!(error, text, "{command}");
     }
-    let mut life = server.life_line("s");
     assert_eq!(conn.run("RLOCK.RENEW k alice 30000 SESSION s"), 1);
     assert_eq!(conn.run("RLOCK.INFO k").get("waiters"), &1);
     assert_eq!(conn.run("RLOCK.LIST").array().len(), 1);
@@ -513,6 +523,12 @@ fn under_memory_pressure_only_acquire_is_refused() {
     assert_eq!(conn.run("RLOCK.BREAK k"), 1);
     let lost = life.run("RLOCK.EVENTS s").event();
     assert_eq!(lost, ("lost k bob".to_owned(), "broken".into()));
+    // Where something is evicted, or there is room again, sessions begin.
+    conn.run("CONFIG SET maxmemory-policy allkeys-lru");
+    conn.run("RLOCK.EVENTS new").events();
+    conn.run("CONFIG SET maxmemory-policy noeviction");
+    conn.run("CONFIG SET maxmemory 0");
+    conn.run("RLOCK.EVENTS newer").events();
 }
 
 #[test]
@@ -534,6 +550,7 @@ fn info_counts_sessions_and_what_happens_to_them() {
     for (name, expected) in [
         ("sessions", 2),
         ("session_holds", 2),
+        ("unfetched_events", 0),
         ("waiters", 3),
         ("locks_waited_for", 2),
         ("deadlocks_refused", 1),
@@ -542,11 +559,17 @@ fn info_counts_sessions_and_what_happens_to_them() {
     }
     conn.run("DEL n");
     conn.let_go("k", "alice"); // to bob, who will not have heard of it
+    // And erin lost what was deleted.
+    until("both have something to fetch", || {
+        metrics(&server)["unfetched_events"] == 2
+    });
     life.close();
     until("the session is over", || metrics(&server)["sessions"] == 1);
     until("all is given back", || server.holder("k").is_none());
     let after = metrics(&server);
     for (name, expected) in [
+        ("unfetched_events", 1), // that alice has what she waited for
+        ("sessions_overflowed", 0),
         ("session_holds", 1), // alice has dave's, in the other session
         ("waiters", 0),
         ("holds_lost", 1),

@@ -35,7 +35,7 @@ const RIGHT: [(&str, &str); 6] = [
 ];
 
 /// What is wrong. An empty word is written as `''`.
-const WRONG: [&[(&str, &str)]; 60] = [
+const WRONG: [&[(&str, &str)]; 62] = [
     &[],
     &[("LEASE", "0")],
     &[("LEASE", "9007199254740992")],
@@ -77,6 +77,8 @@ const WRONG: [&[(&str, &str)]; 60] = [
     &[("OPTIONS", "QUEUE 1 BLOCK 1")],
     &[("OPTIONS", "SESSION s#")],
     &[("OPTIONS", "SESSION nobody")],
+    &[("OPTIONS", "SESSION theirs")],
+    &[("SESSION", "theirs")],
     &[("OPTIONS", "SESSION ''")],
     &[("OPTIONS", "SESSION")],
     &[("OPTIONS", "SESSION s# SESSION s#")],
@@ -126,6 +128,10 @@ fn every_error_is_documented_for_the_commands_that_answer_with_it() {
     let server = Server::builder()
         .config("rlock.max-waiters-per-lock 1")
         .start();
+    server.run("ACL SETUSER another on nopass ~* &* +@all");
+    let mut another = server.connect();
+    assert_eq!(another.run("AUTH another anything"), "OK");
+    another.run("RLOCK.EVENTS theirs").events();
     let documented = documented(0);
     let mut seen = BTreeSet::new();
     for (round, wrong) in WRONG.iter().enumerate() {
@@ -161,6 +167,9 @@ fn every_error_is_documented_for_the_commands_that_answer_with_it() {
     note(&mut seen, &documented, &mut conn, "EVENTS", &words);
     let mut listener = server.blocked_in("RLOCK.EVENTS s BLOCK 0");
     conn.run("RLOCK.EVENTS s").events();
+    conn.run("CONFIG SET rlock.max-sessions 1");
+    let words = ["RLOCK.EVENTS", "one-more"].map(str::to_owned);
+    note(&mut seen, &documented, &mut conn, "EVENTS", &words);
     let taken_over = listener.read().error();
     seen.insert((as_documented(&taken_over, &documented), "EVENTS"));
     agree(&seen, &documented);

@@ -179,6 +179,37 @@ fn a_hand_over_costs_the_same_however_many_are_queued() {
     }
 }
 
+/// What a RENEW takes while its owner has yet to fetch so many grants, in microseconds.
+fn cost_of_renewals(unfetched: usize) -> f64 {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut life = server.life_line("s");
+    let all = |rest: &str| -> Vec<String> {
+        let command = |i: usize| rest.replace('#', &i.to_string());
+        (0..unfetched).map(command).collect()
+    };
+    run_all(&mut conn, &all("RLOCK.ACQUIRE lock# alice 600000"));
+    run_all(
+        &mut conn,
+        &all("RLOCK.ACQUIRE lock# bob 600000 QUEUE 0 SESSION s"),
+    );
+    run_all(&mut conn, &all("RLOCK.RELEASE lock# alice"));
+    run_all(&mut conn, &all("RLOCK.RENEW lock# bob 600000"));
+    let cost = server.median_cost("rlock.renew");
+    assert_eq!(life.run("RLOCK.EVENTS s").events().len(), unfetched);
+    cost
+}
+
+#[test]
+fn a_renewal_costs_the_same_however_many_grants_are_unfetched() {
+    let best = |unfetched| {
+        let costs = (0..3).map(|_| cost_of_renewals(unfetched));
+        costs.fold(f64::INFINITY, f64::min)
+    };
+    let (few, many) = (best(20), best(2000));
+    assert!(many < 4.0 * few, "{many} us with 2,000, {few} us with 20");
+}
+
 #[test]
 fn sessions_that_have_gone_give_their_memory_back() {
     let server = Server::start();

@@ -231,6 +231,42 @@ fn a_hold_whose_session_was_killed_in_the_same_turn_is_not_its_owners_any_more()
     }
 }
 
+/// What the operator wants to break is the hold that is there, and not the one that comes of its
+/// end.
+#[test]
+fn a_break_behind_the_kill_of_the_holders_session_ends_no_other_hold() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for mode in ["", "WRITE"] {
+        let mut life = server.life_line("s");
+        conn.run(format!("RLOCK.ACQUIRE k bob 30000 {mode} SESSION s"))
+            .held();
+        let wait = format!("RLOCK.ACQUIRE k carol 30000 {mode} BLOCK 0");
+        let mut carol = server.blocked_in(&wait);
+        let kill = format!("CLIENT KILL ID {}", life.id());
+        let replies = conn.pipeline(&[&kill, "RLOCK.BREAK k"]);
+        assert_eq!(replies[1], 1, "{mode}");
+        carol.read().held();
+        assert_eq!(conn.run(format!("RLOCK.RELEASE k carol {mode}")), 0);
+        assert_eq!(server.info_number("rlock_breaks"), 0);
+    }
+}
+
+#[test]
+fn a_break_behind_the_kill_of_one_readers_session_ends_the_others() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut life = server.life_line("s");
+    conn.run("RLOCK.ACQUIRE k bob 30000 READ SESSION s").held();
+    conn.run("RLOCK.ACQUIRE k carol 30000 READ").held();
+    let mut dave = server.blocked_in("RLOCK.ACQUIRE k dave 30000 WRITE BLOCK 0");
+    let kill = format!("CLIENT KILL ID {}", life.id());
+    let replies = conn.pipeline(&[&kill, "RLOCK.BREAK k"]);
+    assert_eq!(replies[1], 1);
+    dave.read().held();
+    assert_eq!(conn.run("RLOCK.RENEW k carol 30000 READ"), 0);
+}
+
 /// The life-line's socket is closed and the release arrives while the server does not run: it finds
 /// both in one turn, in either order.
 #[test]
@@ -870,4 +906,213 @@ fn the_lock_of_a_killed_process_is_handed_over_within_fifty_milliseconds() {
             delay_after_kill(&server, &format!("{}{round}", &events[..1]), events)
         });
     }
+}
+
+// --- Whose a session is, and how much there may be of it ----------------------------------------
+
+/// A connection of a user who may do everything.
+fn of_user(server: &Server, name: &str) -> Conn {
+    server.run(format!("ACL SETUSER {name} on nopass ~* &* +@all"));
+    let mut conn = server.connect();
+    assert_eq!(conn.run(format!("AUTH {name} anything")), "OK");
+    conn
+}
+
+const NOT_THEIRS: &str = "NOPERM this session belongs to another ACL user, who began it";
+
+#[test]
+fn a_session_is_nobodys_but_the_users_who_began_it() {
+    let server = Server::start();
+    let mut mallory = of_user(&server, "mallory");
+    let mut life = of_user(&server, "alice");
+    life.run("RLOCK.EVENTS s").events();
+    let mut colleague = of_user(&server, "alice");
+    colleague.take_for("k", "bob", "s");
+    mallory.take("own", "mallory");
+    for transaction in [false, true] {
+        for command in [
+            "RLOCK.EVENTS s",
+            "RLOCK.EVENTS s BLOCK 0",
+            "RLOCK.ACQUIRE free mallory 1000 SESSION s",
+            "RLOCK.ACQUIRE k mallory 1000 QUEUE 0 SESSION s",
+            "RLOCK.ACQUIRE k mallory 1000 BLOCK 0 SESSION s",
+            "RLOCK.RENEW own mallory 30000 SESSION s",
+            "RLOCK.RENEW k bob 1 SESSION s",
+            "RLOCK.MACQUIRE mallory 1000 2 free too SESSION s",
+            "RLOCK.MRENEW mallory 30000 1 own SESSION s",
+        ] {
+            let error = if transaction {
+                let replies = mallory.pipeline(&["MULTI", command, "EXEC"]);
+                replies[2].array()[0].error()
+            } else {
+                mallory.run(command).error()
+            };
+            assert_eq!(error, NOT_THEIRS, "{command}");
+        }
+    }
+    assert_eq!(mallory.run("EXISTS free too"), 0);
+    assert_eq!(server.holder("k").as_deref(), Some("bob"));
+    assert_eq!(server.info_number("rlock_session_holds"), 1);
+    // The one who calls counts: another connection of hers, and this one under another name.
+    colleague.run("RLOCK.EVENTS s").events();
+    assert_eq!(life.run("AUTH mallory anything"), "OK");
+    assert_eq!(life.run("RLOCK.EVENTS s").error(), NOT_THEIRS);
+    assert_eq!(colleague.run("RLOCK.RENEW k bob 30000 SESSION s"), 1);
+    // When it is over, its name is anybody's.
+    colleague.close();
+    until("the session is over", || {
+        server.info_number("rlock_sessions") == 0
+    });
+    mallory.run("RLOCK.EVENTS s").events();
+}
+
+#[test]
+fn within_its_grace_a_session_is_still_its_users() {
+    let server = Server::start();
+    let mut life = of_user(&server, "alice");
+    life.run(format!("RLOCK.EVENTS s GRACE {ONE_DAY}")).events();
+    life.take_for("k", "bob", "s");
+    life.close();
+    let mut mallory = of_user(&server, "mallory");
+    assert_eq!(mallory.run("RLOCK.EVENTS s").error(), NOT_THEIRS);
+    of_user(&server, "alice").run("RLOCK.EVENTS s").events();
+}
+
+/// Asked for its user, an old server stops where another module calls: that call has none.
+#[test]
+fn a_script_names_the_sessions_of_its_user_and_another_module_none() {
+    let server = Server::start();
+    let mut alice = of_user(&server, "alice");
+    let mut mallory = of_user(&server, "mallory");
+    alice.run("RLOCK.EVENTS s").events();
+    let script = "return redis.call('RLOCK.ACQUIRE', KEYS[1], 'bob', 30000, 'SESSION', 's')";
+    let eval = |key| ["EVAL", script, "1", key];
+    alice.cmd(&eval("by-script")).held();
+    let error = mallory.cmd(&eval("free")).error();
+    assert!(error.contains(NOT_THEIRS), "{error}");
+    let function =
+        format!("#!lua name=f\nredis.register_function('f', function(KEYS) {script} end)");
+    assert_eq!(alice.cmd(&["FUNCTION", "LOAD", &function]), "f");
+    alice.cmd(&["FCALL", "f", "1", "by-function"]).held();
+
+    server.load_c_module("caller");
+    let call = "CALLER.CALL RLOCK.ACQUIRE free bob 30000 SESSION s";
+    assert_eq!(alice.run(call).error(), NOT_THEIRS);
+    let replies = alice.pipeline(&["MULTI", call, "CALLER.CALL RLOCK.EVENTS s", "EXEC"]);
+    let replies = replies[3].array();
+    assert_eq!(replies[0].error(), NOT_THEIRS);
+    assert!(replies[1].error().contains("needs a connection"));
+    let script = "return redis.call('CALLER.CALL', 'RLOCK.ACQUIRE', 'free', 'bob', '30000', \
+                  'SESSION', 's')";
+    let error = alice.cmd(&["EVAL", script, "0"]).error();
+    assert!(error.contains(NOT_THEIRS), "{error}");
+    alice.run("CALLER.CALL RLOCK.ACQUIRE free bob 30000").held();
+    alice.take_for("by-herself", "bob", "s");
+}
+
+#[test]
+fn no_more_sessions_begin_than_the_option_allows() {
+    let server = Server::builder().config("rlock.max-sessions 2").start();
+    let mut life = server.life_line("s");
+    let other = server.life_line("t");
+    let mut conn = server.connect();
+    let full = "SESSIONSFULL too many sessions, rlock.max-sessions is 2";
+    assert_eq!(conn.run("RLOCK.EVENTS u").error(), full);
+    assert_eq!(conn.run("RLOCK.EVENTS u BLOCK 0").error(), full);
+    life.run("RLOCK.EVENTS s").events(); // one that is there goes on
+    other.close();
+    until("the other is over", || {
+        server.info_number("rlock_sessions") == 1
+    });
+    conn.run("RLOCK.EVENTS u").events();
+    conn.run("CONFIG SET rlock.max-sessions 1");
+    life.run("RLOCK.EVENTS s").events();
+    conn.run("RLOCK.EVENTS u").events();
+}
+
+/// A session that is told something it does not fetch, as often as this.
+fn lose_holds(conn: &mut Conn, times: usize) {
+    for _ in 0..times {
+        conn.take_for("lost", "dave", "s");
+        assert_eq!(conn.run("RLOCK.BREAK lost"), 1);
+    }
+}
+
+#[test]
+fn a_session_that_fetches_nothing_ends_as_if_its_connection_had_closed() {
+    let server = Server::builder()
+        .config("rlock.max-events-per-session 10")
+        .start();
+    let mut conn = server.connect();
+    let mut life = server.life_line("s");
+    conn.take_for("held", "bob", "s");
+    for name in ["granted", "waited-for"] {
+        conn.take(name, "alice");
+        conn.queue(name, "bob", "s");
+    }
+    conn.let_go("granted", "alice");
+    let mut behind = server.wait_in_line("granted", "carol");
+    let wait = "RLOCK.ACQUIRE waited-for erin 30000 BLOCK 0 SESSION s";
+    let mut blocked = server.blocked_in(wait);
+    lose_holds(&mut conn, 9);
+    life.settle();
+    assert_eq!(server.info_number("rlock_unfetched_events"), 10);
+    assert_eq!(server.info_number("rlock_sessions"), 1);
+
+    lose_holds(&mut conn, 1);
+    behind.read().held();
+    assert!(blocked.read().error().starts_with("NOSESSION "));
+    until("all is over", || server.info_number("rlock_sessions") == 0);
+    assert!(server.holder("held").is_none());
+    assert!(server.line("waited-for").is_empty());
+    assert_eq!(server.info_number("rlock_unfetched_events"), 0);
+    assert_eq!(server.info_number("rlock_sessions_overflowed"), 1);
+    // The connection is not closed, and may begin anew.
+    let error = life.run("RLOCK.ACQUIRE k bob 1000 SESSION s").error();
+    assert!(error.starts_with("NOSESSION "), "{error}");
+    assert_eq!(life.run("RLOCK.EVENTS s").events(), []);
+    life.take_for("k", "bob", "s");
+}
+
+#[test]
+fn a_session_that_ended_so_may_come_back_within_its_grace() {
+    let server = Server::builder()
+        .config("rlock.max-events-per-session 10")
+        .start();
+    let mut conn = server.connect();
+    let mut life = life_with_a_long_grace(&server);
+    conn.take_for("held", "bob", "s");
+    lose_holds(&mut conn, 11);
+    until("it was found", || {
+        server.info_number("rlock_sessions_overflowed") == 1
+    });
+    assert_eq!(server.holder("held").as_deref(), Some("bob"));
+    let error = conn.run("RLOCK.ACQUIRE k bob 1000 SESSION s").error();
+    assert!(error.starts_with("NOSESSION "), "{error}");
+    assert_eq!(life.run("RLOCK.EVENTS s").events().len(), 11);
+    assert!(server.holder("held").is_some());
+    life.close();
+    until("its holds went with it", || server.holder("held").is_none());
+}
+
+#[test]
+fn a_session_that_listens_bears_any_number_of_events_at_once() {
+    const EVENTS: usize = 1000;
+    let server = Server::builder()
+        .config("rlock.max-events-per-session 10")
+        .start();
+    let mut conn = server.connect();
+    let mut life = server.life_line("s");
+    conn.take("k", "alice");
+    for i in 0..EVENTS {
+        let wait = format!("RLOCK.ACQUIRE k bob{i} 30000 QUEUE 0 SESSION s");
+        conn.run(wait).queued();
+    }
+    life.send("RLOCK.EVENTS s BLOCK 0");
+    life.expect_nothing_yet();
+    conn.run("SET k v"); // whoever comes next finds no lock
+    assert!(conn.run("RLOCK.RENEW k alice 1").is_error());
+    assert_eq!(life.read().events().len(), EVENTS);
+    assert_eq!(server.info_number("rlock_sessions"), 1);
+    assert_eq!(server.info_number("rlock_sessions_overflowed"), 0);
 }

@@ -51,6 +51,12 @@ pub enum CommandError {
     QueueWithoutSession,
     /// A session that nobody listens to.
     NoSession,
+    /// A session that another ACL user began.
+    SessionOfAnother,
+    /// There are as many sessions as `rlock.max-sessions` allows.
+    TooManySessions(u32),
+    /// A session would begin while the server refuses whatever needs memory.
+    OutOfMemory,
     /// Another connection listens to the session now.
     TakenOver,
     /// EVENTS from where there is no connection to live by.
@@ -132,6 +138,18 @@ impl fmt::Display for CommandError {
             Self::NoSession => f.write_str(
                 "NOSESSION nobody listens to this session, RLOCK.EVENTS must be called first",
             ),
+            Self::SessionOfAnother => {
+                f.write_str("NOPERM this session belongs to another ACL user, who began it")
+            }
+            Self::TooManySessions(limit) => {
+                write!(
+                    f,
+                    "SESSIONSFULL too many sessions, rlock.max-sessions is {limit}"
+                )
+            }
+            Self::OutOfMemory => {
+                f.write_str("OOM command not allowed when used memory > 'maxmemory'.")
+            }
             Self::TakenOver => {
                 f.write_str("TAKENOVER another connection listens to this session now")
             }
@@ -253,10 +271,13 @@ mod tests {
             CommandError::Grace => CommandError::BlockAndQueue,
             CommandError::BlockAndQueue => CommandError::QueueWithoutSession,
             CommandError::QueueWithoutSession => CommandError::NoSession,
-            CommandError::NoSession => CommandError::TakenOver,
+            CommandError::NoSession => CommandError::SessionOfAnother,
+            CommandError::SessionOfAnother => CommandError::TooManySessions(7),
+            CommandError::TooManySessions(_) => CommandError::OutOfMemory,
+            CommandError::OutOfMemory => CommandError::TakenOver,
             CommandError::TakenOver => CommandError::NoSessionConnection,
             CommandError::NoSessionConnection => CommandError::CannotBlock,
-            CommandError::CannotBlock => CommandError::Deadlock(Circle::default()),
+            CommandError::CannotBlock => CommandError::Deadlock(Circle::of_reader(b"X", b"X")),
             CommandError::Deadlock(_) => CommandError::ChainTooLong,
             CommandError::ChainTooLong => CommandError::Waiting,
             CommandError::Waiting => CommandError::Unsettled,
@@ -298,6 +319,6 @@ mod tests {
             );
             count += 1;
         }
-        assert_eq!(count, 35, "all have been looked at");
+        assert_eq!(count, 38, "all have been looked at");
     }
 }

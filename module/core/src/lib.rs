@@ -65,7 +65,7 @@ pub use lock::Locks;
 pub use metrics::{Counters, Histogram};
 pub use mode::{Kind, Mode};
 pub use multi::MultiId;
-pub use session::{Event, EventKind, Listener, LostReason, SessionId};
+pub use session::{Event, EventKind, Listener, LostReason, SessionId, SessionLimits};
 pub use stored::{Count, Hash, NEVER, ReadDepth, ReadHold, ReadWrite, Stored};
 pub use table::{Gauges, LockKey, LockRef, QueueView, WaiterId, WaiterView};
 pub use text::Text;

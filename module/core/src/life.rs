@@ -5,8 +5,8 @@ use crate::hold::HoldId;
 use crate::lock::Locks;
 use crate::metrics::count;
 use crate::pending::PendingRelease;
-use crate::request::Events;
-use crate::session::{Event, EventKind, Listener, SessionId};
+use crate::request::{Events, SessionRef};
+use crate::session::{Event, EventKind, Listener, SessionId, SessionLimits};
 use crate::table::ReplyTarget;
 use crate::{CommandError, Effect, Mode, Now, Wait, WaitOutcome};
 use std::collections::BTreeSet;
@@ -16,17 +16,21 @@ impl Locks {
 
     /// RLOCK.EVENTS: the session lives by this client's connection from now on. A client that
     /// waited there before is told that it no longer does.
+    ///
+    /// # Errors
+    /// Another user's session; a session that would begin where there is no room for it.
     pub fn attach(
         &mut self,
         request: &Events<'_>,
         client_id: u64,
+        limits: SessionLimits,
         effects: &mut Vec<Effect>,
-    ) -> Option<SessionId> {
+    ) -> Result<SessionId, CommandError> {
         let (session, former) =
             self.sessions
-                .attach(request.session, client_id, request.grace_ms)?;
+                .attach(request.session, client_id, request.grace_ms, limits)?;
         effects.extend(former.map(Effect::TakenOver));
-        Some(session)
+        Ok(session)
     }
 
     /// Whether the session lives by this client's connection.
@@ -54,32 +58,35 @@ impl Locks {
         let mut any = false;
         while let Some(session) = self.sessions.of_client(client_id) {
             any = true;
-            let belongings = self.sessions.detach(session, now);
-            for id in belongings.waiters {
-                let waiter = self.withdraw(id);
-                count(&mut self.counters.departures);
-                // A queued one has nobody left to be told; one that is blocked on a connection of
-                // its own has.
-                if let Some(ReplyTarget::Client { handle, .. }) =
-                    waiter.map(|waiter| waiter.reply_to)
-                {
-                    let why = WaitOutcome::Refused(CommandError::NoSession);
-                    effects.push(Effect::Dismiss {
-                        client: handle,
-                        why,
-                    });
-                }
-            }
-            let (reads, others) = self.reads_first(belongings.holds);
-            self.end_holds_later(reads);
-            for event in belongings.unfetched {
-                if let EventKind::Granted(grant) = &event.kind {
-                    self.give_back_later(&event.lock, &event.owner, grant);
-                }
-            }
-            self.end_holds_later(others);
+            self.detach(session, now, effects);
         }
         any
+    }
+
+    /// The connection by which a session lived is gone, or counts as gone.
+    fn detach(&mut self, session: SessionId, now: Now, effects: &mut Vec<Effect>) {
+        let belongings = self.sessions.detach(session, now);
+        for id in belongings.waiters {
+            let waiter = self.withdraw(id);
+            count(&mut self.counters.departures);
+            // A queued one has nobody left to be told; one that is blocked on a connection of
+            // its own has.
+            if let Some(ReplyTarget::Client { handle, .. }) = waiter.map(|waiter| waiter.reply_to) {
+                let why = WaitOutcome::Refused(CommandError::NoSession);
+                effects.push(Effect::Dismiss {
+                    client: handle,
+                    why,
+                });
+            }
+        }
+        let (reads, others) = self.reads_first(belongings.holds);
+        self.end_holds_later(reads);
+        for event in belongings.unfetched {
+            if let EventKind::Granted(grant) = &event.kind {
+                self.give_back_later(&event.lock, &event.owner, grant);
+            }
+        }
+        self.end_holds_later(others);
     }
 
     /// A writer's reading goes before its writing: were the writer to become a reader in between, a
@@ -108,19 +115,21 @@ impl Locks {
         }
     }
 
-    pub(crate) fn listened(&self, name: Option<&[u8]>) -> Result<Option<SessionId>, CommandError> {
-        let Some(name) = name else { return Ok(None) };
-        self.sessions
-            .listened(name)
-            .map(Some)
-            .ok_or(CommandError::NoSession)
+    pub(crate) fn listened(
+        &self,
+        session: Option<SessionRef<'_>>,
+    ) -> Result<Option<SessionId>, CommandError> {
+        session
+            .map(|session| self.sessions.listened(session))
+            .transpose()
     }
 
     // --- What time brings ------------------------------------------------------------------------
 
     /// Milliseconds until something is due; none if nothing ever is.
     pub fn next_deadline(&self, now: Now) -> Option<i64> {
-        if !self.agenda.is_empty() || self.holds.any_dirty() {
+        let is_marked = !self.agenda.is_empty() || self.holds.any_dirty();
+        if is_marked || self.sessions.any_overflowing() {
             return Some(0);
         }
         let check = self.holds.next_check();
@@ -140,6 +149,10 @@ impl Locks {
         self.table.forget_overdue_writers(now);
         while let Some(session) = self.sessions.listened_enough(now) {
             effects.extend(self.sessions.stop_listening(session).map(Effect::Wake));
+        }
+        while let Some(session) = self.sessions.next_overflowing() {
+            count(&mut self.counters.sessions_overflowed);
+            self.detach(session, now, effects);
         }
         while let Some(session) = self.sessions.grace_over(now) {
             let holds = self.sessions.end(session);

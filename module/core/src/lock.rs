@@ -219,6 +219,7 @@ impl Locks {
     pub fn gauges(&self) -> Gauges {
         Gauges {
             sessions: self.sessions.len(),
+            unfetched_events: self.sessions.unfetched(),
             session_holds: self.holds.len(),
             ..self.table.gauges()
         }

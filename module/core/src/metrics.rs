@@ -31,6 +31,8 @@ pub struct Counters {
     pub session_releases: u64,
     /// Holds whose session was told that they were lost.
     pub holds_lost: u64,
+    /// Sessions that ended because they left too many events unfetched.
+    pub sessions_overflowed: u64,
     /// Leases whose end was noticed while somebody waited.
     pub expiries: u64,
     /// The most waiters there ever were at once.

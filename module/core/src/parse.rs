@@ -1,6 +1,7 @@
 //! From bytes to checked values. Arguments are whatever a client sends: any bytes, any length.
 
 use crate::error::Word;
+use crate::request::SessionRef;
 use crate::{
     CommandError, FENCE_FIELD, INTEGER_MAX, KEYS_MAX, Lease, MODE_FIELD, OWNER_LEN_MAX,
     SESSION_LEN_MAX, Token, Wait,
@@ -104,10 +105,10 @@ pub(crate) fn wait(bytes: &[u8]) -> Result<Wait, CommandError> {
         .ok_or(CommandError::Wait)
 }
 
-pub(crate) fn session(bytes: &[u8]) -> Result<&[u8], CommandError> {
+pub(crate) fn session(bytes: &[u8]) -> Result<SessionRef<'_>, CommandError> {
     let fits = (1..=SESSION_LEN_MAX).contains(&bytes.len());
     if fits {
-        Ok(bytes)
+        Ok(bytes.into())
     } else {
         Err(CommandError::SessionLength)
     }

@@ -21,9 +21,25 @@ pub struct Acquire<'a> {
     /// Whether and how to wait in line, if it cannot be had now.
     pub wait_mode: WaitMode,
     /// The session that the hold is to belong to.
-    pub session: Option<&'a [u8]>,
+    pub session: Option<SessionRef<'a>>,
     /// Do not count again what this owner already holds or waits for.
     pub once: bool,
+}
+
+/// A session, as a command names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionRef<'a> {
+    /// Its name.
+    pub name: &'a [u8],
+    /// The ACL user who names it. The arguments do not say: it is empty, which is nobody, until the
+    /// driver has asked the server.
+    pub user: &'a [u8],
+}
+
+impl<'a> From<&'a [u8]> for SessionRef<'a> {
+    fn from(name: &'a [u8]) -> Self {
+        Self { name, user: &[] }
+    }
 }
 
 /// Whether and how to wait.
@@ -103,7 +119,7 @@ impl ModeOption {
 /// The options of ACQUIRE and MACQUIRE.
 struct AcquireOptions<'a> {
     wait_mode: WaitMode,
-    session: Option<&'a [u8]>,
+    session: Option<SessionRef<'a>>,
     once: bool,
 }
 
@@ -204,7 +220,7 @@ pub struct Renew<'a> {
     /// Only the hold that has this token.
     pub token: Option<Token>,
     /// The session that the hold is to belong to from now on.
-    pub session: Option<&'a [u8]>,
+    pub session: Option<SessionRef<'a>>,
 }
 
 impl<'a> Renew<'a> {
@@ -262,7 +278,7 @@ pub struct MultiAcquire<'a> {
     /// Whether and how to wait in line, if they cannot be had now.
     pub wait_mode: WaitMode,
     /// The session that the holds are to belong to.
-    pub session: Option<&'a [u8]>,
+    pub session: Option<SessionRef<'a>>,
     /// Do not count again what this owner already holds or waits for.
     pub once: bool,
 }
@@ -332,7 +348,7 @@ pub struct MultiRenew<'a> {
     /// The locks, in the order in which they were named.
     pub keys: Vec<NamedKey<'a>>,
     /// The session that the holds are to belong to from now on.
-    pub session: Option<&'a [u8]>,
+    pub session: Option<SessionRef<'a>>,
 }
 
 impl<'a> MultiRenew<'a> {
@@ -472,8 +488,8 @@ impl<'a> List<'a> {
 /// `RLOCK.EVENTS session [BLOCK wait-ms] [GRACE grace-ms]`
 #[derive(Clone, Copy, Debug)]
 pub struct Events<'a> {
-    /// The session's name.
-    pub session: &'a [u8],
+    /// The session.
+    pub session: SessionRef<'a>,
     /// How long to wait for the next event, if there is none; `None` is not at all.
     pub block: Option<Wait>,
     /// How long the session's holds outlive its connection, in milliseconds.

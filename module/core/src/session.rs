@@ -5,9 +5,10 @@
 
 use crate::arena::{Arena, Id, ROOM_KEPT};
 use crate::hold::HoldId;
+use crate::request::SessionRef;
 use crate::table::WaiterId;
 use crate::{CommandError, Grant, LockKey, LockRef, Mode, Now, Wait};
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 /// The name of a session. It stays invalid after the session has ended.
@@ -26,16 +27,15 @@ pub struct Event {
 }
 
 impl Event {
-    fn is_grant(&self) -> bool {
-        matches!(self.kind, EventKind::Granted(_))
-    }
-
-    /// Whether it tells this owner that it holds the lock in this mode.
-    fn grants(&self, lock: LockRef<'_>, owner: &[u8], mode: Mode) -> bool {
+    /// The grant, with the locks that it gives; none of another event.
+    fn grant(&self) -> Option<(Mode, impl Iterator<Item = &LockKey>)> {
         let EventKind::Granted(grant) = &self.kind else {
-            return false;
+            return None;
         };
-        *self.owner == *owner && grant.mode == mode && grant.is_of(&self.lock, lock)
+        let several = grant.several.as_deref();
+        let one = several.is_none().then_some(&self.lock);
+        let several = several.unwrap_or_default().iter().map(|(lock, _)| lock);
+        Some((grant.mode, several.chain(one)))
     }
 }
 
@@ -69,9 +69,22 @@ pub enum LostReason {
 /// A client that waits for events: the driver's handle for it.
 pub type Listener = usize;
 
+/// What an operator allows sessions, and what the server has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionLimits {
+    /// How many sessions there may be.
+    pub sessions: u32,
+    /// How many events a session may leave unfetched.
+    pub events_per_session: u32,
+    /// Whether the server has reached `maxmemory` and evicts nothing: no session begins then.
+    pub out_of_memory: bool,
+}
+
 #[derive(Debug)]
 struct Session {
     name: Rc<[u8]>,
+    /// The ACL user who began the session, and the only one who may name it.
+    user: Rc<[u8]>,
     /// The server's number of the client whose connection this session lives by; none while it is
     /// gone and the grace runs.
     client_id: Option<u64>,
@@ -80,9 +93,23 @@ struct Session {
     grace_end: Option<i64>,
     /// Who waits for events, and until when.
     listener: Option<(Listener, Option<i64>)>,
-    events: VecDeque<Unfetched>,
+    /// Whether a listener stopped to wait and has not fetched yet. Until it does there can be any
+    /// number of events: all that one turn of the server's event loop brings.
+    is_woken: bool,
+    /// Events are only added, or all taken at once, so their places stay what they are.
+    events: Vec<Unfetched>,
     waiters: BTreeSet<WaiterId>,
     holds: BTreeSet<HoldId>,
+}
+
+impl Session {
+    /// Whether it has left too many events unfetched. One whose connection is gone gets few more,
+    /// and ends with its grace.
+    fn overflows(&self, events_max: Option<u32>) -> bool {
+        let max = events_max.and_then(|max| usize::try_from(max).ok());
+        let has_more = max.is_some_and(|max| self.events.len() > max);
+        has_more && !self.is_woken && self.client_id.is_some()
+    }
 }
 
 /// An event that was not fetched yet.
@@ -101,8 +128,116 @@ pub(crate) struct Sessions {
     clients: BTreeSet<(u64, SessionId)>,
     listen_ends: BTreeSet<(i64, SessionId)>,
     grace_ends: BTreeSet<(i64, SessionId)>,
-    /// The owners that have yet to fetch a grant, and in which sessions.
-    unfetched_grants: HashMap<Rc<[u8]>, Vec<SessionId>>,
+    unfetched_grants: Unheard,
+    /// How many events no session has fetched yet.
+    unfetched: usize,
+    /// As in [`SessionLimits`], of the last EVENTS; none before the first.
+    events_max: Option<u32>,
+    /// Sessions that were found with more unfetched events than that.
+    overflowing: BTreeSet<SessionId>,
+}
+
+/// Where the grants stand that were not fetched: by database, owner, lock and mode. A confirmation
+/// finds its grants here, and need not walk what else there is to be fetched.
+#[derive(Debug, Default)]
+struct Unheard(BTreeMap<i32, HashMap<Rc<[u8]>, OfOwner>>);
+
+/// Of one owner, by lock.
+type OfOwner = HashMap<Rc<[u8]>, Places>;
+
+/// The place of an unfetched grant: how the lock is held, in which session, at which of its events.
+type Place = (Mode, SessionId, usize);
+
+/// The places of the grants of one lock to one owner. Mostly there is one.
+#[derive(Debug)]
+enum Places {
+    One(Place),
+    Many(BTreeSet<Place>),
+}
+
+impl Places {
+    fn add(&mut self, place: Place) {
+        match self {
+            Self::One(one) => *self = Self::Many(BTreeSet::from([*one, place])),
+            Self::Many(many) => {
+                many.insert(place);
+            }
+        }
+    }
+
+    /// Whether none is left.
+    fn remove(&mut self, place: Place) -> bool {
+        match self {
+            Self::One(one) => *one == place,
+            Self::Many(many) => {
+                many.remove(&place);
+                many.is_empty()
+            }
+        }
+    }
+
+    /// One of those of this mode.
+    fn of(&self, mode: Mode) -> Option<Place> {
+        match self {
+            Self::One(one) => Some(*one),
+            Self::Many(many) => many
+                .range((mode, SessionId(Id::FIRST), 0)..)
+                .next()
+                .copied(),
+        }
+        .filter(|(of, ..)| *of == mode)
+    }
+}
+
+impl Unheard {
+    fn add(&mut self, event: &Event, session: SessionId, at: usize) {
+        let Some((mode, locks)) = event.grant() else {
+            return;
+        };
+        let place = (mode, session, at);
+        for lock in locks {
+            let owners = self.0.entry(lock.db).or_default();
+            let of_owner = owners.entry(Rc::clone(&event.owner)).or_default();
+            of_owner
+                .entry(Rc::clone(&lock.name))
+                .and_modify(|places| places.add(place))
+                .or_insert(Places::One(place));
+        }
+    }
+
+    fn remove(&mut self, event: &Event, session: SessionId, at: usize) {
+        let Some((mode, locks)) = event.grant() else {
+            return;
+        };
+        for lock in locks {
+            self.remove_one(lock.as_ref(), &event.owner, (mode, session, at));
+        }
+    }
+
+    fn remove_one(&mut self, lock: LockRef<'_>, owner: &[u8], place: Place) {
+        let Some(owners) = self.0.get_mut(&lock.db) else {
+            return;
+        };
+        let Some(of_owner) = owners.get_mut(owner) else {
+            return;
+        };
+        if let Some(places) = of_owner.get_mut(lock.name)
+            && places.remove(place)
+        {
+            of_owner.remove(lock.name);
+        }
+        if of_owner.is_empty() {
+            owners.remove(owner);
+        }
+        if owners.is_empty() {
+            owners.shrink_to(ROOM_KEPT);
+        }
+    }
+
+    fn find(&self, lock: LockRef<'_>, owner: &[u8], mode: Mode) -> Option<Place> {
+        let of_owner = self.0.get(&lock.db)?.get(owner)?;
+        of_owner.get(lock.name)?.of(mode)
+    }
 }
 
 /// What belonged to a session that lost its connection or ended.
@@ -120,10 +255,30 @@ impl Sessions {
         self.arena.len()
     }
 
-    /// The session of this name, if somebody listens to it.
-    pub(crate) fn listened(&self, name: &[u8]) -> Option<SessionId> {
-        let id = *self.names.get(name)?;
-        self.arena.get(id.0)?.client_id.map(|_| id)
+    pub(crate) fn unfetched(&self) -> usize {
+        self.unfetched
+    }
+
+    /// The session that this user means, if somebody listens to it.
+    pub(crate) fn listened(&self, session: SessionRef<'_>) -> Result<SessionId, CommandError> {
+        let id = self.find(session)?.ok_or(CommandError::NoSession)?;
+        self.client_of(id)
+            .map(|_| id)
+            .ok_or(CommandError::NoSession)
+    }
+
+    /// The session of this name, if there is one. Another user's may not be named at all: who knows
+    /// no more than its name could hear of its grants, and end its holds.
+    fn find(&self, session: SessionRef<'_>) -> Result<Option<SessionId>, CommandError> {
+        let Some(id) = self.names.get(session.name) else {
+            return Ok(None);
+        };
+        let begun_by = self.arena.get(id.0).map(|session| &*session.user);
+        if begun_by == Some(session.user) {
+            Ok(Some(*id))
+        } else {
+            Err(CommandError::SessionOfAnother)
+        }
     }
 
     /// The server's number of the client that a session lives by.
@@ -134,20 +289,24 @@ impl Sessions {
     // --- The life-line ---------------------------------------------------------------------------
 
     /// Makes a client's connection the life-line of the session, which comes into being with it.
-    /// Returns the client that waited there before, for it has lost its place. None only when four
-    /// billion sessions are there already.
+    /// Returns the client that waited there before, for it has lost its place.
     pub(crate) fn attach(
         &mut self,
-        name: &[u8],
+        session: SessionRef<'_>,
         client_id: u64,
         grace_ms: i64,
-    ) -> Option<(SessionId, Option<Listener>)> {
-        let id = match self.names.get(name) {
-            Some(id) => *id,
-            None => self.open(name)?,
+        limits: SessionLimits,
+    ) -> Result<(SessionId, Option<Listener>), CommandError> {
+        self.events_max = Some(limits.events_per_session);
+        let full = CommandError::TooManySessions(limits.sessions);
+        let id = match self.find(session)? {
+            Some(id) => id,
+            None if limits.out_of_memory => return Err(CommandError::OutOfMemory),
+            None if !self.has_room(limits.sessions) => return Err(full),
+            None => self.open(session).ok_or_else(|| full.clone())?,
         };
         let replaced = self.stop_listening(id);
-        let session = self.arena.get_mut(id.0)?;
+        let session = self.arena.get_mut(id.0).ok_or(full)?;
         session.grace_ms = grace_ms;
         if let Some(end) = session.grace_end.take() {
             self.grace_ends.remove(&(end, id));
@@ -156,18 +315,25 @@ impl Sessions {
             self.clients.remove(&(former, id));
         }
         self.clients.insert((client_id, id));
-        Some((id, replaced))
+        Ok((id, replaced))
     }
 
-    fn open(&mut self, name: &[u8]) -> Option<SessionId> {
-        let name: Rc<[u8]> = Rc::from(name);
+    fn has_room(&self, sessions_max: u32) -> bool {
+        usize::try_from(sessions_max).is_ok_and(|max| self.len() < max)
+    }
+
+    /// None only when four billion sessions are there already.
+    fn open(&mut self, session: SessionRef<'_>) -> Option<SessionId> {
+        let name: Rc<[u8]> = Rc::from(session.name);
         let id = SessionId(self.arena.insert(Session {
             name: Rc::clone(&name),
+            user: Rc::from(session.user),
             client_id: None,
             grace_ms: 0,
             grace_end: None,
             listener: None,
-            events: VecDeque::new(),
+            is_woken: false,
+            events: Vec::new(),
             waiters: BTreeSet::new(),
             holds: BTreeSet::new(),
         })?);
@@ -192,15 +358,17 @@ impl Sessions {
         if let Some(client_id) = session.client_id.take() {
             self.clients.remove(&(client_id, id));
         }
-        let events = std::mem::take(&mut session.events);
-        let (unfetched_grants, kept): (VecDeque<_>, VecDeque<_>) = events
-            .into_iter()
-            .partition(|unfetched| unfetched.event.is_grant() && !unfetched.confirmed);
-        session.events = kept;
-        let unfetched: Vec<Event> = unfetched_grants
-            .into_iter()
-            .map(|unfetched| unfetched.event)
-            .collect();
+        session.is_woken = false;
+        let mut unfetched = Vec::new();
+        for (at, kept) in std::mem::take(&mut session.events).into_iter().enumerate() {
+            // What stays has another place now, and no grant among it is to be confirmed any more.
+            self.unfetched_grants.remove(&kept.event, id, at);
+            match kept.event.kind {
+                EventKind::Granted(_) if !kept.confirmed => unfetched.push(kept.event),
+                _ => session.events.push(kept),
+            }
+        }
+        self.unfetched = self.unfetched.saturating_sub(unfetched.len());
         let waiters = std::mem::take(&mut session.waiters);
         let holds = if session.grace_ms > 0 {
             let end = now.mono_ms.saturating_add(session.grace_ms);
@@ -210,9 +378,6 @@ impl Sessions {
         } else {
             self.end(id)
         };
-        for event in &unfetched {
-            self.mark_delivered(id, event);
-        }
         Belongings {
             waiters,
             holds,
@@ -223,6 +388,7 @@ impl Sessions {
     /// The session is over. Returns its holds.
     pub(crate) fn end(&mut self, id: SessionId) -> BTreeSet<HoldId> {
         self.fetch(id);
+        self.overflowing.remove(&id);
         let Some(session) = self.arena.remove(id.0) else {
             return BTreeSet::new();
         };
@@ -244,65 +410,59 @@ impl Sessions {
     /// Keeps an event until it is fetched. Returns who waits for one.
     pub(crate) fn tell(&mut self, id: SessionId, event: Event) -> Option<Listener> {
         let session = self.arena.get_mut(id.0)?;
-        if event.is_grant() {
-            self.unfetched_grants
-                .entry(Rc::clone(&event.owner))
-                .or_default()
-                .push(id);
-        }
-        session.events.push_back(Unfetched {
+        self.unfetched_grants.add(&event, id, session.events.len());
+        session.events.push(Unfetched {
             event,
             confirmed: false,
         });
-        self.stop_listening(id)
+        self.unfetched = self.unfetched.saturating_add(1);
+        let woken = self.stop_listening(id);
+        let session = self.arena.get(id.0)?;
+        if session.overflows(self.events_max) {
+            self.overflowing.insert(id);
+        }
+        woken
+    }
+
+    /// A session that has left too many events unfetched. Those that have fetched them since they
+    /// were found are none.
+    pub(crate) fn next_overflowing(&mut self) -> Option<SessionId> {
+        while let Some(id) = self.overflowing.pop_first() {
+            let session = self.arena.get(id.0);
+            if session.is_some_and(|session| session.overflows(self.events_max)) {
+                return Some(id);
+            }
+        }
+        None
     }
 
     /// What has happened since the last time, oldest first.
     pub(crate) fn fetch(&mut self, id: SessionId) -> Vec<Event> {
-        let events = self
-            .arena
-            .get_mut(id.0)
-            .map(|session| std::mem::take(&mut session.events));
-        let events = events
-            .into_iter()
-            .flatten()
-            .map(|unfetched| unfetched.event);
-        let events: Vec<Event> = events.collect();
-        for event in &events {
-            self.mark_delivered(id, event);
-        }
-        events
+        let Some(session) = self.arena.get_mut(id.0) else {
+            return Vec::new();
+        };
+        session.is_woken = false;
+        let events = std::mem::take(&mut session.events);
+        self.unfetched = self.unfetched.saturating_sub(events.len());
+        let events = events.into_iter().enumerate().map(|(at, unfetched)| {
+            self.unfetched_grants.remove(&unfetched.event, id, at);
+            unfetched.event
+        });
+        events.collect()
     }
 
     /// The owner was just told that it holds the lock, as an answer to ONCE or RENEW. If the event
     /// is still to be fetched, in whichever session it waited, the end of that session's connection
     /// must not take the lock away again.
     pub(crate) fn confirm(&mut self, lock: LockRef<'_>, owner: &[u8], mode: Mode) {
-        for id in self.unfetched_grants.get(owner).into_iter().flatten() {
-            let Some(session) = self.arena.get_mut(id.0) else {
-                continue;
-            };
-            for Unfetched { event, confirmed } in &mut session.events {
-                *confirmed |= event.grants(lock, owner, mode);
+        while let Some((mode, id, at)) = self.unfetched_grants.find(lock, owner, mode) {
+            // Once is enough, so that many confirmations of many grants cost no more than these.
+            self.unfetched_grants
+                .remove_one(lock, owner, (mode, id, at));
+            let session = self.arena.get_mut(id.0);
+            if let Some(unfetched) = session.and_then(|session| session.events.get_mut(at)) {
+                unfetched.confirmed = true;
             }
-        }
-    }
-
-    /// An event has left the session.
-    fn mark_delivered(&mut self, id: SessionId, event: &Event) {
-        if !event.is_grant() {
-            return;
-        }
-        if let Some(sessions) = self.unfetched_grants.get_mut(&event.owner) {
-            if let Some(at) = sessions.iter().position(|session| *session == id) {
-                sessions.swap_remove(at);
-            }
-            if sessions.is_empty() {
-                self.unfetched_grants.remove(&event.owner);
-            }
-        }
-        if self.unfetched_grants.is_empty() {
-            self.unfetched_grants.shrink_to(ROOM_KEPT);
         }
     }
 
@@ -318,7 +478,9 @@ impl Sessions {
 
     /// Nobody waits for events any more. Returns who did.
     pub(crate) fn stop_listening(&mut self, id: SessionId) -> Option<Listener> {
-        let (listener, until) = self.arena.get_mut(id.0)?.listener.take()?;
+        let session = self.arena.get_mut(id.0)?;
+        let (listener, until) = session.listener.take()?;
+        session.is_woken = true;
         if let Some(until) = until {
             self.listen_ends.remove(&(until, id));
         }
@@ -337,6 +499,11 @@ impl Sessions {
     pub(crate) fn listened_enough(&self, now: Now) -> Option<SessionId> {
         let (until, id) = self.listen_ends.first()?;
         (*until <= now.mono_ms).then_some(*id)
+    }
+
+    /// Whether a session was found that has left too many events unfetched.
+    pub(crate) fn any_overflowing(&self) -> bool {
+        !self.overflowing.is_empty()
     }
 
     /// When the nearest wait for events or grace ends, monotonic, in milliseconds.

@@ -195,6 +195,8 @@ pub struct Gauges {
     pub locks: usize,
     /// Sessions.
     pub sessions: usize,
+    /// Events that their sessions have not fetched yet.
+    pub unfetched_events: usize,
     /// Holds that belong to sessions.
     pub session_holds: usize,
     /// Writers whose tokens are known.

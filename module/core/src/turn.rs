@@ -32,7 +32,8 @@ use crate::lock::Locks;
 use crate::metrics::count;
 use crate::multi::{MultiId, Several, ttl_of_others_ms};
 use crate::request::{
-    Acquire, Cancel, MultiAcquire, MultiRelease, MultiRenew, NamedKey, Release, Renew, WaitMode,
+    Acquire, Cancel, MultiAcquire, MultiRelease, MultiRenew, NamedKey, Release, Renew, SessionRef,
+    WaitMode,
 };
 use crate::stored::{Count, ReadDepth, Stored, ttl_ms};
 use crate::table::{LockKey, LockRef, Newcomer, RecordId, ReplyTarget, WaiterId};
@@ -1165,7 +1166,7 @@ struct Terms<'a> {
     mode: Mode,
     lease: Lease,
     wait_mode: WaitMode,
-    session: Option<&'a [u8]>,
+    session: Option<SessionRef<'a>>,
 }
 
 impl<'a> Terms<'a> {

@@ -16,7 +16,7 @@
 //! refused, not at all.
 
 use super::wait::{acquire, confirm, wait_if_allowed};
-use super::{KEY, LEASE_MS, MODE, ONCE, OWNER, SESSION, WAIT, check_slot};
+use super::{KEY, LEASE_MS, MODE, ONCE, OWNER, SESSION, WAIT, check_slot, named_by, user_naming};
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::turn::Named;
 use rlock_core::{CommandError, request};
@@ -39,6 +39,8 @@ impl Command for Acquire {
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let mut request = request::Acquire::parse(args.bytes())?;
+        let user = user_naming(ctx, request.session);
+        request.session = named_by(request.session, user.as_ref());
         wait_if_allowed(ctx, &mut request.wait_mode);
         check_slot(ctx, request.key, request.mode)?;
         let named = Named::One(args.at(1)?, args.at(2)?);

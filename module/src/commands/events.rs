@@ -8,12 +8,14 @@
 //!
 //! When the connection that called this last closes, the session's waiters leave their lines and
 //! grants not yet fetched are taken back; its holds are released at once, or after grace-ms if
-//! nobody has called this for it by then. A second connection that calls it takes the session over.
+//! nobody has called this for it by then. A second connection that calls it takes the session over,
+//! if it is of the same user.
 
+use super::user_of;
 use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
 use crate::state::{self, Listening};
-use crate::{blocking, changes, effects, reply};
-use rlock_core::{CommandError, request};
+use crate::{blocking, changes, config, effects, reply};
+use rlock_core::{CommandError, SessionLimits, request};
 
 pub(super) struct Events;
 
@@ -36,19 +38,25 @@ impl Command for Events {
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        let request = request::Events::parse(args.bytes())?;
+        let mut request = request::Events::parse(args.bytes())?;
         let flags = ctx.flags();
-        if !flags.has_connection() {
+        if !flags.has_connection() || !ctx.has_known_client() {
             return Err(CommandError::NoSessionConnection);
         }
+        let user = ctx.user_name();
+        request.session.user = user_of(user.as_ref());
+        let limits = SessionLimits {
+            sessions: config::sessions_max(),
+            events_per_session: config::events_per_session_max(),
+            out_of_memory: flags.out_of_memory(),
+        };
         // Both before the session begins: nothing that happens to it may go unfetched_grants.
         changes::listen(ctx);
         changes::follow_clients(ctx);
         let client_id = ctx.client_id();
         let session = effects::without_keys(ctx, |locks, _, effects| {
-            locks.attach(&request, client_id, effects)
-        });
-        let session = session.ok_or(CommandError::NoSessionConnection)?;
+            locks.attach(&request, client_id, limits, effects)
+        })?;
         let events = state::with(|state| state.locks.fetch(session));
         if events.is_empty()
             && let Some(wait) = request.block

@@ -10,7 +10,9 @@
 //! Replicated as `HSET` and `PEXPIREAT` with final values; when refused, not at all.
 
 use super::wait::{acquire, confirm_several, wait_if_allowed};
-use super::{LEASE_MS, NUMKEYS, ONCE, OWNER, SESSION, SOME_KEYS, WAIT, names};
+use super::{
+    LEASE_MS, NUMKEYS, ONCE, OWNER, SESSION, SOME_KEYS, WAIT, named_by, names, user_naming,
+};
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::turn::Named;
 use rlock_core::{CommandError, request};
@@ -33,6 +35,8 @@ impl Command for Macquire {
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let mut request = request::MultiAcquire::parse(args.bytes())?;
+        let user = user_naming(ctx, request.session);
+        request.session = named_by(request.session, user.as_ref());
         wait_if_allowed(ctx, &mut request.wait_mode);
         let names = names(args, &request.keys)?;
         let named = Named::Several(&names, args.at(1)?);

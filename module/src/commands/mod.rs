@@ -15,10 +15,10 @@ mod renew;
 mod wait;
 
 use crate::config;
-use crate::ffi::{Args, Argument, ArgumentKind, Ctx, Str, register};
+use crate::ffi::{Args, Argument, ArgumentKind, Ctx, OwnedStr, Str, register};
 use crate::read_write::slot_is_settled;
 use crate::turn::{self, Named};
-use rlock_core::request::NamedKey;
+use rlock_core::request::{NamedKey, SessionRef};
 use rlock_core::{CommandError, Mode, Outcome, Turn};
 
 /// Makes all commands known to the server. The name of one that it refused, if any.
@@ -77,6 +77,27 @@ fn check_slot(ctx: Ctx<'_>, name: &[u8], mode: Mode) -> Result<(), CommandError>
     } else {
         Err(CommandError::SlotOnItsWay)
     }
+}
+
+/// The user who names a session, if one is named: only then is the server asked.
+fn user_naming(ctx: Ctx<'_>, session: Option<SessionRef<'_>>) -> Option<OwnedStr> {
+    session.and_then(|_| ctx.user_name())
+}
+
+/// A session, as this user names it.
+fn named_by<'a>(
+    session: Option<SessionRef<'a>>,
+    user: Option<&'a OwnedStr>,
+) -> Option<SessionRef<'a>> {
+    session.map(|session| SessionRef {
+        user: user_of(user),
+        ..session
+    })
+}
+
+/// The name of a user. Nobody's is empty, which no user's is, so nobody has a session.
+fn user_of(user: Option<&OwnedStr>) -> &[u8] {
+    user.map_or(&[], |user| user.as_str().bytes())
 }
 
 const KEY: Argument = Argument::new(c"key", ArgumentKind::Key);

@@ -7,7 +7,9 @@
 //! Replicated as `PEXPIREAT`.
 
 use super::wait::confirm_several;
-use super::{LEASE_MS, NUMKEYS, OWNER, SESSION, SOME_KEYS, decide_number, names};
+use super::{
+    LEASE_MS, NUMKEYS, OWNER, SESSION, SOME_KEYS, decide_number, named_by, names, user_naming,
+};
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::turn::Named;
 use rlock_core::{CommandError, request};
@@ -28,7 +30,9 @@ impl Command for Mrenew {
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        let request = request::MultiRenew::parse(args.bytes())?;
+        let mut request = request::MultiRenew::parse(args.bytes())?;
+        let user = user_naming(ctx, request.session);
+        request.session = named_by(request.session, user.as_ref());
         let names = names(args, &request.keys)?;
         let named = Named::Several(&names, args.at(1)?);
         let renewed = decide_number(ctx, rlock_core::Command::MultiRenew(&request), named)?;

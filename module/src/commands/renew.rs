@@ -7,7 +7,9 @@
 //! Replicated as `PEXPIREAT`, a reader's timeout keys as `SET`.
 
 use super::wait::confirm;
-use super::{KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, check_slot, decide_number};
+use super::{
+    KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, check_slot, decide_number, named_by, user_naming,
+};
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::turn::Named;
 use rlock_core::{CommandError, request};
@@ -28,7 +30,9 @@ impl Command for Renew {
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        let request = request::Renew::parse(args.bytes())?;
+        let mut request = request::Renew::parse(args.bytes())?;
+        let user = user_naming(ctx, request.session);
+        request.session = named_by(request.session, user.as_ref());
         check_slot(ctx, request.key, request.mode)?;
         let named = Named::One(args.at(1)?, args.at(2)?);
         let held = decide_number(ctx, rlock_core::Command::Renew(&request), named)?;

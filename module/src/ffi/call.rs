@@ -52,6 +52,13 @@ impl Flags {
         self.any(raw::REDISMODULE_CTX_FLAGS_SERVER_STARTUP)
     }
 
+    /// Whether `maxmemory` is reached and nothing is evicted: the server refuses whatever it knows
+    /// to need memory. It is never so on a replica, which leaves that to its primary.
+    pub(crate) fn out_of_memory(self) -> bool {
+        let is_over = |flag| self.any(flag) && self.any(raw::REDISMODULE_CTX_FLAGS_MAXMEMORY);
+        is_over(raw::REDISMODULE_CTX_FLAGS_OOM) && !self.any(raw::REDISMODULE_CTX_FLAGS_EVICT)
+    }
+
     pub(crate) fn replica(self) -> bool {
         self.any(raw::REDISMODULE_CTX_FLAGS_SLAVE)
     }
@@ -109,6 +116,13 @@ impl<'a> Ctx<'a> {
         let place = (&raw mut info).cast();
         let found = server!(RedisModule_GetClientInfoById(place, self.client_id()));
         found == OK && info.flags & u64::from(raw::REDISMODULE_CLIENTINFO_FLAG_SSL) != 0
+    }
+
+    /// Whether the client of this call is one that the server knows, and tells us of when it goes:
+    /// not that of a script, or of another module.
+    pub(crate) fn has_known_client(self) -> bool {
+        let id = self.client_id();
+        server!(RedisModule_GetClientInfoById(ptr::null_mut(), id)) == OK
     }
 
     // --- Replies ---
@@ -348,6 +362,23 @@ impl<'a> Ctx<'a> {
     }
 
     // --- Permissions ---
+
+    /// The name of the user who calls; none where there is none, or where the server cannot be
+    /// asked for it.
+    /// A connection's user is asked for by the client's number. Elsewhere, in a script or another
+    /// module's call, it must be known first that there is one: where there is none, the server
+    /// dies of being asked for its name, up to Redis 8.0 and Valkey 8.
+    pub(crate) fn user_name(self) -> Option<OwnedStr> {
+        let name = if self.has_known_client() {
+            let id = self.client_id();
+            server!(RedisModule_GetClientUserNameById(self.raw, id))
+        } else if self.has_user() {
+            server!(RedisModule_GetCurrentUserName(self.raw))
+        } else {
+            return None;
+        };
+        OwnedStr::adopt(name)
+    }
 
     /// What the caller may read.
     pub(crate) fn reader(self) -> Reader {

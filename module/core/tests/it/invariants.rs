@@ -326,6 +326,12 @@ pub(crate) fn sessions_are_true(locks: &Locks, twin: &Twin) -> Result<(), String
     if (gauges.sessions, gauges.session_holds) != (life.sessions.len(), life.holds.len()) {
         return Err(format!("the gauges is {gauges:?}\n  should be {life:?}"));
     }
+    let unfetched: usize = life.sessions.values().map(|of| of.events.len()).sum();
+    if gauges.unfetched_events != unfetched {
+        return Err(format!(
+            "the gauges is {gauges:?}, with {unfetched} unfetched"
+        ));
+    }
     let mut holds = life.holds.values();
     match holds.find(|hold| !life.sessions.contains_key(&hold.session)) {
         Some(hold) => Err(format!("{hold:?} outlives its session")),
@@ -395,6 +401,7 @@ pub(crate) fn counters_add_up(locks: &Locks, twin: &Twin, ledger: &Ledger) -> Re
         deadlocks_refused: counters.deadlocks_refused,
         session_releases: counters.session_releases,
         holds_lost: counters.holds_lost,
+        sessions_overflowed: counters.sessions_overflowed,
     };
     let happened = Tally {
         holds_lost: twin.life.lost,

@@ -2,8 +2,8 @@
 //! other.
 
 use crate::keyspace::Place;
-use rlock_core::Now;
-use std::collections::BTreeMap;
+use rlock_core::{Now, SessionLimits};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A session, by its place among the names in `world::SESSIONS`.
 pub(crate) type Name = usize;
@@ -38,6 +38,10 @@ pub(crate) enum Call {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TwinSession {
+    /// Who began it, by the place among the names in `world::USERS`.
+    pub(crate) user: usize,
+    /// Whether somebody stopped to wait for events and has not fetched since.
+    is_woken: bool,
     /// Whose connection it lives by; none while the grace runs.
     pub(crate) client: Option<u64>,
     grace_ms: i64,
@@ -68,14 +72,42 @@ pub(crate) struct TwinEnding {
     pub(crate) whole: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Life {
+    /// Who sends the commands.
+    pub(crate) user: usize,
+    /// What the server allows now.
+    pub(crate) limits: SessionLimits,
+    /// What it allowed at the last EVENTS.
+    events_max: Option<u32>,
+    /// Those that were found with more unfetched events than that.
+    overflowing: BTreeSet<Name>,
     pub(crate) sessions: BTreeMap<Name, TwinSession>,
     pub(crate) holds: BTreeMap<(Place, Vec<u8>), TwinHold>,
     pub(crate) endings: Vec<TwinEnding>,
     /// Who was called, in any order.
     pub(crate) called: Vec<(usize, Call)>,
     pub(crate) lost: u64,
+}
+
+impl Default for Life {
+    fn default() -> Self {
+        Self {
+            user: 0,
+            limits: SessionLimits {
+                sessions: 10,
+                events_per_session: 1000,
+                out_of_memory: false,
+            },
+            events_max: None,
+            overflowing: BTreeSet::new(),
+            sessions: BTreeMap::new(),
+            holds: BTreeMap::new(),
+            endings: Vec::new(),
+            called: Vec::new(),
+            lost: 0,
+        }
+    }
 }
 
 impl TwinHold {
@@ -92,13 +124,43 @@ impl Life {
         session.is_some_and(|session| session.client.is_some())
     }
 
+    pub(crate) fn is_of_another(&self, name: Name) -> bool {
+        let session = self.sessions.get(&name);
+        session.is_some_and(|session| session.user != self.user)
+    }
+
+    /// EVENTS was called, whatever it answered.
+    pub(crate) fn limits_are_heard(&mut self) {
+        self.events_max = Some(self.limits.events_per_session);
+    }
+
+    fn overflows(&self, name: Name) -> bool {
+        let session = self.sessions.get(&name);
+        session.is_some_and(|session| {
+            let events = u32::try_from(session.events.len()).unwrap();
+            let has_more = self.events_max.is_some_and(|max| events > max);
+            has_more && !session.is_woken && session.client.is_some()
+        })
+    }
+
+    /// Those that must end, which are found no more.
+    pub(crate) fn overflowing(&mut self) -> Vec<Name> {
+        let found = std::mem::take(&mut self.overflowing);
+        found.into_iter().filter(|of| self.overflows(*of)).collect()
+    }
+
     /// Whose connection the session lives by.
     pub(crate) fn client_of(&self, name: Name) -> Option<u64> {
         self.sessions.get(&name)?.client
     }
 
     pub(crate) fn attach(&mut self, name: Name, client: u64, grace_ms: i64) {
-        let session = self.sessions.entry(name).or_default();
+        let user = self.user;
+        let begun = || TwinSession {
+            user,
+            ..TwinSession::default()
+        };
+        let session = self.sessions.entry(name).or_insert_with(begun);
         if let Some((former, _)) = session.listener.take() {
             self.called.push((former, Call::TakenOver));
         }
@@ -118,11 +180,14 @@ impl Life {
             && session.listener.is_some_and(|(of, _)| of == listener)
         {
             session.listener = None;
+            session.is_woken = true;
         }
     }
 
     pub(crate) fn fetch(&mut self, name: Name) -> Vec<TwinEvent> {
-        let events = std::mem::take(&mut self.sessions.get_mut(&name).unwrap().events);
+        let session = self.sessions.get_mut(&name).unwrap();
+        session.is_woken = false;
+        let events = std::mem::take(&mut session.events);
         events.into_iter().map(|(event, _)| event).collect()
     }
 
@@ -138,6 +203,10 @@ impl Life {
         session.events.push((event, false));
         if let Some((listener, _)) = session.listener.take() {
             self.called.push((listener, Call::Woken));
+            session.is_woken = true;
+        }
+        if self.overflows(name) {
+            self.overflowing.insert(name);
         }
     }
 
@@ -147,6 +216,7 @@ impl Life {
         let session = self.sessions.get_mut(&name).unwrap();
         session.client = None;
         session.listener = None;
+        session.is_woken = false;
         let has_grace = session.grace_ms > 0;
         let end = now.mono_ms + session.grace_ms;
         session.grace_end = has_grace.then_some(end);
@@ -188,6 +258,7 @@ impl Life {
 
     fn end(&mut self, name: Name) {
         self.sessions.remove(&name);
+        self.overflowing.remove(&name);
         for ((place, owner), hold) in &self.holds {
             if hold.session == name {
                 self.endings.push(TwinEnding {
@@ -209,6 +280,7 @@ impl Life {
                 && until <= now.mono_ms
             {
                 session.listener = None;
+                session.is_woken = true;
                 self.called.push((listener, Call::Woken));
             }
             if session.grace_end.is_some_and(|end| end <= now.mono_ms) {

@@ -22,6 +22,7 @@ mod deadlock;
 mod exhaustive;
 mod model;
 mod parsing;
+mod sessions;
 mod together;
 // The read-write lock: a server, a twin and questions of its own.
 mod read_write;

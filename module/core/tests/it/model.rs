@@ -5,7 +5,7 @@
 
 use crate::life::Name;
 use crate::twin::Waits;
-use crate::world::{Change, LOCKS, Named, OWNERS, Op, SESSIONS, TOGETHER, replay};
+use crate::world::{Change, LOCKS, Named, OWNERS, Op, SESSIONS, TOGETHER, USERS, replay};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use rlock_core::INTEGER_MAX;
@@ -173,6 +173,19 @@ fn script() -> impl Strategy<Value = Vec<Op>> {
     })
 }
 
+/// Who asks from now on, and how many sessions and events there may be.
+fn who_and_how_many() -> impl Strategy<Value = Op> {
+    let allow = (0u32..3, 0u32..4, proptest::bool::weighted(0.2));
+    prop_oneof![
+        1 => (0..USERS.len()).prop_map(|user| Op::As { user }),
+        1 => allow.prop_map(|(sessions, events, out_of_memory)| Op::Allow {
+            sessions,
+            events,
+            out_of_memory,
+        }),
+    ]
+}
+
 /// What concerns sessions, about one lock and with two connections, so that it meets.
 fn of_sessions() -> impl Strategy<Value = Op> {
     let lock = || prop_oneof![6 => Just(0usize), 1 => Just(2usize)];
@@ -213,6 +226,7 @@ fn of_sessions() -> impl Strategy<Value = Op> {
         3 => renew,
         3 => (0usize..2).prop_map(|client| Op::Close { client }),
         2 => Just(Op::Deliver),
+        2 => who_and_how_many(),
         1 => (0usize..4).prop_map(|client| Op::Disconnect { client }),
         1 => (0usize..2).prop_map(|client| Op::Unblock { client }),
         1 => (lock(), owner()).prop_map(|(lock, owner)| Op::Cancel { lock, owner }),

@@ -64,7 +64,7 @@ fn acquire(args: &[&[u8]]) -> String {
             once,
         } = acquire;
         let (key, owner) = (key.escape_ascii(), owner.escape_ascii());
-        let session = session.map(|session| session.escape_ascii().to_string());
+        let session = session.map(|session| session.name.escape_ascii().to_string());
         let mode = in_words(mode);
         format!("{key} {owner} {lease:?}{mode} {wait_mode:?} {session:?} {once}")
     })
@@ -98,7 +98,7 @@ fn renew(args: &[&[u8]]) -> String {
         } = renew;
         let token = token.map(Token::get);
         let (key, owner) = (key.escape_ascii(), owner.escape_ascii());
-        let session = session.map(|session| session.escape_ascii().to_string());
+        let session = session.map(|session| session.name.escape_ascii().to_string());
         let mode = in_words(mode);
         format!("{key} {owner} {lease:?}{mode} {token:?} {session:?}")
     })
@@ -121,7 +121,7 @@ fn acquire_several(args: &[&[u8]]) -> String {
             once,
         } = acquire;
         let (owner, keys) = (owner.escape_ascii(), in_places(&keys));
-        let session = session.map(|session| session.escape_ascii().to_string());
+        let session = session.map(|session| session.name.escape_ascii().to_string());
         format!("{owner} {lease:?} {keys} {wait_mode:?} {session:?} {once}")
     })
 }
@@ -142,7 +142,7 @@ fn renew_several(args: &[&[u8]]) -> String {
             session,
         } = renew;
         let (owner, keys) = (owner.escape_ascii(), in_places(&keys));
-        let session = session.map(|session| session.escape_ascii().to_string());
+        let session = session.map(|session| session.name.escape_ascii().to_string());
         format!("{owner} {lease:?} {keys} {session:?}")
     })
 }
@@ -154,7 +154,7 @@ fn events(args: &[&[u8]]) -> String {
             block,
             grace_ms,
         } = events;
-        format!("{} {block:?} {grace_ms}", session.escape_ascii())
+        format!("{} {block:?} {grace_ms}", session.name.escape_ascii())
     })
 }
 
@@ -659,7 +659,7 @@ fn hostile_sessions_and_numbers_are_answered() {
         ];
         for answer in answers {
             let answer = answer.map_err(|refusal| refusal.to_string());
-            let expected = expected.map_or(Ok(Some(session)), |text| Err(text.to_string()));
+            let expected = expected.map_or(Ok(Some(session.into())), |text| Err(text.to_string()));
             assert_eq!(answer, expected, "a session of {} bytes", session.len());
         }
     }
@@ -751,14 +751,6 @@ fn every_refusal_begins_with_a_code_word_and_stays_on_a_line() {
             "WRONGKIND the key holds a plain lock, not a read-write one",
         ),
         (
-            CommandError::NoSession,
-            "NOSESSION nobody listens to this session, RLOCK.EVENTS must be called first",
-        ),
-        (
-            CommandError::TakenOver,
-            "TAKENOVER another connection listens to this session now",
-        ),
-        (
             CommandError::NoSessionConnection,
             "ERR RLOCK.EVENTS needs a connection to live by, so not here within another call",
         ),
@@ -791,6 +783,35 @@ fn every_refusal_begins_with_a_code_word_and_stays_on_a_line() {
              of readers",
         ),
         (moved, "MOVED 16383 127.0.0.1:7001"),
+    ];
+    for (refusal, text) in table {
+        assert_eq!(refusal.to_string(), text);
+    }
+}
+
+#[test]
+fn refusals_of_sessions_begin_with_a_code_word_too() {
+    let table = [
+        (
+            CommandError::NoSession,
+            "NOSESSION nobody listens to this session, RLOCK.EVENTS must be called first",
+        ),
+        (
+            CommandError::SessionOfAnother,
+            "NOPERM this session belongs to another ACL user, who began it",
+        ),
+        (
+            CommandError::TooManySessions(7),
+            "SESSIONSFULL too many sessions, rlock.max-sessions is 7",
+        ),
+        (
+            CommandError::OutOfMemory,
+            "OOM command not allowed when used memory > 'maxmemory'.",
+        ),
+        (
+            CommandError::TakenOver,
+            "TAKENOVER another connection listens to this session now",
+        ),
     ];
     for (refusal, text) in table {
         assert_eq!(refusal.to_string(), text);

@@ -19,9 +19,11 @@ const MALFORMED: &str = "ERR hold count of this owner is not an integer from 1 t
                          it was written by somebody else";
 const NO_SESSION: &str =
     "NOSESSION nobody listens to this session, RLOCK.EVENTS must be called first";
+const NOT_THEIRS: &str = "NOPERM this session belongs to another ACL user, who began it";
 const DEMOTED: &str = "UNBLOCKED force unblock from blocking operation, \
                        instance state changed (master -> replica?)";
 const WAITING: &str = "WAITING this owner waits for the lock already, ONCE takes that wait over";
+const NO_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
 const COUNT_MAX: i64 = 2_147_483_647;
 
 /// What a client or the operator is answered.
@@ -103,6 +105,7 @@ pub(crate) struct Tally {
     pub(crate) deadlocks_refused: u64,
     pub(crate) session_releases: u64,
     pub(crate) holds_lost: u64,
+    pub(crate) sessions_overflowed: u64,
 }
 
 #[derive(Debug, Default)]
@@ -436,6 +439,18 @@ impl Twin {
         Reply::Number(1)
     }
 
+    /// Who has the lock, each with the token.
+    pub(crate) fn holds_of(&self, place: &Place) -> Vec<(Vec<u8>, Option<i64>)> {
+        let entry = self.space.get(place).map(|entry| &entry.value);
+        let Some(Value::Hash(fields)) = entry else {
+            return Vec::new();
+        };
+        let token = self.token(place);
+        owners(fields)
+            .map(|owner| (owner.to_vec(), token))
+            .collect()
+    }
+
     // --- What happens without a command ----------------------------------------------------------
 
     pub(crate) fn depart(&mut self, seat: usize) {
@@ -462,16 +477,30 @@ impl Twin {
             .filter(|name| self.life.client_of(*name) == Some(client))
             .collect();
         for name in &names {
-            self.life.detach(*name, now);
-            for (place, waiter) in self.take_out_all(|waiter| waiter.session == Some(*name)) {
-                // A queued one has nobody left to hear of it.
-                if !waiter.is_queued {
-                    self.tell(&place, &waiter, Heard::Refused(NO_SESSION.into()));
-                }
-                self.tally.departures += 1;
-            }
+            self.detach(*name, now);
         }
         !names.is_empty()
+    }
+
+    fn detach(&mut self, name: Name, now: Now) {
+        self.life.detach(name, now);
+        for (place, waiter) in self.take_out_all(|waiter| waiter.session == Some(name)) {
+            // A queued one has nobody left to hear of it.
+            if !waiter.is_queued {
+                self.tell(&place, &waiter, Heard::Refused(NO_SESSION.into()));
+            }
+            self.tally.departures += 1;
+        }
+    }
+
+    /// Sessions that left too much unfetched end as if their connections had closed.
+    pub(crate) fn overflow(&mut self, now: Now) -> Vec<Name> {
+        let names = self.life.overflowing();
+        for name in &names {
+            self.detach(*name, now);
+            self.tally.sessions_overflowed += 1;
+        }
+        names
     }
 
     /// The server became a replica: nobody waits there, and what is held is not ours.
@@ -654,11 +683,32 @@ impl Twin {
             .map(|_| Reply::Refused(WRONG_KIND.into()))
     }
 
-    /// An ACQUIRE or RENEW for a session that nobody listens to.
+    /// An ACQUIRE or RENEW for another user's session, or for one that nobody listens to.
     fn unfetched_grants(&self, session: Option<Name>) -> Option<Reply> {
-        session
-            .filter(|name| !self.life.is_listened(*name))
-            .map(|_| Reply::Refused(NO_SESSION.into()))
+        let name = session?;
+        let text = match () {
+            () if self.life.is_of_another(name) => NOT_THEIRS,
+            () if !self.life.is_listened(name) => NO_SESSION,
+            () => return None,
+        };
+        Some(Reply::Refused(text.into()))
+    }
+
+    /// Whether EVENTS is refused: for another user's session, or for one that would begin.
+    pub(crate) fn cannot_attach(&self, name: Name) -> Option<Reply> {
+        let limits = self.life.limits;
+        let full = format!(
+            "SESSIONSFULL too many sessions, rlock.max-sessions is {}",
+            limits.sessions
+        );
+        let text = match () {
+            () if self.life.is_of_another(name) => NOT_THEIRS,
+            () if self.life.sessions.contains_key(&name) => return None,
+            () if limits.out_of_memory => NO_MEMORY,
+            () if self.life.sessions.len() >= usize::try_from(limits.sessions).unwrap() => &full,
+            () => return None,
+        };
+        Some(Reply::Refused(text.into()))
     }
 
     fn place_in_line(&self, place: &Place, owner: &[u8]) -> Option<usize> {

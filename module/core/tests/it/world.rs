@@ -5,11 +5,11 @@ use crate::invariants::{self, Ledger};
 use crate::keyspace::{self, Entry, Fields, Keyspace, Place};
 use crate::life::{Call, Name};
 use crate::twin::{Asked, Heard, Reply, Twin, TwinWaiter, Waits};
-use rlock_core::request::{Acquire, Cancel, Release, Renew, WaitMode};
+use rlock_core::request::{Acquire, Cancel, Release, Renew, SessionRef, WaitMode};
 use rlock_core::{
     BlockedClient, Command, CommandError, Counters, DECISIONS_MAX, Effect, Grant, Keys, Lease,
-    LockKey, LockRef, Locks, Mode, Now, Outcome, Purpose, Read, Stored, Subject, Task, Token, Turn,
-    Value, Wait, WaitOutcome, WaiterId, Write,
+    LockKey, LockRef, Locks, Mode, Now, Outcome, Purpose, Read, SessionLimits, Stored, Subject,
+    Task, Token, Turn, Value, Wait, WaitOutcome, WaiterId, Write,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,6 +21,8 @@ pub(crate) const TOGETHER: [usize; 3] = [0, 1, 3];
 pub(crate) const OWNERS: [&[u8]; 3] = [b"A", b"B", b"\xff\0"];
 /// Their sessions: any bytes.
 pub(crate) const SESSIONS: [&[u8]; 2] = [b"s", b"\xff\0"];
+/// Whose commands they are.
+pub(crate) const USERS: [&[u8]; 2] = [b"default", b"guest"];
 /// How many may wait for one lock.
 pub(crate) const WAITERS_MAX: u32 = 4;
 
@@ -80,7 +82,17 @@ pub(crate) enum Op {
         block_ms: Option<i64>,
         grace_ms: i64,
     },
-    /// The connection closes.
+    /// Commands are this user's from now on.
+    As {
+        user: usize,
+    },
+    /// The server allows so much from now on.
+    Allow {
+        sessions: u32,
+        events: u32,
+        out_of_memory: bool,
+    },
+    /// The connection closes; in a transaction, by CLIENT KILL.
     Close {
         client: usize,
     },
@@ -388,7 +400,7 @@ impl World {
                 block_ms,
                 grace_ms,
             } => self.events(session, client, block_ms, grace_ms),
-            Op::Close { client } if !self.in_multi => self.close(client),
+            Op::Close { client } => self.close(client),
             Op::Unblock { client } if !self.in_multi => self.unblock(client),
             Op::Deliver if !self.in_multi => self.deliver(),
             Op::Cancel { lock, owner } => self.cancel(&place(lock), OWNERS[owner]),
@@ -442,6 +454,18 @@ impl World {
                 self.under_way.clear();
                 self.is_replica = true;
             }
+            Op::As { user } => self.twin.life.user = user,
+            Op::Allow {
+                sessions,
+                events,
+                out_of_memory,
+            } => {
+                self.twin.life.limits = SessionLimits {
+                    sessions,
+                    events_per_session: events,
+                    out_of_memory,
+                };
+            }
             Op::Multi => self.in_multi = true,
             Op::Exec => self.in_multi = false,
             _ => {}
@@ -457,7 +481,7 @@ impl World {
             owner: asked.owner,
             lease: Lease::from_ms(asked.lease_ms).unwrap(),
             wait_mode: wait_mode(asked.waits),
-            session: asked.session.map(|name| SESSIONS[name]),
+            session: asked.session.map(|name| self.session(name)),
             mode: Mode::Plain,
             once: asked.once,
         };
@@ -734,7 +758,7 @@ impl World {
             lease: Lease::from_ms(lease_ms).unwrap(),
             mode: Mode::Plain,
             token: token.and_then(Token::new),
-            session: session.map(|name| SESSIONS[name]),
+            session: session.map(|name| self.session(name)),
         };
         self.decide_one(Command::Renew(&request), place, |twin, now| {
             twin.renew(place, owner, lease_ms, token, session, now)
@@ -755,6 +779,14 @@ impl World {
         self.decide_one(Command::Break(&place.1), place, |twin, now| {
             twin.break_hold(place, now)
         })
+    }
+
+    /// A session, as the present user names it.
+    pub(super) fn session(&self, name: Name) -> SessionRef<'static> {
+        SessionRef {
+            name: SESSIONS[name],
+            user: USERS[self.twin.life.user],
+        }
     }
 
     fn token(&self, place: &Place, named: Named) -> Option<i64> {
@@ -863,7 +895,10 @@ impl World {
         self.drive(&mut Turn::of_deadlines(), None, nothing)?;
         let mut effects = Vec::new();
         self.locks.passed(now, &mut effects);
-        self.call(&effects)?;
+        self.carry_out(&[], b"", &effects)?;
+        for name in self.twin.overflow(now) {
+            self.ledger.loses_its_line(name, &self.twin);
+        }
         self.twin.life.passed(now);
         if self.is_replica {
             self.locks.forget_what_is_due();

@@ -9,12 +9,12 @@
 use super::choices::Choices;
 use rlock_core::request::{
     Acquire, Cancel, Events, MultiAcquire, MultiRelease, MultiRenew, NamedKey, Release, Renew,
-    WaitMode,
+    SessionRef, WaitMode,
 };
 use rlock_core::{
     BlockedClient, Command, CommandError, Count, Effect, HOLD_COUNT_MAX, Hash, INTEGER_MAX, Keys,
     Lease, LockRef, Locks, Mode, NEVER, Now, Outcome, Purpose, Read, ReadHold, ReadWrite,
-    SessionId, Stored, Subject, Token, Turn, Wait, WaitOutcome, WaiterId, Write,
+    SessionId, SessionLimits, Stored, Subject, Token, Turn, Wait, WaitOutcome, WaiterId, Write,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -152,9 +152,10 @@ impl<'a> Core<'a> {
         Lease::from_ms(ms).unwrap()
     }
 
-    fn wait_mode(&mut self) -> (WaitMode, Option<&'static [u8]>) {
+    fn wait_mode(&mut self) -> (WaitMode, Option<SessionRef<'static>>) {
         let ms = self.choices.of(&[0, 1, 7, 60, INTEGER_MAX]);
         let (wait, session) = (Wait::from_ms(ms).unwrap(), self.choices.of(&SESSIONS));
+        let session = SessionRef::from(session);
         match self.choices.below(4) {
             0 => (WaitMode::Block(wait), None),
             1 => (WaitMode::Queue(wait), Some(session)),
@@ -409,7 +410,7 @@ impl<'a> Core<'a> {
             self.decide(Command::MultiRelease(&MultiRelease { owner, keys }))
         } else {
             let session = self.choices.of(&SESSIONS);
-            let session = self.choices.maybe(|_| session);
+            let session = self.choices.maybe(|_| session.into());
             self.decide(Command::MultiRenew(&MultiRenew {
                 owner,
                 lease,
@@ -448,7 +449,7 @@ impl<'a> Core<'a> {
             lease: self.lease(),
             mode: self.choices.of(&MODES),
             token: self.token(),
-            session: self.choices.maybe(|_| session),
+            session: self.choices.maybe(|_| session.into()),
         };
         let renewed = self.decide(Command::Renew(&request));
         assert!(
@@ -464,13 +465,18 @@ impl<'a> Core<'a> {
         }
         let (wait, _) = self.wait_mode();
         let request = Events {
-            session: self.choices.of(&SESSIONS),
+            session: self.choices.of(&SESSIONS).into(),
             block: None,
             grace_ms: self.choices.of(&[0, 30, INTEGER_MAX]),
         };
         let mut effects = Vec::new();
         let client_id = u64::try_from(client).unwrap();
-        let session = self.locks.attach(&request, client_id, &mut effects);
+        let limits = SessionLimits {
+            sessions: 10,
+            events_per_session: 2,
+            out_of_memory: false,
+        };
+        let session = self.locks.attach(&request, client_id, limits, &mut effects);
         self.carry_out(&effects);
         let session = session.expect("there is room for some");
         assert!(self.locks.lives_by(session, client_id));

@@ -7,7 +7,7 @@ use crate::parsing::{
 };
 use rlock_core::request::{
     Acquire, Cancel, Events, KeyOnly, List, MultiAcquire, MultiRelease, MultiRenew, NamedKey,
-    Release, Renew, WaitMode, key_places,
+    Release, Renew, SessionRef, WaitMode, key_places,
 };
 use rlock_core::{CommandError, Lease, Mode, Now, Token, Wait, glob_matches};
 
@@ -512,7 +512,7 @@ fn mode_of(mode: Mode) -> Words {
     vec![word.to_vec()]
 }
 
-fn waits(wait_mode: WaitMode, session: Option<&[u8]>, once: bool) -> Words {
+fn waits(wait_mode: WaitMode, session: Option<SessionRef<'_>>, once: bool) -> Words {
     let (block, queue) = match wait_mode {
         WaitMode::None => (None, None),
         WaitMode::Block(wait) => (Some(digits(wait.ms())), None),
@@ -528,8 +528,8 @@ fn waits(wait_mode: WaitMode, session: Option<&[u8]>, once: bool) -> Words {
     .concat()
 }
 
-fn session_of(session: Option<&[u8]>) -> Words {
-    option_of("SESSION", session.map(<[u8]>::to_vec))
+fn session_of(session: Option<SessionRef<'_>>) -> Words {
+    option_of("SESSION", session.map(|session| session.name.to_vec()))
 }
 
 fn token_of(token: Option<Token>) -> Words {
@@ -583,5 +583,10 @@ fn list(of: &List<'_>) -> Words {
 fn events(of: &Events<'_>) -> Words {
     let block = option_of("BLOCK", of.block.map(Wait::ms).map(digits));
     let grace = (of.grace_ms > 0).then(|| digits(of.grace_ms));
-    [vec![of.session.to_vec()], block, option_of("GRACE", grace)].concat()
+    [
+        vec![of.session.name.to_vec()],
+        block,
+        option_of("GRACE", grace),
+    ]
+    .concat()
 }

@@ -10,7 +10,7 @@ use rlock_core::request::{Acquire, Cancel, Events, Release, Renew, WaitMode};
 use rlock_core::{
     BlockedClient, Command, CommandError, Counters, DECISIONS_MAX, Effect, Event, EventKind, Grant,
     Keys, Lease, LockKey, LockRef, Locks, LostReason, Mode, Now, Outcome, Purpose, Read, SessionId,
-    Subject, Task, Token, Turn, Wait, WaitOutcome, WaiterId,
+    SessionLimits, Subject, Task, Token, Turn, Wait, WaitOutcome, WaiterId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -503,7 +503,7 @@ impl World {
                 Waits::Block(ms) => WaitMode::Block(Wait::from_ms(ms).unwrap()),
                 Waits::Queue(ms) => WaitMode::Queue(Wait::from_ms(ms).unwrap()),
             },
-            session: asked.session.map(|name| SESSIONS[name]),
+            session: asked.session.map(|name| SESSIONS[name].into()),
             once: asked.once,
         };
         let command = Command::Acquire(&request);
@@ -610,7 +610,7 @@ impl World {
             lease: Lease::from_ms(lease_ms).unwrap(),
             mode,
             token: token.and_then(Token::new),
-            session: session.map(|name| SESSIONS[name]),
+            session: session.map(|name| SESSIONS[name].into()),
         };
         self.decide(Command::Renew(&request), |twin, now| {
             twin.renew(lock, owner, mode, lease_ms, token, session, now)
@@ -646,13 +646,18 @@ impl World {
         grace_ms: i64,
     ) -> Result<(Reply, Reply), String> {
         let request = Events {
-            session: SESSIONS[name],
+            session: SESSIONS[name].into(),
             block: None,
             grace_ms,
         };
         let mut effects = Vec::new();
-        let session = self.locks.attach(&request, client_id, &mut effects);
-        let session = session.ok_or("no room for a session")?;
+        let limits = SessionLimits {
+            sessions: 10,
+            events_per_session: 1000,
+            out_of_memory: false,
+        };
+        let session = self.locks.attach(&request, client_id, limits, &mut effects);
+        let session = session.map_err(|refusal| refusal.to_string())?;
         if !effects.is_empty() {
             return Err(format!("nobody listens, and yet {effects:?}"));
         }

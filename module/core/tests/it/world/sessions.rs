@@ -1,7 +1,7 @@
 //! What the driver does for sessions: EVENTS, those who wait there, and connections that close.
 
 use super::{SESSIONS, World, each_of};
-use crate::life::{Call, Name, News, TwinEvent, in_any_order};
+use crate::life::{Call, Life, Name, News, TwinEvent, in_any_order};
 use crate::twin::Reply;
 use rlock_core::request::Events;
 use rlock_core::{Effect, Event, EventKind, LostReason, SessionId, Wait};
@@ -29,7 +29,7 @@ impl World {
             return Ok((Reply::Nothing, Reply::Nothing));
         }
         let request = Events {
-            session: SESSIONS[name],
+            session: self.session(name),
             block: block_ms.map(|ms| Wait::from_ms(ms).unwrap()),
             grace_ms,
         };
@@ -39,8 +39,17 @@ impl World {
         }
         let now = self.clock.now;
         let mut effects = Vec::new();
-        let session = self.locks.attach(&request, client_id, &mut effects);
-        let session = session.ok_or("no room for a session")?;
+        let limits = self.twin.life.limits;
+        let session = self.locks.attach(&request, client_id, limits, &mut effects);
+        self.twin.life.limits_are_heard();
+        let refused = self.twin.cannot_attach(name);
+        let session = match (session, refused) {
+            (Ok(session), None) => session,
+            (Err(refusal), Some(refused)) => {
+                return Ok((Reply::Refused(refusal.to_string()), refused));
+            }
+            (session, refused) => return Err(format!("EVENTS: {session:?}, {refused:?}")),
+        };
         self.call(&effects)?;
         self.twin.life.attach(name, client_id, grace_ms);
         let (events, should) = self.fetch(name, session)?;
@@ -214,7 +223,11 @@ impl World {
 
     /// Everybody fetches what there is: nothing that was told may stay unread in the end.
     pub(crate) fn fetch_all(&mut self) -> Result<(), String> {
+        self.twin.life.limits = Life::default().limits;
         for name in 0..SESSIONS.len() {
+            if let Some(session) = self.twin.life.sessions.get(&name) {
+                self.twin.life.user = session.user;
+            }
             // From a connection that nobody else uses.
             let client = self.connections.len() - 1;
             let (of_core, of_twin) = self.events(name, client, None, 0)?;

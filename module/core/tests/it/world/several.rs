@@ -65,8 +65,9 @@ impl World {
                 .flat_map(|name| [b"SESSION".to_vec(), name]),
         );
         args.extend(asked.once.then(|| b"ONCE".to_vec()));
-        let request = MultiAcquire::parse(args.iter().map(Vec::as_slice))
+        let mut request = MultiAcquire::parse(args.iter().map(Vec::as_slice))
             .map_err(|refusal| format!("{args:?}: {refusal}"))?;
+        request.session = asked.session.map(|name| self.session(name));
         let (command, db) = (Command::MultiAcquire(&request), places[0].0);
         let mut turn = Turn::of(command, db, WAITERS_MAX);
         let of_twin = self.drive(&mut turn, Some((command, db)), |world, decided| {
@@ -100,8 +101,9 @@ impl World {
             name.into_iter()
                 .flat_map(|name| [b"session".to_vec(), name]),
         );
-        let request = MultiRenew::parse(args.iter().map(Vec::as_slice))
+        let mut request = MultiRenew::parse(args.iter().map(Vec::as_slice))
             .map_err(|refusal| format!("{args:?}: {refusal}"))?;
+        request.session = session.map(|name| self.session(name));
         let places = distinct(locks);
         self.decide_several(Command::MultiRenew(&request), places[0].0, |twin, now| {
             twin.renew_several(&places, owner, lease_ms, session, now)

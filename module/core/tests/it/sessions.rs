@@ -1,0 +1,263 @@
+//! Sessions, told as short stories: who may name them, and how much there may be of them. (The twin
+//! is beside each step here, too.)
+
+use crate::twin::Waits;
+use crate::world::{Named, OWNERS, Op, World, place, replay_to};
+
+const A: usize = 0;
+const B: usize = 1;
+const C: usize = 2;
+
+/// EVENTS for the first session, from the first connection.
+fn listens(block_ms: Option<i64>, grace_ms: i64) -> Op {
+    Op::Events {
+        session: 0,
+        client: 0,
+        block_ms,
+        grace_ms,
+    }
+}
+
+fn acquire(owner: usize, lock: usize, waits: Waits, session: Option<usize>) -> Op {
+    Op::Acquire {
+        lock,
+        owner,
+        lease_ms: 1_000_000,
+        waits,
+        session,
+        once: false,
+    }
+}
+
+fn takes(owner: usize, lock: usize) -> Op {
+    acquire(owner, lock, Waits::No, None)
+}
+
+fn takes_for_session(owner: usize, lock: usize) -> Op {
+    acquire(owner, lock, Waits::No, Some(0))
+}
+
+fn queues(owner: usize, lock: usize) -> Op {
+    acquire(owner, lock, Waits::Queue(0), Some(0))
+}
+
+fn releases(owner: usize, lock: usize) -> Op {
+    Op::Release {
+        lock,
+        owner,
+        token: Named::No,
+        lease_ms: None,
+    }
+}
+
+fn renews(owner: usize, lock: usize, session: Option<usize>) -> Op {
+    Op::Renew {
+        lock,
+        owner,
+        lease_ms: 1_000_000,
+        token: Named::No,
+        session,
+    }
+}
+
+fn breaks(lock: usize) -> Op {
+    Op::Break { lock }
+}
+
+fn allows(sessions: u32, events: u32) -> Op {
+    Op::Allow {
+        sessions,
+        events,
+        out_of_memory: false,
+    }
+}
+
+fn after(history: &[Op]) -> World {
+    replay_to(history).unwrap_or_else(|wrong| panic!("{wrong}"))
+}
+
+fn holders(world: &World, lock: usize) -> Vec<Vec<u8>> {
+    let holds = world.twin.holds_of(&place(lock));
+    holds.into_iter().map(|(owner, _)| owner).collect()
+}
+
+/// Two events, of which the second is one too many: a hold that was lost, and a grant. And a waiter
+/// at another lock.
+fn two_events() -> Vec<Op> {
+    vec![
+        takes_for_session(A, 2),
+        takes(C, 0),
+        queues(A, 0),
+        queues(B, 2),
+        breaks(2),
+        releases(C, 0),
+    ]
+}
+
+#[test]
+fn a_session_with_too_many_unfetched_events_ends() {
+    let story = [&[allows(2, 2), listens(None, 0)], &two_events()[..]].concat();
+    let world = after(&story);
+    assert_eq!(
+        world.twin.life.sessions.len(),
+        0,
+        "three events are too many"
+    );
+    assert_eq!(world.counters().sessions_overflowed, 1);
+    assert_eq!(holders(&world, 0), [[]; 0], "the grant was taken back");
+    assert_eq!(holders(&world, 2), [[]; 0], "and so was the other");
+
+    let story = [&[allows(2, 3), listens(None, 0)], &two_events()[..]].concat();
+    let world = after(&story);
+    assert_eq!(
+        world.twin.life.sessions.len(),
+        1,
+        "three events are allowed"
+    );
+    assert_eq!(holders(&world, 0), [OWNERS[A]]);
+}
+
+#[test]
+fn a_session_that_ends_so_leaves_its_holds_to_their_grace() {
+    let story = [
+        &[allows(2, 2), listens(None, 50), takes_for_session(C, 3)],
+        &two_events()[..],
+    ]
+    .concat();
+    let world = after(&story);
+    assert_eq!(world.twin.life.client_of(0), None, "as if it had closed");
+    assert_eq!(holders(&world, 3), [OWNERS[C]]);
+
+    let back = [&story[..], &[listens(None, 50), Op::Pass { ms: 60 }]].concat();
+    let world = after(&back);
+    assert!(
+        world.twin.life.client_of(0).is_some(),
+        "the same connection"
+    );
+    assert_eq!(holders(&world, 3), [OWNERS[C]]);
+
+    let world = after(&[&story[..], &[Op::Pass { ms: 50 }]].concat());
+    assert_eq!(holders(&world, 3), [[]; 0], "the grace is over");
+}
+
+/// All that happens before the one who listens can fetch it is one batch, however large.
+#[test]
+fn a_session_whose_listener_is_about_to_fetch_goes_on() {
+    let story = [
+        &[allows(2, 1), takes_for_session(C, 3), listens(Some(0), 0)],
+        &two_events()[..],
+    ]
+    .concat();
+    let world = after(&story);
+    assert_eq!(world.counters().sessions_overflowed, 0);
+    let world = after(&[&story[..], &[Op::Deliver]].concat());
+    assert_eq!(world.twin.life.sessions[&0].events.len(), 0);
+    assert_eq!(world.counters().sessions_overflowed, 0);
+}
+
+#[test]
+fn events_that_were_fetched_in_time_are_not_too_many() {
+    let in_one_step = [
+        &[allows(2, 1), listens(None, 0), Op::Multi],
+        &two_events()[..],
+        &[listens(None, 0), Op::Exec],
+    ];
+    let world = after(&in_one_step.concat());
+    assert_eq!(world.counters().sessions_overflowed, 0);
+    assert_eq!(holders(&world, 0), [OWNERS[A]]);
+}
+
+#[test]
+fn no_more_sessions_begin_than_are_allowed() {
+    let other = |client| Op::Events {
+        session: 1,
+        client,
+        block_ms: None,
+        grace_ms: 0,
+    };
+    let full = [allows(1, 9), listens(None, 0), other(1)];
+    assert_eq!(after(&full).twin.life.sessions.len(), 1);
+    let room = [&full[..], &[allows(2, 9), other(1)]].concat();
+    assert_eq!(after(&room).twin.life.sessions.len(), 2);
+    // One that is there goes on, whatever is allowed.
+    let goes_on = [&room[..], &[allows(1, 9), other(2)]].concat();
+    assert!(after(&goes_on).twin.life.client_of(1).is_some());
+    let no_memory = Op::Allow {
+        sessions: 2,
+        events: 9,
+        out_of_memory: true,
+    };
+    let begun = [no_memory.clone(), listens(None, 0)];
+    assert_eq!(after(&begun).twin.life.sessions.len(), 0);
+    let before = [listens(None, 0), takes_for_session(A, 0), no_memory];
+    let world = after(&[&before[..], &[listens(None, 0)]].concat());
+    assert_eq!(world.twin.life.holds.len(), 1);
+}
+
+#[test]
+fn a_session_is_its_users_alone() {
+    let begun = [listens(None, 0), takes_for_session(A, 0), takes(B, 1)];
+    let by_another = [
+        Op::As { user: 1 },
+        Op::Events {
+            session: 0,
+            client: 1,
+            block_ms: None,
+            grace_ms: 0,
+        },
+        takes_for_session(C, 2),
+        queues(C, 0),
+        renews(B, 1, Some(0)),
+        Op::MultiRenew {
+            locks: vec![1],
+            owner: B,
+            lease_ms: 7,
+            session: Some(0),
+        },
+        Op::MultiAcquire {
+            locks: vec![3],
+            owner: C,
+            lease_ms: 7,
+            waits: Waits::No,
+            session: Some(0),
+            once: false,
+        },
+        Op::Close { client: 1 },
+    ];
+    let world = after(&[&begun[..], &by_another].concat());
+    let life = &world.twin.life;
+    assert_eq!((life.sessions.len(), life.holds.len()), (1, 1));
+    assert_eq!(holders(&world, 0), [OWNERS[A]]);
+    assert_eq!(holders(&world, 2), [[]; 0]);
+    assert_eq!(holders(&world, 3), [[]; 0]);
+    assert_eq!(world.twin.line(&place(0)).len(), 0);
+    // Of its name another may make one of his own, once it is over.
+    let over = [
+        Op::Close { client: 0 },
+        Op::As { user: 1 },
+        listens(None, 0),
+    ];
+    let world = after(&[&begun[..], &over].concat());
+    assert_eq!(world.twin.life.sessions[&0].user, 1);
+}
+
+/// The connection is killed and the lock broken in one step.
+#[test]
+fn what_ends_with_its_session_is_what_is_broken() {
+    let story = [
+        listens(None, 0),
+        takes_for_session(A, 0),
+        acquire(B, 0, Waits::Block(0), None),
+        Op::Multi,
+        Op::Close { client: 0 },
+        breaks(0),
+        Op::Exec,
+    ];
+    let world = after(&story);
+    assert_eq!(
+        holders(&world, 0),
+        [OWNERS[B]],
+        "who was next is not broken"
+    );
+    assert_eq!(world.counters().breaks, 0);
+}
