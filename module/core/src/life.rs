@@ -65,6 +65,7 @@ impl Locks {
 
     /// The connection by which a session lived is gone, or counts as gone.
     fn detach(&mut self, session: SessionId, now: Now, effects: &mut Vec<Effect>) {
+        self.outdate();
         let belongings = self.sessions.detach(session, now);
         for id in belongings.waiters {
             let waiter = self.withdraw(id);

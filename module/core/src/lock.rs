@@ -83,6 +83,7 @@ impl Locks {
     /// A waiter's client is gone or was unblocked: it leaves the queue. The lock it waited for; none
     /// if it was in no queue.
     pub fn depart(&mut self, id: WaiterId) -> Option<LockKey> {
+        self.outdate();
         let lock = self.lock_of(id)?;
         self.withdraw(id)?;
         count(&mut self.counters.departures);
@@ -107,7 +108,13 @@ impl Locks {
         }
     }
 
+    /// What was read until now is out of date.
+    pub(crate) fn outdate(&mut self) {
+        self.epoch = self.epoch.wrapping_add(1);
+    }
+
     pub(crate) fn release_later(&mut self, lock: LockRef<'_>, release: PendingRelease) {
+        self.outdate();
         if let Some(id) = self.table.add_pending(lock, release) {
             self.agenda.add_later(id);
         }
@@ -128,6 +135,7 @@ impl Locks {
     /// The server became a replica: nobody waits there, and what sessions hold is the new primary's
     /// to end.
     pub fn demoted(&mut self, effects: &mut Vec<Effect>) {
+        self.outdate();
         for id in self.holds.all() {
             self.forget_hold(id);
         }

@@ -607,25 +607,30 @@ impl Locks {
 
     // --- Decisions -------------------------------------------------------------------------------
 
-    /// Decides, with what was found for a task. Nothing is decided by a reading that is out of date:
-    /// the task comes again.
+    /// Decides, with what was found for a task. False if nothing was decided, because the reading is
+    /// out of date: then the task comes again.
     pub fn decide(
         &mut self,
         turn: &mut Turn<'_>,
         reading: Reading<'_>,
         now: Now,
         effects: &mut Vec<Effect>,
-    ) {
+    ) -> bool {
         let Reading { task, read } = reading;
         if task.epoch != self.epoch {
             turn.outdated = turn.outdated.saturating_add(1);
-            return;
+            return false;
         }
-        self.epoch = self.epoch.wrapping_add(1);
+        self.outdate();
+        let is_about_others = !matches!(
+            task.purpose,
+            Purpose::Command | Purpose::Holders | Purpose::TimeOut
+        );
+        turn.budget = turn.budget.saturating_sub(is_about_others.into());
         match (task.purpose, task.subject) {
-            (Purpose::Command, _) => return self.decide_command(turn, read, now, effects),
-            (Purpose::Holders, _) => return self.decide_search(turn, &read),
-            (Purpose::TimeOut, _) => return self.decide_timeout(&read, now, effects),
+            (Purpose::Command, _) => self.decide_command(turn, read, now, effects),
+            (Purpose::Holders, _) => self.decide_search(turn, &read),
+            (Purpose::TimeOut, _) => self.decide_timeout(&read, now, effects),
             (Purpose::Release(_), Subject::One(lock, _)) => {
                 self.decide_release(turn, &lock, read, now, effects);
             }
@@ -649,7 +654,7 @@ impl Locks {
             }
             _ => {}
         }
-        turn.budget = turn.budget.saturating_sub(1);
+        true
     }
 
     fn decide_command(
@@ -1029,7 +1034,7 @@ impl Locks {
             session,
             multi: None,
         };
-        self.epoch = self.epoch.wrapping_add(1);
+        self.outdate();
         let (waiters, is_new) = match turn.command? {
             Command::Acquire(request) => {
                 let lock = LockRef {

@@ -353,6 +353,8 @@ fn of_several() -> impl Strategy<Value = Op> {
         ],
         1 => Just(Op::Multi),
         2 => Just(Op::Exec),
+        2 => (1usize..4).prop_map(|decisions| Op::Tick { decisions }),
+        2 => Just(Op::Interrupt),
     ]
 }
 
@@ -395,6 +397,8 @@ fn op() -> impl Strategy<Value = Op> {
         ],
         2 => Just(Op::Multi),
         3 => Just(Op::Exec),
+        1 => (1usize..4).prop_map(|decisions| Op::Tick { decisions }),
+        1 => Just(Op::Interrupt),
     ]
 }
 

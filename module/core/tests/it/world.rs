@@ -142,9 +142,16 @@ pub(crate) enum Op {
     StartTokens {
         guard_ms: i64,
     },
-    /// MULTI: no timer, no settling and no blocking until [`Op::Exec`].
+    /// MULTI: no timer and no blocking until [`Op::Exec`], whatever ends meanwhile.
     Multi,
     Exec,
+    /// The timer fires all the same, and decides no more than so much.
+    Tick {
+        decisions: usize,
+    },
+    /// The next time that something is read, the timer fires before it is decided: as if another
+    /// module had called us while a key was being opened.
+    Interrupt,
 }
 
 /// The token that a command names.
@@ -216,8 +223,12 @@ pub(crate) struct World {
     is_replica: bool,
     /// While several locks are being entered: the highest token from before.
     takes_several: Option<i64>,
-    /// How much is decided when the timer fires.
-    budget: usize,
+    /// Whether the timer fires between what is read next and what is decided by it.
+    interrupts: bool,
+    /// Whether the timer comes between.
+    is_part: bool,
+    /// Whether the timer has left something to do.
+    is_cut_short: bool,
     /// Locks that changed without an event, and were not looked at since.
     unseen: BTreeSet<Place>,
     /// Locks in which somebody else has written.
@@ -255,7 +266,9 @@ impl Default for World {
             in_multi: false,
             is_replica: false,
             takes_several: None,
-            budget: DECISIONS_MAX,
+            interrupts: false,
+            is_part: false,
+            is_cut_short: false,
             unseen: BTreeSet::new(),
             written_by_others: BTreeSet::new(),
             unseen_holds: BTreeSet::new(),
@@ -468,6 +481,8 @@ impl World {
             }
             Op::Multi => self.in_multi = true,
             Op::Exec => self.in_multi = false,
+            Op::Tick { decisions } => self.tick(decisions)?,
+            Op::Interrupt => self.interrupts = true,
             _ => {}
         }
         Ok(())
@@ -539,7 +554,10 @@ impl World {
         self.twin.freed.clear();
         for _ in 0..1000 {
             let Some(task) = self.locks.next_task(turn, now) else {
-                self.twin.all_are_served()?;
+                // What a turn that was cut short has left is served when the timer fires again.
+                if !self.is_part && !self.is_cut_short {
+                    self.twin.all_are_served()?;
+                }
                 return Ok(of_twin);
             };
             let (places, owner) = match (&task.subject, command) {
@@ -555,7 +573,9 @@ impl World {
             let purpose = task.purpose;
             let mut effects = Vec::new();
             let command = command.map(|(command, _)| command);
-            self.read_and_decide(turn, task, command, &places, &owner, &mut effects);
+            if !self.read_and_decide(turn, task, command, &places, &owner, &mut effects)? {
+                continue;
+            }
             let is_refused = purpose == Purpose::Command && matches!(turn.decided(), Some(Err(_)));
             if is_refused && !effects.is_empty() {
                 return Err(format!("refused, and yet {effects:?}"));
@@ -583,7 +603,7 @@ impl World {
         places: &[Place],
         owner: &[u8],
         effects: &mut Vec<Effect>,
-    ) {
+    ) -> Result<bool, String> {
         let now = self.clock.now;
         let read = |place| self.space.read(place, owner);
         let stored: Vec<Stored> = places.iter().map(read).collect();
@@ -601,8 +621,11 @@ impl World {
             _ if names_several => Read::Several(&stored),
             _ => Read::One(stored[0]),
         };
+        if std::mem::take(&mut self.interrupts) {
+            self.tick(DECISIONS_MAX)?;
+        }
         self.takes_several = (places.len() > 1).then(|| self.ledger.highest_token());
-        self.locks.decide(turn, task.found(read), now, effects);
+        Ok(self.locks.decide(turn, task.found(read), now, effects))
     }
 
     /// What the core has just decided without a command, the twin does as well.
@@ -881,17 +904,26 @@ impl World {
         let now = self.clock.now;
         for _ in 0..1000 {
             if self.locks.next_deadline(now) != Some(0) {
-                return Ok(());
+                self.is_cut_short = false;
+                return self.twin.all_are_served();
             }
-            self.tick()?;
+            self.tick(DECISIONS_MAX)?;
         }
         Err("there is always something more to do".into())
     }
 
-    /// The timer fires once.
-    fn tick(&mut self) -> Result<(), String> {
+    /// The timer fires once, and decides at most so much.
+    fn tick(&mut self, decisions: usize) -> Result<(), String> {
+        let is_part = std::mem::replace(&mut self.is_part, true);
+        self.is_cut_short = decisions < DECISIONS_MAX;
+        self.fire(decisions)?;
+        self.is_part = is_part;
+        Ok(())
+    }
+
+    fn fire(&mut self, decisions: usize) -> Result<(), String> {
         let now = self.clock.now;
-        let nothing = |_: &mut Self, _: &_| Reply::Nothing;
+        let nothing: fn(&mut Self, &Result<Outcome, CommandError>) -> Reply = |_, _| Reply::Nothing;
         self.drive(&mut Turn::of_deadlines(), None, nothing)?;
         let mut effects = Vec::new();
         self.locks.passed(now, &mut effects);
@@ -904,7 +936,7 @@ impl World {
             self.locks.forget_what_is_due();
             self.twin.life.endings.clear();
         } else {
-            let mut turn = Turn::of_timer().with_budget(self.budget);
+            let mut turn = Turn::of_timer().with_budget(decisions);
             self.drive(&mut turn, None, nothing)?;
         }
         self.forget_those_who_left();

@@ -390,7 +390,9 @@ impl World {
             };
             let purpose = task.purpose;
             let mut effects = Vec::new();
-            self.read_and_decide(turn, task, command, &lock, &owner, &mut effects);
+            if !self.read_and_decide(turn, task, command, &lock, &owner, &mut effects) {
+                return Err("nobody comes between, and nothing is decided".into());
+            }
             let is_refused = purpose == Purpose::Command && matches!(turn.decided(), Some(Err(_)));
             if is_refused && !effects.is_empty() {
                 return Err(format!("refused, and yet {effects:?}"));
@@ -421,7 +423,7 @@ impl World {
         lock: &[u8],
         owner: &[u8],
         effects: &mut Vec<Effect>,
-    ) {
+    ) -> bool {
         let stored = self.space.read(lock, owner, task.depth, self.how);
         let (holders, gone) = (self.space.holders(lock), self.space.readers_gone(lock));
         let readers = self.space.reader_counts(lock);
@@ -432,7 +434,7 @@ impl World {
             _ => Read::One(stored),
         };
         self.locks
-            .decide(turn, task.found(read), self.clock.now, effects);
+            .decide(turn, task.found(read), self.clock.now, effects)
     }
 
     /// What the core has just decided without a command, the twin does as well.
