@@ -149,9 +149,11 @@ pub(crate) enum Op {
     Tick {
         decisions: usize,
     },
-    /// The next time that something is read, the timer fires before it is decided: as if another
-    /// module had called us while a key was being opened.
-    Interrupt,
+    /// After so many more reads the timer fires between what is read next and what is decided by it:
+    /// as if another module had called us while a key was being opened.
+    Interrupt {
+        reads: usize,
+    },
 }
 
 /// The token that a command names.
@@ -223,8 +225,8 @@ pub(crate) struct World {
     is_replica: bool,
     /// While several locks are being entered: the highest token from before.
     takes_several: Option<i64>,
-    /// Whether the timer fires between what is read next and what is decided by it.
-    interrupts: bool,
+    /// After how many reads the timer fires between what is read and what is decided by it.
+    interrupts: Option<usize>,
     /// Whether the timer comes between.
     is_part: bool,
     /// Whether the timer has left something to do.
@@ -266,7 +268,7 @@ impl Default for World {
             in_multi: false,
             is_replica: false,
             takes_several: None,
-            interrupts: false,
+            interrupts: None,
             is_part: false,
             is_cut_short: false,
             unseen: BTreeSet::new(),
@@ -482,7 +484,7 @@ impl World {
             Op::Multi => self.in_multi = true,
             Op::Exec => self.in_multi = false,
             Op::Tick { decisions } => self.tick(decisions)?,
-            Op::Interrupt => self.interrupts = true,
+            Op::Interrupt { reads } => self.interrupts = Some(reads),
             _ => {}
         }
         Ok(())
@@ -576,6 +578,7 @@ impl World {
             if !self.read_and_decide(turn, task, command, &places, &owner, &mut effects)? {
                 continue;
             }
+            self.all_has_ended(purpose, &places)?;
             let is_refused = purpose == Purpose::Command && matches!(turn.decided(), Some(Err(_)));
             if is_refused && !effects.is_empty() {
                 return Err(format!("refused, and yet {effects:?}"));
@@ -621,11 +624,33 @@ impl World {
             _ if names_several => Read::Several(&stored),
             _ => Read::One(stored[0]),
         };
-        if std::mem::take(&mut self.interrupts) {
-            self.tick(DECISIONS_MAX)?;
-        }
+        self.interrupts = match self.interrupts {
+            Some(0) => {
+                self.interrupts = None;
+                self.tick(DECISIONS_MAX)?;
+                None
+            }
+            reads => reads.map(|reads| reads - 1),
+        };
         self.takes_several = (places.len() > 1).then(|| self.ledger.highest_token());
         Ok(self.locks.decide(turn, task.found(read), now, effects))
+    }
+
+    /// Nobody is granted at a lock, and no command is decided there, while a hold is still to end at
+    /// it; of several locks, at any of them.
+    fn all_has_ended(&self, purpose: Purpose, places: &[Place]) -> Result<(), String> {
+        let is_at_once = matches!(
+            purpose,
+            Purpose::Command
+                | Purpose::Reconcile(_)
+                | Purpose::GrantSeveral(_)
+                | Purpose::CheckHold(_)
+        );
+        let mut endings = self.twin.life.endings.iter();
+        match endings.find(|of| places.contains(&of.place)) {
+            Some(left) if is_at_once => Err(format!("{purpose:?}, and before it ends {left:?}")),
+            _ => Ok(()),
+        }
     }
 
     /// What the core has just decided without a command, the twin does as well.
@@ -915,8 +940,11 @@ impl World {
     /// The timer fires once, and decides at most so much.
     fn tick(&mut self, decisions: usize) -> Result<(), String> {
         let is_part = std::mem::replace(&mut self.is_part, true);
-        self.is_cut_short = decisions < DECISIONS_MAX;
+        // What ended in the turn that it interrupts is that turn's own.
+        let freed = std::mem::take(&mut self.twin.freed);
+        self.is_cut_short |= decisions < DECISIONS_MAX;
         self.fire(decisions)?;
+        self.twin.freed = freed;
         self.is_part = is_part;
         Ok(())
     }
