@@ -22,15 +22,14 @@ pub(crate) enum Named<'a> {
 
 /// Does what there is to do in a turn.
 pub(crate) fn run(ctx: Ctx<'_>, turn: &mut Turn<'_>, named: Named<'_>) {
-    let db = ctx.db();
-    loop {
-        let now = clock::now();
-        let Some(task) = state::with(|state| state.locks.next_task(turn, now)) else {
-            pump::arm(ctx, now);
-            break;
-        };
-        Step { ctx, turn, now }.take(task, named);
+    let (db, mut now, mut is_first) = (ctx.db(), clock::now(), true);
+    while let Some(task) = state::with(|state| state.locks.next_task(turn, now)) {
+        if !std::mem::take(&mut is_first) {
+            now = clock::now();
+        }
+        Step { ctx, turn, now }.take(&task, named);
     }
+    pump::arm(ctx, now);
     // What it has brought about may have been in another database.
     if ctx.db() != db {
         ctx.select_db(db);
@@ -45,15 +44,15 @@ struct Step<'s, 'c, 't> {
 }
 
 impl Step<'_, '_, '_> {
-    fn take(self, task: Task, named: Named<'_>) {
-        match (task.subject.clone(), named) {
+    fn take(self, task: &Task, named: Named<'_>) {
+        match (&task.subject, named) {
             (Subject::Command, Named::One(name, owner)) => self.one(task, name, owner),
             (Subject::Command, Named::Whoever(name)) => self.whoever(task, name),
             (Subject::Command, Named::Several(names, owner)) => self.several(task, names, owner),
             (Subject::Command, Named::Nothing) => {}
             (Subject::One(lock, owner), _) => {
                 self.ctx.select_db(lock.db);
-                let (name, owner) = (OwnedStr::new(&lock.name), OwnedStr::new(&owner));
+                let (name, owner) = (OwnedStr::new(&lock.name), OwnedStr::new(owner));
                 self.one(task, name.as_str(), owner.as_str());
             }
             (Subject::Several(locks, owner), _) => {
@@ -63,12 +62,12 @@ impl Step<'_, '_, '_> {
                 let name = |lock: &LockKey| OwnedStr::new(&lock.name);
                 let names: Vec<OwnedStr> = locks.iter().map(name).collect();
                 let names: Vec<Str<'_>> = names.iter().map(OwnedStr::as_str).collect();
-                self.several(task, &names, OwnedStr::new(&owner).as_str());
+                self.several(task, &names, OwnedStr::new(owner).as_str());
             }
         }
     }
 
-    fn one(mut self, task: Task, name: Str<'_>, owner: Str<'_>) {
+    fn one(mut self, task: &Task, name: Str<'_>, owner: Str<'_>) {
         let (ctx, purpose) = (self.ctx, task.purpose);
         if let Some(not_here) = not_here(ctx, purpose, name) {
             return self.decide_and_tell(task, not_here);
@@ -99,7 +98,7 @@ impl Step<'_, '_, '_> {
     }
 
     /// A lock whoever holds it.
-    fn whoever(mut self, task: Task, name: Str<'_>) {
+    fn whoever(mut self, task: &Task, name: Str<'_>) {
         let lock = OpenLock::open(self.ctx, name, Access::Write);
         let (stored, _) = lock.load_for_holder();
         let readers = match stored {
@@ -110,7 +109,7 @@ impl Step<'_, '_, '_> {
         effects::carry_out(self.ctx, &mut [lock], name, effects);
     }
 
-    fn several(mut self, task: Task, names: &[Str<'_>], owner: Str<'_>) {
+    fn several(mut self, task: &Task, names: &[Str<'_>], owner: Str<'_>) {
         let (ctx, access) = (self.ctx, access(task.purpose));
         if let Purpose::GrantSeveral(_) = task.purpose {
             let mut presence = names.iter().map(|name| presence(ctx, *name));
@@ -137,7 +136,7 @@ impl Step<'_, '_, '_> {
     }
 
     /// The state is lent for the decision only: what follows calls the server, which may call us.
-    fn decide(&mut self, task: Task, read: Read<'_>) -> Vec<Effect> {
+    fn decide(&mut self, task: &Task, read: Read<'_>) -> Vec<Effect> {
         let (turn, now) = (&mut *self.turn, self.now);
         state::with(|state| {
             let mut effects = std::mem::take(&mut state.spare_effects);
@@ -148,7 +147,7 @@ impl Step<'_, '_, '_> {
     }
 
     /// Of a decision that can write nothing.
-    fn decide_and_tell(&mut self, task: Task, read: Read<'_>) {
+    fn decide_and_tell(&mut self, task: &Task, read: Read<'_>) {
         let effects = self.decide(task, read);
         effects::tell_all(effects);
     }

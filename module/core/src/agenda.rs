@@ -33,6 +33,11 @@ impl Agenda {
         self.now.is_empty() && self.later.is_empty()
     }
 
+    /// Whether a command has nothing to do beside itself.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.now.is_empty() && self.sweep.is_none() && self.writers_to_check == 0
+    }
+
     pub(crate) fn clear(&mut self) {
         self.now.clear();
         self.later.clear();

@@ -6,8 +6,8 @@
 //!
 //! ```text
 //! while let Some(task) = locks.next_task(&mut turn, now) {
-//!     let reading = /* read task.subject as deep as task.depth */;
-//!     locks.decide(&mut turn, reading, now, &mut effects);
+//!     let read = /* read task.subject, as deep as task.depth */;
+//!     locks.decide(&mut turn, task.found(read), now, &mut effects);
 //!     /* carry out the effects */
 //! }
 //! ```
@@ -186,13 +186,13 @@ pub enum Read<'a> {
 /// What was found for a task. It is of no use for another.
 #[derive(Debug)]
 pub struct Reading<'a> {
-    task: Task,
+    task: &'a Task,
     read: Read<'a>,
 }
 
 impl Task {
     /// What was found for it.
-    pub fn found(self, read: Read<'_>) -> Reading<'_> {
+    pub fn found<'a>(&'a self, read: Read<'a>) -> Reading<'a> {
         Reading { task: self, read }
     }
 }
@@ -433,6 +433,8 @@ impl Locks {
                 let subject = Subject::One(lock.clone(), Rc::from([]));
                 Some(self.task(subject, ReadDepth::Brief, Purpose::Holders))
             }
+            // The common case: nobody else is concerned.
+            Phase::Drain if self.agenda.is_idle() && !turn.is_timer => None,
             Phase::Drain => {
                 let next = self.next_now(turn);
                 let next = next.or_else(|| self.next_later(turn));
@@ -627,21 +629,21 @@ impl Locks {
             Purpose::Command | Purpose::Holders | Purpose::TimeOut
         );
         turn.budget = turn.budget.saturating_sub(is_about_others.into());
-        match (task.purpose, task.subject) {
+        match (task.purpose, &task.subject) {
             (Purpose::Command, _) => self.decide_command(turn, read, now, effects),
             (Purpose::Holders, _) => self.decide_search(turn, &read),
             (Purpose::TimeOut, _) => self.decide_timeout(&read, now, effects),
             (Purpose::Release(_), Subject::One(lock, _)) => {
-                self.decide_release(turn, &lock, read, now, effects);
+                self.decide_release(turn, lock, read, now, effects);
             }
             (Purpose::Reconcile(_), Subject::One(lock, _)) => {
-                self.decide_reconcile(&lock, read, now, effects);
+                self.decide_reconcile(lock, read, now, effects);
             }
             (Purpose::GrantSeveral(multi), Subject::Several(locks, _)) => {
-                self.decide_several(multi, &locks, &read, now, effects);
+                self.decide_several(multi, locks, &read, now, effects);
             }
             (Purpose::CheckHold(_), Subject::One(lock, _)) => {
-                self.decide_hold(&lock, read, now, effects);
+                self.decide_hold(lock, read, now, effects);
             }
             (Purpose::Sweep, Subject::One(lock, _)) => {
                 self.agenda.swept();
@@ -650,7 +652,7 @@ impl Locks {
                 }
             }
             (Purpose::CheckWriter, Subject::One(lock, owner)) => {
-                self.decide_writer(&lock, &owner, &read);
+                self.decide_writer(lock, owner, &read);
             }
             _ => {}
         }
