@@ -198,8 +198,8 @@ fn not_here(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>) -> Option<Read<'stati
     is_torn.then_some(Read::Unknown)
 }
 
-/// Whether what is stored of a lock that somebody waits for is all there is of it. A read-write lock
-/// is in several keys, and while its slot moves some of them may be elsewhere.
+/// Whether what is stored of a lock that somebody waits for is all there is of it. A read-write
+/// lock is in several keys, and while its slot moves some of them may be elsewhere.
 fn is_whole(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>, stored: &Stored) -> bool {
     let Purpose::Reconcile(mode) = purpose else {
         return true;

@@ -16,8 +16,8 @@ pub(crate) enum Job {
 /// The one list of what is to be done.
 #[derive(Debug, Default)]
 pub(crate) struct Agenda {
-    /// What the decisions of this turn have made possible: it is decided before the turn is over, so
-    /// that nobody comes between.
+    /// What the decisions of this turn have made possible: it is decided before the turn is over,
+    /// so that nobody comes between.
     now: VecDeque<Job>,
     /// Locks whose keys may have changed, or at which something must end.
     later: VecDeque<Job>,

@@ -567,8 +567,8 @@ impl Decision<'_> {
     }
 
     /// Of the readers whose fields these are, deletes the timeout keys that they may have: in one
-    /// decision at most so many, the latest of each first. A field can claim any number of them, and
-    /// must not keep the server busy.
+    /// decision at most so many, the latest of each first. A field can claim any number of them,
+    /// and must not keep the server busy.
     fn delete_timeouts_of(&mut self, readers: &[(Box<[u8]>, Count)]) {
         let mut left = ReadWrite::TIMEOUTS_MAX;
         for (reader, count) in readers {

@@ -1,8 +1,9 @@
 //! The loop: what comes next, and in which order.
 //!
-//! A turn is one command, or one firing of the timer. It hands out tasks, one after the other: which
-//! locks are to be read, and as whose eyes see them. Whoever drives it reads them, hands in what was
-//! found, and carries out the effects; then it asks for the next task, until there is none.
+//! A turn is one command, or one firing of the timer. It hands out tasks, one after the other:
+//! which locks are to be read, and as whose eyes see them. Whoever drives it reads them, hands in
+//! what was found, and carries out the effects; then it asks for the next task, until there is
+//! none.
 //!
 //! ```text
 //! while let Some(task) = locks.next_task(&mut turn, now) {
@@ -21,9 +22,9 @@
 //!    read again.
 //! 4. What all this has made possible: the next in a queue, a wait for several locks.
 //!
-//! What is read says for whom, and counts only if nothing was decided since: another module may call
-//! us while a key is opened, and an earlier reading is then of a lock that is no longer so. Such a
-//! reading is refused, and the task is handed out again.
+//! What is read says for whom, and counts only if nothing was decided since: another module may
+//! call us while a key is opened, and an earlier reading is then of a lock that is no longer so.
+//! Such a reading is refused, and the task is handed out again.
 
 use crate::agenda::Job;
 use crate::deadlock::{DeadlockSearch, Found};
@@ -333,8 +334,8 @@ enum Phase {
     Drain,
 }
 
-/// In one turn at most so many decisions are made about others; what is left is decided in the next,
-/// and clients come between.
+/// In one turn at most so many decisions are made about others; what is left is decided in the
+/// next, and clients come between.
 pub const DECISIONS_MAX: usize = 1000;
 
 /// A reading that is out of date so often is given up.
@@ -609,8 +610,8 @@ impl Locks {
 
     // --- Decisions -------------------------------------------------------------------------------
 
-    /// Decides, with what was found for a task. False if nothing was decided, because the reading is
-    /// out of date: then the task comes again.
+    /// Decides, with what was found for a task. False if nothing was decided, because the reading
+    /// is out of date: then the task comes again.
     pub fn decide(
         &mut self,
         turn: &mut Turn<'_>,
@@ -816,8 +817,7 @@ impl Locks {
             let written = effects.len();
             self.decision(lock.as_ref(), 0, now, effects)
                 .end(&release, stored);
-            let is_deleted = |effect: &Effect| matches!(effect, Effect::Write { write, .. } if *write == crate::Write::Delete);
-            turn.freed |= effects.iter().skip(written).any(is_deleted);
+            turn.freed |= effects.iter().skip(written).any(Effect::is_deletion);
         }
     }
 
@@ -1005,11 +1005,11 @@ impl Locks {
         }
     }
 
-    /// Puts the caller of a command that [must wait](Outcome::MustWait) into the queue of each of its
-    /// locks, on its blocked client or for its session.
+    /// Puts the caller of a command that [must wait](Outcome::MustWait) into the queue of each of
+    /// its locks, on its blocked client or for its session.
     ///
-    /// With ONCE an owner who waits already keeps its place, and whoever waited there for it is told
-    /// so. Returns none when there is no room for another waiter at all.
+    /// With ONCE an owner who waits already keeps its place, and whoever waited there for it is
+    /// told so. Returns none when there is no room for another waiter at all.
     pub fn enqueue(
         &mut self,
         turn: &mut Turn<'_>,
@@ -1124,8 +1124,8 @@ impl Locks {
         Some(self.multis.waiters(multi).to_vec())
     }
 
-    /// The owner's wait goes on for another connection or session and with new terms. Whoever waited
-    /// for it until now is told so.
+    /// The owner's wait goes on for another connection or session and with new terms. Whoever
+    /// waited for it until now is told so.
     fn take_over(
         &mut self,
         waiters: &[WaiterId],

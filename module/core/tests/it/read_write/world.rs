@@ -448,7 +448,8 @@ impl World {
         let now = self.clock.now;
         match purpose {
             Purpose::Release(mode) => {
-                // Of a session that ends, its readings go first, then the grants that nobody fetched.
+                // Of a session that ends, its readings go first, then the grants that nobody
+                // fetched.
                 let endings = self.twin.life.endings.iter();
                 let is_meant = |of: &&TwinEnding| {
                     let (name, holder, held_as) = &of.hold;
