@@ -22,16 +22,18 @@ pub(crate) enum Named<'a> {
 
 /// Does what there is to do in a turn.
 pub(crate) fn run(ctx: Ctx<'_>, turn: &mut Turn<'_>, named: Named<'_>) {
-    let (db, mut now, mut is_first) = (ctx.db(), clock::now(), true);
+    let (mut now, mut is_first, mut roams) = (clock::now(), true, false);
+    let db = ctx.db();
     while let Some(task) = state::with(|state| state.locks.next_task(turn, now)) {
         if !std::mem::take(&mut is_first) {
             now = clock::now();
         }
+        roams |= task.subject != Subject::Command;
         Step { ctx, turn, now }.take(&task, named);
     }
     pump::arm(ctx, now);
     // What it has brought about may have been in another database.
-    if ctx.db() != db {
+    if roams {
         ctx.select_db(db);
     }
 }
@@ -85,9 +87,9 @@ impl Step<'_, '_, '_> {
                 effects::carry_out(ctx, &mut [lock], owner, effects);
             }
             _ => {
-                let stored = lock.load(owner, task.depth);
+                let stored = lock.load(owner, task);
                 let read = if is_whole(ctx, purpose, name, &stored) {
-                    Read::One(stored)
+                    Read::One(&stored)
                 } else {
                     Read::Unknown
                 };
@@ -127,10 +129,7 @@ impl Step<'_, '_, '_> {
             .iter()
             .map(|name| OpenLock::open(ctx, *name, access))
             .collect();
-        let stored: Vec<Stored> = locks
-            .iter()
-            .map(|lock| lock.load(owner, task.depth))
-            .collect();
+        let stored: Vec<Stored> = locks.iter().map(|lock| lock.load(owner, task)).collect();
         let effects = self.decide(task, Read::Several(&stored));
         effects::carry_out(ctx, &mut locks, owner, effects);
     }

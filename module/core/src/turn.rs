@@ -117,6 +117,12 @@ impl<'a> Command<'a> {
             _ => ReadDepth::Brief,
         }
     }
+
+    /// Whether a plain lock that its owner has entered once is free after it, or its lease begun
+    /// anew.
+    fn replaces_own_lease(&self) -> bool {
+        matches!(self, Self::Acquire(_) | Self::Release(_) | Self::Renew(_))
+    }
 }
 
 /// What is to be read next.
@@ -128,6 +134,8 @@ pub struct Task {
     pub depth: ReadDepth,
     /// What for.
     pub purpose: Purpose,
+    /// Whether the command ends the owner's lease or begins it anew.
+    replaces_own_lease: bool,
     epoch: u64,
 }
 
@@ -169,7 +177,7 @@ pub enum Purpose {
 #[derive(Clone, Debug)]
 pub enum Read<'a> {
     /// What is stored at one lock.
-    One(Stored),
+    One(&'a Stored),
     /// What is stored at each of several, in their order.
     Several(&'a [Stored]),
     /// For BREAK: what is stored, and of a read-write lock the fields of its readers.
@@ -192,6 +200,13 @@ pub struct Reading<'a> {
 }
 
 impl Task {
+    /// Whether it counts when the lease of a plain lock ends: not if the command's owner alone has
+    /// it, entered once, and gives it back or begins its lease anew. That is the common case, and
+    /// the end is a look-up of its own in the server.
+    pub fn needs_end(&self, own: Option<Count>, others: bool) -> bool {
+        others || !self.replaces_own_lease || own != Some(Count::Valid(1))
+    }
+
     /// What was found for it.
     pub fn found<'a>(&'a self, read: Read<'a>) -> Reading<'a> {
         Reading { task: self, read }
@@ -419,7 +434,17 @@ impl<'a> Turn<'a> {
 
 impl Locks {
     /// What is to be read next; none if the turn is over.
+    #[inline]
     pub fn next_task(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
+        // The common case: the command is decided, and nobody else is concerned.
+        let is_over = matches!(turn.phase, Phase::Drain) && !turn.is_timer;
+        if is_over && self.agenda.is_idle() {
+            return None;
+        }
+        self.find_task(turn, now)
+    }
+
+    fn find_task(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
         if turn.outdated > OUTDATED_MAX {
             self.agenda.put_off();
             return None;
@@ -434,8 +459,6 @@ impl Locks {
                 let subject = Subject::One(lock.clone(), Rc::from([]));
                 Some(self.task(subject, ReadDepth::Brief, Purpose::Holders))
             }
-            // The common case: nobody else is concerned.
-            Phase::Drain if self.agenda.is_idle() && !turn.is_timer => None,
             Phase::Drain => {
                 let next = self.next_now(turn);
                 let next = next.or_else(|| self.next_later(turn));
@@ -449,13 +472,17 @@ impl Locks {
             subject,
             depth,
             purpose,
+            replaces_own_lease: false,
             epoch: self.epoch,
         }
     }
 
     fn command_task(&self, turn: &Turn<'_>) -> Option<Task> {
-        let depth = turn.command?.depth();
-        Some(self.task(Subject::Command, depth, Purpose::Command))
+        let command = turn.command?;
+        Some(Task {
+            replaces_own_lease: command.replaces_own_lease(),
+            ..self.task(Subject::Command, command.depth(), Purpose::Command)
+        })
     }
 
     /// A hold that must end at one of the command's locks.
@@ -671,7 +698,7 @@ impl Locks {
         let outcome = match (command.keys(), read) {
             (Keys::One(name), Read::One(stored)) => {
                 let at = LockRef { db: turn.db, name };
-                self.decide_about_one(turn, command, at, stored, now, effects)
+                self.decide_about_one(turn, command, at, *stored, now, effects)
             }
             (Keys::One(name), Read::Holds(stored, readers)) => {
                 // The hold that was meant has ended already, in this very turn.
@@ -816,7 +843,7 @@ impl Locks {
         if let Read::One(stored) = read {
             let written = effects.len();
             self.decision(lock.as_ref(), 0, now, effects)
-                .end(&release, stored);
+                .end(&release, *stored);
             turn.freed |= effects.iter().skip(written).any(Effect::is_deletion);
         }
     }
@@ -835,7 +862,7 @@ impl Locks {
         match read {
             Read::One(stored) => {
                 self.decision(lock.as_ref(), 0, now, effects)
-                    .reconcile(queue, stored);
+                    .reconcile(queue, *stored);
             }
             Read::Elsewhere(error) => {
                 self.table.forget_writer(lock.as_ref());
@@ -883,7 +910,7 @@ impl Locks {
         match read {
             Read::One(stored) => self
                 .decision(lock.as_ref(), 0, now, effects)
-                .check_hold(id, stored),
+                .check_hold(id, *stored),
             // Served by another node now: the hold is not lost, but no longer ours to watch.
             Read::Elsewhere(_) => {
                 self.table.forget_writer(lock.as_ref());
@@ -901,7 +928,8 @@ impl Locks {
             return;
         };
         let ttl_ms = match read {
-            Read::One(stored) | Read::Several([stored]) => stored.ttl_ms(now),
+            Read::One(stored) => stored.ttl_ms(now),
+            Read::Several([stored]) => stored.ttl_ms(now),
             Read::Several(stored) => ttl_of_others_ms(stored, now),
             _ => 0,
         };

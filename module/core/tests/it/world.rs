@@ -605,7 +605,7 @@ impl World {
         effects: &mut Vec<Effect>,
     ) -> Result<bool, String> {
         let now = self.clock.now;
-        let read = |place| self.space.read(place, owner);
+        let read = |place| as_needed(&task, self.space.read(place, owner));
         let stored: Vec<Stored> = places.iter().map(read).collect();
         let holders = self.space.holders(&places[0]);
         let names_several = match &task.subject {
@@ -619,7 +619,7 @@ impl World {
             (Purpose::Holders, _) => Read::Owners(&holders),
             (Purpose::Command, Some(Command::Break(_))) => Read::Holds(stored[0], &[]),
             _ if names_several => Read::Several(&stored),
-            _ => Read::One(stored[0]),
+            _ => Read::One(&stored[0]),
         };
         if std::mem::take(&mut self.interrupts) {
             self.tick(DECISIONS_MAX)?;
@@ -1213,5 +1213,16 @@ fn write_field(space: &mut Keyspace, place: &Place, field: &[u8], value: &str) {
     if let Some(keyspace::Value::Hash(fields)) = space.get_mut(place).map(|entry| &mut entry.value)
     {
         fields.insert(field.to_vec(), value.as_bytes().to_vec());
+    }
+}
+
+/// What is read for a task: not the end of a lease that does not count.
+pub(crate) fn as_needed(task: &Task, stored: Stored) -> Stored {
+    match stored {
+        Stored::Plain(mut hash) if !task.needs_end(hash.own, hash.others) => {
+            hash.ends_at = None;
+            Stored::Plain(hash)
+        }
+        _ => stored,
     }
 }
