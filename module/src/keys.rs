@@ -4,7 +4,7 @@ use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Str};
 use crate::read_write::ReadWriteHash;
 use crate::state::{self, Words};
 use rlock_core::{
-    Count, FENCE_FIELD, Hash, MODE_FIELD, Now, ReadDepth, Stored, Token, WRITER_SUFFIX,
+    Count, FENCE_FIELD, Hash, MODE_FIELD, Now, ReadDepth, Stored, Task, Token, WRITER_SUFFIX,
 };
 use std::ops::ControlFlow;
 use std::rc::Rc;
@@ -50,15 +50,16 @@ impl<'a> OpenLock<'a> {
     }
 
     /// What is stored, as this owner sees it.
-    pub(crate) fn load(&self, owner: Str<'_>, look: ReadDepth) -> Stored {
+    pub(crate) fn load(&self, owner: Str<'_>, task: &Task) -> Stored {
         match self.key.key_type() {
             KeyType::Missing => Stored::Free,
-            KeyType::Hash => self.load_hash(owner, look),
+            KeyType::Hash => self.load_hash(owner, task.depth, Some(task)),
             _ => Stored::OtherType,
         }
     }
 
-    fn load_hash(&self, owner: Str<'_>, look: ReadDepth) -> Stored {
+    /// Without a task, all of it.
+    fn load_hash(&self, owner: Str<'_>, look: ReadDepth, task: Option<&Task>) -> Stored {
         let [own, fence] = self.key.hash_get([owner, self.words.fence.as_str()]);
         let known = count_true(&[own.is_some(), fence.is_some()]);
         let others = self.key.len() > known;
@@ -74,11 +75,16 @@ impl<'a> OpenLock<'a> {
         if own.is_none() && !(others && is_one_alive()) {
             return Stored::NoHolder;
         }
+        let own = own.map(|count| Count::from_field(count.as_str().bytes()));
+        let needs_end = task.is_none_or(|task| task.needs_end(own, others));
         Stored::Plain(Hash {
-            own: own.map(|count| Count::from_field(count.as_str().bytes())),
-            token: fence.and_then(|fence| Token::from_field(fence.as_str().bytes())),
+            own,
+            // Of whose hold it is, only the holder asks.
+            token: fence
+                .filter(|_| own.is_some())
+                .and_then(|fence| Token::from_field(fence.as_str().bytes())),
             others,
-            ends_at: self.key.expires_at(),
+            ends_at: needs_end.then(|| self.key.expires_at()).flatten(),
         })
     }
 
@@ -97,11 +103,11 @@ impl<'a> OpenLock<'a> {
             // No owner is called like the lock's own field.
             let stranger = Rc::clone(&self.words);
             return (
-                self.load_hash(stranger.fence.as_str(), ReadDepth::Brief),
+                self.load_hash(stranger.fence.as_str(), ReadDepth::Brief, None),
                 None,
             );
         }
-        let stored = self.load_hash(OwnedStr::new(&holder).as_str(), ReadDepth::Brief);
+        let stored = self.load_hash(OwnedStr::new(&holder).as_str(), ReadDepth::Brief, None);
         (stored, Some(holder))
     }
 

@@ -22,17 +22,18 @@ pub(crate) enum Named<'a> {
 
 /// Does what there is to do in a turn.
 pub(crate) fn run(ctx: Ctx<'_>, turn: &mut Turn<'_>, named: Named<'_>) {
+    let (mut now, mut is_first, mut roams) = (clock::now(), true, false);
     let db = ctx.db();
-    loop {
-        let now = clock::now();
-        let Some(task) = state::with(|state| state.locks.next_task(turn, now)) else {
-            pump::arm(ctx, now);
-            break;
-        };
-        Step { ctx, turn, now }.take(task, named);
+    while let Some(task) = state::with(|state| state.locks.next_task(turn, now)) {
+        if !std::mem::take(&mut is_first) {
+            now = clock::now();
+        }
+        roams |= task.subject != Subject::Command;
+        Step { ctx, turn, now }.take(&task, named);
     }
+    pump::arm(ctx, now);
     // What it has brought about may have been in another database.
-    if ctx.db() != db {
+    if roams {
         ctx.select_db(db);
     }
 }
@@ -45,15 +46,15 @@ struct Step<'s, 'c, 't> {
 }
 
 impl Step<'_, '_, '_> {
-    fn take(self, task: Task, named: Named<'_>) {
-        match (task.subject.clone(), named) {
+    fn take(self, task: &Task, named: Named<'_>) {
+        match (&task.subject, named) {
             (Subject::Command, Named::One(name, owner)) => self.one(task, name, owner),
             (Subject::Command, Named::Whoever(name)) => self.whoever(task, name),
             (Subject::Command, Named::Several(names, owner)) => self.several(task, names, owner),
             (Subject::Command, Named::Nothing) => {}
             (Subject::One(lock, owner), _) => {
                 self.ctx.select_db(lock.db);
-                let (name, owner) = (OwnedStr::new(&lock.name), OwnedStr::new(&owner));
+                let (name, owner) = (OwnedStr::new(&lock.name), OwnedStr::new(owner));
                 self.one(task, name.as_str(), owner.as_str());
             }
             (Subject::Several(locks, owner), _) => {
@@ -63,12 +64,12 @@ impl Step<'_, '_, '_> {
                 let name = |lock: &LockKey| OwnedStr::new(&lock.name);
                 let names: Vec<OwnedStr> = locks.iter().map(name).collect();
                 let names: Vec<Str<'_>> = names.iter().map(OwnedStr::as_str).collect();
-                self.several(task, &names, OwnedStr::new(&owner).as_str());
+                self.several(task, &names, OwnedStr::new(owner).as_str());
             }
         }
     }
 
-    fn one(mut self, task: Task, name: Str<'_>, owner: Str<'_>) {
+    fn one(mut self, task: &Task, name: Str<'_>, owner: Str<'_>) {
         let (ctx, purpose) = (self.ctx, task.purpose);
         if let Some(not_here) = not_here(ctx, purpose, name) {
             return self.decide_and_tell(task, not_here);
@@ -86,9 +87,9 @@ impl Step<'_, '_, '_> {
                 effects::carry_out(ctx, &mut [lock], owner, effects);
             }
             _ => {
-                let stored = lock.load(owner, task.depth);
+                let stored = lock.load(owner, task);
                 let read = if is_whole(ctx, purpose, name, &stored) {
-                    Read::One(stored)
+                    Read::One(&stored)
                 } else {
                     Read::Unknown
                 };
@@ -99,7 +100,7 @@ impl Step<'_, '_, '_> {
     }
 
     /// A lock whoever holds it.
-    fn whoever(mut self, task: Task, name: Str<'_>) {
+    fn whoever(mut self, task: &Task, name: Str<'_>) {
         let lock = OpenLock::open(self.ctx, name, Access::Write);
         let (stored, _) = lock.load_for_holder();
         let readers = match stored {
@@ -110,7 +111,7 @@ impl Step<'_, '_, '_> {
         effects::carry_out(self.ctx, &mut [lock], name, effects);
     }
 
-    fn several(mut self, task: Task, names: &[Str<'_>], owner: Str<'_>) {
+    fn several(mut self, task: &Task, names: &[Str<'_>], owner: Str<'_>) {
         let (ctx, access) = (self.ctx, access(task.purpose));
         if let Purpose::GrantSeveral(_) = task.purpose {
             let mut presence = names.iter().map(|name| presence(ctx, *name));
@@ -128,16 +129,13 @@ impl Step<'_, '_, '_> {
             .iter()
             .map(|name| OpenLock::open(ctx, *name, access))
             .collect();
-        let stored: Vec<Stored> = locks
-            .iter()
-            .map(|lock| lock.load(owner, task.depth))
-            .collect();
+        let stored: Vec<Stored> = locks.iter().map(|lock| lock.load(owner, task)).collect();
         let effects = self.decide(task, Read::Several(&stored));
         effects::carry_out(ctx, &mut locks, owner, effects);
     }
 
     /// The state is lent for the decision only: what follows calls the server, which may call us.
-    fn decide(&mut self, task: Task, read: Read<'_>) -> Vec<Effect> {
+    fn decide(&mut self, task: &Task, read: Read<'_>) -> Vec<Effect> {
         let (turn, now) = (&mut *self.turn, self.now);
         state::with(|state| {
             let mut effects = std::mem::take(&mut state.spare_effects);
@@ -148,7 +146,7 @@ impl Step<'_, '_, '_> {
     }
 
     /// Of a decision that can write nothing.
-    fn decide_and_tell(&mut self, task: Task, read: Read<'_>) {
+    fn decide_and_tell(&mut self, task: &Task, read: Read<'_>) {
         let effects = self.decide(task, read);
         effects::tell_all(effects);
     }
@@ -199,8 +197,8 @@ fn not_here(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>) -> Option<Read<'stati
     is_torn.then_some(Read::Unknown)
 }
 
-/// Whether what is stored of a lock that somebody waits for is all there is of it. A read-write lock
-/// is in several keys, and while its slot moves some of them may be elsewhere.
+/// Whether what is stored of a lock that somebody waits for is all there is of it. A read-write
+/// lock is in several keys, and while its slot moves some of them may be elsewhere.
 fn is_whole(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>, stored: &Stored) -> bool {
     let Purpose::Reconcile(mode) = purpose else {
         return true;

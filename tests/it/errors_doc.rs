@@ -35,7 +35,7 @@ const RIGHT: [(&str, &str); 6] = [
 ];
 
 /// What is wrong. An empty word is written as `''`.
-const WRONG: [&[(&str, &str)]; 62] = [
+const WRONG: [&[(&str, &str)]; 63] = [
     &[],
     &[("LEASE", "0")],
     &[("LEASE", "9007199254740992")],
@@ -59,6 +59,7 @@ const WRONG: [&[(&str, &str)]; 62] = [
     &[("KEY", "circle#"), ("OPTIONS", "QUEUE 1 SESSION s#")],
     &[("KEY", "busy#"), ("OPTIONS", "BLOCK 1")],
     &[("KEY", "busy#"), ("OPTIONS", "QUEUE 1 SESSION s#")],
+    &[("KEY", "busy#"), ("OWNER", "dave"), ("OPTIONS", "BLOCK 1")],
     &[("OWNER", "alice:write"), ("OPTIONS", "READ")],
     &[("OWNER", "alice:write"), ("OPTIONS", "WRITE")],
     &[("OPTIONS", "NONSENSE")],
@@ -162,6 +163,19 @@ fn every_error_is_documented_for_the_commands_that_answer_with_it() {
             &[format!("RLOCK.{command}")],
         );
     }
+    let _chain = a_chain_too_long_to_search(&server);
+    for command in ["ACQUIRE chain1 first 1000", "MACQUIRE first 1000 1 chain1"] {
+        let words: Vec<_> = format!("RLOCK.{command} BLOCK 1")
+            .split(' ')
+            .map(str::to_owned)
+            .collect();
+        let command = if command.starts_with('M') {
+            "MACQUIRE"
+        } else {
+            "ACQUIRE"
+        };
+        note(&mut seen, &documented, &mut conn, command, &words);
+    }
     let script = "return redis.pcall('RLOCK.EVENTS', 's')";
     let words = ["EVAL", script, "0"].map(str::to_owned);
     note(&mut seen, &documented, &mut conn, "EVENTS", &words);
@@ -173,6 +187,26 @@ fn every_error_is_documented_for_the_commands_that_answer_with_it() {
     let taken_over = listener.read().error();
     seen.insert((as_documented(&taken_over, &documented), "EVENTS"));
     agree(&seen, &documented);
+}
+
+/// Owner n holds the lock n and waits for the lock n + 1. Each waits for one who does not wait yet,
+/// so only who comes before the first looks along the whole chain.
+fn a_chain_too_long_to_search(server: &Server) -> Conn {
+    let mut conn = server.connect();
+    conn.run("RLOCK.EVENTS chain").events();
+    for first in (1..=10_001).step_by(1_000) {
+        let numbers = || first..first + 1_000;
+        let holds = numbers().map(|n| format!("RLOCK.ACQUIRE chain{n} o{n} 600000"));
+        conn.pipeline(&holds.collect::<Vec<_>>());
+    }
+    for first in (1..=10_001).step_by(1_000) {
+        let waits = (first..first + 1_000).map(|n| {
+            let next = n + 1;
+            format!("RLOCK.ACQUIRE chain{next} o{n} 600000 QUEUE 0 SESSION chain")
+        });
+        conn.pipeline(&waits.collect::<Vec<_>>());
+    }
+    conn
 }
 
 #[test]

@@ -680,7 +680,7 @@ fn once_keeps_the_place_of_the_same_set() {
         assert!(error.starts_with("WAITING "), "{second}: {error}");
     }
     assert!(server.line("z").is_empty());
-    assert_eq!(conn.run("RLOCK.CANCEL y bob"), 1);
+    assert_eq!(conn.run("RLOCK.CANCEL x bob"), 1);
     assert!(new.read().refused() > 20_000);
     assert_eq!(server.line("x"), ["carol"]);
     conn.let_go("x", "alice");

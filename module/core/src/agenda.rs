@@ -16,8 +16,8 @@ pub(crate) enum Job {
 /// The one list of what is to be done.
 #[derive(Debug, Default)]
 pub(crate) struct Agenda {
-    /// What the decisions of this turn have made possible: it is decided before the turn is over, so
-    /// that nobody comes between.
+    /// What the decisions of this turn have made possible: it is decided before the turn is over,
+    /// so that nobody comes between.
     now: VecDeque<Job>,
     /// Locks whose keys may have changed, or at which something must end.
     later: VecDeque<Job>,
@@ -31,6 +31,11 @@ pub(crate) struct Agenda {
 impl Agenda {
     pub(crate) fn is_empty(&self) -> bool {
         self.now.is_empty() && self.later.is_empty()
+    }
+
+    /// Whether a command has nothing to do beside itself.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.now.is_empty() && self.sweep.is_none() && self.writers_to_check == 0
     }
 
     pub(crate) fn clear(&mut self) {

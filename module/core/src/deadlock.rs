@@ -1,10 +1,10 @@
 //! Waits that could never end.
 //!
 //! An owner waits for the holders of all locks that it waits for, and for those before it in their
-//! queues who wait for another lock as well: such a one may be granted here and go on waiting there.
-//! A wait that closes a circle of owners is refused before it begins, so no circle ever stands. One
-//! behind so long a chain of owners that the search would keep the server busy is refused as well:
-//! a circle is never missed, and a wait that could end is never called a deadlock.
+//! queues who wait for another lock as well: such a one may be granted here and go on waiting
+//! there. A wait that closes a circle of owners is refused before it begins, so no circle ever
+//! stands. One behind so long a chain of owners that the search would keep the server busy is
+//! refused as well: a circle is never missed, and a wait that could end is never called a deadlock.
 //!
 //! The search walks from the new wait along who waits for whom until it comes back or to an end. It
 //! needs to know who holds a lock, which only the keyspace knows; so it stops and asks the driver,

@@ -363,7 +363,7 @@ impl Decision<'_> {
     /// Brings a queue in agreement with its key, as read for the owner that is first in it: grants
     /// it if it can have the lock, and otherwise looks again when the lease is over.
     pub(crate) fn reconcile(&mut self, queue: RecordId, stored: Stored) {
-        if stored == Stored::OtherType {
+        if matches!(stored, Stored::OtherType) {
             return self
                 .locks
                 .dismiss_all(queue, &CommandError::WrongType, self.effects);
@@ -474,7 +474,7 @@ impl Decision<'_> {
 
     /// Refuses what cannot be asked of what is stored.
     pub(crate) fn check_kind(&mut self, stored: &Stored, asked: Kind) -> Result<(), CommandError> {
-        if *stored == Stored::OtherType {
+        if matches!(stored, Stored::OtherType) {
             return Err(self.not_a_lock());
         }
         match stored.kind() {
@@ -567,8 +567,8 @@ impl Decision<'_> {
     }
 
     /// Of the readers whose fields these are, deletes the timeout keys that they may have: in one
-    /// decision at most so many, the latest of each first. A field can claim any number of them, and
-    /// must not keep the server busy.
+    /// decision at most so many, the latest of each first. A field can claim any number of them,
+    /// and must not keep the server busy.
     fn delete_timeouts_of(&mut self, readers: &[(Box<[u8]>, Count)]) {
         let mut left = ReadWrite::TIMEOUTS_MAX;
         for (reader, count) in readers {

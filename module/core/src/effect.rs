@@ -54,6 +54,13 @@ pub enum Effect {
     TakenOver(Listener),
 }
 
+impl Effect {
+    /// Whether the key of a lock is deleted.
+    pub(crate) fn is_deletion(&self) -> bool {
+        matches!(self, Self::Write { write, .. } if *write == Write::Delete)
+    }
+}
+
 /// An operation on a lock's key, or on a timeout key of one of its readers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {

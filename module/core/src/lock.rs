@@ -80,8 +80,8 @@ impl Locks {
         }
     }
 
-    /// A waiter's client is gone or was unblocked: it leaves the queue. The lock it waited for; none
-    /// if it was in no queue.
+    /// A waiter's client is gone or was unblocked: it leaves the queue. The lock it waited for;
+    /// none if it was in no queue.
     pub fn depart(&mut self, id: WaiterId) -> Option<LockKey> {
         self.outdate();
         let lock = self.lock_of(id)?;

@@ -427,7 +427,8 @@ impl Decision<'_> {
         true
     }
 
-    /// The owner has the lock now: if it waits for it together with others, perhaps it can have all.
+    /// The owner has the lock now: if it waits for it together with others, perhaps it can have
+    /// all.
     pub(crate) fn holder_may_have_all(&mut self, owner: &[u8]) {
         if self.locks.multis.is_empty() {
             return;
@@ -439,7 +440,8 @@ impl Decision<'_> {
         }
     }
 
-    /// Ends the waits for several locks that stand in the queue of one which is now of another kind.
+    /// Ends the waits for several locks that stand in the queue of one which is now of another
+    /// kind.
     pub(crate) fn dismiss_multis(&mut self, queue: RecordId) {
         for id in self.locks.table.multis_in(queue) {
             let why = WaitOutcome::Refused(CommandError::WrongKind(Kind::ReadWrite));

@@ -152,15 +152,26 @@ pub(crate) fn integer(bytes: &[u8]) -> Option<i64> {
         [] | [b'0', ..] => return None,
         _ => {}
     }
-    // Counting downwards, because the smallest i64 has no positive twin.
+    // Counting downwards, because the smallest i64 has no positive twin. The first digits cannot
+    // overflow, and of most numbers those are all.
+    let (first, rest) = digits.split_at(digits.len().min(DIGITS_THAT_FIT));
     let mut value: i64 = 0;
-    for &digit in digits {
-        let digit = digit.is_ascii_digit().then(|| i64::from(digit & 0x0f))?;
-        value = value.checked_mul(10)?.checked_sub(digit)?;
+    for &char in first {
+        value = value.wrapping_mul(10).wrapping_sub(digit(char)?);
+    }
+    for &char in rest {
+        value = value.checked_mul(10)?.checked_sub(digit(char)?)?;
     }
     if negative {
         Some(value)
     } else {
         value.checked_neg()
     }
+}
+
+/// A number of so many digits is an i64.
+const DIGITS_THAT_FIT: usize = 18;
+
+fn digit(char: u8) -> Option<i64> {
+    char.is_ascii_digit().then(|| i64::from(char & 0x0f))
 }

@@ -5,9 +5,9 @@
 //! and closed in one place, [`LockTable::close_if_idle`], so nothing can stay behind of a lock that
 //! nobody uses.
 //!
-//! The queue of a record is a chain through the arena of all waiters, with the two neighbours stored
-//! in each: joining, leaving from any place and being next take the same time however many wait. An
-//! owner stands in a queue once.
+//! The queue of a record is a chain through the arena of all waiters, with the two neighbours
+//! stored in each: joining, leaving from any place and being next take the same time however many
+//! wait. An owner stands in a queue once.
 
 use crate::arena::{Arena, Id, ROOM_KEPT};
 use crate::hold::HoldIndex;

@@ -8,18 +8,35 @@ pub struct Text {
     start: usize,
 }
 
+/// The numbers from 0 to 99, in two digits each.
+const PAIRS: [[u8; 2]; 100] = {
+    let (mut pairs, mut tens, mut at) = ([[b'0'; 2]; 100], b'0', 0);
+    while tens <= b'9' {
+        let mut ones = b'0';
+        while ones <= b'9' {
+            pairs[at] = [tens, ones];
+            (ones, at) = (ones + 1, at + 1);
+        }
+        tens += 1;
+    }
+    pairs
+};
+
 impl Text {
     /// A number in decimal.
     pub fn number(number: i64) -> Self {
         let (mut buffer, mut start) = ([0; 24], 0);
         let mut rest = number.unsigned_abs();
-        // From the last digit on. There are 19 at most, so there is room before them.
-        for (at, place) in buffer.iter_mut().enumerate().rev() {
-            let [digit, ..] = (rest % 10).to_le_bytes();
-            *place = b'0' | digit;
-            rest /= 10;
+        // Two digits at a time, from the last on. There are 19 at most, so there is room before
+        // them.
+        let (pairs, _) = buffer.as_chunks_mut::<2>();
+        for (at, place) in pairs.iter_mut().enumerate().rev() {
+            let pair = usize::try_from(rest % 100).ok();
+            *place = *pair.and_then(|pair| PAIRS.get(pair)).unwrap_or(b"00");
+            rest /= 100;
             if rest == 0 {
-                start = at;
+                let leading_zero = usize::from(place[0] == b'0');
+                start = at.saturating_mul(2).saturating_add(leading_zero);
                 break;
             }
         }
@@ -64,6 +81,10 @@ mod tests {
             1,
             9,
             10,
+            99,
+            100,
+            101,
+            1_000,
             -1,
             -10,
             1_795_000_000_000_000,

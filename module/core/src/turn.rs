@@ -1,13 +1,14 @@
 //! The loop: what comes next, and in which order.
 //!
-//! A turn is one command, or one firing of the timer. It hands out tasks, one after the other: which
-//! locks are to be read, and as whose eyes see them. Whoever drives it reads them, hands in what was
-//! found, and carries out the effects; then it asks for the next task, until there is none.
+//! A turn is one command, or one firing of the timer. It hands out tasks, one after the other:
+//! which locks are to be read, and as whose eyes see them. Whoever drives it reads them, hands in
+//! what was found, and carries out the effects; then it asks for the next task, until there is
+//! none.
 //!
 //! ```text
 //! while let Some(task) = locks.next_task(&mut turn, now) {
-//!     let reading = /* read task.subject as deep as task.depth */;
-//!     locks.decide(&mut turn, reading, now, &mut effects);
+//!     let read = /* read task.subject, as deep as task.depth */;
+//!     locks.decide(&mut turn, task.found(read), now, &mut effects);
 //!     /* carry out the effects */
 //! }
 //! ```
@@ -21,9 +22,9 @@
 //!    read again.
 //! 4. What all this has made possible: the next in a queue, a wait for several locks.
 //!
-//! What is read says for whom, and counts only if nothing was decided since: another module may call
-//! us while a key is opened, and an earlier reading is then of a lock that is no longer so. Such a
-//! reading is refused, and the task is handed out again.
+//! What is read says for whom, and counts only if nothing was decided since: another module may
+//! call us while a key is opened, and an earlier reading is then of a lock that is no longer so.
+//! Such a reading is refused, and the task is handed out again.
 
 use crate::agenda::Job;
 use crate::deadlock::{DeadlockSearch, Found};
@@ -116,6 +117,12 @@ impl<'a> Command<'a> {
             _ => ReadDepth::Brief,
         }
     }
+
+    /// Whether a plain lock that its owner has entered once is free after it, or its lease begun
+    /// anew.
+    fn replaces_own_lease(&self) -> bool {
+        matches!(self, Self::Acquire(_) | Self::Release(_) | Self::Renew(_))
+    }
 }
 
 /// What is to be read next.
@@ -127,6 +134,8 @@ pub struct Task {
     pub depth: ReadDepth,
     /// What for.
     pub purpose: Purpose,
+    /// Whether the command ends the owner's lease or begins it anew.
+    replaces_own_lease: bool,
     epoch: u64,
 }
 
@@ -168,7 +177,7 @@ pub enum Purpose {
 #[derive(Clone, Debug)]
 pub enum Read<'a> {
     /// What is stored at one lock.
-    One(Stored),
+    One(&'a Stored),
     /// What is stored at each of several, in their order.
     Several(&'a [Stored]),
     /// For BREAK: what is stored, and of a read-write lock the fields of its readers.
@@ -186,13 +195,20 @@ pub enum Read<'a> {
 /// What was found for a task. It is of no use for another.
 #[derive(Debug)]
 pub struct Reading<'a> {
-    task: Task,
+    task: &'a Task,
     read: Read<'a>,
 }
 
 impl Task {
+    /// Whether it counts when the lease of a plain lock ends: not if the command's owner alone has
+    /// it, entered once, and gives it back or begins its lease anew. That is the common case, and
+    /// the end is a look-up of its own in the server.
+    pub fn needs_end(&self, own: Option<Count>, others: bool) -> bool {
+        others || !self.replaces_own_lease || own != Some(Count::Valid(1))
+    }
+
     /// What was found for it.
-    pub fn found(self, read: Read<'_>) -> Reading<'_> {
+    pub fn found<'a>(&'a self, read: Read<'a>) -> Reading<'a> {
         Reading { task: self, read }
     }
 }
@@ -333,8 +349,8 @@ enum Phase {
     Drain,
 }
 
-/// In one turn at most so many decisions are made about others; what is left is decided in the next,
-/// and clients come between.
+/// In one turn at most so many decisions are made about others; what is left is decided in the
+/// next, and clients come between.
 pub const DECISIONS_MAX: usize = 1000;
 
 /// A reading that is out of date so often is given up.
@@ -418,7 +434,17 @@ impl<'a> Turn<'a> {
 
 impl Locks {
     /// What is to be read next; none if the turn is over.
+    #[inline]
     pub fn next_task(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
+        // The common case: the command is decided, and nobody else is concerned.
+        let is_over = matches!(turn.phase, Phase::Drain) && !turn.is_timer;
+        if is_over && self.agenda.is_idle() {
+            return None;
+        }
+        self.find_task(turn, now)
+    }
+
+    fn find_task(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
         if turn.outdated > OUTDATED_MAX {
             self.agenda.put_off();
             return None;
@@ -446,13 +472,17 @@ impl Locks {
             subject,
             depth,
             purpose,
+            replaces_own_lease: false,
             epoch: self.epoch,
         }
     }
 
     fn command_task(&self, turn: &Turn<'_>) -> Option<Task> {
-        let depth = turn.command?.depth();
-        Some(self.task(Subject::Command, depth, Purpose::Command))
+        let command = turn.command?;
+        Some(Task {
+            replaces_own_lease: command.replaces_own_lease(),
+            ..self.task(Subject::Command, command.depth(), Purpose::Command)
+        })
     }
 
     /// A hold that must end at one of the command's locks.
@@ -607,8 +637,8 @@ impl Locks {
 
     // --- Decisions -------------------------------------------------------------------------------
 
-    /// Decides, with what was found for a task. False if nothing was decided, because the reading is
-    /// out of date: then the task comes again.
+    /// Decides, with what was found for a task. False if nothing was decided, because the reading
+    /// is out of date: then the task comes again.
     pub fn decide(
         &mut self,
         turn: &mut Turn<'_>,
@@ -627,21 +657,21 @@ impl Locks {
             Purpose::Command | Purpose::Holders | Purpose::TimeOut
         );
         turn.budget = turn.budget.saturating_sub(is_about_others.into());
-        match (task.purpose, task.subject) {
+        match (task.purpose, &task.subject) {
             (Purpose::Command, _) => self.decide_command(turn, read, now, effects),
             (Purpose::Holders, _) => self.decide_search(turn, &read),
             (Purpose::TimeOut, _) => self.decide_timeout(&read, now, effects),
             (Purpose::Release(_), Subject::One(lock, _)) => {
-                self.decide_release(turn, &lock, read, now, effects);
+                self.decide_release(turn, lock, read, now, effects);
             }
             (Purpose::Reconcile(_), Subject::One(lock, _)) => {
-                self.decide_reconcile(&lock, read, now, effects);
+                self.decide_reconcile(lock, read, now, effects);
             }
             (Purpose::GrantSeveral(multi), Subject::Several(locks, _)) => {
-                self.decide_several(multi, &locks, &read, now, effects);
+                self.decide_several(multi, locks, &read, now, effects);
             }
             (Purpose::CheckHold(_), Subject::One(lock, _)) => {
-                self.decide_hold(&lock, read, now, effects);
+                self.decide_hold(lock, read, now, effects);
             }
             (Purpose::Sweep, Subject::One(lock, _)) => {
                 self.agenda.swept();
@@ -650,7 +680,7 @@ impl Locks {
                 }
             }
             (Purpose::CheckWriter, Subject::One(lock, owner)) => {
-                self.decide_writer(&lock, &owner, &read);
+                self.decide_writer(lock, owner, &read);
             }
             _ => {}
         }
@@ -668,7 +698,7 @@ impl Locks {
         let outcome = match (command.keys(), read) {
             (Keys::One(name), Read::One(stored)) => {
                 let at = LockRef { db: turn.db, name };
-                self.decide_about_one(turn, command, at, stored, now, effects)
+                self.decide_about_one(turn, command, at, *stored, now, effects)
             }
             (Keys::One(name), Read::Holds(stored, readers)) => {
                 // The hold that was meant has ended already, in this very turn.
@@ -813,9 +843,8 @@ impl Locks {
         if let Read::One(stored) = read {
             let written = effects.len();
             self.decision(lock.as_ref(), 0, now, effects)
-                .end(&release, stored);
-            let is_deleted = |effect: &Effect| matches!(effect, Effect::Write { write, .. } if *write == crate::Write::Delete);
-            turn.freed |= effects.iter().skip(written).any(is_deleted);
+                .end(&release, *stored);
+            turn.freed |= effects.iter().skip(written).any(Effect::is_deletion);
         }
     }
 
@@ -833,7 +862,7 @@ impl Locks {
         match read {
             Read::One(stored) => {
                 self.decision(lock.as_ref(), 0, now, effects)
-                    .reconcile(queue, stored);
+                    .reconcile(queue, *stored);
             }
             Read::Elsewhere(error) => {
                 self.table.forget_writer(lock.as_ref());
@@ -881,7 +910,7 @@ impl Locks {
         match read {
             Read::One(stored) => self
                 .decision(lock.as_ref(), 0, now, effects)
-                .check_hold(id, stored),
+                .check_hold(id, *stored),
             // Served by another node now: the hold is not lost, but no longer ours to watch.
             Read::Elsewhere(_) => {
                 self.table.forget_writer(lock.as_ref());
@@ -899,7 +928,8 @@ impl Locks {
             return;
         };
         let ttl_ms = match read {
-            Read::One(stored) | Read::Several([stored]) => stored.ttl_ms(now),
+            Read::One(stored) => stored.ttl_ms(now),
+            Read::Several([stored]) => stored.ttl_ms(now),
             Read::Several(stored) => ttl_of_others_ms(stored, now),
             _ => 0,
         };
@@ -1003,11 +1033,11 @@ impl Locks {
         }
     }
 
-    /// Puts the caller of a command that [must wait](Outcome::MustWait) into the queue of each of its
-    /// locks, on its blocked client or for its session.
+    /// Puts the caller of a command that [must wait](Outcome::MustWait) into the queue of each of
+    /// its locks, on its blocked client or for its session.
     ///
-    /// With ONCE an owner who waits already keeps its place, and whoever waited there for it is told
-    /// so. Returns none when there is no room for another waiter at all.
+    /// With ONCE an owner who waits already keeps its place, and whoever waited there for it is
+    /// told so. Returns none when there is no room for another waiter at all.
     pub fn enqueue(
         &mut self,
         turn: &mut Turn<'_>,
@@ -1122,8 +1152,8 @@ impl Locks {
         Some(self.multis.waiters(multi).to_vec())
     }
 
-    /// The owner's wait goes on for another connection or session and with new terms. Whoever waited
-    /// for it until now is told so.
+    /// The owner's wait goes on for another connection or session and with new terms. Whoever
+    /// waited for it until now is told so.
     fn take_over(
         &mut self,
         waiters: &[WaiterId],

@@ -233,7 +233,7 @@ impl Crossing {
                 }
                 Purpose::Command if is_break => Read::Holds(stored[0], &[]),
                 _ if several => Read::Several(&stored),
-                _ => Read::One(stored[0]),
+                _ => Read::One(&stored[0]),
             };
             let mut effects = Vec::new();
             self.locks.decide(turn, task.found(read), NOW, &mut effects);

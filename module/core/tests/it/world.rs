@@ -608,7 +608,7 @@ impl World {
         effects: &mut Vec<Effect>,
     ) -> Result<bool, String> {
         let now = self.clock.now;
-        let read = |place| self.space.read(place, owner);
+        let read = |place| as_needed(&task, self.space.read(place, owner));
         let stored: Vec<Stored> = places.iter().map(read).collect();
         let holders = self.space.holders(&places[0]);
         let names_several = match &task.subject {
@@ -622,7 +622,7 @@ impl World {
             (Purpose::Holders, _) => Read::Owners(&holders),
             (Purpose::Command, Some(Command::Break(_))) => Read::Holds(stored[0], &[]),
             _ if names_several => Read::Several(&stored),
-            _ => Read::One(stored[0]),
+            _ => Read::One(&stored[0]),
         };
         self.interrupts = match self.interrupts {
             Some(0) => {
@@ -1241,5 +1241,16 @@ fn write_field(space: &mut Keyspace, place: &Place, field: &[u8], value: &str) {
     if let Some(keyspace::Value::Hash(fields)) = space.get_mut(place).map(|entry| &mut entry.value)
     {
         fields.insert(field.to_vec(), value.as_bytes().to_vec());
+    }
+}
+
+/// What is read for a task: not the end of a lease that does not count.
+pub(crate) fn as_needed(task: &Task, stored: Stored) -> Stored {
+    match stored {
+        Stored::Plain(mut hash) if !task.needs_end(hash.own, hash.others) => {
+            hash.ends_at = None;
+            Stored::Plain(hash)
+        }
+        _ => stored,
     }
 }

@@ -249,13 +249,13 @@ impl<'a> Core<'a> {
             let read = match task.purpose {
                 Purpose::Holders | Purpose::Sweep => Read::Owners(&owners),
                 Purpose::Command if is_break => Read::Holds(all[0], &readers),
-                Purpose::Command | Purpose::TimeOut if number.is_none() => Read::One(all[0]),
+                Purpose::Command | Purpose::TimeOut if number.is_none() => Read::One(&all[0]),
                 Purpose::Command | Purpose::TimeOut => Read::Several(&all),
                 _ if self.choices.one_in(16) => Read::Unknown,
                 Purpose::GrantSeveral(_) if self.choices.one_in(16) => Read::NotHere(0),
                 Purpose::GrantSeveral(_) => Read::Several(&all),
                 _ if self.choices.one_in(16) => Read::Elsewhere(moved),
-                _ => Read::One(all[0]),
+                _ => Read::One(&all[0]),
             };
             let (purpose, was_free) = (task.purpose, all.iter().any(Stored::is_free));
             let mut effects = Vec::new();
@@ -297,7 +297,7 @@ impl<'a> Core<'a> {
             let read = match (&task.subject, task.purpose) {
                 (_, Purpose::Sweep) => Read::Unknown,
                 (Subject::Several(..), _) => Read::Several(&all),
-                _ => Read::One(all[0]),
+                _ => Read::One(&all[0]),
             };
             let mut effects = Vec::new();
             let reading = task.found(read);

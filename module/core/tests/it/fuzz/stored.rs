@@ -174,7 +174,7 @@ impl World {
                 Purpose::Command if matches!(command, Command::Break(_)) => {
                     Read::Holds(stored, &readers)
                 }
-                _ => Read::One(stored),
+                _ => Read::One(&stored),
             };
             self.locks
                 .decide(&mut turn, task.found(read), self.now, &mut effects);

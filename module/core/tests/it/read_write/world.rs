@@ -6,6 +6,7 @@ use super::invariants;
 use super::keyspace::{Keyspace, Reading, Value, number};
 use super::life::{HoldName, Name, News, TwinEnding, TwinEvent, in_any_order};
 use super::twin::{Asked, Heard, Reply, Twin, TwinWaiter, Waits};
+use crate::world::as_needed;
 use rlock_core::request::{Acquire, Cancel, Events, Release, Renew, WaitMode};
 use rlock_core::{
     BlockedClient, Command, CommandError, Counters, DECISIONS_MAX, Effect, Event, EventKind, Grant,
@@ -460,14 +461,14 @@ impl World {
         owner: &[u8],
         effects: &mut Vec<Effect>,
     ) -> Result<bool, String> {
-        let stored = self.space.read(lock, owner, task.depth, self.how);
+        let stored = as_needed(&task, self.space.read(lock, owner, task.depth, self.how));
         let (holders, gone) = (self.space.holders(lock), self.space.readers_gone(lock));
         let readers = self.space.reader_counts(lock);
         let read = match (task.purpose, command) {
             (Purpose::Holders, _) => Read::Owners(&holders),
             (Purpose::Sweep, _) => Read::Owners(&gone),
             (Purpose::Command, Some(Command::Break(_))) => Read::Holds(stored, &readers),
-            _ => Read::One(stored),
+            _ => Read::One(&stored),
         };
         self.interrupts = match self.interrupts {
             Some(0) => {
