@@ -471,11 +471,13 @@ fn walk_where(
     for _ in 0..depth {
         let mut next = Vec::new();
         for history in &frontier {
-            let before = replay_to(history).unwrap_or_else(|wrong| panic!("{wrong}"));
+            let before = replay_to(history)
+                .unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
             let ops = alphabet.iter().enumerate();
             for (last, op) in ops.filter(|(_, op)| allowed(&before, op)) {
                 let history: Vec<Op> = history.iter().chain([op]).cloned().collect();
-                let world = replay_to(&history).unwrap_or_else(|wrong| panic!("{wrong}"));
+                let world = replay_to(&history)
+                    .unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
                 walked.steps += 1;
                 walked.refused += world.counters().deadlocks_refused;
                 let Some(state) = seen(&world) else {
@@ -511,12 +513,14 @@ fn walk_to_moments(
         for history in &frontier {
             for moment in moments {
                 let history: Vec<Op> = history.iter().chain(moment).cloned().collect();
-                replay(&history).unwrap_or_else(|wrong| panic!("{wrong}"));
+                replay(&history)
+                    .unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
                 walked.steps += 1;
             }
             for letter in letters {
                 let history: Vec<Op> = history.iter().chain([letter]).cloned().collect();
-                let world = replay_to(&history).unwrap_or_else(|wrong| panic!("{wrong}"));
+                let world = replay_to(&history)
+                    .unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
                 if seen(&world).is_some_and(|state| met.insert(state)) {
                     next.push(history);
                 }

@@ -306,7 +306,8 @@ fn walk(
             for (last, op) in alphabet.iter().enumerate() {
                 let history: Vec<Op> = history.iter().chain([op]).cloned().collect();
                 let world = replay_to(&history, Reading::Short);
-                let world = world.unwrap_or_else(|wrong| panic!("{wrong}"));
+                let world =
+                    world.unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
                 walked.steps += 1;
                 walked.refused += world.counters().deadlocks_refused;
                 let Some(state) = seen(&world) else {
@@ -341,13 +342,15 @@ fn walk_to_moments(letters: &[Op], moments: &[Vec<Op>], depth: usize) -> Walked 
         for history in &frontier {
             for moment in moments {
                 let history: Vec<Op> = history.iter().chain(moment).cloned().collect();
-                replay(&history, Reading::Short).unwrap_or_else(|wrong| panic!("{wrong}"));
+                replay(&history, Reading::Short)
+                    .unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
                 walked.steps += 1;
             }
             for letter in letters {
                 let history: Vec<Op> = history.iter().chain([letter]).cloned().collect();
                 let world = replay_to(&history, Reading::Short);
-                let world = world.unwrap_or_else(|wrong| panic!("{wrong}"));
+                let world =
+                    world.unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
                 if seen(&world).is_some_and(|state| met.insert(state)) {
                     next.push(history);
                 }

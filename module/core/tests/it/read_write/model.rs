@@ -1,7 +1,7 @@
 //! Random histories: the core against the twin after every step.
 //!
 //! A failure prints the shortest history found that still fails, as the code that replays it (put
-//! it into [`once_failed`]), and the seed goes to `tests/proptest-regressions/`.
+//! it into `sentences.rs`), and the seed goes to `tests/proptest-regressions/`.
 
 use super::foreign::Change;
 use super::keyspace::Reading;

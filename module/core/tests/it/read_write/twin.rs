@@ -568,6 +568,11 @@ impl Twin {
         }
     }
 
+    /// What a turn did there is no longer so, and nobody was told.
+    pub(crate) fn changed_unseen(&mut self, lock: &[u8]) {
+        self.changed.remove(lock);
+    }
+
     /// At the end of a turn: nobody was left to wait for what the turn freed or opened.
     pub(crate) fn all_are_served(&mut self) -> Result<(), String> {
         for lock in std::mem::take(&mut self.changed) {
@@ -824,9 +829,11 @@ impl Twin {
                 continue;
             };
             let holders = self.space.holders(lock);
-            if !holders.iter().any(|holder| **holder == *owner) {
-                found.extend(holders.into_iter().map(<[u8]>::into_vec));
+            if holders.iter().any(|holder| **holder == *owner) {
+                // Also where a script gave it the lock while it stood in the queue.
+                continue;
             }
+            found.extend(holders.into_iter().map(<[u8]>::into_vec));
             let ahead = line[..last].iter().map(|waiter| &waiter.owner);
             let ahead = ahead.filter(|of| *of != owner && waits_elsewhere(of, lock));
             found.extend(ahead.cloned());

@@ -828,6 +828,7 @@ impl World {
                 self.locks.changed(lock_ref(LOCKS[lock]));
             } else {
                 self.unseen.insert(LOCKS[lock].to_vec());
+                self.twin.changed_unseen(LOCKS[lock]);
                 let holds = self.twin.life.holds.keys();
                 let holds = holds.filter(|(of, ..)| *of == LOCKS[lock]);
                 self.unseen_holds.extend(holds.cloned());
