@@ -53,6 +53,7 @@ fn several_locks_of_one_slot_wherever_that_is() {
     some_of_the_keys_here_and_some_there_are_to_try_again(&cluster, Tag("t5"));
     free_keys_of_a_slot_on_its_way_are_not_taken_twice(&cluster, Tag("t6"));
     a_slot_that_moves_without_its_keys_redirects_the_waiters_too(&cluster, Tag("t7"));
+    a_release_of_all_hands_over_and_tells_in_a_slot_on_its_way(&cluster, Tag("t8"));
 }
 
 fn keys_of_one_slot(cluster: &Cluster, tag: Tag) {
@@ -203,4 +204,23 @@ fn a_slot_that_moves_without_its_keys_redirects_the_waiters_too(cluster: &Cluste
     assert_eq!(second.run(take), "OK");
     tag.is_moved(first, &bob.read());
     until("nobody waits", || first.info_number("rlock_waiters") == 0);
+}
+
+fn a_release_of_all_hands_over_and_tells_in_a_slot_on_its_way(cluster: &Cluster, tag: Tag) {
+    let first = &cluster.first;
+    tag.run(first, "RLOCK.MACQUIRE alice 30000 2 #x #y").held();
+    let mut bob = first.blocked_in(&tag.of("RLOCK.ACQUIRE #x bob 30000 BLOCK 0"));
+    let mut listener = first.connect();
+    for name in ["#x", "#y"] {
+        listener.run(tag.of(&format!("SUBSCRIBE redisson_lock__channel:{name}")));
+    }
+    cluster.open_slot_of(&tag.of("#x"));
+    assert_eq!(tag.run(first, "RLOCK.MRELEASE alice 2 #x #y"), 2);
+    bob.read().held();
+    assert_eq!(tag.holder(first, "#x").as_deref(), Some("bob"));
+    for name in ["#x", "#y"] {
+        let message = listener.read().texts();
+        let channel = tag.of(&format!("redisson_lock__channel:{name}"));
+        assert_eq!(message, ["message", &channel, "0"]);
+    }
 }

@@ -417,18 +417,6 @@ impl Decision<'_> {
         }
     }
 
-    /// The same, but the next in the queue is granted later in this turn. One unlock message either
-    /// way: now, unless the hand-over brings it.
-    pub(crate) fn free_for_later(&mut self) {
-        self.write(Write::Delete);
-        let queue = self.queue();
-        let first = queue.and_then(|queue| self.locks.table.first(queue));
-        if !first.is_some_and(|(_, first)| first.is_plain()) {
-            self.publish(Mode::Plain);
-        }
-        self.reconcile_now();
-    }
-
     /// Grants the first in the queue, which waits for this lock only and can have it. The message,
     /// if there is one to be sent, comes before word to the waiter and after what is written.
     fn hand_over(&mut self, stored: &Stored, message: Option<Mode>) {

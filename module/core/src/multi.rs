@@ -398,33 +398,24 @@ impl Decision<'_> {
         Some(held)
     }
 
-    /// Gives back one hold of one lock of a MRELEASE. Whether the owner had one. Nobody is granted
-    /// by it before all are given back.
+    /// Gives back one hold of one lock of a MRELEASE. Whether the owner had one.
     fn release_one(&mut self, stored: Stored, owner: &[u8]) -> bool {
-        let Stored::Plain(hash) = stored else {
+        if !matches!(stored, Stored::Plain(_)) {
             self.locks.mark_dirty(self.at);
             return false;
-        };
-        let left = match hash.own {
-            Some(Count::Valid(held)) => held.saturating_sub(1),
-            _ => return false,
-        };
-        if left > 0 || hash.others {
-            let request = Release {
-                key: self.at.name,
-                owner,
-                mode: Mode::Plain,
-                token: None,
-                lease: None,
-            };
-            let _ = self.give_back(stored, &request);
-        } else {
-            self.record_hold(hash.token);
-            self.unbind(owner, Mode::Plain);
-            self.free_for_later();
         }
-        count(&mut self.locks.counters.releases);
-        true
+        let request = Release {
+            key: self.at.name,
+            owner,
+            mode: Mode::Plain,
+            token: None,
+            lease: None,
+        };
+        let is_released = matches!(self.give_back(stored, &request), Ok(Some(_)));
+        if is_released {
+            count(&mut self.locks.counters.releases);
+        }
+        is_released
     }
 
     /// The owner has the lock now: if it waits for it together with others, perhaps it can have

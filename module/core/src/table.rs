@@ -879,9 +879,4 @@ impl Waiter {
     pub(crate) fn order(&self) -> u64 {
         self.order
     }
-
-    /// Whether it waits for a plain lock, and for nothing else.
-    pub(crate) fn is_plain(&self) -> bool {
-        self.mode == Mode::Plain && self.multi.is_none()
-    }
 }

@@ -128,8 +128,6 @@ pub(crate) struct Twin {
     /// What was in the way of those who wait for several locks, by seat, when they were last looked
     /// at.
     blocked: BTreeMap<usize, Place>,
-    /// The locks given back by MRELEASE, whose message is out and whose lines come later.
-    given_back: BTreeSet<Place>,
     /// The locks that were freed in this turn by holds that had to end.
     pub(crate) freed: BTreeSet<Place>,
 }
@@ -373,7 +371,7 @@ impl Twin {
         Reply::Number(held - 1)
     }
 
-    fn end_hold_of(&mut self, place: &Place, owner: &[u8], now: Now) {
+    pub(super) fn end_hold_of(&mut self, place: &Place, owner: &[u8], now: Now) {
         self.life.unbind(place, owner);
         if self.others(place, owner) {
             self.fields_mut(place).unwrap().remove(owner);
@@ -744,9 +742,7 @@ impl Twin {
             self.life.lose_all(place, None, now);
             self.changed.push((place.clone(), None));
             if self.is_for_one_lock(place) {
-                if !self.given_back.remove(place) {
-                    self.published.push((place.clone(), Mode::Plain));
-                }
+                self.published.push((place.clone(), Mode::Plain));
                 self.space.delete(place);
                 self.grant_first(place, now);
             }

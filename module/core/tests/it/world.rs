@@ -912,6 +912,7 @@ impl World {
             self.locks.changed(lock_ref(place));
         } else {
             self.unseen.insert(place.clone());
+            self.twin.changed_unseen(place);
             let holds = self
                 .twin
                 .life

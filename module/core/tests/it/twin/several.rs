@@ -5,7 +5,7 @@ use super::{
 };
 use crate::keyspace::Place;
 use crate::life::Name;
-use rlock_core::{Mode, Now};
+use rlock_core::Now;
 use std::collections::BTreeSet;
 
 impl Twin {
@@ -173,7 +173,7 @@ impl Twin {
         })
     }
 
-    pub(crate) fn release_several(&mut self, places: &[Place], owner: &[u8]) -> Reply {
+    pub(crate) fn release_several(&mut self, places: &[Place], owner: &[u8], now: Now) -> Reply {
         if let Some(refused) = self.cannot_count(places, owner) {
             return refused;
         }
@@ -189,18 +189,7 @@ impl Twin {
                 self.bind(place, owner, None);
                 continue;
             }
-            self.life.unbind(place, owner);
-            if self.others(place, owner) {
-                self.fields_mut(place).unwrap().remove(owner);
-            } else {
-                // All are released before anyone is granted.
-                self.space.delete(place);
-                self.published.push((place.clone(), Mode::Plain));
-                self.changed.push((place.clone(), None));
-                if self.is_for_one_lock(place) {
-                    self.given_back.insert(place.clone());
-                }
-            }
+            self.end_hold_of(place, owner, now);
         }
         Reply::Number(released)
     }
@@ -329,9 +318,13 @@ impl Twin {
         }
     }
 
+    /// What this step did there is no longer so, and nobody was told.
+    pub(crate) fn changed_unseen(&mut self, place: &Place) {
+        self.changed.retain(|(of, _)| of != place);
+    }
+
     /// At the end of a step: nobody was left to wait for what it freed, or gave to its owner.
     pub(crate) fn all_are_served(&mut self) -> Result<(), String> {
-        self.given_back.clear();
         for (place, to) in std::mem::take(&mut self.changed) {
             let first = self.line(&place).first();
             let is_free = self.is_free(&place);

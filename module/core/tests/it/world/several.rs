@@ -82,8 +82,8 @@ impl World {
         let request = MultiRelease::parse(args.iter().map(Vec::as_slice))
             .map_err(|refusal| format!("{args:?}: {refusal}"))?;
         let places = distinct(locks);
-        self.decide_several(Command::MultiRelease(&request), places[0].0, |twin, _| {
-            twin.release_several(&places, owner)
+        self.decide_several(Command::MultiRelease(&request), places[0].0, |twin, now| {
+            twin.release_several(&places, owner, now)
         })
     }
 
