@@ -76,9 +76,14 @@ impl Agenda {
         self.writers_to_check = 2;
     }
 
-    /// After which one the next writer is to be looked at, if one is.
-    pub(crate) fn writer_to_check(&self) -> Option<Option<(i64, RecordId)>> {
-        (self.writers_to_check > 0).then_some(self.last_writer)
+    /// Whether a writer is to be looked at.
+    pub(crate) fn any_writer_to_check(&self) -> bool {
+        self.writers_to_check > 0
+    }
+
+    /// The one that was looked at last; none before the first of all.
+    pub(crate) fn last_writer(&self) -> Option<(i64, RecordId)> {
+        self.last_writer
     }
 
     pub(crate) fn writer_begun(&mut self, writer: Option<(i64, RecordId)>) {

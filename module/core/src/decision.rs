@@ -7,7 +7,7 @@
 
 use crate::agenda::Job;
 use crate::deadlock::Circle;
-use crate::hold::HoldId;
+use crate::hold::{HoldId, HoldIndex};
 use crate::lock::Locks;
 use crate::metrics::count;
 use crate::pending::PendingRelease;
@@ -117,17 +117,15 @@ impl Decision<'_> {
             Stored::ReadWrite(hash) => {
                 self.acquire_read_write(&hash, request, session, waiters_max)
             }
-            Stored::Plain(hash) => match hash.own {
-                Some(own) => {
+            Stored::Plain(hash) => {
+                if let Some(own) = hash.own {
                     let (count, token) = self.reenter(&hash, own, &Entry::of(request, session))?;
-                    Ok(Acquired::Held { count, token })
+                    return Ok(Acquired::Held { count, token });
                 }
-                None => {
-                    self.check_after(hash.ends_at);
-                    let wish = Wish::until(hash.ends_at, ttl_ms(hash.ends_at, self.now));
-                    self.wait_for(wish, request, waiters_max)
-                }
-            },
+                self.check_after(hash.ends_at);
+                let wish = Wish::until(hash.ends_at, ttl_ms(hash.ends_at, self.now));
+                self.wait_for(wish, request, waiters_max)
+            }
             Stored::Free | Stored::NoHolder | Stored::OtherType => Err(CommandError::WrongType),
         }
     }
@@ -647,7 +645,7 @@ impl Decision<'_> {
     pub(crate) fn lose_holds(&mut self, reason: Option<LostReason>) {
         let record = self.locks.table.find(self.at);
         let index = record.and_then(|record| self.locks.table.holds(record));
-        for id in index.map_or_else(Vec::new, |index| index.all()) {
+        for id in index.map_or_else(Vec::new, HoldIndex::all) {
             self.lose(id, reason);
         }
     }
