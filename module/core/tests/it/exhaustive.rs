@@ -309,9 +309,9 @@ fn moments_of(commands: &[Option<Op>], closed: &[Vec<usize>]) -> Vec<Vec<Op>> {
     for closed in closed {
         for between in &between {
             for command in commands {
-                let closes = closed.iter().map(|client| Op::Close { client: *client });
+                let ends = closed.iter().map(|client| Op::Close { client: *client });
                 let then = between.iter().chain(command).cloned();
-                let moment = [Op::Multi].into_iter().chain(closes).chain(then);
+                let moment = [Op::Multi].into_iter().chain(ends).chain(then);
                 moments.push(moment.chain([Op::Exec]).collect());
             }
         }

@@ -426,9 +426,9 @@ fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
     let before = proptest::option::weighted(0.3, interrupt());
     let meanwhile = proptest::collection::vec(meanwhile, 0..4);
     (before, closed, meanwhile).prop_map(|(before, closed, meanwhile)| {
-        let closes = closed.into_iter().map(|client| Op::Close { client });
+        let ends = closed.into_iter().map(|client| Op::Close { client });
         let again = (0..SESSIONS.len()).map(listens_without_grace);
-        let moment = [Op::Multi].into_iter().chain(before).chain(closes);
+        let moment = [Op::Multi].into_iter().chain(before).chain(ends);
         moment
             .chain(meanwhile)
             .chain([Op::Exec])

@@ -225,18 +225,33 @@ pub(crate) struct World {
     is_replica: bool,
     /// While several locks are being entered: the highest token from before.
     takes_several: Option<i64>,
-    /// After how many reads the timer fires between what is read and what is decided by it.
-    interrupts: Option<usize>,
-    /// Whether the timer comes between.
-    is_part: bool,
-    /// Whether the timer has left something to do.
-    is_cut_short: bool,
+    timer: Timer,
     /// Locks that changed without an event, and were not looked at since.
     unseen: BTreeSet<Place>,
     /// Locks in which somebody else has written.
     written_by_others: BTreeSet<Place>,
     /// The same for holds of sessions, each with its token.
     unseen_holds: BTreeSet<(Place, Vec<u8>, Option<i64>)>,
+}
+
+/// When the timer fires in the midst of something else, and what came of it.
+#[derive(Debug, Default)]
+pub(crate) struct Timer {
+    /// After how many reads it fires between what is read and what is decided by it.
+    pub(crate) comes_after: Option<usize>,
+    /// Whether its turn goes on, of which a command's is not the end.
+    pub(crate) is_part: bool,
+    /// Whether it has left something to do.
+    pub(crate) is_cut_short: bool,
+}
+
+impl Timer {
+    /// Whether it fires after this read.
+    pub(crate) fn comes_between(&mut self) -> bool {
+        let reads = self.comes_after;
+        self.comes_after = reads.and_then(|reads| reads.checked_sub(1));
+        reads == Some(0)
+    }
 }
 
 #[derive(Debug)]
@@ -268,9 +283,7 @@ impl Default for World {
             in_multi: false,
             is_replica: false,
             takes_several: None,
-            interrupts: None,
-            is_part: false,
-            is_cut_short: false,
+            timer: Timer::default(),
             unseen: BTreeSet::new(),
             written_by_others: BTreeSet::new(),
             unseen_holds: BTreeSet::new(),
@@ -484,7 +497,7 @@ impl World {
             Op::Multi => self.in_multi = true,
             Op::Exec => self.in_multi = false,
             Op::Tick { decisions } => self.tick(decisions)?,
-            Op::Interrupt { reads } => self.interrupts = Some(reads),
+            Op::Interrupt { reads } => self.timer.comes_after = Some(reads),
             _ => {}
         }
         Ok(())
@@ -557,7 +570,7 @@ impl World {
         for _ in 0..1000 {
             let Some(task) = self.locks.next_task(turn, now) else {
                 // What a turn that was cut short has left is served when the timer fires again.
-                if !self.is_part && !self.is_cut_short {
+                if !self.timer.is_part && !self.timer.is_cut_short {
                     self.twin.all_are_served()?;
                 }
                 return Ok(of_twin);
@@ -575,7 +588,7 @@ impl World {
             let purpose = task.purpose;
             let mut effects = Vec::new();
             let command = command.map(|(command, _)| command);
-            if !self.read_and_decide(turn, task, command, &places, &owner, &mut effects)? {
+            if !self.read_and_decide(turn, &task, command, &places, &owner, &mut effects)? {
                 continue;
             }
             self.all_has_ended(purpose, &places)?;
@@ -601,14 +614,14 @@ impl World {
     fn read_and_decide(
         &mut self,
         turn: &mut Turn<'_>,
-        task: Task,
+        task: &Task,
         command: Option<Command<'_>>,
         places: &[Place],
         owner: &[u8],
         effects: &mut Vec<Effect>,
     ) -> Result<bool, String> {
         let now = self.clock.now;
-        let read = |place| as_needed(&task, self.space.read(place, owner));
+        let read = |place| as_needed(task, self.space.read(place, owner));
         let stored: Vec<Stored> = places.iter().map(read).collect();
         let holders = self.space.holders(&places[0]);
         let names_several = match &task.subject {
@@ -624,14 +637,9 @@ impl World {
             _ if names_several => Read::Several(&stored),
             _ => Read::One(&stored[0]),
         };
-        self.interrupts = match self.interrupts {
-            Some(0) => {
-                self.interrupts = None;
-                self.tick(DECISIONS_MAX)?;
-                None
-            }
-            reads => reads.map(|reads| reads - 1),
-        };
+        if self.timer.comes_between() {
+            self.tick(DECISIONS_MAX)?;
+        }
         self.takes_several = (places.len() > 1).then(|| self.ledger.highest_token());
         Ok(self.locks.decide(turn, task.found(read), now, effects))
     }
@@ -930,7 +938,7 @@ impl World {
         let now = self.clock.now;
         for _ in 0..1000 {
             if self.locks.next_deadline(now) != Some(0) {
-                self.is_cut_short = false;
+                self.timer.is_cut_short = false;
                 return self.twin.all_are_served();
             }
             self.tick(DECISIONS_MAX)?;
@@ -940,13 +948,13 @@ impl World {
 
     /// The timer fires once, and decides at most so much.
     fn tick(&mut self, decisions: usize) -> Result<(), String> {
-        let is_part = std::mem::replace(&mut self.is_part, true);
+        let is_part = std::mem::replace(&mut self.timer.is_part, true);
         // What ended in the turn that it interrupts is that turn's own.
         let freed = std::mem::take(&mut self.twin.freed);
-        self.is_cut_short |= decisions < DECISIONS_MAX;
+        self.timer.is_cut_short |= decisions < DECISIONS_MAX;
         self.fire(decisions)?;
         self.twin.freed = freed;
-        self.is_part = is_part;
+        self.timer.is_part = is_part;
         Ok(())
     }
 

@@ -238,9 +238,9 @@ fn moments() -> Vec<Vec<Op>> {
     for closed in [&[0, 1][..], &[1, 0], &[0]] {
         for between in &between {
             for command in &commands {
-                let closes = closed.iter().map(|client| Op::Close { client: *client });
+                let ends = closed.iter().map(|client| Op::Close { client: *client });
                 let then = between.iter().chain(command).cloned();
-                let moment = [Op::Multi].into_iter().chain(closes).chain(then);
+                let moment = [Op::Multi].into_iter().chain(ends).chain(then);
                 moments.push(moment.chain([Op::Exec]).collect());
             }
         }

@@ -268,13 +268,13 @@ fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
         proptest::option::weighted(0.3, (0usize..4).prop_map(|reads| Op::Interrupt { reads }));
     let meanwhile = proptest::collection::vec(meanwhile, 0..4);
     (before, closed, meanwhile).prop_map(|(before, closed, meanwhile)| {
-        let closes = closed.into_iter().map(|client| Op::Close { client });
+        let ends = closed.into_iter().map(|client| Op::Close { client });
         let again = (0..SESSIONS.len()).map(|session| Op::Events {
             session,
             client: session,
             grace_ms: 0,
         });
-        let moment = [Op::Multi].into_iter().chain(before).chain(closes);
+        let moment = [Op::Multi].into_iter().chain(before).chain(ends);
         moment
             .chain(meanwhile)
             .chain([Op::Exec])

@@ -6,7 +6,7 @@ use super::invariants;
 use super::keyspace::{Keyspace, Reading, Value, number};
 use super::life::{HoldName, Name, News, TwinEnding, TwinEvent, in_any_order};
 use super::twin::{Asked, Heard, Reply, Twin, TwinWaiter, Waits};
-use crate::world::as_needed;
+use crate::world::{Timer, as_needed};
 use rlock_core::request::{Acquire, Cancel, Events, Release, Renew, WaitMode};
 use rlock_core::{
     BlockedClient, Command, CommandError, Counters, DECISIONS_MAX, Effect, Event, EventKind, Grant,
@@ -151,12 +151,7 @@ pub(crate) struct World {
     /// The same for holds of sessions.
     unseen_holds: BTreeSet<HoldName>,
     in_multi: bool,
-    /// After how many reads the timer fires between what is read and what is decided by it.
-    interrupts: Option<usize>,
-    /// Whether a turn of the timer goes on, of which the command's is not the end.
-    is_part: bool,
-    /// Whether the timer has left something to do.
-    is_cut_short: bool,
+    timer: Timer,
     /// Whether nobody but the module has written anything.
     is_alone: bool,
 }
@@ -202,9 +197,7 @@ impl Default for World {
             unseen: BTreeSet::new(),
             unseen_holds: BTreeSet::new(),
             in_multi: false,
-            interrupts: None,
-            is_part: false,
-            is_cut_short: false,
+            timer: Timer::default(),
             is_alone: true,
         }
     }
@@ -387,7 +380,7 @@ impl World {
             Op::Multi => self.in_multi = true,
             Op::Exec => self.in_multi = false,
             Op::Tick { decisions } => self.tick(*decisions)?,
-            Op::Interrupt { reads } => self.interrupts = Some(*reads),
+            Op::Interrupt { reads } => self.timer.comes_after = Some(*reads),
             _ => {}
         }
         Ok(())
@@ -409,7 +402,7 @@ impl World {
         for _ in 0..1000 {
             let Some(task) = self.locks.next_task(turn, now) else {
                 // What a turn that was cut short has left is served when the timer fires again.
-                if !self.is_part && !self.is_cut_short {
+                if !self.timer.is_part && !self.timer.is_cut_short {
                     self.twin.all_are_served()?;
                 }
                 return Ok(of_twin);
@@ -426,7 +419,7 @@ impl World {
             };
             let purpose = task.purpose;
             let mut effects = Vec::new();
-            if !self.read_and_decide(turn, task, command, &lock, &owner, &mut effects)? {
+            if !self.read_and_decide(turn, &task, command, &lock, &owner, &mut effects)? {
                 continue;
             }
             self.all_has_ended(purpose, &lock)?;
@@ -455,13 +448,13 @@ impl World {
     fn read_and_decide(
         &mut self,
         turn: &mut Turn<'_>,
-        task: Task,
+        task: &Task,
         command: Option<Command<'_>>,
         lock: &[u8],
         owner: &[u8],
         effects: &mut Vec<Effect>,
     ) -> Result<bool, String> {
-        let stored = as_needed(&task, self.space.read(lock, owner, task.depth, self.how));
+        let stored = as_needed(task, self.space.read(lock, owner, task.depth, self.how));
         let (holders, gone) = (self.space.holders(lock), self.space.readers_gone(lock));
         let readers = self.space.reader_counts(lock);
         let read = match (task.purpose, command) {
@@ -470,14 +463,9 @@ impl World {
             (Purpose::Command, Some(Command::Break(_))) => Read::Holds(stored, &readers),
             _ => Read::One(&stored),
         };
-        self.interrupts = match self.interrupts {
-            Some(0) => {
-                self.interrupts = None;
-                self.tick(DECISIONS_MAX)?;
-                None
-            }
-            reads => reads.map(|reads| reads - 1),
-        };
+        if self.timer.comes_between() {
+            self.tick(DECISIONS_MAX)?;
+        }
         Ok(self
             .locks
             .decide(turn, task.found(read), self.clock.now, effects))
@@ -842,7 +830,7 @@ impl World {
         let now = self.clock.now;
         for _ in 0..1000 {
             if self.locks.next_deadline(now) != Some(0) {
-                self.is_cut_short = false;
+                self.timer.is_cut_short = false;
                 return self.twin.all_are_served();
             }
             self.tick(DECISIONS_MAX)?;
@@ -852,13 +840,13 @@ impl World {
 
     /// The timer fires once, and decides at most so much.
     fn tick(&mut self, decisions: usize) -> Result<(), String> {
-        let is_part = std::mem::replace(&mut self.is_part, true);
+        let is_part = std::mem::replace(&mut self.timer.is_part, true);
         // What ended in the turn that it interrupts is that turn's own.
         let freed = std::mem::take(&mut self.twin.freed);
-        self.is_cut_short |= decisions < DECISIONS_MAX;
+        self.timer.is_cut_short |= decisions < DECISIONS_MAX;
         self.fire(decisions)?;
         self.twin.freed = freed;
-        self.is_part = is_part;
+        self.timer.is_part = is_part;
         Ok(())
     }
 
