@@ -76,9 +76,13 @@ impl Agenda {
         self.writers_to_check = 2;
     }
 
-    /// After which one the next writer is to be looked at, if one is.
-    pub(crate) fn writer_to_check(&self) -> Option<Option<(i64, RecordId)>> {
-        (self.writers_to_check > 0).then_some(self.last_writer)
+    /// Whether a writer is to be looked at: the one after the last.
+    pub(crate) fn has_writer_to_check(&self) -> bool {
+        self.writers_to_check > 0
+    }
+
+    pub(crate) fn last_writer(&self) -> Option<(i64, RecordId)> {
+        self.last_writer
     }
 
     pub(crate) fn writer_begun(&mut self, writer: Option<(i64, RecordId)>) {

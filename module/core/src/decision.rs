@@ -117,17 +117,15 @@ impl Decision<'_> {
             Stored::ReadWrite(hash) => {
                 self.acquire_read_write(&hash, request, session, waiters_max)
             }
-            Stored::Plain(hash) => match hash.own {
-                Some(own) => {
+            Stored::Plain(hash) => {
+                if let Some(own) = hash.own {
                     let (count, token) = self.reenter(&hash, own, &Entry::of(request, session))?;
-                    Ok(Acquired::Held { count, token })
+                    return Ok(Acquired::Held { count, token });
                 }
-                None => {
-                    self.check_after(hash.ends_at);
-                    let wish = Wish::until(hash.ends_at, ttl_ms(hash.ends_at, self.now));
-                    self.wait_for(wish, request, waiters_max)
-                }
-            },
+                self.check_after(hash.ends_at);
+                let wish = Wish::until(hash.ends_at, ttl_ms(hash.ends_at, self.now));
+                self.wait_for(wish, request, waiters_max)
+            }
             Stored::Free | Stored::NoHolder | Stored::OtherType => Err(CommandError::WrongType),
         }
     }
@@ -405,6 +403,11 @@ impl Decision<'_> {
     /// message either way.
     pub(crate) fn free(&mut self, held_as: Mode) {
         self.write(Write::Delete);
+        self.pass_on(held_as);
+    }
+
+    /// The lock is free now: it is the next one's, who has it at once or may have all now.
+    pub(crate) fn pass_on(&mut self, held_as: Mode) {
         let first = self.queue().and_then(|queue| self.locks.table.first(queue));
         if first.is_some_and(|(_, first)| first.multi.is_none()) {
             return self.hand_over(&Stored::Free, Some(held_as));
@@ -647,7 +650,7 @@ impl Decision<'_> {
     pub(crate) fn lose_holds(&mut self, reason: Option<LostReason>) {
         let record = self.locks.table.find(self.at);
         let index = record.and_then(|record| self.locks.table.holds(record));
-        for id in index.map_or_else(Vec::new, |index| index.all()) {
+        for id in index.map_or_else(Vec::new, super::hold::HoldIndex::all) {
             self.lose(id, reason);
         }
     }

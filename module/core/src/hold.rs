@@ -44,6 +44,10 @@ pub(crate) enum HoldIndex {
     #[default]
     None,
     One(HoldId),
+    #[allow(
+        clippy::box_collection,
+        reason = "a record is as small as with one hold"
+    )]
     Many(Box<BTreeMap<Rc<[u8]>, ByMode>>),
 }
 

@@ -62,7 +62,7 @@ impl Locks {
         let holds = self
             .table
             .holds(id)
-            .map_or_else(Vec::new, |holds| holds.all());
+            .map_or_else(Vec::new, crate::hold::HoldIndex::all);
         for hold in &holds {
             self.holds.mark_dirty(*hold);
         }

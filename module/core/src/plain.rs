@@ -135,12 +135,11 @@ impl Decision<'_> {
             session: waiter.session,
             once: false,
         };
-        let entered = match present {
-            Some(hash) => self.reenter(hash, hash.own.unwrap_or(Count::Malformed), &entry),
-            None => {
-                let token = self.mint();
-                Ok(self.begin_plain(&entry, token))
-            }
+        let entered = if let Some(hash) = present {
+            self.reenter(hash, hash.own.unwrap_or(Count::Malformed), &entry)
+        } else {
+            let token = self.mint();
+            Ok(self.begin_plain(&entry, token))
         };
         // Whoever calls has seen that it can enter.
         let Ok((held, token)) = entered else { return };

@@ -14,6 +14,7 @@ const LONG: u32 = 1024;
 
 /// How many waiters have numbers in each range; none while nobody has asked.
 #[derive(Debug, Default)]
+#[allow(clippy::box_collection, reason = "a record is small where nobody asks")]
 pub(crate) struct Positions(Option<Box<BTreeMap<u64, i64>>>);
 
 impl Positions {

@@ -573,7 +573,10 @@ impl Locks {
 
     /// What is to be done outside of any command.
     fn next_later(&mut self, turn: &Turn<'_>) -> Option<Task> {
-        while turn.is_timer && turn.budget > 0 {
+        if !turn.is_timer || turn.budget == 0 {
+            return None;
+        }
+        loop {
             if let Some(task) = self.check_hold_task() {
                 return Some(task);
             }
@@ -584,7 +587,6 @@ impl Locks {
                 return Some(task);
             }
         }
-        None
     }
 
     /// A session's hold whose key may have changed, once all has ended that must end there.
@@ -620,8 +622,8 @@ impl Locks {
         if self.table.writers() <= WRITERS_UNCHECKED {
             self.agenda.writers_checked();
         }
-        while let Some(at) = self.agenda.writer_to_check() {
-            let next = self.table.writer_after(at);
+        while self.agenda.has_writer_to_check() {
+            let next = self.table.writer_after(self.agenda.last_writer());
             let found = next.and_then(|(_, record)| {
                 let (owner, _) = self.table.writer(record)?;
                 Some((self.table.lock_of(record)?.clone(), Rc::clone(owner)))
@@ -662,7 +664,7 @@ impl Locks {
             (Purpose::Holders, _) => self.decide_search(turn, &read),
             (Purpose::TimeOut, _) => self.decide_timeout(&read, now, effects),
             (Purpose::Release(_), Subject::One(lock, _)) => {
-                self.decide_release(turn, lock, read, now, effects);
+                self.decide_release(turn, lock, &read, now, effects);
             }
             (Purpose::Reconcile(_), Subject::One(lock, _)) => {
                 self.decide_reconcile(lock, read, now, effects);
@@ -671,7 +673,7 @@ impl Locks {
                 self.decide_several(multi, locks, &read, now, effects);
             }
             (Purpose::CheckHold(_), Subject::One(lock, _)) => {
-                self.decide_hold(lock, read, now, effects);
+                self.decide_hold(lock, &read, now, effects);
             }
             (Purpose::Sweep, Subject::One(lock, _)) => {
                 self.agenda.swept();
@@ -831,7 +833,7 @@ impl Locks {
         &mut self,
         turn: &mut Turn<'_>,
         lock: &LockKey,
-        read: Read<'_>,
+        read: &Read<'_>,
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
@@ -843,7 +845,7 @@ impl Locks {
         if let Read::One(stored) = read {
             let written = effects.len();
             self.decision(lock.as_ref(), 0, now, effects)
-                .end(&release, *stored);
+                .end(&release, **stored);
             turn.freed |= effects.iter().skip(written).any(Effect::is_deletion);
         }
     }
@@ -902,7 +904,13 @@ impl Locks {
         }
     }
 
-    fn decide_hold(&mut self, lock: &LockKey, read: Read<'_>, now: Now, effects: &mut Vec<Effect>) {
+    fn decide_hold(
+        &mut self,
+        lock: &LockKey,
+        read: &Read<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
         let Some(id) = self.holds.first_dirty() else {
             return;
         };
@@ -910,7 +918,7 @@ impl Locks {
         match read {
             Read::One(stored) => self
                 .decision(lock.as_ref(), 0, now, effects)
-                .check_hold(id, *stored),
+                .check_hold(id, **stored),
             // Served by another node now: the hold is not lost, but no longer ours to watch.
             Read::Elsewhere(_) => {
                 self.table.forget_writer(lock.as_ref());

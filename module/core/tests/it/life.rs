@@ -237,7 +237,7 @@ impl Life {
         }
     }
 
-    /// A grant went unfetched_grants: what it gave is to end.
+    /// A grant went unfetched: what it gave is to end.
     pub(crate) fn take_back(
         &mut self,
         place: Place,
@@ -330,7 +330,7 @@ impl Life {
         }
     }
 
-    /// The owner was told that it holds the lock: no grant of it can go unfetched_grants.
+    /// The owner was told that it holds the lock: no grant of it can go unfetched.
     pub(crate) fn confirm(&mut self, place: &Place, owner: &[u8]) {
         for session in self.sessions.values_mut() {
             for (event, confirmed) in &mut session.events {

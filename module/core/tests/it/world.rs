@@ -199,6 +199,10 @@ pub(crate) enum Change {
 }
 
 #[derive(Debug)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each says something of its own"
+)]
 pub(crate) struct World {
     locks: Locks,
     space: Keyspace,
@@ -573,7 +577,7 @@ impl World {
             let purpose = task.purpose;
             let mut effects = Vec::new();
             let command = command.map(|(command, _)| command);
-            if !self.read_and_decide(turn, task, command, &places, &owner, &mut effects)? {
+            if !self.read_and_decide(turn, &task, command, &places, &owner, &mut effects)? {
                 continue;
             }
             let is_refused = purpose == Purpose::Command && matches!(turn.decided(), Some(Err(_)));
@@ -598,14 +602,14 @@ impl World {
     fn read_and_decide(
         &mut self,
         turn: &mut Turn<'_>,
-        task: Task,
+        task: &Task,
         command: Option<Command<'_>>,
         places: &[Place],
         owner: &[u8],
         effects: &mut Vec<Effect>,
     ) -> Result<bool, String> {
         let now = self.clock.now;
-        let read = |place| as_needed(&task, self.space.read(place, owner));
+        let read = |place| as_needed(task, self.space.read(place, owner));
         let stored: Vec<Stored> = places.iter().map(read).collect();
         let holders = self.space.holders(&places[0]);
         let names_several = match &task.subject {

@@ -585,7 +585,7 @@ impl<'a> Core<'a> {
                     };
                     assert!(numbers.is_none_or(|number| number >= 1), "{effect:?}");
                 }
-                _ => {}
+                Effect::Publish { .. } => {}
             }
         }
     }

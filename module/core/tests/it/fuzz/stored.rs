@@ -230,7 +230,7 @@ impl World {
         match left {
             Ok(Outcome::Left(None)) => assert!(effects.is_empty(), "{effects:?}"),
             Ok(Outcome::Left(Some(0))) => {
-                assert_eq!(self.own_count(owner, mode), None, "{effects:?}")
+                assert_eq!(self.own_count(owner, mode), None, "{effects:?}");
             }
             Ok(Outcome::Left(Some(left))) => {
                 // Of several entries as a reader, those that are left may be over already.
@@ -271,7 +271,7 @@ impl World {
         match broken {
             Ok(Outcome::Number(1)) => assert_eq!(self.space.get(self.name), None, "{effects:?}"),
             Ok(Outcome::Number(0)) => {
-                assert!(stored.is_free() && effects.is_empty(), "{effects:?}")
+                assert!(stored.is_free() && effects.is_empty(), "{effects:?}");
             }
             Ok(other) => panic!("{other:?}"),
             Err(refusal) => is_of_what_is_stored(&refusal, stored),

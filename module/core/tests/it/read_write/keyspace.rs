@@ -396,11 +396,10 @@ impl Keyspace {
         let is_read_write = self.mode(name).is_some();
         let text = value.text().bytes().to_vec();
         match field {
-            Field::Mode => {}
             Field::Fence if is_read_write => {
                 return Err("a plain hold is written into a read-write lock".into());
             }
-            Field::Fence => {}
+            Field::Mode | Field::Fence => {}
             Field::Owner(holder) if is_read_write => {
                 let owner = holder.name(caller);
                 // One of several entries that is given back may have been the last with a lease.

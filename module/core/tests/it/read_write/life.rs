@@ -220,7 +220,7 @@ impl Life {
         }
     }
 
-    /// The owner was told that it holds the lock: no grant of it can go unfetched_grants.
+    /// The owner was told that it holds the lock: no grant of it can go unfetched.
     pub(crate) fn confirm(&mut self, lock: &[u8], owner: &[u8], mode: Mode) {
         let sessions = self.sessions.values_mut();
         for unfetched in sessions.flat_map(|session| &mut session.events) {

@@ -391,7 +391,7 @@ impl World {
             };
             let purpose = task.purpose;
             let mut effects = Vec::new();
-            if !self.read_and_decide(turn, task, command, &lock, &owner, &mut effects) {
+            if !self.read_and_decide(turn, &task, command, &lock, &owner, &mut effects) {
                 return Err("nobody comes between, and nothing is decided".into());
             }
             let is_refused = purpose == Purpose::Command && matches!(turn.decided(), Some(Err(_)));
@@ -419,13 +419,13 @@ impl World {
     fn read_and_decide(
         &mut self,
         turn: &mut Turn<'_>,
-        task: Task,
+        task: &Task,
         command: Option<Command<'_>>,
         lock: &[u8],
         owner: &[u8],
         effects: &mut Vec<Effect>,
     ) -> bool {
-        let stored = as_needed(&task, self.space.read(lock, owner, task.depth, self.how));
+        let stored = as_needed(task, self.space.read(lock, owner, task.depth, self.how));
         let (holders, gone) = (self.space.holders(lock), self.space.readers_gone(lock));
         let readers = self.space.reader_counts(lock);
         let read = match (task.purpose, command) {
