@@ -1,6 +1,6 @@
 //! A lock's key: opening it, and reading what is stored there as plain values.
 
-use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Str};
+use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Scan, Str};
 use crate::read_write::ReadWriteHash;
 use crate::state::{self, Words};
 use rlock_core::{
@@ -141,12 +141,11 @@ impl<'a> OpenLock<'a> {
         }
     }
 
-    /// Of a read-write lock, the fields of its readers whose leases are over.
-    pub(crate) fn readers_gone(&self) -> Vec<Box<[u8]>> {
-        match self.mode() {
-            Some(mode) => ReadWriteHash::new(self, &mode).readers_gone(),
-            None => Vec::new(),
-        }
+    /// Of a read-write lock, the fields of some of its readers whose leases are over, from where an
+    /// earlier walk has stopped. Whether there are more fields.
+    pub(crate) fn readers_gone(&self, scan: &Scan, gone: &mut Vec<Box<[u8]>>) -> bool {
+        let mode = self.mode();
+        mode.is_some_and(|mode| ReadWriteHash::new(self, &mode).readers_gone(scan, gone))
     }
 
     /// Of a read-write lock, the fields of its readers with their counts.

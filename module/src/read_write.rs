@@ -3,7 +3,7 @@
 //! Fields and keys that somebody else wrote can say anything. Where they do not tell how long
 //! somebody reads, the reading lasts as long as the key.
 
-use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Presence};
+use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Presence, Scan};
 use crate::keys::{OpenLock, count_true, go_on_if};
 use rlock_core::{
     Count, FENCE_FIELD, MODE_FIELD, Mode, NEVER, ReadDepth, ReadHold, ReadWrite, Stored, Token,
@@ -240,10 +240,12 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         holds
     }
 
-    /// The fields of readers whose leases are over.
-    pub(crate) fn readers_gone(&self) -> Vec<Box<[u8]>> {
-        let mut gone = Vec::new();
-        self.lock.key.each_field(|field, value| {
+    /// Goes on with a walk through the fields, and notes those of readers whose leases are over.
+    /// Whether there are more: a hash of many readers is not looked at all at once.
+    pub(crate) fn readers_gone(&self, scan: &Scan, gone: &mut Vec<Box<[u8]>>) -> bool {
+        let mut looked_at = 0_usize;
+        self.lock.key.each_field_from(scan, |field, value| {
+            looked_at = looked_at.saturating_add(1);
             let is_reader =
                 field != FENCE_FIELD && field != MODE_FIELD && !field.ends_with(WRITER_SUFFIX);
             if is_reader
@@ -259,11 +261,13 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             {
                 gone.push(field.into());
             }
-            ControlFlow::Continue(())
-        });
-        gone
+            go_on_if(looked_at < SWEPT_AT_ONCE)
+        })
     }
 }
+
+/// In one sweep so many readers are looked at, each by its timeout key.
+const SWEPT_AT_ONCE: usize = 1000;
 
 /// A hold of a read-write lock: for INFO and the deadlock check.
 pub(crate) struct ReadWriteHold {

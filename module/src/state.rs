@@ -1,6 +1,6 @@
 //! What the module remembers between the server's calls.
 
-use crate::ffi::{Handle, OwnedStr, ServerLocked};
+use crate::ffi::{Handle, OwnedStr, Scan, ServerLocked};
 use crate::pump::Armed;
 use rlock_core::{
     Effect, FENCE_FIELD, Grant, LockKey, LockRef, Locks, MODE_FIELD, Mode, SessionId, WaitOutcome,
@@ -49,9 +49,14 @@ pub(crate) struct State {
     pub(crate) own_event: Option<usize>,
     /// An empty list to be used again, so that a decision allocates nothing.
     pub(crate) spare_effects: Vec<Effect>,
+    /// How far the readers of a lock were swept, of locks with many.
+    pub(crate) sweeps: HashMap<LockKey, Scan>,
     /// Strings of the server that every command needs.
     pub(crate) words: Rc<Words>,
 }
+
+/// With more locks than this that are swept in part, sweeps begin from the start again.
+const SWEEPS_MAX: usize = 1000;
 
 /// Strings that are made once.
 pub(crate) struct Words {
@@ -147,6 +152,14 @@ impl State {
             self.own_event = None;
         }
         is_own
+    }
+
+    /// The rest of this lock's readers is for the next sweep.
+    pub(crate) fn keep_sweep(&mut self, lock: LockKey, scan: Scan) {
+        if self.sweeps.len() >= SWEEPS_MAX {
+            self.sweeps.clear();
+        }
+        self.sweeps.insert(lock, scan);
     }
 
     /// What a client is, now that the server calls for it. From here on it is gone.

@@ -3,7 +3,7 @@
 //! Who starts a turn is a command, or the timer in `pump`. What comes next, and in which order, the
 //! core says.
 
-use crate::ffi::{Ctx, OwnedStr, Presence, Str};
+use crate::ffi::{Ctx, OwnedStr, Presence, Scan, Str};
 use crate::keys::{Access, OpenLock};
 use crate::read_write::slot_is_settled;
 use crate::{clock, cluster, effects, pump, state};
@@ -21,7 +21,7 @@ pub(crate) enum Named<'a> {
 }
 
 /// Does what there is to do in a turn.
-pub(crate) fn run(ctx: Ctx<'_>, turn: &mut Turn<'_>, named: Named<'_>) {
+pub(crate) fn run(ctx: Ctx<'_>, turn: &mut Turn<'_>, given: Named<'_>) {
     let (mut now, mut is_first, mut roams) = (clock::now(), true, false);
     let db = ctx.db();
     while let Some(task) = state::with(|state| state.locks.next_task(turn, now)) {
@@ -29,7 +29,7 @@ pub(crate) fn run(ctx: Ctx<'_>, turn: &mut Turn<'_>, named: Named<'_>) {
             now = clock::now();
         }
         roams |= task.subject != Subject::Command;
-        Step { ctx, turn, now }.take(&task, named);
+        Step { ctx, turn, now }.take(&task, given);
     }
     pump::arm(ctx, now);
     // What it has brought about may have been in another database.
@@ -46,8 +46,8 @@ struct Step<'s, 'c, 't> {
 }
 
 impl Step<'_, '_, '_> {
-    fn take(self, task: &Task, named: Named<'_>) {
-        match (&task.subject, named) {
+    fn take(self, task: &Task, given: Named<'_>) {
+        match (&task.subject, given) {
             (Subject::Command, Named::One(name, owner)) => self.one(task, name, owner),
             (Subject::Command, Named::Whoever(name)) => self.whoever(task, name),
             (Subject::Command, Named::Several(names, owner)) => self.several(task, names, owner),
@@ -82,7 +82,7 @@ impl Step<'_, '_, '_> {
                 self.decide_and_tell(task, Read::Owners(&holders));
             }
             Purpose::Sweep => {
-                let gone = lock.readers_gone();
+                let gone = some_gone(&lock, task);
                 let effects = self.decide(task, Read::Owners(&gone));
                 effects::carry_out(ctx, &mut [lock], owner, effects);
             }
@@ -150,6 +150,19 @@ impl Step<'_, '_, '_> {
         let effects = self.decide(task, read);
         effects::tell_all(effects);
     }
+}
+
+/// Some of the readers that are gone, going on where the last sweep of this lock has stopped.
+fn some_gone(lock: &OpenLock<'_>, task: &Task) -> Vec<Box<[u8]>> {
+    let mut gone = Vec::new();
+    if let Subject::One(key, _) = &task.subject {
+        let scan = state::with(|state| state.sweeps.remove(key));
+        let scan = scan.unwrap_or_else(Scan::begin);
+        if lock.readers_gone(&scan, &mut gone) {
+            state::with(|state| state.keep_sweep(key.clone(), scan));
+        }
+    }
+    gone
 }
 
 fn access(purpose: Purpose) -> Access {

@@ -47,6 +47,7 @@ mod kill; // what a killed server has on its disk
 mod replication; // replicas, AOF, RDB, messages, notifications
 mod several_replication; // the same of readers, writers and several locks at once
 
+mod attacks; // what was found by attacking the loop
 mod atomic_migration; // slots that move as a whole
 mod hostile; // any bytes, any keyspace
 mod load; // crowds that vanish, clients that never read, noise

@@ -151,6 +151,27 @@ fn nor_at_all_the_timeout_keys_that_a_field_claims_to_have() {
 }
 
 #[test]
+fn of_many_readers_that_are_gone_some_are_swept_at_a_time_and_in_the_end_all() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    takes(&mut conn, "alice", "READ");
+    let brief = |at| format!("RLOCK.ACQUIRE k r{at} 1 READ");
+    let brief: Vec<String> = (0..5000).map(brief).collect();
+    conn.pipeline(&brief);
+    let mut fields = conn.run("HLEN k").int();
+    assert!(fields > 3000, "more than one sweep takes: {fields}");
+    until("only alice is left", || {
+        // A reader that begins may bring a sweep with it.
+        conn.pipeline(&["RLOCK.ACQUIRE k bob 30000 READ", "RLOCK.RELEASE k bob READ"]);
+        let left = conn.run("HLEN k").int();
+        // Of a large hash the server shows a bucket at a time, which may hold a few more.
+        assert!(fields - left < 1100, "{} in one sweep", fields - left);
+        fields = left;
+        left == 2
+    });
+}
+
+#[test]
 fn a_writer_at_the_head_comes_in_with_the_last_readers_release() {
     let server = Server::start();
     let mut alice = server.connect();

@@ -76,12 +76,11 @@ impl Agenda {
         self.writers_to_check = 2;
     }
 
-    /// Whether a writer is to be looked at.
-    pub(crate) fn any_writer_to_check(&self) -> bool {
+    /// Whether a writer is to be looked at: the one after the last.
+    pub(crate) fn has_writer_to_check(&self) -> bool {
         self.writers_to_check > 0
     }
 
-    /// The one that was looked at last; none before the first of all.
     pub(crate) fn last_writer(&self) -> Option<(i64, RecordId)> {
         self.last_writer
     }

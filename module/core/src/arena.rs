@@ -34,7 +34,7 @@ const PAGE: u32 = 256;
 /// An empty arena keeps up to this many slots for those who come next.
 const KEPT_MAX: u32 = 1024;
 
-/// An empty map keeps room for this many: a gauges that has left must leave no memory behind, but a
+/// An empty map keeps room for this many: a crowd that has left must leave no memory behind, but a
 /// map that is empty after each hand-over need not be made anew for each.
 pub(crate) const ROOM_KEPT: usize = 16;
 

@@ -37,7 +37,7 @@ pub(crate) struct DeadlockSearch {
 }
 
 /// What is known of a queue after it was looked at for one who stands in it. Those ahead of another
-/// are mostly the same, and a gauges that waits for the same locks must not cost its square.
+/// are mostly the same, and a crowd that waits for the same locks must not cost its square.
 #[derive(Debug)]
 struct Seen {
     /// Those of the holders who wait for anything themselves.

@@ -7,7 +7,7 @@
 
 use crate::agenda::Job;
 use crate::deadlock::Circle;
-use crate::hold::{HoldId, HoldIndex};
+use crate::hold::HoldId;
 use crate::lock::Locks;
 use crate::metrics::count;
 use crate::pending::PendingRelease;
@@ -403,6 +403,11 @@ impl Decision<'_> {
     /// message either way.
     pub(crate) fn free(&mut self, held_as: Mode) {
         self.write(Write::Delete);
+        self.pass_on(held_as);
+    }
+
+    /// The lock is free now: it is the next one's, who has it at once or may have all now.
+    pub(crate) fn pass_on(&mut self, held_as: Mode) {
         let first = self.queue().and_then(|queue| self.locks.table.first(queue));
         if first.is_some_and(|(_, first)| first.multi.is_none()) {
             return self.hand_over(&Stored::Free, Some(held_as));
@@ -645,7 +650,7 @@ impl Decision<'_> {
     pub(crate) fn lose_holds(&mut self, reason: Option<LostReason>) {
         let record = self.locks.table.find(self.at);
         let index = record.and_then(|record| self.locks.table.holds(record));
-        for id in index.map_or_else(Vec::new, HoldIndex::all) {
+        for id in index.map_or_else(Vec::new, super::hold::HoldIndex::all) {
             self.lose(id, reason);
         }
     }

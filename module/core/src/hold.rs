@@ -40,14 +40,14 @@ impl SessionHold {
 /// The holds that sessions have of one lock: mostly one. There are more of its readers, or if
 /// somebody else wrote several owners into its hash.
 #[derive(Debug, Default)]
-#[expect(
-    clippy::box_collection,
-    reason = "every record has an index, and few have many"
-)]
 pub(crate) enum HoldIndex {
     #[default]
     None,
     One(HoldId),
+    #[allow(
+        clippy::box_collection,
+        reason = "a record is as small as with one hold"
+    )]
     Many(Box<BTreeMap<Rc<[u8]>, ByMode>>),
 }
 

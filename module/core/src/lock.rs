@@ -4,7 +4,7 @@
 //! which it is decided is in [`crate::turn`].
 
 use crate::agenda::Agenda;
-use crate::hold::{HoldId, HoldIndex, SessionHolds};
+use crate::hold::{HoldId, SessionHolds};
 use crate::metrics::{Counters, count};
 use crate::multi::{MultiId, MultiWaits};
 use crate::pending::PendingRelease;
@@ -59,7 +59,10 @@ impl Locks {
     }
 
     fn mark_record(&mut self, id: RecordId) -> bool {
-        let holds = self.table.holds(id).map_or_else(Vec::new, HoldIndex::all);
+        let holds = self
+            .table
+            .holds(id)
+            .map_or_else(Vec::new, crate::hold::HoldIndex::all);
         for hold in &holds {
             self.holds.mark_dirty(*hold);
         }

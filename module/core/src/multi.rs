@@ -13,7 +13,7 @@ use crate::request::{MultiAcquire, Release, WaitMode};
 use crate::stored::{Count, Hash, Stored};
 use crate::table::{LockKey, LockRef, RecordId, WaiterId};
 use crate::turn::Wish;
-use crate::{CommandError, Effect, Grant, Holder, Kind, Mode, Now, Token, WaitOutcome};
+use crate::{CommandError, Effect, Grant, Holder, Kind, Mode, Now, Token, WaitOutcome, Write};
 use std::rc::Rc;
 
 /// The name of a wait for several locks. It stays invalid after the wait is over.
@@ -129,6 +129,13 @@ impl Entering {
     fn held(&self) -> Option<(i64, Token)> {
         self.new.or(self.kept).map(|token| (self.count, token))
     }
+}
+
+/// What a lock is after one hold was given back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum GivenBack {
+    Free,
+    Held,
 }
 
 /// The locks that a command names, and what is stored at each.
@@ -254,9 +261,18 @@ impl Locks {
             }
         }
         let mut released: i64 = 0;
+        let mut freed = Vec::new();
         for (place, lock, stored) in several.each() {
             let mut decision = self.decision(lock, place, now, effects);
-            released = released.saturating_add(decision.release_one(stored, owner).into());
+            let given_back = decision.give_back_one(stored, owner);
+            released = released.saturating_add(given_back.is_some().into());
+            if given_back == Some(GivenBack::Free) {
+                freed.push((place, lock));
+            }
+        }
+        for (place, lock) in freed {
+            self.decision(lock, place, now, effects)
+                .pass_on(Mode::Plain);
         }
         Ok(released)
     }
@@ -387,7 +403,7 @@ impl Decision<'_> {
             (Stored::Plain(hash), _) => self.reenter(&hash, hash.own?, entry).ok()?,
             (_, Some(token)) => {
                 if stored == Stored::NoHolder {
-                    self.write(crate::Write::Delete);
+                    self.write(Write::Delete);
                 }
                 self.lose_holds(None);
                 self.begin_plain(entry, token)
@@ -398,11 +414,22 @@ impl Decision<'_> {
         Some(held)
     }
 
-    /// Gives back one hold of one lock of a MRELEASE. Whether the owner had one.
-    fn release_one(&mut self, stored: Stored, owner: &[u8]) -> bool {
-        if !matches!(stored, Stored::Plain(_)) {
+    /// Gives back one hold of one lock of a MRELEASE; none if the owner has none. Nobody is granted
+    /// before all are given back.
+    fn give_back_one(&mut self, stored: Stored, owner: &[u8]) -> Option<GivenBack> {
+        let Stored::Plain(hash) = stored else {
             self.locks.mark_dirty(self.at);
-            return false;
+            return None;
+        };
+        let Some(Count::Valid(held)) = hash.own else {
+            return None;
+        };
+        count(&mut self.locks.counters.releases);
+        if held == 1 && !hash.others {
+            self.record_hold(hash.token);
+            self.unbind(owner, Mode::Plain);
+            self.write(Write::Delete);
+            return Some(GivenBack::Free);
         }
         let request = Release {
             key: self.at.name,
@@ -411,11 +438,8 @@ impl Decision<'_> {
             token: None,
             lease: None,
         };
-        let is_released = matches!(self.give_back(stored, &request), Ok(Some(_)));
-        if is_released {
-            count(&mut self.locks.counters.releases);
-        }
-        is_released
+        self.leave_plain(&hash, held, &request);
+        Some(GivenBack::Held)
     }
 
     /// The owner has the lock now: if it waits for it together with others, perhaps it can have

@@ -14,10 +14,7 @@ const LONG: u32 = 1024;
 
 /// How many waiters have numbers in each range; none while nobody has asked.
 #[derive(Debug, Default)]
-#[expect(
-    clippy::box_collection,
-    reason = "every record has one, and few are ever asked"
-)]
+#[allow(clippy::box_collection, reason = "a record is small where nobody asks")]
 pub(crate) struct Positions(Option<Box<BTreeMap<u64, i64>>>);
 
 impl Positions {

@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 /// A lock's place in the keyspace.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LockKey {
     /// The number of the database.
     pub db: i32,

@@ -9,10 +9,7 @@ pub struct Text {
 }
 
 /// The numbers from 0 to 99, in two digits each.
-#[expect(
-    clippy::indexing_slicing,
-    reason = "the compiler itself runs it, and `get` is no help there"
-)]
+#[allow(clippy::indexing_slicing, reason = "the compiler runs it")]
 const PAIRS: [[u8; 2]; 100] = {
     let (mut pairs, mut tens, mut at) = ([[b'0'; 2]; 100], b'0', 0);
     while tens <= b'9' {

@@ -622,7 +622,7 @@ impl Locks {
         if self.table.writers() <= WRITERS_UNCHECKED {
             self.agenda.writers_checked();
         }
-        while self.agenda.any_writer_to_check() {
+        while self.agenda.has_writer_to_check() {
             let next = self.table.writer_after(self.agenda.last_writer());
             let found = next.and_then(|(_, record)| {
                 let (owner, _) = self.table.writer(record)?;

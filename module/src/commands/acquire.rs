@@ -43,12 +43,12 @@ impl Command for Acquire {
         request.session = named_by(request.session, user.as_ref());
         wait_if_allowed(ctx, &mut request.wait_mode);
         check_slot(ctx, request.key, request.mode)?;
-        let named = Named::One(args.at(1)?, args.at(2)?);
+        let given = Named::One(args.at(1)?, args.at(2)?);
         acquire(
             ctx,
             rlock_core::Command::Acquire(&request),
             request.wait_mode,
-            named,
+            given,
         )?;
         if request.once {
             confirm(ctx, &[request.key], request.owner, request.mode);

@@ -24,8 +24,8 @@ impl Command for Cancel {
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::Cancel::parse(args.bytes())?;
-        let named = Named::One(args.at(1)?, args.at(2)?);
-        let cancelled = decide_number(ctx, rlock_core::Command::Cancel(&request), named)?;
+        let given = Named::One(args.at(1)?, args.at(2)?);
+        let cancelled = decide_number(ctx, rlock_core::Command::Cancel(&request), given)?;
         ctx.reply_integer(cancelled);
         Ok(())
     }

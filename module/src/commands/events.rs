@@ -50,7 +50,7 @@ impl Command for Events {
             events_per_session: config::events_per_session_max(),
             out_of_memory: flags.out_of_memory(),
         };
-        // Both before the session begins: nothing that happens to it may go unfetched_grants.
+        // Both before the session begins: nothing that happens to it may go unfetched.
         changes::listen(ctx);
         changes::follow_clients(ctx);
         let client_id = ctx.client_id();

@@ -39,12 +39,12 @@ impl Command for Macquire {
         request.session = named_by(request.session, user.as_ref());
         wait_if_allowed(ctx, &mut request.wait_mode);
         let names = names(args, &request.keys)?;
-        let named = Named::Several(&names, args.at(1)?);
+        let given = Named::Several(&names, args.at(1)?);
         acquire(
             ctx,
             rlock_core::Command::MultiAcquire(&request),
             request.wait_mode,
-            named,
+            given,
         )?;
         if request.once {
             confirm_several(ctx, &names, request.owner);

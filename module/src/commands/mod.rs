@@ -40,10 +40,10 @@ pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> 
 fn decide(
     ctx: Ctx<'_>,
     command: rlock_core::Command<'_>,
-    named: Named<'_>,
+    given: Named<'_>,
 ) -> Result<Outcome, CommandError> {
     let mut turn = Turn::of(command, ctx.db(), config::waiters_per_lock_max());
-    turn::run(ctx, &mut turn, named);
+    turn::run(ctx, &mut turn, given);
     turn.outcome()
 }
 
@@ -51,9 +51,9 @@ fn decide(
 fn decide_number(
     ctx: Ctx<'_>,
     command: rlock_core::Command<'_>,
-    named: Named<'_>,
+    given: Named<'_>,
 ) -> Result<i64, CommandError> {
-    match decide(ctx, command, named)? {
+    match decide(ctx, command, given)? {
         Outcome::Number(number) => Ok(number),
         _ => Err(CommandError::Unsettled),
     }

@@ -28,8 +28,8 @@ impl Command for Mrelease {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::MultiRelease::parse(args.bytes())?;
         let names = names(args, &request.keys)?;
-        let named = Named::Several(&names, args.at(1)?);
-        let released = decide_number(ctx, rlock_core::Command::MultiRelease(&request), named)?;
+        let given = Named::Several(&names, args.at(1)?);
+        let released = decide_number(ctx, rlock_core::Command::MultiRelease(&request), given)?;
         ctx.reply_integer(released);
         Ok(())
     }

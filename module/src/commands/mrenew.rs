@@ -34,8 +34,8 @@ impl Command for Mrenew {
         let user = user_naming(ctx, request.session);
         request.session = named_by(request.session, user.as_ref());
         let names = names(args, &request.keys)?;
-        let named = Named::Several(&names, args.at(1)?);
-        let renewed = decide_number(ctx, rlock_core::Command::MultiRenew(&request), named)?;
+        let given = Named::Several(&names, args.at(1)?);
+        let renewed = decide_number(ctx, rlock_core::Command::MultiRenew(&request), given)?;
         if renewed > 0 {
             confirm_several(ctx, &names, request.owner);
         }

@@ -38,8 +38,8 @@ impl Command for Release {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::Release::parse(args.bytes())?;
         check_slot(ctx, request.key, request.mode)?;
-        let named = Named::One(args.at(1)?, args.at(2)?);
-        match decide(ctx, rlock_core::Command::Release(&request), named)? {
+        let given = Named::One(args.at(1)?, args.at(2)?);
+        match decide(ctx, rlock_core::Command::Release(&request), given)? {
             Outcome::Left(left) => reply::integer_or_null(ctx, left),
             _ => return Err(CommandError::Unsettled),
         }

@@ -34,8 +34,8 @@ impl Command for Renew {
         let user = user_naming(ctx, request.session);
         request.session = named_by(request.session, user.as_ref());
         check_slot(ctx, request.key, request.mode)?;
-        let named = Named::One(args.at(1)?, args.at(2)?);
-        let held = decide_number(ctx, rlock_core::Command::Renew(&request), named)?;
+        let given = Named::One(args.at(1)?, args.at(2)?);
+        let held = decide_number(ctx, rlock_core::Command::Renew(&request), given)?;
         if held > 0 {
             confirm(ctx, &[request.key], request.owner, request.mode);
         }

@@ -18,10 +18,10 @@ pub(super) fn acquire(
     ctx: Ctx<'_>,
     command: Command<'_>,
     wait_mode: WaitMode,
-    named: Named<'_>,
+    given: Named<'_>,
 ) -> Result<(), CommandError> {
     let mut turn = Turn::of(command, ctx.db(), config::waiters_per_lock_max());
-    turn::run(ctx, &mut turn, named);
+    turn::run(ctx, &mut turn, given);
     match turn
         .outcome()
         .map_err(|error| as_far_as_readable(ctx, error))?

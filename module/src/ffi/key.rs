@@ -168,24 +168,27 @@ impl<'a> Key<'a> {
 
     /// Walks the live fields of a hash with their values, a few at a time, until `visit` has seen
     /// enough. It is not called while the hash is being read.
-    pub(crate) fn each_field(&self, mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) {
+    pub(crate) fn each_field(&self, visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) {
+        self.each_field_from(&Scan::begin(), visit);
+    }
+
+    /// The same, from where an earlier walk has stopped. Whether there are more.
+    pub(crate) fn each_field_from(
+        &self,
+        scan: &Scan,
+        mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+    ) -> bool {
         let mut fields = Fields::new();
-        let cursor = Cursor(server!(RedisModule_ScanCursorCreate()));
         loop {
             // Made anew for each call: what we do with the list in between ends the pointer's right
             // to it.
             let data: *mut c_void = (&raw mut fields).cast();
-            let more = server!(RedisModule_ScanKey(
-                self.raw,
-                cursor.0,
-                Some(on_field),
-                data
-            ));
+            let more = server!(RedisModule_ScanKey(self.raw, scan.0, Some(on_field), data));
             let enough = fields
                 .drain(..)
                 .any(|(field, value)| visit(&field, &value).is_break());
             if more == 0 || enough {
-                break;
+                return more != 0;
             }
         }
     }
@@ -233,10 +236,17 @@ impl Drop for Key<'_> {
     }
 }
 
-/// A scan's place, freed however the scan ends.
-struct Cursor(*mut raw::RedisModuleScanCursor);
+/// How far a walk through a hash has come. Fields that come and go in between change nothing for
+/// the others, whichever key it is by then.
+pub(crate) struct Scan(*mut raw::RedisModuleScanCursor);
 
-impl Drop for Cursor {
+impl Scan {
+    pub(crate) fn begin() -> Self {
+        Self(server!(RedisModule_ScanCursorCreate()))
+    }
+}
+
+impl Drop for Scan {
     fn drop(&mut self) {
         server!(RedisModule_ScanCursorDestroy(self.0));
     }

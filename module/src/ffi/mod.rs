@@ -25,7 +25,7 @@ pub(crate) use events::{
     subscribe_to_key_events, subscribe_to_server_events, writes_are_paused,
 };
 pub(crate) use info::{InfoPage, InfoSection, register_info};
-pub(crate) use key::{Key, KeyType};
+pub(crate) use key::{Key, KeyType, Scan};
 pub(crate) use version::{looks_commands_up_ahead, set_options};
 
 use redis_module::raw;

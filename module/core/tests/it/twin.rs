@@ -729,6 +729,10 @@ impl Twin {
 
     fn end_hold(&mut self, place: &Place, held_as: Mode, now: Now) {
         self.space.delete(place);
+        self.pass_on(place, held_as, now);
+    }
+
+    pub(super) fn pass_on(&mut self, place: &Place, held_as: Mode, now: Now) {
         self.published.push((place.clone(), held_as));
         self.changed.push((place.clone(), None));
         if self.is_for_one_lock(place) {

@@ -201,6 +201,10 @@ pub(crate) enum Change {
 }
 
 #[derive(Debug)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each says something of its own"
+)]
 pub(crate) struct World {
     locks: Locks,
     space: Keyspace,

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::keyspace::Place;
 use crate::life::Name;
-use rlock_core::Now;
+use rlock_core::{Mode, Now};
 use std::collections::BTreeSet;
 
 impl Twin {
@@ -177,7 +177,7 @@ impl Twin {
         if let Some(refused) = self.cannot_count(places, owner) {
             return refused;
         }
-        let mut released = 0;
+        let (mut released, mut freed) = (0, Vec::new());
         for place in places {
             let Some(held) = self.hold(place, owner).and_then(|held| hold_count(&held)) else {
                 continue;
@@ -189,7 +189,17 @@ impl Twin {
                 self.bind(place, owner, None);
                 continue;
             }
-            self.end_hold_of(place, owner, now);
+            if self.others(place, owner) {
+                self.end_hold_of(place, owner, now);
+            } else {
+                // All are released before anyone is granted.
+                self.life.unbind(place, owner);
+                self.space.delete(place);
+                freed.push(place);
+            }
+        }
+        for place in freed {
+            self.pass_on(place, Mode::Plain, now);
         }
         Reply::Number(released)
     }

@@ -1,0 +1,314 @@
+//! What was found by attacking the core's loop: each function is named for what must be true.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rlock_tests::{Cluster, Conn, Reply, Server, Version, slot_of, until};
+
+// --- Other modules, in the midst of our commands -------------------------------------------------
+
+/// A server with a module that answers an event of a key with a command, and without an active
+/// expiry, so that keys expire where our command opens them.
+fn with_meddler() -> Server {
+    let server = Server::start();
+    server.load_c_module("meddler");
+    server.run("DEBUG SET-ACTIVE-EXPIRE 0");
+    server
+}
+
+/// What is told to the caller and what is stored must be the same.
+fn assert_one_truth(server: &Server, conn: &mut Conn, command: &str) {
+    let reply = conn.try_run(command);
+    assert!(server.is_running() && reply.is_ok(), "{command}: {reply:?}");
+    assert!(server.run("MEDDLER.DONE").int() > 0, "nobody meddled");
+    let reply = reply.unwrap();
+    let is_told = matches!(&reply, Reply::Array(items) if items[0] == Reply::Int(1));
+    let is_stored = server.run("HEXISTS k bob") == Reply::Int(1);
+    assert_eq!(
+        is_told, is_stored,
+        "what was told and what is stored: {reply:?}"
+    );
+}
+
+#[test]
+fn a_module_may_write_a_string_when_the_lock_that_is_acquired_expires() {
+    let server = with_meddler();
+    let mut conn = server.connect();
+    conn.run("RLOCK.ACQUIRE k alice 5").held();
+    sleep(Duration::from_millis(20));
+    conn.run("MEDDLER.ON expired k 0 SET k value").int();
+    assert_one_truth(&server, &mut conn, "RLOCK.ACQUIRE k bob 30000");
+}
+
+#[test]
+fn a_script_like_holder_may_come_in_when_the_lock_that_is_acquired_expires() {
+    let server = with_meddler();
+    let mut conn = server.connect();
+    conn.run("RLOCK.ACQUIRE k alice 5").held();
+    sleep(Duration::from_millis(20));
+    conn.run("MEDDLER.ON expired k 0 HSET k carol 1").int();
+    assert_one_truth(&server, &mut conn, "RLOCK.ACQUIRE k bob 30000");
+}
+
+#[test]
+fn a_module_may_delete_the_lock_when_a_readers_timeout_key_expires() {
+    let server = with_meddler();
+    let mut conn = server.connect();
+    for command in ["RLOCK.RENEW k bob 60000 READ", "RLOCK.RELEASE k bob READ"] {
+        for meddling in ["DEL k", "UNLINK k", "SET k value"] {
+            conn.run("FLUSHALL");
+            conn.run("RLOCK.ACQUIRE k bob 5 READ").held();
+            conn.run("RLOCK.ACQUIRE k bob 3600000 READ").held();
+            for reader in 0..20 {
+                conn.run(format!("RLOCK.ACQUIRE k r{reader} 3600000 READ"))
+                    .held();
+            }
+            sleep(Duration::from_millis(20));
+            conn.run(format!("MEDDLER.ON expired timeout 0 {meddling}"))
+                .int();
+            let reply = conn.try_run(command);
+            assert!(reply.is_ok(), "{command}, {meddling}: the server is gone");
+            let kind = server.run("TYPE k").text();
+            let must_be = if meddling.starts_with("SET") {
+                "string"
+            } else {
+                "none"
+            };
+            assert_eq!(kind, must_be, "{command}, {meddling}: {reply:?}");
+        }
+    }
+}
+
+#[test]
+fn a_command_within_anothers_turn_acts_in_its_own_database() {
+    let server = with_meddler();
+    let mut conn = server.connect();
+    let _life = server.life_line("s");
+    conn.run("RLOCK.ACQUIRE k writer 60000 WRITE").held();
+    for reader in ["r1", "r2", "r3"] {
+        conn.run(format!(
+            "RLOCK.ACQUIRE k {reader} 60000 READ QUEUE 0 SESSION s"
+        ))
+        .queued();
+    }
+    conn.run("MEDDLER.ON hset k 1 RLOCK.ACQUIRE other zoe 60000")
+        .int();
+    conn.run("RLOCK.RELEASE k writer WRITE").int();
+    assert_eq!(conn.run("EXISTS other").int(), 0, "in database 0");
+    conn.run("SELECT 1");
+    assert_eq!(conn.run("EXISTS other").int(), 1, "in database 1");
+}
+
+// --- Bounds --------------------------------------------------------------------------------------
+
+#[test]
+fn a_session_whose_listener_was_unblocked_with_an_error_is_bounded() {
+    if !Version::at_hand().can_unblock_waiters() {
+        return;
+    }
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.run("CONFIG SET rlock.max-events-per-session 100");
+    let mut life = server.life_line("s");
+    let id = life.id();
+    life.send("RLOCK.EVENTS s BLOCK 0");
+    life.expect_nothing_yet();
+    assert_eq!(conn.run(format!("CLIENT UNBLOCK {id} ERROR")).int(), 1);
+    life.read().error();
+    conn.take("k", "alice");
+    let waits: Vec<String> = (0..2000)
+        .map(|n| format!("RLOCK.ACQUIRE k o{n} 30000 QUEUE 1 SESSION s"))
+        .collect();
+    conn.pipeline(&waits);
+    until("nobody waits", || server.info_number("rlock_waiters") == 0);
+    sleep(Duration::from_millis(50));
+    let unfetched = server.info_number("rlock_unfetched_events");
+    assert!(unfetched <= 101, "{unfetched} unfetched events");
+}
+
+/// The longest time in which the server answered nobody, until `done`.
+fn longest_stall(server: &Server, mut done: impl FnMut(&mut Conn) -> bool) -> Duration {
+    let mut conn = server.connect();
+    let mut longest = Duration::ZERO;
+    loop {
+        let asked = Instant::now();
+        let is_done = done(&mut conn);
+        longest = longest.max(asked.elapsed());
+        if is_done {
+            return longest;
+        }
+    }
+}
+
+/// A session that reads one lock as many owners, each with a shorter lease than the one before.
+fn many_reads(server: &Server, reads: usize) -> Conn {
+    let life = server.life_line("s");
+    let acquires: Vec<String> = (0..reads)
+        .map(|n| {
+            let lease = 3_600_000 + 1000 * (reads - n);
+            format!("RLOCK.ACQUIRE k o{n} {lease} READ SESSION s")
+        })
+        .collect();
+    server.connect().pipeline(&acquires);
+    life
+}
+
+#[test]
+fn the_end_of_a_session_with_many_reads_of_a_lock_does_not_keep_the_server_busy() {
+    let server = Server::start();
+    let life = many_reads(&server, 4000);
+    life.close();
+    let stall = longest_stall(&server, |conn| conn.run("EXISTS k").int() == 0);
+    assert!(stall < Duration::from_millis(200), "{stall:?}");
+}
+
+#[test]
+fn a_command_does_not_pay_for_all_that_ends_at_its_lock() {
+    let server = Server::start();
+    let mut life = many_reads(&server, 4000);
+    let id = life.id();
+    let mut conn = server.connect();
+    let (kill, acquire) = (
+        format!("CLIENT KILL ID {id}"),
+        "RLOCK.ACQUIRE k bob 1000".to_owned(),
+    );
+    let begun = Instant::now();
+    conn.pipeline(&["MULTI".to_owned(), kill, acquire, "EXEC".to_owned()]);
+    let taken = begun.elapsed();
+    assert!(taken < Duration::from_millis(200), "{taken:?}");
+}
+
+#[test]
+fn waits_that_end_together_do_not_keep_the_server_busy() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let _life = server.life_line("s");
+    let reads: Vec<String> = (0..10_000)
+        .map(|n| format!("RLOCK.ACQUIRE k dead{n} 4000 READ"))
+        .collect();
+    conn.pipeline(&reads);
+    conn.run("RLOCK.ACQUIRE k alive 3600000 READ").held();
+    sleep(Duration::from_millis(4100));
+    let begun = Instant::now();
+    for n in 0..1000 {
+        let left = Duration::from_secs(20)
+            .saturating_sub(begun.elapsed())
+            .as_millis();
+        conn.run(format!(
+            "RLOCK.ACQUIRE k w{n} 1000 WRITE QUEUE {left} SESSION s"
+        ))
+        .queued();
+    }
+    let is_done = |_: &mut Conn| server.info_number("rlock_waiters") == 0;
+    let stall = longest_stall(&server, is_done);
+    assert!(stall < Duration::from_millis(200), "{stall:?}");
+}
+
+#[test]
+fn the_search_for_a_deadlock_does_not_keep_the_server_busy() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let _life = server.life_line("s");
+    let names: Vec<String> = (0..1024).map(|n| format!("k{n}")).collect();
+    let names = names.join(" ");
+    conn.run(format!("RLOCK.MACQUIRE alice 3600000 1024 {names}"))
+        .held();
+    for n in 0..400 {
+        conn.run(format!(
+            "RLOCK.MACQUIRE m{n} 60000 1024 {names} QUEUE 0 SESSION s"
+        ))
+        .queued();
+    }
+    let begun = Instant::now();
+    conn.run("RLOCK.ACQUIRE k0 bob 60000 QUEUE 0 SESSION s")
+        .queued();
+    let taken = begun.elapsed();
+    assert!(taken < Duration::from_millis(50), "{taken:?}");
+}
+
+// --- Free, and nobody is let in ------------------------------------------------------------------
+
+#[test]
+fn the_last_readers_release_lets_a_writer_in_beside_a_reader_whose_timeout_key_was_evicted() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.run("RLOCK.ACQUIRE k dead 3600000 READ").held();
+    conn.run("RLOCK.ACQUIRE k alice 60000 READ").held();
+    assert_eq!(conn.run("DEL {k}:dead:rwlock_timeout:1").int(), 1);
+    let mut writer = server.blocked_in("RLOCK.ACQUIRE k bob 30000 WRITE BLOCK 0");
+    conn.run("RLOCK.RELEASE k alice READ").int();
+    assert_eq!(conn.run("HEXISTS k bob:write").int(), 1, "in the same step");
+    writer.read().held();
+    conn.run("FLUSHALL");
+    conn.run("RLOCK.ACQUIRE k dead 3600000 READ").held();
+    conn.run("RLOCK.ACQUIRE k alice 60000 READ").held();
+    assert_eq!(conn.run("DEL {k}:dead:rwlock_timeout:1").int(), 1);
+    conn.run("RLOCK.RELEASE k alice READ").int();
+    assert_eq!(
+        conn.run("EXISTS k").int(),
+        0,
+        "Redisson waits for the TTL of what is left"
+    );
+}
+
+#[test]
+fn a_writer_comes_in_although_fifty_thousand_readers_never_released() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.run("RLOCK.ACQUIRE k alice 600000 READ").held();
+    // What is left of readers that never released: a field, and no timeout key.
+    let dead: Vec<String> = (0..50_500).map(|n| format!("HSET k dead{n} 1")).collect();
+    for some in dead.chunks(1000) {
+        conn.pipeline(some);
+    }
+    let mut writer = server.blocked_in("RLOCK.ACQUIRE k bob 30000 WRITE BLOCK 0");
+    conn.run("RLOCK.RELEASE k alice READ").int();
+    writer.read_within(Duration::from_secs(3)).held();
+}
+
+// --- Deadlocks that are none ---------------------------------------------------------------------
+
+#[test]
+fn a_hold_that_is_about_to_end_with_its_session_closes_no_circle() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut dying = server.life_line("dying");
+    let _life = server.life_line("s");
+    conn.take_for("a", "alice", "dying");
+    conn.take("b", "bob");
+    conn.queue("a", "bob", "s");
+    let kill = format!("CLIENT KILL ID {}", dying.id());
+    let wait = "RLOCK.ACQUIRE b alice 30000 QUEUE 0 SESSION s".to_owned();
+    let replies = conn.pipeline(&["MULTI".to_owned(), kill, wait, "EXEC".to_owned()]);
+    replies[3].array()[1].queued();
+}
+
+// --- What a dead process leaves behind -----------------------------------------------------------
+
+#[test]
+fn a_session_that_ends_while_its_slot_is_on_its_way_leaves_no_hold_if_the_slot_stays() {
+    let cluster = Cluster::start();
+    let server = &cluster.first;
+    let mut conn = server.connect();
+    for mode in ["READ", "WRITE"] {
+        let life = server.life_line("s");
+        conn.run(format!("RLOCK.ACQUIRE k alice 3600000 {mode} SESSION s"))
+            .held();
+        cluster.open_slot_of("k");
+        life.close();
+        until("the session is over", || {
+            server.info_number("rlock_sessions") == 0
+        });
+        sleep(Duration::from_millis(100));
+        let slot = slot_of(server, "k");
+        for node in [&cluster.first, &cluster.second] {
+            node.run(format!("CLUSTER SETSLOT {slot} STABLE"));
+        }
+        sleep(Duration::from_millis(2500));
+        assert_eq!(
+            conn.run("EXISTS k").int(),
+            0,
+            "{mode}: held for an hour by nobody"
+        );
+    }
+}
