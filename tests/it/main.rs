@@ -60,6 +60,7 @@ mod smoke; // a short set of all, also for valgrind
 mod client; // the client crate
 mod client_acknowledged; // grants that replicas have
 mod client_acl; // what its user must be allowed
+mod client_attacks; // what newer answers of the module may do to it
 mod client_cluster; // every lock at its node
 mod client_faults; // what it says when processes and networks fail
 mod client_multi; // several locks at once
