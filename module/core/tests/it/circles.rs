@@ -42,15 +42,14 @@ impl Graph {
     pub(crate) fn waits_for(&self, owner: &[u8]) -> BTreeSet<Owner> {
         let mut found = BTreeSet::new();
         for (place, line) in &self.lines {
-            let holds = self.holders_of(place).any(|holder| holder == owner);
+            // What one holds is re-entered, never waited for: also where a script gave it the lock
+            // while it stood in the queue.
+            if self.holders_of(place).any(|holder| holder == owner) {
+                continue;
+            }
             let own = line.iter().enumerate();
-            for (at, waiter) in own.filter(|(_, waiter)| waiter.owner == owner) {
-                // What one holds is re-entered, never waited for. A wait for several locks has it
-                // already; but a second wait of its holder stands behind those ahead of it.
-                if holds && waiter.joint.is_some() {
-                    continue;
-                }
-                found.extend(self.holders_of(place).filter(|_| !holds).cloned());
+            for (at, _) in own.filter(|(_, waiter)| waiter.owner == owner) {
+                found.extend(self.holders_of(place).cloned());
                 let ahead = line[..at].iter().map(|ahead| &ahead.owner);
                 let others = ahead.filter(|ahead| *ahead != owner);
                 found.extend(others.filter(|of| self.waits_elsewhere(of, place)).cloned());

@@ -9,9 +9,9 @@
 
 use crate::circles::Standing;
 use crate::keyspace::Value;
-use crate::life::News;
+use crate::life::{News, TwinEvent};
 use crate::twin::{TwinWaiter, Waits};
-use crate::world::{Change, Named, OWNERS, Op, World, place, replay_to};
+use crate::world::{Change, Named, OWNERS, Op, World, place, replay, replay_to};
 use rlock_core::INTEGER_MAX;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -43,6 +43,16 @@ fn one_session_in_any_order() {
         Some(fetch_all),
     );
     walked.is_more_than(2_000);
+}
+
+/// Two sessions with holds and waits at two locks, some of them for both locks together, end in one
+/// moment; and the first command to come after that, a timer that is cut short, or one that fires
+/// between any two steps, is the first to see it.
+#[test]
+fn two_sessions_end_in_one_moment_in_any_order() {
+    let seen = |world: &World| seen_of_sessions_at(world, &[0, 1]);
+    let walked = walk_to_moments(&letters_of_two_sessions(), &moments(), depth(3, 5), seen);
+    walked.is_more_than(150);
 }
 
 #[test]
@@ -215,6 +225,100 @@ fn alphabet_of_a_session() -> Vec<Op> {
     ops
 }
 
+fn listens(session: usize) -> Op {
+    Op::Events {
+        session,
+        client: session,
+        block_ms: None,
+        grace_ms: 0,
+    }
+}
+
+fn both(owner: usize, waits: Waits, session: Option<usize>) -> Op {
+    Op::MultiAcquire {
+        locks: vec![0, 1],
+        owner,
+        lease_ms: LEASE_MS,
+        waits,
+        session,
+        once: false,
+    }
+}
+
+fn one(lock: usize, owner: usize, waits: Waits, session: Option<usize>) -> Op {
+    Op::Acquire {
+        lock,
+        owner,
+        lease_ms: LEASE_MS,
+        waits,
+        session,
+        once: false,
+    }
+}
+
+/// What two sessions, and owners without one, can have when the sessions end.
+fn letters_of_two_sessions() -> Vec<Op> {
+    let (block, queue) = (Waits::Block(0), Waits::Queue(0));
+    vec![
+        one(0, 0, Waits::No, Some(0)),
+        one(1, 0, Waits::No, Some(1)),
+        one(1, 1, Waits::No, Some(0)),
+        one(0, 0, Waits::No, None),
+        one(0, 1, block, None),
+        one(0, 2, block, None),
+        one(0, 1, queue, Some(1)),
+        both(0, block, None),
+        both(1, queue, Some(0)),
+        both(2, block, None),
+    ]
+}
+
+/// The sessions end, and what comes next is all that comes before the timer.
+fn moments() -> Vec<Vec<Op>> {
+    let release = |lock, owner| Op::Release {
+        lock,
+        owner,
+        token: Named::No,
+        lease_ms: None,
+    };
+    let commands = [
+        None,
+        Some(one(0, 0, Waits::No, None)),
+        Some(one(1, 2, Waits::No, None)),
+        Some(release(0, 0)),
+        Some(Op::Break { lock: 0 }),
+        Some(both(0, Waits::No, None)),
+        Some(Op::MultiRelease {
+            locks: vec![0, 1],
+            owner: 0,
+        }),
+        Some(Op::MultiRelease {
+            locks: vec![1, 0],
+            owner: 0,
+        }),
+    ];
+    moments_of(&commands, &[vec![0, 1], vec![1, 0], vec![1]])
+}
+
+/// These connections close, whether or not the timer comes between, and then a command comes.
+fn moments_of(commands: &[Option<Op>], closed: &[Vec<usize>]) -> Vec<Vec<Op>> {
+    let mut between = vec![None];
+    between.extend([1, 2].map(|decisions| Some(Op::Tick { decisions })));
+    between.extend([0, 1, 2].map(|reads| Some(Op::Interrupt { reads })));
+    let mut moments = Vec::new();
+    for closed in closed {
+        for between in &between {
+            for command in commands {
+                let ends = closed.iter().map(|client| Op::Close { client: *client });
+                let then = between.iter().chain(command).cloned();
+                let moment = [Op::Multi].into_iter().chain(ends).chain(then);
+                moments.push(moment.chain([Op::Exec]).collect());
+            }
+        }
+    }
+    moments
+}
+
 /// Two owners who want two locks, together or one by one.
 fn alphabet_of_several() -> Vec<Op> {
     let both = || vec![0, 1];
@@ -367,11 +471,13 @@ fn walk_where(
     for _ in 0..depth {
         let mut next = Vec::new();
         for history in &frontier {
-            let before = replay_to(history).unwrap_or_else(|wrong| panic!("{wrong}"));
+            let before = replay_to(history)
+                .unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
             let ops = alphabet.iter().enumerate();
             for (last, op) in ops.filter(|(_, op)| allowed(&before, op)) {
                 let history: Vec<Op> = history.iter().chain([op]).cloned().collect();
-                let world = replay_to(&history).unwrap_or_else(|wrong| panic!("{wrong}"));
+                let world = replay_to(&history)
+                    .unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
                 walked.steps += 1;
                 walked.refused += world.counters().deadlocks_refused;
                 let Some(state) = seen(&world) else {
@@ -388,6 +494,41 @@ fn walk_where(
     }
     walked.states = met.len();
     walked.is_complete = frontier.is_empty();
+    walked
+}
+
+/// From two sessions that are there, through all that these letters lead to; and then each of these
+/// moments.
+fn walk_to_moments(
+    letters: &[Op],
+    moments: &[Vec<Op>],
+    depth: usize,
+    seen: impl Fn(&World) -> Option<String>,
+) -> Walked {
+    let mut walked = Walked::default();
+    let mut met = BTreeSet::new();
+    let mut frontier = vec![vec![listens(0), listens(1)]];
+    for _ in 0..=depth {
+        let mut next = Vec::new();
+        for history in &frontier {
+            for moment in moments {
+                let history: Vec<Op> = history.iter().chain(moment).cloned().collect();
+                replay(&history)
+                    .unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
+                walked.steps += 1;
+            }
+            for letter in letters {
+                let history: Vec<Op> = history.iter().chain([letter]).cloned().collect();
+                let world = replay_to(&history)
+                    .unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
+                if seen(&world).is_some_and(|state| met.insert(state)) {
+                    next.push(history);
+                }
+            }
+        }
+        frontier = next;
+    }
+    walked.states = met.len();
     walked
 }
 
@@ -477,7 +618,11 @@ fn seen_at(world: &World, locks: &[usize]) -> Option<String> {
 }
 
 fn seen_of_sessions(world: &World) -> Option<String> {
-    let mut text = seen(world)?;
+    seen_of_sessions_at(world, &[0])
+}
+
+fn seen_of_sessions_at(world: &World, locks: &[usize]) -> Option<String> {
+    let mut text = seen_at(world, locks)?;
     let (now, life) = (world.now(), &world.twin.life);
     for session in life.sessions.values() {
         let grace_left = session.grace_end.map(|end| end - now.mono_ms);
@@ -487,17 +632,19 @@ fn seen_of_sessions(world: &World) -> Option<String> {
         let at = session.client.map(|client| world.connection_of(client));
         write!(text, "; {at:?} {grace_left:?} {listens:?}").unwrap();
         for (event, confirmed) in &session.events {
-            let present = world.twin.token(&place(0));
+            let present = world.twin.token(&event.place);
             let news = match event.news {
                 News::Granted { token, .. } => format!("granted {}", present == Some(token)),
                 _ => format!("{:?}", event.news),
             };
-            write!(text, " {news} {:?} {confirmed}", event.owner).unwrap();
+            let TwinEvent { place, owner, .. } = event;
+            write!(text, " {news} {place:?} {owner:?} {confirmed}").unwrap();
         }
     }
-    for ((_, owner), hold) in &life.holds {
+    for ((place, owner), hold) in &life.holds {
         let lease_left = hold.ends_at.map(|end| end - now.wall_ms());
-        write!(text, "; {owner:?} {lease_left:?}").unwrap();
+        let session = hold.session;
+        write!(text, "; {place:?} {owner:?} {session} {lease_left:?}").unwrap();
     }
     write!(text, "; {:?}", world.called_and_blocked()).unwrap();
     let events = life.sessions.values().map(|session| session.events.len());

@@ -354,8 +354,107 @@ fn of_several() -> impl Strategy<Value = Op> {
         1 => Just(Op::Multi),
         2 => Just(Op::Exec),
         2 => (1usize..4).prop_map(|decisions| Op::Tick { decisions }),
-        2 => Just(Op::Interrupt),
+        2 => (0usize..4).prop_map(|reads| Op::Interrupt { reads }),
     ]
+}
+
+/// Holds and waits of sessions at two locks, one by one and together, of owners who meet.
+fn belongs_to_a_session() -> impl Strategy<Value = Op> {
+    let lock = || prop_oneof![2 => Just(0usize), 1 => Just(1)];
+    let both = || prop_oneof![Just(vec![0, 1]), Just(vec![1, 0])];
+    let waits = || {
+        let named = || (0..SESSIONS.len()).prop_map(Some);
+        prop_oneof![
+            3 => (named(), Just(Waits::No)),
+            3 => (named(), wait().prop_map(Waits::Queue)),
+            1 => (named(), wait().prop_map(Waits::Block)),
+            2 => (Just(None), wait().prop_map(Waits::Block)),
+        ]
+    };
+    let asked = (lock(), owner(), waits());
+    let one = asked.prop_map(|(lock, owner, (session, waits))| Op::Acquire {
+        lock,
+        owner,
+        lease_ms: 800,
+        waits,
+        session,
+        once: false,
+    });
+    let asked = (both(), owner(), waits());
+    let several = asked.prop_map(|(locks, owner, (session, waits))| Op::MultiAcquire {
+        locks,
+        owner,
+        lease_ms: 800,
+        waits,
+        session,
+        once: false,
+    });
+    let given_back = (lock(), owner()).prop_map(|(lock, owner)| Op::Release {
+        lock,
+        owner,
+        token: Named::No,
+        lease_ms: None,
+    });
+    let both_back = (both(), owner());
+    prop_oneof![
+        8 => one,
+        5 => several,
+        2 => given_back,
+        2 => both_back.prop_map(|(locks, owner)| Op::MultiRelease { locks, owner }),
+        1 => Just(Op::Deliver),
+        1 => (0i64..60).prop_map(|ms| Op::Pass { ms }),
+    ]
+}
+
+/// Sessions end in one moment, and commands come before anything else has seen that. Then they are
+/// there again.
+fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
+    let closed = prop_oneof![
+        3 => Just(vec![0, 1]),
+        2 => Just(vec![1, 0]),
+        1 => (0usize..2).prop_map(|client| vec![client]),
+    ];
+    let interrupt = || (0usize..4).prop_map(|reads| Op::Interrupt { reads });
+    let meanwhile = prop_oneof![
+        5 => belongs_to_a_session(),
+        1 => interrupt(),
+        1 => (1usize..4).prop_map(|decisions| Op::Tick { decisions }),
+        1 => (0usize..2).prop_map(|lock| Op::Break { lock }),
+        1 => (0usize..2, owner()).prop_map(|(lock, owner)| Op::Cancel { lock, owner }),
+        1 => Just(Op::SwapDatabases),
+    ];
+    let before = proptest::option::weighted(0.3, interrupt());
+    let meanwhile = proptest::collection::vec(meanwhile, 0..4);
+    (before, closed, meanwhile).prop_map(|(before, closed, meanwhile)| {
+        let ends = closed.into_iter().map(|client| Op::Close { client });
+        let again = (0..SESSIONS.len()).map(listens_without_grace);
+        let moment = [Op::Multi].into_iter().chain(before).chain(ends);
+        moment
+            .chain(meanwhile)
+            .chain([Op::Exec])
+            .chain(again)
+            .collect()
+    })
+}
+
+fn listens_without_grace(session: Name) -> Op {
+    Op::Events {
+        session,
+        client: session,
+        block_ms: None,
+        grace_ms: 0,
+    }
+}
+
+fn history_of_endings() -> impl Strategy<Value = Vec<Op>> {
+    let steps = prop_oneof![
+        6 => belongs_to_a_session().prop_map(|op| vec![op]),
+        1 => sessions_end_together(),
+    ];
+    proptest::collection::vec(steps, 1..40).prop_map(|steps| {
+        let listen = (0..SESSIONS.len()).map(listens_without_grace);
+        listen.chain(steps.concat()).collect()
+    })
 }
 
 fn history() -> impl Strategy<Value = Vec<Op>> {
@@ -398,7 +497,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Op::Multi),
         3 => Just(Op::Exec),
         1 => (1usize..4).prop_map(|decisions| Op::Tick { decisions }),
-        1 => Just(Op::Interrupt),
+        1 => (0usize..4).prop_map(|reads| Op::Interrupt { reads }),
     ]
 }
 
@@ -430,6 +529,22 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: CASES / 4,
+        max_shrink_iters: 20_000,
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(
+            "tests/proptest-regressions/model.txt",
+        ))),
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn core_and_twin_agree_when_sessions_end_together(history in history_of_endings()) {
+        replay(&history).map_err(TestCaseError::fail)?;
+    }
+}
+
 /// Histories that once failed, each with what was wrong.
 #[test]
 fn what_once_failed_holds() {
@@ -456,7 +571,7 @@ fn once_failed() -> Vec<(&'static str, Vec<Op>)> {
     };
     let (owner, value) = (0, "1");
     vec![(
-        "a script puts the first in line into the hash and shortens the lease: the next in line is \
+        "a script puts the first in the queue into the hash and shortens the lease: the next is \
          granted at that lease's end",
         vec![
             acquire(1, 4000, Waits::No),
@@ -470,13 +585,13 @@ fn once_failed() -> Vec<(&'static str, Vec<Op>)> {
     )]
     .into_iter()
     .chain(once_failed_with_sessions())
-    .chain([two_joint_waits_of_one_owner()])
+    .chain([two_multi_waits_of_one_owner()])
     .collect()
 }
 
 /// The second of two waits of one owner for the same locks is looked at alone, before the lease
 /// that is in the way of the first is found to be over.
-fn two_joint_waits_of_one_owner() -> (&'static str, Vec<Op>) {
+fn two_multi_waits_of_one_owner() -> (&'static str, Vec<Op>) {
     let several = |owner, locks: &[usize]| Op::MultiAcquire {
         locks: locks.to_vec(),
         owner,

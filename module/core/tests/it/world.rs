@@ -149,9 +149,11 @@ pub(crate) enum Op {
     Tick {
         decisions: usize,
     },
-    /// The next time that something is read, the timer fires before it is decided: as if another
-    /// module had called us while a key was being opened.
-    Interrupt,
+    /// After so many more reads the timer fires between what is read next and what is decided by it:
+    /// as if another module had called us while a key was being opened.
+    Interrupt {
+        reads: usize,
+    },
 }
 
 /// The token that a command names.
@@ -227,18 +229,33 @@ pub(crate) struct World {
     is_replica: bool,
     /// While several locks are being entered: the highest token from before.
     takes_several: Option<i64>,
-    /// Whether the timer fires between what is read next and what is decided by it.
-    interrupts: bool,
-    /// Whether the timer comes between.
-    is_part: bool,
-    /// Whether the timer has left something to do.
-    is_cut_short: bool,
+    timer: Timer,
     /// Locks that changed without an event, and were not looked at since.
     unseen: BTreeSet<Place>,
     /// Locks in which somebody else has written.
     written_by_others: BTreeSet<Place>,
     /// The same for holds of sessions, each with its token.
     unseen_holds: BTreeSet<(Place, Vec<u8>, Option<i64>)>,
+}
+
+/// When the timer fires in the midst of something else, and what came of it.
+#[derive(Debug, Default)]
+pub(crate) struct Timer {
+    /// After how many reads it fires between what is read and what is decided by it.
+    pub(crate) comes_after: Option<usize>,
+    /// Whether its turn goes on, of which a command's is not the end.
+    pub(crate) is_part: bool,
+    /// Whether it has left something to do.
+    pub(crate) is_cut_short: bool,
+}
+
+impl Timer {
+    /// Whether it fires after this read.
+    pub(crate) fn comes_between(&mut self) -> bool {
+        let reads = self.comes_after;
+        self.comes_after = reads.and_then(|reads| reads.checked_sub(1));
+        reads == Some(0)
+    }
 }
 
 #[derive(Debug)]
@@ -270,9 +287,7 @@ impl Default for World {
             in_multi: false,
             is_replica: false,
             takes_several: None,
-            interrupts: false,
-            is_part: false,
-            is_cut_short: false,
+            timer: Timer::default(),
             unseen: BTreeSet::new(),
             written_by_others: BTreeSet::new(),
             unseen_holds: BTreeSet::new(),
@@ -486,7 +501,7 @@ impl World {
             Op::Multi => self.in_multi = true,
             Op::Exec => self.in_multi = false,
             Op::Tick { decisions } => self.tick(decisions)?,
-            Op::Interrupt => self.interrupts = true,
+            Op::Interrupt { reads } => self.timer.comes_after = Some(reads),
             _ => {}
         }
         Ok(())
@@ -559,7 +574,7 @@ impl World {
         for _ in 0..1000 {
             let Some(task) = self.locks.next_task(turn, now) else {
                 // What a turn that was cut short has left is served when the timer fires again.
-                if !self.is_part && !self.is_cut_short {
+                if !self.timer.is_part && !self.timer.is_cut_short {
                     self.twin.all_are_served()?;
                 }
                 return Ok(of_twin);
@@ -580,6 +595,7 @@ impl World {
             if !self.read_and_decide(turn, &task, command, &places, &owner, &mut effects)? {
                 continue;
             }
+            self.all_has_ended(purpose, &places)?;
             let is_refused = purpose == Purpose::Command && matches!(turn.decided(), Some(Err(_)));
             if is_refused && !effects.is_empty() {
                 return Err(format!("refused, and yet {effects:?}"));
@@ -625,11 +641,28 @@ impl World {
             _ if names_several => Read::Several(&stored),
             _ => Read::One(&stored[0]),
         };
-        if std::mem::take(&mut self.interrupts) {
+        if self.timer.comes_between() {
             self.tick(DECISIONS_MAX)?;
         }
         self.takes_several = (places.len() > 1).then(|| self.ledger.highest_token());
         Ok(self.locks.decide(turn, task.found(read), now, effects))
+    }
+
+    /// Nobody is granted at a lock, and no command is decided there, while a hold is still to end at
+    /// it; of several locks, at any of them.
+    fn all_has_ended(&self, purpose: Purpose, places: &[Place]) -> Result<(), String> {
+        let is_at_once = matches!(
+            purpose,
+            Purpose::Command
+                | Purpose::Reconcile(_)
+                | Purpose::GrantSeveral(_)
+                | Purpose::CheckHold(_)
+        );
+        let mut endings = self.twin.life.endings.iter();
+        match endings.find(|of| places.contains(&of.place)) {
+            Some(left) if is_at_once => Err(format!("{purpose:?}, and before it ends {left:?}")),
+            _ => Ok(()),
+        }
     }
 
     /// What the core has just decided without a command, the twin does as well.
@@ -909,7 +942,7 @@ impl World {
         let now = self.clock.now;
         for _ in 0..1000 {
             if self.locks.next_deadline(now) != Some(0) {
-                self.is_cut_short = false;
+                self.timer.is_cut_short = false;
                 return self.twin.all_are_served();
             }
             self.tick(DECISIONS_MAX)?;
@@ -919,10 +952,13 @@ impl World {
 
     /// The timer fires once, and decides at most so much.
     fn tick(&mut self, decisions: usize) -> Result<(), String> {
-        let is_part = std::mem::replace(&mut self.is_part, true);
-        self.is_cut_short = decisions < DECISIONS_MAX;
+        let is_part = std::mem::replace(&mut self.timer.is_part, true);
+        // What ended in the turn that it interrupts is that turn's own.
+        let freed = std::mem::take(&mut self.twin.freed);
+        self.timer.is_cut_short |= decisions < DECISIONS_MAX;
         self.fire(decisions)?;
-        self.is_part = is_part;
+        self.twin.freed = freed;
+        self.timer.is_part = is_part;
         Ok(())
     }
 

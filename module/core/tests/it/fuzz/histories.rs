@@ -2,7 +2,7 @@
 
 use super::choices::Choices;
 use crate::read_write::{foreign, keyspace::Reading, world as read_write};
-use crate::world::{self, Change, Named, OWNERS, Op, SESSIONS, TOGETHER};
+use crate::world::{self, Change, Named, OWNERS, Op, SESSIONS, TOGETHER, USERS};
 use crate::{read_write::twin as read_write_twin, twin::Waits};
 use rlock_core::{INTEGER_MAX, Mode};
 
@@ -171,7 +171,7 @@ fn op(choices: &mut Choices<'_>) -> Op {
 
 fn seldom(lock: usize, owner: usize, choices: &mut Choices<'_>) -> Op {
     let client = choices.below(3);
-    match choices.below(11) {
+    match choices.below(15) {
         0 => Op::Cancel { lock, owner },
         1 => Op::Break { lock },
         2 => Op::Close { client },
@@ -186,6 +186,20 @@ fn seldom(lock: usize, owner: usize, choices: &mut Choices<'_>) -> Op {
         9 => choices
             .of(&[Demoted::Now, Demoted::NoMore(0), Demoted::NoMore(10_000)])
             .op(),
+        10 => Op::Tick {
+            decisions: choices.of(&[1, 2, 3]),
+        },
+        11 => Op::Interrupt {
+            reads: choices.below(4),
+        },
+        12 => Op::As {
+            user: choices.below(USERS.len()),
+        },
+        13 => Op::Allow {
+            sessions: choices.of(&[10, 2, 1, 0]),
+            events: choices.of(&[1000, 3, 1, 0]),
+            out_of_memory: choices.one_in(5),
+        },
         _ => Op::StepClock {
             ms: step_ms(choices),
         },
@@ -302,7 +316,7 @@ fn read_write_op(choices: &mut Choices<'_>) -> read_write::Op {
         12 => Op::Disconnect {
             client: choices.below(9),
         },
-        _ => match choices.below(6) {
+        _ => match choices.below(11) {
             0 => Op::Cancel { lock, owner },
             1 => Op::Break { lock },
             2 => Op::Close {
@@ -311,6 +325,14 @@ fn read_write_op(choices: &mut Choices<'_>) -> read_write::Op {
             3 => Op::Deliver,
             4 => Op::Failover {
                 guard_ms: choices.of(&[0, 3000]),
+            },
+            5 | 6 => Op::Multi,
+            7 => Op::Exec,
+            8 => Op::Tick {
+                decisions: choices.of(&[1, 2, 3]),
+            },
+            9 => Op::Interrupt {
+                reads: choices.below(4),
             },
             _ => Op::StepClock {
                 ms: step_ms(choices),

@@ -17,7 +17,7 @@ use std::fmt::Write as _;
 const LEASE_MS: i64 = 20;
 const SHORT_MS: i64 = 6;
 const WAIT_MS: i64 = 8;
-/// Lines longer than this, and counts above it, are not followed.
+/// Queues longer than this, and counts above it, are not followed.
 const SIZE_MAX: usize = 3;
 
 #[test]
@@ -36,6 +36,16 @@ fn three_owners_in_any_order() {
 fn one_session_in_any_order() {
     let walked = walk(&alphabet_of_a_session(), depth(4, 5), seen, Some(fetch_all));
     walked.is_more_than(700);
+}
+
+/// Two sessions, which have holds of both modes and wait, end in one moment; and the first command
+/// to come after that, a timer that is cut short, or one that fires between any two steps, is the
+/// first to see it.
+#[test]
+fn two_sessions_end_in_one_moment_in_any_order() {
+    let letters = letters_of_two_sessions();
+    let walked = walk_to_moments(&letters, &moments(), depth(3, 5));
+    walked.is_more_than(200);
 }
 
 /// With the deadlock check on there is no state in which everybody waits for somebody: those who
@@ -116,7 +126,7 @@ fn alphabet(owners: usize) -> Vec<Op> {
     ops
 }
 
-/// Three who wait in line, one of them for the plain kind too.
+/// Three who wait in the queue, one of them for the plain kind too.
 fn alphabet_of_three() -> Vec<Op> {
     let lock = 0;
     let of_owner = |owner| {
@@ -180,6 +190,64 @@ fn alphabet_of_a_session() -> Vec<Op> {
     ]
 }
 
+fn of_session(session: usize, owner: usize, mode: Mode, waits: Waits) -> Op {
+    Op::Acquire {
+        lock: 0,
+        owner,
+        mode,
+        lease_ms: LEASE_MS,
+        waits,
+        session: Some(session),
+        once: false,
+    }
+}
+
+/// What two sessions, and owners without one, can have when the sessions end.
+fn letters_of_two_sessions() -> Vec<Op> {
+    let (block, queue) = (Waits::Block(0), Waits::Queue(0));
+    vec![
+        of_session(0, 0, Mode::Write, Waits::No),
+        of_session(1, 0, Mode::Read, Waits::No),
+        of_session(1, 1, Mode::Read, queue),
+        of_session(0, 2, Mode::Write, queue),
+        acquire(0, 1, Mode::Write, LEASE_MS, block),
+        acquire(0, 2, Mode::Read, LEASE_MS, block),
+        acquire(0, 2, Mode::Write, LEASE_MS, block),
+        acquire(0, 1, Mode::Read, LEASE_MS, block),
+        acquire(0, 0, Mode::Read, LEASE_MS, Waits::No),
+        Op::Deliver,
+    ]
+}
+
+/// The sessions end, and what comes next is all that comes before the timer.
+fn moments() -> Vec<Vec<Op>> {
+    let commands = [
+        None,
+        Some(acquire(0, 0, Mode::Read, LEASE_MS, Waits::No)),
+        Some(acquire(0, 0, Mode::Write, LEASE_MS, Waits::No)),
+        Some(acquire(0, 2, Mode::Write, LEASE_MS, Waits::No)),
+        Some(acquire(0, 1, Mode::Read, LEASE_MS, Waits::No)),
+        Some(release(0, 0, Mode::Write)),
+        Some(release(0, 0, Mode::Read)),
+        Some(Op::Break { lock: 0 }),
+    ];
+    let mut between = vec![None];
+    between.extend([1, 2].map(|decisions| Some(Op::Tick { decisions })));
+    between.extend([0, 1, 2].map(|reads| Some(Op::Interrupt { reads })));
+    let mut moments = Vec::new();
+    for closed in [&[0, 1][..], &[1, 0], &[0]] {
+        for between in &between {
+            for command in &commands {
+                let ends = closed.iter().map(|client| Op::Close { client: *client });
+                let then = between.iter().chain(command).cloned();
+                let moment = [Op::Multi].into_iter().chain(ends).chain(then);
+                moments.push(moment.chain([Op::Exec]).collect());
+            }
+        }
+    }
+    moments
+}
+
 /// Three owners who wait for a read-write lock and a plain one.
 fn alphabet_of_waits() -> Vec<Op> {
     // With ONCE: who waits for a lock does not wait for it twice.
@@ -238,7 +306,8 @@ fn walk(
             for (last, op) in alphabet.iter().enumerate() {
                 let history: Vec<Op> = history.iter().chain([op]).cloned().collect();
                 let world = replay_to(&history, Reading::Short);
-                let world = world.unwrap_or_else(|wrong| panic!("{wrong}"));
+                let world =
+                    world.unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
                 walked.steps += 1;
                 walked.refused += world.counters().deadlocks_refused;
                 let Some(state) = seen(&world) else {
@@ -247,6 +316,42 @@ fn walk(
                 if met.insert((state, last)) {
                     let checked = checked.map_or(Ok(()), |checked| checked(world));
                     checked.unwrap_or_else(|wrong| panic!("{wrong}\nafter {history:?}"));
+                    next.push(history);
+                }
+            }
+        }
+        frontier = next;
+    }
+    walked.states = met.len();
+    walked
+}
+
+/// From two sessions that are there, through all that these letters lead to; and then each of these
+/// moments.
+fn walk_to_moments(letters: &[Op], moments: &[Vec<Op>], depth: usize) -> Walked {
+    let mut walked = Walked::default();
+    let mut met = BTreeSet::new();
+    let listens = |session| Op::Events {
+        session,
+        client: session,
+        grace_ms: 0,
+    };
+    let mut frontier = vec![vec![listens(0), listens(1)]];
+    for _ in 0..=depth {
+        let mut next = Vec::new();
+        for history in &frontier {
+            for moment in moments {
+                let history: Vec<Op> = history.iter().chain(moment).cloned().collect();
+                replay(&history, Reading::Short)
+                    .unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
+                walked.steps += 1;
+            }
+            for letter in letters {
+                let history: Vec<Op> = history.iter().chain([letter]).cloned().collect();
+                let world = replay_to(&history, Reading::Short);
+                let world =
+                    world.unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
+                if seen(&world).is_some_and(|state| met.insert(state)) {
                     next.push(history);
                 }
             }

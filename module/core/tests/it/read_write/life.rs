@@ -132,42 +132,51 @@ impl Life {
     }
 
     /// The connection of this session is gone: the grants that nobody fetched go back, and without
-    /// a grace so does the rest.
+    /// a grace so does the rest. What it reads goes first.
     pub(crate) fn detach(&mut self, name: Name, now: Now) {
         let session = self.sessions.get_mut(&name).unwrap();
         session.client = None;
-        for unfetched in std::mem::take(&mut session.events) {
-            match unfetched.event.news {
-                News::Granted(token) if !unfetched.is_confirmed => {
-                    let TwinEvent { lock, owner, .. } = unfetched.event;
-                    self.endings.push(TwinEnding {
-                        hold: (lock, owner, unfetched.mode),
-                        token: Some(token),
-                        whole: false,
-                    });
-                }
-                _ => session.events.push(unfetched),
+        let (mut unfetched, mut kept) = (Vec::new(), Vec::new());
+        for event in std::mem::take(&mut session.events) {
+            match event.event.news {
+                News::Granted(token) if !event.is_confirmed => unfetched.push(TwinEnding {
+                    hold: (event.event.lock, event.event.owner, event.mode),
+                    token: Some(token),
+                    whole: false,
+                }),
+                _ => kept.push(event),
             }
         }
+        session.events = kept;
         if session.grace_ms > 0 {
             session.grace_end = Some(now.mono_ms + session.grace_ms);
-        } else {
-            self.end(name);
+            self.endings.extend(unfetched);
+            return;
         }
+        self.sessions.remove(&name);
+        self.end_holds(name, |mode| mode == Mode::Read);
+        self.endings.extend(unfetched);
+        self.end_holds(name, |_| true);
     }
 
     fn end(&mut self, name: Name) {
         self.sessions.remove(&name);
-        for (of, hold) in &self.holds {
-            if hold.session == name {
-                self.endings.push(TwinEnding {
-                    hold: of.clone(),
-                    token: hold.token,
-                    whole: true,
-                });
-            }
+        self.end_holds(name, |mode| mode == Mode::Read);
+        self.end_holds(name, |_| true);
+    }
+
+    /// The session's holds of these modes are to end.
+    fn end_holds(&mut self, name: Name, is_meant: impl Fn(Mode) -> bool) {
+        let is_meant =
+            |(_, _, mode): &HoldName, hold: &TwinHold| hold.session == name && is_meant(*mode);
+        for (of, hold) in self.holds.iter().filter(|(of, hold)| is_meant(of, hold)) {
+            self.endings.push(TwinEnding {
+                hold: of.clone(),
+                token: hold.token,
+                whole: true,
+            });
         }
-        self.holds.retain(|_, hold| hold.session != name);
+        self.holds.retain(|of, hold| !is_meant(of, hold));
     }
 
     /// Graces end.

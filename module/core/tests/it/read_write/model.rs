@@ -1,7 +1,7 @@
 //! Random histories: the core against the twin after every step.
 //!
 //! A failure prints the shortest history found that still fails, as the code that replays it (put
-//! it into [`once_failed`]), and the seed goes to `tests/proptest-regressions/`.
+//! it into `sentences.rs`), and the seed goes to `tests/proptest-regressions/`.
 
 use super::foreign::Change;
 use super::keyspace::Reading;
@@ -193,7 +193,112 @@ fn ours() -> impl Strategy<Value = Op> {
         3 => (0i64..3).prop_map(|more_ms| Op::PassDeadline { more_ms }),
         2 => (0usize..9).prop_map(|client| Op::Disconnect { client }),
         1 => Just(Op::Deliver),
+        2 => Just(Op::Multi),
+        3 => Just(Op::Exec),
+        1 => tick_or_interrupt(),
     ]
+}
+
+fn tick_or_interrupt() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        1 => (1usize..4).prop_map(|decisions| Op::Tick { decisions }),
+        1 => (0usize..4).prop_map(|reads| Op::Interrupt { reads }),
+    ]
+}
+
+/// Holds and waits of sessions at one lock, in both modes, of owners who meet.
+fn belongs_to_a_session() -> impl Strategy<Value = Op> {
+    let mode = || prop_oneof![Just(Mode::Read), Just(Mode::Write)];
+    let waits = prop_oneof![
+        3 => Just(Waits::No),
+        3 => wait().prop_map(Waits::Queue),
+        1 => wait().prop_map(Waits::Block),
+    ];
+    let asked = (0..SESSIONS.len(), owner(), mode(), waits);
+    let acquire = asked.prop_map(|(session, owner, mode, waits)| Op::Acquire {
+        lock: 0,
+        owner,
+        mode,
+        lease_ms: 800,
+        waits,
+        session: Some(session),
+        once: false,
+    });
+    let alone = (owner(), mode(), wait()).prop_map(|(owner, mode, ms)| Op::Acquire {
+        lock: 0,
+        owner,
+        mode,
+        lease_ms: 800,
+        waits: Waits::Block(ms),
+        session: None,
+        once: false,
+    });
+    let given_back = (owner(), mode()).prop_map(|(owner, mode)| Op::Release {
+        lock: 0,
+        owner,
+        mode,
+        token: Named::No,
+        lease_ms: None,
+    });
+    prop_oneof![
+        8 => acquire,
+        3 => alone,
+        2 => given_back,
+        1 => renew(),
+        1 => Just(Op::Deliver),
+        1 => (0i64..60).prop_map(|ms| Op::Pass { ms }),
+    ]
+}
+
+/// Sessions end in one moment, and commands come before anything else has seen that. Then they are
+/// there again.
+fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
+    let closed = prop_oneof![
+        3 => Just(vec![0, 1]),
+        2 => Just(vec![1, 0]),
+        1 => (0usize..2).prop_map(|client| vec![client]),
+    ];
+    let meanwhile = prop_oneof![
+        4 => belongs_to_a_session(),
+        2 => tick_or_interrupt(),
+        1 => Just(Op::Break { lock: 0 }),
+        1 => owner().prop_map(|owner| Op::Cancel { lock: 0, owner }),
+    ];
+    let before =
+        proptest::option::weighted(0.3, (0usize..4).prop_map(|reads| Op::Interrupt { reads }));
+    let meanwhile = proptest::collection::vec(meanwhile, 0..4);
+    (before, closed, meanwhile).prop_map(|(before, closed, meanwhile)| {
+        let ends = closed.into_iter().map(|client| Op::Close { client });
+        let again = (0..SESSIONS.len()).map(|session| Op::Events {
+            session,
+            client: session,
+            grace_ms: 0,
+        });
+        let moment = [Op::Multi].into_iter().chain(before).chain(ends);
+        moment
+            .chain(meanwhile)
+            .chain([Op::Exec])
+            .chain(again)
+            .collect()
+    })
+}
+
+fn history_of_endings() -> impl Strategy<Value = Vec<Op>> {
+    let steps = prop_oneof![
+        6 => belongs_to_a_session().prop_map(|op| vec![op]),
+        1 => sessions_end_together(),
+    ];
+    proptest::collection::vec(steps, 1..40).prop_map(|steps| {
+        let listens = |session| Op::Events {
+            session,
+            client: session,
+            grace_ms: 0,
+        };
+        [listens(0), listens(1)]
+            .into_iter()
+            .chain(steps.concat())
+            .collect()
+    })
 }
 
 fn beside_redisson() -> impl Strategy<Value = Op> {
@@ -241,6 +346,12 @@ proptest! {
 
     #[test]
     fn core_and_twin_agree_on_any_history(history in history(ours())) {
+        replay(&history, Reading::All).map_err(TestCaseError::fail)?;
+        replay(&history, Reading::Short).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
+    fn core_and_twin_agree_when_sessions_end_together(history in history_of_endings()) {
         replay(&history, Reading::All).map_err(TestCaseError::fail)?;
         replay(&history, Reading::Short).map_err(TestCaseError::fail)?;
     }

@@ -933,3 +933,65 @@ fn readers_without_a_lease_are_swept_away_in_passing() {
     }
     assert!(!is_there(&server));
 }
+
+/// What one holds is re-entered, never waited for: also by somebody who waited for it already.
+#[test]
+fn a_waiter_whom_a_script_lets_read_waits_for_nobody_ahead_of_it() {
+    let mut server = Server::new();
+    server.takes(A, Read, 50);
+    server.waits(B, Write);
+    server.waits(C, Read);
+    let (owner, lease_ms) = (C, 9);
+    for lock in 0..LOCKS.len() {
+        server.does(&Op::Foreign {
+            lock,
+            changes: vec![Change::Read { owner, lease_ms }],
+            told: true,
+        });
+    }
+    let wait = server.does(&Op::Acquire {
+        lock: 1,
+        owner: B,
+        mode: Write,
+        lease_ms: 50,
+        waits: FOREVER,
+        session: None,
+        once: false,
+    });
+    assert_eq!(wait, Reply::Waits);
+}
+
+/// A writer whose two sessions die in one packet is gone, and one of those who wait is let in.
+#[test]
+fn writing_and_reading_under_two_sessions_end_together() {
+    for closed in [[0, 1], [1, 0]] {
+        let mut server = Server::new();
+        for (session, mode) in [(0, Write), (1, Read)] {
+            let client = session;
+            server.does(&Op::Events {
+                session,
+                client,
+                grace_ms: 0,
+            });
+            server.does(&Op::Acquire {
+                lock: 0,
+                owner: A,
+                mode,
+                lease_ms: 50,
+                waits: Waits::No,
+                session: Some(session),
+                once: false,
+            });
+        }
+        server.waits(B, Write);
+        server.waits(C, Write);
+        server.does(&Op::Multi);
+        server.does(&Op::Interrupt { reads: 1 });
+        for client in closed {
+            server.does(&Op::Close { client });
+        }
+        server.does(&Op::Exec);
+        assert!(server.holds(B, Write) && !server.holds(A, Read));
+        assert_eq!(server.line(), [(OWNERS[C], Write)]);
+    }
+}

@@ -114,6 +114,9 @@ pub(crate) struct Twin {
     pub(crate) freed: BTreeSet<Vec<u8>>,
     /// How often a lock became free by what was given back or ended.
     deletions: u64,
+    /// The locks that this turn freed, or opened to more readers: whoever can have one is to have it
+    /// before the turn is over.
+    changed: BTreeSet<Vec<u8>>,
     last_token: i64,
 }
 
@@ -181,13 +184,12 @@ impl Twin {
         {
             return refused;
         }
-        // Newcomers never overtake a waiter.
-        self.find_free(lock, now);
         if let Some(refused) = self.wrong_kind(lock, asked.mode) {
             return refused;
         }
         let may_enter = match asked.mode {
-            _ if self.is_free(lock) => true,
+            // Newcomers never overtake a waiter.
+            _ if self.is_free(lock) => self.line(lock).is_empty(),
             Mode::Plain => self.holds(lock, asked.owner, Mode::Plain),
             Mode::Write => self.holds(lock, asked.owner, Mode::Write),
             // An owner that holds re-enters past the line, and a writer takes READ past it.
@@ -202,6 +204,9 @@ impl Twin {
             return self.wait_in_line(lock, asked, now);
         }
         let was_free = self.is_free(lock);
+        if was_free {
+            self.life.lose_all(lock, None, now);
+        }
         match self.enter(lock, &asked.entry(), now) {
             Ok((count, token)) => {
                 if asked.once && !was_free {
@@ -424,7 +429,6 @@ impl Twin {
             return Reply::Number(1);
         }
         if self.is_free(lock) {
-            self.find_free(lock, now);
             return Reply::Number(0);
         }
         self.tally.breaks += 1;
@@ -533,11 +537,9 @@ impl Twin {
         }
     }
 
-    /// Somebody looks at the key, for those in line.
-    pub(crate) fn settle(&mut self, lock: &[u8], now: Now) {
-        if self.line(lock).is_empty() {
-            return;
-        }
+    /// Somebody looks at the key for the first in the queue, and grants that one if it can have the
+    /// lock. Who may follow it is the next look's business.
+    pub(crate) fn reconcile(&mut self, lock: &[u8], now: Now) {
         if self.is_other_type(lock) {
             for waiter in self.lines.remove(lock).unwrap_or_default() {
                 self.tell(lock, &waiter, Heard::Refused(WRONG_TYPE.into()));
@@ -545,31 +547,41 @@ impl Twin {
             }
             return;
         }
-        self.find_free(lock, now);
-        // A plain lock whose holder stands first in line, because a script made it that, is handed
-        // over to it.
-        if self.lets_first_in(lock) && self.kind(lock) == Some(Kind::Plain) {
-            self.published.push((lock.to_vec(), Mode::Plain));
-        }
-        self.grant_those_first(lock, now);
-    }
-
-    /// Somebody finds the lock free: who had it has lost it, and who is first in line has it.
-    fn find_free(&mut self, lock: &[u8], now: Now) {
-        if !self.is_free(lock) {
+        let Some(first) = self.line(lock).first().map(|first| first.mode) else {
             return;
-        }
-        self.life.lose_all(lock, None, now);
-        if let Some(first) = self.line(lock).first() {
-            // How it was held nobody can say any more: for readers and writers the message is that
-            // of the last reader.
-            let mode = match first.mode {
+        };
+        if self.is_free(lock) {
+            // Who had it has lost it. How it was held nobody can say any more: for readers and
+            // writers the message is that of the last reader.
+            self.life.lose_all(lock, None, now);
+            let mode = match first {
                 Mode::Plain => Mode::Plain,
                 Mode::Read | Mode::Write => Mode::Read,
             };
             self.published.push((lock.to_vec(), mode));
+        } else if self.lets_first_in(lock) && first == Mode::Plain {
+            // A script made the first in the queue the holder: the lock is handed over to it.
+            self.published.push((lock.to_vec(), Mode::Plain));
         }
-        self.grant_those_first(lock, now);
+        if self.lets_first_in(lock) {
+            self.grant_first(lock, now);
+        }
+    }
+
+    /// What a turn did there is no longer so, and nobody was told.
+    pub(crate) fn changed_unseen(&mut self, lock: &[u8]) {
+        self.changed.remove(lock);
+    }
+
+    /// At the end of a turn: nobody was left to wait for what the turn freed or opened.
+    pub(crate) fn all_are_served(&mut self) -> Result<(), String> {
+        for lock in std::mem::take(&mut self.changed) {
+            if self.lets_first_in(&lock) && !self.is_mixed(&lock) {
+                let first = self.line(&lock).first();
+                return Err(format!("{first:?} can have {lock:?}, and is left to wait"));
+            }
+        }
+        Ok(())
     }
 
     // --- Looking ---------------------------------------------------------------------------------
@@ -817,9 +829,11 @@ impl Twin {
                 continue;
             };
             let holders = self.space.holders(lock);
-            if !holders.iter().any(|holder| **holder == *owner) {
-                found.extend(holders.into_iter().map(<[u8]>::into_vec));
+            if holders.iter().any(|holder| **holder == *owner) {
+                // Also where a script gave it the lock while it stood in the queue.
+                continue;
             }
+            found.extend(holders.into_iter().map(<[u8]>::into_vec));
             let ahead = line[..last].iter().map(|waiter| &waiter.owner);
             let ahead = ahead.filter(|of| *of != owner && waits_elsewhere(of, lock));
             found.extend(ahead.cloned());
@@ -844,9 +858,10 @@ impl Twin {
         let writes = self.holds(lock, owner, Mode::Write);
         let reads_on = !self.space.readers(lock).is_empty();
         if mode == Mode::Read && held_as == Mode::Write && !writes && !reads_on {
-            // The last reader that was beside somebody else's writer, or `mode`, is gone: what is
-            // left is looked at.
-            return self.settle(lock, now);
+            // The last reader that was beside somebody else's writer, or `mode`, is gone. What is
+            // left may be nobody.
+            self.changed.insert(lock.to_vec());
+            return;
         }
         if self.space.holders(lock).is_empty() {
             return self.free(lock, held_as, now);
@@ -860,7 +875,7 @@ impl Twin {
                 self.space.set_field(lock, b"mode", "read");
                 self.shrink(lock, owner);
                 self.published.push((lock.to_vec(), Mode::Write));
-                self.settle(lock, now);
+                self.changed.insert(lock.to_vec());
             }
         }
     }
@@ -877,29 +892,9 @@ impl Twin {
         self.space.delete(lock);
         self.deletions += 1;
         self.published.push((lock.to_vec(), mode));
-        self.grant_those_first(lock, now);
-    }
-
-    /// The first in line has it, and with it consecutive readers, and waiters of the same owner
-    /// directly behind it.
-    fn grant_those_first(&mut self, lock: &[u8], now: Now) {
-        let before = self.space.get(lock).and_then(|entry| entry.ends_at);
-        while self.lets_first_in(lock) {
-            let (owner, mode) = (self.line(lock)[0].owner.clone(), self.line(lock)[0].mode);
-            if let Some(entry) = self.space.get_mut(lock).filter(|_| mode == Mode::Plain) {
-                // What others have in the same hash is what they had before; each entry starts the
-                // owner's own lease anew.
-                entry.ends_at = before;
-            }
+        self.changed.insert(lock.to_vec());
+        if !self.line(lock).is_empty() {
             self.grant_first(lock, now);
-            let next = self.line(lock).first();
-            let comes_with_it = |next: &TwinWaiter| match mode {
-                Mode::Read => next.mode == Mode::Read,
-                Mode::Plain | Mode::Write => next.owner == owner,
-            };
-            if !next.is_some_and(comes_with_it) {
-                return;
-            }
         }
     }
 
@@ -916,7 +911,7 @@ impl Twin {
         }
     }
 
-    /// The first in line has it.
+    /// The first in the queue has it.
     fn grant_first(&mut self, lock: &[u8], now: Now) {
         let waiter = self.lines.get_mut(lock).unwrap().remove(0);
         let entry = Entry {
@@ -929,6 +924,8 @@ impl Twin {
         };
         let (count, token) = self.enter(lock, &entry, now).unwrap();
         self.tally.handovers += 1;
+        // Readers that are next come in with it.
+        self.changed.insert(lock.to_vec());
         self.tell(lock, &waiter, Heard::Granted { count, token });
     }
 

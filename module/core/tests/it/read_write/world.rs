@@ -6,7 +6,7 @@ use super::invariants;
 use super::keyspace::{Keyspace, Reading, Value, number};
 use super::life::{HoldName, Name, News, TwinEnding, TwinEvent, in_any_order};
 use super::twin::{Asked, Heard, Reply, Twin, TwinWaiter, Waits};
-use crate::world::as_needed;
+use crate::world::{Timer, as_needed};
 use rlock_core::request::{Acquire, Cancel, Events, Release, Renew, WaitMode};
 use rlock_core::{
     BlockedClient, Command, CommandError, Counters, DECISIONS_MAX, Effect, Event, EventKind, Grant,
@@ -60,7 +60,7 @@ pub(crate) enum Op {
         client: usize,
         grace_ms: i64,
     },
-    /// The connection closes.
+    /// The connection closes; in a transaction, by CLIENT KILL.
     Close {
         client: usize,
     },
@@ -100,6 +100,18 @@ pub(crate) enum Op {
     Failover {
         guard_ms: i64,
     },
+    /// MULTI: no timer and no blocking until [`Op::Exec`], whatever ends meanwhile.
+    Multi,
+    Exec,
+    /// The timer fires all the same, and decides no more than so much.
+    Tick {
+        decisions: usize,
+    },
+    /// After so many more reads the timer fires between what is read next and what is decided by it:
+    /// as if another module had called us while a key was being opened.
+    Interrupt {
+        reads: usize,
+    },
 }
 
 /// The token that a command names.
@@ -138,8 +150,8 @@ pub(crate) struct World {
     unseen: BTreeSet<Vec<u8>>,
     /// The same for holds of sessions.
     unseen_holds: BTreeSet<HoldName>,
-    /// How much is decided when the timer fires.
-    budget: usize,
+    in_multi: bool,
+    timer: Timer,
     /// Whether nobody but the module has written anything.
     is_alone: bool,
 }
@@ -184,7 +196,8 @@ impl Default for World {
             seated: 0,
             unseen: BTreeSet::new(),
             unseen_holds: BTreeSet::new(),
-            budget: DECISIONS_MAX,
+            in_multi: false,
+            timer: Timer::default(),
             is_alone: true,
         }
     }
@@ -227,11 +240,14 @@ impl World {
         if of_core != of_twin {
             return Err(format!("{op:?}: core {of_core:?}, twin {of_twin:?}"));
         }
-        self.come_to_rest()?;
-        self.overlook_shared_holds();
-        let Clock { now, set_back_ms } = self.clock;
-        invariants::is_at_rest(&self.locks, &self.twin, &self.unseen, set_back_ms, now)?;
-        invariants::sessions_are_at_rest(&self.locks, &self.twin, &self.unseen_holds, now)?;
+        self.forget_those_who_left();
+        if !self.in_multi {
+            self.come_to_rest()?;
+            self.overlook_shared_holds();
+            let Clock { now, set_back_ms } = self.clock;
+            invariants::is_at_rest(&self.locks, &self.twin, &self.unseen, set_back_ms, now)?;
+            invariants::sessions_are_at_rest(&self.locks, &self.twin, &self.unseen_holds, now)?;
+        }
         self.compare()?;
         Ok(of_core)
     }
@@ -285,6 +301,10 @@ impl World {
                 session,
                 once,
             } => {
+                let waits = match waits {
+                    Waits::Block(_) if self.in_multi => Waits::No,
+                    _ => waits,
+                };
                 let asked = Asked {
                     owner: OWNERS[owner],
                     mode,
@@ -327,21 +347,21 @@ impl World {
         }
     }
 
-    /// What is no command of ours.
+    /// What is no command of ours. In a transaction there is neither time nor I/O.
     fn happen_around(&mut self, op: &Op) -> Result<(), String> {
         match op {
-            Op::Pass { ms } => self.pass(*ms),
-            Op::PassDeadline { more_ms } => {
+            Op::Pass { ms } if !self.in_multi => self.pass(*ms),
+            Op::PassDeadline { more_ms } if !self.in_multi => {
                 let deadline = self.locks.next_deadline(self.clock.now);
                 self.pass(deadline.unwrap_or(0).min(A_DAY_MS) + more_ms);
             }
-            Op::StepClock { ms } => {
+            Op::StepClock { ms } if !self.in_multi => {
                 self.clock.now.wall_us += ms * 1000;
                 self.clock.set_back_ms = (self.clock.set_back_ms - ms).max(0);
                 self.expire();
             }
-            Op::Disconnect { client } => self.disconnect(*client)?,
-            Op::Deliver => self.under_way.clear(),
+            Op::Disconnect { client } if !self.in_multi => self.disconnect(*client)?,
+            Op::Deliver if !self.in_multi => self.under_way.clear(),
             Op::Foreign {
                 lock,
                 changes,
@@ -357,6 +377,10 @@ impl World {
                 self.locks.start_tokens(now, *guard_ms);
                 self.twin.start_tokens(*guard_ms, now);
             }
+            Op::Multi => self.in_multi = true,
+            Op::Exec => self.in_multi = false,
+            Op::Tick { decisions } => self.tick(*decisions)?,
+            Op::Interrupt { reads } => self.timer.comes_after = Some(*reads),
             _ => {}
         }
         Ok(())
@@ -365,7 +389,7 @@ impl World {
     // --- Commands --------------------------------------------------------------------------------
 
     /// Drives a turn as the module does: reads what is asked for, and carries out what is decided.
-    /// The twin does the same; the command itself when it is decided.
+    /// The twin does the same after each task; the command itself when it is decided.
     fn drive(
         &mut self,
         turn: &mut Turn<'_>,
@@ -377,6 +401,10 @@ impl World {
         self.twin.freed.clear();
         for _ in 0..1000 {
             let Some(task) = self.locks.next_task(turn, now) else {
+                // What a turn that was cut short has left is served when the timer fires again.
+                if !self.timer.is_part && !self.timer.is_cut_short {
+                    self.twin.all_are_served()?;
+                }
                 return Ok(of_twin);
             };
             let (lock, owner) = match (&task.subject, command) {
@@ -391,9 +419,10 @@ impl World {
             };
             let purpose = task.purpose;
             let mut effects = Vec::new();
-            if !self.read_and_decide(turn, &task, command, &lock, &owner, &mut effects) {
-                return Err("nobody comes between, and nothing is decided".into());
+            if !self.read_and_decide(turn, &task, command, &lock, &owner, &mut effects)? {
+                continue;
             }
+            self.all_has_ended(purpose, &lock)?;
             let is_refused = purpose == Purpose::Command && matches!(turn.decided(), Some(Err(_)));
             if is_refused && !effects.is_empty() {
                 return Err(format!("refused, and yet {effects:?}"));
@@ -408,7 +437,7 @@ impl World {
             {
                 of_twin = twin(&mut self.twin, outcome, now);
             }
-            self.twin_follows(purpose, &lock, &owner, command.is_none())?;
+            self.twin_follows(purpose, &lock, &owner)?;
             if purpose != Purpose::Command {
                 self.forget_those_who_left();
             }
@@ -424,7 +453,7 @@ impl World {
         lock: &[u8],
         owner: &[u8],
         effects: &mut Vec<Effect>,
-    ) -> bool {
+    ) -> Result<bool, String> {
         let stored = as_needed(task, self.space.read(lock, owner, task.depth, self.how));
         let (holders, gone) = (self.space.holders(lock), self.space.readers_gone(lock));
         let readers = self.space.reader_counts(lock);
@@ -434,38 +463,44 @@ impl World {
             (Purpose::Command, Some(Command::Break(_))) => Read::Holds(stored, &readers),
             _ => Read::One(&stored),
         };
-        self.locks
-            .decide(turn, task.found(read), self.clock.now, effects)
+        if self.timer.comes_between() {
+            self.tick(DECISIONS_MAX)?;
+        }
+        Ok(self
+            .locks
+            .decide(turn, task.found(read), self.clock.now, effects))
+    }
+
+    /// Nobody is granted at a lock, and no command is decided there, while a hold is still to end at
+    /// it.
+    fn all_has_ended(&self, purpose: Purpose, lock: &[u8]) -> Result<(), String> {
+        let is_at_once = matches!(
+            purpose,
+            Purpose::Command | Purpose::Reconcile(_) | Purpose::CheckHold(_)
+        );
+        let mut endings = self.twin.life.endings.iter();
+        match endings.find(|of| of.hold.0 == lock) {
+            Some(left) if is_at_once => Err(format!("{purpose:?}, and before it ends {left:?}")),
+            _ => Ok(()),
+        }
     }
 
     /// What the core has just decided without a command, the twin does as well.
-    fn twin_follows(
-        &mut self,
-        purpose: Purpose,
-        lock: &[u8],
-        owner: &[u8],
-        is_timer: bool,
-    ) -> Result<(), String> {
+    fn twin_follows(&mut self, purpose: Purpose, lock: &[u8], owner: &[u8]) -> Result<(), String> {
         let now = self.clock.now;
         match purpose {
             Purpose::Release(mode) => {
-                // Of a session that ends, its readings go first, then the grants that nobody
-                // fetched.
-                let endings = self.twin.life.endings.iter();
-                let is_meant = |of: &&TwinEnding| {
+                let mut endings = self.twin.life.endings.iter();
+                let next = endings.find(|of| {
                     let (name, holder, held_as) = &of.hold;
                     name == lock && holder == owner && *held_as == mode
-                };
-                let in_order = |of: &&TwinEnding| of.whole != (mode == Mode::Read);
-                let next = endings.filter(is_meant).min_by_key(in_order);
+                });
                 let next = next.ok_or("nothing of this owner is to end there")?.clone();
                 self.twin.end(&next, now)
             }
             Purpose::Reconcile(_) => {
-                if is_timer {
-                    self.twin.settle(lock, now);
-                    self.unseen.remove(lock);
-                }
+                self.twin.reconcile(lock, now);
+                self.unseen.remove(lock);
                 Ok(())
             }
             Purpose::CheckHold(mode) => {
@@ -781,6 +816,7 @@ impl World {
                 self.locks.changed(lock_ref(LOCKS[lock]));
             } else {
                 self.unseen.insert(LOCKS[lock].to_vec());
+                self.twin.changed_unseen(LOCKS[lock]);
                 let holds = self.twin.life.holds.keys();
                 let holds = holds.filter(|(of, ..)| *of == LOCKS[lock]);
                 self.unseen_holds.extend(holds.cloned());
@@ -794,19 +830,38 @@ impl World {
         let now = self.clock.now;
         for _ in 0..1000 {
             if self.locks.next_deadline(now) != Some(0) {
-                return Ok(());
+                self.timer.is_cut_short = false;
+                return self.twin.all_are_served();
             }
-            let nothing = |_: &mut Twin, _: &_, _| Reply::Nothing;
-            self.drive(&mut Turn::of_deadlines(), None, nothing)?;
-            let mut effects = Vec::new();
-            self.locks.passed(now, &mut effects);
-            self.carry_out(b"", b"", &effects)?;
-            self.twin.life.passed(now);
-            let mut turn = Turn::of_timer().with_budget(self.budget);
-            self.drive(&mut turn, None, nothing)?;
-            self.forget_those_who_left();
+            self.tick(DECISIONS_MAX)?;
         }
         Err("there is always something more to do".into())
+    }
+
+    /// The timer fires once, and decides at most so much.
+    fn tick(&mut self, decisions: usize) -> Result<(), String> {
+        let is_part = std::mem::replace(&mut self.timer.is_part, true);
+        // What ended in the turn that it interrupts is that turn's own.
+        let freed = std::mem::take(&mut self.twin.freed);
+        self.timer.is_cut_short |= decisions < DECISIONS_MAX;
+        self.fire(decisions)?;
+        self.twin.freed = freed;
+        self.timer.is_part = is_part;
+        Ok(())
+    }
+
+    fn fire(&mut self, decisions: usize) -> Result<(), String> {
+        let now = self.clock.now;
+        let nothing = |_: &mut Twin, _: &_, _| Reply::Nothing;
+        self.drive(&mut Turn::of_deadlines(), None, nothing)?;
+        let mut effects = Vec::new();
+        self.locks.passed(now, &mut effects);
+        self.carry_out(b"", b"", &effects)?;
+        self.twin.life.passed(now);
+        let mut turn = Turn::of_timer().with_budget(decisions);
+        self.drive(&mut turn, None, nothing)?;
+        self.forget_those_who_left();
+        Ok(())
     }
 
     /// Queued waiters leave without a word to us.
