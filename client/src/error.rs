@@ -77,8 +77,8 @@ impl Error {
     }
 
     /// Whether the server did not carry the command out: it could not be reached, or it answered
-    /// that it is loading, busy, a replica, without a leader or unable to write just now. Trying
-    /// again is safe.
+    /// that it is loading, busy, a replica, without a leader, full of sessions or unable to write
+    /// just now. Trying again is safe.
     pub fn is_could_not_ask(&self) -> bool {
         self.kind == ErrorKind::CouldNotAsk
     }
@@ -165,7 +165,7 @@ impl Error {
     /// Why a server is not asked whose connection is known to be broken, from what broke it:
     /// nothing has been sent, so nothing is unknown.
     pub(crate) fn unasked(self) -> Self {
-        if self.is_could_not_ask() || self.is_final() {
+        if self.is_could_not_ask() || self.is_final() || self.is_out_of_memory() {
             return self;
         }
         Self {
@@ -314,10 +314,20 @@ impl Error {
         }
     }
 
-    /// Whether nothing will change by asking again: the server said no, or knows no `RLOCK.*`.
+    /// Whether nothing will change by asking again: the server said no, or knows no `RLOCK.*`. That
+    /// it has no memory passes.
     pub(crate) fn is_final(&self) -> bool {
         let refused = self.is_refused() || self.is_module_not_loaded();
-        refused && !self.is_taken_over()
+        refused && !self.is_taken_over() && !self.is_out_of_memory()
+    }
+
+    fn is_out_of_memory(&self) -> bool {
+        self.is_refused() && self.detail.starts_with("OOM ")
+    }
+
+    /// Whether the server said that the owner stands in that line already.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.is_refused() && self.detail.starts_with("WAITING ")
     }
 
     pub(crate) fn no_reply(source: Option<RedisError>) -> Self {
@@ -430,9 +440,10 @@ impl std::error::Error for Error {
 const TAKEN_OVER: &str = "another connection has taken over this client's session";
 
 /// Code words with which a server says that it has not carried the command out and may do so later.
-const NOT_READY: [&str; 10] = [
+const NOT_READY: [&str; 11] = [
     "READONLY",
     "NOSESSION",
+    "SESSIONSFULL",
     "LOADING",
     "BUSY",
     "MASTERDOWN",
@@ -472,6 +483,7 @@ mod tests {
             ),
             ("LOADING", "the dataset", ErrorKind::CouldNotAsk),
             ("NOSESSION", "nobody listens", ErrorKind::CouldNotAsk),
+            ("SESSIONSFULL", "too many", ErrorKind::CouldNotAsk),
             ("UNBLOCKED", "master -> replica", ErrorKind::CouldNotAsk),
         ];
         for (code, detail, kind) in cases {
@@ -546,6 +558,9 @@ mod tests {
         assert_eq!(text(reply("TAKENOVER", "by another")), broken);
         let loading = text(reply("LOADING", "the dataset"));
         assert_eq!(loading, "could not ask the server: LOADING the dataset");
+        let memory = text(reply("OOM", "no"));
+        assert_eq!(memory, "refused: OOM no");
+        assert!(!reply("OOM", "no").is_final(), "it passes");
         let refused = text(reply("WRONGPASS", "no"));
         assert_eq!(refused, "refused: WRONGPASS no");
     }

@@ -58,6 +58,8 @@ pub(crate) async fn run(
         hops: 0,
         unanswered: None,
         in_line: false,
+        unheard: false,
+        recall: Recall::BesideOthers,
     };
     let outcome = span.around(wait.outcome(asked, &mut reply)).await;
     match outcome {
@@ -118,6 +120,20 @@ struct Wait<'a> {
     /// Whether the server has taken it in. Before that a lost server ends the call; after it the
     /// wait goes on until the server is back.
     in_line: bool,
+    /// Whether an ACQUIRE was sent of which nobody knows what has come of it.
+    unheard: bool,
+    recall: Recall,
+}
+
+/// Whether what may stand in line is called back before the lock is asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Recall {
+    /// Beside other calls of the owner: for those ONCE is not sent.
+    BesideOthers,
+    /// Always: something was there that ONCE does not take over.
+    Always,
+    /// The same, and of an earlier CANCEL nobody knows what has come of it: its event may follow.
+    Unheard,
 }
 
 impl Wait<'_> {
@@ -191,15 +207,29 @@ impl Wait<'_> {
                 return Err(Next::End(Outcome::Ended(end)));
             }
         };
-        if !self.claim.is_alone() {
+        if self.recall != Recall::BesideOthers || !self.claim.is_alone() {
             // ONCE would mistake the hold of another call for ours, so it is not sent; then what
             // may still stand in line must go first. It can only be ours: it is our turn.
             self.begin(&at.site);
             for site in self.sites.clone() {
                 let cancel = command::cancel(self.claim.target().subject());
-                if site.send(cancel).await.is_ok_and(|cancelled| cancelled > 0) {
-                    self.take_back(vec![Arc::clone(&site.node)]).await;
+                match site.send(cancel).await {
+                    Ok(0) if self.recall != Recall::Unheard => {}
+                    Ok(_) => {
+                        self.take_back(vec![Arc::clone(&site.node)]).await;
+                    }
+                    // Where it may still stand it would be in its own way.
+                    Err(error)
+                        if self.in_line && is_passing(&error) && site.is_at(&at.site.node) =>
+                    {
+                        self.recall = Recall::Unheard;
+                        return Err(Next::Pause(error));
+                    }
+                    Err(_) => {}
                 }
+            }
+            if self.recall == Recall::Unheard {
+                self.recall = Recall::Always;
             }
         }
         let queue = self.request.queue();
@@ -367,13 +397,20 @@ impl Wait<'_> {
         if error.is_no_session() {
             return Next::AskAgain;
         }
+        // An earlier wait of this owner that could not be called back, or this one: it is our turn.
+        if error.is_waiting() && self.recall == Recall::BesideOthers {
+            self.recall = Recall::Always;
+            return Next::Pause(Error::not_acquired(Some(Duration::ZERO)));
+        }
         // With ONCE the next ACQUIRE takes over what this one may have left behind.
         let passing = error.is_could_not_ask() || error.is_unknown() && self.claim.is_alone();
         let there = self.in_line || error.is_try_again() && self.request.core.nodes.are_several();
+        let left_behind = self.in_line || self.unheard || error.is_unknown();
         if passing && (there || error.is_broken_connection()) {
+            self.unheard |= error.is_unknown();
             return Next::Pause(error);
         }
-        if error.is_unknown() {
+        if left_behind {
             return Next::End(told(error));
         }
         refused(error)
@@ -531,6 +568,11 @@ impl Wait<'_> {
         let hold = Hold::new(&claim, grant);
         release::in_background(core, claim, Some(hold));
     }
+}
+
+/// Whether asking again may help.
+fn is_passing(error: &Error) -> bool {
+    error.is_could_not_ask() || error.is_unknown()
 }
 
 fn refused(error: Error) -> Next {

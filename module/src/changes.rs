@@ -29,6 +29,7 @@ pub(crate) fn follow_clients(ctx: Ctx<'_>) {
 /// Hears of the server's changes from now on.
 pub(crate) fn follow_server(ctx: Ctx<'_>) {
     ffi::subscribe_to_server_events::<Changes>(ctx);
+    ffi::count_expired_keys(ctx);
     AT_WORK.store(ctx.flags().starting(), Ordering::Relaxed);
 }
 

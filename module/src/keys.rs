@@ -1,6 +1,6 @@
 //! A lock's key: opening it, and reading what is stored there as plain values.
 
-use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Scan, Str};
+use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr, Scan, Str};
 use crate::read_write::ReadWriteHash;
 use crate::state::{self, Words};
 use rlock_core::{
@@ -30,14 +30,10 @@ pub(crate) enum Access {
 
 impl<'a> OpenLock<'a> {
     pub(crate) fn open(ctx: Ctx<'a>, name: Str<'a>, access: Access) -> Self {
-        let key = match access {
-            Access::Read => Key::open_to_read(ctx, name),
-            Access::Write => Key::open_to_write(ctx, name),
-        };
         Self {
             ctx,
             name,
-            key,
+            key: open_as_it_is(ctx, name, access),
             words: state::with(|state| Rc::clone(&state.words)),
             is_written: false,
             is_deleted: false,
@@ -174,6 +170,30 @@ impl<'a> OpenLock<'a> {
         owners
     }
 }
+
+/// Opens a key. If one has expired with that, whoever has heard of it may have written the key, and
+/// the handle does not know: it is opened once more.
+fn open_as_it_is<'a>(ctx: Ctx<'a>, name: Str<'a>, access: Access) -> Key<'a> {
+    let open = || match access {
+        Access::Read => Key::open_to_read(ctx, name),
+        Access::Write => Key::open_to_write(ctx, name),
+    };
+    let (mut before, mut key) = (ffi::keys_expired(), open());
+    for _ in 0..OPENED_ANEW_MAX {
+        let after = ffi::keys_expired();
+        if after == before {
+            break;
+        }
+        before = after;
+        drop(key);
+        key = open();
+    }
+    key
+}
+
+/// So often a key is opened that another module writes, with a lease that is over, whenever it
+/// expires.
+const OPENED_ANEW_MAX: usize = 1000;
 
 /// Of a hash with more owners than this, which we never write, the rest is not looked at.
 const HOLDERS_MAX: usize = 1000;

@@ -28,7 +28,12 @@ pub(crate) fn run(ctx: Ctx<'_>, turn: &mut Turn<'_>, given: Named<'_>) {
         if !std::mem::take(&mut is_first) {
             now = clock::now();
         }
-        roams |= task.subject != Subject::Command;
+        // Others' locks may be in other databases.
+        if task.subject != Subject::Command {
+            roams = true;
+        } else if roams {
+            ctx.select_db(db);
+        }
         Step { ctx, turn, now }.take(&task, given);
     }
     pump::arm(ctx, now);

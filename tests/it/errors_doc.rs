@@ -179,6 +179,20 @@ fn every_error_is_documented_for_the_commands_that_answer_with_it() {
     let script = "return redis.pcall('RLOCK.EVENTS', 's')";
     let words = ["EVAL", script, "0"].map(str::to_owned);
     note(&mut seen, &documented, &mut conn, "EVENTS", &words);
+    conn.run("CONFIG SET rlock.max-events-per-session 1");
+    let mut overflown = server.connect();
+    overflown.run("RLOCK.EVENTS overflown").events();
+    for name in ["lost1", "lost2"] {
+        let take = format!("RLOCK.ACQUIRE {name} zoe 30000 SESSION overflown");
+        overflown.run(take).held();
+    }
+    conn.run("DEL lost1 lost2");
+    rlock_tests::until("its session has ended", || {
+        server.info_number("rlock_sessions_overflowed") == 1
+    });
+    let words = ["RLOCK.EVENTS", "overflown"].map(str::to_owned);
+    note(&mut seen, &documented, &mut overflown, "EVENTS", &words);
+    overflown.run("RLOCK.EVENTS overflown").events();
     let mut listener = server.blocked_in("RLOCK.EVENTS s BLOCK 0");
     conn.run("RLOCK.EVENTS s").events();
     conn.run("CONFIG SET rlock.max-sessions 1");

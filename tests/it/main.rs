@@ -47,8 +47,8 @@ mod kill; // what a killed server has on its disk
 mod replication; // replicas, AOF, RDB, messages, notifications
 mod several_replication; // the same of readers, writers and several locks at once
 
-mod attacks; // what was found by attacking the loop
 mod atomic_migration; // slots that move as a whole
+mod attacks; // what was found by attacking the loop
 mod hostile; // any bytes, any keyspace
 mod load; // crowds that vanish, clients that never read, noise
 mod memory; // given back is given back
@@ -61,6 +61,7 @@ mod smoke; // a short set of all, also for valgrind
 mod client; // the client crate
 mod client_acknowledged; // grants that replicas have
 mod client_acl; // what its user must be allowed
+mod client_attacks; // what newer answers of the module may do to it
 mod client_cluster; // every lock at its node
 mod client_faults; // what it says when processes and networks fail
 mod client_multi; // several locks at once

@@ -56,6 +56,7 @@ impl Locks {
     /// A connection is gone, and with it the sessions that lived by it. Whether there was one.
     pub fn client_gone(&mut self, client_id: u64, now: Now, effects: &mut Vec<Effect>) -> bool {
         let mut any = false;
+        self.sessions.forget_ends_of(client_id);
         while let Some(session) = self.sessions.of_client(client_id) {
             any = true;
             self.detach(session, now, effects);
@@ -153,6 +154,7 @@ impl Locks {
         }
         while let Some(session) = self.sessions.next_overflowing() {
             count(&mut self.counters.sessions_overflowed);
+            self.sessions.tell_of_end(session);
             self.detach(session, now, effects);
         }
         while let Some(session) = self.sessions.grace_over(now) {

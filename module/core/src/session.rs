@@ -120,6 +120,9 @@ struct Unfetched {
     confirmed: bool,
 }
 
+/// More ends than this nobody is told of: a client has made that many sessions end on purpose.
+const UNTOLD_ENDS_MAX: usize = 100_000;
+
 /// All sessions.
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
@@ -135,6 +138,9 @@ pub(crate) struct Sessions {
     events_max: Option<u32>,
     /// Sessions that were found with more unfetched events than that.
     overflowing: BTreeSet<SessionId>,
+    /// Sessions that ended because of that while their connections live on, which are yet to hear
+    /// of it: by the number of the client, and the session's name.
+    untold_ends: BTreeSet<(u64, Rc<[u8]>)>,
 }
 
 /// Where the grants stand that were not fetched: by database, owner, lock and mode. A confirmation
@@ -298,6 +304,12 @@ impl Sessions {
         limits: SessionLimits,
     ) -> Result<(SessionId, Option<Listener>), CommandError> {
         self.events_max = Some(limits.events_per_session);
+        if self
+            .untold_ends
+            .remove(&(client_id, Rc::from(session.name)))
+        {
+            return Err(CommandError::NoSession);
+        }
         let full = CommandError::TooManySessions(limits.sessions);
         let id = match self.find(session)? {
             Some(id) => id,
@@ -424,6 +436,27 @@ impl Sessions {
         woken
     }
 
+    /// The session ends though its connection lives: whoever asks there for its events next is told,
+    /// and so does not take what the next session hears for all that has happened.
+    pub(crate) fn tell_of_end(&mut self, id: SessionId) {
+        let session = self.arena.get(id.0);
+        let end = session.and_then(|session| Some((session.client_id?, Rc::clone(&session.name))));
+        if self.untold_ends.len() < UNTOLD_ENDS_MAX {
+            self.untold_ends.extend(end);
+        }
+    }
+
+    /// The client is gone: nobody is left to be told.
+    pub(crate) fn forget_ends_of(&mut self, client_id: u64) {
+        let first = (client_id, Rc::from([]));
+        while let Some(end) = self.untold_ends.range(first.clone()..).next().cloned() {
+            if end.0 != client_id {
+                return;
+            }
+            self.untold_ends.remove(&end);
+        }
+    }
+
     /// A session that has left too many events unfetched. Those that have fetched them since they
     /// were found are none.
     pub(crate) fn next_overflowing(&mut self) -> Option<SessionId> {
@@ -492,6 +525,10 @@ impl Sessions {
         let present = self.arena.get(id.0).and_then(|session| session.listener);
         if present.is_some_and(|(present, _)| present == listener) {
             self.stop_listening(id);
+            // It was not woken to fetch: from now on its events are counted again.
+            if let Some(session) = self.arena.get_mut(id.0) {
+                session.is_woken = false;
+            }
         }
     }
 

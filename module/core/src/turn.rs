@@ -468,6 +468,11 @@ impl Locks {
                 first.or_else(|| self.command_task(turn))
             }
             Phase::Search(lock) => {
+                // A hold that must end stands in nobody's way.
+                let record = self.table.find(lock.as_ref());
+                if let Some(release) = record.and_then(|record| self.release_task(record)) {
+                    return Some(release);
+                }
                 let subject = Subject::One(lock.clone(), Rc::from([]));
                 Some(self.task(subject, ReadDepth::Brief, Purpose::Holders))
             }

@@ -4,6 +4,7 @@ use super::{Ctx, OK, Str, guarded, server};
 use redis_module::raw;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 // --- Timers --------------------------------------------------------------------------------------
 
@@ -55,6 +56,33 @@ pub(crate) fn subscribe_to_key_events<K: KeyEvents>(ctx: Ctx<'_>) {
         Some(on_key_event::<K>)
     ));
 }
+
+/// Counts the keys that expire, from now on: see [`keys_expired`].
+pub(crate) fn count_expired_keys(ctx: Ctx<'_>) {
+    server!(RedisModule_SubscribeToKeyspaceEvents(
+        ctx.raw,
+        raw::REDISMODULE_NOTIFY_EXPIRED,
+        Some(on_key_expired)
+    ));
+}
+
+extern "C" fn on_key_expired(
+    _ctx: *mut raw::RedisModuleCtx,
+    _class: c_int,
+    _event: *const c_char,
+    _key: *mut raw::RedisModuleString,
+) -> c_int {
+    EXPIRED.fetch_add(1, Ordering::Relaxed);
+    OK
+}
+
+/// How many keys have expired. Opening a key may delete it because it has; another module that
+/// listens to that may write it anew there and then, and the handle would say that it is empty.
+pub(crate) fn keys_expired() -> u64 {
+    EXPIRED.load(Ordering::Relaxed)
+}
+
+static EXPIRED: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn on_key_event<K: KeyEvents>(
     ctx: *mut raw::RedisModuleCtx,

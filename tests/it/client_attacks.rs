@@ -1,0 +1,316 @@
+//! What newer answers of the module may do to the client: WAITING, SESSIONSFULL, OOM, sessions that
+//! end while their connection stays.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rlock_client::{Client, ErrorKind};
+use rlock_tests::{Proxy, Server, Shards, until};
+use tokio::time::sleep;
+
+use super::client::{MS, calm, connect, see_in_line, soon, url};
+use super::client_faults::{LONG_GRACE, client_through, life_line};
+use super::client_session::waiters;
+
+/// A router that can forget the connections there are: nothing of them arrives any more, and the
+/// server does not hear of it. A client that says this word on one is told that it has gone; that
+/// word may still pass. New connections pass.
+struct Router {
+    address: SocketAddr,
+    forgotten: Arc<AtomicUsize>,
+}
+
+/// What is said on a connection that is forgotten.
+#[derive(Clone, Copy)]
+struct Last {
+    word: &'static str,
+    passes: bool,
+}
+
+impl Router {
+    fn to(server: SocketAddr, word: &'static str, passes: bool) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let forgotten = Arc::new(AtomicUsize::new(0));
+        let shared = Arc::clone(&forgotten);
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let (client, server) = (client.unwrap(), TcpStream::connect(server).unwrap());
+                let born = shared.load(Ordering::SeqCst);
+                let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
+                let last = Some(Last { word, passes });
+                for (from, to, last) in [(client, server, last), (back.0, back.1, None)] {
+                    let shared = Arc::clone(&shared);
+                    thread::spawn(move || pass(from, to, last, &shared, born));
+                }
+            }
+        });
+        Self { address, forgotten }
+    }
+
+    async fn client(&self) -> Client {
+        let builder = Client::builder()
+            .grace(LONG_GRACE)
+            .response_timeout(Duration::from_secs(3));
+        let url = format!("redis://{}", self.address);
+        builder.connect(&url).await.unwrap()
+    }
+
+    fn forget(&self) {
+        self.forgotten.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn pass(
+    mut from: TcpStream,
+    mut to: TcpStream,
+    last: Option<Last>,
+    shared: &AtomicUsize,
+    born: usize,
+) {
+    let mut bytes = [0; 16 * 1024];
+    loop {
+        let count = from.read(&mut bytes).unwrap_or(0);
+        if shared.load(Ordering::SeqCst) != born {
+            let said = String::from_utf8_lossy(&bytes[..count]);
+            if let Some(last) = last.filter(|last| said.contains(last.word)) {
+                if last.passes {
+                    to.write_all(&bytes[..count]).unwrap();
+                }
+                let _ = from.shutdown(Shutdown::Both);
+            }
+            if count > 0 {
+                continue;
+            }
+            // The other end is kept open, as if nothing had happened.
+            std::mem::forget(to);
+            return;
+        }
+        if count == 0 || to.write_all(&bytes[..count]).is_err() {
+            let _ = from.shutdown(Shutdown::Both);
+            let _ = to.shutdown(Shutdown::Both);
+            return;
+        }
+    }
+}
+
+/// Its CANCEL is lost with the old connection, and what it would have called back stands in line.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_beside_a_hold_of_its_owner_survives_a_lost_connection() {
+    lose_a_cancel(false).await;
+}
+
+/// Only the reply is lost, and the event tells that the wait is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_does_not_take_the_end_of_what_it_called_back_for_its_own() {
+    lose_a_cancel(true).await;
+}
+
+async fn lose_a_cancel(is_carried_out: bool) {
+    let server = Server::start();
+    let router = Router::to(server.address(), "RLOCK.CANCEL", is_carried_out);
+    let client = router.client().await;
+    let mut alice = server.connect();
+    alice.take("b", "alice");
+    let owner = client.owner();
+    let held = client.lock("a").owner(&owner).lock().await.unwrap();
+    let both = client.multi(["a", "b"]).owner(&owner);
+    let waiting = see_in_line(&server, "b", async move { both.lock().await });
+    let first = life_line(&server).unwrap();
+    router.forget();
+    until("the session has another connection", || {
+        life_line(&server).is_some_and(|id| id != first)
+    });
+    until("it has called itself back", || {
+        server.info_number("rlock_cancels") > 0
+    });
+    until("it is in line again", || server.line("b").len() == 1);
+    assert!(!held.is_lost());
+    alice.let_go("b", "alice");
+    let guard = soon(waiting).await.unwrap().unwrap();
+    guard.unlock().await.unwrap();
+    held.unlock().await.unwrap();
+    until("nothing is left", || {
+        server.run("DBSIZE") == 0 && waiters(&server) == 0
+    });
+}
+
+/// The same of an earlier wait of the owner, which another program has put there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_that_once_does_not_take_over_is_called_back_first() {
+    let server = Server::start();
+    let client = connect(calm(), &server).await;
+    let mut alice = server.connect();
+    assert_eq!(alice.run("RLOCK.ACQUIRE k alice 60000 WRITE").held().0, 1);
+    let owner = client.owner();
+    let _left = server.blocked_in(&format!("RLOCK.ACQUIRE k {owner} 30000 READ BLOCK 0"));
+    let lock = client.rw_lock("k").owner(&owner);
+    // As a reader it takes that place over; as a writer it would be a deadlock.
+    let reader = tokio::spawn(async move { lock.read().await });
+    until("it has taken the place over", || {
+        server.info_number("rlock_cancels") == 1
+    });
+    alice.run("RLOCK.RELEASE k alice WRITE");
+    drop(soon(reader).await.unwrap().unwrap());
+    until("nobody has it", || server.run("EXISTS k") == 0);
+
+    alice.take("k", "alice");
+    alice.take("l", "alice");
+    let left = format!("RLOCK.MACQUIRE {owner} 30000 2 k l BLOCK 0");
+    let _left = server.blocked_in(&left);
+    let lock = client.lock("k").owner(&owner);
+    let waiting = tokio::spawn(async move { lock.lock().await });
+    until("the other was called back", || server.line("l").is_empty());
+    until("it is in line", || server.line("k").len() == 1);
+    alice.let_go("k", "alice");
+    soon(waiting)
+        .await
+        .unwrap()
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
+}
+
+/// The session is attached anew while its waits stand in line, and asking anew is refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_that_is_refused_when_it_asks_anew_leaves_nothing_in_line() {
+    let server = Server::start();
+    let router = Router::to(server.address(), "RLOCK", false);
+    let client = router.client().await;
+    let mut alice = server.connect();
+    assert_eq!(alice.run("RLOCK.ACQUIRE k alice 60000 WRITE").held().0, 1);
+    let lock = client.rw_lock("k");
+    let waiting = see_in_line(&server, "k", async move { lock.write().await });
+    assert_eq!(server.run("CONFIG SET maxmemory 1"), "OK");
+    router.forget();
+    let error = soon(waiting).await.unwrap().unwrap_err();
+    assert!(
+        error.is_refused() && error.to_string().contains("OOM"),
+        "{error}"
+    );
+    until("nobody is in line", || waiters(&server) == 0);
+    assert_eq!(server.run("CONFIG SET maxmemory 0"), "OK");
+    alice.run("RLOCK.RELEASE k alice WRITE");
+    assert_eq!(server.run("EXISTS k"), 0);
+}
+
+async fn refuse_the_session_for_a_while(begin: &str, end: &str, kind: ErrorKind) {
+    let server = Server::start();
+    let builder = Client::builder()
+        .grace(Duration::ZERO)
+        .response_timeout(Duration::from_secs(2));
+    let client = connect(builder, &server).await;
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    let lock = client.lock("k");
+    let waiting = see_in_line(&server, "k", async move { lock.lock().await });
+    let _other = server.life_line("other");
+    let id = life_line(&server).unwrap();
+    assert_eq!(server.run(begin), "OK");
+    assert_eq!(server.run(format!("CLIENT KILL ID {id}")), 1);
+    until("it has left the line", || waiters(&server) == 0);
+    let error = client.lock("new").try_lock().await.unwrap_err();
+    assert_eq!(error.kind(), kind, "{error}");
+    assert!(!waiting.is_finished(), "it waits for the server");
+    assert_eq!(server.run(end), "OK");
+    until("it is in line again", || server.line("k").len() == 1);
+    alice.let_go("k", "alice");
+    drop(soon(waiting).await.unwrap().unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waits_survive_a_server_that_is_full_of_sessions_for_a_while() {
+    let (begin, end) = (
+        "CONFIG SET rlock.max-sessions 1",
+        "CONFIG SET rlock.max-sessions 9",
+    );
+    refuse_the_session_for_a_while(begin, end, ErrorKind::CouldNotAsk).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waits_survive_a_server_without_memory_for_a_session_for_a_while() {
+    let (begin, end) = ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0");
+    refuse_the_session_for_a_while(begin, end, ErrorKind::Refused).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_is_connected_to_though_one_of_its_nodes_has_no_room_for_a_session() {
+    let shards = Shards::start();
+    for full in shards.primaries() {
+        for (begin, end) in [
+            ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
+            (
+                "CONFIG SET rlock.max-sessions 1",
+                "CONFIG SET rlock.max-sessions 100",
+            ),
+        ] {
+            let other = full.life_line("other");
+            assert_eq!(full.run(begin), "OK");
+            let urls = shards.primaries().into_iter().map(url);
+            let client = Client::builder().connect_cluster(urls).await;
+            assert!(client.is_ok(), "{begin}: {:?}", client.err());
+            drop(other);
+            assert_eq!(full.run(end), "OK");
+        }
+    }
+}
+
+/// More is told in a moment than the session may leave unfetched, while replies stay away.
+async fn overflow(server: &Server, proxy: &Proxy) {
+    let limit = "CONFIG SET rlock.max-events-per-session 1";
+    assert_eq!(server.run(limit), "OK");
+    // It takes effect with the next RLOCK.EVENTS of any session.
+    server.life_line("any");
+    proxy.cut_to_client();
+    for name in ["x1", "x2", "x3", "x4"] {
+        server.run(format!("DEL {name}"));
+        sleep(20 * MS).await;
+    }
+    until("the session has overflown", || {
+        server.info_number("rlock_sessions_overflowed") > 0
+    });
+    proxy.heal();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_survives_a_session_that_overflows() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.address());
+    let client = client_through(&proxy).await;
+    let mut guards = Vec::new();
+    for name in ["x1", "x2", "x3", "x4"] {
+        guards.push(client.lock(name).lock().await.unwrap());
+    }
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    let lock = client.lock("k");
+    let waiting = see_in_line(&server, "k", async move { lock.lock().await });
+    overflow(&server, &proxy).await;
+    alice.let_go("k", "alice");
+    drop(soon(waiting).await.unwrap().unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_hears_that_its_session_has_overflown() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.address());
+    let builder = Client::builder().grace(Duration::ZERO);
+    let through = format!("redis://{}", proxy.address());
+    let client = builder.connect(&through).await.unwrap();
+    let mut guards = Vec::new();
+    for name in ["x1", "x2", "x3", "x4"] {
+        guards.push(client.lock(name).lock().await.unwrap());
+    }
+    let lock = client.lock("k").lease(Duration::from_secs(60));
+    let held = lock.lock().await.unwrap();
+    overflow(&server, &proxy).await;
+    let other = connect(calm(), &server).await;
+    let second = soon(other.lock("k").lock()).await.unwrap();
+    soon(held.lost()).await;
+    assert!(!second.is_lost());
+}
