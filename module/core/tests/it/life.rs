@@ -82,6 +82,8 @@ pub(crate) struct Life {
     events_max: Option<u32>,
     /// Those that were found with more unfetched events than that.
     overflowing: BTreeSet<Name>,
+    /// Sessions that ended because of that, of whose end their clients are yet to hear.
+    pub(crate) untold_ends: BTreeSet<(u64, Name)>,
     pub(crate) sessions: BTreeMap<Name, TwinSession>,
     pub(crate) holds: BTreeMap<(Place, Vec<u8>), TwinHold>,
     pub(crate) endings: Vec<TwinEnding>,
@@ -101,6 +103,7 @@ impl Default for Life {
             },
             events_max: None,
             overflowing: BTreeSet::new(),
+            untold_ends: BTreeSet::new(),
             sessions: BTreeMap::new(),
             holds: BTreeMap::new(),
             endings: Vec::new(),

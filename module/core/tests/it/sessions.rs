@@ -128,7 +128,10 @@ fn a_session_that_ends_so_leaves_its_holds_to_their_grace() {
     assert_eq!(world.twin.life.client_of(0), None, "as if it had closed");
     assert_eq!(holders(&world, 3), [OWNERS[C]]);
 
-    let back = [&story[..], &[listens(None, 50), Op::Pass { ms: 60 }]].concat();
+    let told = [&story[..], &[listens(None, 50)]].concat();
+    let world = after(&told);
+    assert_eq!(world.twin.life.client_of(0), None, "it hears of the end");
+    let back = [&told[..], &[listens(None, 50), Op::Pass { ms: 60 }]].concat();
     let world = after(&back);
     assert!(
         world.twin.life.client_of(0).is_some(),

@@ -471,6 +471,7 @@ impl Twin {
     /// A connection is gone: the sessions that lived by it lose their waiters and what nobody
     /// fetched. Whether there were any.
     pub(crate) fn client_gone(&mut self, client: u64, now: Now) -> bool {
+        self.life.untold_ends.retain(|(of, _)| *of != client);
         let names: Vec<Name> = (0..crate::world::SESSIONS.len())
             .filter(|name| self.life.client_of(*name) == Some(client))
             .collect();
@@ -495,6 +496,9 @@ impl Twin {
     pub(crate) fn overflow(&mut self, now: Now) -> Vec<Name> {
         let names = self.life.overflowing();
         for name in &names {
+            let client = self.life.client_of(*name);
+            let untold = client.map(|client| (client, *name));
+            self.life.untold_ends.extend(untold);
             self.detach(*name, now);
             self.tally.sessions_overflowed += 1;
         }
@@ -693,7 +697,10 @@ impl Twin {
     }
 
     /// Whether EVENTS is refused: for another user's session, or for one that would begin.
-    pub(crate) fn cannot_attach(&self, name: Name) -> Option<Reply> {
+    pub(crate) fn cannot_attach(&mut self, name: Name, client: u64) -> Option<Reply> {
+        if self.life.untold_ends.remove(&(client, name)) {
+            return Some(Reply::Refused(NO_SESSION.into()));
+        }
         let limits = self.life.limits;
         let full = format!(
             "SESSIONSFULL too many sessions, rlock.max-sessions is {}",

@@ -478,7 +478,11 @@ impl<'a> Core<'a> {
         };
         let session = self.locks.attach(&request, client_id, limits, &mut effects);
         self.carry_out(&effects);
-        let session = session.expect("there is room for some");
+        let session = match session {
+            // It hears of the session's end first.
+            Err(CommandError::NoSession) => return,
+            session => session.expect("there is room for some"),
+        };
         assert!(self.locks.lives_by(session, client_id));
         if self.fetch(session) == 0
             && let WaitMode::Block(wait) = wait

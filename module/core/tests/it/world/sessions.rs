@@ -42,7 +42,7 @@ impl World {
         let limits = self.twin.life.limits;
         let session = self.locks.attach(&request, client_id, limits, &mut effects);
         self.twin.life.limits_are_heard();
-        let refused = self.twin.cannot_attach(name);
+        let refused = self.twin.cannot_attach(name, client_id);
         let session = match (session, refused) {
             (Ok(session), None) => session,
             (Err(refusal), Some(refused)) => {
