@@ -1024,3 +1024,31 @@ fn writing_and_reading_under_two_sessions_end_together() {
         assert_eq!(server.line(), [(OWNERS[C], Write)]);
     }
 }
+
+/// A session's hold whose key may have changed is looked at when all has ended that must end there.
+#[test]
+fn a_hold_is_looked_at_after_what_ends_beside_it() {
+    let mut server = Server::new();
+    for (session, mode) in [(0, Write), (1, Read)] {
+        let client = session;
+        server.does(&Op::Events {
+            session,
+            client,
+            grace_ms: 0,
+        });
+        server.does(&Op::Acquire {
+            lock: 0,
+            owner: A,
+            mode,
+            lease_ms: 50,
+            waits: Waits::No,
+            session: Some(session),
+            once: false,
+        });
+    }
+    server.does(&Op::Multi);
+    server.does(&Op::Close { client: 0 });
+    server.sees(&[Change::RenewRead { owner: C }]);
+    server.does(&Op::Exec);
+    assert!(server.holds(A, Read) && !server.holds(A, Write));
+}
