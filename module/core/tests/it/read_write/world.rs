@@ -107,8 +107,8 @@ pub(crate) enum Op {
     Tick {
         decisions: usize,
     },
-    /// After so many more reads the timer fires between what is read next and what is decided by it:
-    /// as if another module had called us while a key was being opened.
+    /// After so many more reads the timer fires between what is read next and what is decided by
+    /// it: as if another module had called us while a key was being opened.
     Interrupt {
         reads: usize,
     },
@@ -471,8 +471,8 @@ impl World {
             .decide(turn, task.found(read), self.clock.now, effects))
     }
 
-    /// Nobody is granted at a lock, and no command is decided there, while a hold is still to end at
-    /// it.
+    /// Nobody is granted at a lock, and no command is decided there, while a hold is still to end
+    /// at it.
     fn all_has_ended(&self, purpose: Purpose, lock: &[u8]) -> Result<(), String> {
         let is_at_once = matches!(
             purpose,
