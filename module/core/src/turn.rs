@@ -426,6 +426,18 @@ impl<'a> Turn<'a> {
         self.outcome.as_ref()
     }
 
+    /// Something was decided between reading and deciding. It may have left a hold to end at a lock
+    /// of the command that had none, or freed a lock for which the caller was about to wait.
+    fn begin_anew(&mut self) {
+        self.outdated = self.outdated.saturating_add(1);
+        self.released = 0;
+        self.is_reconciled = false;
+        if let Phase::Search(_) = self.phase {
+            self.phase = Phase::Command;
+            (self.search, self.wish) = (None, None);
+        }
+    }
+
     fn finish(&mut self, outcome: Result<Outcome, CommandError>) {
         self.outcome = Some(outcome);
         self.phase = Phase::Drain;
@@ -655,7 +667,7 @@ impl Locks {
     ) -> bool {
         let Reading { task, read } = reading;
         if task.epoch != self.epoch {
-            turn.outdated = turn.outdated.saturating_add(1);
+            turn.begin_anew();
             return false;
         }
         self.outdate();

@@ -11,7 +11,7 @@ use crate::circles::Standing;
 use crate::keyspace::Value;
 use crate::life::{News, TwinEvent};
 use crate::twin::{TwinWaiter, Waits};
-use crate::world::{Change, Named, OWNERS, Op, World, place, replay, replay_to};
+use crate::world::{Change, Interruption, Named, OWNERS, Op, World, place, replay, replay_to};
 use rlock_core::INTEGER_MAX;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -304,7 +304,8 @@ fn moments() -> Vec<Vec<Op>> {
 fn moments_of(commands: &[Option<Op>], closed: &[Vec<usize>]) -> Vec<Vec<Op>> {
     let mut between = vec![None];
     between.extend([1, 2].map(|decisions| Some(Op::Tick { decisions })));
-    between.extend([0, 1, 2].map(|reads| Some(Op::Interrupt { reads })));
+    let by = Interruption::Timer;
+    between.extend([0, 1, 2].map(|reads| Some(Op::Interrupt { reads, by })));
     let mut moments = Vec::new();
     for closed in closed {
         for between in &between {

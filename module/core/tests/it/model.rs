@@ -5,7 +5,9 @@
 
 use crate::life::Name;
 use crate::twin::Waits;
-use crate::world::{Change, LOCKS, Named, OWNERS, Op, SESSIONS, TOGETHER, USERS, replay};
+use crate::world::{
+    Change, Interruption, LOCKS, Named, OWNERS, Op, SESSIONS, TOGETHER, USERS, replay,
+};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use rlock_core::INTEGER_MAX;
@@ -354,8 +356,17 @@ fn of_several() -> impl Strategy<Value = Op> {
         1 => Just(Op::Multi),
         2 => Just(Op::Exec),
         2 => (1usize..4).prop_map(|decisions| Op::Tick { decisions }),
-        2 => (0usize..4).prop_map(|reads| Op::Interrupt { reads }),
+        2 => interrupt(),
     ]
+}
+
+fn interrupt() -> impl Strategy<Value = Op> {
+    let by = prop_oneof![
+        3 => Just(Interruption::Timer),
+        2 => (0usize..2).prop_map(Interruption::Close),
+        1 => (0usize..6).prop_map(Interruption::Disconnect),
+    ];
+    (0usize..4, by).prop_map(|(reads, by)| Op::Interrupt { reads, by })
 }
 
 /// Holds and waits of sessions at two locks, one by one and together, of owners who meet.
@@ -414,14 +425,18 @@ fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
         2 => Just(vec![1, 0]),
         1 => (0usize..2).prop_map(|client| vec![client]),
     ];
-    let interrupt = || (0usize..4).prop_map(|reads| Op::Interrupt { reads });
     let meanwhile = prop_oneof![
         5 => belongs_to_a_session(),
         1 => interrupt(),
         1 => (1usize..4).prop_map(|decisions| Op::Tick { decisions }),
         1 => (0usize..2).prop_map(|lock| Op::Break { lock }),
         1 => (0usize..2, owner()).prop_map(|(lock, owner)| Op::Cancel { lock, owner }),
+        // Every hold of the locks is looked at as well.
         1 => Just(Op::SwapDatabases),
+        1 => (0usize..2, change()).prop_map(|(lock, change)| {
+            let told = true;
+            Op::Foreign { lock, change, told }
+        }),
     ];
     let before = proptest::option::weighted(0.3, interrupt());
     let meanwhile = proptest::collection::vec(meanwhile, 0..4);
@@ -497,7 +512,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Op::Multi),
         3 => Just(Op::Exec),
         1 => (1usize..4).prop_map(|decisions| Op::Tick { decisions }),
-        1 => (0usize..4).prop_map(|reads| Op::Interrupt { reads }),
+        1 => interrupt(),
     ]
 }
 
@@ -585,6 +600,7 @@ fn once_failed() -> Vec<(&'static str, Vec<Op>)> {
     )]
     .into_iter()
     .chain(once_failed_with_sessions())
+    .chain(once_failed_when_interrupted())
     .chain([two_multi_waits_of_one_owner()])
     .collect()
 }
@@ -704,6 +720,57 @@ fn once_failed_with_sessions() -> Vec<(&'static str, Vec<Op>)> {
     .into_iter()
     .chain(once_failed_with_scripts())
     .collect()
+}
+
+/// A connection closes while a command's keys are read.
+fn once_failed_when_interrupted() -> Vec<(&'static str, Vec<Op>)> {
+    let acquire = |lock, owner, waits, session| Op::Acquire {
+        lock,
+        owner,
+        lease_ms: 50,
+        waits,
+        session,
+        once: false,
+    };
+    let closes = |reads| Op::Interrupt {
+        reads,
+        by: Interruption::Close(0),
+    };
+    let together = Op::MultiAcquire {
+        locks: vec![1],
+        owner: 1,
+        lease_ms: 50,
+        waits: Waits::Block(0),
+        session: None,
+        once: false,
+    };
+    vec![
+        (
+            "a hold that is to end by then is not entered again before it has ended",
+            vec![
+                listens_without_grace(0),
+                listens_without_grace(1),
+                acquire(0, 1, Waits::No, Some(0)),
+                acquire(1, 0, Waits::No, Some(1)),
+                Op::Multi,
+                Op::Close { client: 1 },
+                closes(0),
+                acquire(0, 1, Waits::No, None),
+                Op::Exec,
+            ],
+        ),
+        (
+            "who is about to wait for a session that is gone is told so, and does not wait",
+            vec![
+                acquire(0, 0, Waits::No, None),
+                acquire(1, 0, Waits::No, None),
+                listens_without_grace(0),
+                together,
+                closes(1),
+                acquire(0, 1, Waits::Queue(0), Some(0)),
+            ],
+        ),
+    ]
 }
 
 fn once_failed_with_scripts() -> Vec<(&'static str, Vec<Op>)> {

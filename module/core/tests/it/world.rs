@@ -149,10 +149,11 @@ pub(crate) enum Op {
     Tick {
         decisions: usize,
     },
-    /// After so many more reads the timer fires between what is read next and what is decided by
-    /// it: as if another module had called us while a key was being opened.
+    /// After so many more reads something comes between what is read next and what is decided by
+    /// it: another module called us while a key was being opened.
     Interrupt {
         reads: usize,
+        by: Interruption,
     },
 }
 
@@ -238,11 +239,21 @@ pub(crate) struct World {
     unseen_holds: BTreeSet<(Place, Vec<u8>, Option<i64>)>,
 }
 
+/// What comes between reading and deciding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Interruption {
+    Timer,
+    /// As [`Op::Close`].
+    Close(usize),
+    /// As [`Op::Disconnect`].
+    Disconnect(usize),
+}
+
 /// When the timer fires in the midst of something else, and what came of it.
 #[derive(Debug, Default)]
 pub(crate) struct Timer {
-    /// After how many reads it fires between what is read and what is decided by it.
-    pub(crate) comes_after: Option<usize>,
+    /// After how many reads something comes between what is read and what is decided by it.
+    pub(crate) comes_after: Option<(usize, Interruption)>,
     /// Whether its turn goes on, of which a command's is not the end.
     pub(crate) is_part: bool,
     /// Whether it has left something to do.
@@ -250,11 +261,11 @@ pub(crate) struct Timer {
 }
 
 impl Timer {
-    /// Whether it fires after this read.
-    pub(crate) fn comes_between(&mut self) -> bool {
-        let reads = self.comes_after;
-        self.comes_after = reads.and_then(|reads| reads.checked_sub(1));
-        reads == Some(0)
+    /// What comes after this read, if something does.
+    pub(crate) fn comes_between(&mut self) -> Option<Interruption> {
+        let (reads, by) = self.comes_after.take()?;
+        self.comes_after = reads.checked_sub(1).map(|reads| (reads, by));
+        (reads == 0).then_some(by)
     }
 }
 
@@ -501,7 +512,7 @@ impl World {
             Op::Multi => self.in_multi = true,
             Op::Exec => self.in_multi = false,
             Op::Tick { decisions } => self.tick(decisions)?,
-            Op::Interrupt { reads } => self.timer.comes_after = Some(reads),
+            Op::Interrupt { reads, by } => self.timer.comes_after = Some((reads, by)),
             _ => {}
         }
         Ok(())
@@ -641,11 +652,22 @@ impl World {
             _ if names_several => Read::Several(&stored),
             _ => Read::One(&stored[0]),
         };
-        if self.timer.comes_between() {
-            self.tick(DECISIONS_MAX)?;
+        if let Some(by) = self.timer.comes_between() {
+            self.interrupted(by)?;
         }
         self.takes_several = (places.len() > 1).then(|| self.ledger.highest_token());
         Ok(self.locks.decide(turn, task.found(read), now, effects))
+    }
+
+    fn interrupted(&mut self, by: Interruption) -> Result<(), String> {
+        match by {
+            Interruption::Timer => self.tick(DECISIONS_MAX),
+            Interruption::Disconnect(client) => self.disconnect(client),
+            Interruption::Close(client) => match self.close(client)? {
+                (of_core, of_twin) if of_core == of_twin => Ok(()),
+                told => Err(format!("{by:?}: {told:?}")),
+            },
+        }
     }
 
     /// Nobody is granted at a lock, and no command is decided there, while a hold is still to end

@@ -2,7 +2,7 @@
 
 use super::choices::Choices;
 use crate::read_write::{foreign, keyspace::Reading, world as read_write};
-use crate::world::{self, Change, Named, OWNERS, Op, SESSIONS, TOGETHER, USERS};
+use crate::world::{self, Change, Interruption, Named, OWNERS, Op, SESSIONS, TOGETHER, USERS};
 use crate::{read_write::twin as read_write_twin, twin::Waits};
 use rlock_core::{INTEGER_MAX, Mode};
 
@@ -169,6 +169,15 @@ fn op(choices: &mut Choices<'_>) -> Op {
     }
 }
 
+fn interruption(choices: &mut Choices<'_>) -> Interruption {
+    let client = choices.below(6);
+    match choices.below(3) {
+        0 => Interruption::Timer,
+        1 => Interruption::Close(client % 3),
+        _ => Interruption::Disconnect(client),
+    }
+}
+
 fn seldom(lock: usize, owner: usize, choices: &mut Choices<'_>) -> Op {
     let client = choices.below(3);
     match choices.below(15) {
@@ -191,6 +200,7 @@ fn seldom(lock: usize, owner: usize, choices: &mut Choices<'_>) -> Op {
         },
         11 => Op::Interrupt {
             reads: choices.below(4),
+            by: interruption(choices),
         },
         12 => Op::As {
             user: choices.below(USERS.len()),
@@ -333,6 +343,7 @@ fn read_write_op(choices: &mut Choices<'_>) -> read_write::Op {
             },
             9 => Op::Interrupt {
                 reads: choices.below(4),
+                by: interruption(choices),
             },
             _ => Op::StepClock {
                 ms: step_ms(choices),

@@ -9,6 +9,7 @@
 use super::keyspace::{Reading, Value};
 use super::twin::{Reply, Waits};
 use super::world::{LOCKS, Named, OWNERS, Op, World, replay, replay_to};
+use crate::world::Interruption;
 use rlock_core::Mode;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -233,7 +234,8 @@ fn moments() -> Vec<Vec<Op>> {
     ];
     let mut between = vec![None];
     between.extend([1, 2].map(|decisions| Some(Op::Tick { decisions })));
-    between.extend([0, 1, 2].map(|reads| Some(Op::Interrupt { reads })));
+    let by = Interruption::Timer;
+    between.extend([0, 1, 2].map(|reads| Some(Op::Interrupt { reads, by })));
     let mut moments = Vec::new();
     for closed in [&[0, 1][..], &[1, 0], &[0]] {
         for between in &between {

@@ -5,6 +5,7 @@ use super::keyspace::{Reading, timeout_key};
 use super::life::{News, TwinEvent};
 use super::twin::{Reply, Waits};
 use super::world::{LOCKS, Named, OWNERS, Op, World};
+use crate::world::Interruption;
 use rlock_core::Mode::{self, Plain, Read, Write};
 
 const A: usize = 0;
@@ -918,6 +919,31 @@ fn a_writers_token_ends_with_its_hold() {
     assert!(server.takes(A, Write, 50) > before);
 }
 
+/// A script's hold of the same owner, which happens to end in the same millisecond, is another.
+#[test]
+fn a_writers_token_is_not_that_of_a_scripts_later_hold() {
+    let lease_ms = 50;
+    let of_script = [Change::Write { owner: A, lease_ms }];
+    let released: fn(&mut Server) = |server| {
+        server.releases(A, Write);
+    };
+    let broken: fn(&mut Server) = |server| {
+        server.does(&Op::Break { lock: 0 });
+    };
+    let taken_by_another: fn(&mut Server) = |server| {
+        server.overlooks(&[Change::Delete]);
+        server.takes(B, Read, 50);
+        server.releases(B, Read);
+    };
+    for ends in [released, broken, taken_by_another] {
+        let mut server = Server::new();
+        let before = server.takes(A, Write, lease_ms);
+        ends(&mut server);
+        server.overlooks(&of_script);
+        assert!(server.takes(A, Write, lease_ms) > before);
+    }
+}
+
 /// Of readers that never release the fields do not stay for as long as others read.
 #[test]
 fn readers_without_a_lease_are_swept_away_in_passing() {
@@ -986,7 +1012,10 @@ fn writing_and_reading_under_two_sessions_end_together() {
         server.waits(B, Write);
         server.waits(C, Write);
         server.does(&Op::Multi);
-        server.does(&Op::Interrupt { reads: 1 });
+        server.does(&Op::Interrupt {
+            reads: 1,
+            by: Interruption::Timer,
+        });
         for client in closed {
             server.does(&Op::Close { client });
         }

@@ -433,6 +433,7 @@ impl Twin {
         }
         self.tally.breaks += 1;
         self.life.lose_all(lock, Some("broken"), now);
+        self.forget_writer_token(lock);
         let mode = self.mode(lock);
         self.space.delete_all_timeouts(lock);
         self.free(lock, mode, now);

@@ -6,7 +6,7 @@ use super::invariants;
 use super::keyspace::{Keyspace, Reading, Value, number};
 use super::life::{HoldName, Name, News, TwinEnding, TwinEvent, in_any_order};
 use super::twin::{Asked, Heard, Reply, Twin, TwinWaiter, Waits};
-use crate::world::{Timer, as_needed};
+use crate::world::{Interruption, Timer, as_needed};
 use rlock_core::request::{Acquire, Cancel, Events, Release, Renew, WaitMode};
 use rlock_core::{
     BlockedClient, Command, CommandError, Counters, DECISIONS_MAX, Effect, Event, EventKind, Grant,
@@ -107,10 +107,11 @@ pub(crate) enum Op {
     Tick {
         decisions: usize,
     },
-    /// After so many more reads the timer fires between what is read next and what is decided by
-    /// it: as if another module had called us while a key was being opened.
+    /// After so many more reads something comes between what is read next and what is decided by
+    /// it: another module called us while a key was being opened.
     Interrupt {
         reads: usize,
+        by: Interruption,
     },
 }
 
@@ -380,7 +381,7 @@ impl World {
             Op::Multi => self.in_multi = true,
             Op::Exec => self.in_multi = false,
             Op::Tick { decisions } => self.tick(*decisions)?,
-            Op::Interrupt { reads } => self.timer.comes_after = Some(*reads),
+            Op::Interrupt { reads, by } => self.timer.comes_after = Some((*reads, *by)),
             _ => {}
         }
         Ok(())
@@ -463,12 +464,23 @@ impl World {
             (Purpose::Command, Some(Command::Break(_))) => Read::Holds(stored, &readers),
             _ => Read::One(&stored),
         };
-        if self.timer.comes_between() {
-            self.tick(DECISIONS_MAX)?;
+        if let Some(by) = self.timer.comes_between() {
+            self.interrupted(by)?;
         }
         Ok(self
             .locks
             .decide(turn, task.found(read), self.clock.now, effects))
+    }
+
+    fn interrupted(&mut self, by: Interruption) -> Result<(), String> {
+        match by {
+            Interruption::Timer => self.tick(DECISIONS_MAX),
+            Interruption::Disconnect(client) => self.disconnect(client),
+            Interruption::Close(client) => match self.close(client)? {
+                (of_core, of_twin) if of_core == of_twin => Ok(()),
+                told => Err(format!("{by:?}: {told:?}")),
+            },
+        }
     }
 
     /// Nobody is granted at a lock, and no command is decided there, while a hold is still to end
