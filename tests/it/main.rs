@@ -79,6 +79,5 @@ mod errors_doc; // the errors in it
 mod languages; // the programs in docs/languages.md
 mod readme; // the transcript in README.md
 mod tidy;
-mod writer_tokens; // a writer's token, as long as its hold is there // our own tree
 
 mod harness; // the harness itself catches what it should catch

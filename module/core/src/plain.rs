@@ -155,7 +155,6 @@ impl Decision<'_> {
         let told = Rc::clone(&owner);
         self.locks
             .tell_granted(&lock, waiter.reply_to, told, held, grant, self.effects);
-        self.holder_may_have_all(&owner);
     }
 }
 
