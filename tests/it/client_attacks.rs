@@ -13,7 +13,7 @@ use rlock_tests::{Proxy, Server, Shards, until};
 use tokio::time::sleep;
 
 use super::client::{MS, calm, connect, see_in_line, soon, url};
-use super::client_faults::{LONG_GRACE, client_through, life_line};
+use super::client_faults::{LONG_GRACE, client_through, life_line, life_lines};
 use super::client_session::waiters;
 
 /// A router that can forget the connections there are: nothing of them arrives any more, and the
@@ -123,7 +123,7 @@ async fn lose_a_cancel(is_carried_out: bool) {
     let first = life_line(&server).unwrap();
     router.forget();
     until("the session has another connection", || {
-        life_line(&server).is_some_and(|id| id != first)
+        life_lines(&server).iter().any(|id| *id != first)
     });
     until("it has called itself back", || {
         server.info_number("rlock_cancels") > 0

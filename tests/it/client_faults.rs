@@ -222,11 +222,20 @@ async fn a_guard_says_lost_when_nothing_comes_from_the_server() {
 
 /// The number of the connection that is the life-line of the only client, if it has one now.
 pub(super) fn life_line(server: &Server) -> Option<String> {
+    life_lines(server).into_iter().next()
+}
+
+/// The same, with those that a router has forgotten: in the order of the server.
+pub(super) fn life_lines(server: &Server) -> Vec<String> {
     let list = server.run("CLIENT LIST").text();
-    let mut lines = list.lines();
-    let line = lines.find(|line| line.contains("cmd=rlock.events"))?;
-    let mut words = line.split(' ');
-    words.find_map(|word| Some(word.strip_prefix("id=")?.to_owned()))
+    let lines = list
+        .lines()
+        .filter(|line| line.contains("cmd=rlock.events"));
+    let ids = lines.filter_map(|line| {
+        let mut words = line.split(' ');
+        words.find_map(|word| Some(word.strip_prefix("id=")?.to_owned()))
+    });
+    ids.collect()
 }
 
 /// Kills that connection.

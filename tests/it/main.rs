@@ -57,6 +57,7 @@ mod noise; // any commands, while locks are in use
 mod read_write_hostile; // read-write locks as others may have written them
 mod several_hostile; // the largest waits for several locks
 mod smoke; // a short set of all, also for valgrind
+mod writer_tokens; // a writer's token, as long as its hold is there
 
 mod client; // the client crate
 mod client_acknowledged; // grants that replicas have
@@ -77,6 +78,6 @@ mod commands_doc; // docs/commands.md
 mod errors_doc; // the errors in it
 mod languages; // the programs in docs/languages.md
 mod readme; // the transcript in README.md
-mod tidy; // our own tree
+mod tidy;
 
 mod harness; // the harness itself catches what it should catch

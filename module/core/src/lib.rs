@@ -1,32 +1,27 @@
 //! The lock as pure decisions: what is stored, what is asked and the time go in; an answer and a
-//! list of effects come out.
+//! list of effects come out. The core also says what comes next.
 //!
-//! The core never touches a key, reads a clock or speaks a protocol. Whoever drives it (the module
-//! in a server, or a test with a map) does four things for each command:
+//! It never touches a key, reads a clock or speaks a protocol. Whoever drives it (the module in a
+//! server, or a test with a map) parses a command's arguments into a [`request`], begins a
+//! [`Turn`] with it, and then repeats until there is no more to do:
 //!
-//! 1. parse the arguments into a [`request`],
-//! 2. read what the keyspace holds at the lock's key, as [`Stored`],
-//! 3. call the method of [`Locks`] that is named like the command, with the time as [`Now`],
-//! 4. carry out the [`Effect`]s in their order, then give the answer.
+//! 1. ask for the next [`Task`] ([`Locks::next_task`]): which locks are to be read, for which
+//!    owner, and how deep,
+//! 2. read them, as [`Stored`],
+//! 3. hand in what was found ([`Task::found`], [`Locks::decide`]), with the time as [`Now`],
+//! 4. carry out the [`Effect`]s in their order.
 //!
-//! One decision sees one lock, through one owner's eyes. Where it allows more than that, the driver
-//! goes on in the same command with [`Locks::next_due`], which names what is to be read next: the
-//! lock for the next in line ([`Locks::settle`]), or all the locks of a wait for several
-//! ([`Locks::settle_joint`]). Nobody else may come between.
+//! Then [`Turn::outcome`] is the answer; one that must wait joins the queue with
+//! [`Locks::enqueue`]. The timer's turns are [`Turn::of_deadlines`] and [`Turn::of_timer`].
 //!
-//! What the core remembers between calls is what the keyspace does not hold: the lines of waiters,
-//! their deadlines, sessions and what belongs to them, the tokens of writers, the last token minted
-//! and the counters. Everything else is read anew each time, because anybody may write to the
-//! keyspace.
+//! What the core remembers between turns is what the keyspace does not hold: the queues and their
+//! deadlines, sessions and what belongs to them, the tokens of writers, the last token minted and
+//! the counters. Everything else is read anew each time, because anybody may write to the keyspace.
 //!
-//! What happens without a command arrives in three ways. When a key changed under its waiters or
-//! under a session's hold, the driver calls [`Locks::touched`]; when a connection is gone,
-//! [`Locks::depart`] or [`Locks::client_gone`]; when [`Locks::next_deadline`] has passed,
-//! [`Locks::next_timeout`] with [`Locks::time_out`], and [`Locks::passed`]. What needs a write is
-//! only marked. At a moment at which the server allows one, the driver walks what is marked:
-//! [`Locks::next_ending`] with [`Locks::end`], [`Locks::next_hold_to_check`] with
-//! [`Locks::check_hold`], [`Locks::next_to_settle`] with [`Locks::settle`]. What must end at one
-//! lock ends before anything is decided there that may be written: [`Locks::next_ending_of`].
+//! What happens without a command arrives in three ways. When a key changed, the driver calls
+//! [`Locks::changed`]; when a connection is gone, [`Locks::client_gone`]; when
+//! [`Locks::next_deadline`] has passed, it runs the timer's turns. What needs a write is only
+//! marked until a turn in which the server allows one.
 #![forbid(unsafe_code)]
 
 mod agenda;

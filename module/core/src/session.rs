@@ -436,8 +436,8 @@ impl Sessions {
         woken
     }
 
-    /// The session ends though its connection lives: whoever asks there for its events next is told,
-    /// and so does not take what the next session hears for all that has happened.
+    /// The session ends though its connection lives: whoever asks there for its events next is
+    /// told, and so does not take what the next session hears for all that has happened.
     pub(crate) fn tell_of_end(&mut self, id: SessionId) {
         let session = self.arena.get(id.0);
         let end = session.and_then(|session| Some((session.client_id?, Rc::clone(&session.name))));

@@ -149,8 +149,8 @@ pub(crate) enum Op {
     Tick {
         decisions: usize,
     },
-    /// After so many more reads something comes between what is read next and what is decided by it:
-    /// another module called us while a key was being opened.
+    /// After so many more reads something comes between what is read next and what is decided by
+    /// it: another module called us while a key was being opened.
     Interrupt {
         reads: usize,
         by: Interruption,
@@ -670,8 +670,8 @@ impl World {
         }
     }
 
-    /// Nobody is granted at a lock, and no command is decided there, while a hold is still to end at
-    /// it; of several locks, at any of them.
+    /// Nobody is granted at a lock, and no command is decided there, while a hold is still to end
+    /// at it; of several locks, at any of them.
     fn all_has_ended(&self, purpose: Purpose, places: &[Place]) -> Result<(), String> {
         let is_at_once = matches!(
             purpose,

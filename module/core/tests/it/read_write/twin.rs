@@ -114,8 +114,8 @@ pub(crate) struct Twin {
     pub(crate) freed: BTreeSet<Vec<u8>>,
     /// How often a lock became free by what was given back or ended.
     deletions: u64,
-    /// The locks that this turn freed, or opened to more readers: whoever can have one is to have it
-    /// before the turn is over.
+    /// The locks that this turn freed, or opened to more readers: whoever can have one is to have
+    /// it before the turn is over.
     changed: BTreeSet<Vec<u8>>,
     last_token: i64,
 }

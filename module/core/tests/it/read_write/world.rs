@@ -107,8 +107,8 @@ pub(crate) enum Op {
     Tick {
         decisions: usize,
     },
-    /// After so many more reads something comes between what is read next and what is decided by it:
-    /// another module called us while a key was being opened.
+    /// After so many more reads something comes between what is read next and what is decided by
+    /// it: another module called us while a key was being opened.
     Interrupt {
         reads: usize,
         by: Interruption,
@@ -483,8 +483,8 @@ impl World {
         }
     }
 
-    /// Nobody is granted at a lock, and no command is decided there, while a hold is still to end at
-    /// it.
+    /// Nobody is granted at a lock, and no command is decided there, while a hold is still to end
+    /// at it.
     fn all_has_ended(&self, purpose: Purpose, lock: &[u8]) -> Result<(), String> {
         let is_at_once = matches!(
             purpose,
