@@ -126,7 +126,7 @@ fn wake_ups_go_both_ways_on_every_node_of_a_cluster() {
             assert_eq!(answer.text, "ok");
             java_wakes.add(freed, answer.ended);
 
-            let mut waiter = node.wait_in_line(&name, "ours");
+            let mut waiter = node.wait_in_queue(&name, "ours");
             java.tell(&format!("lock {name} unlock"));
             waiter.read().held();
             let woken = Instant::now();

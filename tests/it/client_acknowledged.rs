@@ -7,7 +7,7 @@ use rlock_client::{ClientBuilder, Error};
 use rlock_tests::{Pair, Sentinels, Server, Shards, Version, until};
 use tokio::task::JoinHandle;
 
-use super::client::{MS, calm, connect, patient, soon, url, wait_in_line};
+use super::client::{MS, calm, connect, patient, soon, url, wait_in_queue};
 
 /// Longer than any replica takes that answers at all.
 const LONG: Duration = Duration::from_secs(10);
@@ -131,7 +131,7 @@ async fn a_grant_that_somebody_elses_release_made_is_waited_for_too() {
         let within = if frozen { 100 * MS } else { LONG };
         let client = connect(acknowledged(within), &pair.primary).await;
         alice.take("k", "alice");
-        let waiting = wait_in_line(&pair.primary, &client, "k");
+        let waiting = wait_in_queue(&pair.primary, &client, "k");
         if frozen {
             pair.settle();
             pair.replica.freeze();

@@ -321,7 +321,7 @@ pub(super) async fn count(clients: &[QuorumClient], times: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_that_contend_lose_no_update_and_never_stand_in_line() {
+async fn clients_that_contend_lose_no_update_and_never_queue() {
     let mut five = Five::start();
     let mut clients = Vec::new();
     for _ in 0..5 {
@@ -477,7 +477,8 @@ async fn without_renewals_a_guard_ends_with_the_lease_of_its_majority() {
         assert!(!guard.is_lost(), "it is renewed");
         sleep(20 * MS).await;
     }
-    // Killed, they no longer renew; the life-lines break, but without a grace only leases count.
+    // Killed, they no longer renew; the session connections break, but without a grace only leases
+    // count.
     lost_in_time(&guard, || five.0[..3].iter_mut().for_each(Server::kill)).await;
 
     five.0[..3].iter_mut().for_each(Server::restart);

@@ -225,7 +225,7 @@ fn info_tells_the_fields_that_are_documented() {
     conn.take("plain", "alice");
     conn.run("RLOCK.ACQUIRE readers alice 30000 READ").held();
     let _waiters = [
-        server.wait_in_line("plain", "bob"),
+        server.wait_in_queue("plain", "bob"),
         server.blocked_in("RLOCK.ACQUIRE readers bob 30000 WRITE BLOCK 0"),
     ];
     let [plain, more]: [_; 2] = tables("docs/commands.md", "## RLOCK.INFO")
@@ -267,7 +267,7 @@ fn info_tells_the_fields_that_are_documented() {
 #[test]
 fn events_are_of_the_kinds_that_are_documented() {
     let server = Server::start();
-    let (mut life, mut conn) = (server.life_line("s"), server.connect());
+    let (mut life, mut conn) = (server.session_connection("s"), server.connect());
     for (name, owner) in [("expired", "a"), ("broken", "a"), ("deleted", "a")] {
         conn.take_for(name, owner, "s");
     }

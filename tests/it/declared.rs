@@ -225,7 +225,7 @@ fn list_hides_the_names_that_the_caller_may_not_touch() {
     let mut line = Vec::new();
     for name in ["orders:1", "stock", "orders:2"] {
         alice.take(name, "alice");
-        line.push(server.wait_in_line(name, "bob"));
+        line.push(server.wait_in_queue(name, "bob"));
     }
     let names = |conn: &mut Conn, command: &str| -> BTreeSet<String> {
         let reply = conn.run(command);
@@ -257,7 +257,7 @@ fn list_called_by_another_module_tells_what_that_call_may_see() {
     let mut line = Vec::new();
     for name in ["orders:1", "stock"] {
         alice.take(name, "alice");
-        line.push(server.wait_in_line(name, "bob"));
+        line.push(server.wait_in_queue(name, "bob"));
     }
     assert_eq!(
         server.run("ACL SETUSER clerk on nopass ~orders:* +@all"),
@@ -436,8 +436,8 @@ fn info_counts_what_happens() {
     alice.run("RLOCK.RENEW k alice 30000");
     alice.run("RLOCK.RENEW k bob 30000");
     alice.run("RLOCK.ACQUIRE k bob 1000 BLOCK 5").refused();
-    let mut bob = server.wait_in_line("k", "bob");
-    let _carol = server.wait_in_line("k", "carol");
+    let mut bob = server.wait_in_queue("k", "bob");
+    let _carol = server.wait_in_queue("k", "carol");
     alice.run("RLOCK.CANCEL k carol");
     alice.let_go("k", "alice");
     let waiting = metrics(&server);
@@ -447,7 +447,7 @@ fn info_counts_what_happens() {
     bob.read().held();
     alice.run("RLOCK.BREAK k");
     alice.take("short", "alice");
-    let mut dave = server.wait_in_line("short", "dave");
+    let mut dave = server.wait_in_queue("short", "dave");
     alice.run("RLOCK.RENEW short alice 20");
     dave.read().held();
     let counted = metrics(&server);
@@ -475,7 +475,7 @@ fn info_has_histograms_of_waiting_and_holding() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     alice.let_go("k", "alice");
     bob.read().held();
     bob.let_go("k", "bob");
@@ -498,8 +498,8 @@ fn under_memory_pressure_only_acquire_and_new_sessions_are_refused() {
         .start();
     let mut conn = server.connect();
     conn.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
-    let mut life = server.life_line("s");
+    let mut bob = server.wait_in_queue("k", "bob");
+    let mut life = server.session_connection("s");
     conn.run("CONFIG SET maxmemory 1");
     for command in [
         "RLOCK.ACQUIRE free carol 1000",
@@ -535,8 +535,8 @@ fn under_memory_pressure_only_acquire_and_new_sessions_are_refused() {
 fn info_counts_sessions_and_what_happens_to_them() {
     let server = Server::start();
     let mut conn = server.connect();
-    let life = server.life_line("s");
-    let _other = server.life_line("t");
+    let life = server.session_connection("s");
+    let _other = server.session_connection("t");
     conn.take("k", "alice");
     conn.queue("k", "bob", "s");
     conn.queue("k", "carol", "s");
@@ -586,7 +586,7 @@ fn unloading_is_refused_while_somebody_waits_for_a_session() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     alice.queue("k", "bob", "s");
     assert!(alice.run("MODULE UNLOAD rlock").is_error());
     alice.let_go("k", "alice");
@@ -616,7 +616,7 @@ fn unloading_is_refused_while_somebody_waits() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     assert!(alice.run("MODULE UNLOAD rlock").is_error());
     alice.let_go("k", "alice");
     bob.read().held();

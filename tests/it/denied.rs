@@ -75,10 +75,10 @@ fn all_are_granted(waits: Vec<(String, Conn)>) {
 fn without_room_for_the_append_only_file_nobody_is_granted_until_there_is_some() {
     let mut server = Server::builder().on_a_small_disk("no").start();
     let mut waits = holds_and_waits(&server);
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     let hold = "RLOCK.ACQUIRE of-session sam 600000 SESSION s";
     server.run(hold).held();
-    let mut dora = server.wait_in_line("of-session", "dora");
+    let mut dora = server.wait_in_queue("of-session", "dora");
     server.take_the_room();
     // The renewals find no room.
     end_soon(&server, &[]);
@@ -122,11 +122,11 @@ fn what_cannot_be_written_is_told_to_nobody() {
     let mut conn = server.connect();
     let token = conn.take("k", "alice");
     conn.take("m", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
-    let mut joint = server.blocked_in("RLOCK.MACQUIRE carol 60000 2 m n BLOCK 0");
+    let mut bob = server.wait_in_queue("k", "bob");
+    let mut multi_wait = server.blocked_in("RLOCK.MACQUIRE carol 60000 2 m n BLOCK 0");
     server.take_the_room();
     conn.send_all(&["RLOCK.RELEASE k alice", "RLOCK.RELEASE m alice"]);
-    for conn in [&mut conn, &mut bob, &mut joint] {
+    for conn in [&mut conn, &mut bob, &mut multi_wait] {
         assert!(conn.read_to_end().is_empty(), "an answer that is not true");
     }
     assert!(!server.await_end());
@@ -135,7 +135,7 @@ fn what_cannot_be_written_is_told_to_nobody() {
         assert_eq!(server.holder(name).as_deref(), Some("alice"), "{name}");
     }
     assert_eq!(server.holder("n"), None);
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     assert_eq!(server.connect().let_go("k", "alice"), 0);
     assert!(bob.read().held().1 > token);
 }
@@ -169,7 +169,7 @@ fn in_a_cluster_it_is_the_same() {
     let server = &cluster.first;
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     let refusing = "CONFIG SET min-replicas-to-write 1";
     let replies = alice.pipeline(&["RLOCK.RENEW k alice 500", refusing]);
     assert_eq!(replies[0], 1);
@@ -236,7 +236,7 @@ fn that_the_server_takes_writes_is_asked_without_a_trace() {
     let mut monitor = server.connect();
     assert_eq!(monitor.run("MONITOR"), "OK");
     server.connect().take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     assert_eq!(server.run("DEL k"), 1);
     bob.read().held(); // by the timer
     let stats = server.run("INFO commandstats").text();

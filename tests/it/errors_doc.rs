@@ -138,9 +138,9 @@ fn every_error_is_documented_for_the_commands_that_answer_with_it() {
     for (round, wrong) in WRONG.iter().enumerate() {
         for (command, shape) in COMMANDS {
             let number = format!("{round}{}", command.to_lowercase());
-            let mut life_line = server.connect();
+            let mut session_connection = server.connect();
             for line in SETTING {
-                let reply = life_line.run(line.replace('#', &number));
+                let reply = session_connection.run(line.replace('#', &number));
                 assert!(!reply.is_error(), "{line}: {reply:?}");
             }
             let words = words(command, shape, wrong, &number);

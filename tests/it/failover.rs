@@ -55,13 +55,13 @@ fn what_a_deposed_primary_grants_has_smaller_tokens_than_its_successors_grants()
     let (old, new) = (watched.primary(), watched.replica());
     let mut alice = old.connect();
     alice.run("RLOCK.ACQUIRE k alice 6000").held();
-    let mut bob = old.wait_in_line("k", "bob");
+    let mut bob = old.wait_in_queue("k", "bob");
     in_sync(old, new);
     old.freeze();
     watched.await_failover(old.port());
     let mut carol = Conn::open(new.address()).unwrap();
     let token = carol.run("RLOCK.ACQUIRE k carol 60000 BLOCK 0").held().1;
-    // By the wall clock the lease is over when the old one wakes up, and bob is first in its line.
+    // By the wall clock the lease is over when the old one wakes up, and bob is first in its queue.
     old.thaw();
     let late = bob.read().held().1;
     assert!(late < token, "{late} beside {token}");

@@ -52,7 +52,7 @@ fn a_node_that_is_cut_off_grants_nobody() {
     };
     let name = shards.name_at(node, "k");
     let mut conn = node.connect();
-    let mut life = node.life_line("s");
+    let mut life = node.session_connection("s");
     conn.take(&name, "alice");
     conn.queue(&name, "bob", "s");
     // The replicas stand still for longer, so that none of them takes the slots over.

@@ -24,11 +24,11 @@ mod storage; // the hash of a lock, and hashes of others
 
 mod freed; // locks that become free by other ways
 mod mutual_exclusion; // never two holders, whatever ends in one moment
-mod queue; // the line
+mod queue; // plain locks
 
 mod read_write; // readers together, writers alone
 mod read_write_cluster; // slots on their way to another node
-mod read_write_line; // the line of a read-write lock
+mod read_write_queue; // read-write locks
 mod read_write_redisson; // beside what Redisson writes
 
 mod several; // several locks at once

@@ -259,7 +259,7 @@ struct Client<'s> {
     server: &'s Server,
     noise: Noise,
     conn: Conn,
-    /// The life-line of a session that all may name.
+    /// The session connection of a session that all may name.
     life: (String, Conn),
     /// Connections that wait for what may never come.
     left: Vec<Conn>,
@@ -450,12 +450,12 @@ impl Quiet {
         }
         alice.run("RLOCK.ACQUIRE shared r1 600000 READ").held();
         alice.run("RLOCK.ACQUIRE shared r2 600000 READ").held();
-        let mut life = server.life_line("quiet");
+        let mut life = server.session_connection("quiet");
         life.run("RLOCK.ACQUIRE kept alice 600000 SESSION quiet")
             .held();
         let mut line = Vec::new();
         for owner in ["bob", "carol", "dave"] {
-            line.push((owner, server.wait_in_line("quiet", owner)));
+            line.push((owner, server.wait_in_queue("quiet", owner)));
             life.queue("kept", owner, "quiet");
         }
         let writes = "RLOCK.ACQUIRE shared w 30000 WRITE BLOCK 0";

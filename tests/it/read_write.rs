@@ -456,7 +456,7 @@ fn a_lease_that_runs_out_frees_the_lock_and_leaves_nothing() {
 // --- What is told -------------------------------------------------------------------------------
 
 #[test]
-fn info_of_readers_a_writer_and_their_line() {
+fn info_of_readers_a_writer_and_their_queue() {
     let server = Server::start();
     let mut conn = server.connect();
     let write = takes(&mut conn, "alice", "WRITE").1;

@@ -204,7 +204,7 @@ fn a_move_given_up_grants_who_waits(cluster: &Cluster, name: &str) {
     }
 }
 
-/// Nobody is granted before the slot is kept; then who waits is. But a look at the line, there is
+/// Nobody is granted before the slot is kept; then who waits is. But a look at the queue, there is
 /// one a second, may fall into the time in which the key is missing and the slot on its way: that
 /// sends who waits on.
 fn is_granted_when_kept(
@@ -230,7 +230,7 @@ fn is_granted_when_kept(
 /// Who holds what at the other node is not this node's to tell: the lease ends the hold.
 fn the_end_of_a_session_grants_nobody_yet(cluster: &Cluster, name: &str) {
     let server = &cluster.first;
-    let life = server.life_line("s");
+    let life = server.session_connection("s");
     let acquire = format!("RLOCK.ACQUIRE {name} alice 30000 WRITE SESSION s");
     server.run(acquire).held();
     let mut bob = waits(server, name, "bob", "READ");

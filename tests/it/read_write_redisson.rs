@@ -385,7 +385,7 @@ fn a_hold_that_begins_anew_is_not_kept_by_timeout_keys_of_an_earlier_one() {
 }
 
 #[test]
-fn a_script_may_take_the_lock_in_a_free_moment_and_the_line_stays_behind_it() {
+fn a_script_may_take_the_lock_in_a_free_moment_and_the_queue_stays() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "WRITE");

@@ -67,11 +67,11 @@ fn nobody_beside_whom_it_may_not(observer: &mut Conn, seed: u64) {
 fn one_client(server: &Server, client: u64, seed: u64) {
     let mut conn = server.connect();
     let session = format!("s{client}");
-    let mut life = server.life_line(&session);
+    let mut life = server.session_connection(&session);
     let mut random = Random::new(seed.wrapping_mul(31).wrapping_add(client));
     for _ in 0..COMMANDS_EACH {
         if random.below(20) == 0 {
-            life = server.life_line(&session);
+            life = server.session_connection(&session);
         }
         let command = one_command(&mut random, &session);
         let replies = match random.below(8) {

@@ -44,7 +44,7 @@ fn a_free_lock_leaves_nothing_behind() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     alice.let_go("k", "alice");
     bob.read().held();
     bob.let_go("k", "bob");

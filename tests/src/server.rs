@@ -327,9 +327,9 @@ impl Server {
         self.connect().run(command)
     }
 
-    /// A new connection that is the life-line of `session`, without a grace.
+    /// A new session connection of `session`, without a grace.
     #[track_caller]
-    pub fn life_line(&self, session: &str) -> Conn {
+    pub fn session_connection(&self, session: &str) -> Conn {
         let mut conn = self.connect();
         conn.run(format!("RLOCK.EVENTS {session}")).events();
         conn
@@ -338,7 +338,7 @@ impl Server {
     /// A new connection that waits for `name` as `owner`, without limit and for a lease of 30 s;
     /// it is seen waiting there, so whoever comes later is behind it.
     #[track_caller]
-    pub fn wait_in_line(&self, name: &str, owner: &str) -> Conn {
+    pub fn wait_in_queue(&self, name: &str, owner: &str) -> Conn {
         self.blocked_in(&format!("RLOCK.ACQUIRE {name} {owner} 30000 BLOCK 0"))
     }
 
@@ -373,9 +373,9 @@ impl Server {
         holders.into_iter().next()
     }
 
-    /// The owners in line for the lock `name`, next one first.
+    /// The owners in the queue of the lock `name`, next one first.
     #[track_caller]
-    pub fn line(&self, name: &str) -> Vec<String> {
+    pub fn waiting_owners(&self, name: &str) -> Vec<String> {
         let info = self.run(format!("RLOCK.INFO {name}"));
         info.get("queue")
             .array()

@@ -76,7 +76,7 @@ impl PipelinedSession {
     }
 
     /// Takes what is free, to give it back after that time, and waits for the rest.
-    pub(super) fn line_up(
+    pub(super) fn join_queues(
         &mut self,
         uses: Vec<Use>,
         wait_ms: u64,
