@@ -1,5 +1,5 @@
-//! Changes that others make: to keys, and to the server as a whole. Nothing is written here; lines
-//! are marked, and the pump looks at them when it is safe to.
+//! Changes that others make: to keys, and to the server as a whole. Nothing is written here: locks
+//! are marked dirty, and the timer looks at them when the server allows writes.
 
 use crate::ffi::{self, Ctx, KeyEvents, ServerEvent, ServerEvents};
 use crate::pump::Armed;
@@ -39,10 +39,10 @@ pub(crate) fn start_tokens() {
     state::with(|state| state.locks.start_tokens(now, guard_ms));
 }
 
-/// The server's timers follow the wall clock, and so do leases: after it was set back timers come
-/// late by as much, and after it was set forwards leases are over sooner than timers say. Then all
-/// is looked at, and the timer set anew. So it is when the timer is overdue by our own clock: it
-/// was armed while the other was wrong, and that is right again since before this tick.
+/// The server's timers and the leases follow the wall clock. After it was set back, timers come
+/// late by as much; after it was set forwards, leases end sooner than timers say. Then all queues
+/// are looked at and the timer is set anew. So they are when the timer is overdue by the monotonic
+/// clock: it was armed while the wall clock was wrong, and that was set right before this tick.
 fn tick(ctx: Ctx<'_>) {
     let now = clock::now();
     let ahead_ms = wall_ahead_ms(now);

@@ -28,7 +28,7 @@ pub(crate) fn clear() {
 )]
 #[derive(Default)]
 pub(crate) struct State {
-    /// Who waits for what, and the last token.
+    /// Queues, sessions, and the last token.
     pub(crate) locks: Locks,
     /// The clients that the server keeps waiting for us.
     pub(crate) blocked: HashMap<Handle, Blocked>,
@@ -81,7 +81,7 @@ impl Default for Words {
 
 /// A client that the server keeps waiting for us.
 pub(crate) enum Blocked {
-    /// It stands in line.
+    /// It waits in the queue.
     Waiting(WaiterId),
     /// It was unblocked with the lock, and will hear so in this turn of the event loop.
     Granted(Granted),
@@ -162,7 +162,7 @@ impl State {
         self.sweeps.insert(lock, scan);
     }
 
-    /// What a client is, now that the server calls for it. From here on it is gone.
+    /// What a client waits for, when the server calls us about it for the last time.
     pub(crate) fn told(&mut self, client: Handle) -> Option<Blocked> {
         let told = self
             .blocked

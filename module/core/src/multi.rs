@@ -317,7 +317,7 @@ impl Locks {
         }
     }
 
-    /// One that never can have all. Those behind it are next where it was first.
+    /// It can never have all. The waiters behind it are next where it was first.
     fn dismiss_multi(&mut self, id: MultiId, error: CommandError, effects: &mut Vec<Effect>) {
         let waiters = self.multis.waiters(id).to_vec();
         for waiter in &waiters {

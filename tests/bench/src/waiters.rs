@@ -8,7 +8,7 @@ use crate::wire::{Step, Wire};
 /// How many wait for each lock of those that [`queue_elsewhere`] makes.
 const A_LOCK: u64 = 10;
 
-/// A connection that is the session's session connection. What waits and holds for it goes with it.
+/// A session connection. The waits and holds of the session end with it.
 pub(crate) fn session_connection(server: &Server, session: &str) -> Wire {
     let mut wire = Wire::open(server);
     wire.ask(&["RLOCK.EVENTS", session], &["*0"]);
