@@ -262,12 +262,12 @@ impl Life {
         }
     }
 
-    /// An owner nobody has been before.
+    /// An owner that was not used before.
     fn owner(&self) -> String {
         format!("{}-{}", self.name, self.number())
     }
 
-    /// Writes down what is being asked, and returns the number by which to tell the answer.
+    /// Writes a request down, and returns the number under which its reply is written.
     fn ask(&self, what: impl Display) -> String {
         let id = format!("{}.{}", self.name, self.number());
         println!("| ask {id} {} {what}", now());

@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Microseconds on a clock that nobody sets.
+/// Microseconds on a monotonic clock.
 pub(crate) type Time = u64;
 
 pub(crate) const MS: Time = 1000;
@@ -380,7 +380,7 @@ fn a_break_lasts_until_its_answer_or_for_a_while() {
 }
 
 #[test]
-fn what_befalls_a_process_befalls_its_sessions_and_no_other_process() {
+fn a_fault_of_a_process_concerns_its_sessions_only() {
     assert!(is_part_of("9", "9") && is_part_of("9_1", "9") && is_part_of("9_1", "9_1"));
     assert!(!is_part_of("9", "9_1") && !is_part_of("91", "9") && !is_part_of("9_12", "9_1"));
 }

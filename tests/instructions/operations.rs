@@ -19,7 +19,7 @@ pub(crate) struct Step {
 /// The steps for one key.
 type Steps = Box<dyn Fn(&str) -> Vec<Step>>;
 
-/// Something to be counted, on keys that nobody else wants.
+/// An operation to be counted, on uncontended keys.
 pub(crate) struct Operation {
     pub(crate) name: &'static str,
     /// Sent before it is counted.

@@ -345,7 +345,7 @@ fn break_wakes_java_and_what_it_broke_cannot_be_unlocked() {
 }
 
 #[test]
-fn the_lock_of_a_java_process_that_is_gone_is_ours_when_its_watchdog_falls_silent() {
+fn a_dead_java_processs_lock_is_ours_when_its_lease_is_over() {
     let server = Server::start();
     let watchdog = 4000 * MS;
     let redisson = Redisson::with_watchdog(&server, watchdog);

@@ -20,7 +20,7 @@ fn take(conn: &mut Conn, owner: &str, mode: &str) {
         .held();
 }
 
-/// It cannot be had now; the lease of those who have it.
+/// It cannot be had now; the lease of its holders.
 #[track_caller]
 fn refused(conn: &mut Conn, owner: &str, mode: &str) -> i64 {
     conn.run(format!("RLOCK.ACQUIRE k {owner} 30000 {mode}"))
@@ -303,7 +303,7 @@ fn a_java_writer_that_becomes_a_reader_lets_ours_in_within_seconds() {
     let mut waiter = in_queue(&server, "waiting", "READ");
     let became_a_reader = Instant::now();
     java.does("write k unlock");
-    // Redisson tells nobody; the key is looked at every second while somebody waits.
+    // Redisson publishes nothing; we look at the key every second while it has waiters.
     waiter.read().held();
     let took = became_a_reader.elapsed();
     println!("a Java writer became a reader: our waiting reader came in after {took:?}");
@@ -341,7 +341,7 @@ fn java_reads_our_holds_as_its_own() {
 }
 
 #[test]
-fn we_read_and_give_back_what_java_holds() {
+fn we_read_and_release_a_java_hold() {
     let server = Server::start();
     let redisson = Redisson::of(&server);
     let (java, mut conn) = (redisson.owner(), server.connect());
@@ -477,7 +477,7 @@ fn a_reader_of_ours_that_died_keeps_no_java_writer_out() {
 }
 
 #[test]
-fn the_readers_of_a_java_process_that_is_gone_let_our_writer_in() {
+fn a_dead_java_processs_readers_let_our_writer_in() {
     let server = Server::start();
     let watchdog = 4000 * MS;
     let redisson = Redisson::with_watchdog(&server, watchdog);
@@ -510,7 +510,7 @@ fn the_renewal_of_a_java_reader_cuts_a_longer_read_lease_of_ours() {
     take(&mut conn, "writer", "WRITE");
 }
 
-/// What docs/redisson.md says of older versions: they renew whoever reads, us as well, and dead or
+/// What docs/redisson.md says of older versions: they renew all readers, ours as well, and dead or
 /// not.
 #[test]
 fn since_4_4_a_java_reader_renews_none_but_its_own_process() {
@@ -519,7 +519,7 @@ fn since_4_4_a_java_reader_renews_none_but_its_own_process() {
     let (java, mut conn) = (redisson.owner(), server.connect());
     java.does("read k lock");
     conn.run("RLOCK.ACQUIRE k ours 3000 READ").held();
-    // More than two leases long nobody renews ours.
+    // For more than two leases ours is not renewed.
     let write = "RLOCK.ACQUIRE k writer 30000 WRITE BLOCK 8000";
     conn.run(write).refused();
     let ours = ("ours".to_owned(), "read".to_owned());

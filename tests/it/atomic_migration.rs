@@ -112,14 +112,14 @@ impl<'a> Migration<'a> {
     }
 }
 
-/// Holds of every kind of the tag `{k}`, and those who wait for them.
+/// Holds of every kind of the tag `{k}`, and waiters for them.
 struct Scene {
     alice: Conn,
     /// The session that has a hold, and dies.
     dying: Option<Conn>,
     /// The session for which carol and dora wait.
     life: Conn,
-    /// By lock: those who will be granted while the slot moves.
+    /// By lock: the owners that are granted while the slot moves.
     granted: Vec<(&'static str, Conn)>,
     /// Those who wait until it has moved.
     waiting: Vec<Conn>,
@@ -236,7 +236,7 @@ fn holds_and_grants_travel_with_a_slot_that_moves_as_a_whole() {
         assert!((1..=60_000).contains(&ttl), "{name} ends in {ttl} ms");
     }
     assert_eq!(to.run("HGET {k}written bob:write"), "1");
-    // All who waited are sent there; nobody has anything here.
+    // All waiters are sent there; no owner holds anything here.
     let moved = from.run("GET {k}").error();
     for waiter in &mut scene.waiting {
         assert_eq!(waiter.read().error(), moved);
@@ -323,7 +323,7 @@ fn the_end_of_a_session_grants_nothing_of_a_slot_that_has_moved() {
 
 /// The source waits for the other node to take over, and may not write until it has.
 #[test]
-fn nobody_is_granted_while_the_source_waits_for_the_slot_to_be_taken() {
+fn no_waiter_is_granted_while_the_source_waits_for_the_slot_to_be_taken() {
     if !(Version::at_hand().moves_whole_slots() && Version::at_hand().valkey) {
         return; // Redis cannot be held there.
     }

@@ -65,7 +65,7 @@ pub(super) fn calls(server: &Server, command: &str) -> u64 {
     found.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
 }
 
-/// Calls `lock()` in a task of its own and sees it in the queue behind those who are there.
+/// Calls `lock()` in a task of its own and sees it in the queue behind the waiters that are there.
 pub(super) fn wait_in_queue(
     server: &Server,
     client: &Client,
@@ -75,7 +75,7 @@ pub(super) fn wait_in_queue(
     see_in_queue(server, name, async move { lock.lock().await })
 }
 
-/// Waits in a task of its own and sees it in the queue of `name` behind those who are there.
+/// Waits in a task of its own and sees it in the queue of `name` behind the waiters that are there.
 pub(super) fn see_in_queue<T: Send + 'static>(
     server: &Server,
     name: &str,
@@ -443,14 +443,14 @@ async fn all_guards_of_a_client_are_renewed_in_one_pipeline() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_guard_is_told_at_once_that_and_why_it_lost_its_lock() {
+async fn a_guard_is_told_at_once_why_it_lost_its_lock() {
     let server = Server::start();
     let client = client(&server).await;
     for (command, reason) in [
         ("DEL k", LostReason::Deleted),
         ("RLOCK.BREAK k", LostReason::Broken),
         ("FLUSHALL", LostReason::Deleted),
-        // A server that stands still within this command would delete what is over by then.
+        // A server that is stopped within this command would delete keys that expire meanwhile.
         ("PEXPIRE k 100", LostReason::Expired),
     ] {
         let guard = client.lock("k").lock().await.unwrap();
@@ -733,7 +733,7 @@ async fn dropping_a_pending_lock_in_the_moment_of_its_grant_leaves_nothing_behin
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_frozen_server_may_have_granted_is_given_back() {
+async fn a_possible_grant_of_a_stopped_server_is_given_back() {
     let server = Server::start();
     let client = connect(calm().response_timeout(3_000 * MS), &server).await;
     server.freeze();
@@ -747,7 +747,7 @@ async fn what_a_frozen_server_may_have_granted_is_given_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wait_ends_in_time_on_a_frozen_server_and_leaves_the_queue_when_it_thaws() {
+async fn a_wait_on_a_stopped_server_ends_in_time_and_leaves_the_queue_later() {
     let server = Server::start();
     let client = connect(calm().response_timeout(3_000 * MS), &server).await;
     server.connect().take("k", "alice");
@@ -783,7 +783,7 @@ async fn shutdown_ends_what_is_pending() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_gone_could_not_be_asked() {
+async fn a_killed_server_could_not_be_asked() {
     let mut server = Server::start();
     let client = connect(calm().response_timeout(3_000 * MS), &server).await;
     let guard = client.lock("k").lock().await.unwrap();

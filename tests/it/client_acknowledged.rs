@@ -85,7 +85,7 @@ async fn when_a_lock_is_held_the_replica_has_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_no_replica_has_is_given_back_and_said_to_be() {
+async fn an_unacknowledged_grant_is_given_back_and_said_to_be() {
     let pair = Pair::start();
     let client = connect(acknowledged(1_000 * MS), &pair.primary).await;
     // Something is written on the connection that waits, long before.
@@ -124,7 +124,7 @@ async fn what_no_replica_has_is_given_back_and_said_to_be() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_that_somebody_elses_release_made_is_waited_for_too() {
+async fn a_grant_by_another_clients_release_is_acknowledged_too() {
     let pair = Pair::start();
     let mut alice = pair.primary.connect();
     for frozen in [false, true] {
@@ -195,7 +195,7 @@ async fn the_time_that_it_takes_counts_against_the_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_gives_up_meanwhile_leaves_nothing_behind() {
+async fn a_call_dropped_meanwhile_leaves_nothing_behind() {
     let pair = Pair::start();
     let client = connect(acknowledged(LONG), &pair.primary).await;
     pair.settle();

@@ -111,7 +111,7 @@ async fn a_user_needs_what_is_documented_and_nothing_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_user_may_not_do_is_refused_and_not_tried_for_ever() {
+async fn commands_without_permission_are_refused_and_not_retried_for_ever() {
     let server = Server::start();
     clerk(&server, "~orders:* +info");
     let error = connect(&server).await.unwrap_err();
@@ -149,7 +149,7 @@ async fn a_wrong_password_is_told_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_hears_that_the_password_has_changed_and_who_comes_when_it_is_back_gets_in() {
+async fn a_changed_password_is_told_to_waiters_and_calls_work_when_it_is_back() {
     let server = Server::start();
     able_clerk(&server);
     let client = connect(&server).await.unwrap();

@@ -107,7 +107,7 @@ async fn a_wait_beside_a_hold_of_its_owner_survives_a_lost_connection() {
 
 /// Only the reply is lost, and the event tells that the wait is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wait_does_not_take_the_end_of_what_it_called_back_for_its_own() {
+async fn a_wait_does_not_take_the_end_of_a_withdrawn_wait_for_its_own() {
     lose_a_cancel(true).await;
 }
 
@@ -242,7 +242,7 @@ async fn waits_survive_a_server_without_memory_for_a_session_for_a_while() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_is_connected_to_though_one_of_its_nodes_has_no_room_for_a_session() {
+async fn a_cluster_can_be_used_with_a_node_that_has_no_room_for_a_session() {
     let shards = Shards::start();
     for full in shards.primaries() {
         for (begin, end) in [
@@ -299,7 +299,7 @@ async fn a_wait_survives_a_session_that_overflows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_guard_hears_that_its_session_has_overflown() {
+async fn a_guard_is_told_that_its_session_has_overflowed() {
     let server = Server::start();
     let proxy = Proxy::to(server.address());
     let builder = Client::builder().grace(Duration::ZERO);

@@ -80,7 +80,7 @@ async fn each_lock_is_asked_for_at_the_node_that_serves_it() {
     until_nothing_is_left(&shards);
 }
 
-/// A node that nobody has met does not know its own address.
+/// A node that no other has met does not know its own address.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_does_not_say_where_it_is_is_where_it_was_asked() {
     let node = Server::builder().cluster().start();
@@ -257,7 +257,7 @@ async fn a_hold_that_has_moved_belongs_to_the_session_at_its_new_node() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_a_lock_that_moves_gets_it_at_its_new_node() {
+async fn a_waiter_for_a_lock_that_moves_gets_it_at_its_new_node() {
     let shards = Shards::start();
     let clients = [
         connect(calm(), &shards).await,
@@ -315,7 +315,7 @@ async fn while_a_slot_moves_a_key_is_asked_for_where_it_is() {
         let error = other.lock(name).try_lock().await.unwrap_err();
         assert!(error.is_not_acquired(), "{name}: {error}");
     }
-    // A name that nobody has had yet is taken where the slot is to be.
+    // A name that was not locked yet is taken at the node to which the slot moves.
     let fresh = client.lock("{k}:fresh").lock().await.unwrap();
     let owner = fresh.owner().as_str().to_owned();
     fresh.renew().await.unwrap();
@@ -344,7 +344,7 @@ async fn while_a_slot_moves_a_key_is_asked_for_where_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_primary_costs_no_hold_that_its_replica_has_and_no_wait() {
+async fn a_killed_primary_loses_no_replicated_hold_and_no_wait() {
     let mut shards = Shards::start();
     let client = connect(calm(), &shards).await;
     let names = a_name_each(&shards, "k");
@@ -395,7 +395,7 @@ async fn a_killed_primary_costs_no_hold_that_its_replica_has_and_no_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hold_that_the_new_primary_never_heard_of_is_lost() {
+async fn a_hold_that_the_new_primary_does_not_have_is_lost() {
     let mut shards = Shards::start();
     let client = connect(calm(), &shards).await;
     let guard = client.lock("k").lock().await.unwrap();
@@ -642,7 +642,7 @@ async fn work(client: Client, seed: u64, held: Arc<[AtomicU64; 3]>, stop: Arc<At
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn under_traffic_a_slot_that_moves_to_and_fro_costs_no_update_and_leaves_nothing() {
+async fn a_slot_that_moves_to_and_fro_under_traffic_loses_no_update() {
     let shards = Shards::start();
     let builder = calm();
     let clients = [

@@ -114,7 +114,7 @@ async fn a_killed_holders_lock_is_the_next_waiters_within_50_ms() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_holder_with_a_grace_keeps_its_lock_for_the_grace_and_no_longer() {
+async fn a_killed_holder_with_a_grace_keeps_its_lock_for_just_the_grace() {
     let server = Server::start();
     let client = client(&server).await;
     let mut holder = Holder::start(&server, GRACE);
@@ -130,7 +130,7 @@ async fn a_killed_holder_with_a_grace_keeps_its_lock_for_the_grace_and_no_longer
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_was_stopped_for_longer_than_its_grace_says_that_it_has_lost() {
+async fn a_process_stopped_for_longer_than_its_grace_says_lost() {
     let server = Server::start();
     let mut holder = Holder::start(&server, GRACE);
     holder.signal("STOP");
@@ -143,7 +143,7 @@ async fn a_process_that_was_stopped_for_longer_than_its_grace_says_that_it_has_l
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_server_makes_guards_say_lost_within_the_grace_and_locks_work_when_it_goes_on() {
+async fn a_stopped_server_makes_guards_say_lost_within_the_grace() {
     let server = Server::start();
     let client = connect(calm().grace(GRACE), &server).await;
     let guard = client.lock("k").lock().await.unwrap();
@@ -197,7 +197,7 @@ async fn cut_one_direction(cut: impl Fn(&Proxy)) {
     tokio::time::sleep(LONG_GRACE).await;
     assert!(guard.is_lost(), "the server may do as it likes from now on");
     assert_eq!(soon(guard.lost()).await, LostReason::OutOfTouch);
-    // By then the server has given the lock to nobody.
+    // By then the server has not granted the lock to another owner.
     assert_eq!(server.holder("k").as_deref(), Some(guard.owner().as_str()));
     drop(guard);
     proxy.heal();
@@ -279,7 +279,7 @@ async fn a_broken_session_connection_costs_nothing_within_the_grace() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_grace_a_broken_session_connection_costs_the_holds_and_guards_hear_of_it() {
+async fn without_a_grace_a_broken_session_connection_loses_the_holds_and_guards_say_so() {
     let server = Server::start();
     let client = connect(patient(), &server).await;
     let guard = client.lock("k").lock().await.unwrap();
@@ -313,7 +313,7 @@ async fn two_hundred_waits_survive_a_restart_of_the_server() {
 
 /// The disk is full for a while, so every write is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_given_back_while_the_server_cannot_write_is_free_when_it_can() {
+async fn locks_released_while_the_server_cannot_write_are_free_when_it_can() {
     let server = Server::builder().on_a_small_disk("everysec").start();
     server.connect().take("long", "alice");
     let client = client(&server).await;

@@ -356,7 +356,7 @@ async fn guards_taken_alone_and_together_do_not_cut_each_others_lease_short() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_waited_for_is_not_cut_short_by_a_shorter_lease_of_the_same_owner() {
+async fn a_granted_lease_is_not_cut_short_by_a_shorter_one_of_its_owner() {
     let server = Server::start();
     let client = connect(patient(), &server).await;
     let owner = client.owner();
@@ -398,7 +398,7 @@ async fn a_late_unlock_does_not_free_a_newer_hold_of_the_same_owner() {
     let new = client.lock("a").owner(&owner).lock().await.unwrap();
     assert!(old.is_lost());
     drop(old);
-    // What the old one still had goes with it, and what is the new one's stays.
+    // The old session's holds end with it, and the new one's stay.
     until("b is given back", || server.holder("b").is_none());
     assert!(!new.is_lost());
     new.renew().await.unwrap();
@@ -464,7 +464,7 @@ async fn a_circle_through_several_locks_is_refused_and_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_owner_stands_in_a_queue_once_and_its_second_call_follows_the_dropped_first() {
+async fn an_owners_second_call_waits_when_the_first_was_dropped() {
     let server = Server::start();
     let client = client(&server).await;
     let mut alice = server.connect();
@@ -548,7 +548,7 @@ async fn dropping_a_pending_call_in_the_moment_of_its_grant_leaves_nothing_behin
 
 /// The word of the grant comes when the client has long given the wait up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_of_a_grant_that_is_heard_of_late_is_given_back() {
+async fn all_locks_of_a_late_grant_are_given_back() {
     let server = Server::start();
     // The second stands in the way of the session connection alone.
     let (near, far) = (Proxy::to(server.address()), Proxy::to(server.address()));
@@ -571,8 +571,8 @@ async fn all_of_a_grant_that_is_heard_of_late_is_given_back() {
     client.shutdown().await;
 }
 
-/// One such grant. Whether the session connection has stayed meanwhile: what is told to one that is
-/// given up is told to nobody.
+/// One such grant. Whether the session connection has stayed meanwhile: events on one that is given
+/// up are lost.
 async fn heard_late(server: &Server, client: &Client, far: &Proxy, held_before: bool) -> bool {
     let mut alice = server.connect();
     let owner = client.owner();
@@ -622,7 +622,7 @@ async fn heard_late(server: &Server, client: &Client, far: &Proxy, held_before: 
 /// The grant and the caller's leaving cross, and the word of it is lost with the session
 /// connection. Nothing else of the owner is there, so whatever it may have is given back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_whose_word_is_lost_is_given_back() {
+async fn a_grant_whose_event_is_lost_is_given_back() {
     let server = Server::start();
     let (near, far) = (Proxy::to(server.address()), Proxy::to(server.address()));
     let address = format!("redis://{}", near.address());
@@ -732,7 +732,7 @@ async fn killed_connections_cost_neither_a_hold_nor_a_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_survives_a_restart_is_confirmed_and_what_does_not_is_lost() {
+async fn holds_that_survive_a_restart_are_confirmed_and_others_are_lost() {
     let mut server = Server::builder().config("appendonly yes").start();
     let client = connect(calm().renew_every(50 * MS), &server).await;
     let guard = client.multi(["a", "b"]).lock().await.unwrap();
@@ -781,7 +781,7 @@ async fn a_guard_says_lost_when_the_network_is_cut() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_frozen_server_may_have_granted_is_given_back() {
+async fn a_possible_grant_of_a_stopped_server_is_given_back() {
     let server = Server::start();
     let client = connect(calm().response_timeout(3_000 * MS), &server).await;
     let locks = client.multi(["a", "b"]);

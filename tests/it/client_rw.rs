@@ -139,7 +139,7 @@ async fn readers_are_together_and_writers_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_that_comes_after_a_waiting_writer_waits_and_queued_readers_come_in_together() {
+async fn readers_wait_behind_a_waiting_writer_and_are_granted_together() {
     let server = Server::start();
     let client = client(&server).await;
     let lock = client.rw_lock("k");
@@ -187,7 +187,7 @@ async fn readers_come_in_at_once_when_the_writer_that_kept_them_out_is_dropped()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_does_not_wait_or_not_for_long_is_told_what_is_left_of_the_lease() {
+async fn without_a_long_wait_the_reply_is_what_is_left_of_the_lease() {
     let server = Server::start();
     let client = client(&server).await;
     let lock = client.rw_lock("k").lease(Duration::from_secs(60));
@@ -289,7 +289,7 @@ async fn a_downgrade_keeps_the_lease_and_the_longest_hold_and_the_other_guards()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_downgrade_of_what_was_lost_says_so_and_holds_nothing() {
+async fn a_downgrade_of_a_lost_hold_says_so_and_holds_nothing() {
     let server = Server::start();
     let client = client(&server).await;
     for round in 0..20 {
@@ -432,7 +432,7 @@ async fn a_guard_is_valid_for_no_longer_than_the_lease_in_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_that_gives_back_one_of_two_guards_keeps_what_the_other_was_promised() {
+async fn a_reader_that_gives_back_one_of_two_guards_keeps_the_others_lease() {
     let server = Server::start();
     let client = connect(patient(), &server).await;
     let lock = client
@@ -473,7 +473,7 @@ async fn the_watchdog_keeps_short_leases_of_both_modes_alive() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn guards_of_both_modes_are_told_at_once_that_and_why_they_lost_their_lock() {
+async fn guards_of_both_modes_are_told_at_once_why_they_lost_their_lock() {
     let server = Server::start();
     let client = client(&server).await;
     for (command, reason) in [

@@ -110,7 +110,7 @@ async fn a_service_that_no_sentinel_knows_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_the_primary_is_killed_holds_are_confirmed_and_waits_go_on_at_the_new_one() {
+async fn when_the_primary_is_killed_holds_and_waits_go_on_at_the_new_one() {
     let mut watched = Sentinels::start();
     let client = connect(steadfast(), &watched).await;
     let guard = client.lock("k").lock().await.unwrap();
@@ -131,7 +131,7 @@ async fn when_the_primary_is_killed_holds_are_confirmed_and_waits_go_on_at_the_n
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hold_that_the_new_primary_never_heard_of_is_lost_and_said_to_be() {
+async fn a_hold_that_the_new_primary_does_not_have_is_said_to_be_lost() {
     let mut watched = Sentinels::start();
     let client = connect(steadfast(), &watched).await;
     let first = client.lock("k").lock().await.unwrap();
@@ -193,7 +193,7 @@ async fn a_failover_by_order_costs_neither_a_hold_nor_a_wait_and_tokens_grow() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_primary_that_stands_still_and_wakes_as_a_replica_is_believed_no_more() {
+async fn a_stopped_primary_that_wakes_as_a_replica_keeps_no_guard_valid() {
     let watched = Sentinels::start();
     // With a longer grace the hold would be confirmed at the new primary.
     let builder = Client::builder().grace(Duration::from_secs(1));
@@ -256,7 +256,7 @@ async fn without_sentinels_a_server_that_is_a_replica_for_a_while_is_waited_for(
     soon(next.unlock()).await.unwrap();
 }
 
-/// Behind one address there is another server all of a sudden, for those who connect anew, while
+/// New connections to an address suddenly lead to another server, while
 /// one of the client's two connections still leads to the first. `kill` ends the other.
 async fn another_server_behind_the_address(kill: impl Fn(&Server)) {
     let (first, second) = (Server::start(), Server::start());

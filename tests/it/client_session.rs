@@ -248,7 +248,7 @@ async fn a_hundred_thousand_locks_taken_and_dropped_leak_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_that_nobody_waits_for_is_given_back() {
+async fn an_orphan_grant_is_given_back() {
     let server = Server::start();
     let client = client(&server).await;
     let session = session_of(&client);
@@ -313,7 +313,7 @@ async fn max_hold_ends_a_hold_that_would_be_renewed_for_ever() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_loses_its_session_to_another_connection_is_told_so() {
+async fn a_connection_whose_session_was_taken_over_is_told_so() {
     let server = Server::start();
     // A call to the session connection that is answered late is given up, unless the client is
     // patient; and for a while after that a session that is taken over may have been taken by

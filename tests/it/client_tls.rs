@@ -57,7 +57,7 @@ async fn both_connections_are_encrypted_also_when_they_are_opened_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_nobody_vouches_for_is_not_spoken_to() {
+async fn a_server_without_a_trusted_certificate_is_not_used() {
     if !Certificates::are_understood() {
         return;
     }
@@ -109,7 +109,7 @@ fn encrypted(server: &Server) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinels_are_asked_over_tls_also_for_a_primary_that_speaks_none() {
+async fn sentinels_are_asked_over_tls_also_for_a_primary_without_tls() {
     if !Certificates::are_understood() {
         return;
     }
@@ -162,7 +162,7 @@ async fn a_primary_that_a_sentinel_knows_by_tls_is_connected_to_by_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_nodes_of_a_cluster_are_spoken_to_over_tls() {
+async fn all_nodes_of_a_cluster_are_used_over_tls() {
     if !Certificates::are_understood() {
         return;
     }

@@ -82,7 +82,7 @@ fn a_clock_set_back_while_the_timer_fires_does_not_keep_the_server_busy() {
     let (mut conn, mut session_connection) = (server.connect(), server.connect());
     conn.run("RLOCK.ACQUIRE k alice 100000000").held();
     session_connection.run("RLOCK.EVENTS s");
-    // For whom there is always something due.
+    // With it something is always due.
     let _first = server.wait_in_queue("k", "first");
     for round in 0..6 {
         server.step_clock(AN_HOUR);

@@ -518,7 +518,7 @@ fn a_wait_that_could_never_end_is_refused_with_the_circle_in_words() {
 }
 
 #[test]
-fn cancel_tells_those_who_are_queued_by_an_event() {
+fn cancel_tells_queued_waiters_by_an_event() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut life = server.session_connection("s");
@@ -1062,7 +1062,7 @@ fn acquire_with_read_or_write_waits_and_queues_as_without() {
 }
 
 #[test]
-fn what_is_wrong_about_read_and_write_is_said_byte_for_byte() {
+fn errors_about_read_and_write_are_exact() {
     let server = Server::start();
     let mut conn = server.connect();
     conn.take("plain", "alice");
@@ -1155,7 +1155,7 @@ fn macquire_waits_and_queues() {
 }
 
 #[test]
-fn what_is_wrong_about_several_locks_is_said_byte_for_byte() {
+fn errors_about_several_locks_are_exact() {
     let server = Server::start();
     let mut conn = server.connect();
     conn.run("RLOCK.MACQUIRE alice 30000 2 x y").held();

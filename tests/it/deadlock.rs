@@ -184,7 +184,7 @@ fn a_hold_that_has_ended_closes_no_circle() {
 }
 
 #[test]
-fn what_one_holds_is_reentered_and_never_waited_for() {
+fn a_held_lock_is_reentered_and_never_waited_for() {
     let server = Server::start();
     let mut conn = held(&server, &[("x", "alice"), ("y", "bob")]);
     waits(&mut conn, "y", "alice");
@@ -199,7 +199,7 @@ fn what_one_holds_is_reentered_and_never_waited_for() {
 }
 
 #[test]
-fn waiting_for_those_who_wait_for_nothing_is_no_circle() {
+fn waiting_for_owners_that_wait_for_nothing_is_no_circle() {
     let server = Server::start();
     let holds = [("x", "alice"), ("y", "bob"), ("z", "carol")];
     let mut conn = held(&server, &holds);
@@ -281,7 +281,7 @@ fn a_lock_that_a_script_took() {
     conn.pipeline(&["HSET x script 1", "PEXPIRE x 30000"]);
     waits(&mut conn, "y", "script");
     is_refused(&mut conn, "x", "bob");
-    // Several owners, as nobody but somebody else writes them: one in the circle is enough.
+    // Several owners in one hash, as only other programs write it: one in the circle is enough.
     conn.pipeline(&[
         "DEL x",
         "HSET x nobody 1 script 1 other 1",
@@ -304,7 +304,7 @@ fn once_keeps_a_place_and_begins_no_wait() {
 }
 
 #[test]
-fn who_does_not_wait_is_not_refused() {
+fn acquire_without_a_wait_is_not_refused() {
     let server = Server::start();
     let mut conn = held(&server, &[("x", "alice"), ("y", "bob")]);
     waits(&mut conn, "y", "alice");
@@ -353,7 +353,7 @@ fn a_wait_costs_the_same_however_many_its_owner_has() {
 /// Eight clients take up to three locks each in any order and wait without limit: one circle that
 /// is missed, and they hang.
 #[test]
-fn nobody_hangs_who_gives_back_what_it_has_when_refused() {
+fn owners_that_release_when_refused_never_hang() {
     const CLIENTS: u64 = 8;
     const ROUNDS: u64 = 100;
     let server = Server::start();

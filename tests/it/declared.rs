@@ -247,10 +247,10 @@ fn list_hides_the_names_that_the_caller_may_not_touch() {
     assert_eq!(names(&mut alice, "RLOCK.LIST").len(), 3);
 }
 
-/// Up to Redis 8.0 and Valkey 8.1 a module that asks a server who called it, where nobody did,
+/// Up to Redis 8.0 and Valkey 8.1 a module that asks for the caller of a call without one,
 /// stops it.
 #[test]
-fn list_called_by_another_module_tells_what_that_call_may_see() {
+fn list_called_by_another_module_shows_what_that_call_may_read() {
     let server = Server::start();
     server.load_c_module("caller");
     let mut alice = server.connect();
@@ -274,7 +274,7 @@ fn list_called_by_another_module_tells_what_that_call_may_see() {
             .collect()
     };
     let all = ["orders:1", "stock"];
-    // A module is whoever it likes to be: in its own name it may read every key.
+    // In its own name a module may read every key.
     assert_eq!(names("CALLER.CALL RLOCK.LIST"), all);
     let script = "EVAL return(redis.call('RLOCK.LIST')) 0";
     assert_eq!(names(&format!("CALLER.CALL {script}")), all);
@@ -282,7 +282,7 @@ fn list_called_by_another_module_tells_what_that_call_may_see() {
     for command in ["CALLER.AS-USER RLOCK.LIST", script, "RLOCK.LIST"] {
         assert_eq!(names(command), ["orders:1"], "{command}");
     }
-    // Of a user that the ACL does not have nobody knows what it may read.
+    // Of a user that the ACL does not have it is unknown what it may read.
     assert!(names("CALLER.AS-MADE-USER RLOCK.LIST").is_empty());
 }
 
@@ -582,7 +582,7 @@ fn info_counts_sessions_and_what_happens_to_them() {
 }
 
 #[test]
-fn unloading_is_refused_while_somebody_waits_for_a_session() {
+fn unloading_is_refused_while_a_session_waits() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
@@ -612,7 +612,7 @@ fn unloading_is_refused_while_somebody_waits_for_a_session() {
 }
 
 #[test]
-fn unloading_is_refused_while_somebody_waits() {
+fn unloading_is_refused_while_a_client_waits() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");

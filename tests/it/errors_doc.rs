@@ -1,6 +1,6 @@
 //! The errors of docs/commands.md against those that real servers answer with, both ways: each
 //! command is given everything that is wrong about any command. An answer that the document does
-//! not have, for this command, is as wrong as one that it has and nobody gets.
+//! not have, for this command, is as wrong as one that it has and that is never answered.
 
 use std::collections::BTreeSet;
 
@@ -301,7 +301,7 @@ fn documented(table: usize) -> BTreeSet<Answer> {
     answers
 }
 
-/// The command, right but for what is wrong.
+/// The command, with these wrong words in place of the right ones.
 fn words(command: &str, shape: &str, wrong: &[(&str, &str)], number: &str) -> Vec<String> {
     let mut words = vec![format!("RLOCK.{command}")];
     for place in shape.split(' ') {

@@ -342,7 +342,7 @@ fn whoever_waits_for_events_is_told_at_once() {
 }
 
 #[test]
-fn what_happens_between_two_calls_is_kept() {
+fn events_between_two_calls_are_kept() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut life = server.session_connection("s");
@@ -372,7 +372,7 @@ fn events_of_one_turn_come_in_one_reply() {
 }
 
 #[test]
-fn each_session_hears_of_its_own() {
+fn each_session_gets_its_own_events() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut both = server.connect();
@@ -568,7 +568,7 @@ fn a_hold_that_is_evicted_is_lost() {
 }
 
 #[test]
-fn the_holder_hears_of_its_loss_and_the_next_waiter_of_its_grant() {
+fn the_holder_is_told_of_its_loss_and_the_next_waiter_of_its_grant() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut life = server.session_connection("s");
@@ -591,7 +591,7 @@ fn the_holder_hears_of_its_loss_and_the_next_waiter_of_its_grant() {
 }
 
 #[test]
-fn what_its_owner_does_with_a_hold_is_no_loss() {
+fn an_owners_own_commands_lose_no_hold() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut life = server.session_connection("s");
@@ -638,7 +638,7 @@ fn a_lease_that_was_renewed_in_time_is_not_lost_at_its_first_end() {
 // --- Errors that end a wait ---------------------------------------------------------------------
 
 #[test]
-fn a_lock_overwritten_by_another_type_is_an_error_to_those_queued() {
+fn queued_waiters_of_an_overwritten_lock_get_an_error() {
     let server = Server::start();
     let mut conn = server.connect();
     let (mut listener, _) = listener(&server, "");
@@ -653,7 +653,7 @@ fn a_lock_overwritten_by_another_type_is_an_error_to_those_queued() {
 }
 
 #[test]
-fn a_slot_that_moves_away_redirects_those_queued_and_loses_no_hold() {
+fn a_slot_that_moves_away_redirects_queued_waiters_and_loses_no_hold() {
     let cluster = Cluster::start();
     let server = &cluster.first;
     let mut conn = server.connect();
@@ -676,7 +676,7 @@ fn a_slot_that_moves_away_redirects_those_queued_and_loses_no_hold() {
         assert_eq!(*event, format!("error k {owner}"));
         assert!(error.text().starts_with(&moved), "{error:?}");
     }
-    // Dave has his lock, on the other node; nobody may take it from there because of this session.
+    // Dave has his lock on the other node; the end of this session must not end it there.
     life.close();
     until("the session is over", || {
         server.info_number("rlock_sessions") == 0
@@ -686,7 +686,7 @@ fn a_slot_that_moves_away_redirects_those_queued_and_loses_no_hold() {
 }
 
 #[test]
-fn a_server_that_becomes_a_replica_tells_those_queued() {
+fn a_server_that_becomes_a_replica_tells_queued_waiters() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut life = server.session_connection("s");

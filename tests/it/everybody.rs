@@ -160,7 +160,7 @@ fn tagged(command: &str, tag: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// All keys with what is in them and when they end: the holds, token by token.
+/// All keys with their contents and expiries: the holds, token by token.
 pub(super) fn holds(server: &Server) -> BTreeMap<String, (Vec<String>, i64)> {
     let mut conn = server.connect();
     let names = conn.run("KEYS *").texts();

@@ -1,5 +1,5 @@
 //! Replicas that become primaries, and primaries that become replicas, while all kinds of holds and
-//! waits are there. What was replicated is held on, nobody is granted twice, tokens grow.
+//! waits are there. Replicated holds stay, no lock is granted twice, tokens grow.
 
 use rlock_tests::{Conn, Pair, Sentinels, in_sync, module_path, until};
 
@@ -9,7 +9,7 @@ use crate::everybody::{Everybody, holds};
 const DEMOTED: &[&str] = &["UNBLOCKED "];
 
 #[test]
-fn sentinels_that_change_the_primary_by_order_leave_the_holds_and_send_the_waiters_away() {
+fn an_ordered_failover_keeps_the_holds_and_sends_the_waiters_away() {
     let watched = Sentinels::start();
     let (old, new) = (watched.primary(), watched.replica());
     let everybody = Everybody::at(old, "{t}");

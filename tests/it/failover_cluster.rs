@@ -7,7 +7,7 @@ use rlock_tests::{Conn, Reply, Server, Shards, eventually, in_sync, until};
 
 use crate::everybody::{Everybody, holds};
 
-/// The words for those who are to go elsewhere.
+/// The error for clients that are to go to another node.
 const SENT_ON: &[&str] = &["UNBLOCKED ", "MOVED ", "CLUSTERDOWN "];
 
 #[test]

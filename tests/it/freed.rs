@@ -457,7 +457,7 @@ fn nothing_is_written_while_writes_are_paused() {
 
 /// Nobody can ask or end anything in such a pause, so it ends by itself.
 #[test]
-fn nobody_is_granted_while_all_clients_are_paused() {
+fn no_waiter_is_granted_while_all_clients_are_paused() {
     let server = Server::start();
     let (mut alice, mut bob) = held_with_a_waiter(&server);
     let begun = Instant::now();
@@ -482,7 +482,7 @@ fn a_wait_that_ends_during_a_pause_is_told() {
 }
 
 #[test]
-fn a_killed_waiters_grant_taken_back_during_a_pause_goes_to_the_next_after_it() {
+fn a_grant_taken_back_during_a_pause_goes_to_the_next_waiter_after_it() {
     let server = Server::start();
     let (mut alice, _bob) = held_with_a_waiter(&server);
     let mut carol = server.wait_in_queue("k", "carol");

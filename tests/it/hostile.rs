@@ -28,7 +28,7 @@ const COMMANDS: [&[&str]; 11] = [
     &["RLOCK.LIST", "MATCH", "*", "COUNT", "10"],
 ];
 
-/// Arguments that nobody expects.
+/// Arguments of odd types and sizes.
 fn odd_arguments() -> Vec<Vec<u8>> {
     let mut odd: Vec<Vec<u8>> = [
         &b""[..],

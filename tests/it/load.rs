@@ -48,7 +48,7 @@ fn is_empty(server: &Server) {
 }
 
 /// Connections of the user `crowd` that wait, each for one of the kinds of lock. Few wait for two,
-/// since those who come after them look at each for a deadlock.
+/// since later waits look at each of them for a deadlock.
 fn crowd(server: &Server, size: usize) -> Vec<Conn> {
     server.run("ACL SETUSER crowd on nopass ~* &* +@all");
     let join = |_| {
@@ -105,7 +105,7 @@ fn smoke_three_hundred_that_wait_and_are_killed_at_once_leave_nothing() {
     waiters_that_are_killed_at_once_leave_nothing(300);
 }
 
-/// Each has a hold, a wait, a listener, and news that nobody has fetched.
+/// Each has a hold, a wait, a listener, and unfetched events.
 #[test]
 fn smoke_sessions_that_die_at_once_leave_nothing() {
     const SESSIONS: usize = 60;
@@ -138,7 +138,7 @@ fn smoke_sessions_that_die_at_once_leave_nothing() {
 }
 
 #[test]
-fn smoke_a_crowd_that_is_granted_and_gone_leaves_nothing() {
+fn smoke_many_waiters_granted_and_killed_leave_nothing() {
     let server = Server::start();
     let mut holder = server.connect();
     holder.run("RLOCK.ACQUIRE plain holder 600000").held();

@@ -44,7 +44,7 @@ fn a_million_locks_taken_and_released_leave_nothing() {
 }
 
 #[test]
-fn waiters_that_have_gone_give_their_memory_back() {
+fn waiters_that_have_left_give_their_memory_back() {
     const WAITERS: usize = 300;
     let server = Server::start();
     let mut alice = server.connect();
@@ -213,7 +213,7 @@ fn a_renewal_costs_the_same_however_many_grants_are_unfetched() {
 }
 
 #[test]
-fn sessions_that_have_gone_give_their_memory_back() {
+fn sessions_that_have_ended_give_their_memory_back() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut round = || {

@@ -105,7 +105,7 @@ fn waiters_over_tls_are_sent_to_the_port_for_tls() {
 
 /// The answer is as long as the cluster is large.
 #[test]
-fn who_owns_a_slot_is_asked_once_for_all_its_locks() {
+fn the_owner_of_a_slot_is_asked_for_once_for_all_its_locks() {
     const LOCKS: usize = 300;
     let cluster = Cluster::start();
     let mut life = cluster.first.session_connection("s");

@@ -47,7 +47,7 @@ fn a_session_with_many_holds_dies_and_one_waiter_is_granted() {
 }
 
 #[test]
-fn two_waiters_for_each_lock_of_a_session_that_dies_are_granted_one_after_the_other() {
+fn two_waiters_for_each_lock_of_a_dead_session_are_granted_in_turn() {
     let server = Server::start();
     let mut live = server.session_connection("live");
     let mut dying = server.session_connection("dying");

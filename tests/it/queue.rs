@@ -54,7 +54,7 @@ fn the_release_itself_hands_over_and_a_newcomer_in_the_same_turn_is_behind() {
 }
 
 #[test]
-fn a_newcomer_does_not_overtake_in_the_instant_in_which_the_lease_has_run_out() {
+fn a_newcomer_does_not_overtake_in_the_instant_the_lease_ends() {
     let server = Server::start();
     let mut conn = server.connect();
     for round in 0..20 {
@@ -365,7 +365,7 @@ fn a_wait_through_another_modules_call_is_answered_at_once() {
 }
 
 #[test]
-fn a_waiter_killed_or_gone_is_passed_over() {
+fn a_killed_or_disconnected_waiter_is_passed_over() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
@@ -528,7 +528,7 @@ fn a_waiter_that_hangs_up_many_times_leaves_no_trace() {
 /// Who is killed in the very turn of its grant does not know whether it holds the lock, and gives
 /// back what it may have.
 #[test]
-fn nobody_works_beside_somebody_else_whoever_is_killed() {
+fn one_owner_works_at_a_time_whichever_client_is_killed() {
     let server = Server::start();
     work_while_killed(&server, 12, 500, lock_and_work);
 }
@@ -561,7 +561,7 @@ pub(super) fn work_while_killed(
             let list = killer.run("CLIENT LIST TYPE normal").text();
             let waiting = list.lines().rfind(|line| line.contains("flags=b"));
             let victim = waiting.and_then(|line| line.split(['=', ' ']).nth(1));
-            // It may be gone by now, and then nobody is killed.
+            // It may have disconnected by now; then no client is killed.
             let mut kill = |id| killer.run(format!("CLIENT KILL ID {id}"));
             killed += usize::from(victim.is_some_and(|id| kill(id) == 1));
         }

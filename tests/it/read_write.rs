@@ -1,4 +1,4 @@
-//! The read-write lock: what is stored, what becomes of leases, what the world is told.
+//! The read-write lock: what is stored, leases, unlock messages.
 
 use std::collections::BTreeMap;
 
@@ -803,7 +803,7 @@ fn replicas_are_told_plain_commands_with_absolute_times() {
 }
 
 #[test]
-fn what_is_refused_disturbs_nobodys_watch() {
+fn refused_commands_break_no_watch() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "READ");

@@ -37,7 +37,7 @@ fn is_moved(server: &Server, name: &str, reply: &Reply) {
 }
 
 #[test]
-fn in_a_settled_cluster_all_is_as_ever_but_for_braces_that_are_no_tag() {
+fn in_a_cluster_only_names_with_braces_that_are_no_tag_are_refused() {
     let cluster = Cluster::start();
     let server = &cluster.first;
     takes(server, "k", "alice", "READ");
@@ -109,7 +109,7 @@ fn the_messages_go_to_both_kinds_of_subscribers_once(server: &Server) {
 }
 
 #[test]
-fn while_a_slot_is_moved_nobody_comes_in_and_nobody_is_forgotten() {
+fn while_a_slot_moves_no_waiter_is_granted_or_forgotten() {
     let cluster = Cluster::start();
     read_and_write_are_to_try_again_at_both_ends(&cluster, "k1");
     waiters_are_redirected_and_not_granted(&cluster, "k2", true);

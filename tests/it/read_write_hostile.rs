@@ -1,4 +1,4 @@
-//! Read-write locks as somebody else may have written them, and arguments that nobody expects: an
+//! Read-write locks as other programs may have written them, and odd arguments: an
 //! answer, and soon.
 
 use std::time::Duration;
@@ -153,7 +153,7 @@ fn odd_locks_over_a_sessions_hold_do_not_stop_the_server() {
 
 /// Each of these claims more than two thousand million holds to read.
 #[test]
-fn counts_that_nobody_can_have_do_not_keep_the_server_busy() {
+fn impossible_counts_do_not_keep_the_server_busy() {
     let server = Server::start();
     let mut conn = server.session_connection("s");
     let fill = "EVAL for~i=1,1000~do~redis.call('HSET',KEYS[1],'owner'..i,'2147483647')end~\
@@ -216,7 +216,7 @@ fn ten_thousand_readers_come_and_go() {
 }
 
 #[test]
-fn ten_thousand_fields_of_somebody_else_get_an_answer() {
+fn a_hash_with_ten_thousand_foreign_fields_gets_an_answer() {
     let server = Server::start();
     let mut conn = server.connect();
     let fill = "redis.call('HSET', KEYS[1], 'mode', 'read')

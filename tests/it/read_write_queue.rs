@@ -66,7 +66,7 @@ fn readers_and_writers_take_turns() {
 }
 
 #[test]
-fn the_readers_at_the_head_come_in_with_the_release_and_no_newcomer_before_them() {
+fn the_first_readers_are_granted_by_the_release_and_before_newcomers() {
     for freeing in ["RLOCK.RELEASE k alice WRITE", "RLOCK.BREAK k"] {
         let server = Server::start();
         let mut alice = server.connect();
@@ -151,7 +151,7 @@ fn nor_at_all_the_timeout_keys_that_a_field_claims_to_have() {
 }
 
 #[test]
-fn of_many_readers_that_are_gone_some_are_swept_at_a_time_and_in_the_end_all() {
+fn many_readers_that_never_released_are_swept_some_at_a_time() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "READ");
@@ -367,7 +367,7 @@ fn a_writer_behind_a_zombie_comes_in_when_the_timeout_key_ends() {
 }
 
 #[test]
-fn a_timeout_key_deleted_by_others_is_noticed_at_the_latest_at_the_leases_end() {
+fn a_timeout_key_deleted_by_others_is_noticed_by_the_leases_end() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "READ");
@@ -593,7 +593,7 @@ fn an_owner_stands_in_a_queue_once_whatever_the_mode() {
 }
 
 #[test]
-fn inside_multi_and_scripts_nobody_waits_and_hand_overs_happen() {
+fn inside_multi_and_scripts_no_command_waits_and_hand_overs_happen() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "WRITE");
@@ -712,7 +712,7 @@ fn sessions_hear_of_reads_and_writes_granted_and_timed_out() {
 }
 
 #[test]
-fn sessions_hear_of_what_they_lost_and_each_reader_at_its_own_end() {
+fn sessions_are_told_of_lost_holds_and_each_reader_at_its_own_end() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut life = server.session_connection("s");

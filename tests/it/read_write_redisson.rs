@@ -259,7 +259,7 @@ fn our_waiting_readers_come_in_after_their_downgrade_at_the_latest_at_the_leases
     conn.run("PEXPIRE k 10000");
     let mut bob = bob_waits(&server, "READ");
     assert_eq!(redisson(&mut conn, RELEASE_WRITE, "java", 30_000), 1);
-    // It tells nobody of it.
+    // It publishes nothing.
     bob.read().held();
 }
 
@@ -371,7 +371,7 @@ fn their_force_frees_ours_and_grants_the_next() {
 }
 
 #[test]
-fn a_hold_that_begins_anew_is_not_kept_by_timeout_keys_of_an_earlier_one() {
+fn a_new_hold_is_not_kept_by_timeout_keys_of_an_earlier_one() {
     let server = Server::start();
     let mut conn = server.connect();
     // Left behind by a force, with a long life.

@@ -99,7 +99,7 @@ fn a_hand_over_is_one_transaction() {
 }
 
 #[test]
-fn a_break_is_what_a_release_is() {
+fn break_is_replicated_as_a_release() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
@@ -188,7 +188,7 @@ fn in_a_clients_transaction_there_is_one_transaction() {
 }
 
 #[test]
-fn what_is_refused_or_only_asked_propagates_nothing() {
+fn refused_and_read_only_commands_propagate_nothing() {
     let server = Server::start();
     let mut conn = server.connect();
     conn.take("k", "alice");

@@ -211,7 +211,7 @@ fn a_hold_whose_session_was_killed_in_the_same_turn_is_not_entered_again() {
 }
 
 #[test]
-fn a_hold_whose_session_was_killed_in_the_same_turn_is_not_its_owners_any_more() {
+fn a_hold_whose_session_was_killed_in_the_same_turn_is_over() {
     let server = Server::start();
     let mut conn = server.connect();
     for (asked, told) in [
@@ -219,7 +219,7 @@ fn a_hold_whose_session_was_killed_in_the_same_turn_is_not_its_owners_any_more()
         ("RLOCK.MRENEW bob 30000 1 k", Reply::Int(0)),
         ("RLOCK.RELEASE k bob", Reply::Null),
         ("RLOCK.MRELEASE bob 1 k", Reply::Int(0)),
-        // The hold that was meant has ended, and nobody else's is broken.
+        // The hold that was meant has ended, and no other is broken.
         ("RLOCK.BREAK k", Reply::Int(1)),
     ] {
         let mut life = server.session_connection("s");
@@ -457,7 +457,7 @@ fn a_second_connection_gets_what_the_first_has_not_fetched() {
     assert_eq!(server.holder("k").as_deref(), Some("bob"));
     no_events(&mut second);
 
-    // Back and forth: whoever called last has it.
+    // Back and forth: the last caller has it.
     let mut third = server.connect();
     no_events(&mut third);
     no_events(&mut second);
@@ -508,7 +508,7 @@ fn renew_takes_a_hold_along_to_another_session() {
 }
 
 #[test]
-fn what_renew_says_in_the_turn_in_which_the_session_ends_is_so() {
+fn the_reply_of_renew_in_the_turn_in_which_the_session_ends_is_true() {
     let server = Server::start();
     let mut sleeper = server.connect();
     for mode in ["", " READ", " WRITE"] {
@@ -930,7 +930,7 @@ fn of_user(server: &Server, name: &str) -> Conn {
 const NOT_THEIRS: &str = "NOPERM this session belongs to another ACL user, who began it";
 
 #[test]
-fn a_session_is_nobodys_but_the_users_who_began_it() {
+fn a_session_belongs_to_the_user_who_began_it() {
     let server = Server::start();
     let mut mallory = of_user(&server, "mallory");
     let mut life = of_user(&server, "alice");

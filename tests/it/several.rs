@@ -74,7 +74,7 @@ fn each_is_a_plain_lock_with_one_token_for_all_newly_taken() {
 }
 
 #[test]
-fn what_the_owner_holds_is_reentered_and_keeps_its_token() {
+fn held_locks_are_reentered_and_keep_their_tokens() {
     let server = Server::start();
     let mut conn = server.connect();
     conn.run("RLOCK.ACQUIRE x alice 15000").held();
@@ -236,7 +236,7 @@ fn replicas_are_told_all_in_one_transaction() {
 }
 
 #[test]
-fn what_is_refused_or_fruitless_writes_nothing_and_disturbs_nobodys_watch() {
+fn refused_and_fruitless_commands_write_nothing_and_break_no_watch() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "x y");
@@ -688,7 +688,7 @@ fn once_keeps_the_place_of_the_same_set() {
 }
 
 #[test]
-fn inside_multi_and_scripts_nobody_waits_and_hand_overs_happen() {
+fn inside_multi_and_scripts_no_command_waits_and_hand_overs_happen() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "x y");
@@ -723,7 +723,7 @@ fn inside_multi_and_scripts_nobody_waits_and_hand_overs_happen() {
 }
 
 #[test]
-fn granted_and_gone_in_the_same_turn_all_are_taken_back() {
+fn grants_whose_waiters_disconnect_in_the_same_turn_are_taken_back() {
     for transaction in [false, true] {
         let server = Server::start();
         let mut alice = server.connect();
@@ -870,7 +870,7 @@ fn all_end_with_their_session() {
 /// One after the other is freed, and the wait has its turn when all are: were it granted after the
 /// first, since its owner still has the other, that would be taken from it again.
 #[test]
-fn what_ends_with_a_session_is_taken_anew_by_another_wait_of_its_owner() {
+fn holds_that_end_with_a_session_are_taken_anew_by_their_owners_other_wait() {
     for [first, second] in [["x alice", "y bob"], ["y bob", "x alice"]] {
         for grace in [0, 100] {
             let server = Server::start();
@@ -897,7 +897,7 @@ fn what_ends_with_a_session_is_taken_anew_by_another_wait_of_its_owner() {
 }
 
 #[test]
-fn a_session_that_nobody_listens_to_is_refused() {
+fn a_session_without_a_connection_is_refused() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "x");

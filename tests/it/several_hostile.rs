@@ -68,7 +68,7 @@ fn many_waits_for_the_most_keys_do_not_keep_the_server_busy() {
 
 /// Each waits for the locks on both its sides: every grant is looked for along the whole row.
 #[test]
-fn a_long_row_of_waits_for_two_is_served_from_one_end_to_the_other() {
+fn a_long_row_of_waits_for_two_locks_is_served_in_order() {
     const LOCKS: usize = 400;
     let server = Server::start();
     let mut life = server.session_connection("s");

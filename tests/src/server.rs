@@ -336,7 +336,7 @@ impl Server {
     }
 
     /// A new connection that waits for `name` as `owner`, without limit and for a lease of 30 s;
-    /// it is seen waiting there, so whoever comes later is behind it.
+    /// it is seen waiting there, so later waiters are behind it.
     #[track_caller]
     pub fn wait_in_queue(&self, name: &str, owner: &str) -> Conn {
         self.blocked_in(&format!("RLOCK.ACQUIRE {name} {owner} 30000 BLOCK 0"))
@@ -822,7 +822,7 @@ fn log_in(directory: &Path) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// A port on which nobody listens now.
+/// A port on which no server listens now.
 ///
 /// Below the range from which the kernel gives ports to connections, so that a server can come
 /// back to its port; each process begins somewhere else.

@@ -1,8 +1,8 @@
 //! Part 2: how long it takes from the release until the next holder knows.
 //!
-//! Each contender is a circle: one holds, the others wait, and whoever has given back waits again,
-//! last in the queue. So as many wait each time. One thread drives them all, so nobody has to be
-//! woken.
+//! Each contender is a circle: one holds, the others wait, and after a release the releaser waits
+//! again, last in the queue. So as many wait each time. One thread drives them all, so nobody has
+//! to be woken.
 
 use std::collections::VecDeque;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Part 1: locks that nobody else wants. Take and give back, as fast as it goes.
+//! Part 1: uncontended locks. Take and give back, as fast as it goes.
 
 use rlock_tests::Server;
 

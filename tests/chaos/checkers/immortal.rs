@@ -1,5 +1,5 @@
-//! No hold outlives those who could renew it: when its owner has asked for the last time, or its
-//! process is dead, it ends with its lease; when the session that it belongs to has ended, long
+//! No hold outlives the client that could renew it: when its owner has asked for the last time, or
+//! its process is dead, it ends with its lease; when the session that it belongs to has ended, long
 //! before that.
 //!
 //! Only calm time counts, in which nothing was done to the process, its network or the server: what

@@ -1,5 +1,5 @@
-//! First come, first served: nobody who asked for a lock after another was seen in its queue, or
-//! was told to be, is granted it before that one.
+//! First come, first served: an owner that asked for a lock after another was seen in its queue, or
+//! was told that it is, is not granted before that one.
 //!
 //! A grant's place in the order is its token. A wait that ended without a grant, or of which that
 //! is not known, has no place and proves nothing.
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_comes_later_and_goes_first_is_found() {
+    fn an_overtaken_waiter_is_found() {
         let sample = "info 20 30 k x/plain/6 a/plain";
         assert_eq!(race(sample, [7, 8]), 0);
         assert_eq!(race(sample, [8, 7]), 1);

@@ -1,4 +1,4 @@
-//! What clients without the crate lock, as commands, and what is said in answer.
+//! The commands of clients without the crate, and their replies.
 
 use std::io;
 use std::time::Duration;

@@ -24,10 +24,10 @@ static LOOKED_AT: LazyLock<Vec<&str>> = LazyLock::new(|| {
 /// A session takes more than the server ends in one turn of its event loop, which is a thousand.
 const HOLDS: std::ops::Range<u64> = 1200..2600;
 
-/// What waits outlives whoever they wait for.
+/// How long waits are: they outlive the sessions that hold the locks.
 const WAIT_MS: std::ops::Range<u64> = 300..6000;
 
-/// How many waits and holds those have who go on living.
+/// How many waits and holds the surviving sessions have.
 const WAITS: usize = 1500;
 
 pub(crate) fn locks_looked_at() -> Locks {

@@ -253,7 +253,7 @@ impl Packet {
         self.commands.push((id, command, answer));
     }
 
-    /// Sends all in one write, in a transaction or not, and writes down what is answered.
+    /// Sends all in one write, in a transaction or not, and writes the replies down.
     fn send(self, random: &mut Random, survivor: &mut PipelinedSession) -> io::Result<()> {
         let mut commands: Vec<_> = self
             .commands
@@ -271,7 +271,7 @@ impl Packet {
         if in_transaction {
             replies = match replies.pop() {
                 Some(Reply::Array(replies)) => replies,
-                // Nothing was done, and nobody is told.
+                // Nothing was done.
                 _ => return Ok(()),
             };
         }
@@ -328,7 +328,7 @@ impl Blocked {
         })
     }
 
-    /// If its connection was ended, nobody knows whether it was granted.
+    /// If its connection was ended, it is unknown whether it was granted.
     fn end(mut self, survivor: &mut PipelinedSession) -> io::Result<()> {
         let Ok(reply) = self.conn.try_read(REPLY_WITHIN) else {
             return Ok(());

@@ -158,7 +158,7 @@ impl Sentinels {
     }
 }
 
-/// Three sentinels over a pair that somebody else has.
+/// Three sentinels over a pair that the caller owns.
 #[derive(Debug)]
 pub struct Trio([Server; 3]);
 
