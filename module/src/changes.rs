@@ -7,7 +7,7 @@ use crate::{clock, config, effects, pump, state};
 use rlock_core::{LockRef, Now};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Hears of changed keys from now on. Called when somebody waits, or there is a session.
+/// Listens to changed keys from now on. Called when a client waits, or there is a session.
 pub(crate) fn listen(ctx: Ctx<'_>) {
     let heard_before = state::with(|state| std::mem::replace(&mut state.hears_key_events, true));
     if !heard_before {
@@ -18,7 +18,7 @@ pub(crate) fn listen(ctx: Ctx<'_>) {
     }
 }
 
-/// Hears of clients that go, from now on. Called when there is a session.
+/// Listens to clients that disconnect, from now on. Called when there is a session.
 pub(crate) fn follow_clients(ctx: Ctx<'_>) {
     let heard_before = state::with(|state| std::mem::replace(&mut state.hears_client_events, true));
     if !heard_before {
@@ -26,7 +26,7 @@ pub(crate) fn follow_clients(ctx: Ctx<'_>) {
     }
 }
 
-/// Hears of the server's changes from now on.
+/// Listens to the server's changes from now on.
 pub(crate) fn follow_server(ctx: Ctx<'_>) {
     ffi::subscribe_to_server_events::<Changes>(ctx);
     ffi::count_expired_keys(ctx);
@@ -67,7 +67,7 @@ fn wall_ahead_ms(now: Now) -> i64 {
     now.wall_ms().saturating_sub(now.mono_ms)
 }
 
-/// A clock that is set by less than this makes nothing late that matters.
+/// A clock that is set by less than this delays nothing that matters.
 const STEP_MS: u64 = 20;
 
 /// A server that is busy runs its timers late, too, but not by this much.

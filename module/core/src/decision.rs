@@ -90,7 +90,7 @@ impl Locks {
 impl Decision<'_> {
     // --- Commands --------------------------------------------------------------------------------
 
-    /// ACQUIRE: take it, enter it once more, or hear that it is held.
+    /// ACQUIRE: take it, enter it once more, or say that it is held.
     pub(crate) fn acquire(
         &mut self,
         stored: Stored,
