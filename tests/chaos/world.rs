@@ -274,7 +274,7 @@ fn server() -> Builder {
         .config("cluster-allow-replica-migration no")
 }
 
-/// What a server still knows of clients that are gone.
+/// What a server still knows of clients that have ended.
 fn remains(operator: &mut Conn) -> Vec<String> {
     let mut remains = Vec::new();
     let keys = operator.run("KEYS *").texts();

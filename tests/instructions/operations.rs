@@ -65,7 +65,8 @@ pub(crate) fn all(scripts: Scripts) -> Vec<Operation> {
         of_held("ACQUIRE refused", |key| {
             vec![acquire(key, OTHER, "", "[0, _]")]
         }),
-        // From here on there is a session, and with it we hear of changed keys: each costs more.
+        // From here on there is a session, and with it the module listens to changed keys: each
+        // costs more.
         Operation {
             before: Box::new(|_| vec![step(format!("RLOCK.EVENTS {SESSION}"), "[]")]),
             ..operation("ACQUIRE SESSION + RELEASE", |key| {

@@ -78,7 +78,7 @@ async fn counters_on_every_node_of_a_cluster_lose_no_update() {
     }
 }
 
-/// Redisson has subscribed to the sharded channel alone, so that is the message it hears.
+/// Redisson has subscribed to the sharded channel alone, so it gets only that message.
 #[test]
 fn it_is_the_sharded_message_that_wakes_java() {
     let cluster = halves();

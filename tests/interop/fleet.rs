@@ -26,7 +26,7 @@ fn the_module_comes_and_goes_while_java_works() {
     let owners = [redisson.owner(), redisson.owner()];
     for owner in &owners {
         owner.tell(&format!("lock k rounds {ROUNDS} 1000"));
-        // Told now, done when the module may be gone again.
+        // Asked for now; it is done when the module may be unloaded again.
         owner.tell("lock k rounds 50 1000");
     }
     until("Java is at work", || server.run("LLEN rounds:k").int() > 50);

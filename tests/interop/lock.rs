@@ -136,7 +136,7 @@ fn java_waiters_behind_ours_wake_when_the_last_of_ours_releases() {
     for waiter in &waiters {
         waiter.waits("lock k lock");
     }
-    // Handed over: Java hears of it, finds the lock taken, and sleeps again.
+    // Handed over: Java gets the message, finds the lock taken, and sleeps again.
     assert_eq!(first.let_go("k", "first"), 0);
     second.read().held();
     for waiter in &waiters {

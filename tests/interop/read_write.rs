@@ -13,7 +13,7 @@ use crate::rounds;
 const MS: Duration = Duration::from_millis(1);
 const NOT_THE_OWNER: &str = "error IllegalMonitorStateException";
 
-/// Takes a hold of that mode, which must be had at once, with a lease of 30 s.
+/// Takes a hold of that mode, which must be granted at once, with a lease of 30 s.
 #[track_caller]
 fn take(conn: &mut Conn, owner: &str, mode: &str) {
     conn.run(format!("RLOCK.ACQUIRE k {owner} 30000 {mode}"))

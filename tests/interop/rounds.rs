@@ -55,7 +55,7 @@ pub(crate) fn play(server: &Server, name: &str, owner: &str, mode: &str, rounds:
     }
 }
 
-/// Settings of the crate with which nothing is given up where a client or a server stands still for
+/// Settings of the crate with which nothing is given up where a client or a server is stopped for
 /// a while, as on a busy machine.
 pub(crate) fn calm() -> ClientBuilder {
     let long = Duration::from_secs(300);

@@ -28,7 +28,7 @@ pub(super) async fn connect(builder: ClientBuilder, server: &Server) -> Client {
     builder.connect(&url(server)).await.unwrap()
 }
 
-/// Settings with which nothing is given up where the client or the server stands still for a
+/// Settings with which nothing is given up where the client or the server is stopped for a
 /// while, as on a busy machine. The lease is longer than any test waits, so that no hold that was
 /// left behind is overlooked.
 pub(super) fn calm() -> ClientBuilder {
@@ -94,7 +94,7 @@ pub(super) async fn soon<T>(what: impl Future<Output = T>) -> T {
         .expect("it never came")
 }
 
-/// Sees that it works in one of ten tries: a machine that stands still spoils some of them, and a
+/// Sees that it works in one of ten tries: a busy machine spoils some of them, and a
 /// fault all.
 pub(super) async fn once_in_ten(what: &str, mut attempt: impl AsyncFnMut() -> bool) {
     for _ in 0..10 {
@@ -884,7 +884,7 @@ fn example(server: &Server, name: &str) -> String {
 }
 
 /// As [`example`], with the URLs of several servers. Its leases are as short as a reader likes: a
-/// machine that stands still may cost it a lock, and then it fails.
+/// busy machine may cost it a lock, and then it fails.
 pub(super) fn example_with(urls: &[String], name: &str) -> String {
     let mut complaint = String::new();
     for _ in 0..5 {

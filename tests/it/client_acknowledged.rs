@@ -168,7 +168,7 @@ async fn grants_at_the_same_time_share_one_wait() {
     for call in calls {
         drop(soon(call).await.unwrap().unwrap());
     }
-    // One for the first, and then one for all whose grants were heard meanwhile.
+    // One for the first, and then one for all that were granted meanwhile.
     assert!(waits(&pair.primary) <= 10, "{}", waits(&pair.primary));
 }
 

@@ -546,7 +546,7 @@ async fn dropping_a_pending_call_in_the_moment_of_its_grant_leaves_nothing_behin
     }
 }
 
-/// The word of the grant comes when the client has long given the wait up.
+/// The event of the grant comes when the client has long given the wait up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_locks_of_a_late_grant_are_given_back() {
     let server = Server::start();
@@ -619,7 +619,7 @@ async fn heard_late(server: &Server, client: &Client, far: &Proxy, held_before: 
     true
 }
 
-/// The grant and the caller's leaving cross, and the word of it is lost with the session
+/// The grant and the caller's cancel cross, and its event is lost with the session
 /// connection. Nothing else of the owner is there, so whatever it may have is given back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_whose_event_is_lost_is_given_back() {

@@ -558,7 +558,7 @@ fn info_counts_sessions_and_what_happens_to_them() {
         assert_eq!(now.get(name), Some(&expected), "{name} in {now:?}");
     }
     conn.run("DEL n");
-    conn.let_go("k", "alice"); // to bob, who will not have heard of it
+    conn.let_go("k", "alice"); // to bob, who is not told of it yet
     // And erin lost what was deleted.
     until("both have something to fetch", || {
         metrics(&server)["unfetched_events"] == 2
@@ -603,7 +603,7 @@ fn unloading_is_refused_while_a_session_waits() {
         return;
     }
     assert_eq!(alice.run("MODULE UNLOAD rlock"), "OK");
-    // Nobody is left who would hear of its end.
+    // No session is left that could be told of its end.
     life.close();
     alice.settle();
     let path = module_path().display().to_string();

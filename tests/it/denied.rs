@@ -181,7 +181,7 @@ fn in_a_cluster_it_is_the_same() {
     bob.read().held();
 }
 
-/// Offsets of the replication stand still while clients are paused, also for waits of every kind.
+/// Offsets of the replication do not grow while clients are paused, also for waits of every kind.
 #[test]
 fn in_a_pause_no_waiter_is_granted_and_nothing_replicated() {
     let pair = Pair::of(

@@ -1,4 +1,4 @@
-//! What a session hears of: grants, ends of waits, lost holds; many waits on one connection.
+//! What a session is told of: grants, ends of waits, lost holds; many waits on one connection.
 
 use std::time::{Duration, Instant};
 
@@ -451,7 +451,7 @@ fn client_unblock_in_the_turn_of_an_event_loses_none() {
 
 // --- Losing a hold ------------------------------------------------------------------------------
 
-/// Bob holds `k` for `s` and hears `reason` when `commands` have been run, and nothing else.
+/// Bob holds `k` for `s` and is told `reason` when `commands` have been run, and nothing else.
 #[track_caller]
 fn is_lost_by(commands: &[&str], reason: &str) {
     let server = Server::start();

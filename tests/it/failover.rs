@@ -46,7 +46,7 @@ fn sentinels_that_replace_a_dead_primary_keep_the_holds() {
     assert!(watched.primary().connect().take("next", "alice") > largest);
 }
 
-/// A primary that stands still is replaced, and goes on where it stood: for a moment there are two.
+/// A primary that is stopped is replaced, and goes on later: for a moment there are two.
 /// What the old one grants in that moment has a smaller token than all that the new one grants, so
 /// a store that looks at tokens refuses it.
 #[test]

@@ -20,7 +20,7 @@ fn bob_gets_it_by(server: &Server, commands: &[&str]) {
 }
 
 /// Bob is granted when the TTL of 50 ms is over that `commands` have set; long before the module
-/// would have looked without having heard of it.
+/// would have looked without an event.
 #[track_caller]
 fn bob_gets_it_50_ms_after(server: &Server, commands: &[&str]) {
     let what = commands.join(", ");

@@ -1,4 +1,4 @@
-//! More than anybody should ask of it: crowds that vanish, clients that never read, noise at the
+//! Excessive load: many clients that end at once, clients that never read, noise at the
 //! port. Traffic of others goes on, and nothing is left.
 
 use std::io::Write as _;
@@ -147,7 +147,7 @@ fn smoke_many_waiters_granted_and_killed_leave_nothing() {
         .held();
     let crowd = crowd(&server, if under_valgrind() { 100 } else { 400 });
     undisturbed(&server, || {
-        // In one turn: all are granted in their turn to clients that are gone.
+        // In one turn: all are granted in order to clients that have disconnected.
         holder.pipeline(&[
             "RLOCK.RELEASE plain holder",
             "RLOCK.RELEASE shared holder WRITE",

@@ -1,5 +1,5 @@
-//! Where waiters are sent whose slot has gone to another node: to where the server itself sends the
-//! same client.
+//! Where waiters are sent whose slot has moved to another node: to where the server itself sends
+//! the same client.
 
 use std::process::{Child, Command, Stdio};
 

@@ -186,7 +186,7 @@ fn a_grant_to_a_session_killed_in_the_same_turn_goes_to_the_next() {
 }
 
 /// The hold ends as soon as a write is allowed, and that is the owner's next command: were it
-/// entered again instead, the new entry would be gone as soon as it was told.
+/// entered again instead, the new entry would end as soon as it was told.
 #[test]
 fn a_hold_whose_session_was_killed_in_the_same_turn_is_not_entered_again() {
     let server = Server::start();
@@ -626,7 +626,7 @@ fn a_hold_waited_for_on_a_blocked_connection_can_be_a_sessions() {
     alice.let_go("k", "alice");
     bob.read().held();
     bob.close();
-    no_events(&mut life); // the reply was the news
+    no_events(&mut life); // the reply told it
     assert_eq!(server.holder("k").as_deref(), Some("bob"));
     life.close();
     until("the hold went with the session", || {
@@ -1084,7 +1084,7 @@ fn a_session_that_fetches_nothing_ends_as_if_its_connection_had_closed() {
     life.take_for("k", "bob", "s");
 }
 
-/// Once: otherwise it would take what the next session hears for all that has happened.
+/// Once: otherwise it would take the events of the next session for all there were.
 #[track_caller]
 fn hears_of_the_end(life: &mut Conn) {
     let error = life.run("RLOCK.EVENTS s").error();

@@ -209,7 +209,7 @@ impl Builder {
         }
         if self.kind == Kind::ClusterNode {
             let _ = writeln!(file, "cluster-enabled yes\ncluster-port {bus}");
-            // Nobody is taken for dead because the machine stands still.
+            // No server is taken for dead because the machine is busy.
             file += "cluster-node-timeout 15000\n";
         }
         if let Some(how) = &self.tls {
@@ -730,7 +730,7 @@ impl Running {
         let _ = self.child.wait();
     }
 
-    /// Ends the process in good order; what was wrong with its life or its end, if anything.
+    /// Ends the process in good order. Returns what went wrong while it ran or ended, if anything.
     fn stop(&mut self) -> Option<String> {
         if self.over {
             return None;

@@ -226,7 +226,7 @@ impl Circle for List {
     }
 }
 
-/// Everybody has tried, and sleeps until a message. The first to hear it tries at once and wins,
+/// All have tried, and sleep until a message. The first to get it tries at once and wins,
 /// before anybody else has tried: the kindest case. The others try too and are refused, and that is
 /// not in the time.
 struct Scripts {

@@ -141,7 +141,7 @@ impl<'a> Lasting<'a> {
         self.hold.mode == Mode::Read && (left.iter().all(|end| *end < at) || was_set())
     }
 
-    /// Whether the server may know of fewer entries: a replica that was promoted had not heard of
+    /// Whether the server may know of fewer entries: a replica that was promoted had missed
     /// them.
     pub(crate) fn may_be_fewer(&self, history: &History, at: Time) -> bool {
         is_struck(history, "promote", self.proven, at)

@@ -170,7 +170,7 @@ impl PipelinedSession {
         }
     }
 
-    /// Waits so long for news; what is granted it keeps for as long as `keeps` says.
+    /// Waits so long for events; granted locks it keeps for as long as `keeps` says.
     pub(super) fn hear(
         &mut self,
         wait_ms: u64,

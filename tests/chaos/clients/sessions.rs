@@ -1,4 +1,4 @@
-//! A session: many waits on one connection, grants and losses heard of on another.
+//! A session: many waits on one connection, grants and losses fetched on another.
 
 use std::io;
 use std::thread;
@@ -106,7 +106,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Waits so long for news.
+    /// Waits so long for events.
     fn hear(&mut self, random: &mut Random, wait: u64) -> io::Result<()> {
         let block = if wait > 0 {
             format!("BLOCK {wait} ")
