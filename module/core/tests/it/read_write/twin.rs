@@ -894,9 +894,16 @@ impl Twin {
         self.deletions += 1;
         self.published.push((lock.to_vec(), mode));
         self.changed.insert(lock.to_vec());
-        if !self.line(lock).is_empty() {
+        if !self.line(lock).is_empty() && !self.first_is_ending(lock) {
             self.grant_first(lock, now);
         }
+    }
+
+    /// Whether a hold of the first in the queue must end before it can be granted.
+    fn first_is_ending(&self, lock: &[u8]) -> bool {
+        let first = self.line(lock).first();
+        let mut endings = self.life.endings.iter();
+        endings.any(|of| of.hold.0 == lock && first.is_some_and(|first| first.owner == of.hold.1))
     }
 
     /// Whether others wrote what cannot be: somebody beside a writer, two owners of a plain lock,
