@@ -229,7 +229,6 @@ fn the_search_for_a_deadlock_does_not_keep_the_server_busy() {
 // --- Free, and nobody is let in ------------------------------------------------------------------
 
 #[test]
-#[ignore = "known: the writer comes in at the next look, a second later"]
 fn the_last_readers_release_lets_a_writer_in_beside_a_reader_whose_timeout_key_was_evicted() {
     let server = Server::start();
     let mut conn = server.connect();

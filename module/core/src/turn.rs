@@ -107,13 +107,13 @@ impl<'a> Command<'a> {
             Self::Acquire(request) => {
                 let waits_to_write =
                     request.mode == Mode::Write && request.wait_mode != WaitMode::None;
-                if waits_to_write || request.once {
-                    ReadDepth::Whole
-                } else {
-                    ReadDepth::Brief
+                match waits_to_write {
+                    true => ReadDepth::Whole,
+                    false if request.once => ReadDepth::WholeUnlessOutlived,
+                    false => ReadDepth::Brief,
                 }
             }
-            Self::Release(_) | Self::Renew(_) => ReadDepth::Whole,
+            Self::Release(_) | Self::Renew(_) => ReadDepth::WholeUnlessOutlived,
             _ => ReadDepth::Brief,
         }
     }
