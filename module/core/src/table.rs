@@ -15,7 +15,7 @@ use crate::multi::MultiId;
 use crate::pending::PendingRelease;
 use crate::position::Positions;
 use crate::session::SessionId;
-use crate::{Lease, Mode, Now, Token, Wait};
+use crate::{Lease, Mode, Now, ReadDepth, Token, Wait};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
@@ -344,10 +344,18 @@ impl LockTable {
         self.pending > 0
     }
 
-    /// The next of a lock's, and whether it is the last.
-    pub(crate) fn first_pending(&self, id: RecordId) -> Option<(&PendingRelease, bool)> {
-        let pending = &self.records.get(id.0)?.pending;
-        Some((pending.front()?, pending.len() == 1))
+    /// The next of a lock's, and what has to be read of the others who read.
+    ///
+    /// Many readers can end together: were each to read when the others end, the time would grow
+    /// with the square of their number. So the last sets the key's end right.
+    pub(crate) fn first_pending(&self, id: RecordId) -> Option<(&PendingRelease, ReadDepth)> {
+        let record = self.records.get(id.0)?;
+        let depth = match record.pending.len() {
+            1 if record.outlived => ReadDepth::Whole,
+            1 => ReadDepth::WholeUnlessOutlived,
+            _ => ReadDepth::OthersBrief,
+        };
+        Some((record.pending.front()?, depth))
     }
 
     /// Makes the first of this owner's the next. False if there is none.
@@ -382,7 +390,8 @@ impl LockTable {
         pending.map(|release| &*release.owner).collect()
     }
 
-    /// The key may outlive its readers until the last hold that must end there has ended.
+    /// The key may outlive its readers until the last hold that must end there has ended. Whether
+    /// it may until now.
     pub(crate) fn set_outlived(&mut self, id: RecordId, outlived: bool) -> bool {
         let record = self.records.get_mut(id.0);
         record.is_some_and(|record| std::mem::replace(&mut record.outlived, outlived))

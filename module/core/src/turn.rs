@@ -560,16 +560,10 @@ impl Locks {
     }
 
     fn release_task(&self, turn: &Turn<'_>, record: RecordId) -> Option<Task> {
-        let (release, is_last) = self.table.first_pending(record)?;
+        let (release, depth) = self.table.first_pending(record)?;
         if turn.unreadable.contains(&record) {
             return None;
         }
-        // Many readers can end together: were each to read when the others end, the time would grow
-        // with the square of their number. The last sets the key's end right.
-        let depth = match release.whole && !is_last {
-            true => ReadDepth::Brief,
-            false => ReadDepth::Whole,
-        };
         let lock = self.table.lock_of(record)?.clone();
         let subject = Subject::One(lock, Rc::clone(&release.owner));
         Some(self.task(subject, depth, Purpose::Release(release.mode)))
@@ -727,8 +721,8 @@ impl Locks {
             (Purpose::Holders, _) => self.decide_search(turn, &read),
             (Purpose::TimeOut, _) => self.decide_timeout(&read, now, effects),
             (Purpose::Release(_), Subject::One(lock, _)) => {
-                let is_whole = task.depth == ReadDepth::Whole;
-                self.decide_release(turn, lock, is_whole, &read, now, effects);
+                let others_are_brief = task.depth == ReadDepth::OthersBrief;
+                self.decide_release(turn, lock, others_are_brief, &read, now, effects);
             }
             (Purpose::Reconcile(_), Subject::One(lock, _)) => {
                 self.decide_reconcile(lock, read, now, effects);
@@ -897,7 +891,7 @@ impl Locks {
         &mut self,
         turn: &mut Turn<'_>,
         lock: &LockKey,
-        is_whole: bool,
+        others_are_brief: bool,
         read: &Read<'_>,
         now: Now,
         effects: &mut Vec<Effect>,
@@ -910,7 +904,8 @@ impl Locks {
             self.table.look_again(record, now);
             return turn.unreadable.push(record);
         }
-        let outlived = self.table.set_outlived(record, !is_whole) && is_whole;
+        let may_outlive = self.table.set_outlived(record, others_are_brief);
+        let outlived = may_outlive && !others_are_brief;
         let Some(release) = self.table.take_pending(record) else {
             return;
         };
