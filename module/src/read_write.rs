@@ -58,27 +58,19 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         let own_write = key.hash_get_one(OwnedStr::new(&own_field).as_str());
         let known = known.saturating_add(count_true(&[own_write.is_some()]));
         // A writer's lease is never shorter than all of its own as a reader.
-        let look_at_own = if own_write.is_some() {
-            ReadDepth::Whole
-        } else {
-            look
-        };
+        let own_is_whole = own_write.is_some() || look.own_is_whole();
         // Only who is about to write has to know the tokens of its own.
         let tokens = self.lock.key.is_writable();
         let own_read =
-            count.and_then(|count| self.read_hold(owner, count, look_at_own, usize::MAX, tokens));
+            count.and_then(|count| self.read_hold(owner, count, own_is_whole, usize::MAX, tokens));
         let others = if look == ReadDepth::Own || key.len() == known {
             OtherHolders::default()
-        } else if self.outlives(own_read) {
-            OtherHolders {
-                write: false,
-                read: Some(self.end()),
-            }
         } else {
+            let is_brief = look.others_are_brief(self.outlives(own_read));
+            let others = |most| self.others(owner, &own_field, is_brief, most);
             // For a brief look somebody's latest timeout key is enough, and as a rule it is there.
             // One field that claims any number of them must not make each of many steps long.
-            let others = |most| self.others(owner, &own_field, look, most);
-            let latest = (look == ReadDepth::Brief).then(|| others(1));
+            let latest = is_brief.then(|| others(1));
             latest
                 .filter(|others| others.read.is_some())
                 .unwrap_or_else(|| others(usize::MAX))
@@ -101,7 +93,8 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         self.ends_at.unwrap_or(NEVER)
     }
 
-    /// Whether the key outlives the owner's own reading: then somebody else who reads is why.
+    /// Whether the key outlives the owner's own reading: then it ends with the lease of somebody
+    /// else, who may have it no longer.
     fn outlives(&self, own_read: Option<ReadHold>) -> bool {
         own_read.is_some_and(|own| self.mode == ModeField::Read && own.ends_at < self.end())
     }
@@ -110,7 +103,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         &self,
         owner: &[u8],
         own_writer: &[u8],
-        look: ReadDepth,
+        is_brief: bool,
         timeouts_max: usize,
     ) -> OtherHolders {
         let mut others = OtherHolders::default();
@@ -123,30 +116,31 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             }
             if field.ends_with(WRITER_SUFFIX) {
                 others.write = true;
-            } else if let Some(read) =
-                self.read_hold(field, Count::from_field(value), look, timeouts_max, false)
-            {
-                let end = match look {
-                    ReadDepth::Brief => self.end(),
-                    ReadDepth::Own | ReadDepth::Whole => read.ends_at,
-                };
+            } else if let Some(read) = self.read_hold(
+                field,
+                Count::from_field(value),
+                !is_brief,
+                timeouts_max,
+                false,
+            ) {
+                let end = if is_brief { self.end() } else { read.ends_at };
                 others.read = others.read.max(Some(end));
             }
             // One that reads for as long as the key lives is answer enough.
-            let is_enough = others.read == Some(self.end())
-                && (look == ReadDepth::Brief || self.mode == ModeField::Read);
+            let is_enough =
+                others.read == Some(self.end()) && (is_brief || self.mode == ModeField::Read);
             go_on_if(!is_enough)
         });
         others
     }
 
-    /// A reader's hold, if one of its timeout keys is there. For a brief look the one with the
-    /// highest number is enough. So many are looked at, the latest first.
+    /// A reader's hold, if one of its timeout keys is there. Unless it is to be whole, the one with
+    /// the highest number is enough. So many are looked at, the latest first.
     fn read_hold(
         &self,
         owner: &[u8],
         count: Count,
-        look: ReadDepth,
+        is_whole: bool,
         timeouts_max: usize,
         tokens: bool,
     ) -> Option<ReadHold> {
@@ -184,7 +178,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 hold.rest_token = hold.rest_token.or(timeout.token);
                 hold.rest_ends_at = hold.rest_ends_at.max(Some(timeout.ends_at));
             }
-            if look == ReadDepth::Brief {
+            if !is_whole {
                 break;
             }
         }
@@ -224,8 +218,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 });
             } else if field != FENCE_FIELD
                 && field != MODE_FIELD
-                && let Some(read) =
-                    self.read_hold(field, count, ReadDepth::Whole, usize::MAX, tokens)
+                && let Some(read) = self.read_hold(field, count, true, usize::MAX, tokens)
             {
                 holds.push(ReadWriteHold {
                     owner: field.into(),
@@ -250,13 +243,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 field != FENCE_FIELD && field != MODE_FIELD && !field.ends_with(WRITER_SUFFIX);
             if is_reader
                 && self
-                    .read_hold(
-                        field,
-                        Count::from_field(value),
-                        ReadDepth::Brief,
-                        usize::MAX,
-                        false,
-                    )
+                    .read_hold(field, Count::from_field(value), false, usize::MAX, false)
                     .is_none()
             {
                 gone.push(field.into());

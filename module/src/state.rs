@@ -122,6 +122,10 @@ pub(crate) struct Undelivered {
     /// Those granted since there was none on its way; some may have been delivered already.
     clients: Vec<Handle>,
     count: usize,
+    /// The first so many of these by their owners: made when somebody asks, and not before, since a
+    /// hand-over is not to pay for what is seldom asked.
+    by_owner: HashMap<Rc<[u8]>, Vec<Handle>>,
+    indexed: usize,
 }
 
 impl Undelivered {
@@ -133,8 +137,20 @@ impl Undelivered {
     pub(crate) fn delivered(&mut self) {
         self.count = self.count.saturating_sub(1);
         if self.count == 0 {
-            self.clients = Vec::new();
+            *self = Self::default();
         }
+    }
+
+    /// The clients that an owner's grants are on their way to.
+    fn of_owner(&mut self, owner: &[u8], blocked: &HashMap<Handle, Blocked>) -> &[Handle] {
+        for client in self.clients.iter().skip(self.indexed) {
+            if let Some(Blocked::Granted(granted)) = blocked.get(client) {
+                let of_owner = self.by_owner.entry(Rc::clone(&granted.owner));
+                of_owner.or_default().push(*client);
+            }
+        }
+        self.indexed = self.clients.len();
+        self.by_owner.get(owner).map_or(&[], Vec::as_slice)
     }
 }
 
@@ -178,11 +194,13 @@ impl State {
     /// is still on its way to a connection that the owner has given up, the end of that connection
     /// must not take the lock away again.
     pub(crate) fn confirm(&mut self, lock: LockRef<'_>, owner: &[u8], mode: Mode) {
-        for client in &self.undelivered.clients {
+        if self.undelivered.count == 0 {
+            return;
+        }
+        for client in self.undelivered.of_owner(owner, &self.blocked) {
             if let Some(Blocked::Granted(granted)) = self.blocked.get_mut(client)
                 && granted.grant.mode == mode
                 && granted.grant.is_of(&granted.lock, lock)
-                && *granted.owner == *owner
             {
                 granted.confirmed = true;
             }

@@ -195,7 +195,8 @@ fn not_here(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>) -> Option<Read<'stati
         Purpose::Reconcile(_) => (true, false),
         Purpose::CheckHold(mode) => (true, mode != Mode::Plain),
         Purpose::CheckWriter => (true, true),
-        Purpose::Release(mode) => (false, mode != Mode::Plain),
+        // A plain one that is not here is no longer held.
+        Purpose::Release(mode) => (mode != Mode::Plain, mode != Mode::Plain),
         Purpose::Sweep => (false, true),
         Purpose::Command | Purpose::TimeOut | Purpose::Holders | Purpose::GrantSeveral(_) => {
             (false, false)

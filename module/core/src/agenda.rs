@@ -38,9 +38,14 @@ impl Agenda {
         self.now.is_empty() && self.sweep.is_none() && self.writers_to_check == 0
     }
 
-    pub(crate) fn clear(&mut self) {
-        self.now.clear();
-        self.later.clear();
+    /// Forgets all of it. Returns the waits for several locks that were to be looked at.
+    pub(crate) fn clear(&mut self) -> Vec<MultiId> {
+        let jobs = self.now.drain(..).chain(self.later.drain(..));
+        let multi = |job| match job {
+            Job::Multi(multi) => Some(multi),
+            Job::Queue(_) => None,
+        };
+        jobs.filter_map(multi).collect()
     }
 
     pub(crate) fn add_now(&mut self, job: Job) {

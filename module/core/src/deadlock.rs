@@ -34,6 +34,8 @@ pub(crate) struct DeadlockSearch {
     asked_about: Option<Place>,
     /// The queues that were looked at.
     seen: BTreeMap<RecordId, Seen>,
+    /// How often a queue or a holder was looked at.
+    looks: usize,
 }
 
 /// What is known of a queue after it was looked at for one of its waiters. The waiters ahead of
@@ -78,6 +80,10 @@ pub(crate) enum Found {
 /// A search that has reached more owners than this is given up, and the wait refused.
 pub const CHAIN_MAX: usize = 10_000;
 
+/// So is one that has looked at more places in queues, and at more holders: each owner can wait for
+/// many locks.
+pub const LOOKS_MAX: usize = 100_000;
+
 impl DeadlockSearch {
     /// Begins a search for the new wait of an owner at these locks.
     pub(crate) fn new(table: &LockTable, owner: &[u8], locks: Vec<LockKey>) -> Self {
@@ -87,6 +93,7 @@ impl DeadlockSearch {
             .collect();
         let mut elsewhere = table
             .waits_of(owner)
+            .map(|(queue, _)| queue)
             .filter(|other| !of_new.contains(&Some(*other)));
         let (other, third) = (elsewhere.next(), elsewhere.next());
         // No circle stands yet, so one must pass through what is new. That is the wait itself; and
@@ -113,6 +120,7 @@ impl DeadlockSearch {
             places,
             asked_about: None,
             seen: BTreeMap::new(),
+            looks: 0,
         }
     }
 
@@ -130,16 +138,29 @@ impl DeadlockSearch {
                     None => continue,
                 }
             }
-            if self.reached.len() > CHAIN_MAX {
+            if self.reached.len() > CHAIN_MAX || self.looks > LOOKS_MAX {
                 return Found::Refuse(CommandError::ChainTooLong);
             }
             let Some(owner) = self.to_visit.pop() else {
                 return Found::Nothing;
             };
-            let queues = table.waits_of(&owner);
-            self.places = queues.filter_map(|queue| place_at(table, queue)).collect();
+            self.places = self.places_of(table, &owner);
             self.visited = owner;
         }
+    }
+
+    /// Where an owner waits, but for queues in which whoever is ahead of it was reached already.
+    fn places_of(&mut self, table: &LockTable, owner: &[u8]) -> Vec<Place> {
+        let asker_waits = table.waiting(&self.asker).is_some();
+        let (seen, looks) = (&self.seen, &mut self.looks);
+        let waits = table.waits_of(owner).filter(|(queue, order)| {
+            *looks = looks.saturating_add(1);
+            let seen = seen.get(queue).filter(|_| !asker_waits);
+            !seen.is_some_and(|seen| seen.reached_holders && seen.before >= *order)
+        });
+        waits
+            .filter_map(|(queue, _)| place_at(table, queue))
+            .collect()
     }
 
     /// Takes in who holds the lock that was asked about, and goes on.
@@ -147,12 +168,19 @@ impl DeadlockSearch {
         let Some(place) = self.asked_about.take() else {
             return self.go_on(table);
         };
+        self.looks = self.looks.saturating_add(holders.len());
         // An owner that waits for nothing ends a path. The asker is about to wait.
         let waits = |holder: &[u8]| {
             let waiting = (*holder == *self.asker).then_some(&self.asker);
             waiting.or_else(|| table.waiting(holder)).cloned()
         };
-        let holders = holders.iter().filter_map(|holder| waits(holder));
+        // A hold that must end stands in nobody's way.
+        let ending = table.pending_owners(place.lock.as_ref());
+        let stays = |holder: &&Box<[u8]>| !ending.contains(&***holder);
+        let holders = holders
+            .iter()
+            .filter(stays)
+            .filter_map(|holder| waits(holder));
         let seen = Seen {
             holders: holders.collect(),
             reached_holders: false,

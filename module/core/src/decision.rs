@@ -298,10 +298,14 @@ impl Decision<'_> {
 
     // --- What comes without a command ------------------------------------------------------------
 
-    /// Ends a hold, if it is still the one that was meant.
-    pub(crate) fn end(&mut self, release: &PendingRelease, stored: Stored) {
+    /// Ends a hold, if it is still the one that was meant. The key may have outlived the readers
+    /// that ended before it.
+    pub(crate) fn end(&mut self, release: &PendingRelease, stored: Stored, outlived: bool) {
         if !self.is_hold(&stored, &release.owner, release.mode, release.token) {
             self.locks.mark_dirty(self.at);
+            if let (Stored::ReadWrite(hash), true) = (stored, outlived) {
+                self.end_key_with_readers(&hash);
+            }
             return;
         }
         if !release.whole {
@@ -409,7 +413,15 @@ impl Decision<'_> {
     /// The lock is free now: the next waiter is granted, or may now be granted all that it waits
     /// for.
     pub(crate) fn pass_on(&mut self, held_as: Mode) {
-        let first = self.queue().and_then(|queue| self.locks.table.first(queue));
+        let queue = self.queue();
+        let first = queue.and_then(|queue| self.locks.table.first(queue));
+        if let (Some(queue), Some((_, first))) = (queue, first)
+            && self.locks.table.is_ending(queue, &first.owner)
+        {
+            // What must end first is a hold of the next one's own: it would end the new one.
+            self.publish(held_as);
+            return self.reconcile_now();
+        }
         if first.is_some_and(|(_, first)| first.multi.is_none()) {
             return self.hand_over(&Stored::Free, Some(held_as));
         }

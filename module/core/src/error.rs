@@ -1,6 +1,6 @@
 //! Every refusal that a client can see, in one table.
 
-use crate::deadlock::{CHAIN_MAX, Circle};
+use crate::deadlock::{CHAIN_MAX, Circle, LOOKS_MAX};
 use crate::{HOLD_COUNT_MAX, INTEGER_MAX, KEYS_MAX, Kind, OWNER_LEN_MAX, SESSION_LEN_MAX};
 use std::fmt;
 use std::rc::Rc;
@@ -163,8 +163,8 @@ impl fmt::Display for CommandError {
             Self::Deadlock(circle) => write!(f, "DEADLOCK {circle}"),
             Self::ChainTooLong => write!(
                 f,
-                "QUEUEFULL more than {CHAIN_MAX} owners would have to be asked \
-                 whether they wait for each other"
+                "QUEUEFULL more than {CHAIN_MAX} owners, or {LOOKS_MAX} of their waits and holds, \
+                 would have to be looked at to rule out a deadlock"
             ),
             Self::Waiting => f.write_str(
                 "WAITING this owner waits for the lock already, ONCE takes that wait over",

@@ -52,7 +52,7 @@ mod time;
 mod token;
 mod turn;
 
-pub use deadlock::{CHAIN_MAX, Circle};
+pub use deadlock::{CHAIN_MAX, Circle, LOOKS_MAX};
 pub use effect::{Effect, Field, Grant, Holder, TimeoutKey, Value, WaitOutcome, Write};
 pub use error::{CommandError, Word};
 pub use glob::glob_matches;

@@ -126,7 +126,9 @@ impl Locks {
             while self.table.take_pending(id).is_some() {}
             self.table.take_dirty(id);
         }
-        self.agenda.clear();
+        for multi in self.agenda.clear() {
+            self.multis.unmark(multi);
+        }
         while self.holds.any_dirty() {
             self.holds.pop_dirty();
         }

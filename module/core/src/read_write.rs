@@ -214,6 +214,12 @@ impl Decision<'_> {
         self.reconcile_now();
     }
 
+    /// The key ends when the last of its readers does.
+    pub(crate) fn end_key_with_readers(&mut self, hash: &ReadWrite) {
+        let own_end = hash.own_read.map(|own| own.ends_at);
+        self.expire(hash, hash.key_end(own_end));
+    }
+
     /// The key is to expire then, if that changes; and the queue hears of it.
     fn expire(&mut self, hash: &ReadWrite, key_end: Option<i64>) {
         if let Some(end) = key_end {

@@ -15,8 +15,8 @@ use crate::multi::MultiId;
 use crate::pending::PendingRelease;
 use crate::position::Positions;
 use crate::session::SessionId;
-use crate::{Lease, Mode, Now, Token, Wait};
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use crate::{Lease, Mode, Now, ReadDepth, Token, Wait};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -135,8 +135,6 @@ struct WaitQueue {
     joined: u64,
     /// When the lease ends, as far as was heard of it, in milliseconds of the wall clock.
     lease_end: Option<i64>,
-    /// When to look at the key again, in milliseconds of the wall clock.
-    check_at: Option<i64>,
 }
 
 /// The token of a lock's writer.
@@ -159,8 +157,12 @@ struct LockRecord {
     writer: Option<Writer>,
     /// Holds that must end before anything else is decided here.
     pending: VecDeque<PendingRelease>,
+    /// Whether a reader's hold has ended and the key's end was left as it was.
+    outlived: bool,
     /// Whether the key may have changed under those who wait.
     dirty: bool,
+    /// When to look at the key again, in milliseconds of the wall clock.
+    check_at: Option<i64>,
 }
 
 /// Not every change of a key is announced by an event that we can afford to listen to (`SET` over a
@@ -258,7 +260,9 @@ impl LockTable {
             holds: HoldIndex::default(),
             writer: None,
             pending: VecDeque::new(),
+            outlived: false,
             dirty: false,
+            check_at: None,
         })?);
         self.databases.entry(db).or_default().insert(name, id);
         Some(id)
@@ -278,6 +282,9 @@ impl LockTable {
         let Some(record) = self.records.remove(id.0) else {
             return;
         };
+        if let Some(check_at) = record.check_at {
+            self.checks.remove(&(check_at, id));
+        }
         if let Some(names) = self.databases.get_mut(&record.lock.db) {
             names.remove(&record.lock.name);
             if names.is_empty() {
@@ -337,8 +344,57 @@ impl LockTable {
         self.pending > 0
     }
 
-    pub(crate) fn first_pending(&self, id: RecordId) -> Option<&PendingRelease> {
-        self.records.get(id.0)?.pending.front()
+    /// The next of a lock's, and what has to be read of the others who read.
+    ///
+    /// Many readers can end together: were each to read when the others end, the time would grow
+    /// with the square of their number. So the last sets the key's end right.
+    pub(crate) fn first_pending(&self, id: RecordId) -> Option<(&PendingRelease, ReadDepth)> {
+        let record = self.records.get(id.0)?;
+        let depth = match record.pending.len() {
+            1 if record.outlived => ReadDepth::Whole,
+            1 => ReadDepth::WholeUnlessOutlived,
+            _ => ReadDepth::OthersBrief,
+        };
+        Some((record.pending.front()?, depth))
+    }
+
+    /// Makes the first of this owner's the next. False if there is none.
+    pub(crate) fn bring_forward(&mut self, id: RecordId, owner: &[u8]) -> bool {
+        let Some(record) = self.records.get_mut(id.0) else {
+            return false;
+        };
+        let mut of_owner = record
+            .pending
+            .iter()
+            .map(|release| *release.owner == *owner);
+        let at = of_owner.position(|is_own| is_own);
+        let release = at.and_then(|at| record.pending.remove(at));
+        let is_there = release.is_some();
+        if let Some(release) = release {
+            record.pending.push_front(release);
+        }
+        is_there
+    }
+
+    /// Whether a hold of this owner's must end.
+    pub(crate) fn is_ending(&self, id: RecordId, owner: &[u8]) -> bool {
+        let record = self.records.get(id.0);
+        let mut pending = record.into_iter().flat_map(|record| &record.pending);
+        pending.any(|release| *release.owner == *owner)
+    }
+
+    /// Whose holds of a lock must end.
+    pub(crate) fn pending_owners(&self, lock: LockRef<'_>) -> HashSet<&[u8]> {
+        let record = self.find(lock).and_then(|id| self.records.get(id.0));
+        let pending = record.into_iter().flat_map(|record| &record.pending);
+        pending.map(|release| &*release.owner).collect()
+    }
+
+    /// The key may outlive its readers until the last hold that must end there has ended. Whether
+    /// it may until now.
+    pub(crate) fn set_outlived(&mut self, id: RecordId, outlived: bool) -> bool {
+        let record = self.records.get_mut(id.0);
+        record.is_some_and(|record| std::mem::replace(&mut record.outlived, outlived))
     }
 
     pub(crate) fn take_pending(&mut self, id: RecordId) -> Option<PendingRelease> {
@@ -676,8 +732,10 @@ impl LockTable {
         queue.positions.left(waiter.order);
         let is_empty = queue.length == 0;
         if is_empty {
-            let former = std::mem::take(queue);
-            if let Some(check_at) = former.check_at {
+            *queue = WaitQueue::default();
+            if record.pending.is_empty()
+                && let Some(check_at) = record.check_at.take()
+            {
                 self.checks.remove(&(check_at, waiter.record));
             }
             self.queues = self.queues.saturating_sub(1);
@@ -702,9 +760,10 @@ impl LockTable {
         self.waits.get_key_value(owner).map(|(owner, _)| owner)
     }
 
-    /// Where an owner waits.
-    pub(crate) fn waits_of(&self, owner: &[u8]) -> impl Iterator<Item = RecordId> + '_ {
-        self.waits.get(owner).into_iter().flat_map(Places::records)
+    /// Where an owner waits, and how many joined each of these queues before it.
+    pub(crate) fn waits_of(&self, owner: &[u8]) -> impl Iterator<Item = (RecordId, u64)> + '_ {
+        let places = self.waits.get(owner).into_iter().flat_map(Places::all);
+        places.filter_map(|(queue, waiter)| Some((queue, self.waiters.get(waiter.0)?.order)))
     }
 
     /// The owners in a stretch of a queue who wait for another lock as well.
@@ -779,13 +838,25 @@ impl LockTable {
         let recheck_at = now.wall_ms().saturating_add(RECHECK_MS);
         // A key is expired when the clock is past its end, not when it is there.
         let check_at = lease_end.map_or(recheck_at, |end| end.saturating_add(1).min(recheck_at));
-        if let Some(earlier) = queue.check_at {
+        self.check_at(id, check_at);
+    }
+
+    /// Looks at a lock again in a while that cannot be looked at now.
+    pub(crate) fn look_again(&mut self, id: RecordId, now: Now) {
+        self.check_at(id, now.wall_ms().saturating_add(RECHECK_MS));
+    }
+
+    fn check_at(&mut self, id: RecordId, check_at: i64) {
+        let Some(record) = self.records.get_mut(id.0) else {
+            return;
+        };
+        if let Some(earlier) = record.check_at {
             if earlier <= check_at {
                 return;
             }
             self.checks.remove(&(earlier, id));
         }
-        queue.check_at = Some(check_at);
+        record.check_at = Some(check_at);
         self.checks.insert((check_at, id));
     }
 
@@ -821,7 +892,7 @@ impl LockTable {
         }
         self.checks.pop_first();
         if let Some(record) = self.records.get_mut(id.0) {
-            record.queue.check_at = None;
+            record.check_at = None;
         }
         Some(id)
     }
@@ -865,10 +936,13 @@ impl Places {
         Some(left)
     }
 
-    fn records(&self) -> impl Iterator<Item = RecordId> + '_ {
+    fn all(&self) -> impl Iterator<Item = (RecordId, WaiterId)> + '_ {
         let (one, several) = match self {
-            Self::One(only, _) => (Some(*only), None),
-            Self::Several(places) => (None, Some(places.keys().copied())),
+            Self::One(only, waiter) => (Some((*only, *waiter)), None),
+            Self::Several(places) => {
+                let places = places.iter().map(|(record, waiter)| (*record, *waiter));
+                (None, Some(places))
+            }
         };
         one.into_iter().chain(several.into_iter().flatten())
     }

@@ -107,13 +107,13 @@ impl<'a> Command<'a> {
             Self::Acquire(request) => {
                 let waits_to_write =
                     request.mode == Mode::Write && request.wait_mode != WaitMode::None;
-                if waits_to_write || request.once {
-                    ReadDepth::Whole
-                } else {
-                    ReadDepth::Brief
+                match waits_to_write {
+                    true => ReadDepth::Whole,
+                    false if request.once => ReadDepth::WholeUnlessOutlived,
+                    false => ReadDepth::Brief,
                 }
             }
-            Self::Release(_) | Self::Renew(_) => ReadDepth::Whole,
+            Self::Release(_) | Self::Renew(_) => ReadDepth::WholeUnlessOutlived,
             _ => ReadDepth::Brief,
         }
     }
@@ -330,8 +330,10 @@ pub struct Turn<'a> {
     wish: Option<Wish>,
     search: Option<Box<DeadlockSearch>>,
     outcome: Option<Result<Outcome, CommandError>>,
-    /// Decisions that this turn may yet make about others than the command.
-    budget: usize,
+    /// What may yet be done for others than the command.
+    budget: Budget,
+    /// Locks at which a hold must end that cannot be looked at now. It is tried again later.
+    unreadable: Vec<RecordId>,
     /// How often what was read was out of date.
     outdated: usize,
     is_timer: bool,
@@ -352,6 +354,39 @@ enum Phase {
 /// In one turn at most so many decisions are made about others; what is left is decided in the
 /// next, and clients come between.
 pub const DECISIONS_MAX: usize = 1000;
+
+/// Nor is another one begun when so much time has passed: some read thousands of timeout keys.
+const TURN_MAX_MS: i64 = 20;
+
+/// What a turn may yet do for others than its command.
+#[derive(Debug)]
+struct Budget {
+    decisions: usize,
+    /// When the first of them was made, monotonic, in milliseconds.
+    begun_ms: Option<i64>,
+}
+
+impl Budget {
+    fn of(decisions: usize) -> Self {
+        Self {
+            decisions,
+            begun_ms: None,
+        }
+    }
+
+    fn spend(&mut self, now: Now) {
+        self.decisions = self.decisions.saturating_sub(1);
+        self.begun_ms.get_or_insert(now.mono_ms);
+    }
+
+    fn is_spent(&self, now: Now) -> bool {
+        let taken_ms = |begun: i64| now.mono_ms.saturating_sub(begun);
+        self.decisions == 0
+            || self
+                .begun_ms
+                .is_some_and(|begun| taken_ms(begun) >= TURN_MAX_MS)
+    }
+}
 
 /// A reading that is out of date so often is given up.
 const OUTDATED_MAX: usize = 100;
@@ -399,7 +434,8 @@ impl<'a> Turn<'a> {
             wish: None,
             search: None,
             outcome: None,
-            budget: DECISIONS_MAX,
+            budget: Budget::of(DECISIONS_MAX),
+            unreadable: Vec::new(),
             outdated: 0,
             is_timer: false,
         }
@@ -407,8 +443,8 @@ impl<'a> Turn<'a> {
 
     /// The same, with so many decisions at most.
     #[must_use]
-    pub fn with_budget(mut self, budget: usize) -> Self {
-        self.budget = budget;
+    pub fn with_budget(mut self, decisions: usize) -> Self {
+        self.budget = Budget::of(decisions);
         self
     }
 
@@ -462,23 +498,19 @@ impl Locks {
             return None;
         }
         match &turn.phase {
-            Phase::TimeOuts => self.next_timeout(now),
+            Phase::TimeOuts => self.next_timeout(turn, now),
             Phase::Command => {
-                let first = self.next_release(turn).or_else(|| self.next_now(turn));
+                let release = self.next_release(turn, now);
+                let first = release.or_else(|| self.next_now(turn, now));
                 first.or_else(|| self.command_task(turn))
             }
             Phase::Search(lock) => {
-                // A hold that must end stands in nobody's way.
-                let record = self.table.find(lock.as_ref());
-                if let Some(release) = record.and_then(|record| self.release_task(record)) {
-                    return Some(release);
-                }
                 let subject = Subject::One(lock.clone(), Rc::from([]));
                 Some(self.task(subject, ReadDepth::Brief, Purpose::Holders))
             }
             Phase::Drain => {
-                let next = self.next_now(turn);
-                let next = next.or_else(|| self.next_later(turn));
+                let next = self.next_now(turn, now);
+                let next = next.or_else(|| self.next_later(turn, now));
                 next.or_else(|| self.next_upkeep())
             }
         }
@@ -502,44 +534,51 @@ impl Locks {
         })
     }
 
-    /// A hold that must end at one of the command's locks.
-    fn next_release(&self, turn: &mut Turn<'_>) -> Option<Task> {
+    /// A hold that must end at one of the command's locks. When the turn has done enough, only
+    /// those of the command's own owner: with another's the lock is held a little longer, but what
+    /// the owner is told of its own must not end a moment later.
+    fn next_release(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
         if !self.table.any_pending() {
             return None;
         }
-        let (db, keys) = (turn.db, turn.command?.keys());
+        let command = turn.command?;
+        let (db, keys, own_only) = (turn.db, command.keys(), turn.budget.is_spent(now));
         let key = |place: usize| match keys {
             Keys::One(key) => (place == 0).then_some(key),
             Keys::Several(keys) => keys.get(place).map(|key| key.name),
         };
         while let Some(name) = key(turn.released) {
-            let record = self.table.find(LockRef { db, name });
-            let release = record.and_then(|record| self.release_task(record));
-            if release.is_some() {
-                return release;
+            if let Some(record) = self.table.find(LockRef { db, name })
+                && (!own_only || self.table.bring_forward(record, command.owner()))
+                && let Some(release) = self.release_task(turn, record)
+            {
+                return Some(release);
             }
             turn.released = turn.released.saturating_add(1);
         }
         None
     }
 
-    fn release_task(&self, record: RecordId) -> Option<Task> {
-        let release = self.table.first_pending(record)?;
+    fn release_task(&self, turn: &Turn<'_>, record: RecordId) -> Option<Task> {
+        let (release, depth) = self.table.first_pending(record)?;
+        if turn.unreadable.contains(&record) {
+            return None;
+        }
         let lock = self.table.lock_of(record)?.clone();
         let subject = Subject::One(lock, Rc::clone(&release.owner));
-        Some(self.task(subject, ReadDepth::Whole, Purpose::Release(release.mode)))
+        Some(self.task(subject, depth, Purpose::Release(release.mode)))
     }
 
     /// What the decisions of this turn have made possible.
-    fn next_now(&mut self, turn: &Turn<'_>) -> Option<Task> {
+    fn next_now(&mut self, turn: &Turn<'_>, now: Now) -> Option<Task> {
         while let Some(job) = self.agenda.first_now() {
-            if turn.budget == 0 {
+            if turn.budget.is_spent(now) {
                 self.agenda.put_off();
                 return None;
             }
             let task = match job {
-                Job::Queue(record) => self.queue_task(record),
-                Job::Multi(multi) => self.multi_task(multi),
+                Job::Queue(record) => self.queue_task(turn, record),
+                Job::Multi(multi) => self.multi_task(turn, multi),
             };
             if task.is_some() {
                 return task;
@@ -550,8 +589,8 @@ impl Locks {
     }
 
     /// The first in a queue, once all has ended that must end at its lock.
-    fn queue_task(&mut self, record: RecordId) -> Option<Task> {
-        if let Some(task) = self.release_task(record) {
+    fn queue_task(&mut self, turn: &Turn<'_>, record: RecordId) -> Option<Task> {
+        if let Some(task) = self.release_task(turn, record) {
             return Some(task);
         }
         let is_dirty = self.table.is_dirty(record);
@@ -572,13 +611,13 @@ impl Locks {
 
     /// A wait for several locks, once all has ended that must end at any of them: what ends at a
     /// later one may let somebody in at an earlier one.
-    fn multi_task(&self, multi: MultiId) -> Option<Task> {
+    fn multi_task(&self, turn: &Turn<'_>, multi: MultiId) -> Option<Task> {
         let locks = self.multis.locks(multi)?;
         if self.table.any_pending() {
             let records = locks
                 .iter()
                 .filter_map(|lock| self.table.find(lock.as_ref()));
-            let mut releases = records.filter_map(|record| self.release_task(record));
+            let mut releases = records.filter_map(|record| self.release_task(turn, record));
             if let Some(release) = releases.next() {
                 return Some(release);
             }
@@ -589,36 +628,39 @@ impl Locks {
     }
 
     /// What is to be done outside of any command.
-    fn next_later(&mut self, turn: &Turn<'_>) -> Option<Task> {
-        if !turn.is_timer || turn.budget == 0 {
+    fn next_later(&mut self, turn: &Turn<'_>, now: Now) -> Option<Task> {
+        if !turn.is_timer || turn.budget.is_spent(now) {
             return None;
         }
         loop {
-            if let Some(task) = self.check_hold_task() {
+            if let Some(task) = self.check_hold_task(turn) {
                 return Some(task);
             }
             if !self.agenda.begin_later() {
                 return None;
             }
-            if let Some(task) = self.next_now(turn) {
+            if let Some(task) = self.next_now(turn, now) {
                 return Some(task);
             }
         }
     }
 
     /// A session's hold whose key may have changed, once all has ended that must end there.
-    fn check_hold_task(&mut self) -> Option<Task> {
+    fn check_hold_task(&mut self, turn: &Turn<'_>) -> Option<Task> {
         let id = self.holds.first_dirty()?;
         let hold = self.holds.get(id)?;
         let (lock, owner, mode) = (hold.lock.clone(), Rc::clone(&hold.owner), hold.mode);
         let record = self.table.find(lock.as_ref());
-        let release = record.and_then(|record| self.release_task(record));
+        let release = record.and_then(|record| self.release_task(turn, record));
         let subject = Subject::One(lock, owner);
         release.or_else(|| Some(self.task(subject, ReadDepth::Own, Purpose::CheckHold(mode))))
     }
 
     /// A waiter whose wait is over.
-    fn next_timeout(&self, now: Now) -> Option<Task> {
+    fn next_timeout(&self, turn: &Turn<'_>, now: Now) -> Option<Task> {
+        if turn.budget.is_spent(now) {
+            return None;
+        }
         let id = self.table.overdue(now)?;
         let waiter = self.table.get(id)?;
         let owner = Rc::clone(&waiter.owner);
@@ -671,17 +713,16 @@ impl Locks {
             return false;
         }
         self.outdate();
-        let is_about_others = !matches!(
-            task.purpose,
-            Purpose::Command | Purpose::Holders | Purpose::TimeOut
-        );
-        turn.budget = turn.budget.saturating_sub(is_about_others.into());
+        if !matches!(task.purpose, Purpose::Command | Purpose::Holders) {
+            turn.budget.spend(now);
+        }
         match (task.purpose, &task.subject) {
             (Purpose::Command, _) => self.decide_command(turn, read, now, effects),
             (Purpose::Holders, _) => self.decide_search(turn, &read),
             (Purpose::TimeOut, _) => self.decide_timeout(&read, now, effects),
             (Purpose::Release(_), Subject::One(lock, _)) => {
-                self.decide_release(turn, lock, &read, now, effects);
+                let others_are_brief = task.depth == ReadDepth::OthersBrief;
+                self.decide_release(turn, lock, others_are_brief, &read, now, effects);
             }
             (Purpose::Reconcile(_), Subject::One(lock, _)) => {
                 self.decide_reconcile(lock, read, now, effects);
@@ -850,19 +891,29 @@ impl Locks {
         &mut self,
         turn: &mut Turn<'_>,
         lock: &LockKey,
+        others_are_brief: bool,
         read: &Read<'_>,
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
-        let record = self.table.find(lock.as_ref());
-        let Some(release) = record.and_then(|record| self.table.take_pending(record)) else {
+        let Some(record) = self.table.find(lock.as_ref()) else {
             return;
         };
-        // Of a lock whose keys are not all here the lease ends it, at the node where it is by then.
+        // Not all of its keys are here now. Nothing else is decided at such a lock.
+        if let Read::Unknown = read {
+            self.table.look_again(record, now);
+            return turn.unreadable.push(record);
+        }
+        let may_outlive = self.table.set_outlived(record, others_are_brief);
+        let outlived = may_outlive && !others_are_brief;
+        let Some(release) = self.table.take_pending(record) else {
+            return;
+        };
+        // At another node the lease ends it.
         if let Read::One(stored) = read {
             let written = effects.len();
             self.decision(lock.as_ref(), 0, now, effects)
-                .end(&release, **stored);
+                .end(&release, **stored, outlived);
             turn.freed |= effects.iter().skip(written).any(Effect::is_deletion);
         }
     }

@@ -304,6 +304,8 @@ fn moments() -> Vec<Vec<Op>> {
 fn moments_of(commands: &[Option<Op>], closed: &[Vec<usize>]) -> Vec<Vec<Op>> {
     let mut between = vec![None];
     between.extend([1, 2].map(|decisions| Some(Op::Tick { decisions })));
+    between.push(Some(Op::ShortTurn { decisions: 0 }));
+    between.push(Some(Op::ShortTurn { decisions: 1 }));
     let by = Interruption::Timer;
     between.extend([0, 1, 2].map(|reads| Some(Op::Interrupt { reads, by })));
     let mut moments = Vec::new();

@@ -356,6 +356,7 @@ fn of_several() -> impl Strategy<Value = Op> {
         1 => Just(Op::Multi),
         2 => Just(Op::Exec),
         2 => (1usize..4).prop_map(|decisions| Op::Tick { decisions }),
+        2 => (0usize..3).prop_map(|decisions| Op::ShortTurn { decisions }),
         2 => interrupt(),
     ]
 }
@@ -429,6 +430,7 @@ fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
         5 => belongs_to_a_session(),
         1 => interrupt(),
         1 => (1usize..4).prop_map(|decisions| Op::Tick { decisions }),
+        1 => (0usize..3).prop_map(|decisions| Op::ShortTurn { decisions }),
         1 => (0usize..2).prop_map(|lock| Op::Break { lock }),
         1 => (0usize..2, owner()).prop_map(|(lock, owner)| Op::Cancel { lock, owner }),
         // Every hold of the locks is looked at as well.
@@ -512,6 +514,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Op::Multi),
         3 => Just(Op::Exec),
         1 => (1usize..4).prop_map(|decisions| Op::Tick { decisions }),
+        1 => (0usize..3).prop_map(|decisions| Op::ShortTurn { decisions }),
         1 => interrupt(),
     ]
 }

@@ -742,9 +742,16 @@ impl Twin {
     pub(super) fn pass_on(&mut self, place: &Place, held_as: Mode, now: Now) {
         self.published.push((place.clone(), held_as));
         self.changed.push((place.clone(), None));
-        if self.is_for_one_lock(place) {
+        if self.is_for_one_lock(place) && !self.first_is_ending(place) {
             self.grant_first(place, now);
         }
+    }
+
+    /// Whether a hold of the first in the queue must end before it can be granted.
+    fn first_is_ending(&self, place: &Place) -> bool {
+        let first = self.line(place).first();
+        let mut endings = self.life.endings.iter();
+        endings.any(|of| of.place == *place && first.is_some_and(|first| first.owner == of.owner))
     }
 
     /// Somebody finds the lock free: who had it has lost it, and who is first in line has it.

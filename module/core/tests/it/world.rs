@@ -149,6 +149,10 @@ pub(crate) enum Op {
     Tick {
         decisions: usize,
     },
+    /// The next command has so little time for what is not its own.
+    ShortTurn {
+        decisions: usize,
+    },
     /// After so many more reads something comes between what is read next and what is decided by
     /// it: another module called us while a key was being opened.
     Interrupt {
@@ -258,9 +262,23 @@ pub(crate) struct Timer {
     pub(crate) is_part: bool,
     /// Whether it has left something to do.
     pub(crate) is_cut_short: bool,
+    /// How much the next command's turn decides about others.
+    pub(crate) next_turn: Option<usize>,
 }
 
 impl Timer {
+    /// The turn of a command.
+    pub(crate) fn turn_of<'a>(&mut self, command: Command<'a>, db: i32) -> Turn<'a> {
+        let turn = Turn::of(command, db, WAITERS_MAX);
+        match self.next_turn.take() {
+            None => turn,
+            Some(decisions) => {
+                self.is_cut_short = true;
+                turn.with_budget(decisions)
+            }
+        }
+    }
+
     /// What comes after this read, if something does.
     pub(crate) fn comes_between(&mut self) -> Option<Interruption> {
         let (reads, by) = self.comes_after.take()?;
@@ -512,6 +530,7 @@ impl World {
             Op::Multi => self.in_multi = true,
             Op::Exec => self.in_multi = false,
             Op::Tick { decisions } => self.tick(decisions)?,
+            Op::ShortTurn { decisions } => self.timer.next_turn = Some(decisions),
             Op::Interrupt { reads, by } => self.timer.comes_after = Some((reads, by)),
             _ => {}
         }
@@ -531,7 +550,7 @@ impl World {
             once: asked.once,
         };
         let command = Command::Acquire(&request);
-        let mut turn = Turn::of(command, place.0, WAITERS_MAX);
+        let mut turn = self.timer.turn_of(command, place.0);
         let of_twin = self.drive(&mut turn, Some((command, place.0)), |world, decided| {
             world.twin.is_found = is_deadlock(decided);
             if decided.is_ok() {
@@ -606,7 +625,7 @@ impl World {
             if !self.read_and_decide(turn, &task, command, &places, &owner, &mut effects)? {
                 continue;
             }
-            self.all_has_ended(purpose, &places)?;
+            self.all_has_ended(purpose, &places, &owner)?;
             let is_refused = purpose == Purpose::Command && matches!(turn.decided(), Some(Err(_)));
             if is_refused && !effects.is_empty() {
                 return Err(format!("refused, and yet {effects:?}"));
@@ -671,8 +690,14 @@ impl World {
     }
 
     /// Nobody is granted at a lock, and no command is decided there, while a hold is still to end
-    /// at it; of several locks, at any of them.
-    fn all_has_ended(&self, purpose: Purpose, places: &[Place]) -> Result<(), String> {
+    /// at it; of several locks, at any of them. In a turn that is cut short a command may come before
+    /// the end of others' holds.
+    fn all_has_ended(
+        &self,
+        purpose: Purpose,
+        places: &[Place],
+        owner: &[u8],
+    ) -> Result<(), String> {
         let is_at_once = matches!(
             purpose,
             Purpose::Command
@@ -681,7 +706,10 @@ impl World {
                 | Purpose::CheckHold(_)
         );
         let mut endings = self.twin.life.endings.iter();
-        match endings.find(|of| places.contains(&of.place)) {
+        let is_others = |of: &crate::life::TwinEnding| {
+            purpose == Purpose::Command && self.timer.is_cut_short && of.owner != owner
+        };
+        match endings.find(|of| places.contains(&of.place) && !is_others(of)) {
             Some(left) if is_at_once => Err(format!("{purpose:?}, and before it ends {left:?}")),
             _ => Ok(()),
         }
@@ -798,7 +826,7 @@ impl World {
         place: &Place,
         twin: impl FnOnce(&mut Twin, Now) -> Reply,
     ) -> Result<(Reply, Reply), String> {
-        let mut turn = Turn::of(command, place.0, WAITERS_MAX);
+        let mut turn = self.timer.turn_of(command, place.0);
         let of_twin = self.drive(&mut turn, Some((command, place.0)), |world, _| {
             twin(&mut world.twin, world.clock.now)
         })?;

@@ -111,6 +111,8 @@ impl World {
                 self.read(owner, ReadDepth::Whole, Reading::All),
                 self.read(owner, ReadDepth::Whole, Reading::Short),
                 self.read(owner, ReadDepth::Brief, Reading::All),
+                self.read(owner, ReadDepth::OthersBrief, Reading::Short),
+                self.read(owner, ReadDepth::WholeUnlessOutlived, Reading::Short),
             ];
             for stored in looks {
                 let is_other = stored == Stored::OtherType;

@@ -320,21 +320,20 @@ impl Keyspace {
             .filter(|(of, _)| of != owner)
             .map(|(_, reader)| reader.ends_at)
             .max();
+        let is_short = how == Reading::Short && self.mode(name) == Some(b"read");
+        let own = self.reader(name, owner);
+        let is_outlived = is_short && own.is_some_and(|own| own.ends_at < key_end);
         match look {
             ReadDepth::Own => return None,
-            ReadDepth::Brief => return longest.map(|_| key_end),
-            ReadDepth::Whole => {}
+            ReadDepth::Brief | ReadDepth::OthersBrief => return longest.map(|_| key_end),
+            ReadDepth::WholeUnlessOutlived if is_outlived => return longest.map(|_| key_end),
+            ReadDepth::WholeUnlessOutlived | ReadDepth::Whole => {}
         }
-        let is_short = how == Reading::Short && self.mode(name) == Some(b"read");
         let mut others = self.readers(name).into_iter().filter(|(of, _)| of != owner);
         if is_short && others.any(|(_, reader)| reader.ends_at == key_end) {
             return Some(key_end);
         }
-        let is_answered = is_short && self.reader_fields(name).iter().any(|of| of != owner);
-        match self.reader(name, owner) {
-            Some(own) if is_answered && own.ends_at < key_end => Some(key_end),
-            _ => longest,
-        }
+        longest
     }
 
     // --- What the core wants done ----------------------------------------------------------------

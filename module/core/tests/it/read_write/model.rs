@@ -203,6 +203,7 @@ fn ours() -> impl Strategy<Value = Op> {
 fn tick_or_interrupt() -> impl Strategy<Value = Op> {
     prop_oneof![
         1 => (1usize..4).prop_map(|decisions| Op::Tick { decisions }),
+        1 => (0usize..3).prop_map(|decisions| Op::ShortTurn { decisions }),
         1 => interrupt(),
     ]
 }

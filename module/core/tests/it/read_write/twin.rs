@@ -117,6 +117,10 @@ pub(crate) struct Twin {
     /// The locks that this turn freed, or opened to more readers: whoever can have one is to have
     /// it before the turn is over.
     changed: BTreeSet<Vec<u8>>,
+    /// Locks at which holds have ended and more must end: the last sets the key's end right.
+    outlived: BTreeSet<Vec<u8>>,
+    /// Whether the hold that ends is not the last that must end at its lock.
+    others_end_too: bool,
     last_token: i64,
 }
 
@@ -499,9 +503,18 @@ impl Twin {
         self.life.is_to_end(ending)?;
         let TwinEnding { hold, token, whole } = ending;
         let (lock, owner, mode) = hold;
+        self.others_end_too = self.life.endings.iter().any(|of| of.hold.0 == *lock);
+        let outlived = !self.others_end_too && self.outlived.remove(lock);
+        if self.others_end_too {
+            self.outlived.insert(lock.clone());
+        }
         if !self.holds(lock, owner, *mode)
             || !is_same(*mode, *token, self.token(lock, owner, *mode))
         {
+            if outlived && self.mode(lock) == Mode::Read && !self.space.holders(lock).is_empty() {
+                self.shrink(lock, owner);
+            }
+            self.others_end_too = false;
             return Ok(());
         }
         let deletions = self.deletions;
@@ -521,6 +534,7 @@ impl Twin {
         if self.deletions > deletions {
             self.freed.insert(lock.clone());
         }
+        self.others_end_too = false;
         Ok(())
     }
 
@@ -894,9 +908,16 @@ impl Twin {
         self.deletions += 1;
         self.published.push((lock.to_vec(), mode));
         self.changed.insert(lock.to_vec());
-        if !self.line(lock).is_empty() {
+        if !self.line(lock).is_empty() && !self.first_is_ending(lock) {
             self.grant_first(lock, now);
         }
+    }
+
+    /// Whether a hold of the first in the queue must end before it can be granted.
+    fn first_is_ending(&self, lock: &[u8]) -> bool {
+        let first = self.line(lock).first();
+        let mut endings = self.life.endings.iter();
+        endings.any(|of| of.hold.0 == lock && first.is_some_and(|first| first.owner == of.hold.1))
     }
 
     /// Whether others wrote what cannot be: somebody beside a writer, two owners of a plain lock,
@@ -1122,6 +1143,10 @@ impl Twin {
 
     /// The hash's expiry is the end of the longest live hold; a writer's hold is the hash's.
     fn shrink(&mut self, lock: &[u8], owner: &[u8]) {
+        let readers = self.space.readers(lock);
+        if self.others_end_too && readers.iter().any(|(of, _)| of != owner) {
+            return;
+        }
         let ends = self.ends_known_to(lock, owner);
         let longest = ends.iter().copied().filter(|end| *end != NEVER).max();
         let present = self.space.get(lock).unwrap().ends_at;

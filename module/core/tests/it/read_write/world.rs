@@ -107,6 +107,10 @@ pub(crate) enum Op {
     Tick {
         decisions: usize,
     },
+    /// The next command has so little time for what is not its own.
+    ShortTurn {
+        decisions: usize,
+    },
     /// After so many more reads something comes between what is read next and what is decided by
     /// it: another module called us while a key was being opened.
     Interrupt {
@@ -381,6 +385,7 @@ impl World {
             Op::Multi => self.in_multi = true,
             Op::Exec => self.in_multi = false,
             Op::Tick { decisions } => self.tick(*decisions)?,
+            Op::ShortTurn { decisions } => self.timer.next_turn = Some(*decisions),
             Op::Interrupt { reads, by } => self.timer.comes_after = Some((*reads, *by)),
             _ => {}
         }
@@ -423,7 +428,7 @@ impl World {
             if !self.read_and_decide(turn, &task, command, &lock, &owner, &mut effects)? {
                 continue;
             }
-            self.all_has_ended(purpose, &lock)?;
+            self.all_has_ended(purpose, &lock, &owner)?;
             let is_refused = purpose == Purpose::Command && matches!(turn.decided(), Some(Err(_)));
             if is_refused && !effects.is_empty() {
                 return Err(format!("refused, and yet {effects:?}"));
@@ -484,14 +489,17 @@ impl World {
     }
 
     /// Nobody is granted at a lock, and no command is decided there, while a hold is still to end
-    /// at it.
-    fn all_has_ended(&self, purpose: Purpose, lock: &[u8]) -> Result<(), String> {
+    /// at it. In a turn that is cut short a command may come before the end of others' holds.
+    fn all_has_ended(&self, purpose: Purpose, lock: &[u8], owner: &[u8]) -> Result<(), String> {
         let is_at_once = matches!(
             purpose,
             Purpose::Command | Purpose::Reconcile(_) | Purpose::CheckHold(_)
         );
         let mut endings = self.twin.life.endings.iter();
-        match endings.find(|of| of.hold.0 == lock) {
+        let is_others = |of: &super::life::TwinEnding| {
+            purpose == Purpose::Command && self.timer.is_cut_short && of.hold.1 != owner
+        };
+        match endings.find(|of| of.hold.0 == lock && !is_others(of)) {
             Some(left) if is_at_once => Err(format!("{purpose:?}, and before it ends {left:?}")),
             _ => Ok(()),
         }
@@ -558,7 +566,7 @@ impl World {
             once: asked.once,
         };
         let command = Command::Acquire(&request);
-        let mut turn = Turn::of(command, 0, WAITERS_MAX);
+        let mut turn = self.timer.turn_of(command, 0);
         let of_twin = self.drive(&mut turn, Some(command), |twin, decided, now| {
             twin.is_found = matches!(decided, Err(CommandError::Deadlock(_)));
             twin.acquire(lock, asked, now)
@@ -613,7 +621,7 @@ impl World {
         command: Command<'_>,
         twin: impl FnOnce(&mut Twin, Now) -> Reply,
     ) -> Result<(Reply, Reply), String> {
-        let mut turn = Turn::of(command, 0, WAITERS_MAX);
+        let mut turn = self.timer.turn_of(command, 0);
         let of_twin = self.drive(&mut turn, Some(command), |of, _, now| twin(of, now))?;
         let of_core = match turn.outcome() {
             Ok(Outcome::Left(left)) => left.map_or(Reply::Null, Reply::Number),

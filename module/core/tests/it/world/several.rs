@@ -5,7 +5,7 @@ use crate::keyspace::Place;
 use crate::life::Name;
 use crate::twin::{Asked, Reply, Twin, Waits};
 use rlock_core::request::{MultiAcquire, MultiRelease, MultiRenew};
-use rlock_core::{Command, Now, Turn};
+use rlock_core::{Command, Now};
 
 impl World {
     pub(super) fn happen_to_several(&mut self, op: &Op) -> Result<(Reply, Reply), String> {
@@ -69,7 +69,7 @@ impl World {
             .map_err(|refusal| format!("{args:?}: {refusal}"))?;
         request.session = asked.session.map(|name| self.session(name));
         let (command, db) = (Command::MultiAcquire(&request), places[0].0);
-        let mut turn = Turn::of(command, db, WAITERS_MAX);
+        let mut turn = self.timer.turn_of(command, db);
         let of_twin = self.drive(&mut turn, Some((command, db)), |world, decided| {
             world.twin.is_found = is_deadlock(decided);
             world.twin.acquire_several(places, asked, world.clock.now)
@@ -116,7 +116,7 @@ impl World {
         db: i32,
         twin: impl FnOnce(&mut Twin, Now) -> Reply,
     ) -> Result<(Reply, Reply), String> {
-        let mut turn = Turn::of(command, db, WAITERS_MAX);
+        let mut turn = self.timer.turn_of(command, db);
         let of_twin = self.drive(&mut turn, Some((command, db)), |world, _| {
             twin(&mut world.twin, world.clock.now)
         })?;
