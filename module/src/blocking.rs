@@ -1,9 +1,9 @@
 //! Clients that the server keeps waiting for us: for a lock, or for a session's events.
 //!
-//! Such a client can go away at any moment, also in the turn of the event loop in which it is
-//! unblocked: a lock may be written in its name by then, but it never hears so. Each way to go ends
-//! in one of the callbacks below, and each of them asks what the client was: one that still waits
-//! for a lock leaves the line, one whose grant is on its way gives it back.
+//! Such a client can disconnect at any moment, also in the turn of the event loop in which it is
+//! unblocked: its grant may be written by then, and it is never told. Each way to leave ends in one
+//! of the callbacks below, and each of them asks what the client waited for: a waiter leaves the
+//! queue, and a grant that is not delivered yet is given back.
 
 use crate::ffi::{self, Blocking, Ctx, Handle, OwnedStr};
 use crate::keys::{Access, OpenLock};
@@ -11,8 +11,8 @@ use crate::state::{self, Blocked, Granted, Listening};
 use crate::{clock, pump, reply};
 use rlock_core::{BlockedClient, CommandError, Joined, Wait, WaitOutcome};
 
-/// Blocks the client of a command that must wait, which `join` puts in line. False if it cannot be
-/// blocked.
+/// Blocks the client of a command that must wait, which `join` puts in the queue. False if it
+/// cannot be blocked.
 pub(crate) fn wait(ctx: Ctx<'_>, join: impl FnOnce(BlockedClient) -> Option<Joined>) -> bool {
     let Some(handle) = ffi::block::<Clients>(ctx) else {
         return false;

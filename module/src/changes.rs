@@ -1,5 +1,5 @@
-//! Changes that others make: to keys, and to the server as a whole. Nothing is written here; lines
-//! are marked, and the pump looks at them when it is safe to.
+//! Changes that others make: to keys, and to the server as a whole. Nothing is written here: locks
+//! are marked dirty, and the timer looks at them when the server allows writes.
 
 use crate::ffi::{self, Ctx, KeyEvents, ServerEvent, ServerEvents};
 use crate::pump::Armed;
@@ -7,7 +7,7 @@ use crate::{clock, config, effects, pump, state};
 use rlock_core::{LockRef, Now};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Hears of changed keys from now on. Called when somebody waits, or there is a session.
+/// Listens to changed keys from now on. Called when a client waits, or there is a session.
 pub(crate) fn listen(ctx: Ctx<'_>) {
     let heard_before = state::with(|state| std::mem::replace(&mut state.hears_key_events, true));
     if !heard_before {
@@ -18,7 +18,7 @@ pub(crate) fn listen(ctx: Ctx<'_>) {
     }
 }
 
-/// Hears of clients that go, from now on. Called when there is a session.
+/// Listens to clients that disconnect, from now on. Called when there is a session.
 pub(crate) fn follow_clients(ctx: Ctx<'_>) {
     let heard_before = state::with(|state| std::mem::replace(&mut state.hears_client_events, true));
     if !heard_before {
@@ -26,7 +26,7 @@ pub(crate) fn follow_clients(ctx: Ctx<'_>) {
     }
 }
 
-/// Hears of the server's changes from now on.
+/// Listens to the server's changes from now on.
 pub(crate) fn follow_server(ctx: Ctx<'_>) {
     ffi::subscribe_to_server_events::<Changes>(ctx);
     ffi::count_expired_keys(ctx);
@@ -39,10 +39,10 @@ pub(crate) fn start_tokens() {
     state::with(|state| state.locks.start_tokens(now, guard_ms));
 }
 
-/// The server's timers follow the wall clock, and so do leases: after it was set back timers come
-/// late by as much, and after it was set forwards leases are over sooner than timers say. Then all
-/// is looked at, and the timer set anew. So it is when the timer is overdue by our own clock: it
-/// was armed while the other was wrong, and that is right again since before this tick.
+/// The server's timers and the leases follow the wall clock. After it was set back, timers come
+/// late by as much; after it was set forwards, leases end sooner than timers say. Then all queues
+/// are looked at and the timer is set anew. So they are when the timer is overdue by the monotonic
+/// clock: it was armed while the wall clock was wrong, and that was set right before this tick.
 fn tick(ctx: Ctx<'_>) {
     let now = clock::now();
     let ahead_ms = wall_ahead_ms(now);
@@ -67,7 +67,7 @@ fn wall_ahead_ms(now: Now) -> i64 {
     now.wall_ms().saturating_sub(now.mono_ms)
 }
 
-/// A clock that is set by less than this makes nothing late that matters.
+/// A clock that is set by less than this delays nothing that matters.
 const STEP_MS: u64 = 20;
 
 /// A server that is busy runs its timers late, too, but not by this much.

@@ -1,4 +1,4 @@
-//! Where a key is served that is not served here.
+//! Which node serves a key that is not served here.
 
 use crate::ffi::{Ctx, ServerLocked};
 use crate::state;
@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::rc::Rc;
 
-/// The error that sends a client to the node which serves the key; none while nobody knows it. It
-/// is what the server itself would answer.
+/// The error that sends a client to the node which serves the key, as the server itself would
+/// answer it; none while that node is unknown.
 ///
 /// While a slot is on its way this names the node that still owns it: that node sends clients on
 /// (`ASK`) for keys that have left.
@@ -24,7 +24,7 @@ pub(crate) fn redirection(ctx: Ctx<'_>, key: &[u8]) -> Option<CommandError> {
     })
 }
 
-/// Forgets who owns which slots: the timer's work, in which it was asked once, is done.
+/// Forgets which node owns which slots, when the timer's work is done for which it was asked once.
 pub(crate) fn forget_owners() {
     OWNERS.with(|owners| *owners = None);
 }

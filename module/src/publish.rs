@@ -6,8 +6,8 @@ use crate::ffi::{Ctx, Key, KeyType, OwnedStr};
 use crate::state::Words;
 use rlock_core::{Mode, names};
 
-/// Tells whoever listens that a lock was released which was held in this mode. If it is free now,
-/// the first in the queue of Redisson's fair lock hears of it as well.
+/// Publishes that a lock was released which was held in this mode. If it is free now, this wakes
+/// the first in the queue of Redisson's fair lock as well.
 pub(crate) fn unlocked(ctx: Ctx<'_>, name: &[u8], held_as: Mode, is_free: bool, words: &Words) {
     let Some(to) = Channels::new(ctx) else { return };
     let (channel, message) = match held_as {
@@ -26,8 +26,8 @@ pub(crate) fn unlocked(ctx: Ctx<'_>, name: &[u8], held_as: Mode, is_free: bool, 
     }
 }
 
-/// Who is next in the queue of Redisson's fair lock, and alive as far as its own rule can tell: it
-/// is not past its time. It takes the lock and leaves the queue by itself when it is woken.
+/// The next waiter in the queue of Redisson's fair lock that is alive by Redisson's own rule: it is
+/// not past its time. It takes the lock and leaves the queue by itself when it is woken.
 fn first_of_fair_queue(ctx: Ctx<'_>, name: &[u8]) -> Option<OwnedStr> {
     let queue = OwnedStr::concat(&names::fair_queue(name));
     let queue = Key::open_to_peek(ctx, queue.as_str());
@@ -49,7 +49,7 @@ fn first_of_fair_queue(ctx: Ctx<'_>, name: &[u8]) -> Option<OwnedStr> {
         .find(|waiter| !is_over(waiter))
 }
 
-/// Of a queue with more dead in front nobody is woken by us: Redisson's own clients see to it.
+/// With more dead waiters in front, none is woken by us: Redisson's own clients remove them.
 const FAIR_QUEUE_LOOKED_AT_MAX: i64 = 1000;
 
 /// Milliseconds since 1970 as a sorted set has them.

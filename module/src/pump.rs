@@ -77,8 +77,8 @@ impl Timers for Pump {
     }
 }
 
-/// While it lives, nothing arms the timer. It ends with the work, however that ends: a timer that
-/// is never armed again would leave every waiter standing.
+/// While it lives, nothing arms the timer. It ends with the work, however that ends: if the timer
+/// were never armed again, no waiter would be granted or timed out.
 struct AtWork;
 
 impl AtWork {
@@ -114,7 +114,7 @@ fn run(ctx: Ctx<'_>) -> Option<Retry> {
         state::with(|state| state.locks.forget_what_is_due());
         return None;
     }
-    // What commands may not write, a grant may not either: it would be on no disk and no replica,
+    // While commands may not write, a grant may not either: it would be on no disk and no replica,
     // for as long as the server is in trouble.
     if ffi::writes_are_paused() || ctx.writes_are_denied() {
         return Some(Retry);

@@ -16,7 +16,7 @@ pub(crate) fn not_acquired(ctx: Ctx<'_>, ttl_ms: i64) {
     pair(ctx, 0, ttl_ms);
 }
 
-/// `[-1, position]`: in line for the session.
+/// `[-1, position]`: in the queue for the session.
 pub(crate) fn queued(ctx: Ctx<'_>, position: i64) {
     pair(ctx, -1, position);
 }
@@ -177,12 +177,12 @@ fn name_of(mode: Mode) -> &'static [u8] {
 }
 
 /// The array of RLOCK.LIST.
-pub(crate) fn lines(ctx: Ctx<'_>, lines: &[QueueView]) {
-    ctx.reply_array(lines.len());
-    for line in lines {
+pub(crate) fn queues(ctx: Ctx<'_>, queues: &[QueueView]) {
+    ctx.reply_array(queues.len());
+    for queue in queues {
         ctx.reply_array(3);
-        ctx.reply_bytes(&line.name);
-        ctx.reply_integer(line.waiters.into());
-        ctx.reply_integer(line.longest_wait_ms);
+        ctx.reply_bytes(&queue.name);
+        ctx.reply_integer(queue.waiters.into());
+        ctx.reply_integer(queue.longest_wait_ms);
     }
 }

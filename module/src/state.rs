@@ -28,7 +28,7 @@ pub(crate) fn clear() {
 )]
 #[derive(Default)]
 pub(crate) struct State {
-    /// Who waits for what, and the last token.
+    /// Queues, sessions, and the last token.
     pub(crate) locks: Locks,
     /// The clients that the server keeps waiting for us.
     pub(crate) blocked: HashMap<Handle, Blocked>,
@@ -41,9 +41,9 @@ pub(crate) struct State {
     pub(crate) wall_ahead_ms: Option<i64>,
     /// Whether the timer is at work.
     pub(crate) pumping: bool,
-    /// Whether we hear of keys that others change.
+    /// Whether we listen to changed keys.
     pub(crate) hears_key_events: bool,
-    /// Whether we hear of clients that go.
+    /// Whether we listen to clients that disconnect.
     pub(crate) hears_client_events: bool,
     /// The key of the event that we are about to emit ourselves: where its bytes are.
     pub(crate) own_event: Option<usize>,
@@ -81,11 +81,11 @@ impl Default for Words {
 
 /// A client that the server keeps waiting for us.
 pub(crate) enum Blocked {
-    /// It stands in line.
+    /// It waits in the queue.
     Waiting(WaiterId),
-    /// It was unblocked with the lock, and will hear so in this turn of the event loop.
+    /// It was unblocked with the lock; the reply is sent in this turn of the event loop.
     Granted(Granted),
-    /// It was unblocked without.
+    /// It was unblocked without the lock.
     Dismissed(WaitOutcome),
     /// It waits for a session's events.
     Listening(Listening),
@@ -93,7 +93,7 @@ pub(crate) enum Blocked {
     Woken(Listening),
     /// It was unblocked: another client listens to the session now.
     TakenOver,
-    /// It went away, or has had its reply: only its record is still there.
+    /// It disconnected, or has had its reply: only its record is still there.
     Gone,
 }
 
@@ -112,7 +112,7 @@ pub(crate) struct Granted {
     pub(crate) owner: Rc<[u8]>,
     pub(crate) count: i64,
     pub(crate) grant: Grant,
-    /// The owner has heard by another way that it holds the lock: it must not be taken back.
+    /// The owner was told in another way that it holds the lock: it must not be taken back.
     pub(crate) confirmed: bool,
 }
 
@@ -155,7 +155,7 @@ impl Undelivered {
 }
 
 impl State {
-    /// We are about to emit an event of this key. Whether we would hear of it.
+    /// We are about to emit an event of this key. Whether we listen to such events.
     pub(crate) fn begin_own_event(&mut self, key: &[u8]) -> bool {
         self.own_event = self.hears_key_events.then(|| key.as_ptr().addr());
         self.own_event.is_some()
@@ -178,7 +178,7 @@ impl State {
         self.sweeps.insert(lock, scan);
     }
 
-    /// What a client is, now that the server calls for it. From here on it is gone.
+    /// What a client waits for, when the server calls us about it for the last time.
     pub(crate) fn told(&mut self, client: Handle) -> Option<Blocked> {
         let told = self
             .blocked

@@ -1,5 +1,5 @@
 //! What must be true of every history, whatever was done to the servers: one file a promise, each
-//! a pure function from a history to what is wrong with it.
+//! a pure function from a history to its violations.
 //!
 //! No answer is never taken for "no". What a checker builds on is what a history proves, and
 //! `holds.rs` says what that is.
@@ -31,7 +31,7 @@ impl Violation {
     }
 }
 
-/// Finds what is wrong with a history.
+/// Finds the violations of a history.
 pub(crate) type Checker = fn(&History) -> Vec<Violation>;
 
 pub(crate) const ALL: [(&str, Checker); 7] = [

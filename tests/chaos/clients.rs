@@ -201,7 +201,7 @@ fn a_process() {
         let mut word = String::new();
         let heard = std::io::stdin().read_line(&mut word).unwrap_or(0);
         if heard == 0 {
-            // Whoever started us is gone, and so are we.
+            // The parent process has ended, so this one ends too.
             std::process::exit(1);
         }
         listening.is_over.store(true, Ordering::SeqCst);
@@ -262,12 +262,12 @@ impl Life {
         }
     }
 
-    /// An owner nobody has been before.
+    /// An owner that was not used before.
     fn owner(&self) -> String {
         format!("{}-{}", self.name, self.number())
     }
 
-    /// Writes down what is being asked, and returns the number by which to tell the answer.
+    /// Writes a request down, and returns the number under which its reply is written.
     fn ask(&self, what: impl Display) -> String {
         let id = format!("{}.{}", self.name, self.number());
         println!("| ask {id} {} {what}", now());
@@ -285,7 +285,7 @@ impl Life {
         println!("| closed {} {}", now(), self.name);
     }
 
-    /// Something that others wait to hear, and that is no part of a history.
+    /// Something that other processes wait for, and that is no part of a history.
     fn says(&self, word: &str) {
         println!("| says {} {} {word}", now(), self.name);
     }

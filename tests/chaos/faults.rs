@@ -317,7 +317,7 @@ impl Kind {
     }
 
     /// What the sentinels make of a primary that is dead, or silent, or that they are told to
-    /// replace. The clients hear of it when the sentinels agree.
+    /// replace. The clients learn of it when the sentinels agree.
     fn strike_the_watched(self, world: &mut World, random: &mut Random) {
         world.watch.look_at(None);
         let sentinels = world.sentinels.as_ref().expect("sentinels");
@@ -494,7 +494,7 @@ fn fail_over(world: &mut World) {
     world.await_replica();
 }
 
-/// In no order: what the replica has not heard of is lost.
+/// In no order: what the replica does not have is lost.
 fn promote(world: &mut World) {
     world.watch.look_at(None);
     world.servers[0].kill();

@@ -5,7 +5,7 @@
 //! ask     ID TIME OWNER LOCK,… MODE TIE acquire LEASE-MS none|block|queue|guard
 //! ask     ID TIME OWNER LOCK,… MODE TIE renew LEASE-MS
 //! ask     ID TIME OWNER LOCK,… MODE TIE release
-//! queued  ID TIME                              in line, and told so
+//! queued  ID TIME                              in the queue, and told so
 //! told    ID TIME held COUNT TOKEN [OWNER]     nothing told: nobody knows
 //! told    ID TIME entered TOKEN                several locks: those that the owner held are
 //!                                              entered again and keep their tokens, the
@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Microseconds on a clock that nobody sets.
+/// Microseconds on a monotonic clock.
 pub(crate) type Time = u64;
 
 pub(crate) const MS: Time = 1000;
@@ -61,7 +61,7 @@ pub(crate) enum Wait {
     None,
     Block,
     Queue,
-    /// However the client crate waits: it may have to line up anew.
+    /// However the client crate waits: it may have to queue again.
     Guard,
 }
 
@@ -95,7 +95,7 @@ pub(crate) struct Operation {
     pub(crate) of_session: bool,
     pub(crate) ask: Ask,
     pub(crate) asked: Time,
-    /// When it was told that it is in line.
+    /// When it was told that it is in the queue.
     pub(crate) queued: Option<Time>,
     /// `None`: it may or may not have been done.
     pub(crate) told: Option<(Time, Told)>,
@@ -116,7 +116,7 @@ pub(crate) struct Sample {
     pub(crate) told: Time,
     pub(crate) lock: String,
     pub(crate) holders: Vec<Holder>,
-    /// Owner and mode of those in line.
+    /// Owner and mode of each waiter.
     pub(crate) queue: Vec<(String, Mode)>,
 }
 
@@ -380,7 +380,7 @@ fn a_break_lasts_until_its_answer_or_for_a_while() {
 }
 
 #[test]
-fn what_befalls_a_process_befalls_its_sessions_and_no_other_process() {
+fn a_fault_of_a_process_concerns_its_sessions_only() {
     assert!(is_part_of("9", "9") && is_part_of("9_1", "9") && is_part_of("9_1", "9_1"));
     assert!(!is_part_of("9", "9_1") && !is_part_of("91", "9") && !is_part_of("9_12", "9_1"));
 }

@@ -111,7 +111,7 @@ fn stop_one_inside(processes: &[Process], record: &Mutex<Vec<String>>) -> bool {
     eventually("another one adds something", || {
         find(stopped, &|words| words[3] == "added" && words[2] != name)
     });
-    // All that it had said by then has been heard in that time.
+    // All that it had written by then has been read in that time.
     let is_through = |words: &[&str]| words[2] == name && ["added", "refused"].contains(&words[3]);
     let in_time = find(first, &is_through).is_none();
     process.signal(Signal::CONT);

@@ -90,7 +90,7 @@ fn watch(server: SocketAddr, shared: &Shared, record: &Mutex<Vec<String>>) -> io
         if replies.iter().any(Reply::is_error) {
             return Ok(());
         }
-        // Held until it is written down, so that whoever changes it knows what was seen before.
+        // Held until the look is written down, so that a fault that changes it is written after it.
         let server_now = shared.server.lock().expect("an address");
         if *server_now != Some(server) {
             return Ok(());

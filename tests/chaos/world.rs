@@ -128,7 +128,7 @@ impl World {
         self.watch.look_at(Some(address));
     }
 
-    /// A machine under much load can make the sentinels replace a primary that nobody has touched.
+    /// On a busy machine the sentinels can replace a primary that had no fault.
     /// Then that happened at some time since they were last asked, and what the old one said since
     /// is not what is true.
     pub(crate) fn follow_sentinels(&mut self) {
@@ -274,7 +274,7 @@ fn server() -> Builder {
         .config("cluster-allow-replica-migration no")
 }
 
-/// What a server still knows of clients that are gone.
+/// What a server still knows of clients that have ended.
 fn remains(operator: &mut Conn) -> Vec<String> {
     let mut remains = Vec::new();
     let keys = operator.run("KEYS *").texts();

@@ -10,7 +10,7 @@ use crate::{KEYS, difference};
 pub(crate) const ALONE: &str = "hand-over to the blocked";
 
 /// All wait for one lock, each for itself.
-pub(crate) const IN_LINE: &str = "hand-over within a line";
+pub(crate) const IN_QUEUE: &str = "hand-over within a queue";
 
 /// The instructions of an ACQUIRE that waits and the RELEASE by which it has the lock.
 pub(crate) fn count_alone(server: &mut Counted) -> u64 {
@@ -33,7 +33,7 @@ pub(crate) fn count_alone(server: &mut Counted) -> u64 {
 }
 
 /// The same, where each RELEASE is by the one before.
-pub(crate) fn count_in_line(server: &mut Counted) -> u64 {
+pub(crate) fn count_in_queue(server: &mut Counted) -> u64 {
     let key = "lock";
     let owners: Vec<String> = (0..KEYS).map(|number| format!("{OWNER}{number}")).collect();
     let mut waiters = connect(server);
@@ -41,7 +41,7 @@ pub(crate) fn count_in_line(server: &mut Counted) -> u64 {
     server.run(&[acquire(key, &holds, "", "[1, _]")]);
 
     let cost = difference(server, KEYS, |server| {
-        // The last of the line holds it, and waits no more: another is in its place.
+        // The last of the queue holds it, and waits no more: another is in its place.
         let waits = |owner: &String| if *owner == holds { OTHER } else { owner }.to_owned();
         let waits: Vec<String> = owners.iter().map(waits).collect();
         let blocked: Vec<Step> = waits
@@ -53,7 +53,7 @@ pub(crate) fn count_in_line(server: &mut Counted) -> u64 {
         hand_over(server, &mut waiters, &blocked, &released);
         holds.clone_from(&waits[KEYS - 1]);
     });
-    server.keep_profile(IN_LINE);
+    server.keep_profile(IN_QUEUE);
     server.run(&[release(key, &holds, "", "0")]);
     cost
 }

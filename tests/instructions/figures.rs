@@ -90,7 +90,7 @@ impl Figures {
         ExitCode::SUCCESS
     }
 
-    /// Whether the server differs in what is not ours.
+    /// Whether it is another build of the server.
     fn is_other_server(&self, kept: &Self) -> bool {
         let [now, before] = [self, kept].map(|figures| figures.find(YARDSTICK).unwrap_or(0) as f64);
         self.server != kept.server || (now / before - 1.0).abs() * 100.0 > TOLERANCE

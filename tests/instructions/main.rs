@@ -43,7 +43,7 @@ fn main() -> ExitCode {
         counted.add(operation.name, count(&mut server, &operation));
     }
     counted.add(blocked::ALONE, blocked::count_alone(&mut server));
-    counted.add(blocked::IN_LINE, blocked::count_in_line(&mut server));
+    counted.add(blocked::IN_QUEUE, blocked::count_in_queue(&mut server));
 
     println!("profiles, for callgrind_annotate: {}\n", folder.display());
     if accept {

@@ -19,7 +19,7 @@ pub(crate) struct Step {
 /// The steps for one key.
 type Steps = Box<dyn Fn(&str) -> Vec<Step>>;
 
-/// Something to be counted, on keys that nobody else wants.
+/// An operation to be counted, on uncontended keys.
 pub(crate) struct Operation {
     pub(crate) name: &'static str,
     /// Sent before it is counted.
@@ -65,7 +65,8 @@ pub(crate) fn all(scripts: Scripts) -> Vec<Operation> {
         of_held("ACQUIRE refused", |key| {
             vec![acquire(key, OTHER, "", "[0, _]")]
         }),
-        // From here on there is a session, and with it we hear of changed keys: each costs more.
+        // From here on there is a session, and with it the module listens to changed keys: each
+        // costs more.
         Operation {
             before: Box::new(|_| vec![step(format!("RLOCK.EVENTS {SESSION}"), "[]")]),
             ..operation("ACQUIRE SESSION + RELEASE", |key| {

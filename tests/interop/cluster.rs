@@ -78,7 +78,7 @@ async fn counters_on_every_node_of_a_cluster_lose_no_update() {
     }
 }
 
-/// Redisson has subscribed to the sharded channel alone, so that is the message it hears.
+/// Redisson has subscribed to the sharded channel alone, so it gets only that message.
 #[test]
 fn it_is_the_sharded_message_that_wakes_java() {
     let cluster = halves();
@@ -126,7 +126,7 @@ fn wake_ups_go_both_ways_on_every_node_of_a_cluster() {
             assert_eq!(answer.text, "ok");
             java_wakes.add(freed, answer.ended);
 
-            let mut waiter = node.wait_in_line(&name, "ours");
+            let mut waiter = node.wait_in_queue(&name, "ours");
             java.tell(&format!("lock {name} unlock"));
             waiter.read().held();
             let woken = Instant::now();

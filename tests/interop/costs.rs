@@ -22,7 +22,7 @@ struct Cost {
 }
 
 #[test]
-fn a_line_of_ours_costs_two_commands_a_waiter() {
+fn a_queue_of_ours_costs_two_commands_a_waiter() {
     let costs = [
         redisson("lock", "Redisson's RLock"),
         redisson("fair", "Redisson's fair lock"),
@@ -88,7 +88,7 @@ fn ours() -> Cost {
         .map(|number| {
             (
                 format!("w{number}"),
-                server.wait_in_line("k", &format!("w{number}")),
+                server.wait_in_queue("k", &format!("w{number}")),
             )
         })
         .collect();

@@ -26,7 +26,7 @@ fn the_module_comes_and_goes_while_java_works() {
     let owners = [redisson.owner(), redisson.owner()];
     for owner in &owners {
         owner.tell(&format!("lock k rounds {ROUNDS} 1000"));
-        // Told now, done when the module may be gone again.
+        // Asked for now; it is done when the module may be unloaded again.
         owner.tell("lock k rounds 50 1000");
     }
     until("Java is at work", || server.run("LLEN rounds:k").int() > 50);
@@ -68,7 +68,7 @@ fn what_java_holds_is_respected_when_the_module_comes() {
     java.does("lock k lock");
     java.does("lock k lock");
     load_module(&server);
-    let mut waiter = server.wait_in_line("k", "ours");
+    let mut waiter = server.wait_in_queue("k", "ours");
     java.does("lock k unlock");
     waiter.expect_nothing_yet();
     java.does("lock k unlock");
@@ -92,7 +92,7 @@ fn the_module_is_loaded_on_replicas_first_and_is_there_when_one_is_promoted() {
             server.run("RLOCK.INFO k").get("owner") == &java.id()
         });
     }
-    let mut waiter = pair.primary.wait_in_line("k", "ours");
+    let mut waiter = pair.primary.wait_in_queue("k", "ours");
     java.does("lock k unlock");
     let (_, token) = waiter.read().held();
     pair.settle();
@@ -118,7 +118,7 @@ fn a_replica_that_was_restarted_with_the_module_takes_over_what_java_holds() {
     });
     let redisson = Redisson::of(&pair.replica);
     let java = redisson.owner();
-    let mut waiter = pair.replica.wait_in_line("k", "ours");
+    let mut waiter = pair.replica.wait_in_queue("k", "ours");
     assert_eq!(java.ask("lock k trylock"), "false");
     let mut conn = pair.replica.connect();
     assert_eq!(conn.let_go("k", &holder.id()), 0); // as its process would
@@ -171,7 +171,7 @@ fn the_server_tells_who_of_both_kinds_holds_and_who_waits() {
     let (holder, waiter) = (redisson.owner(), redisson.owner());
     holder.does("lock k lock");
     waiter.waits("lock k lock");
-    let _line = server.wait_in_line("k", "ours");
+    let _line = server.wait_in_queue("k", "ours");
     assert_eq!(server.run("RLOCK.INFO k").get("owner"), &holder.id());
     assert!(holder.id().starts_with(redisson.uuid()));
     // Ours are in the list; of Redisson's, the processes that listen can be counted.
@@ -204,7 +204,7 @@ fn without_messages_java_sleeps_and_with_them_it_wakes() {
     assert_eq!(server.run("CONFIG SET rlock.publish off"), "OK");
     conn.take("k", "ours");
     java.waits("lock k lock");
-    let mut next = server.wait_in_line("k", "next");
+    let mut next = server.wait_in_queue("k", "next");
     assert_eq!(conn.let_go("k", "ours"), 0);
     next.read_within(AT_ONCE).held();
     assert_eq!(next.let_go("k", "next"), 0);

@@ -55,7 +55,7 @@ pub(crate) struct Owner {
     answers: Receiver<Line>,
 }
 
-/// How long what is not meant to wait may take.
+/// How long a call that does not wait may take.
 const SOON: Duration = Duration::from_secs(20);
 
 fn number() -> u64 {
@@ -146,7 +146,7 @@ fn parse(line: &str) -> (&str, Line) {
     (thread, Line { began, ended, text })
 }
 
-/// Gives each answer to whom it is for. One for an owner that has been dropped is nobody's.
+/// Gives each answer to its thread. One for an owner that has been dropped is discarded.
 fn hand_out(output: BufReader<ChildStdout>) {
     for line in output.lines() {
         let line = line.expect("text");

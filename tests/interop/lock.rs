@@ -82,7 +82,7 @@ fn our_waiter_wakes_when_java_unlocks() {
     let mut wake_ups = WakeUps::of("Redisson's unlock() wakes ACQUIRE … BLOCK", &[&server]);
     for _ in 0..50 {
         holder.does("lock k lock");
-        let mut waiter = server.wait_in_line("k", "ours");
+        let mut waiter = server.wait_in_queue("k", "ours");
         holder.tell("lock k unlock");
         waiter.read().held();
         let woken = Instant::now();
@@ -112,7 +112,7 @@ async fn guards_and_java_wake_each_other() {
 
         let lock = ours.lock("k");
         let waiting = tokio::spawn(async move { (lock.lock().await, Instant::now()) });
-        until("we are in line", || server.line("k").len() == 1);
+        until("ours waits", || server.waiting_owners("k").len() == 1);
         java.tell("lock k unlock");
         let (granted, woken) = waiting.await.unwrap();
         guard = granted.unwrap();
@@ -132,11 +132,11 @@ fn java_waiters_behind_ours_wake_when_the_last_of_ours_releases() {
     let waiters = [redisson.owner(), redisson.owner()];
     let mut first = server.connect();
     first.take("k", "first");
-    let mut second = server.wait_in_line("k", "second");
+    let mut second = server.wait_in_queue("k", "second");
     for waiter in &waiters {
         waiter.waits("lock k lock");
     }
-    // Handed over: Java hears of it, finds the lock taken, and sleeps again.
+    // Handed over: Java gets the message, finds the lock taken, and sleeps again.
     assert_eq!(first.let_go("k", "first"), 0);
     second.read().held();
     for waiter in &waiters {
@@ -160,7 +160,7 @@ fn a_java_owner_re_enters_and_we_see_how_often() {
     assert_eq!(info.get("owner"), &java.id());
     assert_eq!(info.get("count"), &2);
     assert!(java.id().starts_with(redisson.uuid()));
-    let mut waiter = server.wait_in_line("k", "ours");
+    let mut waiter = server.wait_in_queue("k", "ours");
     java.does("lock k unlock");
     assert_eq!(java.ask("lock k count"), "1");
     waiter.expect_nothing_yet();
@@ -319,7 +319,7 @@ async fn force_unlock_of_java_tells_our_guard_and_grants_our_next() {
     let redisson = Redisson::of(&server);
     let (java, ours) = (redisson.owner(), client(&server).await);
     let guard = ours.lock("k").lock().await.unwrap();
-    let mut waiter = server.wait_in_line("k", "next");
+    let mut waiter = server.wait_in_queue("k", "next");
     let forced = Instant::now();
     assert_eq!(java.ask("lock k force"), "true");
     waiter.read().held();
@@ -345,12 +345,12 @@ fn break_wakes_java_and_what_it_broke_cannot_be_unlocked() {
 }
 
 #[test]
-fn the_lock_of_a_java_process_that_is_gone_is_ours_when_its_watchdog_falls_silent() {
+fn a_dead_java_processs_lock_is_ours_when_its_lease_is_over() {
     let server = Server::start();
     let watchdog = 4000 * MS;
     let redisson = Redisson::with_watchdog(&server, watchdog);
     redisson.owner().does("lock k lock");
-    let mut waiter = server.wait_in_line("k", "ours");
+    let mut waiter = server.wait_in_queue("k", "ours");
     drop(redisson);
     let gone = Instant::now();
     waiter.read().held();
@@ -362,9 +362,9 @@ fn the_end_of_our_session_wakes_java() {
     let server = Server::start();
     let redisson = Redisson::of(&server);
     let java = redisson.owner();
-    let life_line = server.life_line("s");
+    let session_connection = server.session_connection("s");
     server.connect().take_for("k", "ours", "s");
     java.waits("lock k lock");
-    life_line.close();
+    session_connection.close();
     assert_eq!(java.answer_within(AT_ONCE).text, "ok");
 }

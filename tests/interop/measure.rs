@@ -1,4 +1,4 @@
-//! How soon somebody wakes.
+//! How soon a waiter wakes.
 
 use std::time::{Duration, Instant};
 

@@ -36,7 +36,7 @@ fn exclude_and_wake_each_other(kind: &str) {
     assert_eq!(conn.let_go("k", "ours"), 0);
     assert_eq!(java.answer_within(AT_ONCE).text, "ok");
     conn.run("RLOCK.ACQUIRE k ours 30000").refused();
-    let mut waiter = server.wait_in_line("k", "ours");
+    let mut waiter = server.wait_in_queue("k", "ours");
     java.does(&format!("{kind} k unlock"));
     waiter.read_within(AT_ONCE).held();
     assert_eq!(java.ask(&format!("{kind} k trylock")), "false");
@@ -56,7 +56,7 @@ fn a_spin_lock_and_ours_exclude_each_other() {
     assert_eq!(conn.let_go("k", "ours"), 0);
     assert_eq!(java.answer_within(AT_ONCE).text, "ok");
     // It tells nothing either; the deleted key does.
-    let mut waiter = server.wait_in_line("k", "ours");
+    let mut waiter = server.wait_in_queue("k", "ours");
     java.does("spin k unlock");
     waiter.read_within(AT_ONCE).held();
 }
@@ -90,7 +90,7 @@ fn a_multi_lock_is_made_of_locks_like_ours() {
     java.waits("multi a,b lock");
     assert_eq!(conn.let_go("b", "ours"), 0);
     assert_eq!(java.answer_within(AT_ONCE).text, "ok");
-    let mut waiters = ["a", "b"].map(|name| server.wait_in_line(name, "ours"));
+    let mut waiters = ["a", "b"].map(|name| server.wait_in_queue(name, "ours"));
     java.does("multi a,b unlock");
     for waiter in &mut waiters {
         waiter.read_within(AT_ONCE).held();
@@ -185,10 +185,10 @@ fn fair_head_wakes_on_break_and_on_the_end_of_a_session() {
     assert_eq!(java.answer_within(AT_ONCE).text, "ok");
     java.does("fair k unlock");
 
-    let life_line = server.life_line("s");
+    let session_connection = server.session_connection("s");
     server.connect().take_for("k", "ours", "s");
     java.waits("fair k lock");
-    life_line.close();
+    session_connection.close();
     assert_eq!(java.answer_within(AT_ONCE).text, "ok");
 }
 
@@ -216,13 +216,13 @@ fn the_first_living_fair_waiter_wakes_behind_a_dead_head() {
 }
 
 #[test]
-fn our_line_goes_before_redissons_fair_queue() {
+fn our_queue_goes_before_redissons_fair_queue() {
     let server = Server::start();
     let redisson = Redisson::of(&server);
     let (java, mut first) = (redisson.owner(), server.connect());
     first.take("k", "first");
     java.waits("fair k lock");
-    let mut second = server.wait_in_line("k", "second");
+    let mut second = server.wait_in_queue("k", "second");
     // The queue is Redisson's own, and a hand-over leaves no free moment.
     assert_eq!(first.let_go("k", "first"), 0);
     second.read().held();

@@ -13,14 +13,14 @@ use crate::rounds;
 const MS: Duration = Duration::from_millis(1);
 const NOT_THE_OWNER: &str = "error IllegalMonitorStateException";
 
-/// Takes a hold of that mode, which must be had at once, with a lease of 30 s.
+/// Takes a hold of that mode, which must be granted at once, with a lease of 30 s.
 #[track_caller]
 fn take(conn: &mut Conn, owner: &str, mode: &str) {
     conn.run(format!("RLOCK.ACQUIRE k {owner} 30000 {mode}"))
         .held();
 }
 
-/// It cannot be had now; the lease of those who have it.
+/// It cannot be had now; the lease of its holders.
 #[track_caller]
 fn refused(conn: &mut Conn, owner: &str, mode: &str) -> i64 {
     conn.run(format!("RLOCK.ACQUIRE k {owner} 30000 {mode}"))
@@ -34,7 +34,7 @@ fn let_go(conn: &mut Conn, owner: &str, mode: &str) -> i64 {
 
 /// In line on a connection of its own.
 #[track_caller]
-fn in_line(server: &Server, owner: &str, mode: &str) -> Conn {
+fn in_queue(server: &Server, owner: &str, mode: &str) -> Conn {
     server.blocked_in(&format!("RLOCK.ACQUIRE k {owner} 30000 {mode} BLOCK 0"))
 }
 
@@ -75,7 +75,7 @@ async fn writers_lose_no_update_and_readers_see_none_half_done() {
     for reader in &readers {
         reader.tell(&format!("read k reads {ROUNDS} 1000"));
     }
-    // Few of ours, since Java finds the lock free only while none of them is in line.
+    // Few of ours, since Java finds the lock free only while none of them waits.
     let url = format!("redis://{}", server.address());
     let ours = rounds::calm().connect(&url).await.unwrap();
     let tasks = [
@@ -188,7 +188,7 @@ fn our_waiters_wake_when_java_unlocks() {
     for (theirs, ours) in pairs {
         for _ in 0..15 {
             java.does(&format!("{theirs} k lock"));
-            let mut waiter = in_line(&server, "ours", ours);
+            let mut waiter = in_queue(&server, "ours", ours);
             java.tell(&format!("{theirs} k unlock"));
             waiter.read().held();
             let woken = Instant::now();
@@ -216,9 +216,9 @@ fn readers_of_java_pass_its_waiting_writer_and_ours_stand_behind_ours() {
     writer.does("write k unlock");
 
     reader.does("read k lock");
-    let mut ours = in_line(&server, "writer", "WRITE");
+    let mut ours = in_queue(&server, "writer", "WRITE");
     refused(&mut server.connect(), "newcomer", "READ");
-    assert_eq!(newcomer.ask("read k trylock"), "true"); // by its script, past our line
+    assert_eq!(newcomer.ask("read k trylock"), "true"); // by its script, past our queue
     newcomer.does("read k unlock");
     reader.does("read k unlock");
     ours.read_within(AT_ONCE).held();
@@ -267,7 +267,7 @@ fn java_readers_come_in_with_ours_when_a_writer_hands_over() {
     let (java, mut conn) = (redisson.owner(), server.connect());
     take(&mut conn, "ours", "WRITE");
     java.waits("read k lock");
-    let mut reader = in_line(&server, "reader", "READ");
+    let mut reader = in_queue(&server, "reader", "READ");
     assert_eq!(let_go(&mut conn, "ours", "WRITE"), 0);
     reader.read().held();
     assert_eq!(java.answer_within(AT_ONCE).text, "ok");
@@ -300,10 +300,10 @@ fn a_java_writer_that_becomes_a_reader_lets_ours_in_within_seconds() {
     let (java, mut conn) = (redisson.owner(), server.connect());
     java.does("write k lock");
     java.does("read k lock");
-    let mut waiter = in_line(&server, "waiting", "READ");
+    let mut waiter = in_queue(&server, "waiting", "READ");
     let became_a_reader = Instant::now();
     java.does("write k unlock");
-    // Redisson tells nobody; the key is looked at every second while somebody waits.
+    // Redisson publishes nothing; we look at the key every second while it has waiters.
     waiter.read().held();
     let took = became_a_reader.elapsed();
     println!("a Java writer became a reader: our waiting reader came in after {took:?}");
@@ -341,7 +341,7 @@ fn java_reads_our_holds_as_its_own() {
 }
 
 #[test]
-fn we_read_and_give_back_what_java_holds() {
+fn we_read_and_release_a_java_hold() {
     let server = Server::start();
     let redisson = Redisson::of(&server);
     let (java, mut conn) = (redisson.owner(), server.connect());
@@ -456,7 +456,7 @@ fn a_java_reader_that_died_keeps_no_writer_of_ours_out() {
     // Its field is still there, and counts for nothing.
     assert_eq!(server.run(format!("HEXISTS k {}", java.id())), 1);
     assert_eq!(holders(&server), [("ours".to_owned(), "read".to_owned())]);
-    let mut writer = in_line(&server, "writer", "WRITE");
+    let mut writer = in_queue(&server, "writer", "WRITE");
     assert_eq!(let_go(&mut conn, "ours", "READ"), 0);
     writer.read_within(AT_ONCE).held();
     has_lost(&java, "read");
@@ -477,13 +477,13 @@ fn a_reader_of_ours_that_died_keeps_no_java_writer_out() {
 }
 
 #[test]
-fn the_readers_of_a_java_process_that_is_gone_let_our_writer_in() {
+fn a_dead_java_processs_readers_let_our_writer_in() {
     let server = Server::start();
     let watchdog = 4000 * MS;
     let redisson = Redisson::with_watchdog(&server, watchdog);
     redisson.owner().does("read k lock");
     redisson.owner().does("read k lock");
-    let mut waiter = in_line(&server, "ours", "WRITE");
+    let mut waiter = in_queue(&server, "ours", "WRITE");
     drop(redisson);
     let gone = Instant::now();
     waiter.read().held();
@@ -510,7 +510,7 @@ fn the_renewal_of_a_java_reader_cuts_a_longer_read_lease_of_ours() {
     take(&mut conn, "writer", "WRITE");
 }
 
-/// What docs/redisson.md says of older versions: they renew whoever reads, us as well, and dead or
+/// What docs/redisson.md says of older versions: they renew all readers, ours as well, and dead or
 /// not.
 #[test]
 fn since_4_4_a_java_reader_renews_none_but_its_own_process() {
@@ -519,7 +519,7 @@ fn since_4_4_a_java_reader_renews_none_but_its_own_process() {
     let (java, mut conn) = (redisson.owner(), server.connect());
     java.does("read k lock");
     conn.run("RLOCK.ACQUIRE k ours 3000 READ").held();
-    // More than two leases long nobody renews ours.
+    // For more than two leases ours is not renewed.
     let write = "RLOCK.ACQUIRE k writer 30000 WRITE BLOCK 8000";
     conn.run(write).refused();
     let ours = ("ours".to_owned(), "read".to_owned());
@@ -535,7 +535,7 @@ fn force_unlock_of_java_ends_our_holds_and_grants_our_next() {
     let (java, mut conn) = (redisson.owner(), server.connect());
     for (mode, other) in [("read", "write"), ("write", "read")] {
         take(&mut conn, "ours", mode);
-        let mut waiter = in_line(&server, "next", "WRITE");
+        let mut waiter = in_queue(&server, "next", "WRITE");
         assert_eq!(java.ask(&format!("{other} k force")), "false");
         assert_eq!(java.ask(&format!("{mode} k force")), "true");
         waiter.read_within(AT_ONCE).held();
@@ -592,11 +592,11 @@ fn a_session_that_ends_lets_java_writers_in() {
     let redisson = Redisson::of(&server);
     let (java, mut conn) = (redisson.owner(), server.connect());
     for mode in ["READ", "WRITE"] {
-        let life_line = server.life_line("s");
+        let session_connection = server.session_connection("s");
         let acquire = format!("RLOCK.ACQUIRE k ours 30000 {mode} SESSION s");
         conn.run(acquire).held();
         java.waits("write k lock");
-        life_line.close();
+        session_connection.close();
         assert_eq!(java.answer_within(AT_ONCE).text, "ok");
         java.does("write k unlock");
     }

@@ -15,7 +15,7 @@ pub(crate) fn count(conn: &mut Conn, name: &str, who: &str) {
     assert_eq!(conn.run(format!("SET copy:{name} {next}")), "OK");
 }
 
-/// Both numbers, which nobody may be seen changing; to be called with the lock in hand.
+/// Both numbers, which no other client may change meanwhile; to be called while holding the lock.
 #[track_caller]
 pub(crate) fn compare(conn: &mut Conn, name: &str) {
     let copy = number(conn, &format!("copy:{name}"));
@@ -55,7 +55,7 @@ pub(crate) fn play(server: &Server, name: &str, owner: &str, mode: &str, rounds:
     }
 }
 
-/// Settings of the crate with which nothing is given up where a client or a server stands still for
+/// Settings of the crate with which nothing is given up where a client or a server is stopped for
 /// a while, as on a busy machine.
 pub(crate) fn calm() -> ClientBuilder {
     let long = Duration::from_secs(300);

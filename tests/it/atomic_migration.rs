@@ -112,14 +112,14 @@ impl<'a> Migration<'a> {
     }
 }
 
-/// Holds of every kind of the tag `{k}`, and those who wait for them.
+/// Holds of every kind of the tag `{k}`, and waiters for them.
 struct Scene {
     alice: Conn,
     /// The session that has a hold, and dies.
     dying: Option<Conn>,
     /// The session for which carol and dora wait.
     life: Conn,
-    /// By lock: those who will be granted while the slot moves.
+    /// By lock: the owners that are granted while the slot moves.
     granted: Vec<(&'static str, Conn)>,
     /// Those who wait until it has moved.
     waiting: Vec<Conn>,
@@ -139,7 +139,7 @@ fn scene(node: &Server) -> Scene {
         .run("RLOCK.ACQUIRE {k}written alice 60000 WRITE")
         .held();
     alice.run("RLOCK.ACQUIRE {k}expiring alice 60000").held();
-    let mut dying = node.life_line("dying");
+    let mut dying = node.session_connection("dying");
     dying.take_for("{k}of-session", "alice", "dying");
     let granted = [
         ("released", "RLOCK.ACQUIRE {k}released bob 60000 BLOCK 0"),
@@ -160,7 +160,7 @@ fn scene(node: &Server) -> Scene {
     ]
     .map(|(name, command)| (name, node.blocked_in(command)))
     .into();
-    let mut life = node.life_line("s");
+    let mut life = node.session_connection("s");
     life.queue("{k}released", "carol", "s");
     life.queue("{k}kept", "kim", "s");
     let waiting = [
@@ -181,7 +181,7 @@ fn scene(node: &Server) -> Scene {
 }
 
 impl Scene {
-    /// All ways in which a lock becomes free. Those next in line have them, with these tokens.
+    /// All ways in which a lock becomes free. The next waiters have them, with these tokens.
     fn free_some(&mut self) -> Vec<(&'static str, i64)> {
         let alice = &mut self.alice;
         assert_eq!(alice.let_go("{k}released", "alice"), 0);
@@ -236,7 +236,7 @@ fn holds_and_grants_travel_with_a_slot_that_moves_as_a_whole() {
         assert!((1..=60_000).contains(&ttl), "{name} ends in {ttl} ms");
     }
     assert_eq!(to.run("HGET {k}written bob:write"), "1");
-    // All who waited are sent there; nobody has anything here.
+    // All waiters are sent there; no owner holds anything here.
     let moved = from.run("GET {k}").error();
     for waiter in &mut scene.waiting {
         assert_eq!(waiter.read().error(), moved);
@@ -251,8 +251,8 @@ fn holds_and_grants_travel_with_a_slot_that_moves_as_a_whole() {
         (event, Reply::from(moved.as_str()))
     };
     assert_eq!(events, [told("kept", "kim"), told("released", "carol")]);
-    // There they line up, and are granted.
-    let mut bob = to.wait_in_line("{k}kept", "bob");
+    // There they wait, and are granted.
+    let mut bob = to.wait_in_queue("{k}kept", "bob");
     assert_eq!(to.connect().let_go("{k}kept", "alice"), 0);
     bob.read().held();
     for reader in ["alice", "zoe"] {
@@ -303,12 +303,12 @@ fn the_end_of_a_session_grants_nothing_of_a_slot_that_has_moved() {
     if !Version::at_hand().valkey {
         assert_eq!(from.run("DEBUG ASM-TRIM-METHOD none 0"), "OK");
     }
-    let mut dying = from.life_line("dying");
+    let mut dying = from.session_connection("dying");
     let mut waiters = Vec::new();
     for number in 0..20 {
         let name = format!("{{k}}{number}");
         dying.take_for(&name, "alice", "dying");
-        waiters.push(from.wait_in_line(&name, "bob"));
+        waiters.push(from.wait_in_queue(&name, "bob"));
     }
     let migration = Migration::begin("k", from, to);
     migration.finish();
@@ -323,17 +323,17 @@ fn the_end_of_a_session_grants_nothing_of_a_slot_that_has_moved() {
 
 /// The source waits for the other node to take over, and may not write until it has.
 #[test]
-fn nobody_is_granted_while_the_source_waits_for_the_slot_to_be_taken() {
+fn no_waiter_is_granted_while_the_source_waits_for_the_slot_to_be_taken() {
     if !(Version::at_hand().moves_whole_slots() && Version::at_hand().valkey) {
         return; // Redis cannot be held there.
     }
     let cluster = Cluster::start();
     let (from, to) = (&cluster.first, &cluster.second);
     from.connect().take("{k}", "alice");
-    let mut bob = from.wait_in_line("{k}", "bob");
-    let mut dying = from.life_line("dying");
+    let mut bob = from.wait_in_queue("{k}", "bob");
+    let mut dying = from.session_connection("dying");
     dying.take_for("{k}of-session", "alice", "dying");
-    let mut carol = from.wait_in_line("{k}of-session", "carol");
+    let mut carol = from.wait_in_queue("{k}of-session", "carol");
     let migration = Migration::begin("k", from, to);
     assert_eq!(to.run("DEBUG SLOTMIGRATION PREVENT-FAILOVER 1"), "OK");
     assert_eq!(from.run("RLOCK.RENEW {k} alice 300"), 1);

@@ -83,7 +83,7 @@ fn a_module_may_delete_the_lock_when_a_readers_timeout_key_expires() {
 fn a_command_within_anothers_turn_acts_in_its_own_database() {
     let server = with_meddler();
     let mut conn = server.connect();
-    let _life = server.life_line("s");
+    let _life = server.session_connection("s");
     conn.run("RLOCK.ACQUIRE k writer 60000 WRITE").held();
     for reader in ["r1", "r2", "r3"] {
         conn.run(format!(
@@ -109,7 +109,7 @@ fn a_session_whose_listener_was_unblocked_with_an_error_is_bounded() {
     let server = Server::start();
     let mut conn = server.connect();
     conn.run("CONFIG SET rlock.max-events-per-session 100");
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     let id = life.id();
     life.send("RLOCK.EVENTS s BLOCK 0");
     life.expect_nothing_yet();
@@ -142,7 +142,7 @@ fn longest_stall(server: &Server, mut done: impl FnMut(&mut Conn) -> bool) -> Du
 
 /// A session that reads one lock as many owners, each with a shorter lease than the one before.
 fn many_reads(server: &Server, reads: usize) -> Conn {
-    let life = server.life_line("s");
+    let life = server.session_connection("s");
     let acquires: Vec<String> = (0..reads)
         .map(|n| {
             let lease = 3_600_000 + 1000 * (reads - n);
@@ -182,7 +182,7 @@ fn a_command_does_not_pay_for_all_that_ends_at_its_lock() {
 fn waits_that_end_together_do_not_keep_the_server_busy() {
     let server = Server::start();
     let mut conn = server.connect();
-    let _life = server.life_line("s");
+    let _life = server.session_connection("s");
     let reads: Vec<String> = (0..10_000)
         .map(|n| format!("RLOCK.ACQUIRE k dead{n} 4000 READ"))
         .collect();
@@ -208,7 +208,7 @@ fn waits_that_end_together_do_not_keep_the_server_busy() {
 fn the_search_for_a_deadlock_does_not_keep_the_server_busy() {
     let server = Server::start();
     let mut conn = server.connect();
-    let _life = server.life_line("s");
+    let _life = server.session_connection("s");
     let names: Vec<String> = (0..1024).map(|n| format!("k{n}")).collect();
     let names = names.join(" ");
     conn.run(format!("RLOCK.MACQUIRE alice 3600000 1024 {names}"))
@@ -273,8 +273,8 @@ fn a_writer_comes_in_although_fifty_thousand_readers_never_released() {
 fn a_hold_that_is_about_to_end_with_its_session_closes_no_circle() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut dying = server.life_line("dying");
-    let _life = server.life_line("s");
+    let mut dying = server.session_connection("dying");
+    let _life = server.session_connection("s");
     conn.take_for("a", "alice", "dying");
     conn.take("b", "bob");
     conn.queue("a", "bob", "s");
@@ -292,7 +292,7 @@ fn a_session_that_ends_while_its_slot_is_on_its_way_leaves_no_hold_if_the_slot_s
     let server = &cluster.first;
     let mut conn = server.connect();
     for mode in ["READ", "WRITE"] {
-        let life = server.life_line("s");
+        let life = server.session_connection("s");
         conn.run(format!("RLOCK.ACQUIRE k alice 3600000 {mode} SESSION s"))
             .held();
         cluster.open_slot_of("k");

@@ -28,7 +28,7 @@ pub(super) async fn connect(builder: ClientBuilder, server: &Server) -> Client {
     builder.connect(&url(server)).await.unwrap()
 }
 
-/// Settings with which nothing is given up where the client or the server stands still for a
+/// Settings with which nothing is given up where the client or the server is stopped for a
 /// while, as on a busy machine. The lease is longer than any test waits, so that no hold that was
 /// left behind is overlooked.
 pub(super) fn calm() -> ClientBuilder {
@@ -65,25 +65,25 @@ pub(super) fn calls(server: &Server, command: &str) -> u64 {
     found.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
 }
 
-/// Calls `lock()` in a task of its own and sees it in line behind those who are there.
-pub(super) fn wait_in_line(
+/// Calls `lock()` in a task of its own and sees it in the queue behind the waiters that are there.
+pub(super) fn wait_in_queue(
     server: &Server,
     client: &Client,
     name: &str,
 ) -> JoinHandle<Result<Guard, Error>> {
     let lock = client.lock(name);
-    see_in_line(server, name, async move { lock.lock().await })
+    see_in_queue(server, name, async move { lock.lock().await })
 }
 
-/// Waits in a task of its own and sees it in the line of `name` behind those who are there.
-pub(super) fn see_in_line<T: Send + 'static>(
+/// Waits in a task of its own and sees it in the queue of `name` behind the waiters that are there.
+pub(super) fn see_in_queue<T: Send + 'static>(
     server: &Server,
     name: &str,
     wait: impl Future<Output = T> + Send + 'static,
 ) -> JoinHandle<T> {
-    let before = server.line(name).len();
+    let before = server.waiting_owners(name).len();
     let waiting = tokio::spawn(wait);
-    until("it is in line", || server.line(name).len() > before);
+    until("it waits", || server.waiting_owners(name).len() > before);
     waiting
 }
 
@@ -94,7 +94,7 @@ pub(super) async fn soon<T>(what: impl Future<Output = T>) -> T {
         .expect("it never came")
 }
 
-/// Sees that it works in one of ten tries: a machine that stands still spoils some of them, and a
+/// Sees that it works in one of ten tries: a busy machine spoils some of them, and a
 /// fault all.
 pub(super) async fn once_in_ten(what: &str, mut attempt: impl AsyncFnMut() -> bool) {
     for _ in 0..10 {
@@ -165,9 +165,9 @@ async fn waiters_are_served_in_the_order_in_which_they_came() {
     let client = client(&server).await;
     let mut guard = client.lock("k").lock().await.unwrap();
     let line: Vec<_> = (0..5)
-        .map(|_| wait_in_line(&server, &client, "k"))
+        .map(|_| wait_in_queue(&server, &client, "k"))
         .collect();
-    let owners = server.line("k");
+    let owners = server.waiting_owners("k");
     for (waiting, owner) in line.into_iter().zip(owners) {
         let token = guard.token();
         guard.unlock().await.unwrap();
@@ -195,11 +195,11 @@ async fn try_lock_does_not_wait_and_says_what_is_left_of_the_lease() {
         error.is_not_acquired() && error.lease_left().is_none(),
         "{error}"
     );
-    assert!(server.line("k").is_empty());
+    assert!(server.waiting_owners("k").is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lock_timeout_gives_up_in_time_and_leaves_the_line() {
+async fn lock_timeout_gives_up_in_time_and_leaves_the_queue() {
     let server = Server::start();
     let client = client(&server).await;
     let mut alice = server.connect();
@@ -211,11 +211,11 @@ async fn lock_timeout_gives_up_in_time_and_leaves_the_line() {
         "{error}"
     );
     assert!(started.elapsed() >= 150 * MS);
-    assert!(server.line("k").is_empty());
+    assert!(server.waiting_owners("k").is_empty());
 
     let lock = client.lock("k");
     let waiting = tokio::spawn(async move { lock.lock_timeout(Duration::from_secs(20)).await });
-    until("it is in line", || !server.line("k").is_empty());
+    until("it waits", || !server.waiting_owners("k").is_empty());
     assert_eq!(alice.let_go("k", "alice"), 0);
     soon(waiting)
         .await
@@ -326,19 +326,23 @@ async fn an_owner_waits_once_and_its_second_call_joins_when_the_first_is_dropped
         let lock = lock.clone();
         async move { lock.lock().await }
     });
-    until("the first is in line", || server.line("k").len() == 1);
+    until("the first waits", || server.waiting_owners("k").len() == 1);
     let acquires = calls(&server, "acquire");
     let second = tokio::spawn(async move { lock.lock().await });
     until("the second has asked", || {
         calls(&server, "acquire") > acquires
     });
     for _ in 0..20 {
-        assert_eq!(server.line("k").len(), 1, "CANCEL would take out both");
+        assert_eq!(
+            server.waiting_owners("k").len(),
+            1,
+            "CANCEL would take out both"
+        );
         sleep(5 * MS).await;
     }
     first.abort();
-    until("the first has left, the second is in line", || {
-        calls(&server, "cancel") > 0 && server.line("k").len() == 1
+    until("the first has left, the second waits", || {
+        calls(&server, "cancel") > 0 && server.waiting_owners("k").len() == 1
     });
     assert_eq!(alice.let_go("k", "alice"), 0);
     soon(second).await.unwrap().unwrap().unlock().await.unwrap();
@@ -433,20 +437,20 @@ async fn all_guards_of_a_client_are_renewed_in_one_pipeline() {
         (renewals, reads) = (now[0] - before[0], now[1] - before[1] - looks);
         renewals >= 100
     });
-    // Some are those of the life-line.
+    // Some are those of the session connection.
     assert!(reads < 20, "{reads} reads for {renewals} renewals");
     assert!(guards.iter().all(|guard| !guard.is_lost()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_guard_is_told_at_once_that_and_why_it_lost_its_lock() {
+async fn a_guard_is_told_at_once_why_it_lost_its_lock() {
     let server = Server::start();
     let client = client(&server).await;
     for (command, reason) in [
         ("DEL k", LostReason::Deleted),
         ("RLOCK.BREAK k", LostReason::Broken),
         ("FLUSHALL", LostReason::Deleted),
-        // A server that stands still within this command would delete what is over by then.
+        // A server that is stopped within this command would delete keys that expire meanwhile.
         ("PEXPIRE k 100", LostReason::Expired),
     ] {
         let guard = client.lock("k").lock().await.unwrap();
@@ -504,7 +508,7 @@ async fn a_guard_is_valid_for_no_longer_than_the_lease_in_the_server() {
     alice.take("k", "alice");
     let lock = client.lock("k").lease(Duration::from_secs(60));
     let waiting = tokio::spawn(async move { lock.lock().await });
-    until("it is in line", || !server.line("k").is_empty());
+    until("it waits", || !server.waiting_owners("k").is_empty());
     alice.let_go("k", "alice");
     let guard = soon(waiting).await.unwrap().unwrap();
     assert_within_the_lease(&server, &guard);
@@ -543,7 +547,8 @@ async fn a_frozen_server_cannot_keep_a_guard_from_saying_that_it_is_lost() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_that_waited_for_longer_than_its_lease_is_valid_when_it_comes() {
     let server = Server::start();
-    // With such a grace the life-line is called so often that a grant counts from when it was made.
+    // With such a grace the session connection is called so often that a grant counts from when it
+    // was made.
     let builder = calm().grace(Duration::from_secs(1));
     let client = connect(builder, &server).await;
     let mut alice = server.connect();
@@ -551,7 +556,7 @@ async fn a_guard_that_waited_for_longer_than_its_lease_is_valid_when_it_comes() 
     once_in_ten("the guard is valid", async || {
         alice.take("k", "alice");
         let lock = client.lock("k").lease(lease);
-        let waiting = see_in_line(&server, "k", async move { lock.lock().await });
+        let waiting = see_in_queue(&server, "k", async move { lock.lock().await });
         sleep(lease + 100 * MS).await;
         alice.let_go("k", "alice");
         let guard = soon(waiting).await.unwrap().unwrap();
@@ -569,7 +574,7 @@ async fn after_a_restart_the_client_works_again_by_itself() {
     let client = connect(calm().renew_every(50 * MS), &server).await;
     let guard = client.lock("held").lock().await.unwrap();
     server.connect().take("k", "alice");
-    let waiting = wait_in_line(&server, &client, "k");
+    let waiting = wait_in_queue(&server, &client, "k");
     server.restart();
     // Nothing was saved: alice's lock is free, and so is ours.
     let waited = soon(waiting).await.unwrap().unwrap();
@@ -608,14 +613,14 @@ async fn killed_connections_cost_neither_a_hold_nor_a_wait() {
     let guard = client.lock("held").lock().await.unwrap();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let waiting = wait_in_line(&server, &client, "k");
+    let waiting = wait_in_queue(&server, &client, "k");
     alice.run("CLIENT KILL TYPE normal SKIPME yes");
     let renewals = calls(&server, "renew");
     until("renewed on a new connection", || {
         calls(&server, "renew") > renewals
     });
-    until("in line on a new connection", || {
-        server.line("k").len() == 1
+    until("they wait on a new connection", || {
+        server.waiting_owners("k").len() == 1
     });
     assert!(!guard.is_lost());
     alice.let_go("k", "alice");
@@ -658,7 +663,7 @@ async fn dropping_a_pending_lock_leaves_nothing_behind_when_it_is_free() {
         begin_and_drop(client.lock("k").lock(), round).await;
         client.shutdown().await;
         assert_eq!(server.holder("k"), None, "round {round}");
-        assert!(server.line("k").is_empty(), "round {round}");
+        assert!(server.waiting_owners("k").is_empty(), "round {round}");
     }
 }
 
@@ -692,12 +697,12 @@ async fn dropping_a_pending_lock_leaves_nothing_behind_when_it_is_held() {
         let client = client(&server).await;
         begin_and_drop(client.lock("k").lock(), round).await;
         // By itself, for shutdown() ends every wait; and with it, for it knows when all is done.
-        until("nobody is in line", || server.line("k").is_empty());
+        until("nobody waits", || server.waiting_owners("k").is_empty());
         client.shutdown().await;
-        assert!(server.line("k").is_empty(), "round {round}");
+        assert!(server.waiting_owners("k").is_empty(), "round {round}");
         cancelled = calls(&server, "cancel");
     }
-    assert!(cancelled > 0, "no round got as far as the line");
+    assert!(cancelled > 0, "no round got as far as the queue");
     assert_eq!(server.holder("k").as_deref(), Some("alice"));
     assert_eq!(server.run("RLOCK.RELEASE k alice"), 0);
     assert_eq!(server.holder("k"), None);
@@ -713,7 +718,7 @@ async fn dropping_a_pending_lock_in_the_moment_of_its_grant_leaves_nothing_behin
         let lock = client.lock("k");
         let mut pending = Box::pin(lock.lock());
         assert!(poll_once(pending.as_mut()).await.is_pending());
-        until("it is in line", || server.line("k").len() == 1);
+        until("it waits", || server.waiting_owners("k").len() == 1);
         alice.send("RLOCK.RELEASE k alice");
         let ends = Instant::now() + round * 10 * Duration::from_micros(1);
         while Instant::now() < ends {
@@ -723,12 +728,12 @@ async fn dropping_a_pending_lock_in_the_moment_of_its_grant_leaves_nothing_behin
         assert_eq!(alice.read(), 0);
         client.shutdown().await;
         assert_eq!(server.holder("k"), None, "round {round}");
-        assert!(server.line("k").is_empty(), "round {round}");
+        assert!(server.waiting_owners("k").is_empty(), "round {round}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_frozen_server_may_have_granted_is_given_back() {
+async fn a_possible_grant_of_a_stopped_server_is_given_back() {
     let server = Server::start();
     let client = connect(calm().response_timeout(3_000 * MS), &server).await;
     server.freeze();
@@ -742,19 +747,19 @@ async fn what_a_frozen_server_may_have_granted_is_given_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wait_ends_in_time_on_a_frozen_server_and_leaves_the_line_when_it_thaws() {
+async fn a_wait_on_a_stopped_server_ends_in_time_and_leaves_the_queue_later() {
     let server = Server::start();
     let client = connect(calm().response_timeout(3_000 * MS), &server).await;
     server.connect().take("k", "alice");
     let lock = client.lock("k");
     let waiting = tokio::spawn(async move { lock.lock_timeout(Duration::from_secs(4)).await });
-    until("it is in line", || !server.line("k").is_empty());
+    until("it waits", || !server.waiting_owners("k").is_empty());
     server.freeze();
     let error = soon(waiting).await.unwrap().unwrap_err();
     assert!(error.is_unknown(), "{error}");
     server.thaw();
     client.shutdown().await;
-    assert!(server.line("k").is_empty());
+    assert!(server.waiting_owners("k").is_empty());
     assert_eq!(server.holder("k").as_deref(), Some("alice"));
 }
 
@@ -763,10 +768,10 @@ async fn shutdown_ends_what_is_pending() {
     let server = Server::start();
     let client = client(&server).await;
     server.connect().take("k", "alice");
-    let waiting = wait_in_line(&server, &client, "k");
+    let waiting = wait_in_queue(&server, &client, "k");
     soon(client.shutdown()).await;
     assert!(soon(waiting).await.unwrap().unwrap_err().is_could_not_ask());
-    assert!(server.line("k").is_empty());
+    assert!(server.waiting_owners("k").is_empty());
     assert!(
         client
             .lock("other")
@@ -778,7 +783,7 @@ async fn shutdown_ends_what_is_pending() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_gone_could_not_be_asked() {
+async fn a_killed_server_could_not_be_asked() {
     let mut server = Server::start();
     let client = connect(calm().response_timeout(3_000 * MS), &server).await;
     let guard = client.lock("k").lock().await.unwrap();
@@ -879,7 +884,7 @@ fn example(server: &Server, name: &str) -> String {
 }
 
 /// As [`example`], with the URLs of several servers. Its leases are as short as a reader likes: a
-/// machine that stands still may cost it a lock, and then it fails.
+/// busy machine may cost it a lock, and then it fails.
 pub(super) fn example_with(urls: &[String], name: &str) -> String {
     let mut complaint = String::new();
     for _ in 0..5 {

@@ -7,7 +7,7 @@ use rlock_client::{ClientBuilder, Error};
 use rlock_tests::{Pair, Sentinels, Server, Shards, Version, until};
 use tokio::task::JoinHandle;
 
-use super::client::{MS, calm, connect, patient, soon, url, wait_in_line};
+use super::client::{MS, calm, connect, patient, soon, url, wait_in_queue};
 
 /// Longer than any replica takes that answers at all.
 const LONG: Duration = Duration::from_secs(10);
@@ -85,7 +85,7 @@ async fn when_a_lock_is_held_the_replica_has_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_no_replica_has_is_given_back_and_said_to_be() {
+async fn an_unacknowledged_grant_is_given_back_and_said_to_be() {
     let pair = Pair::start();
     let client = connect(acknowledged(1_000 * MS), &pair.primary).await;
     // Something is written on the connection that waits, long before.
@@ -124,14 +124,14 @@ async fn what_no_replica_has_is_given_back_and_said_to_be() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_that_somebody_elses_release_made_is_waited_for_too() {
+async fn a_grant_by_another_clients_release_is_acknowledged_too() {
     let pair = Pair::start();
     let mut alice = pair.primary.connect();
     for frozen in [false, true] {
         let within = if frozen { 100 * MS } else { LONG };
         let client = connect(acknowledged(within), &pair.primary).await;
         alice.take("k", "alice");
-        let waiting = wait_in_line(&pair.primary, &client, "k");
+        let waiting = wait_in_queue(&pair.primary, &client, "k");
         if frozen {
             pair.settle();
             pair.replica.freeze();
@@ -168,7 +168,7 @@ async fn grants_at_the_same_time_share_one_wait() {
     for call in calls {
         drop(soon(call).await.unwrap().unwrap());
     }
-    // One for the first, and then one for all whose grants were heard meanwhile.
+    // One for the first, and then one for all that were granted meanwhile.
     assert!(waits(&pair.primary) <= 10, "{}", waits(&pair.primary));
 }
 
@@ -195,7 +195,7 @@ async fn the_time_that_it_takes_counts_against_the_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_gives_up_meanwhile_leaves_nothing_behind() {
+async fn a_call_dropped_meanwhile_leaves_nothing_behind() {
     let pair = Pair::start();
     let client = connect(acknowledged(LONG), &pair.primary).await;
     pair.settle();

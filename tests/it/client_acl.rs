@@ -5,7 +5,7 @@ use std::time::Duration;
 use rlock_client::{Client, Error, ErrorKind, QuorumClient};
 use rlock_tests::{Sentinels, Server, Version, in_sync, until};
 
-use super::client::{calm, see_in_line, soon, wait_in_line};
+use super::client::{calm, see_in_queue, soon, wait_in_queue};
 
 /// What the documentation lists, for servers without the category.
 const COMMANDS: &str = "+rlock.acquire +rlock.release +rlock.renew +rlock.cancel +rlock.events \
@@ -57,10 +57,12 @@ fn denied(server: &Server) -> Vec<String> {
 async fn everything(server: &Server) {
     let client = connect(server).await.unwrap();
     let guard = client.lock("orders:1").lock().await.unwrap();
-    let waiting = wait_in_line(server, &client, "orders:1");
+    let waiting = wait_in_queue(server, &client, "orders:1");
     guard.renew().await.unwrap();
     server.connect().run("CLIENT KILL TYPE normal SKIPME yes");
-    until("it is in line again", || server.line("orders:1").len() == 1);
+    until("it waits again", || {
+        server.waiting_owners("orders:1").len() == 1
+    });
     soon(guard.unlock()).await.unwrap();
     soon(waiting)
         .await
@@ -78,10 +80,10 @@ async fn everything(server: &Server) {
     let guard = both.lock().await.unwrap();
     guard.renew().await.unwrap();
     let second = both.clone();
-    let waiting = see_in_line(server, "orders:3", async move { second.lock().await });
+    let waiting = see_in_queue(server, "orders:3", async move { second.lock().await });
     waiting.abort();
     until("the one that gave up has left", || {
-        server.line("orders:3").is_empty()
+        server.waiting_owners("orders:3").is_empty()
     });
     guard.unlock().await.unwrap();
     soon(client.shutdown()).await;
@@ -109,7 +111,7 @@ async fn a_user_needs_what_is_documented_and_nothing_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_user_may_not_do_is_refused_and_not_tried_for_ever() {
+async fn commands_without_permission_are_refused_and_not_retried_for_ever() {
     let server = Server::start();
     clerk(&server, "~orders:* +info");
     let error = connect(&server).await.unwrap_err();
@@ -147,13 +149,13 @@ async fn a_wrong_password_is_told_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_hears_that_the_password_has_changed_and_who_comes_when_it_is_back_gets_in() {
+async fn a_changed_password_is_told_to_waiters_and_calls_work_when_it_is_back() {
     let server = Server::start();
     able_clerk(&server);
     let client = connect(&server).await.unwrap();
     let mut alice = server.connect();
     alice.take("orders:1", "alice");
-    let waiting = wait_in_line(&server, &client, "orders:1");
+    let waiting = wait_in_queue(&server, &client, "orders:1");
     server.run("ACL SETUSER clerk resetpass >other");
     alice.run("CLIENT KILL TYPE normal SKIPME yes");
     let error = soon(waiting).await.unwrap().unwrap_err();

@@ -12,8 +12,8 @@ use rlock_client::{Client, ErrorKind};
 use rlock_tests::{Proxy, Server, Shards, until};
 use tokio::time::sleep;
 
-use super::client::{MS, calm, connect, see_in_line, soon, url};
-use super::client_faults::{LONG_GRACE, client_through, life_line, life_lines};
+use super::client::{MS, calm, connect, see_in_queue, soon, url};
+use super::client_faults::{LONG_GRACE, client_through, session_connection, session_connections};
 use super::client_session::waiters;
 
 /// A router that can forget the connections there are: nothing of them arrives any more, and the
@@ -98,7 +98,8 @@ fn pass(
     }
 }
 
-/// Its CANCEL is lost with the old connection, and what it would have called back stands in line.
+/// Its CANCEL is lost with the old connection, and what it would have called back stands in the
+/// queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wait_beside_a_hold_of_its_owner_survives_a_lost_connection() {
     lose_a_cancel(false).await;
@@ -106,7 +107,7 @@ async fn a_wait_beside_a_hold_of_its_owner_survives_a_lost_connection() {
 
 /// Only the reply is lost, and the event tells that the wait is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wait_does_not_take_the_end_of_what_it_called_back_for_its_own() {
+async fn a_wait_does_not_take_the_end_of_a_withdrawn_wait_for_its_own() {
     lose_a_cancel(true).await;
 }
 
@@ -119,16 +120,16 @@ async fn lose_a_cancel(is_carried_out: bool) {
     let owner = client.owner();
     let held = client.lock("a").owner(&owner).lock().await.unwrap();
     let both = client.multi(["a", "b"]).owner(&owner);
-    let waiting = see_in_line(&server, "b", async move { both.lock().await });
-    let first = life_line(&server).unwrap();
+    let waiting = see_in_queue(&server, "b", async move { both.lock().await });
+    let first = session_connection(&server).unwrap();
     router.forget();
     until("the session has another connection", || {
-        life_lines(&server).iter().any(|id| *id != first)
+        session_connections(&server).iter().any(|id| *id != first)
     });
     until("it has called itself back", || {
         server.info_number("rlock_cancels") > 0
     });
-    until("it is in line again", || server.line("b").len() == 1);
+    until("it waits again", || server.waiting_owners("b").len() == 1);
     assert!(!held.is_lost());
     alice.let_go("b", "alice");
     let guard = soon(waiting).await.unwrap().unwrap();
@@ -164,8 +165,10 @@ async fn a_wait_that_once_does_not_take_over_is_called_back_first() {
     let _left = server.blocked_in(&left);
     let lock = client.lock("k").owner(&owner);
     let waiting = tokio::spawn(async move { lock.lock().await });
-    until("the other was called back", || server.line("l").is_empty());
-    until("it is in line", || server.line("k").len() == 1);
+    until("the other was called back", || {
+        server.waiting_owners("l").is_empty()
+    });
+    until("it waits", || server.waiting_owners("k").len() == 1);
     alice.let_go("k", "alice");
     soon(waiting)
         .await
@@ -176,16 +179,16 @@ async fn a_wait_that_once_does_not_take_over_is_called_back_first() {
         .unwrap();
 }
 
-/// The session is attached anew while its waits stand in line, and asking anew is refused.
+/// The session is attached anew while its waits stand in the queue, and asking anew is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wait_that_is_refused_when_it_asks_anew_leaves_nothing_in_line() {
+async fn a_wait_that_is_refused_when_it_asks_anew_leaves_no_waiter() {
     let server = Server::start();
     let router = Router::to(server.address(), "RLOCK", false);
     let client = router.client().await;
     let mut alice = server.connect();
     assert_eq!(alice.run("RLOCK.ACQUIRE k alice 60000 WRITE").held().0, 1);
     let lock = client.rw_lock("k");
-    let waiting = see_in_line(&server, "k", async move { lock.write().await });
+    let waiting = see_in_queue(&server, "k", async move { lock.write().await });
     assert_eq!(server.run("CONFIG SET maxmemory 1"), "OK");
     router.forget();
     let error = soon(waiting).await.unwrap().unwrap_err();
@@ -193,7 +196,7 @@ async fn a_wait_that_is_refused_when_it_asks_anew_leaves_nothing_in_line() {
         error.is_refused() && error.to_string().contains("OOM"),
         "{error}"
     );
-    until("nobody is in line", || waiters(&server) == 0);
+    until("nobody waits", || waiters(&server) == 0);
     assert_eq!(server.run("CONFIG SET maxmemory 0"), "OK");
     alice.run("RLOCK.RELEASE k alice WRITE");
     assert_eq!(server.run("EXISTS k"), 0);
@@ -208,17 +211,17 @@ async fn refuse_the_session_for_a_while(begin: &str, end: &str, kind: ErrorKind)
     let mut alice = server.connect();
     alice.take("k", "alice");
     let lock = client.lock("k");
-    let waiting = see_in_line(&server, "k", async move { lock.lock().await });
-    let _other = server.life_line("other");
-    let id = life_line(&server).unwrap();
+    let waiting = see_in_queue(&server, "k", async move { lock.lock().await });
+    let _other = server.session_connection("other");
+    let id = session_connection(&server).unwrap();
     assert_eq!(server.run(begin), "OK");
     assert_eq!(server.run(format!("CLIENT KILL ID {id}")), 1);
-    until("it has left the line", || waiters(&server) == 0);
+    until("it has left the queue", || waiters(&server) == 0);
     let error = client.lock("new").try_lock().await.unwrap_err();
     assert_eq!(error.kind(), kind, "{error}");
     assert!(!waiting.is_finished(), "it waits for the server");
     assert_eq!(server.run(end), "OK");
-    until("it is in line again", || server.line("k").len() == 1);
+    until("it waits again", || server.waiting_owners("k").len() == 1);
     alice.let_go("k", "alice");
     drop(soon(waiting).await.unwrap().unwrap());
 }
@@ -239,7 +242,7 @@ async fn waits_survive_a_server_without_memory_for_a_session_for_a_while() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_is_connected_to_though_one_of_its_nodes_has_no_room_for_a_session() {
+async fn a_cluster_can_be_used_with_a_node_that_has_no_room_for_a_session() {
     let shards = Shards::start();
     for full in shards.primaries() {
         for (begin, end) in [
@@ -249,7 +252,7 @@ async fn a_cluster_is_connected_to_though_one_of_its_nodes_has_no_room_for_a_ses
                 "CONFIG SET rlock.max-sessions 100",
             ),
         ] {
-            let other = full.life_line("other");
+            let other = full.session_connection("other");
             assert_eq!(full.run(begin), "OK");
             let urls = shards.primaries().into_iter().map(url);
             let client = Client::builder().connect_cluster(urls).await;
@@ -265,7 +268,7 @@ async fn overflow(server: &Server, proxy: &Proxy) {
     let limit = "CONFIG SET rlock.max-events-per-session 1";
     assert_eq!(server.run(limit), "OK");
     // It takes effect with the next RLOCK.EVENTS of any session.
-    server.life_line("any");
+    server.session_connection("any");
     proxy.cut_to_client();
     for name in ["x1", "x2", "x3", "x4"] {
         server.run(format!("DEL {name}"));
@@ -289,14 +292,14 @@ async fn a_wait_survives_a_session_that_overflows() {
     let mut alice = server.connect();
     alice.take("k", "alice");
     let lock = client.lock("k");
-    let waiting = see_in_line(&server, "k", async move { lock.lock().await });
+    let waiting = see_in_queue(&server, "k", async move { lock.lock().await });
     overflow(&server, &proxy).await;
     alice.let_go("k", "alice");
     drop(soon(waiting).await.unwrap().unwrap());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_guard_hears_that_its_session_has_overflown() {
+async fn a_guard_is_told_that_its_session_has_overflowed() {
     let server = Server::start();
     let proxy = Proxy::to(server.address());
     let builder = Client::builder().grace(Duration::ZERO);

@@ -9,7 +9,7 @@ use rlock_tests::{Resharding, Server, Shards, patience, until};
 use tokio::time::timeout;
 
 use super::client::{
-    MS, calls, calm, once_in_ten, poll_once, see_in_line, soon, url, wait_in_line,
+    MS, calls, calm, once_in_ten, poll_once, see_in_queue, soon, url, wait_in_queue,
 };
 use super::client_session::next_random;
 
@@ -60,7 +60,7 @@ async fn each_lock_is_asked_for_at_the_node_that_serves_it() {
     for (node, name) in primaries.iter().zip(a_name_each(&shards, "k")) {
         let guard = client.lock(&*name).lock().await.unwrap();
         assert_eq!(node.holder(&name).as_deref(), Some(guard.owner().as_str()));
-        let waiting = wait_in_line(node, &client, &name);
+        let waiting = wait_in_queue(node, &client, &name);
         guard.unlock().await.unwrap();
         soon(waiting)
             .await
@@ -80,7 +80,7 @@ async fn each_lock_is_asked_for_at_the_node_that_serves_it() {
     until_nothing_is_left(&shards);
 }
 
-/// A node that nobody has met does not know its own address.
+/// A node that no other has met does not know its own address.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_does_not_say_where_it_is_is_where_it_was_asked() {
     let node = Server::builder().cluster().start();
@@ -94,7 +94,7 @@ async fn a_node_that_does_not_say_where_it_is_is_where_it_was_asked() {
     assert_eq!(host, &"", "else this test shows nothing");
     let client = calm().connect_cluster([url(&node)]).await.unwrap();
     let guard = client.lock("k").lock().await.unwrap();
-    let waiting = wait_in_line(&node, &client, "k");
+    let waiting = wait_in_queue(&node, &client, "k");
     guard.renew().await.unwrap();
     // What it tells of itself later is no other node either.
     let list = node.run("CLIENT LIST").text();
@@ -242,7 +242,7 @@ async fn a_hold_that_has_moved_belongs_to_the_session_at_its_new_node() {
     until("it is confirmed there", || {
         to.info_number("rlock_session_holds") == 1
     });
-    let waiting = wait_in_line(to, &other, "k");
+    let waiting = wait_in_queue(to, &other, "k");
     // The process dies: it gives nothing back, and its connections close.
     std::mem::forget(guard);
     process.shutdown_background();
@@ -257,7 +257,7 @@ async fn a_hold_that_has_moved_belongs_to_the_session_at_its_new_node() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_a_lock_that_moves_gets_it_at_its_new_node() {
+async fn a_waiter_for_a_lock_that_moves_gets_it_at_its_new_node() {
     let shards = Shards::start();
     let clients = [
         connect(calm(), &shards).await,
@@ -266,10 +266,10 @@ async fn who_waits_for_a_lock_that_moves_gets_it_at_its_new_node() {
     let guard = clients[0].lock("{k}").lock().await.unwrap();
     let from = shards.primary_of("k");
     let mut waiting: Vec<_> = (0..6)
-        .map(|i| wait_in_line(from, &clients[i % 2], "{k}"))
+        .map(|i| wait_in_queue(from, &clients[i % 2], "{k}"))
         .collect();
     let both = clients[1].multi(["{k}:2", "{k}"]);
-    let both = see_in_line(from, "{k}:2", async move { both.lock().await });
+    let both = see_in_queue(from, "{k}:2", async move { both.lock().await });
     let to = other_than(&shards, "k");
     shards.move_slot("k", to);
     until("all wait there", || to.info_number("rlock_waiters") == 8);
@@ -280,7 +280,7 @@ async fn who_waits_for_a_lock_that_moves_gets_it_at_its_new_node() {
     assert!(!guard.is_lost());
     let both = tokio::spawn(async move { drop(soon(both).await.unwrap().unwrap()) });
     guard.unlock().await.unwrap();
-    // They line up anew in a new order.
+    // They queue again, in a new order.
     let served = waiting.into_iter().map(|waiting| {
         tokio::spawn(async move {
             let guard = soon(waiting).await.unwrap().unwrap();
@@ -315,7 +315,7 @@ async fn while_a_slot_moves_a_key_is_asked_for_where_it_is() {
         let error = other.lock(name).try_lock().await.unwrap_err();
         assert!(error.is_not_acquired(), "{name}: {error}");
     }
-    // A name that nobody has had yet is taken where the slot is to be.
+    // A name that was not locked yet is taken at the node to which the slot moves.
     let fresh = client.lock("{k}:fresh").lock().await.unwrap();
     let owner = fresh.owner().as_str().to_owned();
     fresh.renew().await.unwrap();
@@ -344,7 +344,7 @@ async fn while_a_slot_moves_a_key_is_asked_for_where_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_primary_costs_no_hold_that_its_replica_has_and_no_wait() {
+async fn a_killed_primary_loses_no_replicated_hold_and_no_wait() {
     let mut shards = Shards::start();
     let client = connect(calm(), &shards).await;
     let names = a_name_each(&shards, "k");
@@ -362,7 +362,7 @@ async fn a_killed_primary_costs_no_hold_that_its_replica_has_and_no_wait() {
         .unwrap();
     let broken = format!("{{{name}}}:broken");
     let broken = client.lock(broken).lock().await.unwrap();
-    let waiting = wait_in_line(shards.primary_of(&name), &client, &name);
+    let waiting = wait_in_queue(shards.primary_of(&name), &client, &name);
     shards.settle();
     rlock_tests::in_sync(shards.primary_of(&name), shards.replica_of(&name));
     shards.kill_primary_of(&name);
@@ -371,7 +371,9 @@ async fn a_killed_primary_costs_no_hold_that_its_replica_has_and_no_wait() {
     until("the holds are confirmed there", || {
         calls(heir, "renew") >= 3
     });
-    until("the wait is there", || heir.line(&name).len() == 1);
+    until("the wait is there", || {
+        heir.waiting_owners(&name).len() == 1
+    });
     for guard in &guards {
         guard.renew().await.unwrap();
     }
@@ -393,7 +395,7 @@ async fn a_killed_primary_costs_no_hold_that_its_replica_has_and_no_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hold_that_the_new_primary_never_heard_of_is_lost() {
+async fn a_hold_that_the_new_primary_does_not_have_is_lost() {
     let mut shards = Shards::start();
     let client = connect(calm(), &shards).await;
     let guard = client.lock("k").lock().await.unwrap();
@@ -417,11 +419,11 @@ async fn a_failover_in_good_order_costs_nothing() {
     let builder = calm().lease(10_000 * MS).renew_every(500 * MS);
     let client = connect(builder, &shards).await;
     let guard = client.lock("k").lock().await.unwrap();
-    let waiting = wait_in_line(shards.primary_of("k"), &client, "k");
+    let waiting = wait_in_queue(shards.primary_of("k"), &client, "k");
     shards.fail_over("k");
     let heir = shards.primary_of("k");
     until("the hold is confirmed there", || calls(heir, "renew") > 0);
-    until("the wait is there", || heir.line("k").len() == 1);
+    until("the wait is there", || heir.waiting_owners("k").len() == 1);
     assert!(!guard.is_lost());
     guard.unlock().await.unwrap();
     soon(waiting)
@@ -493,7 +495,7 @@ async fn several_locks_dropped_half_taken_leave_nothing() {
     for taken in &names {
         let held = other.lock(&**taken).lock().await.unwrap();
         let locks = client.multi(refs(&names));
-        let waiting = see_in_line(shards.primary_of(taken), taken, async move {
+        let waiting = see_in_queue(shards.primary_of(taken), taken, async move {
             locks.lock().await
         });
         waiting.abort();
@@ -535,7 +537,7 @@ async fn a_lease_of_its_own_begins_with_the_last_part() {
             let held = other.lock(&**taken).lock().await.unwrap();
             let locks = client.multi(refs(&names)).lease(lease);
             let began = Instant::now();
-            let waiting = see_in_line(shards.primary_of(taken), taken, async move {
+            let waiting = see_in_queue(shards.primary_of(taken), taken, async move {
                 locks.lock().await
             });
             until("the lease would have ended", || began.elapsed() > lease);
@@ -640,7 +642,7 @@ async fn work(client: Client, seed: u64, held: Arc<[AtomicU64; 3]>, stop: Arc<At
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn under_traffic_a_slot_that_moves_to_and_fro_costs_no_update_and_leaves_nothing() {
+async fn a_slot_that_moves_to_and_fro_under_traffic_loses_no_update() {
     let shards = Shards::start();
     let builder = calm();
     let clients = [

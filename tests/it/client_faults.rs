@@ -14,7 +14,7 @@ use rlock_client::{Client, LostReason};
 use rlock_tests::{Proxy, Server, eventually, on_time, until};
 
 use super::client::{
-    MS, calm, client, connect, once_in_ten, patient, soon, url, wait_for, wait_in_line,
+    MS, calm, client, connect, once_in_ten, patient, soon, url, wait_for, wait_in_queue,
 };
 
 const GRACE: Duration = Duration::from_secs(1);
@@ -100,7 +100,7 @@ async fn a_killed_holders_lock_is_the_next_waiters_within_50_ms() {
     let client = client(&server).await;
     on_time("the guard", &server, 50 * MS, |_| {
         let mut holder = Holder::start(&server, Duration::ZERO);
-        let waiting = wait_in_line(&server, &client, "k");
+        let waiting = wait_in_queue(&server, &client, "k");
         let killed = Instant::now();
         holder.child.kill().unwrap();
         wait_for(async {
@@ -114,11 +114,11 @@ async fn a_killed_holders_lock_is_the_next_waiters_within_50_ms() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_holder_with_a_grace_keeps_its_lock_for_the_grace_and_no_longer() {
+async fn a_killed_holder_with_a_grace_keeps_its_lock_for_just_the_grace() {
     let server = Server::start();
     let client = client(&server).await;
     let mut holder = Holder::start(&server, GRACE);
-    let waiting = wait_in_line(&server, &client, "k");
+    let waiting = wait_in_queue(&server, &client, "k");
     let killed = Instant::now();
     holder.child.kill().unwrap();
     drop(soon(waiting).await.unwrap().unwrap());
@@ -130,7 +130,7 @@ async fn a_killed_holder_with_a_grace_keeps_its_lock_for_the_grace_and_no_longer
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_was_stopped_for_longer_than_its_grace_says_that_it_has_lost() {
+async fn a_process_stopped_for_longer_than_its_grace_says_lost() {
     let server = Server::start();
     let mut holder = Holder::start(&server, GRACE);
     holder.signal("STOP");
@@ -143,7 +143,7 @@ async fn a_process_that_was_stopped_for_longer_than_its_grace_says_that_it_has_l
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_server_makes_guards_say_lost_within_the_grace_and_locks_work_when_it_goes_on() {
+async fn a_stopped_server_makes_guards_say_lost_within_the_grace() {
     let server = Server::start();
     let client = connect(calm().grace(GRACE), &server).await;
     let guard = client.lock("k").lock().await.unwrap();
@@ -183,7 +183,7 @@ async fn cut_one_direction(cut: impl Fn(&Proxy)) {
     let guard = client.lock("k").lock().await.unwrap();
     let wait = client.lock("k");
     let waiting = tokio::spawn(async move { wait.lock().await });
-    until("it is in line", || server.line("k").len() == 1);
+    until("it waits", || server.waiting_owners("k").len() == 1);
     // And has been told so, for replies come in order.
     client
         .lock("other")
@@ -197,7 +197,7 @@ async fn cut_one_direction(cut: impl Fn(&Proxy)) {
     tokio::time::sleep(LONG_GRACE).await;
     assert!(guard.is_lost(), "the server may do as it likes from now on");
     assert_eq!(soon(guard.lost()).await, LostReason::OutOfTouch);
-    // By then the server has given the lock to nobody.
+    // By then the server has not granted the lock to another owner.
     assert_eq!(server.holder("k").as_deref(), Some(guard.owner().as_str()));
     drop(guard);
     proxy.heal();
@@ -206,7 +206,7 @@ async fn cut_one_direction(cut: impl Fn(&Proxy)) {
     soon(next.unlock()).await.unwrap();
     soon(client.shutdown()).await;
     until("nothing is left", || {
-        server.holder("k").is_none() && server.line("k").is_empty()
+        server.holder("k").is_none() && server.waiting_owners("k").is_empty()
     });
 }
 
@@ -220,13 +220,13 @@ async fn a_guard_says_lost_when_nothing_comes_from_the_server() {
     cut_one_direction(Proxy::cut_to_client).await;
 }
 
-/// The number of the connection that is the life-line of the only client, if it has one now.
-pub(super) fn life_line(server: &Server) -> Option<String> {
-    life_lines(server).into_iter().next()
+/// The id of the only client's session connection, if it has one now.
+pub(super) fn session_connection(server: &Server) -> Option<String> {
+    session_connections(server).into_iter().next()
 }
 
 /// The same, with those that a router has forgotten: in the order of the server.
-pub(super) fn life_lines(server: &Server) -> Vec<String> {
+pub(super) fn session_connections(server: &Server) -> Vec<String> {
     let list = server.run("CLIENT LIST").text();
     let lines = list
         .lines()
@@ -239,15 +239,15 @@ pub(super) fn life_lines(server: &Server) -> Vec<String> {
 }
 
 /// Kills that connection.
-pub(super) fn kill_life_line(server: &Server) {
+pub(super) fn kill_session_connection(server: &Server) {
     // There may be none for a moment, if one was killed just before.
-    until("the life-line is killed", || {
-        life_line(server).is_some_and(|id| server.run(format!("CLIENT KILL ID {id}")) == 1)
+    until("the session connection is killed", || {
+        session_connection(server).is_some_and(|id| server.run(format!("CLIENT KILL ID {id}")) == 1)
     });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_life_line_that_breaks_costs_nothing_within_the_grace() {
+async fn a_broken_session_connection_costs_nothing_within_the_grace() {
     let server = Server::start();
     let client = connect(calm().grace(LONG_GRACE), &server).await;
     let guard = client.lock("held").lock().await.unwrap();
@@ -255,14 +255,14 @@ async fn a_life_line_that_breaks_costs_nothing_within_the_grace() {
     let leased = leased.lock().await.unwrap();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let waiting = wait_in_line(&server, &client, "k");
+    let waiting = wait_in_queue(&server, &client, "k");
     let passed = 400;
     tokio::time::sleep(passed * MS).await;
     let mut monitor = server.connect();
     assert_eq!(monitor.run("MONITOR"), "OK");
     for _ in 0..3 {
-        kill_life_line(&server);
-        until("it is in line again", || server.line("k").len() == 1);
+        kill_session_connection(&server);
+        until("it waits again", || server.waiting_owners("k").len() == 1);
     }
     tokio::time::sleep(LONG_GRACE + 200 * MS).await;
     assert!(!guard.is_lost() && !leased.is_lost());
@@ -279,11 +279,11 @@ async fn a_life_line_that_breaks_costs_nothing_within_the_grace() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_grace_a_broken_life_line_costs_the_holds_and_guards_hear_of_it() {
+async fn without_a_grace_a_broken_session_connection_loses_the_holds_and_guards_say_so() {
     let server = Server::start();
     let client = connect(patient(), &server).await;
     let guard = client.lock("k").lock().await.unwrap();
-    kill_life_line(&server);
+    kill_session_connection(&server);
     assert_eq!(soon(guard.lost()).await, LostReason::NotHeld);
     let again = soon(client.lock("k").lock()).await.unwrap();
     assert!(again.token() > guard.token());
@@ -300,7 +300,9 @@ async fn two_hundred_waits_survive_a_restart_of_the_server() {
             tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() })
         })
         .collect();
-    until("all are in line", || server.line("k").len() == 200);
+    until("all are in the queue", || {
+        server.waiting_owners("k").len() == 200
+    });
     server.restart();
     for waiting in waiting {
         soon(waiting).await.unwrap();
@@ -311,7 +313,7 @@ async fn two_hundred_waits_survive_a_restart_of_the_server() {
 
 /// The disk is full for a while, so every write is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_given_back_while_the_server_cannot_write_is_free_when_it_can() {
+async fn locks_released_while_the_server_cannot_write_are_free_when_it_can() {
     let server = Server::builder().on_a_small_disk("everysec").start();
     server.connect().take("long", "alice");
     let client = client(&server).await;

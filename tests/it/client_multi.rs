@@ -10,10 +10,12 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::client::{
-    MS, begin_and_drop, calls, calm, client, connect, once_in_ten, patient, poll_once, see_in_line,
-    soon, take_for_long, two_clients, url, wait_in_line,
+    MS, begin_and_drop, calls, calm, client, connect, once_in_ten, patient, poll_once,
+    see_in_queue, soon, take_for_long, two_clients, url, wait_in_queue,
 };
-use super::client_faults::{LONG_GRACE, client_through, kill_life_line, life_line};
+use super::client_faults::{
+    LONG_GRACE, client_through, kill_session_connection, session_connection,
+};
 use super::client_session::{DROPPING, drops, is_granted_within, next_random, waiters};
 
 /// Nothing is left: no lock, no waiter.
@@ -22,10 +24,10 @@ fn assert_nothing_left(server: &Server) {
     assert_eq!(left, (0, 0), "{:?}", server.run("KEYS *"));
 }
 
-/// Waits for these locks in a task of its own, and is seen in the line of `name`.
+/// Waits for these locks in a task of its own, and is seen in the queue of `name`.
 fn waits(server: &Server, name: &str, locks: &MultiLock) -> JoinHandle<Result<MultiGuard, Error>> {
     let locks = locks.clone();
-    see_in_line(server, name, async move { locks.lock().await })
+    see_in_queue(server, name, async move { locks.lock().await })
 }
 
 fn count(server: &Server, name: &str) -> i64 {
@@ -96,14 +98,14 @@ async fn all_or_none_and_nothing_is_held_while_waiting() {
     assert_eq!((server.run("DBSIZE").int(), waiters(&server)), (1, 0));
     let waiting = waits(&server, "a", &locks);
     for name in ["a", "b", "c"] {
-        assert_eq!(server.line(name).len(), 1, "{name}");
+        assert_eq!(server.waiting_owners(name).len(), 1, "{name}");
     }
     assert_eq!(server.run("DBSIZE"), 1);
     held.unlock().await.unwrap();
     let guard = soon(waiting).await.unwrap().unwrap();
     assert!(!guard.is_lost());
     // And who wants one of them waits for all to go.
-    let one = wait_in_line(&server, &client, "c");
+    let one = wait_in_queue(&server, &client, "c");
     guard.unlock().await.unwrap();
     soon(one).await.unwrap().unwrap().unlock().await.unwrap();
     assert_nothing_left(&server);
@@ -354,7 +356,7 @@ async fn guards_taken_alone_and_together_do_not_cut_each_others_lease_short() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_waited_for_is_not_cut_short_by_a_shorter_lease_of_the_same_owner() {
+async fn a_granted_lease_is_not_cut_short_by_a_shorter_one_of_its_owner() {
     let server = Server::start();
     let client = connect(patient(), &server).await;
     let owner = client.owner();
@@ -362,8 +364,8 @@ async fn what_was_waited_for_is_not_cut_short_by_a_shorter_lease_of_the_same_own
     let mut alice = server.connect();
     alice.take("b", "alice");
     let waiting = waits(&server, "b", &both.lease(Duration::from_secs(12)));
-    // Two calls of the life-line long: a grant is counted from the last but one, so from later
-    // than it was asked for.
+    // Two calls of the session connection long: a grant is counted from the last but one, so from
+    // later than it was asked for.
     sleep(4_600 * MS).await;
     alice.let_go("b", "alice");
     let both = soon(waiting).await.unwrap().unwrap();
@@ -396,7 +398,7 @@ async fn a_late_unlock_does_not_free_a_newer_hold_of_the_same_owner() {
     let new = client.lock("a").owner(&owner).lock().await.unwrap();
     assert!(old.is_lost());
     drop(old);
-    // What the old one still had goes with it, and what is the new one's stays.
+    // The old session's holds end with it, and the new one's stay.
     until("b is given back", || server.holder("b").is_none());
     assert!(!new.is_lost());
     new.renew().await.unwrap();
@@ -462,7 +464,7 @@ async fn a_circle_through_several_locks_is_refused_and_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_owner_stands_in_a_line_once_and_its_second_call_follows_when_the_first_is_dropped() {
+async fn an_owners_second_call_waits_when_the_first_was_dropped() {
     let server = Server::start();
     let client = client(&server).await;
     let mut alice = server.connect();
@@ -480,8 +482,8 @@ async fn an_owner_stands_in_a_line_once_and_its_second_call_follows_when_the_fir
     until("the third has asked", || calls(&server, "acquire") > 1);
     assert_eq!(waiters(&server), 2, "CANCEL would take out all");
     first.abort();
-    until("the first has left the line of a", || {
-        server.line("a").is_empty()
+    until("the first has left the queue of a", || {
+        server.waiting_owners("a").is_empty()
     });
     alice.let_go("b", "alice");
     let (second, third) = (
@@ -508,11 +510,11 @@ async fn dropping_a_pending_call_leaves_nothing_behind() {
     for round in 0..60 {
         let client = client(&server).await;
         begin_and_drop(client.multi(["a", "b"]).lock(), round).await;
-        until("nobody is in line", || waiters(&server) == 0);
+        until("nobody waits", || waiters(&server) == 0);
         client.shutdown().await;
         assert_eq!((server.run("DBSIZE").int(), waiters(&server)), (1, 0));
     }
-    assert!(calls(&server, "cancel") > 0, "no round got into the line");
+    assert!(calls(&server, "cancel") > 0, "no round got into the queue");
     assert_eq!(alice.let_go("b", "alice"), 0);
 }
 
@@ -531,7 +533,7 @@ async fn dropping_a_pending_call_in_the_moment_of_its_grant_leaves_nothing_behin
         };
         let mut pending = Box::pin(locks.lock());
         assert!(poll_once(pending.as_mut()).await.is_pending());
-        until("it is in line", || server.line("b").len() == 1);
+        until("it waits", || server.waiting_owners("b").len() == 1);
         alice.send("RLOCK.RELEASE b alice");
         let ends = Instant::now() + round * 10 * Duration::from_micros(1);
         while Instant::now() < ends {
@@ -544,11 +546,11 @@ async fn dropping_a_pending_call_in_the_moment_of_its_grant_leaves_nothing_behin
     }
 }
 
-/// The word of the grant comes when the client has long given the wait up.
+/// The event of the grant comes when the client has long given the wait up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_of_a_grant_that_is_heard_of_late_is_given_back() {
+async fn all_locks_of_a_late_grant_are_given_back() {
     let server = Server::start();
-    // The second stands in the way of the life-line alone.
+    // The second stands in the way of the session connection alone.
     let (near, far) = (Proxy::to(server.address()), Proxy::to(server.address()));
     let reply_within = Duration::from_secs(3);
     let client = Client::builder()
@@ -559,9 +561,9 @@ async fn all_of_a_grant_that_is_heard_of_late_is_given_back() {
         .await
         .unwrap();
     near.lead_to(far.address());
-    kill_life_line(&server);
+    kill_session_connection(&server);
     for held_before in [false, true] {
-        once_in_ten("the life-line stays", async || {
+        once_in_ten("the session connection stays", async || {
             heard_late(&server, &client, &far, held_before).await
         })
         .await;
@@ -569,8 +571,8 @@ async fn all_of_a_grant_that_is_heard_of_late_is_given_back() {
     client.shutdown().await;
 }
 
-/// One such grant. Whether the life-line has stayed meanwhile: what is told to one that is given up
-/// is told to nobody.
+/// One such grant. Whether the session connection has stayed meanwhile: events on one that is given
+/// up are lost.
 async fn heard_late(server: &Server, client: &Client, far: &Proxy, held_before: bool) -> bool {
     let mut alice = server.connect();
     let owner = client.owner();
@@ -582,15 +584,15 @@ async fn heard_late(server: &Server, client: &Client, far: &Proxy, held_before: 
     };
     alice.take("b", "alice");
     let waiting = waits(server, "b", &client.multi(["a", "b"]).owner(&owner));
-    // Told of a grant, the life-line has just begun to listen again: for two seconds, and for the
-    // reply as long as for any.
+    // Told of a grant, the session connection has just begun to listen again: for two seconds, and
+    // for the reply as long as for any.
     alice.take("c", "alice");
-    let other = wait_in_line(server, client, "c");
+    let other = wait_in_queue(server, client, "c");
     alice.let_go("c", "alice");
     soon(soon(other).await.unwrap().unwrap().unlock())
         .await
         .unwrap();
-    let before = (life_line(server), calls(server, "cancel"));
+    let before = (session_connection(server), calls(server, "cancel"));
     far.cut_to_client();
     alice.let_go("b", "alice");
     waiting.abort();
@@ -598,7 +600,7 @@ async fn heard_late(server: &Server, client: &Client, far: &Proxy, held_before: 
     assert_eq!(server.holder("b").as_deref(), Some(owner.as_str()));
     sleep(Duration::from_millis(3_300)).await;
     far.heal();
-    let stays = || life_line(server) == before.0;
+    let stays = || session_connection(server) == before.0;
     until("all is given back", || {
         server.holder("b").is_none() || !stays()
     });
@@ -617,16 +619,16 @@ async fn heard_late(server: &Server, client: &Client, far: &Proxy, held_before: 
     true
 }
 
-/// The grant and the caller's leaving cross, and the word of it is lost with the life-line. Nothing
-/// else of the owner is there, so whatever it may have is given back.
+/// The grant and the caller's cancel cross, and its event is lost with the session
+/// connection. Nothing else of the owner is there, so whatever it may have is given back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_whose_word_is_lost_is_given_back() {
+async fn a_grant_whose_event_is_lost_is_given_back() {
     let server = Server::start();
     let (near, far) = (Proxy::to(server.address()), Proxy::to(server.address()));
     let address = format!("redis://{}", near.address());
     let client = calm().connect(&address).await.unwrap();
     near.lead_to(far.address());
-    kill_life_line(&server);
+    kill_session_connection(&server);
     let mut alice = server.connect();
     for names in [&["b"][..], &["a", "b"]] {
         let locks = client.multi(names.iter().copied()).owner(&client.owner());
@@ -688,7 +690,7 @@ async fn calls_dropped_at_random_moments_under_traffic_leave_no_key_and_no_waite
             })
         })
         .collect();
-    // Most of the calls stand in the three lines at once where the machine is busy.
+    // Most of the calls stand in the three queues at once where the machine is busy.
     let long = patience(Duration::from_secs(120));
     for dropper in droppers {
         timeout(long, dropper).await.unwrap().unwrap();
@@ -717,10 +719,10 @@ async fn killed_connections_cost_neither_a_hold_nor_a_wait() {
         until("renewed on a new connection", || {
             calls(&server, "mrenew") > renewals
         });
-        until("in line on a new connection", || waiters(&server) == 2);
+        until("they wait on a new connection", || waiters(&server) == 2);
     }
-    kill_life_line(&server);
-    until("in line again", || waiters(&server) == 2);
+    kill_session_connection(&server);
+    until("they wait again", || waiters(&server) == 2);
     sleep(grace + 200 * MS).await;
     assert!(!guard.is_lost());
     guard.unlock().await.unwrap();
@@ -730,7 +732,7 @@ async fn killed_connections_cost_neither_a_hold_nor_a_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_survives_a_restart_is_confirmed_and_what_does_not_is_lost() {
+async fn holds_that_survive_a_restart_are_confirmed_and_others_are_lost() {
     let mut server = Server::builder().config("appendonly yes").start();
     let client = connect(calm().renew_every(50 * MS), &server).await;
     let guard = client.multi(["a", "b"]).lock().await.unwrap();
@@ -741,7 +743,7 @@ async fn what_survives_a_restart_is_confirmed_and_what_does_not_is_lost() {
     });
     guard.renew().await.unwrap();
     assert!(!guard.is_lost());
-    until("in line anew", || server.line("b").len() == 1);
+    until("it waits again", || server.waiting_owners("b").len() == 1);
     server.run("DEL a");
     // By the event or by the next renewal.
     soon(guard.lost()).await;
@@ -779,7 +781,7 @@ async fn a_guard_says_lost_when_the_network_is_cut() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_frozen_server_may_have_granted_is_given_back() {
+async fn a_possible_grant_of_a_stopped_server_is_given_back() {
     let server = Server::start();
     let client = connect(calm().response_timeout(3_000 * MS), &server).await;
     let locks = client.multi(["a", "b"]);

@@ -64,7 +64,7 @@ impl Five {
         self.0[i].address().to_string()
     }
 
-    /// Sees that nobody holds the lock on any of these servers.
+    /// Sees that the lock is free on all of these servers.
     #[track_caller]
     pub(super) fn all_free(&self, name: &str, among: impl IntoIterator<Item = usize>) {
         for i in among {
@@ -85,12 +85,12 @@ impl Five {
     }
 }
 
-/// A busy machine answers late; what is slow on purpose never answers.
+/// A busy machine answers late; a server that is slow on purpose never answers.
 pub(super) fn settings() -> QuorumBuilder {
     within_grace(Duration::from_secs(5))
 }
 
-/// The same, for those to whom it matters how long a server may be silent.
+/// The same, for tests in which it matters how long a server may be silent.
 pub(super) fn within_grace(grace: Duration) -> QuorumBuilder {
     let each = Client::builder()
         .grace(grace)
@@ -105,7 +105,7 @@ pub(super) fn by_lease() -> ClientBuilder {
     Client::builder().grace(Duration::ZERO)
 }
 
-/// Tries until it is told that somebody holds the lock: on a busy machine a majority may not answer
+/// Tries until it is told that the lock is held: on a busy machine a majority may not answer
 /// in time.
 pub(super) async fn not_acquired(
     mut attempt: impl AsyncFnMut() -> Result<QuorumGuard, QuorumError>,
@@ -321,7 +321,7 @@ pub(super) async fn count(clients: &[QuorumClient], times: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_that_contend_lose_no_update_and_never_stand_in_line() {
+async fn clients_that_contend_lose_no_update_and_never_queue() {
     let mut five = Five::start();
     let mut clients = Vec::new();
     for _ in 0..5 {
@@ -389,7 +389,7 @@ async fn a_call_dropped_at_any_moment_leaves_nothing_on_any_server() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_stopped_servers_grant_late_is_given_back() {
+async fn late_grants_of_stopped_servers_are_given_back() {
     let five = Five::start();
     let client = five.connect(settings()).await;
     let acquired = calls(&five.0[0], "acquire");
@@ -477,7 +477,8 @@ async fn without_renewals_a_guard_ends_with_the_lease_of_its_majority() {
         assert!(!guard.is_lost(), "it is renewed");
         sleep(20 * MS).await;
     }
-    // Killed, they no longer renew; the life-lines break, but without a grace only leases count.
+    // Killed, they no longer renew; the session connections break, but without a grace only leases
+    // count.
     lost_in_time(&guard, || five.0[..3].iter_mut().for_each(Server::kill)).await;
 
     five.0[..3].iter_mut().for_each(Server::restart);
@@ -523,7 +524,7 @@ async fn a_renewal_needs_a_majority() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_may_fail_one_after_the_other_since_the_lock_is_taken_again_where_it_was_lost() {
+async fn servers_may_fail_one_after_the_other_since_lost_parts_are_taken_again() {
     let mut five = Five::start();
     let client = five.client().await;
     let guard = client.lock("k").lock().await.unwrap();
@@ -547,7 +548,7 @@ async fn servers_may_fail_one_after_the_other_since_the_lock_is_taken_again_wher
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_operators_break_is_not_taken_again_and_costs_the_lock_with_the_third() {
+async fn parts_ended_by_operators_are_not_taken_again() {
     let five = Five::start();
     let client = five.client().await;
     let guard = client.lock("k").lock().await.unwrap();

@@ -38,7 +38,7 @@ fn taken_again(server: &Server, name: &str, before: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_given_back_is_not_taken_again_however_long_the_servers_take() {
+async fn a_released_lock_is_not_taken_again_however_slow_the_servers_are() {
     let five = Five::start();
     let client = five.connect(settings().settings(by_lease())).await;
     let guard = held_everywhere(&client.lock("k")).await;
@@ -57,7 +57,7 @@ async fn what_is_given_back_is_not_taken_again_however_long_the_servers_take() {
 /// The client has stopped trying to give back when the server wakes, so only a RELEASE that lies
 /// in the socket behind the ACQUIRE can undo it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_stopped_server_was_asked_is_undone_when_it_wakes_after_the_lease() {
+async fn commands_to_a_stopped_server_are_undone_when_it_wakes_after_the_lease() {
     let five = Five::start();
     let each = by_lease().lease(3 * SECOND).response_timeout(2 * SECOND);
     let client = five.connect(settings().settings(each)).await;
@@ -80,7 +80,7 @@ async fn what_a_stopped_server_was_asked_is_undone_when_it_wakes_after_the_lease
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_was_out_of_touch_is_taken_again_although_it_holds_on() {
+async fn an_unreachable_server_is_taken_again_although_it_still_holds() {
     let five = Five::start();
     let grace = 4 * SECOND;
     let client = five.connect(within_grace(grace)).await;
@@ -113,7 +113,7 @@ async fn a_guard_dropped_while_it_is_being_taken_again_leaves_nothing() {
     });
     let asked = calls(server, "acquire");
     server.freeze();
-    // By then the guard has asked once more, and somebody's lease is over.
+    // By then the guard has asked once more, and a lease is over.
     sleep(6_200 * MS).await;
     assert!(!guard.is_lost());
     drop(guard);
@@ -126,7 +126,7 @@ async fn a_guard_dropped_while_it_is_being_taken_again_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_hope_a_part_is_given_back_before_the_slowest_has_answered() {
+async fn without_a_possible_majority_parts_are_given_back_before_the_slowest_reply() {
     let five = Five::start();
     let builder = settings().answer_within(60 * SECOND).settings(unhurried());
     let client = five.connect(builder).await;
@@ -163,7 +163,7 @@ async fn a_renewal_that_is_confirmed_too_late_brings_nothing_back() {
     proxies[..2].iter().for_each(Proxy::cut_to_client);
     let late = async {
         let why = soon(guard.lost()).await;
-        // The servers have it for a while longer, but nobody knows that.
+        // The servers keep it for a while longer, but the client cannot know that.
         let renewed = servers.each_ref().map(|server| calls(server, "renew"));
         proxies[..2].iter().for_each(Proxy::heal);
         (why, renewed)
@@ -181,7 +181,7 @@ async fn a_renewal_that_is_confirmed_too_late_brings_nothing_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_longest_hold_is_not_drawn_out_where_it_is_taken_again() {
+async fn max_hold_does_not_grow_when_a_part_is_taken_again() {
     let longest = 12 * SECOND;
     let five = Five::start();
     let client = five.connect(settings().settings(by_lease())).await;
@@ -244,7 +244,7 @@ async fn held_by_three(five: &Five, client: &QuorumClient) -> rlock_client::Quor
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_that_is_renewed_by_hand_is_taken_again_where_it_is_not_held() {
+async fn a_renewal_by_hand_takes_lost_parts_again() {
     let five = Five::start();
     let client = five.connect(settings().settings(by_lease())).await;
     let guard = held_by_three(&five, &client).await;
@@ -295,7 +295,7 @@ async fn a_server_that_was_away_for_longer_than_the_grace_makes_no_second_majori
     not_acquired(async || rival.lock("k").try_lock().await).await;
     five.0[4].kill();
     sleep(grace + 100 * MS).await;
-    // It has forgotten what it granted; by now nobody counts on it.
+    // It has forgotten what it granted; by now no guard counts on it.
     assert!(guard.is_lost());
     five.0[4].restart();
     let next = soon(rival.lock("k").lock()).await.unwrap();
@@ -354,7 +354,7 @@ fn says(error: &QuorumError, address: &str, kind: ErrorKind, word: &str) -> bool
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_each_server_says_is_in_the_error_also_where_it_is_not_asked() {
+async fn the_error_has_each_servers_reason_also_of_one_not_asked() {
     let mut servers: [Server; 7] = array::from_fn(|i| match i {
         5 => Server::builder().on_a_small_disk("everysec").start(),
         _ => Server::start(),
@@ -410,7 +410,7 @@ async fn what_each_server_says_is_in_the_error_also_where_it_is_not_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_server_by_two_addresses_is_found_out() {
+async fn one_server_by_two_addresses_is_refused() {
     let servers = [Server::start(), Server::start()];
     let also = Proxy::to(servers[0].address());
     let [one, other] = servers.each_ref().map(super::client::url);
@@ -463,7 +463,7 @@ async fn a_server_that_comes_to_answer_for_another_counts_once() {
 
 /// Each client has a server that it reaches first, so each gets that one and no other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_split_the_votes_get_in_one_after_the_other() {
+async fn clients_that_split_the_votes_are_granted_one_after_the_other() {
     let servers = [(); 3].map(|()| Server::start());
     let mut proxies = Vec::new();
     let mut clients = Vec::new();

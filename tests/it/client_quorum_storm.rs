@@ -55,7 +55,7 @@ fn torment(servers: &mut [Server], ways: &[Proxy], mut random: Random, over: &At
     }
 }
 
-/// The guards that nobody has given back.
+/// The guards that were not given back.
 struct Held {
     /// Replays the faults.
     seed: u64,

@@ -9,10 +9,10 @@ use rlock_tests::{Proxy, Server, patience, until};
 use tokio::time::{sleep, timeout};
 
 use super::client::{
-    MS, begin_and_drop, calls, calm, client, connect, patient, poll_once, see_in_line, soon,
+    MS, begin_and_drop, calls, calm, client, connect, patient, poll_once, see_in_queue, soon,
     two_clients, url,
 };
-use super::client_faults::{LONG_GRACE, client_through, kill_life_line};
+use super::client_faults::{LONG_GRACE, client_through, kill_session_connection};
 use super::client_session::{DROPPING, drops, is_granted_within, next_random, waiters};
 
 /// Who holds the lock `k`, and how: `owner/mode/count`, in the order of the owners.
@@ -38,22 +38,22 @@ fn assert_nothing_left(server: &Server) {
     assert_eq!(left, (0, 0), "{:?}", server.run("KEYS *"));
 }
 
-/// Gets in line to read, in a task of its own.
+/// Waits to read, in a task of its own.
 fn waits_to_read(
     server: &Server,
     lock: &RwLock,
 ) -> tokio::task::JoinHandle<Result<ReadGuard, rlock_client::Error>> {
     let lock = lock.clone();
-    see_in_line(server, "k", async move { lock.read().await })
+    see_in_queue(server, "k", async move { lock.read().await })
 }
 
-/// Gets in line to write, in a task of its own.
+/// Waits to write, in a task of its own.
 fn waits_to_write(
     server: &Server,
     lock: &RwLock,
 ) -> tokio::task::JoinHandle<Result<WriteGuard, rlock_client::Error>> {
     let lock = lock.clone();
-    see_in_line(server, "k", async move { lock.write().await })
+    see_in_queue(server, "k", async move { lock.write().await })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -139,7 +139,7 @@ async fn readers_are_together_and_writers_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_that_comes_after_a_waiting_writer_waits_and_readers_in_line_come_in_together() {
+async fn readers_wait_behind_a_waiting_writer_and_are_granted_together() {
     let server = Server::start();
     let client = client(&server).await;
     let lock = client.rw_lock("k");
@@ -150,7 +150,7 @@ async fn a_reader_that_comes_after_a_waiting_writer_waits_and_readers_in_line_co
     let late = waits_to_write(&server, &lock);
     first.unlock().await.unwrap();
     let writer = soon(writer).await.unwrap().unwrap();
-    assert_eq!(server.line("k").len(), 3);
+    assert_eq!(server.waiting_owners("k").len(), 3);
     writer.unlock().await.unwrap();
     let [one, other] = readers;
     let readers = [
@@ -178,7 +178,7 @@ async fn readers_come_in_at_once_when_the_writer_that_kept_them_out_is_dropped()
     assert!(!first.is_lost() && !second.is_lost());
     // A wait that times out, too.
     let kept_out = lock.clone();
-    let waiting = see_in_line(&server, "k", async move {
+    let waiting = see_in_queue(&server, "k", async move {
         kept_out.write_timeout(Duration::from_secs(4)).await
     });
     let reader = waits_to_read(&server, &lock);
@@ -187,7 +187,7 @@ async fn readers_come_in_at_once_when_the_writer_that_kept_them_out_is_dropped()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_does_not_wait_or_not_for_long_is_told_what_is_left_of_the_lease() {
+async fn without_a_long_wait_the_reply_is_what_is_left_of_the_lease() {
     let server = Server::start();
     let client = client(&server).await;
     let lock = client.rw_lock("k").lease(Duration::from_secs(60));
@@ -206,19 +206,19 @@ async fn who_does_not_wait_or_not_for_long_is_told_what_is_left_of_the_lease() {
             "{left:?}"
         );
     }
-    assert!(server.line("k").is_empty());
+    assert!(server.waiting_owners("k").is_empty());
     writer.unlock().await.unwrap();
     let reader = lock.try_read().await.unwrap();
     assert!(lock.try_write().await.unwrap_err().is_not_acquired());
     let other = lock.read_timeout(Duration::ZERO).await.unwrap();
     let waiting = lock.clone();
-    let writer = see_in_line(&server, "k", async move {
+    let writer = see_in_queue(&server, "k", async move {
         waiting.write_timeout(Duration::from_secs(20)).await
     });
     drop((reader, other));
     let writer = soon(writer).await.unwrap().unwrap();
     let waiting = lock.clone();
-    let reader = see_in_line(&server, "k", async move {
+    let reader = see_in_queue(&server, "k", async move {
         waiting.read_timeout(Duration::from_secs(20)).await
     });
     drop(writer);
@@ -238,7 +238,7 @@ async fn a_downgrade_lets_waiting_readers_in_at_once_and_no_writer() {
     let next = waits_to_write(&server, &lock);
     let mut rival = server.connect();
     rival.send("RLOCK.ACQUIRE k rival 30000 WRITE BLOCK 0");
-    until("the rival is in line", || server.line("k").len() == 4);
+    until("the rival waits", || server.waiting_owners("k").len() == 4);
     let reader = writer.downgrade().await.unwrap();
     assert_eq!(reader.owner(), &owner);
     assert!(reader.token() > token);
@@ -289,7 +289,7 @@ async fn a_downgrade_keeps_the_lease_and_the_longest_hold_and_the_other_guards()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_downgrade_of_what_was_lost_says_so_and_holds_nothing() {
+async fn a_downgrade_of_a_lost_hold_says_so_and_holds_nothing() {
     let server = Server::start();
     let client = client(&server).await;
     for round in 0..20 {
@@ -362,7 +362,11 @@ async fn an_owner_waits_once_be_it_to_read_or_to_write() {
     until("the second has asked", || {
         calls(&server, "acquire") > acquires
     });
-    assert_eq!(server.line("k").len(), 1, "CANCEL would take out both");
+    assert_eq!(
+        server.waiting_owners("k").len(),
+        1,
+        "CANCEL would take out both"
+    );
     alone.unlock().await.unwrap();
     let reader = soon(reader).await.unwrap().unwrap();
     // Its turn has come, and it would wait for itself.
@@ -428,7 +432,7 @@ async fn a_guard_is_valid_for_no_longer_than_the_lease_in_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_that_gives_back_one_of_two_guards_keeps_what_the_other_was_promised() {
+async fn a_reader_that_gives_back_one_of_two_guards_keeps_the_others_lease() {
     let server = Server::start();
     let client = connect(patient(), &server).await;
     let lock = client
@@ -469,7 +473,7 @@ async fn the_watchdog_keeps_short_leases_of_both_modes_alive() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn guards_of_both_modes_are_told_at_once_that_and_why_they_lost_their_lock() {
+async fn guards_of_both_modes_are_told_at_once_why_they_lost_their_lock() {
     let server = Server::start();
     let client = client(&server).await;
     for (command, reason) in [
@@ -582,7 +586,7 @@ async fn dropping_a_pending_call_leaves_nothing_behind() {
             let lock = client.rw_lock("k");
             begin_and_drop(lock.write(), round).await;
             begin_and_drop(lock.read(), round).await;
-            until("nobody is in line", || server.line("k").is_empty());
+            until("nobody waits", || server.waiting_owners("k").is_empty());
             client.shutdown().await;
             let mode = mode.to_lowercase();
             assert_eq!(holders(&server), [format!("alice/{mode}/1")], "{round}");
@@ -590,7 +594,7 @@ async fn dropping_a_pending_call_leaves_nothing_behind() {
         assert_eq!(alice.run(format!("RLOCK.RELEASE k alice {mode}")), 0);
         assert_nothing_left(&server);
     }
-    assert!(calls(&server, "cancel") > 0, "no round got into the line");
+    assert!(calls(&server, "cancel") > 0, "no round got into the queue");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -604,7 +608,7 @@ async fn dropping_a_pending_call_in_the_moment_of_its_grant_leaves_nothing_behin
         let (mut reader, mut writer) = (Box::pin(lock.read()), Box::pin(lock.write()));
         assert!(poll_once(reader.as_mut()).await.is_pending());
         assert!(poll_once(writer.as_mut()).await.is_pending());
-        until("they are in line", || server.line("k").len() == 2);
+        until("they wait", || server.waiting_owners("k").len() == 2);
         alice.send("RLOCK.RELEASE k alice WRITE");
         let ends = Instant::now() + round * 10 * Duration::from_micros(1);
         while Instant::now() < ends {
@@ -694,7 +698,7 @@ async fn killed_connections_cost_neither_a_hold_nor_a_wait() {
     let reader = lock.read().await.unwrap();
     let writer = other.write().await.unwrap();
     let to_write = waits_to_write(&server, &lock);
-    let to_read = see_in_line(&server, "other", async move { other.read().await });
+    let to_read = see_in_queue(&server, "other", async move { other.read().await });
     let mut observer = server.connect();
     for _ in 0..3 {
         observer.run("CLIENT KILL TYPE normal SKIPME yes");
@@ -702,10 +706,10 @@ async fn killed_connections_cost_neither_a_hold_nor_a_wait() {
         until("renewed on a new connection", || {
             calls(&server, "renew") > renewals + 1
         });
-        until("in line on a new connection", || waiters(&server) == 2);
+        until("they wait on a new connection", || waiters(&server) == 2);
     }
-    kill_life_line(&server);
-    until("in line again", || waiters(&server) == 2);
+    kill_session_connection(&server);
+    until("they wait again", || waiters(&server) == 2);
     sleep(LONG_GRACE + 200 * MS).await;
     assert!(!reader.is_lost() && !writer.is_lost());
     reader.unlock().await.unwrap();
@@ -752,7 +756,7 @@ async fn holds_of_both_modes_that_survive_a_restart_are_confirmed_and_not_called
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_that_loses_everything_is_told_and_waits_line_up_anew() {
+async fn a_restart_that_loses_everything_is_told_and_waits_queue_again() {
     let mut server = Server::start();
     let client = connect(calm().renew_every(50 * MS), &server).await;
     let writer = client.rw_lock("k").write().await.unwrap();
@@ -808,7 +812,7 @@ async fn shutdown_ends_what_is_pending() {
     soon(client.shutdown()).await;
     assert!(soon(reader).await.unwrap().unwrap_err().is_could_not_ask());
     assert!(soon(writer).await.unwrap().unwrap_err().is_could_not_ask());
-    assert!(server.line("k").is_empty());
+    assert!(server.waiting_owners("k").is_empty());
     assert!(lock.read().await.unwrap_err().is_could_not_ask());
 }
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 use rlock_client::{Client, ClientBuilder, Guard, LostReason, blocking};
 use rlock_tests::{Pair, Proxy, Sentinels, Server, in_sync, until};
 
-use super::client::{MS, once_in_ten, soon, wait_in_line};
-use super::client_faults::kill_life_line;
+use super::client::{MS, once_in_ten, soon, wait_in_queue};
+use super::client_faults::kill_session_connection;
 
 /// Longer than any failover takes.
 const LONG: Duration = Duration::from_secs(60);
@@ -110,17 +110,19 @@ async fn a_service_that_no_sentinel_knows_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_the_primary_is_killed_holds_are_confirmed_and_waits_go_on_at_the_new_one() {
+async fn when_the_primary_is_killed_holds_and_waits_go_on_at_the_new_one() {
     let mut watched = Sentinels::start();
     let client = connect(steadfast(), &watched).await;
     let guard = client.lock("k").lock().await.unwrap();
-    let waiting = wait_in_line(watched.primary(), &client, "k");
+    let waiting = wait_in_queue(watched.primary(), &client, "k");
     in_sync(watched.primary(), watched.replica());
     watched.kill_primary();
     confirmed(&guard).await;
     assert!(!guard.is_lost());
     let primary = watched.primary();
-    until("the wait is in line there", || primary.line("k").len() == 1);
+    until("the wait is in the queue there", || {
+        primary.waiting_owners("k").len() == 1
+    });
     assert_eq!(primary.holder("k").as_deref(), Some(guard.owner().as_str()));
     soon(guard.unlock()).await.unwrap();
     let next = soon(waiting).await.unwrap().unwrap();
@@ -129,7 +131,7 @@ async fn when_the_primary_is_killed_holds_are_confirmed_and_waits_go_on_at_the_n
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hold_that_the_new_primary_never_heard_of_is_lost_and_said_to_be() {
+async fn a_hold_that_the_new_primary_does_not_have_is_said_to_be_lost() {
     let mut watched = Sentinels::start();
     let client = connect(steadfast(), &watched).await;
     let first = client.lock("k").lock().await.unwrap();
@@ -140,7 +142,7 @@ async fn a_hold_that_the_new_primary_never_heard_of_is_lost_and_said_to_be() {
     watched.replica().freeze();
     watched.primary().run("CLIENT KILL TYPE replica");
     let guard = client.lock("k").lock().await.unwrap();
-    let waiting = wait_in_line(watched.primary(), &client, "k");
+    let waiting = wait_in_queue(watched.primary(), &client, "k");
     let (primary, replica) = (watched.primary().address(), watched.replica().process_id());
     let thaw = thread::spawn(move || {
         until("the primary is dead", || {
@@ -166,14 +168,16 @@ async fn a_failover_by_order_costs_neither_a_hold_nor_a_wait_and_tokens_grow() {
     let client = connect(steadfast(), &watched).await;
     let held = client.lock("held").lock().await.unwrap();
     let guard = client.lock("k").lock().await.unwrap();
-    let waiting = wait_in_line(watched.primary(), &client, "k");
+    let waiting = wait_in_queue(watched.primary(), &client, "k");
     in_sync(watched.primary(), watched.replica());
     for _ in 0..2 {
         watched.fail_over();
         confirmed(&held).await;
         confirmed(&guard).await;
         let primary = watched.primary();
-        until("the wait is in line there", || primary.line("k").len() == 1);
+        until("the wait is in the queue there", || {
+            primary.waiting_owners("k").len() == 1
+        });
         let other = soon(client.lock("other").lock()).await.unwrap();
         assert!(other.token() > guard.token());
         soon(other.unlock()).await.unwrap();
@@ -189,14 +193,14 @@ async fn a_failover_by_order_costs_neither_a_hold_nor_a_wait_and_tokens_grow() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_primary_that_stands_still_and_wakes_as_a_replica_is_believed_no_more() {
+async fn a_stopped_primary_that_wakes_as_a_replica_keeps_no_guard_valid() {
     let watched = Sentinels::start();
     // With a longer grace the hold would be confirmed at the new primary.
     let builder = Client::builder().grace(Duration::from_secs(1));
     let builder = builder.response_timeout(Duration::from_secs(3));
     let client = connect(builder, &watched).await;
     let guard = client.lock("k").lock().await.unwrap();
-    let waiting = wait_in_line(watched.primary(), &client, "k");
+    let waiting = wait_in_queue(watched.primary(), &client, "k");
     in_sync(watched.primary(), watched.replica());
     let frozen = watched.primary();
     let old = frozen.port();
@@ -229,7 +233,7 @@ async fn without_sentinels_a_server_that_is_a_replica_for_a_while_is_waited_for(
     let url = format!("redis://{}", pair.primary.address());
     let client = steadfast().connect(&url).await.unwrap();
     let guard = client.lock("k").lock().await.unwrap();
-    let waiting = wait_in_line(&pair.primary, &client, "k");
+    let waiting = wait_in_queue(&pair.primary, &client, "k");
     pair.settle();
     pair.replica.run("REPLICAOF NO ONE");
     let demote = format!("REPLICAOF 127.0.0.1 {}", pair.replica.port());
@@ -244,15 +248,15 @@ async fn without_sentinels_a_server_that_is_a_replica_for_a_while_is_waited_for(
 
     assert_eq!(pair.primary.run("REPLICAOF NO ONE"), "OK");
     confirmed(&guard).await;
-    until("the wait is in line again", || {
-        pair.primary.line("k").len() == 1
+    until("the wait is in the queue again", || {
+        pair.primary.waiting_owners("k").len() == 1
     });
     soon(guard.unlock()).await.unwrap();
     let next = soon(waiting).await.unwrap().unwrap();
     soon(next.unlock()).await.unwrap();
 }
 
-/// Behind one address there is another server all of a sudden, for those who connect anew, while
+/// New connections to an address suddenly lead to another server, while
 /// one of the client's two connections still leads to the first. `kill` ends the other.
 async fn another_server_behind_the_address(kill: impl Fn(&Server)) {
     let (first, second) = (Server::start(), Server::start());
@@ -260,7 +264,7 @@ async fn another_server_behind_the_address(kill: impl Fn(&Server)) {
     let url = format!("redis://{}", proxy.address());
     let client = steadfast().connect(&url).await.unwrap();
     let guard = client.lock("k").lock().await.unwrap();
-    let waiting = wait_in_line(&first, &client, "k");
+    let waiting = wait_in_queue(&first, &client, "k");
     proxy.lead_to(second.address());
     kill(&first);
     // A hold that the second server does not know is not kept alive by what the first one says.
@@ -283,11 +287,11 @@ async fn another_server_behind_the_address(kill: impl Fn(&Server)) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_connection_for_commands_follows_the_life_line_to_another_server() {
-    another_server_behind_the_address(kill_life_line).await;
+async fn the_command_connection_follows_the_session_connection_to_another_server() {
+    another_server_behind_the_address(kill_session_connection).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_life_line_follows_the_connection_for_commands_to_another_server() {
+async fn the_session_connection_follows_the_command_connection_to_another_server() {
     another_server_behind_the_address(kill_command_connection).await;
 }

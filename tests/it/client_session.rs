@@ -17,7 +17,7 @@ use tracing::span;
 
 use super::client::{
     MS, calls, calm, client, connect, poll_once, soon, take_for_long, two_clients, url,
-    wait_in_line,
+    wait_in_queue,
 };
 
 /// The session of a client, by an owner of its own.
@@ -58,7 +58,7 @@ async fn a_thousand_holds_and_a_thousand_waits_use_two_sockets() {
             tokio::spawn(async move { lock.lock().await })
         })
         .collect();
-    until("all are in line", || waiters(&server) == 1_000);
+    until("all are in the queue", || waiters(&server) == 1_000);
     until("its sockets are all there are", || sockets(&server) == 2);
     assert!(guards.iter().all(|guard| !guard.is_lost()));
     drop(guards);
@@ -75,7 +75,7 @@ async fn a_thousand_holds_and_a_thousand_waits_use_two_sockets() {
 const BURST: u64 = 1_000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_get_in_line_in_the_order_in_which_they_were_made() {
+async fn calls_queue_in_the_order_in_which_they_were_made() {
     let server = Server::start();
     let client = client(&server).await;
     let guard = client.lock("k").lock().await.unwrap();
@@ -98,8 +98,8 @@ async fn calls_get_in_line_in_the_order_in_which_they_were_made() {
     assert_eq!(*order.lock().unwrap(), (0..BURST).collect::<Vec<_>>());
 }
 
-/// Were a CANCEL to reach the server before the ACQUIRE that it undoes, that would stand in line
-/// for nobody, and then hold the lock to the end of its lease.
+/// Were a CANCEL to reach the server before the ACQUIRE that it undoes, that would stand in the
+/// queue for nobody, and then hold the lock to the end of its lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_calls_dropped_at_once_are_all_undone_behind_what_they_asked_for() {
     let server = Server::start();
@@ -116,7 +116,7 @@ async fn many_calls_dropped_at_once_are_all_undone_behind_what_they_asked_for() 
         }
     }
     until("all are undone", || calls(&server, "cancel") == BURST);
-    until("nobody is in line", || waiters(&server) == 0);
+    until("nobody waits", || waiters(&server) == 0);
     client.shutdown().await;
     assert_eq!(calls(&server, "acquire"), BURST + 1);
     assert_eq!(alice.let_go("k", "alice"), 0);
@@ -248,7 +248,7 @@ async fn a_hundred_thousand_locks_taken_and_dropped_leak_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_that_nobody_waits_for_is_given_back() {
+async fn an_orphan_grant_is_given_back() {
     let server = Server::start();
     let client = client(&server).await;
     let session = session_of(&client);
@@ -272,7 +272,7 @@ async fn a_circle_of_two_owners_is_refused_and_named() {
     let second = client.lock("b").owner(&ben).lock().await.unwrap();
     let lock = client.lock("b").owner(&ann);
     let waiting = tokio::spawn(async move { lock.lock().await });
-    until("ann waits for b", || server.line("b").len() == 1);
+    until("ann waits for b", || server.waiting_owners("b").len() == 1);
     let error = client.lock("a").owner(&ben).lock().await.unwrap_err();
     assert!(error.is_deadlock(), "{error}");
     let text = error.to_string();
@@ -295,7 +295,7 @@ async fn max_hold_ends_a_hold_that_would_be_renewed_for_ever() {
     let client = connect(builder.renew_every(100 * MS), &server).await;
     let before = Instant::now();
     let guard = client.lock("k").lock().await.unwrap();
-    let waiting = wait_in_line(&server, &client, "k");
+    let waiting = wait_in_queue(&server, &client, "k");
     assert_eq!(soon(guard.lost()).await, LostReason::MaxHold);
     let held = before.elapsed();
     assert!(held + 300 * MS > longest, "it was renewed: {held:?}");
@@ -313,14 +313,15 @@ async fn max_hold_ends_a_hold_that_would_be_renewed_for_ever() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_loses_its_session_to_another_connection_is_told_so() {
+async fn a_connection_whose_session_was_taken_over_is_told_so() {
     let server = Server::start();
-    // A call to the life-line that is answered late is given up, unless the client is patient; and
-    // for a while after that a session that is taken over may have been taken by itself.
+    // A call to the session connection that is answered late is given up, unless the client is
+    // patient; and for a while after that a session that is taken over may have been taken by
+    // itself.
     let client = client(&server).await;
     let guard = client.lock("held").lock().await.unwrap();
     server.connect().take("k", "alice");
-    let waiting = wait_in_line(&server, &client, "k");
+    let waiting = wait_in_queue(&server, &client, "k");
     let mut thief = server.connect();
     thief.run(format!("RLOCK.EVENTS {}", session_of(&client)));
     assert_eq!(soon(guard.lost()).await, LostReason::TakenOver);
@@ -331,7 +332,9 @@ async fn who_loses_its_session_to_another_connection_is_told_so() {
     );
     let error = client.lock("new").lock().await.unwrap_err();
     assert!(error.to_string().contains("taken over"), "{error}");
-    until("the wait was withdrawn", || server.line("k").is_empty());
+    until("the wait was withdrawn", || {
+        server.waiting_owners("k").is_empty()
+    });
 }
 
 #[test]
@@ -357,8 +360,8 @@ fn programs_without_async_have_the_same_locks() {
     let (granted, told) = mpsc::channel();
     let lock = client.lock("k");
     let other = thread::spawn(move || granted.send(lock.lock().unwrap()).unwrap());
-    until("the other thread is in line", || {
-        server.line("k").len() == 1
+    until("the other thread waits", || {
+        server.waiting_owners("k").len() == 1
     });
     guard.unlock().unwrap();
     let next = told

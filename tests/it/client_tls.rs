@@ -7,7 +7,7 @@ use std::time::Duration;
 use rlock_client::{ClientBuilder, Error, QuorumClient, blocking};
 use rlock_tests::{Certificates, Sentinels, Server, Shards, in_sync, until};
 
-use super::client::{calm, soon, wait_in_line};
+use super::client::{calm, soon, wait_in_queue};
 
 fn url(server: &Server) -> String {
     format!("rediss://{}", server.tls_address())
@@ -42,10 +42,10 @@ async fn both_connections_are_encrypted_also_when_they_are_opened_anew() {
     let client = trusting(&certificates).connect(&url(&server)).await;
     let client = client.unwrap();
     let guard = client.lock("k").lock().await.unwrap();
-    let waiting = wait_in_line(&server, &client, "k");
+    let waiting = wait_in_queue(&server, &client, "k");
     let mut observer = server.connect();
     observer.run("CLIENT KILL TYPE normal SKIPME yes");
-    until("it is in line again", || server.line("k").len() == 1);
+    until("it waits again", || server.waiting_owners("k").len() == 1);
     soon(guard.unlock()).await.unwrap();
     soon(soon(waiting).await.unwrap().unwrap().unlock())
         .await
@@ -57,7 +57,7 @@ async fn both_connections_are_encrypted_also_when_they_are_opened_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_nobody_vouches_for_is_not_spoken_to() {
+async fn a_server_without_a_trusted_certificate_is_not_used() {
     if !Certificates::are_understood() {
         return;
     }
@@ -109,7 +109,7 @@ fn encrypted(server: &Server) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinels_are_asked_over_tls_also_for_a_primary_that_speaks_none() {
+async fn sentinels_are_asked_over_tls_also_for_a_primary_without_tls() {
     if !Certificates::are_understood() {
         return;
     }
@@ -126,8 +126,8 @@ async fn sentinels_are_asked_over_tls_also_for_a_primary_that_speaks_none() {
     watched.fail_over();
     let waiting = client.lock("k");
     let waiting = tokio::spawn(async move { waiting.lock().await });
-    until("the wait is in line at the new primary", || {
-        watched.primary().line("k").len() == 1
+    until("the wait is in the queue at the new primary", || {
+        watched.primary().waiting_owners("k").len() == 1
     });
     soon(guard.unlock()).await.unwrap();
     soon(soon(waiting).await.unwrap().unwrap().unlock())
@@ -154,7 +154,7 @@ async fn a_primary_that_a_sentinel_knows_by_tls_is_connected_to_by_it() {
     let client = soon(builder.connect(&service)).await.unwrap();
     assert_eq!(encrypted(&server), before + 2);
     let guard = client.lock("k").lock().await.unwrap();
-    let waiting = wait_in_line(&server, &client, "k");
+    let waiting = wait_in_queue(&server, &client, "k");
     soon(guard.unlock()).await.unwrap();
     soon(soon(waiting).await.unwrap().unwrap().unlock())
         .await
@@ -162,7 +162,7 @@ async fn a_primary_that_a_sentinel_knows_by_tls_is_connected_to_by_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_nodes_of_a_cluster_are_spoken_to_over_tls() {
+async fn all_nodes_of_a_cluster_are_used_over_tls() {
     if !Certificates::are_understood() {
         return;
     }
@@ -177,7 +177,7 @@ async fn all_nodes_of_a_cluster_are_spoken_to_over_tls() {
         let guard = client.lock(&*name).lock().await.unwrap();
         assert_eq!(node.holder(&name).as_deref(), Some(guard.owner().as_str()));
         assert!(encrypted(node) >= before.max(2), "{name}");
-        let waiting = wait_in_line(node, &client, &name);
+        let waiting = wait_in_queue(node, &client, &name);
         soon(guard.unlock()).await.unwrap();
         soon(soon(waiting).await.unwrap().unwrap().unlock())
             .await

@@ -25,7 +25,7 @@ fn a_wait_ends_in_time_though_the_clock_was_set_back() {
 fn an_overwritten_lock_is_noticed_though_the_clock_was_set_back() {
     let server = Server::builder().settable_clock().start();
     server.connect().take("k", "alice");
-    let mut waiting = server.wait_in_line("k", "bob");
+    let mut waiting = server.wait_in_queue("k", "bob");
     server.step_clock(-AN_HOUR);
     server.run("SET k text");
     assert!(waiting.read().error().starts_with("WRONGTYPE "));
@@ -35,7 +35,7 @@ fn an_overwritten_lock_is_noticed_though_the_clock_was_set_back() {
 fn a_clock_that_goes_forward_ends_leases_and_hands_over() {
     let server = Server::builder().settable_clock().start();
     let former = server.connect().take("k", "alice");
-    let mut waiting = server.wait_in_line("k", "bob");
+    let mut waiting = server.wait_in_queue("k", "bob");
     server.step_clock(AN_HOUR);
     let (count, token) = waiting.read().held();
     assert_eq!(count, 1);
@@ -66,7 +66,7 @@ fn a_wait_begun_while_the_clock_was_wrong_ends_in_time() {
     let server = builder.config("hz 1").config("dynamic-hz no").start();
     let mut conn = server.connect();
     conn.run("RLOCK.ACQUIRE k alice 100000000").held();
-    let _first = server.wait_in_line("k", "first");
+    let _first = server.wait_in_queue("k", "first");
     server.step_clock(AN_HOUR);
     conn.send("RLOCK.ACQUIRE k bob 30000 BLOCK 500");
     conn.settle();
@@ -79,11 +79,11 @@ fn a_wait_begun_while_the_clock_was_wrong_ends_in_time() {
 #[test]
 fn a_clock_set_back_while_the_timer_fires_does_not_keep_the_server_busy() {
     let server = Server::builder().settable_clock().start();
-    let (mut conn, mut life_line) = (server.connect(), server.connect());
+    let (mut conn, mut session_connection) = (server.connect(), server.connect());
     conn.run("RLOCK.ACQUIRE k alice 100000000").held();
-    life_line.run("RLOCK.EVENTS s");
-    // For whom there is always something due.
-    let _first = server.wait_in_line("k", "first");
+    session_connection.run("RLOCK.EVENTS s");
+    // With it something is always due.
+    let _first = server.wait_in_queue("k", "first");
     for round in 0..6 {
         server.step_clock(AN_HOUR);
         let wait =

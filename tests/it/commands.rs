@@ -286,7 +286,7 @@ fn the_hold_count_does_not_overflow() {
 #[test]
 fn acquire_queues_for_a_session_and_tells_the_place() {
     let server = Server::start();
-    let _life = server.life_line("s");
+    let _life = server.session_connection("s");
     for (index, mut conn) in both_protocols(&server).into_iter().enumerate() {
         let name = format!("k{index}");
         let wait = |owner| format!("RLOCK.ACQUIRE {name} {owner} 30000 QUEUE 0 SESSION s");
@@ -300,14 +300,14 @@ fn acquire_queues_for_a_session_and_tells_the_place() {
         let options = "once session s queue 9007199254740991";
         let last = conn.raw(format!("rlock.acquire {name} dave 1 {options}"));
         assert_eq!(last, "*2\r\n:-1\r\n:3\r\n");
-        assert_eq!(server.line(&name), ["bob", "carol", "dave"]);
+        assert_eq!(server.waiting_owners(&name), ["bob", "carol", "dave"]);
     }
 }
 
 #[test]
 fn acquire_for_a_session_answers_as_without() {
     let server = Server::start();
-    let _life = server.life_line("s");
+    let _life = server.session_connection("s");
     for (index, mut conn) in both_protocols(&server).into_iter().enumerate() {
         let name = format!("k{index}");
         let raw = conn.raw(format!("RLOCK.ACQUIRE {name} alice 30000 SESSION s"));
@@ -398,7 +398,7 @@ fn acquire_and_renew_refuse_what_is_wrong_about_a_session() {
         assert_eq!(server.connect().cmd(command).error(), length, "{command:?}");
     }
     assert_eq!(server.run("EXISTS k"), 0);
-    assert!(server.line("held").is_empty());
+    assert!(server.waiting_owners("held").is_empty());
 }
 
 #[test]
@@ -494,7 +494,7 @@ fn events_tells_the_one_that_was_taken_over() {
     for mut first in both_protocols(&server) {
         first.send("RLOCK.EVENTS s BLOCK 0");
         first.expect_nothing_yet();
-        let _second = server.life_line("s");
+        let _second = server.session_connection("s");
         let expected = "TAKENOVER another connection listens to this session now";
         assert_eq!(first.read().error(), expected);
     }
@@ -503,7 +503,7 @@ fn events_tells_the_one_that_was_taken_over() {
 #[test]
 fn a_wait_that_could_never_end_is_refused_with_the_circle_in_words() {
     let server = Server::start();
-    let _life = server.life_line("s");
+    let _life = server.session_connection("s");
     let mut conn = server.connect();
     conn.take("x", "alice");
     conn.take("y", "bob");
@@ -518,10 +518,10 @@ fn a_wait_that_could_never_end_is_refused_with_the_circle_in_words() {
 }
 
 #[test]
-fn cancel_tells_those_who_are_queued_by_an_event() {
+fn cancel_tells_queued_waiters_by_an_event() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     conn.take("k", "alice");
     conn.queue("k", "bob", "s");
     assert_eq!(conn.raw("RLOCK.CANCEL k bob"), ":1\r\n");
@@ -688,12 +688,12 @@ fn cancel_takes_the_owners_waiters_out_and_tells_them_at_once() {
     let server = Server::start();
     server.connect().take("k", "alice");
     for mut conn in both_protocols(&server) {
-        let mut one = server.wait_in_line("k", "bob");
-        let mut other = server.wait_in_line("k", "carol");
+        let mut one = server.wait_in_queue("k", "bob");
+        let mut other = server.wait_in_queue("k", "carol");
         assert_eq!(conn.raw("RLOCK.CANCEL k bob"), ":1\r\n");
         assert!(one.read().refused() > 20_000);
         other.expect_nothing_yet();
-        assert_eq!(server.line("k"), ["carol"]);
+        assert_eq!(server.waiting_owners("k"), ["carol"]);
         assert_eq!(conn.run("RLOCK.CANCEL k carol"), 1);
         assert_eq!(conn.run("RLOCK.CANCEL k carol"), 0);
         assert_eq!(conn.run("RLOCK.CANCEL k alice"), 0, "it touches no hold");
@@ -715,10 +715,10 @@ fn break_ends_the_hold_whoever_has_it() {
 }
 
 #[test]
-fn break_grants_the_next_in_line() {
+fn break_grants_the_next_waiter() {
     let server = Server::start();
     let token = server.connect().take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     assert_eq!(server.run("RLOCK.BREAK k"), 1);
     assert!(bob.read().held().1 > token);
     assert_eq!(server.run("RLOCK.RENEW k alice 1000"), 0);
@@ -743,7 +743,7 @@ fn info_of_a_free_lock() {
 }
 
 #[test]
-fn info_tells_the_holder_and_the_line_in_order() {
+fn info_tells_the_holder_and_the_queue_in_order() {
     let server = Server::start();
     let mut alice = server.connect();
     let token = alice.take("k", "alice");
@@ -752,7 +752,7 @@ fn info_tells_the_holder_and_the_line_in_order() {
     let bobs_id = bob.id();
     bob.send("RLOCK.ACQUIRE k bob 30000 BLOCK 20000");
     bob.expect_nothing_yet();
-    let _carol = server.wait_in_line("k", "carol");
+    let _carol = server.wait_in_queue("k", "carol");
     for mut conn in both_protocols(&server) {
         let info = conn.run("RLOCK.INFO k");
         assert_eq!(info.get("owner"), &"alice");
@@ -784,7 +784,7 @@ fn info_tells_the_holder_and_the_line_in_order() {
 fn info_is_a_map_in_resp3_and_a_flat_array_in_resp2() {
     let server = Server::start();
     server.connect().take("k", "alice");
-    let _bob = server.wait_in_line("k", "bob");
+    let _bob = server.wait_in_queue("k", "bob");
     let [mut two, mut three] = both_protocols(&server);
     let raw = two.raw("RLOCK.INFO k");
     assert!(
@@ -816,7 +816,7 @@ fn list_names_the_locks_with_waiters_most_waiters_first() {
     let mut lines = Vec::new();
     for (name, waiters) in [("one", 1), ("three", 3), ("two", 2), ("held-only", 0)] {
         alice.take(name, "alice");
-        let waiter = |at| server.wait_in_line(name, &format!("bob{at}"));
+        let waiter = |at| server.wait_in_queue(name, &format!("bob{at}"));
         lines.extend((0..waiters).map(waiter));
     }
     for mut conn in both_protocols(&server) {
@@ -833,7 +833,7 @@ fn list_names_the_locks_with_waiters_most_waiters_first() {
         assert!(rows.iter().all(|row| row.len() == 3 && row[2].int() >= 0));
         assert!(
             rows[2][2].int() >= rows[0][2].int(),
-            "the line of `one` is the oldest"
+            "the queue of `one` is the oldest"
         );
     }
 }
@@ -845,7 +845,7 @@ fn list_can_be_narrowed() {
     let mut lines = Vec::new();
     for (name, waiters) in [("order:1", 1), ("order:2", 2), ("stock", 3)] {
         alice.take(name, "alice");
-        let waiter = |at| server.wait_in_line(name, &format!("bob{at}"));
+        let waiter = |at| server.wait_in_queue(name, &format!("bob{at}"));
         lines.extend((0..waiters).map(waiter));
     }
     let mut names = |command: &str| -> Vec<String> {
@@ -1029,7 +1029,7 @@ fn several_keys_are_as_many_as_numkeys_says() {
 #[test]
 fn acquire_with_read_or_write_waits_and_queues_as_without() {
     let server = Server::start();
-    let _life = server.life_line("s");
+    let _life = server.session_connection("s");
     for (index, mut conn) in both_protocols(&server).into_iter().enumerate() {
         for mode in ["READ", "WRITE"] {
             let key = format!("{mode}{index}");
@@ -1062,7 +1062,7 @@ fn acquire_with_read_or_write_waits_and_queues_as_without() {
 }
 
 #[test]
-fn what_is_wrong_about_read_and_write_is_said_byte_for_byte() {
+fn errors_about_read_and_write_are_exact() {
     let server = Server::start();
     let mut conn = server.connect();
     conn.take("plain", "alice");
@@ -1124,7 +1124,7 @@ fn what_is_wrong_about_read_and_write_is_said_byte_for_byte() {
 #[test]
 fn macquire_waits_and_queues() {
     let server = Server::start();
-    let _life = server.life_line("s");
+    let _life = server.session_connection("s");
     for (index, mut conn) in both_protocols(&server).into_iter().enumerate() {
         let [a, b, c] = ["a", "b", "c"].map(|name| format!("{name}{index}"));
         let mut other = server.connect();
@@ -1155,7 +1155,7 @@ fn macquire_waits_and_queues() {
 }
 
 #[test]
-fn what_is_wrong_about_several_locks_is_said_byte_for_byte() {
+fn errors_about_several_locks_are_exact() {
     let server = Server::start();
     let mut conn = server.connect();
     conn.run("RLOCK.MACQUIRE alice 30000 2 x y").held();

@@ -74,7 +74,7 @@ fn the_table_in_the_readme_has_the_syntax_that_is_declared() {
     assert_eq!(shown, declared);
 }
 
-/// What is declared is what is understood: no more, and no less.
+/// The parser takes exactly the declared options.
 #[test]
 fn each_command_takes_the_options_that_it_declares_and_no_other() {
     let server = Server::start();
@@ -84,7 +84,7 @@ fn each_command_takes_the_options_that_it_declares_and_no_other() {
         .iter()
         .map(|name| (name.clone(), options_of(&declared_syntax(&mut conn, name))))
         .collect();
-    // Those that the parser knows as well, so that one which nobody declares is found too.
+    // Those that the parser knows as well, so that an undeclared one is found too.
     let parser = super::tidy::read("module/core/src/request.rs");
     let known = parser.split("eq_ignore_ascii_case(b\"").skip(1);
     let known: BTreeSet<_> = known.filter_map(|rest| rest.split('"').next()).collect();
@@ -225,7 +225,7 @@ fn info_tells_the_fields_that_are_documented() {
     conn.take("plain", "alice");
     conn.run("RLOCK.ACQUIRE readers alice 30000 READ").held();
     let _waiters = [
-        server.wait_in_line("plain", "bob"),
+        server.wait_in_queue("plain", "bob"),
         server.blocked_in("RLOCK.ACQUIRE readers bob 30000 WRITE BLOCK 0"),
     ];
     let [plain, more]: [_; 2] = tables("docs/commands.md", "## RLOCK.INFO")
@@ -267,7 +267,7 @@ fn info_tells_the_fields_that_are_documented() {
 #[test]
 fn events_are_of_the_kinds_that_are_documented() {
     let server = Server::start();
-    let (mut life, mut conn) = (server.life_line("s"), server.connect());
+    let (mut life, mut conn) = (server.session_connection("s"), server.connect());
     for (name, owner) in [("expired", "a"), ("broken", "a"), ("deleted", "a")] {
         conn.take_for(name, owner, "s");
     }

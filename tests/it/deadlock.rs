@@ -32,9 +32,9 @@ fn is_refused(conn: &mut Conn, name: &str, owner: &str) -> String {
     error
 }
 
-/// A connection that is the life-line of `s`, and each of the locks held by the owner beside it.
+/// The session connection of `s`, and each of the locks held by the owner beside it.
 fn held(server: &Server, holds: &[(&str, &str)]) -> Conn {
-    let mut conn = server.life_line("s");
+    let mut conn = server.session_connection("s");
     for (name, owner) in holds {
         conn.take(name, owner);
     }
@@ -53,7 +53,7 @@ fn two_owners_that_wait_for_each_other() {
         let mut conn = held(&server, &[("x", "alice"), ("y", "bob")]);
         let mut waiting = server.connect();
         waiting.send(format!("RLOCK.ACQUIRE y alice 30000 {first}"));
-        until("alice waits", || server.line("y") == ["alice"]);
+        until("alice waits", || server.waiting_owners("y") == ["alice"]);
         let error = server.run(format!("RLOCK.ACQUIRE x bob 30000 {second}"));
         assert_eq!(
             error.error(),
@@ -62,8 +62,8 @@ fn two_owners_that_wait_for_each_other() {
             "{first}, {second}"
         );
         // Nothing has happened: bob can go on, and so can alice then.
-        assert!(server.line("x").is_empty());
-        assert_eq!(server.line("y"), ["alice"]);
+        assert!(server.waiting_owners("x").is_empty());
+        assert_eq!(server.waiting_owners("y"), ["alice"]);
         assert_eq!(server.info_number("rlock_deadlocks_refused"), 1);
         assert_eq!(conn.let_go("y", "bob"), 0);
         assert_eq!(server.holder("y").as_deref(), Some("alice"));
@@ -75,7 +75,7 @@ fn three_owners_in_a_circle() {
     let server = Server::start();
     let mut conn = held(&server, &[("x", "alice"), ("y", "bob"), ("z", "carol")]);
     waits(&mut conn, "y", "alice");
-    let mut bob = server.wait_in_line("z", "bob");
+    let mut bob = server.wait_in_queue("z", "bob");
     assert_eq!(
         is_refused(&mut conn, "x", "carol"),
         "DEADLOCK 3 owners would wait for each other: 'carol' waits for 'alice' at 'x', \
@@ -88,7 +88,7 @@ fn three_owners_in_a_circle() {
 #[test]
 fn twenty_owners_in_a_circle() {
     let server = Server::start();
-    let mut conn = server.life_line("s");
+    let mut conn = server.session_connection("s");
     for i in 0..20 {
         conn.take(&format!("lock{i}"), &format!("owner{i}"));
     }
@@ -112,7 +112,7 @@ fn twenty_owners_in_a_circle() {
 #[test]
 fn odd_bytes_in_a_circle_are_readable() {
     let server = Server::start();
-    let mut conn = server.life_line("s");
+    let mut conn = server.session_connection("s");
     let (odd, long) = (b"\xff\r\n\0'".to_vec(), vec![b'o'; 1024]);
     for (name, owner) in [(&odd, &long), (&long, &odd)] {
         let take: [&[u8]; 4] = [b"RLOCK.ACQUIRE", name, owner, b"30000"];
@@ -149,16 +149,18 @@ fn a_wait_that_has_ended_closes_no_circle() {
             waits(conn, "y", "alice");
             assert_eq!(conn.run("RLOCK.CANCEL y alice"), 1);
         },
-        &|_| server.wait_in_line("y", "alice").close(),
+        &|_| server.wait_in_queue("y", "alice").close(),
         &|conn| {
-            let life = server.life_line("other");
+            let life = server.session_connection("other");
             conn.queue("y", "alice", "other");
             life.close();
         },
     ];
     for end in ends {
         end(&mut conn);
-        until("the line is empty", || server.line("y").is_empty());
+        until("the queue is empty", || {
+            server.waiting_owners("y").is_empty()
+        });
         waits(&mut conn, "x", "bob");
         assert_eq!(conn.run("RLOCK.CANCEL x bob"), 1);
         conn.run("RLOCK.EVENTS s").events();
@@ -182,7 +184,7 @@ fn a_hold_that_has_ended_closes_no_circle() {
 }
 
 #[test]
-fn what_one_holds_is_reentered_and_never_waited_for() {
+fn a_held_lock_is_reentered_and_never_waited_for() {
     let server = Server::start();
     let mut conn = held(&server, &[("x", "alice"), ("y", "bob")]);
     waits(&mut conn, "y", "alice");
@@ -197,7 +199,7 @@ fn what_one_holds_is_reentered_and_never_waited_for() {
 }
 
 #[test]
-fn waiting_for_those_who_wait_for_nothing_is_no_circle() {
+fn waiting_for_owners_that_wait_for_nothing_is_no_circle() {
     let server = Server::start();
     let holds = [("x", "alice"), ("y", "bob"), ("z", "carol")];
     let mut conn = held(&server, &holds);
@@ -238,14 +240,17 @@ fn a_circle_that_only_a_grant_would_close() {
 #[test]
 fn owners_are_compared_as_text_whatever_connection_and_session_they_use() {
     let server = Server::start();
-    let _sessions = [server.life_line("s"), server.life_line("t")];
+    let _sessions = [
+        server.session_connection("s"),
+        server.session_connection("t"),
+    ];
     server.connect().take_for("x", "alice", "s");
     server.connect().take("y", "bob");
     server.connect().queue("y", "alice", "t");
     let error = server.run("RLOCK.ACQUIRE x bob 30000 BLOCK 0").error();
     assert!(error.starts_with("DEADLOCK "), "{error}");
     let _other = server.blocked_in("RLOCK.ACQUIRE x Bob 30000 BLOCK 0");
-    assert_eq!(server.line("x"), ["Bob"]);
+    assert_eq!(server.waiting_owners("x"), ["Bob"]);
 }
 
 #[test]
@@ -276,7 +281,7 @@ fn a_lock_that_a_script_took() {
     conn.pipeline(&["HSET x script 1", "PEXPIRE x 30000"]);
     waits(&mut conn, "y", "script");
     is_refused(&mut conn, "x", "bob");
-    // Several owners, as nobody but somebody else writes them: one in the circle is enough.
+    // Several owners in one hash, as only other programs write it: one in the circle is enough.
     conn.pipeline(&[
         "DEL x",
         "HSET x nobody 1 script 1 other 1",
@@ -299,7 +304,7 @@ fn once_keeps_a_place_and_begins_no_wait() {
 }
 
 #[test]
-fn who_does_not_wait_is_not_refused() {
+fn acquire_without_a_wait_is_not_refused() {
     let server = Server::start();
     let mut conn = held(&server, &[("x", "alice"), ("y", "bob")]);
     waits(&mut conn, "y", "alice");
@@ -317,7 +322,7 @@ fn who_does_not_wait_is_not_refused() {
 #[test]
 fn a_wait_costs_the_same_however_many_its_owner_has() {
     let server = Server::start();
-    let mut conn = server.life_line("s");
+    let mut conn = server.session_connection("s");
     let mut cost_of_100_more = |waits: usize| {
         let commands = |from: usize, to: usize, verb: &str| -> Vec<String> {
             (from..to)
@@ -348,7 +353,7 @@ fn a_wait_costs_the_same_however_many_its_owner_has() {
 /// Eight clients take up to three locks each in any order and wait without limit: one circle that
 /// is missed, and they hang.
 #[test]
-fn nobody_hangs_who_gives_back_what_it_has_when_refused() {
+fn owners_that_release_when_refused_never_hang() {
     const CLIENTS: u64 = 8;
     const ROUNDS: u64 = 100;
     let server = Server::start();

@@ -225,7 +225,7 @@ fn list_hides_the_names_that_the_caller_may_not_touch() {
     let mut line = Vec::new();
     for name in ["orders:1", "stock", "orders:2"] {
         alice.take(name, "alice");
-        line.push(server.wait_in_line(name, "bob"));
+        line.push(server.wait_in_queue(name, "bob"));
     }
     let names = |conn: &mut Conn, command: &str| -> BTreeSet<String> {
         let reply = conn.run(command);
@@ -247,17 +247,17 @@ fn list_hides_the_names_that_the_caller_may_not_touch() {
     assert_eq!(names(&mut alice, "RLOCK.LIST").len(), 3);
 }
 
-/// Up to Redis 8.0 and Valkey 8.1 a module that asks a server who called it, where nobody did,
+/// Up to Redis 8.0 and Valkey 8.1 a module that asks for the caller of a call without one,
 /// stops it.
 #[test]
-fn list_called_by_another_module_tells_what_that_call_may_see() {
+fn list_called_by_another_module_shows_what_that_call_may_read() {
     let server = Server::start();
     server.load_c_module("caller");
     let mut alice = server.connect();
     let mut line = Vec::new();
     for name in ["orders:1", "stock"] {
         alice.take(name, "alice");
-        line.push(server.wait_in_line(name, "bob"));
+        line.push(server.wait_in_queue(name, "bob"));
     }
     assert_eq!(
         server.run("ACL SETUSER clerk on nopass ~orders:* +@all"),
@@ -274,7 +274,7 @@ fn list_called_by_another_module_tells_what_that_call_may_see() {
             .collect()
     };
     let all = ["orders:1", "stock"];
-    // A module is whoever it likes to be: in its own name it may read every key.
+    // In its own name a module may read every key.
     assert_eq!(names("CALLER.CALL RLOCK.LIST"), all);
     let script = "EVAL return(redis.call('RLOCK.LIST')) 0";
     assert_eq!(names(&format!("CALLER.CALL {script}")), all);
@@ -282,7 +282,7 @@ fn list_called_by_another_module_tells_what_that_call_may_see() {
     for command in ["CALLER.AS-USER RLOCK.LIST", script, "RLOCK.LIST"] {
         assert_eq!(names(command), ["orders:1"], "{command}");
     }
-    // Of a user that the ACL does not have nobody knows what it may read.
+    // Of a user that the ACL does not have it is unknown what it may read.
     assert!(names("CALLER.AS-MADE-USER RLOCK.LIST").is_empty());
 }
 
@@ -436,8 +436,8 @@ fn info_counts_what_happens() {
     alice.run("RLOCK.RENEW k alice 30000");
     alice.run("RLOCK.RENEW k bob 30000");
     alice.run("RLOCK.ACQUIRE k bob 1000 BLOCK 5").refused();
-    let mut bob = server.wait_in_line("k", "bob");
-    let _carol = server.wait_in_line("k", "carol");
+    let mut bob = server.wait_in_queue("k", "bob");
+    let _carol = server.wait_in_queue("k", "carol");
     alice.run("RLOCK.CANCEL k carol");
     alice.let_go("k", "alice");
     let waiting = metrics(&server);
@@ -447,7 +447,7 @@ fn info_counts_what_happens() {
     bob.read().held();
     alice.run("RLOCK.BREAK k");
     alice.take("short", "alice");
-    let mut dave = server.wait_in_line("short", "dave");
+    let mut dave = server.wait_in_queue("short", "dave");
     alice.run("RLOCK.RENEW short alice 20");
     dave.read().held();
     let counted = metrics(&server);
@@ -475,7 +475,7 @@ fn info_has_histograms_of_waiting_and_holding() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     alice.let_go("k", "alice");
     bob.read().held();
     bob.let_go("k", "bob");
@@ -498,8 +498,8 @@ fn under_memory_pressure_only_acquire_and_new_sessions_are_refused() {
         .start();
     let mut conn = server.connect();
     conn.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
-    let mut life = server.life_line("s");
+    let mut bob = server.wait_in_queue("k", "bob");
+    let mut life = server.session_connection("s");
     conn.run("CONFIG SET maxmemory 1");
     for command in [
         "RLOCK.ACQUIRE free carol 1000",
@@ -535,8 +535,8 @@ fn under_memory_pressure_only_acquire_and_new_sessions_are_refused() {
 fn info_counts_sessions_and_what_happens_to_them() {
     let server = Server::start();
     let mut conn = server.connect();
-    let life = server.life_line("s");
-    let _other = server.life_line("t");
+    let life = server.session_connection("s");
+    let _other = server.session_connection("t");
     conn.take("k", "alice");
     conn.queue("k", "bob", "s");
     conn.queue("k", "carol", "s");
@@ -558,7 +558,7 @@ fn info_counts_sessions_and_what_happens_to_them() {
         assert_eq!(now.get(name), Some(&expected), "{name} in {now:?}");
     }
     conn.run("DEL n");
-    conn.let_go("k", "alice"); // to bob, who will not have heard of it
+    conn.let_go("k", "alice"); // to bob, who is not told of it yet
     // And erin lost what was deleted.
     until("both have something to fetch", || {
         metrics(&server)["unfetched_events"] == 2
@@ -582,11 +582,11 @@ fn info_counts_sessions_and_what_happens_to_them() {
 }
 
 #[test]
-fn unloading_is_refused_while_somebody_waits_for_a_session() {
+fn unloading_is_refused_while_a_session_waits() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     alice.queue("k", "bob", "s");
     assert!(alice.run("MODULE UNLOAD rlock").is_error());
     alice.let_go("k", "alice");
@@ -603,7 +603,7 @@ fn unloading_is_refused_while_somebody_waits_for_a_session() {
         return;
     }
     assert_eq!(alice.run("MODULE UNLOAD rlock"), "OK");
-    // Nobody is left who would hear of its end.
+    // No session is left that could be told of its end.
     life.close();
     alice.settle();
     let path = module_path().display().to_string();
@@ -612,11 +612,11 @@ fn unloading_is_refused_while_somebody_waits_for_a_session() {
 }
 
 #[test]
-fn unloading_is_refused_while_somebody_waits() {
+fn unloading_is_refused_while_a_client_waits() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     assert!(alice.run("MODULE UNLOAD rlock").is_error());
     alice.let_go("k", "alice");
     bob.read().held();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rlock_tests::{Cluster, Conn, Pair, Server, Version, aof, until};
 
-/// Holds of every kind, and those who wait for them.
+/// Holds of every kind, and waiters for them.
 fn holds_and_waits(server: &Server) -> Vec<(String, Conn)> {
     let mut conn = server.connect();
     for hold in [
@@ -72,13 +72,13 @@ fn all_are_granted(waits: Vec<(String, Conn)>) {
 /// `appendfsync no`: the server goes on and answers MISCONF. (So it does with `everysec`, but there
 /// it may write, and notice, two seconds later.)
 #[test]
-fn without_room_for_the_append_only_file_nobody_is_granted_until_there_is_some() {
+fn without_room_for_the_append_only_file_no_waiter_is_granted() {
     let mut server = Server::builder().on_a_small_disk("no").start();
     let mut waits = holds_and_waits(&server);
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     let hold = "RLOCK.ACQUIRE of-session sam 600000 SESSION s";
     server.run(hold).held();
-    let mut dora = server.wait_in_line("of-session", "dora");
+    let mut dora = server.wait_in_queue("of-session", "dora");
     server.take_the_room();
     // The renewals find no room.
     end_soon(&server, &[]);
@@ -117,16 +117,16 @@ fn without_room_for_the_append_only_file_nobody_is_granted_until_there_is_some()
 
 /// `appendfsync always`: the server ends rather than answer what it cannot write.
 #[test]
-fn what_cannot_be_written_is_told_to_nobody() {
+fn a_grant_that_cannot_be_written_is_not_told() {
     let mut server = Server::builder().on_a_small_disk("always").start();
     let mut conn = server.connect();
     let token = conn.take("k", "alice");
     conn.take("m", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
-    let mut joint = server.blocked_in("RLOCK.MACQUIRE carol 60000 2 m n BLOCK 0");
+    let mut bob = server.wait_in_queue("k", "bob");
+    let mut multi_wait = server.blocked_in("RLOCK.MACQUIRE carol 60000 2 m n BLOCK 0");
     server.take_the_room();
     conn.send_all(&["RLOCK.RELEASE k alice", "RLOCK.RELEASE m alice"]);
-    for conn in [&mut conn, &mut bob, &mut joint] {
+    for conn in [&mut conn, &mut bob, &mut multi_wait] {
         assert!(conn.read_to_end().is_empty(), "an answer that is not true");
     }
     assert!(!server.await_end());
@@ -135,13 +135,13 @@ fn what_cannot_be_written_is_told_to_nobody() {
         assert_eq!(server.holder(name).as_deref(), Some("alice"), "{name}");
     }
     assert_eq!(server.holder("n"), None);
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     assert_eq!(server.connect().let_go("k", "alice"), 0);
     assert!(bob.read().held().1 > token);
 }
 
 #[test]
-fn a_primary_that_lacks_replicas_grants_nobody_until_it_has_them() {
+fn a_primary_that_lacks_replicas_grants_no_waiter_until_it_has_them() {
     let pair = Pair::start();
     let server = &pair.primary;
     let mut waits = holds_and_waits(server);
@@ -169,7 +169,7 @@ fn in_a_cluster_it_is_the_same() {
     let server = &cluster.first;
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     let refusing = "CONFIG SET min-replicas-to-write 1";
     let replies = alice.pipeline(&["RLOCK.RENEW k alice 500", refusing]);
     assert_eq!(replies[0], 1);
@@ -181,9 +181,9 @@ fn in_a_cluster_it_is_the_same() {
     bob.read().held();
 }
 
-/// Offsets of the replication stand still while clients are paused, also for waits of every kind.
+/// Offsets of the replication do not grow while clients are paused, also for waits of every kind.
 #[test]
-fn in_a_pause_nobody_is_granted_and_nothing_replicated() {
+fn in_a_pause_no_waiter_is_granted_and_nothing_replicated() {
     let pair = Pair::of(
         Server::builder().config("repl-ping-replica-period 3600"),
         Server::builder(),
@@ -204,7 +204,7 @@ fn in_a_pause_nobody_is_granted_and_nothing_replicated() {
 /// A failover under way is a pause, too: the replica does not catch up, and in the end the primary
 /// stays what it is.
 #[test]
-fn in_a_failover_that_is_given_up_nobody_is_granted_until_then() {
+fn in_a_failover_that_is_given_up_no_waiter_is_granted_before() {
     let pair = Pair::start();
     let server = &pair.primary;
     let mut waits = holds_and_waits(server);
@@ -221,8 +221,8 @@ fn in_a_failover_that_is_given_up_nobody_is_granted_until_then() {
     assert_eq!(pair.replica.holder("z").as_deref(), Some("bob"));
 }
 
-/// Whether the server takes writes is asked for each time that the timer fires, and is nobody's
-/// business. (On Redis 7.0 it cannot be hidden from those who set `min-replicas-to-write`.)
+/// The module asks whether the server takes writes each time that the timer fires; no client sees
+/// it. (On Redis 7.0 it is seen where `min-replicas-to-write` is set.)
 #[test]
 fn that_the_server_takes_writes_is_asked_without_a_trace() {
     let pair = Pair::start();
@@ -236,7 +236,7 @@ fn that_the_server_takes_writes_is_asked_without_a_trace() {
     let mut monitor = server.connect();
     assert_eq!(monitor.run("MONITOR"), "OK");
     server.connect().take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     assert_eq!(server.run("DEL k"), 1);
     bob.read().held(); // by the timer
     let stats = server.run("INFO commandstats").text();

@@ -1,6 +1,6 @@
 //! The errors of docs/commands.md against those that real servers answer with, both ways: each
 //! command is given everything that is wrong about any command. An answer that the document does
-//! not have, for this command, is as wrong as one that it has and nobody gets.
+//! not have, for this command, is as wrong as one that it has and that is never answered.
 
 use std::collections::BTreeSet;
 
@@ -138,9 +138,9 @@ fn every_error_is_documented_for_the_commands_that_answer_with_it() {
     for (round, wrong) in WRONG.iter().enumerate() {
         for (command, shape) in COMMANDS {
             let number = format!("{round}{}", command.to_lowercase());
-            let mut life_line = server.connect();
+            let mut session_connection = server.connect();
             for line in SETTING {
-                let reply = life_line.run(line.replace('#', &number));
+                let reply = session_connection.run(line.replace('#', &number));
                 assert!(!reply.is_error(), "{line}: {reply:?}");
             }
             let words = words(command, shape, wrong, &number);
@@ -301,7 +301,7 @@ fn documented(table: usize) -> BTreeSet<Answer> {
     answers
 }
 
-/// The command, right but for what is wrong.
+/// The command, with these wrong words in place of the right ones.
 fn words(command: &str, shape: &str, wrong: &[(&str, &str)], number: &str) -> Vec<String> {
     let mut words = vec![format!("RLOCK.{command}")];
     for place in shape.split(' ') {

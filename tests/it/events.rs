@@ -1,4 +1,4 @@
-//! What a session hears of: grants, ends of waits, lost holds; many waits on one connection.
+//! What a session is told of: grants, ends of waits, lost holds; many waits on one connection.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use rlock_tests::{Cluster, Conn, Reply, Server, Version, on_time, slot_of, until
 
 pub(super) const ONE_DAY: &str = "86400000";
 
-/// A new connection that is the life-line of `s`, with a grace of a day: what goes before the end
+/// A new session connection of `s`, with a grace of a day: what goes before the end
 /// of that goes because the connection has closed.
 pub(super) fn life_with_a_long_grace(server: &Server) -> Conn {
     let mut life = server.connect();
@@ -38,16 +38,16 @@ pub(super) fn no_events(life: &mut Conn) {
 // --- Waiting for a session ---------------------------------------------------------------------
 
 #[test]
-fn blocked_and_queued_waiters_stand_in_the_same_line() {
+fn blocked_and_queued_waiters_stand_in_the_same_queue() {
     let server = Server::start();
     let mut alice = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     let mut token = alice.take("k", "alice");
     assert_eq!(alice.queue("k", "bob", "s"), 1);
-    let mut carol = server.wait_in_line("k", "carol");
+    let mut carol = server.wait_in_queue("k", "carol");
     assert_eq!(alice.queue("k", "dave", "s"), 3);
-    let mut erin = server.wait_in_line("k", "erin");
-    assert_eq!(server.line("k"), ["bob", "carol", "dave", "erin"]);
+    let mut erin = server.wait_in_queue("k", "erin");
+    assert_eq!(server.waiting_owners("k"), ["bob", "carol", "dave", "erin"]);
 
     alice.let_go("k", "alice");
     let mut larger = |next: i64| assert!(std::mem::replace(&mut token, next) < next);
@@ -68,7 +68,7 @@ fn one_connection_carries_any_number_of_waits() {
     const LOCKS: usize = 500;
     let server = Server::start();
     let mut alice = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     let mut clients = Vec::new();
     for lock in 0..LOCKS {
         alice.take(&format!("k{lock}"), "alice");
@@ -92,7 +92,7 @@ fn one_connection_carries_any_number_of_waits() {
 fn the_lease_of_a_queued_waiter_starts_at_its_grant() {
     let server = Server::start();
     let mut alice = server.connect();
-    let _life = server.life_line("s");
+    let _life = server.session_connection("s");
     alice.take("k", "alice");
     alice
         .run("RLOCK.ACQUIRE k bob 90000 QUEUE 0 SESSION s")
@@ -105,7 +105,7 @@ fn the_lease_of_a_queued_waiter_starts_at_its_grant() {
 fn a_queued_wait_ends_neither_early_nor_much_too_late() {
     let server = Server::start();
     let mut alice = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     alice.run("RLOCK.ACQUIRE k alice 600000").held();
     for wait_ms in [1, 10, 50, 100] {
         on_time("the end", &server, Duration::from_millis(10), |_| {
@@ -120,22 +120,22 @@ fn a_queued_wait_ends_neither_early_nor_much_too_late() {
             took.saturating_sub(asked)
         });
     }
-    assert!(server.line("k").is_empty());
+    assert!(server.waiting_owners("k").is_empty());
     alice.let_go("k", "alice");
     assert_eq!(server.holder("k"), None);
     no_events(&mut life);
 }
 
 #[test]
-fn a_full_line_refuses_those_who_would_queue() {
+fn a_full_queue_refuses_queued_waits() {
     let server = Server::builder()
         .config("rlock.max-waiters-per-lock 2")
         .start();
     let mut conn = server.connect();
-    let _life = server.life_line("s");
+    let _life = server.session_connection("s");
     conn.take("k", "alice");
     conn.queue("k", "bob", "s");
-    let _carol = server.wait_in_line("k", "carol");
+    let _carol = server.wait_in_queue("k", "carol");
     let wait = "RLOCK.ACQUIRE k dave 30000 QUEUE 0 SESSION s";
     let error = conn.run(wait).error();
     assert!(error.starts_with("QUEUEFULL "), "{error}");
@@ -149,7 +149,7 @@ fn a_full_line_refuses_those_who_would_queue() {
 fn inside_multi_and_scripts_queue_waits_as_anywhere() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     conn.take("k", "alice");
     let wait = "RLOCK.ACQUIRE k bob 30000 QUEUE 0 SESSION s";
     let replies = conn.pipeline(&["MULTI", wait, "RLOCK.RELEASE k alice", "HKEYS k", "EXEC"]);
@@ -218,7 +218,7 @@ fn a_resp3_connection_with_subscriptions_waits_or_is_told_that_it_cannot() {
 fn without_a_listener_there_is_no_session_and_nothing_happens() {
     let server = Server::start();
     let mut conn = server.connect();
-    server.life_line("ended").close();
+    server.session_connection("ended").close();
     let mut waiting = server.connect();
     waiting.run(format!("RLOCK.EVENTS graced GRACE {ONE_DAY}"));
     waiting.close();
@@ -244,7 +244,7 @@ fn without_a_listener_there_is_no_session_and_nothing_happens() {
             assert!(error.starts_with("NOSESSION "), "{command}: {error}");
         }
     }
-    assert!(server.line("k").is_empty());
+    assert!(server.waiting_owners("k").is_empty());
     assert_eq!(server.holder("free"), None);
     assert_eq!(conn.run("HGET k alice"), "1");
     assert_eq!(conn.run("PEXPIRETIME k"), before);
@@ -254,7 +254,7 @@ fn without_a_listener_there_is_no_session_and_nothing_happens() {
 fn a_wait_in_another_database() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     conn.run("SELECT 1");
     conn.take("k", "alice");
     conn.queue("k", "bob", "s");
@@ -342,10 +342,10 @@ fn whoever_waits_for_events_is_told_at_once() {
 }
 
 #[test]
-fn what_happens_between_two_calls_is_kept() {
+fn events_between_two_calls_are_kept() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     for round in 0..20 {
         let name = format!("k{round}");
         conn.take(&name, "alice");
@@ -372,11 +372,11 @@ fn events_of_one_turn_come_in_one_reply() {
 }
 
 #[test]
-fn each_session_hears_of_its_own() {
+fn each_session_gets_its_own_events() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut both = server.connect();
-    let mut third = server.life_line("u");
+    let mut third = server.session_connection("u");
     for session in ["s", "t"] {
         both.run(format!("RLOCK.EVENTS {session}")).events();
     }
@@ -451,7 +451,7 @@ fn client_unblock_in_the_turn_of_an_event_loses_none() {
 
 // --- Losing a hold ------------------------------------------------------------------------------
 
-/// Bob holds `k` for `s` and hears `reason` when `commands` have been run, and nothing else.
+/// Bob holds `k` for `s` and is told `reason` when `commands` have been run, and nothing else.
 #[track_caller]
 fn is_lost_by(commands: &[&str], reason: &str) {
     let server = Server::start();
@@ -568,10 +568,10 @@ fn a_hold_that_is_evicted_is_lost() {
 }
 
 #[test]
-fn the_holder_hears_of_its_loss_and_the_next_in_line_of_its_grant() {
+fn the_holder_is_told_of_its_loss_and_the_next_waiter_of_its_grant() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     for (round, end) in ["RLOCK.BREAK", "DEL", "PEXPIREAT"].into_iter().enumerate() {
         let name = format!("k{round}");
         conn.take_for(&name, "bob", "s");
@@ -591,10 +591,10 @@ fn the_holder_hears_of_its_loss_and_the_next_in_line_of_its_grant() {
 }
 
 #[test]
-fn what_its_owner_does_with_a_hold_is_no_loss() {
+fn an_owners_own_commands_lose_no_hold() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     conn.take_for("k", "bob", "s");
     for command in [
         "RLOCK.RENEW k bob 20000",
@@ -623,7 +623,7 @@ fn what_its_owner_does_with_a_hold_is_no_loss() {
 fn a_lease_that_was_renewed_in_time_is_not_lost_at_its_first_end() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     conn.pipeline(&[
         "RLOCK.ACQUIRE k bob 50 SESSION s",
         "RLOCK.RENEW k bob 30000",
@@ -638,7 +638,7 @@ fn a_lease_that_was_renewed_in_time_is_not_lost_at_its_first_end() {
 // --- Errors that end a wait ---------------------------------------------------------------------
 
 #[test]
-fn a_lock_overwritten_by_another_type_is_an_error_to_those_queued() {
+fn queued_waiters_of_an_overwritten_lock_get_an_error() {
     let server = Server::start();
     let mut conn = server.connect();
     let (mut listener, _) = listener(&server, "");
@@ -653,11 +653,11 @@ fn a_lock_overwritten_by_another_type_is_an_error_to_those_queued() {
 }
 
 #[test]
-fn a_slot_that_moves_away_redirects_those_queued_and_loses_no_hold() {
+fn a_slot_that_moves_away_redirects_queued_waiters_and_loses_no_hold() {
     let cluster = Cluster::start();
     let server = &cluster.first;
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     let others = "{k}held";
     conn.take("k", "alice");
     conn.take_for(others, "dave", "s");
@@ -676,7 +676,7 @@ fn a_slot_that_moves_away_redirects_those_queued_and_loses_no_hold() {
         assert_eq!(*event, format!("error k {owner}"));
         assert!(error.text().starts_with(&moved), "{error:?}");
     }
-    // Dave has his lock, on the other node; nobody may take it from there because of this session.
+    // Dave has his lock on the other node; the end of this session must not end it there.
     life.close();
     until("the session is over", || {
         server.info_number("rlock_sessions") == 0
@@ -686,10 +686,10 @@ fn a_slot_that_moves_away_redirects_those_queued_and_loses_no_hold() {
 }
 
 #[test]
-fn a_server_that_becomes_a_replica_tells_those_queued() {
+fn a_server_that_becomes_a_replica_tells_queued_waiters() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     conn.take("k", "alice");
     conn.queue("k", "bob", "s");
     conn.take_for("held", "dave", "s");
@@ -704,7 +704,7 @@ fn a_server_that_becomes_a_replica_tells_those_queued() {
     assert_eq!(server.run("REPLICAOF NO ONE"), "OK");
     conn.settle();
     assert_eq!(server.holder("held").as_deref(), Some("dave"));
-    assert!(server.line("k").is_empty());
+    assert!(server.waiting_owners("k").is_empty());
     assert_eq!(server.info_number("rlock_sessions"), 0);
 }
 
@@ -727,7 +727,7 @@ fn a_server_that_becomes_a_replica_tells_its_listeners() {
     until("the session is over", || {
         server.info_number("rlock_sessions") == 0
     });
-    assert!(server.line("k").is_empty());
+    assert!(server.waiting_owners("k").is_empty());
 }
 
 // --- What operators see -------------------------------------------------------------------------
@@ -736,13 +736,13 @@ fn a_server_that_becomes_a_replica_tells_its_listeners() {
 fn info_and_list_show_queued_waiters() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     let (life_id, alice_id) = (life.id(), conn.id());
     assert_ne!(life_id, alice_id);
     conn.take("k", "alice");
     conn.run("RLOCK.ACQUIRE k bob 30000 QUEUE 20000 SESSION s")
         .queued();
-    let _carol = server.wait_in_line("k", "carol");
+    let _carol = server.wait_in_queue("k", "carol");
     conn.queue("k", "dave", "s");
     let info = conn.run("RLOCK.INFO k");
     assert_eq!(info.get("waiters"), &3);

@@ -96,7 +96,7 @@ impl Everybody {
         }
     }
 
-    /// All line up again at this server, and whoever held a lock gives it back: each is granted
+    /// All queue again at this server, and whoever held a lock gives it back: each is granted
     /// once and in order, with a token larger than any before.
     pub(super) fn go_on(server: &Server, tag: &str, largest: i64) {
         let (blocked, mut life) = wait(server, tag);
@@ -133,13 +133,13 @@ impl Everybody {
     }
 }
 
-/// Bob's connections, and the life-line of carol's session.
+/// Bob's connections, and carol's session connection.
 fn wait(server: &Server, tag: &str) -> (Vec<(String, Conn)>, Conn) {
     let blocked = BLOCKED.map(|wait| {
         let conn = server.blocked_in(&tagged(wait, tag));
         (wait.to_owned(), conn)
     });
-    let life = server.life_line("s");
+    let life = server.session_connection("s");
     let mut conn = server.connect();
     for queued in QUEUED {
         assert!(conn.run(tagged(queued, tag)).queued() > 0, "{queued}");
@@ -160,7 +160,7 @@ fn tagged(command: &str, tag: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// All keys with what is in them and when they end: the holds, token by token.
+/// All keys with their contents and expiries: the holds, token by token.
 pub(super) fn holds(server: &Server) -> BTreeMap<String, (Vec<String>, i64)> {
     let mut conn = server.connect();
     let names = conn.run("KEYS *").texts();

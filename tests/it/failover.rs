@@ -1,5 +1,5 @@
 //! Replicas that become primaries, and primaries that become replicas, while all kinds of holds and
-//! waits are there. What was replicated is held on, nobody is granted twice, tokens grow.
+//! waits are there. Replicated holds stay, no lock is granted twice, tokens grow.
 
 use rlock_tests::{Conn, Pair, Sentinels, in_sync, module_path, until};
 
@@ -9,7 +9,7 @@ use crate::everybody::{Everybody, holds};
 const DEMOTED: &[&str] = &["UNBLOCKED "];
 
 #[test]
-fn sentinels_that_change_the_primary_by_order_leave_the_holds_and_send_the_waiters_away() {
+fn an_ordered_failover_keeps_the_holds_and_sends_the_waiters_away() {
     let watched = Sentinels::start();
     let (old, new) = (watched.primary(), watched.replica());
     let everybody = Everybody::at(old, "{t}");
@@ -46,7 +46,7 @@ fn sentinels_that_replace_a_dead_primary_keep_the_holds() {
     assert!(watched.primary().connect().take("next", "alice") > largest);
 }
 
-/// A primary that stands still is replaced, and goes on where it stood: for a moment there are two.
+/// A primary that is stopped is replaced, and goes on later: for a moment there are two.
 /// What the old one grants in that moment has a smaller token than all that the new one grants, so
 /// a store that looks at tokens refuses it.
 #[test]
@@ -55,13 +55,13 @@ fn what_a_deposed_primary_grants_has_smaller_tokens_than_its_successors_grants()
     let (old, new) = (watched.primary(), watched.replica());
     let mut alice = old.connect();
     alice.run("RLOCK.ACQUIRE k alice 6000").held();
-    let mut bob = old.wait_in_line("k", "bob");
+    let mut bob = old.wait_in_queue("k", "bob");
     in_sync(old, new);
     old.freeze();
     watched.await_failover(old.port());
     let mut carol = Conn::open(new.address()).unwrap();
     let token = carol.run("RLOCK.ACQUIRE k carol 60000 BLOCK 0").held().1;
-    // By the wall clock the lease is over when the old one wakes up, and bob is first in its line.
+    // By the wall clock the lease is over when the old one wakes up, and bob is first in its queue.
     old.thaw();
     let late = bob.read().held().1;
     assert!(late < token, "{late} beside {token}");

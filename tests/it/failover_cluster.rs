@@ -1,4 +1,4 @@
-//! Replicas of a cluster that become primaries, and a node that the others do not hear.
+//! Replicas of a cluster that become primaries, and a node that is cut off from the others.
 
 use std::thread;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use rlock_tests::{Conn, Reply, Server, Shards, eventually, in_sync, until};
 
 use crate::everybody::{Everybody, holds};
 
-/// The words for those who are to go elsewhere.
+/// The error for clients that are to go to another node.
 const SENT_ON: &[&str] = &["UNBLOCKED ", "MOVED ", "CLUSTERDOWN "];
 
 #[test]
@@ -42,7 +42,7 @@ fn a_replica_takes_over_in_good_order_and_then_because_its_primary_dies() {
     assert_eq!(holds(replica), holds(primary));
 }
 
-/// A node that does not hear the majority cannot know whether it still serves its slots. It grants
+/// A node that cannot reach the majority cannot know whether it still serves its slots. It grants
 /// nobody until it knows.
 #[test]
 fn a_node_that_is_cut_off_grants_nobody() {
@@ -52,10 +52,10 @@ fn a_node_that_is_cut_off_grants_nobody() {
     };
     let name = shards.name_at(node, "k");
     let mut conn = node.connect();
-    let mut life = node.life_line("s");
+    let mut life = node.session_connection("s");
     conn.take(&name, "alice");
     conn.queue(&name, "bob", "s");
-    // The replicas stand still for longer, so that none of them takes the slots over.
+    // The replicas are stopped for longer, so that none of them takes the slots over.
     let replicas = shards.nodes().iter().filter(|other| {
         let is_primary = |primary: &&Server| primary.port() == other.port();
         !shards.primaries().iter().any(is_primary)

@@ -1,4 +1,4 @@
-//! The ways in which a lock becomes free without RLOCK.RELEASE: the next in line is granted
+//! The ways in which a lock becomes free without RLOCK.RELEASE: the next waiter is granted
 //! without doing anything.
 
 use std::time::{Duration, Instant, SystemTime};
@@ -9,7 +9,7 @@ use rlock_tests::{Cluster, Conn, Feed, Pair, Reply, Server, on_time, slot_of, un
 fn held_with_a_waiter(server: &Server) -> (Conn, Conn) {
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let bob = server.wait_in_line("k", "bob");
+    let bob = server.wait_in_queue("k", "bob");
     (alice, bob)
 }
 
@@ -20,7 +20,7 @@ fn bob_gets_it_by(server: &Server, commands: &[&str]) {
 }
 
 /// Bob is granted when the TTL of 50 ms is over that `commands` have set; long before the module
-/// would have looked without having heard of it.
+/// would have looked without an event.
 #[track_caller]
 fn bob_gets_it_50_ms_after(server: &Server, commands: &[&str]) {
     let what = commands.join(", ");
@@ -57,13 +57,13 @@ fn bob_gets_it(server: &Server, commands: &[&str], told: impl FnOnce(&mut Conn) 
 
 /// Bob still waits after `commands`, and gets it when `then` has been run as well.
 #[track_caller]
-fn bob_stays_in_line_after(server: &Server, commands: &[&str], then: &str) {
+fn bob_stays_in_queue_after(server: &Server, commands: &[&str], then: &str) {
     let (mut alice, mut bob) = held_with_a_waiter(server);
     for reply in alice.pipeline(commands) {
         assert!(!reply.is_error(), "{commands:?}: {reply:?}");
     }
     bob.expect_nothing_yet();
-    assert_eq!(server.line("k"), ["bob"], "{commands:?}");
+    assert_eq!(server.waiting_owners("k"), ["bob"], "{commands:?}");
     assert!(!alice.run(then).is_error());
     bob.read().held();
 }
@@ -73,7 +73,7 @@ fn delay_after_lease_end(server: &Server, round: u32) -> Duration {
     let mut alice = server.connect();
     let name = format!("k{round}");
     alice.take(&name, "alice");
-    let mut bob = server.wait_in_line(&name, "bob");
+    let mut bob = server.wait_in_queue(&name, "bob");
     let lease = format!("RLOCK.RENEW {name} alice {}", 40 + round);
     // In one step: on a busy machine the lease might be over in between.
     let step = ["MULTI", &lease, &format!("PEXPIRETIME {name}"), "EXEC"];
@@ -162,7 +162,7 @@ fn a_scripts_del() {
 }
 
 #[test]
-fn taken_by_a_script_in_between_the_waiters_stay_in_line_behind_it() {
+fn taken_by_a_script_in_between_the_waiters_stay_in_the_queue() {
     let server = Server::start();
     let (mut alice, mut bob) = held_with_a_waiter(&server);
     let script = "redis.call('DEL', KEYS[1]) redis.call('HSET', KEYS[1], 'script', '1')
@@ -190,7 +190,7 @@ fn a_ttl_shortened_lengthened_and_taken_away() {
     bob_gets_it_50_ms_after(&server, &["PEXPIRE k 50"]);
     bob_gets_it_by(&server, &["PEXPIREAT k 1"]);
     bob_gets_it_50_ms_after(&server, &["PERSIST k", "PEXPIRE k 50"]);
-    bob_stays_in_line_after(&server, &["PERSIST k"], "DEL k");
+    bob_stays_in_queue_after(&server, &["PERSIST k"], "DEL k");
     server.run("DEL k");
 
     let (mut alice, mut bob) = held_with_a_waiter(&server);
@@ -217,7 +217,7 @@ fn renamed_away() {
 fn renamed_over() {
     let server = Server::start();
     server.connect().take("carols", "carol");
-    bob_stays_in_line_after(&server, &["RENAME carols k"], "RLOCK.RELEASE k carol");
+    bob_stays_in_queue_after(&server, &["RENAME carols k"], "RLOCK.RELEASE k carol");
     server.run("FLUSHALL");
     server.run("HSET nobodys fence t1");
     bob_gets_it_by(&server, &["RENAME nobodys k"]);
@@ -227,7 +227,7 @@ fn renamed_over() {
 fn copied_over() {
     let server = Server::start();
     server.connect().take("carols", "carol");
-    bob_stays_in_line_after(&server, &["COPY carols k REPLACE"], "RLOCK.RELEASE k carol");
+    bob_stays_in_queue_after(&server, &["COPY carols k REPLACE"], "RLOCK.RELEASE k carol");
     server.run("FLUSHALL");
     server.run("HSET nobodys fence t1");
     bob_gets_it_by(&server, &["COPY nobodys k REPLACE"]);
@@ -348,7 +348,7 @@ fn evicted() {
 fn overwritten_by_another_type_the_waiters_are_told_at_the_end_of_the_lease() {
     let server = Server::start();
     let (mut alice, mut bob) = held_with_a_waiter(&server);
-    let mut carol = server.wait_in_line("k", "carol");
+    let mut carol = server.wait_in_queue("k", "carol");
     // In one step: on a busy machine the lease might be over in between.
     let replies = alice.pipeline(&["MULTI", "RLOCK.RENEW k alice 200", "SET k v", "EXEC"]);
     assert_eq!(replies[3].array()[0], 1);
@@ -370,13 +370,13 @@ fn renamed_over_by_another_type() {
 }
 
 #[test]
-fn debug_reload_keeps_the_hold_and_the_line() {
+fn debug_reload_keeps_the_hold_and_the_queue() {
     let server = Server::start();
     let (mut alice, mut bob) = held_with_a_waiter(&server);
     assert_eq!(alice.run("DEBUG RELOAD"), "OK");
     bob.expect_nothing_yet();
     assert_eq!(server.holder("k").as_deref(), Some("alice"));
-    assert_eq!(server.line("k"), ["bob"]);
+    assert_eq!(server.waiting_owners("k"), ["bob"]);
     assert_eq!(alice.let_go("k", "alice"), 0);
     bob.read().held();
 }
@@ -406,13 +406,13 @@ fn a_server_that_becomes_a_replica_tells_its_waiters() {
         Some("READONLY")
     );
     assert_eq!(server.run("REPLICAOF NO ONE"), "OK");
-    assert_eq!(server.line("k").len(), 0);
+    assert_eq!(server.waiting_owners("k").len(), 0);
     assert_eq!(
         server.holder("k").as_deref(),
         Some("alice"),
         "the hold is still there"
     );
-    let mut carol = server.wait_in_line("k", "carol");
+    let mut carol = server.wait_in_queue("k", "carol");
     assert_eq!(server.run("RLOCK.RELEASE k alice"), 0);
     carol.read().held();
 }
@@ -433,7 +433,7 @@ fn a_failover_keeps_the_hold_and_ends_the_waits() {
             .is_some_and(|role| role == "master")
     });
     assert_eq!(pair.replica.holder("k").as_deref(), Some("alice"));
-    let mut bob = pair.replica.wait_in_line("k", "bob");
+    let mut bob = pair.replica.wait_in_queue("k", "bob");
     assert_eq!(pair.replica.run("RLOCK.RELEASE k alice"), 0);
     assert!(bob.read().held().1 > token, "tokens grow across a failover");
 }
@@ -457,7 +457,7 @@ fn nothing_is_written_while_writes_are_paused() {
 
 /// Nobody can ask or end anything in such a pause, so it ends by itself.
 #[test]
-fn nobody_is_granted_while_all_clients_are_paused() {
+fn no_waiter_is_granted_while_all_clients_are_paused() {
     let server = Server::start();
     let (mut alice, mut bob) = held_with_a_waiter(&server);
     let begun = Instant::now();
@@ -482,10 +482,10 @@ fn a_wait_that_ends_during_a_pause_is_told() {
 }
 
 #[test]
-fn a_killed_waiters_grant_taken_back_during_a_pause_goes_to_the_next_after_it() {
+fn a_grant_taken_back_during_a_pause_goes_to_the_next_waiter_after_it() {
     let server = Server::start();
     let (mut alice, _bob) = held_with_a_waiter(&server);
-    let mut carol = server.wait_in_line("k", "carol");
+    let mut carol = server.wait_in_queue("k", "carol");
     let id = server.run("RLOCK.INFO k").get("queue").array()[0]
         .get("client-id")
         .int();
@@ -499,7 +499,7 @@ fn a_killed_waiters_grant_taken_back_during_a_pause_goes_to_the_next_after_it() 
 fn a_slot_that_moves_away_takes_the_hold_along_and_the_waiters_are_redirected() {
     let cluster = Cluster::start();
     let (_alice, mut bob) = held_with_a_waiter(&cluster.first);
-    let mut carol = cluster.first.wait_in_line("k", "carol");
+    let mut carol = cluster.first.wait_in_queue("k", "carol");
     cluster.open_slot_of("k");
     cluster.migrate("k");
     // Between the key and the slot: the key is gone here, and yet nobody may be granted.
@@ -518,7 +518,7 @@ fn a_slot_that_moves_away_takes_the_hold_along_and_the_waiters_are_redirected() 
         assert!(error.starts_with(&moved), "{error}");
     }
     assert_eq!(cluster.second.holder("k").as_deref(), Some("alice"));
-    let mut bob = cluster.second.wait_in_line("k", "bob");
+    let mut bob = cluster.second.wait_in_queue("k", "bob");
     assert_eq!(cluster.second.run("RLOCK.RELEASE k alice"), 0);
     bob.read().held();
     assert!(

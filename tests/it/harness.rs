@@ -72,7 +72,7 @@ fn expecting_nothing_fails_when_something_came() {
 }
 
 #[test]
-fn what_is_late_in_most_rounds_is_on_time_and_what_is_late_in_all_is_not() {
+fn late_in_most_rounds_is_on_time_and_late_in_all_is_not() {
     let server = Server::builder().without_module().start();
     let (bound, late) = (Duration::from_millis(10), Duration::from_secs(600));
     let in_ten = |round: u32| {

@@ -28,7 +28,7 @@ const COMMANDS: [&[&str]; 11] = [
     &["RLOCK.LIST", "MATCH", "*", "COUNT", "10"],
 ];
 
-/// Arguments that nobody expects.
+/// Arguments of odd types and sizes.
 fn odd_arguments() -> Vec<Vec<u8>> {
     let mut odd: Vec<Vec<u8>> = [
         &b""[..],
@@ -82,7 +82,7 @@ fn odd_arguments() -> Vec<Vec<u8>> {
 #[test]
 fn any_bytes_in_any_argument_get_an_answer() {
     let server = Server::start();
-    let mut conn = server.life_line("s");
+    let mut conn = server.session_connection("s");
     for command in COMMANDS {
         for place in 1..command.len() {
             for odd in odd_arguments() {
@@ -109,7 +109,7 @@ fn answer(server: &Server, conn: &mut Conn) -> Reply {
     eventually("an answer", || {
         let reply = conn.read_now();
         if reply.is_none() {
-            server.life_line("s");
+            server.session_connection("s");
         }
         reply
     })
@@ -250,7 +250,7 @@ fn shown(command: &[Vec<u8>]) -> String {
 #[test]
 fn odd_things_in_the_keyspace_get_an_answer_from_every_command() {
     let server = Server::start();
-    let mut conn = server.life_line("s");
+    let mut conn = server.session_connection("s");
     for odd in odd_writes() {
         for command in COMMANDS {
             for with_end in [false, true] {
@@ -273,7 +273,7 @@ fn odd_things_written_under_waiters_do_not_stop_the_server() {
     for odd in odd_writes() {
         conn.run("DEL k");
         conn.run("RLOCK.ACQUIRE k alice 30000").held();
-        let mut bob = server.wait_in_line("k", "bob");
+        let mut bob = server.wait_in_queue("k", "bob");
         // In one turn: the module finds the odd thing where it left a lock.
         conn.run("MULTI");
         conn.run("DEL k");
@@ -296,7 +296,7 @@ fn odd_things_written_over_a_sessions_hold_do_not_stop_the_server() {
     let mut conn = server.connect();
     for odd in odd_writes() {
         conn.run("DEL k");
-        let mut life = server.life_line("s");
+        let mut life = server.session_connection("s");
         conn.take_for("k", "alice", "s");
         conn.queue("k", "bob", "s");
         conn.run("MULTI");
@@ -337,7 +337,9 @@ fn half_a_command_and_a_closed_socket() {
         conn.send_bytes(&whole[..cut.min(whole.len())]);
         conn.close();
     }
-    until("the line is empty", || server.line("k").is_empty());
+    until("the queue is empty", || {
+        server.waiting_owners("k").is_empty()
+    });
     assert_eq!(alice.let_go("k", "alice"), 0);
 }
 

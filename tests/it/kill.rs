@@ -165,7 +165,7 @@ fn killed_in_the_midst(
     (clients, alive)
 }
 
-/// The locks are locks again: nobody is in the way of the next, whose tokens are larger than any.
+/// The locks work as before: each can be taken again, with a token larger than any.
 fn all_goes_on(server: &Server, clients: &[Client]) {
     let largest = clients.iter().map(|client| client.largest).max();
     for client in clients {
@@ -218,7 +218,7 @@ fn a_server_without_the_module_finds_the_same_after_a_kill() {
 /// What is lost is the end of the history, the same for all, and not more of it than the server
 /// says: a second, or two if the disk is slow.
 #[test]
-fn with_a_write_to_disk_every_second_a_kill_loses_the_last_of_them_and_tears_nothing() {
+fn with_everysec_a_kill_loses_only_the_end_of_the_history() {
     let mut server = Server::builder()
         .config("appendonly yes")
         .config("appendfsync everysec")

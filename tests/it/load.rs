@@ -1,4 +1,4 @@
-//! More than anybody should ask of it: crowds that vanish, clients that never read, noise at the
+//! Excessive load: many clients that end at once, clients that never read, noise at the
 //! port. Traffic of others goes on, and nothing is left.
 
 use std::io::Write as _;
@@ -48,7 +48,7 @@ fn is_empty(server: &Server) {
 }
 
 /// Connections of the user `crowd` that wait, each for one of the kinds of lock. Few wait for two,
-/// since those who come after them look at each for a deadlock.
+/// since later waits look at each of them for a deadlock.
 fn crowd(server: &Server, size: usize) -> Vec<Conn> {
     server.run("ACL SETUSER crowd on nopass ~* &* +@all");
     let join = |_| {
@@ -57,7 +57,7 @@ fn crowd(server: &Server, size: usize) -> Vec<Conn> {
         conn
     };
     let mut crowd: Vec<Conn> = (0..size).map(join).collect();
-    let mut in_line = 0;
+    let mut in_queue = 0;
     for (number, conn) in crowd.iter_mut().enumerate() {
         conn.send(match number % 20 {
             0 => format!("RLOCK.MACQUIRE {number} 30000 2 plain other BLOCK 0"),
@@ -65,11 +65,11 @@ fn crowd(server: &Server, size: usize) -> Vec<Conn> {
             8..14 => format!("RLOCK.ACQUIRE shared {number} 30000 READ BLOCK 0"),
             _ => format!("RLOCK.ACQUIRE shared {number} 30000 WRITE BLOCK 0"),
         });
-        in_line += if number % 20 == 0 { 2 } else { 1 };
+        in_queue += if number % 20 == 0 { 2 } else { 1 };
         // On a busy machine a server that met all of them in one turn would be silent for long.
         if number % 250 == 249 || number + 1 == size {
-            until("all so far stand in line", || {
-                server.info_number("rlock_waiters") == in_line
+            until("all so far wait", || {
+                server.info_number("rlock_waiters") == in_queue
             });
         }
     }
@@ -105,7 +105,7 @@ fn smoke_three_hundred_that_wait_and_are_killed_at_once_leave_nothing() {
     waiters_that_are_killed_at_once_leave_nothing(300);
 }
 
-/// Each has a hold, a wait in line, a listener, and news that nobody has fetched.
+/// Each has a hold, a wait, a listener, and unfetched events.
 #[test]
 fn smoke_sessions_that_die_at_once_leave_nothing() {
     const SESSIONS: usize = 60;
@@ -138,7 +138,7 @@ fn smoke_sessions_that_die_at_once_leave_nothing() {
 }
 
 #[test]
-fn smoke_a_crowd_that_is_granted_and_gone_leaves_nothing() {
+fn smoke_many_waiters_granted_and_killed_leave_nothing() {
     let server = Server::start();
     let mut holder = server.connect();
     holder.run("RLOCK.ACQUIRE plain holder 600000").held();
@@ -147,7 +147,7 @@ fn smoke_a_crowd_that_is_granted_and_gone_leaves_nothing() {
         .held();
     let crowd = crowd(&server, if under_valgrind() { 100 } else { 400 });
     undisturbed(&server, || {
-        // In one turn: all are granted in their turn to clients that are gone.
+        // In one turn: all are granted in order to clients that have disconnected.
         holder.pipeline(&[
             "RLOCK.RELEASE plain holder",
             "RLOCK.RELEASE shared holder WRITE",
@@ -196,7 +196,7 @@ fn noise_at_the_port_disturbs_nobody() {
     let mut noise = Noise::new(seed);
     let mut waiting = {
         server.run("RLOCK.ACQUIRE held alice 600000").held();
-        server.wait_in_line("held", "bob")
+        server.wait_in_queue("held", "bob")
     };
     undisturbed(&server, || {
         noise.at_the_port(&server, 400);

@@ -23,19 +23,19 @@ mod declared; // COMMAND INFO, DOCS and GETKEYS, permissions, options, metrics
 mod storage; // the hash of a lock, and hashes of others
 
 mod freed; // locks that become free by other ways
-mod mutual_exclusion; // never two holders, whatever ends in one moment
-mod queue; // the line
+mod mutual_exclusion; // never two holders, also when many holds end in one moment
+mod queue; // plain locks
 
 mod read_write; // readers together, writers alone
 mod read_write_cluster; // slots on their way to another node
-mod read_write_line; // the line of a read-write lock
+mod read_write_queue; // read-write locks
 mod read_write_redisson; // beside what Redisson writes
 
 mod several; // several locks at once
 mod several_cluster; // and in a cluster
 
 mod deadlock; // waits that could never end
-mod events; // what a session hears of
+mod events; // what a session is told of
 mod sessions; // what ends with a connection
 
 mod clock; // a wall clock that is set
@@ -50,8 +50,8 @@ mod several_replication; // the same of readers, writers and several locks at on
 mod atomic_migration; // slots that move as a whole
 mod attacks; // what was found by attacking the loop
 mod hostile; // any bytes, any keyspace
-mod load; // crowds that vanish, clients that never read, noise
-mod memory; // given back is given back
+mod load; // many clients that end at once, clients that never read, noise
+mod memory; // what has ended keeps no memory
 mod moved; // where waiters are sent whose slot has moved
 mod noise; // any commands, while locks are in use
 mod read_write_hostile; // read-write locks as others may have written them
@@ -70,7 +70,7 @@ mod client_quorum; // its lock over several servers
 mod client_quorum_faults; // the same where these are at odds
 mod client_quorum_storm; // never two holders
 mod client_rw; // its readers and writers
-mod client_sentinel; // a server that another takes the place of
+mod client_sentinel; // a server that is replaced by another
 mod client_session; // its two connections
 mod client_tls; // its connections encrypted
 

@@ -44,7 +44,7 @@ fn a_million_locks_taken_and_released_leave_nothing() {
 }
 
 #[test]
-fn waiters_that_have_gone_give_their_memory_back() {
+fn waiters_that_have_left_give_their_memory_back() {
     const WAITERS: usize = 300;
     let server = Server::start();
     let mut alice = server.connect();
@@ -54,13 +54,15 @@ fn waiters_that_have_gone_give_their_memory_back() {
         for (number, conn) in line.iter_mut().enumerate() {
             conn.send(format!("RLOCK.ACQUIRE k owner{number} 30000 BLOCK 0"));
         }
-        until("all wait", || server.line("k").len() == WAITERS);
+        until("all wait", || server.waiting_owners("k").len() == WAITERS);
         // Some are cancelled, some hang up, some are granted.
         for number in 0..100 {
             assert_eq!(alice.run(format!("RLOCK.CANCEL k owner{number}")), 1);
         }
         line.drain(200..);
-        until("a hundred are left", || server.line("k").len() == 100);
+        until("a hundred are left", || {
+            server.waiting_owners("k").len() == 100
+        });
         alice.let_go("k", "alice");
         for (number, conn) in (100..200).zip(&mut line[100..]) {
             conn.read().held();
@@ -84,7 +86,7 @@ fn waiters_that_have_gone_give_their_memory_back() {
     });
 }
 
-/// Puts owners in line, one for each command, for the session `s`.
+/// Puts owners in queues, one for each command, for the session `s`.
 fn queue_all(conn: &mut Conn, waiters: usize, lock: impl Fn(usize) -> String) {
     for from in (0..waiters).step_by(1000) {
         let wait = |i| {
@@ -113,7 +115,7 @@ fn queued_waiters_are_small_and_leave_nothing(lock: impl Fn(usize) -> String) {
     }
     let mut cost = || {
         let before = used_memory(&server);
-        let life = server.life_line("s");
+        let life = server.session_connection("s");
         queue_all(&mut conn, WAITERS, &lock);
         assert_eq!(server.info_number("rlock_waiters"), 10_000);
         let with_them = used_memory(&server);
@@ -145,7 +147,7 @@ fn cost_of_hand_overs(waiters: usize, lock: impl Fn(usize) -> String) -> f64 {
     const HAND_OVERS: usize = 100;
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     for i in 0..waiters {
         conn.run(format!("RLOCK.ACQUIRE {} alice 600000 ONCE", lock(i)))
             .held();
@@ -183,7 +185,7 @@ fn a_hand_over_costs_the_same_however_many_are_queued() {
 fn cost_of_renewals(unfetched: usize) -> f64 {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     let all = |rest: &str| -> Vec<String> {
         let command = |i: usize| rest.replace('#', &i.to_string());
         (0..unfetched).map(command).collect()
@@ -211,13 +213,13 @@ fn a_renewal_costs_the_same_however_many_grants_are_unfetched() {
 }
 
 #[test]
-fn sessions_that_have_gone_give_their_memory_back() {
+fn sessions_that_have_ended_give_their_memory_back() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut round = || {
         for session in 0..200 {
             let name = format!("session{session}");
-            let life = server.life_line(&name);
+            let life = server.session_connection(&name);
             conn.take_for("k", "bob", &name);
             conn.queue("k", "carol", &name);
             conn.take_for("lost", "bob", &name);

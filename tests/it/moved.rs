@@ -1,5 +1,5 @@
-//! Where waiters are sent whose slot has gone to another node: to where the server itself sends the
-//! same client.
+//! Where waiters are sent whose slot has moved to another node: to where the server itself sends
+//! the same client.
 
 use std::process::{Child, Command, Stdio};
 
@@ -23,8 +23,8 @@ fn redirect(cluster: &Cluster, key: &str) -> String {
 /// A blocked waiter, and one that is queued for a session.
 fn wait(cluster: &Cluster, key: &str) -> (Conn, Conn) {
     cluster.first.connect().take(key, "alice");
-    let blocked = cluster.first.wait_in_line(key, "bob");
-    let mut life = cluster.first.life_line(&format!("s-{key}"));
+    let blocked = cluster.first.wait_in_queue(key, "bob");
+    let mut life = cluster.first.session_connection(&format!("s-{key}"));
     life.queue(key, "carol", &format!("s-{key}"));
     (blocked, life)
 }
@@ -94,7 +94,7 @@ fn waiters_over_tls_are_sent_to_the_port_for_tls() {
         };
         let (mut blocked, _life) = wait(&cluster, "k");
         let encrypted = over_tls("RLOCK.ACQUIRE k dora 30000 BLOCK 0");
-        until("it waits", || cluster.first.line("k").len() == 3);
+        until("it waits", || cluster.first.waiting_owners("k").len() == 3);
         move_slot(&cluster, "k");
         assert_eq!(blocked.read().error(), redirect(&cluster, "k"));
         let told = answer(encrypted);
@@ -105,10 +105,10 @@ fn waiters_over_tls_are_sent_to_the_port_for_tls() {
 
 /// The answer is as long as the cluster is large.
 #[test]
-fn who_owns_a_slot_is_asked_once_for_all_its_locks() {
+fn the_owner_of_a_slot_is_asked_for_once_for_all_its_locks() {
     const LOCKS: usize = 300;
     let cluster = Cluster::start();
-    let mut life = cluster.first.life_line("s");
+    let mut life = cluster.first.session_connection("s");
     for number in 0..LOCKS {
         let name = format!("{{k}}{number}");
         life.take(&name, "alice");

@@ -19,8 +19,8 @@ fn granted_of(listener: &mut Conn, session: &str, name: &str) -> Vec<(String, i6
 #[test]
 fn a_session_with_many_holds_dies_and_one_waiter_is_granted() {
     let server = Server::start();
-    let mut live = server.life_line("live");
-    let mut dying = server.life_line("dying");
+    let mut live = server.session_connection("live");
+    let mut dying = server.session_connection("dying");
     let acquire = |at| format!("RLOCK.ACQUIRE k{at} holder{at} 30000 SESSION dying");
     let holds: Vec<_> = (0..MANY).map(acquire).collect();
     for reply in dying.pipeline(&holds) {
@@ -38,7 +38,7 @@ fn a_session_with_many_holds_dies_and_one_waiter_is_granted() {
     let owners: Vec<_> = granted.iter().map(|(owner, _)| owner.as_str()).collect();
     assert_eq!(owners, ["b"]);
     assert_eq!(server.holder(&last).as_deref(), Some("b"));
-    assert_eq!(server.line(&last), ["c"]);
+    assert_eq!(server.waiting_owners(&last), ["c"]);
     // The next one's token is its own.
     live.let_go(&last, "b");
     let next = granted_of(&mut live, "live", &last);
@@ -47,10 +47,10 @@ fn a_session_with_many_holds_dies_and_one_waiter_is_granted() {
 }
 
 #[test]
-fn two_waiters_for_each_lock_of_a_session_that_dies_are_granted_one_after_the_other() {
+fn two_waiters_for_each_lock_of_a_dead_session_are_granted_in_turn() {
     let server = Server::start();
-    let mut live = server.life_line("live");
-    let mut dying = server.life_line("dying");
+    let mut live = server.session_connection("live");
+    let mut dying = server.session_connection("dying");
     let count = 2 * MANY;
     let acquire = |at| format!("RLOCK.ACQUIRE k{at} holder{at} 30000 SESSION dying");
     dying.pipeline(&(0..count).map(acquire).collect::<Vec<_>>());
@@ -78,11 +78,11 @@ fn two_waiters_for_each_lock_of_a_session_that_dies_are_granted_one_after_the_ot
 fn a_writer_that_also_reads_ends_with_both_sessions_and_one_writer_is_next() {
     for order in [["writing", "reading"], ["reading", "writing"]] {
         let server = Server::start();
-        let mut live = server.life_line("live");
+        let mut live = server.session_connection("live");
         let mut ids = Vec::new();
         let mut lives = Vec::new();
         for session in order {
-            let mut life = server.life_line(session);
+            let mut life = server.session_connection(session);
             ids.push(life.id());
             lives.push(life);
         }
@@ -105,15 +105,15 @@ fn a_writer_that_also_reads_ends_with_both_sessions_and_one_writer_is_next() {
         assert_eq!(granted[0].0, "w1");
         let fields = server.run("HKEYS k").texts();
         assert_eq!(fields, ["mode", "w1:write"]);
-        assert_eq!(server.line("k"), ["w2"]);
+        assert_eq!(server.waiting_owners("k"), ["w2"]);
     }
 }
 
 #[test]
 fn several_locks_are_given_back_as_they_are_once_others_have_ended() {
     let server = Server::start();
-    let mut live = server.life_line("live");
-    let mut dying = server.life_line("dying");
+    let mut live = server.session_connection("live");
+    let mut dying = server.session_connection("dying");
     live.take("a", "x");
     live.take_for("c", "d", "dying");
     live.run("RLOCK.MACQUIRE x 30000 2 a c QUEUE 0 SESSION live")
@@ -129,7 +129,7 @@ fn several_locks_are_given_back_as_they_are_once_others_have_ended() {
     assert_eq!(granted.len(), 1, "{granted:?}");
     assert_eq!(granted[0].0, "x");
     assert_eq!(server.holder("a").as_deref(), Some("x"));
-    assert_eq!(server.line("a"), ["y"]);
+    assert_eq!(server.waiting_owners("a"), ["y"]);
     assert_eq!(server.holder("c"), None);
     live.let_go("a", "x");
     assert_eq!(granted_of(&mut live, "live", "a")[0].0, "y");
@@ -142,8 +142,8 @@ fn several_locks_are_taken_and_renewed_as_they_are_once_others_have_ended() {
         ("RLOCK.MRENEW x 30000 2 a c", 2),
     ] {
         let server = Server::start();
-        let mut live = server.life_line("live");
-        let mut dying = server.life_line("dying");
+        let mut live = server.session_connection("live");
+        let mut dying = server.session_connection("dying");
         live.take("a", "x");
         live.take_for("c", "d", "dying");
         live.run("RLOCK.MACQUIRE x 30000 2 a c QUEUE 0 SESSION live")
@@ -162,6 +162,6 @@ fn several_locks_are_taken_and_renewed_as_they_are_once_others_have_ended() {
             (count - 1).to_string(),
             "{command}"
         );
-        assert_eq!(server.line("a"), ["y"]);
+        assert_eq!(server.waiting_owners("a"), ["y"]);
     }
 }

@@ -259,7 +259,7 @@ struct Client<'s> {
     server: &'s Server,
     noise: Noise,
     conn: Conn,
-    /// The life-line of a session that all may name.
+    /// The session connection of a session that all may name.
     life: (String, Conn),
     /// Connections that wait for what may never come.
     left: Vec<Conn>,
@@ -356,7 +356,7 @@ impl<'s> Client<'s> {
         }
     }
 
-    /// To look changes nothing, and what is shown can be.
+    /// Commands that only read change nothing, and show a possible state.
     fn looks(&mut self) {
         let key = self.noise.key();
         let kept = [format!("DUMP {key}"), format!("PEXPIRETIME {key}")];
@@ -367,7 +367,7 @@ impl<'s> Client<'s> {
         ];
         let transaction = [&["MULTI".into()][..], &kept, &look, &kept, &["EXEC".into()]];
         let told = self.conn.pipeline(&transaction.concat());
-        // Where something that was watched has changed, nobody has looked.
+        // If a watched key has changed, the transaction was not run.
         let Some(Reply::Array(told)) = told.last() else {
             return;
         };
@@ -450,12 +450,12 @@ impl Quiet {
         }
         alice.run("RLOCK.ACQUIRE shared r1 600000 READ").held();
         alice.run("RLOCK.ACQUIRE shared r2 600000 READ").held();
-        let mut life = server.life_line("quiet");
+        let mut life = server.session_connection("quiet");
         life.run("RLOCK.ACQUIRE kept alice 600000 SESSION quiet")
             .held();
         let mut line = Vec::new();
         for owner in ["bob", "carol", "dave"] {
-            line.push((owner, server.wait_in_line("quiet", owner)));
+            line.push((owner, server.wait_in_queue("quiet", owner)));
             life.queue("kept", owner, "quiet");
         }
         let writes = "RLOCK.ACQUIRE shared w 30000 WRITE BLOCK 0";
@@ -534,7 +534,7 @@ fn nobody_is_left(server: &Server) {
 }
 
 #[test]
-fn smoke_noise_disturbs_nobody_who_holds_or_waits() {
+fn smoke_noise_disturbs_no_holder_and_no_waiter() {
     let server = Server::start();
     let seed = u64::from(server.process_id());
     let mut quiet = Quiet::begin(&server);
@@ -570,7 +570,7 @@ fn a_replica_equals_its_primary_after_noise() {
     }
 }
 
-/// All keys with their ends, and a digest of what is in them.
+/// All keys with their expiries, and a digest of their contents.
 fn contents(server: &Server) -> Vec<(String, i64)> {
     let mut conn = server.connect();
     let mut contents = vec![(conn.run("DEBUG DIGEST").text(), 0)];

@@ -15,15 +15,15 @@ fn waiters_are_served_in_the_order_in_which_they_came() {
     let owners: Vec<_> = (0..20).map(|i| format!("owner-{i}")).collect();
     let line: Vec<_> = owners
         .iter()
-        .map(|owner| server.wait_in_line("k", owner))
+        .map(|owner| server.wait_in_queue("k", owner))
         .collect();
-    assert_eq!(server.line("k"), owners);
+    assert_eq!(server.waiting_owners("k"), owners);
     let mut holder = "first".to_owned();
     for (owner, mut conn) in owners.into_iter().zip(line) {
         assert_eq!(last.let_go("k", &holder), 0);
         let (count, next) = conn.read().held();
         assert_eq!(count, 1);
-        assert!(next > token, "tokens grow along the line");
+        assert!(next > token, "tokens grow along the queue");
         (last, holder, token) = (conn, owner, next);
     }
     assert_eq!(last.let_go("k", &holder), 0);
@@ -35,7 +35,7 @@ fn the_release_itself_hands_over_and_a_newcomer_in_the_same_turn_is_behind() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     let replies = alice.pipeline(&[
         "RLOCK.RELEASE k alice",
         "HKEYS k",
@@ -54,13 +54,13 @@ fn the_release_itself_hands_over_and_a_newcomer_in_the_same_turn_is_behind() {
 }
 
 #[test]
-fn a_newcomer_does_not_overtake_in_the_instant_in_which_the_lease_has_run_out() {
+fn a_newcomer_does_not_overtake_in_the_instant_the_lease_ends() {
     let server = Server::start();
     let mut conn = server.connect();
     for round in 0..20 {
         let name = format!("k{round}");
         conn.take(&name, "alice");
-        let mut bob = server.wait_in_line(&name, "bob");
+        let mut bob = server.wait_in_queue(&name, "bob");
         // The lease ends while the server sleeps; carol asks before any timer can have run.
         let lease = format!("RLOCK.RENEW {name} alice 10");
         let carol = format!("RLOCK.ACQUIRE {name} carol 30000");
@@ -77,7 +77,7 @@ fn a_lock_free_but_promised_answers_zero() {
     let server = Server::start();
     let mut conn = server.connect();
     conn.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     let replies = conn.pipeline(&["DEL k", "RLOCK.ACQUIRE k carol 30000"]);
     let left = replies[1].refused();
     assert!(
@@ -88,11 +88,11 @@ fn a_lock_free_but_promised_answers_zero() {
 }
 
 #[test]
-fn the_holder_reenters_past_the_line() {
+fn a_holder_enters_again_past_the_queue() {
     let server = Server::start();
     let mut alice = server.connect();
     let token = alice.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     assert_eq!(alice.run("RLOCK.ACQUIRE k alice 30000").held(), (2, token));
     assert_eq!(
         alice.run("RLOCK.ACQUIRE k alice 30000 BLOCK 0").held(),
@@ -112,10 +112,10 @@ fn the_holder_reenters_past_the_line() {
 fn an_owner_stands_in_a_queue_once() {
     let server = Server::start();
     let mut alice = server.connect();
-    let _life = server.life_line("s");
+    let _life = server.session_connection("s");
     alice.take("k", "alice");
     alice.take("m", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     for second in [
         "RLOCK.ACQUIRE k bob 30000 BLOCK 0",
         "RLOCK.ACQUIRE k bob 30000 QUEUE 0 SESSION s",
@@ -126,8 +126,11 @@ fn an_owner_stands_in_a_queue_once() {
         assert!(error.starts_with("WAITING "), "{second}: {error}");
     }
     assert!(alice.run("RLOCK.ACQUIRE k bob 30000").refused() > 20_000);
-    assert_eq!(server.line("k"), ["bob"]);
-    assert!(server.line("m").is_empty(), "what is refused waits nowhere");
+    assert_eq!(server.waiting_owners("k"), ["bob"]);
+    assert!(
+        server.waiting_owners("m").is_empty(),
+        "what is refused waits nowhere"
+    );
     // Another connection takes the wait over.
     let mut again = server.blocked_in("RLOCK.ACQUIRE k bob 30000 BLOCK 0 ONCE");
     bob.read().refused();
@@ -160,15 +163,19 @@ fn an_owner_stands_in_the_queue_of_a_read_write_lock_once() {
 }
 
 #[test]
-fn once_takes_the_place_in_line_over() {
+fn once_takes_over_the_place_in_the_queue() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let mut old = server.wait_in_line("k", "bob");
-    let mut carol = server.wait_in_line("k", "carol");
+    let mut old = server.wait_in_queue("k", "bob");
+    let mut carol = server.wait_in_queue("k", "carol");
     let mut new = server.blocked_in("RLOCK.ACQUIRE k bob 30000 BLOCK 0 ONCE");
     assert!(old.read().refused() > 20_000, "the old connection is told");
-    assert_eq!(server.line("k"), ["bob", "carol"], "the place is kept");
+    assert_eq!(
+        server.waiting_owners("k"),
+        ["bob", "carol"],
+        "the place is kept"
+    );
     alice.let_go("k", "alice");
     assert_eq!(new.read().held().0, 1);
     carol.expect_nothing_yet();
@@ -177,14 +184,14 @@ fn once_takes_the_place_in_line_over() {
 }
 
 #[test]
-fn once_without_blocking_leaves_the_place_in_line_alone() {
+fn once_without_blocking_leaves_the_place_in_the_queue_alone() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     assert!(alice.run("RLOCK.ACQUIRE k bob 30000 ONCE").refused() > 20_000);
     bob.expect_nothing_yet();
-    assert_eq!(server.line("k"), ["bob"]);
+    assert_eq!(server.waiting_owners("k"), ["bob"]);
     alice.let_go("k", "alice");
     bob.read().held();
 }
@@ -194,7 +201,7 @@ fn the_lease_of_a_place_taken_over_is_the_new_one() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let mut old = server.wait_in_line("k", "bob");
+    let mut old = server.wait_in_queue("k", "bob");
     let mut new = server.blocked_in("RLOCK.ACQUIRE k bob 90000 BLOCK 0 ONCE");
     old.read().refused();
     alice.let_go("k", "alice");
@@ -218,7 +225,7 @@ fn a_wait_ends_neither_early_nor_much_too_late() {
             took.saturating_sub(asked)
         });
     }
-    assert_eq!(server.line("k").len(), 0);
+    assert_eq!(server.waiting_owners("k").len(), 0);
 }
 
 #[test]
@@ -229,7 +236,7 @@ fn a_waiter_that_timed_out_is_passed_over() {
     let mut bob = server.connect();
     bob.send("RLOCK.ACQUIRE k bob 30000 BLOCK 100");
     bob.settle();
-    let mut carol = server.wait_in_line("k", "carol");
+    let mut carol = server.wait_in_queue("k", "carol");
     bob.read().refused();
     alice.let_go("k", "alice");
     carol.read().held();
@@ -260,15 +267,15 @@ fn a_timeout_in_the_turn_of_the_grant_tells_the_truth() {
 }
 
 #[test]
-fn a_full_line_refuses_more() {
+fn a_full_queue_refuses_more() {
     let server = Server::builder()
         .config("rlock.max-waiters-per-lock 2")
         .start();
     let mut alice = server.connect();
     alice.take("k", "alice");
     alice.take("other", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
-    let _carol = server.wait_in_line("k", "carol");
+    let mut bob = server.wait_in_queue("k", "bob");
+    let _carol = server.wait_in_queue("k", "carol");
     let error = alice.run("RLOCK.ACQUIRE k dave 1000 BLOCK 0").error();
     assert!(
         error.contains("max-waiters-per-lock") && error.contains('2'),
@@ -278,12 +285,12 @@ fn a_full_line_refuses_more() {
         alice.run("RLOCK.ACQUIRE k dave 1000").refused() > 20_000,
         "without waiting: as ever"
     );
-    let _elsewhere = server.wait_in_line("other", "dave");
+    let _elsewhere = server.wait_in_queue("other", "dave");
     let mut again = server.blocked_in("RLOCK.ACQUIRE k bob 30000 BLOCK 0 ONCE");
     bob.read().refused(); // a place taken over is no new place
     alice.let_go("k", "alice");
     again.read().held();
-    let _dave = server.wait_in_line("k", "dave");
+    let _dave = server.wait_in_queue("k", "dave");
 }
 
 #[test]
@@ -313,7 +320,7 @@ fn inside_multi_and_scripts_a_wait_is_answered_at_once() {
     assert!(conn.run("FCALL wait 1 k").refused() > 20_000);
     assert_eq!(conn.run("FCALL wait 1 free3").held().0, 1);
 
-    assert_eq!(server.line("k").len(), 0, "nobody waits");
+    assert_eq!(server.waiting_owners("k").len(), 0, "nobody waits");
     assert_eq!(conn.let_go("k", "alice"), 0);
     assert_eq!(
         server.holder("k"),
@@ -327,8 +334,8 @@ fn a_release_inside_multi_and_scripts_hands_over() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
-    let mut carol = server.wait_in_line("k", "carol");
+    let mut bob = server.wait_in_queue("k", "bob");
+    let mut carol = server.wait_in_queue("k", "carol");
     let replies = alice.pipeline(&["MULTI", "RLOCK.RELEASE k alice", "HKEYS k", "EXEC"]);
     assert!(replies[3].array()[1].texts().contains(&"bob".to_owned()));
     bob.read().held();
@@ -351,27 +358,29 @@ fn a_wait_through_another_modules_call_is_answered_at_once() {
             .0,
         1
     );
-    assert_eq!(server.line("k").len(), 0, "nobody waits");
-    let mut carol = server.wait_in_line("k", "carol");
+    assert_eq!(server.waiting_owners("k").len(), 0, "nobody waits");
+    let mut carol = server.wait_in_queue("k", "carol");
     assert_eq!(conn.run("CALLER.CALL RLOCK.RELEASE k alice"), 0);
     carol.read().held();
 }
 
 #[test]
-fn a_waiter_killed_or_gone_is_passed_over() {
+fn a_killed_or_disconnected_waiter_is_passed_over() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let killed = server.wait_in_line("k", "killed");
-    let gone = server.wait_in_line("k", "gone");
-    let mut carol = server.wait_in_line("k", "carol");
+    let killed = server.wait_in_queue("k", "killed");
+    let gone = server.wait_in_queue("k", "gone");
+    let mut carol = server.wait_in_queue("k", "carol");
     let id = server.run("RLOCK.INFO k").get("queue").array()[0]
         .get("client-id")
         .int();
     assert_eq!(alice.run(format!("CLIENT KILL ID {id}")), 1);
     drop(killed);
     gone.close();
-    until("both have left the line", || server.line("k") == ["carol"]);
+    until("both have left the queue", || {
+        server.waiting_owners("k") == ["carol"]
+    });
     alice.let_go("k", "alice");
     carol.read().held();
 }
@@ -384,7 +393,7 @@ fn a_grant_to_a_waiter_killed_in_the_same_turn_goes_to_the_next() {
         let mut alice = server.connect();
         alice.take("k", "alice");
         let (mut bob, bobs_id) = waiter_with_id(&server, "k", "bob");
-        let mut carol = server.wait_in_line("k", "carol");
+        let mut carol = server.wait_in_queue("k", "carol");
         let (release, kill) = ("RLOCK.RELEASE k alice", format!("CLIENT KILL ID {bobs_id}"));
         if transaction {
             alice.pipeline(&["MULTI", release, &kill, "EXEC"]);
@@ -442,7 +451,7 @@ fn client_unblock_in_the_turn_of_the_grant_tells_the_truth() {
         let mut alice = server.connect();
         alice.take("k", "alice");
         let (mut bob, id) = waiter_with_id(&server, "k", "bob");
-        let mut carol = server.wait_in_line("k", "carol");
+        let mut carol = server.wait_in_queue("k", "carol");
         let unblock = format!("CLIENT UNBLOCK {id} {how}");
         alice.pipeline(&["RLOCK.RELEASE k alice", &unblock]);
         let told = bob.read();
@@ -464,8 +473,8 @@ fn a_socket_closed_in_the_turn_of_the_grant_keeps_nothing() {
         let server = Server::start();
         let mut alice = server.connect();
         alice.take("k", "alice");
-        let bob = server.wait_in_line("k", "bob");
-        let mut carol = server.wait_in_line("k", "carol");
+        let bob = server.wait_in_queue("k", "bob");
+        let mut carol = server.wait_in_queue("k", "carol");
         server.freeze();
         if release_first {
             alice.send("RLOCK.RELEASE k alice");
@@ -507,7 +516,9 @@ fn a_waiter_that_hangs_up_many_times_leaves_no_trace() {
     for _ in 0..50 {
         server.connect().send("RLOCK.ACQUIRE k bob 30000 BLOCK 0");
     }
-    until("the line is empty", || server.line("k").is_empty());
+    until("the queue is empty", || {
+        server.waiting_owners("k").is_empty()
+    });
     let blocked = || server.info_number("blocked_clients");
     until("nobody is blocked", || blocked() == 0);
     assert_eq!(alice.let_go("k", "alice"), 0);
@@ -517,7 +528,7 @@ fn a_waiter_that_hangs_up_many_times_leaves_no_trace() {
 /// Who is killed in the very turn of its grant does not know whether it holds the lock, and gives
 /// back what it may have.
 #[test]
-fn nobody_works_beside_somebody_else_whoever_is_killed() {
+fn one_owner_works_at_a_time_whichever_client_is_killed() {
     let server = Server::start();
     work_while_killed(&server, 12, 500, lock_and_work);
 }
@@ -550,7 +561,7 @@ pub(super) fn work_while_killed(
             let list = killer.run("CLIENT LIST TYPE normal").text();
             let waiting = list.lines().rfind(|line| line.contains("flags=b"));
             let victim = waiting.and_then(|line| line.split(['=', ' ']).nth(1));
-            // It may be gone by now, and then nobody is killed.
+            // It may have disconnected by now; then no client is killed.
             let mut kill = |id| killer.run(format!("CLIENT KILL ID {id}"));
             killed += usize::from(victim.is_some_and(|id| kill(id) == 1));
         }
@@ -564,7 +575,7 @@ pub(super) fn work_while_killed(
         "tokens grow from grant to grant"
     );
     until("the lock is free", || server.holder("k").is_none());
-    assert!(server.line("k").is_empty());
+    assert!(server.waiting_owners("k").is_empty());
     assert_eq!(server.run("GET inside"), "0");
 }
 
@@ -600,7 +611,7 @@ fn fifty_connections_need_one_attempt_a_grant_and_win_alike() {
     const ROUNDS: usize = 10_000;
     let server = Server::start();
     let granted = AtomicUsize::new(0);
-    // Nobody begins before all are in line: who came first would win alone for a while.
+    // Nobody begins before all wait: who came first would win alone for a while.
     let mut referee = server.connect();
     referee.take("k", "referee");
     let wins: Vec<usize> = thread::scope(|scope| {
@@ -609,7 +620,9 @@ fn fifty_connections_need_one_attempt_a_grant_and_win_alike() {
             scope.spawn(move || fight(server, number, granted, ROUNDS))
         });
         let fighters: Vec<_> = fighters.collect();
-        until("all are in line", || server.line("k").len() == CONNECTIONS);
+        until("all are in the queue", || {
+            server.waiting_owners("k").len() == CONNECTIONS
+        });
         referee.let_go("k", "referee");
         let wins = fighters.into_iter().map(|fighter| fighter.join().unwrap());
         wins.collect()
@@ -628,8 +641,8 @@ fn fifty_connections_need_one_attempt_a_grant_and_win_alike() {
 }
 
 /// Takes the lock and gives it back until all have had `rounds` grants together; how many were
-/// ours. Whoever gives it back is in line again in the same turn of the server: one that lines up
-/// when the machine lets it would miss some.
+/// ours. Whoever gives it back is in the queue again in the same turn of the server: one that
+/// queues when the machine lets it would miss some.
 fn fight(server: &Server, number: usize, granted: &AtomicUsize, rounds: usize) -> usize {
     let mut conn = server.connect();
     let acquire = format!("RLOCK.ACQUIRE k owner-{number} 30000 BLOCK 0");
@@ -648,9 +661,9 @@ fn fight(server: &Server, number: usize, granted: &AtomicUsize, rounds: usize) -
     }
 }
 
-/// [`Server::wait_in_line`], and the server's number for the connection.
+/// [`Server::wait_in_queue`], and the server's number for the connection.
 fn waiter_with_id(server: &Server, name: &str, owner: &str) -> (Conn, i64) {
-    let conn = server.wait_in_line(name, owner);
+    let conn = server.wait_in_queue(name, owner);
     let info = server.run(format!("RLOCK.INFO {name}"));
     let last = info.get("queue").array().last().unwrap().clone();
     assert_eq!(last.get("owner"), &owner);

@@ -1,4 +1,4 @@
-//! The read-write lock: what is stored, what becomes of leases, what the world is told.
+//! The read-write lock: what is stored, leases, unlock messages.
 
 use std::collections::BTreeMap;
 
@@ -456,7 +456,7 @@ fn a_lease_that_runs_out_frees_the_lock_and_leaves_nothing() {
 // --- What is told -------------------------------------------------------------------------------
 
 #[test]
-fn info_of_readers_a_writer_and_their_line() {
+fn info_of_readers_a_writer_and_their_queue() {
     let server = Server::start();
     let mut conn = server.connect();
     let write = takes(&mut conn, "alice", "WRITE").1;
@@ -803,7 +803,7 @@ fn replicas_are_told_plain_commands_with_absolute_times() {
 }
 
 #[test]
-fn what_is_refused_disturbs_nobodys_watch() {
+fn refused_commands_break_no_watch() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "READ");

@@ -37,7 +37,7 @@ fn is_moved(server: &Server, name: &str, reply: &Reply) {
 }
 
 #[test]
-fn in_a_settled_cluster_all_is_as_ever_but_for_braces_that_are_no_tag() {
+fn in_a_cluster_only_names_with_braces_that_are_no_tag_are_refused() {
     let cluster = Cluster::start();
     let server = &cluster.first;
     takes(server, "k", "alice", "READ");
@@ -109,7 +109,7 @@ fn the_messages_go_to_both_kinds_of_subscribers_once(server: &Server) {
 }
 
 #[test]
-fn while_a_slot_is_moved_nobody_comes_in_and_nobody_is_forgotten() {
+fn while_a_slot_moves_no_waiter_is_granted_or_forgotten() {
     let cluster = Cluster::start();
     read_and_write_are_to_try_again_at_both_ends(&cluster, "k1");
     waiters_are_redirected_and_not_granted(&cluster, "k2", true);
@@ -204,7 +204,7 @@ fn a_move_given_up_grants_who_waits(cluster: &Cluster, name: &str) {
     }
 }
 
-/// Nobody is granted before the slot is kept; then who waits is. But a look at the line, there is
+/// Nobody is granted before the slot is kept; then who waits is. But a look at the queue, there is
 /// one a second, may fall into the time in which the key is missing and the slot on its way: that
 /// sends who waits on.
 fn is_granted_when_kept(
@@ -230,7 +230,7 @@ fn is_granted_when_kept(
 /// Who holds what at the other node is not this node's to tell: the lease ends the hold.
 fn the_end_of_a_session_grants_nobody_yet(cluster: &Cluster, name: &str) {
     let server = &cluster.first;
-    let life = server.life_line("s");
+    let life = server.session_connection("s");
     let acquire = format!("RLOCK.ACQUIRE {name} alice 30000 WRITE SESSION s");
     server.run(acquire).held();
     let mut bob = waits(server, name, "bob", "READ");

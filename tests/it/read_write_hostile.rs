@@ -1,4 +1,4 @@
-//! Read-write locks as somebody else may have written them, and arguments that nobody expects: an
+//! Read-write locks as other programs may have written them, and odd arguments: an
 //! answer, and soon.
 
 use std::time::Duration;
@@ -92,7 +92,7 @@ fn write(conn: &mut Conn, odd: &str, with_end: bool) {
 #[test]
 fn odd_locks_get_an_answer_from_every_command() {
     let server = Server::start();
-    let mut conn = server.life_line("s");
+    let mut conn = server.session_connection("s");
     for odd in ODD {
         for with_end in [false, true] {
             for command in COMMANDS {
@@ -138,7 +138,7 @@ fn odd_locks_over_a_sessions_hold_do_not_stop_the_server() {
     for odd in ODD {
         for mode in ["READ", "WRITE"] {
             conn.run("FLUSHALL");
-            let life = server.life_line("s");
+            let life = server.session_connection("s");
             conn.run(format!("RLOCK.ACQUIRE k alice 30000 {mode} SESSION s"))
                 .held();
             write(&mut conn, odd, true);
@@ -153,9 +153,9 @@ fn odd_locks_over_a_sessions_hold_do_not_stop_the_server() {
 
 /// Each of these claims more than two thousand million holds to read.
 #[test]
-fn counts_that_nobody_can_have_do_not_keep_the_server_busy() {
+fn impossible_counts_do_not_keep_the_server_busy() {
     let server = Server::start();
-    let mut conn = server.life_line("s");
+    let mut conn = server.session_connection("s");
     let fill = "EVAL for~i=1,1000~do~redis.call('HSET',KEYS[1],'owner'..i,'2147483647')end~\
         redis.call('HSET',KEYS[1],'mode','read') 1 k";
     let odd = [
@@ -216,7 +216,7 @@ fn ten_thousand_readers_come_and_go() {
 }
 
 #[test]
-fn ten_thousand_fields_of_somebody_else_get_an_answer() {
+fn a_hash_with_ten_thousand_foreign_fields_gets_an_answer() {
     let server = Server::start();
     let mut conn = server.connect();
     let fill = "redis.call('HSET', KEYS[1], 'mode', 'read')
@@ -305,7 +305,7 @@ fn the_hold_counts_do_not_overflow() {
 #[test]
 fn any_bytes_in_any_argument_get_an_answer() {
     let server = Server::start();
-    let mut conn = server.life_line("s");
+    let mut conn = server.session_connection("s");
     let big = vec![b'x'; 1 << 20];
     let odd: [&[u8]; 26] = [
         b"",

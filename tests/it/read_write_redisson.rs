@@ -215,7 +215,7 @@ fn our_writer_behind_their_reader_comes_in_with_its_release() {
     assert_eq!(redisson(&mut conn, RELEASE_READ, "java", 30_000), 1);
     bob.read_promptly().held();
     assert_eq!(fields(&server, "k"), as_fields("mode=write bob:write=1"));
-    // Their next reader is told to wait, and hears of our release.
+    // Their next reader is told to wait, and gets the message of our release.
     let mut listener = listener(&server);
     assert!(redisson(&mut conn, READ, "java", 30_000).int() > 20_000);
     assert_eq!(conn.run("RLOCK.RELEASE k bob WRITE"), 0);
@@ -259,7 +259,7 @@ fn our_waiting_readers_come_in_after_their_downgrade_at_the_latest_at_the_leases
     conn.run("PEXPIRE k 10000");
     let mut bob = bob_waits(&server, "READ");
     assert_eq!(redisson(&mut conn, RELEASE_WRITE, "java", 30_000), 1);
-    // It tells nobody of it.
+    // It publishes nothing.
     bob.read().held();
 }
 
@@ -363,7 +363,7 @@ fn their_force_frees_ours_and_grants_the_next() {
     assert_eq!(conn.run("RLOCK.RENEW k alice 30000 READ"), 0);
     assert_eq!(force(&mut conn, "write"), 1);
     assert_eq!(conn.run("RLOCK.RELEASE k bob WRITE"), Reply::Null);
-    // And do not come back to life with a hold that begins anew.
+    // And do not count for a new hold.
     takes(&mut conn, "carol", "READ");
     assert_eq!(takes(&mut conn, "alice", "READ").0, 1);
     assert_eq!(conn.run("RLOCK.RELEASE k alice READ"), 0);
@@ -371,10 +371,10 @@ fn their_force_frees_ours_and_grants_the_next() {
 }
 
 #[test]
-fn a_hold_that_begins_anew_is_not_kept_by_timeout_keys_of_an_earlier_one() {
+fn a_new_hold_is_not_kept_by_timeout_keys_of_an_earlier_one() {
     let server = Server::start();
     let mut conn = server.connect();
-    // Left behind by a force, with a long life.
+    // Left behind by a force unlock, with a long TTL.
     conn.run(format!("PSETEX {} 60000 1", timeout("alice", 2)));
     conn.run("RLOCK.ACQUIRE k alice 30000 READ").held();
     assert!(conn.run("PTTL k").int() <= 30_000);
@@ -385,7 +385,7 @@ fn a_hold_that_begins_anew_is_not_kept_by_timeout_keys_of_an_earlier_one() {
 }
 
 #[test]
-fn a_script_may_take_the_lock_in_a_free_moment_and_the_line_stays_behind_it() {
+fn a_script_may_take_the_lock_in_a_free_moment_and_the_queue_stays() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "WRITE");

@@ -1,6 +1,6 @@
 //! The transcript in README.md, played back.
 //!
-//! The rules for whoever writes it:
+//! How to write it:
 //!
 //! - Played is what stands in blocks fenced as `console`. A line that begins with the prompt
 //!   `127.0.0.1:6379> ` is a command, the lines below it are what `redis-cli` prints. Blocks whose

@@ -90,7 +90,7 @@ fn a_hand_over_is_one_transaction() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     let mut feed = Feed::of(&server);
     alice.let_go("k", "alice");
     let (_, token) = bob.read().held();
@@ -99,11 +99,11 @@ fn a_hand_over_is_one_transaction() {
 }
 
 #[test]
-fn a_break_is_what_a_release_is() {
+fn break_is_replicated_as_a_release() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     let mut feed = Feed::of(&server);
     alice.run("RLOCK.BREAK k");
     let (_, token) = bob.read().held();
@@ -135,7 +135,7 @@ fn a_lease_that_ends_is_a_deletion_and_the_grant_in_this_order() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     let mut feed = Feed::of(&server);
     alice.run("RLOCK.RENEW k alice 50");
     let (_, token) = bob.read().held();
@@ -157,7 +157,7 @@ fn a_users_deletion_comes_before_the_grant() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     let mut feed = Feed::of(&server);
     alice.run("DEL k");
     let (_, token) = bob.read().held();
@@ -188,12 +188,12 @@ fn in_a_clients_transaction_there_is_one_transaction() {
 }
 
 #[test]
-fn what_is_refused_or_only_asked_propagates_nothing() {
+fn refused_and_read_only_commands_propagate_nothing() {
     let server = Server::start();
     let mut conn = server.connect();
     conn.take("k", "alice");
     conn.run("SET text v");
-    let _bob = server.wait_in_line("k", "bob");
+    let _bob = server.wait_in_queue("k", "bob");
     let mut feed = Feed::of(&server);
     for command in [
         "RLOCK.ACQUIRE k carol 30000",
@@ -231,7 +231,7 @@ fn the_message_is_not_in_the_append_only_file() {
     let mut alice = server.connect();
     let first = alice.take("k", "alice");
     let first_end = end_of(&mut alice, "k");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     alice.let_go("k", "alice");
     let (_, second) = bob.read().held();
     let second_end = end_of(&mut alice, "k");
@@ -326,7 +326,7 @@ fn keyspace_notifications_are_those_of_the_plain_commands() {
     events("RLOCK.RELEASE k alice", &["del"]);
     events("RLOCK.RELEASE k alice", &[]);
     events("RLOCK.ACQUIRE k alice 30000", &["hset", "expire"]);
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     events("RLOCK.RELEASE k alice", &["del", "hset", "expire"]);
     bob.read().held();
     events("RLOCK.BREAK k", &["del"]);
@@ -341,7 +341,7 @@ fn an_expired_lock_is_notified_once() {
     listener.run("SUBSCRIBE __keyspace@0__:k");
     let mut conn = server.connect();
     conn.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     conn.run("RLOCK.RENEW k alice 30");
     bob.read().held();
     let told: Vec<_> = (0..6).map(|_| listener.read().texts()[2].clone()).collect();
@@ -370,7 +370,7 @@ fn the_unlock_message_is_told_once_for_each_last_release_hand_over_and_break() {
     told(&mut alice, "RLOCK.ACQUIRE k alice 30000", 0);
     told(&mut alice, "RLOCK.RELEASE k alice", 0);
     told(&mut alice, "RLOCK.RELEASE k bob", 0);
-    let _bob = server.wait_in_line("k", "bob");
+    let _bob = server.wait_in_queue("k", "bob");
     told(&mut alice, "RLOCK.RELEASE k alice", 1);
     told(&mut alice, "RLOCK.RELEASE k bob", 1);
     told(&mut alice, "RLOCK.BREAK k", 0);
@@ -416,7 +416,7 @@ fn subscribers_of_a_replica_are_told_too() {
         listener.run("SUBSCRIBE redisson_lock__channel:{k}");
         let mut alice = pair.primary.connect();
         alice.take("k", "alice");
-        let mut bob = pair.primary.wait_in_line("k", "bob");
+        let mut bob = pair.primary.wait_in_queue("k", "bob");
         alice.let_go("k", "alice");
         bob.read().held();
         bob.let_go("k", "bob");
@@ -540,16 +540,16 @@ fn a_replica_equals_its_primary_after_random_traffic_with_waiters() {
 /// its own, so they cannot wait for each other in a circle.
 fn random_traffic(server: &Server, client: u64, seed: u64) {
     let mut conn = server.connect();
-    let mut life = server.life_line(&format!("s{client}"));
+    let mut life = server.session_connection(&format!("s{client}"));
     let mut random = Random::new(seed.wrapping_mul(31).wrapping_add(client));
     for _ in 0..300 {
         if random.below(20) == 0 {
-            life = server.life_line(&format!("s{client}"));
+            life = server.session_connection(&format!("s{client}"));
         }
         let command = random_command(&mut random, client);
         let reply = conn.run(&command);
-        // The life-line that was left behind may have been the session's still, and the owner may
-        // wait already.
+        // The session connection that was left behind may have been the session's still, and the
+        // owner may wait already.
         let may = ["NOSESSION ", "WAITING "];
         let is_one = |error: String| may.iter().any(|code| error.starts_with(code));
         assert!(
@@ -628,7 +628,7 @@ fn a_server_without_the_module_reads_the_locks_as_they_are() {
         let mut server = Server::builder().config(persistence).start();
         let mut alice = server.connect();
         let token = alice.take("k", "alice");
-        let mut bob = server.wait_in_line("k", "bob");
+        let mut bob = server.wait_in_queue("k", "bob");
         alice.let_go("k", "alice");
         let next = bob.read().held().1;
         assert!(next > token);

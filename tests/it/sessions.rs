@@ -1,4 +1,4 @@
-//! Life-lines: what ends with a connection, what another takes over, and what a grace is.
+//! Session connections: what ends with one, what another takes over, and what a grace is.
 
 use std::process::{Child, Command};
 use std::sync::Mutex;
@@ -10,14 +10,14 @@ use crate::events::{ONE_DAY, life_with_a_long_grace, listener, next_events, no_e
 use crate::queue::work_while_killed;
 use crate::replication::{assert_one_hand_over, end_of, grant, transaction, unlock_message};
 
-// --- The end of the life-line -------------------------------------------------------------------
+// --- The end of the session connection -----------------------------------------------------------
 
 #[test]
 fn without_a_grace_all_goes_with_the_connection() {
     let server = Server::start();
     let mut conn = server.connect();
     for listening in [false, true] {
-        let mut life = server.life_line("s");
+        let mut life = server.session_connection("s");
         conn.take_for("held", "bob", "s");
         conn.run("RLOCK.ACQUIRE held bob 30000").held(); // all its counts go
         conn.take("waited-for", "alice");
@@ -26,7 +26,7 @@ fn without_a_grace_all_goes_with_the_connection() {
         conn.queue("granted", "bob", "s");
         let mut carols: Vec<_> = ["held", "waited-for", "granted"]
             .into_iter()
-            .map(|name| server.wait_in_line(name, "carol"))
+            .map(|name| server.wait_in_queue(name, "carol"))
             .collect();
         if listening {
             life.send("RLOCK.EVENTS s BLOCK 0");
@@ -36,8 +36,8 @@ fn without_a_grace_all_goes_with_the_connection() {
         life.close();
         carols[0].read().held();
         carols[2].read().held();
-        until("bob has left the line", || {
-            server.line("waited-for") == ["carol"]
+        until("bob has left the queue", || {
+            server.waiting_owners("waited-for") == ["carol"]
         });
         conn.let_go("waited-for", "alice");
         carols[1].read().held();
@@ -66,7 +66,7 @@ fn holds_are_released_when_the_grace_is_over() {
     life.run("RLOCK.EVENTS s GRACE 200").events();
     conn.take_for("k", "bob", "s");
     conn.run("RLOCK.ACQUIRE k bob 30000").held();
-    let mut carol = server.wait_in_line("k", "carol");
+    let mut carol = server.wait_in_queue("k", "carol");
     let begun = Instant::now();
     life.close();
     carol.read().held();
@@ -89,12 +89,12 @@ fn waiters_and_unfetched_grants_do_not_outlive_the_connection_whatever_the_grace
     life.run(format!("RLOCK.EVENTS s GRACE {ONE_DAY}"))
         .granted("fetched", "bob");
     conn.let_go("granted", "alice");
-    let mut next = server.wait_in_line("granted", "carol");
-    let mut behind = server.wait_in_line("fetched", "carol");
+    let mut next = server.wait_in_queue("granted", "carol");
+    let mut behind = server.wait_in_queue("fetched", "carol");
     life.close();
     next.read().held();
-    until("bob has left the line", || {
-        server.line("waited-for").is_empty()
+    until("bob has left the queue", || {
+        server.waiting_owners("waited-for").is_empty()
     });
     behind.expect_nothing_yet();
     assert_eq!(server.holder("fetched").as_deref(), Some("bob"));
@@ -139,21 +139,22 @@ fn a_session_that_comes_back_within_its_grace_keeps_its_holds_and_its_news() {
 }
 
 #[test]
-fn a_connection_that_was_no_life_line_ends_nothing() {
+fn a_connection_that_was_no_session_connection_ends_nothing() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     conn.take_for("k", "bob", "s");
     conn.queue("k", "carol", "s");
     conn.close();
     life.settle();
     assert_eq!(server.holder("k").as_deref(), Some("bob"));
-    assert_eq!(server.line("k"), ["carol"]);
+    assert_eq!(server.waiting_owners("k"), ["carol"]);
     life.let_go("k", "bob");
     life.run("RLOCK.EVENTS s").granted("k", "carol");
 }
 
-/// The life-line is killed in the turn of the grant, by a command right behind the release.
+/// The session connection is killed in the turn of the grant, by a command right behind the
+/// release.
 #[test]
 fn a_grant_to_a_session_killed_in_the_same_turn_goes_to_the_next() {
     for transaction in [false, true] {
@@ -170,7 +171,7 @@ fn a_grant_to_a_session_killed_in_the_same_turn_goes_to_the_next() {
             };
             alice.take("k", "alice");
             alice.queue("k", "bob", "s");
-            let mut carol = server.wait_in_line("k", "carol");
+            let mut carol = server.wait_in_queue("k", "carol");
             let (release, kill) = ("RLOCK.RELEASE k alice", format!("CLIENT KILL ID {id}"));
             if transaction {
                 alice.pipeline(&["MULTI", release, &kill, "EXEC"]);
@@ -185,13 +186,13 @@ fn a_grant_to_a_session_killed_in_the_same_turn_goes_to_the_next() {
 }
 
 /// The hold ends as soon as a write is allowed, and that is the owner's next command: were it
-/// entered again instead, the new entry would be gone as soon as it was told.
+/// entered again instead, the new entry would end as soon as it was told.
 #[test]
 fn a_hold_whose_session_was_killed_in_the_same_turn_is_not_entered_again() {
     let server = Server::start();
     let mut conn = server.connect();
     for mode in ["", "READ", "WRITE"] {
-        let mut life = server.life_line("s");
+        let mut life = server.session_connection("s");
         let taken = conn.run(format!("RLOCK.ACQUIRE k bob 30000 {mode} SESSION s"));
         let (_, before) = taken.held();
         let kill = format!("CLIENT KILL ID {}", life.id());
@@ -210,7 +211,7 @@ fn a_hold_whose_session_was_killed_in_the_same_turn_is_not_entered_again() {
 }
 
 #[test]
-fn a_hold_whose_session_was_killed_in_the_same_turn_is_not_its_owners_any_more() {
+fn a_hold_whose_session_was_killed_in_the_same_turn_is_over() {
     let server = Server::start();
     let mut conn = server.connect();
     for (asked, told) in [
@@ -218,10 +219,10 @@ fn a_hold_whose_session_was_killed_in_the_same_turn_is_not_its_owners_any_more()
         ("RLOCK.MRENEW bob 30000 1 k", Reply::Int(0)),
         ("RLOCK.RELEASE k bob", Reply::Null),
         ("RLOCK.MRELEASE bob 1 k", Reply::Int(0)),
-        // The hold that was meant has ended, and nobody else's is broken.
+        // The hold that was meant has ended, and no other is broken.
         ("RLOCK.BREAK k", Reply::Int(1)),
     ] {
-        let mut life = server.life_line("s");
+        let mut life = server.session_connection("s");
         conn.take_for("k", "bob", "s");
         let kill = format!("CLIENT KILL ID {}", life.id());
         let replies = conn.pipeline(&["MULTI", &kill, asked, "EXEC"]);
@@ -238,7 +239,7 @@ fn a_break_behind_the_kill_of_the_holders_session_ends_no_other_hold() {
     let server = Server::start();
     let mut conn = server.connect();
     for mode in ["", "WRITE"] {
-        let mut life = server.life_line("s");
+        let mut life = server.session_connection("s");
         conn.run(format!("RLOCK.ACQUIRE k bob 30000 {mode} SESSION s"))
             .held();
         let wait = format!("RLOCK.ACQUIRE k carol 30000 {mode} BLOCK 0");
@@ -256,7 +257,7 @@ fn a_break_behind_the_kill_of_the_holders_session_ends_no_other_hold() {
 fn a_break_behind_the_kill_of_one_readers_session_ends_the_others() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     conn.run("RLOCK.ACQUIRE k bob 30000 READ SESSION s").held();
     conn.run("RLOCK.ACQUIRE k carol 30000 READ").held();
     let mut dave = server.blocked_in("RLOCK.ACQUIRE k dave 30000 WRITE BLOCK 0");
@@ -267,10 +268,10 @@ fn a_break_behind_the_kill_of_one_readers_session_ends_the_others() {
     assert_eq!(conn.run("RLOCK.RENEW k carol 30000 READ"), 0);
 }
 
-/// The life-line's socket is closed and the release arrives while the server does not run: it finds
-/// both in one turn, in either order.
+/// The session connection's socket is closed and the release arrives while the server does not run:
+/// it finds both in one turn, in either order.
 #[test]
-fn a_life_line_closed_in_the_turn_of_the_grant_keeps_nothing() {
+fn a_session_connection_closed_in_the_turn_of_the_grant_keeps_nothing() {
     for release_first in [false, true] {
         for listening in [false, true] {
             let server = Server::start();
@@ -282,7 +283,7 @@ fn a_life_line_closed_in_the_turn_of_the_grant_keeps_nothing() {
             }
             alice.take("k", "alice");
             alice.queue("k", "bob", "s");
-            let mut carol = server.wait_in_line("k", "carol");
+            let mut carol = server.wait_in_queue("k", "carol");
             server.freeze();
             if release_first {
                 alice.send("RLOCK.RELEASE k alice");
@@ -307,7 +308,7 @@ fn a_grant_that_its_owner_knows_of_by_another_way_is_kept() {
         let life = life_with_a_long_grace(&server);
         alice.take("k", "alice");
         alice.queue("k", "bob", "s");
-        let mut carol = server.wait_in_line("k", "carol");
+        let mut carol = server.wait_in_queue("k", "carol");
         alice.let_go("k", "alice");
         let reply = alice.run(confirm);
         assert!(reply == 1 || reply.held().0 == 1, "{confirm}: {reply:?}");
@@ -323,7 +324,7 @@ fn a_grant_that_its_owner_knows_of_by_another_way_is_kept() {
 fn a_granted_lock_can_be_released_before_its_event_is_fetched() {
     let server = Server::start();
     let mut alice = server.connect();
-    let life = server.life_line("s");
+    let life = server.session_connection("s");
     alice.take("k", "alice");
     alice.queue("k", "bob", "s");
     alice.let_go("k", "alice");
@@ -344,7 +345,7 @@ fn thousands_of_waiters_and_holds_go_with_their_session() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut alice = server.connect();
-    let life = server.life_line("s");
+    let life = server.session_connection("s");
     alice.run("RLOCK.ACQUIRE k alice 600000").held();
     let wait = |i| format!("RLOCK.ACQUIRE k waiter{i} 30000 QUEUE 600000 SESSION s");
     let take = |i| format!("RLOCK.ACQUIRE held{i} bob 600000 SESSION s");
@@ -359,7 +360,7 @@ fn thousands_of_waiters_and_holds_go_with_their_session() {
         });
     }
     assert_eq!(server.info_number("rlock_waiters"), 10_000);
-    let mut carol = server.wait_in_line("held9999", "carol");
+    let mut carol = server.wait_in_queue("held9999", "carol");
     life.close();
     carol.read().held();
     until("all the others are free", || alice.run("DBSIZE") == 2);
@@ -376,13 +377,13 @@ fn nothing_is_released_while_clients_are_paused() {
         .start();
     let _feed = Feed::of(&server); // without a replica the offset would not count
     let mut conn = server.connect();
-    let life = server.life_line("s");
+    let life = server.session_connection("s");
     conn.take_for("k", "bob", "s");
     conn.take("granted", "alice");
     conn.queue("granted", "bob", "s");
     conn.let_go("granted", "alice");
-    let mut carol = server.wait_in_line("k", "carol");
-    let mut dave = server.wait_in_line("granted", "dave");
+    let mut carol = server.wait_in_queue("k", "carol");
+    let mut dave = server.wait_in_queue("granted", "dave");
     conn.run("CLIENT PAUSE 3600000 WRITE");
     let offset = server.info_number("master_repl_offset");
     life.close();
@@ -419,19 +420,22 @@ fn a_second_connection_takes_the_session_over() {
     conn.take_for("held", "dave", "s");
     conn.take("k", "alice");
     conn.queue("k", "bob", "s");
-    let mut second = server.life_line("s");
+    let mut second = server.session_connection("s");
     let error = first.read_promptly().error();
     assert!(error.starts_with("TAKENOVER "), "{error}");
     assert_eq!(first.run("PING"), "PONG");
     let second_id = second.id();
-    let in_line = server.run("RLOCK.INFO k");
-    assert_eq!(in_line.get("queue").array()[0].get("client-id"), &second_id);
+    let in_queue = server.run("RLOCK.INFO k");
+    assert_eq!(
+        in_queue.get("queue").array()[0].get("client-id"),
+        &second_id
+    );
 
     // The end of the first means nothing any more.
     first.close();
     conn.settle();
     assert_eq!(server.holder("held").as_deref(), Some("dave"));
-    assert_eq!(server.line("k"), ["bob"]);
+    assert_eq!(server.waiting_owners("k"), ["bob"]);
     conn.let_go("k", "alice");
     second.run("RLOCK.EVENTS s").granted("k", "bob");
     second.close();
@@ -442,7 +446,7 @@ fn a_second_connection_takes_the_session_over() {
 fn a_second_connection_gets_what_the_first_has_not_fetched() {
     let server = Server::start();
     let mut conn = server.connect();
-    let first = server.life_line("s");
+    let first = server.session_connection("s");
     conn.take("k", "alice");
     conn.queue("k", "bob", "s");
     conn.let_go("k", "alice");
@@ -453,7 +457,7 @@ fn a_second_connection_gets_what_the_first_has_not_fetched() {
     assert_eq!(server.holder("k").as_deref(), Some("bob"));
     no_events(&mut second);
 
-    // Back and forth: whoever called last has it.
+    // Back and forth: the last caller has it.
     let mut third = server.connect();
     no_events(&mut third);
     no_events(&mut second);
@@ -486,8 +490,8 @@ fn a_take_over_in_the_turn_of_an_event_gets_it() {
 fn renew_takes_a_hold_along_to_another_session() {
     let server = Server::start();
     let mut conn = server.connect();
-    let first = server.life_line("s");
-    let second = server.life_line("t");
+    let first = server.session_connection("s");
+    let second = server.session_connection("t");
     let token = conn.take("k", "bob"); // nobody's yet
     conn.take_for("l", "bob", "s");
     assert_eq!(conn.run("RLOCK.RENEW k bob 30000 SESSION s"), 1);
@@ -504,13 +508,16 @@ fn renew_takes_a_hold_along_to_another_session() {
 }
 
 #[test]
-fn what_renew_says_in_the_turn_in_which_the_session_ends_is_so() {
+fn the_reply_of_renew_in_the_turn_in_which_the_session_ends_is_true() {
     let server = Server::start();
     let mut sleeper = server.connect();
     for mode in ["", " READ", " WRITE"] {
         for _ in 0..5 {
             let mut conn = server.connect();
-            let (first, second) = (server.life_line("s"), server.life_line("t"));
+            let (first, second) = (
+                server.session_connection("s"),
+                server.session_connection("t"),
+            );
             let taken = conn.run(format!("RLOCK.ACQUIRE k bob 30000{mode} SESSION s"));
             assert_eq!(taken.held().0, 1);
             // Both arrive while the server does something else, and it sees them in one turn, the
@@ -531,8 +538,8 @@ fn what_renew_says_in_the_turn_in_which_the_session_ends_is_so() {
 fn a_reentry_for_another_session_moves_the_hold() {
     let server = Server::start();
     let mut conn = server.connect();
-    let first = server.life_line("s");
-    let mut second = server.life_line("t");
+    let first = server.session_connection("s");
+    let mut second = server.session_connection("t");
     conn.take_for("k", "bob", "s");
     conn.run("RLOCK.ACQUIRE k bob 30000 SESSION t").held();
     first.close();
@@ -547,7 +554,7 @@ fn a_reentry_for_another_session_moves_the_hold() {
 fn a_scripts_hold_belongs_to_the_session_with_which_it_is_entered_again() {
     let server = Server::start();
     let mut conn = server.connect();
-    let life = server.life_line("s");
+    let life = server.session_connection("s");
     conn.pipeline(&["HSET k bob 1", "PEXPIRE k 30000"]);
     assert_eq!(conn.run("RLOCK.ACQUIRE k bob 30000 SESSION s").held().0, 2);
     life.close();
@@ -558,9 +565,9 @@ fn a_scripts_hold_belongs_to_the_session_with_which_it_is_entered_again() {
 fn once_moves_a_place_from_blocked_to_queued_and_back() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     conn.take("k", "alice");
-    let mut blocked = server.wait_in_line("k", "bob");
+    let mut blocked = server.wait_in_queue("k", "bob");
     assert_eq!(conn.queue("k", "carol", "s"), 2);
     let queue_once = "RLOCK.ACQUIRE k bob 90000 QUEUE 0 SESSION s ONCE";
     assert_eq!(conn.run(queue_once).queued(), 1, "the place is kept");
@@ -577,7 +584,7 @@ fn once_moves_a_place_from_blocked_to_queued_and_back() {
     let (event, ttl) = life.run("RLOCK.EVENTS s").event();
     assert_eq!(event, "timeout k bob");
     assert!(ttl.int() > 20_000);
-    assert_eq!(server.line("k"), ["bob", "carol"]);
+    assert_eq!(server.waiting_owners("k"), ["bob", "carol"]);
     conn.let_go("k", "alice");
     blocked.read().held();
     let lease = conn.run("PTTL k").int();
@@ -586,15 +593,15 @@ fn once_moves_a_place_from_blocked_to_queued_and_back() {
     life.close();
     conn.settle();
     assert_eq!(server.holder("k").as_deref(), Some("bob"));
-    assert!(server.line("k").is_empty());
+    assert!(server.waiting_owners("k").is_empty());
 }
 
 #[test]
 fn once_moves_a_place_from_one_session_to_another() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut first = server.life_line("s");
-    let mut second = server.life_line("t");
+    let mut first = server.session_connection("s");
+    let mut second = server.session_connection("t");
     conn.take("k", "alice");
     conn.queue("k", "bob", "s");
     let once = "RLOCK.ACQUIRE k bob 30000 QUEUE 0 SESSION t ONCE";
@@ -602,7 +609,7 @@ fn once_moves_a_place_from_one_session_to_another() {
     assert_eq!(first.run("RLOCK.EVENTS s").event().0, "timeout k bob");
     first.close();
     conn.settle();
-    assert_eq!(server.line("k"), ["bob"]);
+    assert_eq!(server.waiting_owners("k"), ["bob"]);
     conn.let_go("k", "alice");
     second.run("RLOCK.EVENTS t").granted("k", "bob");
 }
@@ -613,13 +620,13 @@ fn once_moves_a_place_from_one_session_to_another() {
 fn a_hold_waited_for_on_a_blocked_connection_can_be_a_sessions() {
     let server = Server::start();
     let mut alice = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     alice.take("k", "alice");
     let mut bob = server.blocked_in("RLOCK.ACQUIRE k bob 30000 BLOCK 0 SESSION s");
     alice.let_go("k", "alice");
     bob.read().held();
     bob.close();
-    no_events(&mut life); // the reply was the news
+    no_events(&mut life); // the reply told it
     assert_eq!(server.holder("k").as_deref(), Some("bob"));
     life.close();
     until("the hold went with the session", || {
@@ -636,19 +643,21 @@ fn a_blocked_wait_ends_with_its_session_and_with_its_connection() {
     let wait = |owner| format!("RLOCK.ACQUIRE k {owner} 30000 BLOCK 0 SESSION s");
     let gone = server.blocked_in(&wait("gone"));
     let mut bob = server.blocked_in(&wait("bob"));
-    let mut carol = server.wait_in_line("k", "carol");
+    let mut carol = server.wait_in_queue("k", "carol");
     gone.close();
-    until("one has left", || server.line("k") == ["bob", "carol"]);
+    until("one has left", || {
+        server.waiting_owners("k") == ["bob", "carol"]
+    });
     life.close();
     let error = bob.read().error();
     assert!(error.starts_with("NOSESSION "), "{error}");
-    assert_eq!(server.line("k"), ["carol"]);
+    assert_eq!(server.waiting_owners("k"), ["carol"]);
     alice.let_go("k", "alice");
     carol.read().held();
 }
 
 #[test]
-fn a_connection_can_be_a_life_line_and_wait_in_line_itself() {
+fn a_session_connection_can_wait_in_a_queue_itself() {
     let server = Server::start();
     let mut alice = server.connect();
     let mut life = life_with_a_long_grace(&server);
@@ -661,7 +670,7 @@ fn a_connection_can_be_a_life_line_and_wait_in_line_itself() {
     alice.take("l", "alice");
     life.send("RLOCK.ACQUIRE l bob 30000 BLOCK 0 SESSION s");
     life.expect_nothing_yet();
-    let mut carol = server.wait_in_line("l", "carol");
+    let mut carol = server.wait_in_queue("l", "carol");
     // It is granted, and killed in the same turn.
     alice.pipeline(&["RLOCK.RELEASE l alice", &format!("CLIENT KILL ID {id}")]);
     carol.read().held();
@@ -676,13 +685,13 @@ fn a_connection_can_be_a_life_line_and_wait_in_line_itself() {
 fn a_sessions_blocked_waiter_killed_in_the_turn_of_its_grant_has_lost_nothing() {
     let server = Server::start();
     let mut alice = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     alice.take("k", "alice");
     let mut bob = server.connect();
     let id = bob.id();
     bob.send("RLOCK.ACQUIRE k bob 30000 BLOCK 0 SESSION s");
     bob.expect_nothing_yet();
-    let mut carol = server.wait_in_line("k", "carol");
+    let mut carol = server.wait_in_queue("k", "carol");
     alice.pipeline(&["RLOCK.RELEASE k alice", &format!("CLIENT KILL ID {id}")]);
     carol.read().held();
     no_events(&mut life);
@@ -695,9 +704,9 @@ fn a_sessions_blocked_waiter_killed_in_the_turn_of_its_grant_has_lost_nothing() 
 fn a_hand_over_by_the_end_of_a_session_is_one_transaction() {
     let server = Server::start();
     let mut conn = server.connect();
-    let life = server.life_line("s");
+    let life = server.session_connection("s");
     conn.take_for("k", "bob", "s");
-    let mut carol = server.wait_in_line("k", "carol");
+    let mut carol = server.wait_in_queue("k", "carol");
     let mut feed = Feed::of(&server);
     life.close();
     let (_, token) = carol.read().held();
@@ -712,7 +721,7 @@ fn a_hand_over_of_an_unfetched_grant_is_one_transaction() {
     let life = life_with_a_long_grace(&server);
     conn.take("k", "alice");
     conn.queue("k", "bob", "s");
-    let mut carol = server.wait_in_line("k", "carol");
+    let mut carol = server.wait_in_queue("k", "carol");
     conn.let_go("k", "alice");
     let mut feed = Feed::of(&server);
     life.close();
@@ -722,10 +731,10 @@ fn a_hand_over_of_an_unfetched_grant_is_one_transaction() {
 }
 
 #[test]
-fn the_end_of_a_session_with_nobody_in_line_is_what_a_last_release_is() {
+fn the_end_of_a_session_without_waiters_is_replicated_as_a_last_release() {
     let server = Server::start();
     let mut conn = server.connect();
-    let life = server.life_line("s");
+    let life = server.session_connection("s");
     conn.take_for("k", "bob", "s");
     conn.run("RLOCK.ACQUIRE k bob 30000").held();
     let mut feed = Feed::of(&server);
@@ -742,12 +751,12 @@ fn several_holds_that_end_together_are_whole_on_the_disk() {
         .config("appendfsync always")
         .start();
     let mut conn = server.connect();
-    let life = server.life_line("s");
+    let life = server.session_connection("s");
     let names = ["k0", "k1", "k2"];
     let mut waiting = Vec::new();
     for name in names {
         conn.take_for(name, "bob", "s");
-        waiting.push(server.wait_in_line(name, "carol"));
+        waiting.push(server.wait_in_queue(name, "carol"));
     }
     let before = aof(&server).len();
     life.close();
@@ -792,7 +801,7 @@ fn sessions_and_waits_themselves_are_not_replicated() {
     let mut conn = server.connect();
     conn.take("k", "alice");
     let mut feed = Feed::of(&server);
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     conn.queue("k", "bob", "s");
     conn.run("RLOCK.ACQUIRE k carol 1000 QUEUE 1 SESSION s")
         .queued();
@@ -812,7 +821,7 @@ fn a_restart_leaves_holds_without_a_session() {
         .config("appendonly yes")
         .config("appendfsync always")
         .start();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     life.take_for("k", "bob", "s");
     server.kill();
     server.restart();
@@ -820,7 +829,7 @@ fn a_restart_leaves_holds_without_a_session() {
     let mut conn = server.connect();
     let error = conn.run("RLOCK.RENEW k bob 30000 SESSION s").error();
     assert!(error.starts_with("NOSESSION "), "{error}");
-    let life = server.life_line("s");
+    let life = server.session_connection("s");
     assert_eq!(conn.run("RLOCK.RENEW k bob 30000 SESSION s"), 1);
     life.close();
     until("the hold went with the session", || {
@@ -833,13 +842,13 @@ fn a_restart_leaves_holds_without_a_session() {
 /// Who waits for events and is killed does not know whether it holds the lock, and gives back what
 /// it may have.
 #[test]
-fn nobody_works_beside_somebody_else_whatever_life_line_is_killed() {
+fn one_owner_works_at_a_time_whichever_session_connection_is_killed() {
     let server = Server::start();
     work_while_killed(&server, 8, 300, queue_and_work);
 }
 
-/// One round of a client. Its life-line may be killed at any moment; what it holds by then stays
-/// for a day, so it may go on working.
+/// One round of a client. Its session connection may be killed at any moment; what it holds by then
+/// stays for a day, so it may go on working.
 fn queue_and_work(server: &Server, number: usize, tokens: &Mutex<Vec<i64>>) {
     let mut work = server.connect();
     let mut life = server.connect();
@@ -886,10 +895,10 @@ fn victim(server: &Server, name: &str, events: &str) -> Child {
     child
 }
 
-/// How long after the process was killed the next in line has the lock.
+/// How long after the process was killed the next waiter has the lock.
 fn delay_after_kill(server: &Server, name: &str, events: &str) -> Duration {
     let mut victim = victim(server, name, events);
-    let mut next = server.wait_in_line(name, "next");
+    let mut next = server.wait_in_queue(name, "next");
     let begun = Instant::now();
     victim.kill().expect("our child"); // SIGKILL
     next.read().held();
@@ -921,7 +930,7 @@ fn of_user(server: &Server, name: &str) -> Conn {
 const NOT_THEIRS: &str = "NOPERM this session belongs to another ACL user, who began it";
 
 #[test]
-fn a_session_is_nobodys_but_the_users_who_began_it() {
+fn a_session_belongs_to_the_user_who_began_it() {
     let server = Server::start();
     let mut mallory = of_user(&server, "mallory");
     let mut life = of_user(&server, "alice");
@@ -1013,8 +1022,8 @@ fn a_script_names_the_sessions_of_its_user_and_another_module_none() {
 #[test]
 fn no_more_sessions_begin_than_the_option_allows() {
     let server = Server::builder().config("rlock.max-sessions 2").start();
-    let mut life = server.life_line("s");
-    let other = server.life_line("t");
+    let mut life = server.session_connection("s");
+    let other = server.session_connection("t");
     let mut conn = server.connect();
     let full = "SESSIONSFULL too many sessions, rlock.max-sessions is 2";
     assert_eq!(conn.run("RLOCK.EVENTS u").error(), full);
@@ -1044,14 +1053,14 @@ fn a_session_that_fetches_nothing_ends_as_if_its_connection_had_closed() {
         .config("rlock.max-events-per-session 10")
         .start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     conn.take_for("held", "bob", "s");
     for name in ["granted", "waited-for"] {
         conn.take(name, "alice");
         conn.queue(name, "bob", "s");
     }
     conn.let_go("granted", "alice");
-    let mut behind = server.wait_in_line("granted", "carol");
+    let mut behind = server.wait_in_queue("granted", "carol");
     let wait = "RLOCK.ACQUIRE waited-for erin 30000 BLOCK 0 SESSION s";
     let mut blocked = server.blocked_in(wait);
     lose_holds(&mut conn, 9);
@@ -1064,7 +1073,7 @@ fn a_session_that_fetches_nothing_ends_as_if_its_connection_had_closed() {
     assert!(blocked.read().error().starts_with("NOSESSION "));
     until("all is over", || server.info_number("rlock_sessions") == 0);
     assert!(server.holder("held").is_none());
-    assert!(server.line("waited-for").is_empty());
+    assert!(server.waiting_owners("waited-for").is_empty());
     assert_eq!(server.info_number("rlock_unfetched_events"), 0);
     assert_eq!(server.info_number("rlock_sessions_overflowed"), 1);
     // The connection is not closed, and may begin anew.
@@ -1075,7 +1084,7 @@ fn a_session_that_fetches_nothing_ends_as_if_its_connection_had_closed() {
     life.take_for("k", "bob", "s");
 }
 
-/// Once: otherwise it would take what the next session hears for all that has happened.
+/// Once: otherwise it would take the events of the next session for all there were.
 #[track_caller]
 fn hears_of_the_end(life: &mut Conn) {
     let error = life.run("RLOCK.EVENTS s").error();
@@ -1111,7 +1120,7 @@ fn a_session_that_listens_bears_any_number_of_events_at_once() {
         .config("rlock.max-events-per-session 10")
         .start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     conn.take("k", "alice");
     for i in 0..EVENTS {
         let wait = format!("RLOCK.ACQUIRE k bob{i} 30000 QUEUE 0 SESSION s");

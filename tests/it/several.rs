@@ -1,4 +1,4 @@
-//! Several locks at once: all or none, one wait in all their lines.
+//! Several locks at once: all or none, one wait in all their queues.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -74,7 +74,7 @@ fn each_is_a_plain_lock_with_one_token_for_all_newly_taken() {
 }
 
 #[test]
-fn what_the_owner_holds_is_reentered_and_keeps_its_token() {
+fn held_locks_are_reentered_and_keep_their_tokens() {
     let server = Server::start();
     let mut conn = server.connect();
     conn.run("RLOCK.ACQUIRE x alice 15000").held();
@@ -115,7 +115,7 @@ fn a_name_given_twice_counts_once() {
     assert_eq!(conn.run("HGET x alice"), "1");
     assert_eq!(conn.run("RLOCK.MRENEW alice 60000 3 x y x"), 2);
     let _bob = waits(&server, "bob", "x x x");
-    assert_eq!(server.line("x"), ["bob"]);
+    assert_eq!(server.waiting_owners("x"), ["bob"]);
     assert_eq!(conn.run(mrelease("alice", "x x y")), 2);
     assert_eq!(holders(&server, "x y"), ["bob", "-"]);
 }
@@ -236,11 +236,11 @@ fn replicas_are_told_all_in_one_transaction() {
 }
 
 #[test]
-fn what_is_refused_or_fruitless_writes_nothing_and_disturbs_nobodys_watch() {
+fn refused_and_fruitless_commands_write_nothing_and_break_no_watch() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "x y");
-    let _life = server.life_line("s");
+    let _life = server.session_connection("s");
     let mut watcher = server.connect();
     let mut feed = Feed::of(&server);
     for command in [
@@ -330,7 +330,7 @@ fn notifications_and_messages_are_those_of_the_single_commands_once_each() {
 // --- The wait -----------------------------------------------------------------------------------
 
 #[test]
-fn one_wait_stands_in_all_lines_and_is_granted_when_it_is_first_in_all() {
+fn one_wait_stands_in_all_queues_and_is_granted_when_it_is_first_in_all() {
     let server = Server::start();
     let mut conn = server.connect();
     let first = conn.take("x", "alice");
@@ -394,9 +394,9 @@ fn waits_for_one_and_for_several_are_served_first_come_first_served() {
     let mut conn = server.connect();
     conn.take("x", "alice");
     let mut bob = waits(&server, "bob", "x y");
-    let mut carol = server.wait_in_line("y", "carol"); // behind bob, though y is free
+    let mut carol = server.wait_in_queue("y", "carol"); // behind bob, though y is free
     let mut dave = waits(&server, "dave", "y z");
-    let mut erin = server.wait_in_line("x", "erin");
+    let mut erin = server.wait_in_queue("x", "erin");
     carol.expect_nothing_yet();
     conn.let_go("x", "alice");
     bob.read().held();
@@ -416,7 +416,7 @@ fn an_mrelease_frees_all_before_anyone_is_granted() {
     let mut conn = server.connect();
     takes(&mut conn, "alice", "x y");
     let mut bob = waits(&server, "bob", "y x");
-    let mut carol = server.wait_in_line("x", "carol");
+    let mut carol = server.wait_in_queue("x", "carol");
     let replies = conn.pipeline(&[
         mrelease("alice", "x y"),
         macquire("alice", "x y"),
@@ -429,8 +429,8 @@ fn an_mrelease_frees_all_before_anyone_is_granted() {
     carol.expect_nothing_yet();
     assert_eq!(holders(&server, "x y"), ["bob", "bob"]);
 
-    // With one in line for each, a replica sees both free before either is taken.
-    let mut dave = server.wait_in_line("y", "dave");
+    // With one waiter for each, a replica sees both free before either is taken.
+    let mut dave = server.wait_in_queue("y", "dave");
     let mut feed = Feed::of(&server);
     assert_eq!(conn.run(mrelease("bob", "x y")), 2);
     carol.read().held();
@@ -452,11 +452,11 @@ fn an_owner_that_holds_some_of_them_waits_for_the_others() {
     let mut conn = server.connect();
     let old = conn.take("x", "alice");
     conn.take("y", "bob");
-    let mut carol = server.wait_in_line("x", "carol");
+    let mut carol = server.wait_in_queue("x", "carol");
     let mut alice = waits(&server, "alice", "x y");
     conn.let_go("y", "bob");
     let (count, new) = alice.read().held();
-    assert_eq!(count, 2, "entered once more, past the line");
+    assert_eq!(count, 2, "entered once more, past the queue");
     assert!(new > old);
     assert_eq!(conn.run("HGET x fence"), format!("t{old}"));
     carol.expect_nothing_yet();
@@ -467,7 +467,7 @@ fn an_owner_that_holds_some_of_them_waits_for_the_others() {
 }
 
 #[test]
-fn a_wait_for_several_leaves_all_lines_at_once() {
+fn a_wait_for_several_leaves_all_queues_at_once() {
     let server = Server::start();
     let mut conn = server.connect();
     conn.run("RLOCK.ACQUIRE x alice 600000").held();
@@ -506,11 +506,11 @@ fn a_wait_for_several_leaves_all_lines_at_once() {
         let id = server.run("RLOCK.INFO z").get("queue").array()[0]
             .get("client-id")
             .int();
-        let mut carol = server.wait_in_line("y", "carol");
+        let mut carol = server.wait_in_queue("y", "carol");
         leave(&server, bob, id);
         carol.read().held();
         for name in ["x", "y", "z"] {
-            assert!(server.line(name).is_empty(), "{way}: {name}");
+            assert!(server.waiting_owners(name).is_empty(), "{way}: {name}");
         }
         assert_eq!(holders(&server, "x y z"), ["alice", "carol", "-"], "{way}");
         assert_eq!(server.info_number("rlock_waiters"), 0, "{way}");
@@ -615,9 +615,9 @@ fn a_wrong_kind_or_type_over_one_of_them_ends_the_wait() {
         conn.take("x", "alice");
         conn.take("y", "alice");
         let mut bob = waits(&server, "bob", "x y z");
-        let mut life = server.life_line("s");
+        let mut life = server.session_connection("s");
         queues(&mut conn, "carol", "y z");
-        let mut dave = server.wait_in_line("z", "dave");
+        let mut dave = server.wait_in_queue("z", "dave");
         conn.pipeline(&[
             "MULTI",
             "PEXPIRE y 100",
@@ -632,25 +632,25 @@ fn a_wrong_kind_or_type_over_one_of_them_ends_the_wait() {
         assert_eq!(event, "error y carol");
         assert!(error.text().starts_with(code), "{error:?}");
         dave.read().held();
-        assert_eq!(server.line("x").len(), 0);
+        assert_eq!(server.waiting_owners("x").len(), 0);
         assert_eq!(server.holder("x").as_deref(), Some("alice"));
     }
 }
 
 #[test]
-fn a_full_line_of_any_refuses_and_puts_it_in_none() {
+fn one_full_queue_refuses_the_wait_in_all() {
     let server = Server::builder()
         .config("rlock.max-waiters-per-lock 1")
         .start();
     let mut conn = server.connect();
     conn.take("x", "alice");
     conn.take("y", "alice");
-    let _bob = server.wait_in_line("y", "bob");
+    let _bob = server.wait_in_queue("y", "bob");
     let error = conn
         .run(format!("{} BLOCK 0", macquire("carol", "x y")))
         .error();
     assert!(error.starts_with("QUEUEFULL "), "{error}");
-    assert!(server.line("x").is_empty());
+    assert!(server.waiting_owners("x").is_empty());
     let _carol = waits(&server, "carol", "x z");
     let error = conn.run("RLOCK.ACQUIRE z dave 1000 BLOCK 0").error();
     assert!(
@@ -662,15 +662,15 @@ fn a_full_line_of_any_refuses_and_puts_it_in_none() {
 #[test]
 fn once_keeps_the_place_of_the_same_set() {
     let server = Server::start();
-    let _life = server.life_line("s");
+    let _life = server.session_connection("s");
     let mut conn = server.connect();
     conn.take("x", "alice");
     let mut old = waits(&server, "bob", "x y");
-    let mut carol = server.wait_in_line("x", "carol");
+    let mut carol = server.wait_in_queue("x", "carol");
     let mut new = server.blocked_in(&format!("{} BLOCK 0 ONCE", macquire("bob", "y x y")));
     assert!(old.read().refused() > 20_000, "the old connection is told");
-    assert_eq!(server.line("x"), ["bob", "carol"]);
-    assert_eq!(server.line("y"), ["bob"]);
+    assert_eq!(server.waiting_owners("x"), ["bob", "carol"]);
+    assert_eq!(server.waiting_owners("y"), ["bob"]);
     // Another set would be a second wait, and so would one for a single lock.
     for second in [
         format!("{} QUEUE 0 SESSION s ONCE", macquire("bob", "x y z")),
@@ -679,16 +679,16 @@ fn once_keeps_the_place_of_the_same_set() {
         let error = conn.run(&second).error();
         assert!(error.starts_with("WAITING "), "{second}: {error}");
     }
-    assert!(server.line("z").is_empty());
+    assert!(server.waiting_owners("z").is_empty());
     assert_eq!(conn.run("RLOCK.CANCEL x bob"), 1);
     assert!(new.read().refused() > 20_000);
-    assert_eq!(server.line("x"), ["carol"]);
+    assert_eq!(server.waiting_owners("x"), ["carol"]);
     conn.let_go("x", "alice");
     carol.read().held();
 }
 
 #[test]
-fn inside_multi_and_scripts_nobody_waits_and_hand_overs_happen() {
+fn inside_multi_and_scripts_no_command_waits_and_hand_overs_happen() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "x y");
@@ -723,7 +723,7 @@ fn inside_multi_and_scripts_nobody_waits_and_hand_overs_happen() {
 }
 
 #[test]
-fn granted_and_gone_in_the_same_turn_all_are_taken_back() {
+fn grants_whose_waiters_disconnect_in_the_same_turn_are_taken_back() {
     for transaction in [false, true] {
         let server = Server::start();
         let mut alice = server.connect();
@@ -732,8 +732,8 @@ fn granted_and_gone_in_the_same_turn_all_are_taken_back() {
         let id = server.run("RLOCK.INFO z").get("queue").array()[0]
             .get("client-id")
             .int();
-        let mut carol = server.wait_in_line("y", "carol");
-        let mut dave = server.wait_in_line("z", "dave");
+        let mut carol = server.wait_in_queue("y", "carol");
+        let mut dave = server.wait_in_queue("z", "dave");
         let (release, kill) = (mrelease("alice", "x y"), format!("CLIENT KILL ID {id}"));
         if transaction {
             alice.pipeline(&["MULTI", &release, &kill, "EXEC"]);
@@ -802,7 +802,7 @@ fn client_unblock_in_the_turn_of_the_grant_tells_the_truth() {
 fn one_event_under_the_first_key_named() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     takes(&mut conn, "alice", "x y");
     assert_eq!(queues(&mut conn, "bob", "y x z"), 1);
     let short = format!("{} QUEUE 20 SESSION s", macquire("carol", "z x"));
@@ -828,7 +828,7 @@ fn one_event_under_the_first_key_named() {
 fn each_lock_lost_is_told() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     conn.run(format!("{} SESSION s", macquire("alice", "x y z")))
         .held();
     assert_eq!(server.info_number("rlock_session_holds"), 3);
@@ -861,7 +861,7 @@ fn all_end_with_their_session() {
         life.close();
         bob.read().held();
         assert_eq!(holders(&server, "x y z v"), ["bob"; 4], "grace {grace}");
-        assert!(server.line("w").is_empty());
+        assert!(server.waiting_owners("w").is_empty());
         assert_eq!(server.info_number("rlock_sessions"), 0);
         assert_eq!(server.info_number("rlock_session_holds"), 0);
     }
@@ -870,7 +870,7 @@ fn all_end_with_their_session() {
 /// One after the other is freed, and the wait has its turn when all are: were it granted after the
 /// first, since its owner still has the other, that would be taken from it again.
 #[test]
-fn what_ends_with_a_session_is_taken_anew_by_another_wait_of_its_owner() {
+fn holds_that_end_with_a_session_are_taken_anew_by_their_owners_other_wait() {
     for [first, second] in [["x alice", "y bob"], ["y bob", "x alice"]] {
         for grace in [0, 100] {
             let server = Server::start();
@@ -897,7 +897,7 @@ fn what_ends_with_a_session_is_taken_anew_by_another_wait_of_its_owner() {
 }
 
 #[test]
-fn a_session_that_nobody_listens_to_is_refused() {
+fn a_session_without_a_connection_is_refused() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "x");
@@ -970,7 +970,7 @@ fn a_grant_confirmed_in_part_is_taken_back_in_part_or_not_at_all() {
 fn waits_for_several_end_with_a_server_that_becomes_a_replica() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     takes(&mut conn, "alice", "x");
     let mut bob = waits(&server, "bob", "x y");
     queues(&mut conn, "carol", "y x");
@@ -990,7 +990,7 @@ fn waits_for_several_end_with_a_server_that_becomes_a_replica() {
         assert!(error.starts_with("READONLY "), "{command}: {error}");
     }
     assert_eq!(conn.run("REPLICAOF NO ONE"), "OK");
-    assert!(server.line("x").is_empty() && server.line("y").is_empty());
+    assert!(server.waiting_owners("x").is_empty() && server.waiting_owners("y").is_empty());
     assert_eq!(server.holder("x").as_deref(), Some("alice"));
     let mut dave = waits(&server, "dave", "y x");
     conn.let_go("x", "alice");
@@ -1041,7 +1041,7 @@ fn under_memory_pressure_only_macquire_is_refused() {
 #[test]
 fn circles_through_waits_for_several_are_refused_and_nothing_else_is() {
     let server = Server::start();
-    let _life = server.life_line("s");
+    let _life = server.session_connection("s");
     let mut conn = server.connect();
     conn.take("x", "alice");
     conn.take("y", "bob");
@@ -1054,7 +1054,7 @@ fn circles_through_waits_for_several_are_refused_and_nothing_else_is() {
         "DEADLOCK 2 owners would wait for each other: 'bob' waits for 'alice' at 'x', \
          'alice' waits for 'bob' at 'y'"
     );
-    assert!(server.line("w").is_empty());
+    assert!(server.waiting_owners("w").is_empty());
     // z is free, but promised to alice, who waits for bob.
     let error = conn
         .run("RLOCK.ACQUIRE z bob 30000 QUEUE 0 SESSION s")
@@ -1140,13 +1140,13 @@ fn dining_philosophers() {
     assert_eq!(server.info_number("rlock_deadlocks_refused"), 0);
 }
 
-/// Fifty of them on one connection and one life-line.
+/// Fifty of them on one connection and one session connection.
 #[test]
 fn fifty_dining_philosophers_of_one_session() {
     const SEATS: usize = 50;
     const MEALS: usize = 20;
     let server = Server::start();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     let mut conn = server.connect();
     let forks = |seat: usize| format!("fork{seat} fork{}", (seat + 1) % SEATS);
     let mut meals: BTreeMap<usize, usize> = BTreeMap::new();

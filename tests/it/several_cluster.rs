@@ -99,7 +99,7 @@ fn nobody_is_granted_when_some_of_the_keys_have_left(cluster: &Cluster, tag: Tag
     tag.run(first, "RLOCK.ACQUIRE #x alice 30000").held();
     tag.run(first, "RLOCK.ACQUIRE #y carol 30000").held();
     let mut bob = if queued {
-        let mut life = first.life_line("s");
+        let mut life = first.session_connection("s");
         let wait = "RLOCK.MACQUIRE bob 30000 2 #x #y QUEUE 0 SESSION s";
         assert_eq!(tag.run(first, wait).queued(), 1);
         life.send("RLOCK.EVENTS s BLOCK 0");

@@ -27,7 +27,7 @@ fn answers(server: &Server, before: &mut Duration, when: &str) {
 #[test]
 fn many_waits_for_the_most_keys_do_not_keep_the_server_busy() {
     let server = Server::start();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     let mut conn = server.connect();
     let names = names();
     let of = |verb: &str| format!("RLOCK.{verb} {KEYS_MAX} {names}");
@@ -68,10 +68,10 @@ fn many_waits_for_the_most_keys_do_not_keep_the_server_busy() {
 
 /// Each waits for the locks on both its sides: every grant is looked for along the whole row.
 #[test]
-fn a_long_row_of_waits_for_two_is_served_from_one_end_to_the_other() {
+fn a_long_row_of_waits_for_two_locks_is_served_in_order() {
     const LOCKS: usize = 400;
     let server = Server::start();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     let mut conn = server.connect();
     conn.run("RLOCK.ACQUIRE lock0 holder 600000").held();
     for i in 0..LOCKS {
@@ -111,7 +111,7 @@ fn odd_things_under_waits_for_several_do_not_stop_the_server() {
     ] {
         conn.run("RLOCK.MACQUIRE alice 30000 2 x y").held();
         let mut bob = server.blocked_in("RLOCK.MACQUIRE bob 30000 3 x y z BLOCK 0");
-        let mut carol = server.wait_in_line("y", "carol");
+        let mut carol = server.wait_in_queue("y", "carol");
         conn.pipeline(&["MULTI", "DEL y", odd, "PEXPIRE y 30", "EXEC"]);
         conn.run("RLOCK.MRELEASE alice 1 x");
         let told = bob.read();

@@ -1,5 +1,5 @@
 //! Whatever mix of readers, writers, waits for several and for one has been there: replicas and the
-//! append-only file have what the primary has, and nobody held beside whom it may not.
+//! append-only file have what the primary has, and no two owners held that exclude each other.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicUsize;
 const CLIENTS: u64 = 8;
 const COMMANDS_EACH: usize = 250;
 
-/// Traffic of all clients at once, watched by somebody who looks for two that exclude each other.
+/// Traffic of all clients at once; an observer looks for two holders that exclude each other.
 fn traffic(server: &Server, seed: u64) {
     let working = AtomicUsize::new(usize::try_from(CLIENTS).unwrap());
     thread::scope(|scope| {
@@ -67,11 +67,11 @@ fn nobody_beside_whom_it_may_not(observer: &mut Conn, seed: u64) {
 fn one_client(server: &Server, client: u64, seed: u64) {
     let mut conn = server.connect();
     let session = format!("s{client}");
-    let mut life = server.life_line(&session);
+    let mut life = server.session_connection(&session);
     let mut random = Random::new(seed.wrapping_mul(31).wrapping_add(client));
     for _ in 0..COMMANDS_EACH {
         if random.below(20) == 0 {
-            life = server.life_line(&session);
+            life = server.session_connection(&session);
         }
         let command = one_command(&mut random, &session);
         let replies = match random.below(8) {
@@ -167,7 +167,7 @@ fn hold_some(server: &Server) {
     });
 }
 
-/// All keys with what is in them and their ends.
+/// All keys with their contents and expiries.
 fn keyspace(server: &Server) -> BTreeMap<String, (Vec<String>, i64)> {
     let mut conn = server.connect();
     let mut names = Vec::new();

@@ -23,7 +23,7 @@ fn smoke_wait_and_hand_over() {
     let owners = ["bob", "carol", "dave"];
     let mut line: Vec<_> = owners
         .iter()
-        .map(|owner| server.wait_in_line("k", owner))
+        .map(|owner| server.wait_in_queue("k", owner))
         .collect();
     assert_eq!(alice.run("RLOCK.LIST").array().len(), 1);
     alice.let_go("k", "alice");
@@ -35,24 +35,24 @@ fn smoke_wait_and_hand_over() {
 }
 
 #[test]
-fn smoke_leave_the_line_in_every_way() {
+fn smoke_leave_the_queue_in_every_way() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
     alice.run("RLOCK.ACQUIRE k bob 30000 BLOCK 20").refused();
-    let mut cancelled = server.wait_in_line("k", "cancelled");
-    let mut replaced = server.wait_in_line("k", "replaced");
+    let mut cancelled = server.wait_in_queue("k", "cancelled");
+    let mut replaced = server.wait_in_queue("k", "replaced");
     let mut replacing = server.blocked_in("RLOCK.ACQUIRE k replaced 30000 BLOCK 0 ONCE");
     replaced.read().refused();
     let mut killed = server.connect();
     let id = killed.id();
     killed.send("RLOCK.ACQUIRE k killed 30000 BLOCK 0");
-    let closed = server.wait_in_line("k", "closed");
+    let closed = server.wait_in_queue("k", "closed");
     assert_eq!(alice.run("RLOCK.CANCEL k cancelled"), 1);
     cancelled.read().refused();
     assert_eq!(alice.run(format!("CLIENT KILL ID {id}")), 1);
     closed.close();
-    rlock_tests::until("one is left", || server.line("k") == ["replaced"]);
+    rlock_tests::until("one is left", || server.waiting_owners("k") == ["replaced"]);
     alice.let_go("k", "alice");
     replacing.read().held();
 }
@@ -66,7 +66,7 @@ fn smoke_killed_in_the_turn_of_the_grant() {
     let id = bob.id();
     bob.send("RLOCK.ACQUIRE k bob 30000 BLOCK 0");
     bob.expect_nothing_yet();
-    let mut carol = server.wait_in_line("k", "carol");
+    let mut carol = server.wait_in_queue("k", "carol");
     alice.pipeline(&["RLOCK.RELEASE k alice", &format!("CLIENT KILL ID {id}")]);
     carol.read().held();
 }
@@ -94,14 +94,14 @@ fn smoke_sessions() {
     while told.len() < 3 {
         told.extend(second.run("RLOCK.EVENTS s BLOCK 0 GRACE 50").events());
     }
-    let mut refused = server.life_line("refused");
+    let mut refused = server.session_connection("refused");
     refused.take_for("x", "carol", "refused");
     refused.queue("m", "carol", "refused");
     let error = alice.run("RLOCK.ACQUIRE x alice 30000 BLOCK 0").error();
     assert!(error.starts_with("DEADLOCK "), "{error}");
     let mut carol = server.blocked_in("RLOCK.ACQUIRE m dave 30000 BLOCK 0 SESSION refused");
     alice.take_for("held", "bob", "s");
-    let mut next = server.wait_in_line("held", "next");
+    let mut next = server.wait_in_queue("held", "next");
     second.close();
     refused.close();
     assert!(carol.read().is_error());
@@ -148,7 +148,7 @@ fn smoke_several_at_once() {
     conn.run("RLOCK.MACQUIRE bob 30000 2 a b BLOCK 0").error();
     let gone = server.blocked_in("RLOCK.MACQUIRE carol 30000 2 b c BLOCK 0");
     gone.close();
-    rlock_tests::until("she has left", || server.line("b") == ["alice"]);
+    rlock_tests::until("she has left", || server.waiting_owners("b") == ["alice"]);
     conn.let_go("b", "bob");
     life.read().granted("a", "alice");
     assert_eq!(conn.run("RLOCK.MRENEW alice 40000 3 a b c"), 3);
@@ -161,7 +161,7 @@ fn smoke_several_at_once() {
 }
 
 #[test]
-fn smoke_a_life_line_killed_in_the_turn_of_the_grant() {
+fn smoke_a_session_connection_killed_in_the_turn_of_the_grant() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
@@ -170,7 +170,7 @@ fn smoke_a_life_line_killed_in_the_turn_of_the_grant() {
     life.send("RLOCK.EVENTS s BLOCK 0 GRACE 60000");
     life.expect_nothing_yet();
     alice.queue("k", "bob", "s");
-    let mut carol = server.wait_in_line("k", "carol");
+    let mut carol = server.wait_in_queue("k", "carol");
     alice.pipeline(&["RLOCK.RELEASE k alice", &format!("CLIENT KILL ID {id}")]);
     carol.read().held();
 }
@@ -189,13 +189,13 @@ fn smoke_freed_in_other_ways() {
     ] {
         conn.run("DEL k");
         conn.take("k", "alice");
-        let mut bob = server.wait_in_line("k", "bob");
+        let mut bob = server.wait_in_queue("k", "bob");
         conn.run(free);
         bob.read().held();
     }
     conn.run("FLUSHALL");
     conn.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     conn.pipeline(&["SET k v", "PEXPIRE k 20"]);
     // Either it is told of the string, or the string has run out before anybody looked.
     bob.read();
@@ -230,8 +230,8 @@ fn smoke_errors_options_and_odd_bytes() {
 fn smoke_waiters_at_shutdown() {
     let mut server = Server::start();
     server.connect().take("k", "alice");
-    let _line = ["bob", "dave", "erin"].map(|owner| server.wait_in_line("k", owner));
-    let mut life = server.life_line("s");
+    let _line = ["bob", "dave", "erin"].map(|owner| server.wait_in_queue("k", owner));
+    let mut life = server.session_connection("s");
     life.queue("k", "carol", "s");
     life.take_for("l", "carol", "s");
     let _listener = server.blocked_in("RLOCK.EVENTS s BLOCK 0");
@@ -245,7 +245,7 @@ fn smoke_load_and_unload() {
     let path = module_path().display().to_string();
     assert_eq!(conn.cmd(&["MODULE", "LOAD", &path]), "OK");
     conn.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     assert!(
         conn.run("MODULE UNLOAD rlock").is_error(),
         "refused while somebody waits"

@@ -1,4 +1,4 @@
-//! What is stored, and what is made of hashes that somebody else has written.
+//! What is stored, and how hashes that other programs wrote are read.
 
 use rlock_tests::{Conn, Reply, Server, Version};
 
@@ -44,7 +44,7 @@ fn a_free_lock_leaves_nothing_behind() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
-    let mut bob = server.wait_in_line("k", "bob");
+    let mut bob = server.wait_in_queue("k", "bob");
     alice.let_go("k", "alice");
     bob.read().held();
     bob.let_go("k", "bob");
@@ -75,7 +75,7 @@ fn names_and_owners_are_any_bytes() {
 }
 
 #[test]
-fn a_lock_without_an_end_is_held_by_whom_it_names() {
+fn a_lock_without_a_ttl_is_held_by_the_owner_that_it_names() {
     let server = Server::start();
     let mut conn = server.connect();
     write(&mut conn, "k", &["alice", "1"]);
@@ -125,7 +125,7 @@ fn the_holder_of_a_lock_without_a_token_releases_and_renews_it() {
 }
 
 #[test]
-fn odd_counts_are_held_by_whom_they_name_and_never_repaired() {
+fn odd_counts_hold_for_their_owner_and_are_never_repaired() {
     let server = Server::start();
     let mut conn = server.connect();
     let odd = [
@@ -200,7 +200,7 @@ fn an_odd_token_is_none() {
 }
 
 #[test]
-fn a_hash_with_nobody_in_it_is_free() {
+fn a_hash_without_an_owner_is_free() {
     let server = Server::start();
     let mut conn = server.connect();
     write(&mut conn, "k", &["fence", "t7"]);

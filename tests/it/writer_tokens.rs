@@ -1,5 +1,5 @@
 //! A writer's token is known only as long as its very hold is provably there: what took its place
-//! is another hold, and what is gone keeps no memory.
+//! is another hold, and ended holds keep no memory.
 
 use rlock_tests::{Conn, Reply, Server};
 
@@ -9,7 +9,7 @@ fn written_by_a_script(conn: &mut Conn, name: &str) {
     assert_eq!(conn.run(format!("PEXPIRE {name} 20000")), 1);
 }
 
-/// The hold at `k` is not the one that was granted with this token, and nobody takes it for that.
+/// The hold at `k` is not the one that was granted with this token, and is not taken for it.
 #[track_caller]
 fn is_another_hold(conn: &mut Conn, token: i64) {
     let stale = format!("RLOCK.RELEASE k w WRITE TOKEN {token}");
@@ -59,7 +59,7 @@ fn after_swapdb_a_writers_key_is_another_hold() {
 }
 
 #[test]
-fn writers_that_are_gone_keep_no_memory() {
+fn writers_that_have_left_keep_no_memory() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut begin = |first: usize| {

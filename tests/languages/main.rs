@@ -20,7 +20,7 @@ macro_rules! each_promise_in {
             const LANGUAGE: &str = stringify!($language);
 
             #[test]
-            fn it_waits_in_line_is_handed_the_lock_renews_it_and_releases_it() {
+            fn it_waits_is_handed_the_lock_renews_it_and_releases_it() {
                 super::promises::hand_over(LANGUAGE);
             }
 

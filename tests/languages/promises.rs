@@ -15,12 +15,12 @@ fn alice_takes_it(conn: &mut Conn) -> i64 {
     conn.run("RLOCK.ACQUIRE stock:42 alice 600000").held().1
 }
 
-/// The owner in line for the lock, and the number of its connection.
+/// The owner that waits for the lock, and the number of its connection.
 #[track_caller]
 fn waiter(server: &Server) -> (String, i64) {
     let deadline = Instant::now() + DEADLINE;
-    while server.line("stock:42").is_empty() {
-        assert!(Instant::now() < deadline, "the program waits in line");
+    while server.waiting_owners("stock:42").is_empty() {
+        assert!(Instant::now() < deadline, "the program waits");
         thread::sleep(Duration::from_millis(5));
     }
     let info = server.run("RLOCK.INFO stock:42");
@@ -72,7 +72,7 @@ pub(crate) fn hand_over(language: &str) {
     assert_eq!(server.run("HGET store:42 token"), token.to_string());
     assert_holds(&server, &owner, token);
 
-    let mut bob = server.wait_in_line("stock:42", "bob");
+    let mut bob = server.wait_in_queue("stock:42", "bob");
     program.releases();
     assert!(bob.read().held().1 > token);
 }
@@ -84,7 +84,7 @@ pub(crate) fn patience(language: &str) {
     program.fails_with("stock:42 is busy, its lease has ");
     assert_eq!(server.info_number("rlock_timeouts"), 1);
     assert_eq!(server.info_number("rlock_departures"), 0);
-    assert_eq!(server.line("stock:42"), Vec::<String>::new());
+    assert_eq!(server.waiting_owners("stock:42"), Vec::<String>::new());
 }
 
 pub(crate) fn once(language: &str) {
@@ -113,7 +113,7 @@ pub(crate) fn loss(language: &str) {
     let server = Server::start();
     let mut program = Program::start(language, server.address());
     program.token();
-    let mut bob = server.wait_in_line("stock:42", "bob");
+    let mut bob = server.wait_in_queue("stock:42", "bob");
     assert_eq!(server.run("RLOCK.BREAK stock:42"), 1);
     bob.read().held();
 
@@ -137,10 +137,10 @@ pub(crate) fn fence(language: &str) {
 }
 
 /// The program waits for alice, who comes to wait for something of the program's in the very moment
-/// in which its connection breaks. When it lines up again, that would close a circle.
+/// in which its connection breaks. When it queues again, that would close a circle.
 pub(crate) fn deadlock(language: &str) {
     let server = Server::start();
-    let mut alice = server.life_line("alice's");
+    let mut alice = server.session_connection("alice's");
     alice_takes_it(&mut alice);
     let program = Program::start(language, server.address());
     let (owner, connection) = waiter(&server);

@@ -247,8 +247,8 @@ impl Conn {
         self.run(format!("RLOCK.RELEASE {name} {owner}")).int()
     }
 
-    /// Puts `owner` in line for the lock `name`, for the session and without limit, and returns its
-    /// place.
+    /// Puts `owner` in the queue of the lock `name`, for the session and without limit, and returns
+    /// its place.
     #[track_caller]
     pub fn queue(&mut self, name: &str, owner: &str, session: &str) -> i64 {
         let wait = format!("RLOCK.ACQUIRE {name} {owner} 30000 QUEUE 0 SESSION {session}");

@@ -6,7 +6,7 @@
 //! let server = Server::start();
 //! let mut alice = server.connect();
 //! let (count, token) = alice.run("RLOCK.ACQUIRE stock alice 30000").held();
-//! let mut bob = server.wait_in_line("stock", "bob"); // blocked in the server, seen there
+//! let mut bob = server.wait_in_queue("stock", "bob"); // blocked in the server, seen there
 //! assert_eq!(alice.run("RLOCK.RELEASE stock alice"), 0);
 //! assert!(bob.read().held().1 > token);
 //! # let _ = count;

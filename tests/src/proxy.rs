@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// Passes bytes between those who connect to it and a server.
+/// Passes bytes between its clients and a server.
 ///
 /// A direction that is cut delivers nothing and breaks nothing, as a cable that is pulled: neither
 /// side hears of it. Healed, it delivers what was sent meanwhile.

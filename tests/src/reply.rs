@@ -61,7 +61,7 @@ impl Reply {
         }
     }
 
-    /// `position` of `[-1, position]`: in line for a session.
+    /// `position` of `[-1, position]`: in the queue for a session.
     #[track_caller]
     pub fn queued(&self) -> i64 {
         match self.ints()[..] {

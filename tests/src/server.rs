@@ -209,7 +209,7 @@ impl Builder {
         }
         if self.kind == Kind::ClusterNode {
             let _ = writeln!(file, "cluster-enabled yes\ncluster-port {bus}");
-            // Nobody is taken for dead because the machine stands still.
+            // No server is taken for dead because the machine is busy.
             file += "cluster-node-timeout 15000\n";
         }
         if let Some(how) = &self.tls {
@@ -327,18 +327,18 @@ impl Server {
         self.connect().run(command)
     }
 
-    /// A new connection that is the life-line of `session`, without a grace.
+    /// A new session connection of `session`, without a grace.
     #[track_caller]
-    pub fn life_line(&self, session: &str) -> Conn {
+    pub fn session_connection(&self, session: &str) -> Conn {
         let mut conn = self.connect();
         conn.run(format!("RLOCK.EVENTS {session}")).events();
         conn
     }
 
     /// A new connection that waits for `name` as `owner`, without limit and for a lease of 30 s;
-    /// it is seen waiting there, so whoever comes later is behind it.
+    /// it is seen waiting there, so later waiters are behind it.
     #[track_caller]
-    pub fn wait_in_line(&self, name: &str, owner: &str) -> Conn {
+    pub fn wait_in_queue(&self, name: &str, owner: &str) -> Conn {
         self.blocked_in(&format!("RLOCK.ACQUIRE {name} {owner} 30000 BLOCK 0"))
     }
 
@@ -373,9 +373,9 @@ impl Server {
         holders.into_iter().next()
     }
 
-    /// The owners in line for the lock `name`, next one first.
+    /// The owners in the queue of the lock `name`, next one first.
     #[track_caller]
-    pub fn line(&self, name: &str) -> Vec<String> {
+    pub fn waiting_owners(&self, name: &str) -> Vec<String> {
         let info = self.run(format!("RLOCK.INFO {name}"));
         info.get("queue")
             .array()
@@ -730,7 +730,7 @@ impl Running {
         let _ = self.child.wait();
     }
 
-    /// Ends the process in good order; what was wrong with its life or its end, if anything.
+    /// Ends the process in good order. Returns what went wrong while it ran or ended, if anything.
     fn stop(&mut self) -> Option<String> {
         if self.over {
             return None;
@@ -822,7 +822,7 @@ fn log_in(directory: &Path) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// A port on which nobody listens now.
+/// A port on which no server listens now.
 ///
 /// Below the range from which the kernel gives ports to connections, so that a server can come
 /// back to its port; each process begins somewhere else.

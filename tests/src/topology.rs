@@ -64,7 +64,7 @@ pub fn in_sync(primary: &Server, replica: &Server) {
     });
 }
 
-/// Whether this server is a replica that hears its primary.
+/// Whether this server is a replica that is connected to its primary.
 pub(crate) fn is_connected(replica: &Server) -> bool {
     let status = replica.info("master_link_status");
     status.is_some_and(|status| status == "up")

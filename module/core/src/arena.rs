@@ -2,7 +2,8 @@
 
 use std::num::NonZeroU32;
 
-/// The name of a value in an [`Arena`]. It stays invalid after the value is gone, whoever moves in.
+/// The name of a value in an [`Arena`]. It stays invalid after the value was removed, also when the
+/// slot is used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Id {
     index: u32,
@@ -31,11 +32,11 @@ pub(crate) struct Arena<T> {
 
 const PAGE: u32 = 256;
 
-/// An empty arena keeps up to this many slots for those who come next.
+/// An empty arena keeps up to this many slots, to be used again.
 const KEPT_MAX: u32 = 1024;
 
-/// An empty map keeps room for this many: a crowd that has left must leave no memory behind, but a
-/// map that is empty after each hand-over need not be made anew for each.
+/// An empty map keeps room for this many. Thousands of waiters that have left must leave no memory
+/// behind, but a map that is empty after each hand-over need not be allocated for each.
 pub(crate) const ROOM_KEPT: usize = 16;
 
 impl<T> Default for Arena<T> {
@@ -66,7 +67,7 @@ impl<T> Arena<T> {
         let (_, value) = self.slot_mut(id)?.take_if(|(born, _)| *born == id.born)?;
         self.vacant.push(id.index);
         if self.len() == 0 && self.slots > KEPT_MAX {
-            // A gauges has left: its places must not stay behind.
+            // Many have left: their slots must not stay behind.
             (self.pages, self.vacant, self.slots) = (Vec::new(), Vec::new(), 0);
         }
         Some(value)

@@ -38,8 +38,9 @@ pub(crate) struct DeadlockSearch {
     looks: usize,
 }
 
-/// What is known of a queue after it was looked at for one who stands in it. Those ahead of another
-/// are mostly the same, and a crowd that waits for the same locks must not cost its square.
+/// What is known of a queue after it was looked at for one of its waiters. The waiters ahead of
+/// another one are mostly the same: kept here, so that many that wait for the same locks do not
+/// cost the square of their number.
 #[derive(Debug)]
 struct Seen {
     /// Those of the holders who wait for anything themselves.
@@ -72,7 +73,7 @@ pub(crate) enum Found {
     Ask(LockKey),
     /// The wait is to be refused: it would close a circle, or the search is too long.
     Refuse(CommandError),
-    /// Nothing: the wait ends when the others do what they should.
+    /// Nothing: no circle would be closed.
     Nothing,
 }
 
@@ -168,7 +169,7 @@ impl DeadlockSearch {
             return self.go_on(table);
         };
         self.looks = self.looks.saturating_add(holders.len());
-        // Who waits for nothing is the end of a path. The asker is about to wait.
+        // An owner that waits for nothing ends a path. The asker is about to wait.
         let waits = |holder: &[u8]| {
             let waiting = (*holder == *self.asker).then_some(&self.asker);
             waiting.or_else(|| table.waiting(holder)).cloned()
@@ -196,8 +197,8 @@ impl DeadlockSearch {
     fn look_at(&mut self, table: &LockTable, place: &Place, mut seen: Seen) -> Option<Found> {
         let visited = Rc::clone(&self.visited);
         let mut waited_for: Vec<Rc<[u8]>> = Vec::new();
-        // What one holds is re-entered, never waited for: only as one of several locks does its
-        // holder stand in its queue.
+        // A holder re-enters its lock and never waits for it: it stands in that lock's queue only
+        // with a wait for several.
         if !seen.holders.contains(&visited) {
             if !seen.reached_holders {
                 waited_for.extend(seen.holders.iter().cloned());

@@ -90,7 +90,7 @@ impl Locks {
 impl Decision<'_> {
     // --- Commands --------------------------------------------------------------------------------
 
-    /// ACQUIRE: take it, enter it once more, or hear that it is held.
+    /// ACQUIRE: take it, enter it once more, or say that it is held.
     pub(crate) fn acquire(
         &mut self,
         stored: Stored,
@@ -104,8 +104,8 @@ impl Decision<'_> {
                 self.lose_holds(None);
                 return Ok(self.take(stored, &Entry::of(request, session)));
             };
-            // Those who wait come first: a newcomer that got here between the end of a lease and
-            // the moment at which the queue hears of it must not overtake them.
+            // The waiters come first: a newcomer between the end of a lease and the moment at which
+            // the queue is told of it must not overtake them.
             if !is_reconciled {
                 return Ok(Acquired::ReconcileFirst);
             }
@@ -410,7 +410,8 @@ impl Decision<'_> {
         self.pass_on(held_as);
     }
 
-    /// The lock is free now: it is the next one's, who has it at once or may have all now.
+    /// The lock is free now: the next waiter is granted, or may now be granted all that it waits
+    /// for.
     pub(crate) fn pass_on(&mut self, held_as: Mode) {
         let queue = self.queue();
         let first = queue.and_then(|queue| self.locks.table.first(queue));
@@ -426,7 +427,7 @@ impl Decision<'_> {
         }
         let multi = first.and_then(|(_, first)| first.multi);
         self.publish(held_as);
-        // Who is first waits for other locks with it: perhaps it can have all now.
+        // The first waiter waits for other locks as well: perhaps it can have all now.
         if let (Some(multi), Some(queue)) = (multi, self.queue()) {
             self.locks.mark_multi(multi, queue);
         }
@@ -499,8 +500,7 @@ impl Decision<'_> {
         }
     }
 
-    /// The key was overwritten: those who wait for what was there hear of it now, not at the old
-    /// lease's end.
+    /// The key was overwritten: the waiters are told now, not when the old lease would have ended.
     fn not_a_lock(&mut self) -> CommandError {
         self.locks.mark_dirty(self.at);
         CommandError::WrongType
@@ -517,8 +517,7 @@ impl Decision<'_> {
     ) -> Result<Option<Count>, CommandError> {
         self.check_kind(&stored, mode.kind())?;
         if stored.is_free() {
-            // Those who wait are granted, and those who lost it told, as soon as this command is
-            // over.
+            // As soon as this command is over, waiters are granted and lost holds are told.
             self.locks.mark_dirty(self.at);
         }
         let Some((count, stored_token)) = stored.own(mode) else {
@@ -651,14 +650,14 @@ impl Decision<'_> {
         }
     }
 
-    /// If a session has this hold, it is lost.
+    /// This hold is lost: tells the session that has it, if one has.
     pub(crate) fn lose_hold(&mut self, owner: &[u8], mode: Mode) {
         if let Some(id) = self.session_hold(owner, mode) {
             self.lose(id, None);
         }
     }
 
-    /// All that sessions have of the lock is lost.
+    /// All holds of this lock are lost: tells the sessions that have them.
     pub(crate) fn lose_holds(&mut self, reason: Option<LostReason>) {
         let record = self.locks.table.find(self.at);
         let index = record.and_then(|record| self.locks.table.holds(record));
@@ -688,7 +687,7 @@ impl Decision<'_> {
 }
 
 impl Locks {
-    // --- Word to those who wait ------------------------------------------------------------------
+    // --- Telling waiters -------------------------------------------------------------------------
 
     pub(crate) fn tell(&mut self, session: SessionId, event: Event, effects: &mut Vec<Effect>) {
         effects.extend(self.sessions.tell(session, event).map(Effect::Wake));
@@ -734,7 +733,7 @@ impl Locks {
         Some(())
     }
 
-    /// Everybody in a queue hears that there is nothing to wait for.
+    /// Tells all waiters in a queue that there is nothing to wait for.
     pub(crate) fn dismiss_all(
         &mut self,
         queue: RecordId,

@@ -148,9 +148,9 @@ impl Value {
 /// Whose hold is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holder {
-    /// The owner for whom the lock was read: who sent the command, or is first in the queue.
+    /// The owner for whom the lock was read: the caller, or the first in the queue.
     Caller,
-    /// Another: a waiter that is granted, or somebody who was found in the hash.
+    /// Another: a waiter that is granted, or an owner found in the hash.
     Other(Rc<[u8]>),
 }
 

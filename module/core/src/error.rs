@@ -78,7 +78,7 @@ pub enum CommandError {
     HoldCountOverflow,
     /// The owner's field holds something that is no hold count.
     HoldCountMalformed,
-    /// The line is as long as `rlock.max-waiters-per-lock` allows.
+    /// The queue is as long as `rlock.max-waiters-per-lock` allows.
     TooManyWaiters(u32),
     /// The key holds another type.
     WrongType,

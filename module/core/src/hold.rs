@@ -22,7 +22,7 @@ pub(crate) struct SessionHold {
     pub(crate) session: SessionId,
     /// None of a hold that a script or a server before this one granted.
     pub(crate) token: Option<Token>,
-    /// When the lease ends, as far as was heard of it, in milliseconds of the wall clock.
+    /// When the lease ends, as far as is known, in milliseconds of the wall clock.
     ends_at: Option<i64>,
     /// When to look at the key, in milliseconds of the wall clock.
     check_at: Option<i64>,
@@ -31,7 +31,7 @@ pub(crate) struct SessionHold {
 }
 
 impl SessionHold {
-    /// Whether the lease that was last heard of is over.
+    /// Whether the last known lease is over.
     pub(crate) fn lease_over(&self, now: Now) -> bool {
         self.ends_at.is_some_and(|end| end < now.wall_ms())
     }
@@ -201,7 +201,7 @@ impl SessionHolds {
         Some(std::mem::replace(&mut hold.session, session))
     }
 
-    /// The hold has this token, whoever has the hold.
+    /// The hold has this token, whichever session it belongs to.
     pub(crate) fn note_token(&mut self, id: HoldId, token: Option<Token>) {
         if let Some(hold) = self.arena.get_mut(id.0) {
             hold.token = token.or(hold.token);
@@ -287,7 +287,7 @@ impl SessionHolds {
         None
     }
 
-    /// That one is no longer marked.
+    /// This hold is no longer marked.
     pub(crate) fn pop_dirty(&mut self) {
         if let Some(id) = self.dirty.pop_front()
             && let Some(hold) = self.arena.get_mut(id.0)

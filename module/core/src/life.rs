@@ -53,7 +53,8 @@ impl Locks {
         self.sessions.stop_listening_as(session, listener);
     }
 
-    /// A connection is gone, and with it the sessions that lived by it. Whether there was one.
+    /// A connection closed, and the sessions whose connection it was lose it. Whether there was
+    /// one.
     pub fn client_gone(&mut self, client_id: u64, now: Now, effects: &mut Vec<Effect>) -> bool {
         let mut any = false;
         self.sessions.forget_ends_of(client_id);
@@ -64,15 +65,15 @@ impl Locks {
         any
     }
 
-    /// The connection by which a session lived is gone, or counts as gone.
+    /// The session connection closed, or counts as closed.
     fn detach(&mut self, session: SessionId, now: Now, effects: &mut Vec<Effect>) {
         self.outdate();
         let belongings = self.sessions.detach(session, now);
         for id in belongings.waiters {
             let waiter = self.withdraw(id);
             count(&mut self.counters.departures);
-            // A queued one has nobody left to be told; one that is blocked on a connection of
-            // its own has.
+            // A queued waiter cannot be told any more; one that is blocked on a connection of its
+            // own can.
             if let Some(ReplyTarget::Client { handle, .. }) = waiter.map(|waiter| waiter.reply_to) {
                 let why = WaitOutcome::Refused(CommandError::NoSession);
                 effects.push(Effect::Dismiss {

@@ -1,7 +1,7 @@
 //! All that is known about locks beside the keyspace, and what changes it from outside of a turn.
 //!
-//! What is decided about a lock is in [`crate::decision`] and in the rooms beside it; the order in
-//! which it is decided is in [`crate::turn`].
+//! Decisions about one lock are in [`crate::decision`] and the files that it names; their order is
+//! in [`crate::turn`].
 
 use crate::agenda::Agenda;
 use crate::hold::{HoldId, SessionHolds};
@@ -155,8 +155,8 @@ impl Locks {
 
     // --- Waiters that leave ----------------------------------------------------------------------
 
-    /// Takes a waiter out that gets nothing. Who is first now may be one whose owner holds the
-    /// lock, and what one holds is re-entered, never waited for: the queue is to be looked at.
+    /// Takes a waiter out that gets nothing. The next waiter may have an owner who holds the lock,
+    /// and would be granted as a re-entry: so the queue is to be looked at.
     pub(crate) fn withdraw(&mut self, id: WaiterId) -> Option<Waiter> {
         let multi = self.table.get(id)?.multi;
         let of_multi = multi.map_or(&[][..], |multi| self.multis.waiters(multi));

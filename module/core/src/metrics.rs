@@ -7,7 +7,7 @@ pub struct Counters {
     pub grants: u64,
     /// Holds entered once more by their owner.
     pub reentries: u64,
-    /// Grants to a waiter in line.
+    /// Grants to a waiter in a queue.
     pub handovers: u64,
     /// Waiters whose wait ended without the lock.
     pub timeouts: u64,

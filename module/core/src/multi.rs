@@ -35,9 +35,9 @@ struct MultiWait {
     waiters: Vec<WaiterId>,
     /// Whether it stands among those that can perhaps have all.
     marked: bool,
-    /// The queue in which it was last found that it cannot. Until something happens there, what
-    /// happens in its other queues changes nothing; so a look at all its locks follows on a change
-    /// of one, not on each look at each of them.
+    /// The queue in which it was last found that it cannot be granted. Until something happens
+    /// there, changes in its other queues change nothing. So all its locks are read once after a
+    /// change of this one, not once for each of them.
     blocked_in: Option<RecordId>,
 }
 
@@ -152,7 +152,7 @@ impl Several<'_> {
 }
 
 impl Locks {
-    /// MACQUIRE: take all, or hear that some are held. Refused, nothing was changed.
+    /// MACQUIRE: take all, or say that some are held. If refused, nothing was changed.
     pub(crate) fn acquire_several(
         &mut self,
         several: &Several<'_>,
@@ -317,7 +317,7 @@ impl Locks {
         }
     }
 
-    /// One that never can have all. Those behind it are next where it was first.
+    /// It can never have all. The waiters behind it are next where it was first.
     fn dismiss_multi(&mut self, id: MultiId, error: CommandError, effects: &mut Vec<Effect>) {
         let waiters = self.multis.waiters(id).to_vec();
         for waiter in &waiters {

@@ -1,13 +1,13 @@
-//! Holds that must end although nobody gives them back.
+//! Pending releases: holds that must end although no command gives them back.
 
 use crate::{Mode, Token};
 use std::rc::Rc;
 
-/// A hold that must end before anything else is decided at its lock, because nobody is left who
-/// knows of it: its session ended, or word of the grant could not be delivered.
+/// A hold that must end before anything else is decided at its lock, because its session ended or
+/// its grant could not be delivered.
 ///
-/// Were it entered again first, by a command, by a waiter of its owner or as one of several locks,
-/// the new entry would be gone as soon as it was told.
+/// If it were entered again first, by a command, by a waiter of its owner or as one of several
+/// locks, the new entry would end as soon as it was told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PendingRelease {
     /// The holder.

@@ -18,7 +18,7 @@ pub struct Acquire<'a> {
     pub lease: Lease,
     /// How the lock is to be held.
     pub mode: Mode,
-    /// Whether and how to wait in line, if it cannot be had now.
+    /// Whether and how to wait, if it cannot be had now.
     pub wait_mode: WaitMode,
     /// The session that the hold is to belong to.
     pub session: Option<SessionRef<'a>>,
@@ -49,7 +49,7 @@ pub enum WaitMode {
     None,
     /// Blocked on the connection, for so long.
     Block(Wait),
-    /// In line for the session, for so long.
+    /// In the queue for the session, for so long.
     Queue(Wait),
 }
 
@@ -275,7 +275,7 @@ pub struct MultiAcquire<'a> {
     pub lease: Lease,
     /// The locks, in the order in which they were named.
     pub keys: Vec<NamedKey<'a>>,
-    /// Whether and how to wait in line, if they cannot be had now.
+    /// Whether and how to wait, if they cannot be had now.
     pub wait_mode: WaitMode,
     /// The session that the holds are to belong to.
     pub session: Option<SessionRef<'a>>,
@@ -412,7 +412,7 @@ fn keys<'a, I: Iterator<Item = &'a [u8]>>(
 pub struct Cancel<'a> {
     /// The lock's name.
     pub key: &'a [u8],
-    /// Whose waiters leave.
+    /// Whose waiter leaves.
     pub owner: &'a [u8],
 }
 

@@ -1,4 +1,4 @@
-//! Sessions: the life-lines of client processes, and what they have yet to be told.
+//! Sessions: one for each client process, with the events that it has not fetched yet.
 //!
 //! A session lives as long as the connection that last asked for its events. What belongs to it are
 //! its waiters and its holds; what happened to them is kept until it is fetched, in order.
@@ -44,14 +44,14 @@ impl Event {
 pub enum EventKind {
     /// A queued waiter holds the lock.
     Granted(Grant),
-    /// A queued waiter left the line without it.
+    /// A queued waiter left the queue without it.
     Timeout {
         /// As in [`crate::Stored::ttl_ms`].
         ttl_ms: i64,
     },
     /// A hold has ended that its owner did not give back.
     Lost(LostReason),
-    /// A queued waiter left the line because there is nothing to wait for.
+    /// A queued waiter left the queue because there is nothing to wait for.
     Error(CommandError),
 }
 
@@ -120,7 +120,8 @@ struct Unfetched {
     confirmed: bool,
 }
 
-/// More ends than this nobody is told of: a client has made that many sessions end on purpose.
+/// At most this many ended sessions are remembered. Only a client that ends sessions on purpose
+/// can make more; those are not told.
 const UNTOLD_ENDS_MAX: usize = 100_000;
 
 /// All sessions.
@@ -292,10 +293,10 @@ impl Sessions {
         self.arena.get(id.0)?.client_id
     }
 
-    // --- The life-line ---------------------------------------------------------------------------
+    // --- The session connection ------------------------------------------------------------------
 
-    /// Makes a client's connection the life-line of the session, which comes into being with it.
-    /// Returns the client that waited there before, for it has lost its place.
+    /// Makes a client's connection the session connection; the session begins if there is none.
+    /// Returns the client that waited for events before: it has to be told that it no longer does.
     pub(crate) fn attach(
         &mut self,
         session: SessionRef<'_>,
@@ -436,8 +437,8 @@ impl Sessions {
         woken
     }
 
-    /// The session ends though its connection lives: whoever asks there for its events next is
-    /// told, and so does not take what the next session hears for all that has happened.
+    /// The session ends though its connection lives. The next EVENTS for it on that connection is
+    /// refused, so that the client does not take the events of the next session for all there were.
     pub(crate) fn tell_of_end(&mut self, id: SessionId) {
         let session = self.arena.get(id.0);
         let end = session.and_then(|session| Some((session.client_id?, Rc::clone(&session.name))));
@@ -446,7 +447,7 @@ impl Sessions {
         }
     }
 
-    /// The client is gone: nobody is left to be told.
+    /// The client disconnected: there is no one to tell.
     pub(crate) fn forget_ends_of(&mut self, client_id: u64) {
         let first = (client_id, Rc::from([]));
         while let Some(end) = self.untold_ends.range(first.clone()..).next().cloned() {
@@ -457,8 +458,8 @@ impl Sessions {
         }
     }
 
-    /// A session that has left too many events unfetched. Those that have fetched them since they
-    /// were found are none.
+    /// A session that has left too many events unfetched, if it has not fetched them since it was
+    /// found.
     pub(crate) fn next_overflowing(&mut self) -> Option<SessionId> {
         while let Some(id) = self.overflowing.pop_first() {
             let session = self.arena.get(id.0);

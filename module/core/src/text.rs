@@ -1,5 +1,5 @@
-//! Numbers and words as they are stored, on the stack: the library's formatting takes half as long
-//! again, and this is the path of every command.
+//! Numbers and words as they are stored, on the stack. Every command does this, and the library's
+//! formatting takes half as long again.
 
 /// A short text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

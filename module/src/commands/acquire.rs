@@ -3,11 +3,11 @@
 //!
 //! Replies `[count, token]` when held, `[0, ttl-ms]` when not, `[-1, position]` when queued. A free
 //! lock is taken with count 1 and a new token; an owner who holds it re-enters, and its lease
-//! starts anew. `BLOCK` waits in line, first come first served, where the server can block the
-//! client; elsewhere the reply is as without it. `QUEUE` waits in the same line for a session,
-//! which is told by RLOCK.EVENTS. With `SESSION` the hold ends with the session. `ONCE` makes a
-//! repeated ACQUIRE harmless: what the owner holds is not counted again, and a place in line is
-//! kept. A wait that could never end is refused.
+//! starts anew. `BLOCK` waits in the queue, first come first served, where the server can block the
+//! client; elsewhere the reply is as without it. `QUEUE` waits in the same queue for a session,
+//! which is told by RLOCK.EVENTS. With `SESSION` the hold ends with the session. `ONCE` makes
+//! ACQUIRE idempotent: a hold is not counted again, and a waiter keeps its place in the queue. A
+//! wait that could never end is refused.
 //!
 //! `READ` and `WRITE` make it a read-write lock: any number of readers, or one writer, who may read
 //! as well. Readers that come after a waiting writer stand behind it.
@@ -26,7 +26,7 @@ pub(super) struct Acquire;
 impl Command for Acquire {
     const SPEC: Spec = Spec {
         name: c"rlock.acquire",
-        summary: c"Takes a lock or enters it once more, and waits for it in line if asked to.",
+        summary: c"Takes a lock or enters it once more, and waits in its queue if asked to.",
         complexity: c"O(1); a wait O(N) with N owners that wait for each other in turn, \
             and a writer's with N reads",
         since: c"0.1.0",

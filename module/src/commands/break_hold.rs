@@ -1,6 +1,6 @@
 //! `RLOCK.BREAK key`: the operator's override.
 //!
-//! Ends the present hold whoever has it, grants the next in line, publishes the unlock message.
+//! Ends the present hold whoever has it, grants the next waiter, publishes the unlock message.
 //! Replies 1, or 0 if the lock was free. The former holder hears of it at its next RENEW or
 //! RELEASE.
 //!
@@ -19,7 +19,7 @@ pub(super) struct Break;
 impl Command for Break {
     const SPEC: Spec = Spec {
         name: c"rlock.break",
-        summary: c"Ends the hold of a lock whoever has it, and hands the lock to the next in line.",
+        summary: c"Ends the hold of a lock whoever has it, and hands the lock to the next waiter.",
         complexity: c"O(1), of a read-write lock O(N) with N reads",
         since: c"0.1.0",
         arity: 2,

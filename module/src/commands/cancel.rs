@@ -1,6 +1,7 @@
-//! `RLOCK.CANCEL key owner`: take the owner's waiters out of the line.
+//! `RLOCK.CANCEL key owner`: take the owner's waiter out of the queue.
 //!
-//! Each is told `[0, ttl-ms]` at once. Replies how many; touches no hold, and replicates nothing.
+//! An owner has at most one. It is told `[0, ttl-ms]` at once. Replies 1, or 0 if there was none;
+//! ends no hold, and replicates nothing.
 
 use super::{KEY, OWNER, decide_number};
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
@@ -12,8 +13,8 @@ pub(super) struct Cancel;
 impl Command for Cancel {
     const SPEC: Spec = Spec {
         name: c"rlock.cancel",
-        summary: c"Takes an owner's waiters out of a lock's line.",
-        complexity: c"O(N) with N waiters of this owner",
+        summary: c"Takes an owner's waiter out of a lock's queue.",
+        complexity: c"O(1), of a wait for several locks O(K) with K locks",
         since: c"0.1.0",
         arity: 3,
         flags: c"write fast",

@@ -1,15 +1,15 @@
-//! `RLOCK.EVENTS session [BLOCK wait-ms] [GRACE grace-ms]`: be the life-line of a session, and hear
-//! what happened to its waits and holds.
+//! `RLOCK.EVENTS session [BLOCK wait-ms] [GRACE grace-ms]`: make this the session connection, and
+//! fetch what happened to the session's waits and holds.
 //!
 //! Replies an array of `[kind, key, owner, value]`, oldest first: `granted` with the token,
 //! `timeout` with the ttl-ms, `lost` with `expired`, `broken` or `deleted`, `error` with the error
 //! that a blocked waiter would get. Empty at the end of wait-ms; without `BLOCK` it answers at
 //! once.
 //!
-//! When the connection that called this last closes, the session's waiters leave their lines and
-//! grants not yet fetched are taken back; its holds are released at once, or after grace-ms if
-//! nobody has called this for it by then. A second connection that calls it takes the session over,
-//! if it is of the same user.
+//! When the session connection closes, the session's waiters leave their queues and grants not yet
+//! fetched are taken back; its holds are released at once, or after grace-ms if no connection has
+//! called this for the session by then. Another connection of the same user that calls this takes
+//! the session over.
 
 use super::user_of;
 use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
@@ -22,8 +22,7 @@ pub(super) struct Events;
 impl Command for Events {
     const SPEC: Spec = Spec {
         name: c"rlock.events",
-        summary:
-            c"Makes the connection a session's life-line and tells what happened to its locks.",
+        summary: c"Makes the connection a session's own and tells what happened to its locks.",
         complexity: c"O(N) with N events",
         since: c"0.1.0",
         arity: -2,

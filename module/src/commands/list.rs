@@ -30,22 +30,22 @@ impl Command for List {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::List::parse(args.bytes())?;
         let (db, now) = (ctx.db(), clock::now());
-        let mut lines: Vec<QueueView> = state::with(|state| {
-            let matches = |line: &QueueView| {
+        let mut queues: Vec<QueueView> = state::with(|state| {
+            let matches = |queue: &QueueView| {
                 request
                     .pattern
-                    .is_none_or(|pattern| glob_matches(pattern, &line.name))
+                    .is_none_or(|pattern| glob_matches(pattern, &queue.name))
             };
             state.locks.views(db, now).filter(matches).collect()
         });
         let reader = ctx.reader();
-        lines.retain(|line| reader.may_read(&line.name));
-        // Equal lines by name, so that the answer does not depend on who came first.
-        lines.sort_unstable_by(|a, b| {
+        queues.retain(|queue| reader.may_read(&queue.name));
+        // Queues of one length by name, so that the answer does not depend on who came first.
+        queues.sort_unstable_by(|a, b| {
             (Reverse(a.waiters), &a.name).cmp(&(Reverse(b.waiters), &b.name))
         });
-        lines.truncate(request.count.unwrap_or(usize::MAX));
-        reply::lines(ctx, &lines);
+        queues.truncate(request.count.unwrap_or(usize::MAX));
+        reply::queues(ctx, &queues);
         Ok(())
     }
 }

@@ -4,8 +4,8 @@
 //! Replies `[count, token]` when held: the highest hold count, and the token of those that are
 //! newly taken, or the largest if none is; `[0, ttl-ms]` when not, with what is left of the longest
 //! lease of others; `[-1, position]` when queued, the largest. Locks that the owner holds already
-//! are re-entered. The wait stands in the line of each lock and holds nothing: it is granted when
-//! it is first, or its owner the holder, in all of them.
+//! are re-entered. The wait stands in the queue of each lock and holds nothing: it is granted
+//! when it is first, or its owner the holder, in all of them.
 //!
 //! Replicated as `HSET` and `PEXPIREAT` with final values; when refused, not at all.
 
@@ -23,7 +23,7 @@ impl Command for Macquire {
     const SPEC: Spec = Spec {
         name: c"rlock.macquire",
         summary:
-            c"Takes several locks at once, all or none, and waits for them in line if asked to.",
+            c"Takes several locks at once, all or none, and waits in their queues if asked to.",
         complexity: c"O(K) with K keys; a wait O(N) with N owners that wait for each other in turn",
         since: c"0.1.0",
         arity: -5,

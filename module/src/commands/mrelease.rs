@@ -1,7 +1,7 @@
 //! `RLOCK.MRELEASE owner numkeys key [key ...]`: give one hold of each of several locks back.
 //!
-//! Replies of how many; locks that the owner does not hold are passed over. All are given back
-//! before anybody in line is granted.
+//! Replies how many; locks that the owner does not hold are passed over. All are given back before
+//! any waiter is granted.
 //!
 //! Replicated as `DEL`, or `HSET` where holds are left, and the next holds.
 

@@ -1,7 +1,7 @@
 //! `RLOCK.MRENEW owner lease-ms numkeys key [key ...] [SESSION session]`: start the leases of
 //! several locks anew.
 //!
-//! Replies of how many; locks that the owner does not hold are passed over: they are lost. With
+//! Replies how many; locks that the owner does not hold are passed over: they are lost. With
 //! `SESSION` the holds belong to that session from now on.
 //!
 //! Replicated as `PEXPIREAT`.

@@ -1,7 +1,7 @@
 //! `RLOCK.RELEASE key owner [READ | WRITE] [TOKEN token] [LEASE lease-ms]`: give one hold back.
 //!
 //! Replies the holds left, 0 when the lock is free or handed over; null if the owner does not hold
-//! it, or holds it with another token. The last release grants the next in line in the same step,
+//! it, or holds it with another token. The last release grants the next waiter in the same step,
 //! and publishes the unlock message. With holds left, `LEASE` starts the lease anew; without it the
 //! TTL stays. With `READ` or `WRITE` these are the holds in that mode; a writer who reads becomes a
 //! reader by its last release with `WRITE`.
@@ -19,7 +19,7 @@ pub(super) struct Release;
 impl Command for Release {
     const SPEC: Spec = Spec {
         name: c"rlock.release",
-        summary: c"Gives one hold of a lock back; the last one hands the lock to the next in line.",
+        summary: c"Gives one hold of a lock back; the last one hands the lock to the next waiter.",
         complexity: c"O(1), a reader's O(N) with N reads if its lease is the longest",
         since: c"0.1.0",
         arity: -3,

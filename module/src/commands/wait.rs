@@ -56,7 +56,7 @@ fn wait(ctx: Ctx<'_>, turn: &mut Turn<'_>, wait_mode: WaitMode) -> bool {
     joined.is_some()
 }
 
-/// The circle of a deadlock names locks: not those that the caller may not read.
+/// Leaves the names of locks that the caller may not read out of a deadlock's circle.
 fn as_far_as_readable(ctx: Ctx<'_>, mut error: CommandError) -> CommandError {
     if let CommandError::Deadlock(circle) = &mut error {
         let reader = ctx.reader();
@@ -65,7 +65,7 @@ fn as_far_as_readable(ctx: Ctx<'_>, mut error: CommandError) -> CommandError {
     error
 }
 
-/// The owner is told that it holds these.
+/// The owner is told that it holds these locks: their grants need not be taken back.
 pub(super) fn confirm(ctx: Ctx<'_>, names: &[&[u8]], owner: &[u8], mode: Mode) {
     let db = ctx.db();
     state::with(|state| {

@@ -118,8 +118,8 @@ impl<'a> Ctx<'a> {
         found == OK && info.flags & u64::from(raw::REDISMODULE_CLIENTINFO_FLAG_SSL) != 0
     }
 
-    /// Whether the client of this call is one that the server knows, and tells us of when it goes:
-    /// not that of a script, or of another module.
+    /// Whether the client of this call is one whose disconnect the server announces: not that of a
+    /// script, or of another module.
     pub(crate) fn has_known_client(self) -> bool {
         let id = self.client_id();
         server!(RedisModule_GetClientInfoById(ptr::null_mut(), id)) == OK
@@ -338,7 +338,7 @@ impl<'a> Ctx<'a> {
     /// Whether the server refuses writes to all its clients now: there is no room for its
     /// append-only file, a snapshot has failed, or there are fewer replicas than it wants.
     ///
-    /// Nothing but a write tells, so one is begun and not carried out (`D`): it is in no statistics
+    /// Only a write can tell, so one is begun and not carried out (`D`): it is in no statistics
     /// and no MONITOR. In a cluster the key may be another node's, which is another error and is
     /// looked at later.
     ///
@@ -420,7 +420,7 @@ const ENOTSUP: c_int = 95;
 pub(crate) enum Presence {
     Here,
     Elsewhere,
-    /// The cluster is down: nobody knows.
+    /// The cluster is down: it is unknown.
     Unknown,
 }
 
@@ -505,7 +505,7 @@ impl Drop for User {
     }
 }
 
-/// A string of the server, borrowed from whoever keeps it alive.
+/// A string of the server, borrowed from its keeper.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Str<'a> {

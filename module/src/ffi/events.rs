@@ -39,13 +39,13 @@ extern "C" fn on_timer<T: Timers>(ctx: *mut raw::RedisModuleCtx, _data: *mut c_v
 
 // --- Keys that change ----------------------------------------------------------------------------
 
-/// Who hears of keys that others changed.
+/// Receives the keys that others changed.
 pub(crate) trait KeyEvents {
     fn changed(ctx: Ctx<'_>, key: &[u8]);
 }
 
-/// Hears of generic, expired and evicted events from now on. Every write that has such an event
-/// pays for it, so this is called when somebody waits for the first time, not before.
+/// Listens to generic, expired and evicted events from now on. Every write that has such an event
+/// pays for it, so this is called when a client waits for the first time, not before.
 pub(crate) fn subscribe_to_key_events<K: KeyEvents>(ctx: Ctx<'_>) {
     let classes = raw::REDISMODULE_NOTIFY_GENERIC
         | raw::REDISMODULE_NOTIFY_EXPIRED
@@ -109,21 +109,20 @@ pub(crate) enum ServerEvent {
     Flushed(Option<c_int>),
     /// Two databases changed places.
     Swapped(c_int, c_int),
-    /// The connection of the client with this number is gone.
+    /// The connection of the client with this number closed.
     ClientGone(u64),
     /// It ends. Valkey 9 unloads its modules then.
     Shutdown,
-    /// The server looked after itself: it does so several times a second, by a clock that nobody
-    /// can step.
+    /// The server's tick: several times a second, by a monotonic clock.
     Tick,
 }
 
-/// Who hears of them.
+/// Receives the changes.
 pub(crate) trait ServerEvents {
     fn happened(ctx: Ctx<'_>, event: ServerEvent);
 }
 
-/// Hears of the server's changes from now on, but for those of its clients.
+/// Listens to the server's changes from now on, but for those of its clients.
 pub(crate) fn subscribe_to_server_events<S: ServerEvents>(ctx: Ctx<'_>) {
     for id in [
         raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
@@ -137,8 +136,8 @@ pub(crate) fn subscribe_to_server_events<S: ServerEvents>(ctx: Ctx<'_>) {
     }
 }
 
-/// Hears of clients that go, from now on. Each connection of the server pays for it, so this is
-/// called when there is a session.
+/// Listens to clients that disconnect, from now on. Each connection of the server pays for it, so
+/// this is called when there is a session.
 pub(crate) fn subscribe_to_client_events<S: ServerEvents>(ctx: Ctx<'_>) {
     subscribe::<S>(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE);
 }

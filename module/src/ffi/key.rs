@@ -252,8 +252,8 @@ impl Drop for Scan {
     }
 }
 
-/// Fields with their values, copied: whoever looks at them may look other keys up, and the server
-/// must not be in the middle of this one then.
+/// Fields with their values, copied: the caller may open other keys while it looks at them, and the
+/// server must not be in the middle of this one then.
 type Fields = Vec<(Box<[u8]>, Box<[u8]>)>;
 
 extern "C" fn on_field(

@@ -124,7 +124,7 @@ fn watch(clients: &[impl Client]) -> OwnedFd {
 fn summary(tallies: &[&mut Tally], seconds: f64, cpu: f64) -> [f64; 8] {
     let grants: u64 = tallies.iter().map(|tally| tally.wins).sum();
     let attempts: u64 = tallies.iter().map(|tally| tally.attempts).sum();
-    // The last attempt of those who still wait belongs to a grant that is not counted.
+    // The last attempt of clients that still wait belongs to a grant that is not counted.
     let waiting = tallies.iter().filter(|tally| tally.waiting_since.is_some());
     let attempts = attempts - waiting.count() as u64;
     let grants = grants as f64;

@@ -426,8 +426,9 @@ fn report_shared(results: &Results, there: &[String], report: &mut Report) {
     );
 }
 
-/// Our longest wait against that of whoever has the shortest beside us. Not a percentile: each lock
-/// taken counts as one wait there, and who has the lock to itself takes thousands without any.
+/// Our longest wait against the shortest of the other contenders' longest waits. Not a percentile:
+/// each lock taken counts as one wait there, and a task that has the lock to itself takes thousands
+/// without any.
 fn best(results: &Results, there: &[String]) -> Spread {
     let fight = at(SHARED, FIGHTERS);
     let others = there.iter().filter(|name| *name != RLOCK);

@@ -11,7 +11,7 @@ use crate::report::Report;
 use crate::results::{Results, at};
 use crate::rounds::{Run, alternate};
 use crate::uncontended::{OWNER, hold, rlock_load, set_load};
-use crate::waiters::life_line;
+use crate::waiters::session_connection;
 use crate::wire::Step;
 
 pub(crate) const PART: &str = "growth";
@@ -117,11 +117,11 @@ fn waiters(run: &Run, results: &mut Results) {
 
 fn sessions(run: &Run, results: &mut Results) {
     let mut host = run.host();
-    let mut life_lines = Vec::new();
+    let mut session_connections = Vec::new();
     for sessions in run.up_to(1000, &[1, 10, 100, 1000, 10_000]) {
-        while (life_lines.len() as u64) < sessions {
-            let name = format!("session:{}", life_lines.len());
-            life_lines.push(life_line(&host.server, &name));
+        while (session_connections.len() as u64) < sessions {
+            let name = format!("session:{}", session_connections.len());
+            session_connections.push(session_connection(&host.server, &name));
         }
         // Ten thousand pairs, each for the next session.
         let each = 200;

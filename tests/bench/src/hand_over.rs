@@ -1,7 +1,8 @@
 //! Part 2: how long it takes from the release until the next holder knows.
 //!
-//! Each contender is a circle: one holds, the others wait, and whoever has given back waits again,
-//! last in line. So as many wait each time. One thread drives them all, so nobody has to be woken.
+//! Each contender is a circle: one holds, the others wait, and after a release the releaser waits
+//! again, last in the queue. So as many wait each time. One thread drives them all, so nobody has
+//! to be woken.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -13,7 +14,7 @@ use crate::plot::Lines;
 use crate::report::Report;
 use crate::results::{Results, at};
 use crate::rounds::{Run, alternate};
-use crate::waiters::{life_line, queue};
+use crate::waiters::{queue, session_connection};
 use crate::wire::{MESSAGE, Step, Wire, request};
 use rlock_tests::scripts;
 
@@ -129,7 +130,7 @@ pub(crate) struct Queued {
     commands: Wire,
     events: Wire,
     next_events: Vec<u8>,
-    /// The owners in line, the holder first: what each says to wait, and to release.
+    /// The holder and the waiters in order: what each says to wait, and to release.
     line: VecDeque<(Step, Vec<u8>)>,
 }
 
@@ -137,7 +138,7 @@ impl Queued {
     pub(crate) fn new(host: &Host, waiters: u64) -> Self {
         let lock = format!("queued:{waiters}");
         let session = format!("circle:{waiters}");
-        let events = life_line(&host.server, &session);
+        let events = session_connection(&host.server, &session);
         let mut commands = Wire::open(&host.server);
         let first = [
             "RLOCK.ACQUIRE",
@@ -225,7 +226,7 @@ impl Circle for List {
     }
 }
 
-/// Everybody has tried, and sleeps until a message. The first to hear it tries at once and wins,
+/// All have tried, and sleep until a message. The first to get it tries at once and wins,
 /// before anybody else has tried: the kindest case. The others try too and are refused, and that is
 /// not in the time.
 struct Scripts {

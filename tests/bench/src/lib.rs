@@ -7,7 +7,7 @@
 //!
 //! - `uncontended`, `hand_over`, `contended`, `crates`, `growth`, `memory`, `tax`: the parts
 //! - `redisson`: the one contender that is no Rust, for `crates`
-//! - `host`, `load`, `wire`, `waiters`: servers, and what is said to them
+//! - `host`, `load`, `wire`, `waiters`: servers, and the commands sent to them
 //! - `rounds`, `results`, `numbers`, `report`, `plot`: turns, files, figures, tables, pictures
 
 #![allow(

@@ -14,7 +14,7 @@ pub(crate) const CONNECTIONS: usize = 50;
 /// been answered.
 pub(crate) struct Load {
     connections: Vec<(Wire, Vec<Step>)>,
-    /// How often what is counted is done in all steps of one connection.
+    /// How many counted operations all steps of one connection make.
     each: usize,
 }
 

@@ -10,7 +10,7 @@ use crate::report::Report;
 use crate::results::{At, Results, at};
 use crate::rounds::Run;
 use crate::uncontended::{OWNER, hold};
-use crate::waiters::{life_line, queue};
+use crate::waiters::{queue, session_connection};
 use crate::wire::{Step, Wire, request};
 
 pub(crate) const PART: &str = "memory";
@@ -92,7 +92,7 @@ fn of_waiters(run: &Run, waiters: u64, lock_of: impl Fn(u64) -> String) -> f64 {
         &host.server,
         (0..waiters).map(hold).chain([held("contended")]),
     );
-    let _life_line = life_line(&host.server, "many");
+    let _session_connection = session_connection(&host.server, "many");
     let wait = |number| queue(&lock_of(number), &format!("waiter:{number}"), "many");
     let before = host.memory();
     all_of(&host.server, (0..waiters).map(wait));

@@ -48,7 +48,7 @@ impl Run {
     }
 }
 
-/// Lets the contenders take turns, to and fro, so that nobody always runs after the same neighbour.
+/// Lets the contenders take turns, to and fro, so that none always runs after the same neighbour.
 /// `turn` is told which one, and the number of the round.
 pub(crate) fn alternate(contenders: usize, rounds: usize, mut turn: impl FnMut(usize, usize)) {
     for round in 0..rounds {

@@ -27,8 +27,8 @@ const ALL: [&str; 5] = [WITHOUT, ONCE_MORE, IDLE, IN_USE, WAITERS];
 const COMMANDS: [&str; 4] = ["SET", "GET", "INCR", "DEL"];
 const BATCH: usize = 16;
 
-/// A server, and a life-line without which nobody would wait there. Each has as many hashes, locks
-/// or not: a larger keyspace costs by itself.
+/// A server, and the session connection of those who wait there, if any. Each has as many hashes,
+/// locks or not: a larger keyspace costs by itself.
 type Guest = (Host, Option<Wire>);
 
 pub(crate) fn measure(run: &Run) -> Results {
@@ -58,8 +58,8 @@ fn guest(run: &Run, name: &str) -> Guest {
     } else {
         all_of(&host.server, (0..many).map(bare_hash));
     }
-    let life_line = (name == WAITERS).then(|| queue_elsewhere(&host.server, many));
-    (host, life_line)
+    let session_connection = (name == WAITERS).then(|| queue_elsewhere(&host.server, many));
+    (host, session_connection)
 }
 
 /// One command, on keys of each connection's own. DEL needs keys, and so it comes with SET.

@@ -1,4 +1,4 @@
-//! Part 1: locks that nobody else wants. Take and give back, as fast as it goes.
+//! Part 1: uncontended locks. Take and give back, as fast as it goes.
 
 use rlock_tests::Server;
 
@@ -55,9 +55,9 @@ pub(crate) fn measure(run: &Run) -> Results {
     all_of(&host.server, (0..run.at_most(1_000_000, 10_000)).map(hold));
     fight(run, &mut host, HELD, &[1, 16], 5, &mut results);
     host.does("FLUSHALL");
-    let life_line = queue_elsewhere(&host.server, run.at_most(10_000, 1000));
+    let session_connection = queue_elsewhere(&host.server, run.at_most(10_000, 1000));
     fight(run, &mut host, WAITERS, &[1, 16], 5, &mut results);
-    drop(life_line);
+    drop(session_connection);
 
     let aof = Server::builder()
         .config("appendonly yes")

@@ -8,14 +8,14 @@ use crate::wire::{Step, Wire};
 /// How many wait for each lock of those that [`queue_elsewhere`] makes.
 const A_LOCK: u64 = 10;
 
-/// A connection that is the session's life-line. What waits and holds for it goes with it.
-pub(crate) fn life_line(server: &Server, session: &str) -> Wire {
+/// A session connection. The waits and holds of the session end with it.
+pub(crate) fn session_connection(server: &Server, session: &str) -> Wire {
     let mut wire = Wire::open(server);
     wire.ask(&["RLOCK.EVENTS", session], &["*0"]);
     wire
 }
 
-/// A wait that begins, at whatever place in line.
+/// A wait that begins, at whatever place in the queue.
 pub(crate) fn queue(lock: &str, owner: &str, session: &str) -> Step {
     let words = [
         "RLOCK.ACQUIRE",
@@ -32,7 +32,7 @@ pub(crate) fn queue(lock: &str, owner: &str, session: &str) -> Step {
 
 /// Waiters on locks that are held and stay so, ten on each. They go with the connection.
 pub(crate) fn queue_elsewhere(server: &Server, waiters: u64) -> Wire {
-    let life_line = life_line(server, "elsewhere");
+    let session_connection = session_connection(server, "elsewhere");
     let locks = (0..waiters / A_LOCK).map(|lock| format!("elsewhere:{lock}"));
     all_of(
         server,
@@ -44,5 +44,5 @@ pub(crate) fn queue_elsewhere(server: &Server, waiters: u64) -> Wire {
             [held].into_iter().chain(waits)
         }),
     );
-    life_line
+    session_connection
 }

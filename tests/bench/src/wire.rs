@@ -139,7 +139,7 @@ impl Wire {
         self.expect(&step.lines);
     }
 
-    /// Asks for what is answered so, and nothing else.
+    /// Sends a command, and expects this reply.
     pub(crate) fn ask(&mut self, words: &[&str], lines: &[&'static str]) {
         self.carry_out(&Step::of(words, lines));
     }
@@ -159,7 +159,7 @@ impl Wire {
         String::from_utf8_lossy(self.line()).into_owned()
     }
 
-    /// Hears of what is said on a channel.
+    /// Subscribes to a channel.
     pub(crate) fn subscribe(&mut self, channel: &str) {
         self.send(&request(&["SUBSCRIBE", channel]));
         self.skip(6);

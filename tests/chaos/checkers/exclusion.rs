@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn two_waiters_whom_the_end_of_a_session_lets_in_are_found() {
+    fn two_waiters_granted_by_the_end_of_a_session_are_found() {
         let second = |release: &str| {
             let told = format!(
                 "ask 2_1.1 30000 b k plain session acquire 60000 queue
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_given_away_when_one_of_its_two_holds_is_given_back_is_found() {
+    fn a_lock_handed_over_with_one_of_two_holds_left_is_found() {
         let holder = |gave: u32| {
             let told = format!(
                 "ask 2_1.1 11000 x j plain session acquire 60000 none

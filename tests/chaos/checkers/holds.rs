@@ -27,7 +27,7 @@ const ROUNDING: Time = 2 * MS;
 /// After what may break connections clients connect again, and servers let go what did not.
 pub(crate) const SETTLING: Time = 3_000 * MS;
 
-/// How long a guard may go on believing after what it believes in was ended by somebody else: the
+/// How long a guard may still say "held" after another client ended its hold: the
 /// default grace of the client, and time to say so.
 const BELIEF: Time = 1_100 * MS;
 
@@ -141,7 +141,7 @@ impl<'a> Lasting<'a> {
         self.hold.mode == Mode::Read && (left.iter().all(|end| *end < at) || was_set())
     }
 
-    /// Whether the server may know of fewer entries: a replica that was promoted had not heard of
+    /// Whether the server may know of fewer entries: a replica that was promoted had missed
     /// them.
     pub(crate) fn may_be_fewer(&self, history: &History, at: Time) -> bool {
         is_struck(history, "promote", self.proven, at)
@@ -155,7 +155,7 @@ impl<'a> Lasting<'a> {
         self.hold.token
     }
 
-    /// The first moment since the last proof in which somebody else may have ended it.
+    /// The first moment since the last proof in which another client may have ended it.
     fn first_loss(&self, history: &History) -> Option<Time> {
         let faults = history.faults.iter().filter(|fault| {
             let to = fault.to.as_deref();
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_have_ended_it_ends_the_proof() {
+    fn a_fault_that_may_end_the_hold_ends_the_proof() {
         assert_eq!(
             span(&format!("{GRANT}fault 300000 300000 break p0")),
             (20, 300)
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_locks_what_was_held_is_entered_again_and_one_of_each_is_given_back() {
+    fn locks_held_before_are_reentered_and_one_hold_of_each_is_given_back() {
         let of_p0 = |history: &str| {
             let history = History::parse(history);
             let holds = holds(&history);

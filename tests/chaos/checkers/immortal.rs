@@ -1,5 +1,5 @@
-//! No hold outlives those who could renew it: when its owner has asked for the last time, or its
-//! process is dead, it ends with its lease; when the session that it belongs to has ended, long
+//! No hold outlives the client that could renew it: when its owner has asked for the last time, or
+//! its process is dead, it ends with its lease; when the session that it belongs to has ended, long
 //! before that.
 //!
 //! Only calm time counts, in which nothing was done to the process, its network or the server: what
@@ -49,7 +49,7 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
     found
 }
 
-/// The end of an owner, who is not heard of again.
+/// The end of an owner, which sends nothing more.
 #[derive(Debug, Default)]
 struct End<'a> {
     process: &'a str,
@@ -94,7 +94,7 @@ fn ends(history: &History) -> BTreeMap<&str, End<'_>> {
     for end in ends.values_mut() {
         let whole = end.process.split('_').next().unwrap_or_default();
         let died = died.get(whole).copied();
-        // Whoever had given back before is not heard of until then.
+        // An owner that had given back before sends nothing until then.
         if let Some(at) = died.filter(|_| !end.is_over) {
             end.is_over = true;
             end.last = end.last.max(at);

@@ -1,5 +1,5 @@
-//! First come, first served: nobody who asked for a lock after another was seen in its line, or was
-//! told to be, is granted it before that one.
+//! First come, first served: an owner that asked for a lock after another was seen in its queue, or
+//! was told that it is, is not granted before that one.
 //!
 //! A grant's place in the order is its token. A wait that ended without a grant, or of which that
 //! is not known, has no place and proves nothing.
@@ -11,7 +11,7 @@ use super::{Violation, holds_of_one_primary};
 use crate::history::{Ask, History, Mode, Time, Wait};
 
 pub(super) fn check(history: &History) -> Vec<Violation> {
-    let since = in_line_since(history);
+    let since = in_queue_since(history);
     let mut holds = holds_of_one_primary(history);
     holds.sort_by(|a, b| (a.lock, a.token, a.asked).cmp(&(b.lock, b.token, b.asked)));
     let mut found = Vec::new();
@@ -25,16 +25,16 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
                 && hold.asked < *at
                 && latest.asked > *at
                 && latest.token < hold.token
-                && !may_have_lined_up_anew(history, hold.owner, *at, hold.told)
+                && !may_have_queued_again(history, hold.owner, *at, hold.told)
             {
                 let what = format!(
-                    "{}: {} (token {}), in line since {at} at the latest, was overtaken by {} \
+                    "{}: {} (token {}), in the queue since {at} at the latest, was overtaken by {} \
                      (token {}), who asked at {}",
                     hold.lock, hold.owner, hold.token, latest.owner, latest.token, latest.asked
                 );
                 found.push(Violation::new(hold.told, what));
             }
-            // A writer takes READ past the line.
+            // A writer takes READ past the queue.
             let writes = |other: &Hold<'_>| other.owner == hold.owner && other.mode == Mode::Write;
             let is_own_reading = hold.mode == Mode::Read && of_one_lock.iter().any(writes);
             if hold.asked > latest.asked && !is_own_reading {
@@ -45,8 +45,8 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
     found
 }
 
-/// The first moment in which each is known to have been in line.
-fn in_line_since(history: &History) -> HashMap<(&str, &str), Time> {
+/// The first moment in which each is known to have been in the queue.
+fn in_queue_since(history: &History) -> HashMap<(&str, &str), Time> {
     let mut since = HashMap::new();
     let mut seen = |lock, owner, at: Time| {
         let first = since.entry((lock, owner)).or_insert(at);
@@ -69,9 +69,9 @@ fn in_line_since(history: &History) -> HashMap<(&str, &str), Time> {
     since
 }
 
-/// The client crate goes on waiting after a fault, at the end of the line if the server has
+/// The client crate goes on waiting after a fault, at the end of the queue if the server has
 /// forgotten it.
-fn may_have_lined_up_anew(history: &History, owner: &str, from: Time, to: Time) -> bool {
+fn may_have_queued_again(history: &History, owner: &str, from: Time, to: Time) -> bool {
     let of_the_crate = history.operations.iter().any(|operation| {
         let by_guard = matches!(
             operation.ask,
@@ -92,7 +92,7 @@ mod tests {
     use super::check;
     use crate::checkers::says;
 
-    /// `b` asks after `a` was seen in line, and is granted with this token.
+    /// `b` asks after `a` was seen in the queue, and is granted with this token.
     fn race(seen: &str, tokens: [u64; 2]) -> usize {
         let [a, b] = tokens;
         let history = format!(
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_comes_later_and_goes_first_is_found() {
+    fn an_overtaken_waiter_is_found() {
         let sample = "info 20 30 k x/plain/6 a/plain";
         assert_eq!(race(sample, [7, 8]), 0);
         assert_eq!(race(sample, [8, 7]), 1);
@@ -114,13 +114,13 @@ mod tests {
     }
 
     #[test]
-    fn who_was_not_seen_in_line_first_has_no_claim() {
+    fn a_waiter_not_seen_in_the_queue_first_has_no_claim() {
         assert_eq!(race("", [8, 7]), 0);
         assert_eq!(race("info 40 60 k x/plain/6 a/plain", [8, 7]), 0);
     }
 
     #[test]
-    fn a_writer_may_read_past_the_line() {
+    fn a_writer_may_read_past_the_queue() {
         let line = "ask 1.1 10 a k read free acquire 1000 block
              info 20 30 k x/write/6 a/read
              told 1.1 100 held 1 8\n";
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_crate_may_line_up_anew_after_a_fault() {
+    fn the_crate_may_queue_again_after_a_fault() {
         let history = "ask 1.1 10 a k plain session acquire 1000 guard
              info 20 30 k x/plain/6 a/plain
              ask 2.1 50 b k plain free acquire 1000 block

@@ -85,7 +85,7 @@ fn gone(history: &History) -> BTreeMap<(&str, &str, Mode), Time> {
     gone
 }
 
-/// A replica that is promoted may not have heard of a release.
+/// A replica that is promoted may have missed a release.
 fn may_be_back(history: &History, gone: Time, seen: Time) -> bool {
     let between = |fault: &Fault| fault.begin <= seen && fault.end >= gone;
     history

@@ -1,8 +1,9 @@
 //! Nobody waits for a lock that is free, for longer than [`BOUND`].
 //!
 //! The server is asked again and again who holds and who waits. It has lost a wake-up if the same
-//! waiter is first in line and could come in, in one answer, in another that was asked for after
-//! the bound, and in a third: between these two it has had a turn in which it does what is due.
+//! waiter is first in the queue and could come in, in one answer, in another that was asked for
+//! after the bound, and in a third: between these two it has had a turn in which it does what is
+//! due.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -79,8 +80,8 @@ fn wanted(history: &History) -> HashMap<&str, &[String]> {
         .collect()
 }
 
-/// The first in line, if nothing is in the way. Of several locks it may be the holder of some, and
-/// enters those again.
+/// The first in the queue, if nothing is in the way. Of several locks it may be the holder of some,
+/// and enters those again.
 fn could_enter<'a>(
     sample: &'a Sample,
     look: &HashMap<&str, &Sample>,

@@ -1,4 +1,4 @@
-//! What clients without the crate lock, as commands, and what is said in answer.
+//! The commands of clients without the crate, and their replies.
 
 use std::io;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub(crate) const LONGEST_LEASE: Duration = Duration::from_millis(2500);
 /// Longer than any round: such a hold ends with its session, or not at all.
 const LEASE_OF_A_SESSION_MS: u64 = 60_000;
 
-/// How long a client waits for a reply, besides the time it asked to wait in line.
+/// How long a client waits for a reply, besides the wait that it asked for.
 const REPLY_WITHIN: Duration = Duration::from_millis(1500);
 
 /// One owner's use of one lock, or of several at once.

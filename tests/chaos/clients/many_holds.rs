@@ -24,10 +24,10 @@ static LOOKED_AT: LazyLock<Vec<&str>> = LazyLock::new(|| {
 /// A session takes more than the server ends in one turn of its event loop, which is a thousand.
 const HOLDS: std::ops::Range<u64> = 1200..2600;
 
-/// What waits outlives whoever they wait for.
+/// How long waits are: they outlive the sessions that hold the locks.
 const WAIT_MS: std::ops::Range<u64> = 300..6000;
 
-/// How many waits and holds those have who go on living.
+/// How many waits and holds the surviving sessions have.
 const WAITS: usize = 1500;
 
 pub(crate) fn locks_looked_at() -> Locks {
@@ -84,7 +84,7 @@ fn take_and_die(life: &Life, random: &mut Random) -> io::Result<()> {
     for session in &mut sessions {
         let waited_for = locks.iter().filter(|_| random.percent(8));
         let uses = waited_for.map(|lock| Use::of(life.owner(), &[lock], ""));
-        session.line_up(uses.collect(), 0, |_| Duration::ZERO)?;
+        session.join_queues(uses.collect(), 0, |_| Duration::ZERO)?;
     }
     let until = Instant::now() + Duration::from_millis(random.within(100, 1200));
     while Instant::now() < until && life.goes_on() {
@@ -142,7 +142,7 @@ fn live(life: &Life, random: &mut Random) -> io::Result<()> {
             for _ in 0..2 {
                 let uses = locks.iter().map(|lock| Use::of(life.owner(), &[lock], ""));
                 let wait = random.within(WAIT_MS.start, WAIT_MS.end);
-                session.line_up(uses.collect(), wait, &mut keeps)?;
+                session.join_queues(uses.collect(), wait, &mut keeps)?;
             }
             let mut uses = Vec::new();
             for _ in 0..8 {
@@ -151,7 +151,7 @@ fn live(life: &Life, random: &mut Random) -> io::Result<()> {
                 uses.push(Use::of(life.owner(), &[lock], mode));
             }
             let wait = random.within(WAIT_MS.start, WAIT_MS.end);
-            session.line_up(uses, wait, &mut keeps)?;
+            session.join_queues(uses, wait, &mut keeps)?;
         }
         session.hear(15, &mut keeps)?;
         session.release_due()?;

@@ -67,11 +67,11 @@ fn writer_who_reads(
     if random.percent(30) {
         // First in the queue is one who leaves it in the same moment.
         let of = index(random, dying.len());
-        dying[of].line_up(vec![any(random)], 0, |_| Duration::ZERO)?;
+        dying[of].join_queues(vec![any(random)], 0, |_| Duration::ZERO)?;
     }
     let waits: Vec<_> = (0..random.within(2, 5)).map(|_| any(random)).collect();
     let owners: Vec<_> = waits.iter().map(|the_use| the_use.owner.clone()).collect();
-    line_up(random, survivor, waits)?;
+    join_queues(random, survivor, waits)?;
     let mut packet = Packet::of_kills(kills(random, &dying));
     for _ in 0..random.within(0, 3) {
         match random.within(0, 8) {
@@ -119,9 +119,9 @@ fn several(life: &Life, random: &mut Random, survivor: &mut PipelinedSession) ->
             let of = index(random, dying.len());
             let some = &all[index(random, all.len())..];
             let before = Use::of(life.owner(), some, "");
-            dying[of].line_up(vec![before], 0, |_| Duration::ZERO)?;
+            dying[of].join_queues(vec![before], 0, |_| Duration::ZERO)?;
         }
-        line_up(random, survivor, vec![together.clone()])?;
+        join_queues(random, survivor, vec![together.clone()])?;
         let blocked = if random.percent(30) {
             let lock = all[index(random, all.len())];
             Some(Blocked::begin(life, survivor, lock)?)
@@ -131,7 +131,7 @@ fn several(life: &Life, random: &mut Random, survivor: &mut PipelinedSession) ->
         let behind = all.iter().chain(&all).filter(|_| random.percent(70));
         let behind = behind.map(|lock| Use::of(life.owner(), &[lock], ""));
         let behind: Vec<_> = behind.collect();
-        line_up(random, survivor, behind)?;
+        join_queues(random, survivor, behind)?;
         let mut packet = Packet::of_kills(kills(random, &dying));
         if let Some(blocked) = blocked.iter().find(|_| random.percent(50)) {
             packet.add(format!("CLIENT KILL ID {}", blocked.client));
@@ -164,9 +164,13 @@ fn begin(life: &Life, random: &mut Random) -> io::Result<PipelinedSession> {
     PipelinedSession::begin(life, *random.pick(&[0, 0, 0, 20]))
 }
 
-fn line_up(random: &mut Random, survivor: &mut PipelinedSession, uses: Vec<Use>) -> io::Result<()> {
+fn join_queues(
+    random: &mut Random,
+    survivor: &mut PipelinedSession,
+    uses: Vec<Use>,
+) -> io::Result<()> {
     let wait = random.within(WAIT_MS.start, WAIT_MS.end);
-    survivor.line_up(uses, wait, |_| up_to(random, 10))
+    survivor.join_queues(uses, wait, |_| up_to(random, 10))
 }
 
 /// In any order. They are over from now on.
@@ -249,7 +253,7 @@ impl Packet {
         self.commands.push((id, command, answer));
     }
 
-    /// Sends all in one write, in a transaction or not, and writes down what is answered.
+    /// Sends all in one write, in a transaction or not, and writes the replies down.
     fn send(self, random: &mut Random, survivor: &mut PipelinedSession) -> io::Result<()> {
         let mut commands: Vec<_> = self
             .commands
@@ -267,7 +271,7 @@ impl Packet {
         if in_transaction {
             replies = match replies.pop() {
                 Some(Reply::Array(replies)) => replies,
-                // Nothing was done, and nobody is told.
+                // Nothing was done.
                 _ => return Ok(()),
             };
         }
@@ -324,7 +328,7 @@ impl Blocked {
         })
     }
 
-    /// If its connection was ended, nobody knows whether it was granted.
+    /// If its connection was ended, it is unknown whether it was granted.
     fn end(mut self, survivor: &mut PipelinedSession) -> io::Result<()> {
         let Ok(reply) = self.conn.try_read(REPLY_WITHIN) else {
             return Ok(());

@@ -67,7 +67,7 @@ impl PipelinedSession {
         self.waits.contains_key(owner)
     }
 
-    /// Takes what is free; what it got.
+    /// Takes the locks that are free, and returns them.
     pub(super) fn take(&mut self, uses: Vec<Use>) -> io::Result<Vec<Use>> {
         let rest = format!("SESSION {}", self.life.name);
         let mut taken = Vec::new();
@@ -75,8 +75,8 @@ impl PipelinedSession {
         Ok(taken)
     }
 
-    /// Takes what is free, to give it back after that time, and waits for the rest.
-    pub(super) fn line_up(
+    /// Takes the locks that are free, to release them after that time, and waits for the others.
+    pub(super) fn join_queues(
         &mut self,
         uses: Vec<Use>,
         wait_ms: u64,
@@ -170,7 +170,7 @@ impl PipelinedSession {
         }
     }
 
-    /// Waits so long for news; what is granted it keeps for as long as `keeps` says.
+    /// Waits so long for events; granted locks it keeps for as long as `keeps` says.
     pub(super) fn hear(
         &mut self,
         wait_ms: u64,

@@ -13,7 +13,7 @@ use crate::random::Random;
 
 pub(super) fn run(life: &Life, mut random: Random) {
     while life.goes_on() {
-        // A broken connection leaves open what was asked, so whoever asked is not heard of again.
+        // On a broken connection the reply is unknown, so this owner is not used again.
         let broken = Conn::open(life.address).and_then(|mut conn| {
             while life.goes_on() {
                 once(life, &mut random, &mut conn)?;

@@ -1,4 +1,4 @@
-//! A session: many waits on one connection, grants and losses heard of on another.
+//! A session: many waits on one connection, grants and losses fetched on another.
 
 use std::io;
 use std::thread;
@@ -31,7 +31,7 @@ struct Session<'a> {
     life: &'a Life,
     name: String,
     grace: u64,
-    life_line: Conn,
+    listening: Conn,
     commands: Conn,
     waits: Vec<(String, Use)>,
     holds: Vec<(Instant, Use)>,
@@ -43,7 +43,7 @@ impl<'a> Session<'a> {
             life,
             name: life.owner(),
             grace: *random.pick(&[0, 300]),
-            life_line: Conn::open(life.address)?,
+            listening: Conn::open(life.address)?,
             commands: Conn::open(life.address)?,
             waits: Vec::new(),
             holds: Vec::new(),
@@ -106,7 +106,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Waits so long for news.
+    /// Waits so long for events.
     fn hear(&mut self, random: &mut Random, wait: u64) -> io::Result<()> {
         let block = if wait > 0 {
             format!("BLOCK {wait} ")
@@ -114,9 +114,9 @@ impl<'a> Session<'a> {
             String::new()
         };
         let events = format!("RLOCK.EVENTS {} {block}GRACE {}", self.name, self.grace);
-        self.life_line.try_send(&events)?;
+        self.listening.try_send(&events)?;
         let reply = self
-            .life_line
+            .listening
             .try_read(Duration::from_millis(wait + 1500))?;
         if let Reply::Error(text) = &reply {
             return Err(io::Error::other(String::from_utf8_lossy(text).into_owned()));

@@ -23,7 +23,7 @@ pub(crate) const LEASE: Duration = Duration::from_millis(400);
 
 const WORK: Duration = Duration::from_millis(30);
 
-/// Compares as text what is of one length, so that no digit is rounded away.
+/// Compares numbers of one length as text, so that no digit is rounded away.
 const CHECKED: &str = "local last = redis.call('get', KEYS[2]) or '' \
      if #ARGV[1] < #last or (#ARGV[1] == #last and ARGV[1] < last) then \
      return redis.error_reply('STALE token') end \

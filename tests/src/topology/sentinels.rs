@@ -19,7 +19,7 @@ pub struct Sentinels {
     servers: [Server; 2],
 }
 
-/// A machine that is busy lets a process stand still for longer than a second.
+/// A busy machine may stop a process for longer than a second.
 const DOWN_AFTER_MS: u32 = 3000;
 
 /// A failover that takes longer is given up; that of a dead primary is tried again after twice
@@ -158,7 +158,7 @@ impl Sentinels {
     }
 }
 
-/// Three sentinels over a pair that somebody else has.
+/// Three sentinels over a pair that the caller owns.
 #[derive(Debug)]
 pub struct Trio([Server; 3]);
 
@@ -282,7 +282,7 @@ fn sentinel(primary: &Server, down_after_ms: u32, how: &Builder) -> Server {
         .config(&timeout)
         .start();
     // How often it asks and tells, in place of every second to every ten. And a machine that
-    // stands still for a moment makes it hold back for a second, not for half a minute.
+    // is stopped for a moment makes it hold back for a second, not for half a minute.
     let periods = "info-period 300 ping-period 300 publish-period 300 tilt-period 1000";
     let told = sentinel.run(format!("SENTINEL DEBUG {periods}"));
     assert_eq!(told, "OK");

@@ -160,7 +160,7 @@ impl Shards {
     }
 }
 
-/// A primary does; a replica sends those who ask to its primary.
+/// A primary does; a replica redirects clients to its primary.
 fn serves(node: &Server, key: &str) -> bool {
     !node.run(format!("EXISTS {key}")).is_error()
 }

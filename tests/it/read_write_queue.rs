@@ -1,4 +1,4 @@
-//! The line of a read-write lock: phase-fair, and nobody waits for a lock that would let it in.
+//! The queue of a read-write lock: phase-fair, and nobody waits for a lock that would let it in.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -44,7 +44,7 @@ fn readers_and_writers_take_turns() {
     let mut c = waits(&server, "c", "READ");
     let mut d = waits(&server, "d", "WRITE");
     let mut e = waits(&server, "e", "READ");
-    assert_eq!(server.line("k"), ["a", "b", "c", "d", "e"]);
+    assert_eq!(server.waiting_owners("k"), ["a", "b", "c", "d", "e"]);
     releases(&server, "first", "READ");
     let mut tokens = vec![a.read().held().1];
     b.expect_nothing_yet();
@@ -66,7 +66,7 @@ fn readers_and_writers_take_turns() {
 }
 
 #[test]
-fn the_readers_at_the_head_come_in_with_the_release_and_no_newcomer_before_them() {
+fn the_first_readers_are_granted_by_the_release_and_before_newcomers() {
     for freeing in ["RLOCK.RELEASE k alice WRITE", "RLOCK.BREAK k"] {
         let server = Server::start();
         let mut alice = server.connect();
@@ -99,7 +99,7 @@ fn the_readers_at_the_head_come_in_with_the_release_and_no_newcomer_before_them(
 /// was done.
 fn time_to_come_in(server: &Server, readers: usize, before: &str) -> Duration {
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     conn.run("RLOCK.ACQUIRE k alice 600000 WRITE").held();
     let queue = |at| format!("RLOCK.ACQUIRE k r{at} 600000 READ QUEUE 0 SESSION s");
     let queued: Vec<String> = (0..readers).map(queue).collect();
@@ -151,7 +151,7 @@ fn nor_at_all_the_timeout_keys_that_a_field_claims_to_have() {
 }
 
 #[test]
-fn of_many_readers_that_are_gone_some_are_swept_at_a_time_and_in_the_end_all() {
+fn many_readers_that_never_released_are_swept_some_at_a_time() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "READ");
@@ -194,7 +194,7 @@ fn a_writer_at_the_head_comes_in_with_the_last_readers_release() {
 }
 
 #[test]
-fn who_holds_enters_past_the_line() {
+fn a_holder_enters_again_past_the_queue() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "READ");
@@ -209,7 +209,7 @@ fn who_holds_enters_past_the_line() {
     assert_eq!(takes(&mut conn, "bob", "WRITE").0, 2, "a writer");
     assert_eq!(takes(&mut conn, "bob", "READ").0, 1, "and as a reader");
     carol.expect_nothing_yet();
-    assert_eq!(server.line("k"), ["carol"]);
+    assert_eq!(server.waiting_owners("k"), ["carol"]);
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn a_writer_that_becomes_a_reader_lets_the_readers_behind_it_in() {
 }
 
 #[test]
-fn a_writer_that_leaves_the_line_lets_the_readers_behind_it_in() {
+fn a_writer_that_leaves_the_queue_lets_the_readers_behind_it_in() {
     let ways: [(&str, &dyn Fn(&Server, Conn, i64)); 4] = [
         ("cancelled", &|server, mut bob, _| {
             assert_eq!(server.run("RLOCK.CANCEL k bob"), 1);
@@ -287,7 +287,7 @@ fn a_writer_that_leaves_the_line_lets_the_readers_behind_it_in() {
 fn a_writer_whose_wait_is_over_lets_the_readers_behind_it_in() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     takes(&mut conn, "alice", "READ");
     // In one turn: on a busy machine the one wait might be over before the other begins.
     let places = conn.pipeline(&[
@@ -367,7 +367,7 @@ fn a_writer_behind_a_zombie_comes_in_when_the_timeout_key_ends() {
 }
 
 #[test]
-fn a_timeout_key_deleted_by_others_is_noticed_at_the_latest_at_the_leases_end() {
+fn a_timeout_key_deleted_by_others_is_noticed_by_the_leases_end() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "READ");
@@ -442,7 +442,7 @@ fn evicted_locks_and_timeout_keys_let_the_next_in() {
 }
 
 #[test]
-fn the_kind_is_the_holders_or_that_of_the_first_in_line() {
+fn the_kind_is_the_holders_or_that_of_the_first_waiter() {
     let server = Server::start();
     let mut conn = server.connect();
     let wrong = |conn: &mut Conn, command: &str| {
@@ -457,8 +457,8 @@ fn the_kind_is_the_holders_or_that_of_the_first_in_line() {
         wrong(&mut conn, &format!("RLOCK.RELEASE k alice {mode}"));
         wrong(&mut conn, &format!("RLOCK.RENEW k alice 1000 {mode}"));
     }
-    let mut bob = server.wait_in_line("k", "bob");
-    // A script makes it the other kind: who is in line stays there.
+    let mut bob = server.wait_in_queue("k", "bob");
+    // A script makes it the other kind: the waiters stay.
     conn.run("MULTI");
     conn.pipeline(&[
         "DEL k",
@@ -467,7 +467,7 @@ fn the_kind_is_the_holders_or_that_of_the_first_in_line() {
     ]);
     conn.run("EXEC");
     bob.expect_nothing_yet();
-    assert_eq!(server.line("k"), ["bob"]);
+    assert_eq!(server.waiting_owners("k"), ["bob"]);
     wrong(&mut conn, "RLOCK.ACQUIRE k dave 1000");
     wrong(&mut conn, "RLOCK.RELEASE k carol");
     // And is served when that hold ends.
@@ -486,7 +486,7 @@ fn the_kind_is_the_holders_or_that_of_the_first_in_line() {
 #[test]
 fn a_reader_that_would_wait_to_write_is_refused() {
     let server = Server::start();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     let mut conn = server.connect();
     takes(&mut conn, "alice", "READ");
     takes(&mut conn, "bob", "READ");
@@ -516,7 +516,7 @@ fn a_reader_that_would_wait_to_write_is_refused() {
     queues(&mut conn, "alice", "READ");
     let error = conn.run(format!("{upgrade} BLOCK 0")).error();
     assert!(error.starts_with("DEADLOCK "), "{error}");
-    assert_eq!(server.line("k"), ["alice"]);
+    assert_eq!(server.waiting_owners("k"), ["alice"]);
     releases(&server, "carol", "WRITE");
     life.run("RLOCK.EVENTS s").granted("k", "alice");
 }
@@ -528,7 +528,7 @@ fn readers_and_writers_in_a_circle_of_two_locks() {
     takes(&mut conn, "alice", "READ");
     takes(&mut conn, "bob", "READ");
     conn.take("plain", "carol");
-    let _alice = server.wait_in_line("plain", "alice");
+    let _alice = server.wait_in_queue("plain", "alice");
     let error = conn
         .run("RLOCK.ACQUIRE k carol 30000 WRITE BLOCK 0")
         .error();
@@ -548,7 +548,7 @@ fn readers_and_writers_in_a_circle_of_two_locks() {
 #[test]
 fn once_looks_at_the_mode_named() {
     let server = Server::start();
-    let _life = server.life_line("s");
+    let _life = server.session_connection("s");
     let mut conn = server.connect();
     let token = takes(&mut conn, "alice", "WRITE").1;
     assert_eq!(takes(&mut conn, "alice", "WRITE ONCE"), (1, token));
@@ -564,9 +564,9 @@ fn once_looks_at_the_mode_named() {
     assert_eq!(conn.run(once("WRITE")).queued(), 1, "the same place");
     let error = conn.run(once("READ")).error();
     assert!(error.starts_with("WAITING "), "another wait: {error}");
-    assert_eq!(server.line("k"), ["bob"]);
+    assert_eq!(server.waiting_owners("k"), ["bob"]);
     assert_eq!(conn.run("RLOCK.CANCEL k bob"), 1);
-    assert!(server.line("k").is_empty());
+    assert!(server.waiting_owners("k").is_empty());
 }
 
 #[test]
@@ -589,11 +589,11 @@ fn an_owner_stands_in_a_queue_once_whatever_the_mode() {
     }
     bob.expect_nothing_yet();
     carol.expect_nothing_yet();
-    assert_eq!(server.line("k"), ["bob", "carol"]);
+    assert_eq!(server.waiting_owners("k"), ["bob", "carol"]);
 }
 
 #[test]
-fn inside_multi_and_scripts_nobody_waits_and_hand_overs_happen() {
+fn inside_multi_and_scripts_no_command_waits_and_hand_overs_happen() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "WRITE");
@@ -624,7 +624,7 @@ fn inside_multi_and_scripts_nobody_waits_and_hand_overs_happen() {
         (&"1".into(), &0.into())
     );
     erin.read().held();
-    assert!(server.line("k").is_empty());
+    assert!(server.waiting_owners("k").is_empty());
 }
 
 #[test]
@@ -686,7 +686,7 @@ fn a_read_that_cannot_be_delivered_leaves_those_granted_with_it() {
 fn sessions_hear_of_reads_and_writes_granted_and_timed_out() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     takes(&mut conn, "alice", "WRITE");
     assert_eq!(queues(&mut conn, "bob", "READ"), 1);
     assert_eq!(queues(&mut conn, "carol", "READ"), 2);
@@ -712,10 +712,10 @@ fn sessions_hear_of_reads_and_writes_granted_and_timed_out() {
 }
 
 #[test]
-fn sessions_hear_of_what_they_lost_and_each_reader_at_its_own_end() {
+fn sessions_are_told_of_lost_holds_and_each_reader_at_its_own_end() {
     let server = Server::start();
     let mut conn = server.connect();
-    let mut life = server.life_line("s");
+    let mut life = server.session_connection("s");
     takes(&mut conn, "other", "READ");
     conn.run("RLOCK.ACQUIRE k alice 60 READ SESSION s").held();
     let told = next_events(&mut life);
@@ -777,14 +777,14 @@ fn reads_and_writes_end_with_their_session() {
 fn one_mode_of_an_owner_ends_with_its_session_and_the_other_stays() {
     let server = Server::start();
     let mut conn = server.connect();
-    let life = server.life_line("s");
+    let life = server.session_connection("s");
     takes_for(&mut conn, "alice", "WRITE");
     takes(&mut conn, "alice", "READ");
     let mut bob = waits(&server, "bob", "READ");
     life.close();
     bob.read().held();
     assert_eq!(fields(&server, "k"), as_fields("mode=read alice=1 bob=1"));
-    let life = server.life_line("s");
+    let life = server.session_connection("s");
     assert_eq!(conn.run("RLOCK.RENEW k alice 30000 READ SESSION s"), 1);
     let mut carol = waits(&server, "carol", "WRITE");
     releases(&server, "bob", "READ");
@@ -835,7 +835,7 @@ fn a_server_that_becomes_a_replica_tells_its_readers_and_writers() {
         assert!(told.error().starts_with("UNBLOCKED "), "{told:?}");
     }
     assert_eq!(server.run("REPLICAOF NO ONE"), "OK");
-    assert!(server.line("k").is_empty());
+    assert!(server.waiting_owners("k").is_empty());
     let mut dave = waits(&server, "dave", "WRITE");
     releases(&server, "alice", "READ");
     dave.read().held();
@@ -890,7 +890,7 @@ fn nothing_is_written_while_clients_are_paused() {
 }
 
 #[test]
-fn a_full_line_refuses_readers_and_writers() {
+fn a_full_queue_refuses_readers_and_writers() {
     let server = Server::builder()
         .config("rlock.max-waiters-per-lock 2")
         .start();
