@@ -6,6 +6,7 @@ use crate::state::{self, Words};
 use rlock_core::{
     Count, FENCE_FIELD, Hash, MODE_FIELD, Now, ReadDepth, Stored, Task, Token, WRITER_SUFFIX,
 };
+use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
@@ -14,6 +15,8 @@ pub(crate) struct OpenLock<'a> {
     pub(crate) ctx: Ctx<'a>,
     pub(crate) name: Str<'a>,
     pub(crate) key: Key<'a>,
+    /// How many keys had expired when it was opened.
+    expired: Cell<u64>,
     pub(crate) words: Rc<Words>,
     /// Whether the key was written since it was opened.
     pub(crate) is_written: bool,
@@ -30,19 +33,33 @@ pub(crate) enum Access {
 
 impl<'a> OpenLock<'a> {
     pub(crate) fn open(ctx: Ctx<'a>, name: Str<'a>, access: Access) -> Self {
+        let (key, expired) = open_as_it_is(ctx, name, access);
         Self {
             ctx,
             name,
-            key: open_as_it_is(ctx, name, access),
+            key,
+            expired: Cell::new(expired),
             words: state::with(|state| Rc::clone(&state.words)),
             is_written: false,
             is_deleted: false,
         }
     }
 
-    /// Closes the key. What is known of the lock stays.
-    pub(crate) fn close(&mut self) {
-        self.key = Key::none();
+    /// Reads it. To look at a timeout key may delete it because it has expired, and whoever has heard
+    /// of that may have written this key: then what was read is out of date, and it is read again.
+    pub(crate) fn read<R>(&self, read: impl Fn(&Self) -> R) -> R {
+        let mut found = read(self);
+        for _ in 0..READ_ANEW_MAX {
+            // Opening it once more is what it may expire by, too.
+            self.key.take_up();
+            let expired = ffi::keys_expired();
+            if expired == self.expired.replace(expired) {
+                break;
+            }
+            self.key.set_aside();
+            found = read(self);
+        }
+        found
     }
 
     /// What is stored, as this owner sees it.
@@ -109,7 +126,7 @@ impl<'a> OpenLock<'a> {
 
     /// What is left of the present lease, as in [`Stored::ttl_ms`].
     pub(crate) fn ttl_ms(&self, now: Now) -> i64 {
-        self.load_for_holder().0.ttl_ms(now)
+        self.read(|lock| lock.load_for_holder().0.ttl_ms(now))
     }
 
     /// The `mode` field, which a read-write lock has.
@@ -173,13 +190,13 @@ impl<'a> OpenLock<'a> {
 
 /// Opens a key. If one has expired with that, whoever has heard of it may have written the key, and
 /// the handle does not know: it is opened once more.
-fn open_as_it_is<'a>(ctx: Ctx<'a>, name: Str<'a>, access: Access) -> Key<'a> {
+fn open_as_it_is<'a>(ctx: Ctx<'a>, name: Str<'a>, access: Access) -> (Key<'a>, u64) {
     let open = || match access {
         Access::Read => Key::open_to_read(ctx, name),
         Access::Write => Key::open_to_write(ctx, name),
     };
     let (mut before, mut key) = (ffi::keys_expired(), open());
-    for _ in 0..OPENED_ANEW_MAX {
+    for _ in 0..READ_ANEW_MAX {
         let after = ffi::keys_expired();
         if after == before {
             break;
@@ -188,12 +205,12 @@ fn open_as_it_is<'a>(ctx: Ctx<'a>, name: Str<'a>, access: Access) -> Key<'a> {
         drop(key);
         key = open();
     }
-    key
+    (key, before)
 }
 
-/// So often a key is opened that another module writes, with a lease that is over, whenever it
-/// expires.
-const OPENED_ANEW_MAX: usize = 1000;
+/// So often a key is opened and read that another module writes, with a lease that is over, whenever
+/// one expires.
+pub(crate) const READ_ANEW_MAX: usize = 1000;
 
 /// Of a hash with more owners than this, which we never write, the rest is not looked at.
 const HOLDERS_MAX: usize = 1000;

@@ -17,6 +17,8 @@ pub(crate) struct ReadWriteHash<'l, 'a> {
     lock: &'l OpenLock<'a>,
     mode: ModeField,
     ends_at: Option<i64>,
+    /// Whether to look at a timeout key may delete it, and make other modules write this one.
+    peek_may_expire: bool,
     /// How many timeout keys may be looked at yet.
     looks_left: Cell<usize>,
 }
@@ -41,6 +43,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             lock,
             mode,
             ends_at: lock.key.expires_at(),
+            peek_may_expire: Key::peek_may_expire(),
             looks_left: Cell::new(ReadWrite::TIMEOUTS_MAX),
         }
     }
@@ -187,6 +190,9 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
 
     fn timeout(&self, owner: &[u8], number: i64, with_token: bool) -> Option<Timeout> {
         let name = OwnedStr::new(&names::timeout_key(self.lock.name.bytes(), owner, number));
+        if self.peek_may_expire {
+            self.lock.key.set_aside();
+        }
         let key = Key::open_to_peek(self.lock.ctx, name.as_str());
         let token = match key.key_type() {
             KeyType::Missing => return None,
