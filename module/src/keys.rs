@@ -50,16 +50,21 @@ impl<'a> OpenLock<'a> {
     pub(crate) fn read<R>(&self, read: impl Fn(&Self) -> R) -> R {
         let mut found = read(self);
         for _ in 0..READ_ANEW_MAX {
-            // Opening it once more is what it may expire by, too.
-            self.key.take_up();
-            let expired = ffi::keys_expired();
-            if expired == self.expired.replace(expired) {
+            if self.is_up_to_date() {
                 break;
             }
+            self.expired.set(ffi::keys_expired());
             self.key.set_aside();
             found = read(self);
         }
         found
+    }
+
+    /// Whether no key has expired since it was opened. Then it is open.
+    pub(crate) fn is_up_to_date(&self) -> bool {
+        // It may expire by being opened again, too.
+        self.key.take_up();
+        self.expired.get() == ffi::keys_expired()
     }
 
     /// What is stored, as this owner sees it.
@@ -159,6 +164,19 @@ impl<'a> OpenLock<'a> {
     pub(crate) fn readers_gone(&self, scan: &Scan, gone: &mut Vec<Box<[u8]>>) -> bool {
         let mode = self.mode();
         mode.is_some_and(|mode| ReadWriteHash::new(self, &mode).readers_gone(scan, gone))
+    }
+
+    /// Of these fields of readers, those that are there and whose leases are over.
+    pub(crate) fn still_gone(&self, fields: &[Box<[u8]>]) -> Vec<Box<[u8]>> {
+        let Some(mode) = self.mode() else {
+            return Vec::new();
+        };
+        let hash = ReadWriteHash::new(self, &mode);
+        let gone = fields.iter().filter(|field| {
+            let value = self.key.hash_get_one(OwnedStr::new(field).as_str());
+            value.is_some_and(|value| hash.is_gone(field, value.as_str().bytes()))
+        });
+        gone.cloned().collect()
     }
 
     /// Of a read-write lock, the fields of its readers with their counts.

@@ -87,8 +87,9 @@ impl Step<'_, '_, '_> {
                 self.decide_and_tell(task, Read::Owners(&holders));
             }
             Purpose::Sweep => {
-                let gone = some_gone(&lock, task);
-                let effects = self.decide(task, Read::Owners(&gone));
+                let (readers, more) = some_gone(&lock, task);
+                let readers = &readers;
+                let effects = self.decide(task, Read::Gone { readers, more });
                 effects::carry_out(ctx, &mut [lock], owner, effects);
             }
             _ => {
@@ -169,16 +170,23 @@ impl Step<'_, '_, '_> {
 }
 
 /// Some of the readers that are gone, going on where the last sweep of this lock has stopped.
-fn some_gone(lock: &OpenLock<'_>, task: &Task) -> Vec<Box<[u8]>> {
+/// Whether there are more to be looked at.
+fn some_gone(lock: &OpenLock<'_>, task: &Task) -> (Vec<Box<[u8]>>, bool) {
+    let Subject::One(key, _) = &task.subject else {
+        return (Vec::new(), false);
+    };
+    let scan = state::with(|state| state.sweeps.remove(key));
+    let scan = scan.unwrap_or_else(Scan::begin);
     let mut gone = Vec::new();
-    if let Subject::One(key, _) = &task.subject {
-        let scan = state::with(|state| state.sweeps.remove(key));
-        let scan = scan.unwrap_or_else(Scan::begin);
-        if lock.readers_gone(&scan, &mut gone) {
-            state::with(|state| state.keep_sweep(key.clone(), scan));
-        }
+    let more = lock.readers_gone(&scan, &mut gone);
+    if more {
+        state::with(|state| state.keep_sweep(key.clone(), scan));
     }
-    gone
+    if !lock.is_up_to_date() {
+        // A walk cannot be gone twice, so those that it found are looked at once more.
+        gone = lock.read(|lock| lock.still_gone(&gone));
+    }
+    (gone, more)
 }
 
 fn access(purpose: Purpose) -> Access {

@@ -316,7 +316,6 @@ fn the_last_readers_release_lets_a_writer_in_beside_a_reader_whose_timeout_key_w
 }
 
 #[test]
-#[ignore = "known: dead readers beyond 50,000 count as alive"]
 fn a_writer_comes_in_although_fifty_thousand_readers_never_released() {
     let server = Server::start();
     let mut conn = server.connect();
