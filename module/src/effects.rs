@@ -31,9 +31,13 @@ pub(crate) fn tell_all(effects: Vec<Effect>) {
     keep_list(effects);
 }
 
-/// Walks the effects. First everything is written, in the keyspace and to replicas; then the keys
-/// are closed; then the world hears of it. A module that listens to our events may do anything to
-/// the keys, and must find the whole change made and no handle of ours open.
+/// Walks the effects. First everything is written, in the keyspace and to replicas; then the world
+/// hears of it. A module that listens to our events may do anything to the keys, and must find the
+/// whole change made and no handle of ours open.
+///
+/// Timeout keys are written last, with the locks' own keys closed. One that is there already may
+/// have expired, and others hear of that at once: whatever they do to the lock then comes after
+/// what is written here.
 pub(crate) fn carry_out(
     ctx: Ctx<'_>,
     locks: &mut [OpenLock<'_>],
@@ -48,14 +52,15 @@ pub(crate) fn carry_out(
         if let Effect::Write { lock, write } = effect
             && let Some(lock) = locks.get_mut(*lock)
         {
-            lock.is_written |= carry_out_write(lock, caller, write, &mut side_keys);
+            lock.is_written |= carry_out_write(lock, caller, write);
         }
     }
-    for lock in locks.iter_mut() {
-        lock.close();
-        if lock.is_written {
-            ctx.signal_modified(lock.name);
-        }
+    for lock in locks.iter() {
+        lock.key.set_aside();
+    }
+    write_timeout_keys(locks, caller, &effects, &mut side_keys);
+    for lock in locks.iter().filter(|lock| lock.is_written) {
+        ctx.signal_modified(lock.name);
     }
     for (key, events) in &side_keys {
         ctx.signal_modified(key.as_str());
@@ -188,13 +193,8 @@ const EVENTS_OF_SET: &[(EventClass, &CStr)] = &[
 ];
 const EVENTS_OF_DEL: &[(EventClass, &CStr)] = &[(EventClass::Generic, c"del")];
 
-/// Writes into the keyspace and to replicas. Whether the lock's own key changed.
-fn carry_out_write(
-    lock: &mut OpenLock<'_>,
-    caller: Str<'_>,
-    write: &Write,
-    side_keys: &mut SideKeys,
-) -> bool {
+/// Writes into the lock's own key and to replicas. Whether that changed it.
+fn carry_out_write(lock: &mut OpenLock<'_>, caller: Str<'_>, write: &Write) -> bool {
     let (ctx, name) = (lock.ctx, lock.name);
     match write {
         Write::Set(first, second) => set(lock, caller, first, second.as_ref()),
@@ -212,34 +212,75 @@ fn carry_out_write(
             lock.key.delete();
             ctx.replicate_del(name);
         }
-        Write::SetTimeout(key, value, at) => {
-            let words = Rc::clone(&lock.words);
-            let (key, value) = (
-                timeout_key(lock, key, caller),
-                Word::of_value(*value, &words),
-            );
-            let at_text = Value::Number(*at).text();
-            let mut open = Key::open_to_write(ctx, key.as_str());
-            open.set_string(value.as_str());
-            open.set_expires_at(*at);
-            ctx.replicate_set(key.as_str(), value.as_str(), at_text.bytes());
-            drop(open);
-            side_keys.push((key, EVENTS_OF_SET));
-            return false;
-        }
-        Write::DeleteTimeout(key) => {
-            let key = timeout_key(lock, key, caller);
-            let mut open = Key::open_to_write(ctx, key.as_str());
-            if open.key_type() != KeyType::Missing {
-                open.delete();
-                ctx.replicate_del(key.as_str());
-                drop(open);
-                side_keys.push((key, EVENTS_OF_DEL));
-            }
-            return false;
-        }
+        Write::SetTimeout(..) | Write::DeleteTimeout(_) => return false,
     }
     true
+}
+
+/// Writes all the timeout keys of readers among the effects.
+fn write_timeout_keys(
+    locks: &[OpenLock<'_>],
+    caller: Str<'_>,
+    effects: &[Effect],
+    side_keys: &mut SideKeys,
+) {
+    let mut unfinished = None;
+    for effect in effects {
+        if let Effect::Write { lock, write } = effect
+            && let Write::SetTimeout(key, ..) | Write::DeleteTimeout(key) = write
+            && let Some(lock) = locks.get(*lock)
+        {
+            unfinished.get_or_insert_with(Unfinished::begin);
+            let key = timeout_key(lock, key, caller);
+            if let Some(events) = write_timeout_key(lock, key.as_str(), write) {
+                side_keys.push((key, events));
+            }
+        }
+    }
+}
+
+/// The events of what was written; none if nothing was.
+fn write_timeout_key(
+    lock: &OpenLock<'_>,
+    key: Str<'_>,
+    write: &Write,
+) -> Option<&'static [(EventClass, &'static CStr)]> {
+    let mut open = Key::open_to_write(lock.ctx, key);
+    match write {
+        Write::SetTimeout(_, value, at) => {
+            let words = Rc::clone(&lock.words);
+            let value = Word::of_value(*value, &words);
+            let at_text = Value::Number(*at).text();
+            open.set_string(value.as_str());
+            open.set_expires_at(*at);
+            let ctx = lock.ctx;
+            ctx.replicate_set(key, value.as_str(), at_text.bytes());
+            Some(EVENTS_OF_SET)
+        }
+        _ if open.key_type() != KeyType::Missing => {
+            open.delete();
+            lock.ctx.replicate_del(key);
+            Some(EVENTS_OF_DEL)
+        }
+        _ => None,
+    }
+}
+
+/// While it lives, readers have fields whose timeout keys are not written yet: they would be taken
+/// for readers whose leases are over. A command that another module sends in between is not decided.
+struct Unfinished;
+
+impl Unfinished {
+    fn begin() -> Self {
+        state::with(|state| state.is_unfinished = true);
+        Self
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        state::with(|state| state.is_unfinished = false);
+    }
 }
 
 fn timeout_key(lock: &OpenLock<'_>, key: &TimeoutKey, caller: Str<'_>) -> OwnedStr {

@@ -6,6 +6,7 @@ use crate::state::{self, Words};
 use rlock_core::{
     Count, FENCE_FIELD, Hash, MODE_FIELD, Now, ReadDepth, Stored, Task, Token, WRITER_SUFFIX,
 };
+use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
@@ -14,6 +15,8 @@ pub(crate) struct OpenLock<'a> {
     pub(crate) ctx: Ctx<'a>,
     pub(crate) name: Str<'a>,
     pub(crate) key: Key<'a>,
+    /// How many keys had expired when it was opened.
+    expired: Cell<u64>,
     pub(crate) words: Rc<Words>,
     /// Whether the key was written since it was opened.
     pub(crate) is_written: bool,
@@ -30,19 +33,38 @@ pub(crate) enum Access {
 
 impl<'a> OpenLock<'a> {
     pub(crate) fn open(ctx: Ctx<'a>, name: Str<'a>, access: Access) -> Self {
+        let (key, expired) = open_as_it_is(ctx, name, access);
         Self {
             ctx,
             name,
-            key: open_as_it_is(ctx, name, access),
+            key,
+            expired: Cell::new(expired),
             words: state::with(|state| Rc::clone(&state.words)),
             is_written: false,
             is_deleted: false,
         }
     }
 
-    /// Closes the key. What is known of the lock stays.
-    pub(crate) fn close(&mut self) {
-        self.key = Key::none();
+    /// Reads it. To look at a timeout key may delete it because it has expired, and whoever has heard
+    /// of that may have written this key: then what was read is out of date, and it is read again.
+    pub(crate) fn read<R>(&self, read: impl Fn(&Self) -> R) -> R {
+        let mut found = read(self);
+        for _ in 0..READ_ANEW_MAX {
+            if self.is_up_to_date() {
+                break;
+            }
+            self.expired.set(ffi::keys_expired());
+            self.key.set_aside();
+            found = read(self);
+        }
+        found
+    }
+
+    /// Whether no key has expired since it was opened. Then it is open.
+    pub(crate) fn is_up_to_date(&self) -> bool {
+        // It may expire by being opened again, too.
+        self.key.take_up();
+        self.expired.get() == ffi::keys_expired()
     }
 
     /// What is stored, as this owner sees it.
@@ -109,7 +131,7 @@ impl<'a> OpenLock<'a> {
 
     /// What is left of the present lease, as in [`Stored::ttl_ms`].
     pub(crate) fn ttl_ms(&self, now: Now) -> i64 {
-        self.load_for_holder().0.ttl_ms(now)
+        self.read(|lock| lock.load_for_holder().0.ttl_ms(now))
     }
 
     /// The `mode` field, which a read-write lock has.
@@ -144,6 +166,19 @@ impl<'a> OpenLock<'a> {
         mode.is_some_and(|mode| ReadWriteHash::new(self, &mode).readers_gone(scan, gone))
     }
 
+    /// Of these fields of readers, those that are there and whose leases are over.
+    pub(crate) fn still_gone(&self, fields: &[Box<[u8]>]) -> Vec<Box<[u8]>> {
+        let Some(mode) = self.mode() else {
+            return Vec::new();
+        };
+        let hash = ReadWriteHash::new(self, &mode);
+        let gone = fields.iter().filter(|field| {
+            let value = self.key.hash_get_one(OwnedStr::new(field).as_str());
+            value.is_some_and(|value| hash.is_gone(field, value.as_str().bytes()))
+        });
+        gone.cloned().collect()
+    }
+
     /// Of a read-write lock, the fields of its readers with their counts.
     pub(crate) fn reader_fields(&self) -> Vec<(Box<[u8]>, Count)> {
         let mut readers = Vec::new();
@@ -173,13 +208,13 @@ impl<'a> OpenLock<'a> {
 
 /// Opens a key. If one has expired with that, whoever has heard of it may have written the key, and
 /// the handle does not know: it is opened once more.
-fn open_as_it_is<'a>(ctx: Ctx<'a>, name: Str<'a>, access: Access) -> Key<'a> {
+fn open_as_it_is<'a>(ctx: Ctx<'a>, name: Str<'a>, access: Access) -> (Key<'a>, u64) {
     let open = || match access {
         Access::Read => Key::open_to_read(ctx, name),
         Access::Write => Key::open_to_write(ctx, name),
     };
     let (mut before, mut key) = (ffi::keys_expired(), open());
-    for _ in 0..OPENED_ANEW_MAX {
+    for _ in 0..READ_ANEW_MAX {
         let after = ffi::keys_expired();
         if after == before {
             break;
@@ -188,12 +223,12 @@ fn open_as_it_is<'a>(ctx: Ctx<'a>, name: Str<'a>, access: Access) -> Key<'a> {
         drop(key);
         key = open();
     }
-    key
+    (key, before)
 }
 
-/// So often a key is opened that another module writes, with a lease that is over, whenever it
-/// expires.
-const OPENED_ANEW_MAX: usize = 1000;
+/// So often a key is opened and read that another module writes, with a lease that is over, whenever
+/// one expires.
+pub(crate) const READ_ANEW_MAX: usize = 1000;
 
 /// Of a hash with more owners than this, which we never write, the rest is not looked at.
 const HOLDERS_MAX: usize = 1000;

@@ -17,8 +17,12 @@ pub(crate) struct ReadWriteHash<'l, 'a> {
     lock: &'l OpenLock<'a>,
     mode: ModeField,
     ends_at: Option<i64>,
+    /// Whether to look at a timeout key may delete it, and make other modules write this one.
+    peek_may_expire: bool,
     /// How many timeout keys may be looked at yet.
     looks_left: Cell<usize>,
+    /// Whether somebody could not be looked at because of that.
+    is_partial: Cell<bool>,
 }
 
 /// What the `mode` field says.
@@ -41,7 +45,9 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             lock,
             mode,
             ends_at: lock.key.expires_at(),
+            peek_may_expire: Key::peek_may_expire(),
             looks_left: Cell::new(ReadWrite::TIMEOUTS_MAX),
+            is_partial: Cell::new(false),
         }
     }
 
@@ -86,6 +92,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             own_read,
             others_read: others.read,
             ends_at: self.ends_at,
+            is_partial: self.is_partial.get(),
         })
     }
 
@@ -158,6 +165,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         let mut hold: Option<ReadHold> = None;
         for number in (1..=last).rev().take(timeouts_max) {
             let Some(looks_left) = self.looks_left.get().checked_sub(1) else {
+                self.is_partial.set(true);
                 return hold.or(Some(untold));
             };
             self.looks_left.set(looks_left);
@@ -187,6 +195,9 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
 
     fn timeout(&self, owner: &[u8], number: i64, with_token: bool) -> Option<Timeout> {
         let name = OwnedStr::new(&names::timeout_key(self.lock.name.bytes(), owner, number));
+        if self.peek_may_expire {
+            self.lock.key.set_aside();
+        }
         let key = Key::open_to_peek(self.lock.ctx, name.as_str());
         let token = match key.key_type() {
             KeyType::Missing => return None,
@@ -241,19 +252,22 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             looked_at = looked_at.saturating_add(1);
             let is_reader =
                 field != FENCE_FIELD && field != MODE_FIELD && !field.ends_with(WRITER_SUFFIX);
-            if is_reader
-                && self
-                    .read_hold(field, Count::from_field(value), false, usize::MAX, false)
-                    .is_none()
-            {
+            if is_reader && self.is_gone(field, value) {
                 gone.push(field.into());
             }
-            go_on_if(looked_at < SWEPT_AT_ONCE)
+            go_on_if(looked_at < SWEPT_AT_ONCE && !self.is_partial.get())
         })
+    }
+
+    /// Whether a reader with this value in its field has no lease that is not over.
+    pub(crate) fn is_gone(&self, reader: &[u8], value: &[u8]) -> bool {
+        let count = Count::from_field(value);
+        self.read_hold(reader, count, false, usize::MAX, false)
+            .is_none()
     }
 }
 
-/// In one sweep so many readers are looked at, each by its timeout key.
+/// In one sweep so many readers are looked at, each by its timeout keys.
 const SWEPT_AT_ONCE: usize = 1000;
 
 /// A hold of a read-write lock: for INFO and the deadlock check.

@@ -3,8 +3,8 @@
 use crate::ffi::{Handle, OwnedStr, Scan, ServerLocked};
 use crate::pump::Armed;
 use rlock_core::{
-    Effect, FENCE_FIELD, Grant, LockKey, LockRef, Locks, MODE_FIELD, Mode, SessionId, WaitOutcome,
-    WaiterId,
+    Effect, FENCE_FIELD, Grant, LockKey, LockRef, Locks, MODE_FIELD, Mode, Now, SessionId, Task,
+    Turn, WaitOutcome, WaiterId,
 };
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -41,6 +41,8 @@ pub(crate) struct State {
     pub(crate) wall_ahead_ms: Option<i64>,
     /// Whether the timer is at work.
     pub(crate) pumping: bool,
+    /// Whether a decision is written in part only.
+    pub(crate) is_unfinished: bool,
     /// Whether we listen to changed keys.
     pub(crate) hears_key_events: bool,
     /// Whether we listen to clients that disconnect.
@@ -155,6 +157,15 @@ impl Undelivered {
 }
 
 impl State {
+    /// What a turn is to read next. Nothing while another's decision is being written.
+    #[inline]
+    pub(crate) fn next_task(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
+        if self.is_unfinished {
+            return None;
+        }
+        self.locks.next_task(turn, now)
+    }
+
     /// We are about to emit an event of this key. Whether we listen to such events.
     pub(crate) fn begin_own_event(&mut self, key: &[u8]) -> bool {
         self.own_event = self.hears_key_events.then(|| key.as_ptr().addr());

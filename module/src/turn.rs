@@ -3,8 +3,8 @@
 //! Who starts a turn is a command, or the timer in `pump`. What comes next, and in which order, the
 //! core says.
 
-use crate::ffi::{Ctx, OwnedStr, Presence, Scan, Str};
-use crate::keys::{Access, OpenLock};
+use crate::ffi::{self, Ctx, OwnedStr, Presence, Scan, Str};
+use crate::keys::{Access, OpenLock, READ_ANEW_MAX};
 use crate::read_write::slot_is_settled;
 use crate::{clock, cluster, effects, pump, state};
 use rlock_core::{Effect, LockKey, Mode, Now, Purpose, Read, Stored, Subject, Task, Turn};
@@ -20,11 +20,11 @@ pub(crate) enum Named<'a> {
     Several(&'a [Str<'a>], Str<'a>),
 }
 
-/// Does what there is to do in a turn.
+/// Does what there is to do in a turn: nothing while another turn's decision is being written.
 pub(crate) fn run(ctx: Ctx<'_>, turn: &mut Turn<'_>, given: Named<'_>) {
     let (mut now, mut is_first, mut roams) = (clock::now(), true, false);
     let db = ctx.db();
-    while let Some(task) = state::with(|state| state.locks.next_task(turn, now)) {
+    while let Some(task) = state::with(|state| state.next_task(turn, now)) {
         if !std::mem::take(&mut is_first) {
             now = clock::now();
         }
@@ -82,18 +82,22 @@ impl Step<'_, '_, '_> {
         let lock = OpenLock::open(ctx, name, access(purpose));
         match purpose {
             Purpose::Holders => {
-                let holders = lock.holders();
+                let holders = lock.read(OpenLock::holders);
                 drop(lock);
                 self.decide_and_tell(task, Read::Owners(&holders));
             }
             Purpose::Sweep => {
-                let gone = some_gone(&lock, task);
-                let effects = self.decide(task, Read::Owners(&gone));
+                let (readers, more) = some_gone(&lock, task);
+                let readers = &readers;
+                let effects = self.decide(task, Read::Gone { readers, more });
                 effects::carry_out(ctx, &mut [lock], owner, effects);
             }
             _ => {
-                let stored = lock.load(owner, task);
-                let read = if is_whole(ctx, purpose, name, &stored) {
+                let (stored, is_whole) = lock.read(|lock| {
+                    let stored = lock.load(owner, task);
+                    (stored, is_whole(lock, purpose, &stored))
+                });
+                let read = if is_whole {
                     Read::One(&stored)
                 } else {
                     Read::Unknown
@@ -107,11 +111,10 @@ impl Step<'_, '_, '_> {
     /// A lock whoever holds it.
     fn whoever(mut self, task: &Task, name: Str<'_>) {
         let lock = OpenLock::open(self.ctx, name, Access::Write);
-        let (stored, _) = lock.load_for_holder();
-        let readers = match stored {
-            Stored::ReadWrite(_) => lock.reader_fields(),
-            _ => Vec::new(),
-        };
+        let (stored, readers) = lock.read(|lock| match lock.load_for_holder() {
+            (stored @ Stored::ReadWrite(_), _) => (stored, lock.reader_fields()),
+            (stored, _) => (stored, Vec::new()),
+        });
         let effects = self.decide(task, Read::Holds(stored, &readers));
         effects::carry_out(self.ctx, &mut [lock], name, effects);
     }
@@ -124,17 +127,26 @@ impl Step<'_, '_, '_> {
                 return self.decide_and_tell(task, Read::NotHere(place));
             }
         }
-        // A key that has expired is deleted when it is opened, and whoever listens to that may do
-        // anything to the others: so first all of them are opened once, and only then to be read
-        // and written by one handle each. (Redis 7.0 looks at the clock each time.)
-        for name in names {
-            drop(OpenLock::open(ctx, *name, access));
+        let read = || {
+            // One key at a time is open while they are read. A key that has expired is deleted when
+            // it is opened or looked at, and whoever listens to that may do anything to the others.
+            let load = |name| OpenLock::open(ctx, name, access).read(|lock| lock.load(owner, task));
+            let stored: Vec<Stored> = names.iter().copied().map(load).collect();
+            let open = |name| OpenLock::open(ctx, name, access);
+            let locks: Vec<OpenLock<'_>> = names.iter().copied().map(open).collect();
+            (stored, locks)
+        };
+        let (mut before, mut found) = (ffi::keys_expired(), read());
+        for _ in 0..READ_ANEW_MAX {
+            let after = ffi::keys_expired();
+            if after == before {
+                break;
+            }
+            before = after;
+            found.1.clear();
+            found = read();
         }
-        let mut locks: Vec<OpenLock<'_>> = names
-            .iter()
-            .map(|name| OpenLock::open(ctx, *name, access))
-            .collect();
-        let stored: Vec<Stored> = locks.iter().map(|lock| lock.load(owner, task)).collect();
+        let (stored, mut locks) = found;
         let effects = self.decide(task, Read::Several(&stored));
         effects::carry_out(ctx, &mut locks, owner, effects);
     }
@@ -158,16 +170,23 @@ impl Step<'_, '_, '_> {
 }
 
 /// Some of the readers that are gone, going on where the last sweep of this lock has stopped.
-fn some_gone(lock: &OpenLock<'_>, task: &Task) -> Vec<Box<[u8]>> {
+/// Whether there are more to be looked at.
+fn some_gone(lock: &OpenLock<'_>, task: &Task) -> (Vec<Box<[u8]>>, bool) {
+    let Subject::One(key, _) = &task.subject else {
+        return (Vec::new(), false);
+    };
+    let scan = state::with(|state| state.sweeps.remove(key));
+    let scan = scan.unwrap_or_else(Scan::begin);
     let mut gone = Vec::new();
-    if let Subject::One(key, _) = &task.subject {
-        let scan = state::with(|state| state.sweeps.remove(key));
-        let scan = scan.unwrap_or_else(Scan::begin);
-        if lock.readers_gone(&scan, &mut gone) {
-            state::with(|state| state.keep_sweep(key.clone(), scan));
-        }
+    let more = lock.readers_gone(&scan, &mut gone);
+    if more {
+        state::with(|state| state.keep_sweep(key.clone(), scan));
     }
-    gone
+    if !lock.is_up_to_date() {
+        // A walk cannot be gone twice, so those that it found are looked at once more.
+        gone = lock.read(|lock| lock.still_gone(&gone));
+    }
+    (gone, more)
 }
 
 fn access(purpose: Purpose) -> Access {
@@ -218,11 +237,16 @@ fn not_here(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>) -> Option<Read<'stati
 
 /// Whether what is stored of a lock that somebody waits for is all there is of it. A read-write
 /// lock is in several keys, and while its slot moves some of them may be elsewhere.
-fn is_whole(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>, stored: &Stored) -> bool {
+fn is_whole(lock: &OpenLock<'_>, purpose: Purpose, stored: &Stored) -> bool {
     let Purpose::Reconcile(mode) = purpose else {
         return true;
     };
     let of_several_keys =
         mode != Mode::Plain || matches!(stored, Stored::NoHolder | Stored::ReadWrite(_));
-    !ctx.in_cluster() || !of_several_keys || slot_is_settled(ctx, name.bytes())
+    if !lock.ctx.in_cluster() || !of_several_keys {
+        return true;
+    }
+    // The server is asked about other keys, which somebody may have written, with an end.
+    lock.key.set_aside();
+    slot_is_settled(lock.ctx, lock.name.bytes())
 }

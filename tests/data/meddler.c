@@ -28,12 +28,13 @@ static void (*FreeCallReply)(CallReply *);
 static int (*ReplyWithLongLong)(Context *, long long);
 static const char *(*StringPtrLen)(const String *, size_t *);
 static String *(*CreateStringFromString)(Context *, const String *);
+static void (*FreeString)(Context *, String *);
 static int (*SelectDb)(Context *, int);
 static int (*GetSelectedDb)(Context *);
 static int (*SubscribeToKeyspaceEvents)(Context *, int, Listener);
 
 static String *words[64];
-static int count = 0;
+static int count = 0, kept = 0;
 static long long done = 0;
 
 static const char *text(int at) { return StringPtrLen(words[at], NULL); }
@@ -53,9 +54,11 @@ static int on_event(Context *context, int type, const char *event, String *key) 
 }
 
 static int on(Context *context, String **arguments, int number) {
+    while (kept > 0) FreeString(NULL, words[--kept]);
     count = 0;
     for (int at = 1; at < number && at < 64; at++)
         words[count++] = CreateStringFromString(NULL, arguments[at]);
+    kept = count;
     return ReplyWithLongLong(context, done);
 }
 
@@ -77,6 +80,7 @@ int RedisModule_OnLoad(Context *context, String **arguments, int number) {
     find("RedisModule_ReplyWithLongLong", &ReplyWithLongLong);
     find("RedisModule_StringPtrLen", &StringPtrLen);
     find("RedisModule_CreateStringFromString", &CreateStringFromString);
+    find("RedisModule_FreeString", &FreeString);
     find("RedisModule_SelectDb", &SelectDb);
     find("RedisModule_GetSelectedDb", &GetSelectedDb);
     find("RedisModule_SubscribeToKeyspaceEvents", &SubscribeToKeyspaceEvents);

@@ -738,39 +738,39 @@ fn replicas_are_told_plain_commands_with_absolute_times() {
     let hash = ["HSET k mode read", "HSET k alice 1"]
         .map(str::to_owned)
         .to_vec();
-    let expected = [hash, vec![set(&mut conn, 1, token), end(&mut conn)]].concat();
+    let expected = [hash, vec![end(&mut conn), set(&mut conn, 1, token)]].concat();
     assert_eq!(news, transaction(expected));
 
     let news = told(&mut conn, "RLOCK.ACQUIRE k alice 60000 READ");
     let expected = [
         "HSET k alice 2".to_owned(),
-        set(&mut conn, 2, token),
         end(&mut conn),
+        set(&mut conn, 2, token),
     ];
     assert_eq!(news, transaction(expected));
 
     let news = told(&mut conn, "RLOCK.RENEW k alice 50000 READ");
     let expected = [
+        end(&mut conn),
         set(&mut conn, 1, token),
         set(&mut conn, 2, token),
-        end(&mut conn),
     ];
     assert_eq!(news, transaction(expected));
 
     let news = told(&mut conn, "RLOCK.RELEASE k alice READ LEASE 20000");
     let expected = [
-        format!("DEL {}", timeout("alice", 2)),
         "HSET k alice 1".to_owned(),
-        set(&mut conn, 1, token),
         end(&mut conn),
+        format!("DEL {}", timeout("alice", 2)),
+        set(&mut conn, 1, token),
     ];
     assert_eq!(news, transaction(expected));
 
     let news = told(&mut conn, "RLOCK.RELEASE k alice READ");
     let message = |text: &str| format!("PUBLISH redisson_rwlock:{{k}} {text}");
     let expected = [
-        format!("DEL {}", timeout("alice", 1)),
         "DEL k".to_owned(),
+        format!("DEL {}", timeout("alice", 1)),
         message("0"),
     ];
     assert_eq!(news, transaction(expected));

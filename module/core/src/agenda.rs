@@ -1,5 +1,6 @@
 //! What is to be done next: within the present turn, and outside of any command.
 
+use crate::Now;
 use crate::multi::MultiId;
 use crate::table::{LockKey, LockRef, RecordId};
 use std::collections::VecDeque;
@@ -23,10 +24,29 @@ pub(crate) struct Agenda {
     later: VecDeque<Job>,
     /// A read-write lock from whose hash fields of readers that are gone are to be taken out.
     sweep: Option<LockKey>,
+    /// Read-write locks with so many readers that not all could be looked at. Those who are gone are
+    /// taken out of their hashes, some at a time.
+    crowded: VecDeque<Crowded>,
+    /// When some may be taken out again, on the monotonic clock.
+    next_clearing: i64,
     /// How many writers' tokens are to be looked at, and after which one.
     writers_to_check: usize,
     last_writer: Option<(i64, RecordId)>,
 }
+
+/// A read-write lock whose readers are looked at one after the other.
+#[derive(Debug)]
+struct Crowded {
+    lock: LockKey,
+    /// Whether one was gone.
+    any_gone: bool,
+}
+
+/// Of crowded locks one is swept so often, in part: that takes a millisecond or two.
+const CLEARED_EVERY_MS: i64 = 10;
+
+/// No more crowded locks than this are on the list: others come onto it when they are read again.
+const CROWDED_MAX: usize = 1000;
 
 impl Agenda {
     pub(crate) fn is_empty(&self) -> bool {
@@ -40,6 +60,7 @@ impl Agenda {
 
     /// Forgets all of it. Returns the waits for several locks that were to be looked at.
     pub(crate) fn clear(&mut self) -> Vec<MultiId> {
+        self.crowded.clear();
         let jobs = self.now.drain(..).chain(self.later.drain(..));
         let multi = |job| match job {
             Job::Multi(multi) => Some(multi),
@@ -74,6 +95,42 @@ impl Agenda {
 
     pub(crate) fn swept(&mut self) {
         self.sweep = None;
+    }
+
+    /// Not all readers of a lock could be looked at.
+    pub(crate) fn add_crowded(&mut self, lock: LockKey) {
+        let is_known = self.crowded.iter().any(|crowded| crowded.lock == lock);
+        if !is_known && self.crowded.len() < CROWDED_MAX {
+            let any_gone = false;
+            self.crowded.push_back(Crowded { lock, any_gone });
+        }
+    }
+
+    /// When the next crowded lock is to be swept, on the monotonic clock.
+    pub(crate) fn next_clearing(&self) -> Option<i64> {
+        (!self.crowded.is_empty()).then_some(self.next_clearing)
+    }
+
+    /// The crowded lock that is to be swept now.
+    pub(crate) fn crowded(&self, now: Now) -> Option<&LockKey> {
+        let first = self.crowded.front()?;
+        (now.mono_ms >= self.next_clearing).then_some(&first.lock)
+    }
+
+    /// Some of a lock's readers were looked at. True if it is a crowded lock, these were the last of
+    /// them, and since it came onto the list some were gone.
+    pub(crate) fn cleared(&mut self, lock: &LockKey, any_gone: bool, more: bool, now: Now) -> bool {
+        let place = self.crowded.iter().position(|of| of.lock == *lock);
+        let Some(mut crowded) = place.and_then(|place| self.crowded.remove(place)) else {
+            return false;
+        };
+        self.next_clearing = now.mono_ms.saturating_add(CLEARED_EVERY_MS);
+        crowded.any_gone |= any_gone;
+        if !more {
+            return crowded.any_gone;
+        }
+        self.crowded.push_back(crowded);
+        false
     }
 
     /// A writer has begun: others, whose holds may be gone, are to be looked at.

@@ -138,8 +138,10 @@ impl Locks {
         let check = self.holds.next_check();
         let check = check.map(|at| at.saturating_sub(now.wall_ms()));
         let session = self.sessions.next_deadline();
-        let session = session.map(|at| at.saturating_sub(now.mono_ms));
-        let others = check.into_iter().chain(session).map(|left| left.max(0));
+        let clearing = self.agenda.next_clearing();
+        let others = session.into_iter().chain(clearing);
+        let others = others.map(|at| at.saturating_sub(now.mono_ms));
+        let others = others.chain(check).map(|left| left.max(0));
         others.chain(self.table.next_deadline(now)).min()
     }
 

@@ -144,12 +144,15 @@ pub struct ReadWrite {
     pub others_read: Option<i64>,
     /// When the key expires, in milliseconds of the wall clock; none if never.
     pub ends_at: Option<i64>,
+    /// Whether there are readers beyond [`Self::TIMEOUTS_MAX`], who may be gone.
+    pub is_partial: bool,
 }
 
 impl ReadWrite {
     /// In one look at a lock no more timeout keys are looked at than this, the latest of each
-    /// reader first; readers beyond are taken to read for as long as the key lives. A field can
-    /// claim any number of them, and must not keep the server busy.
+    /// reader first; readers beyond are taken to read for as long as the key lives, until those who
+    /// are gone are taken out of the hash. A field can claim any number of timeout keys, and must
+    /// not keep the server busy.
     pub const TIMEOUTS_MAX: usize = 50_000;
 
     /// How the lock is held.

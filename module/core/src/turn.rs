@@ -182,8 +182,15 @@ pub enum Read<'a> {
     Several(&'a [Stored]),
     /// For BREAK: what is stored, and of a read-write lock the fields of its readers.
     Holds(Stored, &'a [(Box<[u8]>, Count)]),
-    /// Those who hold it; or for a sweep, the readers that are gone.
+    /// Those who hold it.
     Owners(&'a [Box<[u8]>]),
+    /// For a sweep: the readers that are gone, among those it has looked at.
+    Gone {
+        /// Their fields.
+        readers: &'a [Box<[u8]>],
+        /// Whether the next sweep goes on with others, or from the start.
+        more: bool,
+    },
     /// The key is served by another node, where the clients are to go.
     Elsewhere(CommandError),
     /// Of several, the one at this place is not served here.
@@ -511,7 +518,7 @@ impl Locks {
             Phase::Drain => {
                 let next = self.next_now(turn, now);
                 let next = next.or_else(|| self.next_later(turn, now));
-                next.or_else(|| self.next_upkeep())
+                next.or_else(|| self.next_upkeep(turn, now))
             }
         }
     }
@@ -673,8 +680,9 @@ impl Locks {
     }
 
     /// What keeps hashes and our own memory from growing without bound.
-    fn next_upkeep(&mut self) -> Option<Task> {
-        if let Some(lock) = self.agenda.sweep().cloned() {
+    fn next_upkeep(&mut self, turn: &Turn<'_>, now: Now) -> Option<Task> {
+        let crowded = || self.agenda.crowded(now).filter(|_| turn.is_timer);
+        if let Some(lock) = self.agenda.sweep().or_else(crowded).cloned() {
             let subject = Subject::One(lock, Rc::from([]));
             return Some(self.task(subject, ReadDepth::Brief, Purpose::Sweep));
         }
@@ -716,6 +724,11 @@ impl Locks {
         if !matches!(task.purpose, Purpose::Command | Purpose::Holders) {
             turn.budget.spend(now);
         }
+        if let Read::One(Stored::ReadWrite(hash)) = &read
+            && hash.is_partial
+        {
+            self.sweep_all(turn, &task.subject);
+        }
         match (task.purpose, &task.subject) {
             (Purpose::Command, _) => self.decide_command(turn, read, now, effects),
             (Purpose::Holders, _) => self.decide_search(turn, &read),
@@ -734,10 +747,7 @@ impl Locks {
                 self.decide_hold(lock, &read, now, effects);
             }
             (Purpose::Sweep, Subject::One(lock, _)) => {
-                self.agenda.swept();
-                if let Read::Owners(gone) = read {
-                    self.decision(lock.as_ref(), 0, now, effects).sweep(gone);
-                }
+                self.decide_sweep(lock, &read, now, effects);
             }
             (Purpose::CheckWriter, Subject::One(lock, owner)) => {
                 self.decide_writer(lock, owner, &read);
@@ -1012,6 +1022,38 @@ impl Locks {
         let why = WaitOutcome::NotAcquired { ttl_ms };
         if self.dismiss(id, why, effects).is_some() {
             count(&mut self.counters.timeouts);
+        }
+    }
+
+    /// So many readers never released that those who are left cannot be told from them in one look.
+    fn sweep_all(&mut self, turn: &Turn<'_>, subject: &Subject) {
+        let lock = match (subject, turn.command.map(|command| command.keys())) {
+            (Subject::One(lock, _), _) => lock.clone(),
+            (Subject::Command, Some(Keys::One(name))) => {
+                LockKey::from(LockRef { db: turn.db, name })
+            }
+            _ => return,
+        };
+        self.agenda.add_crowded(lock);
+    }
+
+    fn decide_sweep(
+        &mut self,
+        lock: &LockKey,
+        read: &Read<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.agenda.swept();
+        let (gone, more) = match read {
+            Read::Gone { readers, more } => (*readers, *more),
+            _ => (&[][..], false),
+        };
+        self.decision(lock.as_ref(), 0, now, effects).sweep(gone);
+        if self.agenda.cleared(lock, !gone.is_empty(), more, now)
+            && let Some(queue) = self.table.queue(lock.as_ref())
+        {
+            self.mark_queue(queue);
         }
     }
 

@@ -42,7 +42,7 @@ impl Command for Info {
             name: name.bytes(),
         };
         let queue = state::with(|state| state.locks.queue(at, now));
-        let (stored, owner) = lock.load_for_holder();
+        let (stored, owner) = lock.read(OpenLock::load_for_holder);
         let report = match stored {
             Stored::OtherType => return Err(CommandError::WrongType),
             Stored::ReadWrite(_) => {
@@ -85,9 +85,11 @@ fn read_write(
     queue: Vec<WaiterView>,
     now: Now,
 ) {
-    let key_end = lock.key.expires_at();
-    let hash = lock.mode().map(|mode| ReadWriteHash::new(lock, &mode));
-    let mut holds = hash.map_or_else(Vec::new, |hash| hash.holds(true));
+    let (key_end, mut holds) = lock.read(|lock| {
+        let hash = lock.mode().map(|mode| ReadWriteHash::new(lock, &mode));
+        let holds = hash.map_or_else(Vec::new, |hash| hash.holds(true));
+        (lock.key.expires_at(), holds)
+    });
     for hold in holds.iter_mut().filter(|hold| hold.mode == Mode::Write) {
         hold.token = state::with(|state| state.locks.writer_token(at, &hold.owner, key_end));
     }

@@ -2,8 +2,8 @@
 
 use super::{Ctx, Field, OK, OwnedStr, Str, guarded, int, server};
 use redis_module::raw;
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
-use std::marker::PhantomData;
 use std::ops::ControlFlow;
 use std::ptr;
 
@@ -19,10 +19,12 @@ const _: () = assert!(raw::REDISMODULE_KEYTYPE_ZSET == 5);
 
 /// An open key.
 pub(crate) struct Key<'a> {
-    /// Null if the key is open to be read only, and is not there.
-    raw: *mut raw::RedisModuleKey,
-    writable: bool,
-    call: PhantomData<&'a ()>,
+    ctx: Ctx<'a>,
+    name: Str<'a>,
+    mode: u32,
+    /// Null if the key is open to be read only, and is not there; or if it is set aside.
+    handle: Cell<*mut raw::RedisModuleKey>,
+    is_aside: Cell<bool>,
 }
 
 /// What a key is.
@@ -49,39 +51,66 @@ impl<'a> Key<'a> {
 
     /// Opens a key that belongs to a lock, to look at it: that counts as no use of it.
     pub(crate) fn open_to_peek(ctx: Ctx<'a>, name: Str<'a>) -> Self {
-        // Servers from before 7.2 do not know the latter two, and ignore them.
+        // Servers from before 7.2 do not know the latter three, and ignore them.
         let unseen = raw::REDISMODULE_OPEN_KEY_NOTOUCH
             | raw::REDISMODULE_OPEN_KEY_NONOTIFY
-            | raw::REDISMODULE_OPEN_KEY_NOSTATS;
+            | raw::REDISMODULE_OPEN_KEY_NOSTATS
+            | raw::REDISMODULE_OPEN_KEY_NOEXPIRE;
         Self::open(ctx, name, raw::REDISMODULE_READ | unseen)
     }
 
-    /// No key: what is left of one that was closed.
-    pub(crate) fn none() -> Self {
-        Self {
-            raw: ptr::null_mut(),
-            writable: false,
-            call: PhantomData,
-        }
+    /// Whether a peek at a key that has expired deletes it, and other modules hear of that there
+    /// and then: on servers from before 7.2.
+    pub(crate) fn peek_may_expire() -> bool {
+        server!(RedisModule_GetServerVersion()) < 0x0007_0200
     }
 
     fn open(ctx: Ctx<'a>, name: Str<'a>, mode: u32) -> Self {
-        let raw = server!(RedisModule_OpenKey(ctx.raw, name.raw, int(mode)));
+        let handle = server!(RedisModule_OpenKey(ctx.raw, name.raw, int(mode)));
         Self {
-            raw,
-            writable: mode & raw::REDISMODULE_WRITE != 0,
-            call: PhantomData,
+            ctx,
+            name,
+            mode,
+            handle: Cell::new(handle),
+            is_aside: Cell::new(false),
         }
+    }
+
+    /// Closes the key until it is used again. While it is closed, others may do anything to it;
+    /// while it is open, nobody must: the server keeps a plain pointer to its value.
+    pub(crate) fn set_aside(&self) {
+        if !self.is_aside.replace(true) {
+            self.close();
+        }
+    }
+
+    /// Opens it again, if it is set aside.
+    pub(crate) fn take_up(&self) {
+        if self.is_aside.replace(false) {
+            let (ctx, name) = (self.ctx.raw, self.name.raw);
+            let handle = server!(RedisModule_OpenKey(ctx, name, int(self.mode)));
+            self.handle.set(handle);
+        }
+    }
+
+    fn close(&self) {
+        let handle = self.handle.replace(ptr::null_mut());
+        server!(RedisModule_CloseKey(handle));
+    }
+
+    fn raw(&self) -> *mut raw::RedisModuleKey {
+        self.take_up();
+        self.handle.get()
     }
 
     /// Whether it was opened to be written.
     pub(crate) fn is_writable(&self) -> bool {
-        self.writable
+        self.mode & raw::REDISMODULE_WRITE != 0
     }
 
     pub(crate) fn key_type(&self) -> KeyType {
         // A key that is only read and is not there has no handle; the server takes that as "empty".
-        match server!(RedisModule_KeyType(self.raw)) {
+        match server!(RedisModule_KeyType(self.raw())) {
             EMPTY => KeyType::Missing,
             HASH => KeyType::Hash,
             STRING => KeyType::String,
@@ -99,25 +128,39 @@ impl<'a> Key<'a> {
 
     /// The number of fields.
     pub(crate) fn len(&self) -> usize {
-        server!(RedisModule_ValueLength(self.raw))
+        server!(RedisModule_ValueLength(self.raw()))
     }
 
     /// The values of two fields of a hash, in one call.
     pub(crate) fn hash_get(&self, fields: [Str<'_>; 2]) -> [Option<OwnedStr>; 2] {
+        if self.raw().is_null() {
+            return [None, None];
+        }
         let [a, b] = fields;
         let mut values = [ptr::null_mut::<raw::RedisModuleString>(); 2];
         let [va, vb] = values.each_mut().map(ptr::from_mut);
         let end = ptr::null_mut::<c_void>();
-        server!(RedisModule_HashGet(self.raw, 0, a.raw, va, b.raw, vb, end));
+        server!(RedisModule_HashGet(
+            self.raw(),
+            0,
+            a.raw,
+            va,
+            b.raw,
+            vb,
+            end
+        ));
         values.map(OwnedStr::adopt)
     }
 
     /// The value of one field of a hash.
     pub(crate) fn hash_get_one(&self, field: Str<'_>) -> Option<OwnedStr> {
+        if self.raw().is_null() {
+            return None;
+        }
         let mut value = ptr::null_mut::<raw::RedisModuleString>();
         let end = ptr::null_mut::<c_void>();
         server!(RedisModule_HashGet(
-            self.raw,
+            self.raw(),
             0,
             field.raw,
             &raw mut value,
@@ -129,7 +172,13 @@ impl<'a> Key<'a> {
     /// Writes one field of a hash, which comes into being with it.
     pub(crate) fn hash_set(&mut self, (field, value): Field<'_>) {
         let end = ptr::null_mut::<c_void>();
-        server!(RedisModule_HashSet(self.raw, 0, field.raw, value.raw, end));
+        server!(RedisModule_HashSet(
+            self.raw(),
+            0,
+            field.raw,
+            value.raw,
+            end
+        ));
     }
 
     /// The same for two fields.
@@ -137,7 +186,13 @@ impl<'a> Key<'a> {
         let end = ptr::null_mut::<c_void>();
         let ((a, va), (b, vb)) = (one, other);
         server!(RedisModule_HashSet(
-            self.raw, 0, a.raw, va.raw, b.raw, vb.raw, end
+            self.raw(),
+            0,
+            a.raw,
+            va.raw,
+            b.raw,
+            vb.raw,
+            end
         ));
     }
 
@@ -146,24 +201,24 @@ impl<'a> Key<'a> {
         let end = ptr::null_mut::<c_void>();
         // The interface's REDISMODULE_HASH_DELETE: the number 1 in place of a string.
         let delete = ptr::without_provenance_mut::<raw::RedisModuleString>(1);
-        server!(RedisModule_HashSet(self.raw, 0, field.raw, delete, end));
+        server!(RedisModule_HashSet(self.raw(), 0, field.raw, delete, end));
     }
 
     /// When the key expires, in milliseconds since 1970.
     pub(crate) fn expires_at(&self) -> Option<i64> {
-        if self.raw.is_null() {
+        if self.raw().is_null() {
             return None;
         }
-        let at = server!(RedisModule_GetAbsExpire(self.raw));
+        let at = server!(RedisModule_GetAbsExpire(self.raw()));
         (at >= 0).then_some(at)
     }
 
     pub(crate) fn set_expires_at(&mut self, at: i64) {
-        server!(RedisModule_SetAbsExpire(self.raw, at));
+        server!(RedisModule_SetAbsExpire(self.raw(), at));
     }
 
     pub(crate) fn delete(&mut self) {
-        server!(RedisModule_DeleteKey(self.raw));
+        server!(RedisModule_DeleteKey(self.raw()));
     }
 
     /// Walks the live fields of a hash with their values, a few at a time, until `visit` has seen
@@ -183,7 +238,12 @@ impl<'a> Key<'a> {
             // Made anew for each call: what we do with the list in between ends the pointer's right
             // to it.
             let data: *mut c_void = (&raw mut fields).cast();
-            let more = server!(RedisModule_ScanKey(self.raw, scan.0, Some(on_field), data));
+            let more = server!(RedisModule_ScanKey(
+                self.raw(),
+                scan.0,
+                Some(on_field),
+                data
+            ));
             let enough = fields
                 .drain(..)
                 .any(|(field, value)| visit(&field, &value).is_break());
@@ -201,7 +261,7 @@ impl<'a> Key<'a> {
     pub(crate) fn string(&self) -> Vec<u8> {
         let mut len = 0;
         let mode = int(raw::REDISMODULE_READ);
-        let start = server!(RedisModule_StringDMA(self.raw, &raw mut len, mode));
+        let start = server!(RedisModule_StringDMA(self.raw(), &raw mut len, mode));
         if start.is_null() {
             return Vec::new();
         }
@@ -211,28 +271,32 @@ impl<'a> Key<'a> {
 
     /// Makes the key a string with this value, whatever it was.
     pub(crate) fn set_string(&mut self, value: Str<'_>) {
-        server!(RedisModule_StringSet(self.raw, value.raw));
+        server!(RedisModule_StringSet(self.raw(), value.raw));
     }
 
     /// The element of a list at this place, from 0 on.
     pub(crate) fn list_get(&self, place: i64) -> Option<OwnedStr> {
-        OwnedStr::adopt(server!(RedisModule_ListGet(self.raw, place)))
+        OwnedStr::adopt(server!(RedisModule_ListGet(self.raw(), place)))
     }
 
     /// The score of a member of a sorted set.
     pub(crate) fn score(&self, member: Str<'_>) -> Option<f64> {
-        if self.raw.is_null() {
+        if self.raw().is_null() {
             return None;
         }
         let mut score = 0.0;
-        let found = server!(RedisModule_ZsetScore(self.raw, member.raw, &raw mut score));
+        let found = server!(RedisModule_ZsetScore(
+            self.raw(),
+            member.raw,
+            &raw mut score
+        ));
         (found == OK).then_some(score)
     }
 }
 
 impl Drop for Key<'_> {
     fn drop(&mut self) {
-        server!(RedisModule_CloseKey(self.raw));
+        self.close();
     }
 }
 

@@ -105,6 +105,7 @@ impl Keyspace {
                 others_write: others,
                 others_read: None,
                 ends_at: entry.ends_at,
+                is_partial: false,
             });
         }
         let own = fields.get(owner).map(|value| Count::from_field(value));

@@ -18,6 +18,7 @@ mod invariants;
 mod life;
 mod twin;
 // What asks the questions: random histories, all short ones, and tables of arguments.
+mod crowded;
 mod deadlock;
 mod exhaustive;
 mod model;

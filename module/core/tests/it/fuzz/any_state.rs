@@ -139,6 +139,7 @@ impl<'a> Core<'a> {
             others_write: is_nobody || self.choices.one_in(4),
             others_read,
             ends_at: self.maybe_moment(),
+            is_partial: self.choices.one_in(4),
         })
     }
 
@@ -247,7 +248,11 @@ impl<'a> Core<'a> {
             let is_break = matches!(command, Some(Command::Break(_)));
             let moved = CommandError::NoSession;
             let read = match task.purpose {
-                Purpose::Holders | Purpose::Sweep => Read::Owners(&owners),
+                Purpose::Holders => Read::Owners(&owners),
+                Purpose::Sweep => Read::Gone {
+                    readers: &owners,
+                    more: self.choices.one_in(2),
+                },
                 Purpose::Command if is_break => Read::Holds(all[0], &readers),
                 Purpose::Command | Purpose::TimeOut if number.is_none() => Read::One(&all[0]),
                 Purpose::Command | Purpose::TimeOut => Read::Several(&all),

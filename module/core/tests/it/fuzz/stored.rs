@@ -172,7 +172,10 @@ impl World {
             let readers = self.space.reader_counts(self.name);
             let gone = self.space.readers_gone(self.name);
             let read = match purpose {
-                Purpose::Sweep => Read::Owners(&gone),
+                Purpose::Sweep => Read::Gone {
+                    readers: &gone,
+                    more: false,
+                },
                 Purpose::Command if matches!(command, Command::Break(_)) => {
                     Read::Holds(stored, &readers)
                 }

@@ -286,6 +286,7 @@ impl Keyspace {
             others_write: writers.iter().any(|of| of != owner) || (!is_read && own_write.is_none()),
             others_read: self.others_read(name, owner, look, how),
             ends_at: *ends_at,
+            is_partial: false,
         })
     }
 

@@ -465,7 +465,10 @@ impl World {
         let readers = self.space.reader_counts(lock);
         let read = match (task.purpose, command) {
             (Purpose::Holders, _) => Read::Owners(&holders),
-            (Purpose::Sweep, _) => Read::Owners(&gone),
+            (Purpose::Sweep, _) => Read::Gone {
+                readers: &gone,
+                more: false,
+            },
             (Purpose::Command, Some(Command::Break(_))) => Read::Holds(stored, &readers),
             _ => Read::One(&stored),
         };

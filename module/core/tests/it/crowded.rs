@@ -1,0 +1,156 @@
+//! A read-write lock with more readers than one look can tell apart from those who never released.
+
+use rlock_core::request::{Acquire, WaitMode};
+use rlock_core::{
+    BlockedClient, Command, Count, Effect, Field, Lease, Locks, Mode, Now, Outcome, Purpose, Read,
+    ReadHold, ReadWrite, Stored, Turn, Wait, Write,
+};
+
+const START: Now = Now {
+    wall_us: 1_000_000_000,
+    mono_ms: 70,
+};
+
+fn crowd(is_partial: bool) -> Stored {
+    Stored::ReadWrite(ReadWrite {
+        own_write: None,
+        own_read: None,
+        others_write: false,
+        others_read: Some(9_000_000),
+        ends_at: Some(9_000_000),
+        is_partial,
+    })
+}
+
+/// A writer waits, and was told of this.
+fn waited_for(stored: Stored) -> Locks {
+    let mut locks = Locks::default();
+    let request = Acquire {
+        key: b"k",
+        owner: b"bob",
+        lease: Lease::from_ms(50).unwrap(),
+        mode: Mode::Write,
+        wait_mode: WaitMode::Block(Wait::from_ms(0).unwrap()),
+        session: None,
+        once: false,
+    };
+    let mut turn = Turn::of(Command::Acquire(&request), 0, 10);
+    let mut effects = Vec::new();
+    let task = locks.next_task(&mut turn, START).unwrap();
+    locks.decide(
+        &mut turn,
+        task.found(Read::One(&stored)),
+        START,
+        &mut effects,
+    );
+    let outcome = turn.outcome();
+    assert!(
+        matches!(outcome, Ok(Outcome::MustWait { .. })),
+        "{outcome:?}"
+    );
+    let client = BlockedClient {
+        handle: 1,
+        client_id: 1,
+    };
+    locks.enqueue(&mut turn, Some(client), START, &mut effects);
+    assert_eq!(locks.next_task(&mut turn, START), None);
+    assert!(effects.is_empty(), "{effects:?}");
+    locks
+}
+
+/// The timer fires. What it asks for, and what follows where a sweep finds this and any other look
+/// finds a lock that is free.
+fn fires(locks: &mut Locks, now: Now, gone: &[&[u8]], more: bool) -> (Vec<Purpose>, Vec<Effect>) {
+    let (mut turn, mut purposes, mut effects) = (Turn::of_timer(), Vec::new(), Vec::new());
+    let gone: Vec<Box<[u8]>> = gone.iter().map(|field| Box::from(*field)).collect();
+    while let Some(task) = locks.next_task(&mut turn, now) {
+        purposes.push(task.purpose);
+        let read = match task.purpose {
+            Purpose::Sweep => Read::Gone {
+                readers: &gone,
+                more,
+            },
+            _ => Read::One(&Stored::NoHolder),
+        };
+        locks.decide(&mut turn, task.found(read), now, &mut effects);
+    }
+    (purposes, effects)
+}
+
+fn removal(field: &[u8]) -> Effect {
+    let write = Write::Remove(Field::Named(field.into()));
+    Effect::Write { lock: 0, write }
+}
+
+#[test]
+fn those_who_are_gone_are_taken_out_a_few_at_a_time_and_then_the_queue_is_looked_at() {
+    let mut locks = waited_for(crowd(true));
+    assert_eq!(locks.next_deadline(START), Some(0));
+    let (asked, effects) = fires(&mut locks, START, &[b"a"], true);
+    assert_eq!(asked, [Purpose::Sweep]);
+    assert_eq!(effects, [removal(b"a")]);
+    // Clients come between.
+    let (asked, _) = fires(&mut locks, START, &[b"b"], true);
+    assert_eq!(asked, []);
+    let pause = locks.next_deadline(START).unwrap();
+    assert!((1..=10).contains(&pause), "{pause}");
+    let (asked, effects) = fires(&mut locks, START.after(pause), &[], false);
+    assert_eq!(asked, [Purpose::Sweep, Purpose::Reconcile(Mode::Write)]);
+    let is_grant = |effect: &Effect| matches!(effect, Effect::Grant { .. });
+    assert!(effects.iter().any(is_grant), "{effects:?}");
+    assert_eq!(locks.next_deadline(START.after(pause)), None);
+}
+
+#[test]
+fn where_nobody_is_gone_the_timer_does_not_go_on_and_on() {
+    let mut locks = waited_for(crowd(true));
+    let (asked, effects) = fires(&mut locks, START, &[], false);
+    assert_eq!(asked, [Purpose::Sweep]);
+    assert_eq!(effects, []);
+    // Until the next look at the lock.
+    let next = locks.next_deadline(START).unwrap();
+    assert!(next > 500, "{next}");
+}
+
+#[test]
+fn where_all_could_be_looked_at_nobody_is_asked_for() {
+    let mut locks = waited_for(crowd(false));
+    assert_eq!(fires(&mut locks, START, &[b"a"], true), (vec![], vec![]));
+}
+
+#[test]
+fn a_release_that_could_not_look_at_all_asks_for_the_rest() {
+    let mut locks = Locks::default();
+    let request = rlock_core::request::Release {
+        key: b"k",
+        owner: b"alice",
+        mode: Mode::Read,
+        token: None,
+        lease: None,
+    };
+    let Stored::ReadWrite(mut hash) = crowd(true) else {
+        unreachable!()
+    };
+    hash.own_read = Some(ReadHold {
+        count: Count::Valid(1),
+        token: None,
+        ends_at: 9_000_000,
+        rest_ends_at: None,
+        rest_token: None,
+    });
+    let stored = Stored::ReadWrite(hash);
+    let (mut turn, mut effects) = (Turn::of(Command::Release(&request), 0, 10), Vec::new());
+    let task = locks.next_task(&mut turn, START).unwrap();
+    locks.decide(
+        &mut turn,
+        task.found(Read::One(&stored)),
+        START,
+        &mut effects,
+    );
+    assert_eq!(turn.outcome(), Ok(Outcome::Left(Some(0))));
+    assert_eq!(locks.next_task(&mut turn, START), None);
+    // Nobody waits: then the hash is all that there is to be cleared.
+    let (asked, _) = fires(&mut locks, START, &[b"a"], false);
+    assert_eq!(asked, [Purpose::Sweep]);
+    assert_eq!(locks.next_deadline(START), None);
+}
