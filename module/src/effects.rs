@@ -267,7 +267,8 @@ fn write_timeout_key(
 }
 
 /// While it lives, readers have fields whose timeout keys are not written yet: they would be taken
-/// for readers whose leases are over. A command that another module sends in between is not decided.
+/// for readers whose leases are over. A command that another module sends in between is not
+/// decided.
 struct Unfinished;
 
 impl Unfinished {

@@ -45,8 +45,9 @@ impl<'a> OpenLock<'a> {
         }
     }
 
-    /// Reads it. To look at a timeout key may delete it because it has expired, and whoever has heard
-    /// of that may have written this key: then what was read is out of date, and it is read again.
+    /// Reads it. To look at a timeout key may delete it because it has expired, and whoever has
+    /// heard of that may have written this key: then what was read is out of date, and it is read
+    /// again.
     pub(crate) fn read<R>(&self, read: impl Fn(&Self) -> R) -> R {
         let mut found = read(self);
         for _ in 0..READ_ANEW_MAX {
@@ -226,8 +227,8 @@ fn open_as_it_is<'a>(ctx: Ctx<'a>, name: Str<'a>, access: Access) -> (Key<'a>, u
     (key, before)
 }
 
-/// So often a key is opened and read that another module writes, with a lease that is over, whenever
-/// one expires.
+/// So often a key is opened and read that another module writes, with a lease that is over,
+/// whenever one expires.
 pub(crate) const READ_ANEW_MAX: usize = 1000;
 
 /// Of a hash with more owners than this, which we never write, the rest is not looked at.

@@ -24,8 +24,8 @@ pub(crate) struct Agenda {
     later: VecDeque<Job>,
     /// A read-write lock from whose hash fields of readers that are gone are to be taken out.
     sweep: Option<LockKey>,
-    /// Read-write locks with so many readers that not all could be looked at. Those who are gone are
-    /// taken out of their hashes, some at a time.
+    /// Read-write locks with so many readers that not all could be looked at. Those who are gone
+    /// are taken out of their hashes, some at a time.
     crowded: VecDeque<Crowded>,
     /// When some may be taken out again, on the monotonic clock.
     next_clearing: i64,
@@ -117,8 +117,8 @@ impl Agenda {
         (now.mono_ms >= self.next_clearing).then_some(&first.lock)
     }
 
-    /// Some of a lock's readers were looked at. True if it is a crowded lock, these were the last of
-    /// them, and since it came onto the list some were gone.
+    /// Some of a lock's readers were looked at. True if it is a crowded lock, these were the last
+    /// of them, and since it came onto the list some were gone.
     pub(crate) fn cleared(&mut self, lock: &LockKey, any_gone: bool, more: bool, now: Now) -> bool {
         let place = self.crowded.iter().position(|of| of.lock == *lock);
         let Some(mut crowded) = place.and_then(|place| self.crowded.remove(place)) else {

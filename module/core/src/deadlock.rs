@@ -176,11 +176,10 @@ impl DeadlockSearch {
         };
         // A hold that must end stands in nobody's way.
         let ending = table.pending_owners(place.lock.as_ref());
-        let stays = |holder: &&Box<[u8]>| !ending.contains(&***holder);
+        let holders = holders.iter().map(|holder| &**holder);
         let holders = holders
-            .iter()
-            .filter(stays)
-            .filter_map(|holder| waits(holder));
+            .filter(|holder| !ending.contains(holder))
+            .filter_map(waits);
         let seen = Seen {
             holders: holders.collect(),
             reached_holders: false,

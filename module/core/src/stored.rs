@@ -250,8 +250,8 @@ pub struct ReadHold {
 
 /// How much of a read-write lock must be read for a decision.
 ///
-/// Of others a brief look tells whether one of them reads, with the key's end for theirs: it is over
-/// as soon as one is found. A whole look reads the leases of all of them.
+/// Of others a brief look tells whether one of them reads, with the key's end for theirs: it is
+/// over as soon as one is found. A whole look reads the leases of all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadDepth {
     /// What the owner itself has, as if nobody else were there: enough to tell whether it still

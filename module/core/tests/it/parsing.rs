@@ -760,8 +760,8 @@ fn every_refusal_begins_with_a_code_word_and_stays_on_a_line() {
         ),
         (
             CommandError::ChainTooLong,
-            "QUEUEFULL more than 10000 owners, or 100000 of their waits and holds, would have to be \
-             looked at to rule out a deadlock",
+            "QUEUEFULL more than 10000 owners, or 100000 of their waits and holds, would have to \
+             be looked at to rule out a deadlock",
         ),
         (
             CommandError::Unsettled,

@@ -690,8 +690,8 @@ impl World {
     }
 
     /// Nobody is granted at a lock, and no command is decided there, while a hold is still to end
-    /// at it; of several locks, at any of them. In a turn that is cut short a command may come before
-    /// the end of others' holds.
+    /// at it; of several locks, at any of them. In a turn that is cut short a command may come
+    /// before the end of others' holds.
     fn all_has_ended(
         &self,
         purpose: Purpose,

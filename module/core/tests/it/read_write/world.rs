@@ -499,7 +499,7 @@ impl World {
             Purpose::Command | Purpose::Reconcile(_) | Purpose::CheckHold(_)
         );
         let mut endings = self.twin.life.endings.iter();
-        let is_others = |of: &super::life::TwinEnding| {
+        let is_others = |of: &TwinEnding| {
             purpose == Purpose::Command && self.timer.is_cut_short && of.hold.1 != owner
         };
         match endings.find(|of| of.hold.0 == lock && !is_others(of)) {
