@@ -47,18 +47,22 @@ pub(crate) fn carry_out(
     if effects.is_empty() {
         return keep_list(effects);
     }
-    let mut side_keys = Vec::new();
+    let (mut side_keys, mut has_timeouts) = (Vec::new(), false);
     for effect in &effects {
         if let Effect::Write { lock, write } = effect
             && let Some(lock) = locks.get_mut(*lock)
         {
-            lock.is_written |= carry_out_write(lock, caller, write);
+            let is_own = carry_out_write(lock, caller, write);
+            lock.is_written |= is_own;
+            has_timeouts |= !is_own;
         }
     }
     for lock in locks.iter() {
         lock.key.set_aside();
     }
-    write_timeout_keys(locks, caller, &effects, &mut side_keys);
+    if has_timeouts {
+        write_timeout_keys(locks, caller, &effects, &mut side_keys);
+    }
     for lock in locks.iter().filter(|lock| lock.is_written) {
         ctx.signal_modified(lock.name);
     }
@@ -193,7 +197,8 @@ const EVENTS_OF_SET: &[(EventClass, &CStr)] = &[
 ];
 const EVENTS_OF_DEL: &[(EventClass, &CStr)] = &[(EventClass::Generic, c"del")];
 
-/// Writes into the lock's own key and to replicas. Whether that changed it.
+/// Writes into the lock's own key and to replicas. False if it is a timeout key that is to be
+/// written.
 fn carry_out_write(lock: &mut OpenLock<'_>, caller: Str<'_>, write: &Write) -> bool {
     let (ctx, name) = (lock.ctx, lock.name);
     match write {
@@ -217,20 +222,19 @@ fn carry_out_write(lock: &mut OpenLock<'_>, caller: Str<'_>, write: &Write) -> b
     true
 }
 
-/// Writes all the timeout keys of readers among the effects.
+/// Writes the timeout keys of readers among the effects.
 fn write_timeout_keys(
     locks: &[OpenLock<'_>],
     caller: Str<'_>,
     effects: &[Effect],
     side_keys: &mut SideKeys,
 ) {
-    let mut unfinished = None;
+    let _unfinished = Unfinished::begin();
     for effect in effects {
         if let Effect::Write { lock, write } = effect
             && let Write::SetTimeout(key, ..) | Write::DeleteTimeout(key) = write
             && let Some(lock) = locks.get(*lock)
         {
-            unfinished.get_or_insert_with(Unfinished::begin);
             let key = timeout_key(lock, key, caller);
             if let Some(events) = write_timeout_key(lock, key.as_str(), write) {
                 side_keys.push((key, events));

@@ -118,6 +118,26 @@ fn a_module_may_delete_the_lock_when_a_timeout_key_that_is_written_anew_expires(
 }
 
 #[test]
+fn a_module_may_delete_one_of_several_locks_when_anothers_timeout_key_expires() {
+    let server = with_meddler();
+    let mut conn = server.connect();
+    for meddling in ["DEL j", "UNLINK j"] {
+        conn.run("FLUSHALL");
+        conn.take("j", "bob");
+        conn.run("RLOCK.ACQUIRE k dead 3600000 READ").held();
+        conn.run("PEXPIRE {k}:dead:rwlock_timeout:1 5");
+        sleep(Duration::from_millis(20));
+        conn.run(format!("MEDDLER.ON expired timeout 0 {meddling}"))
+            .int();
+        conn.run("RLOCK.MACQUIRE bob 60000 2 j k").held();
+        for lock in ["j", "k"] {
+            let is_stored = server.run(format!("HEXISTS {lock} bob")).int();
+            assert_eq!(is_stored, 1, "{lock}, {meddling}");
+        }
+    }
+}
+
+#[test]
 fn nobody_comes_in_between_a_readers_field_and_its_timeout_key() {
     let server = with_meddler();
     let mut conn = server.connect();

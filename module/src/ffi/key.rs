@@ -85,12 +85,19 @@ impl<'a> Key<'a> {
     }
 
     /// Opens it again, if it is set aside.
+    #[inline]
     pub(crate) fn take_up(&self) {
-        if self.is_aside.replace(false) {
-            let (ctx, name) = (self.ctx.raw, self.name.raw);
-            let handle = server!(RedisModule_OpenKey(ctx, name, int(self.mode)));
-            self.handle.set(handle);
+        if self.is_aside.get() {
+            self.open_again();
         }
+    }
+
+    #[cold]
+    fn open_again(&self) {
+        let (ctx, name) = (self.ctx.raw, self.name.raw);
+        let handle = server!(RedisModule_OpenKey(ctx, name, int(self.mode)));
+        self.handle.set(handle);
+        self.is_aside.set(false);
     }
 
     fn close(&self) {
@@ -98,6 +105,7 @@ impl<'a> Key<'a> {
         server!(RedisModule_CloseKey(handle));
     }
 
+    #[inline]
     fn raw(&self) -> *mut raw::RedisModuleKey {
         self.take_up();
         self.handle.get()
@@ -133,39 +141,28 @@ impl<'a> Key<'a> {
 
     /// The values of two fields of a hash, in one call.
     pub(crate) fn hash_get(&self, fields: [Str<'_>; 2]) -> [Option<OwnedStr>; 2] {
-        if self.raw().is_null() {
+        let key = self.raw();
+        if key.is_null() {
             return [None, None];
         }
         let [a, b] = fields;
         let mut values = [ptr::null_mut::<raw::RedisModuleString>(); 2];
         let [va, vb] = values.each_mut().map(ptr::from_mut);
         let end = ptr::null_mut::<c_void>();
-        server!(RedisModule_HashGet(
-            self.raw(),
-            0,
-            a.raw,
-            va,
-            b.raw,
-            vb,
-            end
-        ));
+        server!(RedisModule_HashGet(key, 0, a.raw, va, b.raw, vb, end));
         values.map(OwnedStr::adopt)
     }
 
     /// The value of one field of a hash.
     pub(crate) fn hash_get_one(&self, field: Str<'_>) -> Option<OwnedStr> {
-        if self.raw().is_null() {
+        let key = self.raw();
+        if key.is_null() {
             return None;
         }
         let mut value = ptr::null_mut::<raw::RedisModuleString>();
         let end = ptr::null_mut::<c_void>();
-        server!(RedisModule_HashGet(
-            self.raw(),
-            0,
-            field.raw,
-            &raw mut value,
-            end
-        ));
+        let value_at = &raw mut value;
+        server!(RedisModule_HashGet(key, 0, field.raw, value_at, end));
         OwnedStr::adopt(value)
     }
 
