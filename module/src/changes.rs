@@ -3,7 +3,7 @@
 
 use crate::ffi::{self, Ctx, KeyEvents, ServerEvent, ServerEvents};
 use crate::pump::Armed;
-use crate::{clock, config, effects, pump, state};
+use crate::{clock, config, effects, publish, pump, state};
 use rlock_core::{LockRef, Now};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -30,6 +30,7 @@ pub(crate) fn follow_clients(ctx: Ctx<'_>) {
 pub(crate) fn follow_server(ctx: Ctx<'_>) {
     ffi::subscribe_to_server_events::<Changes>(ctx);
     ffi::count_expired_keys(ctx);
+    publish::count_replicas();
     AT_WORK.store(ctx.flags().starting(), Ordering::Relaxed);
 }
 
@@ -107,6 +108,7 @@ impl ServerEvents for Changes {
             ServerEvent::Demoted => {
                 effects::without_keys(ctx, |locks, _, effects| locks.demoted(effects));
             }
+            ServerEvent::ReplicasChanged => return publish::count_replicas(),
             ServerEvent::ClientGone(client_id) => {
                 effects::without_keys(ctx, |locks, now, effects| {
                     locks.client_gone(client_id, now, effects)

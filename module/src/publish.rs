@@ -2,9 +2,10 @@
 
 use crate::clock;
 use crate::config::{PUBLISH, PublishMode};
-use crate::ffi::{Ctx, Key, KeyType, OwnedStr};
+use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr};
 use crate::state::Words;
 use rlock_core::{Mode, names};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Publishes that a lock was released which was held in this mode. If it is free now, this wakes
 /// the first in the queue of Redisson's fair lock as well.
@@ -62,12 +63,21 @@ fn as_score(ms: i64) -> f64 {
     ms as f64
 }
 
+/// Asks the server whether there are replicas. To be called when that may have changed.
+pub(crate) fn count_replicas() {
+    HAS_REPLICAS.store(ffi::has_replicas(), Ordering::Relaxed);
+}
+
+/// Whether anybody may listen at a replica. A message is no data: for a replica that is away it is
+/// not kept, and to replicate it costs as much as all that the module does by itself.
+static HAS_REPLICAS: AtomicBool = AtomicBool::new(false);
+
 /// Where messages go.
 struct Channels {
     classic: bool,
     sharded: bool,
-    /// In a cluster the bus brings the message to the replicas.
-    cluster: bool,
+    /// Not in a cluster, where the bus brings the message to the replicas.
+    replicas: bool,
 }
 
 impl Channels {
@@ -88,7 +98,7 @@ impl Channels {
         Some(Self {
             classic,
             sharded,
-            cluster,
+            replicas: !cluster && HAS_REPLICAS.load(Ordering::Relaxed),
         })
     }
 
@@ -100,10 +110,10 @@ impl Channels {
         if self.sharded {
             ctx.publish_sharded(channel, message);
         }
-        if self.classic && !self.cluster {
+        if self.classic && self.replicas {
             ctx.replicate_message(c"PUBLISH", channel, message);
         }
-        if self.sharded && !self.cluster {
+        if self.sharded && self.replicas {
             ctx.replicate_message(c"SPUBLISH", channel, message);
         }
     }

@@ -130,6 +130,33 @@ pub(super) fn assert_one_hand_over(news: &[String], grant: &[String]) {
     assert!(news.last().is_some_and(|last| last == "EXEC"), "{news:?}");
 }
 
+/// What a pair adds to the replication stream, in bytes.
+fn pair_in_stream(server: &Server) -> i64 {
+    let mut conn = server.connect();
+    let before = server.info_number("master_repl_offset");
+    conn.take("k", "alice");
+    conn.run("RLOCK.RELEASE k alice").int();
+    server.info_number("master_repl_offset") - before
+}
+
+#[test]
+fn the_message_is_not_kept_for_a_replica_that_is_away() {
+    let server = Server::start();
+    let mut feed = Feed::of(&server);
+    let with_message = pair_in_stream(&server);
+    assert!(feed.news().contains(&unlock_message("k")));
+    drop(feed);
+    until("the replica is gone", || {
+        server.info_number("connected_slaves") == 0
+    });
+    let without = pair_in_stream(&server);
+    let message = i64::try_from(unlock_message("k").len()).expect("a length");
+    assert!(without + message < with_message, "{without}, {with_message}");
+    let mut feed = Feed::of(&server);
+    pair_in_stream(&server);
+    assert!(feed.news().contains(&unlock_message("k")));
+}
+
 #[test]
 fn a_lease_that_ends_is_a_deletion_and_the_grant_in_this_order() {
     let server = Server::start();

@@ -3,7 +3,7 @@
 //! A session lives as long as the connection that last asked for its events. What belongs to it are
 //! its waiters and its holds; what happened to them is kept until it is fetched, in order.
 
-use crate::arena::{Arena, Id, ROOM_KEPT};
+use crate::arena::{Arena, Id};
 use crate::hold::HoldId;
 use crate::request::SessionRef;
 use crate::table::WaiterId;
@@ -124,6 +124,9 @@ struct Unfetched {
 /// can make more; those are not told.
 const UNTOLD_ENDS_MAX: usize = 100_000;
 
+/// So many grants are noted at least before they are put in their places.
+const NOTED_MAX: usize = 1000;
+
 /// All sessions.
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
@@ -132,7 +135,7 @@ pub(crate) struct Sessions {
     clients: BTreeSet<(u64, SessionId)>,
     listen_ends: BTreeSet<(i64, SessionId)>,
     grace_ends: BTreeSet<(i64, SessionId)>,
-    unfetched_grants: Unheard,
+    unfetched_grants: UnfetchedGrants,
     /// How many events no session has fetched yet.
     unfetched: usize,
     /// As in [`SessionLimits`], of the last EVENTS; none before the first.
@@ -146,8 +149,14 @@ pub(crate) struct Sessions {
 
 /// Where the grants stand that were not fetched: by database, owner, lock and mode. A confirmation
 /// finds its grants here, and need not walk what else there is to be fetched.
+///
+/// Most grants are fetched at once, and few are confirmed. So they are only noted, and put in their
+/// places when a confirmation asks for one.
 #[derive(Debug, Default)]
-struct Unheard(BTreeMap<i32, HashMap<Rc<[u8]>, OfOwner>>);
+struct UnfetchedGrants {
+    places: BTreeMap<i32, HashMap<Rc<[u8]>, OfOwner>>,
+    noted: Vec<(SessionId, usize)>,
+}
 
 /// Of one owner, by lock.
 type OfOwner = HashMap<Rc<[u8]>, Places>;
@@ -165,6 +174,7 @@ enum Places {
 impl Places {
     fn add(&mut self, place: Place) {
         match self {
+            Self::One(one) if *one == place => {}
             Self::One(one) => *self = Self::Many(BTreeSet::from([*one, place])),
             Self::Many(many) => {
                 many.insert(place);
@@ -196,14 +206,14 @@ impl Places {
     }
 }
 
-impl Unheard {
+impl UnfetchedGrants {
     fn add(&mut self, event: &Event, session: SessionId, at: usize) {
         let Some((mode, locks)) = event.grant() else {
             return;
         };
         let place = (mode, session, at);
         for lock in locks {
-            let owners = self.0.entry(lock.db).or_default();
+            let owners = self.places.entry(lock.db).or_default();
             let of_owner = owners.entry(Rc::clone(&event.owner)).or_default();
             of_owner
                 .entry(Rc::clone(&lock.name))
@@ -216,13 +226,16 @@ impl Unheard {
         let Some((mode, locks)) = event.grant() else {
             return;
         };
+        if self.places.is_empty() {
+            return;
+        }
         for lock in locks {
             self.remove_one(lock.as_ref(), &event.owner, (mode, session, at));
         }
     }
 
     fn remove_one(&mut self, lock: LockRef<'_>, owner: &[u8], place: Place) {
-        let Some(owners) = self.0.get_mut(&lock.db) else {
+        let Some(owners) = self.places.get_mut(&lock.db) else {
             return;
         };
         let Some(of_owner) = owners.get_mut(owner) else {
@@ -237,12 +250,12 @@ impl Unheard {
             owners.remove(owner);
         }
         if owners.is_empty() {
-            owners.shrink_to(ROOM_KEPT);
+            self.places.remove(&lock.db);
         }
     }
 
     fn find(&self, lock: LockRef<'_>, owner: &[u8], mode: Mode) -> Option<Place> {
-        let of_owner = self.0.get(&lock.db)?.get(owner)?;
+        let of_owner = self.places.get(&lock.db)?.get(owner)?;
         of_owner.get(lock.name)?.of(mode)
     }
 }
@@ -423,12 +436,17 @@ impl Sessions {
     /// Keeps an event until it is fetched. Returns who waits for one.
     pub(crate) fn tell(&mut self, id: SessionId, event: Event) -> Option<Listener> {
         let session = self.arena.get_mut(id.0)?;
-        self.unfetched_grants.add(&event, id, session.events.len());
+        if matches!(event.kind, EventKind::Granted(_)) {
+            self.unfetched_grants.noted.push((id, session.events.len()));
+        }
         session.events.push(Unfetched {
             event,
             confirmed: false,
         });
         self.unfetched = self.unfetched.saturating_add(1);
+        if self.unfetched_grants.noted.len() > self.unfetched.saturating_mul(2).max(NOTED_MAX) {
+            self.place_grants();
+        }
         let woken = self.stop_listening(id);
         let session = self.arena.get(id.0)?;
         if session.overflows(self.events_max) {
@@ -478,6 +496,9 @@ impl Sessions {
         session.is_woken = false;
         let events = std::mem::take(&mut session.events);
         self.unfetched = self.unfetched.saturating_sub(events.len());
+        if self.unfetched == 0 {
+            self.unfetched_grants.noted.clear();
+        }
         let events = events.into_iter().enumerate().map(|(at, unfetched)| {
             self.unfetched_grants.remove(&unfetched.event, id, at);
             unfetched.event
@@ -489,6 +510,10 @@ impl Sessions {
     /// is still to be fetched, in whichever session it waited, the end of that session's connection
     /// must not take the lock away again.
     pub(crate) fn confirm(&mut self, lock: LockRef<'_>, owner: &[u8], mode: Mode) {
+        if self.unfetched == 0 {
+            return;
+        }
+        self.place_grants();
         while let Some((mode, id, at)) = self.unfetched_grants.find(lock, owner, mode) {
             // Once is enough, so that many confirmations of many grants cost no more than these.
             self.unfetched_grants
@@ -496,6 +521,17 @@ impl Sessions {
             let session = self.arena.get_mut(id.0);
             if let Some(unfetched) = session.and_then(|session| session.events.get_mut(at)) {
                 unfetched.confirmed = true;
+            }
+        }
+    }
+
+    /// Puts the grants that were noted in their places. Some were fetched since, and others stand
+    /// there now: of these it is known as well, or will be.
+    fn place_grants(&mut self) {
+        for (id, at) in std::mem::take(&mut self.unfetched_grants.noted) {
+            let session = self.arena.get(id.0);
+            if let Some(unfetched) = session.and_then(|session| session.events.get(at)) {
+                self.unfetched_grants.add(&unfetched.event, id, at);
             }
         }
     }

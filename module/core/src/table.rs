@@ -16,6 +16,7 @@ use crate::pending::PendingRelease;
 use crate::position::Positions;
 use crate::session::SessionId;
 use crate::{Lease, Mode, Now, ReadDepth, Token, Wait};
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
@@ -170,11 +171,36 @@ struct LockRecord {
 /// it.
 const RECHECK_MS: i64 = 1000;
 
+/// A lock without a record.
+#[derive(Debug, Default)]
+struct Missed {
+    db: Option<i32>,
+    name: Vec<u8>,
+}
+
+impl Missed {
+    fn set(&mut self, lock: LockRef<'_>) {
+        self.name.clear();
+        // A name can be as long as the server likes.
+        let is_short = lock.name.len() <= MISSED_NAME_MAX;
+        self.db = is_short.then_some(lock.db);
+        if is_short {
+            self.name.extend_from_slice(lock.name);
+        }
+    }
+}
+
+const MISSED_NAME_MAX: usize = 256;
+
 /// All records, and all waiters.
 #[derive(Debug, Default)]
 pub(crate) struct LockTable {
     records: Arena<LockRecord>,
     databases: BTreeMap<i32, HashMap<Rc<[u8]>, RecordId>>,
+    /// What was looked up last: a command asks for the same lock again and again, and to hash its
+    /// name each time costs more than all that is done with it.
+    last_found: Cell<Option<RecordId>>,
+    last_missed: RefCell<Missed>,
     waiters: Arena<Waiter>,
     /// In which queues each owner waits.
     waits: HashMap<Rc<[u8]>, Places>,
@@ -238,8 +264,32 @@ impl LockTable {
     // --- Records ---------------------------------------------------------------------------------
 
     /// The record of a lock. Where there is none at all this hashes nothing: the common case.
+    #[inline]
     pub(crate) fn find(&self, lock: LockRef<'_>) -> Option<RecordId> {
-        self.databases.get(&lock.db)?.get(lock.name).copied()
+        if self.records.len() == 0 {
+            return None;
+        }
+        self.find_among_some(lock)
+    }
+
+    fn find_among_some(&self, lock: LockRef<'_>) -> Option<RecordId> {
+        let last = self.last_found.get();
+        let found = last.and_then(|id| self.records.get(id.0));
+        if found.is_some_and(|record| record.lock.as_ref() == lock) {
+            return last;
+        }
+        let mut missed = self.last_missed.borrow_mut();
+        if *missed.name == *lock.name && missed.db == Some(lock.db) {
+            return None;
+        }
+        let names = self.databases.get(&lock.db);
+        let found = names.and_then(|names| names.get(lock.name)).copied();
+        if found.is_some() {
+            self.last_found.set(found);
+        } else {
+            missed.set(lock);
+        }
+        found
     }
 
     pub(crate) fn lock_of(&self, id: RecordId) -> Option<&LockKey> {
@@ -265,6 +315,8 @@ impl LockTable {
             check_at: None,
         })?);
         self.databases.entry(db).or_default().insert(name, id);
+        self.last_found.set(Some(id));
+        self.last_missed.get_mut().db = None;
         Some(id)
     }
 

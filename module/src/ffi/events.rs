@@ -103,6 +103,8 @@ pub(crate) enum ServerEvent {
     Promoted,
     /// It is a replica now.
     Demoted,
+    /// A replica went online or was lost.
+    ReplicasChanged,
     /// It has loaded a data set.
     Loaded,
     /// A database was emptied, or all of them.
@@ -126,6 +128,7 @@ pub(crate) trait ServerEvents {
 pub(crate) fn subscribe_to_server_events<S: ServerEvents>(ctx: Ctx<'_>) {
     for id in [
         raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
+        raw::REDISMODULE_EVENT_REPLICA_CHANGE,
         raw::REDISMODULE_EVENT_LOADING,
         raw::REDISMODULE_EVENT_FLUSHDB,
         raw::REDISMODULE_EVENT_SWAPDB,
@@ -171,6 +174,7 @@ fn read_server_event(id: u64, subevent: u64, data: *mut c_void) -> Option<Server
             raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER,
         ) => Some(ServerEvent::Promoted),
         (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, _) => Some(ServerEvent::Demoted),
+        (raw::REDISMODULE_EVENT_REPLICA_CHANGE, _) => Some(ServerEvent::ReplicasChanged),
         (raw::REDISMODULE_EVENT_LOADING, raw::REDISMODULE_SUBEVENT_LOADING_ENDED) => {
             Some(ServerEvent::Loaded)
         }

@@ -27,7 +27,7 @@ pub(crate) use events::{
 };
 pub(crate) use info::{InfoPage, InfoSection, register_info};
 pub(crate) use key::{Key, KeyType, Scan};
-pub(crate) use version::{looks_commands_up_ahead, set_options};
+pub(crate) use version::{has_replicas, looks_commands_up_ahead, set_options};
 
 use redis_module::raw;
 use std::cell::RefCell;

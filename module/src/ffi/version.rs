@@ -73,6 +73,12 @@ pub(crate) fn set_options(ctx: Ctx<'_>) {
 /// Not in the crate, which knows Redis. There the bit has no meaning of this kind.
 const VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION: i32 = 1 << 5;
 
+/// Whether a replica is connected, be it online or on its way to it.
+pub(crate) fn has_replicas() -> bool {
+    let replication = Section::of(c"replication");
+    replication.get(c"connected_slaves") != Some(b"0")
+}
+
 /// A section of INFO. To read it counts as no command.
 struct Section(*mut raw::RedisModuleServerInfoData);
 
