@@ -151,7 +151,10 @@ fn the_message_is_not_kept_for_a_replica_that_is_away() {
     });
     let without = pair_in_stream(&server);
     let message = i64::try_from(unlock_message("k").len()).expect("a length");
-    assert!(without + message < with_message, "{without}, {with_message}");
+    assert!(
+        without + message < with_message,
+        "{without}, {with_message}"
+    );
     let mut feed = Feed::of(&server);
     pair_in_stream(&server);
     assert!(feed.news().contains(&unlock_message("k")));
