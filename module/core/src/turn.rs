@@ -246,6 +246,9 @@ pub(crate) struct Wish {
     /// What to answer if the client cannot be blocked.
     pub(crate) ttl_ms: i64,
     lease_ends: LeaseEnds,
+    /// Whether a hold was ended since, by the search for a circle: that may have let in somebody who
+    /// waits for the caller's lock as well.
+    is_out_of_date: bool,
 }
 
 /// When the present leases end, as far as can be told.
@@ -262,6 +265,7 @@ impl Wish {
         Self {
             ttl_ms: 0,
             lease_ends: LeaseEnds::Promised,
+            is_out_of_date: false,
         }
     }
 
@@ -269,6 +273,7 @@ impl Wish {
         Self {
             ttl_ms,
             lease_ends: LeaseEnds::One(lease_end),
+            is_out_of_date: false,
         }
     }
 
@@ -276,6 +281,7 @@ impl Wish {
         Self {
             ttl_ms,
             lease_ends: LeaseEnds::Several(lease_ends),
+            is_out_of_date: false,
         }
     }
 
@@ -861,6 +867,9 @@ impl Locks {
         // Of a lock whose keys are not all here the lease ends it, at the node where it is by then.
         if let Read::One(stored) = read {
             let written = effects.len();
+            if let Some(wish) = &mut turn.wish {
+                wish.is_out_of_date = true;
+            }
             self.decision(lock.as_ref(), 0, now, effects)
                 .end(&release, **stored);
             turn.freed |= effects.iter().skip(written).any(Effect::is_deletion);
@@ -1111,6 +1120,14 @@ impl Locks {
             _ => return None,
         };
         let first = *waiters.first()?;
+        if wish.is_out_of_date {
+            // Somebody may have the lock since, or nobody: the timer looks at once.
+            for waiter in &waiters {
+                if let Some(queue) = self.table.record_of(*waiter) {
+                    self.mark_queue(queue);
+                }
+            }
+        }
         if !is_new {
             let ttl_ms = wish.ttl_when_taken_over(now);
             self.take_over(&waiters, &newcomer, ttl_ms, now, effects)?;
