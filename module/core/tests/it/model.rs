@@ -431,12 +431,10 @@ fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
         1 => (1usize..4).prop_map(|decisions| Op::Tick { decisions }),
         1 => (0usize..2).prop_map(|lock| Op::Break { lock }),
         1 => (0usize..2, owner()).prop_map(|(lock, owner)| Op::Cancel { lock, owner }),
-        // Every hold of the locks is looked at as well.
         1 => Just(Op::SwapDatabases),
-        1 => (0usize..2, change()).prop_map(|(lock, change)| {
-            let told = true;
-            Op::Foreign { lock, change, told }
-        }),
+        1 => (0usize..2, change()).prop_map(|(lock, change)| touched(lock, change)),
+        // Queue and holds of the lock are looked at, and nothing else has changed.
+        1 => (0usize..2).prop_map(|lock| touched(lock, Change::Persist)),
     ];
     let before = proptest::option::weighted(0.3, interrupt());
     let meanwhile = proptest::collection::vec(meanwhile, 0..4);
@@ -452,6 +450,39 @@ fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
     })
 }
 
+fn touched(lock: usize, change: Change) -> Op {
+    let told = true;
+    Op::Foreign { lock, change, told }
+}
+
+/// A session has a lock for which two others wait, so that its end may grant one too many.
+fn held_and_waited_for() -> impl Strategy<Value = Vec<Op>> {
+    let waits = || {
+        prop_oneof![
+            2 => Just((None, Waits::Block(0))),
+            1 => (0..SESSIONS.len()).prop_map(|session| (Some(session), Waits::Queue(0))),
+        ]
+    };
+    let lock = prop_oneof![2 => Just(0usize), 1 => Just(1)];
+    let asked = (lock, owner(), 0..SESSIONS.len(), waits(), waits());
+    asked.prop_map(|(lock, holder, session, first, second)| {
+        let holds = (Some(session), Waits::No);
+        let acquire = |(after, (session, waits))| Op::Acquire {
+            lock,
+            owner: (holder + after) % OWNERS.len(),
+            lease_ms: 800,
+            waits,
+            session,
+            once: false,
+        };
+        [holds, first, second]
+            .into_iter()
+            .enumerate()
+            .map(acquire)
+            .collect()
+    })
+}
+
 fn listens_without_grace(session: Name) -> Op {
     Op::Events {
         session,
@@ -463,8 +494,10 @@ fn listens_without_grace(session: Name) -> Op {
 
 fn history_of_endings() -> impl Strategy<Value = Vec<Op>> {
     let steps = prop_oneof![
-        6 => belongs_to_a_session().prop_map(|op| vec![op]),
-        1 => sessions_end_together(),
+        12 => belongs_to_a_session().prop_map(|op| vec![op]),
+        2 => sessions_end_together(),
+        1 => (held_and_waited_for(), sessions_end_together())
+            .prop_map(|(held, end)| [held, end].concat()),
     ];
     proptest::collection::vec(steps, 1..40).prop_map(|steps| {
         let listen = (0..SESSIONS.len()).map(listens_without_grace);
@@ -601,7 +634,7 @@ fn once_failed() -> Vec<(&'static str, Vec<Op>)> {
     .into_iter()
     .chain(once_failed_with_sessions())
     .chain(once_failed_when_interrupted())
-    .chain([two_multi_waits_of_one_owner()])
+    .chain([two_multi_waits_of_one_owner(), search_that_ends_a_hold()])
     .collect()
 }
 
@@ -634,6 +667,43 @@ fn two_multi_waits_of_one_owner() -> (&'static str, Vec<Op>) {
         Op::Pass { ms: 2 },
     ];
     ("of two equal waits the first is served first", history)
+}
+
+/// The search for a circle finds a hold that must end. Its end lets somebody in, with a lease, where
+/// the caller is about to wait.
+fn search_that_ends_a_hold() -> (&'static str, Vec<Op>) {
+    let acquire = |lock, waits, session| Op::Acquire {
+        lock,
+        owner: 0,
+        lease_ms: 800,
+        waits,
+        session: Some(session),
+        once: false,
+    };
+    let together = Op::MultiAcquire {
+        locks: vec![0, 1],
+        owner: 1,
+        lease_ms: 800,
+        waits: Waits::Block(0),
+        session: None,
+        once: false,
+    };
+    let history = vec![
+        listens_without_grace(0),
+        listens_without_grace(1),
+        acquire(0, Waits::No, 1),
+        together,
+        // The wait for both is looked at, and is known to be blocked at the first.
+        acquire(1, Waits::No, 0),
+        Op::Multi,
+        Op::Close { client: 1 },
+        acquire(1, Waits::Queue(0), 0),
+        Op::Exec,
+    ];
+    (
+        "the end of a lease that began while the search went on is waited for",
+        history,
+    )
 }
 
 /// A script takes the lock.
