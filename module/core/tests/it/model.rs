@@ -483,6 +483,54 @@ fn held_and_waited_for() -> impl Strategy<Value = Vec<Op>> {
     })
 }
 
+/// One has a lock and waits for it together with another, which a session has. The session ends, and
+/// a command about both comes before anything else has seen that.
+fn asked_for_in_the_moment() -> impl Strategy<Value = Vec<Op>> {
+    let asked = (0usize..2, owner(), 0..SESSIONS.len(), 0usize..3);
+    asked.prop_map(|(lock, holder, session, command)| {
+        let (block, lease_ms) = (Waits::Block(0), 800);
+        let acquire = |lock, after, waits, session| Op::Acquire {
+            lock,
+            owner: (holder + after) % OWNERS.len(),
+            lease_ms,
+            waits,
+            session,
+            once: false,
+        };
+        let locks = vec![lock, 1 - lock];
+        let together = |waits| Op::MultiAcquire {
+            locks: vec![lock, 1 - lock],
+            owner: holder,
+            lease_ms,
+            waits,
+            session: None,
+            once: false,
+        };
+        let owner = holder;
+        let command = match command {
+            0 => Op::MultiRelease { locks, owner },
+            1 => together(Waits::No),
+            _ => Op::MultiRenew {
+                locks,
+                owner,
+                lease_ms,
+                session: None,
+            },
+        };
+        vec![
+            acquire(lock, 0, Waits::No, None),
+            acquire(1 - lock, 1, Waits::No, Some(session)),
+            together(block),
+            acquire(lock, 2, block, None),
+            Op::Multi,
+            Op::Close { client: session },
+            command,
+            Op::Exec,
+            listens_without_grace(session),
+        ]
+    })
+}
+
 fn listens_without_grace(session: Name) -> Op {
     Op::Events {
         session,
@@ -498,6 +546,7 @@ fn history_of_endings() -> impl Strategy<Value = Vec<Op>> {
         2 => sessions_end_together(),
         1 => (held_and_waited_for(), sessions_end_together())
             .prop_map(|(held, end)| [held, end].concat()),
+        1 => asked_for_in_the_moment(),
     ];
     proptest::collection::vec(steps, 1..40).prop_map(|steps| {
         let listen = (0..SESSIONS.len()).map(listens_without_grace);

@@ -288,8 +288,11 @@ fn listens(session: usize) -> Op {
 }
 
 fn endings(choices: &mut Choices<'_>, history: &mut Vec<Op>) {
-    let kind = choices.below(6);
-    if kind > 1 {
+    let kind = choices.below(7);
+    if kind == 2 {
+        return asked_for_in_the_moment(choices, history);
+    }
+    if kind > 2 {
         return history.push(belongs_to_a_session(choices));
     }
     if kind == 0 {
@@ -317,6 +320,49 @@ fn endings(choices: &mut Choices<'_>, history: &mut Vec<Op>) {
     }
     history.push(Op::Exec);
     history.extend([0, 1].map(listens));
+}
+
+/// One has a lock and waits for it together with another, which a session has. The session ends, and
+/// a command about both comes before anything else has seen that.
+fn asked_for_in_the_moment(choices: &mut Choices<'_>, history: &mut Vec<Op>) {
+    let (lock, session) = (choices.below(2), choices.below(SESSIONS.len()));
+    let (holder, lease_ms, block) = (choices.below(OWNERS.len()), 800, Waits::Block(0));
+    let acquire = |lock, after, waits, session| Op::Acquire {
+        lock,
+        owner: (holder + after) % OWNERS.len(),
+        lease_ms,
+        waits,
+        session,
+        once: false,
+    };
+    let (owner, locks) = (holder, vec![lock, 1 - lock]);
+    let together = |waits| Op::MultiAcquire {
+        locks: vec![lock, 1 - lock],
+        owner,
+        lease_ms,
+        waits,
+        session: None,
+        once: false,
+    };
+    history.extend([
+        acquire(lock, 0, Waits::No, None),
+        acquire(1 - lock, 1, Waits::No, Some(session)),
+        together(block),
+        acquire(lock, 2, block, None),
+        Op::Multi,
+        Op::Close { client: session },
+    ]);
+    history.push(match choices.below(3) {
+        0 => Op::MultiRelease { locks, owner },
+        1 => together(Waits::No),
+        _ => Op::MultiRenew {
+            locks,
+            owner,
+            lease_ms,
+            session: None,
+        },
+    });
+    history.extend([Op::Exec, listens(session)]);
 }
 
 /// Which connections close.
