@@ -1,8 +1,8 @@
 # The front door. `make` lists what it does; cargo does the work, and CARGO_TARGET_DIR is honoured.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak chaos check test-servers interop languages memcheck fuzz bench plots \
-	instructions install clean
+.PHONY: help run test soak chaos check test-servers interop languages memcheck fuzz faults bench \
+	plots instructions install clean
 
 # Tests run in their crate's folder, so a relative path to a server is made absolute here.
 ifneq (,$(findstring /,$(RLOCK_SERVER)))
@@ -50,6 +50,9 @@ memcheck: ## The smoke tests, load and noise among them, with the server under v
 
 fuzz: ## Fuzz the core, FUZZ_SECONDS= a target (60), on a nightly compiler
 	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) scripts/fuzz
+
+faults: ## Put known faults back into a copy of the core and see each net catch them
+	@scripts/faults
 
 bench: install ## Measure everything against what there is instead; tables and plots into docs/bench
 	@scripts/bench

@@ -168,18 +168,17 @@ impl DeadlockSearch {
         let Some(place) = self.asked_about.take() else {
             return self.go_on(table);
         };
+        if table.is_any_ending(place.lock.as_ref()) {
+            // More must end there than there was time for, and who holds it after that is unknown.
+            return Found::Refuse(CommandError::ChainTooLong);
+        }
         self.looks = self.looks.saturating_add(holders.len());
         // An owner that waits for nothing ends a path. The asker is about to wait.
         let waits = |holder: &[u8]| {
             let waiting = (*holder == *self.asker).then_some(&self.asker);
             waiting.or_else(|| table.waiting(holder)).cloned()
         };
-        // A hold that must end stands in nobody's way.
-        let ending = table.pending_owners(place.lock.as_ref());
-        let holders = holders.iter().map(|holder| &**holder);
-        let holders = holders
-            .filter(|holder| !ending.contains(holder))
-            .filter_map(waits);
+        let holders = holders.iter().filter_map(|holder| waits(holder));
         let seen = Seen {
             holders: holders.collect(),
             reached_holders: false,

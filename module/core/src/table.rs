@@ -17,7 +17,7 @@ use crate::position::Positions;
 use crate::session::SessionId;
 use crate::{Lease, Mode, Now, ReadDepth, Token, Wait};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -435,11 +435,10 @@ impl LockTable {
         pending.any(|release| *release.owner == *owner)
     }
 
-    /// Whose holds of a lock must end.
-    pub(crate) fn pending_owners(&self, lock: LockRef<'_>) -> HashSet<&[u8]> {
+    /// Whether any hold of a lock must end.
+    pub(crate) fn is_any_ending(&self, lock: LockRef<'_>) -> bool {
         let record = self.find(lock).and_then(|id| self.records.get(id.0));
-        let pending = record.into_iter().flat_map(|record| &record.pending);
-        pending.map(|release| &*release.owner).collect()
+        record.is_some_and(|record| !record.pending.is_empty())
     }
 
     /// The key may outlive its readers until the last hold that must end there has ended. Whether

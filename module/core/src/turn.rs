@@ -253,6 +253,9 @@ pub(crate) struct Wish {
     /// What to answer if the client cannot be blocked.
     pub(crate) ttl_ms: i64,
     lease_ends: LeaseEnds,
+    /// Whether a hold was ended since, by the search for a circle: that may have let in somebody who
+    /// waits for the caller's lock as well.
+    is_out_of_date: bool,
 }
 
 /// When the present leases end, as far as can be told.
@@ -269,6 +272,7 @@ impl Wish {
         Self {
             ttl_ms: 0,
             lease_ends: LeaseEnds::Promised,
+            is_out_of_date: false,
         }
     }
 
@@ -276,6 +280,7 @@ impl Wish {
         Self {
             ttl_ms,
             lease_ends: LeaseEnds::One(lease_end),
+            is_out_of_date: false,
         }
     }
 
@@ -283,6 +288,7 @@ impl Wish {
         Self {
             ttl_ms,
             lease_ends: LeaseEnds::Several(lease_ends),
+            is_out_of_date: false,
         }
     }
 
@@ -512,8 +518,14 @@ impl Locks {
                 first.or_else(|| self.command_task(turn))
             }
             Phase::Search(lock) => {
-                let subject = Subject::One(lock.clone(), Rc::from([]));
-                Some(self.task(subject, ReadDepth::Brief, Purpose::Holders))
+                // A hold that must end stands in nobody's way.
+                let record = self.table.find(lock.as_ref());
+                let release = record.filter(|_| !turn.budget.is_spent(now));
+                let release = release.and_then(|record| self.release_task(turn, record));
+                release.or_else(|| {
+                    let subject = Subject::One(lock.clone(), Rc::from([]));
+                    Some(self.task(subject, ReadDepth::Brief, Purpose::Holders))
+                })
             }
             Phase::Drain => {
                 let next = self.next_now(turn, now);
@@ -922,6 +934,9 @@ impl Locks {
         // At another node the lease ends it.
         if let Read::One(stored) = read {
             let written = effects.len();
+            if let Some(wish) = &mut turn.wish {
+                wish.is_out_of_date = true;
+            }
             self.decision(lock.as_ref(), 0, now, effects)
                 .end(&release, **stored, outlived);
             turn.freed |= effects.iter().skip(written).any(Effect::is_deletion);
@@ -1204,6 +1219,14 @@ impl Locks {
             _ => return None,
         };
         let first = *waiters.first()?;
+        if wish.is_out_of_date {
+            // Somebody may have the lock since, or nobody: the timer looks at once.
+            for waiter in &waiters {
+                if let Some(queue) = self.table.record_of(*waiter) {
+                    self.mark_queue(queue);
+                }
+            }
+        }
         if !is_new {
             let ttl_ms = wish.ttl_when_taken_over(now);
             self.take_over(&waiters, &newcomer, ttl_ms, now, effects)?;

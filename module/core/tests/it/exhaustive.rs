@@ -55,6 +55,16 @@ fn two_sessions_end_in_one_moment_in_any_order() {
     walked.is_more_than(150);
 }
 
+/// The same where more than the end of the sessions is seen first: the key was touched by others, or
+/// another session ends while a key is read.
+#[test]
+fn two_sessions_end_beside_other_changes_in_any_order() {
+    let seen = |world: &World| seen_of_sessions_at(world, &[0, 1]);
+    let letters = letters_of_two_holders();
+    let walked = walk_to_moments(&letters, &moments_of_changes(), depth(3, 5), seen);
+    walked.is_more_than(50);
+}
+
 #[test]
 fn two_locks_together_in_any_order() {
     let seen = |world: &World| seen_at(world, &[0, 1]);
@@ -271,6 +281,52 @@ fn letters_of_two_sessions() -> Vec<Op> {
         both(1, queue, Some(0)),
         both(2, block, None),
     ]
+}
+
+/// What two sessions hold, and who waits for it.
+fn letters_of_two_holders() -> Vec<Op> {
+    let block = Waits::Block(0);
+    vec![
+        one(0, 0, Waits::No, Some(0)),
+        one(1, 0, Waits::No, Some(1)),
+        one(0, 1, block, None),
+        one(0, 2, block, None),
+        both(0, block, None),
+    ]
+}
+
+/// The sessions end, and others change the key of the first lock, or only touch it.
+fn moments_of_changes() -> Vec<Vec<Op>> {
+    let change = |change| Op::Foreign {
+        lock: 0,
+        change,
+        told: true,
+    };
+    let taken = Change::Take {
+        owner: 0,
+        lease_ms: None,
+    };
+    let changes = [change(Change::Persist), change(taken)];
+    let by = |client| Op::Interrupt {
+        reads: 0,
+        by: Interruption::Close(client),
+    };
+    let newcomer = || one(0, 1, Waits::No, None);
+    let close = |client| Op::Close { client };
+    let mut moments: Vec<Vec<Op>> = Vec::new();
+    for (first, second) in [(0, 1), (1, 0)] {
+        for change in &changes {
+            moments.push(vec![close(first), change.clone()]);
+            moments.push(vec![close(first), close(second), change.clone()]);
+            moments.push(vec![close(first), change.clone(), newcomer()]);
+        }
+        moments.push(vec![close(first), by(second), newcomer()]);
+    }
+    let in_one_moment = |moment: Vec<Op>| {
+        let moment = [Op::Multi].into_iter().chain(moment);
+        moment.chain([Op::Exec]).collect()
+    };
+    moments.into_iter().map(in_one_moment).collect()
 }
 
 /// The sessions end, and what comes next is all that comes before the timer.

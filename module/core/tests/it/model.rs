@@ -433,12 +433,10 @@ fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
         1 => (0usize..3).prop_map(|decisions| Op::ShortTurn { decisions }),
         1 => (0usize..2).prop_map(|lock| Op::Break { lock }),
         1 => (0usize..2, owner()).prop_map(|(lock, owner)| Op::Cancel { lock, owner }),
-        // Every hold of the locks is looked at as well.
         1 => Just(Op::SwapDatabases),
-        1 => (0usize..2, change()).prop_map(|(lock, change)| {
-            let told = true;
-            Op::Foreign { lock, change, told }
-        }),
+        1 => (0usize..2, change()).prop_map(|(lock, change)| touched(lock, change)),
+        // Queue and holds of the lock are looked at, and nothing else has changed.
+        1 => (0usize..2).prop_map(|lock| touched(lock, Change::Persist)),
     ];
     let before = proptest::option::weighted(0.3, interrupt());
     let meanwhile = proptest::collection::vec(meanwhile, 0..4);
@@ -454,6 +452,87 @@ fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
     })
 }
 
+fn touched(lock: usize, change: Change) -> Op {
+    let told = true;
+    Op::Foreign { lock, change, told }
+}
+
+/// A session has a lock for which two others wait, so that its end may grant one too many.
+fn held_and_waited_for() -> impl Strategy<Value = Vec<Op>> {
+    let waits = || {
+        prop_oneof![
+            2 => Just((None, Waits::Block(0))),
+            1 => (0..SESSIONS.len()).prop_map(|session| (Some(session), Waits::Queue(0))),
+        ]
+    };
+    let lock = prop_oneof![2 => Just(0usize), 1 => Just(1)];
+    let asked = (lock, owner(), 0..SESSIONS.len(), waits(), waits());
+    asked.prop_map(|(lock, holder, session, first, second)| {
+        let holds = (Some(session), Waits::No);
+        let acquire = |(after, (session, waits))| Op::Acquire {
+            lock,
+            owner: (holder + after) % OWNERS.len(),
+            lease_ms: 800,
+            waits,
+            session,
+            once: false,
+        };
+        [holds, first, second]
+            .into_iter()
+            .enumerate()
+            .map(acquire)
+            .collect()
+    })
+}
+
+/// One has a lock and waits for it together with another, which a session has. The session ends, and
+/// a command about both comes before anything else has seen that.
+fn asked_for_in_the_moment() -> impl Strategy<Value = Vec<Op>> {
+    let asked = (0usize..2, owner(), 0..SESSIONS.len(), 0usize..3);
+    asked.prop_map(|(lock, holder, session, command)| {
+        let (block, lease_ms) = (Waits::Block(0), 800);
+        let acquire = |lock, after, waits, session| Op::Acquire {
+            lock,
+            owner: (holder + after) % OWNERS.len(),
+            lease_ms,
+            waits,
+            session,
+            once: false,
+        };
+        let locks = vec![lock, 1 - lock];
+        let together = |waits| Op::MultiAcquire {
+            locks: vec![lock, 1 - lock],
+            owner: holder,
+            lease_ms,
+            waits,
+            session: None,
+            once: false,
+        };
+        let owner = holder;
+        let command = match command {
+            0 => Op::MultiRelease { locks, owner },
+            1 => together(Waits::No),
+            _ => Op::MultiRenew {
+                locks,
+                owner,
+                lease_ms,
+                session: None,
+            },
+        };
+        vec![
+            acquire(lock, 0, Waits::No, None),
+            acquire(1 - lock, 1, Waits::No, Some(session)),
+            together(block),
+            acquire(lock, 2, block, None),
+            Op::Multi,
+            Op::Close { client: session },
+            command,
+            Op::Exec,
+            listens_without_grace(session),
+        ]
+    })
+}
+
 fn listens_without_grace(session: Name) -> Op {
     Op::Events {
         session,
@@ -465,8 +544,11 @@ fn listens_without_grace(session: Name) -> Op {
 
 fn history_of_endings() -> impl Strategy<Value = Vec<Op>> {
     let steps = prop_oneof![
-        6 => belongs_to_a_session().prop_map(|op| vec![op]),
-        1 => sessions_end_together(),
+        12 => belongs_to_a_session().prop_map(|op| vec![op]),
+        2 => sessions_end_together(),
+        1 => (held_and_waited_for(), sessions_end_together())
+            .prop_map(|(held, end)| [held, end].concat()),
+        1 => asked_for_in_the_moment(),
     ];
     proptest::collection::vec(steps, 1..40).prop_map(|steps| {
         let listen = (0..SESSIONS.len()).map(listens_without_grace);
@@ -604,7 +686,7 @@ fn once_failed() -> Vec<(&'static str, Vec<Op>)> {
     .into_iter()
     .chain(once_failed_with_sessions())
     .chain(once_failed_when_interrupted())
-    .chain([two_multi_waits_of_one_owner()])
+    .chain([two_multi_waits_of_one_owner(), search_that_ends_a_hold()])
     .collect()
 }
 
@@ -637,6 +719,43 @@ fn two_multi_waits_of_one_owner() -> (&'static str, Vec<Op>) {
         Op::Pass { ms: 2 },
     ];
     ("of two equal waits the first is served first", history)
+}
+
+/// The search for a circle finds a hold that must end. Its end lets somebody in, with a lease, where
+/// the caller is about to wait.
+fn search_that_ends_a_hold() -> (&'static str, Vec<Op>) {
+    let acquire = |lock, waits, session| Op::Acquire {
+        lock,
+        owner: 0,
+        lease_ms: 800,
+        waits,
+        session: Some(session),
+        once: false,
+    };
+    let together = Op::MultiAcquire {
+        locks: vec![0, 1],
+        owner: 1,
+        lease_ms: 800,
+        waits: Waits::Block(0),
+        session: None,
+        once: false,
+    };
+    let history = vec![
+        listens_without_grace(0),
+        listens_without_grace(1),
+        acquire(0, Waits::No, 1),
+        together,
+        // The wait for both is looked at, and is known to be blocked at the first.
+        acquire(1, Waits::No, 0),
+        Op::Multi,
+        Op::Close { client: 1 },
+        acquire(1, Waits::Queue(0), 0),
+        Op::Exec,
+    ];
+    (
+        "the end of a lease that began while the search went on is waited for",
+        history,
+    )
 }
 
 /// A script takes the lock.

@@ -264,7 +264,6 @@ impl Twin {
                 line.len() - 1
             }
         };
-        self.tally.waiters_peak = self.tally.waiters_peak.max(self.waiting());
         let position = i64::try_from(at + 1).unwrap();
         if is_queued {
             Reply::Queued { position }
@@ -409,7 +408,7 @@ impl Twin {
         let line = self.line(place).to_vec();
         let own: Vec<_> = line.iter().filter(|of| of.owner == owner).collect();
         for waiter in &own {
-            self.take_out(waiter.seat);
+            self.withdraw(waiter.seat);
             self.tell(place, waiter, Heard::NotAcquired { ttl_ms });
             self.tally.cancels += 1;
         }
@@ -452,7 +451,7 @@ impl Twin {
     // --- What happens without a command ----------------------------------------------------------
 
     pub(crate) fn depart(&mut self, seat: usize) {
-        self.take_out(seat);
+        self.withdraw(seat);
         self.tally.departures += 1;
     }
 
@@ -857,9 +856,32 @@ impl Twin {
             .collect();
         let out = seats.into_iter().map(|seat| {
             let place = self.place_of(seat);
-            (place, self.take_out(seat).unwrap())
+            (place, self.withdraw(seat).unwrap())
         });
         out.collect()
+    }
+
+    pub(crate) fn note_peak(&mut self) {
+        self.tally.waiters_peak = self.tally.waiters_peak.max(self.waiting());
+    }
+
+    /// Its place in the line; of several the largest, 1 is next.
+    pub(crate) fn position(&self, seat: usize) -> i64 {
+        let places = self.lines.values().filter_map(|line| {
+            let at = line.iter().position(|waiter| waiter.seat == seat)?;
+            i64::try_from(at + 1).ok()
+        });
+        places.max().unwrap_or(0)
+    }
+
+    /// Takes one out that gets nothing. Who is first after it is for the timer to look at.
+    fn withdraw(&mut self, seat: usize) -> Option<TwinWaiter> {
+        let first_in = |place: &Place| {
+            let first = self.lines.get(place).and_then(|line| line.first());
+            first.is_some_and(|first| first.seat == seat)
+        };
+        self.changed.retain(|(place, _)| !first_in(place));
+        self.take_out(seat)
     }
 
     /// Takes somebody out of all lines in which it stands.

@@ -237,7 +237,7 @@ pub(crate) struct World {
     timer: Timer,
     /// Locks that changed without an event, and were not looked at since.
     unseen: BTreeSet<Place>,
-    /// Locks in which somebody else has written.
+    /// Locks in which somebody else has written, or whose keys were swapped.
     written_by_others: BTreeSet<Place>,
     /// The same for holds of sessions, each with its token.
     unseen_holds: BTreeSet<(Place, Vec<u8>, Option<i64>)>,
@@ -503,6 +503,8 @@ impl World {
             Op::SwapDatabases => {
                 self.space.swap(0, 1);
                 self.twin.space.swap(0, 1);
+                // The holds that are there now were not granted there.
+                self.written_by_others.extend((0..LOCKS.len()).map(place));
                 self.locks.all_changed(Some(0));
                 self.locks.all_changed(Some(1));
             }
@@ -587,6 +589,14 @@ impl World {
             Ok(Outcome::MustWait { .. }) => self.join(turn, places, several, asked)?,
             Ok(other) => return Err(format!("an answer of another command: {other:?}")),
         };
+        // The search for a circle may have ended a hold, and let in somebody who waited before.
+        let of_twin = match of_twin {
+            Reply::Queued { .. } => Reply::Queued {
+                position: self.twin.position(asked.seat),
+            },
+            of_twin => of_twin,
+        };
+        self.twin.note_peak();
         Ok((of_core, of_twin))
     }
 
@@ -673,6 +683,7 @@ impl World {
         };
         if let Some(by) = self.timer.comes_between() {
             self.interrupted(by)?;
+            self.forget_those_who_left();
         }
         self.takes_several = (places.len() > 1).then(|| self.ledger.highest_token());
         Ok(self.locks.decide(turn, task.found(read), now, effects))

@@ -1,4 +1,5 @@
-//! Histories: the core beside the twins, with every invariant looked at after each step.
+//! Histories: the core beside the twins, with every invariant looked at after each step. The first
+//! byte says whether anything happens, or sessions end in one moment again and again.
 
 use super::choices::Choices;
 use crate::read_write::{foreign, keyspace::Reading, world as read_write};
@@ -30,8 +31,16 @@ const COUNTS: [&str; 14] = [
 pub fn histories(data: &[u8]) {
     let mut choices = Choices::new(data);
     let mut history = Vec::new();
+    let is_of_endings = choices.one_in(2);
+    if is_of_endings {
+        history.extend([0, 1].map(listens));
+    }
     while !choices.are_over() && history.len() < STEPS {
-        history.push(op(&mut choices));
+        if is_of_endings {
+            endings(&mut choices, &mut history);
+        } else {
+            history.push(op(&mut choices));
+        }
     }
     if let Err(wrong) = world::replay(&history) {
         panic!("{wrong}");
@@ -42,12 +51,20 @@ pub fn histories(data: &[u8]) {
 pub fn read_write_histories(data: &[u8]) {
     let mut choices = Choices::new(data);
     let mut history = Vec::new();
-    let mut is_alone = true;
-    while !choices.are_over() && history.len() < STEPS {
-        let op = read_write_op(&mut choices);
-        is_alone &= !matches!(op, read_write::Op::Foreign { .. });
-        history.push(op);
+    let is_of_endings = choices.one_in(2);
+    if is_of_endings {
+        history.extend([0, 1].map(read_write_listens));
     }
+    while !choices.are_over() && history.len() < STEPS {
+        if is_of_endings {
+            read_write_endings(&mut choices, &mut history);
+        } else {
+            history.push(read_write_op(&mut choices));
+        }
+    }
+    let is_alone = !history
+        .iter()
+        .any(|op| matches!(op, read_write::Op::Foreign { .. }));
     // A short look is enough only where nobody shortens what others hold.
     let ways: &[Reading] = if is_alone {
         &[Reading::All, Reading::Short]
@@ -259,7 +276,281 @@ fn change(choices: &mut Choices<'_>) -> Change {
     }
 }
 
+// --- Sessions that end in one moment -------------------------------------------------------------
+
+fn listens(session: usize) -> Op {
+    Op::Events {
+        session,
+        client: session,
+        block_ms: None,
+        grace_ms: 0,
+    }
+}
+
+fn endings(choices: &mut Choices<'_>, history: &mut Vec<Op>) {
+    let kind = choices.below(7);
+    if kind == 2 {
+        return asked_for_in_the_moment(choices, history);
+    }
+    if kind > 2 {
+        return history.push(belongs_to_a_session(choices));
+    }
+    if kind == 0 {
+        // A session has a lock for which two others wait.
+        let (lock, holder) = (choices.of(&[0, 0, 1]), choices.below(OWNERS.len()));
+        for after in 0..OWNERS.len() {
+            let (session, waits) = match after {
+                0 => (Some(choices.below(SESSIONS.len())), Waits::No),
+                _ => of_two_ways(choices),
+            };
+            history.push(Op::Acquire {
+                lock,
+                owner: (holder + after) % OWNERS.len(),
+                lease_ms: 800,
+                waits,
+                session,
+                once: false,
+            });
+        }
+    }
+    history.push(Op::Multi);
+    history.extend(closed(choices).map(|client| Op::Close { client }));
+    for _ in 0..choices.below(4) {
+        history.push(meanwhile(choices));
+    }
+    history.push(Op::Exec);
+    history.extend([0, 1].map(listens));
+}
+
+/// One has a lock and waits for it together with another, which a session has. The session ends, and
+/// a command about both comes before anything else has seen that.
+fn asked_for_in_the_moment(choices: &mut Choices<'_>, history: &mut Vec<Op>) {
+    let (lock, session) = (choices.below(2), choices.below(SESSIONS.len()));
+    let (holder, lease_ms, block) = (choices.below(OWNERS.len()), 800, Waits::Block(0));
+    let acquire = |lock, after, waits, session| Op::Acquire {
+        lock,
+        owner: (holder + after) % OWNERS.len(),
+        lease_ms,
+        waits,
+        session,
+        once: false,
+    };
+    let (owner, locks) = (holder, vec![lock, 1 - lock]);
+    let together = |waits| Op::MultiAcquire {
+        locks: vec![lock, 1 - lock],
+        owner,
+        lease_ms,
+        waits,
+        session: None,
+        once: false,
+    };
+    history.extend([
+        acquire(lock, 0, Waits::No, None),
+        acquire(1 - lock, 1, Waits::No, Some(session)),
+        together(block),
+        acquire(lock, 2, block, None),
+        Op::Multi,
+        Op::Close { client: session },
+    ]);
+    history.push(match choices.below(3) {
+        0 => Op::MultiRelease { locks, owner },
+        1 => together(Waits::No),
+        _ => Op::MultiRenew {
+            locks,
+            owner,
+            lease_ms,
+            session: None,
+        },
+    });
+    history.extend([Op::Exec, listens(session)]);
+}
+
+/// Which connections close.
+fn closed(choices: &mut Choices<'_>) -> impl Iterator<Item = usize> + use<> {
+    let (first, both) = (choices.below(2), !choices.one_in(4));
+    [first].into_iter().chain(both.then_some(1 - first))
+}
+
+/// How to wait for as long as it takes.
+fn of_two_ways(choices: &mut Choices<'_>) -> (Option<usize>, Waits) {
+    match choices.below(3) {
+        0 => (Some(choices.below(SESSIONS.len())), Waits::Queue(0)),
+        _ => (None, Waits::Block(0)),
+    }
+}
+
+fn belongs_to_a_session(choices: &mut Choices<'_>) -> Op {
+    let (lock, owner) = (choices.of(&[0, 0, 1]), choices.below(OWNERS.len()));
+    let locks = vec![lock, 1 - lock];
+    match choices.below(9) {
+        0..4 => {
+            let (session, waits) = waits(choices);
+            Op::Acquire {
+                lock,
+                owner,
+                lease_ms: 800,
+                waits,
+                session,
+                once: choices.one_in(8),
+            }
+        }
+        4 | 5 => {
+            let (session, waits) = waits(choices);
+            Op::MultiAcquire {
+                locks,
+                owner,
+                lease_ms: 800,
+                waits,
+                session,
+                once: choices.one_in(8),
+            }
+        }
+        6 => Op::Release {
+            lock,
+            owner,
+            token: Named::No,
+            lease_ms: None,
+        },
+        7 => Op::MultiRelease { locks, owner },
+        _ => choices.of(&[Passing::Delivered, Passing::Ms(7)]).op(),
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Passing {
+    Delivered,
+    Ms(i64),
+}
+
+impl Passing {
+    fn op(self) -> Op {
+        match self {
+            Self::Delivered => Op::Deliver,
+            Self::Ms(ms) => Op::Pass { ms },
+        }
+    }
+}
+
+/// What comes before the timer, once sessions have ended.
+fn meanwhile(choices: &mut Choices<'_>) -> Op {
+    let lock = choices.below(2);
+    let change = match choices.below(9) {
+        0..4 => return belongs_to_a_session(choices),
+        4 => {
+            let (reads, by) = (choices.below(4), interruption(choices));
+            return Op::Interrupt { reads, by };
+        }
+        5 => {
+            let decisions = choices.of(&[1, 2, 3]);
+            return Op::Tick { decisions };
+        }
+        6 => return Op::Break { lock },
+        7 => change(choices),
+        // Queue and holds of the lock are looked at, and nothing else has changed.
+        _ => Change::Persist,
+    };
+    let told = true;
+    Op::Foreign { lock, change, told }
+}
+
 // --- Read-write locks ----------------------------------------------------------------------------
+
+fn read_write_listens(session: usize) -> read_write::Op {
+    read_write::Op::Events {
+        session,
+        client: session,
+        grace_ms: 0,
+    }
+}
+
+fn read_write_endings(choices: &mut Choices<'_>, history: &mut Vec<read_write::Op>) {
+    use read_write::Op;
+    let kind = choices.below(6);
+    if kind > 1 {
+        return history.push(read_write_belongs_to_a_session(choices));
+    }
+    if kind == 0 {
+        // One writes for one session and reads for the other, and two wait.
+        let (holder, session) = (choices.below(3), choices.below(2));
+        let writes = (0, Mode::Write, Some(session), Waits::No);
+        let mut asked = vec![writes, (0, Mode::Read, Some(1 - session), Waits::No)];
+        for after in [1, 2] {
+            let mode = choices.of(&[Mode::Write, Mode::Write, Mode::Read]);
+            let (session, waits) = of_two_ways(choices);
+            asked.push((after, mode, session, waits));
+        }
+        for (after, mode, session, waits) in asked {
+            history.push(Op::Acquire {
+                lock: 0,
+                owner: (holder + after) % read_write::OWNERS.len(),
+                mode,
+                lease_ms: 800,
+                waits: read_write_waits(waits),
+                session,
+                once: false,
+            });
+        }
+    }
+    history.push(Op::Multi);
+    history.extend(closed(choices).map(|client| Op::Close { client }));
+    for _ in 0..choices.below(4) {
+        history.push(match choices.below(8) {
+            0..4 => read_write_belongs_to_a_session(choices),
+            4 => Op::Interrupt {
+                reads: choices.below(4),
+                by: interruption(choices),
+            },
+            5 => Op::Tick {
+                decisions: choices.of(&[1, 2, 3]),
+            },
+            6 => Op::Break { lock: 0 },
+            // Queue and holds of the lock are looked at, and nothing else has changed.
+            _ => Op::Foreign {
+                lock: 0,
+                changes: vec![foreign::Change::Persist],
+                told: true,
+            },
+        });
+    }
+    history.push(Op::Exec);
+    history.extend([0, 1].map(read_write_listens));
+}
+
+fn read_write_belongs_to_a_session(choices: &mut Choices<'_>) -> read_write::Op {
+    use read_write::Op;
+    let (lock, owner) = (0, choices.below(read_write::OWNERS.len()));
+    let mode = choices.of(&[Mode::Read, Mode::Write]);
+    match choices.below(7) {
+        0..5 => {
+            let (session, waits) = waits(choices);
+            Op::Acquire {
+                lock,
+                owner,
+                mode,
+                lease_ms: 800,
+                waits: read_write_waits(waits),
+                session,
+                once: choices.one_in(8),
+            }
+        }
+        5 => Op::Release {
+            lock,
+            owner,
+            mode,
+            token: read_write::Named::No,
+            lease_ms: None,
+        },
+        _ => Op::Deliver,
+    }
+}
+
+fn read_write_waits(waits: Waits) -> read_write_twin::Waits {
+    match waits {
+        Waits::No => read_write_twin::Waits::No,
+        Waits::Block(ms) => read_write_twin::Waits::Block(ms),
+        Waits::Queue(ms) => read_write_twin::Waits::Queue(ms),
+    }
+}
 
 fn read_write_op(choices: &mut Choices<'_>) -> read_write::Op {
     use read_write::Op;
@@ -275,17 +566,12 @@ fn read_write_op(choices: &mut Choices<'_>) -> read_write::Op {
     match choices.below(14) {
         0..4 => {
             let (session, waits) = waits(choices);
-            let waits = match waits {
-                Waits::No => read_write_twin::Waits::No,
-                Waits::Block(ms) => read_write_twin::Waits::Block(ms),
-                Waits::Queue(ms) => read_write_twin::Waits::Queue(ms),
-            };
             Op::Acquire {
                 lock,
                 owner,
                 mode,
                 lease_ms: lease(choices),
-                waits,
+                waits: read_write_waits(waits),
                 session,
                 once: choices.one_in(4),
             }

@@ -6,6 +6,7 @@
 //! the same last step. The first failure is therefore a shortest one; it prints the history that
 //! replays it.
 
+use super::foreign::Change;
 use super::keyspace::{Reading, Value};
 use super::twin::{Reply, Waits};
 use super::world::{LOCKS, Named, OWNERS, Op, World, replay, replay_to};
@@ -45,8 +46,31 @@ fn one_session_in_any_order() {
 #[test]
 fn two_sessions_end_in_one_moment_in_any_order() {
     let letters = letters_of_two_sessions();
-    let walked = walk_to_moments(&letters, &moments(), depth(3, 5));
+    let mut between = vec![None];
+    between.extend([1, 2].map(|decisions| Some(Op::Tick { decisions })));
+    between.extend([0, 1].map(|decisions| Some(Op::ShortTurn { decisions })));
+    let by = Interruption::Timer;
+    between.extend([0, 1, 2].map(|reads| Some(Op::Interrupt { reads, by })));
+    let walked = walk_to_moments(&[], &letters, &moments(&between), depth(3, 5));
     walked.is_more_than(200);
+}
+
+/// One that writes for one session and reads for the other, so that two holds end at one lock.
+#[test]
+fn a_writer_that_reads_ends_with_both_sessions_in_any_order() {
+    let both = [
+        of_session(0, 0, Mode::Write, Waits::No),
+        of_session(1, 0, Mode::Read, Waits::No),
+    ];
+    let touched = Op::Foreign {
+        lock: 0,
+        changes: vec![Change::Persist],
+        told: true,
+    };
+    let between = [None, Some(Op::Tick { decisions: 1 }), Some(touched)];
+    let letters = letters_of_two_sessions();
+    let walked = walk_to_moments(&both, &letters, &moments(&between), depth(2, 3));
+    walked.is_more_than(30);
 }
 
 /// With the deadlock check on there is no state in which everybody waits for somebody: those who
@@ -221,7 +245,7 @@ fn letters_of_two_sessions() -> Vec<Op> {
 }
 
 /// The sessions end, and what comes next is all that comes before the timer.
-fn moments() -> Vec<Vec<Op>> {
+fn moments(between: &[Option<Op>]) -> Vec<Vec<Op>> {
     let commands = [
         None,
         Some(acquire(0, 0, Mode::Read, LEASE_MS, Waits::No)),
@@ -232,15 +256,9 @@ fn moments() -> Vec<Vec<Op>> {
         Some(release(0, 0, Mode::Read)),
         Some(Op::Break { lock: 0 }),
     ];
-    let mut between = vec![None];
-    between.extend([1, 2].map(|decisions| Some(Op::Tick { decisions })));
-    between.push(Some(Op::ShortTurn { decisions: 0 }));
-    between.push(Some(Op::ShortTurn { decisions: 1 }));
-    let by = Interruption::Timer;
-    between.extend([0, 1, 2].map(|reads| Some(Op::Interrupt { reads, by })));
     let mut moments = Vec::new();
     for closed in [&[0, 1][..], &[1, 0], &[0]] {
-        for between in &between {
+        for between in between {
             for command in &commands {
                 let ends = closed.iter().map(|client| Op::Close { client: *client });
                 let then = between.iter().chain(command).cloned();
@@ -330,9 +348,9 @@ fn walk(
     walked
 }
 
-/// From two sessions that are there, through all that these letters lead to; and then each of these
-/// moments.
-fn walk_to_moments(letters: &[Op], moments: &[Vec<Op>], depth: usize) -> Walked {
+/// From two sessions that are there, with what they have `begun` with, through all that these
+/// letters lead to; and then each of these moments.
+fn walk_to_moments(begun: &[Op], letters: &[Op], moments: &[Vec<Op>], depth: usize) -> Walked {
     let mut walked = Walked::default();
     let mut met = BTreeSet::new();
     let listens = |session| Op::Events {
@@ -340,7 +358,7 @@ fn walk_to_moments(letters: &[Op], moments: &[Vec<Op>], depth: usize) -> Walked 
         client: session,
         grace_ms: 0,
     };
-    let mut frontier = vec![vec![listens(0), listens(1)]];
+    let mut frontier = vec![[&[listens(0), listens(1)], begun].concat()];
     for _ in 0..=depth {
         let mut next = Vec::new();
         for history in &frontier {

@@ -274,8 +274,13 @@ fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
         2 => tick_or_interrupt(),
         1 => Just(Op::Break { lock: 0 }),
         1 => owner().prop_map(|owner| Op::Cancel { lock: 0, owner }),
-        // Every hold of the lock is looked at as well.
         1 => foreign(by_redisson),
+        // Queue and holds of the lock are looked at, and nothing else has changed.
+        1 => Just(Op::Foreign {
+            lock: 0,
+            changes: vec![Change::Persist],
+            told: true,
+        }),
     ];
     let before = proptest::option::weighted(0.3, interrupt());
     let meanwhile = proptest::collection::vec(meanwhile, 0..4);
@@ -295,10 +300,42 @@ fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
     })
 }
 
+/// One that writes for one session and reads for another, and two who wait: when all ends in one
+/// moment, it may grant one too many.
+fn held_twice_and_waited_for() -> impl Strategy<Value = Vec<Op>> {
+    let mode = || prop_oneof![1 => Just(Mode::Read), 2 => Just(Mode::Write)];
+    let waits = || {
+        prop_oneof![
+            2 => Just((None, Waits::Block(0))),
+            1 => (0..SESSIONS.len()).prop_map(|session| (Some(session), Waits::Queue(0))),
+        ]
+    };
+    let waiter = || (mode(), waits());
+    let asked = (owner(), 0..SESSIONS.len(), waiter(), waiter());
+    asked.prop_map(|(holder, session, first, second)| {
+        let acquire = |(after, (mode, (session, waits)))| Op::Acquire {
+            lock: 0,
+            owner: (holder + after) % OWNERS.len(),
+            mode,
+            lease_ms: 800,
+            waits,
+            session,
+            once: false,
+        };
+        let writes = (Mode::Write, (Some(session), Waits::No));
+        let reads = (Mode::Read, (Some(1 - session), Waits::No));
+        [(0, writes), (0, reads), (1, first), (2, second)]
+            .map(acquire)
+            .to_vec()
+    })
+}
+
 fn history_of_endings() -> impl Strategy<Value = Vec<Op>> {
     let steps = prop_oneof![
-        6 => belongs_to_a_session().prop_map(|op| vec![op]),
-        1 => sessions_end_together(),
+        12 => belongs_to_a_session().prop_map(|op| vec![op]),
+        2 => sessions_end_together(),
+        1 => (held_twice_and_waited_for(), sessions_end_together())
+            .prop_map(|(held, end)| [held, end].concat()),
     ];
     proptest::collection::vec(steps, 1..40).prop_map(|steps| {
         let listens = |session| Op::Events {

@@ -415,10 +415,10 @@ impl Twin {
 
     pub(crate) fn cancel(&mut self, lock: &[u8], owner: &[u8], now: Now) -> Reply {
         let ttl_ms = self.ttl_ms(lock, now);
-        let line = self.lines.entry(lock.to_vec()).or_default();
-        let (own, rest): (Vec<_>, Vec<_>) = line.drain(..).partition(|w| w.owner == owner);
-        *line = rest;
+        let own = self.line(lock).iter().filter(|of| of.owner == owner);
+        let own: Vec<TwinWaiter> = own.cloned().collect();
         for waiter in &own {
+            self.withdraw(waiter.seat);
             self.tell(lock, waiter, Heard::NotAcquired { ttl_ms });
             self.tally.cancels += 1;
         }
@@ -447,7 +447,7 @@ impl Twin {
     // --- What happens without a command ----------------------------------------------------------
 
     pub(crate) fn depart(&mut self, seat: usize) {
-        self.take_out(seat);
+        self.withdraw(seat);
         self.tally.departures += 1;
     }
 
@@ -1196,11 +1196,23 @@ impl Twin {
     fn take_out_all(&mut self, of: impl Fn(&TwinWaiter) -> bool) -> Vec<(Vec<u8>, TwinWaiter)> {
         let mut out = Vec::new();
         for (lock, line) in &mut self.lines {
+            if line.first().is_some_and(&of) {
+                self.changed.remove(lock);
+            }
             let (gone, rest): (Vec<_>, Vec<_>) = line.drain(..).partition(&of);
             *line = rest;
             out.extend(gone.into_iter().map(|waiter| (lock.clone(), waiter)));
         }
         out
+    }
+
+    /// Takes one out that gets nothing. Who is first after it is for the timer to look at.
+    fn withdraw(&mut self, seat: usize) -> Option<TwinWaiter> {
+        let lock = self.lock_of(seat);
+        if self.line(&lock).first()?.seat == seat {
+            self.changed.remove(&lock);
+        }
+        self.take_out(seat)
     }
 
     fn take_out(&mut self, seat: usize) -> Option<TwinWaiter> {

@@ -474,6 +474,7 @@ impl World {
         };
         if let Some(by) = self.timer.comes_between() {
             self.interrupted(by)?;
+            self.forget_those_who_left();
         }
         Ok(self
             .locks

@@ -127,7 +127,6 @@ impl Twin {
                 line.push(newcomer.clone());
             }
         }
-        self.tally.waiters_peak = self.tally.waiters_peak.max(self.waiting());
         let place_in = |place| {
             let mut line = self.line(place).iter();
             line.position(|of| of.seat == asked.seat).unwrap() + 1
