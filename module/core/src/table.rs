@@ -451,6 +451,7 @@ impl LockTable {
     pub(crate) fn take_pending(&mut self, id: RecordId) -> Option<PendingRelease> {
         let release = self.records.get_mut(id.0)?.pending.pop_front()?;
         self.pending = self.pending.saturating_sub(1);
+        self.uncheck_if_done(id);
         self.close_if_idle(id);
         Some(release)
     }
@@ -784,11 +785,7 @@ impl LockTable {
         let is_empty = queue.length == 0;
         if is_empty {
             *queue = WaitQueue::default();
-            if record.pending.is_empty()
-                && let Some(check_at) = record.check_at.take()
-            {
-                self.checks.remove(&(check_at, waiter.record));
-            }
+            self.uncheck_if_done(waiter.record);
             self.queues = self.queues.saturating_sub(1);
         }
         self.remove_place(&waiter);
@@ -909,6 +906,17 @@ impl LockTable {
         }
         record.check_at = Some(check_at);
         self.checks.insert((check_at, id));
+    }
+
+    /// A lock is looked at for its waiters, and to end holds there: without either no more.
+    fn uncheck_if_done(&mut self, id: RecordId) {
+        if let Some(record) = self.records.get_mut(id.0)
+            && record.queue.length == 0
+            && record.pending.is_empty()
+            && let Some(check_at) = record.check_at.take()
+        {
+            self.checks.remove(&(check_at, id));
+        }
     }
 
     /// Whether the lease that was last heard of is over.
