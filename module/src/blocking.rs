@@ -7,6 +7,7 @@
 
 use crate::ffi::{self, Blocking, Ctx, Handle, OwnedStr};
 use crate::keys::{Access, OpenLock};
+use crate::read_write::begin_looks;
 use crate::state::{self, Blocked, Granted, Listening};
 use crate::{clock, pump, reply};
 use rlock_core::{BlockedClient, CommandError, Joined, Wait, WaitOutcome};
@@ -61,6 +62,7 @@ impl Blocking for Clients {
                 let lock = state::with(|state| state.locks.depart(waiter));
                 let ttl_ms = lock.map_or(0, |lock| {
                     ctx.select_db(lock.db);
+                    begin_looks();
                     let name = OwnedStr::new(&lock.name);
                     OpenLock::open(ctx, name.as_str(), Access::Read).ttl_ms(clock::now())
                 });
@@ -95,6 +97,9 @@ impl Blocking for Clients {
                 } = granted;
                 state.locks.give_back_later(&lock, &owner, &grant);
             }),
+            Some(Blocked::Woken(listening)) => {
+                state::with(|state| state.locks.woken_no_more(listening.session));
+            }
             _ => {}
         }
         pump::arm(ctx, clock::now());

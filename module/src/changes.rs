@@ -120,6 +120,8 @@ impl ServerEvents for Changes {
             }
             ServerEvent::Tick => {
                 AT_WORK.store(true, Ordering::Relaxed);
+                // A replica that has begun to sync is announced only when it is online.
+                publish::count_replicas();
                 return tick(ctx);
             }
             ServerEvent::Shutdown => return AT_WORK.store(false, Ordering::Relaxed),

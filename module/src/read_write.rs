@@ -11,6 +11,7 @@ use rlock_core::{
 };
 use std::cell::Cell;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The hash of a read-write lock.
 pub(crate) struct ReadWriteHash<'l, 'a> {
@@ -19,11 +20,34 @@ pub(crate) struct ReadWriteHash<'l, 'a> {
     ends_at: Option<i64>,
     /// Whether to look at a timeout key may delete it, and make other modules write this one.
     peek_may_expire: bool,
-    /// How many timeout keys may be looked at yet.
-    looks_left: Cell<usize>,
     /// Whether somebody could not be looked at because of that.
     is_partial: Cell<bool>,
 }
+
+/// How many timeout keys may be looked at yet, for all the locks that are read for one decision: a
+/// command can name a thousand, and a field can claim any number of timeout keys.
+static LOOKS_LEFT: AtomicUsize = AtomicUsize::new(0);
+
+/// From now on as many timeout keys may be looked at as one decision allows.
+pub(crate) fn begin_looks() {
+    LOOKS_LEFT.store(ReadWrite::TIMEOUTS_MAX, Ordering::Relaxed);
+}
+
+/// Whether there are looks left for another decision's reading.
+pub(crate) fn has_looks() -> bool {
+    LOOKS_LEFT.load(Ordering::Relaxed) > 0
+}
+
+/// One look more, which costs the more the longer the lock's name is. False if none is left.
+fn take_look(name_len: usize) -> bool {
+    let cost = name_len.div_euclid(NAME_AS_LOOK).saturating_add(1);
+    let left = LOOKS_LEFT.load(Ordering::Relaxed);
+    LOOKS_LEFT.store(left.saturating_sub(cost), Ordering::Relaxed);
+    left > 0
+}
+
+/// To make and hash so many bytes of a timeout key's name takes about as long as to look at it.
+const NAME_AS_LOOK: usize = 512;
 
 /// What the `mode` field says.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,7 +70,6 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             mode,
             ends_at: lock.key.expires_at(),
             peek_may_expire: Key::peek_may_expire(),
-            looks_left: Cell::new(ReadWrite::TIMEOUTS_MAX),
             is_partial: Cell::new(false),
         }
     }
@@ -164,11 +187,10 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         };
         let mut hold: Option<ReadHold> = None;
         for number in (1..=last).rev().take(timeouts_max) {
-            let Some(looks_left) = self.looks_left.get().checked_sub(1) else {
+            if !take_look(self.lock.name.bytes().len()) {
                 self.is_partial.set(true);
                 return hold.or(Some(untold));
-            };
-            self.looks_left.set(looks_left);
+            }
             // The tokens of the latest, and of the latest of the others.
             let with_token = tokens && hold.is_none_or(|hold| hold.rest_ends_at.is_none());
             let Some(timeout) = self.timeout(owner, number, with_token) else {

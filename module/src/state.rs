@@ -204,16 +204,23 @@ impl State {
     /// The owner was just told that it holds this lock, as an answer to ONCE or RENEW. If the grant
     /// is still on its way to a connection that the owner has given up, the end of that connection
     /// must not take the lock away again.
-    pub(crate) fn confirm(&mut self, lock: LockRef<'_>, owner: &[u8], mode: Mode) {
+    pub(crate) fn confirm(
+        &mut self,
+        lock: LockRef<'_>,
+        owner: &[u8],
+        mode: Mode,
+        knows_count: bool,
+    ) {
         if self.undelivered.count == 0 {
             return;
         }
         for client in self.undelivered.of_owner(owner, &self.blocked) {
             if let Some(Blocked::Granted(granted)) = self.blocked.get_mut(client)
                 && granted.grant.mode == mode
-                && granted.grant.is_of(&granted.lock, lock)
+                && *granted.owner == *owner
+                && let Some(is_all) = granted.grant.confirm(&granted.lock, lock, knows_count)
             {
-                granted.confirmed = true;
+                granted.confirmed |= is_all;
             }
         }
     }

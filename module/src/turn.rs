@@ -5,7 +5,7 @@
 
 use crate::ffi::{self, Ctx, OwnedStr, Presence, Scan, Str};
 use crate::keys::{Access, OpenLock, READ_ANEW_MAX};
-use crate::read_write::slot_is_settled;
+use crate::read_write::{begin_looks, has_looks, slot_is_settled};
 use crate::{clock, cluster, effects, pump, state};
 use rlock_core::{Effect, LockKey, Mode, Now, Purpose, Read, Stored, Subject, Task, Turn};
 
@@ -52,6 +52,10 @@ struct Step<'s, 'c, 't> {
 
 impl Step<'_, '_, '_> {
     fn take(self, task: &Task, given: Named<'_>) {
+        // A search asks for the holders of one lock after the other: all of it is one decision.
+        if task.purpose != Purpose::Holders {
+            begin_looks();
+        }
         match (&task.subject, given) {
             (Subject::Command, Named::One(name, owner)) => self.one(task, name, owner),
             (Subject::Command, Named::Whoever(name)) => self.whoever(task, name),
@@ -84,7 +88,12 @@ impl Step<'_, '_, '_> {
             Purpose::Holders => {
                 let holders = lock.read(OpenLock::holders);
                 drop(lock);
-                self.decide_and_tell(task, Read::Owners(&holders));
+                let read = if has_looks() {
+                    Read::Owners(&holders)
+                } else {
+                    Read::Unknown
+                };
+                self.decide_and_tell(task, read);
             }
             Purpose::Sweep => {
                 let (readers, more) = some_gone(&lock, task);
@@ -147,6 +156,14 @@ impl Step<'_, '_, '_> {
             found = read();
         }
         let (stored, mut locks) = found;
+        if let Some(place) = first_torn(&locks, task.purpose, &stored) {
+            drop(locks);
+            let read = match task.purpose {
+                Purpose::GrantSeveral(_) => Read::NotHere(place),
+                _ => Read::Unknown,
+            };
+            return self.decide_and_tell(task, read);
+        }
         let effects = self.decide(task, Read::Several(&stored));
         effects::carry_out(ctx, &mut locks, owner, effects);
     }
@@ -167,6 +184,12 @@ impl Step<'_, '_, '_> {
         let effects = self.decide(task, read);
         effects::tell_all(effects);
     }
+}
+
+/// The first of several locks of which not all is here.
+fn first_torn(locks: &[OpenLock<'_>], purpose: Purpose, stored: &[Stored]) -> Option<usize> {
+    let mut each = locks.iter().zip(stored);
+    each.position(|(lock, stored)| !is_whole(lock, purpose, stored))
 }
 
 /// Some of the readers that are gone, going on where the last sweep of this lock has stopped.
@@ -235,11 +258,14 @@ fn not_here(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>) -> Option<Read<'stati
     is_torn.then_some(Read::Unknown)
 }
 
-/// Whether what is stored of a lock that somebody waits for is all there is of it. A read-write
-/// lock is in several keys, and while its slot moves some of them may be elsewhere.
+/// Whether what is stored of a lock is all there is of it. A read-write lock is in several keys,
+/// and while its slot moves some of them may be elsewhere: it must not look free, to a plain lock's
+/// owner either.
 fn is_whole(lock: &OpenLock<'_>, purpose: Purpose, stored: &Stored) -> bool {
-    let Purpose::Reconcile(mode) = purpose else {
-        return true;
+    let mode = match purpose {
+        Purpose::Reconcile(mode) => mode,
+        Purpose::Command | Purpose::GrantSeveral(_) => Mode::Plain,
+        _ => return true,
     };
     let of_several_keys =
         mode != Mode::Plain || matches!(stored, Stored::NoHolder | Stored::ReadWrite(_));

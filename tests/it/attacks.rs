@@ -206,6 +206,9 @@ fn a_session_whose_listener_was_unblocked_with_an_error_is_bounded() {
     assert!(unfetched <= 101, "{unfetched} unfetched events");
 }
 
+/// On a busy machine. Each of these once took several seconds.
+const STALL_MAX: Duration = Duration::from_secs(1);
+
 /// The longest time in which the server answered nobody, until `done`.
 fn longest_stall(server: &Server, mut done: impl FnMut(&mut Conn) -> bool) -> Duration {
     let mut conn = server.connect();
@@ -239,7 +242,7 @@ fn the_end_of_a_session_with_many_reads_of_a_lock_does_not_keep_the_server_busy(
     let life = many_reads(&server, 4000);
     life.close();
     let stall = longest_stall(&server, |conn| conn.run("EXISTS k").int() == 0);
-    assert!(stall < Duration::from_millis(200), "{stall:?}");
+    assert!(stall < STALL_MAX, "{stall:?}");
 }
 
 #[test]
@@ -255,7 +258,7 @@ fn a_command_does_not_pay_for_all_that_ends_at_its_lock() {
     let begun = Instant::now();
     conn.pipeline(&["MULTI".to_owned(), kill, acquire, "EXEC".to_owned()]);
     let taken = begun.elapsed();
-    assert!(taken < Duration::from_millis(200), "{taken:?}");
+    assert!(taken < STALL_MAX, "{taken:?}");
 }
 
 #[test]
@@ -280,7 +283,7 @@ fn waits_that_end_together_do_not_keep_the_server_busy() {
     }
     let is_done = |_: &mut Conn| server.info_number("rlock_waiters") == 0;
     let stall = longest_stall(&server, is_done);
-    assert!(stall < Duration::from_millis(200), "{stall:?}");
+    assert!(stall < STALL_MAX, "{stall:?}");
 }
 
 #[test]
@@ -297,12 +300,13 @@ fn the_search_for_a_deadlock_does_not_keep_the_server_busy() {
         .map(|wait| conn.run(wait))
         .collect();
     waits[0].queued();
-    // Behind the last of these there is too much to be looked at.
+    // Before the last of these there is too much to be looked at.
+    let last = waits[119].error();
+    assert!(last.starts_with("QUEUEFULL"), "{last}");
     let begun = Instant::now();
-    let refused = conn.run("RLOCK.ACQUIRE k0 bob 60000 QUEUE 0 SESSION s");
+    conn.run("RLOCK.ACQUIRE k0 bob 60000 QUEUE 0 SESSION s");
     let taken = begun.elapsed();
-    assert!(refused.error().starts_with("QUEUEFULL"), "{refused:?}");
-    assert!(taken < Duration::from_secs(1), "{taken:?}");
+    assert!(taken < STALL_MAX, "{taken:?}");
 }
 
 // --- Free, and nobody is let in ------------------------------------------------------------------
@@ -390,4 +394,153 @@ fn a_session_that_ends_while_its_slot_is_on_its_way_leaves_no_hold_if_the_slot_s
             "{mode}: held for an hour by nobody"
         );
     }
+}
+
+// --- What was found by the second attack ---------------------------------------------------------
+
+#[test]
+fn a_plain_acquire_does_not_take_a_read_write_lock_whose_slot_is_on_its_way() {
+    let cluster = Cluster::start();
+    let server = &cluster.first;
+    let mut conn = server.connect();
+    conn.run("RLOCK.ACQUIRE k r1 600000 READ").held();
+    cluster.open_slot_of("k");
+    let (to, key) = (cluster.second.port(), "{k}:r1:rwlock_timeout:1");
+    let moved = conn.run(format!("MIGRATE 127.0.0.1 {to} {key} 0 5000"));
+    assert_eq!(moved, "OK");
+    for command in [
+        "RLOCK.ACQUIRE k p1 600000",
+        "RLOCK.MACQUIRE p1 600000 1 k",
+        "RLOCK.MRELEASE p1 1 k",
+    ] {
+        let reply = conn.run(command);
+        assert!(
+            reply.error().starts_with("TRYAGAIN"),
+            "{command}: {reply:?}"
+        );
+    }
+    assert_eq!(conn.run("HEXISTS k r1").int(), 1, "r1 reads");
+    assert_eq!(conn.run("RLOCK.CANCEL k p1").int(), 0);
+}
+
+#[test]
+fn a_queue_is_served_although_others_holds_are_touched_again_and_again() {
+    let server = Server::start();
+    let _life = many_reads(&server, 5000);
+    let mut conn = server.connect();
+    conn.run("RLOCK.ACQUIRE v holder 500").held();
+    let mut waiter = server.blocked_in("RLOCK.ACQUIRE v next 60000 BLOCK 0");
+    let begun = Instant::now();
+    while server.run("HEXISTS v next").int() == 0 {
+        // Each marks all the holds of the session.
+        let touches: Vec<String> = (0..20).map(|n| format!("EXPIRE k {}", 9000 + n)).collect();
+        conn.pipeline(&touches);
+        assert!(begun.elapsed() < Duration::from_secs(20), "it waits still");
+    }
+    waiter.read().held();
+}
+
+#[test]
+fn a_renewal_of_an_older_hold_confirms_no_grant_of_several() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.take("a", "o");
+    conn.take("b", "other");
+    let mut waiter = server.connect();
+    let id = waiter.id();
+    waiter.send("RLOCK.MACQUIRE o 30000 2 a b BLOCK 0");
+    until("it waits", || server.info_number("rlock_waiters") > 0);
+    conn.pipeline(&[
+        "RLOCK.RELEASE b other".to_owned(),
+        "RLOCK.RENEW a o 30000".to_owned(),
+        format!("CLIENT KILL ID {id}"),
+    ]);
+    until("what was granted is given back", || {
+        server.run("EXISTS b").int() == 0
+    });
+    assert_eq!(conn.run("HGET a o").text(), "1");
+}
+
+#[test]
+fn what_one_was_told_of_several_stays_and_the_rest_is_given_back() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.take("b", "other");
+    let mut waiter = server.connect();
+    let id = waiter.id();
+    waiter.send("RLOCK.MACQUIRE o 30000 2 a b BLOCK 0");
+    until("it waits", || server.info_number("rlock_waiters") > 0);
+    let replies = conn.pipeline(&[
+        "RLOCK.RELEASE b other".to_owned(),
+        "RLOCK.ACQUIRE a o 30000 ONCE".to_owned(),
+        format!("CLIENT KILL ID {id}"),
+    ]);
+    replies[1].held();
+    until("the rest is given back", || {
+        server.run("EXISTS b").int() == 0
+    });
+    assert_eq!(conn.run("HGET a o").text(), "1");
+}
+
+#[test]
+fn a_session_whose_holds_a_demotion_forgot_is_told_to_confirm_them() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut life = server.session_connection("s");
+    conn.take_for("k", "alice", "s");
+    assert_eq!(conn.run("REPLICAOF 127.0.0.1 1"), "OK");
+    assert_eq!(conn.run("REPLICAOF NO ONE"), "OK");
+    let told = life.run("RLOCK.EVENTS s");
+    assert!(told.error().starts_with("NOSESSION"), "{told:?}");
+    assert!(life.run("RLOCK.EVENTS s").array().is_empty());
+    conn.run("RLOCK.RENEW k alice 30000 SESSION s").int();
+    conn.run("RLOCK.BREAK k").int();
+    assert_eq!(
+        life.run("RLOCK.EVENTS s").array().len(),
+        1,
+        "it is told again"
+    );
+}
+
+#[test]
+fn sessions_with_nothing_end_with_their_connection_whatever_their_grace() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let sessions: Vec<String> = (0..100)
+        .map(|n| format!("RLOCK.EVENTS z{n} GRACE 9007199254740991"))
+        .collect();
+    conn.pipeline(&sessions);
+    assert_eq!(server.info_number("rlock_sessions"), 100);
+    conn.close();
+    until("they are over", || {
+        server.info_number("rlock_sessions") == 0
+    });
+}
+
+#[test]
+fn a_listener_that_was_woken_and_unblocked_with_an_error_leaves_a_bounded_session() {
+    if !Version::at_hand().can_unblock_waiters() {
+        return;
+    }
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.run("CONFIG SET rlock.max-events-per-session 100");
+    conn.take("k", "alice");
+    let mut life = server.session_connection("s");
+    let id = life.id();
+    conn.queue("k", "bob", "s");
+    life.send("RLOCK.EVENTS s BLOCK 0");
+    life.expect_nothing_yet();
+    conn.pipeline(&[
+        "RLOCK.BREAK k".to_owned(),
+        format!("CLIENT UNBLOCK {id} ERROR"),
+    ]);
+    let waits: Vec<String> = (0..2000)
+        .map(|n| format!("RLOCK.ACQUIRE k o{n} 30000 QUEUE 1 SESSION s"))
+        .collect();
+    conn.pipeline(&waits);
+    until("nobody waits", || server.info_number("rlock_waiters") == 0);
+    until("they are bounded", || {
+        server.info_number("rlock_unfetched_events") <= 101
+    });
 }

@@ -444,6 +444,10 @@ fn subscribers_of_a_replica_are_told_too() {
     for pair in [Pair::start(), Pair::with_plain_replica()] {
         let mut listener = pair.replica.connect();
         listener.run("SUBSCRIBE redisson_lock__channel:{k}");
+        until("the primary has heard from its replica", || {
+            let replication = pair.primary.run("INFO replication").text();
+            replication.contains("state=online")
+        });
         let mut alice = pair.primary.connect();
         alice.take("k", "alice");
         let mut bob = pair.primary.wait_in_queue("k", "bob");

@@ -156,11 +156,10 @@ impl Agenda {
         self.writers_to_check = 0;
     }
 
-    /// The turn has done enough: the rest is for the next, before what was there already.
+    /// The turn has done enough: the rest is for another, after what was there already, so that no
+    /// lock at which there is much to do keeps all others waiting.
     pub(crate) fn put_off(&mut self) {
-        while let Some(job) = self.now.pop_back() {
-            self.later.push_front(job);
-        }
+        self.later.append(&mut self.now);
     }
 
     /// Begins on the first of what is to be done outside of any command. Whether there is any.

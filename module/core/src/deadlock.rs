@@ -84,6 +84,9 @@ pub const CHAIN_MAX: usize = 10_000;
 /// many locks.
 pub const LOOKS_MAX: usize = 100_000;
 
+/// To ask for a lock's holders counts as so many.
+const ASKED_AS_LOOKS: usize = 10;
+
 impl DeadlockSearch {
     /// Begins a search for the new wait of an owner at these locks.
     pub(crate) fn new(table: &LockTable, owner: &[u8], locks: Vec<LockKey>) -> Self {
@@ -127,8 +130,14 @@ impl DeadlockSearch {
     /// Goes on until it needs to know something or is done.
     pub(crate) fn go_on(&mut self, table: &LockTable) -> Found {
         loop {
+            if self.reached.len() > CHAIN_MAX || self.looks > LOOKS_MAX {
+                return Found::Refuse(CommandError::ChainTooLong);
+            }
             if let Some(place) = self.places.pop() {
+                self.looks = self.looks.saturating_add(1);
                 let Some(seen) = place.queue.and_then(|queue| self.seen.remove(&queue)) else {
+                    // To ask costs as much as many looks.
+                    self.looks = self.looks.saturating_add(ASKED_AS_LOOKS);
                     let lock = place.lock.clone();
                     self.asked_about = Some(place);
                     return Found::Ask(lock);
@@ -137,9 +146,6 @@ impl DeadlockSearch {
                     Some(circle) => return circle,
                     None => continue,
                 }
-            }
-            if self.reached.len() > CHAIN_MAX || self.looks > LOOKS_MAX {
-                return Found::Refuse(CommandError::ChainTooLong);
             }
             let Some(owner) = self.to_visit.pop() else {
                 return Found::Nothing;
@@ -153,7 +159,11 @@ impl DeadlockSearch {
     fn places_of(&mut self, table: &LockTable, owner: &[u8]) -> Vec<Place> {
         let asker_waits = table.waiting(&self.asker).is_some();
         let (seen, looks) = (&self.seen, &mut self.looks);
-        let waits = table.waits_of(owner).filter(|(queue, order)| {
+        // More than the search may look at is not collected.
+        let all = table
+            .waits_of(owner)
+            .take(LOOKS_MAX.saturating_sub(*looks).saturating_add(1));
+        let waits = all.filter(|(queue, order)| {
             *looks = looks.saturating_add(1);
             let seen = seen.get(queue).filter(|_| !asker_waits);
             !seen.is_some_and(|seen| seen.reached_holders && seen.before >= *order)

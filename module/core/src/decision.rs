@@ -246,7 +246,7 @@ impl Decision<'_> {
         count(&mut self.locks.counters.renewals);
         self.locks
             .sessions
-            .confirm(self.at, request.owner, request.mode);
+            .confirm(self.at, request.owner, request.mode, false);
         match stored {
             Stored::Plain(hash) => self.renew_plain(&hash, request, session),
             Stored::ReadWrite(hash) => self.renew_read_write(&hash, request, session),
@@ -302,7 +302,10 @@ impl Decision<'_> {
     /// that ended before it.
     pub(crate) fn end(&mut self, release: &PendingRelease, stored: Stored, outlived: bool) {
         if !self.is_hold(&stored, &release.owner, release.mode, release.token) {
-            self.locks.mark_dirty(self.at);
+            // Not the sessions' holds: for each of thousands that end here it would be all of them.
+            if let Some(queue) = self.queue() {
+                self.locks.mark_queue(queue);
+            }
             if let (Stored::ReadWrite(hash), true) = (stored, outlived) {
                 self.end_key_with_readers(&hash);
             }

@@ -176,12 +176,31 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Whether a lock is what was granted, where the grant was told under this one.
-    pub fn is_of(&self, told_under: &LockKey, lock: LockRef<'_>) -> bool {
-        match &self.several {
-            None => told_under.as_ref() == lock,
-            Some(several) => several.iter().any(|(key, _)| key.as_ref() == lock),
+    /// The owner was told that it holds this lock, and knows the hold count too or does not. That
+    /// part of the grant, which was told under the other lock, is not to be given back any more.
+    /// Whether nothing is left that is; none if this says nothing of the grant.
+    ///
+    /// Of several locks the owner may have held some before. To learn that it holds these tells it
+    /// nothing, unless it learns that it holds them once more.
+    pub fn confirm(
+        &mut self,
+        told_under: &LockKey,
+        lock: LockRef<'_>,
+        knows_count: bool,
+    ) -> Option<bool> {
+        let Some(several) = &self.several else {
+            return (told_under.as_ref() == lock).then_some(true);
+        };
+        let is_told = |(key, token): &(LockKey, Token)| {
+            key.as_ref() == lock && (knows_count || *token == self.token)
+        };
+        if !several.iter().any(is_told) {
+            return None;
         }
+        let left: Rc<[_]> = several.iter().filter(|of| !is_told(of)).cloned().collect();
+        let is_all = left.is_empty();
+        self.several = Some(left);
+        Some(is_all)
     }
 }
 

@@ -53,6 +53,11 @@ impl Locks {
         self.sessions.stop_listening_as(session, listener);
     }
 
+    /// A client that was woken to fetch a session's events is gone before it could.
+    pub fn woken_no_more(&mut self, session: SessionId) {
+        self.sessions.woken_no_more(session);
+    }
+
     /// A connection closed, and the sessions whose connection it was lose it. Whether there was
     /// one.
     pub fn client_gone(&mut self, client_id: u64, now: Now, effects: &mut Vec<Effect>) -> bool {

@@ -135,11 +135,14 @@ impl Locks {
     }
 
     /// The server became a replica: nobody waits there, and what sessions hold is the new primary's
-    /// to end.
+    /// to end. A session that has a hold is told once that nobody knows it (`NOSESSION`): it must
+    /// confirm its holds, wherever they are now, since here it would not hear that one is lost.
     pub fn demoted(&mut self, effects: &mut Vec<Effect>) {
         self.outdate();
         for id in self.holds.all() {
-            self.forget_hold(id);
+            if let Some(hold) = self.forget_hold(id) {
+                self.sessions.tell_of_end(hold.session);
+            }
         }
         for id in self.table.in_database(None) {
             self.table.forget_writer_in(id);

@@ -56,7 +56,7 @@ impl Decision<'_> {
         if entry.once {
             self.locks
                 .sessions
-                .confirm(self.at, entry.owner, Mode::Plain);
+                .confirm(self.at, entry.owner, Mode::Plain, true);
         }
         let (owner, session) = (entry.owner, entry.session);
         self.bind(owner, Mode::Plain, session, Some(token), ends_at);

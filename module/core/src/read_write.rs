@@ -51,7 +51,7 @@ impl Decision<'_> {
             if request.once {
                 self.locks
                     .sessions
-                    .confirm(self.at, request.owner, request.mode);
+                    .confirm(self.at, request.owner, request.mode, true);
             }
             return Ok(Acquired::Held { count, token });
         }

@@ -193,16 +193,13 @@ impl Places {
         }
     }
 
-    /// One of those of this mode.
-    fn of(&self, mode: Mode) -> Option<Place> {
-        match self {
-            Self::One(one) => Some(*one),
-            Self::Many(many) => many
-                .range((mode, SessionId(Id::FIRST), 0)..)
-                .next()
-                .copied(),
-        }
-        .filter(|(of, ..)| *of == mode)
+    /// Those of this mode.
+    fn of(&self, mode: Mode) -> Vec<Place> {
+        let places = match self {
+            Self::One(one) => vec![*one],
+            Self::Many(many) => many.iter().copied().collect(),
+        };
+        places.into_iter().filter(|(of, ..)| *of == mode).collect()
     }
 }
 
@@ -254,9 +251,13 @@ impl UnfetchedGrants {
         }
     }
 
-    fn find(&self, lock: LockRef<'_>, owner: &[u8], mode: Mode) -> Option<Place> {
-        let of_owner = self.places.get(&lock.db)?.get(owner)?;
-        of_owner.get(lock.name)?.of(mode)
+    fn find(&self, lock: LockRef<'_>, owner: &[u8], mode: Mode) -> Vec<Place> {
+        let of_owner = self
+            .places
+            .get(&lock.db)
+            .and_then(|owners| owners.get(owner));
+        let places = of_owner.and_then(|of_owner| of_owner.get(lock.name));
+        places.map_or_else(Vec::new, |places| places.of(mode))
     }
 }
 
@@ -396,7 +397,10 @@ impl Sessions {
         }
         self.unfetched = self.unfetched.saturating_sub(unfetched.len());
         let waiters = std::mem::take(&mut session.waiters);
-        let holds = if session.grace_ms > 0 {
+        // Nothing is lost with a session that has nothing: it begins again with the next EVENTS.
+        // And many of them, with a long grace each, would keep others from beginning one.
+        let has_any = !session.holds.is_empty() || !session.events.is_empty();
+        let holds = if session.grace_ms > 0 && has_any {
             let end = now.mono_ms.saturating_add(session.grace_ms);
             session.grace_end = Some(end);
             self.grace_ends.insert((end, id));
@@ -509,18 +513,32 @@ impl Sessions {
     /// The owner was just told that it holds the lock, as an answer to ONCE or RENEW. If the event
     /// is still to be fetched, in whichever session it waited, the end of that session's connection
     /// must not take the lock away again.
-    pub(crate) fn confirm(&mut self, lock: LockRef<'_>, owner: &[u8], mode: Mode) {
+    pub(crate) fn confirm(
+        &mut self,
+        lock: LockRef<'_>,
+        owner: &[u8],
+        mode: Mode,
+        knows_count: bool,
+    ) {
         if self.unfetched == 0 {
             return;
         }
         self.place_grants();
-        while let Some((mode, id, at)) = self.unfetched_grants.find(lock, owner, mode) {
-            // Once is enough, so that many confirmations of many grants cost no more than these.
-            self.unfetched_grants
-                .remove_one(lock, owner, (mode, id, at));
+        for (mode, id, at) in self.unfetched_grants.find(lock, owner, mode) {
             let session = self.arena.get_mut(id.0);
-            if let Some(unfetched) = session.and_then(|session| session.events.get_mut(at)) {
-                unfetched.confirmed = true;
+            let unfetched = session.and_then(|session| session.events.get_mut(at));
+            let Some(Unfetched { event, confirmed }) = unfetched else {
+                continue;
+            };
+            let EventKind::Granted(grant) = &mut event.kind else {
+                continue;
+            };
+            if let Some(is_all) = grant.confirm(&event.lock, lock, knows_count) {
+                *confirmed |= is_all;
+                // Once is enough, so that many confirmations of many grants cost no more than
+                // these.
+                self.unfetched_grants
+                    .remove_one(lock, owner, (mode, id, at));
             }
         }
     }
@@ -566,6 +584,18 @@ impl Sessions {
             if let Some(session) = self.arena.get_mut(id.0) {
                 session.is_woken = false;
             }
+        }
+    }
+
+    /// A listener was woken, and its client is gone before it fetched: from now on the session's
+    /// events are counted again.
+    pub(crate) fn woken_no_more(&mut self, id: SessionId) {
+        let Some(session) = self.arena.get_mut(id.0) else {
+            return;
+        };
+        session.is_woken = false;
+        if session.overflows(self.events_max) {
+            self.overflowing.insert(id);
         }
     }
 

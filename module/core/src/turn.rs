@@ -253,8 +253,8 @@ pub(crate) struct Wish {
     /// What to answer if the client cannot be blocked.
     pub(crate) ttl_ms: i64,
     lease_ends: LeaseEnds,
-    /// Whether a hold was ended since, by the search for a circle: that may have let in somebody who
-    /// waits for the caller's lock as well.
+    /// Whether a hold was ended since, by the search for a circle: that may have let in somebody
+    /// who waits for the caller's lock as well.
     is_out_of_date: bool,
 }
 
@@ -349,7 +349,17 @@ pub struct Turn<'a> {
     unreadable: Vec<RecordId>,
     /// How often what was read was out of date.
     outdated: usize,
-    is_timer: bool,
+    /// What the timer looks at next; none in the turn of a command.
+    later: Option<Later>,
+}
+
+/// What there is to be looked at outside of any command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Later {
+    /// A session's hold that may be lost.
+    Hold,
+    /// A queue.
+    Queue,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -430,7 +440,7 @@ impl<'a> Turn<'a> {
     /// What is to be done outside of any command, while the server allows writes.
     pub fn of_timer() -> Self {
         Self {
-            is_timer: true,
+            later: Some(Later::Hold),
             ..Self::empty()
         }
     }
@@ -450,7 +460,7 @@ impl<'a> Turn<'a> {
             budget: Budget::of(DECISIONS_MAX),
             unreadable: Vec::new(),
             outdated: 0,
-            is_timer: false,
+            later: None,
         }
     }
 
@@ -498,7 +508,7 @@ impl Locks {
     #[inline]
     pub fn next_task(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
         // The common case: the command is decided, and nobody else is concerned.
-        let is_over = matches!(turn.phase, Phase::Drain) && !turn.is_timer;
+        let is_over = matches!(turn.phase, Phase::Drain) && turn.later.is_none();
         if is_over && self.agenda.is_idle() {
             return None;
         }
@@ -647,21 +657,28 @@ impl Locks {
     }
 
     /// What is to be done outside of any command.
-    fn next_later(&mut self, turn: &Turn<'_>, now: Now) -> Option<Task> {
-        if !turn.is_timer || turn.budget.is_spent(now) {
+    fn next_later(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
+        let next = turn.later?;
+        if turn.budget.is_spent(now) {
             return None;
         }
-        loop {
-            if let Some(task) = self.check_hold_task(turn) {
-                return Some(task);
-            }
-            if !self.agenda.begin_later() {
-                return None;
-            }
+        // By turns: thousands of holds whose keys somebody touches again and again must not keep
+        // queues waiting, nor the other way round.
+        turn.later = Some(match next {
+            Later::Hold => Later::Queue,
+            Later::Queue => Later::Hold,
+        });
+        if next == Later::Hold
+            && let Some(task) = self.check_hold_task(turn)
+        {
+            return Some(task);
+        }
+        while self.agenda.begin_later() {
             if let Some(task) = self.next_now(turn, now) {
                 return Some(task);
             }
         }
+        self.check_hold_task(turn)
     }
 
     /// A session's hold whose key may have changed, once all has ended that must end there.
@@ -693,7 +710,7 @@ impl Locks {
 
     /// What keeps hashes and our own memory from growing without bound.
     fn next_upkeep(&mut self, turn: &Turn<'_>, now: Now) -> Option<Task> {
-        let crowded = || self.agenda.crowded(now).filter(|_| turn.is_timer);
+        let crowded = || self.agenda.crowded(now).filter(|_| turn.later.is_some());
         if let Some(lock) = self.agenda.sweep().or_else(crowded).cloned() {
             let subject = Subject::One(lock, Rc::from([]));
             return Some(self.task(subject, ReadDepth::Brief, Purpose::Sweep));
@@ -778,6 +795,12 @@ impl Locks {
     ) {
         let Some(command) = turn.command else { return };
         let outcome = match (command.keys(), read) {
+            // Of a wait that ends nothing but the lease's rest is told.
+            (Keys::One(name), Read::Unknown) if matches!(command, Command::Cancel(_)) => {
+                let at = LockRef { db: turn.db, name };
+                self.decide_about_one(turn, command, at, Stored::NoHolder, now, effects)
+            }
+            (_, Read::Unknown) => Err(CommandError::SlotOnItsWay),
             (Keys::One(name), Read::One(stored)) => {
                 let at = LockRef { db: turn.db, name };
                 self.decide_about_one(turn, command, at, *stored, now, effects)
@@ -1153,11 +1176,10 @@ impl Locks {
         let Some(mut search) = turn.search.take() else {
             return turn.finish(Err(CommandError::Unsettled));
         };
-        let holders = match read {
-            Read::Owners(owners) => *owners,
-            _ => &[],
+        let found = match read {
+            Read::Owners(holders) => search.holders(&self.table, holders),
+            _ => Found::Refuse(CommandError::ChainTooLong),
         };
-        let found = search.holders(&self.table, holders);
         turn.search = Some(search);
         match self.go_on_searching(turn, found) {
             Ok(None) => {}

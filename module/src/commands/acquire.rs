@@ -44,14 +44,10 @@ impl Command for Acquire {
         wait_if_allowed(ctx, &mut request.wait_mode);
         check_slot(ctx, request.key, request.mode)?;
         let given = Named::One(args.at(1)?, args.at(2)?);
-        acquire(
-            ctx,
-            rlock_core::Command::Acquire(&request),
-            request.wait_mode,
-            given,
-        )?;
-        if request.once {
-            confirm(ctx, &[request.key], request.owner, request.mode);
+        let command = rlock_core::Command::Acquire(&request);
+        let is_held = acquire(ctx, command, request.wait_mode, given)?;
+        if is_held && request.once {
+            confirm(ctx, &[request.key], request.owner, request.mode, true);
         }
         Ok(())
     }

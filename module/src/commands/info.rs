@@ -10,7 +10,7 @@
 use super::KEY;
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::keys::{self, OpenLock};
-use crate::read_write::ReadWriteHash;
+use crate::read_write::{ReadWriteHash, begin_looks};
 use crate::reply::{self, HolderReport, LockReport};
 use crate::{clock, state};
 use rlock_core::{
@@ -42,6 +42,7 @@ impl Command for Info {
             name: name.bytes(),
         };
         let queue = state::with(|state| state.locks.queue(at, now));
+        begin_looks();
         let (stored, owner) = lock.read(OpenLock::load_for_holder);
         let report = match stored {
             Stored::OtherType => return Err(CommandError::WrongType),

@@ -40,14 +40,10 @@ impl Command for Macquire {
         wait_if_allowed(ctx, &mut request.wait_mode);
         let names = names(args, &request.keys)?;
         let given = Named::Several(&names, args.at(1)?);
-        acquire(
-            ctx,
-            rlock_core::Command::MultiAcquire(&request),
-            request.wait_mode,
-            given,
-        )?;
-        if request.once {
-            confirm_several(ctx, &names, request.owner);
+        let command = rlock_core::Command::MultiAcquire(&request);
+        let is_held = acquire(ctx, command, request.wait_mode, given)?;
+        if is_held && request.once {
+            confirm_several(ctx, &names, request.owner, true);
         }
         Ok(())
     }

@@ -37,7 +37,7 @@ impl Command for Mrenew {
         let given = Named::Several(&names, args.at(1)?);
         let renewed = decide_number(ctx, rlock_core::Command::MultiRenew(&request), given)?;
         if renewed > 0 {
-            confirm_several(ctx, &names, request.owner);
+            confirm_several(ctx, &names, request.owner, false);
         }
         ctx.reply_integer(renewed);
         Ok(())

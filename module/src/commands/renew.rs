@@ -37,7 +37,7 @@ impl Command for Renew {
         let given = Named::One(args.at(1)?, args.at(2)?);
         let held = decide_number(ctx, rlock_core::Command::Renew(&request), given)?;
         if held > 0 {
-            confirm(ctx, &[request.key], request.owner, request.mode);
+            confirm(ctx, &[request.key], request.owner, request.mode, false);
         }
         ctx.reply_integer(held);
         Ok(())

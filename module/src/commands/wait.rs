@@ -13,20 +13,23 @@ pub(super) fn wait_if_allowed(ctx: Ctx<'_>, wait_mode: &mut WaitMode) {
     }
 }
 
-/// Takes the locks, or waits for them, or is refused; and replies.
+/// Takes the locks, or waits for them, or is refused; and replies. Whether the caller holds them.
 pub(super) fn acquire(
     ctx: Ctx<'_>,
     command: Command<'_>,
     wait_mode: WaitMode,
     given: Named<'_>,
-) -> Result<(), CommandError> {
+) -> Result<bool, CommandError> {
     let mut turn = Turn::of(command, ctx.db(), config::waiters_per_lock_max());
     turn::run(ctx, &mut turn, given);
     match turn
         .outcome()
         .map_err(|error| as_far_as_readable(ctx, error))?
     {
-        Outcome::Held { count, token } => reply::acquired(ctx, count, token),
+        Outcome::Held { count, token } => {
+            reply::acquired(ctx, count, token);
+            return Ok(true);
+        }
         Outcome::MustWait { ttl_ms } => {
             changes::listen(ctx);
             if !wait(ctx, &mut turn, wait_mode) {
@@ -36,7 +39,7 @@ pub(super) fn acquire(
         Outcome::NotHeld { ttl_ms } => reply::not_acquired(ctx, ttl_ms),
         Outcome::Left(_) | Outcome::Number(_) => return Err(CommandError::Unsettled),
     }
-    Ok(())
+    Ok(false)
 }
 
 /// Puts the caller in the queue; a queued one is told its place at once. False if it cannot wait.
@@ -65,18 +68,18 @@ fn as_far_as_readable(ctx: Ctx<'_>, mut error: CommandError) -> CommandError {
     error
 }
 
-/// The owner is told that it holds these locks: their grants need not be taken back.
-pub(super) fn confirm(ctx: Ctx<'_>, names: &[&[u8]], owner: &[u8], mode: Mode) {
+/// The owner is told that it holds these locks, and how often or not: that need not be taken back.
+pub(super) fn confirm(ctx: Ctx<'_>, names: &[&[u8]], owner: &[u8], mode: Mode, knows_count: bool) {
     let db = ctx.db();
     state::with(|state| {
         for name in names {
-            state.confirm(LockRef { db, name }, owner, mode);
+            state.confirm(LockRef { db, name }, owner, mode, knows_count);
         }
     });
 }
 
 /// The same for several.
-pub(super) fn confirm_several(ctx: Ctx<'_>, names: &[Str<'_>], owner: &[u8]) {
+pub(super) fn confirm_several(ctx: Ctx<'_>, names: &[Str<'_>], owner: &[u8], knows_count: bool) {
     let names: Vec<&[u8]> = names.iter().map(|name| name.bytes()).collect();
-    confirm(ctx, &names, owner, Mode::Plain);
+    confirm(ctx, &names, owner, Mode::Plain, knows_count);
 }

@@ -55,8 +55,8 @@ fn two_sessions_end_in_one_moment_in_any_order() {
     walked.is_more_than(150);
 }
 
-/// The same where more than the end of the sessions is seen first: the key was touched by others, or
-/// another session ends while a key is read.
+/// The same where more than the end of the sessions is seen first: the key was touched by others,
+/// or another session ends while a key is read.
 #[test]
 fn two_sessions_end_beside_other_changes_in_any_order() {
     let seen = |world: &World| seen_of_sessions_at(world, &[0, 1]);

@@ -235,7 +235,11 @@ impl Life {
                 self.take_back(event.place, &event.owner, token, several);
             }
         }
-        if !has_grace {
+        // With nothing to lose it need not wait for its end.
+        let session = &self.sessions[&name];
+        let has_none =
+            session.events.is_empty() && self.holds.values().all(|hold| hold.session != name);
+        if !has_grace || has_none {
             self.end(name);
         }
     }
@@ -333,17 +337,24 @@ impl Life {
         }
     }
 
-    /// The owner was told that it holds the lock: no grant of it can go unfetched.
-    pub(crate) fn confirm(&mut self, place: &Place, owner: &[u8]) {
+    /// The owner was told that it holds the lock: what the grant gave it there is not taken back.
+    /// Of several locks it may have held this one before, and then knows of the grant only if it
+    /// was told the count.
+    pub(crate) fn confirm(&mut self, place: &Place, owner: &[u8], knows_count: bool) {
         for session in self.sessions.values_mut() {
             for (event, confirmed) in &mut session.events {
-                let is_of = match &event.news {
-                    News::Granted { several, .. } if !several.is_empty() => {
-                        several.iter().any(|(of, _)| of == place)
+                if event.owner != owner {
+                    continue;
+                }
+                match &mut event.news {
+                    News::Granted { several, token } if !several.is_empty() => {
+                        several.retain(|(of, of_hold)| {
+                            of != place || !(knows_count || of_hold == token)
+                        });
+                        *confirmed |= several.is_empty();
                     }
-                    _ => event.place == *place,
-                };
-                *confirmed |= is_of && event.owner == owner;
+                    _ => *confirmed |= event.place == *place,
+                }
             }
         }
     }

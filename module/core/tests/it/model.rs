@@ -485,8 +485,8 @@ fn held_and_waited_for() -> impl Strategy<Value = Vec<Op>> {
     })
 }
 
-/// One has a lock and waits for it together with another, which a session has. The session ends, and
-/// a command about both comes before anything else has seen that.
+/// One has a lock and waits for it together with another, which a session has. The session ends,
+/// and a command about both comes before anything else has seen that.
 fn asked_for_in_the_moment() -> impl Strategy<Value = Vec<Op>> {
     let asked = (0usize..2, owner(), 0..SESSIONS.len(), 0usize..3);
     asked.prop_map(|(lock, holder, session, command)| {
@@ -721,8 +721,8 @@ fn two_multi_waits_of_one_owner() -> (&'static str, Vec<Op>) {
     ("of two equal waits the first is served first", history)
 }
 
-/// The search for a circle finds a hold that must end. Its end lets somebody in, with a lease, where
-/// the caller is about to wait.
+/// The search for a circle finds a hold that must end. Its end lets somebody in, with a lease,
+/// where the caller is about to wait.
 fn search_that_ends_a_hold() -> (&'static str, Vec<Op>) {
     let acquire = |lock, waits, session| Op::Acquire {
         lock,

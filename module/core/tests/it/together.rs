@@ -286,14 +286,16 @@ fn a_grant_that_nobody_hears_of_is_taken_back_at_all_locks() {
     let closed = Op::Close { client: 0 };
     let story = [&queued[..], std::slice::from_ref(&closed)].concat();
     ends_with(&story, [(&[], &[]), (&[C], &[])]);
-    // Unless its owner has heard of it by another way.
-    let renewed = Op::MultiRenew {
-        locks: vec![1],
+    // But for those of which its owner has heard by another way.
+    let renew = |locks| Op::MultiRenew {
+        locks,
         owner: B,
         lease_ms: INTEGER_MAX,
         session: None,
     };
-    let story = [&queued[..], &[renewed, closed.clone()]].concat();
+    let story = [&queued[..], &[renew(vec![1]), closed.clone()]].concat();
+    ends_with(&story, [(&[], &[]), (&[B], &[C])]);
+    let story = [&queued[..], &[renew(vec![0, 1]), closed.clone()]].concat();
     ends_with(&story, [(&[B], &[]), (&[B], &[C])]);
     // Without a grace all of it ends with the session.
     let heard = [&queued[..], &[listen(0, 0), closed]].concat();

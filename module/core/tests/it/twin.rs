@@ -216,7 +216,7 @@ impl Twin {
         self.put(place, asked.owner, count, Some(token));
         self.start_lease(place, asked.owner, asked.lease_ms, now);
         if asked.once {
-            self.life.confirm(place, asked.owner);
+            self.life.confirm(place, asked.owner, true);
         }
         self.bind(place, asked.owner, asked.session);
         self.tally.reentries += 1;
@@ -397,7 +397,7 @@ impl Twin {
             return Reply::Number(0);
         }
         self.start_lease(place, owner, lease_ms, now);
-        self.life.confirm(place, owner);
+        self.life.confirm(place, owner, false);
         self.bind(place, owner, session);
         self.tally.renewals += 1;
         Reply::Number(1)
@@ -506,7 +506,11 @@ impl Twin {
 
     /// The server became a replica: nobody waits there, and what is held is not ours.
     pub(crate) fn demoted(&mut self) {
-        self.life.holds.clear();
+        for hold in std::mem::take(&mut self.life.holds).into_values() {
+            let client = self.life.client_of(hold.session);
+            let untold = client.map(|client| (client, hold.session));
+            self.life.untold_ends.extend(untold);
+        }
         self.life.endings.clear();
         for (place, waiter) in self.take_out_all(|_| true) {
             self.tell(&place, &waiter, Heard::Refused(DEMOTED.into()));

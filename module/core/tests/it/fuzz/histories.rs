@@ -322,8 +322,8 @@ fn endings(choices: &mut Choices<'_>, history: &mut Vec<Op>) {
     history.extend([0, 1].map(listens));
 }
 
-/// One has a lock and waits for it together with another, which a session has. The session ends, and
-/// a command about both comes before anything else has seen that.
+/// One has a lock and waits for it together with another, which a session has. The session ends,
+/// and a command about both comes before anything else has seen that.
 fn asked_for_in_the_moment(choices: &mut Choices<'_>, history: &mut Vec<Op>) {
     let (lock, session) = (choices.below(2), choices.below(SESSIONS.len()));
     let (holder, lease_ms, block) = (choices.below(OWNERS.len()), 800, Waits::Block(0));

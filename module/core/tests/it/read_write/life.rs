@@ -3,7 +3,7 @@
 
 use super::twin::mode_text;
 use rlock_core::{Mode, Now};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A session, by its place among the names in `world::SESSIONS`.
 pub(crate) type Name = usize;
@@ -87,6 +87,8 @@ pub(crate) struct Life {
     pub(crate) sessions: BTreeMap<Name, TwinSession>,
     pub(crate) holds: BTreeMap<HoldName, TwinHold>,
     pub(crate) endings: Vec<TwinEnding>,
+    /// Sessions whose clients are to hear once that nobody knows them.
+    pub(crate) untold_ends: BTreeSet<(u64, Name)>,
     pub(crate) lost: u64,
 }
 
@@ -148,7 +150,10 @@ impl Life {
             }
         }
         session.events = kept;
-        if session.grace_ms > 0 {
+        // With nothing to lose it need not wait for its end.
+        let has_none =
+            session.events.is_empty() && self.holds.values().all(|hold| hold.session != name);
+        if session.grace_ms > 0 && !has_none {
             session.grace_end = Some(now.mono_ms + session.grace_ms);
             self.endings.extend(unfetched);
             return;

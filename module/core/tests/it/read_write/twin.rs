@@ -15,7 +15,7 @@ const IS_PLAIN: &str = "WRONGKIND the key holds a plain lock, not a read-write o
 const OVERFLOW: &str = "ERR hold count must stay within 1 to 2147483647";
 const MALFORMED: &str = "ERR hold count of this owner is not an integer from 1 to 2147483647, \
                          it was written by somebody else";
-const NO_SESSION: &str =
+pub(crate) const NO_SESSION: &str =
     "NOSESSION nobody listens to this session, RLOCK.EVENTS must be called first";
 const DEMOTED: &str = "UNBLOCKED force unblock from blocking operation, \
                        instance state changed (master -> replica?)";
@@ -466,6 +466,7 @@ impl Twin {
     /// A connection is gone: the sessions that lived by it lose their waiters and what nobody
     /// fetched. Whether there were any.
     pub(crate) fn client_gone(&mut self, client: u64, now: Now) -> bool {
+        self.life.untold_ends.retain(|(of, _)| *of != client);
         let names: Vec<Name> = (0..super::world::SESSIONS.len())
             .filter(|name| self.life.client_of(*name) == Some(client))
             .collect();
@@ -485,7 +486,11 @@ impl Twin {
     /// The server became a replica: nobody waits there, what is held is not ours, and the tokens of
     /// writers are forgotten.
     pub(crate) fn demoted(&mut self) {
-        self.life.holds.clear();
+        for hold in std::mem::take(&mut self.life.holds).into_values() {
+            let client = self.life.client_of(hold.session);
+            let untold = client.map(|client| (client, hold.session));
+            self.life.untold_ends.extend(untold);
+        }
         self.life.endings.clear();
         self.writer_tokens.clear();
         for (lock, waiter) in self.take_out_all(|_| true) {

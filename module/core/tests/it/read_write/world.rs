@@ -5,7 +5,7 @@ use super::foreign::{self, Change};
 use super::invariants;
 use super::keyspace::{Keyspace, Reading, Value, number};
 use super::life::{HoldName, Name, News, TwinEnding, TwinEvent, in_any_order};
-use super::twin::{Asked, Heard, Reply, Twin, TwinWaiter, Waits};
+use super::twin::{Asked, Heard, NO_SESSION, Reply, Twin, TwinWaiter, Waits};
 use crate::world::{Interruption, Timer, as_needed};
 use rlock_core::request::{Acquire, Cancel, Events, Release, Renew, WaitMode};
 use rlock_core::{
@@ -720,6 +720,13 @@ impl World {
             out_of_memory: false,
         };
         let session = self.locks.attach(&request, client_id, limits, &mut effects);
+        if self.twin.life.untold_ends.remove(&(client_id, name)) {
+            let of_core = session.map_or_else(
+                |refusal| Reply::Refused(refusal.to_string()),
+                |_| Reply::Nothing,
+            );
+            return Ok((of_core, Reply::Refused(NO_SESSION.into())));
+        }
         let session = session.map_err(|refusal| refusal.to_string())?;
         if !effects.is_empty() {
             return Err(format!("nobody listens, and yet {effects:?}"));
