@@ -15,7 +15,7 @@ use crate::request::{Acquire, Release, Renew, WaitMode};
 use crate::session::{Event, EventKind, LostReason, SessionId};
 use crate::stored::{Count, NEVER, ReadWrite, Stored, ttl_ms};
 use crate::table::{LockKey, LockRef, RecordId, ReplyTarget, WaiterId};
-use crate::turn::Wish;
+use crate::wait::Wish;
 use crate::{
     CommandError, Effect, Field, Grant, Holder, Kind, Lease, Mode, Now, TimeoutKey, Token, Value,
     WaitOutcome, Write,

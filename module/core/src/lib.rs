@@ -47,10 +47,12 @@ pub mod request;
 mod session;
 mod stored;
 mod table;
+mod task;
 mod text;
 mod time;
 mod token;
 mod turn;
+mod wait;
 
 pub use deadlock::{CHAIN_MAX, Circle, LOOKS_MAX};
 pub use effect::{Effect, Field, Grant, Holder, TimeoutKey, Value, WaitOutcome, Write};
@@ -63,13 +65,12 @@ pub use multi::MultiId;
 pub use session::{Event, EventKind, Listener, LostReason, SessionId, SessionLimits};
 pub use stored::{Count, Hash, NEVER, ReadDepth, ReadHold, ReadWrite, Stored};
 pub use table::{Gauges, LockKey, LockRef, QueueView, WaiterId, WaiterView};
+pub use task::{Command, Keys, Purpose, Read, Reading, Subject, Task};
 pub use text::Text;
 pub use time::{INTEGER_MAX, Lease, Now, Wait};
 pub use token::{Token, TokenMint};
-pub use turn::{
-    BlockedClient, Command, DECISIONS_MAX, Joined, Keys, Outcome, Purpose, Read, Reading, Subject,
-    Task, Turn,
-};
+pub use turn::{DECISIONS_MAX, Outcome, Turn};
+pub use wait::{BlockedClient, Joined};
 
 /// The field of a lock's hash that holds the fencing token.
 pub const FENCE_FIELD: &[u8] = b"fence";

@@ -12,7 +12,7 @@ use crate::metrics::count;
 use crate::request::{MultiAcquire, Release, WaitMode};
 use crate::stored::{Count, Hash, Stored};
 use crate::table::{LockKey, LockRef, RecordId, WaiterId};
-use crate::turn::Wish;
+use crate::wait::Wish;
 use crate::{CommandError, Effect, Grant, Holder, Kind, Mode, Now, Token, WaitOutcome, Write};
 use std::rc::Rc;
 

@@ -12,7 +12,7 @@ use crate::request::{Acquire, Release, Renew, WaitMode};
 use crate::session::SessionId;
 use crate::stored::{Count, ReadHold, ReadWrite, ttl_ms};
 use crate::table::WaiterId;
-use crate::turn::Wish;
+use crate::wait::Wish;
 use crate::{
     CommandError, Field, Grant, Holder, Mode, NEVER, Stored, TimeoutKey, Token, Value, Write,
 };

@@ -27,198 +27,18 @@
 //! Such a reading is refused, and the task is handed out again.
 
 use crate::agenda::Job;
-use crate::deadlock::{DeadlockSearch, Found};
+use crate::deadlock::DeadlockSearch;
 use crate::decision::Acquired;
 use crate::lock::Locks;
 use crate::metrics::count;
 use crate::multi::{MultiId, Several, ttl_of_others_ms};
-use crate::request::{
-    Acquire, Cancel, MultiAcquire, MultiRelease, MultiRenew, NamedKey, Release, Renew, SessionRef,
-    WaitMode,
-};
-use crate::stored::{Count, ReadDepth, Stored, ttl_ms};
-use crate::table::{LockKey, LockRef, Newcomer, RecordId, ReplyTarget, WaiterId};
-use crate::{CommandError, Effect, Kind, Lease, Mode, Now, Token, WaitOutcome};
+use crate::request::{MultiRenew, Renew};
+use crate::stored::{ReadDepth, Stored};
+use crate::table::{LockKey, LockRef, RecordId};
+use crate::task::{Command, Keys, Purpose, Read, Reading, Subject, Task};
+use crate::wait::Wish;
+use crate::{CommandError, Effect, Kind, Mode, Now, Token, WaitOutcome};
 use std::rc::Rc;
-
-/// A command that is about locks.
-#[derive(Clone, Copy, Debug)]
-pub enum Command<'a> {
-    /// RLOCK.ACQUIRE.
-    Acquire(&'a Acquire<'a>),
-    /// RLOCK.RELEASE.
-    Release(&'a Release<'a>),
-    /// RLOCK.RENEW.
-    Renew(&'a Renew<'a>),
-    /// RLOCK.CANCEL.
-    Cancel(&'a Cancel<'a>),
-    /// RLOCK.BREAK.
-    Break(&'a [u8]),
-    /// RLOCK.MACQUIRE.
-    MultiAcquire(&'a MultiAcquire<'a>),
-    /// RLOCK.MRELEASE.
-    MultiRelease(&'a MultiRelease<'a>),
-    /// RLOCK.MRENEW.
-    MultiRenew(&'a MultiRenew<'a>),
-}
-
-/// The keys that a command names.
-#[derive(Clone, Copy, Debug)]
-pub enum Keys<'a> {
-    /// One.
-    One(&'a [u8]),
-    /// Several, each once.
-    Several(&'a [NamedKey<'a>]),
-}
-
-impl<'a> Command<'a> {
-    /// The keys that it names.
-    pub fn keys(&self) -> Keys<'a> {
-        match self {
-            Self::Acquire(request) => Keys::One(request.key),
-            Self::Release(request) => Keys::One(request.key),
-            Self::Renew(request) => Keys::One(request.key),
-            Self::Cancel(request) => Keys::One(request.key),
-            Self::Break(key) => Keys::One(key),
-            Self::MultiAcquire(request) => Keys::Several(&request.keys),
-            Self::MultiRelease(request) => Keys::Several(&request.keys),
-            Self::MultiRenew(request) => Keys::Several(&request.keys),
-        }
-    }
-
-    /// Who sent it; none of BREAK.
-    pub fn owner(&self) -> &'a [u8] {
-        match self {
-            Self::Acquire(request) => request.owner,
-            Self::Release(request) => request.owner,
-            Self::Renew(request) => request.owner,
-            Self::Cancel(request) => request.owner,
-            Self::Break(_) => &[],
-            Self::MultiAcquire(request) => request.owner,
-            Self::MultiRelease(request) => request.owner,
-            Self::MultiRenew(request) => request.owner,
-        }
-    }
-
-    fn depth(&self) -> ReadDepth {
-        match self {
-            // Who waits to write is to know when the last reader's lease ends; and ONCE may shorten
-            // the longest.
-            Self::Acquire(request) => {
-                let waits_to_write =
-                    request.mode == Mode::Write && request.wait_mode != WaitMode::None;
-                match waits_to_write {
-                    true => ReadDepth::Whole,
-                    false if request.once => ReadDepth::WholeUnlessOutlived,
-                    false => ReadDepth::Brief,
-                }
-            }
-            Self::Release(_) | Self::Renew(_) => ReadDepth::WholeUnlessOutlived,
-            _ => ReadDepth::Brief,
-        }
-    }
-
-    /// Whether a plain lock that its owner has entered once is free after it, or its lease begun
-    /// anew.
-    fn replaces_own_lease(&self) -> bool {
-        matches!(self, Self::Acquire(_) | Self::Release(_) | Self::Renew(_))
-    }
-}
-
-/// What is to be read next.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Task {
-    /// Which locks, and for whom.
-    pub subject: Subject,
-    /// How much of a read-write lock.
-    pub depth: ReadDepth,
-    /// What for.
-    pub purpose: Purpose,
-    /// Whether the command ends the owner's lease or begins it anew.
-    replaces_own_lease: bool,
-    epoch: u64,
-}
-
-/// Which locks are to be read, and as whose eyes see them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Subject {
-    /// Those that the command names, for its owner.
-    Command,
-    /// One lock, for this owner.
-    One(LockKey, Rc<[u8]>),
-    /// Several, for this owner.
-    Several(Rc<[LockKey]>, Rc<[u8]>),
-}
-
-/// What is read for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// The command itself.
-    Command,
-    /// A hold that must end.
-    Release(Mode),
-    /// The first in a queue, who waits to hold the lock so.
-    Reconcile(Mode),
-    /// A wait for several locks.
-    GrantSeveral(MultiId),
-    /// A session's hold that may be lost.
-    CheckHold(Mode),
-    /// A writer whose token is known, and may be gone.
-    CheckWriter,
-    /// Readers that are gone, whose fields are still in the hash.
-    Sweep,
-    /// A waiter whose wait is over.
-    TimeOut,
-    /// Who holds a lock, for the search for a deadlock.
-    Holders,
-}
-
-/// What was found.
-#[derive(Clone, Debug)]
-pub enum Read<'a> {
-    /// What is stored at one lock.
-    One(&'a Stored),
-    /// What is stored at each of several, in their order.
-    Several(&'a [Stored]),
-    /// For BREAK: what is stored, and of a read-write lock the fields of its readers.
-    Holds(Stored, &'a [(Box<[u8]>, Count)]),
-    /// Those who hold it.
-    Owners(&'a [Box<[u8]>]),
-    /// For a sweep: the readers that are gone, among those it has looked at.
-    Gone {
-        /// Their fields.
-        readers: &'a [Box<[u8]>],
-        /// Whether the next sweep goes on with others, or from the start.
-        more: bool,
-    },
-    /// The key is served by another node, where the clients are to go.
-    Elsewhere(CommandError),
-    /// Of several, the one at this place is not served here.
-    NotHere(usize),
-    /// It cannot be looked at now: nobody knows who serves it, or parts of it are elsewhere.
-    Unknown,
-}
-
-/// What was found for a task. It is of no use for another.
-#[derive(Debug)]
-pub struct Reading<'a> {
-    task: &'a Task,
-    read: Read<'a>,
-}
-
-impl Task {
-    /// Whether it counts when the lease of a plain lock ends: not if the command's owner alone has
-    /// it, entered once, and gives it back or begins its lease anew. That is the common case, and
-    /// the end is a look-up of its own in the server.
-    pub fn needs_end(&self, own: Option<Count>, others: bool) -> bool {
-        others || !self.replaces_own_lease || own != Some(Count::Valid(1))
-    }
-
-    /// What was found for it.
-    pub fn found<'a>(&'a self, read: Read<'a>) -> Reading<'a> {
-        Reading { task: self, read }
-    }
-}
 
 /// What a command comes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -247,101 +67,21 @@ pub enum Outcome {
     Number(i64),
 }
 
-/// A wait that is about to begin.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wish {
-    /// What to answer if the client cannot be blocked.
-    pub(crate) ttl_ms: i64,
-    lease_ends: LeaseEnds,
-    /// Whether a hold was ended since, by the search for a circle: that may have let in somebody
-    /// who waits for the caller's lock as well.
-    is_out_of_date: bool,
-}
-
-/// When the present leases end, as far as can be told.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum LeaseEnds {
-    /// The lock is free, and promised to others.
-    Promised,
-    One(Option<i64>),
-    Several(Vec<Option<i64>>),
-}
-
-impl Wish {
-    pub(crate) fn promised() -> Self {
-        Self {
-            ttl_ms: 0,
-            lease_ends: LeaseEnds::Promised,
-            is_out_of_date: false,
-        }
-    }
-
-    pub(crate) fn until(lease_end: Option<i64>, ttl_ms: i64) -> Self {
-        Self {
-            ttl_ms,
-            lease_ends: LeaseEnds::One(lease_end),
-            is_out_of_date: false,
-        }
-    }
-
-    pub(crate) fn for_several(lease_ends: Vec<Option<i64>>, ttl_ms: i64) -> Self {
-        Self {
-            ttl_ms,
-            lease_ends: LeaseEnds::Several(lease_ends),
-            is_out_of_date: false,
-        }
-    }
-
-    fn lease_end(&self, place: usize) -> Option<i64> {
-        match &self.lease_ends {
-            LeaseEnds::Promised => None,
-            LeaseEnds::One(end) => *end,
-            LeaseEnds::Several(ends) => ends.get(place).copied().flatten(),
-        }
-    }
-
-    /// What somebody is told whose wait another connection takes over.
-    fn ttl_when_taken_over(&self, now: Now) -> i64 {
-        match &self.lease_ends {
-            LeaseEnds::One(end) => ttl_ms(*end, now),
-            LeaseEnds::Promised | LeaseEnds::Several(_) => self.ttl_ms,
-        }
-    }
-}
-
-/// A client that the driver has blocked.
-#[derive(Clone, Copy, Debug)]
-pub struct BlockedClient {
-    /// The driver's own handle; the core only hands it back.
-    pub handle: usize,
-    /// The server's number of the client, shown by INFO.
-    pub client_id: u64,
-}
-
-/// A waiter that has joined a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Joined {
-    /// Its name.
-    pub waiter: WaiterId,
-    /// Its place in the queue, 1 is next; of several the largest. 0 where nobody asks for it.
-    pub position: i64,
-}
-
 /// One command, or one firing of the timer.
 #[derive(Debug)]
 pub struct Turn<'a> {
-    command: Option<Command<'a>>,
-    db: i32,
+    pub(crate) command: Option<Command<'a>>,
+    pub(crate) db: i32,
     waiters_max: u32,
-    phase: Phase,
+    pub(crate) phase: Phase,
     /// Holds that must end were looked for at so many of the command's locks.
     released: usize,
     /// Whether those who wait for what the command found free had their chance.
     is_reconciled: bool,
     /// Whether a hold that had to end has freed the command's lock.
     freed: bool,
-    wish: Option<Wish>,
-    search: Option<Box<DeadlockSearch>>,
+    pub(crate) wish: Option<Wish>,
+    pub(crate) search: Option<Box<DeadlockSearch>>,
     outcome: Option<Result<Outcome, CommandError>>,
     /// What may yet be done for others than the command.
     budget: Budget,
@@ -363,7 +103,7 @@ enum Later {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Phase {
+pub(crate) enum Phase {
     /// Waits that are over are told so.
     TimeOuts,
     /// The command is yet to be decided.
@@ -497,7 +237,7 @@ impl<'a> Turn<'a> {
         }
     }
 
-    fn finish(&mut self, outcome: Result<Outcome, CommandError>) {
+    pub(crate) fn finish(&mut self, outcome: Result<Outcome, CommandError>) {
         self.outcome = Some(outcome);
         self.phase = Phase::Drain;
     }
@@ -1108,281 +848,6 @@ impl Locks {
         };
         if !is_there {
             self.table.forget_writer(lock.as_ref());
-        }
-    }
-
-    // --- Waiting ---------------------------------------------------------------------------------
-
-    /// The caller is to wait, unless its wait could never end. An owner who waits already and only
-    /// takes its place over begins no new wait. And where nobody waits for another lock there is no
-    /// circle: the holders wait for nothing, since what one holds is never waited for.
-    fn begin_wait(
-        &mut self,
-        turn: &mut Turn<'_>,
-        wish: Wish,
-    ) -> Result<Option<Outcome>, CommandError> {
-        let ttl_ms = wish.ttl_ms;
-        turn.wish = Some(wish);
-        let locks = match turn.command {
-            Some(Command::Acquire(request)) => {
-                let lock = LockRef {
-                    db: turn.db,
-                    name: request.key,
-                };
-                let queue = self.table.queue(lock);
-                if self.own_place(lock, request).is_some() || !self.table.any_other_queue(queue) {
-                    return Ok(Some(Outcome::MustWait { ttl_ms }));
-                }
-                vec![LockKey::from(lock)]
-            }
-            Some(Command::MultiAcquire(request)) => {
-                let locks = request.locks(turn.db);
-                if self.own_multi(&locks, request).is_some() || !self.table.any_other_queue(None) {
-                    return Ok(Some(Outcome::MustWait { ttl_ms }));
-                }
-                locks.into_iter().map(LockKey::from).collect()
-            }
-            _ => return Err(CommandError::Unsettled),
-        };
-        let owner = turn.command.map_or(&[][..], |command| command.owner());
-        let mut search = DeadlockSearch::new(&self.table, owner, locks);
-        let found = search.go_on(&self.table);
-        turn.search = Some(Box::new(search));
-        self.go_on_searching(turn, found)
-    }
-
-    fn go_on_searching(
-        &mut self,
-        turn: &mut Turn<'_>,
-        found: Found,
-    ) -> Result<Option<Outcome>, CommandError> {
-        match found {
-            Found::Ask(lock) => {
-                turn.phase = Phase::Search(lock);
-                Ok(None)
-            }
-            Found::Refuse(error) => {
-                count(&mut self.counters.deadlocks_refused);
-                Err(error)
-            }
-            Found::Nothing => {
-                let ttl_ms = turn.wish.as_ref().map_or(0, |wish| wish.ttl_ms);
-                Ok(Some(Outcome::MustWait { ttl_ms }))
-            }
-        }
-    }
-
-    fn decide_search(&mut self, turn: &mut Turn<'_>, read: &Read<'_>) {
-        let Some(mut search) = turn.search.take() else {
-            return turn.finish(Err(CommandError::Unsettled));
-        };
-        let found = match read {
-            Read::Owners(holders) => search.holders(&self.table, holders),
-            _ => Found::Refuse(CommandError::ChainTooLong),
-        };
-        turn.search = Some(search);
-        match self.go_on_searching(turn, found) {
-            Ok(None) => {}
-            Ok(Some(outcome)) => turn.finish(Ok(outcome)),
-            Err(error) => turn.finish(Err(error)),
-        }
-    }
-
-    /// Puts the caller of a command that [must wait](Outcome::MustWait) into the queue of each of
-    /// its locks, on its blocked client or for its session.
-    ///
-    /// With ONCE an owner who waits already keeps its place, and whoever waited there for it is
-    /// told so. Returns none when there is no room for another waiter at all.
-    pub fn enqueue(
-        &mut self,
-        turn: &mut Turn<'_>,
-        client: Option<BlockedClient>,
-        now: Now,
-        effects: &mut Vec<Effect>,
-    ) -> Option<Joined> {
-        let wish = turn.wish.take()?;
-        let terms = Terms::of(turn.command?)?;
-        let session = self.listened(terms.session).ok()?;
-        let (wait, reply_to) = match (terms.wait_mode, client) {
-            (WaitMode::Block(wait), Some(BlockedClient { handle, client_id })) => {
-                (wait, ReplyTarget::Client { handle, client_id })
-            }
-            (WaitMode::Queue(wait), _) => (wait, ReplyTarget::Session(session?)),
-            _ => return None,
-        };
-        let newcomer = Newcomer {
-            owner: turn.command?.owner(),
-            mode: terms.mode,
-            lease: terms.lease,
-            wait,
-            reply_to,
-            session,
-            multi: None,
-        };
-        self.outdate();
-        let (waiters, is_new) = match turn.command? {
-            Command::Acquire(request) => {
-                let lock = LockRef {
-                    db: turn.db,
-                    name: request.key,
-                };
-                match self.own_place(lock, request) {
-                    Some(waiter) => (vec![waiter], false),
-                    None => (vec![self.join(lock, 0, &newcomer, &wish, now)?], true),
-                }
-            }
-            Command::MultiAcquire(request) => {
-                let locks = request.locks(turn.db);
-                match self.own_multi(&locks, request) {
-                    Some(multi) => (self.multis.waiters(multi).to_vec(), false),
-                    None => (self.join_all(&locks, newcomer, &wish, now)?, true),
-                }
-            }
-            _ => return None,
-        };
-        let first = *waiters.first()?;
-        if wish.is_out_of_date {
-            // Somebody may have the lock since, or nobody: the timer looks at once.
-            for waiter in &waiters {
-                if let Some(queue) = self.table.record_of(*waiter) {
-                    self.mark_queue(queue);
-                }
-            }
-        }
-        if !is_new {
-            let ttl_ms = wish.ttl_when_taken_over(now);
-            self.take_over(&waiters, &newcomer, ttl_ms, now, effects)?;
-        }
-        if let Some(session) = session {
-            self.sessions.add_waiter(session, first);
-        }
-        self.note_peak();
-        let position = match terms.wait_mode {
-            WaitMode::Queue(_) => self.position(&waiters, is_new),
-            WaitMode::Block(_) | WaitMode::None => 0,
-        };
-        let waiter = first;
-        Some(Joined { waiter, position })
-    }
-
-    fn own_place(&self, lock: LockRef<'_>, request: &Acquire<'_>) -> Option<WaiterId> {
-        let queue = self.table.queue(lock).filter(|_| request.once)?;
-        let (id, waiter) = self.table.waiter_of(queue, request.owner)?;
-        (waiter.multi.is_none() && waiter.mode == request.mode).then_some(id)
-    }
-
-    fn join(
-        &mut self,
-        lock: LockRef<'_>,
-        place: usize,
-        newcomer: &Newcomer<'_>,
-        wish: &Wish,
-        now: Now,
-    ) -> Option<WaiterId> {
-        let (waiter, queue) = self.table.join(lock, newcomer, now)?;
-        self.table.check_after(queue, wish.lease_end(place), now);
-        Some(waiter)
-    }
-
-    fn join_all(
-        &mut self,
-        locks: &[LockRef<'_>],
-        newcomer: Newcomer<'_>,
-        wish: &Wish,
-        now: Now,
-    ) -> Option<Vec<WaiterId>> {
-        let keys = locks.iter().map(|lock| {
-            let record = self.table.find(*lock);
-            let known = record.and_then(|record| self.table.lock_of(record).cloned());
-            known.unwrap_or_else(|| LockKey::from(*lock))
-        });
-        let keys = keys.collect();
-        let multi = self.multis.add(newcomer.owner, keys)?;
-        let newcomer = Newcomer {
-            multi: Some(multi),
-            ..newcomer
-        };
-        for (place, lock) in locks.iter().enumerate() {
-            let Some(waiter) = self.join(*lock, place, &newcomer, wish, now) else {
-                // No room: none of it waits.
-                for waiter in self.multis.remove(multi) {
-                    self.table.leave(waiter);
-                }
-                return None;
-            };
-            self.multis.add_waiter(multi, waiter);
-        }
-        Some(self.multis.waiters(multi).to_vec())
-    }
-
-    /// The owner's wait goes on for another connection or session and with new terms. Whoever
-    /// waited for it until now is told so.
-    fn take_over(
-        &mut self,
-        waiters: &[WaiterId],
-        newcomer: &Newcomer<'_>,
-        ttl_ms: i64,
-        now: Now,
-        effects: &mut Vec<Effect>,
-    ) -> Option<()> {
-        let (first, others) = waiters.split_first()?;
-        let lock = self.lock_of(*first)?;
-        let (reply_to, session) = self.table.take_over(*first, newcomer, now)?;
-        for waiter in others {
-            self.table.take_over(*waiter, newcomer, now)?;
-        }
-        if let Some(session) = session {
-            self.sessions.remove_waiter(session, *first);
-        }
-        count(&mut self.counters.cancels);
-        if reply_to != newcomer.reply_to {
-            let why = WaitOutcome::NotAcquired { ttl_ms };
-            let owner = Rc::from(newcomer.owner);
-            self.tell_dismissed(&lock, reply_to, owner, why, effects);
-        }
-        Some(())
-    }
-
-    /// The place in the queue; of several the largest. A new waiter is the last.
-    fn position(&mut self, waiters: &[WaiterId], is_new: bool) -> i64 {
-        let mut largest = 0;
-        for waiter in waiters {
-            let position = if is_new {
-                let queue = self.table.record_of(*waiter);
-                queue.map_or(0, |queue| self.table.length(queue).into())
-            } else {
-                self.table.position(*waiter)
-            };
-            largest = largest.max(position);
-        }
-        largest
-    }
-}
-
-/// On what terms a command waits.
-struct Terms<'a> {
-    mode: Mode,
-    lease: Lease,
-    wait_mode: WaitMode,
-    session: Option<SessionRef<'a>>,
-}
-
-impl<'a> Terms<'a> {
-    fn of(command: Command<'a>) -> Option<Self> {
-        match command {
-            Command::Acquire(request) => Some(Self {
-                mode: request.mode,
-                lease: request.lease,
-                wait_mode: request.wait_mode,
-                session: request.session,
-            }),
-            Command::MultiAcquire(request) => Some(Self {
-                mode: Mode::Plain,
-                lease: request.lease,
-                wait_mode: request.wait_mode,
-                session: request.session,
-            }),
-            _ => None,
         }
     }
 }
