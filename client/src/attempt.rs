@@ -120,9 +120,15 @@ impl Turn {
 /// Sends the first ACQUIRE at once and leaves the rest to the background.
 pub(crate) fn start(request: Request) -> oneshot::Receiver<Result<Held, Error>> {
     let (reply, receiver) = oneshot::channel();
-    if request.core.background.is_closed() {
+    let refusal = if request.core.background.is_closed() {
+        Some(Error::shut_down())
+    } else {
+        let ours = request.target.owner().is_of(&request.core.id);
+        (!ours).then(Error::foreign_owner)
+    };
+    if let Some(refusal) = refusal {
         // The receiver is in our hand: it cannot have gone.
-        let _ = reply.send(Err(Error::shut_down()));
+        let _ = reply.send(Err(refusal));
         return receiver;
     }
     // An owner who stands in line already asks without getting in line a second time.

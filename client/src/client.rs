@@ -244,7 +244,7 @@ impl fmt::Debug for Client {
 
 /// What the clones of a client and its guards share.
 pub(crate) struct Core {
-    id: String,
+    pub(crate) id: String,
     numbers: AtomicU64,
     pub(crate) lease: Duration,
     pub(crate) max_hold: Option<Duration>,

@@ -100,7 +100,8 @@ impl Error {
     }
 
     /// Whether the server refused the command, such as for a lease of zero or a key that holds
-    /// another type. The message is the server's. Several locks without a name are not asked for.
+    /// another type. The message is the server's. Several locks without a name are not asked for,
+    /// nor is anything for an [`Owner`](crate::Owner) of another client.
     pub fn is_refused(&self) -> bool {
         self.kind == ErrorKind::Refused
     }
@@ -197,6 +198,12 @@ impl Error {
             ErrorKind::CouldNotAsk,
             "the runtime of the client has ended".into(),
         )
+    }
+
+    /// Two clients that share an owner would each think that it is alone.
+    pub(crate) fn foreign_owner() -> Self {
+        let detail = "the owner belongs to another client".into();
+        Self::new(ErrorKind::Refused, detail)
     }
 
     pub(crate) fn no_names() -> Self {

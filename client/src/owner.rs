@@ -18,7 +18,11 @@ use crate::registry::{Ears, Registry, Spot};
 /// Each `lock()` is its own owner, so two of them exclude each other even within one task. For
 /// re-entrance, mint an owner with [`Client::owner`](crate::Client::owner) and pass it on: whoever
 /// has it enters a lock again that it already holds, and each [`Guard`](crate::Guard) gives back
-/// one hold. Clones are the same owner. An owner is of use with the client that minted it.
+/// one hold. Clones are the same owner.
+///
+/// An owner belongs to the client that minted it, and to its clones. With any other client it is
+/// [refused](crate::Error::is_refused), and the server is not asked: two clients know nothing of
+/// each other's holds, so that two guards could live off one.
 ///
 /// The server looks for circles of owners that wait for each other, so calls that are made while
 /// something is held are seen to be deadlocks only if they are made for the holder.
@@ -50,6 +54,12 @@ impl Owner {
     /// The owner as the server knows it: the field of the lock's hash.
     pub fn as_str(&self) -> &str {
         &self.text
+    }
+
+    /// Whether the client with this id has minted it.
+    pub(crate) fn is_of(&self, client: &str) -> bool {
+        let number = self.text.strip_prefix(client);
+        number.is_some_and(|number| number.starts_with(':'))
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8] {
@@ -412,6 +422,7 @@ mod tests {
         assert_eq!(owner.to_string(), "client:7");
         assert_eq!(owner, owner.clone());
         assert_ne!(owner, Owner::new("client", 8));
+        assert!(owner.is_of("client") && !owner.is_of("other") && !owner.is_of("cli"));
     }
 
     fn names(names: &[&str]) -> Vec<Arc<[u8]>> {
