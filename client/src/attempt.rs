@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::guard::Held;
 use crate::hold::Grant;
 use crate::nodes::Reached;
-use crate::owner::{Claim, Lease, Target, Terms};
+use crate::owner::{Claim, Reserved, Target, Terms};
 use crate::registry::{self, Mailbox};
 use crate::release;
 use crate::trace;
@@ -70,11 +70,11 @@ impl Request {
         Asked { at, lease, answer }
     }
 
-    fn acquire(claim: &Claim, queue: Queue, at: &Reached) -> (Lease, Command<Acquired>) {
+    fn acquire(claim: &Claim, queue: Queue, at: &Reached) -> (Reserved, Command<Acquired>) {
         let (target, session) = (claim.target(), &at.site.node.session.name);
         let lease = claim.lease();
         let (subject, once) = (target.subject(), claim.is_alone());
-        let acquire = command::acquire(subject, lease.length, queue, session, once);
+        let acquire = command::acquire(subject, lease.lease.length, queue, session, once);
         (lease, acquire.under(Some(&at.attachment)))
     }
 
@@ -93,7 +93,7 @@ impl Request {
 /// An ACQUIRE under way.
 pub(crate) struct Asked {
     pub(crate) at: Reached,
-    pub(crate) lease: Lease,
+    pub(crate) lease: Reserved,
     pub(crate) answer: Answer<Acquired>,
 }
 
@@ -187,14 +187,14 @@ impl Attempt {
 
     /// Brings the caller a grant on which it can count as it is. What nobody takes is dropped, and
     /// so given back.
-    fn answered(self, at: Reached, lease: Lease, answer: Result<Acquired, Error>) {
+    fn answered(self, at: Reached, lease: Reserved, answer: Result<Acquired, Error>) {
         match answer {
             Ok(Acquired::Granted { token, fresh })
-                if at.site.node.acknowledger.is_none() && at.is_fresh(lease) =>
+                if at.site.node.acknowledger.is_none() && at.is_fresh(lease.lease) =>
             {
                 let grant = Grant {
                     token,
-                    lease,
+                    lease: lease.keep(),
                     attachment: at.attachment,
                     fresh,
                 };
@@ -316,7 +316,7 @@ async fn answered(asked: Asked) -> Result<Answered, Error> {
     match asked.answer.await? {
         Acquired::Granted { token, fresh } => Ok(Answered::Granted(Grant {
             token,
-            lease: asked.lease,
+            lease: asked.lease.keep(),
             attachment: asked.at.attachment,
             fresh,
         })),

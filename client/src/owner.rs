@@ -154,9 +154,45 @@ impl States {
 struct State {
     claims: usize,
     terms: Option<Terms>,
-    /// Until when somebody may have been promised the lock.
+    /// Until when somebody was promised the lock.
     promised: Option<Instant>,
+    reservations: Reservations,
     hold: Weak<Hold>,
+}
+
+impl State {
+    /// No lease that is asked for now may end before this.
+    fn promised(&self) -> Option<Instant> {
+        self.promised.max(self.reservations.latest())
+    }
+}
+
+/// The ends of the leases that commands under way ask for, by the commands' numbers. Nearly always
+/// there is one, for which nothing is allocated.
+#[derive(Default)]
+struct Reservations {
+    one: Option<(u64, Instant)>,
+    others: Vec<(u64, Instant)>,
+}
+
+impl Reservations {
+    fn add(&mut self, number: u64, until: Instant) {
+        if self.one.is_none() {
+            self.one = Some((number, until));
+        } else {
+            self.others.push((number, until));
+        }
+    }
+
+    fn remove(&mut self, number: u64) {
+        self.one.take_if(|(one, _)| *one == number);
+        self.others.retain(|(one, _)| *one != number);
+    }
+
+    fn latest(&self) -> Option<Instant> {
+        let all = self.one.iter().chain(&self.others);
+        all.map(|(_, until)| *until).max()
+    }
 }
 
 impl Place {
@@ -254,26 +290,39 @@ impl Target {
     /// A lease of this length, to be asked for now; or a longer one, if otherwise another guard of
     /// this owner were to lose a lock before the end that it counts on. Commands are carried out
     /// in the order in which they were handed over, so the one that is handed over next must
-    /// promise no less than any before it.
-    pub(crate) fn lease(&self, wanted: Duration) -> Lease {
+    /// promise no less than any before it, as long as that may have been granted.
+    pub(crate) fn lease(self: &Arc<Self>, wanted: Duration) -> Reserved {
         let since = Instant::now();
         let mut length = wanted;
         for place in &self.places {
-            let promised = locked(&place.states).of(self.mode).promised;
+            let promised = locked(&place.states).of(self.mode).promised();
             let left = promised.map(|until| until.saturating_duration_since(since));
             length = length.max(left.map_or(Duration::ZERO, millis_up));
         }
         let lease = Lease { since, length };
-        self.promise(lease);
-        lease
+        let first = self.places.first();
+        let number = first.map_or(0, |place| place.registry.next_number());
+        for place in &self.places {
+            let mut states = locked(&place.states);
+            let reservations = &mut states.of(self.mode).reservations;
+            reservations.add(number, lease.ends());
+        }
+        Reserved {
+            target: Arc::clone(self),
+            number,
+            lease,
+        }
     }
 
     /// No lease that is asked for from now on ends before this one.
     pub(crate) fn promise(&self, lease: Lease) {
         for place in &self.places {
             let mut states = locked(&place.states);
-            let promised = &mut states.of(self.mode).promised;
-            *promised = (*promised).max(Some(lease.ends()));
+            let state = states.of(self.mode);
+            // Once all has been given back nobody counts on it.
+            if state.claims > 0 {
+                state.promised = state.promised.max(Some(lease.ends()));
+            }
         }
     }
 
@@ -345,7 +394,7 @@ impl Claim {
 
     /// The whole lease, to be asked for now; or, where a hold is entered again that may not last
     /// for so long, as much as is left of it.
-    pub(crate) fn lease(&self) -> Lease {
+    pub(crate) fn lease(&self) -> Reserved {
         let entered = self.target.entered();
         let whole = entered.map(|hold| hold.lease_anew(Instant::now()));
         self.target.lease(whole.unwrap_or(self.terms.lease))
@@ -365,7 +414,40 @@ impl Drop for Claim {
             state.claims = state.claims.saturating_sub(1);
             if state.claims == 0 {
                 (state.terms, state.promised) = (None, None);
+                state.reservations = Reservations::default();
             }
+        }
+    }
+}
+
+/// A lease that a command under way asks for. Until the answer is there, no other command of the
+/// owner asks for one that ends earlier; after it, only if the answer was yes. Who hears no answer
+/// counts on nothing.
+pub(crate) struct Reserved {
+    target: Arc<Target>,
+    number: u64,
+    pub(crate) lease: Lease,
+}
+
+impl Reserved {
+    /// The server has said yes: somebody is going to count on it.
+    pub(crate) fn keep(self) -> Lease {
+        self.target.promise(self.lease);
+        self.lease
+    }
+
+    /// The server has answered: whether with yes.
+    pub(crate) fn answered(self, yes: bool) -> Lease {
+        if yes { self.keep() } else { self.lease }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        for place in &self.target.places {
+            let mut states = locked(&place.states);
+            let state = states.of(self.target.mode);
+            state.reservations.remove(self.number);
         }
     }
 }
@@ -430,6 +512,31 @@ mod tests {
         names.collect()
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_is_not_granted_is_forgotten_and_one_that_is_granted_is_kept() {
+        let owner = Owner::new("client", 1);
+        let registry = Arc::default();
+        let both = owner.target(&registry, Mode::Several, &names(&["b", "a"]));
+        let one = owner.target(&registry, Mode::Plain, &names(&["a"]));
+        let claims = [both.claim(LONG), one.claim(SHORT)];
+        let asked_next = || one.lease(SHORT.lease).lease.length;
+        let [refused, unanswered, granted] = [(); 3].map(|()| both.lease(LONG.lease));
+        assert_eq!(asked_next(), LONG.lease, "any of them may be granted");
+        refused.answered(false);
+        drop(unanswered);
+        assert_eq!(asked_next(), LONG.lease);
+        granted.answered(true);
+        assert_eq!(asked_next(), LONG.lease);
+        drop(claims);
+        let claims = [both.claim(LONG), one.claim(SHORT)];
+        let late = both.lease(LONG.lease);
+        both.lease(LONG.lease).answered(false);
+        assert_eq!(asked_next(), LONG.lease);
+        drop(claims);
+        late.answered(true);
+        assert_eq!(asked_next(), SHORT.lease, "nobody counts on it any more");
+    }
+
     #[test]
     fn the_first_claim_settles_the_terms_until_the_last_has_gone() {
         let target =
@@ -481,14 +588,14 @@ mod tests {
         let one = owner.target(&registry, Mode::Plain, &names(&["a"]));
         let claims = [both.claim(LONG), one.claim(SHORT)];
         let first = both.lease(LONG.lease);
-        assert_eq!(first.length, LONG.lease);
+        assert_eq!(first.lease.length, LONG.lease);
         tokio::time::advance(Duration::from_secs(10)).await;
         let second = one.lease(SHORT.lease);
-        assert_eq!(second.length, Duration::from_secs(20));
-        assert!(second.ends() >= first.ends());
+        assert_eq!(second.lease.length, Duration::from_secs(20));
+        assert!(second.lease.ends() >= first.lease.ends());
         let reader = owner.target(&registry, Mode::Read, &names(&["a"]));
-        assert_eq!(reader.lease(SHORT.lease).length, SHORT.lease);
+        assert_eq!(reader.lease(SHORT.lease).lease.length, SHORT.lease);
         drop(claims);
-        assert_eq!(one.lease(SHORT.lease).length, SHORT.lease);
+        assert_eq!(one.lease(SHORT.lease).lease.length, SHORT.lease);
     }
 }

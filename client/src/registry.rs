@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use crate::owner::{Claim, Owner, Place, Target, Terms};
 #[derive(Default)]
 pub(crate) struct Registry {
     places: Mutex<HashMap<Spot, Weak<Place>>>,
+    numbers: AtomicU64,
 }
 
 /// An owner at a lock, as events name it.
@@ -120,6 +122,11 @@ pub(crate) fn supersede(target: &Target, token: u64) {
 }
 
 impl Registry {
+    /// Another number each time.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
     /// What this owner has at one lock.
     pub(crate) fn place(self: &Arc<Self>, owner: &Owner, name: &Arc<[u8]>) -> Arc<Place> {
         let spot = Spot {
@@ -334,7 +341,7 @@ mod tests {
         let since = Instant::now();
         let grant = Grant {
             token: 7,
-            lease: claim.lease(),
+            lease: claim.lease().keep(),
             attachment: Attachment::new(since, Duration::ZERO),
             fresh: true,
         };

@@ -251,7 +251,7 @@ impl Wait<'_> {
             lease,
             mut answer,
         } = asked;
-        self.lease = lease.length;
+        self.lease = lease.lease.length;
         // The server ends the wait itself; the time on top is for its answer to arrive.
         let request = self.request;
         let on_top = request.core.nodes.response_timeout;
@@ -267,7 +267,7 @@ impl Wait<'_> {
             Ok(Acquired::Granted { token, fresh }) => {
                 let grant = Grant {
                     token,
-                    lease,
+                    lease: lease.keep(),
                     attachment: Arc::clone(&at.attachment),
                     fresh,
                 };
@@ -275,6 +275,8 @@ impl Wait<'_> {
             }
             Ok(Acquired::NotHeld { lease_left }) => refused(Error::not_acquired(lease_left)),
             Ok(Acquired::Queued) => {
+                // It begins when it is granted, and counts when that is told.
+                drop(lease);
                 (self.in_line, self.hops) = (true, 0);
                 self.queued(at, reply).await
             }

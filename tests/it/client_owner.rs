@@ -143,7 +143,6 @@ fn lease_of(server: &Server, name: &str) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "not mended yet"]
 async fn a_long_lease_that_was_not_granted_is_not_given_to_other_guards() {
     let server = Server::start();
     let client = client(&server).await;
@@ -172,7 +171,6 @@ async fn a_long_lease_that_was_not_granted_is_not_given_to_other_guards() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "not mended yet"]
 async fn a_lease_that_was_refused_does_not_harm_other_guards() {
     let server = Server::start();
     let client = client(&server).await;
