@@ -14,11 +14,12 @@ use crate::detour::Detour;
 use crate::driver::Answer;
 use crate::error::Error;
 use crate::guard::Held;
-use crate::hold::Grant;
+use crate::hold::{Grant, LostReason};
 use crate::nodes::Reached;
 use crate::owner::{Claim, Reserved, Target, Terms};
 use crate::registry::{self, Mailbox};
 use crate::release;
+use crate::renewal;
 use crate::trace;
 use crate::wait;
 
@@ -103,6 +104,9 @@ pub(crate) type Reply = oneshot::Sender<Result<Held, Error>>;
 /// The right to stand in line for this owner, and what is heard there.
 pub(crate) struct Turn {
     pub(crate) mailbox: Mailbox,
+    /// A loss that was told while no grant was known: of an earlier hold of the owner, or of the
+    /// one whose grant is yet to be heard.
+    pub(crate) lost: Option<LostReason>,
     pub(crate) span: trace::Span,
     _turns: Vec<OwnedMutexGuard<()>>,
 }
@@ -111,6 +115,7 @@ impl Turn {
     pub(crate) fn new(core: &Core, claim: &Claim, turns: Vec<OwnedMutexGuard<()>>) -> Self {
         Self {
             mailbox: registry::listen(&core.nodes, claim),
+            lost: None,
             span: trace::wait(claim.target()),
             _turns: turns,
         }
@@ -233,11 +238,14 @@ pub(crate) fn granted(request: &Request, claim: Claim, turn: Option<Turn>, grant
     let Some(mut turn) = turn else {
         return held;
     };
-    // Told before the hold was there to hear it.
+    // Told before the hold was there to hear it. The event does not say which hold it is about.
     while let Some(told) = turn.mailbox.here() {
         if let News::Lost(reason) = told.news {
-            held.lose(reason);
+            turn.lost = Some(reason);
         }
+    }
+    if let Some(reason) = turn.lost {
+        held.verify(reason);
     }
     // While the hold is known here, so that the same grant told twice is not taken for another.
     drop(turn);
@@ -247,8 +255,9 @@ pub(crate) fn granted(request: &Request, claim: Claim, turn: Option<Turn>, grant
 /// Asks once, without standing in line.
 async fn run(request: Request, claim: Claim, asked: Option<Asked>, reply: Reply) {
     let error = match once(&request, &claim, asked).await {
-        Ok(Answered::Granted(grant)) => {
-            return deliver(granted(&request, claim, None, grant), reply).await;
+        Ok(Answered::Granted(grant, at)) => {
+            let held = confirmed(&request, claim, grant, &at).await;
+            return deliver(held, reply).await;
         }
         Ok(Answered::NotHeld { lease_left }) => match request.patience {
             Patience::None => Error::not_acquired(lease_left),
@@ -266,6 +275,34 @@ async fn run(request: Request, claim: Claim, asked: Option<Asked>, reply: Reply)
     let _ = reply.send(Err(error));
 }
 
+/// A grant that was heard late, or under an attachment that is over by now, is renewed for a new
+/// start to count from. Where that is not answered, the guard counts on what it has.
+async fn confirmed(request: &Request, claim: Claim, grant: Grant, at: &Reached) -> Held {
+    if at.is_fresh(grant.lease) {
+        return granted(request, claim, None, grant);
+    }
+    let (nodes, target) = (&request.core.nodes, claim.target());
+    let renewed = renewal::renew(nodes, target, grant.token, || claim.lease()).await;
+    match renewed {
+        Ok((true, renewal)) => {
+            let attachment = renewal.attachment.unwrap_or(grant.attachment);
+            let lease = renewal.lease;
+            let grant = Grant {
+                lease,
+                attachment,
+                ..grant
+            };
+            granted(request, claim, None, grant)
+        }
+        Ok((false, _)) => {
+            let held = granted(request, claim, None, grant);
+            held.lose(LostReason::NotHeld);
+            held
+        }
+        Err(_) => granted(request, claim, None, grant),
+    }
+}
+
 /// Brings the caller what it is granted. What nobody takes is dropped, and so given back.
 pub(crate) async fn deliver(held: Held, mut reply: Reply) {
     let result = tokio::select! {
@@ -277,7 +314,7 @@ pub(crate) async fn deliver(held: Held, mut reply: Reply) {
 
 /// The answer to who does not stand in line.
 enum Answered {
-    Granted(Grant),
+    Granted(Grant, Reached),
     NotHeld { lease_left: Option<Duration> },
 }
 
@@ -314,12 +351,15 @@ async fn once(request: &Request, claim: &Claim, asked: Option<Asked>) -> Result<
 
 async fn answered(asked: Asked) -> Result<Answered, Error> {
     match asked.answer.await? {
-        Acquired::Granted { token, fresh } => Ok(Answered::Granted(Grant {
-            token,
-            lease: asked.lease.keep(),
-            attachment: asked.at.attachment,
-            fresh,
-        })),
+        Acquired::Granted { token, fresh } => {
+            let grant = Grant {
+                token,
+                lease: asked.lease.keep(),
+                attachment: Arc::clone(&asked.at.attachment),
+                fresh,
+            };
+            Ok(Answered::Granted(grant, asked.at))
+        }
         Acquired::NotHeld { lease_left } => Ok(Answered::NotHeld { lease_left }),
         Acquired::Queued => Err(Error::no_reply(None)),
     }

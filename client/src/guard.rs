@@ -10,6 +10,7 @@ use crate::client::Core;
 use crate::detour::Detour;
 use crate::error::Error;
 use crate::hold::{self, Grant, Hold, LostReason};
+use crate::lifeline;
 use crate::mode::{Mode, One, Plain, Read, Several, Write};
 use crate::owner::{Claim, Owner};
 use crate::registry;
@@ -390,6 +391,13 @@ impl Held {
             if claim.terms().renewed {
                 core.watchdog.added();
             }
+            // And beside one that began in this very moment, and has confirmed the holds it found.
+            let present = core.nodes.site(target).node.session.attachment();
+            if present.is_some_and(|present| !hold.counts_on(&present)) {
+                let (nodes, hold) = (Arc::clone(&core.nodes), Arc::clone(&hold));
+                let confirming = async move { renewal::confirm(&nodes, vec![hold], || true).await };
+                core.nodes.runtime().spawn(confirming);
+            }
         }
         Self {
             core: Arc::clone(core),
@@ -400,6 +408,13 @@ impl Held {
 
     pub(crate) fn lose(&self, reason: LostReason) {
         self.hold.lose(reason);
+    }
+
+    /// The server has told of a loss, of this hold or of an earlier one of its owner.
+    pub(crate) fn verify(&self, reason: LostReason) {
+        let (nodes, lost) = (Arc::clone(&self.core.nodes), Arc::clone(&self.hold));
+        let verifying = async move { lifeline::verify(&nodes, vec![(lost, reason)]).await };
+        self.core.nodes.runtime().spawn(verifying);
     }
 
     /// The same once it is where it should be; without that it is given back.

@@ -210,7 +210,7 @@ impl Lifeline {
 /// Asks about holds of which an event says that they are lost: it may be about an earlier hold of
 /// the same owner, whose guard has gone since. What cannot be learned counts as lost; but in a
 /// cluster the lock may have moved, and then the word of the node that it has left says nothing.
-async fn verify(nodes: &Arc<Nodes>, lost: Vec<(Arc<Hold>, LostReason)>) {
+pub(crate) async fn verify(nodes: &Arc<Nodes>, lost: Vec<(Arc<Hold>, LostReason)>) {
     let mut backoff = Backoff::new();
     let mut lost = lost;
     loop {

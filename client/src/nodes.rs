@@ -183,6 +183,11 @@ impl Nodes {
         })
     }
 
+    /// Where the client's tasks run.
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
     /// Waits until the first try to reach a server has ended: the error, if it failed.
     pub(crate) async fn tried(&self) -> Result<(), Error> {
         match &self.layout {

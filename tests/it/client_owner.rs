@@ -188,7 +188,6 @@ async fn a_lease_that_was_refused_does_not_harm_other_guards() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "not mended yet"]
 async fn news_of_an_earlier_hold_does_not_end_the_next_one() {
     let server = Server::start();
     let valve = Valve::to(&server);
@@ -244,7 +243,6 @@ async fn news_of_an_earlier_hold_does_not_end_the_next_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "not mended yet"]
 async fn a_try_that_is_granted_across_a_reconnect_is_held() {
     let server = Server::start();
     let valve = Valve::to(&server);
