@@ -25,7 +25,7 @@ pub(crate) struct Redirect {
     /// Only this command: the slot is on its way, and the key has gone ahead.
     pub(crate) only_this: bool,
     pub(crate) slot: u16,
-    /// No host: the one that was asked.
+    /// No host: the one that was asked. [`NAMELESS`]: nobody has said.
     pub(crate) host: Option<Box<str>>,
     pub(crate) port: u16,
 }
@@ -44,16 +44,19 @@ impl Redirect {
         Some(Self {
             only_this,
             slot,
-            host: known(host),
+            host: named(host),
             port: port.parse().ok()?,
         })
     }
 }
 
 /// A host, unless the node does not know what it is called.
-pub(crate) fn known(host: &str) -> Option<Box<str>> {
-    (!host.is_empty() && host != "?").then(|| host.into())
+pub(crate) fn named(host: &str) -> Option<Box<str>> {
+    (!host.is_empty()).then(|| host.into())
 }
+
+/// The host of a node that should be called by its name, and has none.
+pub(crate) const NAMELESS: &str = "?";
 
 /// Who serves which slot, as far as is known.
 #[derive(Debug)]
@@ -198,7 +201,7 @@ mod tests {
         let range = |first, last, host: &str| Range {
             first,
             last,
-            nodes: vec![(known(host), 1), (known("replica"), 1)],
+            nodes: vec![(named(host), 1), (named("replica"), 1)],
         };
         let asked = address("asked", 9);
         let mut table = Table::new();
