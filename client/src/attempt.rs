@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use crate::background::Counted;
 use crate::client::Core;
@@ -254,7 +254,21 @@ pub(crate) fn granted(request: &Request, claim: Claim, turn: Option<Turn>, grant
 
 /// Asks once, without standing in line.
 async fn run(request: Request, claim: Claim, asked: Option<Asked>, reply: Reply) {
-    let error = match once(&request, &claim, asked).await {
+    let mut once = Box::pin(once(&request, &claim, asked));
+    let answered = tokio::select! {
+        answered = &mut once => answered,
+        () = late(&request) => {
+            // The caller hears that nobody knows; what is granted after that is given back.
+            let _ = reply.send(Err(Error::no_reply(None)));
+            return match once.await {
+                Ok(Answered::Granted(grant, _)) => drop(granted(&request, claim, None, grant)),
+                Ok(Answered::NotHeld { .. }) => {}
+                Err(error) => request.give_up(claim, &error),
+            };
+        }
+    };
+    drop(once);
+    let error = match answered {
         Ok(Answered::Granted(grant, at)) => {
             let held = confirmed(&request, claim, grant, &at).await;
             return deliver(held, reply).await;
@@ -273,6 +287,20 @@ async fn run(request: Request, claim: Claim, asked: Option<Asked>, reply: Reply)
         }
     };
     let _ = reply.send(Err(error));
+}
+
+/// Ends when the caller has been waiting for its time, and then for as long as a reply may take: the
+/// connection may have to be made before anything is asked.
+async fn late(request: &Request) {
+    let on_top = request.core.nodes.response_timeout;
+    let deadline = match request.patience {
+        Patience::Until(deadline) => deadline.checked_add(on_top),
+        Patience::None | Patience::Forever => None,
+    };
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// A grant that was heard late, or under an attachment that is over by now, is renewed for a new

@@ -223,10 +223,10 @@ impl Client {
             numbers: AtomicU64::new(1),
             lease: options.default_lease(),
             max_hold: options.longest_hold(),
+            background: nodes.background.clone(),
             nodes,
             watchdog,
             watching: runtime.spawn(watching).abort_handle(),
-            background: Background::new(runtime),
         };
         Ok(Self {
             core: Arc::new(core),

@@ -276,7 +276,6 @@ async fn a_try_that_is_granted_across_a_reconnect_is_held() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "not mended yet"]
 async fn a_second_call_of_an_owner_in_line_ends_in_time_while_it_connects() {
     once_in_ten("it ends in time", async || {
         let server = Server::start();
@@ -320,7 +319,6 @@ async fn a_second_call_of_an_owner_in_line_ends_in_time_while_it_connects() {
 
 /// What nobody waits for any more is given back, and that is waited for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "not mended yet"]
 async fn shutdown_waits_until_a_grant_to_nobody_is_given_back() {
     let server = Server::start();
     let valve = Valve::to(&server);
