@@ -289,8 +289,8 @@ async fn run(request: Request, claim: Claim, asked: Option<Asked>, reply: Reply)
     let _ = reply.send(Err(error));
 }
 
-/// Ends when the caller has been waiting for its time, and then for as long as a reply may take: the
-/// connection may have to be made before anything is asked.
+/// Ends when the caller has been waiting for its time, and then for as long as a reply may take:
+/// the connection may have to be made before anything is asked.
 async fn late(request: &Request) {
     let on_top = request.core.nodes.response_timeout;
     let deadline = match request.patience {

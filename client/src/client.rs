@@ -179,6 +179,7 @@ impl Client {
     }
 
     pub(crate) async fn open(url: &str, options: &ClientBuilder) -> Result<Self, Error> {
+        options.check().map_err(Error::bad_setting)?;
         let connector = Connector::new(options.place(url)?, options.reply_within());
         Self::start(options, |runtime, identity| {
             Nodes::one(runtime, connector, identity)
@@ -190,6 +191,7 @@ impl Client {
         urls: impl IntoIterator<Item = U>,
         options: &ClientBuilder,
     ) -> Result<Self, Error> {
+        options.check_for_cluster().map_err(Error::bad_setting)?;
         let places = urls.into_iter().map(|url| options.node_at(url.as_ref()));
         let connector = |place| Connector::new(place, options.reply_within());
         let mut seeds = places

@@ -101,7 +101,8 @@ impl Error {
 
     /// Whether the server refused the command, such as for a lease of zero or a key that holds
     /// another type. The message is the server's. Several locks without a name are not asked for,
-    /// nor is anything for an [`Owner`](crate::Owner) of another client.
+    /// nor is anything for an [`Owner`](crate::Owner) of another client, or with
+    /// [settings](crate::ClientBuilder) that are out of their bounds.
     pub fn is_refused(&self) -> bool {
         self.kind == ErrorKind::Refused
     }
@@ -232,6 +233,11 @@ impl Error {
             source: Some(source),
             ..Self::new(ErrorKind::CouldNotAsk, detail)
         }
+    }
+
+    /// A setting of a builder is out of its bounds.
+    pub(crate) fn bad_setting(what: String) -> Self {
+        Self::new(ErrorKind::Refused, what.into())
     }
 
     #[cfg(feature = "tls")]

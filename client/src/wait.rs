@@ -303,8 +303,8 @@ impl Wait<'_> {
     /// news: that hold has gone along with the lock. Beside other holds of the owner the new wait
     /// would enter it once more than there are guards, so it is given back there.
     ///
-    /// A loss is no news of a wait. What was lost is an earlier hold of the owner; or it was granted
-    /// by a reply that is yet to be heard, and then the server is asked.
+    /// A loss is no news of a wait. What was lost is an earlier hold of the owner; or one whose
+    /// grant is yet to be heard, in a reply, and then the server is asked.
     async fn news(&mut self, at: &Reached) -> Told {
         loop {
             let told = self.turn.mailbox.next().await;
