@@ -375,7 +375,8 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    pub(crate) fn new(core: &Arc<Core>, claim: Claim, grant: Grant) -> Self {
+    pub(crate) fn new(core: &Arc<Core>, mut claim: Claim, grant: Grant) -> Self {
+        claim.is_guards(true);
         let target = claim.target();
         if grant.fresh {
             registry::supersede(target, grant.token);
@@ -438,7 +439,7 @@ impl Held {
 
     /// Gives it back at once, and tells how that went.
     fn release(&mut self) -> impl Future<Output = Result<(), Error>> + 'static {
-        let claim = self.claim.take();
+        let claim = self.take_claim();
         let outcome = claim.map(|claim| release::told(&self.core, claim, Arc::clone(&self.hold)));
         async move {
             match outcome {
@@ -448,6 +449,13 @@ impl Held {
         }
     }
 
+    /// To give it back.
+    fn take_claim(&mut self) -> Option<Claim> {
+        let mut claim = self.claim.take()?;
+        claim.is_guards(false);
+        Some(claim)
+    }
+
     fn names(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.hold.target().names().iter().map(|name| &**name)
     }
@@ -455,7 +463,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(claim) = self.claim.take() {
+        if let Some(claim) = self.take_claim() {
             release::in_background(&self.core, claim, Some(Arc::clone(&self.hold)));
         }
     }

@@ -153,6 +153,8 @@ impl States {
 #[derive(Default)]
 struct State {
     claims: usize,
+    /// As many of them are guards'; the others are those of commands under way.
+    guards: usize,
     terms: Option<Terms>,
     /// Until when somebody was promised the lock.
     promised: Option<Instant>,
@@ -284,6 +286,7 @@ impl Target {
         Claim {
             target: Arc::clone(self),
             terms,
+            is_guards: false,
         }
     }
 
@@ -336,6 +339,15 @@ impl Target {
         places.all(|place| locked(&place.states).of(self.mode).claims <= 1)
     }
 
+    /// Whether no command is under way that may begin or end a hold of this owner there.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.places.iter().all(|place| {
+            let mut states = locked(&place.states);
+            let state = states.of(self.mode);
+            state.claims == state.guards
+        })
+    }
+
     /// Where its guards share a hold: at one lock.
     fn shared_place(&self) -> Option<&Place> {
         let place = self.places.first();
@@ -381,6 +393,7 @@ impl fmt::Display for Target {
 pub(crate) struct Claim {
     target: Arc<Target>,
     terms: Terms,
+    is_guards: bool,
 }
 
 impl Claim {
@@ -404,10 +417,28 @@ impl Claim {
     pub(crate) fn is_alone(&self) -> bool {
         self.target.is_alone()
     }
+
+    /// Says that it is a guard's from now on, or again that of a command under way.
+    pub(crate) fn is_guards(&mut self, is_guards: bool) {
+        if self.is_guards == is_guards {
+            return;
+        }
+        self.is_guards = is_guards;
+        for place in &self.target.places {
+            let mut states = locked(&place.states);
+            let guards = &mut states.of(self.target.mode).guards;
+            *guards = if is_guards {
+                guards.saturating_add(1)
+            } else {
+                guards.saturating_sub(1)
+            };
+        }
+    }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        self.is_guards(false);
         for place in &self.target.places {
             let mut states = locked(&place.states);
             let state = states.of(self.target.mode);
@@ -576,8 +607,14 @@ mod tests {
         assert!(reader.is_alone() && writer.is_alone());
         let several = claim(Mode::Several, &names(&["b", "c"]));
         assert!(several.is_alone());
-        let plain = claim(Mode::Plain, &names(&["b"]));
+        let mut plain = claim(Mode::Plain, &names(&["b"]));
         assert!(!several.is_alone() && !plain.is_alone());
+        plain.is_guards(true);
+        assert!(!plain.target().is_at_rest());
+        drop(several);
+        assert!(plain.target().is_at_rest());
+        plain.is_guards(false);
+        assert!(!plain.target().is_at_rest());
     }
 
     #[tokio::test(start_paused = true)]

@@ -121,6 +121,20 @@ pub(crate) fn supersede(target: &Target, token: u64) {
     }
 }
 
+/// Whether it can only be this hold of which the server says that its owner holds it: nothing else
+/// of the owner is there that is not lost, and no command is under way that may become it. A reader
+/// and a writer are told apart in any case.
+pub(crate) fn is_the_only_one(hold: &Arc<Hold>) -> bool {
+    let (target, mode) = (hold.target(), hold.target().mode());
+    let others = target.places().iter().flat_map(|place| place.ears.holds());
+    let mut others = others.filter(|other| !Arc::ptr_eq(other, hold));
+    target.is_at_rest()
+        && others.all(|other| {
+            let beside = other.target().mode() == Mode::Read && mode == Mode::Write;
+            beside || other.lost().is_some()
+        })
+}
+
 impl Registry {
     /// Another number each time.
     pub(crate) fn next_number(&self) -> u64 {

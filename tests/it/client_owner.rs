@@ -242,6 +242,40 @@ async fn news_of_an_earlier_hold_does_not_end_the_next_one() {
     assert_eq!(soon(next.lost()).await, LostReason::Broken);
 }
 
+/// The same where the server cannot tell holds by their tokens, and the earlier guard is still there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn news_of_an_earlier_writer_or_of_several_locks_does_not_end_the_next_one() {
+    let server = Server::start();
+    let valve = Valve::to(&server);
+    let client = patient().connect(&valve.url()).await.unwrap();
+    let owner = client.owner();
+
+    let prices = client.rw_lock("r").owner(&owner);
+    let first = prices.write().await.unwrap();
+    valve.close(EVENTS);
+    server.run("RLOCK.BREAK r");
+    let next = prices.write().await.unwrap();
+    assert!(first.is_lost());
+    valve.open(EVENTS);
+    let early = timeout(200 * MS, next.lost()).await;
+    assert!(early.is_err(), "{early:?}");
+    server.run("RLOCK.BREAK r");
+    assert_eq!(soon(next.lost()).await, LostReason::Broken);
+
+    let both = client.multi(["a", "b"]).owner(&owner);
+    let first = both.lock().await.unwrap();
+    valve.close(EVENTS);
+    server.run("RLOCK.BREAK a");
+    server.run("RLOCK.BREAK b");
+    let next = both.lock().await.unwrap();
+    assert!(first.is_lost());
+    valve.open(EVENTS);
+    let early = timeout(200 * MS, next.lost()).await;
+    assert!(early.is_err(), "{early:?}");
+    server.run("RLOCK.BREAK a");
+    assert_eq!(soon(next.lost()).await, LostReason::Broken);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_try_that_is_granted_across_a_reconnect_is_held() {
     let server = Server::start();
