@@ -195,7 +195,7 @@ impl Attempt {
     fn answered(self, at: Reached, lease: Reserved, answer: Result<Acquired, Error>) {
         match answer {
             Ok(Acquired::Granted { token, fresh })
-                if at.site.node.acknowledger.is_none() && at.is_fresh(lease.lease) =>
+                if at.site.node.acknowledger.is_none() && at.is_fresh(lease.counted()) =>
             {
                 let grant = Grant {
                     token,

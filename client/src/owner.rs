@@ -314,6 +314,7 @@ impl Target {
             target: Arc::clone(self),
             number,
             lease,
+            wanted,
         }
     }
 
@@ -457,19 +458,31 @@ impl Drop for Claim {
 pub(crate) struct Reserved {
     target: Arc<Target>,
     number: u64,
+    /// As it is asked for; it may be longer than wanted.
     pub(crate) lease: Lease,
+    wanted: Duration,
 }
 
 impl Reserved {
+    /// What its hold counts on if it is granted. What was added is for the sake of others: had it
+    /// counted on that too, and theirs been refused, it would have to be kept up for good.
+    pub(crate) fn counted(&self) -> Lease {
+        Lease {
+            length: self.wanted,
+            ..self.lease
+        }
+    }
+
     /// The server has said yes: somebody is going to count on it.
     pub(crate) fn keep(self) -> Lease {
-        self.target.promise(self.lease);
-        self.lease
+        let counted = self.counted();
+        self.target.promise(counted);
+        counted
     }
 
     /// The server has answered: whether with yes.
     pub(crate) fn answered(self, yes: bool) -> Lease {
-        if yes { self.keep() } else { self.lease }
+        if yes { self.keep() } else { self.counted() }
     }
 }
 
@@ -556,6 +569,9 @@ mod tests {
         refused.answered(false);
         drop(unanswered);
         assert_eq!(asked_next(), LONG.lease);
+        let beside = one.lease(SHORT.lease);
+        assert_eq!(beside.lease.length, LONG.lease);
+        assert_eq!(beside.keep().length, SHORT.lease, "it counts on its own");
         granted.answered(true);
         assert_eq!(asked_next(), LONG.lease);
         drop(claims);

@@ -170,6 +170,35 @@ async fn a_long_lease_that_was_not_granted_is_not_given_to_other_guards() {
     held.unlock().await.unwrap();
 }
 
+/// What is renewed while the long lease may yet be granted must not cut it short.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_beside_a_long_lease_under_way_is_no_promise_of_it() {
+    let server = Server::start();
+    let valve = Valve::to(&server);
+    let client = patient().connect(&valve.url()).await.unwrap();
+    let mut alice = server.connect();
+    alice.take("b", "alice");
+    let owner = client.owner();
+    let short = Duration::from_secs(30);
+    let held = client.lock("a").owner(&owner).lease(short).lock().await;
+    let held = Arc::new(held.unwrap());
+    let both = client.multi(["a", "b"]).owner(&owner);
+    let both = both.lease(Duration::from_secs(3_600));
+    valve.close(ACQUIRE);
+    let trying = tokio::spawn(async move { both.try_lock().await.map(drop) });
+    until("it has tried", || calls(&server, "macquire") == 1);
+    let renewed = Arc::clone(&held);
+    let renewing = tokio::spawn(async move { renewed.renew().await });
+    until("it is renewed", || lease_of(&server, "a") > short);
+    valve.open(ACQUIRE);
+    let not_now = soon(trying).await.unwrap().unwrap_err();
+    assert!(not_now.is_not_acquired(), "{not_now}");
+    soon(renewing).await.unwrap().unwrap();
+    assert!(held.valid_for() <= short);
+    held.renew().await.unwrap();
+    assert!(lease_of(&server, "a") <= short);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_that_was_refused_does_not_harm_other_guards() {
     let server = Server::start();
