@@ -271,7 +271,8 @@ async fn news_of_an_earlier_hold_does_not_end_the_next_one() {
     assert_eq!(soon(next.lost()).await, LostReason::Broken);
 }
 
-/// The same where the server cannot tell holds by their tokens, and the earlier guard is still there.
+/// The same where the server cannot tell holds by their tokens, and the earlier guard is still
+/// there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn news_of_an_earlier_writer_or_of_several_locks_does_not_end_the_next_one() {
     let server = Server::start();
