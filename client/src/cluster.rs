@@ -320,3 +320,25 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// So often it is asked when nobody says anything: a slot that moves is no news to who neither asks
 /// for its locks nor waits for them.
 const EVERY: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_without_a_name_is_the_only_one_at_its_port() {
+        let at = |(host, port): (&str, u16)| Address {
+            host: host.into(),
+            port,
+        };
+        let map = Map {
+            table: Table::new(),
+            nodes: HashMap::new(),
+            known: [("a", 1), ("b", 2), ("c", 2)].map(at).into(),
+            moved: HashSet::new(),
+        };
+        assert_eq!(map.at_port(1).as_deref(), Some("a"));
+        assert_eq!(map.at_port(2), None, "it may be either");
+        assert_eq!(map.at_port(3), None);
+    }
+}

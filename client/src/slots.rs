@@ -185,6 +185,8 @@ mod tests {
         assert_eq!(to(redirect), address("::1", 6_381));
         let redirect = Redirect::read("MOVED 0 :6381").expect("a redirect");
         assert_eq!(to(redirect), address("asked", 6_381));
+        let redirect = Redirect::read("MOVED 0 ?:6381").expect("a redirect");
+        assert_eq!(redirect.host.as_deref(), Some(NAMELESS));
         for text in [
             "MOVED",
             "MOVED 16384 a:1",
