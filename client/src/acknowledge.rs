@@ -141,7 +141,7 @@ impl Waiting {
         let leases: Vec<_> = batch.iter().map(|request| request.hold.kept()).collect();
         let renewals = batch.iter().zip(&leases).map(|(request, lease)| Command {
             asking: request.asking,
-            ..request.hold.renewal(*lease, &session.name)
+            ..request.hold.renewal(lease.lease, &session.name)
         });
         let renewals: Vec<_> = renewals.collect();
         let wait = command::wait_for_copies(copies);
@@ -169,10 +169,11 @@ impl Waiting {
             .zip(leases)
             .zip(told)
             .map(|((request, lease), held)| {
-                let attachment = Some(Arc::clone(&attachment));
+                let (held, attachment) = (held?, Some(Arc::clone(&attachment)));
+                let lease = lease.answered(held);
                 let renewal = Renewal { lease, attachment };
                 // The time that went by counts: the lease began when this was sent.
-                request.hold.renewed(held?, &renewal).map_err(Error::lost)?;
+                request.hold.renewed(held, &renewal).map_err(Error::lost)?;
                 if copies.are_met_by(counted) {
                     Ok(())
                 } else {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use crate::background::Counted;
 use crate::client::Core;
@@ -14,11 +14,12 @@ use crate::detour::Detour;
 use crate::driver::Answer;
 use crate::error::Error;
 use crate::guard::Held;
-use crate::hold::Grant;
+use crate::hold::{Grant, LostReason};
 use crate::nodes::Reached;
-use crate::owner::{Claim, Lease, Target, Terms};
+use crate::owner::{Claim, Reserved, Target, Terms};
 use crate::registry::{self, Mailbox};
 use crate::release;
+use crate::renewal;
 use crate::trace;
 use crate::wait;
 
@@ -70,11 +71,11 @@ impl Request {
         Asked { at, lease, answer }
     }
 
-    fn acquire(claim: &Claim, queue: Queue, at: &Reached) -> (Lease, Command<Acquired>) {
+    fn acquire(claim: &Claim, queue: Queue, at: &Reached) -> (Reserved, Command<Acquired>) {
         let (target, session) = (claim.target(), &at.site.node.session.name);
         let lease = claim.lease();
         let (subject, once) = (target.subject(), claim.is_alone());
-        let acquire = command::acquire(subject, lease.length, queue, session, once);
+        let acquire = command::acquire(subject, lease.lease.length, queue, session, once);
         (lease, acquire.under(Some(&at.attachment)))
     }
 
@@ -93,7 +94,7 @@ impl Request {
 /// An ACQUIRE under way.
 pub(crate) struct Asked {
     pub(crate) at: Reached,
-    pub(crate) lease: Lease,
+    pub(crate) lease: Reserved,
     pub(crate) answer: Answer<Acquired>,
 }
 
@@ -103,6 +104,9 @@ pub(crate) type Reply = oneshot::Sender<Result<Held, Error>>;
 /// The right to stand in line for this owner, and what is heard there.
 pub(crate) struct Turn {
     pub(crate) mailbox: Mailbox,
+    /// A loss that was told while no grant was known: of an earlier hold of the owner, or of the
+    /// one whose grant is yet to be heard.
+    pub(crate) lost: Option<LostReason>,
     pub(crate) span: trace::Span,
     _turns: Vec<OwnedMutexGuard<()>>,
 }
@@ -111,6 +115,7 @@ impl Turn {
     pub(crate) fn new(core: &Core, claim: &Claim, turns: Vec<OwnedMutexGuard<()>>) -> Self {
         Self {
             mailbox: registry::listen(&core.nodes, claim),
+            lost: None,
             span: trace::wait(claim.target()),
             _turns: turns,
         }
@@ -120,9 +125,15 @@ impl Turn {
 /// Sends the first ACQUIRE at once and leaves the rest to the background.
 pub(crate) fn start(request: Request) -> oneshot::Receiver<Result<Held, Error>> {
     let (reply, receiver) = oneshot::channel();
-    if request.core.background.is_closed() {
+    let refusal = if request.core.background.is_closed() {
+        Some(Error::shut_down())
+    } else {
+        let ours = request.target.owner().is_of(&request.core.id);
+        (!ours).then(Error::foreign_owner)
+    };
+    if let Some(refusal) = refusal {
         // The receiver is in our hand: it cannot have gone.
-        let _ = reply.send(Err(Error::shut_down()));
+        let _ = reply.send(Err(refusal));
         return receiver;
     }
     // An owner who stands in line already asks without getting in line a second time.
@@ -181,14 +192,14 @@ impl Attempt {
 
     /// Brings the caller a grant on which it can count as it is. What nobody takes is dropped, and
     /// so given back.
-    fn answered(self, at: Reached, lease: Lease, answer: Result<Acquired, Error>) {
+    fn answered(self, at: Reached, lease: Reserved, answer: Result<Acquired, Error>) {
         match answer {
             Ok(Acquired::Granted { token, fresh })
-                if at.site.node.acknowledger.is_none() && at.is_fresh(lease) =>
+                if at.site.node.acknowledger.is_none() && at.is_fresh(lease.counted()) =>
             {
                 let grant = Grant {
                     token,
-                    lease,
+                    lease: lease.keep(),
                     attachment: at.attachment,
                     fresh,
                 };
@@ -227,11 +238,14 @@ pub(crate) fn granted(request: &Request, claim: Claim, turn: Option<Turn>, grant
     let Some(mut turn) = turn else {
         return held;
     };
-    // Told before the hold was there to hear it.
+    // Told before the hold was there to hear it. The event does not say which hold it is about.
     while let Some(told) = turn.mailbox.here() {
         if let News::Lost(reason) = told.news {
-            held.lose(reason);
+            turn.lost = Some(reason);
         }
+    }
+    if let Some(reason) = turn.lost {
+        held.verify(reason);
     }
     // While the hold is known here, so that the same grant told twice is not taken for another.
     drop(turn);
@@ -240,9 +254,24 @@ pub(crate) fn granted(request: &Request, claim: Claim, turn: Option<Turn>, grant
 
 /// Asks once, without standing in line.
 async fn run(request: Request, claim: Claim, asked: Option<Asked>, reply: Reply) {
-    let error = match once(&request, &claim, asked).await {
-        Ok(Answered::Granted(grant)) => {
-            return deliver(granted(&request, claim, None, grant), reply).await;
+    let mut once = Box::pin(once(&request, &claim, asked));
+    let answered = tokio::select! {
+        answered = &mut once => answered,
+        () = late(&request) => {
+            // The caller hears that nobody knows; what is granted after that is given back.
+            let _ = reply.send(Err(Error::no_reply(None)));
+            return match once.await {
+                Ok(Answered::Granted(grant, _)) => drop(granted(&request, claim, None, grant)),
+                Ok(Answered::NotHeld { .. }) => {}
+                Err(error) => request.give_up(claim, &error),
+            };
+        }
+    };
+    drop(once);
+    let error = match answered {
+        Ok(Answered::Granted(grant, at)) => {
+            let held = confirmed(&request, claim, grant, &at).await;
+            return deliver(held, reply).await;
         }
         Ok(Answered::NotHeld { lease_left }) => match request.patience {
             Patience::None => Error::not_acquired(lease_left),
@@ -260,6 +289,48 @@ async fn run(request: Request, claim: Claim, asked: Option<Asked>, reply: Reply)
     let _ = reply.send(Err(error));
 }
 
+/// Ends when the caller has been waiting for its time, and then for as long as a reply may take:
+/// the connection may have to be made before anything is asked.
+async fn late(request: &Request) {
+    let on_top = request.core.nodes.response_timeout;
+    let deadline = match request.patience {
+        Patience::Until(deadline) => deadline.checked_add(on_top),
+        Patience::None | Patience::Forever => None,
+    };
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A grant that was heard late, or under an attachment that is over by now, is renewed for a new
+/// start to count from. Where that is not answered, the guard counts on what it has.
+async fn confirmed(request: &Request, claim: Claim, grant: Grant, at: &Reached) -> Held {
+    if at.is_fresh(grant.lease) {
+        return granted(request, claim, None, grant);
+    }
+    let (nodes, target) = (&request.core.nodes, claim.target());
+    let renewed = renewal::renew(nodes, target, grant.token, || claim.lease()).await;
+    match renewed {
+        Ok((true, renewal)) => {
+            let attachment = renewal.attachment.unwrap_or(grant.attachment);
+            let lease = renewal.lease;
+            let grant = Grant {
+                lease,
+                attachment,
+                ..grant
+            };
+            granted(request, claim, None, grant)
+        }
+        Ok((false, _)) => {
+            let held = granted(request, claim, None, grant);
+            held.lose(LostReason::NotHeld);
+            held
+        }
+        Err(_) => granted(request, claim, None, grant),
+    }
+}
+
 /// Brings the caller what it is granted. What nobody takes is dropped, and so given back.
 pub(crate) async fn deliver(held: Held, mut reply: Reply) {
     let result = tokio::select! {
@@ -271,7 +342,7 @@ pub(crate) async fn deliver(held: Held, mut reply: Reply) {
 
 /// The answer to who does not stand in line.
 enum Answered {
-    Granted(Grant),
+    Granted(Grant, Reached),
     NotHeld { lease_left: Option<Duration> },
 }
 
@@ -308,12 +379,15 @@ async fn once(request: &Request, claim: &Claim, asked: Option<Asked>) -> Result<
 
 async fn answered(asked: Asked) -> Result<Answered, Error> {
     match asked.answer.await? {
-        Acquired::Granted { token, fresh } => Ok(Answered::Granted(Grant {
-            token,
-            lease: asked.lease,
-            attachment: asked.at.attachment,
-            fresh,
-        })),
+        Acquired::Granted { token, fresh } => {
+            let grant = Grant {
+                token,
+                lease: asked.lease.keep(),
+                attachment: Arc::clone(&asked.at.attachment),
+                fresh,
+            };
+            Ok(Answered::Granted(grant, asked.at))
+        }
         Acquired::NotHeld { lease_left } => Ok(Answered::NotHeld { lease_left }),
         Acquired::Queued => Err(Error::no_reply(None)),
     }

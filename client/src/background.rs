@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
-/// Runs tasks, and counts them and what else is not done yet.
+/// Runs tasks, and counts them and what else is not done yet. Clones share the count.
+#[derive(Clone)]
 pub(crate) struct Background {
     runtime: Handle,
     pending: Arc<Pending>,

@@ -179,6 +179,7 @@ impl Client {
     }
 
     pub(crate) async fn open(url: &str, options: &ClientBuilder) -> Result<Self, Error> {
+        options.check().map_err(Error::bad_setting)?;
         let connector = Connector::new(options.place(url)?, options.reply_within());
         Self::start(options, |runtime, identity| {
             Nodes::one(runtime, connector, identity)
@@ -190,6 +191,7 @@ impl Client {
         urls: impl IntoIterator<Item = U>,
         options: &ClientBuilder,
     ) -> Result<Self, Error> {
+        options.check_for_cluster().map_err(Error::bad_setting)?;
         let places = urls.into_iter().map(|url| options.node_at(url.as_ref()));
         let connector = |place| Connector::new(place, options.reply_within());
         let mut seeds = places
@@ -223,10 +225,10 @@ impl Client {
             numbers: AtomicU64::new(1),
             lease: options.default_lease(),
             max_hold: options.longest_hold(),
+            background: nodes.background.clone(),
             nodes,
             watchdog,
             watching: runtime.spawn(watching).abort_handle(),
-            background: Background::new(runtime),
         };
         Ok(Self {
             core: Arc::new(core),
@@ -244,7 +246,7 @@ impl fmt::Debug for Client {
 
 /// What the clones of a client and its guards share.
 pub(crate) struct Core {
-    id: String,
+    pub(crate) id: String,
     numbers: AtomicU64,
     pub(crate) lease: Duration,
     pub(crate) max_hold: Option<Duration>,

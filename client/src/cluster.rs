@@ -18,7 +18,7 @@ use crate::locked;
 use crate::node::{Identity, Node};
 use crate::nodes::{Nodes, Site};
 use crate::renewal;
-use crate::slots::{Address, Range, Table, slot_of};
+use crate::slots::{Address, NAMELESS, Range, Table, slot_of};
 
 /// A cluster, as far as it is known. Its nodes are connected to when something is to be asked
 /// there.
@@ -45,6 +45,17 @@ struct Map {
     known: HashSet<Address>,
     /// Slots that have moved, and whose holds are yet to be confirmed where they are now.
     moved: HashSet<u16>,
+}
+
+impl Map {
+    /// The host of the only node that is known to listen at this port.
+    fn at_port(&self, port: u16) -> Option<Box<str>> {
+        let mut there = self.known.iter().filter(|one| one.port == port);
+        match (there.next(), there.next()) {
+            (Some(only), None) => Some(only.host.clone()),
+            _ => None,
+        }
+    }
 }
 
 impl Cluster {
@@ -134,7 +145,11 @@ impl Cluster {
         let mut map = locked(&self.map);
         let mut known = map.nodes.iter();
         let (asked, _) = known.find(|(_, node)| Arc::ptr_eq(node, from))?;
-        let address = Arc::new(asked.or_at(redirect.host, redirect.port));
+        let host = match redirect.host {
+            Some(host) if *host == *NAMELESS => map.at_port(redirect.port),
+            host => host,
+        };
+        let address = Arc::new(asked.or_at(host, redirect.port));
         if redirect.only_this {
             let node = self.node(&mut map, &address);
             return Some(Site::by_word_of(Arc::clone(from), node));
@@ -305,3 +320,25 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// So often it is asked when nobody says anything: a slot that moves is no news to who neither asks
 /// for its locks nor waits for them.
 const EVERY: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_without_a_name_is_the_only_one_at_its_port() {
+        let at = |(host, port): (&str, u16)| Address {
+            host: host.into(),
+            port,
+        };
+        let map = Map {
+            table: Table::new(),
+            nodes: HashMap::new(),
+            known: [("a", 1), ("b", 2), ("c", 2)].map(at).into(),
+            moved: HashSet::new(),
+        };
+        assert_eq!(map.at_port(1).as_deref(), Some("a"));
+        assert_eq!(map.at_port(2), None, "it may be either");
+        assert_eq!(map.at_port(3), None);
+    }
+}

@@ -422,22 +422,50 @@ fn read_range(range: &Value) -> Option<Range> {
     let [Value::Int(first), Value::Int(last), nodes @ ..] = parts.as_slice() else {
         return None;
     };
+    let nodes: Vec<_> = nodes.iter().map(read_node).collect::<Option<_>>()?;
+    // Without its primary nothing can be said of the range.
+    let is_known = nodes.first().is_some_and(Option::is_some);
+    let nodes = nodes.into_iter().filter(|_| is_known);
     Some(Range {
         first: u16::try_from(*first).ok()?,
         last: u16::try_from(*last).ok()?,
-        nodes: nodes.iter().map(read_node).collect::<Option<_>>()?,
+        nodes: nodes.flatten().collect(),
     })
 }
 
-fn read_node(node: &Value) -> Option<(Option<Box<str>>, u16)> {
+/// A node, if it can be said where it is. With no host it is where the one that was asked is. One
+/// that should be called by its name and has none is `?`, and has its address beside it.
+#[expect(clippy::option_option, reason = "no node, and a node that is nowhere")]
+fn read_node(node: &Value) -> Option<Option<(Option<Box<str>>, u16)>> {
     let Value::Array(parts) = node else {
         return None;
     };
-    let [host, Value::Int(port), ..] = parts.as_slice() else {
+    let [host, Value::Int(port), more @ ..] = parts.as_slice() else {
         return None;
     };
-    let host = bytes(host).and_then(|host| std::str::from_utf8(host).ok());
-    Some((host.and_then(slots::known), u16::try_from(*port).ok()?))
+    let port = u16::try_from(*port).ok()?;
+    let host = match bytes(host) {
+        Some(b"?") => match more.get(1).and_then(read_ip) {
+            None => return Some(None),
+            ip => ip,
+        },
+        host => host,
+    };
+    let host = host.and_then(|host| std::str::from_utf8(host).ok());
+    Some(Some((host.and_then(slots::named), port)))
+}
+
+/// The address in what else is said of a node: names and values, as a map or behind one another.
+fn read_ip(details: &Value) -> Option<&[u8]> {
+    let is_ip = |name: &Value| bytes(name) == Some(b"ip");
+    let ip = match details {
+        Value::Map(pairs) => pairs.iter().find(|(name, _)| is_ip(name)).map(|(_, ip)| ip),
+        Value::Array(words) => words
+            .chunks_exact(2)
+            .find_map(|pair| is_ip(pair.first()?).then(|| pair.get(1))?),
+        _ => None,
+    };
+    ip.and_then(bytes).filter(|ip| !ip.is_empty())
 }
 
 fn read_acquired(reply: &Value) -> Option<Acquired> {
@@ -750,6 +778,39 @@ mod tests {
         assert_eq!(read_acquired(&Value::Okay), None);
         assert_eq!(read_released(&Value::Nil), Some(Released::NotHeld));
         assert_eq!(read_released(&Value::Int(0)), Some(Released::Done));
+    }
+
+    #[test]
+    fn a_node_without_a_name_is_at_its_address_and_not_at_that_of_the_one_asked() {
+        let text = |text: &str| Value::BulkString(text.into());
+        let node = |host, details| Value::Array(vec![host, Value::Int(7), text("id"), details]);
+        let range = |nodes: Vec<Value>| {
+            let parts = [Value::Int(0), Value::Int(9)].into_iter().chain(nodes);
+            let ranges = read_slots(&Value::Array(vec![Value::Array(parts.collect())]));
+            ranges.expect("well formed").remove(0).nodes
+        };
+        let map = Value::Map(vec![(text("ip"), text("10.0.0.1"))]);
+        let flat = Value::Array(vec![text("ip"), text("10.0.0.2")]);
+        let nothing = Value::Array(vec![]);
+        let at = |host: &str| (Some(Box::from(host)), 7);
+        let nodes = vec![
+            node(text("?"), map),
+            node(text("?"), flat),
+            node(text("?"), nothing.clone()),
+            node(text("a"), nothing.clone()),
+            node(Value::Nil, nothing.clone()),
+            node(text(""), nothing.clone()),
+        ];
+        let known = [
+            at("10.0.0.1"),
+            at("10.0.0.2"),
+            at("a"),
+            (None, 7),
+            (None, 7),
+        ];
+        assert_eq!(range(nodes), known);
+        let replica = node(text("a"), nothing.clone());
+        assert_eq!(range(vec![node(text("?"), nothing), replica]), []);
     }
 
     #[test]

@@ -445,7 +445,7 @@ fn is_readonly(reply: &Value) -> bool {
 const SILENT_TIMEOUTS: u32 = 4;
 
 /// So that its end can be said in any case; it is as good as never.
-const TIMEOUT_MAX: Duration = Duration::from_secs(1 << 30);
+pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(1 << 30);
 
 /// At most so many commands go out in one write: a reply waits for those behind it in the same, and
 /// the server works on one while the next is made.

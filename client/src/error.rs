@@ -100,7 +100,9 @@ impl Error {
     }
 
     /// Whether the server refused the command, such as for a lease of zero or a key that holds
-    /// another type. The message is the server's. Several locks without a name are not asked for.
+    /// another type. The message is the server's. Several locks without a name are not asked for,
+    /// nor is anything for an [`Owner`](crate::Owner) of another client, or with
+    /// [settings](crate::ClientBuilder) that are out of their bounds.
     pub fn is_refused(&self) -> bool {
         self.kind == ErrorKind::Refused
     }
@@ -199,6 +201,12 @@ impl Error {
         )
     }
 
+    /// Two clients that share an owner would each think that it is alone.
+    pub(crate) fn foreign_owner() -> Self {
+        let detail = "the owner belongs to another client".into();
+        Self::new(ErrorKind::Refused, detail)
+    }
+
     pub(crate) fn no_names() -> Self {
         let detail = "several locks at once need a name".into();
         Self::new(ErrorKind::Refused, detail)
@@ -225,6 +233,11 @@ impl Error {
             source: Some(source),
             ..Self::new(ErrorKind::CouldNotAsk, detail)
         }
+    }
+
+    /// A setting of a builder is out of its bounds.
+    pub(crate) fn bad_setting(what: String) -> Self {
+        Self::new(ErrorKind::Refused, what.into())
     }
 
     #[cfg(feature = "tls")]

@@ -10,6 +10,7 @@ use crate::client::Core;
 use crate::detour::Detour;
 use crate::error::Error;
 use crate::hold::{self, Grant, Hold, LostReason};
+use crate::lifeline;
 use crate::mode::{Mode, One, Plain, Read, Several, Write};
 use crate::owner::{Claim, Owner};
 use crate::registry;
@@ -374,7 +375,8 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    pub(crate) fn new(core: &Arc<Core>, claim: Claim, grant: Grant) -> Self {
+    pub(crate) fn new(core: &Arc<Core>, mut claim: Claim, grant: Grant) -> Self {
+        claim.is_guards(true);
         let target = claim.target();
         if grant.fresh {
             registry::supersede(target, grant.token);
@@ -390,6 +392,13 @@ impl Held {
             if claim.terms().renewed {
                 core.watchdog.added();
             }
+            // And beside one that began in this very moment, and has confirmed the holds it found.
+            let present = core.nodes.site(target).node.session.attachment();
+            if present.is_some_and(|present| !hold.counts_on(&present)) {
+                let (nodes, hold) = (Arc::clone(&core.nodes), Arc::clone(&hold));
+                let confirming = async move { renewal::confirm(&nodes, vec![hold], || true).await };
+                core.nodes.runtime().spawn(confirming);
+            }
         }
         Self {
             core: Arc::clone(core),
@@ -400,6 +409,13 @@ impl Held {
 
     pub(crate) fn lose(&self, reason: LostReason) {
         self.hold.lose(reason);
+    }
+
+    /// The server has told of a loss, of this hold or of an earlier one of its owner.
+    pub(crate) fn verify(&self, reason: LostReason) {
+        let (nodes, lost) = (Arc::clone(&self.core.nodes), Arc::clone(&self.hold));
+        let verifying = async move { lifeline::verify(&nodes, vec![(lost, reason)]).await };
+        self.core.nodes.runtime().spawn(verifying);
     }
 
     /// The same once it is where it should be; without that it is given back.
@@ -423,7 +439,7 @@ impl Held {
 
     /// Gives it back at once, and tells how that went.
     fn release(&mut self) -> impl Future<Output = Result<(), Error>> + 'static {
-        let claim = self.claim.take();
+        let claim = self.take_claim();
         let outcome = claim.map(|claim| release::told(&self.core, claim, Arc::clone(&self.hold)));
         async move {
             match outcome {
@@ -433,6 +449,13 @@ impl Held {
         }
     }
 
+    /// To give it back.
+    fn take_claim(&mut self) -> Option<Claim> {
+        let mut claim = self.claim.take()?;
+        claim.is_guards(false);
+        Some(claim)
+    }
+
     fn names(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.hold.target().names().iter().map(|name| &**name)
     }
@@ -440,7 +463,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(claim) = self.claim.take() {
+        if let Some(claim) = self.take_claim() {
             release::in_background(&self.core, claim, Some(Arc::clone(&self.hold)));
         }
     }

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::command::{self, Command};
 use crate::connection::ServerId;
-use crate::owner::{Claim, Lease, Target, Terms};
+use crate::owner::{Claim, Lease, Reserved, Target, Terms};
 use crate::registry;
 use crate::session::Attachment;
 use crate::trace;
@@ -187,12 +187,12 @@ impl Hold {
     }
 
     /// The whole lease, to be asked for now.
-    pub(crate) fn anew(&self) -> Lease {
+    pub(crate) fn anew(&self) -> Reserved {
         self.target.lease(self.lease_anew(Instant::now()))
     }
 
     /// The lease with which it is renewed by itself, to be asked for now.
-    pub(crate) fn kept(&self) -> Lease {
+    pub(crate) fn kept(&self) -> Reserved {
         self.target.lease(self.lease_kept(Instant::now()))
     }
 

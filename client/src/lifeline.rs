@@ -14,7 +14,7 @@ use crate::hold::{Hold, LostReason};
 use crate::node::Node;
 use crate::nodes::Nodes;
 use crate::part;
-use crate::registry::Delivered;
+use crate::registry::{self, Delivered};
 use crate::renewal;
 use crate::session::{Attachment, Session};
 
@@ -210,12 +210,20 @@ impl Lifeline {
 /// Asks about holds of which an event says that they are lost: it may be about an earlier hold of
 /// the same owner, whose guard has gone since. What cannot be learned counts as lost; but in a
 /// cluster the lock may have moved, and then the word of the node that it has left says nothing.
-async fn verify(nodes: &Arc<Nodes>, lost: Vec<(Arc<Hold>, LostReason)>) {
+pub(crate) async fn verify(nodes: &Arc<Nodes>, lost: Vec<(Arc<Hold>, LostReason)>) {
     let mut backoff = Backoff::new();
     let mut lost = lost;
     loop {
         let holds = lost.iter().map(|(hold, _)| Arc::clone(hold)).collect();
         for (site, holds) in renewal::by_site(nodes, holds) {
+            // Before it is asked, too: what was granted in between may have gone again.
+            let meant: Vec<_> = holds
+                .iter()
+                .filter(|hold| is_meant(hold))
+                .cloned()
+                .collect();
+            let is_meant =
+                |hold: &_| meant.iter().any(|one| Arc::ptr_eq(one, hold)) && is_meant(hold);
             for (hold, told) in renewal::ask(nodes, site, holds).await {
                 match told {
                     Ok((true, renewal)) if is_meant(&hold) => drop(hold.renewed(true, &renewal)),
@@ -242,9 +250,8 @@ fn lose(hold: &Arc<Hold>, lost: &[(Arc<Hold>, LostReason)]) {
 
 /// One that the server cannot tell by its token from a later one of its owner may have been lost if
 /// there is another.
-fn is_meant(hold: &Hold) -> bool {
-    let target = hold.target();
-    target.mode().has_token() || target.is_alone()
+fn is_meant(hold: &Arc<Hold>) -> bool {
+    hold.target().mode().has_token() || registry::is_the_only_one(hold)
 }
 
 /// Only somebody who calls RLOCK.EVENTS with the name of this session can do that.

@@ -17,8 +17,23 @@ pub enum Write {}
 #[derive(Debug)]
 pub enum Several {}
 
-/// The modes in which one lock is held, which has a name.
-pub trait One {}
+/// The modes in which one lock is held, which has a name. There are no others:
+///
+/// ```compile_fail
+/// enum Another {}
+/// impl rlock_client::mode::One for Another {}
+/// ```
+pub trait One: sealed::Sealed {}
+
+/// What other crates can neither name nor implement.
+mod sealed {
+    #[expect(unnameable_types, reason = "that is what it is for")]
+    pub trait Sealed {}
+
+    impl Sealed for super::Plain {}
+    impl Sealed for super::Read {}
+    impl Sealed for super::Write {}
+}
 
 impl One for Plain {}
 impl One for Read {}

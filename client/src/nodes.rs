@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
+use crate::background::Background;
 use crate::cluster::Cluster;
 use crate::command::Command;
 use crate::connection::{Connector, ServerId};
@@ -24,6 +25,7 @@ pub(crate) struct Nodes {
     pub(crate) registry: Arc<Registry>,
     /// How long the reply to a command may take.
     pub(crate) response_timeout: Duration,
+    pub(crate) background: Background,
     layout: Layout,
     runtime: Handle,
 }
@@ -151,6 +153,7 @@ impl Nodes {
     pub(crate) fn one(runtime: &Handle, connector: Connector, identity: Identity) -> Arc<Self> {
         Arc::new_cyclic(|nodes| Self {
             registry: Arc::default(),
+            background: Background::new(runtime.clone()),
             response_timeout: connector.response_timeout(),
             layout: Layout::One(Node::start(
                 runtime,
@@ -171,6 +174,7 @@ impl Nodes {
     ) -> Arc<Self> {
         Arc::new_cyclic(|nodes| Self {
             registry: Arc::default(),
+            background: Background::new(runtime.clone()),
             response_timeout: first.response_timeout(),
             layout: Layout::Cluster(Box::new(Cluster::new(
                 runtime,
@@ -181,6 +185,11 @@ impl Nodes {
             ))),
             runtime: runtime.clone(),
         })
+    }
+
+    /// Where the client's tasks run.
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
     }
 
     /// Waits until the first try to reach a server has ended: the error, if it failed.
@@ -356,16 +365,17 @@ impl Nodes {
         holds
     }
 
-    /// Gives back what was granted to nobody. Should that be lost with the connection, the hold
-    /// ends with its lease.
+    /// Gives back what was granted to nobody, and counts that until it is answered. Should it be
+    /// lost with the connection, the hold ends with its lease.
     pub(crate) fn give_back(self: &Arc<Self>, stray: Stray) {
         let mut site = Site::at(self.home_of(&stray.name));
-        let mut answer = site.send(stray.release.clone());
         if !self.are_several() {
-            return;
+            let pending = self.background.counted();
+            return site.send_then(stray.release, move |_| drop(pending));
         }
+        let mut answer = site.send(stray.release.clone());
         let nodes = Arc::clone(self);
-        self.runtime.spawn(async move {
+        self.background.spawn(async move {
             for _ in 0..HOPS {
                 let Err(error) = answer.await else { return };
                 let Some(next) = nodes.follow(&error, &site) else {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::acknowledge::Copies;
 use crate::client::Client;
+use crate::driver::TIMEOUT_MAX;
 use crate::error::Error;
 use crate::hold::whole_millis;
 use crate::part;
@@ -35,7 +36,7 @@ pub struct ClientBuilder {
     label: Option<String>,
     response_timeout: Duration,
     copies: Option<Copies>,
-    sentinels: Vec<String>,
+    sentinels: Option<Vec<String>>,
     certificates: Certificates,
 }
 
@@ -49,13 +50,13 @@ impl ClientBuilder {
             label: None,
             response_timeout: RESPONSE_TIMEOUT,
             copies: None,
-            sentinels: Vec::new(),
+            sentinels: None,
             certificates: Certificates::default(),
         }
     }
 
     /// The lease of locks that are given none of their own, which the watchdog renews. Whole
-    /// milliseconds; 30 s unless set.
+    /// milliseconds, from 1 to 2^53-1; 30 s unless set.
     ///
     /// It is how long a lock stays taken if its holder's machine has vanished without a word, so
     /// that the server does not see the connection close. For a process that has died see
@@ -65,14 +66,15 @@ impl ClientBuilder {
         self
     }
 
-    /// How often the watchdog renews; a third of the lease unless set, and never more than half of
-    /// it, so that one renewal may fail.
+    /// How often the watchdog renews; a third of the lease unless set. From 1 ms to half of the
+    /// lease, so that one renewal may fail.
     pub fn renew_every(mut self, interval: Duration) -> Self {
         self.renew_every = Some(interval);
         self
     }
 
     /// How long a lock may be held at most, however often it is renewed; without limit unless set.
+    /// Whole milliseconds, from 1 to 2^53-1.
     ///
     /// It caps a holder that is stuck: the last renewal is shortened so that the lease ends with
     /// it, and the guard says [why](crate::LostReason::MaxHold). See also
@@ -91,9 +93,10 @@ impl ClientBuilder {
     /// network or the server that is longer costs the locks held. A client asks four times in a
     /// grace.
     ///
-    /// With zero the server hands a dead process's locks on at once, and it does so too when only
-    /// the connection broke: a guard may learn of that afterwards. Choose it where the resource
-    /// checks [tokens](crate::Guard::token), or where a rare double entry costs less than a wait.
+    /// It is zero, or from 1 to 2^53-1 ms. With zero the server hands a dead process's locks on at
+    /// once, and it does so too when only the connection broke: a guard may learn of that
+    /// afterwards. Choose it where the resource checks [tokens](crate::Guard::token), or where a
+    /// rare double entry costs less than a wait.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
@@ -105,17 +108,17 @@ impl ClientBuilder {
         self
     }
 
-    /// How long the reply to a command may take before it counts as lost; 2 s unless set. It does
-    /// not limit how long `lock()` waits in line.
+    /// How long the reply to a command may take before it counts as lost; 2 s unless set, from 1 ms
+    /// to 2^30 s. It does not limit how long `lock()` waits in line.
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
         self.response_timeout = timeout;
         self
     }
 
     /// Counts a lock as held only when this many replicas have said that they know of the grant
-    /// (`WAIT`). If fewer do so `within` this time (whole milliseconds, at least one), the lock is
-    /// given back and the caller told that it was [not
-    /// acknowledged](crate::Error::is_not_acknowledged). With no replicas this does nothing.
+    /// (`WAIT`). If fewer do so `within` this time (whole milliseconds, from 1 to 2^53-1), the lock
+    /// is given back and the caller told that it was [not
+    /// acknowledged](crate::Error::is_not_acknowledged). With no replicas nothing is waited for.
     ///
     /// It makes the loss of a grant in a failover unlikely, and not impossible: another replica may
     /// be promoted than the one that knows. Sentinels and clusters prefer one that has heard more.
@@ -175,9 +178,13 @@ impl ClientBuilder {
     /// for nothing.
     ///
     /// A sentinel's URL has its own user, password and TLS, and the port 26379 unless it names
-    /// another. The user needs `SENTINEL GET-MASTER-ADDR-BY-NAME`. All are asked at once, and what
-    /// more than half of them say is believed, so name all of them, or one address behind which
-    /// they all are.
+    /// another. The user needs `SENTINEL GET-MASTER-ADDR-BY-NAME`. At least one is to be named.
+    ///
+    /// All are asked at once. What more than half of those that are named say is believed at once.
+    /// Where no such majority answers alike, it is what most of those say who answer within an
+    /// eighth of the [response timeout](Self::response_timeout) after the first: one sentinel that
+    /// is left is believed, also if it is cut off from the others and does not know of a failover.
+    /// So name all of them, or one address behind which they all are.
     ///
     /// After a failover the client connects to the new primary by itself: waits line up there, and
     /// each hold is confirmed there or lost. What the old primary granted and the new one never
@@ -195,7 +202,7 @@ impl ClientBuilder {
     /// # }
     /// ```
     pub fn sentinels<U: Into<String>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
-        self.sentinels = urls.into_iter().map(Into::into).collect();
+        self.sentinels = Some(urls.into_iter().map(Into::into).collect());
         self
     }
 
@@ -245,6 +252,7 @@ impl ClientBuilder {
     ///   is a replica.
     /// - Module not loaded, refused: the server's answer, such as that it does not know the
     ///   password or that the user may not call the commands; or that of all the sentinels.
+    /// - Refused too: a setting is out of its bounds, which the error names. Nothing is asked then.
     ///
     /// # Panics
     ///
@@ -260,13 +268,14 @@ impl ClientBuilder {
     /// client keeps a connection for commands and one for events, from when it first needs it. When
     /// a slot moves, its locks do: guards stay valid and are renewed at the new node, and waits
     /// line up there. All nodes are connected to with the user, the password and the TLS of the
-    /// first URL; sentinels count for nothing.
+    /// first URL. A cluster needs no [sentinels](Self::sentinels), and they are refused.
     ///
     /// # Errors
     ///
     /// - Could not ask: no URL, or one cannot be read; none of the nodes answers, or no primary can
     ///   be reached.
     /// - Module not loaded, refused: a node's answer, such as that it is not part of a cluster.
+    /// - Refused too: a setting is out of its bounds, or not for a cluster.
     ///
     /// # Panics
     ///
@@ -299,7 +308,54 @@ impl ClientBuilder {
 
     /// Where the server at `url` is to be looked for.
     pub(crate) fn place(&self, url: &str) -> Result<Place, Error> {
-        Place::new(url, &self.sentinels, &self.certificates)
+        let sentinels = self.sentinels.as_deref().unwrap_or_default();
+        Place::new(url, sentinels, &self.certificates)
+    }
+
+    /// What cannot be kept of these settings, and within which bounds it could.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        within("lease", self.lease, MILLIS_MAX)?;
+        if let Some(interval) = self.renew_every {
+            within("renew_every", interval, part(self.lease, 2))?;
+        }
+        if let Some(longest) = self.max_hold {
+            within("max_hold", longest, MILLIS_MAX)?;
+        }
+        if !self.grace.is_zero() {
+            within("grace is zero or", self.grace, MILLIS_MAX)?;
+        }
+        within("response_timeout", self.response_timeout, TIMEOUT_MAX)?;
+        if let Some(copies) = &self.copies {
+            let setting = if copies.on_disk {
+                "acknowledged_on_disk"
+            } else {
+                "acknowledged_by"
+            };
+            within(setting, copies.within, MILLIS_MAX)?;
+        }
+        if self.sentinels.as_ref().is_some_and(Vec::is_empty) {
+            return Err("sentinels: at least one is to be named".to_owned());
+        }
+        Ok(())
+    }
+
+    /// The same for a cluster, which tells by itself who its primaries are.
+    pub(crate) fn check_for_cluster(&self) -> Result<(), String> {
+        if self.sentinels.is_some() {
+            return Err("sentinels are not for a cluster".to_owned());
+        }
+        self.check()
+    }
+
+    /// The same for each of several servers, none of which is to fail over.
+    pub(crate) fn check_for_quorum(&self) -> Result<(), String> {
+        if self.sentinels.is_some() {
+            return Err("sentinels are not for the servers of a quorum".to_owned());
+        }
+        if self.copies.is_some() {
+            return Err("acknowledgements are not for the servers of a quorum".to_owned());
+        }
+        self.check()
     }
 
     pub(crate) fn copies(&self) -> Option<Copies> {
@@ -331,9 +387,20 @@ impl ClientBuilder {
     }
 
     pub(crate) fn interval(&self) -> Duration {
-        let interval = self.renew_every.unwrap_or(part(self.lease, 3));
-        interval.min(part(self.lease, 2)).max(INTERVAL_MIN)
+        let third = part(self.lease, 3).max(MILLI);
+        self.renew_every.unwrap_or(third)
     }
+}
+
+/// Refuses what is not from a millisecond to the longest.
+pub(crate) fn within(setting: &str, time: Duration, longest: Duration) -> Result<(), String> {
+    if (MILLI..=longest).contains(&time) {
+        return Ok(());
+    }
+    let longest = longest.as_millis();
+    Err(format!(
+        "{setting} from 1 to {longest} ms, and not {time:?}"
+    ))
 }
 
 /// Redisson's, so that a lock behaves alike in both.
@@ -346,23 +413,25 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Long enough for a server that is saving or briefly overloaded, and a small part of the lease.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Keeps a watchdog with a tiny lease from spinning.
-const INTERVAL_MIN: Duration = Duration::from_millis(1);
+/// What the server counts in.
+const MILLI: Duration = Duration::from_millis(1);
+
+/// The longest time that a command may name.
+pub(crate) const MILLIS_MAX: Duration = Duration::from_millis((1 << 53) - 1);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_third_of_the_lease_unless_set_and_never_more_than_half() {
+    fn a_third_of_the_lease_unless_set() {
         let builder = ClientBuilder::new();
         assert_eq!(builder.interval(), Duration::from_secs(10));
         let builder = builder.lease(Duration::from_secs(9));
         assert_eq!(builder.interval(), Duration::from_secs(3));
         let builder = builder.renew_every(Duration::from_secs(1));
         assert_eq!(builder.interval(), Duration::from_secs(1));
-        let builder = builder.renew_every(Duration::from_secs(60));
-        assert_eq!(builder.interval(), Duration::from_millis(4_500));
-        assert_eq!(builder.lease(Duration::ZERO).interval(), INTERVAL_MIN);
+        let tiny = ClientBuilder::new().lease(MILLI);
+        assert_eq!(tiny.interval(), MILLI, "the watchdog does not spin");
     }
 }

@@ -18,7 +18,11 @@ use crate::registry::{Ears, Registry, Spot};
 /// Each `lock()` is its own owner, so two of them exclude each other even within one task. For
 /// re-entrance, mint an owner with [`Client::owner`](crate::Client::owner) and pass it on: whoever
 /// has it enters a lock again that it already holds, and each [`Guard`](crate::Guard) gives back
-/// one hold. Clones are the same owner. An owner is of use with the client that minted it.
+/// one hold. Clones are the same owner.
+///
+/// An owner belongs to the client that minted it, and to its clones. With any other client it is
+/// [refused](crate::Error::is_refused), and the server is not asked: two clients know nothing of
+/// each other's holds, so that two guards could live off one.
 ///
 /// The server looks for circles of owners that wait for each other, so calls that are made while
 /// something is held are seen to be deadlocks only if they are made for the holder.
@@ -50,6 +54,12 @@ impl Owner {
     /// The owner as the server knows it: the field of the lock's hash.
     pub fn as_str(&self) -> &str {
         &self.text
+    }
+
+    /// Whether the client with this id has minted it.
+    pub(crate) fn is_of(&self, client: &str) -> bool {
+        let number = self.text.strip_prefix(client);
+        number.is_some_and(|number| number.starts_with(':'))
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8] {
@@ -143,10 +153,48 @@ impl States {
 #[derive(Default)]
 struct State {
     claims: usize,
+    /// As many of them are guards'; the others are those of commands under way.
+    guards: usize,
     terms: Option<Terms>,
-    /// Until when somebody may have been promised the lock.
+    /// Until when somebody was promised the lock.
     promised: Option<Instant>,
+    reservations: Reservations,
     hold: Weak<Hold>,
+}
+
+impl State {
+    /// No lease that is asked for now may end before this.
+    fn promised(&self) -> Option<Instant> {
+        self.promised.max(self.reservations.latest())
+    }
+}
+
+/// The ends of the leases that commands under way ask for, by the commands' numbers. Nearly always
+/// there is one, for which nothing is allocated.
+#[derive(Default)]
+struct Reservations {
+    one: Option<(u64, Instant)>,
+    others: Vec<(u64, Instant)>,
+}
+
+impl Reservations {
+    fn add(&mut self, number: u64, until: Instant) {
+        if self.one.is_none() {
+            self.one = Some((number, until));
+        } else {
+            self.others.push((number, until));
+        }
+    }
+
+    fn remove(&mut self, number: u64) {
+        self.one.take_if(|(one, _)| *one == number);
+        self.others.retain(|(one, _)| *one != number);
+    }
+
+    fn latest(&self) -> Option<Instant> {
+        let all = self.one.iter().chain(&self.others);
+        all.map(|(_, until)| *until).max()
+    }
 }
 
 impl Place {
@@ -238,32 +286,47 @@ impl Target {
         Claim {
             target: Arc::clone(self),
             terms,
+            is_guards: false,
         }
     }
 
     /// A lease of this length, to be asked for now; or a longer one, if otherwise another guard of
     /// this owner were to lose a lock before the end that it counts on. Commands are carried out
     /// in the order in which they were handed over, so the one that is handed over next must
-    /// promise no less than any before it.
-    pub(crate) fn lease(&self, wanted: Duration) -> Lease {
+    /// promise no less than any before it, as long as that may have been granted.
+    pub(crate) fn lease(self: &Arc<Self>, wanted: Duration) -> Reserved {
         let since = Instant::now();
         let mut length = wanted;
         for place in &self.places {
-            let promised = locked(&place.states).of(self.mode).promised;
+            let promised = locked(&place.states).of(self.mode).promised();
             let left = promised.map(|until| until.saturating_duration_since(since));
             length = length.max(left.map_or(Duration::ZERO, millis_up));
         }
         let lease = Lease { since, length };
-        self.promise(lease);
-        lease
+        let first = self.places.first();
+        let number = first.map_or(0, |place| place.registry.next_number());
+        for place in &self.places {
+            let mut states = locked(&place.states);
+            let reservations = &mut states.of(self.mode).reservations;
+            reservations.add(number, lease.ends());
+        }
+        Reserved {
+            target: Arc::clone(self),
+            number,
+            lease,
+            wanted,
+        }
     }
 
     /// No lease that is asked for from now on ends before this one.
     pub(crate) fn promise(&self, lease: Lease) {
         for place in &self.places {
             let mut states = locked(&place.states);
-            let promised = &mut states.of(self.mode).promised;
-            *promised = (*promised).max(Some(lease.ends()));
+            let state = states.of(self.mode);
+            // Once all has been given back nobody counts on it.
+            if state.claims > 0 {
+                state.promised = state.promised.max(Some(lease.ends()));
+            }
         }
     }
 
@@ -275,6 +338,15 @@ impl Target {
     pub(crate) fn is_alone(&self) -> bool {
         let mut places = self.places.iter();
         places.all(|place| locked(&place.states).of(self.mode).claims <= 1)
+    }
+
+    /// Whether no command is under way that may begin or end a hold of this owner there.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.places.iter().all(|place| {
+            let mut states = locked(&place.states);
+            let state = states.of(self.mode);
+            state.claims == state.guards
+        })
     }
 
     /// Where its guards share a hold: at one lock.
@@ -322,6 +394,7 @@ impl fmt::Display for Target {
 pub(crate) struct Claim {
     target: Arc<Target>,
     terms: Terms,
+    is_guards: bool,
 }
 
 impl Claim {
@@ -335,7 +408,7 @@ impl Claim {
 
     /// The whole lease, to be asked for now; or, where a hold is entered again that may not last
     /// for so long, as much as is left of it.
-    pub(crate) fn lease(&self) -> Lease {
+    pub(crate) fn lease(&self) -> Reserved {
         let entered = self.target.entered();
         let whole = entered.map(|hold| hold.lease_anew(Instant::now()));
         self.target.lease(whole.unwrap_or(self.terms.lease))
@@ -345,17 +418,80 @@ impl Claim {
     pub(crate) fn is_alone(&self) -> bool {
         self.target.is_alone()
     }
+
+    /// Says that it is a guard's from now on, or again that of a command under way.
+    pub(crate) fn is_guards(&mut self, is_guards: bool) {
+        if self.is_guards == is_guards {
+            return;
+        }
+        self.is_guards = is_guards;
+        for place in &self.target.places {
+            let mut states = locked(&place.states);
+            let guards = &mut states.of(self.target.mode).guards;
+            *guards = if is_guards {
+                guards.saturating_add(1)
+            } else {
+                guards.saturating_sub(1)
+            };
+        }
+    }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        self.is_guards(false);
         for place in &self.target.places {
             let mut states = locked(&place.states);
             let state = states.of(self.target.mode);
             state.claims = state.claims.saturating_sub(1);
             if state.claims == 0 {
                 (state.terms, state.promised) = (None, None);
+                state.reservations = Reservations::default();
             }
+        }
+    }
+}
+
+/// A lease that a command under way asks for. Until the answer is there, no other command of the
+/// owner asks for one that ends earlier; after it, only if the answer was yes. Who hears no answer
+/// counts on nothing.
+pub(crate) struct Reserved {
+    target: Arc<Target>,
+    number: u64,
+    /// As it is asked for; it may be longer than wanted.
+    pub(crate) lease: Lease,
+    wanted: Duration,
+}
+
+impl Reserved {
+    /// What its hold counts on if it is granted. What was added is for the sake of others: had it
+    /// counted on that too, and theirs been refused, it would have to be kept up for good.
+    pub(crate) fn counted(&self) -> Lease {
+        Lease {
+            length: self.wanted,
+            ..self.lease
+        }
+    }
+
+    /// The server has said yes: somebody is going to count on it.
+    pub(crate) fn keep(self) -> Lease {
+        let counted = self.counted();
+        self.target.promise(counted);
+        counted
+    }
+
+    /// The server has answered: whether with yes.
+    pub(crate) fn answered(self, yes: bool) -> Lease {
+        if yes { self.keep() } else { self.counted() }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        for place in &self.target.places {
+            let mut states = locked(&place.states);
+            let state = states.of(self.target.mode);
+            state.reservations.remove(self.number);
         }
     }
 }
@@ -412,11 +548,40 @@ mod tests {
         assert_eq!(owner.to_string(), "client:7");
         assert_eq!(owner, owner.clone());
         assert_ne!(owner, Owner::new("client", 8));
+        assert!(owner.is_of("client") && !owner.is_of("other") && !owner.is_of("cli"));
     }
 
     fn names(names: &[&str]) -> Vec<Arc<[u8]>> {
         let names = names.iter().map(|name| Arc::from(name.as_bytes()));
         names.collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_is_not_granted_is_forgotten_and_one_that_is_granted_is_kept() {
+        let owner = Owner::new("client", 1);
+        let registry = Arc::default();
+        let both = owner.target(&registry, Mode::Several, &names(&["b", "a"]));
+        let one = owner.target(&registry, Mode::Plain, &names(&["a"]));
+        let claims = [both.claim(LONG), one.claim(SHORT)];
+        let asked_next = || one.lease(SHORT.lease).lease.length;
+        let [refused, unanswered, granted] = [(); 3].map(|()| both.lease(LONG.lease));
+        assert_eq!(asked_next(), LONG.lease, "any of them may be granted");
+        refused.answered(false);
+        drop(unanswered);
+        assert_eq!(asked_next(), LONG.lease);
+        let beside = one.lease(SHORT.lease);
+        assert_eq!(beside.lease.length, LONG.lease);
+        assert_eq!(beside.keep().length, SHORT.lease, "it counts on its own");
+        granted.answered(true);
+        assert_eq!(asked_next(), LONG.lease);
+        drop(claims);
+        let claims = [both.claim(LONG), one.claim(SHORT)];
+        let late = both.lease(LONG.lease);
+        both.lease(LONG.lease).answered(false);
+        assert_eq!(asked_next(), LONG.lease);
+        drop(claims);
+        late.answered(true);
+        assert_eq!(asked_next(), SHORT.lease, "nobody counts on it any more");
     }
 
     #[test]
@@ -458,8 +623,14 @@ mod tests {
         assert!(reader.is_alone() && writer.is_alone());
         let several = claim(Mode::Several, &names(&["b", "c"]));
         assert!(several.is_alone());
-        let plain = claim(Mode::Plain, &names(&["b"]));
+        let mut plain = claim(Mode::Plain, &names(&["b"]));
         assert!(!several.is_alone() && !plain.is_alone());
+        plain.is_guards(true);
+        assert!(!plain.target().is_at_rest());
+        drop(several);
+        assert!(plain.target().is_at_rest());
+        plain.is_guards(false);
+        assert!(!plain.target().is_at_rest());
     }
 
     #[tokio::test(start_paused = true)]
@@ -470,14 +641,14 @@ mod tests {
         let one = owner.target(&registry, Mode::Plain, &names(&["a"]));
         let claims = [both.claim(LONG), one.claim(SHORT)];
         let first = both.lease(LONG.lease);
-        assert_eq!(first.length, LONG.lease);
+        assert_eq!(first.lease.length, LONG.lease);
         tokio::time::advance(Duration::from_secs(10)).await;
         let second = one.lease(SHORT.lease);
-        assert_eq!(second.length, Duration::from_secs(20));
-        assert!(second.ends() >= first.ends());
+        assert_eq!(second.lease.length, Duration::from_secs(20));
+        assert!(second.lease.ends() >= first.lease.ends());
         let reader = owner.target(&registry, Mode::Read, &names(&["a"]));
-        assert_eq!(reader.lease(SHORT.lease).length, SHORT.lease);
+        assert_eq!(reader.lease(SHORT.lease).lease.length, SHORT.lease);
         drop(claims);
-        assert_eq!(one.lease(SHORT.lease).length, SHORT.lease);
+        assert_eq!(one.lease(SHORT.lease).lease.length, SHORT.lease);
     }
 }

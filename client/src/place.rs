@@ -39,7 +39,21 @@ impl Place {
         };
         // Says now what is wrong with the certificates.
         place.certificates.client(place.server.clone())?;
+        #[cfg(feature = "tls")]
+        if place.uses_tls() {
+            place.certificates.check()?;
+        }
         Ok(place)
+    }
+
+    #[cfg(feature = "tls")]
+    fn uses_tls(&self) -> bool {
+        let sentinels = self
+            .sentinels
+            .iter()
+            .map(redis::Client::get_connection_info);
+        let mut all = sentinels.chain([&self.server]).map(ConnectionInfo::addr);
+        all.any(|address| matches!(address, ConnectionAddr::TcpTls { .. }))
     }
 
     /// The address in the URL.
@@ -107,6 +121,26 @@ impl Certificates {
     #[cfg(feature = "tls")]
     pub(crate) fn show(&mut self, certificate: Vec<u8>, key: Vec<u8>) {
         self.own = Some((certificate, key));
+    }
+
+    /// The library takes what has no certificate in it for none at all: with no roots nobody is
+    /// trusted, and nobody is told why. What is one and cannot be read it says itself.
+    #[cfg(feature = "tls")]
+    fn check(&self) -> Result<(), Error> {
+        use rustls::pki_types::CertificateDer;
+        use rustls::pki_types::pem::PemObject;
+
+        let own = self.own.as_ref().map(|(certificate, _)| certificate);
+        for pem in self.root.iter().chain(own) {
+            if CertificateDer::pem_slice_iter(pem).next().is_none() {
+                let (kind, what) = (
+                    redis::ErrorKind::InvalidClientConfig,
+                    "no certificate in PEM",
+                );
+                return Err(Error::bad_certificates((kind, what).into()));
+            }
+        }
+        Ok(())
     }
 
     #[cfg(not(feature = "tls"))]
@@ -261,10 +295,35 @@ mod tests {
 
     #[cfg(feature = "tls")]
     #[test]
+    fn root_certificates_that_are_none_are_told_before_anything_is_asked() {
+        let wrapped = |label: &str, base64: &str| {
+            format!("-----BEGIN {label}-----\n{base64}\n-----END {label}-----\n")
+        };
+        let roots = [
+            String::new(),
+            "garbage".to_owned(),
+            wrapped("PRIVATE KEY", "AAAA"),
+            wrapped("CERTIFICATE", "AAAA"),
+            wrapped("CERTIFICATE", "?"),
+        ];
+        for root in roots {
+            let mut certificates = Certificates::default();
+            certificates.trust(root.clone().into());
+            let error = Place::new("rediss://x", &[], &certificates).expect_err(&root);
+            assert!(error.to_string().contains("certificate"), "{error}");
+            let sentinels = ["rediss://y".to_owned()];
+            assert!(Place::new("redis://x", &sentinels, &certificates).is_err());
+            assert!(Place::new("redis://x", &[], &certificates).is_ok());
+        }
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
     fn certificates_that_cannot_be_read_are_told_before_anything_is_asked() {
         let mut certificates = Certificates::default();
         certificates.show(b"no certificate".to_vec(), b"no key".to_vec());
         let error = Place::new("rediss://x", &[], &certificates).expect_err("no key");
+        assert!(Place::new("redis://x", &["rediss://y".to_owned()], &certificates).is_err());
         assert!(error.to_string().contains("certificate"), "{error}");
         assert!(Place::new("redis://x", &[], &certificates).is_ok());
     }

@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use crate::owner::{Claim, Owner, Place, Target, Terms};
 #[derive(Default)]
 pub(crate) struct Registry {
     places: Mutex<HashMap<Spot, Weak<Place>>>,
+    numbers: AtomicU64,
 }
 
 /// An owner at a lock, as events name it.
@@ -119,7 +121,26 @@ pub(crate) fn supersede(target: &Target, token: u64) {
     }
 }
 
+/// Whether it can only be this hold of which the server says that its owner holds it: nothing else
+/// of the owner is there that is not lost, and no command is under way that may become it. A reader
+/// and a writer are told apart in any case.
+pub(crate) fn is_the_only_one(hold: &Arc<Hold>) -> bool {
+    let (target, mode) = (hold.target(), hold.target().mode());
+    let others = target.places().iter().flat_map(|place| place.ears.holds());
+    let mut others = others.filter(|other| !Arc::ptr_eq(other, hold));
+    target.is_at_rest()
+        && others.all(|other| {
+            let beside = other.target().mode() == Mode::Read && mode == Mode::Write;
+            beside || other.lost().is_some()
+        })
+}
+
 impl Registry {
+    /// Another number each time.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
     /// What this owner has at one lock.
     pub(crate) fn place(self: &Arc<Self>, owner: &Owner, name: &Arc<[u8]>) -> Arc<Place> {
         let spot = Spot {
@@ -334,7 +355,7 @@ mod tests {
         let since = Instant::now();
         let grant = Grant {
             token: 7,
-            lease: claim.lease(),
+            lease: claim.lease().keep(),
             attachment: Attachment::new(since, Duration::ZERO),
             fresh: true,
         };

@@ -79,7 +79,12 @@ impl Release {
         let hold = self.hold.as_ref();
         let token = hold.map(|hold| hold.token());
         let left = hold.filter(|_| target.mode() == Mode::Read);
-        let lease = left.map(|hold| hold.anew().length);
+        let lease = left.map(|hold| {
+            let lease = hold.anew();
+            let length = lease.lease.length;
+            lease.keep();
+            length
+        });
         command::release(target.subject(), token, lease)
     }
 

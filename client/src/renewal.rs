@@ -11,7 +11,7 @@ use crate::detour::Detour;
 use crate::error::Error;
 use crate::hold::{Hold, Renewal};
 use crate::nodes::{HOPS, Nodes, Site};
-use crate::owner::{Lease, Target};
+use crate::owner::{Reserved, Target};
 use crate::trace;
 
 /// Renews these holds, those with a lease of their own only up to the end they have; again and
@@ -71,7 +71,7 @@ pub(crate) async fn renew(
     nodes: &Nodes,
     target: &Target,
     token: u64,
-    lease: impl Fn() -> Lease,
+    lease: impl Fn() -> Reserved,
 ) -> Told {
     let mut detour = Detour::new(nodes, target);
     let mut site = nodes.site(target);
@@ -79,10 +79,13 @@ pub(crate) async fn renew(
     loop {
         let lease = lease();
         let session = &site.node.session.name;
-        let renewal = command::renew(target.subject(), lease.length, token, session);
+        let renewal = command::renew(target.subject(), lease.lease.length, token, session);
         let renewal = renewal.under(attachment.as_ref());
         let error = match site.send_harmless(renewal).await {
-            Ok(held) => return Ok((held, Renewal { lease, attachment })),
+            Ok(held) => {
+                let lease = lease.answered(held);
+                return Ok((held, Renewal { lease, attachment }));
+            }
             Err(error) => error,
         };
         let next = detour.next(error, &site, attachment.as_ref()).await?;
@@ -150,7 +153,7 @@ async fn ask_at(site: &Site, holds: &[Arc<Hold>]) -> Vec<Told> {
     let commands: Vec<_> = holds
         .iter()
         .zip(&leases)
-        .map(|(hold, lease)| hold.renewal(*lease, &session.name))
+        .map(|(hold, lease)| hold.renewal(lease.lease, &session.name))
         .map(|renewal| renewal.under(attachment.as_ref()))
         .collect();
     let span = trace::renew(commands.len());
@@ -158,7 +161,9 @@ async fn ask_at(site: &Site, holds: &[Arc<Hold>]) -> Vec<Told> {
     let replies = span.around(site.send_all_harmless(commands)).await;
     let told = replies.into_iter().zip(leases).map(|(reply, lease)| {
         let attachment = attachment.clone();
-        Ok((reply?, Renewal { lease, attachment }))
+        let held = reply?;
+        let lease = lease.answered(held);
+        Ok((held, Renewal { lease, attachment }))
     });
     told.collect()
 }

@@ -25,7 +25,7 @@ pub(crate) struct Redirect {
     /// Only this command: the slot is on its way, and the key has gone ahead.
     pub(crate) only_this: bool,
     pub(crate) slot: u16,
-    /// No host: the one that was asked.
+    /// No host: the one that was asked. [`NAMELESS`]: nobody has said.
     pub(crate) host: Option<Box<str>>,
     pub(crate) port: u16,
 }
@@ -44,16 +44,19 @@ impl Redirect {
         Some(Self {
             only_this,
             slot,
-            host: known(host),
+            host: named(host),
             port: port.parse().ok()?,
         })
     }
 }
 
 /// A host, unless the node does not know what it is called.
-pub(crate) fn known(host: &str) -> Option<Box<str>> {
-    (!host.is_empty() && host != "?").then(|| host.into())
+pub(crate) fn named(host: &str) -> Option<Box<str>> {
+    (!host.is_empty()).then(|| host.into())
 }
+
+/// The host of a node that should be called by its name, and has none.
+pub(crate) const NAMELESS: &str = "?";
 
 /// Who serves which slot, as far as is known.
 #[derive(Debug)]
@@ -182,6 +185,8 @@ mod tests {
         assert_eq!(to(redirect), address("::1", 6_381));
         let redirect = Redirect::read("MOVED 0 :6381").expect("a redirect");
         assert_eq!(to(redirect), address("asked", 6_381));
+        let redirect = Redirect::read("MOVED 0 ?:6381").expect("a redirect");
+        assert_eq!(redirect.host.as_deref(), Some(NAMELESS));
         for text in [
             "MOVED",
             "MOVED 16384 a:1",
@@ -198,7 +203,7 @@ mod tests {
         let range = |first, last, host: &str| Range {
             first,
             last,
-            nodes: vec![(known(host), 1), (known("replica"), 1)],
+            nodes: vec![(named(host), 1), (named("replica"), 1)],
         };
         let asked = address("asked", 9);
         let mut table = Table::new();

@@ -251,7 +251,7 @@ impl Wait<'_> {
             lease,
             mut answer,
         } = asked;
-        self.lease = lease.length;
+        self.lease = lease.lease.length;
         // The server ends the wait itself; the time on top is for its answer to arrive.
         let request = self.request;
         let on_top = request.core.nodes.response_timeout;
@@ -267,7 +267,7 @@ impl Wait<'_> {
             Ok(Acquired::Granted { token, fresh }) => {
                 let grant = Grant {
                     token,
-                    lease,
+                    lease: lease.keep(),
                     attachment: Arc::clone(&at.attachment),
                     fresh,
                 };
@@ -275,6 +275,8 @@ impl Wait<'_> {
             }
             Ok(Acquired::NotHeld { lease_left }) => refused(Error::not_acquired(lease_left)),
             Ok(Acquired::Queued) => {
+                // It begins when it is granted, and counts when that is told.
+                drop(lease);
                 (self.in_line, self.hops) = (true, 0);
                 self.queued(at, reply).await
             }
@@ -300,13 +302,16 @@ impl Wait<'_> {
     /// Waits for news of the wait at this node. From one where it stood before, only a grant is
     /// news: that hold has gone along with the lock. Beside other holds of the owner the new wait
     /// would enter it once more than there are guards, so it is given back there.
+    ///
+    /// A loss is no news of a wait. What was lost is an earlier hold of the owner; or one whose
+    /// grant is yet to be heard, in a reply, and then the server is asked.
     async fn news(&mut self, at: &Reached) -> Told {
         loop {
             let told = self.turn.mailbox.next().await;
-            if Arc::ptr_eq(&told.by, &at.site.node) {
-                return told;
-            }
+            let here = Arc::ptr_eq(&told.by, &at.site.node);
             match told.news {
+                News::Lost(reason) if here => self.turn.lost = Some(reason),
+                _ if here => return told,
                 News::Granted { .. } if self.claim.is_alone() => return told,
                 News::Granted { token } => self.give_back(token),
                 News::TimedOut { .. } | News::Lost(_) | News::Failed(_) => {}
@@ -318,6 +323,8 @@ impl Wait<'_> {
         match told.news {
             News::Granted { token } => {
                 let grant = self.told_grant(token, told.since, &at);
+                // What was told before this was about an earlier one.
+                self.turn.lost = None;
                 // Whoever asks from now on knows of it. Who is there already may have asked for
                 // less since it began, for one of several locks.
                 self.claim.target().promise(grant.lease);
@@ -335,7 +342,8 @@ impl Wait<'_> {
                 None if error.is_could_not_ask() => Next::Pause(error),
                 None => refused(error),
             },
-            News::Lost(_) => Next::Pause(Error::not_acquired(None)),
+            // See above: it is not told so.
+            News::Lost(_) => Next::AskAgain,
         }
     }
 

@@ -40,7 +40,7 @@ fn steadfast() -> ClientBuilder {
 }
 
 /// Kills the connection that carries the commands of the only client.
-fn kill_command_connection(server: &Server) {
+pub(super) fn kill_command_connection(server: &Server) {
     let list = server.run("CLIENT LIST").text();
     let mut lines = list.lines();
     let line = lines.find(|line| line.contains("cmd=rlock.acquire"));

@@ -21,7 +21,7 @@ use super::client::{
 };
 
 /// The session of a client, by an owner of its own.
-fn session_of(client: &Client) -> String {
+pub(super) fn session_of(client: &Client) -> String {
     let owner = client.owner();
     owner.as_str().rsplit_once(':').unwrap().0.to_owned()
 }

@@ -66,6 +66,7 @@ mod client_attacks; // what newer answers of the module may do to it
 mod client_cluster; // every lock at its node
 mod client_faults; // what it says when processes and networks fail
 mod client_multi; // several locks at once
+mod client_owner; // what one owner's calls and guards do to each other
 mod client_quorum; // its lock over several servers
 mod client_quorum_faults; // the same where these are at odds
 mod client_quorum_storm; // never two holders

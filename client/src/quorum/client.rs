@@ -13,7 +13,7 @@ use crate::client::Client;
 use crate::connection::ServerId;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::options::ClientBuilder;
+use crate::options::{ClientBuilder, MILLIS_MAX, within};
 use crate::quorum::error::QuorumError;
 use crate::quorum::lock::QuorumLock;
 use crate::quorum::majority::{majority, refusal};
@@ -174,16 +174,17 @@ impl QuorumBuilder {
     /// The settings of the client of each server: lease, grace, longest hold, certificates for TLS
     /// and the rest mean what they mean there. User and password are in each server's URL.
     ///
-    /// Sentinels and acknowledgements by replicas are not for these servers, none of which is to
-    /// fail over: a promoted replica that missed a grant could make up a second majority.
+    /// Sentinels and acknowledgements by replicas or on disks are refused: they are not for these
+    /// servers, none of which is to fail over. A promoted replica that missed a grant could make up
+    /// a second majority.
     pub fn settings(mut self, settings: ClientBuilder) -> Self {
         self.settings = settings;
         self
     }
 
     /// How long a server may take to answer before a try or a renewal goes on without it; 100 ms
-    /// unless set. Several times the round trip to the farthest server, and a small part of the
-    /// lease.
+    /// unless set, from 1 to 2^53-1 ms. Several times the round trip to the farthest server, and a
+    /// small part of the lease.
     ///
     /// A lock is taken as soon as a majority has granted it, so this is only waited for when too
     /// few have. What a server grants after that time is given back there.
@@ -212,6 +213,7 @@ impl QuorumBuilder {
     ///   even or too small; a server is named twice, by one address or by two that turn out to lead
     ///   to the same server. Where that turns out later one of the two has no vote.
     /// - Module not loaded, refused: the answer of so many that no majority is left.
+    /// - Refused too: a setting is out of its bounds, or not for a quorum. Nothing is asked then.
     ///
     /// The error says it of [every server](QuorumError::servers).
     ///
@@ -222,6 +224,12 @@ impl QuorumBuilder {
         self,
         urls: impl IntoIterator<Item = U>,
     ) -> Result<QuorumClient, QuorumError> {
+        let checked = self.settings.check_for_quorum();
+        let checked = checked.and_then(|()| {
+            let limit = self.answer_within;
+            within("answer_within", limit, MILLIS_MAX)
+        });
+        checked.map_err(|what| QuorumError::new(ErrorKind::Refused, what, Vec::new()))?;
         let members = members(urls)?;
         let runtime = Handle::current();
         let connecting = members.iter().map(|member| {

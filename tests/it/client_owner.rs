@@ -1,0 +1,409 @@
+//! What the calls and guards of one owner do to each other: nothing that was not asked for.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rlock_client::{Client, LostReason};
+use rlock_tests::{Server, until};
+use tokio::time::{sleep, timeout};
+
+use super::client::{
+    MS, calls, calm, client, once_in_ten, patient, see_in_queue, soon, two_clients,
+};
+use super::client_faults::{
+    LONG_GRACE, kill_session_connection, session_connection, session_connections,
+};
+use super::client_sentinel::kill_command_connection;
+use super::client_session;
+
+const EVENTS: &str = "RLOCK.EVENTS";
+const ACQUIRE: &str = "RLOCK.ACQUIRE";
+const HELLO: &str = "HELLO";
+
+/// A proxy that can hold back what the server sends on connections on which a word was said.
+struct Valve {
+    address: SocketAddr,
+    closed: Closed,
+}
+
+/// The words whose connections hear nothing.
+type Closed = Arc<Mutex<Vec<&'static str>>>;
+
+impl Valve {
+    fn to(server: &Server) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (server, closed) = (server.address(), Closed::default());
+        let shared = Arc::clone(&closed);
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let (client, server) = (client.unwrap(), TcpStream::connect(server).unwrap());
+                let said = [EVENTS, ACQUIRE, HELLO].map(|word| (word, AtomicBool::new(false)));
+                let said = Arc::new(said);
+                let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
+                let heard = Arc::clone(&said);
+                thread::spawn(move || {
+                    pass(client, server, |bytes| {
+                        for (word, is_said) in &*heard {
+                            is_said.fetch_or(bytes.contains(word), Ordering::SeqCst);
+                        }
+                    });
+                });
+                let closed = Arc::clone(&shared);
+                thread::spawn(move || {
+                    pass(back.0, back.1, |_| {
+                        let is_closed = |(word, is_said): &(&str, AtomicBool)| {
+                            is_said.load(Ordering::SeqCst) && closed.lock().unwrap().contains(word)
+                        };
+                        while said.iter().any(is_closed) {
+                            thread::sleep(MS);
+                        }
+                    });
+                });
+            }
+        });
+        Self { address, closed }
+    }
+
+    fn url(&self) -> String {
+        format!("redis://{}", self.address)
+    }
+
+    fn close(&self, word: &'static str) {
+        self.closed.lock().unwrap().push(word);
+    }
+
+    fn open(&self, word: &str) {
+        self.closed.lock().unwrap().retain(|one| *one != word);
+    }
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream, before: impl Fn(&str)) {
+    let mut bytes = [0; 16 * 1024];
+    loop {
+        let count = from.read(&mut bytes).unwrap_or(0);
+        if count > 0 {
+            before(&String::from_utf8_lossy(&bytes[..count]));
+        }
+        if count == 0 || to.write_all(&bytes[..count]).is_err() {
+            let _ = from.shutdown(Shutdown::Both);
+            let _ = to.shutdown(Shutdown::Both);
+            return;
+        }
+    }
+}
+
+/// Sees that the client has heard what the server has told its session so far.
+fn see_told(server: &Server) {
+    let before = calls(server, "events");
+    until("the session is told", || calls(server, "events") > before);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_of_another_client_is_refused() {
+    let server = Server::start();
+    let [one, other] = two_clients(&server).await;
+    let owner = one.owner();
+    let held = one.lock("k").owner(&owner).lock().await.unwrap();
+    let (lock, both) = (other.lock("k"), other.multi(["k", "l"]));
+    let (lock, both) = (lock.owner(&owner), both.owner(&owner));
+    let prices = other.rw_lock("r").owner(&owner);
+    let errors = [
+        lock.try_lock().await.map(drop),
+        lock.lock().await.map(drop),
+        lock.lock_timeout(Duration::from_secs(1)).await.map(drop),
+        both.try_lock().await.map(drop),
+        prices.read().await.map(drop),
+        prices.try_write().await.map(drop),
+        other
+            .lock("free")
+            .owner(held.owner())
+            .lock()
+            .await
+            .map(drop),
+    ];
+    for error in errors {
+        let error = error.unwrap_err();
+        assert!(error.is_refused(), "{error}");
+        assert!(error.to_string().contains("another client"), "{error}");
+    }
+    assert_eq!(calls(&server, "acquire"), 1, "the server is not asked");
+    let clone = one.clone().lock("k").owner(&owner);
+    drop(clone.try_lock().await.unwrap());
+    held.unlock().await.unwrap();
+}
+
+fn lease_of(server: &Server, name: &str) -> Duration {
+    let ms = server.run(format!("PTTL {name}")).int();
+    Duration::from_millis(u64::try_from(ms).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_lease_that_was_not_granted_is_not_given_to_other_guards() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let mut alice = server.connect();
+    alice.take("b", "alice");
+    let owner = client.owner();
+    let short = Duration::from_secs(30);
+    let held = client.lock("a").owner(&owner).lease(short).lock().await;
+    let held = held.unwrap();
+    let both = client.multi(["a", "b"]).owner(&owner);
+    let both = both.lease(Duration::from_secs(3_600));
+    let not_now = both.try_lock().await.unwrap_err();
+    assert!(not_now.is_not_acquired(), "{not_now}");
+    held.renew().await.unwrap();
+    assert!(lease_of(&server, "a") <= short);
+    // The same of one that waits: its lease begins when it is granted.
+    let waiting = see_in_queue(&server, "b", async move { both.lock().await });
+    held.renew().await.unwrap();
+    assert!(lease_of(&server, "a") <= short);
+    alice.let_go("b", "alice");
+    let granted = soon(waiting).await.unwrap().unwrap();
+    held.renew().await.unwrap();
+    assert!(lease_of(&server, "a") > short, "another guard counts on it");
+    granted.unlock().await.unwrap();
+    held.unlock().await.unwrap();
+}
+
+/// What is renewed while the long lease may yet be granted must not cut it short.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_beside_a_long_lease_under_way_is_no_promise_of_it() {
+    let server = Server::start();
+    let valve = Valve::to(&server);
+    let client = patient().connect(&valve.url()).await.unwrap();
+    let mut alice = server.connect();
+    alice.take("b", "alice");
+    let owner = client.owner();
+    let short = Duration::from_secs(30);
+    let held = client.lock("a").owner(&owner).lease(short).lock().await;
+    let held = Arc::new(held.unwrap());
+    let both = client.multi(["a", "b"]).owner(&owner);
+    let both = both.lease(Duration::from_secs(3_600));
+    valve.close(ACQUIRE);
+    let trying = tokio::spawn(async move { both.try_lock().await.map(drop) });
+    until("it has tried", || calls(&server, "macquire") == 1);
+    let renewed = Arc::clone(&held);
+    let renewing = tokio::spawn(async move { renewed.renew().await });
+    until("it is renewed", || lease_of(&server, "a") > short);
+    valve.open(ACQUIRE);
+    let not_now = soon(trying).await.unwrap().unwrap_err();
+    assert!(not_now.is_not_acquired(), "{not_now}");
+    soon(renewing).await.unwrap().unwrap();
+    assert!(held.valid_for() <= short);
+    held.renew().await.unwrap();
+    assert!(lease_of(&server, "a") <= short);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_was_refused_does_not_harm_other_guards() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let owner = client.owner();
+    let short = Duration::from_secs(30);
+    let held = client.lock("a").owner(&owner).lease(short).lock().await;
+    let held = held.unwrap();
+    let both = client.multi(["a", "b"]).owner(&owner);
+    let refused = both.lease(Duration::from_millis(1 << 60)).try_lock().await;
+    let refused = refused.unwrap_err();
+    assert!(refused.is_refused(), "{refused}");
+    held.renew().await.unwrap();
+    assert!(lease_of(&server, "a") <= short);
+    held.unlock().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn news_of_an_earlier_hold_does_not_end_the_next_one() {
+    let server = Server::start();
+    let valve = Valve::to(&server);
+    let client = patient().connect(&valve.url()).await.unwrap();
+    let owner = client.owner();
+    let lock = client.lock("k").owner(&owner);
+    let lose = async |lock: &rlock_client::Lock| {
+        let first = lock.lock().await.unwrap();
+        valve.close(EVENTS);
+        server.run("RLOCK.BREAK k");
+        assert!(first.unlock().await.unwrap_err().is_lost());
+    };
+
+    // Told before the grant is heard.
+    lose(&lock).await;
+    valve.close(ACQUIRE);
+    let again = lock.clone();
+    let next = tokio::spawn(async move { again.lock().await });
+    until("it is granted", || server.holder("k").is_some());
+    valve.open(EVENTS);
+    see_told(&server);
+    valve.open(ACQUIRE);
+    let next = soon(next).await.unwrap().unwrap();
+    let early = timeout(200 * MS, next.lost()).await;
+    assert!(early.is_err(), "{early:?}");
+    next.unlock().await.unwrap();
+
+    // Told while it waits in line.
+    lose(&lock).await;
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    let again = lock.clone();
+    let waiting = see_in_queue(&server, "k", async move { again.lock().await });
+    let asked = calls(&server, "acquire");
+    valve.open(EVENTS);
+    see_told(&server);
+    alice.let_go("k", "alice");
+    let next = soon(waiting).await.unwrap().unwrap();
+    assert!(!next.is_lost());
+    next.unlock().await.unwrap();
+    assert_eq!(calls(&server, "acquire"), asked, "it kept its place");
+
+    // A loss of this very hold, told before the grant is heard.
+    valve.close(ACQUIRE);
+    let again = lock.clone();
+    let next = tokio::spawn(async move { again.lock().await });
+    until("it is granted", || server.holder("k").is_some());
+    server.run("RLOCK.BREAK k");
+    see_told(&server);
+    valve.open(ACQUIRE);
+    let next = soon(next).await.unwrap().unwrap();
+    assert_eq!(soon(next.lost()).await, LostReason::Broken);
+}
+
+/// The same where the server cannot tell holds by their tokens, and the earlier guard is still
+/// there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn news_of_an_earlier_writer_or_of_several_locks_does_not_end_the_next_one() {
+    let server = Server::start();
+    let valve = Valve::to(&server);
+    let client = patient().connect(&valve.url()).await.unwrap();
+    let owner = client.owner();
+
+    let prices = client.rw_lock("r").owner(&owner);
+    let first = prices.write().await.unwrap();
+    valve.close(EVENTS);
+    server.run("RLOCK.BREAK r");
+    let next = prices.write().await.unwrap();
+    assert!(first.is_lost());
+    valve.open(EVENTS);
+    let early = timeout(200 * MS, next.lost()).await;
+    assert!(early.is_err(), "{early:?}");
+    server.run("RLOCK.BREAK r");
+    assert_eq!(soon(next.lost()).await, LostReason::Broken);
+
+    let both = client.multi(["a", "b"]).owner(&owner);
+    let first = both.lock().await.unwrap();
+    valve.close(EVENTS);
+    server.run("RLOCK.BREAK a");
+    server.run("RLOCK.BREAK b");
+    let next = both.lock().await.unwrap();
+    assert!(first.is_lost());
+    valve.open(EVENTS);
+    let early = timeout(200 * MS, next.lost()).await;
+    assert!(early.is_err(), "{early:?}");
+    server.run("RLOCK.BREAK a");
+    assert_eq!(soon(next.lost()).await, LostReason::Broken);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_try_that_is_granted_across_a_reconnect_is_held() {
+    let server = Server::start();
+    let valve = Valve::to(&server);
+    let builder = calm().grace(LONG_GRACE);
+    let client = builder.connect(&valve.url()).await.unwrap();
+    let prices = client.rw_lock("r");
+    let writer = prices.write().await.unwrap();
+    let lock = client.lock("k");
+    valve.close(ACQUIRE);
+    let plain = tokio::spawn(async move { lock.try_lock().await });
+    let reader = tokio::spawn(writer.downgrade());
+    until("they are granted", || calls(&server, "acquire") == 3);
+    let before = session_connection(&server).unwrap();
+    kill_session_connection(&server);
+    until("the session is attached anew", || {
+        session_connections(&server).iter().any(|id| *id != before)
+    });
+    valve.open(ACQUIRE);
+    let plain = soon(plain).await.unwrap().unwrap();
+    let reader = soon(reader).await.unwrap().unwrap();
+    let lost = async {
+        tokio::select! {
+            reason = plain.lost() => reason,
+            reason = reader.lost() => reason,
+        }
+    };
+    let lost = timeout(LONG_GRACE + Duration::from_secs(1), lost).await;
+    assert!(lost.is_err(), "{lost:?}");
+    plain.unlock().await.unwrap();
+    reader.unlock().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_call_of_an_owner_in_line_ends_in_time_while_it_connects() {
+    once_in_ten("it ends in time", async || {
+        let server = Server::start();
+        let valve = Valve::to(&server);
+        let response = Duration::from_secs(2);
+        let builder = Client::builder().grace(Duration::from_secs(60));
+        let builder = builder.response_timeout(response);
+        let client = builder.connect(&valve.url()).await.unwrap();
+        let mut alice = server.connect();
+        alice.take("k", "alice");
+        let lock = client.lock("k").owner(&client.owner());
+        let first = lock.clone();
+        let waiting = see_in_queue(&server, "k", async move { first.lock().await });
+        // Connecting takes nearly as long as it may, and then the reply does not come.
+        server.run("CLIENT PAUSE 60000 WRITE");
+        valve.close(HELLO);
+        kill_command_connection(&server);
+        sleep(100 * MS).await;
+        let started = Instant::now();
+        let second = tokio::spawn(async move { lock.lock_timeout(100 * MS).await });
+        sleep(1_500 * MS).await;
+        valve.open(HELLO);
+        let error = soon(second).await.unwrap().unwrap_err();
+        let took = started.elapsed();
+        assert!(error.is_unknown(), "{error}");
+        server.run("CLIENT UNPAUSE");
+        alice.let_go("k", "alice");
+        soon(waiting)
+            .await
+            .unwrap()
+            .unwrap()
+            .unlock()
+            .await
+            .unwrap();
+        client.shutdown().await;
+        assert_eq!(server.run("EXISTS k"), 0);
+        took < response + 600 * MS
+    })
+    .await;
+}
+
+/// What nobody waits for any more is given back, and that is waited for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shutdown_waits_until_a_grant_to_nobody_is_given_back() {
+    let server = Server::start();
+    let valve = Valve::to(&server);
+    let client = patient().connect(&valve.url()).await.unwrap();
+    // Known to the proxy as the connection for commands.
+    let held = client.lock("other").lock().await.unwrap();
+    held.unlock().await.unwrap();
+    let session = client_session::session_of(&client);
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    server
+        .connect()
+        .queue("k", &format!("{session}:99"), &session);
+    valve.close(ACQUIRE);
+    let granted = calls(&server, "release");
+    alice.let_go("k", "alice");
+    until("it is given back", || {
+        calls(&server, "release") == granted + 2
+    });
+    let early = timeout(200 * MS, client.shutdown()).await;
+    assert!(early.is_err(), "nobody has heard that it was");
+    valve.open(ACQUIRE);
+    soon(client.shutdown()).await;
+}
