@@ -108,6 +108,17 @@ impl Session {
         attachment
     }
 
+    /// The same attachment goes on after a silence, and whatever counts on it needs no other word.
+    pub(crate) fn goes_on(&self, attachment: &Arc<Attachment>) {
+        self.life.send_if_modified(|life| {
+            let silent = !matches!(life, Life::Attached(_));
+            if silent {
+                *life = Life::Attached(Arc::clone(attachment));
+            }
+            silent
+        });
+    }
+
     /// What the answer to the call sent at `sent` told has reached all whom it concerned.
     pub(crate) fn told(&self, sent: Instant) {
         self.told.send_replace(Some(sent));

@@ -14,7 +14,7 @@ use rlock_client::{Client, LostReason};
 use rlock_tests::{Proxy, Server, eventually, on_time, until};
 
 use super::client::{
-    MS, calm, client, connect, once_in_ten, patient, soon, url, wait_for, wait_in_queue,
+    MS, calls, calm, client, connect, once_in_ten, patient, soon, url, wait_for, wait_in_queue,
 };
 
 const GRACE: Duration = Duration::from_secs(1);
@@ -161,6 +161,56 @@ async fn a_stopped_server_makes_guards_say_lost_within_the_grace() {
         unlocked.is_ok() && valid
     })
     .await;
+}
+
+/// The server stands still for nine tenths of the grace less 100 ms, three times, while a client
+/// has so many guards and a wait. Whether all guards are still held, and nothing was asked for them
+/// or for the wait that would not have been asked anyway.
+async fn a_silence_is_survived(grace: Duration, holds: usize) -> bool {
+    let server = Server::start();
+    let builder = Client::builder().lease(Duration::from_secs(600));
+    let client = connect(builder.grace(grace), &server).await;
+    let taking: Vec<_> = (0..holds)
+        .map(|number| {
+            let lock = client.lock(format!("held{number}"));
+            tokio::spawn(async move { lock.lock().await })
+        })
+        .collect();
+    let mut guards = Vec::new();
+    for taken in taking {
+        guards.push(taken.await.unwrap().unwrap());
+    }
+    server.connect().take("k", "alice");
+    let _waiting = wait_in_queue(&server, &client, "k");
+    let acquired = calls(&server, "acquire");
+    let silence = grace * 9 / 10 - 100 * MS;
+    let mut in_time = true;
+    for _ in 0..3 {
+        let began = Instant::now();
+        server.freeze();
+        tokio::time::sleep(silence.saturating_sub(began.elapsed())).await;
+        server.thaw();
+        in_time &= began.elapsed() < silence + 20 * MS;
+        let asked = calls(&server, "events");
+        until("it is asked as ever", || {
+            calls(&server, "events") > asked + 3
+        });
+    }
+    let lost = guards.iter().filter(|guard| guard.is_lost()).count();
+    let renewed = calls(&server, "renew");
+    println!("{grace:?}: {lost} of {holds} guards lost, {renewed} renewed, in time: {in_time}");
+    in_time && (lost, renewed) == (0, 0) && calls(&server, "acquire") == acquired
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silence_of_nine_tenths_of_the_grace_less_100_ms_costs_no_guard_and_no_renewal() {
+    for (grace, holds) in [(1, 1_000), (2, 3_000), (5, 10_000)] {
+        let grace = Duration::from_secs(grace);
+        once_in_ten("all guards are held", async || {
+            a_silence_is_survived(grace, holds).await
+        })
+        .await;
+    }
 }
 
 /// A grace within which a busy machine answers.
