@@ -142,8 +142,10 @@ impl Lifeline {
         let wait = wait_in(self.session.grace);
         let within = wait.saturating_add(self.slack());
         loop {
-            let call = command::events(&self.session.name, Some(wait), self.session.grace);
             let sent = Instant::now();
+            // After a silence that was too long it is asked at once whether the session is there.
+            let wait = Some(wait).filter(|_| !line.attachment.is_over(sent));
+            let call = command::events(&self.session.name, wait, self.session.grace);
             let heard = {
                 let mut asked = pin!(line.connection.ask(call));
                 match timeout(within, &mut asked).await {
@@ -167,8 +169,12 @@ impl Lifeline {
         if line.attachment.confirm(sent, Instant::now()) {
             self.session.goes_on(&line.attachment);
         } else {
-            // The session has outlived our confidence in it. What was held then stays lost.
-            line.attachment = self.session.attached(sent, line.connection.server());
+            // The session has outlived our confidence in it. What was held then stays lost, and
+            // an answer that is so late says nothing about the present.
+            self.session.broken(Error::not_attached());
+            line.attachment = self
+                .session
+                .attached_if_present(sent, line.connection.server());
         }
         self.deliver(events, sent);
     }
