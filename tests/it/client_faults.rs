@@ -14,7 +14,8 @@ use rlock_client::{Client, LostReason};
 use rlock_tests::{Proxy, Server, eventually, on_time, until};
 
 use super::client::{
-    MS, calls, calm, client, connect, once_in_ten, patient, soon, url, wait_for, wait_in_queue,
+    MS, calls, calm, client, connect, once_in_ten, patient, see_in_queue, soon, take_for_long, url,
+    wait_for, wait_in_queue,
 };
 
 const GRACE: Duration = Duration::from_secs(1);
@@ -390,4 +391,70 @@ async fn locks_released_while_the_server_cannot_write_are_free_when_it_can() {
             .all(|name| server.holder(name).is_none())
     });
     assert_eq!(server.info_number("rlock_releases"), 2);
+}
+
+/// A client whose commands can be cut off while its session connection lives.
+async fn with_a_way_of_its_own_for_commands(server: &Server, near: &Proxy, far: &Proxy) -> Client {
+    near.lead_to(far.address());
+    let long = Duration::from_secs(300);
+    let client = Client::builder()
+        .lease(long)
+        .grace(long)
+        .response_timeout(500 * MS)
+        .connect(&format!("redis://{}", near.address()))
+        .await
+        .unwrap();
+    near.lead_to(server.address());
+    let before = session_connection(server);
+    kill_session_connection(server);
+    until("the session connection has another way", || {
+        session_connection(server).is_some_and(|now| Some(now) != before)
+    });
+    client
+}
+
+/// For longer than the client's shutdown would wait.
+const LONG_CUT: Duration = Duration::from_secs(33);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waits_dropped_during_a_long_cut_are_withdrawn_and_all_that_they_got_is_given_back() {
+    let server = Server::start();
+    let address = server.address();
+    let (near, far, nowhere) = (Proxy::to(address), Proxy::to(address), Proxy::to(address));
+    nowhere.cut_to_server();
+    let client = with_a_way_of_its_own_for_commands(&server, &near, &far).await;
+    let mut alice = server.connect();
+    for name in ["a", "b", "q"] {
+        take_for_long(&mut alice, name);
+    }
+    alice.run("RLOCK.ACQUIRE rw alice 600000 WRITE");
+    let (both, writer) = (client.multi(["a", "b"]), client.rw_lock("rw"));
+    let (both, owner) = (both.owner(&client.owner()), client.owner());
+    let writer = writer.owner(&owner);
+    let dropped = [
+        see_in_queue(&server, "b", async move { drop(both.lock().await) }),
+        see_in_queue(&server, "rw", async move { drop(writer.write().await) }),
+        see_in_queue(&server, "q", {
+            let lock = client.lock("q");
+            async move { drop(lock.lock().await) }
+        }),
+    ];
+    far.cut_to_server();
+    near.lead_to(nowhere.address());
+    for wait in dropped {
+        wait.abort();
+    }
+    tokio::time::sleep(LONG_CUT).await;
+    for name in ["a", "b"] {
+        alice.let_go(name, "alice");
+    }
+    alice.run("RLOCK.RELEASE rw alice WRITE");
+    assert!(server.holder("b").is_some_and(|owner| owner != "alice"));
+    near.lead_to(address);
+    until("the wait is withdrawn", || {
+        server.waiting_owners("q").is_empty()
+    });
+    alice.let_go("q", "alice");
+    until("all is given back", || server.run("DBSIZE") == 0);
+    client.shutdown().await;
 }
