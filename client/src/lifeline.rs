@@ -41,9 +41,9 @@ struct Line {
     connection: EventsConnection,
     /// Since when.
     since: Instant,
-    /// The one before it, if it was left open. A late call on it may have been the last of the
-    /// two to reach the server, and closing it would then cost our waiters their places: so it is
-    /// kept until a later call is answered.
+    /// Another that was attached at the same time. Its call may have been the last of the two to
+    /// reach the server, and closing it would then cost our waiters their places: so it is kept
+    /// until a later call is answered here.
     former: Option<EventsConnection>,
     attachment: Arc<Attachment>,
 }
@@ -62,7 +62,7 @@ struct Fresh {
 enum Heard {
     /// It was answered, maybe late.
     Here(Answer),
-    /// A new connection was quicker. What has come of the call by then, if anything has.
+    /// A new connection was asked too. What has come of the old call by then, if anything has.
     Elsewhere(Result<Fresh, Error>, Option<Answer>),
 }
 
@@ -143,8 +143,10 @@ impl Lifeline {
         let within = wait.saturating_add(self.slack());
         loop {
             let sent = Instant::now();
-            // After a silence that was too long it is asked at once whether the session is there.
-            let wait = Some(wait).filter(|_| !line.attachment.is_over(sent));
+            // Asked at once whether the session is there after a silence that was too long, and so
+            // that the other connection can be closed.
+            let at_once = line.attachment.is_over(sent) || line.former.is_some();
+            let wait = Some(wait).filter(|_| !at_once);
             let call = command::events(&self.session.name, wait, self.session.grace);
             let heard = {
                 let mut asked = pin!(line.connection.ask(call));
@@ -207,29 +209,27 @@ impl Lifeline {
         Heard::Elsewhere(fresh, old)
     }
 
-    /// Goes on with the new connection. It is still the same session, known to be unbroken, if the
-    /// same server has also answered the old call, and in time: with what there was to tell, or
-    /// that this connection took the session over. Then what went before needs no confirming.
-    /// Otherwise word of a loss may have gone with the old connection.
+    /// Both connections may have the session now. If the old one has answered, it goes on with that
+    /// one, which is told if the session has ended meanwhile; the next call brings it back there.
+    /// Otherwise with the new one. If that took the session over while the old call waited, it is
+    /// the same session, all has been told, and nothing needs confirming. If not, word of a loss
+    /// may have gone with the old connection.
     fn replace(&mut self, line: &mut Line, sent: Instant, fresh: Fresh, old: Option<Answer>) {
         let Fresh {
             connection,
             events,
             sent: asked,
         } = fresh;
-        let told_all = match old {
-            Some(Ok(events)) => {
-                line.attachment.confirm(sent, Instant::now());
-                self.deliver(events, sent);
-                true
-            }
-            Some(Err(error)) => is_taken_over(&error),
-            None => {
-                self.given_up = Some(Instant::now());
-                false
-            }
-        };
-        let unbroken = told_all && connection.server().is_surely(line.connection.server());
+        if let Some(Ok(told)) = old {
+            self.answered(line, sent, told);
+            line.former = Some(connection);
+            return self.deliver(events, asked);
+        }
+        let taken_over = matches!(old, Some(Err(error)) if is_taken_over(&error));
+        if !taken_over {
+            self.given_up = Some(Instant::now());
+        }
+        let unbroken = taken_over && connection.server().is_surely(line.connection.server());
         line.former = Some(std::mem::replace(&mut line.connection, connection));
         line.since = Instant::now();
         if unbroken && line.attachment.confirm(asked, Instant::now()) {

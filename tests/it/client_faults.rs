@@ -393,6 +393,67 @@ async fn locks_released_while_the_server_cannot_write_are_free_when_it_can() {
     assert_eq!(server.info_number("rlock_releases"), 2);
 }
 
+/// A call of the session connection reaches the server late, when the client has another
+/// connection already, or is just making it: `meets` says whether the new one takes the session
+/// over while the old call waits at the server. Whether it came so.
+async fn a_call_comes_late(meets: bool) -> bool {
+    let server = Server::start();
+    let address = server.address();
+    let (near, far, gate) = (Proxy::to(address), Proxy::to(address), Proxy::to(address));
+    let builder = Client::builder()
+        .lease(Duration::from_secs(300))
+        .grace(Duration::from_secs(5));
+    let through = format!("redis://{}", near.address());
+    let client = builder.connect(&through).await.unwrap();
+    near.lead_to(far.address());
+    kill_session_connection(&server);
+    let guard = client.lock("held").lock().await.unwrap();
+    near.lead_to(gate.address());
+    server.connect().take("k", "alice");
+    let waiting = wait_in_queue(&server, &client, "k");
+    let asked = [calls(&server, "acquire"), calls(&server, "renew")];
+    let old = session_connection(&server).unwrap();
+    if meets {
+        gate.cut_to_server();
+    }
+    far.cut_to_server();
+    if meets {
+        // The call is overdue after a quarter of the grace and the time for which it waits.
+        let connections = || server.run("CLIENT LIST").text().lines().count();
+        let before = connections();
+        until("it connects anew", || connections() > before);
+        far.heal();
+        gate.heal();
+    } else {
+        until("it is attached anew", || {
+            session_connections(&server).iter().any(|id| *id != old)
+        });
+        far.heal();
+    }
+    let events = calls(&server, "events");
+    until("it is asked as ever", || {
+        calls(&server, "events") > events + 5
+    });
+    until("there is one session connection", || {
+        session_connections(&server).len() == 1
+    });
+    let taken_over = server.run("INFO errorstats").text().contains("TAKENOVER");
+    println!("meets: {meets}, taken over: {taken_over}");
+    assert!(!guard.is_lost());
+    assert_eq!([calls(&server, "acquire"), calls(&server, "renew")], asked);
+    assert_eq!(server.waiting_owners("k").len(), 1);
+    server.connect().let_go("k", "alice");
+    assert!(!soon(waiting).await.unwrap().unwrap().is_lost());
+    taken_over == meets
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_call_and_a_new_connection_cost_neither_a_guard_nor_a_place_in_the_queue() {
+    for meets in [false, true] {
+        once_in_ten("it comes so", async || a_call_comes_late(meets).await).await;
+    }
+}
+
 /// A client whose commands can be cut off while its session connection lives.
 async fn with_a_way_of_its_own_for_commands(server: &Server, near: &Proxy, far: &Proxy) -> Client {
     near.lead_to(far.address());
