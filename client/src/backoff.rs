@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 use crate::part;
@@ -34,6 +35,32 @@ impl Backoff {
     }
 }
 
+/// How fast connections may follow each other on which somebody waits: a peer that closes each at
+/// its first command is not called any faster than this, however fast the commands come.
+pub(crate) struct Pace {
+    /// When the last was tried.
+    since: Option<Instant>,
+    pauses: Backoff,
+}
+
+impl Pace {
+    pub(crate) fn new() -> Self {
+        Self {
+            since: None,
+            pauses: Backoff::up_to(PAUSE_MAX),
+        }
+    }
+
+    /// Waits until there may be another connection.
+    pub(crate) async fn keep(&mut self) {
+        match self.since {
+            Some(since) if since.elapsed() < LASTING => sleep(self.pauses.next()).await,
+            Some(_) | None => self.pauses = Backoff::up_to(PAUSE_MAX),
+        }
+        self.since = Some(Instant::now());
+    }
+}
+
 /// As much of a time as `share` is of all that 32 bits can hold.
 pub(crate) fn part_of(longest: Duration, share: u32) -> Duration {
     part(longest.saturating_mul(share), u32::MAX)
@@ -44,6 +71,11 @@ pub(crate) fn random() -> u32 {
     let [one, two, three, four, ..] = Uuid::new_v4().into_bytes();
     u32::from_le_bytes([one, two, three, four])
 }
+
+/// A connection that was tried so long ago is no reason to pause before the next.
+pub(crate) const LASTING: Duration = Duration::from_secs(1);
+
+const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 const FIRST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_secs(1);

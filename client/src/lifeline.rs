@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::backoff::Backoff;
+use crate::backoff::{Backoff, LASTING};
 use crate::command::{self, Event};
 use crate::connection::{Connector, EventsConnection};
 use crate::error::Error;
@@ -416,9 +416,6 @@ const WAIT_ON_TOP: Duration = Duration::from_millis(25);
 
 /// For so long after a call was given up it may still arrive.
 const STRAY_FOR: Duration = Duration::from_secs(60);
-
-/// A connection that has been good for so long was no mistake.
-const LASTING: Duration = Duration::from_secs(1);
 
 /// So often at least the session connection is tried, whatever the grace.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);

@@ -396,7 +396,10 @@ async fn go_on_giving_back(
                 }
                 if !stray.by_token {
                     // By now it might take what the owner was granted since.
-                    return stray.each.into_iter().for_each(|one| here.give_back(one));
+                    for one in stray.each {
+                        here.give_back(one);
+                    }
+                    return;
                 }
                 pause = true;
             }

@@ -325,11 +325,10 @@ impl Drop for Mailbox {
             // Were the lease of a reader not to start anew, the entry that goes could be that of
             // another guard, and the others end earlier.
             let (holds, lease) = (place.ears.holds(), Some(self.terms.lease));
-            if let Some(token) = undeliverable(&holds, &told.news) {
-                let stray = Stray::of(target.subject(), token, lease);
-                stray
-                    .into_iter()
-                    .for_each(|stray| self.nodes.give_back(stray));
+            if let Some(token) = undeliverable(&holds, &told.news)
+                && let Some(stray) = Stray::of(target.subject(), token, lease)
+            {
+                self.nodes.give_back(stray);
             }
         }
     }
