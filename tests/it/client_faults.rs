@@ -184,7 +184,7 @@ async fn a_silence_is_survived(grace: Duration, holds: usize) -> bool {
     server.connect().take("k", "alice");
     let _waiting = wait_in_queue(&server, &client, "k");
     let acquired = calls(&server, "acquire");
-    let silence = grace * 9 / 10 - 100 * MS;
+    let silence = (grace * 9 / 10).saturating_sub(100 * MS);
     let mut in_time = true;
     for _ in 0..3 {
         let began = Instant::now();
