@@ -357,8 +357,8 @@ impl Nodes {
         holds
     }
 
-    /// Gives back what was granted to nobody: sent at once, and, where the token says what is meant,
-    /// again until it is answered or the client has gone.
+    /// Gives back what was granted to nobody. Sent at once; and again, where the token says what is
+    /// meant, until it is answered or the client has gone.
     pub(crate) fn give_back(self: &Arc<Self>, stray: Stray) {
         let site = Site::at(self.home_of(&stray.name));
         let answer = site.send(stray.release.clone());
