@@ -141,11 +141,12 @@ impl Lifeline {
     async fn listen(&mut self, line: &mut Line) -> Error {
         let wait = wait_in(self.session.grace);
         let within = wait.saturating_add(self.slack());
+        let mut at_once = false;
         loop {
             let sent = Instant::now();
             // Asked at once whether the session is there after a silence that was too long, and so
-            // that the other connection can be closed.
-            let at_once = line.attachment.is_over(sent) || line.former.is_some();
+            // that the other connection can be closed; but not again and again.
+            at_once = !at_once && (line.attachment.is_over(sent) || line.former.is_some());
             let wait = Some(wait).filter(|_| !at_once);
             let call = command::events(&self.session.name, wait, self.session.grace);
             let heard = {
@@ -158,7 +159,13 @@ impl Lifeline {
             match heard {
                 Heard::Here(Ok(events)) => self.answered(line, sent, events),
                 Heard::Elsewhere(Ok(fresh), old) => self.replace(line, sent, fresh, old),
-                Heard::Here(Err(error)) | Heard::Elsewhere(Err(error), _) => return error,
+                Heard::Here(Err(error)) => return error,
+                Heard::Elsewhere(Err(error), old) => {
+                    if let Some(Ok(events)) = old {
+                        self.deliver(events, sent);
+                    }
+                    return error;
+                }
             }
         }
     }
