@@ -14,6 +14,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
+use crate::backoff::Pace;
 use crate::command::{self, Command, Copied};
 use crate::connection::{CommandConnection, Connector};
 use crate::error::Error;
@@ -75,6 +76,7 @@ impl Acknowledger {
             session,
             copies,
             connection: None,
+            pace: Pace::new(),
         };
         runtime.spawn(waiting.run(queue));
         Self { requests }
@@ -99,6 +101,7 @@ struct Waiting {
     session: Arc<Session>,
     copies: Copies,
     connection: Option<CommandConnection>,
+    pace: Pace,
 }
 
 impl Waiting {
@@ -187,7 +190,10 @@ impl Waiting {
     async fn connected(&mut self) -> Result<&mut CommandConnection, Error> {
         let good = match self.connection.take() {
             Some(good) if !good.is_over() => good,
-            _ => self.connector.for_commands().await?,
+            _ => {
+                self.pace.keep().await;
+                self.connector.for_commands().await?
+            }
         };
         Ok(self.connection.insert(good))
     }

@@ -13,6 +13,8 @@ use tokio::sync::{Notify, watch};
 pub(crate) struct Background {
     runtime: Handle,
     pending: Arc<Pending>,
+    /// What nobody waits for.
+    owed: Arc<Pending>,
     closing: watch::Sender<bool>,
 }
 
@@ -27,6 +29,7 @@ impl Background {
         Self {
             runtime,
             pending: Arc::default(),
+            owed: Arc::default(),
             closing: watch::Sender::new(false),
         }
     }
@@ -45,6 +48,22 @@ impl Background {
             task.await;
             drop(counted);
         });
+    }
+
+    /// Runs a task for whose end nobody waits. It has the client, and is to end by itself when only
+    /// such tasks have it still.
+    pub(crate) fn owe(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.owed.count.fetch_add(1, Ordering::Relaxed);
+        let owed = Counted(Arc::clone(&self.owed));
+        self.runtime.spawn(async move {
+            task.await;
+            drop(owed);
+        });
+    }
+
+    /// How many such tasks there are.
+    pub(crate) fn owed(&self) -> usize {
+        self.owed.count.load(Ordering::Relaxed)
     }
 
     /// Tells waits to end.

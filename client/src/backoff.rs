@@ -2,21 +2,80 @@
 
 use std::time::Duration;
 
+use tokio::time::{Instant, sleep};
+use uuid::Uuid;
+
+use crate::part;
+
 /// Pauses that double from 10 ms to 1 s: a restarted server is found at once, and one that is
-/// gone is not hammered.
-pub(crate) struct Backoff(Duration);
+/// gone is not hammered. Each is shorter than that by up to a half, by chance, so that clients
+/// which lost a server in the same moment do not come back in the same moment.
+pub(crate) struct Backoff {
+    next: Duration,
+    longest: Duration,
+}
 
 impl Backoff {
     pub(crate) fn new() -> Self {
-        Self(FIRST)
+        Self::up_to(LONGEST)
+    }
+
+    /// The same with a longest pause that is shorter, but no shorter than the first.
+    pub(crate) fn up_to(longest: Duration) -> Self {
+        Self {
+            next: FIRST,
+            longest: longest.clamp(FIRST, LONGEST),
+        }
     }
 
     pub(crate) fn next(&mut self) -> Duration {
-        let pause = self.0;
-        self.0 = pause.saturating_mul(2).min(LONGEST);
-        pause
+        let pause = self.next;
+        self.next = pause.saturating_mul(2).min(self.longest);
+        pause.saturating_sub(part_of(part(pause, 2), random()))
     }
 }
+
+/// How fast connections may follow each other on which somebody waits: a peer that closes each at
+/// its first command is not called any faster than this, however fast the commands come.
+pub(crate) struct Pace {
+    /// When the last was tried.
+    since: Option<Instant>,
+    pauses: Backoff,
+}
+
+impl Pace {
+    pub(crate) fn new() -> Self {
+        Self {
+            since: None,
+            pauses: Backoff::up_to(PAUSE_MAX),
+        }
+    }
+
+    /// Waits until there may be another connection.
+    pub(crate) async fn keep(&mut self) {
+        match self.since {
+            Some(since) if since.elapsed() < LASTING => sleep(self.pauses.next()).await,
+            Some(_) | None => self.pauses = Backoff::up_to(PAUSE_MAX),
+        }
+        self.since = Some(Instant::now());
+    }
+}
+
+/// As much of a time as `share` is of all that 32 bits can hold.
+pub(crate) fn part_of(longest: Duration, share: u32) -> Duration {
+    part(longest.saturating_mul(share), u32::MAX)
+}
+
+/// The crate has one source of chance: what makes a UUID unlike any other.
+pub(crate) fn random() -> u32 {
+    let [one, two, three, four, ..] = Uuid::new_v4().into_bytes();
+    u32::from_le_bytes([one, two, three, four])
+}
+
+/// A connection that was tried so long ago is no reason to pause before the next.
+pub(crate) const LASTING: Duration = Duration::from_secs(1);
+
+const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 const FIRST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_secs(1);
@@ -26,9 +85,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn doubles_up_to_a_second() {
-        let mut backoff = Backoff::new();
-        let pauses: Vec<_> = (0..9).map(|_| backoff.next().as_millis()).collect();
-        assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
+    fn doubles_up_to_the_longest_and_two_clients_differ() {
+        let (mut one, mut other) = (Backoff::new(), Backoff::new());
+        let mut differ = false;
+        for full in [10, 20, 40, 80, 160, 320, 640, 1000, 1000] {
+            let full = Duration::from_millis(full);
+            let pauses = (one.next(), other.next());
+            for pause in [pauses.0, pauses.1] {
+                assert!(
+                    pause >= part(full, 2) && pause <= full,
+                    "{pause:?} of {full:?}"
+                );
+            }
+            differ |= pauses.0 != pauses.1;
+        }
+        assert!(differ);
+        let mut short = Backoff::up_to(Duration::from_millis(15));
+        short.next();
+        assert!(short.next() <= Duration::from_millis(15));
     }
 }

@@ -275,16 +275,22 @@ impl Drop for Cluster {
 /// Looks again whenever there is doubt, and now and then without; until the client has gone.
 async fn look_again(nodes: Weak<Nodes>, doubts: Arc<Notify>) {
     let mut backoff = Backoff::new();
+    let mut seen = 0;
     loop {
         // Without doubt it is time all the same.
-        let _ = timeout(EVERY, doubts.notified()).await;
+        let in_doubt = timeout(EVERY, doubts.notified()).await.is_ok();
         let Some(nodes) = nodes.upgrade() else { return };
         let Some(cluster) = nodes.as_cluster() else {
             return;
         };
-        match cluster.look().await {
-            Ok(()) => backoff = Backoff::new(),
-            Err(_) => cluster.doubt(),
+        if cluster.look().await.is_err() {
+            cluster.doubt();
+        }
+        // Doubts that change nothing, as of a node that is down until it is replaced, are looked
+        // into ever more slowly.
+        let moves = *cluster.moves.borrow();
+        if !in_doubt || moves != seen {
+            (backoff, seen) = (Backoff::new(), moves);
         }
         confirm_moved(&nodes, cluster);
         cluster.leave_idle(&nodes);

@@ -33,7 +33,19 @@ pub(crate) struct Connector {
 /// tomorrow, and the two connections of a client may meet different ones. What is held by the word
 /// of the one is not confirmed by the other, so each connection knows to whom it speaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ServerId(Arc<str>);
+pub(crate) struct ServerId {
+    name: Arc<str>,
+    /// Whether that is its own run id, and not only the address at which it was found.
+    is_run_id: bool,
+}
+
+impl ServerId {
+    /// Whether this is surely the same server in the same life: behind an address there may be
+    /// another by now.
+    pub(crate) fn is_surely(&self, other: &Self) -> bool {
+        self.is_run_id && self == other
+    }
+}
 
 impl Connector {
     pub(crate) fn new(place: Place, response_timeout: Duration) -> Self {
@@ -120,7 +132,10 @@ impl Connector {
         if introduced.is_replica {
             return Err(Error::replica(&address));
         }
-        let server = ServerId(introduced.run_id.unwrap_or(address).into());
+        let server = ServerId {
+            is_run_id: introduced.run_id.is_some(),
+            name: introduced.run_id.unwrap_or(address).into(),
+        };
         // The other connection, if it is to another server, was opened earlier and so by older
         // knowledge: it follows.
         self.latest.send_replace(Some(server.clone()));
@@ -220,15 +235,13 @@ impl EventsConnection {
         &self.peer.server
     }
 
-    /// Sends the call and waits for its reply, at most this long, and not if meanwhile the
-    /// connection for commands finds another server.
-    pub(crate) async fn ask<T>(&mut self, call: Command<T>, within: Duration) -> Result<T, Error> {
-        let reply = timeout(within, self.events.send_packed_command(&call.cmd));
+    /// Sends the call and waits for its reply, but not if meanwhile the connection for commands
+    /// finds another server. How long to wait is for the caller to say.
+    pub(crate) async fn ask<T>(&mut self, call: Command<T>) -> Result<T, Error> {
         let reply = tokio::select! {
-            reply = reply => reply,
+            reply = self.events.send_packed_command(&call.cmd) => reply,
             () = self.peer.outdated() => return Err(Error::elsewhere()),
         };
-        let reply = reply.map_err(|_| Error::no_reply(None))?;
         let reply: Value = reply.map_err(|broken| Error::no_reply(Some(broken)))?;
         call.reader.read(&reply)
     }

@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{unconstrained, yield_now};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::backoff::Pace;
 use crate::command::Command;
 use crate::connection::{CommandConnection, Connector, Replies, ServerId};
 use crate::error::Error;
@@ -124,12 +125,14 @@ async fn drive(
     let mut link = connect(&connector).await.ok();
     tried.send_replace(true);
     let mut batch = Vec::new();
+    let mut pace = Pace::new();
     while next_batch(link.as_mut(), &mut queue, &mut batch).await {
         let good = match link.take() {
             Some(good) if !good.is_broken() => Ok(good),
             given_up => {
                 // What is still to come there keeps nobody waiting who asks elsewhere.
                 given_up.map(|old| tokio::spawn(old.under_way.end()));
+                pace.keep().await;
                 connect(&connector).await
             }
         };

@@ -343,6 +343,11 @@ impl Error {
         self.is_refused() && self.detail.starts_with("WAITING ")
     }
 
+    /// Whether the lock was asked for in a mode of another kind of lock.
+    pub(crate) fn is_wrong_kind(&self) -> bool {
+        self.is_refused() && self.detail.starts_with("WRONGKIND ")
+    }
+
     pub(crate) fn no_reply(source: Option<RedisError>) -> Self {
         let detail = "it may or may not have been carried out".into();
         Self {

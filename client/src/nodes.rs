@@ -4,11 +4,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
-use crate::background::Background;
+use crate::background::{Background, Counted};
+use crate::backoff::Backoff;
 use crate::cluster::Cluster;
-use crate::command::Command;
+use crate::command::{Command, Released};
 use crate::connection::{Connector, ServerId};
 use crate::driver::Answer;
 use crate::error::Error;
@@ -365,26 +366,71 @@ impl Nodes {
         holds
     }
 
-    /// Gives back what was granted to nobody, and counts that until it is answered. Should it be
-    /// lost with the connection, the hold ends with its lease.
+    /// Gives back what was granted to nobody. Sent at once, which a shutdown waits for; and again,
+    /// where the token says what is meant, until it is answered or the client has gone.
     pub(crate) fn give_back(self: &Arc<Self>, stray: Stray) {
-        let mut site = Site::at(self.home_of(&stray.name));
-        if !self.are_several() {
-            let pending = self.background.counted();
-            return site.send_then(stray.release, move |_| drop(pending));
-        }
-        let mut answer = site.send(stray.release.clone());
-        let nodes = Arc::clone(self);
-        self.background.spawn(async move {
-            for _ in 0..HOPS {
-                let Err(error) = answer.await else { return };
-                let Some(next) = nodes.follow(&error, &site) else {
+        let site = Site::at(self.home_of(&stray.name));
+        let answer = site.send(stray.release.clone());
+        let pending = self.background.counted();
+        let nodes = Arc::downgrade(self);
+        self.runtime
+            .spawn(go_on_giving_back(nodes, stray, site, answer, pending));
+    }
+}
+
+async fn go_on_giving_back(
+    nodes: Weak<Nodes>,
+    mut stray: Stray,
+    mut site: Site,
+    mut answer: Answer<Released>,
+    pending: Counted,
+) {
+    let mut pending = Some(pending);
+    let mut backoff = Backoff::new();
+    let (mut hops, mut other_kind) = (0_u32, false);
+    loop {
+        let error = match answer.await {
+            Ok(Released::NotHeld) if other_kind && !stray.otherwise.is_empty() => None,
+            Ok(_) => return,
+            Err(error) => Some(error),
+        };
+        other_kind |= error.as_ref().is_some_and(Error::is_wrong_kind);
+        let Some(here) = nodes.upgrade() else { return };
+        let there = error.as_ref().and_then(|error| here.follow(error, &site));
+        let mut pause = false;
+        match error.filter(|error| !error.is_wrong_kind()) {
+            Some(_) if there.is_some() => {
+                hops = hops.saturating_add(1);
+                pause = hops > HOPS;
+            }
+            Some(error) => {
+                if !error.is_could_not_ask() && !error.is_unknown() {
+                    return;
+                }
+                if !stray.by_token {
+                    // By now it might take what the owner was granted since.
+                    for one in stray.each {
+                        here.give_back(one);
+                    }
+                    return;
+                }
+                pause = true;
+            }
+            None => {
+                let Some(next) = stray.otherwise.pop() else {
                     return;
                 };
-                site = next;
-                answer = site.send(stray.release.clone());
+                (stray.release, stray.by_token) = next;
             }
-        });
+        }
+        site = there.unwrap_or_else(|| Site::at(here.home_of(&stray.name)));
+        drop(here);
+        if pause {
+            // It cannot be asked now: a shutdown does not wait for that.
+            drop(pending.take());
+            sleep(backoff.next()).await;
+        }
+        answer = site.send(stray.release.clone());
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
+use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -78,6 +79,46 @@ pub(crate) enum Delivered {
 pub(crate) struct Stray {
     pub(crate) name: Arc<[u8]>,
     pub(crate) release: Command<Released>,
+    /// Whether it names the token, so that it takes nothing else however often it is sent.
+    pub(crate) by_token: bool,
+    /// What to send instead if the lock is of the other kind, the last first, and whether that
+    /// names the token.
+    pub(crate) otherwise: Vec<(Command<Released>, bool)>,
+    /// What to send instead if it may have to be sent again: several locks one by one.
+    pub(crate) each: Vec<Self>,
+}
+
+impl Stray {
+    /// What was granted for this, with this token; a lease starts anew for what is left of a
+    /// reader's hold.
+    fn of(subject: Subject<'_>, token: u64, lease: Option<Duration>) -> Option<Self> {
+        Some(Self {
+            name: Arc::clone(subject.names.first()?),
+            release: command::release(subject, Some(token), lease),
+            by_token: subject.mode.has_token(),
+            otherwise: Vec::new(),
+            each: match subject.mode {
+                Mode::Several => Self::each(subject, token).collect(),
+                Mode::Plain | Mode::Read | Mode::Write => Vec::new(),
+            },
+        })
+    }
+
+    /// Those of several locks that are still held by the grant with this token.
+    pub(crate) fn each(subject: Subject<'_>, token: u64) -> impl Iterator<Item = Self> {
+        subject.names.iter().map(move |name| Self {
+            name: Arc::clone(name),
+            release: Self::release(name, subject.owner, Mode::Plain, token),
+            by_token: true,
+            otherwise: Vec::new(),
+            each: Vec::new(),
+        })
+    }
+
+    fn release(name: &Arc<[u8]>, owner: &[u8], mode: Mode, token: u64) -> Command<Released> {
+        let names = slice::from_ref(name);
+        command::release(Subject { mode, names, owner }, Some(token), None)
+    }
 }
 
 /// Listens for news of a wait, from now on. There is one wait of an owner at a lock at a time.
@@ -237,35 +278,32 @@ impl Registry {
 }
 
 /// News for which nobody listens. A wait is heard to its end, so it is not one of ours: what it
-/// was for is not known, and the token says what to give back if it was one plain lock.
+/// was for is not known, and a lock of another kind says so.
 fn stray(spot: &Spot, holds: &[Arc<Hold>], news: &News) -> Delivered {
-    let subject = Subject {
-        mode: Mode::Plain,
-        names: &[Arc::clone(&spot.name)],
-        owner: &spot.owner,
+    let Some(token) = undeliverable(holds, news) else {
+        return Delivered::Done;
     };
-    let stray = undeliverable(holds, subject, None, news);
-    stray.map_or(Delivered::Done, Delivered::Stray)
+    let release = |mode| Stray::release(&spot.name, &spot.owner, mode, token);
+    Delivered::Stray(Stray {
+        name: Arc::clone(&spot.name),
+        release: release(Mode::Plain),
+        by_token: true,
+        otherwise: [Mode::Write, Mode::Read]
+            .map(|mode| (release(mode), mode.has_token()))
+            .into(),
+        each: Vec::new(),
+    })
 }
 
-/// A grant that nobody waits for is to be given back, unless a reply has brought the same grant
-/// before: then it is one of the holds that are there. All else is of no use to anybody.
-fn undeliverable(
-    holds: &[Arc<Hold>],
-    subject: Subject<'_>,
-    lease: Option<Duration>,
-    news: &News,
-) -> Option<Stray> {
+/// The token of a grant that nobody waits for, and which is to be given back; unless a reply has
+/// brought the same grant before: then it is one of the holds that are there. All else is of no use
+/// to anybody.
+fn undeliverable(holds: &[Arc<Hold>], news: &News) -> Option<u64> {
     let News::Granted { token } = *news else {
         return None;
     };
-    if holds.iter().any(|hold| hold.token() == token) {
-        return None;
-    }
-    Some(Stray {
-        name: Arc::clone(subject.names.first()?),
-        release: command::release(subject, Some(token), lease),
-    })
+    let known = holds.iter().any(|hold| hold.token() == token);
+    (!known).then_some(token)
 }
 
 /// What a wait hears. What it has not read when it goes is given back.
@@ -308,8 +346,9 @@ impl Drop for Mailbox {
             // Were the lease of a reader not to start anew, the entry that goes could be that of
             // another guard, and the others end earlier.
             let (holds, lease) = (place.ears.holds(), Some(self.terms.lease));
-            let stray = undeliverable(&holds, target.subject(), lease, &told.news);
-            if let Some(stray) = stray {
+            if let Some(token) = undeliverable(&holds, &told.news)
+                && let Some(stray) = Stray::of(target.subject(), token, lease)
+            {
                 self.nodes.give_back(stray);
             }
         }

@@ -1,6 +1,5 @@
 //! Giving a hold back, and seeing to it that the server knows.
 
-use std::slice;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
@@ -8,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::backoff::Backoff;
 use crate::client::Core;
-use crate::command::{self, Command, Released, Subject};
+use crate::command::{self, Command, Released};
 use crate::driver::Answer;
 use crate::error::Error;
 use crate::hold::{Hold, LostReason};
@@ -106,16 +105,8 @@ impl Release {
         let Some(hold) = several.filter(|_| target.mode() == Mode::Several) else {
             return;
         };
-        for name in target.names() {
-            let one = Subject {
-                mode: Mode::Plain,
-                names: slice::from_ref(name),
-                owner: target.owner().as_bytes(),
-            };
-            self.core.nodes.give_back(Stray {
-                name: Arc::clone(name),
-                release: command::release(one, Some(hold.token()), None),
-            });
+        for stray in Stray::each(target.subject(), hold.token()) {
+            self.core.nodes.give_back(stray);
         }
     }
 

@@ -108,6 +108,26 @@ impl Session {
         attachment
     }
 
+    /// The same; but if the answer came too late for anything to count on it, it is not present.
+    pub(crate) fn attached_if_present(&self, sent: Instant, server: &ServerId) -> Arc<Attachment> {
+        let attachment = Attachment::at(server.clone(), sent, self.grace);
+        if !attachment.is_over(Instant::now()) {
+            self.goes_on(&attachment);
+        }
+        attachment
+    }
+
+    /// The same attachment goes on after a silence, and whatever counts on it needs no other word.
+    pub(crate) fn goes_on(&self, attachment: &Arc<Attachment>) {
+        self.life.send_if_modified(|life| {
+            let silent = !matches!(life, Life::Attached(_));
+            if silent {
+                *life = Life::Attached(Arc::clone(attachment));
+            }
+            silent
+        });
+    }
+
     /// What the answer to the call sent at `sent` told has reached all whom it concerned.
     pub(crate) fn told(&self, sent: Instant) {
         self.told.send_replace(Some(sent));
@@ -174,6 +194,11 @@ impl Attachment {
     /// Until when the server cannot have ended the session; `None` without limit.
     pub(crate) fn until(&self) -> Option<Instant> {
         *locked(&self.until)
+    }
+
+    /// Whether nothing can count on it any more.
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
+        self.until().is_some_and(|until| now >= until)
     }
 
     /// An EVENTS call sent at `sent` was answered: whether in time. Once out of touch for too

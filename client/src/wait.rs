@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::attempt::{Asked, Patience, Reply, Request, Turn, deliver, granted, worst};
 use crate::backoff::Backoff;
@@ -48,8 +48,9 @@ pub(crate) async fn run(
     mut reply: Reply,
 ) {
     let span = turn.span.clone();
+    let request = Arc::new(request);
     let mut wait = Wait {
-        request: &request,
+        request: Arc::clone(&request),
         claim,
         turn,
         last: Error::not_attached(),
@@ -102,8 +103,8 @@ enum Next {
     Pause(Error),
 }
 
-struct Wait<'a> {
-    request: &'a Request,
+struct Wait {
+    request: Arc<Request>,
     claim: Claim,
     turn: Turn,
     /// What the caller is told if its time is up.
@@ -125,6 +126,15 @@ struct Wait<'a> {
     recall: Recall,
 }
 
+/// What is known of a waiter that is called back.
+struct WayOut {
+    /// Where what it may have been granted is given back.
+    last: Site,
+    /// Where it was called back.
+    cancelled_at: Vec<Arc<Node>>,
+    backoff: Backoff,
+}
+
 /// Whether what may stand in line is called back before the lock is asked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Recall {
@@ -136,7 +146,7 @@ enum Recall {
     Unheard,
 }
 
-impl Wait<'_> {
+impl Wait {
     async fn outcome(&mut self, mut asked: Option<Asked>, reply: &mut Reply) -> Outcome {
         let mut backoff = Backoff::new();
         let (mut known, mut there) = (None, None);
@@ -171,7 +181,7 @@ impl Wait<'_> {
             if let Some(pause) = pause {
                 tokio::select! {
                     () = sleep(pause) => {}
-                    end = ending(self.request, reply, Duration::ZERO) => {
+                    end = ending(&self.request, reply, Duration::ZERO) => {
                         return Outcome::Ended(end);
                     }
                 }
@@ -203,7 +213,7 @@ impl Wait<'_> {
         };
         let at = tokio::select! {
             next = next => next.map_err(|error| self.unreached(error))?,
-            end = ending(self.request, reply, Duration::ZERO) => {
+            end = ending(&self.request, reply, Duration::ZERO) => {
                 return Err(Next::End(Outcome::Ended(end)));
             }
         };
@@ -253,12 +263,12 @@ impl Wait<'_> {
         } = asked;
         self.lease = lease.lease.length;
         // The server ends the wait itself; the time on top is for its answer to arrive.
-        let request = self.request;
+        let request = Arc::clone(&self.request);
         let on_top = request.core.nodes.response_timeout;
         let answer = tokio::select! {
             answer = &mut answer => answer,
             told = self.news(&at) => return self.told(told, at).await,
-            end = ending(request, reply, on_top) => {
+            end = ending(&request, reply, on_top) => {
                 self.unanswered = Some(answer);
                 return self.left(end);
             }
@@ -285,13 +295,13 @@ impl Wait<'_> {
     }
 
     async fn queued(&mut self, at: Reached, reply: &mut Reply) -> Next {
-        let (request, target) = (self.request, Arc::clone(self.claim.target()));
+        let (request, target) = (Arc::clone(&self.request), Arc::clone(self.claim.target()));
         let on_top = request.core.nodes.response_timeout;
         tokio::select! {
             // What has been told stands, also when the session has been attached anew since.
             biased;
             told = self.news(&at) => self.told(told, at).await,
-            end = ending(request, reply, on_top) => self.left(end),
+            end = ending(&request, reply, on_top) => self.left(end),
             left = request.core.nodes.left(&target, &at) => match left {
                 Ok(()) => Next::AskAgain,
                 Err(error) => Next::End(told(error)),
@@ -442,60 +452,99 @@ impl Wait<'_> {
     /// a hold, or nothing, and nothing comes after it. An owner minted for this call then releases
     /// whatever it has. Another may have holds of its own: there only a grant that is told is given
     /// back, by the answer or by its event.
+    ///
+    /// As long as the session lives, so may the waiter: so this is tried until it is answered. For
+    /// a while the client's shutdown waits for it, and after that only the client's end is its own.
     async fn withdraw(mut self) {
-        let core = &self.request.core;
-        let target = Arc::clone(self.claim.target());
-        let started = Instant::now();
-        let mut backoff = Backoff::new();
-        let Some(mut last) = self.sites.last().cloned() else {
+        let Some(last) = self.sites.last().cloned() else {
             return;
         };
-        let mut nodes = Vec::new();
-        loop {
-            let cancel = |site: &Site| site.send(command::cancel(target.subject()));
-            let cancels: Vec<_> = self
-                .sites
-                .iter()
-                .map(|site| (site.clone(), cancel(site)))
-                .collect();
-            let release = command::release(target.subject(), None, None);
-            let release = self.request.own.then(|| last.send(release));
-            for (site, cancel) in cancels {
-                let cancelled = cancel.await;
-                let error = cancelled.as_ref().err();
-                let answers = error.is_none_or(|error| error.redirect().is_some());
-                if self.is_rid_of_us(cancelled, &site) {
-                    // One that is gone has nothing more to tell.
-                    nodes.extend(answers.then(|| Arc::clone(&site.node)));
-                    self.sites.retain(|other| !other.is_at(&site.node));
-                }
-            }
-            let released = match release {
-                None => true,
-                Some(release) => match release.await {
-                    Ok(_) => true,
-                    Err(error) => {
-                        let there = core.nodes.follow(&error, &last);
-                        last = there.unwrap_or_else(|| core.nodes.site(&target));
-                        false
-                    }
-                },
-            };
-            if self.sites.is_empty() && released {
-                break;
-            }
+        let mut way_out = WayOut {
+            last,
+            cancelled_at: Vec::new(),
+            backoff: Backoff::new(),
+        };
+        let started = Instant::now();
+        while !self.call_back(&mut way_out).await {
             if started.elapsed() >= WITHDRAW_FOR {
+                let request = Arc::clone(&self.request);
+                return request.core.background.owe(self.withdraw_later(way_out));
+            }
+            sleep(way_out.backoff.next()).await;
+        }
+        self.take_all_back(way_out.cancelled_at).await;
+    }
+
+    async fn withdraw_later(mut self, mut way_out: WayOut) {
+        while !self.call_back(&mut way_out).await {
+            let session = &way_out.last.node.session;
+            let known = session.attachment();
+            let anew = async {
+                if session.next_attachment(known.as_ref()).await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
+            let _ = timeout(WITHDRAW_EVERY, anew).await;
+            // Without the client there is no session.
+            let core = &self.request.core;
+            if Arc::strong_count(core) <= core.background.owed() {
                 return;
             }
-            sleep(backoff.next()).await;
         }
+        self.take_all_back(way_out.cancelled_at).await;
+    }
+
+    /// Whether the waiter is known to be out of line wherever it may stand.
+    async fn call_back(&mut self, way_out: &mut WayOut) -> bool {
+        let target = Arc::clone(self.claim.target());
+        let cancel = |site: &Site| site.send(command::cancel(target.subject()));
+        let cancels: Vec<_> = self
+            .sites
+            .iter()
+            .map(|site| (site.clone(), cancel(site)))
+            .collect();
+        let release = command::release(target.subject(), None, None);
+        let release = self.request.own.then(|| way_out.last.send(release));
+        for (site, cancel) in cancels {
+            let cancelled = cancel.await;
+            let error = cancelled.as_ref().err();
+            let answers = error.is_none_or(|error| error.redirect().is_some());
+            if self.is_rid_of_us(cancelled, &site) {
+                // One that is gone has nothing more to tell.
+                let node = answers.then(|| Arc::clone(&site.node));
+                way_out.cancelled_at.extend(node);
+                self.sites.retain(|other| !other.is_at(&site.node));
+            }
+        }
+        let Some(release) = release else {
+            return self.sites.is_empty();
+        };
+        match release.await {
+            Ok(_) => self.sites.is_empty(),
+            Err(error) => {
+                let nodes = &self.request.core.nodes;
+                let there = nodes.follow(&error, &way_out.last);
+                way_out.last = there.unwrap_or_else(|| nodes.site(&target));
+                false
+            }
+        }
+    }
+
+    /// The waiter is out of line, and was called back at these nodes: gives back what it may have
+    /// been granted before.
+    async fn take_all_back(mut self, nodes: Vec<Arc<Node>>) {
         if self.request.own || self.take_back_answered(nodes).await {
             return;
         }
         // It may have been granted, and the word of it lost. Sent while it is still our turn, so
         // that it takes nothing from the owner's next wait.
-        let Wait { claim, turn, .. } = self;
-        release::in_background(core, claim, None);
+        let Wait {
+            request,
+            claim,
+            turn,
+            ..
+        } = self;
+        release::in_background(&request.core, claim, None);
         drop(turn);
     }
 
@@ -636,6 +685,8 @@ async fn ending(request: &Request, reply: &mut Reply, on_top: Duration) -> Endin
     }
 }
 
-/// How long a waiter is called back. A server that has been silent for so long has lost the
-/// connection, or is about to see it closed.
+/// For so long the client's shutdown waits until a waiter has been called back.
 const WITHDRAW_FOR: Duration = Duration::from_secs(30);
+
+/// After that it is tried so often, and whenever the session is attached anew.
+const WITHDRAW_EVERY: Duration = Duration::from_secs(5);

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rlock_client::{Client, ErrorKind};
 use rlock_tests::{Proxy, Server, Shards, until};
@@ -15,6 +15,98 @@ use tokio::time::sleep;
 use super::client::{MS, calm, connect, see_in_queue, soon, url};
 use super::client_faults::{LONG_GRACE, client_through, session_connection, session_connections};
 use super::client_session::waiters;
+
+/// A peer that closes each connection on which this word comes: how many connections it was sent.
+fn closes_at(server: SocketAddr, word: &'static str) -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    let count = Arc::new(AtomicUsize::new(0));
+    let shared = Arc::clone(&count);
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let (Ok(client), Ok(server)) = (client, TcpStream::connect(server)) else {
+                return;
+            };
+            shared.fetch_add(1, Ordering::SeqCst);
+            let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            for (mut from, mut to) in [(client, server), back] {
+                thread::spawn(move || {
+                    let mut bytes = [0; 16 * 1024];
+                    loop {
+                        let count = from.read(&mut bytes).unwrap_or(0);
+                        let said = String::from_utf8_lossy(&bytes[..count]);
+                        if count == 0
+                            || said.contains(word)
+                            || to.write_all(&bytes[..count]).is_err()
+                        {
+                            let _ = from.shutdown(Shutdown::Both);
+                            let _ = to.shutdown(Shutdown::Both);
+                            return;
+                        }
+                    }
+                });
+            }
+        }
+    });
+    (address, count)
+}
+
+/// Attaching works, and the call that waits fails at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_closes_at_the_call_that_waits_is_connected_to_ever_more_slowly() {
+    let server = Server::start();
+    let (address, count) = closes_at(server.address(), "BLOCK");
+    let _client = Client::connect(&format!("redis://{address}"))
+        .await
+        .unwrap();
+    sleep(3_000 * MS).await;
+    let count = count.load(Ordering::SeqCst);
+    assert!(count < 30, "{count} connections in 3 s");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_closes_at_each_command_is_not_connected_to_for_each() {
+    let server = Server::start();
+    let (address, count) = closes_at(server.address(), "RLOCK.ACQUIRE");
+    let client = Client::connect(&format!("redis://{address}"))
+        .await
+        .unwrap();
+    let ends = Instant::now() + 3_000 * MS;
+    while Instant::now() < ends {
+        client.lock("k").try_lock().await.unwrap_err();
+    }
+    let count = count.load(Ordering::SeqCst);
+    assert!(count < 100, "{count} connections in 3 s");
+}
+
+/// The node can do nothing for a while, so each command makes the client doubt who serves the slot.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doubts_that_change_nothing_are_looked_into_ever_more_slowly() {
+    let node = Server::builder().cluster().start();
+    assert_eq!(node.run("CLUSTER ADDSLOTSRANGE 0 16383"), "OK");
+    until("it serves all slots", || {
+        let state = node.run("CLUSTER INFO").text();
+        state.contains("cluster_state:ok")
+    });
+    let client = Client::connect_cluster([url(&node)]).await.unwrap();
+    assert_eq!(node.run("CONFIG SET min-replicas-to-write 1"), "OK");
+    let looks = || {
+        let stats = node.run("INFO commandstats").text();
+        let line = stats
+            .lines()
+            .find_map(|line| line.strip_prefix("cmdstat_cluster|slots:calls="));
+        let calls = line.and_then(|line| line.split(',').next()?.parse().ok());
+        calls.unwrap_or(0_u64)
+    };
+    let (before, ends) = (looks(), Instant::now() + 4_000 * MS);
+    while Instant::now() < ends {
+        let error = client.lock("k").try_lock().await.unwrap_err();
+        assert!(error.is_could_not_ask(), "{error}");
+        sleep(5 * MS).await;
+    }
+    let looks = looks() - before;
+    assert!((1..20).contains(&looks), "{looks} looks in 4 s");
+}
 
 /// A router that can forget the connections there are: nothing of them arrives any more, and the
 /// server does not hear of it. A client that says this word on one is told that it has gone; that

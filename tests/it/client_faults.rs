@@ -14,7 +14,8 @@ use rlock_client::{Client, LostReason};
 use rlock_tests::{Proxy, Server, eventually, on_time, until};
 
 use super::client::{
-    MS, calm, client, connect, once_in_ten, patient, soon, url, wait_for, wait_in_queue,
+    MS, calls, calm, client, connect, once_in_ten, patient, see_in_queue, soon, take_for_long, url,
+    wait_for, wait_in_queue,
 };
 
 const GRACE: Duration = Duration::from_secs(1);
@@ -161,6 +162,56 @@ async fn a_stopped_server_makes_guards_say_lost_within_the_grace() {
         unlocked.is_ok() && valid
     })
     .await;
+}
+
+/// The server stands still for nine tenths of the grace less 100 ms, three times, while a client
+/// has so many guards and a wait. Whether all guards are still held, and nothing was asked for them
+/// or for the wait that would not have been asked anyway.
+async fn a_silence_is_survived(grace: Duration, holds: usize) -> bool {
+    let server = Server::start();
+    let builder = Client::builder().lease(Duration::from_secs(600));
+    let client = connect(builder.grace(grace), &server).await;
+    let taking: Vec<_> = (0..holds)
+        .map(|number| {
+            let lock = client.lock(format!("held{number}"));
+            tokio::spawn(async move { lock.lock().await })
+        })
+        .collect();
+    let mut guards = Vec::new();
+    for taken in taking {
+        guards.push(taken.await.unwrap().unwrap());
+    }
+    server.connect().take("k", "alice");
+    let _waiting = wait_in_queue(&server, &client, "k");
+    let acquired = calls(&server, "acquire");
+    let silence = (grace * 9 / 10).saturating_sub(100 * MS);
+    let mut in_time = true;
+    for _ in 0..3 {
+        let began = Instant::now();
+        server.freeze();
+        tokio::time::sleep(silence.saturating_sub(began.elapsed())).await;
+        server.thaw();
+        in_time &= began.elapsed() < silence + 20 * MS;
+        let asked = calls(&server, "events");
+        until("it is asked as ever", || {
+            calls(&server, "events") > asked + 3
+        });
+    }
+    let lost = guards.iter().filter(|guard| guard.is_lost()).count();
+    let renewed = calls(&server, "renew");
+    println!("{grace:?}: {lost} of {holds} guards lost, {renewed} renewed, in time: {in_time}");
+    in_time && (lost, renewed) == (0, 0) && calls(&server, "acquire") == acquired
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silence_of_nine_tenths_of_the_grace_less_100_ms_costs_no_guard_and_no_renewal() {
+    for (grace, holds) in [(1, 1_000), (2, 3_000), (5, 10_000)] {
+        let grace = Duration::from_secs(grace);
+        once_in_ten("all guards are held", async || {
+            a_silence_is_survived(grace, holds).await
+        })
+        .await;
+    }
 }
 
 /// A grace within which a busy machine answers.
@@ -340,4 +391,131 @@ async fn locks_released_while_the_server_cannot_write_are_free_when_it_can() {
             .all(|name| server.holder(name).is_none())
     });
     assert_eq!(server.info_number("rlock_releases"), 2);
+}
+
+/// A call of the session connection reaches the server late, when the client has another
+/// connection already, or is just making it: `meets` says whether the new one takes the session
+/// over while the old call waits at the server. Whether it came so.
+async fn a_call_comes_late(meets: bool) -> bool {
+    let server = Server::start();
+    let address = server.address();
+    let (near, far, gate) = (Proxy::to(address), Proxy::to(address), Proxy::to(address));
+    let builder = Client::builder()
+        .lease(Duration::from_secs(300))
+        .grace(Duration::from_secs(5));
+    let through = format!("redis://{}", near.address());
+    let client = builder.connect(&through).await.unwrap();
+    near.lead_to(far.address());
+    kill_session_connection(&server);
+    let guard = client.lock("held").lock().await.unwrap();
+    near.lead_to(gate.address());
+    server.connect().take("k", "alice");
+    let waiting = wait_in_queue(&server, &client, "k");
+    let asked = [calls(&server, "acquire"), calls(&server, "renew")];
+    let old = session_connection(&server).unwrap();
+    if meets {
+        gate.cut_to_server();
+    }
+    far.cut_to_server();
+    if meets {
+        // The call is overdue after a quarter of the grace and the time for which it waits.
+        let connections = || server.run("CLIENT LIST").text().lines().count();
+        let before = connections();
+        until("it connects anew", || connections() > before);
+        far.heal();
+        gate.heal();
+    } else {
+        until("it is attached anew", || {
+            session_connections(&server).iter().any(|id| *id != old)
+        });
+        far.heal();
+    }
+    let events = calls(&server, "events");
+    until("it is asked as ever", || {
+        calls(&server, "events") > events + 5
+    });
+    until("there is one session connection", || {
+        session_connections(&server).len() == 1
+    });
+    let taken_over = server.run("INFO errorstats").text().contains("TAKENOVER");
+    println!("meets: {meets}, taken over: {taken_over}");
+    assert!(!guard.is_lost());
+    assert_eq!([calls(&server, "acquire"), calls(&server, "renew")], asked);
+    assert_eq!(server.waiting_owners("k").len(), 1);
+    server.connect().let_go("k", "alice");
+    assert!(!soon(waiting).await.unwrap().unwrap().is_lost());
+    taken_over == meets
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_call_and_a_new_connection_cost_neither_a_guard_nor_a_place_in_the_queue() {
+    for meets in [false, true] {
+        once_in_ten("it comes so", async || a_call_comes_late(meets).await).await;
+    }
+}
+
+/// A client whose commands can be cut off while its session connection lives.
+async fn with_a_way_of_its_own_for_commands(server: &Server, near: &Proxy, far: &Proxy) -> Client {
+    near.lead_to(far.address());
+    let long = Duration::from_secs(300);
+    let client = Client::builder()
+        .lease(long)
+        .grace(long)
+        .response_timeout(500 * MS)
+        .connect(&format!("redis://{}", near.address()))
+        .await
+        .unwrap();
+    near.lead_to(server.address());
+    let before = session_connection(server);
+    kill_session_connection(server);
+    until("the session connection has another way", || {
+        session_connection(server).is_some_and(|now| Some(now) != before)
+    });
+    client
+}
+
+/// For longer than the client's shutdown would wait.
+const LONG_CUT: Duration = Duration::from_secs(33);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waits_dropped_during_a_long_cut_are_withdrawn_and_all_that_they_got_is_given_back() {
+    let server = Server::start();
+    let address = server.address();
+    let (near, far, nowhere) = (Proxy::to(address), Proxy::to(address), Proxy::to(address));
+    nowhere.cut_to_server();
+    let client = with_a_way_of_its_own_for_commands(&server, &near, &far).await;
+    let mut alice = server.connect();
+    for name in ["a", "b", "q"] {
+        take_for_long(&mut alice, name);
+    }
+    alice.run("RLOCK.ACQUIRE rw alice 600000 WRITE");
+    let (both, writer) = (client.multi(["a", "b"]), client.rw_lock("rw"));
+    let (both, owner) = (both.owner(&client.owner()), client.owner());
+    let writer = writer.owner(&owner);
+    let dropped = [
+        see_in_queue(&server, "b", async move { drop(both.lock().await) }),
+        see_in_queue(&server, "rw", async move { drop(writer.write().await) }),
+        see_in_queue(&server, "q", {
+            let lock = client.lock("q");
+            async move { drop(lock.lock().await) }
+        }),
+    ];
+    far.cut_to_server();
+    near.lead_to(nowhere.address());
+    for wait in dropped {
+        wait.abort();
+    }
+    tokio::time::sleep(LONG_CUT).await;
+    for name in ["a", "b"] {
+        alice.let_go(name, "alice");
+    }
+    alice.run("RLOCK.RELEASE rw alice WRITE");
+    assert!(server.holder("b").is_some_and(|owner| owner != "alice"));
+    near.lead_to(address);
+    until("the wait is withdrawn", || {
+        server.waiting_owners("q").is_empty()
+    });
+    alice.let_go("q", "alice");
+    until("all is given back", || server.run("DBSIZE") == 0);
+    client.shutdown().await;
 }

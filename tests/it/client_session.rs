@@ -260,6 +260,13 @@ async fn an_orphan_grant_is_given_back() {
     alice.let_go("k", "alice");
     until("it is released", || server.holder("k").is_none());
     assert_eq!(calls(&server, "release"), releases + 2);
+    for mode in ["READ", "WRITE"] {
+        alice.run("RLOCK.ACQUIRE k alice 300000 WRITE");
+        let stray = format!("RLOCK.ACQUIRE k stray 300000 {mode} QUEUE 0 SESSION {session}");
+        assert_eq!(server.run(stray).ints(), [-1, 1]);
+        alice.run("RLOCK.RELEASE k alice WRITE");
+        until("it is released", || server.run("DBSIZE") == 0);
+    }
     client.shutdown().await;
 }
 

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use uuid::Uuid;
-
-use crate::part;
+use crate::backoff::{part_of, random};
 
 /// Pauses of a random length, up to a longest that doubles from 20 ms to 200 ms.
 ///
@@ -22,17 +20,6 @@ impl Pauses {
         self.0 = longest.saturating_mul(2).min(LONGEST);
         part_of(longest, random())
     }
-}
-
-/// As much of a time as `share` is of all that 32 bits can hold.
-fn part_of(longest: Duration, share: u32) -> Duration {
-    part(longest.saturating_mul(share), u32::MAX)
-}
-
-/// The crate has one source of chance: what makes a UUID unlike any other.
-fn random() -> u32 {
-    let [one, two, three, four, ..] = Uuid::new_v4().into_bytes();
-    u32::from_le_bytes([one, two, three, four])
 }
 
 const FIRST: Duration = Duration::from_millis(20);

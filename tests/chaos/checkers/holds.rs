@@ -28,7 +28,7 @@ const ROUNDING: Time = 2 * MS;
 pub(crate) const SETTLING: Time = 3_000 * MS;
 
 /// How long a guard may still say "held" after another client ended its hold: the
-/// default grace of the client, and time to say so.
+/// grace of the clients that have guards, and time to say so.
 const BELIEF: Time = 1_100 * MS;
 
 /// The commands of one owner in one mode on one lock, in the order in which they were sent. An

@@ -554,6 +554,9 @@ impl World {
         let command = Command::Acquire(&request);
         let mut turn = self.timer.turn_of(command, place.0);
         let of_twin = self.drive(&mut turn, Some((command, place.0)), |world, decided| {
+            if let Some(given_up) = world.given_up(decided) {
+                return given_up;
+            }
             world.twin.is_found = is_deadlock(decided);
             if decided.is_ok() {
                 world.unseen.remove(place);
@@ -567,6 +570,17 @@ impl World {
             asked,
             of_twin,
         )
+    }
+
+    /// In a turn that was cut short holds that must end may be left where the search for a circle
+    /// asks: then it is given up, of which the twin knows nothing.
+    pub(crate) fn given_up(&mut self, decided: &Result<Outcome, CommandError>) -> Option<Reply> {
+        let Err(error @ CommandError::ChainTooLong) = decided else {
+            return None;
+        };
+        self.twin.tally.deadlocks_refused += 1;
+        let is_short = self.timer.is_cut_short;
+        is_short.then(|| Reply::Refused(error.to_string()))
     }
 
     /// What an ACQUIRE or MACQUIRE was answered, once it waits if it must.

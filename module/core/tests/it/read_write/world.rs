@@ -572,6 +572,11 @@ impl World {
         let command = Command::Acquire(&request);
         let mut turn = self.timer.turn_of(command, 0);
         let of_twin = self.drive(&mut turn, Some(command), |twin, decided, now| {
+            if let Err(error @ CommandError::ChainTooLong) = decided {
+                // Given up in a turn that was cut short, of which the twin knows nothing.
+                twin.tally.deadlocks_refused += 1;
+                return Reply::Refused(error.to_string());
+            }
             twin.is_found = matches!(decided, Err(CommandError::Deadlock(_)));
             twin.acquire(lock, asked, now)
         })?;

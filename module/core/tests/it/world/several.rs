@@ -71,6 +71,9 @@ impl World {
         let (command, db) = (Command::MultiAcquire(&request), places[0].0);
         let mut turn = self.timer.turn_of(command, db);
         let of_twin = self.drive(&mut turn, Some((command, db)), |world, decided| {
+            if let Some(given_up) = world.given_up(decided) {
+                return given_up;
+            }
             world.twin.is_found = is_deadlock(decided);
             world.twin.acquire_several(places, asked, world.clock.now)
         })?;
