@@ -66,7 +66,7 @@ impl Locks {
         for hold in &holds {
             self.holds.mark_dirty(*hold);
         }
-        let waited_for = self.table.length(id) > 0;
+        let waited_for = self.table.length(id) > 0 || self.table.first_pending(id).is_some();
         if waited_for {
             self.mark_queue(id);
         }

@@ -640,6 +640,7 @@ impl<'a> Core<'a> {
         // What could not be looked at is tried again a second later.
         self.now.wall_us += 10_000_000;
         self.now.mono_ms = i64::MAX;
+        self.locks.clock_was_set();
         self.come_to_rest();
         let gauges = self.locks.gauges();
         let holds = (gauges.session_holds, gauges.pending_releases);
