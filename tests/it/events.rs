@@ -694,6 +694,9 @@ fn a_server_that_becomes_a_replica_tells_queued_waiters() {
     conn.queue("k", "bob", "s");
     conn.take_for("held", "dave", "s");
     assert_eq!(conn.run("REPLICAOF 127.0.0.1 1"), "OK");
+    // The session is to confirm what it holds, wherever that is now.
+    let told = life.run("RLOCK.EVENTS s").error();
+    assert!(told.starts_with("NOSESSION "), "{told}");
     let (event, error) = life.run("RLOCK.EVENTS s").event();
     assert_eq!(event, "error k bob");
     assert!(error.text().starts_with("UNBLOCKED "), "{error:?}");
