@@ -369,15 +369,13 @@ impl<'a> Ctx<'a> {
     /// module's call, it must be known first that there is one: where there is none, the server
     /// dies of being asked for its name, up to Redis 8.0 and Valkey 8.
     pub(crate) fn user_name(self) -> Option<OwnedStr> {
-        let name = if self.has_known_client() {
-            let id = self.client_id();
-            server!(RedisModule_GetClientUserNameById(self.raw, id))
-        } else if self.has_user() {
-            server!(RedisModule_GetCurrentUserName(self.raw))
-        } else {
-            return None;
-        };
-        OwnedStr::adopt(name)
+        let id = self.client_id();
+        let of_client = server!(RedisModule_GetClientUserNameById(self.raw, id));
+        OwnedStr::adopt(of_client).or_else(|| {
+            // On Valkey 9 a script's client is known, and has no user of its own.
+            let ask = || server!(RedisModule_GetCurrentUserName(self.raw));
+            OwnedStr::adopt(self.has_user().then(ask)?)
+        })
     }
 
     /// What the caller may read.

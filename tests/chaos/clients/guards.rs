@@ -52,8 +52,12 @@ async fn connect(life: &Life) -> Client {
         let builder = Client::builder()
             .lease(LEASE)
             .grace(GRACE)
-            .response_timeout(Duration::from_secs(1))
-            .sentinels(&sentinels);
+            .response_timeout(Duration::from_secs(1));
+        let builder = if sentinels.is_empty() {
+            builder
+        } else {
+            builder.sentinels(&sentinels)
+        };
         match builder.connect(&url).await {
             Ok(client) => return client,
             Err(_) => sleep(Duration::from_millis(30)).await,
