@@ -119,10 +119,11 @@ impl<'a> Ctx<'a> {
     }
 
     /// Whether the client of this call is one whose disconnect the server announces: not that of a
-    /// script, or of another module.
+    /// script, or of another module. Valkey 9 knows those as well, but they have no user.
     pub(crate) fn has_known_client(self) -> bool {
         let id = self.client_id();
-        server!(RedisModule_GetClientInfoById(ptr::null_mut(), id)) == OK
+        let user = server!(RedisModule_GetClientUserNameById(self.raw, id));
+        OwnedStr::adopt(user).is_some()
     }
 
     // --- Replies ---
