@@ -30,7 +30,7 @@ pub(crate) fn follow_clients(ctx: Ctx<'_>) {
 pub(crate) fn follow_server(ctx: Ctx<'_>) {
     ffi::subscribe_to_server_events::<Changes>(ctx);
     ffi::count_expired_keys(ctx);
-    publish::count_replicas();
+    publish::look_for_replicas();
     AT_WORK.store(ctx.flags().starting(), Ordering::Relaxed);
 }
 
@@ -108,7 +108,7 @@ impl ServerEvents for Changes {
             ServerEvent::Demoted => {
                 effects::without_keys(ctx, |locks, _, effects| locks.demoted(effects));
             }
-            ServerEvent::ReplicasChanged => return publish::count_replicas(),
+            ServerEvent::ReplicasChanged => return publish::look_for_replicas(),
             ServerEvent::ClientGone(client_id) => {
                 effects::without_keys(ctx, |locks, now, effects| {
                     locks.client_gone(client_id, now, effects)
@@ -121,7 +121,7 @@ impl ServerEvents for Changes {
             ServerEvent::Tick => {
                 AT_WORK.store(true, Ordering::Relaxed);
                 // A replica that has begun to sync is announced only when it is online.
-                publish::count_replicas();
+                publish::look_for_replicas();
                 return tick(ctx);
             }
             ServerEvent::Shutdown => return AT_WORK.store(false, Ordering::Relaxed),

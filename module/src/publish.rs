@@ -63,13 +63,13 @@ fn as_score(ms: i64) -> f64 {
     ms as f64
 }
 
-/// Asks the server whether there are replicas. To be called when that may have changed.
-pub(crate) fn count_replicas() {
+/// Asks the server whether it has replicas. Called when that may have changed.
+pub(crate) fn look_for_replicas() {
     HAS_REPLICAS.store(ffi::has_replicas(), Ordering::Relaxed);
 }
 
-/// Whether anybody may listen at a replica. A message is no data: for a replica that is away it is
-/// not kept, and to replicate it costs as much as all that the module does by itself.
+/// Whether a replica is connected, at which clients may have subscribed. A message is not kept for
+/// one that is away, and replicating it costs 2,000 instructions.
 static HAS_REPLICAS: AtomicBool = AtomicBool::new(false);
 
 /// Where messages go.

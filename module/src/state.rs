@@ -124,8 +124,8 @@ pub(crate) struct Undelivered {
     /// Those granted since there was none on its way; some may have been delivered already.
     clients: Vec<Handle>,
     count: usize,
-    /// The first so many of these by their owners: made when somebody asks, and not before, since a
-    /// hand-over is not to pay for what is seldom asked.
+    /// The first `indexed` of these, by owner. Made when a confirmation asks, which is seldom, so
+    /// that a hand-over does not pay for it.
     by_owner: HashMap<Rc<[u8]>, Vec<Handle>>,
     indexed: usize,
 }

@@ -440,6 +440,56 @@ fn a_queue_is_served_although_others_holds_are_touched_again_and_again() {
     waiter.read().held();
 }
 
+/// Read-write locks, each with a field that claims as many timeout keys as one decision looks at.
+fn claiming_locks(conn: &mut Conn, number: usize) -> String {
+    let names: Vec<String> = (0..number).map(|n| format!("claim{n}")).collect();
+    let claims: Vec<String> = names
+        .iter()
+        .map(|name| format!("HSET {name} mode read ghost 50000"))
+        .collect();
+    conn.pipeline(&claims);
+    names.join(" ")
+}
+
+#[test]
+fn one_decision_looks_at_a_bounded_number_of_timeout_keys_at_all_its_locks() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let names = claiming_locks(&mut conn, 100);
+    for command in [
+        format!("RLOCK.MACQUIRE me 1000 100 {names}"),
+        format!("RLOCK.MRELEASE me 100 {names}"),
+        format!("RLOCK.MRENEW me 1000 100 {names}"),
+    ] {
+        let begun = Instant::now();
+        conn.run(&command).error();
+        let taken = begun.elapsed();
+        assert!(taken < 3 * STALL_MAX, "{taken:?}");
+    }
+}
+
+#[test]
+fn the_search_for_a_deadlock_looks_at_a_bounded_number_of_timeout_keys() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let _life = server.session_connection("s");
+    conn.take("first", "holder");
+    conn.queue("first", "x", "s");
+    for n in 0..50 {
+        conn.run(format!("RLOCK.ACQUIRE claim{n} reader 600000 READ"))
+            .held();
+        conn.run(format!(
+            "RLOCK.ACQUIRE claim{n} x 60000 WRITE QUEUE 0 SESSION s"
+        ));
+    }
+    claiming_locks(&mut conn, 50);
+    let begun = Instant::now();
+    let refused = conn.run("RLOCK.ACQUIRE first y 60000 QUEUE 0 SESSION s");
+    let taken = begun.elapsed();
+    assert!(refused.error().starts_with("QUEUEFULL"), "{refused:?}");
+    assert!(taken < 3 * STALL_MAX, "{taken:?}");
+}
+
 #[test]
 fn a_renewal_of_an_older_hold_confirms_no_grant_of_several() {
     let server = Server::start();

@@ -24,28 +24,28 @@ pub(crate) struct Agenda {
     later: VecDeque<Job>,
     /// A read-write lock from whose hash fields of readers that are gone are to be taken out.
     sweep: Option<LockKey>,
-    /// Read-write locks with so many readers that not all could be looked at. Those who are gone
-    /// are taken out of their hashes, some at a time.
+    /// Read-write locks with more readers than one decision may look at. The fields of readers
+    /// whose leases are over are removed from their hashes, some at a time.
     crowded: VecDeque<Crowded>,
-    /// When some may be taken out again, on the monotonic clock.
+    /// When the next may be removed, monotonic, in milliseconds.
     next_clearing: i64,
     /// How many writers' tokens are to be looked at, and after which one.
     writers_to_check: usize,
     last_writer: Option<(i64, RecordId)>,
 }
 
-/// A read-write lock whose readers are looked at one after the other.
+/// A read-write lock whose readers are checked part by part.
 #[derive(Debug)]
 struct Crowded {
     lock: LockKey,
-    /// Whether one was gone.
+    /// Whether a field was removed.
     any_gone: bool,
 }
 
-/// Of crowded locks one is swept so often, in part: that takes a millisecond or two.
+/// One part of one crowded lock is swept in this time, which takes a millisecond or two.
 const CLEARED_EVERY_MS: i64 = 10;
 
-/// No more crowded locks than this are on the list: others come onto it when they are read again.
+/// At most this many crowded locks are on the list. Another is added when it is read again.
 const CROWDED_MAX: usize = 1000;
 
 impl Agenda {
@@ -97,7 +97,7 @@ impl Agenda {
         self.sweep = None;
     }
 
-    /// Not all readers of a lock could be looked at.
+    /// Adds a lock of which not all readers could be looked at.
     pub(crate) fn add_crowded(&mut self, lock: LockKey) {
         let is_known = self.crowded.iter().any(|crowded| crowded.lock == lock);
         if !is_known && self.crowded.len() < CROWDED_MAX {
@@ -106,7 +106,7 @@ impl Agenda {
         }
     }
 
-    /// When the next crowded lock is to be swept, on the monotonic clock.
+    /// When the next crowded lock is to be swept, monotonic, in milliseconds.
     pub(crate) fn next_clearing(&self) -> Option<i64> {
         (!self.crowded.is_empty()).then_some(self.next_clearing)
     }
@@ -156,8 +156,8 @@ impl Agenda {
         self.writers_to_check = 0;
     }
 
-    /// The turn has done enough: the rest is for another, after what was there already, so that no
-    /// lock at which there is much to do keeps all others waiting.
+    /// The turn has done enough. The rest goes behind what the timer has to do already, so that a
+    /// lock with much to do keeps no other waiting.
     pub(crate) fn put_off(&mut self) {
         self.later.append(&mut self.now);
     }

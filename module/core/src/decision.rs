@@ -302,7 +302,7 @@ impl Decision<'_> {
     /// that ended before it.
     pub(crate) fn end(&mut self, release: &PendingRelease, stored: Stored, outlived: bool) {
         if !self.is_hold(&stored, &release.owner, release.mode, release.token) {
-            // Not the sessions' holds: for each of thousands that end here it would be all of them.
+            // Not the sessions' holds: thousands may end here, and each would mark all the others.
             if let Some(queue) = self.queue() {
                 self.locks.mark_queue(queue);
             }
@@ -421,7 +421,7 @@ impl Decision<'_> {
         if let (Some(queue), Some((_, first))) = (queue, first)
             && self.locks.table.is_ending(queue, &first.owner)
         {
-            // What must end first is a hold of the next one's own: it would end the new one.
+            // The next waiter's own hold must end first: its release would end the new hold.
             self.publish(held_as);
             return self.reconcile_now();
         }

@@ -176,12 +176,12 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// The owner was told that it holds this lock, and knows the hold count too or does not. That
-    /// part of the grant, which was told under the other lock, is not to be given back any more.
-    /// Whether nothing is left that is; none if this says nothing of the grant.
+    /// The owner was told that it holds this lock, perhaps with the hold count: this part of the
+    /// grant must not be given back any more. Returns true if no part is left to be given back, and
+    /// none if the owner cannot know of the grant by this.
     ///
-    /// Of several locks the owner may have held some before. To learn that it holds these tells it
-    /// nothing, unless it learns that it holds them once more.
+    /// Of several locks it may have held some before. For these only the hold count tells it that
+    /// it holds them once more.
     pub fn confirm(
         &mut self,
         told_under: &LockKey,

@@ -3,8 +3,8 @@
 use crate::{Mode, Token};
 use std::rc::Rc;
 
-/// A hold that must end before anything else is decided at its lock, because its session ended or
-/// its grant could not be delivered.
+/// A hold that must end because its session ended or its grant could not be delivered. Its owner
+/// is granted nothing at the lock, and no command of the owner is decided there, before it ends.
 ///
 /// If it were entered again first, by a command, by a waiter of its owner or as one of several
 /// locks, the new entry would end as soon as it was told.

@@ -397,8 +397,8 @@ impl Sessions {
         }
         self.unfetched = self.unfetched.saturating_sub(unfetched.len());
         let waiters = std::mem::take(&mut session.waiters);
-        // Nothing is lost with a session that has nothing: it begins again with the next EVENTS.
-        // And many of them, with a long grace each, would keep others from beginning one.
+        // A session without holds and events loses nothing by its end: the next EVENTS begins it
+        // anew. Kept for its grace, many such sessions would use up `rlock.max-sessions`.
         let has_any = !session.holds.is_empty() || !session.events.is_empty();
         let holds = if session.grace_ms > 0 && has_any {
             let end = now.mono_ms.saturating_add(session.grace_ms);
@@ -543,8 +543,8 @@ impl Sessions {
         }
     }
 
-    /// Puts the grants that were noted in their places. Some were fetched since, and others stand
-    /// there now: of these it is known as well, or will be.
+    /// Indexes the grants that were noted. If one was fetched since, a later event may have its
+    /// place: that is indexed instead, which does no harm.
     fn place_grants(&mut self) {
         for (id, at) in std::mem::take(&mut self.unfetched_grants.noted) {
             let session = self.arena.get(id.0);

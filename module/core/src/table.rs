@@ -158,7 +158,8 @@ struct LockRecord {
     writer: Option<Writer>,
     /// Holds that must end before anything else is decided here.
     pending: VecDeque<PendingRelease>,
-    /// Whether a reader's hold has ended and the key's end was left as it was.
+    /// Whether a reader's hold was released and the key's TTL left as it was, to be set with the
+    /// last pending release.
     outlived: bool,
     /// Whether the key may have changed under those who wait.
     dirty: bool,
@@ -181,7 +182,7 @@ struct Missed {
 impl Missed {
     fn set(&mut self, lock: LockRef<'_>) {
         self.name.clear();
-        // A name can be as long as the server likes.
+        // A long name is not kept: it would stay in memory.
         let is_short = lock.name.len() <= MISSED_NAME_MAX;
         self.db = is_short.then_some(lock.db);
         if is_short {
@@ -190,6 +191,7 @@ impl Missed {
     }
 }
 
+/// A name longer than this is looked up each time.
 const MISSED_NAME_MAX: usize = 256;
 
 /// All records, and all waiters.
@@ -197,8 +199,8 @@ const MISSED_NAME_MAX: usize = 256;
 pub(crate) struct LockTable {
     records: Arena<LockRecord>,
     databases: BTreeMap<i32, HashMap<Rc<[u8]>, RecordId>>,
-    /// What was looked up last: a command asks for the same lock again and again, and to hash its
-    /// name each time costs more than all that is done with it.
+    /// What was looked up last: a command asks for the same lock several times, and hashing its
+    /// name costs more than what is done with the record.
     last_found: Cell<Option<RecordId>>,
     last_missed: RefCell<Missed>,
     waiters: Arena<Waiter>,
@@ -278,15 +280,17 @@ impl LockTable {
         if found.is_some_and(|record| record.lock.as_ref() == lock) {
             return last;
         }
-        let mut missed = self.last_missed.borrow_mut();
-        if *missed.name == *lock.name && missed.db == Some(lock.db) {
+        // It is never borrowed here already; and if it were, this must not stop the server.
+        let mut missed = self.last_missed.try_borrow_mut().ok();
+        let is_missed = |missed: &Missed| missed.db == Some(lock.db) && *missed.name == *lock.name;
+        if missed.as_deref().is_some_and(is_missed) {
             return None;
         }
         let names = self.databases.get(&lock.db);
         let found = names.and_then(|names| names.get(lock.name)).copied();
         if found.is_some() {
             self.last_found.set(found);
-        } else {
+        } else if let Some(missed) = &mut missed {
             missed.set(lock);
         }
         found
@@ -396,10 +400,10 @@ impl LockTable {
         self.pending > 0
     }
 
-    /// The next of a lock's, and what has to be read of the others who read.
+    /// The next pending release of a lock, and how much of its other readers must be read for it.
     ///
-    /// Many readers can end together: were each to read when the others end, the time would grow
-    /// with the square of their number. So the last sets the key's end right.
+    /// Only the last of several reads all of them, and sets the key's TTL by what is left. If each
+    /// did, the time would grow with the square of the number of readers that end together.
     pub(crate) fn first_pending(&self, id: RecordId) -> Option<(&PendingRelease, ReadDepth)> {
         let record = self.records.get(id.0)?;
         let depth = match record.pending.len() {
@@ -410,7 +414,7 @@ impl LockTable {
         Some((record.pending.front()?, depth))
     }
 
-    /// Makes the first of this owner's the next. False if there is none.
+    /// Makes this owner's first pending release the lock's next. False if it has none there.
     pub(crate) fn bring_forward(&mut self, id: RecordId, owner: &[u8]) -> bool {
         let Some(record) = self.records.get_mut(id.0) else {
             return false;
@@ -428,21 +432,21 @@ impl LockTable {
         is_there
     }
 
-    /// Whether a hold of this owner's must end.
+    /// Whether this owner has a pending release there.
     pub(crate) fn is_ending(&self, id: RecordId, owner: &[u8]) -> bool {
         let record = self.records.get(id.0);
         let mut pending = record.into_iter().flat_map(|record| &record.pending);
         pending.any(|release| *release.owner == *owner)
     }
 
-    /// Whether any hold of a lock must end.
+    /// Whether a lock has a pending release.
     pub(crate) fn is_any_ending(&self, lock: LockRef<'_>) -> bool {
         let record = self.find(lock).and_then(|id| self.records.get(id.0));
         record.is_some_and(|record| !record.pending.is_empty())
     }
 
-    /// The key may outlive its readers until the last hold that must end there has ended. Whether
-    /// it may until now.
+    /// Notes whether the key's TTL may be longer than its readers' leases, until the last pending
+    /// release there. Returns what was noted before.
     pub(crate) fn set_outlived(&mut self, id: RecordId, outlived: bool) -> bool {
         let record = self.records.get_mut(id.0);
         record.is_some_and(|record| std::mem::replace(&mut record.outlived, outlived))
@@ -889,7 +893,7 @@ impl LockTable {
         self.check_at(id, check_at);
     }
 
-    /// Looks at a lock again in a while that cannot be looked at now.
+    /// Checks a lock again a second from now, because its keys cannot be read at present.
     pub(crate) fn look_again(&mut self, id: RecordId, now: Now) {
         self.check_at(id, now.wall_ms().saturating_add(RECHECK_MS));
     }
@@ -908,7 +912,7 @@ impl LockTable {
         self.checks.insert((check_at, id));
     }
 
-    /// A lock is looked at for its waiters, and to end holds there: without either no more.
+    /// Drops the check of a lock that has neither waiters nor pending releases.
     fn uncheck_if_done(&mut self, id: RecordId) {
         if let Some(record) = self.records.get_mut(id.0)
             && record.queue.length == 0

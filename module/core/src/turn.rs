@@ -85,7 +85,7 @@ pub struct Turn<'a> {
     outcome: Option<Result<Outcome, CommandError>>,
     /// What may yet be done for others than the command.
     budget: Budget,
-    /// Locks at which a hold must end that cannot be looked at now. It is tried again later.
+    /// Locks with a pending release whose keys cannot be read now. The timer tries again.
     unreadable: Vec<RecordId>,
     /// How often what was read was out of date.
     outdated: usize,
@@ -118,7 +118,7 @@ pub(crate) enum Phase {
 /// next, and clients come between.
 pub const DECISIONS_MAX: usize = 1000;
 
-/// Nor is another one begun when so much time has passed: some read thousands of timeout keys.
+/// After this time no further decision is begun: some read thousands of timeout keys.
 const TURN_MAX_MS: i64 = 20;
 
 /// What a turn may yet do for others than its command.
@@ -303,9 +303,9 @@ impl Locks {
         })
     }
 
-    /// A hold that must end at one of the command's locks. When the turn has done enough, only
-    /// those of the command's own owner: with another's the lock is held a little longer, but what
-    /// the owner is told of its own must not end a moment later.
+    /// The next pending release at one of the command's locks. When the budget is spent, only those
+    /// of the command's own owner. Another owner's may wait: the lock is then held a little longer.
+    /// The caller's own may not: it would be told of a hold, and the release would end it.
     fn next_release(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
         if !self.table.any_pending() {
             return None;
