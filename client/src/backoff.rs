@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
-use crate::part;
+use crate::time::part;
 
 /// Pauses that double from 10 ms to 1 s: a restarted server is found at once, and one that is
 /// gone is not hammered. Each is shorter than that by up to a half, by chance, so that clients

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use redis::RedisError;
 
-use crate::hold::LostReason;
-use crate::slots::Redirect;
+use crate::lost_reason::LostReason;
 
 /// Why a call did not do what it was asked to.
 ///
@@ -375,20 +374,20 @@ impl Error {
         Self::new(kind, text.to_owned().into())
     }
 
-    /// Where the command has to go instead, if that is what the server said.
-    pub(crate) fn redirect(&self) -> Option<Redirect> {
-        Redirect::read(&self.detail).filter(|_| self.is_refused())
+    /// In which words the server refused the command, if it did.
+    pub(crate) fn refusal(&self) -> Option<&str> {
+        self.is_refused().then_some(&*self.detail)
     }
 
     /// The same; if it sends us to another node, then as that of nodes that keep doing so: nobody
     /// has carried the command out.
     pub(crate) fn misdirected(self) -> Self {
-        match self.redirect() {
-            Some(_) => Self {
+        match self.refusal() {
+            Some(text) if text.starts_with("MOVED ") || text.starts_with("ASK ") => Self {
                 kind: ErrorKind::CouldNotAsk,
                 ..self
             },
-            None => self,
+            Some(_) | None => self,
         }
     }
 

@@ -2,82 +2,36 @@
 #![forbid(unsafe_code)]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-mod client;
-pub use client::Client;
-
-mod options;
-pub use options::ClientBuilder;
-
-mod lock;
-pub use lock::Lock;
-
-mod rw_lock;
-pub use rw_lock::RwLock;
-
-mod multi;
-pub use multi::MultiLock;
-
-mod guard;
-pub use guard::{Guard, MultiGuard, ReadGuard, WriteGuard};
-
-pub mod mode;
-
-mod owner;
-pub use owner::Owner;
-
-mod hold;
-pub use hold::LostReason;
-
-mod error;
-pub use error::{Error, ErrorKind};
-
-mod quorum;
-pub use quorum::{QuorumBuilder, QuorumClient, QuorumError, QuorumGuard, QuorumLock};
-
+// From what is public down to the socket. Each layer imports from those below it only, which a test
+// of our own tree sees to.
 #[cfg(feature = "blocking")]
 pub mod blocking;
+mod quorum;
 
-// Behind the scenes, in the order in which a call of `lock()` passes through.
-mod taker;
+mod api;
+mod flows;
+mod ledger;
+mod topology;
+mod wire;
 
-mod attempt;
-mod wait;
-
-mod acknowledge;
-
-mod release;
-mod renewal;
-mod watchdog;
-
-mod cluster;
-mod detour;
-mod nodes;
-mod registry;
-mod slots;
-
-mod lifeline;
-mod node;
-mod session;
-
-mod driver;
-
-mod command;
-mod connection;
-mod place;
-mod sentinel;
-
+// Imported by all of them, and importing none.
 mod background;
 mod backoff;
+mod error;
+mod lost_reason;
+mod time;
 mod trace;
+
+pub use api::{
+    Client, ClientBuilder, Guard, Lock, MultiGuard, MultiLock, ReadGuard, RwLock, WriteGuard, mode,
+};
+pub use error::{Error, ErrorKind};
+pub use ledger::Owner;
+pub use lost_reason::LostReason;
+pub use quorum::{QuorumBuilder, QuorumClient, QuorumError, QuorumGuard, QuorumLock};
 
 /// Locks a mutex whose holders only read and write plain values: none can leave them half done.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The `of`-th part of a time; nothing of it for 0.
-fn part(whole: Duration, of: u32) -> Duration {
-    whole.checked_div(of).unwrap_or_default()
 }

@@ -9,13 +9,13 @@ pub(crate) use off::*;
 
 #[cfg(feature = "tracing")]
 mod on {
+    use std::fmt::{Debug, Display};
     use std::future::Future;
 
     use tracing::field::{Empty, display};
     use tracing::{Instrument, info_span};
 
-    use crate::hold::LostReason;
-    use crate::owner::Target;
+    use crate::lost_reason::LostReason;
 
     #[derive(Clone)]
     pub(crate) struct Span(tracing::Span);
@@ -26,13 +26,16 @@ mod on {
         }
     }
 
-    pub(crate) fn wait(target: &Target) -> Span {
-        let (name, owner, mode) = (target, target.owner(), target.mode());
+    pub(crate) fn wait(name: &impl Display, owner: &impl Display, mode: impl Debug) -> Span {
         Span(info_span!("wait", %name, %owner, ?mode))
     }
 
-    pub(crate) fn hold(target: &Target, token: u64) -> Span {
-        let (name, owner, mode) = (target, target.owner(), target.mode());
+    pub(crate) fn hold(
+        name: &impl Display,
+        owner: &impl Display,
+        mode: impl Debug,
+        token: u64,
+    ) -> Span {
         Span(info_span!("hold", %name, %owner, ?mode, token, lost = Empty))
     }
 
@@ -40,8 +43,7 @@ mod on {
         Span(info_span!("renew", holds))
     }
 
-    pub(crate) fn release(target: &Target) -> Span {
-        let (name, owner, mode) = (target, target.owner(), target.mode());
+    pub(crate) fn release(name: &impl Display, owner: &impl Display, mode: impl Debug) -> Span {
         Span(info_span!("release", %name, %owner, ?mode))
     }
 
@@ -52,10 +54,10 @@ mod on {
 
 #[cfg(not(feature = "tracing"))]
 mod off {
+    use std::fmt::{Debug, Display};
     use std::future::Future;
 
-    use crate::hold::LostReason;
-    use crate::owner::Target;
+    use crate::lost_reason::LostReason;
 
     #[derive(Clone)]
     pub(crate) struct Span;
@@ -67,11 +69,16 @@ mod off {
         }
     }
 
-    pub(crate) fn wait(_target: &Target) -> Span {
+    pub(crate) fn wait(_name: &impl Display, _owner: &impl Display, _mode: impl Debug) -> Span {
         Span
     }
 
-    pub(crate) fn hold(_target: &Target, _token: u64) -> Span {
+    pub(crate) fn hold(
+        _name: &impl Display,
+        _owner: &impl Display,
+        _mode: impl Debug,
+        _token: u64,
+    ) -> Span {
         Span
     }
 
@@ -79,7 +86,7 @@ mod off {
         Span
     }
 
-    pub(crate) fn release(_target: &Target) -> Span {
+    pub(crate) fn release(_name: &impl Display, _owner: &impl Display, _mode: impl Debug) -> Span {
         Span
     }
 

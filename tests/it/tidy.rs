@@ -93,6 +93,55 @@ fn no_path_of_somebodys_machine_is_written_down() {
     assert!(found.is_empty(), "{found:#?}");
 }
 
+/// The folders of the client crate, from what is public down to the socket. Beneath all of them are
+/// the files beside them.
+const LAYERS: &[&str] = &[
+    "blocking", "quorum", "api", "flows", "ledger", "topology", "wire",
+];
+
+/// The layer of a module of the client crate; none is beneath all.
+fn layer(module: &str) -> usize {
+    let layer = LAYERS.iter().position(|layer| *layer == module);
+    layer.unwrap_or(LAYERS.len())
+}
+
+#[test]
+fn the_layers_of_the_client_import_only_from_those_below() {
+    let sources = format!("client{0}src{0}", std::path::MAIN_SEPARATOR);
+    let mut upward = Vec::new();
+    let mut imports = 0;
+    for (path, text) in ours(&[".rs"]) {
+        let Some((_, file)) = path.split_once(&sources) else {
+            continue;
+        };
+        let module = file.trim_end_matches(".rs");
+        let module = module.split(std::path::MAIN_SEPARATOR).next().unwrap();
+        // What is public is put together there, and tests may use what they like.
+        let code = text.split("#[cfg(test)]").next().unwrap();
+        if module == "lib" {
+            continue;
+        }
+        let code = code
+            .lines()
+            .filter(|line| !line.trim_start().starts_with("//"));
+        for line in code {
+            for import in line.split("crate::").skip(1) {
+                let end = import.find(|c: char| c != '_' && !c.is_alphanumeric());
+                let imported = &import[..end.unwrap_or(import.len())];
+                imports += 1;
+                if imported != module
+                    && layer(imported) <= layer(module)
+                    && layer(imported) < LAYERS.len()
+                {
+                    upward.push(format!("{file}: {}", line.trim()));
+                }
+            }
+        }
+    }
+    assert!(imports > 100, "nothing found is nothing looked at");
+    assert!(upward.is_empty(), "{upward:#?}");
+}
+
 #[test]
 fn every_command_has_a_test_of_its_replies_and_is_in_the_readme() {
     let server = Server::start();

@@ -8,17 +8,18 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
+use crate::api::Client;
+use crate::api::ClientBuilder;
+use crate::api::Guard;
 use crate::background::Background;
-use crate::client::Client;
-use crate::connection::ServerId;
 use crate::error::{Error, ErrorKind};
-use crate::guard::Guard;
-use crate::options::{ClientBuilder, MILLIS_MAX, within};
 use crate::quorum::error::QuorumError;
 use crate::quorum::lock::QuorumLock;
 use crate::quorum::majority::{majority, refusal};
 use crate::quorum::member::Member;
 use crate::quorum::round::Round;
+use crate::time::{MILLIS_MAX, within};
+use crate::wire::connection::ServerId;
 
 /// A connection to several independent servers, on which a lock is held as long as more than half
 /// of them say so (the algorithm known as Redlock). Cheap to clone; clones are the same client.

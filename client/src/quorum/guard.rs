@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
+use crate::api::Guard;
 use crate::error::Error;
-use crate::guard::Guard;
 use crate::quorum::client::put;
 use crate::quorum::error::QuorumError;
 use crate::quorum::keeper;

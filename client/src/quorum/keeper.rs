@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
+use crate::api::Guard;
 use crate::error::Error;
-use crate::guard::Guard;
 use crate::quorum::lock::QuorumLock;
 use crate::quorum::parts::Parts;
 use crate::quorum::round::Round;

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::attempt::Patience;
+use crate::api::Guard;
 use crate::error::{Error, ErrorKind};
-use crate::guard::Guard;
+use crate::flows::acquire::WaitMode;
 use crate::quorum::client::{Core, put};
 use crate::quorum::error::QuorumError;
 use crate::quorum::guard::QuorumGuard;
@@ -121,7 +121,7 @@ impl QuorumLock {
     /// # }
     /// ```
     pub async fn lock(&self) -> Result<QuorumGuard, QuorumError> {
-        self.acquire(Patience::Forever).await
+        self.acquire(WaitMode::Forever).await
     }
 
     /// Takes the lock if a majority of the servers grants it at the first try.
@@ -155,7 +155,7 @@ impl QuorumLock {
     /// # }
     /// ```
     pub async fn try_lock(&self) -> Result<QuorumGuard, QuorumError> {
-        self.acquire(Patience::None).await
+        self.acquire(WaitMode::None).await
     }
 
     /// Takes the lock, trying for at most `timeout` and the
@@ -187,11 +187,11 @@ impl QuorumLock {
     /// ```
     pub async fn lock_timeout(&self, timeout: Duration) -> Result<QuorumGuard, QuorumError> {
         let deadline = Instant::now().checked_add(timeout);
-        self.acquire(deadline.map_or(Patience::Forever, Patience::Until))
+        self.acquire(deadline.map_or(WaitMode::Forever, WaitMode::Until))
             .await
     }
 
-    async fn acquire(&self, patience: Patience) -> Result<QuorumGuard, QuorumError> {
+    async fn acquire(&self, wait_mode: WaitMode) -> Result<QuorumGuard, QuorumError> {
         let mut pauses = Pauses::new();
         let mut unasked_since = None;
         loop {
@@ -207,10 +207,10 @@ impl QuorumLock {
             };
             unasked_since = since;
             let unasked = since.is_some_and(|since| since.elapsed() >= self.core.unasked_max);
-            let left = match patience {
-                Patience::None => Duration::ZERO,
-                Patience::Until(end) => end.saturating_duration_since(Instant::now()),
-                Patience::Forever => Duration::MAX,
+            let left = match wait_mode {
+                WaitMode::None => Duration::ZERO,
+                WaitMode::Until(end) => end.saturating_duration_since(Instant::now()),
+                WaitMode::Forever => Duration::MAX,
             };
             if unasked || left.is_zero() || self.core.background.is_closed() {
                 return Err(error);

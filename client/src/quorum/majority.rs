@@ -71,7 +71,8 @@ fn is_silent(error: &Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hold::{LostReason, drift};
+    use crate::lost_reason::LostReason;
+    use crate::time::drift;
 
     #[test]
     fn more_than_half() {

@@ -6,10 +6,10 @@ use redis::IntoConnectionInfo;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use crate::api::Client;
+use crate::api::ClientBuilder;
 use crate::backoff::Backoff;
-use crate::client::Client;
 use crate::error::Error;
-use crate::options::ClientBuilder;
 
 /// One server.
 pub(crate) struct Member {

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::api::Guard;
 use crate::error::{Error, ErrorKind};
-use crate::guard::Guard;
-use crate::hold::{Hold, LostReason};
+use crate::ledger::hold::Hold;
 use crate::locked;
+use crate::lost_reason::LostReason;
 use crate::quorum::client::Core;
 use crate::quorum::error::QuorumError;
 use crate::quorum::majority::validity;

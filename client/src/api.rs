@@ -1,0 +1,24 @@
+//! What is public: how a lock is named, taken, held and given back.
+
+mod client;
+pub use client::Client;
+
+mod builder;
+pub use builder::ClientBuilder;
+
+mod lock;
+pub use lock::Lock;
+
+mod rw_lock;
+pub use rw_lock::RwLock;
+
+mod multi;
+pub use multi::MultiLock;
+
+mod guard;
+pub use guard::{Guard, MultiGuard, ReadGuard, WriteGuard};
+
+pub mod mode;
+
+// What a lock of any kind is asked for with.
+mod acquire_options;

@@ -1,0 +1,419 @@
+//! The settings of a client, with their defaults and the reasons for them.
+
+use std::time::Duration;
+
+use crate::api::client::Client;
+use crate::error::Error;
+use crate::time::{MILLI, MILLIS_MAX, TIMEOUT_MAX, part, whole_millis, within};
+use crate::wire::durability::Durability;
+use crate::wire::endpoint::{Certificates, Endpoint};
+
+/// Settings for a [`Client`]; made by [`Client::builder`].
+///
+/// # Examples
+///
+/// ```no_run
+/// # async fn example() -> Result<(), rlock_client::Error> {
+/// use std::time::Duration;
+///
+/// let client = rlock_client::Client::builder()
+///     .lease(Duration::from_secs(10))
+///     .renew_every(Duration::from_secs(2))
+///     .connect("redis://127.0.0.1:6379")
+///     .await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until it connects"]
+pub struct ClientBuilder {
+    lease: Duration,
+    renew_every: Option<Duration>,
+    max_hold: Option<Duration>,
+    grace: Duration,
+    label: Option<String>,
+    response_timeout: Duration,
+    durability: Option<Durability>,
+    sentinels: Option<Vec<String>>,
+    certificates: Certificates,
+}
+
+impl ClientBuilder {
+    pub(crate) fn new() -> Self {
+        Self {
+            lease: LEASE,
+            renew_every: None,
+            max_hold: None,
+            grace: GRACE,
+            label: None,
+            response_timeout: RESPONSE_TIMEOUT,
+            durability: None,
+            sentinels: None,
+            certificates: Certificates::default(),
+        }
+    }
+
+    /// The lease of locks that are given none of their own, which the watchdog renews. Whole
+    /// milliseconds, from 1 to 2^53-1; 30 s unless set.
+    ///
+    /// It is how long a lock stays taken if its holder's machine has vanished without a word, so
+    /// that the server does not see the connection close. For a process that has died see
+    /// [`grace`](Self::grace).
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// How often the watchdog renews; a third of the lease unless set. From 1 ms to half of the
+    /// lease, so that one renewal may fail.
+    pub fn renew_every(mut self, interval: Duration) -> Self {
+        self.renew_every = Some(interval);
+        self
+    }
+
+    /// How long a lock may be held at most, however often it is renewed; without limit unless set.
+    /// Whole milliseconds, from 1 to 2^53-1.
+    ///
+    /// It caps a holder that is stuck: the last renewal is shortened so that the lease ends with
+    /// it, and the guard says [why](crate::LostReason::MaxHold). See also
+    /// [`Lock::max_hold`](crate::Lock::max_hold).
+    pub fn max_hold(mut self, longest: Duration) -> Self {
+        self.max_hold = Some(longest);
+        self
+    }
+
+    /// How long the server keeps this client's locks after its connection has closed. Whole
+    /// milliseconds; 5 s unless set.
+    ///
+    /// The server releases the locks of a process that has died this long after its death, and
+    /// waits this long for a client that has lost its connection and comes back. In turn a guard
+    /// is valid only while the server was heard from within the grace: a pause of the process, the
+    /// network or the server that is longer costs the locks held. One that is shorter than nine
+    /// tenths of the grace, less 100 ms, costs none, and no command more than usual. For that a
+    /// client asks some 28 times in a grace of 5 s, and 18 times in one of 1 s.
+    ///
+    /// It is zero, or from 1 to 2^53-1 ms. With zero the server hands a dead process's locks on at
+    /// once, and it does so too when only the connection broke: a guard may learn of that
+    /// afterwards. Choose it where the resource checks [tokens](crate::Guard::token), or where a
+    /// rare double entry costs less than a wait.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// A name under which operators find this client's session in the server, behind its id.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
+    /// How long the reply to a command may take before it counts as lost; 2 s unless set, from 1 ms
+    /// to 2^30 s. It does not limit how long `lock()` waits in line.
+    pub fn response_timeout(mut self, timeout: Duration) -> Self {
+        self.response_timeout = timeout;
+        self
+    }
+
+    /// Counts a lock as held only when this many replicas have said that they know of the grant
+    /// (`WAIT`). If fewer do so `within` this time (whole milliseconds, from 1 to 2^53-1), the lock
+    /// is given back and the caller told that it was [not
+    /// acknowledged](crate::Error::is_not_acknowledged). With no replicas nothing is waited for.
+    ///
+    /// It makes the loss of a grant in a failover unlikely, and not impossible: another replica may
+    /// be promoted than the one that knows. Sentinels and clusters prefer one that has heard more.
+    /// With as many replicas as there are, no failover loses a grant that was acknowledged, and
+    /// none is acknowledged while a replica is away. What happens to a hold later is not waited
+    /// for: a promoted replica may not have heard of its last renewal, or that it was given back.
+    ///
+    /// It takes a third connection, and one more round trip to the replicas for `lock()` and all
+    /// that take locks, entering again included. Locks granted at the same time share it; while one
+    /// wait lasts the next waits, so it can be twice the time. The time counts against the lease,
+    /// and is not part of the timeout of `lock_timeout()`.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), rlock_client::Error> {
+    /// use std::time::Duration;
+    ///
+    /// let client = rlock_client::Client::builder()
+    ///     .acknowledged_by(1, Duration::from_millis(200))
+    ///     .connect("redis://127.0.0.1:6379")
+    ///     .await?;
+    /// match client.lock("orders").lock().await {
+    ///     Ok(guard) => guard.unlock().await?,
+    ///     Err(error) if error.is_not_acknowledged() => println!("no replica answers: {error}"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn acknowledged_by(mut self, replicas: u32, within: Duration) -> Self {
+        self.durability = (replicas > 0).then_some(Durability {
+            replicas,
+            on_disk: false,
+            within,
+        });
+        self
+    }
+
+    /// Counts a lock as held only when the server and this many replicas have the grant on their
+    /// disks (`WAITAOF`): with none, the server alone, so that its restart loses no grant. Else as
+    /// [`acknowledged_by`](Self::acknowledged_by), which it takes the place of.
+    ///
+    /// It needs Redis 7.2 or newer, or Valkey, and `appendonly yes`; without these all that take
+    /// locks are refused. With `appendfsync everysec` it takes up to a second or two.
+    pub fn acknowledged_on_disk(mut self, replicas: u32, within: Duration) -> Self {
+        self.durability = Some(Durability {
+            replicas,
+            on_disk: true,
+            within,
+        });
+        self
+    }
+
+    /// Asks these sentinels where the server is, before each connection. The host in the URL that
+    /// is given to [`connect`](Self::connect) is then the name of the service, and its port counts
+    /// for nothing.
+    ///
+    /// A sentinel's URL has its own user, password and TLS, and the port 26379 unless it names
+    /// another. The user needs `SENTINEL GET-MASTER-ADDR-BY-NAME`. At least one is to be named.
+    ///
+    /// All are asked at once. What more than half of those that are named say is believed at once.
+    /// Where no such majority answers alike, it is what most of those say who answer within an
+    /// eighth of the [response timeout](Self::response_timeout) after the first: one sentinel that
+    /// is left is believed, also if it is cut off from the others and does not know of a failover.
+    /// So name all of them, or one address behind which they all are.
+    ///
+    /// After a failover the client connects to the new primary by itself: waits line up there, and
+    /// each hold is confirmed there or lost. What the old primary granted and the new one never
+    /// heard of is lost; it may have been granted to somebody else by then.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), rlock_client::Error> {
+    /// let client = rlock_client::Client::builder()
+    ///     .sentinels(["redis://a.internal", "redis://b.internal", "redis://c.internal"])
+    ///     .connect("redis://user:password@orders/0") // the service `orders`
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn sentinels<U: Into<String>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
+        self.sentinels = Some(urls.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Trusts servers and sentinels by these root certificates, in PEM, instead of the system's.
+    /// They count where a URL asks for TLS (`rediss://`).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let client = rlock_client::Client::builder()
+    ///     .root_certificate(std::fs::read("ca.pem")?)
+    ///     .client_certificate(std::fs::read("us.pem")?, std::fs::read("us.key")?)
+    ///     .connect("rediss://cache.internal:6380")
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "tls")]
+    pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.certificates.trust(pem.into());
+        self
+    }
+
+    /// Shows this certificate to servers and sentinels that ask for one: its chain and its key, in
+    /// PEM. It counts where a URL asks for TLS (`rediss://`).
+    #[cfg(feature = "tls")]
+    pub fn client_certificate(
+        mut self,
+        pem: impl Into<Vec<u8>>,
+        key_pem: impl Into<Vec<u8>>,
+    ) -> Self {
+        self.certificates.show(pem.into(), key_pem.into());
+        self
+    }
+
+    /// Connects to the server at `url` (`redis://[user:password@]host:port[/db]`, `rediss://…` for
+    /// TLS with the feature `tls`, or `redis+unix:///path`); or, with
+    /// [`sentinels`](Self::sentinels), to the primary of the service that is named there.
+    ///
+    /// Call it inside the tokio runtime in which the client is to work. What the user needs to be
+    /// allowed [is listed](crate#users-and-their-rights).
+    ///
+    /// # Errors
+    ///
+    /// - Could not ask: a URL or a certificate cannot be read, nobody answers there, or the server
+    ///   is a replica.
+    /// - Module not loaded, refused: the server's answer, such as that it does not know the
+    ///   password or that the user may not call the commands; or that of all the sentinels.
+    /// - Refused too: a setting is out of its bounds, which the error names. Nothing is asked then.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub async fn connect(self, url: &str) -> Result<Client, Error> {
+        Client::open(url, &self).await
+    }
+
+    /// Connects to the cluster of which these are nodes, primaries or replicas; any one that
+    /// answers is enough, and tells of the others.
+    ///
+    /// Each lock is asked for at the node that serves its slot, and of each such node's session the
+    /// client keeps a connection for commands and one for events, from when it first needs it. When
+    /// a slot moves, its locks do: guards stay valid and are renewed at the new node, and waits
+    /// line up there. All nodes are connected to with the user, the password and the TLS of the
+    /// first URL. A cluster needs no [sentinels](Self::sentinels), and they are refused.
+    ///
+    /// # Errors
+    ///
+    /// - Could not ask: no URL, or one cannot be read; none of the nodes answers, or no primary can
+    ///   be reached.
+    /// - Module not loaded, refused: a node's answer, such as that it is not part of a cluster.
+    /// - Refused too: a setting is out of its bounds, or not for a cluster.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), rlock_client::Error> {
+    /// use std::time::Duration;
+    ///
+    /// let client = rlock_client::Client::builder()
+    ///     .grace(Duration::from_secs(20)) // so that guards outlive a failover
+    ///     .connect_cluster(["redis://a.internal", "redis://b.internal", "redis://c.internal"])
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn connect_cluster<U: AsRef<str>>(
+        self,
+        urls: impl IntoIterator<Item = U>,
+    ) -> Result<Client, Error> {
+        Client::open_cluster(urls, &self).await
+    }
+
+    /// The place of a node of a cluster.
+    pub(crate) fn node_at(&self, url: &str) -> Result<Endpoint, Error> {
+        Endpoint::new(url, &[], &self.certificates)
+    }
+
+    /// Where the server at `url` is to be looked for.
+    pub(crate) fn endpoint(&self, url: &str) -> Result<Endpoint, Error> {
+        let sentinels = self.sentinels.as_deref().unwrap_or_default();
+        Endpoint::new(url, sentinels, &self.certificates)
+    }
+
+    /// What cannot be kept of these settings, and within which bounds it could.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        within("lease", self.lease, MILLIS_MAX)?;
+        if let Some(interval) = self.renew_every {
+            within("renew_every", interval, part(self.lease, 2))?;
+        }
+        if let Some(longest) = self.max_hold {
+            within("max_hold", longest, MILLIS_MAX)?;
+        }
+        if !self.grace.is_zero() {
+            within("grace is zero or", self.grace, MILLIS_MAX)?;
+        }
+        within("response_timeout", self.response_timeout, TIMEOUT_MAX)?;
+        if let Some(durability) = &self.durability {
+            let setting = if durability.on_disk {
+                "acknowledged_on_disk"
+            } else {
+                "acknowledged_by"
+            };
+            within(setting, durability.within, MILLIS_MAX)?;
+        }
+        if self.sentinels.as_ref().is_some_and(Vec::is_empty) {
+            return Err("sentinels: at least one is to be named".to_owned());
+        }
+        Ok(())
+    }
+
+    /// The same for a cluster, which tells by itself who its primaries are.
+    pub(crate) fn check_for_cluster(&self) -> Result<(), String> {
+        if self.sentinels.is_some() {
+            return Err("sentinels are not for a cluster".to_owned());
+        }
+        self.check()
+    }
+
+    /// The same for each of several servers, none of which is to fail over.
+    pub(crate) fn check_for_quorum(&self) -> Result<(), String> {
+        if self.sentinels.is_some() {
+            return Err("sentinels are not for the servers of a quorum".to_owned());
+        }
+        if self.durability.is_some() {
+            return Err("acknowledgements are not for the servers of a quorum".to_owned());
+        }
+        self.check()
+    }
+
+    pub(crate) fn durability(&self) -> Option<Durability> {
+        self.durability
+    }
+
+    pub(crate) fn default_lease(&self) -> Duration {
+        self.lease
+    }
+
+    pub(crate) fn longest_hold(&self) -> Option<Duration> {
+        self.max_hold
+    }
+
+    pub(crate) fn grace_to_ask(&self) -> Duration {
+        whole_millis(self.grace)
+    }
+
+    /// The session of the client with this id.
+    pub(crate) fn session_of(&self, id: &str) -> String {
+        match &self.label {
+            None => id.to_owned(),
+            Some(label) => format!("{id}/{label}"),
+        }
+    }
+
+    pub(crate) fn reply_within(&self) -> Duration {
+        self.response_timeout
+    }
+
+    pub(crate) fn interval(&self) -> Duration {
+        let third = part(self.lease, 3).max(MILLI);
+        self.renew_every.unwrap_or(third)
+    }
+}
+
+/// Redisson's, so that a lock behaves alike in both.
+const LEASE: Duration = Duration::from_secs(30);
+
+/// Short enough that a crash is noticed soon, long enough for a reconnect and for the pauses of a
+/// busy machine.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Long enough for a server that is saving or briefly overloaded, and a small part of the lease.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_third_of_the_lease_unless_set() {
+        let builder = ClientBuilder::new();
+        assert_eq!(builder.interval(), Duration::from_secs(10));
+        let builder = builder.lease(Duration::from_secs(9));
+        assert_eq!(builder.interval(), Duration::from_secs(3));
+        let builder = builder.renew_every(Duration::from_secs(1));
+        assert_eq!(builder.interval(), Duration::from_secs(1));
+        let tiny = ClientBuilder::new().lease(MILLI);
+        assert_eq!(tiny.interval(), MILLI, "the watchdog does not spin");
+    }
+}

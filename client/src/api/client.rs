@@ -1,0 +1,234 @@
+//! The client: one server, shared by everything that locks there.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use tokio::runtime::Handle;
+use uuid::Uuid;
+
+use crate::api::acquire_options::AcquireOptions;
+use crate::api::builder::ClientBuilder;
+use crate::api::lock::Lock;
+use crate::api::multi::MultiLock;
+use crate::api::rw_lock::RwLock;
+use crate::error::Error;
+use crate::flows::{Context, Settings};
+use crate::ledger::Owner;
+use crate::topology::{Identity, Listener, Router};
+use crate::wire::connection::{Connector, ServerId};
+
+/// A connection to one server on which locks are taken. Cheap to clone; clones are the same
+/// client.
+///
+/// However many locks it holds and waits for, it has two connections: one for commands, in order,
+/// and one on which the server tells of grants and losses and learns that this client lives. A task
+/// each owns them and connects again when one breaks; a third, the watchdog, renews the leases.
+/// All end when the last clone and the last [`Guard`](crate::Guard) have gone. Where
+/// [replicas](ClientBuilder::acknowledged_by) have to acknowledge locks, one more connection waits
+/// for them.
+#[derive(Clone)]
+pub struct Client {
+    context: Arc<Context>,
+}
+
+impl Client {
+    /// Connects to the server at `url` with the default settings: see [`ClientBuilder`].
+    ///
+    /// # Errors
+    ///
+    /// - Could not ask: the URL cannot be read, or nobody answers there.
+    /// - Module not loaded, refused: the server's answer.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), rlock_client::Error> {
+    /// let client = rlock_client::Client::connect("redis://127.0.0.1:6379").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        Self::builder().connect(url).await
+    }
+
+    /// Connects to a cluster with the default settings: see
+    /// [`ClientBuilder::connect_cluster`].
+    ///
+    /// # Errors
+    ///
+    /// As [`ClientBuilder::connect_cluster`].
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), rlock_client::Error> {
+    /// let nodes = ["redis://a.internal:6379", "redis://b.internal:6379"];
+    /// let client = rlock_client::Client::connect_cluster(nodes).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn connect_cluster<U: AsRef<str>>(
+        urls: impl IntoIterator<Item = U>,
+    ) -> Result<Self, Error> {
+        Self::builder().connect_cluster(urls).await
+    }
+
+    /// Settings other than the defaults.
+    pub fn builder() -> ClientBuilder {
+        ClientBuilder::new()
+    }
+
+    /// Names a lock. No I/O, and nothing to give back: the lock is taken by
+    /// [`Lock::lock`] and its siblings.
+    ///
+    /// The name is the key under which the server keeps the lock: any bytes.
+    pub fn lock(&self, name: impl Into<Vec<u8>>) -> Lock {
+        Lock::new(self.options(), name.into().into())
+    }
+
+    /// Names a read-write lock: see [`RwLock`]. No I/O.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let prices = client.rw_lock("prices");
+    /// let (one, other) = (prices.read().await?, prices.read().await?); // together
+    /// drop((one, other));
+    /// let alone = prices.write().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn rw_lock(&self, name: impl Into<Vec<u8>>) -> RwLock {
+        RwLock::new(self.options(), name.into().into())
+    }
+
+    /// Names several locks that are taken at once: see [`MultiLock`]. No I/O. A name that is given
+    /// twice counts once.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// // From one account to another: all or none, in whatever order they are named.
+    /// let both = client.multi(["account:1", "account:2"]).lock().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn multi<N: Into<Vec<u8>>>(&self, names: impl IntoIterator<Item = N>) -> MultiLock {
+        MultiLock::new(self.options(), names.into_iter().map(Into::into))
+    }
+
+    fn options(&self) -> AcquireOptions {
+        AcquireOptions::new(Arc::clone(&self.context))
+    }
+
+    /// A new owner, for re-entrance: see [`Owner`].
+    pub fn owner(&self) -> Owner {
+        self.context.owner()
+    }
+
+    /// Ends what is pending and waits until the server knows: calls of `lock()` that still wait
+    /// leave the queue with an error, and the holds of dropped guards are given back.
+    ///
+    /// Guards that are still alive stay valid and are renewed until they are dropped; nothing can
+    /// be locked any more, which later calls are told as "could not ask". A release that the server
+    /// does not answer is tried again for as long as the lease, so this takes no longer either; put
+    /// a timeout around it if that is too long.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future only gives up the waiting.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let guard = client.lock("orders").lock().await?;
+    /// drop(guard); // is given back in the background …
+    /// client.shutdown().await; // … and now the server has it
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn shutdown(&self) {
+        self.context.background.close();
+        self.context.background.idle().await;
+    }
+
+    /// Why the server cannot be asked just now, if its connection is known to be broken.
+    pub(crate) fn trouble(&self) -> Option<Error> {
+        self.context.router.trouble()
+    }
+
+    /// Which server the session is attached to, if it is; of a cluster, none.
+    pub(crate) fn server(&self) -> Option<ServerId> {
+        self.context.router.server()
+    }
+
+    pub(crate) async fn open(url: &str, options: &ClientBuilder) -> Result<Self, Error> {
+        options.check().map_err(Error::bad_setting)?;
+        let connector = Connector::new(options.endpoint(url)?, options.reply_within());
+        Self::start(options, |runtime, identity, listener| {
+            Router::one(runtime, connector, identity, listener)
+        })
+        .await
+    }
+
+    pub(crate) async fn open_cluster<U: AsRef<str>>(
+        urls: impl IntoIterator<Item = U>,
+        options: &ClientBuilder,
+    ) -> Result<Self, Error> {
+        options.check_for_cluster().map_err(Error::bad_setting)?;
+        let endpoints = urls.into_iter().map(|url| options.node_at(url.as_ref()));
+        let connector = |endpoint| Connector::new(endpoint, options.reply_within());
+        let mut seeds = endpoints
+            .collect::<Result<Vec<_>, _>>()?
+            .into_iter()
+            .map(connector);
+        let first = seeds.next().ok_or_else(Error::no_cluster)?;
+        Self::start(options, |runtime, identity, listener| {
+            Router::cluster(runtime, first, seeds.collect(), identity, listener)
+        })
+        .await
+    }
+
+    async fn start(
+        options: &ClientBuilder,
+        router: impl FnOnce(&Handle, Identity, Weak<dyn Listener>) -> Router,
+    ) -> Result<Self, Error> {
+        let id = Uuid::new_v4().to_string();
+        let identity = Identity {
+            session: options.session_of(&id).into(),
+            grace: options.grace_to_ask(),
+            durability: options.durability(),
+        };
+        let settings = Settings {
+            id,
+            lease: options.default_lease(),
+            max_hold: options.longest_hold(),
+            interval: options.interval(),
+        };
+        let context = Context::start(settings, |runtime, listener| {
+            router(runtime, identity, listener)
+        });
+        Ok(Self {
+            context: context.await?,
+        })
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("id", &self.context.id)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,364 @@
+//! A lock that is held.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::api::mode::{One, Plain, Read, Several, Write};
+use crate::error::Error;
+use crate::flows::acquire::{self, Request, WaitMode};
+use crate::flows::{Held, renew};
+use crate::ledger::Owner;
+use crate::ledger::hold::{self, Hold};
+use crate::lost_reason::LostReason;
+use crate::wire::request::Mode;
+
+/// A lock that is held; made by [`Lock::lock`](crate::Lock::lock) and its siblings.
+///
+/// Dropping it gives the lock back in the background. [`unlock`](Self::unlock) does the same and
+/// tells how it went.
+///
+/// A guard is the same thing with the same promise whatever it holds: a plain lock, a [read-write
+/// lock](crate::RwLock) as a [reader](ReadGuard) or as a [writer](WriteGuard), or [several
+/// locks](MultiGuard) at once. Its [mode](crate::mode) is there for the compiler only.
+///
+/// # What a guard promises
+///
+/// It says that the lock is held only while the server cannot have given it away: while the lease
+/// runs, and while the server cannot have taken this client for dead. Both are counted on this
+/// machine's monotonic clock from the moment in which the last successful command was *sent*, less
+/// a drift of a hundredth and 2 ms for clocks that run at different speeds: the lease from the last
+/// renewal, the [grace](crate::ClientBuilder::grace) from the last confirmation of the session.
+/// When neither comes through, [`is_lost`](Self::is_lost) and [`lost`](Self::lost) say so before
+/// anybody else can get the lock. Of a lock that an operator broke or deleted, or whose lease ran
+/// out, the server tells them at once.
+///
+/// With a grace of zero only the lease counts: a guard then hears that the connection broke, and
+/// with it the hold, when the client has connected again.
+///
+/// A guard cannot stop what has been started: a process may be paused between a look at the guard
+/// and the write that follows, and on most systems the monotonic clock stands still while the
+/// machine is suspended. Where that matters, let the resource refuse [tokens](Self::token) smaller
+/// than the largest it has seen.
+#[must_use = "dropping the guard gives the lock back at once"]
+pub struct Guard<M = Plain> {
+    held: Held,
+    /// Of several locks in several slots.
+    others: Option<Box<Others>>,
+    mode: PhantomData<fn() -> M>,
+}
+
+/// What a guard holds that was not taken in one command.
+struct Others {
+    /// All names, as they were given.
+    names: Arc<[Arc<[u8]>]>,
+    parts: Vec<Held>,
+}
+
+/// A read-write lock that is held together with other readers; made by
+/// [`RwLock::read`](crate::RwLock::read) and its siblings.
+pub type ReadGuard = Guard<Read>;
+
+/// A read-write lock that is held alone; made by [`RwLock::write`](crate::RwLock::write) and its
+/// siblings.
+pub type WriteGuard = Guard<Write>;
+
+/// Several locks that are held at once; made by [`MultiLock::lock`](crate::MultiLock::lock) and its
+/// siblings. It is lost as soon as one of them is.
+pub type MultiGuard = Guard<Several>;
+
+impl<M: One> Guard<M> {
+    /// The lock's name.
+    pub fn name(&self) -> &[u8] {
+        let mut names = self.held.names();
+        names.next().unwrap_or_default()
+    }
+}
+
+impl Guard<Several> {
+    /// The names of the locks, as they were given, each once.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        let others = self.others.as_deref();
+        let names = others.map_or(self.hold().target().names(), |others| &*others.names);
+        names.iter().map(|name| &**name)
+    }
+
+    /// The fencing token to show where this lock protects something; `None` if it is none of them.
+    ///
+    /// All locks that were taken in one command have one token, so with one server, or with names
+    /// of one slot, it is [`token`](Self::token) for each. In a cluster those of each slot have
+    /// their own, and only tokens of the same name can be compared: the largest of the guard's
+    /// tokens would say nothing, for another node may have minted it.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let guard = client.multi(["account:1", "account:2"]).lock().await?;
+    /// for name in guard.names() {
+    ///     println!("{} {:?}", name.escape_ascii(), guard.token_of(name));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn token_of(&self, name: impl AsRef<[u8]>) -> Option<u64> {
+        let name = name.as_ref();
+        let of = |hold: &&Arc<Hold>| hold.target().names().iter().any(|one| **one == *name);
+        self.holds().find(of).map(|hold| hold.token())
+    }
+
+    /// One guard of what was taken in several commands; there is at least one.
+    pub(crate) fn whole(names: &Arc<[Arc<[u8]>]>, mut parts: Vec<Self>) -> Self {
+        // The first name's part is the guard's own.
+        let first = names.first();
+        let own = parts.iter().position(|part| {
+            let names = part.hold().target().names();
+            first.is_some_and(|first| names.contains(first))
+        });
+        let mut own = parts.swap_remove(own.unwrap_or_default());
+        own.others = Some(Box::new(Others {
+            names: Arc::clone(names),
+            parts: parts.into_iter().map(|part| part.held).collect(),
+        }));
+        own
+    }
+}
+
+impl Guard<Write> {
+    /// Reads on instead of writing: takes the lock as a reader, and then gives it back as the
+    /// writer. There is no moment in which another writer could get in, and readers that wait are
+    /// let in at once. Two round trips.
+    ///
+    /// The reader has the same owner, lease and longest hold, and a token of its own. If the owner
+    /// has other guards as a writer, readers stay out until they have gone.
+    ///
+    /// There is no way back: a reader that would [`write`](crate::RwLock::write) waits for itself,
+    /// which the server refuses as a deadlock.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the lock is given back in the background, as the writer and as the
+    /// reader.
+    ///
+    /// # Errors
+    ///
+    /// With each of them the lock is given back altogether:
+    ///
+    /// - Lost: it was not held any more as the writer, or may not have been throughout.
+    /// - Refused: the server's answer, such as that it is out of memory.
+    /// - Could not ask, unknown: no word came on the reading.
+    /// - Not acknowledged: [replicas](crate::ClientBuilder::acknowledged_by) were to know of the
+    ///   reading, and did not say so in time.
+    ///
+    /// If only the word on the end of the writing does not come, there is no error: the reader's
+    /// guard holds, and the background goes on trying to let the others in, as for
+    /// [`unlock`](Self::unlock).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let guard = client.rw_lock("prices").write().await?;
+    /// // … change them …
+    /// let guard = guard.downgrade().await?;
+    /// // … read them as they were left, together with others …
+    /// guard.unlock().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn downgrade(self) -> Result<Guard<Read>, Error> {
+        let hold = Arc::clone(&self.held.hold);
+        let (entries, target) = (&self.held.context.entries, hold.target());
+        let request = Request {
+            context: Arc::clone(&self.held.context),
+            target: target.owner().target(entries, Mode::Read, target.names()),
+            options: hold.terms_left(),
+            wait_mode: WaitMode::None,
+            own: false,
+        };
+        let reader = acquire::start(request).await;
+        let reader = Guard::new(reader.unwrap_or_else(|_| Err(Error::no_runtime()))?);
+        // Held until now, and so when the reading began.
+        if let Some(reason) = hold.lost() {
+            return Err(Error::lost(reason));
+        }
+        match self.unlock().await {
+            Err(error) if !error.is_could_not_ask() && !error.is_unknown() => Err(error),
+            _ => Ok(reader),
+        }
+    }
+}
+
+impl<M> Guard<M> {
+    /// The hold must be of this mode.
+    pub(crate) fn new(held: Held) -> Self {
+        Self {
+            held,
+            others: None,
+            mode: PhantomData,
+        }
+    }
+
+    /// What its guards share.
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
+        &self.held.hold
+    }
+
+    /// And those of the parts that were taken in other commands.
+    fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
+        let others = self.others.iter().flat_map(|others| &others.parts);
+        std::iter::once(&self.held)
+            .chain(others)
+            .map(|held| &held.hold)
+    }
+
+    /// Why it is lost, if it is.
+    pub(crate) fn lost_already(&self) -> Option<LostReason> {
+        self.holds().find_map(|hold| hold.lost())
+    }
+
+    /// Who holds the lock. To enter it again, pass this on to [`Lock::owner`](crate::Lock::owner).
+    pub fn owner(&self) -> &Owner {
+        self.hold().target().owner()
+    }
+
+    /// The fencing token: a later grant of the same lock has a larger one. A lock entered again
+    /// keeps its token.
+    ///
+    /// Of several locks it is that of those which their owner did not hold before, and larger than
+    /// those of the others; in a cluster, of those only that are in the slot of the first name: see
+    /// [`token_of`](MultiGuard::token_of).
+    pub fn token(&self) -> u64 {
+        self.hold().token()
+    }
+
+    /// How long the lock may still be called held if nothing more is heard from the server; zero
+    /// once lost. With a grace this is never much more than the grace.
+    pub fn valid_for(&self) -> Duration {
+        let left = self.holds().map(|hold| hold.valid_for());
+        left.min().unwrap_or_default()
+    }
+
+    /// Whether the lock is lost, or may be: see [above](Self#what-a-guard-promises). Once true it
+    /// stays true.
+    pub fn is_lost(&self) -> bool {
+        self.lost_already().is_some()
+    }
+
+    /// Ends when the lock is lost, and says why. Never ends while it is held.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing; it may be awaited again.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn work() {}
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let guard = client.lock("orders").lock().await?;
+    /// tokio::select! {
+    ///     () = work() => guard.unlock().await?,
+    ///     reason = guard.lost() => println!("stopped half-way: {reason}"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn lost(&self) -> LostReason {
+        hold::lost(self.holds()).await
+    }
+
+    /// Starts the lease anew, for all guards of this hold. One round trip. The watchdog does this
+    /// by itself for locks that were given no lease. Not past
+    /// [`max_hold`](crate::ClientBuilder::max_hold).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped the lease may or may not have been renewed; the guard then counts
+    /// on the old one.
+    ///
+    /// # Errors
+    ///
+    /// - Lost: the server says that it is no longer held so, or the confirmation came too late.
+    /// - Could not ask, unknown: the guard stays valid for as long as it was.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// use std::time::Duration;
+    ///
+    /// let lock = client.lock("import").lease(Duration::from_secs(60));
+    /// let guard = lock.lock().await?;
+    /// for _batch in 0..100 {
+    ///     guard.renew().await?;
+    ///     // … not longer than a minute …
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn renew(&self) -> Result<(), Error> {
+        if let Some(reason) = self.lost_already() {
+            return Err(Error::lost(reason));
+        }
+        let nodes = &self.held.context.router;
+        for hold in self.holds() {
+            let told = renew::renew(nodes, hold.target(), hold.token(), || hold.anew());
+            let (still, renewal) = told.await?;
+            hold.renewed(still, &renewal).map_err(Error::lost)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the lock back and waits for the server's word. One round trip. Of several guards of
+    /// one hold the last frees the lock.
+    ///
+    /// # Cancel safety
+    ///
+    /// The lock is given back in any case, in the background if the future is dropped.
+    ///
+    /// # Errors
+    ///
+    /// - Lost: it was not held any more. Somebody else may have had the lock in the meantime; their
+    ///   hold is untouched.
+    /// - Could not ask, unknown: two tries failed. The background goes on trying until the lease
+    ///   has ended. Only beside another guard of the same owner it does not, for a second release
+    ///   could take the other's hold: the lock may then stay taken for one lease longer.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let guard = client.lock("orders").lock().await?;
+    /// if let Err(error) = guard.unlock().await {
+    ///     assert!(!error.is_lost(), "what was done under the lock is in doubt");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn unlock(mut self) -> Result<(), Error> {
+        let first = self.held.release();
+        let others = self.others.iter_mut().flat_map(|others| &mut others.parts);
+        let others: Vec<_> = others.map(Held::release).collect();
+        let mut outcome = first.await;
+        for other in others {
+            outcome = outcome.and(other.await);
+        }
+        outcome
+    }
+}
+
+impl<M> fmt::Debug for Guard<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let target = self.hold().target();
+        let names: Vec<_> = self.holds().map(|hold| hold.target().to_string()).collect();
+        f.debug_struct("Guard")
+            .field("name", &format_args!("{}", names.join(", ")))
+            .field("mode", &target.mode())
+            .field("owner", target.owner())
+            .field("token", &self.token())
+            .field("valid_for", &self.valid_for())
+            .finish_non_exhaustive()
+    }
+}

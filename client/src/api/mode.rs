@@ -1,0 +1,40 @@
+//! How a lock is held: what the guards of plain locks, readers, writers and several locks are told
+//! apart by. See [`Guard`](crate::Guard).
+
+/// A plain lock, held alone.
+#[derive(Debug)]
+pub enum Plain {}
+
+/// A read-write lock, held together with other readers.
+#[derive(Debug)]
+pub enum Read {}
+
+/// A read-write lock, held alone.
+#[derive(Debug)]
+pub enum Write {}
+
+/// Several plain locks, held together as one.
+#[derive(Debug)]
+pub enum Several {}
+
+/// The modes in which one lock is held, which has a name. There are no others:
+///
+/// ```compile_fail
+/// enum Another {}
+/// impl rlock_client::mode::One for Another {}
+/// ```
+pub trait One: sealed::Sealed {}
+
+/// What other crates can neither name nor implement.
+mod sealed {
+    #[expect(unnameable_types, reason = "that is what it is for")]
+    pub trait Sealed {}
+
+    impl Sealed for super::Plain {}
+    impl Sealed for super::Read {}
+    impl Sealed for super::Write {}
+}
+
+impl One for Plain {}
+impl One for Read {}
+impl One for Write {}

@@ -1,0 +1,71 @@
+//! Leases and other spans of time. Nothing here asks what time it is.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// A lease that is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lease {
+    /// When the command was made that asks for it, so not after it was sent: the server starts the
+    /// lease later.
+    pub(crate) since: Instant,
+    pub(crate) length: Duration,
+}
+
+impl Lease {
+    /// Its end, if the server's clock runs like ours.
+    pub(crate) fn ends(&self) -> Instant {
+        self.since.checked_add(self.length).unwrap_or(self.since)
+    }
+}
+
+/// The server starts the lease when the command arrives, so not before it was sent; and its clock
+/// may run faster than ours by as much as the drift.
+pub(crate) fn valid_until(lease: Lease) -> Instant {
+    let valid = lease.length.saturating_sub(drift(lease.length));
+    lease.since.checked_add(valid).unwrap_or(lease.since)
+}
+
+/// What is taken off a lease for clocks that run at different speeds: a hundredth of it, and 2 ms
+/// because the server counts in whole milliseconds.
+pub(crate) fn drift(lease: Duration) -> Duration {
+    part(lease, 100).saturating_add(Duration::from_millis(2))
+}
+
+/// What the server is told: a lease that counts more here than there would be held too long.
+pub(crate) fn whole_millis(lease: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(lease.as_millis()).unwrap_or(u64::MAX))
+}
+
+pub(crate) fn up_to_whole_millis(left: Duration) -> Duration {
+    whole_millis(left.saturating_add(Duration::from_nanos(999_999)))
+}
+
+/// The `of`-th part of a time; nothing of it for 0.
+pub(crate) fn part(whole: Duration, of: u32) -> Duration {
+    whole.checked_div(of).unwrap_or_default()
+}
+
+/// The shortest lease that the server knows.
+pub(crate) const LEASE_MIN: Duration = Duration::from_millis(1);
+
+/// Refuses what is not from a millisecond to the longest.
+pub(crate) fn within(setting: &str, time: Duration, longest: Duration) -> Result<(), String> {
+    if (MILLI..=longest).contains(&time) {
+        return Ok(());
+    }
+    let longest = longest.as_millis();
+    Err(format!(
+        "{setting} from 1 to {longest} ms, and not {time:?}"
+    ))
+}
+
+/// What the server counts in.
+pub(crate) const MILLI: Duration = Duration::from_millis(1);
+
+/// The longest time that a command may name.
+pub(crate) const MILLIS_MAX: Duration = Duration::from_millis((1 << 53) - 1);
+
+/// So that its end can be said in any case; it is as good as never.
+pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(1 << 30);

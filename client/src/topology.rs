@@ -1,0 +1,13 @@
+//! Where a lock is: which node serves it, and whether the session is attached there.
+
+mod router;
+pub(crate) use router::{AttachedRoute, MAX_REDIRECTS, Route, Router};
+
+mod node;
+pub(crate) use node::{Identity, Listener, Node};
+
+mod cluster;
+mod redirects;
+pub(crate) use redirects::Redirects;
+
+pub(crate) mod slots;

@@ -1,0 +1,135 @@
+//! One server, and the client's two connections to it.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::Mutex;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::error::Error;
+use crate::lost_reason::LostReason;
+use crate::wire::commands::Commands;
+use crate::wire::connection::Connector;
+use crate::wire::durability::{Acknowledger, Durability};
+use crate::wire::events::{Events, SessionListener};
+use crate::wire::reply::Event;
+use crate::wire::session::{Attachment, Session};
+
+/// A server, the task that carries commands to it, and the one that keeps the session attached.
+/// Both begin unconnected and connect by themselves; they end with it.
+pub(crate) struct Node {
+    pub(crate) commands: Commands,
+    pub(crate) session: Arc<Session>,
+    /// If grants must be acknowledged before they count.
+    pub(crate) acknowledger: Option<Acknowledger>,
+    /// Held by the watchdog while it waits for this node's answer.
+    pub(crate) renewing: Arc<Mutex<()>>,
+    events: AbortHandle,
+}
+
+/// What a client is called at each of its nodes, and what it asks of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    pub(crate) session: Arc<str>,
+    pub(crate) grace: Duration,
+    pub(crate) durability: Option<Durability>,
+}
+
+/// Who hears what happens at the nodes of a client.
+pub(crate) trait Listener: Send + Sync {
+    /// What this node has told; none of it happened before `since`.
+    fn told(self: Arc<Self>, node: &Arc<Node>, events: Vec<Event>, since: Instant);
+
+    /// The session is attached there anew: what is held there is to be confirmed.
+    fn attached(self: Arc<Self>, node: &Arc<Node>, attachment: &Arc<Attachment>);
+
+    /// The session there does not answer.
+    fn broken(&self);
+
+    /// The session there will not come back.
+    fn over(&self, node: &Arc<Node>, reason: LostReason);
+
+    /// These slots have moved: what is held there is to be confirmed where they are now.
+    fn moved(self: Arc<Self>, slots: &HashSet<u16>);
+
+    /// Whether something held counts on this attachment.
+    fn counts_on(&self, attachment: &Attachment) -> bool;
+}
+
+impl Node {
+    pub(crate) fn start(
+        runtime: &Handle,
+        connector: Connector,
+        identity: Identity,
+        listener: Weak<dyn Listener>,
+    ) -> Arc<Self> {
+        let commands = Commands::start(runtime, connector.clone());
+        let session = Session::new(identity.session, identity.grace);
+        let acknowledger = identity
+            .durability
+            .map(|durability| Acknowledger::start(runtime, connector.clone(), durability));
+        Arc::new_cyclic(|node| {
+            let here = Here {
+                node: Weak::clone(node),
+                listener,
+            };
+            let events = Events::new(connector, Arc::clone(&session), here);
+            Self {
+                commands,
+                session,
+                acknowledger,
+                renewing: Arc::default(),
+                events: runtime.spawn(events.run()).abort_handle(),
+            }
+        })
+    }
+
+    /// Waits until the first try to reach it has ended: the error, if it failed.
+    pub(crate) async fn tried(&self) -> Result<(), Error> {
+        self.session.tried().await?;
+        self.commands.tried().await;
+        Ok(())
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // The handle of the commands goes with it, and their task ends with its last handle.
+        self.events.abort();
+    }
+}
+
+/// Tells the client's listener which node it is about. It keeps neither alive.
+struct Here {
+    node: Weak<Node>,
+    listener: Weak<dyn Listener>,
+}
+
+impl Here {
+    fn tell(&self, tell: impl FnOnce(Arc<dyn Listener>, &Arc<Node>)) {
+        if let (Some(listener), Some(node)) = (self.listener.upgrade(), self.node.upgrade()) {
+            tell(listener, &node);
+        }
+    }
+}
+
+impl SessionListener for Here {
+    fn told(&self, events: Vec<Event>, since: Instant) {
+        self.tell(|listener, node| listener.told(node, events, since));
+    }
+
+    fn attached(&self, attachment: &Arc<Attachment>) {
+        self.tell(|listener, node| listener.attached(node, attachment));
+    }
+
+    fn broken(&self) {
+        self.tell(|listener, _| listener.broken());
+    }
+
+    fn over(&self, reason: LostReason) {
+        self.tell(|listener, node| listener.over(node, reason));
+    }
+}

@@ -1,0 +1,484 @@
+//! The wire: one function a server command, a typed reply for each. Nothing else speaks RESP.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, Pipeline, Value};
+
+use crate::error::Error;
+use crate::wire::connection::ServerId;
+use crate::wire::durability::Durability;
+use crate::wire::reply::{
+    Acquired, Copied, Event, Range, Reader, Released, read_acquired, read_all_released,
+    read_all_renewed, read_copied, read_count, read_events, read_released, read_slots,
+};
+
+/// How a lock is held, as commands say it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Plain,
+    Read,
+    Write,
+    Several,
+}
+
+impl Mode {
+    /// Whether the server can tell by its token whether a hold is this one. A writer's is kept in
+    /// memory only, and the commands for several locks name none.
+    pub(crate) fn has_token(self) -> bool {
+        matches!(self, Self::Plain | Self::Read)
+    }
+}
+
+/// What a command is about: an owner, at one lock or at several.
+#[derive(Clone, Copy)]
+pub(crate) struct Subject<'a> {
+    pub(crate) mode: Mode,
+    /// One, unless the mode is several.
+    pub(crate) names: &'a [Arc<[u8]>],
+    pub(crate) owner: &'a [u8],
+}
+
+/// A command has one name for one lock and another for several.
+struct Verb {
+    one: &'static str,
+    several: &'static str,
+}
+
+const ACQUIRE: Verb = Verb {
+    one: "RLOCK.ACQUIRE",
+    several: "RLOCK.MACQUIRE",
+};
+
+const RELEASE: Verb = Verb {
+    one: "RLOCK.RELEASE",
+    several: "RLOCK.MRELEASE",
+};
+
+const RENEW: Verb = Verb {
+    one: "RLOCK.RENEW",
+    several: "RLOCK.MRENEW",
+};
+
+impl Subject<'_> {
+    /// `RLOCK.<verb> key owner [lease-ms] [READ | WRITE]`, or
+    /// `RLOCK.M<verb> owner [lease-ms] numkeys key …`.
+    fn cmd(&self, verb: &Verb, lease: Option<Duration>) -> Cmd {
+        let lease = lease.map(millis);
+        let mut cmd = self.with_room();
+        if self.mode == Mode::Several {
+            cmd.arg(verb.several);
+            cmd.arg(self.owner).arg(lease).arg(self.names.len());
+            return self.names.iter().fold(cmd, with_name);
+        }
+        cmd.arg(verb.one);
+        let mut cmd = self.names.iter().fold(cmd, with_name);
+        cmd.arg(self.owner).arg(lease);
+        match self.mode {
+            Mode::Read => cmd.arg("READ"),
+            Mode::Write => cmd.arg("WRITE"),
+            Mode::Plain | Mode::Several => &mut cmd,
+        };
+        cmd
+    }
+
+    /// An empty command in which the longest of these finds room.
+    fn with_room(&self) -> Cmd {
+        let names: usize = self.names.iter().map(|name| name.len()).sum();
+        let bytes = names.saturating_add(self.owner.len());
+        let arguments = self.names.len().saturating_add(OTHERS_MAX);
+        Cmd::with_capacity(arguments, bytes.saturating_add(OTHERS_BYTES))
+    }
+
+    /// The token, where the server can compare it.
+    fn token(&self, token: u64) -> Option<u64> {
+        self.mode.has_token().then_some(token)
+    }
+}
+
+fn with_name(mut cmd: Cmd, name: &Arc<[u8]>) -> Cmd {
+    cmd.arg(&name[..]);
+    cmd
+}
+
+/// A command on its way out, and how to read what comes back.
+#[derive(Clone)]
+pub(crate) struct Command<T> {
+    pub(crate) cmd: Cmd,
+    pub(crate) reader: Reader<T>,
+    /// The only server to which it may go.
+    pub(crate) only: Option<ServerId>,
+    /// Whether it goes behind an `ASKING`: to a node to which its slot is on its way.
+    pub(crate) asking: bool,
+}
+
+impl<T> Command<T> {
+    fn new(cmd: Cmd, read: fn(&Value) -> Option<T>) -> Self {
+        Self {
+            cmd,
+            reader: Reader::Any(read),
+            only: None,
+            asking: false,
+        }
+    }
+
+    /// The same, for this server only: what another says about a hold must not count here.
+    pub(crate) fn only_for(mut self, server: Option<&ServerId>) -> Self {
+        self.only = server.cloned();
+        self
+    }
+
+    pub(crate) fn may_go_to(&self, server: &ServerId) -> bool {
+        self.only.as_ref().is_none_or(|only| only == server)
+    }
+
+    /// Puts it on its way.
+    pub(crate) fn add_to(&self, pipeline: &mut Pipeline) {
+        if self.asking {
+            pipeline.cmd("ASKING");
+        }
+        pipeline.add_command(self.cmd.clone());
+    }
+
+    /// Takes its reply out of those to the pipeline.
+    pub(crate) fn take_reply<'a>(
+        &self,
+        replies: &mut impl Iterator<Item = &'a Value>,
+    ) -> Result<T, Error> {
+        if self.asking {
+            replies.next();
+        }
+        let reply = replies.next().ok_or_else(|| Error::no_reply(None))?;
+        self.reader.read(reply)
+    }
+
+    /// How many of the locks that it names a command concerned is its reply.
+    fn counted(cmd: Cmd, locks: usize, read: fn(u64, u64) -> Option<T>) -> Self {
+        let locks = u64::try_from(locks).unwrap_or(u64::MAX);
+        Self {
+            cmd,
+            reader: Reader::Count { locks, read },
+            only: None,
+            asking: false,
+        }
+    }
+}
+
+/// `HELLO` and `INFO server`: whom a new connection has reached. Any user may say the first.
+pub(crate) fn handshake() -> Pipeline {
+    let mut question = redis::pipe();
+    question.cmd("HELLO").cmd("INFO").arg("server");
+    question
+}
+
+/// How long an ACQUIRE may stand in line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Queue {
+    No,
+    Forever,
+    /// At most this long, rounded up to a whole millisecond.
+    For(Duration),
+}
+
+/// `RLOCK.ACQUIRE` or `RLOCK.MACQUIRE … [QUEUE wait-ms] SESSION session [ONCE]`.
+pub(crate) fn acquire(
+    subject: Subject<'_>,
+    lease: Duration,
+    queue: Queue,
+    session: &str,
+    once: bool,
+) -> Command<Acquired> {
+    let mut cmd = subject.cmd(&ACQUIRE, Some(lease));
+    match queue {
+        Queue::No => {}
+        Queue::Forever => {
+            cmd.arg("QUEUE").arg(0);
+        }
+        // Never 0, which is the word for "without limit".
+        Queue::For(wait) => {
+            cmd.arg("QUEUE").arg(millis_up(wait).max(1));
+        }
+    }
+    cmd.arg("SESSION").arg(session);
+    if once {
+        cmd.arg("ONCE");
+    }
+    Command::new(cmd, read_acquired)
+}
+
+/// `RLOCK.EVENTS session [BLOCK wait-ms] GRACE grace-ms`. Without a wait it answers at once.
+pub(crate) fn events(
+    session: &str,
+    wait: Option<Duration>,
+    grace: Duration,
+) -> Command<Vec<Event>> {
+    let mut cmd = redis::cmd("RLOCK.EVENTS");
+    cmd.arg(session);
+    if let Some(wait) = wait {
+        cmd.arg("BLOCK").arg(millis(wait).max(1));
+    }
+    cmd.arg("GRACE").arg(millis(grace));
+    Command::new(cmd, read_events)
+}
+
+/// `RLOCK.RELEASE … [TOKEN token] [LEASE lease-ms]`, or `RLOCK.MRELEASE`. A lease starts anew for
+/// what is left of a reader's hold.
+pub(crate) fn release(
+    subject: Subject<'_>,
+    token: Option<u64>,
+    lease: Option<Duration>,
+) -> Command<Released> {
+    let mut cmd = subject.cmd(&RELEASE, None);
+    if subject.mode == Mode::Several {
+        return Command::counted(cmd, subject.names.len(), read_all_released);
+    }
+    if let Some(token) = token.and_then(|token| subject.token(token)) {
+        cmd.arg("TOKEN").arg(token);
+    }
+    if let Some(lease) = lease.filter(|_| subject.mode == Mode::Read) {
+        cmd.arg("LEASE").arg(millis(lease));
+    }
+    Command::new(cmd, read_released)
+}
+
+/// `RLOCK.RENEW … [TOKEN token] SESSION session`, or `RLOCK.MRENEW`: whether it is still held, of
+/// several locks whether all are.
+pub(crate) fn renew(
+    subject: Subject<'_>,
+    lease: Duration,
+    token: u64,
+    session: &str,
+) -> Command<bool> {
+    let mut cmd = subject.cmd(&RENEW, Some(lease));
+    if let Some(token) = subject.token(token) {
+        cmd.arg("TOKEN").arg(token);
+    }
+    cmd.arg("SESSION").arg(session);
+    Command::counted(cmd, subject.names.len(), read_all_renewed)
+}
+
+/// `WAIT replicas ms`, or `WAITAOF 1 replicas ms`. Never 0 ms, which is the word for "without
+/// limit".
+pub(crate) fn wait_for_copies(durability: Durability) -> Command<Copied> {
+    let within = millis_up(durability.within).max(1);
+    let mut cmd = if durability.on_disk {
+        let mut cmd = redis::cmd("WAITAOF");
+        cmd.arg(1);
+        cmd
+    } else {
+        redis::cmd("WAIT")
+    };
+    cmd.arg(durability.replicas).arg(within);
+    Command::new(cmd, read_copied)
+}
+
+/// `RLOCK.CANCEL key owner`: how many waiters have been taken out of the queue. A wait for several
+/// locks stands in the queue of each, and leaves all with one.
+pub(crate) fn cancel(subject: Subject<'_>) -> Command<u64> {
+    let cmd = redis::cmd("RLOCK.CANCEL");
+    let mut cmd = subject.names.iter().take(1).fold(cmd, with_name);
+    cmd.arg(subject.owner);
+    Command::new(cmd, read_count)
+}
+
+/// `CLUSTER SLOTS`: who serves which slots.
+pub(crate) fn slots() -> Command<Vec<Range>> {
+    let mut cmd = redis::cmd("CLUSTER");
+    cmd.arg("SLOTS");
+    Command::new(cmd, read_slots)
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn millis_up(duration: Duration) -> u64 {
+    millis(duration.saturating_add(Duration::from_nanos(999_999)))
+}
+
+/// As many arguments an ACQUIRE may have beside the names, and as long they usually are: its own
+/// name, the owner, the lease, a mode, QUEUE, SESSION, ONCE.
+const OTHERS_MAX: usize = 9;
+const OTHERS_BYTES: usize = 112;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words<T>(command: &Command<T>) -> String {
+        String::from_utf8(command.cmd.get_packed_command())
+            .expect("text")
+            .split("\r\n")
+            .filter(|part| !part.starts_with(['*', '$']))
+            .collect::<Vec<_>>()
+            .join(" ")
+            .trim_end()
+            .to_owned()
+    }
+
+    /// What is said about `o` at these locks.
+    fn about<T>(mode: Mode, names: &[&str], say: impl Fn(Subject<'_>) -> Command<T>) -> String {
+        let names: Vec<_> = names.iter().map(|n| Arc::from(n.as_bytes())).collect();
+        words(&say(Subject {
+            mode,
+            names: &names,
+            owner: b"o",
+        }))
+    }
+
+    fn plain<T>(say: impl Fn(Subject<'_>) -> Command<T>) -> String {
+        about(Mode::Plain, &["n"], say)
+    }
+
+    fn read<T>(say: impl Fn(Subject<'_>) -> Command<T>) -> String {
+        about(Mode::Read, &["n"], say)
+    }
+
+    fn write<T>(say: impl Fn(Subject<'_>) -> Command<T>) -> String {
+        about(Mode::Write, &["n"], say)
+    }
+
+    fn several<T>(say: impl Fn(Subject<'_>) -> Command<T>) -> String {
+        about(Mode::Several, &["b", "a"], say)
+    }
+
+    const LEASE: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn commands_are_written_as_the_contract_spells_them() {
+        let cases = [
+            (
+                plain(|o| acquire(o, LEASE, Queue::No, "s", false)),
+                "RLOCK.ACQUIRE n o 30000 SESSION s",
+            ),
+            (
+                plain(|o| acquire(o, LEASE, Queue::Forever, "s", true)),
+                "RLOCK.ACQUIRE n o 30000 QUEUE 0 SESSION s ONCE",
+            ),
+            (plain(|o| release(o, None, None)), "RLOCK.RELEASE n o"),
+            (
+                plain(|o| release(o, Some(7), Some(LEASE))),
+                "RLOCK.RELEASE n o TOKEN 7",
+            ),
+            (
+                plain(|o| renew(o, LEASE, 7, "s")),
+                "RLOCK.RENEW n o 30000 TOKEN 7 SESSION s",
+            ),
+            (plain(cancel), "RLOCK.CANCEL n o"),
+            (
+                words(&events("s", None, Duration::ZERO)),
+                "RLOCK.EVENTS s GRACE 0",
+            ),
+            (
+                words(&events("s", Some(LEASE), Duration::from_secs(1))),
+                "RLOCK.EVENTS s BLOCK 30000 GRACE 1000",
+            ),
+        ];
+        for (written, expected) in cases {
+            assert_eq!(written, expected);
+        }
+    }
+
+    #[test]
+    fn readers_and_writers_say_so_and_a_writer_names_no_token() {
+        let acquire = |o: Subject<'_>| acquire(o, LEASE, Queue::Forever, "s", true);
+        let release = |o: Subject<'_>| release(o, Some(7), Some(LEASE));
+        let renew = |o: Subject<'_>| renew(o, LEASE, 7, "s");
+        let cases = [
+            (
+                read(acquire),
+                "RLOCK.ACQUIRE n o 30000 READ QUEUE 0 SESSION s ONCE",
+            ),
+            (
+                write(acquire),
+                "RLOCK.ACQUIRE n o 30000 WRITE QUEUE 0 SESSION s ONCE",
+            ),
+            (read(release), "RLOCK.RELEASE n o READ TOKEN 7 LEASE 30000"),
+            (write(release), "RLOCK.RELEASE n o WRITE"),
+            (read(renew), "RLOCK.RENEW n o 30000 READ TOKEN 7 SESSION s"),
+            (write(renew), "RLOCK.RENEW n o 30000 WRITE SESSION s"),
+            (read(cancel), "RLOCK.CANCEL n o"),
+            (write(cancel), "RLOCK.CANCEL n o"),
+        ];
+        for (written, expected) in cases {
+            assert_eq!(written, expected);
+        }
+    }
+
+    #[test]
+    fn several_locks_are_named_in_one_command_and_cancelled_by_the_first() {
+        let cases = [
+            (
+                several(|o| acquire(o, LEASE, Queue::Forever, "s", true)),
+                "RLOCK.MACQUIRE o 30000 2 b a QUEUE 0 SESSION s ONCE",
+            ),
+            (
+                several(|o| release(o, Some(7), Some(LEASE))),
+                "RLOCK.MRELEASE o 2 b a",
+            ),
+            (
+                several(|o| renew(o, LEASE, 7, "s")),
+                "RLOCK.MRENEW o 30000 2 b a SESSION s",
+            ),
+            (several(cancel), "RLOCK.CANCEL b o"),
+        ];
+        for (written, expected) in cases {
+            assert_eq!(written, expected);
+        }
+    }
+
+    #[test]
+    fn of_several_locks_all_must_have_been_there() {
+        let names = [Arc::from(*b"a"), Arc::from(*b"b")];
+        let subject = Subject {
+            mode: Mode::Several,
+            names: &names,
+            owner: b"o",
+        };
+        let renewed = |n| {
+            let renewal = renew(subject, LEASE, 7, "s");
+            renewal.reader.read(&Value::Int(n)).ok()
+        };
+        assert_eq!(
+            [renewed(0), renewed(1), renewed(2), renewed(3)],
+            [Some(false), Some(false), Some(true), None]
+        );
+        let released = |n| {
+            let release = release(subject, None, None);
+            release.reader.read(&Value::Int(n)).ok()
+        };
+        assert_eq!(released(1), Some(Released::NotHeld));
+        assert_eq!(released(2), Some(Released::Done));
+    }
+
+    #[test]
+    fn a_limited_wait_is_never_sent_as_zero_which_means_no_limit() {
+        for (wait, sent) in [
+            (0, "1"),
+            (1, "1"),
+            (999_999, "1"),
+            (1_000_000, "1"),
+            (1_000_001, "2"),
+        ] {
+            let queue = Queue::For(Duration::from_nanos(wait));
+            let written = plain(|o| acquire(o, LEASE, queue, "s", false));
+            assert_eq!(
+                written,
+                format!("RLOCK.ACQUIRE n o 30000 QUEUE {sent} SESSION s")
+            );
+        }
+    }
+
+    #[test]
+    fn a_reply_of_another_shape_leaves_unknown_what_was_done() {
+        let subject = Subject {
+            mode: Mode::Plain,
+            names: &[Arc::from(*b"n")],
+            owner: b"o",
+        };
+        for reply in [Value::Okay, Value::Int(2)] {
+            let error = renew(subject, LEASE, 1, "s").reader.read(&reply);
+            assert!(error.expect_err("no such reply").is_unknown());
+        }
+    }
+}
