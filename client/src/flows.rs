@@ -10,7 +10,7 @@ pub(crate) mod acquire;
 mod wait;
 
 mod held;
-pub(crate) use held::Held;
+pub(crate) use held::{Held, lost};
 
 mod acknowledge;
 mod release;

@@ -1,8 +1,26 @@
-//! Who holds and who waits here, as far as this client knows. No I/O, and no task.
+//! Who holds and who waits here, as far as this client knows: one state behind one lock.
+//!
+//! It does no I/O, starts no task and never asks what time it is: what is sent, heard and waited for
+//! is the business of the [flows](crate::flows), which tell it here and are told what follows. So
+//! whatever concerns one owner at one lock is decided in one place and in one order, and can be
+//! tested with time as an argument.
 
 mod owner;
 pub use owner::Owner;
 
-pub(crate) mod entries;
-pub(crate) mod hold;
-pub(crate) mod usage;
+mod entries;
+pub(crate) use entries::Ledger;
+
+mod usage;
+pub(crate) use usage::{HoldOptions, Reserved, Target, Usage};
+
+mod events;
+pub(crate) use events::{Delivered, GiveBack, Mailbox, Notification, OrphanGrant};
+
+mod hold;
+#[cfg(test)]
+pub(crate) use hold::tests::hold as a_hold;
+pub(crate) use hold::{Grant, Hold, Renewal};
+
+#[cfg(test)]
+mod model;

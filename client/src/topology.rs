@@ -4,7 +4,7 @@ mod router;
 pub(crate) use router::{AttachedRoute, MAX_REDIRECTS, Route, Router};
 
 mod node;
-pub(crate) use node::{Identity, Listener, Node};
+pub(crate) use node::{Identity, Listener, Node, NodeNumber};
 
 mod cluster;
 mod redirects;

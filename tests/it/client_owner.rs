@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rlock_client::{Client, LostReason};
-use rlock_tests::{Server, until};
+use rlock_tests::{Proxy, Server, until};
 use tokio::time::{sleep, timeout};
 
 use super::client::{
@@ -160,8 +160,16 @@ async fn a_long_lease_that_was_not_granted_is_not_given_to_other_guards() {
     assert!(lease_of(&server, "a") <= short);
     // The same of one that waits: its lease begins when it is granted.
     let waiting = see_in_queue(&server, "b", async move { both.lock().await });
-    held.renew().await.unwrap();
-    assert!(lease_of(&server, "a") <= short);
+    // Until it has heard that it is in the queue, it may have been granted.
+    let unpromised = async {
+        loop {
+            held.renew().await.unwrap();
+            if lease_of(&server, "a") <= short {
+                return;
+            }
+        }
+    };
+    soon(unpromised).await;
     alice.let_go("b", "alice");
     let granted = soon(waiting).await.unwrap().unwrap();
     held.renew().await.unwrap();
@@ -406,4 +414,108 @@ async fn shutdown_waits_until_a_grant_to_nobody_is_given_back() {
     assert!(early.is_err(), "nobody has heard that it was");
     valve.open(ACQUIRE);
     soon(client.shutdown()).await;
+}
+
+/// A lock was broken, and its guard has not heard of it. Its release names no token, and is carried
+/// out behind the command that took the lock anew for the same owner.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_of_a_lost_hold_leaves_no_guard_that_lies() {
+    let server = Server::start();
+    let valve = Valve::to(&server);
+    let client = patient().connect(&valve.url()).await.unwrap();
+    let owner = client.owner();
+    let (shared, both) = (client.rw_lock("k"), client.multi(["k", "l"]));
+    let (shared, both) = (shared.owner(&owner), both.owner(&owner));
+
+    let writer = shared.write().await.unwrap();
+    valve.close(EVENTS);
+    assert_eq!(server.run("RLOCK.BREAK k"), 1);
+    valve.close(ACQUIRE);
+    let again = shared.clone();
+    let next = tokio::spawn(async move { again.try_write().await });
+    until("it is taken anew", || server.run("EXISTS k") == 1);
+    drop(writer);
+    until("it is released", || server.run("EXISTS k") == 0);
+    valve.open(ACQUIRE);
+    let error = soon(next).await.unwrap().unwrap_err();
+    assert!(error.is_not_acquired(), "{error}");
+    valve.open(EVENTS);
+
+    let first = both.lock().await.unwrap();
+    valve.close(EVENTS);
+    assert_eq!(server.run("RLOCK.BREAK k"), 1);
+    assert_eq!(server.run("RLOCK.BREAK l"), 1);
+    valve.close(ACQUIRE);
+    let again = both.clone();
+    let next = tokio::spawn(async move { again.lock().await });
+    until("they are taken anew", || server.holder("k").is_some());
+    drop(first);
+    until("they are released", || server.holder("k").is_none());
+    valve.open(ACQUIRE);
+    let next = soon(next).await.unwrap().unwrap();
+    assert!(server.holder("k").is_some(), "taken once more");
+    valve.open(EVENTS);
+    next.unlock().await.unwrap();
+    assert_eq!(server.run("DBSIZE"), 0);
+}
+
+/// Several locks are granted, and the word of it is lost with the connection. The owner holds one of
+/// them by another guard, so it may not ask again as if it held nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_of_several_whose_word_is_lost_is_not_entered_twice() {
+    let server = Server::start();
+    let (near, far) = (Proxy::to(server.address()), Proxy::to(server.address()));
+    let client = calm().grace(LONG_GRACE);
+    let address = format!("redis://{}", near.address());
+    let client = client.connect(&address).await.unwrap();
+    near.lead_to(far.address());
+    kill_session_connection(&server);
+    let owner = client.owner();
+    let held = client.lock("a").owner(&owner).lock().await.unwrap();
+    let mut alice = server.connect();
+    alice.take("b", "alice");
+    let both = client.multi(["a", "b"]).owner(&owner);
+    let waiting = see_in_queue(&server, "b", async move { both.lock().await });
+    far.cut_to_client();
+    alice.let_go("b", "alice");
+    until("it is granted", || server.holder("b").is_some());
+    // Fetched, and so not taken back with the connection.
+    until("it is told", || {
+        server.info_number("rlock_unfetched_events") == 0
+    });
+    far.sever();
+    far.heal();
+    let both = soon(waiting).await.unwrap().unwrap();
+    both.unlock().await.unwrap();
+    assert!(server.holder("b").is_none());
+    held.unlock().await.unwrap();
+    assert_eq!(server.run("DBSIZE"), 0);
+}
+
+/// The second call of an owner stands in the queue once the first has left it. Its time is up while
+/// it waits for that, and again while it asks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_wait_of_an_owner_whose_time_is_up_says_that_the_lock_is_taken() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    for _ in 0..3 {
+        let calls = (0..400).map(|n| {
+            let lock = client.lock("k").owner(&client.owner());
+            tokio::spawn(async move {
+                // About when the first one's time is up, the second has its turn.
+                let late = Duration::from_micros(n * 10);
+                let first = lock.lock_timeout(20 * MS);
+                let second = lock.lock_timeout(20 * MS + late);
+                let (first, second) = tokio::join!(first, second);
+                [first.unwrap_err(), second.unwrap_err()]
+            })
+        });
+        for call in calls.collect::<Vec<_>>() {
+            for error in call.await.unwrap() {
+                assert!(error.is_not_acquired(), "{error}");
+            }
+        }
+    }
 }

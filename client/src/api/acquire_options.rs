@@ -7,11 +7,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::api::guard::{Guard, MultiGuard};
 use crate::error::Error;
-use crate::flows::Context;
 use crate::flows::acquire::{self, Request, WaitMode};
-use crate::ledger::Owner;
-use crate::ledger::hold::lost;
-use crate::ledger::usage::HoldOptions;
+use crate::flows::{Context, lost};
+use crate::ledger::{HoldOptions, Owner};
 use crate::time::{part, whole_millis};
 use crate::wire::request::Mode;
 
@@ -55,7 +53,7 @@ impl AcquireOptions {
     ) -> Result<Guard<M>, Error> {
         let request = Request {
             context: Arc::clone(&self.context),
-            target: owner.target(&self.context.entries, mode, names),
+            target: owner.target(&self.context.ledger, mode, names),
             options: self.hold_options(),
             wait_mode,
             own: self.owner.is_none(),

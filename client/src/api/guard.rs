@@ -5,12 +5,13 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::api::mode::{One, Plain, Read, Several, Write};
 use crate::error::Error;
 use crate::flows::acquire::{self, Request, WaitMode};
-use crate::flows::{Held, renew};
-use crate::ledger::Owner;
-use crate::ledger::hold::{self, Hold};
+use crate::flows::{self, Held, renew};
+use crate::ledger::{Hold, Owner};
 use crate::lost_reason::LostReason;
 use crate::wire::request::Mode;
 
@@ -169,18 +170,18 @@ impl Guard<Write> {
     /// ```
     pub async fn downgrade(self) -> Result<Guard<Read>, Error> {
         let hold = Arc::clone(&self.held.hold);
-        let (entries, target) = (&self.held.context.entries, hold.target());
+        let (ledger, target) = (&self.held.context.ledger, hold.target());
         let request = Request {
             context: Arc::clone(&self.held.context),
-            target: target.owner().target(entries, Mode::Read, target.names()),
-            options: hold.terms_left(),
+            target: target.owner().target(ledger, Mode::Read, target.names()),
+            options: hold.options_left(Instant::now()),
             wait_mode: WaitMode::None,
             own: false,
         };
         let reader = acquire::start(request).await;
         let reader = Guard::new(reader.unwrap_or_else(|_| Err(Error::no_runtime()))?);
         // Held until now, and so when the reading began.
-        if let Some(reason) = hold.lost() {
+        if let Some(reason) = hold.lost(Instant::now()) {
             return Err(Error::lost(reason));
         }
         match self.unlock().await {
@@ -215,7 +216,7 @@ impl<M> Guard<M> {
 
     /// Why it is lost, if it is.
     pub(crate) fn lost_already(&self) -> Option<LostReason> {
-        self.holds().find_map(|hold| hold.lost())
+        self.holds().find_map(|hold| hold.lost(Instant::now()))
     }
 
     /// Who holds the lock. To enter it again, pass this on to [`Lock::owner`](crate::Lock::owner).
@@ -236,7 +237,7 @@ impl<M> Guard<M> {
     /// How long the lock may still be called held if nothing more is heard from the server; zero
     /// once lost. With a grace this is never much more than the grace.
     pub fn valid_for(&self) -> Duration {
-        let left = self.holds().map(|hold| hold.valid_for());
+        let left = self.holds().map(|hold| hold.valid_for(Instant::now()));
         left.min().unwrap_or_default()
     }
 
@@ -260,13 +261,13 @@ impl<M> Guard<M> {
     /// let guard = client.lock("orders").lock().await?;
     /// tokio::select! {
     ///     () = work() => guard.unlock().await?,
-    ///     reason = guard.lost() => println!("stopped half-way: {reason}"),
+    ///     reason = guard.lost(Instant::now()) => println!("stopped half-way: {reason}"),
     /// }
     /// # Ok(())
     /// # }
     /// ```
     pub async fn lost(&self) -> LostReason {
-        hold::lost(self.holds()).await
+        flows::lost(self.holds()).await
     }
 
     /// Starts the lease anew, for all guards of this hold. One round trip. The watchdog does this
@@ -304,9 +305,12 @@ impl<M> Guard<M> {
         }
         let nodes = &self.held.context.router;
         for hold in self.holds() {
-            let told = renew::renew(nodes, hold.target(), hold.token(), || hold.anew());
+            let told = renew::renew(nodes, hold.target(), hold.token(), || {
+                hold.anew(Instant::now())
+            });
             let (still, renewal) = told.await?;
-            hold.renewed(still, &renewal).map_err(Error::lost)?;
+            hold.renewed(still, &renewal, Instant::now())
+                .map_err(Error::lost)?;
         }
         Ok(())
     }

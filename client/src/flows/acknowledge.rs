@@ -4,8 +4,10 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use crate::error::Error;
-use crate::ledger::hold::{Hold, Renewal};
+use crate::ledger::{Hold, Renewal};
 use crate::topology::{Redirects, Route, Router};
 
 /// Waits until enough have this hold, wherever it is by now.
@@ -31,7 +33,7 @@ async fn renewed(route: &Route, hold: &Arc<Hold>) -> Result<(), Error> {
     let session = &route.node.session;
     // Taken before anything is sent: what is confirmed now counts on this or a later one.
     let attachment = session.attachment().ok_or_else(Error::not_attached)?;
-    let lease = hold.kept();
+    let lease = hold.kept(Instant::now());
     let renewal = hold.renewal(lease.lease, &session.name);
     let renewal = route.address(renewal.only_for(attachment.server()));
     let answer = acknowledger.renew(renewal).await?;
@@ -41,6 +43,7 @@ async fn renewed(route: &Route, hold: &Arc<Hold>) -> Result<(), Error> {
         lease,
         attachment: Some(attachment),
     };
-    hold.renewed(answer.held, &renewal).map_err(Error::lost)?;
+    hold.renewed(answer.held, &renewal, Instant::now())
+        .map_err(Error::lost)?;
     answer.by_enough
 }

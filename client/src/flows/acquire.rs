@@ -10,9 +10,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::background::Counted;
 use crate::error::Error;
 use crate::flows::{Context, Held, release, renew, wait};
-use crate::ledger::entries::{self, Mailbox};
-use crate::ledger::hold::Grant;
-use crate::ledger::usage::{HoldOptions, Reserved, Target, Usage};
+use crate::ledger::{Grant, HoldOptions, Mailbox, Reserved, Target, Usage};
 use crate::lost_reason::LostReason;
 use crate::topology::{AttachedRoute, Redirects};
 use crate::trace;
@@ -70,7 +68,7 @@ impl Request {
 
     fn acquire(usage: &Usage, queue: Queue, at: &AttachedRoute) -> (Reserved, Command<Acquired>) {
         let (target, session) = (usage.target(), &at.route.node.session.name);
-        let lease = usage.lease();
+        let lease = usage.lease(Instant::now());
         let (subject, once) = (target.subject(), usage.is_alone());
         let acquire = request::acquire(subject, lease.lease.length, queue, session, once);
         (lease, acquire.only_for(at.attachment.server()))
@@ -116,7 +114,7 @@ impl QueuePermit {
     ) -> Self {
         let target = usage.target();
         Self {
-            mailbox: entries::listen(Arc::<Context>::clone(context), usage),
+            mailbox: Mailbox::new(Arc::<Context>::clone(context), usage),
             lost: None,
             span: trace::wait(target, target.owner(), target.mode()),
             _turns: permits,
@@ -143,11 +141,12 @@ pub(crate) fn start(request: Request) -> oneshot::Receiver<Result<Held, Error>> 
         WaitMode::None => None,
         WaitMode::Until(_) | WaitMode::Forever => {
             let permits = request.target.permits();
-            let permits: Result<Vec<_>, _> = permits.map(Mutex::try_lock_owned).collect();
+            let permits: Result<Vec<_>, _> =
+                permits.into_iter().map(Mutex::try_lock_owned).collect();
             permits.ok()
         }
     };
-    let usage = request.target.usage(request.options);
+    let usage = request.target.claim(request.options);
     let permit = permits.map(|permits| QueuePermit::new(&request.context, &usage, permits));
     let queue = match &permit {
         None => Queue::No,
@@ -202,7 +201,9 @@ impl Attempt {
     fn answered(self, at: AttachedRoute, lease: Reserved, answer: Result<Acquired, Error>) {
         match answer {
             Ok(Acquired::Granted { token, fresh })
-                if at.route.node.acknowledger.is_none() && at.is_fresh(lease.counted()) =>
+                if at.route.node.acknowledger.is_none()
+                    && at.is_fresh(lease.counted())
+                    && !self.usage.may_have_been_released() =>
             {
                 let grant = Grant {
                     token,
@@ -230,9 +231,14 @@ impl Attempt {
         } = self;
         let context = Arc::clone(&request.context);
         match permit {
-            Some(permit) => context
-                .background
-                .spawn(wait::run(request, usage, permit, asked, reply)),
+            Some(permit) => context.background.spawn(wait::run(
+                request,
+                usage,
+                permit,
+                asked,
+                Error::not_attached(),
+                reply,
+            )),
             None => context.background.spawn(run(request, usage, asked, reply)),
         }
         drop(pending);
@@ -281,10 +287,10 @@ async fn run(request: Request, usage: Usage, asked: Option<Asked>, reply: Reply)
     };
     drop(once);
     let error = match answered {
-        Ok(Answered::Granted(grant, at)) => {
-            let held = confirmed(&request, usage, grant, &at).await;
-            return deliver(held, reply).await;
-        }
+        Ok(Answered::Granted(grant, at)) => match confirmed(&request, usage, grant, &at).await {
+            Ok(held) => return deliver(held, reply).await,
+            Err(error) => error,
+        },
         Ok(Answered::NotHeld { lease_left }) => match request.wait_mode {
             WaitMode::None => Error::not_acquired(lease_left),
             // The usage ends here: until its turn comes, the owner has nothing at the lock.
@@ -315,32 +321,40 @@ async fn late(request: &Request) {
     }
 }
 
-/// A grant that was heard late, or under an attachment that is over by now, is renewed for a new
-/// start to count from. Where that is not answered, the guard counts on what it has.
-async fn confirmed(request: &Request, usage: Usage, grant: Grant, at: &AttachedRoute) -> Held {
-    if at.is_fresh(grant.lease) {
-        return granted(request, usage, None, grant);
+/// A grant that was heard late, under an attachment that is over by now, or beside a release that
+/// may have taken it, is renewed for a new start to count from. Where that is not answered, the
+/// guard counts on what it has.
+async fn confirmed(
+    request: &Request,
+    usage: Usage,
+    grant: Grant,
+    at: &AttachedRoute,
+) -> Result<Held, Error> {
+    let in_doubt = usage.may_have_been_released();
+    if at.is_fresh(grant.lease) && !in_doubt {
+        return Ok(granted(request, usage, None, grant));
     }
     let (router, target) = (&request.context.router, usage.target());
-    let renewed = renew::renew(router, target, grant.token, || usage.lease()).await;
-    match renewed {
-        Ok((true, renewal)) => {
-            let attachment = renewal.attachment.unwrap_or(grant.attachment);
-            let lease = renewal.lease;
-            let grant = Grant {
-                lease,
-                attachment,
-                ..grant
-            };
-            granted(request, usage, None, grant)
-        }
+    let renewed = renew::renew(router, target, grant.token, || usage.lease(Instant::now())).await;
+    let grant = match renewed {
+        Ok((true, renewal)) => Grant {
+            lease: renewal.lease,
+            attachment: renewal.attachment.unwrap_or(grant.attachment),
+            ..grant
+        },
         Ok((false, _)) => {
-            let held = granted(request, usage, None, grant);
-            held.lose(LostReason::NotHeld);
-            held
+            release::remains(&request.context, &usage, grant.token);
+            return Err(Error::not_acquired(None));
         }
-        Err(_) => granted(request, usage, None, grant),
-    }
+        Err(_) if in_doubt => {
+            // Granted, and maybe still held.
+            let error = Error::no_reply(None);
+            request.give_up(usage, &error);
+            return Err(error);
+        }
+        Err(_) => grant,
+    };
+    Ok(granted(request, usage, None, grant))
 }
 
 /// Brings the caller what it is granted. What nobody takes is dropped, and so given back.

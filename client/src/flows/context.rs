@@ -10,8 +10,7 @@ use tokio::task::AbortHandle;
 use crate::background::Background;
 use crate::error::Error;
 use crate::flows::watchdog::{self, Watchdog};
-use crate::ledger::Owner;
-use crate::ledger::entries::Entries;
+use crate::ledger::{Ledger, Owner};
 use crate::topology::{Listener, Router};
 
 /// A client's locks, its servers, and the tasks between them.
@@ -21,7 +20,7 @@ pub(crate) struct Context {
     pub(crate) lease: Duration,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) router: Router,
-    pub(crate) entries: Arc<Entries>,
+    pub(crate) ledger: Arc<Ledger>,
     pub(crate) watchdog: Arc<Watchdog>,
     watching: AbortHandle,
     pub(crate) background: Background,
@@ -53,7 +52,7 @@ impl Context {
                 lease: settings.lease,
                 max_hold: settings.max_hold,
                 router: router(&runtime, Weak::<Self>::clone(context)),
-                entries: Arc::default(),
+                ledger: Arc::default(),
                 watchdog,
                 watching: runtime.spawn(watching).abort_handle(),
                 background: Background::new(runtime.clone()),

@@ -8,8 +8,7 @@ use tokio::time::{Instant, sleep};
 use crate::backoff::Backoff;
 use crate::flows::Context;
 use crate::flows::renew;
-use crate::ledger::entries::{self, Delivered, GiveBack};
-use crate::ledger::hold::Hold;
+use crate::ledger::{Delivered, GiveBack, Hold};
 use crate::lost_reason::LostReason;
 use crate::topology::slots::slot_of;
 use crate::topology::{Listener, Node};
@@ -20,7 +19,10 @@ impl Listener for Context {
     fn told(self: Arc<Self>, node: &Arc<Node>, events: Vec<Event>, since: Instant) {
         let mut lost = Vec::new();
         for event in events {
-            match self.entries.deliver(event, since, node) {
+            match self
+                .ledger
+                .deliver(event, since, node.number, Instant::now())
+            {
                 Delivered::Done => {}
                 Delivered::Lost(holds, reason) => {
                     lost.extend(holds.into_iter().map(|hold| (hold, reason)));
@@ -60,20 +62,20 @@ impl Listener for Context {
     }
 
     fn moved(self: Arc<Self>, slots: &HashSet<u16>) {
-        let mut holds = self.entries.holds();
+        let mut holds = self.ledger.holds();
         holds.retain(|hold| slots.contains(&slot_of(hold.target().key())));
         tokio::spawn(async move { renew::confirm(&self, holds, || true).await });
     }
 
     fn counts_on(&self, attachment: &Attachment) -> bool {
-        let holds = self.entries.holds();
+        let holds = self.ledger.holds();
         holds.iter().any(|hold| hold.counts_on(attachment))
     }
 }
 
 impl Context {
     fn holds_at(&self, node: &Arc<Node>) -> Vec<Arc<Hold>> {
-        let mut holds = self.entries.holds();
+        let mut holds = self.ledger.holds();
         holds.retain(|hold| self.router.is_home(node, hold.target().key()));
         holds
     }
@@ -91,14 +93,19 @@ pub(crate) async fn verify(context: &Arc<Context>, lost: Vec<(Arc<Hold>, LostRea
             // Before it is asked, too: what was granted in between may have gone again.
             let meant: Vec<_> = holds
                 .iter()
-                .filter(|hold| is_meant(hold))
+                .filter(|hold| hold.is_surely_meant(Instant::now()))
                 .cloned()
                 .collect();
-            let is_meant =
-                |hold: &_| meant.iter().any(|one| Arc::ptr_eq(one, hold)) && is_meant(hold);
+            let is_meant = |hold: &_| {
+                meant.iter().any(|one| Arc::ptr_eq(one, hold))
+                    && hold.is_surely_meant(Instant::now())
+            };
             for (hold, told) in renew::ask(&context.router, route, holds).await {
                 match told {
-                    Ok((true, renewal)) if is_meant(&hold) => drop(hold.renewed(true, &renewal)),
+                    Ok((true, renewal)) if is_meant(&hold) => {
+                        // Whether it was lost meanwhile the guard will say.
+                        let _ = hold.renewed(true, &renewal, Instant::now());
+                    }
                     Err(_) if context.router.are_several() => continue,
                     Ok(_) | Err(_) => lose(&hold, &lost),
                 }
@@ -106,7 +113,7 @@ pub(crate) async fn verify(context: &Arc<Context>, lost: Vec<(Arc<Hold>, LostRea
             }
         }
         // Its validity ends in any case, unless the node where it is confirms it.
-        lost.retain(|(hold, _)| hold.lost().is_none());
+        lost.retain(|(hold, _)| hold.lost(Instant::now()).is_none());
         if lost.is_empty() {
             return;
         }
@@ -118,10 +125,4 @@ pub(crate) async fn verify(context: &Arc<Context>, lost: Vec<(Arc<Hold>, LostRea
 fn lose(hold: &Arc<Hold>, lost: &[(Arc<Hold>, LostReason)]) {
     let said = lost.iter().find(|(one, _)| Arc::ptr_eq(one, hold));
     hold.lose(said.map_or(LostReason::NotHeld, |(_, reason)| *reason));
-}
-
-/// One that the server cannot tell by its token from a later one of its owner may have been lost if
-/// there is another.
-fn is_meant(hold: &Arc<Hold>) -> bool {
-    hold.target().mode().has_token() || entries::is_the_only_one(hold)
 }

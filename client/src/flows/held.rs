@@ -1,12 +1,14 @@
 //! What a guard has.
 
+use std::pin::pin;
 use std::sync::Arc;
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::time::{Instant, sleep_until};
 
 use crate::error::Error;
 use crate::flows::{Context, acknowledge, dispatch, release, renew};
-use crate::ledger::entries;
-use crate::ledger::hold::{Grant, Hold};
-use crate::ledger::usage::Usage;
+use crate::ledger::{Grant, Hold, Usage};
 use crate::lost_reason::LostReason;
 
 /// What a guard has, in whatever mode; dropping it gives it back.
@@ -19,24 +21,18 @@ pub(crate) struct Held {
 
 impl Held {
     pub(crate) fn new(context: &Arc<Context>, mut usage: Usage, grant: Grant) -> Self {
-        usage.is_guards(true);
-        let target = usage.target();
-        if grant.fresh {
-            entries::supersede(target, grant.token);
-        }
-        let granted = Hold::new(&usage, grant);
-        let hold = target.share(Arc::clone(&granted));
-        if Arc::ptr_eq(&hold, &granted) {
-            entries::keep(&hold);
-            // Beside a life-line that ended in this very moment.
-            if let Some(reason) = context.router.route(target.key()).node.session.ended() {
+        let (hold, is_new) = Hold::enter(&mut usage, grant, Instant::now());
+        if is_new {
+            let session = &context.router.route(hold.target().key()).node.session;
+            // Beside a session that ended in this very moment.
+            if let Some(reason) = session.ended() {
                 hold.lose(reason);
             }
             if usage.options().renewed {
                 context.watchdog.added();
             }
             // And beside one that began in this very moment, and has confirmed the holds it found.
-            let present = context.router.route(target.key()).node.session.attachment();
+            let present = session.attachment();
             if present.is_some_and(|present| !hold.counts_on(&present)) {
                 let (runtime, hold) = (&context.runtime, Arc::clone(&hold));
                 let context = Arc::clone(context);
@@ -49,10 +45,6 @@ impl Held {
             hold,
             usage: Some(usage),
         }
-    }
-
-    pub(crate) fn lose(&self, reason: LostReason) {
-        self.hold.lose(reason);
     }
 
     /// The server has told of a loss, of this hold or of an earlier one of its owner.
@@ -98,5 +90,99 @@ impl Drop for Held {
         if let Some(usage) = self.take_claim() {
             release::in_background(&self.context, usage, Some(Arc::clone(&self.hold)));
         }
+    }
+}
+
+/// Ends when one of these is lost; never, if there are none.
+pub(crate) async fn lost<'a>(holds: impl Iterator<Item = &'a Arc<Hold>>) -> LostReason {
+    let mut waiting: FuturesUnordered<_> = holds.map(|hold| until_lost(hold)).collect();
+    match waiting.next().await {
+        Some(reason) => reason,
+        None => std::future::pending().await,
+    }
+}
+
+/// Ends when it is lost, at the latest with its validity.
+async fn until_lost(hold: &Hold) -> LostReason {
+    loop {
+        // Listens before it looks: what changes in between is heard.
+        let mut changed = pin!(hold.changed.notified());
+        changed.as_mut().enable();
+        let end = hold.end();
+        if let Some(reason) = hold.lost(Instant::now()) {
+            return reason;
+        }
+        tokio::select! {
+            () = sleep_until(end) => {}
+            () = changed => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::HoldOptions;
+    use crate::ledger::Renewal;
+    use crate::ledger::a_hold;
+    use crate::time::Lease;
+    use std::time::Duration;
+
+    const LEASE: Duration = Duration::from_secs(10);
+    const VALID: Duration = Duration::from_millis(9_898);
+
+    fn hold() -> Arc<Hold> {
+        let options = HoldOptions {
+            lease: LEASE,
+            renewed: true,
+            max_hold: None,
+        };
+        a_hold(Instant::now(), options)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lost_is_told_at_the_end_of_the_validity_and_not_before() {
+        let start = Instant::now();
+        let hold = hold();
+        assert_eq!(lost([&hold].into_iter()).await, LostReason::Expired);
+        // The timer counts in whole milliseconds.
+        let told = start.elapsed();
+        assert!(
+            told >= VALID && told <= VALID + Duration::from_millis(1),
+            "{told:?}"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_confirmed_renewal_puts_the_loss_off() {
+        let start = Instant::now();
+        let hold = hold();
+        let renewed = async {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            let lease = Lease {
+                since: Instant::now(),
+                length: LEASE,
+            };
+            let renewal = Renewal {
+                lease,
+                attachment: None,
+            };
+            assert_eq!(hold.renewed(true, &renewal, Instant::now()), Ok(()));
+        };
+        let (reason, ()) = tokio::join!(until_lost(&hold), renewed);
+        assert_eq!(reason, LostReason::Expired);
+        assert!(start.elapsed().saturating_sub(VALID) >= Duration::from_secs(5));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_servers_word_is_told_at_once() {
+        let start = Instant::now();
+        let (one, other) = (hold(), hold());
+        let (reason, ()) = tokio::join!(lost([&one, &other].into_iter()), async {
+            tokio::task::yield_now().await;
+            other.lose(LostReason::Broken);
+        });
+        assert_eq!(reason, LostReason::Broken);
+        assert_eq!(start.elapsed(), Duration::ZERO);
     }
 }

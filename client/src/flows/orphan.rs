@@ -8,7 +8,7 @@ use crate::background::Counted;
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::flows::Context;
-use crate::ledger::entries::{GiveBack, OrphanGrant};
+use crate::ledger::{GiveBack, OrphanGrant};
 use crate::topology::{MAX_REDIRECTS, Route};
 use crate::wire::commands::Answer;
 use crate::wire::reply::Released;

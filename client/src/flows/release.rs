@@ -8,9 +8,7 @@ use tokio::time::{Instant, sleep};
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::flows::Context;
-use crate::ledger::entries::{GiveBack, OrphanGrant};
-use crate::ledger::hold::Hold;
-use crate::ledger::usage::Usage;
+use crate::ledger::{GiveBack, Hold, OrphanGrant, Usage};
 use crate::lost_reason::LostReason;
 use crate::topology::{MAX_REDIRECTS, Route};
 use crate::trace;
@@ -38,16 +36,22 @@ pub(crate) fn told(
 type Report = oneshot::Sender<Result<(), Error>>;
 
 fn start(context: &Arc<Context>, usage: Usage, hold: Option<Arc<Hold>>, report: Option<Report>) {
-    let release = Release {
+    let mut release = Release {
         context: Arc::clone(context),
         usage,
         hold,
     };
+    if !release.names_its_token() {
+        release.usage.is_released_unnamed();
+    }
     let route = context.router.route(release.usage.target().key());
     let target = release.usage.target();
     let span = trace::release(target, target.owner(), target.mode());
     if !release.takes_nothing_else() {
-        release.give_back_by_token();
+        let token = release.hold.as_ref().map(|hold| hold.token());
+        if let Some(token) = token {
+            remains(context, &release.usage, token);
+        }
         return release.go_on(route, None, report, span);
     }
     // Sent here and not in a task, so that an ACQUIRE which the caller sends next comes after. A
@@ -61,6 +65,18 @@ fn start(context: &Arc<Context>, usage: Usage, hold: Option<Arc<Hold>>, report: 
         }
         drop(pending);
     });
+}
+
+/// Of several locks whose hold is lost, or may be: gives back those that are still held by the grant
+/// with this token. The command for several names no token, and that for one does. What was entered
+/// again has another: it ends with its lease.
+pub(crate) fn remains(context: &Arc<Context>, usage: &Usage, token: u64) {
+    let target = usage.target();
+    if target.mode() == Mode::Several {
+        for orphan in OrphanGrant::each(target.subject(), token) {
+            Arc::clone(context).give_back(orphan);
+        }
+    }
 }
 
 struct Release {
@@ -81,7 +97,7 @@ impl Release {
         let token = hold.map(|hold| hold.token());
         let left = hold.filter(|_| target.mode() == Mode::Read);
         let lease = left.map(|hold| {
-            let lease = hold.anew();
+            let lease = hold.anew(Instant::now());
             let length = lease.lease.length;
             lease.keep();
             length
@@ -89,27 +105,17 @@ impl Release {
         request::release(target.subject(), token, lease)
     }
 
+    fn names_its_token(&self) -> bool {
+        self.hold.is_some() && self.usage.target().mode().has_token()
+    }
+
     /// Whether it cannot take another hold than the one that it is meant for: the server tells by
     /// the token, there is no other, or this one has not been lost. Otherwise it is not sent, and
     /// what may be left ends with its lease.
     fn takes_nothing_else(&self) -> bool {
         let named = self.usage.target().mode().has_token();
-        let meant = |hold: &Arc<Hold>| named || hold.lost().is_none();
+        let meant = |hold: &Arc<Hold>| named || hold.lost(Instant::now()).is_none();
         self.usage.is_alone() || self.hold.as_ref().is_some_and(meant)
-    }
-
-    /// Of several locks whose hold may be lost, beside others of the owner: gives back those that
-    /// are still held by this grant. The command for several names no token, and that for one does.
-    /// What was entered again has another: it ends with its lease.
-    fn give_back_by_token(&self) {
-        let target = self.usage.target();
-        let several = self.hold.as_ref();
-        let Some(hold) = several.filter(|_| target.mode() == Mode::Several) else {
-            return;
-        };
-        for orphan in OrphanGrant::each(target.subject(), hold.token()) {
-            Arc::clone(&self.context).give_back(orphan);
-        }
     }
 
     fn go_on(
@@ -138,7 +144,10 @@ impl Release {
         let mut tries: u32 = 1;
         loop {
             let Some(answer) = next else {
-                let reason = self.hold.as_ref().and_then(|hold| hold.lost());
+                let reason = self
+                    .hold
+                    .as_ref()
+                    .and_then(|hold| hold.lost(Instant::now()));
                 drop(self);
                 let lost = Error::lost(reason.unwrap_or(LostReason::NotHeld));
                 return tell(&mut report, Err(lost));
@@ -182,7 +191,10 @@ impl Release {
     /// What an answered RELEASE means. "Not held" after a try whose reply was lost is that try's
     /// own doing, if the lease cannot have run out in between.
     fn outcome(&self, released: Released, unknown: bool) -> Result<(), Error> {
-        let lost = self.hold.as_ref().and_then(|hold| hold.lost());
+        let lost = self
+            .hold
+            .as_ref()
+            .and_then(|hold| hold.lost(Instant::now()));
         match (released, lost) {
             (Released::Done, _) => Ok(()),
             (Released::NotHeld, None) if unknown => Ok(()),

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::flows::Context;
-use crate::ledger::hold::{Hold, Renewal};
-use crate::ledger::usage::{Reserved, Target};
+use crate::ledger::{Hold, Renewal, Reserved, Target};
 use crate::topology::{MAX_REDIRECTS, Redirects, Route, Router};
 use crate::trace;
 use crate::wire::connection::ServerId;
@@ -27,7 +26,7 @@ pub(crate) async fn confirm(
     let mut backoff = Backoff::new();
     loop {
         // What nobody else has any more has been given back.
-        holds.retain(|hold| Arc::strong_count(hold) > 1 && hold.lost().is_none());
+        holds.retain(|hold| Arc::strong_count(hold) > 1 && hold.lost(Instant::now()).is_none());
         if holds.is_empty() || !is_of_use() {
             return;
         }
@@ -56,7 +55,7 @@ async fn unconfirmed_at(router: &Router, route: Route, holds: Vec<Arc<Hold>>) ->
     for (hold, told) in ask(router, route, holds).await {
         match told {
             // Whether it was lost the guard will say.
-            Ok((held, renewal)) => drop(hold.renewed(held, &renewal)),
+            Ok((held, renewal)) => drop(hold.renewed(held, &renewal, Instant::now())),
             // A refusal is no word of a loss: the server may be loading, or have been made a
             // replica. The guard hears of it when its lease ends unconfirmed.
             Err(_) => unconfirmed.push(hold),
@@ -81,7 +80,7 @@ pub(crate) async fn renew(
     loop {
         let lease = lease();
         let session = &route.node.session.name;
-        let renewal = request::renew(target.subject(), lease.lease.length, token, session);
+        let renewal = request::renew(target.subject(), lease.lease.length, Some(token), session);
         let renewal = renewal.only_for(server_of(attachment.as_ref()));
         let error = match route.send_idempotent(renewal).await {
             Ok(held) => {
@@ -151,7 +150,7 @@ async fn ask_at(route: &Route, holds: &[Arc<Hold>]) -> Vec<Notification> {
     let session = &route.node.session;
     // Taken before anything is sent: what is confirmed now counts on this attachment or a later.
     let attachment = session.attachment();
-    let leases: Vec<_> = holds.iter().map(|hold| hold.kept()).collect();
+    let leases: Vec<_> = holds.iter().map(|hold| hold.kept(Instant::now())).collect();
     let commands: Vec<_> = holds
         .iter()
         .zip(&leases)

@@ -11,14 +11,12 @@ use crate::flows::acquire::{
     Asked, QueuePermit, Reply, Request, WaitMode, deliver, granted, prefer_unknown,
 };
 use crate::flows::{release, renew};
-use crate::ledger::entries::Notification;
-use crate::ledger::hold::{Grant, Hold};
-use crate::ledger::usage::Usage;
+use crate::ledger::{Grant, Hold, Notification, Usage};
 use crate::time::Lease;
 use crate::topology::{AttachedRoute, MAX_REDIRECTS, Node, Route};
 use crate::wire::commands::Answer;
 use crate::wire::reply::{Acquired, EventKind, Redirect};
-use crate::wire::request::{self, Mode};
+use crate::wire::request::{self, Mode, Subject};
 use crate::wire::session::Attachment;
 
 /// Waits until the owner stands in line no more, and then gets in line. `last` is what the caller
@@ -35,9 +33,9 @@ pub(crate) async fn in_turn(request: Request, last: Error, mut reply: Reply) {
         permits = permits => permits,
         end = ending(&request, &mut reply, Duration::ZERO) => return end.tell(reply, last),
     };
-    let usage = request.target.usage(request.options);
+    let usage = request.target.claim(request.options);
     let permit = QueuePermit::new(&request.context, &usage, permits);
-    run(request, usage, permit, None, reply).await;
+    run(request, usage, permit, None, last, reply).await;
 }
 
 /// Waits in line and tells the caller how it ended.
@@ -46,6 +44,7 @@ pub(crate) async fn run(
     usage: Usage,
     permit: QueuePermit,
     asked: Option<Asked>,
+    last: Error,
     mut reply: Reply,
 ) {
     let span = permit.span.clone();
@@ -54,7 +53,7 @@ pub(crate) async fn run(
         request: Arc::clone(&request),
         usage,
         permit,
-        last: Error::not_attached(),
+        last,
         lease: Duration::ZERO,
         routes: Vec::new(),
         hops: 0,
@@ -243,8 +242,39 @@ impl Wait {
                 self.recall = Recall::Always;
             }
         }
+        if self.in_line {
+            self.undo_unheard_grant(&at).await.map_err(Next::Pause)?;
+        }
         let queue = self.request.queue();
         Ok(Request::ask(&self.usage, queue, at))
+    }
+
+    /// Gives several locks back that were granted with no word of it, for that may have gone with a
+    /// connection. Beside other holds of the owner ONCE is not sent, and asked for again they would
+    /// be held once more than there are guards.
+    ///
+    /// Whether they were granted shows at one that the owner does not hold otherwise. Were all of
+    /// them held otherwise, there would have been no wait.
+    async fn undo_unheard_grant(&self, at: &AttachedRoute) -> Result<(), Error> {
+        let target = self.usage.target();
+        if target.mode() != Mode::Several || self.usage.is_alone() {
+            return Ok(());
+        }
+        let Some(name) = target.alone_at() else {
+            return Ok(());
+        };
+        let one = Subject {
+            mode: Mode::Plain,
+            names: std::slice::from_ref(name),
+            owner: target.owner().as_bytes(),
+        };
+        let session = &at.route.node.session.name;
+        let granted = request::renew(one, self.lease, None, session);
+        if at.route.send(granted).await? {
+            let release = request::release(target.subject(), None, None);
+            at.route.send(release).await?;
+        }
+        Ok(())
     }
 
     /// Where it is to be asked for the session is not attached in time.
@@ -319,7 +349,7 @@ impl Wait {
     async fn news(&mut self, at: &AttachedRoute) -> Notification {
         loop {
             let told = self.permit.mailbox.next().await;
-            let here = Arc::ptr_eq(&told.by, &at.route.node);
+            let here = told.by == at.route.node.number;
             match told.kind {
                 EventKind::Lost(reason) if here => self.permit.lost = Some(reason),
                 _ if here => return told,
@@ -339,7 +369,7 @@ impl Wait {
                 // Whoever asks from now on knows of it. Who is there already may have asked for
                 // less since it began, for one of several locks.
                 self.usage.target().promise(grant.lease);
-                let here = Arc::ptr_eq(&told.by, &at.route.node);
+                let here = told.by == at.route.node.number;
                 if here && (grant.fresh || self.usage.is_alone()) {
                     self.granted(grant, &at).await
                 } else {
@@ -374,7 +404,7 @@ impl Wait {
     /// A grant is old by the time we know of it: the news may have lain in the socket while this
     /// process was stopped. If that leaves too little, a renewal gives a new start to count from.
     async fn granted(&self, grant: Grant, at: &AttachedRoute) -> Next {
-        if at.is_fresh(grant.lease) {
+        if at.is_fresh(grant.lease) && !self.usage.may_have_been_released() {
             return Next::End(Outcome::Granted(grant));
         }
         self.confirmed(grant).await
@@ -387,15 +417,20 @@ impl Wait {
             return Next::AskAgain;
         };
         let target = self.usage.target();
-        let renewed = renew::renew(&context.router, target, grant.token, || self.usage.lease());
+        let renewed = renew::renew(&context.router, target, grant.token, || {
+            self.usage.lease(Instant::now())
+        });
         match renewed.await {
             Ok((true, renewal)) => Next::End(Outcome::Granted(Grant {
                 lease: renewal.lease,
                 attachment: renewal.attachment.unwrap_or(at.attachment),
                 ..grant
             })),
-            // Granted and run out before we knew: stand in line again.
-            Ok((false, _)) => Next::Pause(Error::not_acquired(None)),
+            // Granted, and run out or released by mistake before we knew: stand in line again.
+            Ok((false, _)) => {
+                release::remains(context, &self.usage, grant.token);
+                Next::Pause(Error::not_acquired(None))
+            }
             Err(error) => {
                 self.give_up(grant.token);
                 Next::Pause(error)
@@ -610,7 +645,7 @@ impl Wait {
             if let EventKind::Granted { token } = told.kind {
                 self.give_back(token);
             }
-            silent.retain(|node| !Arc::ptr_eq(node, &told.by));
+            silent.retain(|node| node.number != told.by);
         }
         true
     }
@@ -618,7 +653,7 @@ impl Wait {
     /// As if it had been held, and dropped; but nobody counts on it.
     fn give_back(&self, token: u64) {
         let (context, since) = (&self.request.context, Instant::now());
-        let usage = self.usage.target().usage(self.usage.options());
+        let usage = self.usage.target().claim(self.usage.options());
         let grant = Grant {
             token,
             lease: Lease {

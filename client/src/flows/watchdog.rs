@@ -8,12 +8,11 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::flows::{Context, renew};
-use crate::ledger::entries::Entries;
-use crate::ledger::hold::Hold;
+use crate::ledger::{Hold, Ledger};
 use crate::locked;
 use crate::time::part;
 
-/// Renews the holds of the entries that were given no lease.
+/// Renews the holds of the ledger that were given no lease.
 pub(crate) struct Watchdog {
     schedule: Mutex<Schedule>,
     wake: Notify,
@@ -27,7 +26,7 @@ impl Watchdog {
         }
     }
 
-    /// There is one more hold to renew, and the entries has it.
+    /// There is one more hold to renew, and the ledger has it.
     pub(crate) fn added(&self) {
         if locked(&self.schedule).added(Instant::now()) {
             self.wake.notify_one();
@@ -44,16 +43,16 @@ impl Watchdog {
 
     /// A round has ended. Looks under the lock whether there is anything left to renew: a hold
     /// that comes now either is seen, or finds that no round is due.
-    fn ended(&self, started: Instant, confirmed: bool, entries: &Entries) {
+    fn ended(&self, started: Instant, confirmed: bool, ledger: &Ledger) {
         let mut schedule = locked(&self.schedule);
-        schedule.ended(started, confirmed, entries.is_idle());
+        schedule.ended(started, confirmed, ledger.is_idle());
     }
 }
 
 /// The holds that are still worth a renewal.
-fn live(entries: &Entries) -> Vec<Arc<Hold>> {
-    let mut holds = entries.holds();
-    holds.retain(|hold| hold.is_renewed() && hold.lost().is_none());
+fn live(ledger: &Ledger) -> Vec<Arc<Hold>> {
+    let mut holds = ledger.holds();
+    holds.retain(|hold| hold.is_renewed() && hold.lost(Instant::now()).is_none());
     holds
 }
 
@@ -70,9 +69,9 @@ pub(crate) async fn run(watchdog: Arc<Watchdog>, context: Weak<Context>) {
                 };
                 let started = Instant::now();
                 let interval = watchdog.interval();
-                let confirmed = round_of(&context, live(&context.entries), &mut asked);
+                let confirmed = round_of(&context, live(&context.ledger), &mut asked);
                 let confirmed = timeout(interval, confirmed).await.unwrap_or(false);
-                watchdog.ended(started, confirmed, &context.entries);
+                watchdog.ended(started, confirmed, &context.ledger);
             }
         }
     }

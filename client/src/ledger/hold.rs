@@ -1,34 +1,40 @@
 //! What is known about one hold: its token, and until when it may be called held.
 
-use std::future::poll_fn;
-use std::pin::pin;
-use std::sync::{Arc, Mutex};
-use std::task::Poll;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
-use crate::ledger::entries;
+use crate::ledger::entries::{Entry, State};
 use crate::ledger::usage::{HoldOptions, Reserved, Target, Usage};
-use crate::locked;
 use crate::lost_reason::LostReason;
-use crate::time::{LEASE_MIN, Lease, drift, valid_until, whole_millis};
+use crate::time::{AtomicInstant, LEASE_MIN, Lease, drift, valid_until, whole_millis};
 use crate::trace;
 use crate::wire::connection::ServerId;
-use crate::wire::request::{self, Command};
+use crate::wire::request::{self, Command, Mode};
 use crate::wire::session::Attachment;
 
-/// One hold of one owner, shared by all its guards. A hold of several locks is lost with any.
+/// One hold of one owner, shared by all its guards, which read it without a lock. A hold of several
+/// locks is lost with any.
 pub(crate) struct Hold {
     target: Arc<Target>,
     token: u64,
     options: HoldOptions,
     /// When it ends at the latest, however often it is renewed.
     cap: Option<Instant>,
-    validity: Mutex<Validity>,
+    /// Written under the ledger's lock only. Whoever reads while it is written sees the later end of
+    /// the one and the earlier of the other, and so no later end than there is.
+    ends: AtomicInstant,
+    until: AtomicInstant,
+    since: AtomicInstant,
+    attachment: ArcSwap<Attachment>,
+    /// Why it is lost, once it is.
+    lost: AtomicU8,
     /// Tells those who wait for its end that this has moved.
-    changed: Notify,
+    pub(crate) changed: Notify,
     span: trace::Span,
 }
 
@@ -52,6 +58,44 @@ pub(crate) struct Grant {
 }
 
 impl Hold {
+    /// Makes a grant the hold of one more guard: one that is there already and has its token, or a
+    /// new one. Whether it is new.
+    ///
+    /// What the owner was granted earlier of a fresh one is over, but for a writer who now reads
+    /// too. Of holds that the server tells apart by their tokens it says so itself.
+    pub(crate) fn enter(usage: &mut Usage, grant: Grant, now: Instant) -> (Arc<Self>, bool) {
+        usage.is_guards(true);
+        let target = Arc::clone(usage.target());
+        let fresh = grant.fresh;
+        let granted = Self::new(usage, grant);
+        // Dropped only when the ledger's lock is free again, for that takes it too.
+        let (before, hold) = target.ledger().with(|state| {
+            let entries = state.entries(target.entries());
+            let before: Vec<_> = entries.flat_map(Entry::held).collect();
+            let hold = target.share(state, &granted, now);
+            if Arc::ptr_eq(&hold, &granted) {
+                state.each_entry(target.entries(), |entry| {
+                    entry.holds.push(Arc::downgrade(&granted));
+                });
+            }
+            (before, hold)
+        });
+        for earlier in before.iter().filter(|_| fresh) {
+            if earlier.is_superseded_by(&hold) {
+                earlier.lose(LostReason::NotHeld);
+            }
+        }
+        let is_new = Arc::ptr_eq(&hold, &granted);
+        (hold, is_new)
+    }
+
+    fn is_superseded_by(&self, granted: &Self) -> bool {
+        let (mode, granted_mode) = (self.target.mode(), granted.target.mode());
+        let beside = (mode, granted_mode) == (Mode::Write, Mode::Read);
+        !beside && !mode.has_token() && self.token != granted.token
+    }
+
+    /// One of which the ledger does not know.
     pub(crate) fn new(usage: &Usage, grant: Grant) -> Arc<Self> {
         let options = usage.options();
         let begun = grant.lease.since;
@@ -63,7 +107,11 @@ impl Hold {
             token: grant.token,
             options,
             cap,
-            validity: Mutex::new(validity),
+            ends: AtomicInstant::new(validity.ends),
+            until: AtomicInstant::new(validity.until),
+            since: AtomicInstant::new(validity.since),
+            attachment: ArcSwap::new(validity.attachment),
+            lost: AtomicU8::new(0),
             changed: Notify::new(),
             span: trace::hold(target, target.owner(), target.mode(), grant.token),
         })
@@ -83,44 +131,66 @@ impl Hold {
     }
 
     /// How long it may still be called held; zero once lost.
-    pub(crate) fn valid_for(&self) -> Duration {
-        locked(&self.validity).left(Instant::now())
+    pub(crate) fn valid_for(&self, now: Instant) -> Duration {
+        match self.lost(now) {
+            None => self.end().saturating_duration_since(now),
+            Some(_) => Duration::ZERO,
+        }
+    }
+
+    /// When it is lost unless something more is heard.
+    pub(crate) fn end(&self) -> Instant {
+        let until = self.until.get();
+        let session = self.attachment.load().until();
+        session.map_or(until, |session| session.min(until))
     }
 
     /// Why it is lost, if it is. Whoever has been told stays told, whatever is confirmed later.
-    pub(crate) fn lost(&self) -> Option<LostReason> {
-        let reason = self.reason(&locked(&self.validity), Instant::now());
-        if let Some(reason) = reason {
-            self.lose(reason);
+    pub(crate) fn lost(&self, now: Instant) -> Option<LostReason> {
+        let told = LostReason::of_code(self.lost.load(Ordering::Acquire));
+        if told.is_some() || now < self.end() {
+            return told;
         }
-        reason
+        self.lose(self.reason(now));
+        LostReason::of_code(self.lost.load(Ordering::Acquire))
     }
 
-    /// Ends when it is lost, at the latest with its validity.
-    pub(crate) async fn until_lost(&self) -> LostReason {
-        loop {
-            // Listens before it looks: what changes in between is heard.
-            let mut changed = pin!(self.changed.notified());
-            changed.as_mut().enable();
-            let end = locked(&self.validity).end();
-            if let Some(reason) = self.lost() {
-                return reason;
-            }
-            tokio::select! {
-                () = sleep_until(end) => {}
-                () = changed => {}
-            }
+    /// Why it ends where it does.
+    fn reason(&self, now: Instant) -> LostReason {
+        if now < self.until.get() {
+            return LostReason::OutOfTouch;
+        }
+        let slack = LEASE_MIN.saturating_add(LEASE_MIN);
+        let ends = self.ends.get().checked_add(slack);
+        let capped = self
+            .cap
+            .is_some_and(|cap| ends.is_none_or(|ends| ends >= cap));
+        if capped {
+            LostReason::MaxHold
+        } else {
+            LostReason::Expired
+        }
+    }
+
+    /// Says that it is lost. The first reason stands.
+    pub(crate) fn lose(&self, reason: LostReason) {
+        let first =
+            self.lost
+                .compare_exchange(0, reason.code(), Ordering::AcqRel, Ordering::Acquire);
+        if first.is_ok() {
+            self.changed.notify_waiters();
+            trace::lost(&self.span, reason);
         }
     }
 
     /// Whether it was last confirmed under this attachment.
     pub(crate) fn counts_on(&self, attachment: &Attachment) -> bool {
-        std::ptr::eq(&raw const *locked(&self.validity).attachment, attachment)
+        std::ptr::eq(&raw const **self.attachment.load(), attachment)
     }
 
     /// The server that last confirmed it, if it is known.
     pub(crate) fn server(&self) -> Option<ServerId> {
-        locked(&self.validity).attachment.server().cloned()
+        self.attachment.load().server().cloned()
     }
 
     /// As much of the whole lease as the longest hold allows.
@@ -135,24 +205,23 @@ impl Hold {
         if self.options.renewed {
             return self.lease_anew(now);
         }
-        let ends = locked(&self.validity).ends;
-        let left = ends.saturating_duration_since(now);
+        let left = self.ends.get().saturating_duration_since(now);
         whole_millis(left).max(LEASE_MIN)
     }
 
     /// The whole lease, to be asked for now.
-    pub(crate) fn anew(&self) -> Reserved {
-        self.target.lease(self.lease_anew(Instant::now()))
+    pub(crate) fn anew(&self, now: Instant) -> Reserved {
+        self.target.lease(self.lease_anew(now), now)
     }
 
     /// The lease with which it is renewed by itself, to be asked for now.
-    pub(crate) fn kept(&self) -> Reserved {
-        self.target.lease(self.lease_kept(Instant::now()))
+    pub(crate) fn kept(&self, now: Instant) -> Reserved {
+        self.target.lease(self.lease_kept(now), now)
     }
 
     /// The options for what takes its place: it ends no later.
-    pub(crate) fn terms_left(&self) -> HoldOptions {
-        let left = |cap: Instant| cap.saturating_duration_since(Instant::now());
+    pub(crate) fn options_left(&self, now: Instant) -> HoldOptions {
+        let left = |cap: Instant| cap.saturating_duration_since(now);
         HoldOptions {
             max_hold: self.cap.map(left).map(whole_millis),
             ..self.options
@@ -161,79 +230,96 @@ impl Hold {
 
     /// The command that renews it, for this session.
     pub(crate) fn renewal(&self, lease: Lease, session: &str) -> Command<bool> {
-        request::renew(self.target.subject(), lease.length, self.token, session)
+        request::renew(
+            self.target.subject(),
+            lease.length,
+            Some(self.token),
+            session,
+        )
     }
 
     /// Takes note of what the server said to a renewal: whether it is still held, or why not.
-    pub(crate) fn renewed(&self, held: bool, renewal: &Renewal) -> Result<(), LostReason> {
+    pub(crate) fn renewed(
+        &self,
+        held: bool,
+        renewal: &Renewal,
+        now: Instant,
+    ) -> Result<(), LostReason> {
         if !held {
             self.lose(LostReason::NotHeld);
         }
         // A hold once lost stays lost: somebody may have acted on it.
-        if let Some(reason) = self.lost() {
+        if let Some(reason) = self.lost(now) {
             return Err(reason);
         }
-        locked(&self.validity).extend(renewal, self.cap);
-        self.changed.notify_waiters();
+        self.target.ledger().with(|state| {
+            let present = self.attachment.load_full();
+            let attachment = renewal.attachment.as_ref().unwrap_or(&present);
+            let renewed = Validity::new(renewal.lease, Arc::clone(attachment));
+            self.join(state, renewed);
+        });
         Ok(())
     }
 
     /// Makes `granted` part of this hold, if it is the same one entered again and not yet lost.
-    pub(crate) fn take_over(&self, granted: &Self) -> bool {
-        if self.token != granted.token || self.lost().is_some() {
+    pub(super) fn take_over(&self, state: &mut State, granted: &Self, now: Instant) -> bool {
+        if self.token != granted.token || self.lost(now).is_some() {
             return false;
         }
-        let again = locked(&granted.validity).clone().within(self.cap);
-        locked(&self.validity).join(again);
-        self.changed.notify_waiters();
+        self.join(state, granted.validity());
         true
     }
 
-    /// Says that it is lost. The first reason stands.
-    pub(crate) fn lose(&self, reason: LostReason) {
-        let mut validity = locked(&self.validity);
-        if validity.lost.is_some() {
-            return;
-        }
-        validity.lost = Some(reason);
-        drop(validity);
+    /// Takes this over, but for no longer than it may be held.
+    fn join(&self, _locked: &mut State, other: Validity) {
+        let joined = self.validity().join(other.within(self.cap));
+        self.ends.set(joined.ends);
+        self.until.set(joined.until);
+        self.since.set(joined.since);
+        self.attachment.store(joined.attachment);
         self.changed.notify_waiters();
-        trace::lost(&self.span, reason);
     }
 
-    fn reason(&self, validity: &Validity, now: Instant) -> Option<LostReason> {
-        let reason = validity.lost(now)?;
-        let capped = self.cap.is_some_and(|cap| {
-            let slack = LEASE_MIN.saturating_add(LEASE_MIN);
-            validity
-                .ends
-                .checked_add(slack)
-                .is_none_or(|end| end >= cap)
+    fn validity(&self) -> Validity {
+        Validity {
+            ends: self.ends.get(),
+            until: self.until.get(),
+            since: self.since.get(),
+            attachment: self.attachment.load_full(),
+        }
+    }
+
+    /// Whether it can be this hold that an event calls lost, of which the server says that its owner
+    /// holds it: it knows it by its token; or nothing else of the owner is there that is not lost,
+    /// and no command is under way that may become it. A reader and a writer are told apart in any
+    /// case.
+    pub(crate) fn is_surely_meant(self: &Arc<Self>, now: Instant) -> bool {
+        let mode = self.target.mode();
+        if mode.has_token() {
+            return true;
+        }
+        let (at_rest, held) = self.target.ledger().with(|state| {
+            let entries = state.entries(self.target.entries());
+            let held: Vec<_> = entries.flat_map(Entry::held).collect();
+            (self.target.is_at_rest_in(state), held)
         });
-        Some(match reason {
-            LostReason::Expired if capped && validity.lost.is_none() => LostReason::MaxHold,
-            reason => reason,
-        })
+        let mut others = held.iter().filter(|other| !Arc::ptr_eq(other, self));
+        at_rest
+            && others.all(|other| {
+                let beside = other.target.mode() == Mode::Read && mode == Mode::Write;
+                beside || other.lost(now).is_some()
+            })
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        entries::forget(&self.target);
+        self.target.ledger().with(|state| {
+            state.each_entry(self.target.entries(), |entry| {
+                entry.holds.retain(|hold| hold.strong_count() > 0);
+            });
+        });
     }
-}
-
-/// Ends when one of these is lost; never, if there are none.
-pub(crate) async fn lost<'a>(holds: impl Iterator<Item = &'a Arc<Hold>>) -> LostReason {
-    let mut waiting: Vec<_> = holds.map(|hold| Box::pin(hold.until_lost())).collect();
-    poll_fn(|cx| {
-        let told = waiting.iter_mut().map(|one| one.as_mut().poll(cx));
-        told.fold(Poll::Pending, |first, next| match first {
-            Poll::Ready(reason) => Poll::Ready(reason),
-            Poll::Pending => next,
-        })
-    })
-    .await
 }
 
 /// Until when a hold may be called held. Time is an argument.
@@ -247,7 +333,6 @@ struct Validity {
     attachment: Arc<Attachment>,
     /// When that was confirmed.
     since: Instant,
-    lost: Option<LostReason>,
 }
 
 impl Validity {
@@ -257,7 +342,6 @@ impl Validity {
             until: valid_until(lease),
             attachment,
             since: lease.since,
-            lost: None,
         }
     }
 
@@ -271,65 +355,31 @@ impl Validity {
         self
     }
 
-    /// The earlier end.
-    fn end(&self) -> Instant {
-        let session = self.attachment.until();
-        session.map_or(self.until, |session| session.min(self.until))
-    }
-
-    fn lost(&self, now: Instant) -> Option<LostReason> {
-        if self.lost.is_some() || now < self.end() {
-            return self.lost;
-        }
-        Some(if now >= self.until {
-            LostReason::Expired
-        } else {
-            LostReason::OutOfTouch
-        })
-    }
-
-    fn left(&self, now: Instant) -> Duration {
-        match self.lost {
-            None => self.end().saturating_duration_since(now),
-            Some(_) => Duration::ZERO,
-        }
-    }
-
-    fn extend(&mut self, renewal: &Renewal, cap: Option<Instant>) {
-        let attachment = renewal.attachment.as_ref().unwrap_or(&self.attachment);
-        self.join(Self::new(renewal.lease, Arc::clone(attachment)).within(cap));
-    }
-
     /// A reply that comes out of order does not shorten, and what was asked for last says where the
     /// lock is: one that has moved must not go on counting on the node that it has left.
-    fn join(&mut self, other: Self) {
+    fn join(mut self, other: Self) -> Self {
         self.ends = self.ends.max(other.ends);
         self.until = self.until.max(other.until);
         if other.since >= self.since {
             (self.attachment, self.since) = (other.attachment, other.since);
         }
+        self
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use crate::ledger::Owner;
-    use crate::wire::request::Mode;
+    use crate::ledger::{Ledger, Owner};
 
     const LEASE: Duration = Duration::from_secs(10);
     const VALID: Duration = Duration::from_millis(9_898);
+    const GRACE: Duration = Duration::from_secs(1);
 
     fn after(start: Instant, ms: u64) -> Instant {
         start
             .checked_add(Duration::from_millis(ms))
             .expect("a moment soon")
-    }
-
-    /// The validity of a session that sets no end.
-    fn validity(sent: Instant, lease: Duration) -> Validity {
-        let lease = lease_from(sent, lease);
-        Validity::new(lease, Attachment::new(sent, Duration::ZERO))
     }
 
     fn lease_from(since: Instant, length: Duration) -> Lease {
@@ -343,192 +393,253 @@ mod tests {
         }
     }
 
+    const OPTIONS: HoldOptions = HoldOptions {
+        lease: LEASE,
+        renewed: true,
+        max_hold: None,
+    };
+
+    /// A plain hold under this attachment, which it was granted with a lease that was asked for
+    /// then.
+    fn granted(attachment: Arc<Attachment>, lease: Lease, options: HoldOptions) -> Arc<Hold> {
+        let owner = Owner::new("client", 1);
+        let target = owner.target(&Arc::default(), Mode::Plain, &[Arc::from(*b"name")]);
+        let grant = Grant {
+            token: 7,
+            lease,
+            attachment,
+            fresh: true,
+        };
+        Hold::new(&target.claim(options), grant)
+    }
+
+    /// One whose session sets no end.
+    pub(crate) fn hold(sent: Instant, options: HoldOptions) -> Arc<Hold> {
+        let attachment = Attachment::new(sent, Duration::ZERO);
+        granted(attachment, lease_from(sent, options.lease), options)
+    }
+
     #[test]
     fn valid_from_the_sending_for_the_lease_less_the_drift() {
         let sent = Instant::now();
-        let validity = validity(sent, LEASE);
-        assert_eq!(validity.left(sent), VALID);
-        assert_eq!(validity.lost(after(sent, 9_897)), None);
-        assert_eq!(validity.lost(after(sent, 9_898)), Some(LostReason::Expired));
-        assert_eq!(validity.left(after(sent, 9_999)), Duration::ZERO);
+        let hold = hold(sent, OPTIONS);
+        assert_eq!(hold.valid_for(sent), VALID);
+        assert_eq!(hold.lost(after(sent, 9_897)), None);
+        assert_eq!(hold.lost(after(sent, 9_898)), Some(LostReason::Expired));
+        assert_eq!(
+            hold.valid_for(sent),
+            Duration::ZERO,
+            "once lost it stays so"
+        );
     }
 
     #[test]
     fn a_renewal_counts_from_its_sending_not_from_its_reply() {
         let sent = Instant::now();
-        let mut validity = validity(sent, LEASE);
-        validity.extend(&renewal(after(sent, 3_000)), None);
-        assert_eq!(
-            validity.left(after(sent, 5_000)),
-            VALID.saturating_sub(LEASE / 5)
-        );
+        let hold = hold(sent, OPTIONS);
+        let told = hold.renewed(true, &renewal(after(sent, 3_000)), after(sent, 5_000));
+        assert_eq!(told, Ok(()));
+        let left = VALID.saturating_sub(LEASE / 5);
+        assert_eq!(hold.valid_for(after(sent, 5_000)), left);
     }
 
     #[test]
     fn a_reply_that_comes_out_of_order_does_not_shorten() {
         let sent = Instant::now();
-        let mut validity = validity(after(sent, 1_000), LEASE);
-        validity.extend(&renewal(sent), None);
-        assert_eq!(validity.left(after(sent, 1_000)), VALID);
+        let hold = hold(after(sent, 1_000), OPTIONS);
+        let told = hold.renewed(true, &renewal(sent), after(sent, 1_000));
+        assert_eq!(told, Ok(()));
+        assert_eq!(hold.valid_for(after(sent, 1_000)), VALID);
     }
 
     #[test]
     fn a_lease_no_longer_than_its_drift_is_never_valid() {
         let sent = Instant::now();
-        let validity = validity(sent, Duration::from_millis(2));
-        assert_eq!(validity.lost(sent), Some(LostReason::Expired));
+        let options = HoldOptions {
+            lease: Duration::from_millis(2),
+            ..OPTIONS
+        };
+        assert_eq!(hold(sent, options).lost(sent), Some(LostReason::Expired));
     }
 
     #[test]
     fn the_session_ends_it_when_that_comes_first() {
         let sent = Instant::now();
-        let attachment = Attachment::new(sent, Duration::from_secs(1));
-        let validity = Validity::new(lease_from(sent, LEASE), Arc::clone(&attachment));
-        assert_eq!(validity.left(sent), Duration::from_millis(988));
-        assert_eq!(
-            validity.lost(after(sent, 988)),
-            Some(LostReason::OutOfTouch)
-        );
+        let attachment = Attachment::new(sent, GRACE);
+        let hold = || granted(Arc::clone(&attachment), lease_from(sent, LEASE), OPTIONS);
+        let confirmed = hold();
+        assert_eq!(confirmed.valid_for(sent), Duration::from_millis(988));
+        let unconfirmed = hold().lost(after(sent, 988));
+        assert_eq!(unconfirmed, Some(LostReason::OutOfTouch));
         assert!(attachment.confirm(after(sent, 500), after(sent, 600)));
-        assert_eq!(validity.lost(after(sent, 1_487)), None);
+        assert_eq!(confirmed.lost(after(sent, 1_487)), None);
     }
 
     #[test]
     fn a_new_attachment_counts_only_once_the_hold_is_confirmed_under_it() {
         let sent = Instant::now();
-        let grace = Duration::from_secs(1);
-        let first = Attachment::new(sent, grace);
-        let mut validity = Validity::new(lease_from(sent, LEASE), first);
-        let next = Attachment::new(after(sent, 900), grace);
-        assert_eq!(validity.end(), after(sent, 988));
+        let first = Attachment::new(sent, GRACE);
+        let hold = granted(first, lease_from(sent, LEASE), OPTIONS);
+        let next = Attachment::new(after(sent, 900), GRACE);
+        assert_eq!(hold.end(), after(sent, 988));
+        assert!(!hold.counts_on(&next));
         let confirmed = Renewal {
-            attachment: Some(next),
+            attachment: Some(Arc::clone(&next)),
             ..renewal(after(sent, 950))
         };
-        validity.extend(&confirmed, None);
-        assert_eq!(validity.end(), after(sent, 1_888));
+        assert_eq!(hold.renewed(true, &confirmed, after(sent, 960)), Ok(()));
+        assert_eq!(hold.end(), after(sent, 1_888));
+        assert!(hold.counts_on(&next));
     }
 
     #[test]
     fn what_was_asked_for_last_says_on_which_session_a_hold_counts() {
         let sent = Instant::now();
-        let grace = Duration::from_secs(1);
-        let left = Attachment::new(after(sent, 400), grace);
-        let mut validity = Validity::new(lease_from(sent, LEASE), Arc::clone(&left));
+        let left = Attachment::new(after(sent, 400), GRACE);
+        let hold = granted(Arc::clone(&left), lease_from(sent, LEASE), OPTIONS);
         // The node to which the lock has moved was heard from a little earlier.
         let confirmed = Renewal {
-            attachment: Some(Attachment::new(after(sent, 300), grace)),
+            attachment: Some(Attachment::new(after(sent, 300), GRACE)),
             ..renewal(after(sent, 500))
         };
-        validity.extend(&confirmed, None);
-        assert_eq!(validity.end(), after(sent, 1_288));
+        assert_eq!(hold.renewed(true, &confirmed, after(sent, 600)), Ok(()));
+        assert_eq!(hold.end(), after(sent, 1_288));
         let late = Renewal {
             attachment: Some(left),
             ..renewal(after(sent, 450))
         };
-        validity.extend(&late, None);
-        assert_eq!(validity.end(), after(sent, 1_288));
+        assert_eq!(hold.renewed(true, &late, after(sent, 700)), Ok(()));
+        assert_eq!(hold.end(), after(sent, 1_288));
     }
 
-    fn hold(sent: Instant, renewed: bool, max_hold: Option<Duration>) -> Arc<Hold> {
-        let owner = Owner::new("client", 1);
-        let target = owner.target(&Arc::default(), Mode::Plain, &[Arc::from(*b"name")]);
-        let usage = target.usage(HoldOptions {
-            lease: LEASE,
-            renewed,
-            max_hold,
-        });
-        let grant = Grant {
-            token: 7,
-            lease: lease_from(sent, LEASE),
-            attachment: Attachment::new(sent, Duration::ZERO),
-            fresh: true,
+    #[test]
+    fn the_servers_no_is_final() {
+        let sent = Instant::now();
+        let hold = hold(sent, OPTIONS);
+        let not_held = Err(LostReason::NotHeld);
+        assert_eq!(hold.renewed(false, &renewal(sent), sent), not_held);
+        assert_eq!(hold.renewed(true, &renewal(sent), sent), not_held);
+        hold.lose(LostReason::Broken);
+        assert_eq!(hold.lost(sent), Some(LostReason::NotHeld));
+    }
+
+    #[test]
+    fn whoever_has_been_told_of_a_loss_is_not_contradicted() {
+        let sent = Instant::now();
+        let hold = hold(sent, OPTIONS);
+        assert_eq!(hold.lost(after(sent, 9_898)), Some(LostReason::Expired));
+        let told = hold.renewed(true, &renewal(after(sent, 9_000)), after(sent, 9_900));
+        assert_eq!(told, Err(LostReason::Expired));
+    }
+
+    #[test]
+    fn the_longest_hold_shortens_the_last_lease_and_gives_the_reason() {
+        let sent = Instant::now();
+        let longest = Duration::from_secs(15);
+        let options = HoldOptions {
+            max_hold: Some(longest),
+            ..OPTIONS
         };
-        Hold::new(&usage, grant)
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn lost_is_told_at_the_end_of_the_validity_and_not_before() {
-        let start = Instant::now();
-        let hold = hold(start, true, None);
-        assert_eq!(hold.until_lost().await, LostReason::Expired);
-        // The timer counts in whole milliseconds.
-        let told = start.elapsed();
-        assert!(
-            told >= VALID && told <= VALID + Duration::from_millis(1),
-            "{told:?}"
-        );
-        assert_eq!(hold.valid_for(), Duration::ZERO);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_confirmed_renewal_puts_the_loss_off() {
-        let start = Instant::now();
-        let hold = hold(start, true, None);
-        let waiting = tokio::spawn({
-            let hold = Arc::clone(&hold);
-            async move { hold.until_lost().await }
-        });
-        sleep_until(after(start, 5_000)).await;
-        assert_eq!(hold.renewed(true, &renewal(Instant::now())), Ok(()));
-        sleep_until(after(start, 14_000)).await;
-        assert!(!waiting.is_finished());
-        assert_eq!(waiting.await.expect("no panic"), LostReason::Expired);
-        assert!(start.elapsed() >= VALID + Duration::from_secs(5));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_servers_no_is_told_at_once() {
-        let hold = hold(Instant::now(), true, None);
-        let renewal = renewal(Instant::now());
-        assert_eq!(hold.renewed(false, &renewal), Err(LostReason::NotHeld));
-        assert_eq!(hold.until_lost().await, LostReason::NotHeld);
-        assert_eq!(hold.renewed(true, &renewal), Err(LostReason::NotHeld));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn whoever_has_been_told_of_a_loss_is_not_contradicted() {
-        let start = Instant::now();
-        let hold = hold(start, true, None);
-        hold.until_lost().await;
-        assert_eq!(
-            hold.renewed(true, &renewal(after(start, 9_000))),
-            Err(LostReason::Expired)
-        );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_longest_hold_shortens_the_last_lease_and_gives_the_reason() {
-        let start = Instant::now();
-        let hold = hold(start, true, Some(Duration::from_secs(15)));
-        assert_eq!(hold.lease_anew(start), LEASE);
-        sleep_until(after(start, 9_000)).await;
-        let lease = hold.lease_anew(Instant::now());
+        let hold = hold(sent, options);
+        assert_eq!(hold.lease_anew(sent), LEASE);
+        let late = after(sent, 9_000);
+        let lease = hold.lease_anew(late);
         assert_eq!(lease, Duration::from_secs(6));
-        let renewal = Renewal {
-            lease: lease_from(Instant::now(), lease),
+        let renewal = |length| Renewal {
+            lease: lease_from(late, length),
             attachment: None,
         };
-        assert_eq!(hold.renewed(true, &renewal), Ok(()));
-        assert_eq!(hold.terms_left().max_hold, Some(lease));
-        assert_eq!(hold.until_lost().await, LostReason::MaxHold);
-        assert!(start.elapsed() <= Duration::from_secs(15));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_lease_that_was_asked_for_longer_does_not_outlast_the_longest_hold() {
-        let start = Instant::now();
-        let hold = hold(start, true, Some(Duration::from_secs(15)));
-        assert_eq!(hold.renewed(true, &renewal(after(start, 9_000))), Ok(()));
-        assert_eq!(hold.valid_for(), Duration::from_millis(14_998));
-        assert_eq!(hold.until_lost().await, LostReason::MaxHold);
+        assert_eq!(hold.renewed(true, &renewal(lease), late), Ok(()));
+        assert_eq!(hold.options_left(late).max_hold, Some(lease));
+        // It may have been asked for longer for another guard's sake.
+        assert_eq!(hold.renewed(true, &renewal(LEASE), late), Ok(()));
+        let end = after(sent, 14_998);
+        assert_eq!(hold.end(), end);
+        assert_eq!(hold.lost(end), Some(LostReason::MaxHold));
     }
 
     #[test]
     fn a_lease_of_its_own_is_confirmed_but_not_made_longer() {
-        let start = Instant::now();
-        let hold = hold(start, false, None);
-        assert_eq!(hold.lease_kept(after(start, 4_000)), Duration::from_secs(6));
-        assert_eq!(hold.lease_anew(after(start, 4_000)), LEASE);
+        let sent = Instant::now();
+        let options = HoldOptions {
+            renewed: false,
+            ..OPTIONS
+        };
+        let hold = hold(sent, options);
+        let later = after(sent, 4_000);
+        assert_eq!(hold.kept(later).counted().length, Duration::from_secs(6));
+        assert_eq!(hold.anew(later).counted().length, LEASE);
+    }
+
+    /// What a test knows of an owner: a hold of it with its usage.
+    fn entered(
+        ledger: &Arc<Ledger>,
+        owner: &Owner,
+        (mode, names): (Mode, &[&str]),
+        token: u64,
+    ) -> (Arc<Hold>, Usage) {
+        let now = Instant::now();
+        let names: Vec<_> = names.iter().map(|n| Arc::from(n.as_bytes())).collect();
+        let mut usage = owner.target(ledger, mode, &names).claim(OPTIONS);
+        let grant = Grant {
+            token,
+            lease: usage.lease(now).keep(),
+            attachment: Attachment::new(now, Duration::ZERO),
+            fresh: true,
+        };
+        let (hold, _) = Hold::enter(&mut usage, grant, now);
+        (hold, usage)
+    }
+
+    #[test]
+    fn a_fresh_grant_says_that_earlier_ones_without_a_token_are_lost() {
+        let ledger = Arc::default();
+        let (owner, other) = (Owner::new("client", 1), Owner::new("client", 2));
+        let is_lost = |(hold, _): &(Arc<Hold>, Usage)| hold.lost(Instant::now()).is_some();
+
+        let writer = entered(&ledger, &owner, (Mode::Write, &["a"]), 7);
+        let reader = entered(&ledger, &owner, (Mode::Read, &["a"]), 8);
+        assert!(!is_lost(&writer), "a writer may read");
+        let again = entered(&ledger, &owner, (Mode::Write, &["a"]), 7);
+        assert!(Arc::ptr_eq(&again.0, &writer.0), "the same, told twice");
+        let anew = entered(&ledger, &owner, (Mode::Write, &["a"]), 9);
+        assert!(is_lost(&writer) && !is_lost(&anew));
+        assert!(!is_lost(&reader), "the server will say so");
+
+        let both = entered(&ledger, &owner, (Mode::Several, &["b", "c"]), 7);
+        let next = entered(&ledger, &owner, (Mode::Several, &["d"]), 7);
+        let others = entered(&ledger, &other, (Mode::Several, &["c", "b"]), 7);
+        let _one = entered(&ledger, &owner, (Mode::Plain, &["c"]), 8);
+        assert!(is_lost(&both) && !is_lost(&next) && !is_lost(&others));
+    }
+
+    #[test]
+    fn it_is_surely_meant_by_its_token_or_if_there_is_no_other() {
+        let ledger = Arc::default();
+        let owner = Owner::new("client", 1);
+        let now = Instant::now();
+        let (one, _usage) = entered(&ledger, &owner, (Mode::Plain, &["b"]), 7);
+        let (both, _second) = entered(&ledger, &owner, (Mode::Several, &["b", "c"]), 7);
+        assert!(one.is_surely_meant(now), "it has a token");
+        assert!(!both.is_surely_meant(now), "it may be the other");
+        one.lose(LostReason::Broken);
+        assert!(both.is_surely_meant(now));
+        let names = [Arc::from(*b"c")];
+        let _under_way = owner.target(&ledger, Mode::Plain, &names).claim(OPTIONS);
+        assert!(!both.is_surely_meant(now), "it may be the one to come");
+    }
+
+    #[test]
+    fn holds_are_counted_once_each_and_forgotten_when_they_go() {
+        let ledger = Arc::<Ledger>::default();
+        let owner = Owner::new("client", 1);
+        let both = entered(&ledger, &owner, (Mode::Several, &["b", "c"]), 7);
+        let one = entered(&ledger, &owner, (Mode::Plain, &["c"]), 7);
+        assert_eq!(ledger.holds().len(), 2);
+        drop(one);
+        assert_eq!(ledger.holds().len(), 1);
+        assert!(!ledger.is_idle());
+        drop(both);
+        assert!(ledger.is_idle() && ledger.is_empty());
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use crate::ledger::entries::Entries;
+use crate::ledger::entries::Ledger;
 use crate::ledger::usage::Target;
 use crate::wire::request::Mode;
 
@@ -66,14 +66,14 @@ impl Owner {
         Arc::clone(&self.text).into()
     }
 
-    /// What this owner takes in this mode, with the client of these entries: one lock, or several.
+    /// What this owner takes in this mode, with the client of this ledger: one lock, or several.
     pub(crate) fn target(
         &self,
-        entries: &Arc<Entries>,
+        ledger: &Arc<Ledger>,
         mode: Mode,
         names: &[Arc<[u8]>],
     ) -> Arc<Target> {
-        Target::new(entries, self, mode, names)
+        Target::new(ledger, self, mode, names)
     }
 }
 

@@ -1,152 +1,72 @@
-//! What an owner has at a lock, or may have: its guards, and its commands that are under way.
+//! What an owner has at its locks, or may have: its guards, and its commands that are under way.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::ledger::entries::{Entries, EntryKey, Listeners};
+use crate::ledger::entries::{EntryId, Ledger, Side, State};
 use crate::ledger::hold::Hold;
 use crate::ledger::owner::Owner;
-use crate::locked;
 use crate::time::{Lease, up_to_whole_millis};
 use crate::wire::request::{Mode, Subject};
 
-/// One owner at one lock; the same for all who have the owner.
-pub(crate) struct Entry {
-    entries: Arc<Entries>,
-    key: EntryKey,
-    /// Who is to hear of what the server tells about it.
-    pub(crate) listeners: Listeners,
-    /// An owner stands in a lock's queue once at a time, in whatever mode. CANCEL and events name
-    /// the owner, not the wait: with two waits in line, undoing one would take out the other.
-    permit: Permit,
-    states: Mutex<States>,
-}
-
-/// Held by whoever stands in line.
+/// Held by whoever stands in the queue.
 pub(crate) type Permit = Arc<tokio::sync::Mutex<()>>;
 
-/// An owner may read and write at once. Several locks at once are plain ones, each of them held as
-/// if it had been taken alone.
-#[derive(Default)]
-struct States {
-    plain: State,
-    read: State,
-    write: State,
-}
-
-impl States {
-    fn of(&mut self, mode: Mode) -> &mut State {
-        match mode {
-            Mode::Plain | Mode::Several => &mut self.plain,
-            Mode::Read => &mut self.read,
-            Mode::Write => &mut self.write,
-        }
-    }
-}
-
-#[derive(Default)]
-struct State {
-    usages: usize,
-    /// As many of them are guards'; the others are those of commands under way.
-    guards: usize,
-    options: Option<HoldOptions>,
-    /// Until when somebody was promised the lock.
-    promised: Option<Instant>,
-    reservations: Reservations,
-    hold: Weak<Hold>,
-}
-
-impl State {
-    /// No lease that is asked for now may end before this.
-    fn promised(&self) -> Option<Instant> {
-        self.promised.max(self.reservations.latest())
-    }
-}
-
-/// The ends of the leases that commands under way ask for, by the commands' numbers. Nearly always
-/// there is one, for which nothing is allocated.
-#[derive(Default)]
-struct Reservations {
-    one: Option<(u64, Instant)>,
-    others: Vec<(u64, Instant)>,
-}
-
-impl Reservations {
-    fn add(&mut self, number: u64, until: Instant) {
-        if self.one.is_none() {
-            self.one = Some((number, until));
-        } else {
-            self.others.push((number, until));
-        }
-    }
-
-    fn remove(&mut self, number: u64) {
-        self.one.take_if(|(one, _)| *one == number);
-        self.others.retain(|(one, _)| *one != number);
-    }
-
-    fn latest(&self) -> Option<Instant> {
-        let all = self.one.iter().chain(&self.others);
-        all.map(|(_, until)| *until).max()
-    }
-}
-
-impl Entry {
-    pub(crate) fn new(entries: Arc<Entries>, key: EntryKey) -> Self {
-        Self {
-            entries,
-            key,
-            listeners: Listeners::default(),
-            permit: Arc::default(),
-            states: Mutex::default(),
-        }
-    }
-
-    fn name(&self) -> &[u8] {
-        &self.key.name
-    }
-}
-
-impl Drop for Entry {
-    fn drop(&mut self) {
-        self.entries.left(&self.key);
-    }
+/// What a hold is taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HoldOptions {
+    /// In whole milliseconds.
+    pub(crate) lease: Duration,
+    /// Whether the watchdog renews it.
+    pub(crate) renewed: bool,
+    /// How long it may last at most.
+    pub(crate) max_hold: Option<Duration>,
 }
 
 /// What an owner takes in one step: a lock in a mode, or several locks.
 pub(crate) struct Target {
+    ledger: Arc<Ledger>,
     mode: Mode,
     owner: Owner,
     /// As they were given.
     names: Box<[Arc<[u8]>]>,
     /// In the order of their names, in which permits are waited for: no two wait for each other.
-    entries: Box<[Arc<Entry>]>,
+    entries: Box<[EntryId]>,
+    /// The entry of the first name, as they were given.
+    first: Option<EntryId>,
 }
 
 impl Target {
     pub(crate) fn new(
-        entries: &Arc<Entries>,
+        ledger: &Arc<Ledger>,
         owner: &Owner,
         mode: Mode,
         names: &[Arc<[u8]>],
     ) -> Arc<Self> {
-        let here = names.iter().map(|name| entries.entry(owner, name));
-        let mut here: Box<[_]> = here.collect();
-        here.sort_unstable_by(|one, other| one.name().cmp(other.name()));
+        let entries: Box<[_]> = ledger.with(|state| match names {
+            [name] => [state.enter(owner, name)].into(),
+            names => {
+                let mut sorted: Vec<_> = names.iter().collect();
+                sorted.sort_unstable();
+                let entries = sorted.into_iter().map(|name| state.enter(owner, name));
+                entries.collect()
+            }
+        });
+        let smaller = names.first().map(|first| {
+            let smaller = names.iter().filter(|name| *name < first);
+            smaller.count()
+        });
         Arc::new(Self {
+            ledger: Arc::clone(ledger),
             mode,
             owner: owner.clone(),
             names: names.into(),
-            entries: here,
+            first: smaller.and_then(|index| entries.get(index).copied()),
+            entries,
         })
-    }
-
-    /// The name by which it is routed: several locks that are taken in one command are at one node.
-    pub(crate) fn key(&self) -> &[u8] {
-        self.names.first().map_or(&[], |name| name)
     }
 
     pub(crate) fn mode(&self) -> Mode {
@@ -161,17 +81,21 @@ impl Target {
         &self.names
     }
 
-    pub(crate) fn entries(&self) -> &[Arc<Entry>] {
+    /// The name by which it is routed: several locks that are taken in one command are at one node.
+    pub(crate) fn key(&self) -> &[u8] {
+        self.names.first().map_or(&[], |name| name)
+    }
+
+    pub(super) fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    pub(super) fn entries(&self) -> &[EntryId] {
         &self.entries
     }
 
-    /// The entry of the first name, as they were given.
-    pub(crate) fn first_entry(&self) -> Option<&Entry> {
-        let first = self.names.first()?;
-        let mut entries = self.entries.iter();
-        entries
-            .find(|entry| entry.name() == &**first)
-            .map(|entry| &**entry)
+    pub(super) fn first_entry(&self) -> Option<EntryId> {
+        self.first
     }
 
     /// What commands say that they are about.
@@ -183,29 +107,35 @@ impl Target {
         }
     }
 
-    /// The permits to stand in line, in the order in which to wait for them.
-    pub(crate) fn permits(&self) -> impl Iterator<Item = Permit> + '_ {
-        self.entries.iter().map(|entry| Arc::clone(&entry.permit))
+    /// The permits to stand in the queue, in the order in which to wait for them.
+    pub(crate) fn permits(&self) -> Vec<Permit> {
+        self.ledger.with(|state| {
+            let entries = state.entries(&self.entries);
+            entries.map(|entry| Arc::clone(&entry.permit)).collect()
+        })
     }
 
     /// Counts one more hold, or one more command that may become or end one.
     ///
     /// At one lock the first usage settles the options for all until the last has gone, since they
     /// share a hold.
-    pub(crate) fn usage(self: &Arc<Self>, asked: HoldOptions) -> Usage {
+    pub(crate) fn claim(self: &Arc<Self>, asked: HoldOptions) -> Usage {
         let mut options = asked;
-        for entry in &self.entries {
-            let mut states = locked(&entry.states);
-            let state = states.of(self.mode);
-            state.usages = state.usages.saturating_add(1);
-            if self.mode != Mode::Several {
-                options = *state.options.get_or_insert(asked);
-            }
-        }
+        let begun = self.ledger.with(|state| {
+            state.each_side(&self.entries, self.mode, |side| {
+                side.usages = side.usages.saturating_add(1);
+                if self.mode != Mode::Several {
+                    options = *side.options.get_or_insert(asked);
+                }
+            });
+            state.number()
+        });
         Usage {
             target: Arc::clone(self),
             options,
+            begun,
             is_guards: false,
+            is_unnamed_release: false,
         }
     }
 
@@ -213,22 +143,23 @@ impl Target {
     /// this owner were to lose a lock before the end that it counts on. Commands are carried out
     /// in the order in which they were handed over, so the one that is handed over next must
     /// promise no less than any before it, as long as that may have been granted.
-    pub(crate) fn lease(self: &Arc<Self>, wanted: Duration) -> Reserved {
-        let since = Instant::now();
-        let mut length = wanted;
-        for entry in &self.entries {
-            let promised = locked(&entry.states).of(self.mode).promised();
-            let left = promised.map(|until| until.saturating_duration_since(since));
-            length = length.max(left.map_or(Duration::ZERO, up_to_whole_millis));
-        }
-        let lease = Lease { since, length };
-        let first = self.entries.first();
-        let number = first.map_or(0, |entry| entry.entries.next_number());
-        for entry in &self.entries {
-            let mut states = locked(&entry.states);
-            let reservations = &mut states.of(self.mode).reservations;
-            reservations.add(number, lease.ends());
-        }
+    pub(crate) fn lease(self: &Arc<Self>, wanted: Duration, now: Instant) -> Reserved {
+        let (number, lease) = self.ledger.with(|state| {
+            let promised = state
+                .sides(&self.entries, self.mode)
+                .filter_map(Side::promised)
+                .max();
+            let left = promised.map(|until| until.saturating_duration_since(now));
+            let lease = Lease {
+                since: now,
+                length: wanted.max(left.map_or(Duration::ZERO, up_to_whole_millis)),
+            };
+            let number = state.number();
+            state.each_side(&self.entries, self.mode, |side| {
+                side.reserve(number, lease.ends());
+            });
+            (number, lease)
+        });
         Reserved {
             target: Arc::clone(self),
             number,
@@ -239,14 +170,9 @@ impl Target {
 
     /// No lease that is asked for from now on ends before this one.
     pub(crate) fn promise(&self, lease: Lease) {
-        for entry in &self.entries {
-            let mut states = locked(&entry.states);
-            let state = states.of(self.mode);
-            // Once all has been given back nobody counts on it.
-            if state.usages > 0 {
-                state.promised = state.promised.max(Some(lease.ends()));
-            }
-        }
+        self.ledger.with(|state| {
+            state.each_side(&self.entries, self.mode, |side| side.promise(lease));
+        });
     }
 
     /// Whether there is at most one usage: nothing else of this owner is held or under way.
@@ -255,47 +181,77 @@ impl Target {
     /// ACQUIRE ONCE would let two guards live off one hold, and a second RELEASE would take the
     /// other's.
     pub(crate) fn is_alone(&self) -> bool {
-        let mut entries = self.entries.iter();
-        entries.all(|entry| locked(&entry.states).of(self.mode).usages <= 1)
+        self.ledger.with(|state| self.is_alone_in(state))
+    }
+
+    fn is_alone_in(&self, state: &State) -> bool {
+        let mut sides = state.sides(&self.entries, self.mode);
+        sides.all(|side| side.usages <= 1)
+    }
+
+    /// Of several locks the first at which nothing else of this owner is held or under way.
+    pub(crate) fn alone_at(&self) -> Option<&Arc<[u8]>> {
+        let alone = self.ledger.with(|state| {
+            let mut entries = self.entries.iter();
+            entries.position(|id| {
+                let mut sides = state.sides(std::slice::from_ref(id), self.mode);
+                sides.all(|side| side.usages <= 1)
+            })
+        })?;
+        let mut sorted: Vec<_> = self.names.iter().collect();
+        sorted.sort_unstable();
+        sorted.get(alone).copied()
     }
 
     /// Whether no command is under way that may begin or end a hold of this owner there.
-    pub(crate) fn is_at_rest(&self) -> bool {
-        self.entries.iter().all(|entry| {
-            let mut states = locked(&entry.states);
-            let state = states.of(self.mode);
-            state.usages == state.guards
-        })
+    pub(super) fn is_at_rest_in(&self, state: &State) -> bool {
+        let mut sides = state.sides(&self.entries, self.mode);
+        sides.all(|side| side.usages == side.guards)
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.ledger.with(|state| self.is_at_rest_in(state))
     }
 
     /// Where its guards share a hold: at one lock.
-    fn shared_entry(&self) -> Option<&Entry> {
+    fn shared_entry(&self) -> Option<EntryId> {
         let entry = self.entries.first();
-        let entry = entry.filter(|_| self.mode != Mode::Several);
-        entry.map(|entry| &**entry)
+        entry.copied().filter(|_| self.mode != Mode::Several)
     }
 
-    /// The hold that is entered again, if there is one that is not lost.
-    fn entered(&self) -> Option<Arc<Hold>> {
+    /// The hold that its guards share, if there is one.
+    fn shared(&self) -> Option<Arc<Hold>> {
         let entry = self.shared_entry()?;
-        let present = locked(&entry.states).of(self.mode).hold.upgrade();
-        present.filter(|hold| hold.lost().is_none())
+        self.ledger.with(|state| {
+            let mut sides = state.sides(std::slice::from_ref(&entry), self.mode);
+            sides.next().and_then(|side| side.hold.upgrade())
+        })
     }
 
     /// The hold with this token, shared by all guards that have it, or the new one.
-    pub(crate) fn share(&self, granted: Arc<Hold>) -> Arc<Hold> {
+    pub(super) fn share(&self, state: &mut State, granted: &Arc<Hold>, now: Instant) -> Arc<Hold> {
         let Some(entry) = self.shared_entry() else {
-            return granted;
+            return Arc::clone(granted);
         };
-        let mut states = locked(&entry.states);
-        let shared = &mut states.of(self.mode).hold;
-        if let Some(present) = shared.upgrade()
-            && present.take_over(&granted)
+        let mut sides = state.sides(std::slice::from_ref(&entry), self.mode);
+        let present = sides.next().and_then(|side| side.hold.upgrade());
+        drop(sides);
+        if let Some(present) = present
+            && present.take_over(state, granted, now)
         {
             return present;
         }
-        *shared = Arc::downgrade(&granted);
-        granted
+        state.each_side(&[entry], self.mode, |side| {
+            side.hold = Arc::downgrade(granted);
+        });
+        Arc::clone(granted)
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        self.ledger.with(|state| state.leave(&self.entries));
     }
 }
 
@@ -313,7 +269,10 @@ impl fmt::Display for Target {
 pub(crate) struct Usage {
     target: Arc<Target>,
     options: HoldOptions,
+    /// Its number.
+    begun: u64,
     is_guards: bool,
+    is_unnamed_release: bool,
 }
 
 impl Usage {
@@ -327,10 +286,11 @@ impl Usage {
 
     /// The whole lease, to be asked for now; or, where a hold is entered again that may not last
     /// for so long, as much as is left of it.
-    pub(crate) fn lease(&self) -> Reserved {
-        let entered = self.target.entered();
-        let whole = entered.map(|hold| hold.lease_anew(Instant::now()));
-        self.target.lease(whole.unwrap_or(self.options.lease))
+    pub(crate) fn lease(&self, now: Instant) -> Reserved {
+        let entered = self.target.shared();
+        let entered = entered.filter(|hold| hold.lost(now).is_none());
+        let whole = entered.map(|hold| hold.lease_anew(now));
+        self.target.lease(whole.unwrap_or(self.options.lease), now)
     }
 
     /// Whether nothing else of this owner is held or under way there.
@@ -340,34 +300,62 @@ impl Usage {
 
     /// Says that it is a guard's from now on, or again that of a command under way.
     pub(crate) fn is_guards(&mut self, is_guards: bool) {
-        if self.is_guards == is_guards {
+        if std::mem::replace(&mut self.is_guards, is_guards) == is_guards {
             return;
         }
-        self.is_guards = is_guards;
-        for entry in &self.target.entries {
-            let mut states = locked(&entry.states);
-            let guards = &mut states.of(self.target.mode).guards;
-            *guards = if is_guards {
-                guards.saturating_add(1)
+        self.each_side(|side| {
+            side.guards = if is_guards {
+                side.guards.saturating_add(1)
             } else {
-                guards.saturating_sub(1)
+                side.guards.saturating_sub(1)
             };
+        });
+    }
+
+    /// Says that a RELEASE without a token is about to be sent for it, and that until this has gone
+    /// it may be carried out.
+    pub(crate) fn is_released_unnamed(&mut self) {
+        if !std::mem::replace(&mut self.is_unnamed_release, true) {
+            self.each_side(Side::unnamed_release_begins);
         }
+    }
+
+    /// Whether what was granted for this may have been given back by mistake: a RELEASE without a
+    /// token, meant for an earlier hold of which nobody here knew that it was lost, may have been
+    /// carried out after the grant.
+    pub(crate) fn may_have_been_released(&self) -> bool {
+        let target = &self.target;
+        target.ledger.with(|state| {
+            let mut sides = state.sides(&target.entries, target.mode);
+            sides.any(|side| side.may_have_been_released(self.begun))
+        })
+    }
+
+    fn each_side(&self, work: impl FnMut(&mut Side)) {
+        let target = &self.target;
+        let each = |state: &mut State| state.each_side(&target.entries, target.mode, work);
+        target.ledger.with(each);
     }
 }
 
 impl Drop for Usage {
     fn drop(&mut self) {
-        self.is_guards(false);
-        for entry in &self.target.entries {
-            let mut states = locked(&entry.states);
-            let state = states.of(self.target.mode);
-            state.usages = state.usages.saturating_sub(1);
-            if state.usages == 0 {
-                (state.options, state.promised) = (None, None);
-                state.reservations = Reservations::default();
-            }
-        }
+        let target = &self.target;
+        target.ledger.with(|state| {
+            let number = state.number();
+            state.each_side(&target.entries, target.mode, |side| {
+                if self.is_guards {
+                    side.guards = side.guards.saturating_sub(1);
+                }
+                if self.is_unnamed_release {
+                    side.unnamed_release_ends(number);
+                }
+                side.usages = side.usages.saturating_sub(1);
+                if side.usages == 0 {
+                    side.forget();
+                }
+            });
+        });
     }
 }
 
@@ -407,23 +395,13 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        for entry in &self.target.entries {
-            let mut states = locked(&entry.states);
-            let state = states.of(self.target.mode);
-            state.reservations.remove(self.number);
-        }
+        let target = &self.target;
+        target.ledger.with(|state| {
+            state.each_side(&target.entries, target.mode, |side| {
+                side.unreserve(self.number);
+            });
+        });
     }
-}
-
-/// What a hold is taken for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HoldOptions {
-    /// In whole milliseconds.
-    pub(crate) lease: Duration,
-    /// Whether the watchdog renews it.
-    pub(crate) renewed: bool,
-    /// How long it may last at most.
-    pub(crate) max_hold: Option<Duration>,
 }
 
 #[cfg(test)]
@@ -458,25 +436,26 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_lease_that_is_not_granted_is_forgotten_and_one_that_is_granted_is_kept() {
         let owner = Owner::new("client", 1);
-        let entries = Arc::default();
-        let both = owner.target(&entries, Mode::Several, &names(&["b", "a"]));
-        let one = owner.target(&entries, Mode::Plain, &names(&["a"]));
-        let usages = [both.usage(LONG), one.usage(SHORT)];
-        let asked_next = || one.lease(SHORT.lease).lease.length;
-        let [refused, unanswered, granted] = [(); 3].map(|()| both.lease(LONG.lease));
+        let ledger = Arc::<Ledger>::default();
+        let both = owner.target(&ledger, Mode::Several, &names(&["b", "a"]));
+        let one = owner.target(&ledger, Mode::Plain, &names(&["a"]));
+        let usages = [both.claim(LONG), one.claim(SHORT)];
+        let asked_next = || one.lease(SHORT.lease, Instant::now()).lease.length;
+        let [refused, unanswered, granted] =
+            [(); 3].map(|()| both.lease(LONG.lease, Instant::now()));
         assert_eq!(asked_next(), LONG.lease, "any of them may be granted");
         refused.answered(false);
         drop(unanswered);
         assert_eq!(asked_next(), LONG.lease);
-        let beside = one.lease(SHORT.lease);
+        let beside = one.lease(SHORT.lease, Instant::now());
         assert_eq!(beside.lease.length, LONG.lease);
         assert_eq!(beside.keep().length, SHORT.lease, "it counts on its own");
         granted.answered(true);
         assert_eq!(asked_next(), LONG.lease);
         drop(usages);
-        let usages = [both.usage(LONG), one.usage(SHORT)];
-        let late = both.lease(LONG.lease);
-        both.lease(LONG.lease).answered(false);
+        let usages = [both.claim(LONG), one.claim(SHORT)];
+        let late = both.lease(LONG.lease, Instant::now());
+        both.lease(LONG.lease, Instant::now()).answered(false);
         assert_eq!(asked_next(), LONG.lease);
         drop(usages);
         late.answered(true);
@@ -487,36 +466,35 @@ mod tests {
     fn the_first_claim_settles_the_terms_until_the_last_has_gone() {
         let target =
             Owner::new("client", 1).target(&Arc::default(), Mode::Plain, &names(&["name"]));
-        let first = target.usage(LONG);
-        let second = target.usage(SHORT);
+        let first = target.claim(LONG);
+        let second = target.claim(SHORT);
         assert_eq!(second.options(), LONG);
         assert!(!first.is_alone());
         drop(first);
         assert!(second.is_alone());
-        assert_eq!(target.usage(SHORT).options(), LONG);
+        assert_eq!(target.claim(SHORT).options(), LONG);
         drop(second);
-        assert_eq!(target.usage(SHORT).options(), SHORT);
+        assert_eq!(target.claim(SHORT).options(), SHORT);
     }
 
     #[test]
-    fn a_place_is_shared_while_it_lasts_and_forgotten_after() {
+    fn an_entry_is_shared_while_it_lasts_and_forgotten_after() {
         let owner = Owner::new("client", 1);
-        let entries = Arc::default();
-        let target = owner.target(&entries, Mode::Plain, &names(&["name"]));
+        let ledger = Arc::<Ledger>::default();
+        let target = owner.target(&ledger, Mode::Plain, &names(&["name"]));
         let several = names(&["z", "name"]);
-        let other = owner.clone().target(&entries, Mode::Several, &several);
-        assert!(Arc::ptr_eq(&target.entries[0], &other.entries[0]));
-        let first = other.first_entry().expect("the entry of z");
-        assert!(std::ptr::eq(first, &raw const *other.entries[1]));
+        let other = owner.clone().target(&ledger, Mode::Several, &several);
+        assert_eq!(target.entries[0], other.entries[0]);
+        assert_eq!(other.first_entry(), Some(other.entries[1]), "that of z");
         drop((target, other));
-        assert!(entries.is_empty());
+        assert!(ledger.is_empty());
     }
 
     #[test]
     fn who_reads_is_alone_beside_who_writes_but_one_of_several_is_not_beside_the_same_lock() {
         let owner = Owner::new("client", 1);
-        let entries = Arc::default();
-        let usage = |mode, names: &[Arc<[u8]>]| owner.target(&entries, mode, names).usage(LONG);
+        let ledger = Arc::<Ledger>::default();
+        let usage = |mode, names: &[Arc<[u8]>]| owner.target(&ledger, mode, names).claim(LONG);
         let reader = usage(Mode::Read, &names(&["a"]));
         let writer = usage(Mode::Write, &names(&["a"]));
         assert!(reader.is_alone() && writer.is_alone());
@@ -535,19 +513,25 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_lease_that_is_asked_for_later_ends_no_earlier() {
         let owner = Owner::new("client", 1);
-        let entries = Arc::default();
-        let both = owner.target(&entries, Mode::Several, &names(&["b", "a"]));
-        let one = owner.target(&entries, Mode::Plain, &names(&["a"]));
-        let usages = [both.usage(LONG), one.usage(SHORT)];
-        let first = both.lease(LONG.lease);
+        let ledger = Arc::<Ledger>::default();
+        let both = owner.target(&ledger, Mode::Several, &names(&["b", "a"]));
+        let one = owner.target(&ledger, Mode::Plain, &names(&["a"]));
+        let usages = [both.claim(LONG), one.claim(SHORT)];
+        let first = both.lease(LONG.lease, Instant::now());
         assert_eq!(first.lease.length, LONG.lease);
         tokio::time::advance(Duration::from_secs(10)).await;
-        let second = one.lease(SHORT.lease);
+        let second = one.lease(SHORT.lease, Instant::now());
         assert_eq!(second.lease.length, Duration::from_secs(20));
         assert!(second.lease.ends() >= first.lease.ends());
-        let reader = owner.target(&entries, Mode::Read, &names(&["a"]));
-        assert_eq!(reader.lease(SHORT.lease).lease.length, SHORT.lease);
+        let reader = owner.target(&ledger, Mode::Read, &names(&["a"]));
+        assert_eq!(
+            reader.lease(SHORT.lease, Instant::now()).lease.length,
+            SHORT.lease
+        );
         drop(usages);
-        assert_eq!(one.lease(SHORT.lease).lease.length, SHORT.lease);
+        assert_eq!(
+            one.lease(SHORT.lease, Instant::now()).lease.length,
+            SHORT.lease
+        );
     }
 }

@@ -260,7 +260,7 @@ impl QuorumLock {
         }
         for (server, guard) in &granted {
             // Enough have granted it, but too late.
-            let late = guard.hold().lost().is_some();
+            let late = guard.is_lost();
             put(&mut answers, *server, late.then(Error::too_late));
         }
         let kind = refusal(&answers, core.need);

@@ -1,16 +1,14 @@
 //! The holds behind a guard, one a server, and whether they are still a majority.
 
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::api::Guard;
 use crate::error::{Error, ErrorKind};
-use crate::ledger::hold::Hold;
+use crate::flows::lost;
+use crate::ledger::Hold;
 use crate::locked;
 use crate::lost_reason::LostReason;
 use crate::quorum::client::Core;
@@ -49,14 +47,14 @@ impl Part {
     /// Why it does not count; `None` if it does.
     fn trouble(&self) -> Option<Error> {
         match &self.guard {
-            Some(guard) => guard.hold().lost().map(Error::lost),
+            Some(guard) => guard.lost_already().map(Error::lost),
             None => Some(self.why_not.clone().unwrap_or_else(Error::not_attached)),
         }
     }
 
     fn live(&self) -> Option<&Arc<Guard>> {
         let guard = self.guard.as_ref();
-        guard.filter(|guard| guard.hold().lost().is_none())
+        guard.filter(|guard| !guard.is_lost())
     }
 
     fn put(&mut self, guard: Guard) {
@@ -67,7 +65,7 @@ impl Part {
 
     /// Whether it may be taken again: not where an operator has ended it.
     fn is_missing(&self) -> bool {
-        let over = self.guard.as_ref().map(|guard| guard.hold().lost());
+        let over = self.guard.as_ref().map(|guard| guard.lost_already());
         match over {
             None => true,
             Some(None) => false,
@@ -138,7 +136,7 @@ impl Parts {
             if let Some(lost) = self.lost() {
                 return lost;
             }
-            one_of_them_lost(&self.holds()).await;
+            lost(self.holds().iter()).await;
         }
     }
 
@@ -259,19 +257,4 @@ impl Parts {
         }
         Some(error)
     }
-}
-
-/// Ends when one of these is lost; never if there are none.
-async fn one_of_them_lost(holds: &[Arc<Hold>]) {
-    let mut losses: Vec<Pin<Box<dyn Future<Output = LostReason> + Send + '_>>> = Vec::new();
-    for hold in holds {
-        losses.push(Box::pin(hold.until_lost()));
-    }
-    poll_fn(|cx| {
-        let lost = losses
-            .iter_mut()
-            .any(|loss| loss.as_mut().poll(cx).is_ready());
-        if lost { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
 }

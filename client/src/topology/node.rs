@@ -1,6 +1,7 @@
 //! One server, and the client's two connections to it.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use crate::wire::session::{Attachment, Session};
 /// A server, the task that carries commands to it, and the one that keeps the session attached.
 /// Both begin unconnected and connect by themselves; they end with it.
 pub(crate) struct Node {
+    pub(crate) number: NodeNumber,
     pub(crate) commands: Commands,
     pub(crate) session: Arc<Session>,
     /// If grants must be acknowledged before they count.
@@ -28,6 +30,17 @@ pub(crate) struct Node {
     /// Held by the watchdog while it waits for this node's answer.
     pub(crate) renewing: Arc<Mutex<()>>,
     events: AbortHandle,
+}
+
+/// Tells the nodes of this process apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NodeNumber(u64);
+
+impl NodeNumber {
+    pub(crate) fn next() -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self(LAST.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 /// What a client is called at each of its nodes, and what it asks of them.
@@ -78,6 +91,7 @@ impl Node {
             };
             let events = Events::new(connector, Arc::clone(&session), here);
             Self {
+                number: NodeNumber::next(),
                 commands,
                 session,
                 acknowledger,

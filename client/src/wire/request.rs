@@ -246,11 +246,11 @@ pub(crate) fn release(
 pub(crate) fn renew(
     subject: Subject<'_>,
     lease: Duration,
-    token: u64,
+    token: Option<u64>,
     session: &str,
 ) -> Command<bool> {
     let mut cmd = subject.cmd(&RENEW, Some(lease));
-    if let Some(token) = subject.token(token) {
+    if let Some(token) = token.and_then(|token| subject.token(token)) {
         cmd.arg("TOKEN").arg(token);
     }
     cmd.arg("SESSION").arg(session);
@@ -361,7 +361,7 @@ mod tests {
                 "RLOCK.RELEASE n o TOKEN 7",
             ),
             (
-                plain(|o| renew(o, LEASE, 7, "s")),
+                plain(|o| renew(o, LEASE, Some(7), "s")),
                 "RLOCK.RENEW n o 30000 TOKEN 7 SESSION s",
             ),
             (plain(cancel), "RLOCK.CANCEL n o"),
@@ -383,7 +383,7 @@ mod tests {
     fn readers_and_writers_say_so_and_a_writer_names_no_token() {
         let acquire = |o: Subject<'_>| acquire(o, LEASE, Queue::Forever, "s", true);
         let release = |o: Subject<'_>| release(o, Some(7), Some(LEASE));
-        let renew = |o: Subject<'_>| renew(o, LEASE, 7, "s");
+        let renew = |o: Subject<'_>| renew(o, LEASE, Some(7), "s");
         let cases = [
             (
                 read(acquire),
@@ -417,7 +417,7 @@ mod tests {
                 "RLOCK.MRELEASE o 2 b a",
             ),
             (
-                several(|o| renew(o, LEASE, 7, "s")),
+                several(|o| renew(o, LEASE, Some(7), "s")),
                 "RLOCK.MRENEW o 30000 2 b a SESSION s",
             ),
             (several(cancel), "RLOCK.CANCEL b o"),
@@ -436,7 +436,7 @@ mod tests {
             owner: b"o",
         };
         let renewed = |n| {
-            let renewal = renew(subject, LEASE, 7, "s");
+            let renewal = renew(subject, LEASE, Some(7), "s");
             renewal.reader.read(&Value::Int(n)).ok()
         };
         assert_eq!(
@@ -477,7 +477,7 @@ mod tests {
             owner: b"o",
         };
         for reply in [Value::Okay, Value::Int(2)] {
-            let error = renew(subject, LEASE, 1, "s").reader.read(&reply);
+            let error = renew(subject, LEASE, Some(1), "s").reader.read(&reply);
             assert!(error.expect_err("no such reply").is_unknown());
         }
     }

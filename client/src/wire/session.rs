@@ -1,16 +1,15 @@
 //! The session: by its life-line the server tells us of grants and losses, and we know that it has
 //! not taken us for dead.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::error::Error;
-use crate::locked;
 use crate::lost_reason::LostReason;
-use crate::time::drift;
+use crate::time::{AtomicInstant, drift};
 use crate::wire::connection::ServerId;
 
 /// One client's session at one server.
@@ -167,7 +166,7 @@ pub(crate) struct Attachment {
     server: Option<ServerId>,
     grace: Duration,
     /// Without a grace the session says nothing about how long a hold lasts.
-    until: Mutex<Option<Instant>>,
+    until: Option<AtomicInstant>,
 }
 
 impl Attachment {
@@ -184,7 +183,7 @@ impl Attachment {
         Self {
             server,
             grace,
-            until: Mutex::new(confident_until(sent, grace)),
+            until: confident_until(sent, grace).map(AtomicInstant::new),
         }
     }
 
@@ -194,7 +193,7 @@ impl Attachment {
 
     /// Until when the server cannot have ended the session; `None` without limit.
     pub(crate) fn until(&self) -> Option<Instant> {
-        *locked(&self.until)
+        self.until.as_ref().map(AtomicInstant::get)
     }
 
     /// Whether nothing can count on it any more.
@@ -205,11 +204,17 @@ impl Attachment {
     /// An EVENTS call sent at `sent` was answered: whether in time. Once out of touch for too
     /// long, guards have said that they are lost; nothing may bring them back.
     pub(crate) fn confirm(&self, sent: Instant, now: Instant) -> bool {
-        let mut until = locked(&self.until);
-        if until.is_some_and(|until| now >= until) {
+        let Some(until) = &self.until else {
+            return true;
+        };
+        // Only the task of the session connection confirms, so nobody writes in between.
+        let present = until.get();
+        if now >= present {
             return false;
         }
-        *until = confident_until(sent, self.grace).max(*until);
+        if let Some(confident) = confident_until(sent, self.grace) {
+            until.set(confident.max(present));
+        }
         true
     }
 }

@@ -1,0 +1,281 @@
+//! The ledger beside a list of everything that was done, on random schedules with a time of their
+//! own. What the list says is found by looking at all of it each time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::ledger::{Delivered, Grant, Hold, HoldOptions, Ledger, Owner, Reserved, Target, Usage};
+use crate::lost_reason::LostReason;
+use crate::topology::NodeNumber;
+use crate::wire::reply::{Event, EventKind};
+use crate::wire::request::Mode;
+use crate::wire::session::Attachment;
+
+const SCHEDULES: u64 = 2_000;
+const STEPS: usize = 60;
+
+/// Numbers that look random, the same for the same seed (xorshift).
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % u64::try_from(limit).expect("small")).expect("small")
+    }
+}
+
+/// What an owner takes, in a few ways that have locks in common.
+const TARGETS: &[(Mode, &[&str])] = &[
+    (Mode::Plain, &["a"]),
+    (Mode::Plain, &["b"]),
+    (Mode::Several, &["b", "a"]),
+    (Mode::Several, &["c", "b"]),
+    (Mode::Read, &["d"]),
+    (Mode::Write, &["d"]),
+];
+
+/// One thing that an owner has or may have.
+struct Thing {
+    target: usize,
+    begun: usize,
+    usage: Option<Usage>,
+    reserved: Option<(Reserved, Instant)>,
+    /// The ends that somebody was promised through it, and does count on.
+    hold: Option<Arc<Hold>>,
+    released_unnamed: bool,
+}
+
+struct World {
+    ledger: Arc<Ledger>,
+    targets: Vec<Arc<Target>>,
+    things: BTreeMap<usize, Thing>,
+    /// The latest end that was promised for a lock in a mode since it was last free.
+    promised: BTreeMap<(&'static str, bool, bool), Instant>,
+    /// When, of all steps, a RELEASE without a token has last ended at a lock.
+    unnamed_ended: BTreeMap<(&'static str, bool, bool), usize>,
+    now: Instant,
+    step: usize,
+    tokens: u64,
+}
+
+/// A lock's side: its name, and whether read or written.
+fn sides(target: usize) -> impl Iterator<Item = (&'static str, bool, bool)> {
+    let (mode, names) = TARGETS[target];
+    let (read, write) = (mode == Mode::Read, mode == Mode::Write);
+    names.iter().map(move |name| (*name, read, write))
+}
+
+fn meet(one: usize, other: usize) -> bool {
+    sides(one).any(|side| sides(other).any(|other| side == other))
+}
+
+impl World {
+    fn new() -> Self {
+        let ledger = Arc::<Ledger>::default();
+        let owner = Owner::new("client", 1);
+        let targets = TARGETS.iter().map(|(mode, names)| {
+            let names: Vec<_> = names.iter().map(|name| name.as_bytes().into()).collect();
+            owner.target(&ledger, *mode, &names)
+        });
+        Self {
+            targets: targets.collect(),
+            ledger,
+            things: BTreeMap::new(),
+            promised: BTreeMap::new(),
+            unnamed_ended: BTreeMap::new(),
+            now: Instant::now(),
+            step: 0,
+            tokens: 0,
+        }
+    }
+
+    fn beside(&self, target: usize) -> impl Iterator<Item = &Thing> {
+        self.things
+            .values()
+            .filter(move |thing| meet(thing.target, target))
+    }
+
+    fn begin(&mut self, target: usize, lease: u64) {
+        let options = HoldOptions {
+            lease: Duration::from_millis(lease),
+            renewed: true,
+            max_hold: None,
+        };
+        let usage = self.targets[target].claim(options);
+        let thing = Thing {
+            target,
+            begun: self.step,
+            usage: Some(usage),
+            reserved: None,
+            hold: None,
+            released_unnamed: false,
+        };
+        self.things.insert(self.step, thing);
+    }
+
+    /// A command asks for a lease: no shorter than anybody counts on or may be granted.
+    fn ask(&mut self, id: usize, wanted: u64) {
+        let target = self.things[&id].target;
+        let wanted = Duration::from_millis(wanted);
+        let granted = sides(target)
+            .filter_map(|side| self.promised.get(&side))
+            .copied();
+        // What one thing asks for may be granted to it alone, but at all its locks.
+        let under_way = self
+            .beside(target)
+            .filter_map(|thing| thing.reserved.as_ref());
+        let latest = granted.chain(under_way.map(|(_, end)| *end)).max();
+        let left = latest.map_or(Duration::ZERO, |end| {
+            end.saturating_duration_since(self.now)
+        });
+        let reserved = self.targets[target].lease(wanted, self.now);
+        assert_eq!(reserved.lease.length, wanted.max(left), "{target}");
+        let end = reserved.lease.ends();
+        self.things.get_mut(&id).expect("it is there").reserved = Some((reserved, end));
+    }
+
+    fn answer(&mut self, id: usize, yes: bool) {
+        let now = self.now;
+        let thing = self.things.get_mut(&id).expect("it is there");
+        let Some((reserved, _)) = thing.reserved.take() else {
+            return;
+        };
+        let lease = reserved.answered(yes);
+        let target = thing.target;
+        if yes {
+            for side in sides(target) {
+                let promised = self.promised.entry(side).or_insert(lease.ends());
+                *promised = lease.ends().max(*promised);
+            }
+        }
+        let thing = self.things.get_mut(&id).expect("it is there");
+        let usage = thing.usage.as_mut().expect("it is there");
+        if yes && thing.hold.is_none() {
+            self.tokens += 1;
+            let grant = Grant {
+                token: self.tokens,
+                lease,
+                attachment: Attachment::new(now, Duration::ZERO),
+                fresh: false,
+            };
+            thing.hold = Some(Hold::enter(usage, grant, now).0);
+        }
+    }
+
+    fn release(&mut self, id: usize) {
+        let thing = self.things.get_mut(&id).expect("it is there");
+        let usage = thing.usage.as_mut().expect("it is there");
+        usage.is_guards(false);
+        if !TARGETS[thing.target].0.has_token() {
+            usage.is_released_unnamed();
+            thing.released_unnamed = true;
+        }
+    }
+
+    fn end(&mut self, id: usize) {
+        let thing = self.things.remove(&id).expect("it is there");
+        let target = thing.target;
+        if thing.released_unnamed {
+            for side in sides(target) {
+                self.unnamed_ended.insert(side, self.step);
+            }
+        }
+        drop(thing);
+        for side in sides(target) {
+            let has_it = |thing: &Thing| sides(thing.target).any(|one| one == side);
+            if !self.things.values().any(has_it) {
+                self.promised.remove(&side);
+                // What is under way there is nobody's any more.
+            }
+        }
+    }
+
+    fn lose(&mut self, id: usize) {
+        if let Some(hold) = &self.things[&id].hold {
+            hold.lose(LostReason::Broken);
+        }
+    }
+
+    /// An event that a lock was lost is about any hold of it that is not known to be.
+    fn told_lost(&self, name: &'static str) {
+        let event = Event {
+            name: name.into(),
+            owner: b"client:1".to_vec(),
+            kind: EventKind::Lost(LostReason::Expired),
+        };
+        let told = self
+            .ledger
+            .deliver(event, self.now, NodeNumber::next(), self.now);
+        let told: BTreeSet<_> = match told {
+            Delivered::Lost(holds, LostReason::Expired) => holds.iter().map(Arc::as_ptr).collect(),
+            Delivered::Done => BTreeSet::new(),
+            _ => panic!("no loss"),
+        };
+        let holds = self.things.values().filter_map(|thing| {
+            let at = sides(thing.target).any(|(one, ..)| one == name);
+            thing.hold.as_ref().filter(|_| at)
+        });
+        let live = holds.filter(|hold| hold.lost(self.now).is_none());
+        assert_eq!(told, live.map(Arc::as_ptr).collect(), "{name}");
+    }
+
+    fn check(&self) {
+        for (index, target) in self.targets.iter().enumerate() {
+            let most = sides(index).map(|side| {
+                let there = self.things.values();
+                there
+                    .filter(|thing| sides(thing.target).any(|one| one == side))
+                    .count()
+            });
+            assert_eq!(target.is_alone(), most.max() <= Some(1), "{index}");
+        }
+        for thing in self.things.values() {
+            let under_way = self
+                .beside(thing.target)
+                .any(|other| other.released_unnamed);
+            let since = sides(thing.target).filter_map(|side| self.unnamed_ended.get(&side));
+            let ended = since.copied().any(|ended| ended >= thing.begun);
+            let usage = thing.usage.as_ref().expect("it is there");
+            assert_eq!(usage.may_have_been_released(), under_way || ended);
+        }
+        let known: BTreeSet<_> = self.ledger.holds().iter().map(Arc::as_ptr).collect();
+        let holds = self.things.values().filter_map(|thing| thing.hold.as_ref());
+        assert_eq!(known, holds.map(Arc::as_ptr).collect());
+    }
+}
+
+#[test]
+fn the_ledger_says_what_a_list_of_all_that_was_done_says() {
+    for seed in 1..=SCHEDULES {
+        let mut chance = Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut world = World::new();
+        for step in 0..STEPS {
+            world.step = step;
+            world.now += Duration::from_millis(u64::try_from(chance.below(40)).expect("small"));
+            let lease = u64::try_from(1_000 * (1 + chance.below(30))).expect("small");
+            let ids: Vec<_> = world.things.keys().copied().collect();
+            let id = ids.get(chance.below(ids.len().max(1))).copied();
+            match (chance.below(8), id) {
+                (0 | 1, _) | (_, None) => world.begin(chance.below(TARGETS.len()), lease),
+                (2, Some(id)) => world.ask(id, lease),
+                (3, Some(id)) => world.answer(id, true),
+                (4, Some(id)) => world.answer(id, false),
+                (5, Some(id)) => world.release(id),
+                (6, Some(id)) => world.end(id),
+                (_, Some(id)) => world.lose(id),
+            }
+            world.told_lost(["a", "b", "c", "d"][chance.below(4)]);
+            world.check();
+        }
+        for id in world.things.keys().copied().collect::<Vec<_>>() {
+            world.end(id);
+        }
+        world.targets.clear();
+        assert!(world.ledger.is_empty(), "seed {seed}");
+    }
+}
