@@ -148,8 +148,8 @@ impl QuorumGuard {
     /// # Errors
     ///
     /// - Lost: fewer than a majority still hold it.
-    /// - Could not ask, unknown: fewer than a majority have confirmed it; the guard stays valid for
-    ///   as long as it was.
+    /// - Could not ask, unknown: fewer than a majority have confirmed it, or granted it meanwhile;
+    ///   the guard stays valid for as long as it was.
     ///
     /// # Examples
     ///
@@ -170,7 +170,7 @@ impl QuorumGuard {
     /// ```
     pub async fn renew(&self) -> Result<(), QuorumError> {
         let core = self.lock.core();
-        let mut round = self.renewals();
+        let (mut round, asked) = self.renewals();
         // Looked at after: what has been lost meanwhile is not asked, and must not count as if it
         // had confirmed.
         let mut answers = self.parts.troubles();
@@ -181,6 +181,13 @@ impl QuorumGuard {
                 Err(error) => Some(error),
             };
             put(&mut answers, server, error);
+        }
+        // Servers that were slower than the majority of lock() may grant it only now. Without them
+        // the renewal would be in doubt as soon as one of that majority does not answer.
+        for (server, guard) in self.parts.live() {
+            if !asked.iter().any(|asked| Arc::ptr_eq(asked, &guard)) {
+                put(&mut answers, server, None);
+            }
         }
         if let Some(lost) = self.parts.lost() {
             return Err(lost);
@@ -193,8 +200,9 @@ impl QuorumGuard {
         Err(core.error(kind, confirmed, "have confirmed the renewal", answers))
     }
 
-    /// A question to each server; the answer has a guard if the lock was taken there again.
-    fn renewals(&self) -> Round<Result<Option<Guard>, Error>> {
+    /// A question to each server; the answer has a guard if the lock was taken there again. With
+    /// the holds that are to be renewed.
+    fn renewals(&self) -> (Round<Result<Option<Guard>, Error>>, Vec<Arc<Guard>>) {
         let core = self.lock.core();
         let within = core.answer_within;
         let mut round = Round::new();
@@ -206,14 +214,16 @@ impl QuorumGuard {
                 round.ask(server, async move { taking.await.map(Some) });
             }
         }
+        let mut asked = Vec::new();
         for (server, guard) in self.parts.live() {
+            asked.push(Arc::clone(&guard));
             round.ask(server, async move {
                 let renewal = timeout(within, guard.renew()).await;
                 let renewal = renewal.unwrap_or_else(|_| Err(Error::too_slow(within)));
                 renewal.map(|()| None)
             });
         }
-        round
+        (round, asked)
     }
 
     /// Gives the lock back on all servers and waits until a majority has confirmed it.
