@@ -83,7 +83,7 @@ fn without_the_option_there_is_no_delay() {
 fn those_who_wait_are_granted_in_order_when_it_ends() {
     let started_at = Instant::now();
     let server = started(2000);
-    let mut waits = vec![
+    let mut waits = [
         server.blocked_in("RLOCK.ACQUIRE k alice 30000 BLOCK 0"),
         server.blocked_in("RLOCK.ACQUIRE k bob 30000 BLOCK 0"),
     ];
@@ -143,7 +143,11 @@ fn a_changed_delay_counts_from_the_start() {
     assert!((1..=LONG_MS / 2).contains(&left), "{left}");
     conn.run(format!("CONFIG SET rlock.grant-delay-ms {LONG_MS}"));
     assert!(conn.run("RLOCK.ACQUIRE k alice 30000").refused() > LONG_MS / 2);
-    // One that is over by now changes nothing.
+    // The longest there is, with somebody who waits for its end.
+    conn.run("CONFIG SET rlock.grant-delay-ms 9007199254740991");
+    let refused = conn.run("RLOCK.ACQUIRE k alice 9 BLOCK 5").refused();
+    assert!(refused > 9_000_000_000_000_000, "{refused}");
+    // One that is over by now ends it.
     until("the server is older than that", || {
         conn.run("CONFIG SET rlock.grant-delay-ms 500");
         left_ms(&server) == 0
