@@ -40,8 +40,8 @@ pub(crate) fn start_tokens() {
     state::with(|state| state.locks.start_tokens(now, guard_ms));
 }
 
-/// The module is loaded: from now on counts the time in which nobody is granted a lock. A promotion
-/// is no start, and what is loaded later, by a full sync or `DEBUG RELOAD`, is no earlier life's.
+/// The module is loaded, and the grant delay begins. A promotion does not begin another: the
+/// delay is there for a server that lost its data, not for a failover.
 pub(crate) fn start_grant_delay() {
     let (now, delay_ms) = (clock::now(), config::grant_delay_ms());
     state::with(|state| state.locks.start_grant_delay(now, delay_ms));

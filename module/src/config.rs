@@ -30,8 +30,8 @@ pub(crate) static FENCE_GUARD_MS: AtomicI64 = AtomicI64::new(FENCE_GUARD_MS_DEFA
 pub(crate) const FENCE_GUARD_MS_DEFAULT: i64 = 10_000;
 pub(crate) const FENCE_GUARD_MS_BOUNDS: (i64, i64) = (0, 86_400_000);
 
-/// `rlock.grant-delay-ms`: for how long after a start nobody is granted a lock. Takes effect at
-/// once, counted from the start.
+/// `rlock.grant-delay-ms`: for how long after a start no new grant is made. Takes effect at once,
+/// counted from the start.
 pub(crate) static GRANT_DELAY_MS: AtomicI64 = AtomicI64::new(GRANT_DELAY_MS_DEFAULT);
 pub(crate) const GRANT_DELAY_MS_DEFAULT: i64 = 0;
 /// As long as a lease can be.

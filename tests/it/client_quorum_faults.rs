@@ -310,7 +310,7 @@ async fn connected_by(five: &Five, way: &Proxy, grace: Duration) -> QuorumClient
 }
 
 /// The way to the last server is cut, and it starts again without the hold that it had.
-fn forgets_behind_its_clients_back(five: &mut Five, way: &Proxy) {
+fn restart_empty_while_unreachable(five: &mut Five, way: &Proxy) {
     way.cut_to_server();
     way.cut_to_client();
     five.0[4].kill();
@@ -326,7 +326,7 @@ async fn without_a_grant_delay_a_server_that_restarts_empty_makes_a_second_major
     let rival = five.connect(settings()).await;
     let former = held_by_three(&five, &client).await;
     not_acquired(async || rival.lock("k").try_lock().await).await;
-    forgets_behind_its_clients_back(&mut five, &way);
+    restart_empty_while_unreachable(&mut five, &way);
     let second = soon(rival.lock("k").lock()).await.unwrap();
     assert!(!former.is_lost() && !second.is_lost(), "the hole is closed");
 }
@@ -343,7 +343,7 @@ async fn with_a_grant_delay_as_long_as_the_grace_a_server_that_restarts_empty_ma
     let rival = five.connect(settings()).await;
     let former = held_by_three(&five, &client).await;
     not_acquired(async || rival.lock("k").try_lock().await).await;
-    forgets_behind_its_clients_back(&mut five, &way);
+    restart_empty_while_unreachable(&mut five, &way);
     let next = soon(rival.lock("k").lock()).await.unwrap();
     assert!(former.is_lost() && !next.is_lost());
 }

@@ -1,9 +1,11 @@
-//! `rlock.grant-delay-ms`: after a start nobody is granted a lock for a while, and owners go on
-//! with what they hold.
+//! `rlock.grant-delay-ms`: after a start the server makes no new grant for a while, and loaded
+//! holds go on.
 
 use std::time::{Duration, Instant};
 
 use rlock_tests::{Conn, Pair, Server, in_sync, module_path, until};
+
+use super::client::{client, soon};
 
 const AN_HOUR: i64 = 3600;
 
@@ -40,7 +42,7 @@ fn left_ms(server: &Server) -> i64 {
     server.info_number("rlock_grant_delay_left_ms")
 }
 
-/// Every way to ask for a lock, and those in line.
+/// Every way to ask for a lock.
 const ASKS: [&str; 4] = [
     "RLOCK.ACQUIRE plain{t} alice 30000",
     "RLOCK.ACQUIRE read{t} alice 30000 READ",
@@ -340,4 +342,19 @@ fn a_replica_sees_nothing_of_it_but_the_grants_at_its_end() {
     waiting.read_promptly().held();
     in_sync(&pair.primary, &pair.replica);
     assert_eq!(pair.replica.holder("k").as_deref(), Some("alice"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_client_waits_for_the_end_and_a_single_try_is_told_that_it_has_not_got_it() {
+    let server = started(LONG_MS);
+    let client = client(&server).await;
+    let error = soon(client.lock("k").try_lock()).await.unwrap_err();
+    assert!(error.is_not_acquired(), "{error}");
+    let lock = client.lock("k");
+    let waiting = tokio::spawn(async move { lock.lock().await });
+    until("it waits", || server.waiting_owners("k").len() == 1);
+    end_delay(&server);
+    let guard = soon(waiting).await.unwrap().unwrap();
+    assert!(!guard.is_lost());
+    soon(guard.unlock()).await.unwrap();
 }

@@ -430,7 +430,7 @@ impl Decision<'_> {
             return self.reconcile_now();
         }
         if self.locks.grant_delay.lasts(self.now) {
-            // Nobody is granted it now; when the delay ends all queues are looked at.
+            // The end of the delay marks the queue dirty.
             return self.publish(held_as);
         }
         if first.is_some_and(|(_, first)| first.multi.is_none()) {

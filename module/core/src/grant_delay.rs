@@ -1,12 +1,11 @@
-//! The time after a start in which nobody is granted a lock.
+//! The delay after a start, in which no new grant is made.
 //!
-//! A server that restarts without its data would give away at once what others hold by a grant of
-//! its earlier life. With `rlock.grant-delay-ms` it waits until those leases are over.
+//! A server that restarts without its data does not know what it granted before, and would grant
+//! those locks again at once. With `rlock.grant-delay-ms` it waits until the old leases are over.
 //!
-//! The delay counts from the load of the module. Whatever the earlier life granted it granted
-//! before this process began, which was before the module was loaded and long before the data is:
-//! so a lease that is no longer than the delay is over by then. It counts on the monotonic clock: a
-//! wall clock that is set forwards would end it too early.
+//! The delay counts from the load of the module. The former process had ended when this one began,
+//! so all of its grants are older than that, and a lease no longer than the delay ends before it.
+//! It counts on the monotonic clock: a wall clock that is set forwards would end it too early.
 
 use crate::Now;
 
@@ -16,7 +15,7 @@ pub(crate) struct GrantDelay {
     /// When the server started, monotonic, in milliseconds.
     started_at: i64,
     delay_ms: i64,
-    /// When the delay ends, monotonic, in milliseconds; [`OVER`] when the waiters were told.
+    /// When the delay ends, monotonic, in milliseconds; [`OVER`] once the queues are marked dirty.
     ends_at: i64,
 }
 
@@ -40,8 +39,8 @@ impl GrantDelay {
         self.set(delay_ms);
     }
 
-    /// The delay is this long, counted from the start. One that is over by then changes nothing,
-    /// and 0 ends the present one.
+    /// The delay is this long, counted from the start. One that is over by now, as 0 always is,
+    /// ends it.
     pub(crate) fn set(&mut self, delay_ms: i64) {
         if delay_ms != self.delay_ms {
             self.delay_ms = delay_ms;
@@ -59,7 +58,7 @@ impl GrantDelay {
         self.ends_at.saturating_sub(now.mono_ms).max(0)
     }
 
-    /// Milliseconds until those who wait must be looked at because it ends; none if they were.
+    /// Milliseconds until the queues must be marked dirty because it ends; none if they were.
     pub(crate) fn deadline(&self, now: Now) -> Option<i64> {
         (self.ends_at != OVER).then(|| self.left_ms(now))
     }

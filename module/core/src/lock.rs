@@ -160,7 +160,8 @@ impl Locks {
 
     // --- The delay after a start -----------------------------------------------------------------
 
-    /// The server starts: for so long nobody is granted a lock. Owners go on with what they hold.
+    /// The server starts: for so long no new grant is made. Holds that were loaded are entered,
+    /// renewed and released.
     pub fn start_grant_delay(&mut self, now: Now, delay_ms: i64) {
         self.grant_delay.start(now, delay_ms);
     }
@@ -175,8 +176,8 @@ impl Locks {
         self.grant_delay.left_ms(now)
     }
 
-    /// When to ask again for a lock whose lease has so much left, -1 without an end: not before the
-    /// delay is over.
+    /// The answer to a caller that does not get a lock: what is left of its lease, -1 without an
+    /// end, or of the delay if that is longer.
     pub fn ttl_or_delay_ms(&self, ttl_ms: i64, now: Now) -> i64 {
         match ttl_ms {
             -1 => -1,
@@ -184,8 +185,8 @@ impl Locks {
         }
     }
 
-    /// The delay is over, if it is: whoever could have been granted a lock but for it has not been
-    /// looked at since.
+    /// Marks all queues dirty when the delay has ended: waiters that it kept back would otherwise
+    /// wait for the next look at their keys, up to a second later.
     pub(crate) fn end_grant_delay(&mut self, now: Now) {
         if !self.grant_delay.take_end(now) {
             return;
