@@ -38,6 +38,14 @@ fn end_delay(server: &Server) {
     assert_eq!(server.run("CONFIG SET rlock.grant-delay-ms 0"), "OK");
 }
 
+/// Of a server with the long delay: it ends by itself after so much more.
+#[track_caller]
+fn end_delay_after(server: &Server, ms: i64) {
+    let since_start = LONG_MS - left_ms(server);
+    let delay = format!("CONFIG SET rlock.grant-delay-ms {}", since_start + ms);
+    assert_eq!(server.run(delay), "OK");
+}
+
 fn left_ms(server: &Server) -> i64 {
     server.info_number("rlock_grant_delay_left_ms")
 }
@@ -83,8 +91,7 @@ fn without_the_option_there_is_no_delay() {
 
 #[test]
 fn those_who_wait_are_granted_in_order_when_it_ends() {
-    let started_at = Instant::now();
-    let server = started(2000);
+    let server = started(LONG_MS);
     let mut waits = [
         server.blocked_in("RLOCK.ACQUIRE k alice 30000 BLOCK 0"),
         server.blocked_in("RLOCK.ACQUIRE k bob 30000 BLOCK 0"),
@@ -96,10 +103,12 @@ fn those_who_wait_are_granted_in_order_when_it_ends() {
     let mut session = server.session_connection("s");
     assert_eq!(session.queue("q", "alice", "s"), 1);
     session.send("RLOCK.EVENTS s BLOCK 0");
+    let before = Instant::now();
+    end_delay_after(&server, 1000);
     for conn in waits.iter_mut().take(1).chain(&mut reads) {
         conn.read().held();
     }
-    assert!(started_at.elapsed() >= Duration::from_secs(2));
+    assert!(before.elapsed() >= Duration::from_millis(990));
     several.read().held();
     session.read().granted("q", "alice");
     waits[1].expect_nothing_yet();
@@ -282,11 +291,10 @@ fn a_clock_that_is_set_forwards_does_not_end_it() {
 
 #[test]
 fn a_clock_that_is_set_back_does_not_prolong_it() {
-    let server = Server::builder()
-        .settable_clock()
-        .config("rlock.grant-delay-ms 1500")
-        .start();
+    let delay = format!("rlock.grant-delay-ms {LONG_MS}");
+    let server = Server::builder().settable_clock().config(&delay).start();
     let mut bob = server.wait_in_queue("k", "bob");
+    end_delay_after(&server, 1000);
     server.step_clock(-AN_HOUR);
     bob.read().held();
     assert_eq!(left_ms(&server), 0);
