@@ -64,7 +64,9 @@ impl Blocking for Clients {
                     ctx.select_db(lock.db);
                     begin_looks();
                     let name = OwnedStr::new(&lock.name);
-                    OpenLock::open(ctx, name.as_str(), Access::Read).ttl_ms(clock::now())
+                    let now = clock::now();
+                    let ttl_ms = OpenLock::open(ctx, name.as_str(), Access::Read).ttl_ms(now);
+                    state::with(|state| state.locks.ttl_or_delay_ms(ttl_ms, now))
                 });
                 reply::dismissed(ctx, &WaitOutcome::NotAcquired { ttl_ms });
             }

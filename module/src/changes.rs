@@ -40,6 +40,13 @@ pub(crate) fn start_tokens() {
     state::with(|state| state.locks.start_tokens(now, guard_ms));
 }
 
+/// The module is loaded, and the grant delay begins. A promotion does not begin another: the
+/// delay is there for a server that lost its data, not for a failover.
+pub(crate) fn start_grant_delay() {
+    let (now, delay_ms) = (clock::now(), config::grant_delay_ms());
+    state::with(|state| state.locks.start_grant_delay(now, delay_ms));
+}
+
 /// The server's timers and the leases follow the wall clock. After it was set back, timers come
 /// late by as much; after it was set forwards, leases end sooner than timers say. Then all queues
 /// are looked at and the timer is set anew. So they are when the timer is overdue by the monotonic
@@ -123,6 +130,10 @@ impl ServerEvents for Changes {
                 // A replica that has begun to sync is announced only when it is online.
                 publish::look_for_replicas();
                 return tick(ctx);
+            }
+            ServerEvent::Configured => {
+                let delay_ms = config::grant_delay_ms();
+                state::with(|state| state.locks.set_grant_delay(delay_ms));
             }
             ServerEvent::Shutdown => return AT_WORK.store(false, Ordering::Relaxed),
             ServerEvent::Flushed(db) => state::with(|state| state.locks.all_changed(db)),

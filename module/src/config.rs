@@ -30,6 +30,13 @@ pub(crate) static FENCE_GUARD_MS: AtomicI64 = AtomicI64::new(FENCE_GUARD_MS_DEFA
 pub(crate) const FENCE_GUARD_MS_DEFAULT: i64 = 10_000;
 pub(crate) const FENCE_GUARD_MS_BOUNDS: (i64, i64) = (0, 86_400_000);
 
+/// `rlock.grant-delay-ms`: for how long after a start no new grant is made. Takes effect at once,
+/// counted from the start.
+pub(crate) static GRANT_DELAY_MS: AtomicI64 = AtomicI64::new(GRANT_DELAY_MS_DEFAULT);
+pub(crate) const GRANT_DELAY_MS_DEFAULT: i64 = 0;
+/// As long as a lease can be.
+pub(crate) const GRANT_DELAY_MS_BOUNDS: (i64, i64) = (0, rlock_core::INTEGER_MAX);
+
 /// `rlock.publish`: where the unlock message goes.
 pub(crate) static PUBLISH: Publish = Publish(AtomicI32::new(0));
 pub(crate) const PUBLISH_DEFAULT: PublishMode = PublishMode::auto;
@@ -85,4 +92,9 @@ pub(crate) fn events_per_session_max() -> u32 {
 /// The present value of `rlock.fence-guard-ms`.
 pub(crate) fn fence_guard_ms() -> i64 {
     FENCE_GUARD_MS.load(Ordering::Relaxed)
+}
+
+/// The present value of `rlock.grant-delay-ms`.
+pub(crate) fn grant_delay_ms() -> i64 {
+    GRANT_DELAY_MS.load(Ordering::Relaxed)
 }

@@ -1,7 +1,7 @@
 //! `INFO rlock`: what happened so far, and how many wait now.
 
 use crate::ffi::{InfoPage, InfoSection};
-use crate::state;
+use crate::{clock, state};
 use rlock_core::Histogram;
 use std::ffi::{CStr, CString};
 
@@ -10,8 +10,12 @@ pub(crate) struct Section;
 
 impl InfoSection for Section {
     fn fill(page: &InfoPage) {
-        let (counters, gauges) =
-            state::with(|state| (*state.locks.counters(), state.locks.gauges()));
+        let now = clock::now();
+        let (counters, gauges, delay_ms) = state::with(|state| {
+            let locks = &state.locks;
+            let delay_ms = locks.grant_delay_left_ms(now);
+            (*locks.counters(), locks.gauges(), delay_ms)
+        });
         let size = |size: usize| u64::try_from(size).unwrap_or(u64::MAX);
         page.number(c"grants", counters.grants);
         page.number(c"reentries", counters.reentries);
@@ -35,6 +39,7 @@ impl InfoSection for Section {
         page.number(c"sessions", size(gauges.sessions));
         page.number(c"session_holds", size(gauges.session_holds));
         page.number(c"unfetched_events", size(gauges.unfetched_events));
+        page.number(c"grant_delay_left_ms", u64::try_from(delay_ms).unwrap_or(0));
         histogram(page, c"wait_ms", &counters.wait_ms);
         histogram(page, c"hold_ms", &counters.hold_ms);
     }

@@ -40,9 +40,10 @@ mod turn;
 
 use config::{
     EVENTS_PER_SESSION_MAX, EVENTS_PER_SESSION_MAX_BOUNDS, EVENTS_PER_SESSION_MAX_DEFAULT,
-    FENCE_GUARD_MS, FENCE_GUARD_MS_BOUNDS, FENCE_GUARD_MS_DEFAULT, PUBLISH, PUBLISH_DEFAULT,
-    SESSIONS_MAX, SESSIONS_MAX_BOUNDS, SESSIONS_MAX_DEFAULT, WAITERS_PER_LOCK_MAX,
-    WAITERS_PER_LOCK_MAX_BOUNDS, WAITERS_PER_LOCK_MAX_DEFAULT,
+    FENCE_GUARD_MS, FENCE_GUARD_MS_BOUNDS, FENCE_GUARD_MS_DEFAULT, GRANT_DELAY_MS,
+    GRANT_DELAY_MS_BOUNDS, GRANT_DELAY_MS_DEFAULT, PUBLISH, PUBLISH_DEFAULT, SESSIONS_MAX,
+    SESSIONS_MAX_BOUNDS, SESSIONS_MAX_DEFAULT, WAITERS_PER_LOCK_MAX, WAITERS_PER_LOCK_MAX_BOUNDS,
+    WAITERS_PER_LOCK_MAX_DEFAULT,
 };
 use ffi::Ctx;
 use redis_module::alloc::RedisAlloc;
@@ -78,6 +79,11 @@ redis_module! {
                 FENCE_GUARD_MS_BOUNDS.0, FENCE_GUARD_MS_BOUNDS.1,
                 ConfigurationFlags::DEFAULT, None
             ],
+            [
+                "grant-delay-ms", &GRANT_DELAY_MS, GRANT_DELAY_MS_DEFAULT,
+                GRANT_DELAY_MS_BOUNDS.0, GRANT_DELAY_MS_BOUNDS.1,
+                ConfigurationFlags::DEFAULT, None
+            ],
         ],
         string: [],
         bool: [],
@@ -111,6 +117,7 @@ fn init(context: &Context, _args: &[RedisString]) -> Status {
     ffi::register_info::<info::Section>(ctx);
     changes::follow_server(ctx);
     changes::start_tokens();
+    changes::start_grant_delay();
     Status::Ok
 }
 

@@ -302,6 +302,52 @@ async fn a_server_that_was_away_for_longer_than_the_grace_makes_no_second_majori
     assert!(guard.is_lost() && !next.is_lost());
 }
 
+/// A client that reaches the last server by a way that can be cut.
+async fn connected_by(five: &Five, way: &Proxy, grace: Duration) -> QuorumClient {
+    let mut urls = five.0.each_ref().map(super::client::url);
+    urls[4] = format!("redis://{}", way.address());
+    soon(within_grace(grace).connect(urls)).await.unwrap()
+}
+
+/// The way to the last server is cut, and it starts again without the hold that it had.
+fn restart_empty_while_unreachable(five: &mut Five, way: &Proxy) {
+    way.cut_to_server();
+    way.cut_to_client();
+    five.0[4].kill();
+    five.0[4].restart();
+}
+
+/// Why quorum servers have a grant delay.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_grant_delay_a_server_that_restarts_empty_makes_a_second_majority() {
+    let mut five = Five::start();
+    let way = Proxy::to(five.0[4].address());
+    let client = connected_by(&five, &way, 30 * SECOND).await;
+    let rival = five.connect(settings()).await;
+    let former = held_by_three(&five, &client).await;
+    not_acquired(async || rival.lock("k").try_lock().await).await;
+    restart_empty_while_unreachable(&mut five, &way);
+    let second = soon(rival.lock("k").lock()).await.unwrap();
+    assert!(!former.is_lost() && !second.is_lost(), "the hole is closed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_a_grant_delay_as_long_as_the_grace_a_server_that_restarts_empty_makes_none() {
+    let mut five = Five::start();
+    five.0[4] = Server::builder()
+        .config("rlock.grant-delay-ms 4040")
+        .start();
+    five.0[4].run("CONFIG SET rlock.grant-delay-ms 0");
+    let way = Proxy::to(five.0[4].address());
+    let client = connected_by(&five, &way, 4 * SECOND).await;
+    let rival = five.connect(settings()).await;
+    let former = held_by_three(&five, &client).await;
+    not_acquired(async || rival.lock("k").try_lock().await).await;
+    restart_empty_while_unreachable(&mut five, &way);
+    let next = soon(rival.lock("k").lock()).await.unwrap();
+    assert!(former.is_lost() && !next.is_lost());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_forgets_nothing_may_come_back_at_once() {
     let mut five = Five::start();
@@ -526,5 +572,39 @@ async fn hundreds_are_held_at_once_and_a_stopped_server_costs_none() {
     soon(client.shutdown()).await;
     for server in &five.0 {
         until("nothing is left", || server.run("DBSIZE") == 0);
+    }
+}
+
+/// Two servers are slower than the others and grant the lock when the guard is there already; then
+/// one of those that it began with does not answer any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_straight_after_the_lock_counts_servers_that_join_meanwhile() {
+    let five = Five::start();
+    let ways = [3, 4].map(|i| Proxy::to(five.0[i].address()));
+    let mut urls = five.0.each_ref().map(super::client::url);
+    for (url, way) in urls[3..].iter_mut().zip(&ways) {
+        *url = format!("redis://{}", way.address());
+    }
+    let builder = settings().settings(by_lease().response_timeout(5 * SECOND));
+    let client = soon(builder.connect(urls)).await.unwrap();
+    until("it is connected to all", || {
+        let guard = wait_for(client.lock("whole").lock()).unwrap();
+        eventually("all have joined", || Some(guard.tokens().len()));
+        guard.tokens().len() == 5
+    });
+    for way in &ways {
+        way.delay(300 * MS);
+    }
+    for lease in [None, Some(60 * SECOND)] {
+        let mut lock = client.lock("k");
+        if let Some(lease) = lease {
+            lock = lock.lease(lease);
+        }
+        let guard = soon(lock.lock()).await.unwrap();
+        five.0[0].freeze();
+        soon(guard.renew()).await.unwrap();
+        five.0[0].thaw();
+        soon(guard.unlock()).await.unwrap();
+        five.all_free("k", 0..5);
     }
 }

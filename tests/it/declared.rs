@@ -311,6 +311,7 @@ fn options_with_their_defaults() {
     assert_eq!(told["rlock.max-sessions"], "100000");
     assert_eq!(told["rlock.max-events-per-session"], "100000");
     assert_eq!(told["rlock.fence-guard-ms"], "10000");
+    assert_eq!(told["rlock.grant-delay-ms"], "0");
 }
 
 #[test]
@@ -338,6 +339,11 @@ fn options_have_bounds() {
             "fence-guard-ms",
             &["0", "60000"],
             &["-1", "x", "99999999999999999999"],
+        ),
+        (
+            "grant-delay-ms",
+            &["0", "10000", "9007199254740991"],
+            &["-1", "x", "9007199254740992", "99999999999999999999"],
         ),
     ] {
         let name = format!("rlock.{option}");

@@ -43,6 +43,7 @@ mod denied; // a server that refuses to write
 mod everybody; // holds and waits of every kind, to be carried through a failover
 mod failover; // replicas that become primaries, by sentinels and by order
 mod failover_cluster; // and in a cluster
+mod grant_delay; // a server that grants nothing for a while after its start
 mod kill; // what a killed server has on its disk
 mod replication; // replicas, AOF, RDB, messages, notifications
 mod several_replication; // the same of readers, writers and several locks at once

@@ -37,9 +37,10 @@ use crate::wire::connection::ServerId;
 /// - The servers are independent: primaries on machines of their own, none a replica of another.
 /// - Their clocks, and this machine's, run at nearly the same speed, a hundredth apart at most.
 ///   They need not show the same time.
-/// - A server that starts without the holds it had (no persistence, or one that lags) has been away
+/// - A server that starts without the holds it had (no persistence, or one that lags) grants none
 ///   for longer than the [grace](crate::ClientBuilder::grace), or with a grace of zero than the
-///   longest lease. Otherwise it can make up a second majority with those that were never asked.
+///   longest lease: set its option `rlock.grant-delay-ms` to that and a hundredth more, or keep it
+///   away for as long. Otherwise it can make up a second majority with those that were never asked.
 #[derive(Clone)]
 pub struct QuorumClient {
     core: Arc<Core>,

@@ -42,6 +42,9 @@ pub struct QuorumGuard {
     keeper: Option<JoinHandle<()>>,
 }
 
+/// What a server answers to a renewal: with a guard if the lock was taken there again.
+type Renewal = Result<Option<Guard>, Error>;
+
 impl QuorumGuard {
     /// `round` has the servers that have not answered yet.
     pub(crate) fn new(
@@ -148,8 +151,8 @@ impl QuorumGuard {
     /// # Errors
     ///
     /// - Lost: fewer than a majority still hold it.
-    /// - Could not ask, unknown: fewer than a majority have confirmed it; the guard stays valid for
-    ///   as long as it was.
+    /// - Could not ask, unknown: fewer than a majority have confirmed it, or granted it meanwhile;
+    ///   the guard stays valid for as long as it was.
     ///
     /// # Examples
     ///
@@ -170,7 +173,9 @@ impl QuorumGuard {
     /// ```
     pub async fn renew(&self) -> Result<(), QuorumError> {
         let core = self.lock.core();
-        let mut round = self.renewals();
+        let mut round = self.take_missing();
+        let asked = self.parts.live();
+        self.renew_parts(&asked, &mut round);
         // Looked at after: what has been lost meanwhile is not asked, and must not count as if it
         // had confirmed.
         let mut answers = self.parts.troubles();
@@ -181,6 +186,13 @@ impl QuorumGuard {
                 Err(error) => Some(error),
             };
             put(&mut answers, server, error);
+        }
+        // Servers that were slower than the majority of lock() may grant it only now. Without them
+        // the renewal would be in doubt as soon as one of that majority does not answer.
+        for (server, guard) in self.parts.live() {
+            if !asked.iter().any(|(_, asked)| Arc::ptr_eq(asked, &guard)) {
+                put(&mut answers, server, None);
+            }
         }
         if let Some(lost) = self.parts.lost() {
             return Err(lost);
@@ -193,27 +205,34 @@ impl QuorumGuard {
         Err(core.error(kind, confirmed, "have confirmed the renewal", answers))
     }
 
-    /// A question to each server; the answer has a guard if the lock was taken there again.
-    fn renewals(&self) -> Round<Result<Option<Guard>, Error>> {
+    /// Asks the servers where it is missing for the lock. One that was given no lease is taken
+    /// again there by itself.
+    fn take_missing(&self) -> Round<Renewal> {
         let core = self.lock.core();
-        let within = core.answer_within;
         let mut round = Round::new();
-        if !self.lock.is_renewed() {
-            let (missing, longest) = self.parts.missing();
-            let members = core.members.iter().enumerate();
-            for (server, member) in members.filter(|(server, _)| missing.contains(server)) {
-                let taking = self.lock.take(member, longest);
-                round.ask(server, async move { taking.await.map(Some) });
-            }
+        if self.lock.is_renewed() {
+            return round;
         }
-        for (server, guard) in self.parts.live() {
-            round.ask(server, async move {
+        let (missing, longest) = self.parts.missing();
+        let members = core.members.iter().enumerate();
+        for (server, member) in members.filter(|(server, _)| missing.contains(server)) {
+            let taking = self.lock.take(member, longest);
+            round.ask(server, async move { taking.await.map(Some) });
+        }
+        round
+    }
+
+    /// Asks the servers that hold it to renew it.
+    fn renew_parts(&self, parts: &[(usize, Arc<Guard>)], round: &mut Round<Renewal>) {
+        let within = self.lock.core().answer_within;
+        for (server, guard) in parts {
+            let guard = Arc::clone(guard);
+            round.ask(*server, async move {
                 let renewal = timeout(within, guard.renew()).await;
                 let renewal = renewal.unwrap_or_else(|_| Err(Error::too_slow(within)));
                 renewal.map(|()| None)
             });
         }
-        round
     }
 
     /// Gives the lock back on all servers and waits until a majority has confirmed it.

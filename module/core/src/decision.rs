@@ -101,6 +101,9 @@ impl Decision<'_> {
         let session = self.locks.listened(request.session)?;
         if stored.is_free() {
             let Some(queue) = self.queue() else {
+                if self.locks.grant_delay.lasts(self.now) {
+                    return self.wait_for(Wish::promised(), request, waiters_max);
+                }
                 self.lose_holds(None);
                 return Ok(self.take(stored, &Entry::of(request, session)));
             };
@@ -146,10 +149,11 @@ impl Decision<'_> {
     /// The lock cannot be had now: the caller is told so, or is to wait.
     pub(crate) fn wait_for(
         &mut self,
-        wish: Wish,
+        mut wish: Wish,
         request: &Acquire<'_>,
         waiters_max: u32,
     ) -> Result<Acquired, CommandError> {
+        wish.ttl_ms = self.locks.ttl_or_delay_ms(wish.ttl_ms, self.now);
         if request.wait_mode == WaitMode::None {
             return Ok(Acquired::NotHeld {
                 ttl_ms: wish.ttl_ms,
@@ -262,9 +266,9 @@ impl Decision<'_> {
         let Some(id) = waiter.map(|(id, _)| id) else {
             return 0;
         };
-        let why = WaitOutcome::NotAcquired {
-            ttl_ms: stored.ttl_ms(self.now),
-        };
+        let ttl_ms = stored.ttl_ms(self.now);
+        let ttl_ms = self.locks.ttl_or_delay_ms(ttl_ms, self.now);
+        let why = WaitOutcome::NotAcquired { ttl_ms };
         self.locks.dismiss(id, why, self.effects);
         count(&mut self.locks.counters.cancels);
         1
@@ -397,7 +401,7 @@ impl Decision<'_> {
                 }
                 self.check_after(stored.ends_at());
             }
-            None if stored.lets_in(mode) => {
+            None if stored.lets_in(mode) && self.may_grant(&stored, mode) => {
                 self.hand_over(&stored, Some(mode.message_when_free()));
             }
             None => self.check_after(stored.ends_for(mode)),
@@ -424,6 +428,10 @@ impl Decision<'_> {
             // The next waiter's own hold must end first: its release would end the new hold.
             self.publish(held_as);
             return self.reconcile_now();
+        }
+        if self.locks.grant_delay.lasts(self.now) {
+            // The end of the delay marks the queue dirty.
+            return self.publish(held_as);
         }
         if first.is_some_and(|(_, first)| first.multi.is_none()) {
             return self.hand_over(&Stored::Free, Some(held_as));
@@ -453,6 +461,12 @@ impl Decision<'_> {
             (_, Stored::ReadWrite(hash)) => self.hand_over_read_write(id, Some(hash), None),
             (..) => self.hand_over_read_write(id, None, message),
         }
+    }
+
+    /// Whether the owner for whom this was read may be let in now: during the delay after a start
+    /// only into what it holds.
+    fn may_grant(&self, stored: &Stored, mode: Mode) -> bool {
+        !self.locks.grant_delay.lasts(self.now) || !stored.is_new_to_owner(mode)
     }
 
     /// The queue is to be looked at before this turn is over: what was just done may allow the

@@ -31,6 +31,7 @@ mod decision;
 mod effect;
 mod error;
 mod glob;
+mod grant_delay;
 mod hold;
 mod life;
 mod lock;

@@ -146,7 +146,9 @@ impl Locks {
         let clearing = self.agenda.next_clearing();
         let others = session.into_iter().chain(clearing);
         let others = others.map(|at| at.saturating_sub(now.mono_ms));
-        let others = others.chain(check).map(|left| left.max(0));
+        let delay = self.grant_delay.deadline(now);
+        let delay = delay.filter(|_| self.table.any_queue());
+        let others = others.chain(delay).chain(check).map(|left| left.max(0));
         others.chain(self.table.next_deadline(now)).min()
     }
 
@@ -155,6 +157,7 @@ impl Locks {
         while let Some(queue) = self.table.take_check_due(now) {
             self.mark_queue(queue);
         }
+        self.end_grant_delay(now);
         self.holds.mark_due(now);
         self.table.forget_overdue_writers(now);
         while let Some(session) = self.sessions.listened_enough(now) {

@@ -4,6 +4,7 @@
 //! in [`crate::turn`].
 
 use crate::agenda::Agenda;
+use crate::grant_delay::GrantDelay;
 use crate::hold::{HoldId, SessionHolds};
 use crate::metrics::{Counters, count};
 use crate::multi::{MultiId, MultiWaits};
@@ -22,6 +23,7 @@ pub struct Locks {
     pub(crate) multis: MultiWaits,
     pub(crate) agenda: Agenda,
     pub(crate) tokens: TokenMint,
+    pub(crate) grant_delay: GrantDelay,
     pub(crate) counters: Counters,
     /// Grows with each decision: what was read before the last one is out of date.
     pub(crate) epoch: u64,
@@ -154,6 +156,46 @@ impl Locks {
     /// Lifts the token mark to this far ahead of the clock: at start, after loading, at promotion.
     pub fn start_tokens(&mut self, now: Now, guard_ms: i64) {
         self.tokens.start(now.wall_us, guard_ms);
+    }
+
+    // --- The delay after a start -----------------------------------------------------------------
+
+    /// The server starts: for so long no new grant is made. Holds that were loaded are entered,
+    /// renewed and released.
+    pub fn start_grant_delay(&mut self, now: Now, delay_ms: i64) {
+        self.grant_delay.start(now, delay_ms);
+    }
+
+    /// The delay is this long from now on, counted from the start. With 0 it is over.
+    pub fn set_grant_delay(&mut self, delay_ms: i64) {
+        self.grant_delay.set(delay_ms);
+    }
+
+    /// What is left of the delay, in milliseconds; 0 if it is over.
+    pub fn grant_delay_left_ms(&self, now: Now) -> i64 {
+        self.grant_delay.left_ms(now)
+    }
+
+    /// The answer to a caller that does not get a lock: what is left of its lease, -1 without an
+    /// end, or of the delay if that is longer.
+    pub fn ttl_or_delay_ms(&self, ttl_ms: i64, now: Now) -> i64 {
+        match ttl_ms {
+            -1 => -1,
+            _ => ttl_ms.max(self.grant_delay.left_ms(now)),
+        }
+    }
+
+    /// Marks all queues dirty when the delay has ended: waiters that it kept back would otherwise
+    /// wait for the next look at their keys, up to a second later.
+    pub(crate) fn end_grant_delay(&mut self, now: Now) {
+        if !self.grant_delay.take_end(now) {
+            return;
+        }
+        for id in self.table.in_database(None) {
+            if self.table.length(id) > 0 {
+                self.mark_queue(id);
+            }
+        }
     }
 
     // --- Waiters that leave ----------------------------------------------------------------------

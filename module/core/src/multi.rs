@@ -174,7 +174,7 @@ impl Locks {
             let mut decision = self.decision(lock, place, now, effects);
             can_have_all &= decision.can_have(stored, request.once)?;
         }
-        if can_have_all {
+        if can_have_all && self.may_grant_several(several, now) {
             let entry = Entry {
                 owner: request.owner,
                 holder: Holder::Caller,
@@ -187,7 +187,7 @@ impl Locks {
             let ((count, token), _) = held.ok_or(CommandError::KeyCount)?;
             return Ok(Acquired::Held { count, token });
         }
-        let ttl_ms = ttl_of_others_ms(several.stored, now);
+        let ttl_ms = self.ttl_or_delay_ms(ttl_of_others_ms(several.stored, now), now);
         if request.wait_mode == WaitMode::None {
             return Ok(Acquired::NotHeld { ttl_ms });
         }
@@ -200,6 +200,12 @@ impl Locks {
         }
         let lease_ends = several.stored.iter().map(Stored::ends_at).collect();
         Ok(Acquired::MustWait(Wish::for_several(lease_ends, ttl_ms)))
+    }
+
+    /// Whether an owner who can have all of these locks may be let in now: during the delay after a
+    /// start only if it holds them all.
+    fn may_grant_several(&self, several: &Several<'_>, now: Now) -> bool {
+        !self.grant_delay.lasts(now) || !several.stored.iter().any(Stored::is_free)
     }
 
     /// Enters all of these locks, which the owner can have. The highest hold count and the token
@@ -312,7 +318,7 @@ impl Locks {
         let blocked = waiters.zip(several.stored).find(|of| !can_have(of));
         let blocked_in = blocked.and_then(|(waiter, _)| self.table.record_of(*waiter));
         self.multis.block(id, blocked_in);
-        if blocked_in.is_none() {
+        if blocked_in.is_none() && self.may_grant_several(several, now) {
             self.enter_granted(id, several, now, effects);
         }
     }

@@ -39,11 +39,14 @@ impl Decision<'_> {
     ) -> Result<Acquired, CommandError> {
         let holds = match request.mode {
             Mode::Write => hash.own_write.is_some(),
-            // A writer may read, past any queue. Nobody else may begin to while others wait.
+            // A writer may read, past any queue. Nobody else may begin to while others wait, nor
+            // during the delay after a start.
             Mode::Read | Mode::Plain => {
                 hash.own_read.is_some()
                     || hash.own_write.is_some()
-                    || (hash.lets_read() && self.queue().is_none())
+                    || (hash.lets_read()
+                        && self.queue().is_none()
+                        && !self.locks.grant_delay.lasts(self.now))
             }
         };
         if holds {

@@ -95,6 +95,19 @@ impl Stored {
         }
     }
 
+    /// Whether to be let in is a new grant to the owner for whom this was read, and not one more
+    /// entry into what it holds. A writer who reads as well lets nobody in.
+    pub(crate) fn is_new_to_owner(&self, mode: Mode) -> bool {
+        match (self, mode) {
+            (Self::Plain(hash), Mode::Plain) => hash.own.is_none(),
+            (Self::ReadWrite(hash), Mode::Write) => hash.own_write.is_none(),
+            (Self::ReadWrite(hash), Mode::Read) => {
+                hash.own_read.is_none() && hash.own_write.is_none()
+            }
+            _ => true,
+        }
+    }
+
     /// The owner's own hold, with its token where the keyspace holds one.
     pub(crate) fn own(&self, mode: Mode) -> Option<(Count, Option<Token>)> {
         match (self, mode) {

@@ -801,6 +801,11 @@ impl LockTable {
 
     // --- Who waits for more than one lock --------------------------------------------------------
 
+    /// Whether anybody waits.
+    pub(crate) fn any_queue(&self) -> bool {
+        self.queues > 0
+    }
+
     /// Whether anybody waits for another lock than this one.
     pub(crate) fn any_other_queue(&self, id: Option<RecordId>) -> bool {
         let own = id.is_some_and(|id| self.length(id) > 0);

@@ -797,6 +797,7 @@ impl Locks {
             Read::Several(stored) => ttl_of_others_ms(stored, now),
             _ => 0,
         };
+        let ttl_ms = self.ttl_or_delay_ms(ttl_ms, now);
         let why = WaitOutcome::NotAcquired { ttl_ms };
         if self.dismiss(id, why, effects).is_some() {
             count(&mut self.counters.timeouts);

@@ -230,7 +230,7 @@ impl Locks {
             }
         }
         if !is_new {
-            let ttl_ms = wish.ttl_when_taken_over(now);
+            let ttl_ms = self.ttl_or_delay_ms(wish.ttl_when_taken_over(now), now);
             self.take_over(&waiters, &newcomer, ttl_ms, now, effects)?;
         }
         if let Some(session) = session {

@@ -113,6 +113,8 @@ pub(crate) enum ServerEvent {
     Swapped(c_int, c_int),
     /// The connection of the client with this number closed.
     ClientGone(u64),
+    /// CONFIG SET has changed an option, of anybody's.
+    Configured,
     /// It ends. Valkey 9 unloads its modules then.
     Shutdown,
     /// The server's tick: several times a second, by a monotonic clock.
@@ -132,6 +134,7 @@ pub(crate) fn subscribe_to_server_events<S: ServerEvents>(ctx: Ctx<'_>) {
         raw::REDISMODULE_EVENT_LOADING,
         raw::REDISMODULE_EVENT_FLUSHDB,
         raw::REDISMODULE_EVENT_SWAPDB,
+        raw::REDISMODULE_EVENT_CONFIG,
         raw::REDISMODULE_EVENT_SHUTDOWN,
         raw::REDISMODULE_EVENT_CRON_LOOP,
     ] {
@@ -198,6 +201,7 @@ fn read_server_event(id: u64, subevent: u64, data: *mut c_void) -> Option<Server
             let info = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() }?;
             Some(ServerEvent::ClientGone(info.id))
         }
+        (raw::REDISMODULE_EVENT_CONFIG, _) => Some(ServerEvent::Configured),
         (raw::REDISMODULE_EVENT_SHUTDOWN, _) => Some(ServerEvent::Shutdown),
         (raw::REDISMODULE_EVENT_CRON_LOOP, _) => Some(ServerEvent::Tick),
         _ => None,

@@ -34,6 +34,24 @@ fn three_owners_in_any_order() {
     walked.is_more_than(3_500);
 }
 
+/// The server starts with what it has, and grants nothing for a while.
+#[test]
+fn two_owners_after_a_start_in_any_order() {
+    let mut alphabet = alphabet(2);
+    alphabet.extend([
+        Op::Start {
+            delay_ms: LEASE_MS + WAIT_MS,
+        },
+        Op::SetDelay { delay_ms: 0 },
+    ]);
+    let seen = |world: &World| {
+        let text = seen(world)?;
+        Some(format!("{text} {}", world.twin.delay_left_ms))
+    };
+    let walked = walk(&alphabet, depth(6, 8), seen, None);
+    walked.is_more_than(3_000);
+}
+
 #[test]
 fn one_session_in_any_order() {
     let walked = walk(

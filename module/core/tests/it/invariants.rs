@@ -3,7 +3,8 @@
 //! 1. **One holder.** No hold is written into a lock that somebody else is in
 //!    (`Keyspace::carry_out` refuses it), and what is stored is what the twin stores.
 //! 2. **First come first served.** A grant goes to the waiter that has been longest in line.
-//! 3. **Nobody waits while the lock is free**, once the driver has settled what was marked.
+//! 3. **Nobody waits while the lock is free**, once the driver has settled what was marked; but for
+//!    the delay after a start, in which nobody is granted a lock.
 //! 4. **Tokens grow**, over all locks and so for each.
 //! 5. **One word each.** A waiter hears exactly once, of a grant or of its end; one that was
 //!    cancelled, timed out or departed never holds; and a grant is written before it is told.
@@ -287,6 +288,9 @@ pub(crate) fn is_at_rest(
         if due_in > 1000 + set_back_ms {
             return Err(format!("due in {due_in}: no look at {place:?} in time"));
         }
+        if twin.is_delayed() && due_in > twin.delay_left_ms {
+            return Err(format!("due in {due_in}: grants begin before"));
+        }
         if unseen.contains(place) {
             continue;
         }
@@ -295,7 +299,7 @@ pub(crate) fn is_at_rest(
         }
         let first = &line[0];
         match &first.together {
-            None if twin.is_free(place) => {
+            None if twin.is_free(place) && !twin.is_delayed() => {
                 return Err(format!("{line:?} wait for {place:?}, which is free"));
             }
             // It may be free while the first in line waits for others with it.

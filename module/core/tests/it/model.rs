@@ -601,6 +601,21 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// A server that starts, with holds or without, and makes no grant for a while.
+fn history_with_a_delay() -> impl Strategy<Value = Vec<Op>> {
+    let delay = || prop_oneof![1 => Just(0i64), 1 => 1i64..90, 2 => Just(1200), 1 => Just(4000)];
+    let steps = prop_oneof![
+        12 => op(),
+        8 => of_several(),
+        3 => delay().prop_map(|delay_ms| Op::Start { delay_ms }),
+        1 => delay().prop_map(|delay_ms| Op::SetDelay { delay_ms }),
+    ];
+    (delay(), proptest::collection::vec(steps, 1..60)).prop_map(|(delay_ms, steps)| {
+        let start = Op::Start { delay_ms };
+        [start].into_iter().chain(steps).collect()
+    })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: CASES,
@@ -618,6 +633,11 @@ proptest! {
 
     #[test]
     fn core_and_twin_agree_on_any_history_of_sessions(history in history_of_sessions()) {
+        replay(&history).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
+    fn core_and_twin_agree_on_any_history_with_a_delay(history in history_with_a_delay()) {
         replay(&history).map_err(TestCaseError::fail)?;
     }
 

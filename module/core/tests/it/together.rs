@@ -383,3 +383,34 @@ fn a_free_lock_that_is_promised_may_be_taken_by_a_script() {
     let story = [&story[..], &[by_others(1, Change::Delete)]].concat();
     ends_with(&story, [(&[B], &[]), (&[B], &[])]);
 }
+
+#[test]
+fn during_the_delay_after_a_start_several_are_entered_only_if_all_are_held() {
+    let start = Op::Start { delay_ms: 100 };
+    let is_over = Op::Pass { ms: 100 };
+    let nobody = [(&[][..], &[][..]), (&[][..], &[][..])];
+    ends_with(&[start.clone(), take_all(A, &[0, 1])], nobody);
+    let held = [take_all(A, &[0, 1]), start.clone()];
+    let story = [&held[..], &[take_all(A, &[0, 1]), release_all(A, &[0, 1])]].concat();
+    ends_with(&story, [(&[A], &[]), (&[A], &[])]);
+    // One of them is free.
+    let story = [
+        take(A, 0),
+        start.clone(),
+        take_all(A, &[0, 1]),
+        wait_for_all(A, &[0, 1]),
+    ];
+    ends_with(&story, [(&[A], &[A]), (&[], &[A])]);
+    ends_with(
+        &[&story[..], std::slice::from_ref(&is_over)].concat(),
+        [(&[A], &[]), (&[A], &[])],
+    );
+    // Those who came first are first.
+    let waiting = [&held[..], &[wait_for_all(B, &[1, 0]), wait(C, 0)]].concat();
+    let freed = [&waiting[..], &[release_all(A, &[0, 1])]].concat();
+    ends_with(&freed, [(&[], &[B, C]), (&[], &[B])]);
+    ends_with(
+        &[&freed[..], &[is_over]].concat(),
+        [(&[B], &[C]), (&[B], &[])],
+    );
+}

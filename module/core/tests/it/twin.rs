@@ -122,6 +122,8 @@ pub(crate) struct Twin {
     /// Whether the core refused the present wait as one without an end.
     pub(crate) is_found: bool,
     last_token: i64,
+    /// What is left of the time after the start in which nobody is granted a lock.
+    pub(crate) delay_left_ms: i64,
     /// What was freed, or given to whom, in this step: who has waited for that is to have it within
     /// the step.
     changed: Vec<(Place, Option<Vec<u8>>)>,
@@ -161,7 +163,7 @@ impl Twin {
             return refused;
         }
         // Newcomers never overtake a waiter.
-        if self.is_free(place) && self.line(place).is_empty() {
+        if self.is_free(place) && self.line(place).is_empty() && !self.is_delayed() {
             let token = self.mint(now);
             self.take(
                 place,
@@ -224,7 +226,7 @@ impl Twin {
     }
 
     fn wait_in_line(&mut self, place: &Place, asked: Asked<'_>, now: Now) -> Reply {
-        let ttl_ms = self.ttl_ms(place, now);
+        let ttl_ms = self.or_delay(self.ttl_ms(place, now));
         let wait_ms = match asked.waits {
             Waits::No => return Reply::NotHeld { ttl_ms },
             Waits::Block(ms) | Waits::Queue(ms) => ms,
@@ -404,7 +406,7 @@ impl Twin {
     }
 
     pub(crate) fn cancel(&mut self, place: &Place, owner: &[u8], now: Now) -> Reply {
-        let ttl_ms = self.ttl_ms(place, now);
+        let ttl_ms = self.or_delay(self.ttl_ms(place, now));
         let line = self.line(place).to_vec();
         let own: Vec<_> = line.iter().filter(|of| of.owner == owner).collect();
         for waiter in &own {
@@ -457,7 +459,7 @@ impl Twin {
 
     pub(crate) fn time_out(&mut self, seat: usize, now: Now) -> Result<(), String> {
         let place = self.place_of(seat);
-        let ttl_ms = self.ttl_of_wait(seat, now);
+        let ttl_ms = self.or_delay(self.ttl_of_wait(seat, now));
         let waiter = self.take_out(seat).ok_or("one who is gone was timed out")?;
         self.tell(&place, &waiter, Heard::NotAcquired { ttl_ms });
         self.tally.timeouts += 1;
@@ -605,6 +607,20 @@ impl Twin {
         waiters.find(|waiter| waiter.seat == seat)
     }
 
+    /// Whether nobody is granted a lock yet.
+    pub(crate) fn is_delayed(&self) -> bool {
+        self.delay_left_ms > 0
+    }
+
+    /// What is left of a lease, or of the delay if that is more.
+    fn or_delay(&self, ttl_ms: i64) -> i64 {
+        if ttl_ms < 0 {
+            ttl_ms
+        } else {
+            ttl_ms.max(self.delay_left_ms)
+        }
+    }
+
     /// The client that INFO shows for a waiter.
     pub(crate) fn client_of(&self, waiter: &TwinWaiter) -> Option<u64> {
         match waiter.session {
@@ -744,6 +760,9 @@ impl Twin {
 
     pub(super) fn pass_on(&mut self, place: &Place, held_as: Mode, now: Now) {
         self.published.push((place.clone(), held_as));
+        if self.is_delayed() {
+            return;
+        }
         self.changed.push((place.clone(), None));
         if self.is_for_one_lock(place) && !self.first_is_ending(place) {
             self.grant_first(place, now);
@@ -761,6 +780,9 @@ impl Twin {
     pub(crate) fn find_free(&mut self, place: &Place, now: Now) {
         if self.is_free(place) {
             self.life.lose_all(place, None, now);
+            if self.is_delayed() {
+                return;
+            }
             self.changed.push((place.clone(), None));
             if self.is_for_one_lock(place) {
                 self.published.push((place.clone(), Mode::Plain));

@@ -142,6 +142,15 @@ pub(crate) enum Op {
     StartTokens {
         guard_ms: i64,
     },
+    /// The server starts, with what it has loaded: for so long nobody is granted a lock. Nothing
+    /// where somebody waits already.
+    Start {
+        delay_ms: i64,
+    },
+    /// CONFIG SET rlock.grant-delay-ms.
+    SetDelay {
+        delay_ms: i64,
+    },
     /// MULTI: no timer and no blocking until [`Op::Exec`], whatever ends meanwhile.
     Multi,
     Exec,
@@ -234,6 +243,8 @@ pub(crate) struct World {
     is_replica: bool,
     /// While several locks are being entered: the highest token from before.
     takes_several: Option<i64>,
+    /// When the server started, on the monotonic clock.
+    started_at: i64,
     timer: Timer,
     /// Locks that changed without an event, and were not looked at since.
     unseen: BTreeSet<Place>,
@@ -316,6 +327,7 @@ impl Default for World {
             in_multi: false,
             is_replica: false,
             takes_several: None,
+            started_at: 0,
             timer: Timer::default(),
             unseen: BTreeSet::new(),
             written_by_others: BTreeSet::new(),
@@ -516,6 +528,16 @@ impl World {
                 // Their grants are the new primary's to end.
                 self.under_way.clear();
                 self.is_replica = true;
+            }
+            Op::Start { delay_ms } if self.twin.waiting() == 0 => {
+                self.started_at = self.clock.now.mono_ms;
+                self.locks.start_grant_delay(self.clock.now, delay_ms);
+                self.twin.delay_left_ms = delay_ms;
+            }
+            Op::SetDelay { delay_ms } => {
+                self.locks.set_grant_delay(delay_ms);
+                let end = self.started_at + delay_ms;
+                self.twin.delay_left_ms = (end - self.clock.now.mono_ms).max(0);
             }
             Op::As { user } => self.twin.life.user = user,
             Op::Allow {
@@ -938,6 +960,7 @@ impl World {
     fn pass(&mut self, ms: i64) {
         self.clock.now.wall_us += ms * 1000;
         self.clock.now.mono_ms += ms;
+        self.twin.delay_left_ms = (self.twin.delay_left_ms - ms).max(0);
         self.expire();
     }
 

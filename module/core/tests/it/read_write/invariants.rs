@@ -70,6 +70,9 @@ pub(crate) fn is_at_rest(
         if due_in > 1000 + set_back_ms {
             return Err(format!("due in {due_in}: no look at {lock:?} in time"));
         }
+        if twin.is_delayed() && due_in > twin.delay_left_ms {
+            return Err(format!("due in {due_in}: grants begin before"));
+        }
         if unseen.contains(lock) || twin.is_mixed(lock) {
             continue;
         }

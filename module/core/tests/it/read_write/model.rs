@@ -367,6 +367,16 @@ fn among_any_hands() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// A server that starts, with holds or without, and makes no grant for a while.
+fn with_a_delay() -> impl Strategy<Value = Op> {
+    let delay = || prop_oneof![1 => Just(0i64), 1 => 1i64..60, 2 => Just(1200)];
+    prop_oneof![
+        20 => beside_redisson(),
+        3 => delay().prop_map(|delay_ms| Op::Start { delay_ms }),
+        1 => delay().prop_map(|delay_ms| Op::SetDelay { delay_ms }),
+    ]
+}
+
 /// Both sessions are there to begin with.
 fn history(op: impl Strategy<Value = Op>) -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(op, 1..50).prop_map(|ops| {
@@ -410,6 +420,11 @@ proptest! {
 
     #[test]
     fn core_and_twin_agree_beside_redisson(history in history(beside_redisson())) {
+        replay(&history, Reading::All).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
+    fn core_and_twin_agree_with_a_delay(history in history(with_a_delay())) {
         replay(&history, Reading::All).map_err(TestCaseError::fail)?;
     }
 

@@ -1052,3 +1052,156 @@ fn a_hold_is_looked_at_after_what_ends_beside_it() {
     server.does(&Op::Exec);
     assert!(server.holds(A, Read) && !server.holds(A, Write));
 }
+
+// --- The delay after a start ---------------------------------------------------------------------
+
+/// A server that has started, with what it has loaded.
+fn started(server: &mut Server, delay_ms: i64) {
+    server.does(&Op::Start { delay_ms });
+}
+
+#[test]
+fn during_the_delay_nobody_is_granted_a_free_lock() {
+    for mode in [Plain, Read, Write] {
+        let mut server = Server::new();
+        started(&mut server, 100);
+        let refused = |ttl_ms| Reply::NotHeld { ttl_ms };
+        assert_eq!(server.acquires(A, mode, 50, Waits::No), refused(100));
+        server.passes(99);
+        assert_eq!(server.acquires(A, mode, 50, Waits::No), refused(1));
+        server.passes(1);
+        server.takes(A, mode, 50);
+    }
+}
+
+#[test]
+fn those_who_wait_for_the_end_of_the_delay_are_granted_in_order() {
+    for mode in [Plain, Write] {
+        let mut server = Server::new();
+        started(&mut server, 100);
+        server.waits(B, mode);
+        server.waits(A, mode);
+        server.passes(99);
+        assert_eq!(server.line(), [(OWNERS[B], mode), (OWNERS[A], mode)]);
+        server.passes(1);
+        assert!(server.holds(B, mode));
+        assert_eq!(server.line(), [(OWNERS[A], mode)]);
+    }
+}
+
+#[test]
+fn a_command_just_after_the_delay_does_not_overtake_those_who_waited_for_its_end() {
+    let mut server = Server::new();
+    started(&mut server, 100);
+    server.waits(A, Plain);
+    // The timer is late.
+    server.0.pass_without_timer(100);
+    let ttl_ms = 50;
+    assert_eq!(
+        server.acquires(B, Plain, 9, Waits::No),
+        Reply::NotHeld { ttl_ms }
+    );
+    assert!(server.holds(A, Plain));
+}
+
+#[test]
+fn what_was_loaded_is_entered_renewed_and_released_during_the_delay() {
+    for mode in [Plain, Read, Write] {
+        let mut server = Server::new();
+        server.takes(A, mode, 50);
+        started(&mut server, 100);
+        assert!(matches!(
+            server.acquires(A, mode, 50, Waits::No),
+            Reply::Held { count: 2, .. }
+        ));
+        assert_eq!(server.renews(A, mode, 60), Reply::Number(1));
+        assert_eq!(server.releases(A, mode), Reply::Number(1));
+        assert_eq!(server.releases(A, mode), Reply::Number(0));
+        assert!(!server.holds(A, mode));
+    }
+}
+
+#[test]
+fn what_is_released_during_the_delay_is_handed_over_at_its_end() {
+    for (held, wanted) in [(Plain, Plain), (Write, Write), (Read, Write), (Write, Read)] {
+        let mut server = Server::new();
+        server.takes(A, held, 80);
+        started(&mut server, 100);
+        server.waits(B, wanted);
+        server.releases(A, held);
+        assert!(!server.holds(B, wanted));
+        server.passes(99);
+        assert!(!server.holds(B, wanted));
+        server.passes(1);
+        assert!(server.holds(B, wanted));
+    }
+}
+
+#[test]
+fn a_reader_beside_readers_is_a_new_grant_and_a_writer_that_reads_is_none() {
+    let mut server = Server::new();
+    server.takes(A, Read, 300);
+    started(&mut server, 100);
+    let ttl_ms = 300;
+    assert_eq!(
+        server.acquires(B, Read, 50, Waits::No),
+        Reply::NotHeld { ttl_ms }
+    );
+    server.waits(B, Read);
+    server.waits(C, Read);
+    server.passes(100);
+    assert!(server.holds(B, Read) && server.holds(C, Read));
+    let mut server = Server::new();
+    server.takes(A, Write, 300);
+    started(&mut server, 100);
+    server.waits(B, Read);
+    server.takes(A, Read, 300);
+    // The writer becomes a reader, and nobody reads with it yet.
+    server.releases(A, Write);
+    assert!(server.holds(A, Read) && !server.holds(B, Read));
+    server.passes(100);
+    assert!(server.holds(B, Read));
+}
+
+#[test]
+fn the_answer_during_the_delay_is_the_longer_of_the_two() {
+    let mut server = Server::new();
+    server.takes(A, Plain, 50);
+    started(&mut server, 100);
+    let refused = |ttl_ms| Reply::NotHeld { ttl_ms };
+    assert_eq!(server.acquires(B, Plain, 9, Waits::No), refused(100));
+    assert_eq!(server.renews(A, Plain, 200), Reply::Number(1));
+    assert_eq!(server.acquires(B, Plain, 9, Waits::No), refused(200));
+    server.sees(&[Change::Persist]);
+    assert_eq!(server.acquires(B, Plain, 9, Waits::No), refused(-1));
+}
+
+#[test]
+fn the_delay_is_changed_counting_from_the_start_and_ended_with_zero() {
+    let mut server = Server::new();
+    started(&mut server, 100);
+    server.waits(A, Plain);
+    server.does(&Op::SetDelay { delay_ms: 200 });
+    server.passes(150);
+    assert!(!server.holds(A, Plain));
+    let ttl_ms = 50;
+    assert_eq!(
+        server.acquires(B, Plain, 9, Waits::No),
+        Reply::NotHeld { ttl_ms }
+    );
+    server.does(&Op::SetDelay { delay_ms: 0 });
+    assert!(server.holds(A, Plain));
+}
+
+#[test]
+fn a_wall_clock_that_is_set_ends_no_delay() {
+    let mut server = Server::new();
+    started(&mut server, 100);
+    server.waits(A, Plain);
+    for ms in [3_600_000, -7_200_000] {
+        server.does(&Op::StepClock { ms });
+        assert!(!server.holds(A, Plain));
+    }
+    server.passes(100);
+    assert!(server.holds(A, Plain));
+}

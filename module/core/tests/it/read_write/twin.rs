@@ -122,6 +122,8 @@ pub(crate) struct Twin {
     /// Whether the hold that ends is not the last that must end at its lock.
     others_end_too: bool,
     last_token: i64,
+    /// What is left of the time after the start in which nobody is granted a lock.
+    pub(crate) delay_left_ms: i64,
 }
 
 /// Whether and how an ACQUIRE waits, and for how long.
@@ -188,12 +190,13 @@ impl Twin {
         {
             return refused;
         }
-        if let Some(refused) = self.wrong_kind(lock, asked.mode) {
+        let refused = self.wrong_kind(lock, asked.mode);
+        if let Some(refused) = refused.or(self.wrong_kind_of_first(lock, asked.mode)) {
             return refused;
         }
         let may_enter = match asked.mode {
             // Newcomers never overtake a waiter.
-            _ if self.is_free(lock) => self.line(lock).is_empty(),
+            _ if self.is_free(lock) => self.line(lock).is_empty() && !self.is_delayed(),
             Mode::Plain => self.holds(lock, asked.owner, Mode::Plain),
             Mode::Write => self.holds(lock, asked.owner, Mode::Write),
             // An owner that holds re-enters past the line, and a writer takes READ past it.
@@ -201,7 +204,9 @@ impl Twin {
             Mode::Read => {
                 self.holds(lock, asked.owner, Mode::Read)
                     || self.holds(lock, asked.owner, Mode::Write)
-                    || (!self.keeps_out(lock, asked.owner) && self.line(lock).is_empty())
+                    || (!self.keeps_out(lock, asked.owner)
+                        && self.line(lock).is_empty()
+                        && !self.is_delayed())
             }
         };
         if !may_enter {
@@ -223,7 +228,7 @@ impl Twin {
     }
 
     fn wait_in_line(&mut self, lock: &[u8], asked: Asked<'_>, now: Now) -> Reply {
-        let ttl_ms = self.ttl_ms(lock, now);
+        let ttl_ms = self.or_delay(self.ttl_ms(lock, now));
         let wait_ms = match asked.waits {
             Waits::No => return Reply::NotHeld { ttl_ms },
             Waits::Block(ms) | Waits::Queue(ms) => ms,
@@ -248,6 +253,7 @@ impl Twin {
         let at = match place {
             Some(at) => {
                 let ttl_ms = self.ttl_until(self.lease_before(lock, asked.mode), lock, now);
+                let ttl_ms = self.or_delay(ttl_ms);
                 self.move_to_seat(lock, at, newcomer, ttl_ms);
                 at
             }
@@ -414,7 +420,7 @@ impl Twin {
     }
 
     pub(crate) fn cancel(&mut self, lock: &[u8], owner: &[u8], now: Now) -> Reply {
-        let ttl_ms = self.ttl_ms(lock, now);
+        let ttl_ms = self.or_delay(self.ttl_ms(lock, now));
         let own = self.line(lock).iter().filter(|of| of.owner == owner);
         let own: Vec<TwinWaiter> = own.cloned().collect();
         for waiter in &own {
@@ -453,7 +459,7 @@ impl Twin {
 
     pub(crate) fn time_out(&mut self, seat: usize, now: Now) -> Result<(), String> {
         let lock = self.lock_of(seat);
-        let ttl_ms = self.ttl_ms(&lock, now);
+        let ttl_ms = self.or_delay(self.ttl_ms(&lock, now));
         let waiter = self.take_out(seat).ok_or("one who is gone was timed out")?;
         self.tell(&lock, &waiter, Heard::NotAcquired { ttl_ms });
         self.tally.timeouts += 1;
@@ -574,6 +580,9 @@ impl Twin {
             // Who had it has lost it. How it was held nobody can say any more: for readers and
             // writers the message is that of the last reader.
             self.life.lose_all(lock, None, now);
+            if self.is_delayed() {
+                return;
+            }
             let mode = match first {
                 Mode::Plain => Mode::Plain,
                 Mode::Read | Mode::Write => Mode::Read,
@@ -613,6 +622,20 @@ impl Twin {
     pub(crate) fn waiter(&self, seat: usize) -> Option<&TwinWaiter> {
         let mut waiters = self.lines.values().flatten();
         waiters.find(|waiter| waiter.seat == seat)
+    }
+
+    /// Whether nobody is granted a lock yet.
+    pub(crate) fn is_delayed(&self) -> bool {
+        self.delay_left_ms > 0
+    }
+
+    /// What is left of a lease, or of the delay if that is more.
+    fn or_delay(&self, ttl_ms: i64) -> i64 {
+        if ttl_ms < 0 {
+            ttl_ms
+        } else {
+            ttl_ms.max(self.delay_left_ms)
+        }
     }
 
     /// The client that INFO shows for a waiter.
@@ -763,7 +786,18 @@ impl Twin {
     }
 
     fn wrong_kind(&self, lock: &[u8], mode: Mode) -> Option<Reply> {
-        match self.kind(lock)? {
+        Self::other_kind(self.kind(lock)?, mode)
+    }
+
+    /// The kind of a free lock is that of the first in line: during the delay after a start there
+    /// may be one.
+    fn wrong_kind_of_first(&self, lock: &[u8], mode: Mode) -> Option<Reply> {
+        let first = self.line(lock).first().filter(|_| self.is_free(lock))?;
+        Self::other_kind(first.mode.kind(), mode)
+    }
+
+    fn other_kind(kind: Kind, mode: Mode) -> Option<Reply> {
+        match kind {
             kind if kind == mode.kind() => None,
             Kind::Plain => Some(Reply::Refused(IS_PLAIN.into())),
             Kind::ReadWrite => Some(Reply::Refused(IS_READ_WRITE.into())),
@@ -790,7 +824,7 @@ impl Twin {
         };
         let (owner, mode) = (&first.owner, first.mode);
         if self.is_free(lock) {
-            return true;
+            return !self.is_delayed();
         }
         if self.kind(lock) != Some(mode.kind()) {
             return false;
@@ -800,7 +834,8 @@ impl Twin {
             return held.is_some_and(|held| held < COUNT_MAX);
         }
         let writes = self.holds(lock, owner, Mode::Write);
-        mode == Mode::Read && (writes || !self.keeps_out(lock, owner))
+        let is_let_in = !self.is_delayed() && !self.keeps_out(lock, owner);
+        mode == Mode::Read && (writes || is_let_in)
     }
 
     // --- Who waits for whom ----------------------------------------------------------------------
@@ -913,7 +948,7 @@ impl Twin {
         self.deletions += 1;
         self.published.push((lock.to_vec(), mode));
         self.changed.insert(lock.to_vec());
-        if !self.line(lock).is_empty() && !self.first_is_ending(lock) {
+        if !self.line(lock).is_empty() && !self.first_is_ending(lock) && !self.is_delayed() {
             self.grant_first(lock, now);
         }
     }

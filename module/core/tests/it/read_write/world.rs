@@ -100,6 +100,15 @@ pub(crate) enum Op {
     Failover {
         guard_ms: i64,
     },
+    /// The server starts, with what it has loaded: for so long nobody is granted a lock. Nothing
+    /// where somebody waits already.
+    Start {
+        delay_ms: i64,
+    },
+    /// CONFIG SET rlock.grant-delay-ms.
+    SetDelay {
+        delay_ms: i64,
+    },
     /// MULTI: no timer and no blocking until [`Op::Exec`], whatever ends meanwhile.
     Multi,
     Exec,
@@ -156,6 +165,8 @@ pub(crate) struct World {
     /// The same for holds of sessions.
     unseen_holds: BTreeSet<HoldName>,
     in_multi: bool,
+    /// When the server started, on the monotonic clock.
+    started_at: i64,
     timer: Timer,
     /// Whether nobody but the module has written anything.
     is_alone: bool,
@@ -202,6 +213,7 @@ impl Default for World {
             unseen: BTreeSet::new(),
             unseen_holds: BTreeSet::new(),
             in_multi: false,
+            started_at: 0,
             timer: Timer::default(),
             is_alone: true,
         }
@@ -381,6 +393,16 @@ impl World {
                 self.under_way.clear();
                 self.locks.start_tokens(now, *guard_ms);
                 self.twin.start_tokens(*guard_ms, now);
+            }
+            Op::Start { delay_ms } if self.twin.waiting() == 0 => {
+                self.started_at = self.clock.now.mono_ms;
+                self.locks.start_grant_delay(self.clock.now, *delay_ms);
+                self.twin.delay_left_ms = *delay_ms;
+            }
+            Op::SetDelay { delay_ms } => {
+                self.locks.set_grant_delay(*delay_ms);
+                let end = self.started_at + delay_ms;
+                self.twin.delay_left_ms = (end - self.clock.now.mono_ms).max(0);
             }
             Op::Multi => self.in_multi = true,
             Op::Exec => self.in_multi = false,
@@ -776,9 +798,15 @@ impl World {
 
     // --- What happens without a command ----------------------------------------------------------
 
+    /// Time passes, and the timer is late.
+    pub(crate) fn pass_without_timer(&mut self, ms: i64) {
+        self.pass(ms);
+    }
+
     fn pass(&mut self, ms: i64) {
         self.clock.now.wall_us += ms * 1000;
         self.clock.now.mono_ms += ms;
+        self.twin.delay_left_ms = (self.twin.delay_left_ms - ms).max(0);
         self.expire();
     }
 

@@ -32,7 +32,7 @@ impl Twin {
         }
         // Newcomers never overtake a waiter.
         let is_to_be_had = |place: &Place| {
-            let is_free = self.is_free(place) && self.line(place).is_empty();
+            let is_free = self.is_free(place) && self.line(place).is_empty() && !self.is_delayed();
             is_free || self.hold(place, asked.owner).is_some()
         };
         if places.iter().all(is_to_be_had) {
@@ -82,7 +82,7 @@ impl Twin {
     }
 
     fn wait_in_all_lines(&mut self, places: &[Place], asked: Asked<'_>, now: Now) -> Reply {
-        let ttl_ms = self.ttl_of_others(places, asked.owner, now);
+        let ttl_ms = self.or_delay(self.ttl_of_others(places, asked.owner, now));
         let wait_ms = match asked.waits {
             Waits::No => return Reply::NotHeld { ttl_ms },
             Waits::Block(ms) | Waits::Queue(ms) => ms,
@@ -248,6 +248,8 @@ impl Twin {
         let blocked_at = places.find(|place| !self.can_have(place, &waiter)).cloned();
         if let Some(place) = blocked_at {
             self.blocked.insert(waiter.seat, place);
+        } else if self.must_await_the_delay(&waiter) {
+            self.blocked.remove(&waiter.seat);
         } else {
             self.grant_joint(&waiter, now);
             self.blocked.remove(&waiter.seat);
@@ -257,7 +259,13 @@ impl Twin {
     /// It is first, or its owner the holder, in all of them.
     pub(crate) fn can_have_all(&self, waiter: &TwinWaiter) -> bool {
         let mut places = waiter.together.iter().flatten();
-        places.all(|place| self.can_have(place, waiter))
+        places.all(|place| self.can_have(place, waiter)) && !self.must_await_the_delay(waiter)
+    }
+
+    /// Nobody is granted a lock yet, and it does not hold all of them.
+    fn must_await_the_delay(&self, waiter: &TwinWaiter) -> bool {
+        let mut places = waiter.together.iter().flatten();
+        self.is_delayed() && places.any(|place| self.is_free(place))
     }
 
     fn can_have(&self, place: &Place, waiter: &TwinWaiter) -> bool {
@@ -337,7 +345,8 @@ impl Twin {
         for (place, to) in std::mem::take(&mut self.changed) {
             let first = self.line(&place).first();
             let is_free = self.is_free(&place);
-            if is_free && first.is_some_and(|first| first.together.is_none()) {
+            let alone = first.is_some_and(|first| first.together.is_none());
+            if is_free && alone && !self.is_delayed() {
                 return Err(format!("{place:?} was left free with somebody in line"));
             }
             let concerned = self.line(&place).iter().filter(|waiter| match &to {
