@@ -1,8 +1,8 @@
 //! Who holds and who waits here, as far as this client knows: one state behind one lock.
 //!
-//! It does no I/O, starts no task and never asks what time it is: what is sent, heard and waited for
-//! is the business of the [flows](crate::flows), which tell it here and are told what follows. So
-//! whatever concerns one owner at one lock is decided in one place and in one order, and can be
+//! It does no I/O, starts no task and never asks what time it is: what is sent, heard and waited
+//! for is the business of the [flows](crate::flows), which tell it here and are told what follows.
+//! So whatever concerns one owner at one lock is decided in one place and in one order, and can be
 //! tested with time as an argument.
 
 mod owner;

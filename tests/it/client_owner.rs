@@ -459,8 +459,8 @@ async fn a_release_of_a_lost_hold_leaves_no_guard_that_lies() {
     assert_eq!(server.run("DBSIZE"), 0);
 }
 
-/// Several locks are granted, and the word of it is lost with the connection. The owner holds one of
-/// them by another guard, so it may not ask again as if it held nothing.
+/// Several locks are granted, and the word of it is lost with the connection. The owner holds one
+/// of them by another guard, so it may not ask again as if it held nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_of_several_whose_word_is_lost_is_not_entered_twice() {
     let server = Server::start();

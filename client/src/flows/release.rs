@@ -67,9 +67,9 @@ fn start(context: &Arc<Context>, usage: Usage, hold: Option<Arc<Hold>>, report: 
     });
 }
 
-/// Of several locks whose hold is lost, or may be: gives back those that are still held by the grant
-/// with this token. The command for several names no token, and that for one does. What was entered
-/// again has another: it ends with its lease.
+/// Of several locks whose hold is lost, or may be: gives back those that are still held by the
+/// grant with this token. The command for several names no token, and that for one does. What was
+/// entered again has another: it ends with its lease.
 pub(crate) fn remains(context: &Arc<Context>, usage: &Usage, token: u64) {
     let target = usage.target();
     if target.mode() == Mode::Several {

@@ -25,8 +25,8 @@ pub(crate) struct Hold {
     options: HoldOptions,
     /// When it ends at the latest, however often it is renewed.
     cap: Option<Instant>,
-    /// Written under the ledger's lock only. Whoever reads while it is written sees the later end of
-    /// the one and the earlier of the other, and so no later end than there is.
+    /// Written under the ledger's lock only. Whoever reads while it is written sees the later end
+    /// of the one and the earlier of the other, and so no later end than there is.
     ends: AtomicInstant,
     until: AtomicInstant,
     since: AtomicInstant,
@@ -289,10 +289,10 @@ impl Hold {
         }
     }
 
-    /// Whether it can be this hold that an event calls lost, of which the server says that its owner
-    /// holds it: it knows it by its token; or nothing else of the owner is there that is not lost,
-    /// and no command is under way that may become it. A reader and a writer are told apart in any
-    /// case.
+    /// Whether it can be this hold that an event calls lost, of which the server says that its
+    /// owner holds it: it knows it by its token; or nothing else of the owner is there that is not
+    /// lost, and no command is under way that may become it. A reader and a writer are told apart
+    /// in any case.
     pub(crate) fn is_surely_meant(self: &Arc<Self>, now: Instant) -> bool {
         let mode = self.target.mode();
         if mode.has_token() {

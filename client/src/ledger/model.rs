@@ -25,7 +25,9 @@ impl Chance {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % u64::try_from(limit).expect("small")).expect("small")
+        let limit = u64::try_from(limit).expect("small");
+        let below = self.0.checked_rem(limit).expect("not zero");
+        usize::try_from(below).expect("small")
     }
 }
 
@@ -156,7 +158,7 @@ impl World {
         let thing = self.things.get_mut(&id).expect("it is there");
         let usage = thing.usage.as_mut().expect("it is there");
         if yes && thing.hold.is_none() {
-            self.tokens += 1;
+            self.tokens = self.tokens.saturating_add(1);
             let grant = Grant {
                 token: self.tokens,
                 lease,
