@@ -25,29 +25,6 @@ pub enum LostReason {
 }
 
 impl LostReason {
-    /// As a number that is not zero.
-    pub(crate) fn code(self) -> u8 {
-        let all = Self::ALL.iter().zip(1..);
-        let mut mine = all.filter_map(|(reason, code)| (*reason == self).then_some(code));
-        mine.next().unwrap_or(u8::MAX)
-    }
-
-    /// What this number stands for; zero for nothing.
-    pub(crate) fn of_code(code: u8) -> Option<Self> {
-        let index = usize::from(code.checked_sub(1)?);
-        Some(Self::ALL.get(index).copied().unwrap_or(Self::NotHeld))
-    }
-
-    const ALL: [Self; 7] = [
-        Self::Expired,
-        Self::Broken,
-        Self::Deleted,
-        Self::NotHeld,
-        Self::OutOfTouch,
-        Self::MaxHold,
-        Self::TakenOver,
-    ];
-
     /// The word in the server's event.
     pub(crate) fn from_server(word: &[u8]) -> Self {
         match word {

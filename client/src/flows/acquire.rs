@@ -74,7 +74,7 @@ impl Request {
         (lease, acquire.only_for(at.attachment.server()))
     }
 
-    /// How long to stand in line.
+    /// How long to wait in the queue.
     pub(crate) fn queue(&self) -> Queue {
         match self.wait_mode {
             WaitMode::None => Queue::No,
@@ -96,7 +96,7 @@ pub(crate) struct Asked {
 /// Where the caller listens. What is held and cannot be delivered is dropped, and so given back.
 pub(crate) type Reply = oneshot::Sender<Result<Held, Error>>;
 
-/// The right to stand in line for this owner, and what is heard there.
+/// The right to wait in the queue for this owner, and what is heard there.
 pub(crate) struct QueuePermit {
     pub(crate) mailbox: Mailbox,
     /// A loss that was told while no grant was known: of an earlier hold of the owner, or of the
@@ -136,7 +136,7 @@ pub(crate) fn start(request: Request) -> oneshot::Receiver<Result<Held, Error>> 
         let _ = reply.send(Err(refusal));
         return receiver;
     }
-    // An owner who stands in line already asks without getting in line a second time.
+    // An owner who waits in the queue already asks without joining it a second time.
     let permits = match request.wait_mode {
         WaitMode::None => None,
         WaitMode::Until(_) | WaitMode::Forever => {
@@ -159,7 +159,8 @@ pub(crate) fn start(request: Request) -> oneshot::Receiver<Result<Held, Error>> 
         permit,
         reply,
     };
-    // Handed over here and not in a task: calls get in line in the order in which they were made.
+    // Handed over here and not in a task: calls join the queue in the order in which they were
+    // made.
     match attempt
         .request
         .context
@@ -270,7 +271,7 @@ pub(crate) fn granted(
     held
 }
 
-/// Asks once, without standing in line.
+/// Asks once, without waiting in the queue.
 async fn run(request: Request, usage: Usage, asked: Option<Asked>, reply: Reply) {
     let mut once = Box::pin(once(&request, &usage, asked));
     let answered = tokio::select! {
@@ -366,7 +367,7 @@ pub(crate) async fn deliver(held: Held, mut reply: Reply) {
     let _ = reply.send(result);
 }
 
-/// The answer to who does not stand in line.
+/// The answer to a call that does not wait in the queue.
 enum Answered {
     Granted(Grant, AttachedRoute),
     NotHeld { lease_left: Option<Duration> },

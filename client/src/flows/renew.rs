@@ -65,7 +65,7 @@ async fn unconfirmed_at(router: &Router, route: Route, holds: Vec<Arc<Hold>>) ->
 }
 
 /// What the server said of one hold.
-pub(crate) type Notification = Result<(bool, Renewal), Error>;
+pub(crate) type RenewalAnswer = Result<(bool, Renewal), Error>;
 
 /// Renews one hold, with a lease that is to be asked for when it is sent.
 pub(crate) async fn renew(
@@ -73,7 +73,7 @@ pub(crate) async fn renew(
     target: &Target,
     token: u64,
     lease: impl Fn() -> Reserved,
-) -> Notification {
+) -> RenewalAnswer {
     let mut detour = Redirects::new(router, target.key());
     let mut route = router.route(target.key());
     let mut attachment = route.node.session.attachment();
@@ -118,7 +118,7 @@ pub(crate) async fn ask(
     router: &Router,
     route: Route,
     holds: Vec<Arc<Hold>>,
-) -> Vec<(Arc<Hold>, Notification)> {
+) -> Vec<(Arc<Hold>, RenewalAnswer)> {
     let mut told = Vec::with_capacity(holds.len());
     let mut groups = vec![(route, holds)];
     for hop in 0..=MAX_REDIRECTS {
@@ -146,7 +146,7 @@ pub(crate) async fn ask(
 }
 
 /// One reply a hold, all of one route.
-async fn ask_at(route: &Route, holds: &[Arc<Hold>]) -> Vec<Notification> {
+async fn ask_at(route: &Route, holds: &[Arc<Hold>]) -> Vec<RenewalAnswer> {
     let session = &route.node.session;
     // Taken before anything is sent: what is confirmed now counts on this attachment or a later.
     let attachment = session.attachment();

@@ -1,4 +1,4 @@
-//! Standing in line: `RLOCK.ACQUIRE … QUEUE`, and the event that ends it.
+//! Waiting in the queue: `RLOCK.ACQUIRE … QUEUE`, and the event that ends it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::wire::reply::{Acquired, EventKind, Redirect};
 use crate::wire::request::{self, Mode, Subject};
 use crate::wire::session::Attachment;
 
-/// Waits until the owner stands in line no more, and then gets in line. `last` is what the caller
+/// Waits until the owner has left the queue, and then joins it. `last` is what the caller
 /// would be told if its time were up now.
 pub(crate) async fn in_turn(request: Request, last: Error, mut reply: Reply) {
     let permits = async {
@@ -38,7 +38,7 @@ pub(crate) async fn in_turn(request: Request, last: Error, mut reply: Reply) {
     run(request, usage, permit, None, last, reply).await;
 }
 
-/// Waits in line and tells the caller how it ended.
+/// Waits in the queue and tells the caller how it ended.
 pub(crate) async fn run(
     request: Request,
     usage: Usage,
@@ -58,7 +58,7 @@ pub(crate) async fn run(
         routes: Vec::new(),
         hops: 0,
         unanswered: None,
-        in_line: false,
+        queued: false,
         unheard: false,
         recall: Recall::BesideOthers,
     };
@@ -120,7 +120,7 @@ struct Wait {
     unanswered: Option<Answer<Acquired>>,
     /// Whether the server has taken it in. Before that a lost server ends the call; after it the
     /// wait goes on until the server is back.
-    in_line: bool,
+    queued: bool,
     /// Whether an ACQUIRE was sent of which nobody knows what has come of it.
     unheard: bool,
     recall: Recall,
@@ -135,7 +135,7 @@ struct WayOut {
     backoff: Backoff,
 }
 
-/// Whether what may stand in line is called back before the lock is asked for.
+/// Whether what may be in the queue is called back before the lock is asked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Recall {
     /// Beside other calls of the owner: for those ONCE is not sent.
@@ -207,7 +207,7 @@ impl Wait {
         let next = async {
             match there {
                 Some(route) => context.router.reach(route).await,
-                None if self.in_line => context.router.next(target.key(), known).await,
+                None if self.queued => context.router.next(target.key(), known).await,
                 None => context.router.next_within(target.key(), known).await,
             }
         };
@@ -219,7 +219,7 @@ impl Wait {
         };
         if self.recall != Recall::BesideOthers || !self.usage.is_alone() {
             // ONCE would mistake the hold of another call for ours, so it is not sent; then what
-            // may still stand in line must go first. It can only be ours: it is our turn.
+            // may still be in the queue must go first. It can only be ours: it is our turn.
             self.begin(&at.route);
             for route in self.routes.clone() {
                 let cancel = request::cancel(self.usage.target().subject());
@@ -230,7 +230,7 @@ impl Wait {
                     }
                     // Where it may still stand it would be in its own way.
                     Err(error)
-                        if self.in_line && is_passing(&error) && route.is_at(&at.route.node) =>
+                        if self.queued && is_passing(&error) && route.is_at(&at.route.node) =>
                     {
                         self.recall = Recall::Unheard;
                         return Err(Next::Pause(error));
@@ -242,7 +242,7 @@ impl Wait {
                 self.recall = Recall::Always;
             }
         }
-        if self.in_line {
+        if self.queued {
             self.undo_unheard_grant(&at).await.map_err(Next::Pause)?;
         }
         let queue = self.request.queue();
@@ -279,13 +279,13 @@ impl Wait {
 
     /// Where it is to be asked for the session is not attached in time.
     fn unreached(&self, error: Error) -> Next {
-        if self.in_line && error.is_could_not_ask() && !error.is_taken_over_for_good() {
+        if self.queued && error.is_could_not_ask() && !error.is_taken_over_for_good() {
             return Next::Pause(error);
         }
         Next::End(told(error))
     }
 
-    /// One stay in line, until the server answers or the caller waits no more.
+    /// One stay in the queue, until the server answers or the caller waits no more.
     async fn stay(&mut self, asked: Asked, reply: &mut Reply) -> Next {
         let Asked {
             at,
@@ -318,7 +318,7 @@ impl Wait {
             Ok(Acquired::Queued) => {
                 // It begins when it is granted, and counts when that is told.
                 drop(lease);
-                (self.in_line, self.hops) = (true, 0);
+                (self.queued, self.hops) = (true, 0);
                 self.queued(at, reply).await
             }
             Err(error) => self.failed(error, &at.route),
@@ -426,7 +426,7 @@ impl Wait {
                 attachment: renewal.attachment.unwrap_or(at.attachment),
                 ..grant
             })),
-            // Granted, and run out or released by mistake before we knew: stand in line again.
+            // Granted, and run out or released by mistake before we knew: join the queue again.
             Ok((false, _)) => {
                 release::remains(context, &self.usage, grant.token);
                 Next::Pause(Error::not_acquired(None))
@@ -461,8 +461,8 @@ impl Wait {
         // With ONCE the next ACQUIRE takes over what this one may have left behind.
         let passing = error.is_could_not_ask() || error.is_unknown() && self.usage.is_alone();
         let there =
-            self.in_line || error.is_try_again() && self.request.context.router.are_several();
-        let left_behind = self.in_line || self.unheard || error.is_unknown();
+            self.queued || error.is_try_again() && self.request.context.router.are_several();
+        let left_behind = self.queued || self.unheard || error.is_unknown();
         if passing && (there || error.is_broken_connection()) {
             self.unheard |= error.is_unknown();
             return Next::Pause(error);
@@ -473,7 +473,7 @@ impl Wait {
         refused(error)
     }
 
-    /// What stood here in line has left it, or soon will: the lock is elsewhere.
+    /// What was in the queue here has left it, or soon will: the lock is elsewhere.
     fn sent_on(&mut self, there: Route, from: &Route) -> Next {
         self.routes.retain(|route| !route.is_at(&from.node));
         Next::AskThere(there)
@@ -587,7 +587,7 @@ impl Wait {
         drop(permit);
     }
 
-    /// Whether nothing stands in line there any more: it was cancelled, or the lock is elsewhere.
+    /// Whether nothing is in the queue there any more: it was cancelled, or the lock is elsewhere.
     /// A node that cannot be reached, and whose slots another has taken over, ends our session.
     fn is_rid_of_us(&self, cancelled: Result<u64, Error>, route: &Route) -> bool {
         let router = &self.request.context.router;
@@ -623,7 +623,7 @@ impl Wait {
     ///
     /// So it listens until each node has told of it, or has nothing to tell; at most for a lease,
     /// after which there is nothing to give back. Returns whether each has told: of a wait that was
-    /// in line every node does, but what it tells may be lost with the life-line.
+    /// in the queue every node does, but that may be lost with the session connection.
     async fn take_back(&mut self, mut silent: Vec<Arc<Node>>) -> bool {
         let left = Instant::now();
         let over = sleep(self.lease);

@@ -1,7 +1,6 @@
 //! What is known about one hold: its token, and until when it may be called held.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -32,7 +31,7 @@ pub(crate) struct Hold {
     since: AtomicInstant,
     attachment: ArcSwap<Attachment>,
     /// Why it is lost, once it is.
-    lost: AtomicU8,
+    lost: OnceLock<LostReason>,
     /// Tells those who wait for its end that this has moved.
     pub(crate) changed: Notify,
     span: trace::Span,
@@ -111,7 +110,7 @@ impl Hold {
             until: AtomicInstant::new(validity.until),
             since: AtomicInstant::new(validity.since),
             attachment: ArcSwap::new(validity.attachment),
-            lost: AtomicU8::new(0),
+            lost: OnceLock::new(),
             changed: Notify::new(),
             span: trace::hold(target, target.owner(), target.mode(), grant.token),
         })
@@ -147,12 +146,10 @@ impl Hold {
 
     /// Why it is lost, if it is. Whoever has been told stays told, whatever is confirmed later.
     pub(crate) fn lost(&self, now: Instant) -> Option<LostReason> {
-        let told = LostReason::of_code(self.lost.load(Ordering::Acquire));
-        if told.is_some() || now < self.end() {
-            return told;
+        if self.lost.get().is_none() && now >= self.end() {
+            self.lose(self.reason(now));
         }
-        self.lose(self.reason(now));
-        LostReason::of_code(self.lost.load(Ordering::Acquire))
+        self.lost.get().copied()
     }
 
     /// Why it ends where it does.
@@ -174,10 +171,7 @@ impl Hold {
 
     /// Says that it is lost. The first reason stands.
     pub(crate) fn lose(&self, reason: LostReason) {
-        let first =
-            self.lost
-                .compare_exchange(0, reason.code(), Ordering::AcqRel, Ordering::Acquire);
-        if first.is_ok() {
+        if self.lost.set(reason).is_ok() {
             self.changed.notify_waiters();
             trace::lost(&self.span, reason);
         }

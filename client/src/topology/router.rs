@@ -76,7 +76,7 @@ impl Route {
         }
     }
 
-    /// The same with many: they are in line behind each other before the first is answered.
+    /// The same with many: they are handed over behind each other before the first is answered.
     pub(crate) async fn send_all_idempotent<T: Clone + Send + 'static>(
         &self,
         commands: Vec<Command<T>>,
@@ -277,7 +277,7 @@ impl Router {
         loop {
             let moved = self.moved();
             let home = self.home(name);
-            // Sent by the slot's owner, it stands in line where the slot is to be.
+            // Sent by the slot's owner, it waits in the queue where the slot is to be.
             let as_ever = at.route.is_at(&home)
                 || at
                     .route

@@ -1,9 +1,9 @@
 //! The task that owns the command connection. Every command of a client goes through it, in the
 //! order in which it was handed over, so that what undoes a command can never overtake it.
 //!
-//! What is in line goes out together, a few dozen commands in a write, and the task waits for the
-//! replies itself: a call of `lock()` costs no task of its own. What is done with a reply is said
-//! when its command is handed over, and done here, so it must not wait for anything.
+//! What waits to be sent goes out together, a few dozen commands in a write, and the task waits for
+//! the replies itself: a call of `lock()` costs no task of its own. What is done with a reply is
+//! said when its command is handed over, and done here, so it must not wait for anything.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -106,7 +106,7 @@ impl<T> Future for Answer<T> {
     }
 }
 
-/// A command in line.
+/// A command that waits to be sent.
 struct Request {
     cmd: Cmd,
     only: Option<ServerId>,
@@ -173,7 +173,7 @@ async fn connect(connector: &Connector) -> Result<Link, Error> {
     Ok(Link::new(connection, connector.response_timeout()))
 }
 
-/// Tells everybody in line that there is no connection: had each of them waited for a try of its
+/// Tells all who wait that there is no connection: had each of them waited for a try of its
 /// own, the last would hear of it a timeout a caller later.
 fn refuse(batch: &mut Vec<Request>, queue: &mut mpsc::UnboundedReceiver<Request>, error: &Error) {
     for request in batch.drain(..) {

@@ -102,7 +102,7 @@ impl Connector {
         })
     }
 
-    /// Opens the connection that is the session's life-line.
+    /// Opens the connection that is the session connection.
     pub(crate) async fn for_events(&self) -> Result<EventsConnection, Error> {
         let (events, peer) = self.open(self.config(None)).await?;
         Ok(EventsConnection { events, peer })
@@ -190,7 +190,7 @@ pub(crate) struct CommandConnection {
 impl CommandConnection {
     /// Whether the peer is known to have closed it: what is not sent then has surely not been
     /// carried out, while a command sent regardless would leave that unknown. Or whether the
-    /// life-line has found another server.
+    /// session connection has found another server.
     pub(crate) fn is_over(&self) -> bool {
         self.closed.load(Ordering::Relaxed) || self.peer.is_outdated()
     }

@@ -171,7 +171,7 @@ pub(crate) fn handshake() -> Pipeline {
     question
 }
 
-/// How long an ACQUIRE may stand in line.
+/// How long an ACQUIRE may wait in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Queue {
     No,

@@ -1,4 +1,4 @@
-//! The session: by its life-line the server tells us of grants and losses, and we know that it has
+//! The session: on its connection the server tells us of grants and losses, and we know that it has
 //! not taken us for dead.
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) struct Session {
     told: watch::Sender<Option<Instant>>,
 }
 
-/// How the life-line is.
+/// How the session connection is.
 #[derive(Clone, Debug)]
 enum Life {
     /// The first try to attach has not ended.
@@ -145,12 +145,12 @@ impl Session {
         }
     }
 
-    /// The life-line is broken; what is held keeps the confidence it has.
+    /// The session connection is broken; what is held keeps the confidence it has.
     pub(crate) fn broken(&self, error: Error) {
         self.life.send_replace(Life::Broken(error));
     }
 
-    /// The life-line will not come back: no hold can be confirmed any more.
+    /// The session will not come back: no hold can be confirmed any more.
     pub(crate) fn over(&self, reason: LostReason) {
         self.life.send_replace(Life::Over(reason));
     }
