@@ -15,6 +15,9 @@ pub use rw_lock::RwLock;
 mod multi;
 pub use multi::MultiLock;
 
+mod scope;
+pub use scope::Scope;
+
 mod guard;
 pub use guard::{Guard, MultiGuard, ReadGuard, WriteGuard};
 

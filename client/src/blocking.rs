@@ -170,7 +170,15 @@ impl Client {
         }
     }
 
-    /// A new owner, for re-entrance: see [`Owner`].
+    /// One unit of work that takes several locks, for one owner: see [`crate::Scope`].
+    pub fn scope(&self) -> Scope {
+        Scope {
+            scope: self.client.scope(),
+            runtime: Arc::clone(&self.runtime),
+        }
+    }
+
+    /// A new owner, to be passed to single locks: see [`crate::Client::owner`].
     pub fn owner(&self) -> Owner {
         self.client.owner()
     }
@@ -188,6 +196,63 @@ impl Client {
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.client.fmt(f)
+    }
+}
+
+/// One unit of work that takes several locks, for one owner: [`crate::Scope`] for programs without
+/// async. Where threads take several locks, give each thread a scope of its own.
+///
+/// # Examples
+///
+/// ```no_run
+/// # let client = rlock_client::blocking::Client::connect("redis://127.0.0.1:6379")?;
+/// let scope = client.scope();
+/// let order = scope.lock("order:7").lock()?;
+/// let customer = scope.lock("customer:3").lock()?; // or `is_deadlock`
+/// # Ok::<(), rlock_client::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Scope {
+    scope: crate::Scope,
+    runtime: Arc<Runtime>,
+}
+
+impl Scope {
+    /// Names a lock that is taken for this scope, without I/O: see [`crate::Scope::lock`].
+    pub fn lock(&self, name: impl Into<Vec<u8>>) -> Lock {
+        Lock {
+            lock: self.scope.lock(name),
+            runtime: Arc::clone(&self.runtime),
+        }
+    }
+
+    /// Names a read-write lock that is taken for this scope, without I/O: see
+    /// [`crate::Scope::rw_lock`].
+    pub fn rw_lock(&self, name: impl Into<Vec<u8>>) -> RwLock {
+        RwLock {
+            lock: self.scope.rw_lock(name),
+            runtime: Arc::clone(&self.runtime),
+        }
+    }
+
+    /// Names several locks that are taken at once for this scope, without I/O: see
+    /// [`crate::Scope::multi`].
+    pub fn multi<N: Into<Vec<u8>>>(&self, names: impl IntoIterator<Item = N>) -> MultiLock {
+        MultiLock {
+            lock: self.scope.multi(names),
+            runtime: Arc::clone(&self.runtime),
+        }
+    }
+
+    /// Who takes the locks: see [`crate::Scope::owner`].
+    pub fn owner(&self) -> &Owner {
+        self.scope.owner()
+    }
+}
+
+impl fmt::Debug for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.scope.fmt(f)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use rlock_client::{
     Client, ClientBuilder, Error, ErrorKind, Guard, Lock, LostReason, MultiGuard, MultiLock, Owner,
-    ReadGuard, RwLock, WriteGuard,
+    ReadGuard, RwLock, Scope, WriteGuard,
 };
 use rlock_client::{QuorumBuilder, QuorumClient, QuorumError, QuorumGuard, QuorumLock};
 
@@ -16,6 +16,7 @@ fn types_go_to_any_thread_and_live_as_long_as_they_like() {
     anywhere::<Lock>();
     anywhere::<RwLock>();
     anywhere::<MultiLock>();
+    anywhere::<Scope>();
     anywhere::<Guard>();
     anywhere::<ReadGuard>();
     anywhere::<WriteGuard>();
