@@ -25,3 +25,6 @@ pub mod mode;
 
 // What a lock of any kind is asked for with.
 mod acquire_options;
+
+// What these have in common, written once.
+pub(crate) mod methods;

@@ -7,7 +7,7 @@ use crate::api::rw_lock::RwLock;
 use crate::ledger::Owner;
 
 /// One unit of work that takes several locks, made by [`Client::scope`](crate::Client::scope). It
-/// names locks as a [`Client`](crate::Client) does, and all that is taken through it is taken for
+/// names locks as a [`Client`] does, and all that is taken through it is taken for
 /// one [`Owner`]. Cheap to clone; clones are the same scope. It takes nothing itself, and dropping
 /// it gives nothing back: guards do that.
 ///
@@ -66,7 +66,8 @@ impl Scope {
         Self { client, owner }
     }
 
-    /// Names a lock that is taken for this scope: see [`Client::lock`](crate::Client::lock). No I/O.
+    /// Names a lock that is taken for this scope: see [`Client::lock`](crate::Client::lock). No
+    /// I/O.
     pub fn lock(&self, name: impl Into<Vec<u8>>) -> Lock {
         self.client.lock(name).owner(&self.owner)
     }

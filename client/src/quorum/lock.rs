@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::api::Guard;
+use crate::api::methods::setters;
 use crate::error::{Error, ErrorKind};
 use crate::flows::acquire::WaitMode;
 use crate::quorum::client::{Core, put};
@@ -39,8 +40,8 @@ use crate::quorum::round::Round;
 pub struct QuorumLock {
     core: Arc<Core>,
     name: Arc<[u8]>,
-    lease: Option<Duration>,
-    max_hold: Option<Duration>,
+    pub(crate) lease: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
 }
 
 impl QuorumLock {
@@ -58,36 +59,26 @@ impl QuorumLock {
         &self.name
     }
 
-    /// Takes the lock for this long and does not renew it. Whole milliseconds; a part of one is
-    /// cut off. Much longer than a server may take to
-    /// [answer](crate::QuorumBuilder::answer_within).
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn example(
-    /// #     client: rlock_client::QuorumClient,
-    /// # ) -> Result<(), rlock_client::QuorumError> {
-    /// use std::time::Duration;
-    ///
-    /// let nightly = client.lock("nightly").lease(Duration::from_secs(600));
-    /// let guard = nightly.lock().await?;
-    /// println!("ours for {:?}", guard.valid_for());
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use = "this gives a lock with the lease, and takes nothing"]
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = Some(lease);
-        self
-    }
-
-    /// Holds the lock for this long at most, also where it is taken again: see
-    /// [`ClientBuilder::max_hold`](crate::ClientBuilder::max_hold), which this overrides.
-    #[must_use = "this gives a lock with the limit, and takes nothing"]
-    pub fn max_hold(mut self, longest: Duration) -> Self {
-        self.max_hold = Some(longest);
-        self
+    setters! { self;
+        /// Much longer than a server may take to [answer](crate::QuorumBuilder::answer_within).
+        ///
+        /// # Examples
+        ///
+        /// ```no_run
+        /// # async fn example(
+        /// #     client: rlock_client::QuorumClient,
+        /// # ) -> Result<(), rlock_client::QuorumError> {
+        /// use std::time::Duration;
+        ///
+        /// let nightly = client.lock("nightly").lease(Duration::from_secs(600));
+        /// let guard = nightly.lock().await?;
+        /// println!("ours for {:?}", guard.valid_for());
+        /// # Ok(())
+        /// # }
+        /// ```
+        lease;
+        /// This also counts where it is taken again.
+        max_hold;
     }
 
     /// Takes the lock, trying for as long as somebody else has it.
