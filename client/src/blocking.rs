@@ -53,7 +53,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`crate::Client::connect`]; could not ask also if no thread can be started.
+    /// As [`crate::Client::connect`]; unavailable also if no thread can be started.
     ///
     /// # Panics
     ///
@@ -93,7 +93,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As there; could not ask also if no thread can be started.
+    /// As there; unavailable also if no thread can be started.
     ///
     /// # Panics
     ///

@@ -381,12 +381,12 @@ async fn the_error_has_each_servers_reason_also_of_one_not_asked() {
         told.is_error() && told.error().starts_with("MISCONF ")
     });
     let said = [
-        ("is a replica", ErrorKind::CouldNotAsk),
-        ("NOREPLICAS", ErrorKind::CouldNotAsk),
+        ("is a replica", ErrorKind::Unavailable),
+        ("NOREPLICAS", ErrorKind::Unavailable),
         ("OOM", ErrorKind::Refused),
         ("NOPERM", ErrorKind::Refused),
         ("unknown command", ErrorKind::ModuleNotLoaded),
-        ("MISCONF", ErrorKind::CouldNotAsk),
+        ("MISCONF", ErrorKind::Unavailable),
         ("NOAUTH", ErrorKind::Refused),
     ];
     let mut last = String::new();
@@ -418,7 +418,7 @@ async fn one_server_by_two_addresses_is_refused() {
     let urls = [one, other, format!("redis://{}/1", also.address())];
     let builder = settings().answer_within(10 * SECOND);
     let error = soon(builder.connect(urls)).await.unwrap_err();
-    assert!(error.is_could_not_ask(), "{error}");
+    assert!(error.is_unavailable(), "{error}");
     let (one, also) = (servers[0].address(), also.address());
     let text = format!("{one} and {also} are the same server");
     assert!(error.to_string().contains(&text), "{error}");

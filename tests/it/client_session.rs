@@ -334,7 +334,7 @@ async fn a_connection_whose_session_was_taken_over_is_told_so() {
     assert_eq!(soon(guard.lost()).await, LostReason::TakenOver);
     let error = soon(waiting).await.unwrap().unwrap_err();
     assert!(
-        error.is_could_not_ask() && error.to_string().contains("taken over"),
+        error.is_unavailable() && error.to_string().contains("taken over"),
         "{error}"
     );
     let error = client.lock("new").lock().await.unwrap_err();

@@ -247,7 +247,7 @@ impl ClientBuilder {
     ///
     /// # Errors
     ///
-    /// - Could not ask: a URL or a certificate cannot be read, nobody answers there, or the server
+    /// - Unavailable: a URL or a certificate cannot be read, nobody answers there, or the server
     ///   is a replica.
     /// - Module not loaded, refused: the server's answer, such as that it does not know the
     ///   password or that the user may not call the commands; or that of all the sentinels.
@@ -271,7 +271,7 @@ impl ClientBuilder {
     ///
     /// # Errors
     ///
-    /// - Could not ask: no URL, or one cannot be read; none of the nodes answers, or no primary can
+    /// - Unavailable: no URL, or one cannot be read; none of the nodes answers, or no primary can
     ///   be reached.
     /// - Module not loaded, refused: a node's answer, such as that it is not part of a cluster.
     /// - Refused too: a setting is out of its bounds, or not for a cluster.

@@ -37,7 +37,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// - Could not ask: the URL cannot be read, or nobody answers there.
+    /// - Unavailable: the URL cannot be read, or nobody answers there.
     /// - Module not loaded, refused: the server's answer.
     ///
     /// # Panics
@@ -163,7 +163,7 @@ impl Client {
     /// leave the queue with an error, and the holds of dropped guards are given back.
     ///
     /// Guards that are still alive stay valid and are renewed until they are dropped; nothing can
-    /// be locked any more, which later calls are told as "could not ask". A release that the server
+    /// be locked any more, which later calls are told as "unavailable". A release that the server
     /// does not answer is tried again for as long as the lease, so this takes no longer either; put
     /// a timeout around it if that is too long.
     ///

@@ -147,7 +147,7 @@ impl Guard<Write> {
     ///
     /// - Lost: it was not held any more as the writer, or may not have been throughout.
     /// - Refused: the server's answer, such as that it is out of memory.
-    /// - Could not ask, unknown: no word came on the reading.
+    /// - Unavailable, unknown: no word came on the reading.
     /// - Not acknowledged: [replicas](crate::ClientBuilder::acknowledged_by) were to know of the
     ///   reading, and did not say so in time.
     ///
@@ -184,7 +184,7 @@ impl Guard<Write> {
             return Err(Error::lost(reason));
         }
         match self.unlock().await {
-            Err(error) if !error.is_could_not_ask() && !error.is_unknown() => Err(error),
+            Err(error) if !error.is_unavailable() && !error.is_unknown() => Err(error),
             _ => Ok(reader),
         }
     }
@@ -281,7 +281,7 @@ impl<M> Guard<M> {
     /// # Errors
     ///
     /// - Lost: the server says that it is no longer held so, or the confirmation came too late.
-    /// - Could not ask, unknown: the guard stays valid for as long as it was.
+    /// - Unavailable, unknown: the guard stays valid for as long as it was.
     ///
     /// # Examples
     ///
@@ -322,7 +322,7 @@ impl<M> Guard<M> {
     ///
     /// - Lost: it was not held any more. Somebody else may have had the lock in the meantime; their
     ///   hold is untouched.
-    /// - Could not ask, unknown: two tries failed. The background goes on trying until the lease
+    /// - Unavailable, unknown: two tries failed. The background goes on trying until the lease
     ///   has ended. Only beside another guard of the same owner it does not, for a second release
     ///   could take the other's hold: the lock may then stay taken for one lease longer.
     ///

@@ -76,7 +76,7 @@ macro_rules! verbs {
         ///   without a [`Scope`](crate::Scope) or an [`Owner`](crate::Owner) are owners of their
         ///   own, and their deadlocks are not seen.
         /// - Refused, module not loaded: the server's answer.
-        /// - Could not ask: the server could not be reached when this was called, the client has
+        /// - Unavailable: the server could not be reached when this was called, the client has
         ///   been shut down, or another connection has taken over its session.
         /// - Unknown: no reply came; see [`Error`](crate::Error) for what then happens to a grant.
         /// - Not acknowledged, lost: only where
@@ -113,7 +113,7 @@ macro_rules! verbs {
         ///   [`Error::lease_left`](crate::Error::lease_left) says what is left of the longest
         ///   lease.
         /// - Refused, module not loaded: the server's answer.
-        /// - Could not ask: the server could not be reached, or the client has been shut down.
+        /// - Unavailable: the server could not be reached, or the client has been shut down.
         /// - Unknown: no reply came; see [`Error`](crate::Error) for what then happens to a grant.
         /// - Not acknowledged, lost: only where
         ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.

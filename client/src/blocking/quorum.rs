@@ -36,7 +36,7 @@ impl QuorumClient {
     ///
     /// # Errors
     ///
-    /// As [`crate::QuorumBuilder::connect`]; could not ask also if no thread can be started.
+    /// As [`crate::QuorumBuilder::connect`]; unavailable also if no thread can be started.
     ///
     /// # Panics
     ///
@@ -59,7 +59,7 @@ impl QuorumClient {
         urls: impl IntoIterator<Item = U>,
     ) -> Result<Self, QuorumError> {
         let runtime = Runtime::start()
-            .map_err(|error| QuorumError::new(ErrorKind::CouldNotAsk, error.to_string(), vec![]))?;
+            .map_err(|error| QuorumError::new(ErrorKind::Unavailable, error.to_string(), vec![]))?;
         let client = runtime.wait_for(settings.connect(urls))?;
         Ok(client.twin(&Arc::new(runtime)))
     }

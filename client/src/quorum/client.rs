@@ -210,7 +210,7 @@ impl QuorumBuilder {
     ///
     /// # Errors
     ///
-    /// - Could not ask: fewer than a majority can be reached; a URL cannot be read; the number is
+    /// - Unavailable: fewer than a majority can be reached; a URL cannot be read; the number is
     ///   even or too small; a server is named twice, by one address or by two that turn out to lead
     ///   to the same server. Where that turns out later one of the two has no vote.
     /// - Module not loaded, refused: the answer of so many that no majority is left.
@@ -264,14 +264,14 @@ fn members<U: AsRef<str>>(
             let what = "a URL cannot be read";
             let place = format!("server {}", members.len().saturating_add(1));
             QuorumError::new(
-                ErrorKind::CouldNotAsk,
+                ErrorKind::Unavailable,
                 what,
                 vec![(place.into(), Some(error))],
             )
         })?;
         if members.iter().any(|other| other.address == member.address) {
             let what = format!("{} is named twice", member.address);
-            return Err(QuorumError::new(ErrorKind::CouldNotAsk, what, Vec::new()));
+            return Err(QuorumError::new(ErrorKind::Unavailable, what, Vec::new()));
         }
         members.push(member);
     }
@@ -279,7 +279,7 @@ fn members<U: AsRef<str>>(
     if named < SERVERS_MIN || named.is_multiple_of(2) {
         let what =
             format!("a quorum takes an odd number of servers, {SERVERS_MIN} or more: not {named}");
-        return Err(QuorumError::new(ErrorKind::CouldNotAsk, what, Vec::new()));
+        return Err(QuorumError::new(ErrorKind::Unavailable, what, Vec::new()));
     }
     Ok(members.into())
 }
@@ -334,7 +334,7 @@ impl Core {
             };
             if let Some((_, other)) = known.iter().find(|(one, _)| *one == server) {
                 let what = format!("{other} and {} are the same server", member.address);
-                return Err(QuorumError::new(ErrorKind::CouldNotAsk, what, Vec::new()));
+                return Err(QuorumError::new(ErrorKind::Unavailable, what, Vec::new()));
             }
             known.push((server, &member.address));
         }
@@ -411,7 +411,7 @@ mod tests {
         let Err(error) = members(urls) else {
             panic!("{urls:?}")
         };
-        assert!(error.is_could_not_ask(), "{error}");
+        assert!(error.is_unavailable(), "{error}");
         error.to_string()
     }
 

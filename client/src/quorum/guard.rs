@@ -148,7 +148,7 @@ impl QuorumGuard {
     /// # Errors
     ///
     /// - Lost: fewer than a majority still hold it.
-    /// - Could not ask, unknown: fewer than a majority have confirmed it; the guard stays valid for
+    /// - Unavailable, unknown: fewer than a majority have confirmed it; the guard stays valid for
     ///   as long as it was.
     ///
     /// # Examples
@@ -226,7 +226,7 @@ impl QuorumGuard {
     ///
     /// - Lost: fewer than a majority still held it. Somebody else may have had the lock in the
     ///   meantime; their holds are untouched.
-    /// - Could not ask, unknown: fewer than a majority have confirmed it. The background goes on
+    /// - Unavailable, unknown: fewer than a majority have confirmed it. The background goes on
     ///   trying until the leases have ended.
     ///
     /// # Examples

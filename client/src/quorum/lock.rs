@@ -93,7 +93,7 @@ impl QuorumLock {
     ///
     /// # Errors
     ///
-    /// - Could not ask: for one [response timeout](crate::ClientBuilder::response_timeout) too few
+    /// - Unavailable: for one [response timeout](crate::ClientBuilder::response_timeout) too few
     ///   servers could be asked, or answered in time.
     /// - Refused, module not loaded: the answer of so many that no majority is left.
     ///
@@ -124,7 +124,7 @@ impl QuorumLock {
     /// # Errors
     ///
     /// - Not acquired: somebody else has it, or tried at the same moment.
-    /// - Could not ask: too few servers could be asked, or answered in time.
+    /// - Unavailable: too few servers could be asked, or answered in time.
     /// - Refused, module not loaded: the answer of so many that no majority is left.
     ///
     /// # Examples
@@ -160,7 +160,7 @@ impl QuorumLock {
     /// # Errors
     ///
     /// - Not acquired: somebody else still has it.
-    /// - Could not ask: for one [response timeout](crate::ClientBuilder::response_timeout), or in
+    /// - Unavailable: for one [response timeout](crate::ClientBuilder::response_timeout), or in
     ///   the last try, too few servers could be asked, or answered in time.
     /// - Refused, module not loaded: the answer of so many that no majority is left.
     ///
@@ -193,7 +193,7 @@ impl QuorumLock {
             };
             let since = match error.kind() {
                 ErrorKind::NotAcquired => None,
-                ErrorKind::CouldNotAsk => Some(unasked_since.unwrap_or_else(Instant::now)),
+                ErrorKind::Unavailable => Some(unasked_since.unwrap_or_else(Instant::now)),
                 _ => return Err(error),
             };
             unasked_since = since;
