@@ -786,8 +786,8 @@ async fn guards_of_both_modes_say_lost_when_the_network_is_cut() {
         cut(&proxy);
         sleep(LONG_GRACE).await;
         assert!(reader.is_lost() && writer.is_lost());
-        assert_eq!(soon(reader.lost()).await, LostReason::OutOfTouch);
-        assert_eq!(soon(writer.lost()).await, LostReason::OutOfTouch);
+        assert_eq!(soon(reader.lost()).await, LostReason::SessionUnconfirmed);
+        assert_eq!(soon(writer.lost()).await, LostReason::SessionUnconfirmed);
         drop((reader, writer));
         proxy.heal();
         let next = soon(waiting).await.unwrap().unwrap();

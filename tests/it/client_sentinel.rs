@@ -205,7 +205,7 @@ async fn a_stopped_primary_that_wakes_as_a_replica_keeps_no_guard_valid() {
     let frozen = watched.primary();
     let old = frozen.port();
     frozen.freeze();
-    assert_eq!(soon(guard.lost()).await, LostReason::OutOfTouch);
+    assert_eq!(soon(guard.lost()).await, LostReason::SessionUnconfirmed);
     watched.await_failover(old);
     drop(guard);
     // The hold ends with the client's release there, or as it is not renewed.

@@ -284,7 +284,7 @@ impl Validity {
         Some(if now >= self.until {
             LostReason::Expired
         } else {
-            LostReason::OutOfTouch
+            LostReason::SessionUnconfirmed
         })
     }
 
@@ -387,7 +387,7 @@ mod tests {
         assert_eq!(validity.left(sent), Duration::from_millis(988));
         assert_eq!(
             validity.lost(after(sent, 988)),
-            Some(LostReason::OutOfTouch)
+            Some(LostReason::SessionUnconfirmed)
         );
         assert!(attachment.confirm(after(sent, 500), after(sent, 600)));
         assert_eq!(validity.lost(after(sent, 1_487)), None);

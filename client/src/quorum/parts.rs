@@ -75,7 +75,7 @@ impl Part {
                 reason,
                 LostReason::Broken
                     | LostReason::Deleted
-                    | LostReason::TakenOver
+                    | LostReason::SessionTakenOver
                     | LostReason::MaxHold
             ),
         }
