@@ -27,7 +27,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 use crate::api::methods::setters;
-use crate::mode::{One, Plain, Read, Several, Write};
+use crate::mode::{Multi, Plain, Read, Single, Write};
 use crate::{ClientBuilder, Error, LostReason, Owner};
 
 mod twin;
@@ -307,16 +307,16 @@ pub type ReadGuard = Guard<Read>;
 pub type WriteGuard = Guard<Write>;
 
 /// Several locks that are held at once.
-pub type MultiGuard = Guard<Several>;
+pub type MultiGuard = Guard<Multi>;
 
-impl<M: One> Guard<M> {
+impl<M: Single> Guard<M> {
     forward! { crate::Guard:
         /// The lock's name.
         fn name(&self) -> &[u8];
     }
 }
 
-impl Guard<Several> {
+impl Guard<Multi> {
     forward! { crate::MultiGuard:
         /// The names of the locks, as they were given, each once.
         fn names(&self) -> impl ExactSizeIterator<Item = &[u8]>;

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::mode::{One, Plain, Read, Several, Write};
+use crate::api::mode::{Multi, Plain, Read, Single, Write};
 use crate::error::Error;
 use crate::flows::acquire::{self, Request, WaitMode};
 use crate::flows::{Held, renew};
@@ -66,9 +66,9 @@ pub type WriteGuard = Guard<Write>;
 
 /// Several locks that are held at once; made by [`MultiLock::lock`](crate::MultiLock::lock) and its
 /// siblings. It is lost as soon as one of them is.
-pub type MultiGuard = Guard<Several>;
+pub type MultiGuard = Guard<Multi>;
 
-impl<M: One> Guard<M> {
+impl<M: Single> Guard<M> {
     /// The lock's name.
     pub fn name(&self) -> &[u8] {
         let mut names = self.held.names();
@@ -76,7 +76,7 @@ impl<M: One> Guard<M> {
     }
 }
 
-impl Guard<Several> {
+impl Guard<Multi> {
     /// The names of the locks, as they were given, each once.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         let others = self.others.as_deref();
