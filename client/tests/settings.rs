@@ -124,8 +124,8 @@ async fn settings_that_are_not_for_a_quorum_are_refused() {
         ),
         (settings(builder().grace(US)), "grace"),
         (
-            QuorumClient::builder().answer_within(Duration::ZERO),
-            "answer_within",
+            QuorumClient::builder().server_timeout(Duration::ZERO),
+            "server_timeout",
         ),
     ];
     for (builder, setting) in cases {

@@ -96,7 +96,7 @@ pub(super) fn within_grace(grace: Duration) -> QuorumBuilder {
         .grace(grace)
         .response_timeout(Duration::from_secs(5));
     QuorumClient::builder()
-        .answer_within(Duration::from_secs(3))
+        .server_timeout(Duration::from_secs(3))
         .settings(each)
 }
 

@@ -212,7 +212,7 @@ async fn the_servers_of_a_quorum_are_spoken_to_over_tls() {
     let certificates = Certificates::new();
     let server = || Server::builder().tls_with_client_certificates(&certificates);
     let servers = [(); 3].map(|()| server().start());
-    let builder = QuorumClient::builder().answer_within(Duration::from_secs(60));
+    let builder = QuorumClient::builder().server_timeout(Duration::from_secs(60));
     let error = builder.clone().settings(trusting(&certificates));
     let error = soon(error.connect(servers.iter().map(url))).await;
     assert!(error.unwrap_err().is_unavailable());

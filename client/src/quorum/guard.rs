@@ -138,7 +138,7 @@ impl QuorumGuard {
     /// where it is not held; one that was not is renewed and taken again by itself.
     ///
     /// Returns when all servers have answered, or their
-    /// [time](crate::QuorumBuilder::answer_within) is up.
+    /// [time](crate::QuorumBuilder::server_timeout) is up.
     ///
     /// # Cancel safety
     ///
@@ -196,7 +196,7 @@ impl QuorumGuard {
     /// A question to each server; the answer has a guard if the lock was taken there again.
     fn renewals(&self) -> Round<Result<Option<Guard>, Error>> {
         let core = self.lock.core();
-        let within = core.answer_within;
+        let within = core.server_timeout;
         let mut round = Round::new();
         if !self.lock.is_renewed() {
             let (missing, longest) = self.parts.missing();

@@ -60,7 +60,7 @@ impl QuorumLock {
     }
 
     setters! { self;
-        /// Much longer than a server may take to [answer](crate::QuorumBuilder::answer_within).
+        /// Much longer than a server may take to [answer](crate::QuorumBuilder::server_timeout).
         ///
         /// # Examples
         ///
@@ -150,7 +150,7 @@ impl QuorumLock {
     }
 
     /// Takes the lock, trying for at most `timeout` and the
-    /// [time](crate::QuorumBuilder::answer_within) that a server has to answer the last try. With a
+    /// [time](crate::QuorumBuilder::server_timeout) that a server has to answer the last try. With a
     /// timeout of zero it tries once.
     ///
     /// # Cancel safety
@@ -265,7 +265,7 @@ impl QuorumLock {
         max_hold: Option<Duration>,
     ) -> impl Future<Output = Result<Guard, Error>> + Send + 'static {
         let (member, name) = (Arc::clone(member), Arc::clone(&self.name));
-        let (lease, within) = (self.lease, self.core.answer_within);
+        let (lease, within) = (self.lease, self.core.server_timeout);
         async move {
             let mut lock = member.client()?.lock(&*name);
             if let Some(lease) = lease {
