@@ -115,7 +115,7 @@ impl Error {
 
     /// What was left of the present holder's lease when the server answered "not acquired".
     ///
-    /// Zero: free at that instant, but promised to those in line. `None`: the key has no expiry,
+    /// Zero: free at that instant, but promised to a waiter. `None`: the key has no expiry,
     /// or this is an error of another kind.
     pub fn lease_left(&self) -> Option<Duration> {
         self.lease_left
@@ -124,7 +124,7 @@ impl Error {
     pub(crate) fn not_acquired(lease_left: Option<Duration>) -> Self {
         let detail = match lease_left {
             None => Cow::Borrowed("it is held without an expiry"),
-            Some(Duration::ZERO) => Cow::Borrowed("it is promised to those in line"),
+            Some(Duration::ZERO) => Cow::Borrowed("it is promised to a waiter"),
             Some(left) => format!("{} ms are left of the present lease", left.as_millis()).into(),
         };
         Self {
@@ -337,7 +337,7 @@ impl Error {
         self.is_refused() && self.detail.starts_with("OOM ")
     }
 
-    /// Whether the server said that the owner stands in that line already.
+    /// Whether the server said that the owner is in that queue already.
     pub(crate) fn is_waiting(&self) -> bool {
         self.is_refused() && self.detail.starts_with("WAITING ")
     }
@@ -409,7 +409,7 @@ impl Error {
     }
 
     /// Whether sending the command again at once may help: its connection broke under it. After a
-    /// timeout it would not, for it would stand in line behind the first.
+    /// timeout it would not, for it would queue behind the first.
     pub(crate) fn is_broken_connection(&self) -> bool {
         self.is_unknown() && !self.source.as_ref().is_some_and(RedisError::is_timeout)
     }

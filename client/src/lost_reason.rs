@@ -15,8 +15,8 @@ pub enum LostReason {
     Deleted,
     /// The server says that this owner does not hold the lock with this token, and not why.
     NotHeld,
-    /// The session was not confirmed for the [grace](crate::ClientBuilder::grace): the server may have
-    /// taken this client for dead.
+    /// The session was not confirmed for the [grace](crate::ClientBuilder::grace): the server may
+    /// have taken this client for dead.
     SessionUnconfirmed,
     /// It was held for as long as [`max_hold`](crate::ClientBuilder::max_hold) allows.
     MaxHold,

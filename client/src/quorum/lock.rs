@@ -23,13 +23,14 @@ use crate::quorum::round::Round;
 /// [`QuorumClient::lock`](crate::QuorumClient::lock). Cheap to clone; nothing is taken until one of
 /// its verbs is called.
 ///
-/// A try asks all servers at once and takes what is free, never waiting in a server's line: two
+/// A try asks all servers at once and takes what is free, never waiting in a server's queue: two
 /// clients that held a part each and waited for the other's would wait for ever. If no majority
 /// has granted it, all is given back, and the next try follows after a pause of random length, at
 /// most 200 ms. So there is no order among those who wait: whoever tries in the right moment gets
 /// it.
 ///
-/// Every call is an owner of its own; there is no re-entrance.
+/// Every call is an owner of its own: there is no re-entrance and no [`Scope`](crate::Scope), and
+/// two tasks that take two locks in opposite orders wait for each other until a timeout.
 ///
 /// # Lease
 ///
@@ -150,8 +151,8 @@ impl QuorumLock {
     }
 
     /// Takes the lock, trying for at most `timeout` and the
-    /// [time](crate::QuorumBuilder::server_timeout) that a server has to answer the last try. With a
-    /// timeout of zero it tries once.
+    /// [time](crate::QuorumBuilder::server_timeout) that a server has to answer the last try. With
+    /// a timeout of zero it tries once.
     ///
     /// # Cancel safety
     ///
