@@ -51,9 +51,11 @@ macro_rules! twin {
     };
 }
 
-/// Methods that do what those of the same names do in the type that is named first. An `async fn`
-/// is waited for, and if it gives a lock or a guard, its twin is given here. So does `fn … -> twin
-/// …` without waiting; any other `fn` gives the same value.
+/// Methods that do what those of the same names do in the type that is named first:
+///
+/// - `async fn` waits for it, in the runtime. A lock or a guard that comes back becomes its twin.
+/// - `fn … -> twin Type` does not wait; what comes back becomes its twin.
+/// - `fn … -> Type` gives back the same value.
 macro_rules! forward {
     ($of:path:) => {};
     (
