@@ -128,7 +128,9 @@ fn scopes_without_async_do_the_same() {
     let wanted = first.rw_lock("q");
     let waiting = std::thread::spawn(move || wanted.read());
     until("it waits", || !server.waiting_owners("q").is_empty());
-    let error = second.lock("p").lock().unwrap_err();
+    // With a timeout, so that the test fails and does not hang where no circle is seen.
+    let refused = second.lock("p").lock_timeout(Duration::from_secs(15));
+    let error = refused.unwrap_err();
     assert!(error.is_deadlock(), "{error}");
     assert_eq!(calls(&server, "acquire"), asked + 2);
     q.unlock().unwrap();
