@@ -41,7 +41,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let first = lock.lock().await?;
     store.write(first.token(), "the first writer was here")?;
-    // The first writer stops here. The second waits in line until the lease has run out.
+    // The first writer stops here. The second waits in the queue until the lease has run out.
     let second = lock.lock().await?;
     store.write(second.token(), "the second writer was here")?;
 

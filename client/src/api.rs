@@ -15,6 +15,9 @@ pub use rw_lock::RwLock;
 mod multi;
 pub use multi::MultiLock;
 
+mod scope;
+pub use scope::Scope;
+
 mod guard;
 pub use guard::{Guard, MultiGuard, ReadGuard, WriteGuard};
 
@@ -22,3 +25,6 @@ pub mod mode;
 
 // What a lock of any kind is asked for with.
 mod acquire_options;
+
+// What these have in common, written once.
+pub(crate) mod methods;

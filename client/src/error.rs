@@ -16,7 +16,7 @@ use crate::lost_reason::LostReason;
 /// What is known:
 /// - [not acquired](Self::is_not_acquired): somebody else has the lock; nothing is held.
 /// - [lost](Self::is_lost): this hold is over, and another owner may have the lock since.
-/// - [could not ask](Self::is_could_not_ask): the server has not carried the command out.
+/// - [unavailable](Self::is_unavailable): the server has not carried the command out.
 /// - [unknown](Self::is_unknown): the command was sent and no reply came.
 /// - [deadlock](Self::is_deadlock): the wait could never have ended; nothing is held.
 /// - [module not loaded](Self::is_module_not_loaded): the server does not know `RLOCK.*`.
@@ -45,7 +45,7 @@ pub enum ErrorKind {
     /// The hold is over although nobody unlocked it.
     Lost,
     /// The server could not be asked, or is not ready to answer.
-    CouldNotAsk,
+    Unavailable,
     /// The command was sent, but its reply did not come.
     Unknown,
     /// The wait would have closed a circle of owners that wait for each other.
@@ -78,8 +78,8 @@ impl Error {
     /// Whether the server did not carry the command out: it could not be reached, or it answered
     /// that it is loading, busy, a replica, without a leader, full of sessions or unable to write
     /// just now. Trying again is safe.
-    pub fn is_could_not_ask(&self) -> bool {
-        self.kind == ErrorKind::CouldNotAsk
+    pub fn is_unavailable(&self) -> bool {
+        self.kind == ErrorKind::Unavailable
     }
 
     /// Whether the command was sent and its reply never came, so that the server may or may not
@@ -115,7 +115,7 @@ impl Error {
 
     /// What was left of the present holder's lease when the server answered "not acquired".
     ///
-    /// Zero: free at that instant, but promised to those in line. `None`: the key has no expiry,
+    /// Zero: free at that instant, but promised to a waiter. `None`: the key has no expiry,
     /// or this is an error of another kind.
     pub fn lease_left(&self) -> Option<Duration> {
         self.lease_left
@@ -124,7 +124,7 @@ impl Error {
     pub(crate) fn not_acquired(lease_left: Option<Duration>) -> Self {
         let detail = match lease_left {
             None => Cow::Borrowed("it is held without an expiry"),
-            Some(Duration::ZERO) => Cow::Borrowed("it is promised to those in line"),
+            Some(Duration::ZERO) => Cow::Borrowed("it is promised to a waiter"),
             Some(left) => format!("{} ms are left of the present lease", left.as_millis()).into(),
         };
         Self {
@@ -139,7 +139,7 @@ impl Error {
 
     pub(crate) fn shut_down() -> Self {
         Self::new(
-            ErrorKind::CouldNotAsk,
+            ErrorKind::Unavailable,
             "the client has been shut down".into(),
         )
     }
@@ -150,7 +150,7 @@ impl Error {
     }
 
     pub(crate) fn taken_over() -> Self {
-        Self::new(ErrorKind::CouldNotAsk, TAKEN_OVER.into())
+        Self::new(ErrorKind::Unavailable, TAKEN_OVER.into())
     }
 
     /// Whether that is why nothing can be asked any more.
@@ -160,18 +160,18 @@ impl Error {
 
     pub(crate) fn not_attached() -> Self {
         let detail = "the session's connection is broken";
-        Self::new(ErrorKind::CouldNotAsk, detail.into())
+        Self::new(ErrorKind::Unavailable, detail.into())
     }
 
     /// Why a server is not asked whose connection is known to be broken, from what broke it:
     /// nothing has been sent, so nothing is unknown.
     pub(crate) fn unasked(self) -> Self {
-        if self.is_could_not_ask() || self.is_final() || self.is_out_of_memory() {
+        if self.is_unavailable() || self.is_final() || self.is_out_of_memory() {
             return self;
         }
         Self {
             source: self.source,
-            ..Self::new(ErrorKind::CouldNotAsk, "its connection is broken".into())
+            ..Self::new(ErrorKind::Unavailable, "its connection is broken".into())
         }
     }
 
@@ -184,7 +184,7 @@ impl Error {
     /// One of several servers has another address, and has granted by that already.
     pub(crate) fn same_server(other: &str) -> Self {
         let detail = format!("the same server as {other}");
-        Self::new(ErrorKind::CouldNotAsk, detail.into())
+        Self::new(ErrorKind::Unavailable, detail.into())
     }
 
     /// One of several servers has answered when that was of no use any more.
@@ -195,7 +195,7 @@ impl Error {
 
     pub(crate) fn no_runtime() -> Self {
         Self::new(
-            ErrorKind::CouldNotAsk,
+            ErrorKind::Unavailable,
             "the runtime of the client has ended".into(),
         )
     }
@@ -219,7 +219,7 @@ impl Error {
             Self::from_text(&format!("{code} {details}"))
         });
         let error =
-            refusal.unwrap_or_else(|| Self::new(ErrorKind::CouldNotAsk, "no connection".into()));
+            refusal.unwrap_or_else(|| Self::new(ErrorKind::Unavailable, "no connection".into()));
         Self {
             source: Some(source),
             ..error
@@ -230,7 +230,7 @@ impl Error {
         let detail = "the URL cannot be read".into();
         Self {
             source: Some(source),
-            ..Self::new(ErrorKind::CouldNotAsk, detail)
+            ..Self::new(ErrorKind::Unavailable, detail)
         }
     }
 
@@ -244,25 +244,25 @@ impl Error {
         let detail = "the certificates or the key cannot be read".into();
         Self {
             source: Some(source),
-            ..Self::new(ErrorKind::CouldNotAsk, detail)
+            ..Self::new(ErrorKind::Unavailable, detail)
         }
     }
 
     pub(crate) fn no_tls() -> Self {
         let detail = "the URL asks for TLS, which needs the crate's feature `tls`";
-        Self::new(ErrorKind::CouldNotAsk, detail.into())
+        Self::new(ErrorKind::Unavailable, detail.into())
     }
 
     /// A server that only repeats what its primary does.
     pub(crate) fn replica(address: &str) -> Self {
         let detail = format!("READONLY the server at {address} is a replica");
-        Self::new(ErrorKind::CouldNotAsk, detail.into())
+        Self::new(ErrorKind::Unavailable, detail.into())
     }
 
     /// Not sent: the session is attached to another server than the commands go to just now.
     pub(crate) fn elsewhere() -> Self {
         let detail = "NOSESSION the session is attached to another server";
-        Self::new(ErrorKind::CouldNotAsk, detail.into())
+        Self::new(ErrorKind::Unavailable, detail.into())
     }
 
     pub(crate) fn unknown_service(service: &str) -> Self {
@@ -282,7 +282,7 @@ impl Error {
         let kind = if refused {
             ErrorKind::Refused
         } else {
-            ErrorKind::CouldNotAsk
+            ErrorKind::Unavailable
         };
         let each: Vec<_> = errors.iter().map(|error| &*error.detail).collect();
         Self {
@@ -306,7 +306,7 @@ impl Error {
 
     /// The same of a server that could not be asked, or did not answer.
     pub(crate) fn unacknowledged(self) -> Self {
-        if !self.is_could_not_ask() && !self.is_unknown() {
+        if !self.is_unavailable() && !self.is_unknown() {
             return self;
         }
         Self {
@@ -337,7 +337,7 @@ impl Error {
         self.is_refused() && self.detail.starts_with("OOM ")
     }
 
-    /// Whether the server said that the owner stands in that line already.
+    /// Whether the server said that the owner is in that queue already.
     pub(crate) fn is_waiting(&self) -> bool {
         self.is_refused() && self.detail.starts_with("WAITING ")
     }
@@ -367,8 +367,8 @@ impl Error {
         let kind = match code {
             "DEADLOCK" => ErrorKind::Deadlock,
             "ERR" if details.starts_with("unknown command") => ErrorKind::ModuleNotLoaded,
-            "ERR" if details.starts_with("max number of clients") => ErrorKind::CouldNotAsk,
-            code if NOT_READY.contains(&code) => ErrorKind::CouldNotAsk,
+            "ERR" if details.starts_with("max number of clients") => ErrorKind::Unavailable,
+            code if NOT_READY.contains(&code) => ErrorKind::Unavailable,
             _ => ErrorKind::Refused,
         };
         Self::new(kind, text.to_owned().into())
@@ -384,7 +384,7 @@ impl Error {
     pub(crate) fn misdirected(self) -> Self {
         match self.refusal() {
             Some(text) if text.starts_with("MOVED ") || text.starts_with("ASK ") => Self {
-                kind: ErrorKind::CouldNotAsk,
+                kind: ErrorKind::Unavailable,
                 ..self
             },
             Some(_) | None => self,
@@ -395,21 +395,21 @@ impl Error {
     /// the lock is on its way to another node, or the cluster has lost one.
     pub(crate) fn is_try_again(&self) -> bool {
         let passing = ["TRYAGAIN", "CLUSTERDOWN"];
-        self.is_could_not_ask() && passing.iter().any(|code| self.detail.starts_with(code))
+        self.is_unavailable() && passing.iter().any(|code| self.detail.starts_with(code))
     }
 
     pub(crate) fn no_cluster() -> Self {
         let detail = "a cluster needs the URL of one of its nodes";
-        Self::new(ErrorKind::CouldNotAsk, detail.into())
+        Self::new(ErrorKind::Unavailable, detail.into())
     }
 
     /// Whether the server has not heard of our session, or not yet heard from it again.
     pub(crate) fn is_no_session(&self) -> bool {
-        self.is_could_not_ask() && self.detail.starts_with("NOSESSION")
+        self.is_unavailable() && self.detail.starts_with("NOSESSION")
     }
 
     /// Whether sending the command again at once may help: its connection broke under it. After a
-    /// timeout it would not, for it would stand in line behind the first.
+    /// timeout it would not, for it would queue behind the first.
     pub(crate) fn is_broken_connection(&self) -> bool {
         self.is_unknown() && !self.source.as_ref().is_some_and(RedisError::is_timeout)
     }
@@ -435,7 +435,7 @@ impl fmt::Display for ErrorKind {
         f.write_str(match self {
             Self::NotAcquired => "not acquired",
             Self::Lost => "the lock was lost",
-            Self::CouldNotAsk => "could not ask the server",
+            Self::Unavailable => "unavailable",
             Self::Unknown => "no reply from the server",
             Self::Deadlock => "the wait could never end",
             Self::ModuleNotLoaded => "the module is not loaded",
@@ -492,16 +492,16 @@ mod tests {
             ),
             ("ERR", "lease-ms must be positive", ErrorKind::Refused),
             ("WRONGTYPE", "not a lock", ErrorKind::Refused),
-            ("READONLY", "a replica", ErrorKind::CouldNotAsk),
+            ("READONLY", "a replica", ErrorKind::Unavailable),
             (
                 "ERR",
                 "max number of clients reached",
-                ErrorKind::CouldNotAsk,
+                ErrorKind::Unavailable,
             ),
-            ("LOADING", "the dataset", ErrorKind::CouldNotAsk),
-            ("NOSESSION", "nobody listens", ErrorKind::CouldNotAsk),
-            ("SESSIONSFULL", "too many", ErrorKind::CouldNotAsk),
-            ("UNBLOCKED", "master -> replica", ErrorKind::CouldNotAsk),
+            ("LOADING", "the dataset", ErrorKind::Unavailable),
+            ("NOSESSION", "nobody listens", ErrorKind::Unavailable),
+            ("SESSIONSFULL", "too many", ErrorKind::Unavailable),
+            ("UNBLOCKED", "master -> replica", ErrorKind::Unavailable),
         ];
         for (code, detail, kind) in cases {
             let error = reply(code, detail);
@@ -570,11 +570,11 @@ mod tests {
     fn why_nothing_was_asked_is_what_broke_the_connection_and_never_unknown() {
         let text = |error: Error| error.unasked().to_string();
         let reset = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "gone").into();
-        let broken = "could not ask the server: its connection is broken";
+        let broken = "unavailable: its connection is broken";
         assert_eq!(text(Error::no_reply(Some(reset))), broken);
         assert_eq!(text(reply("TAKENOVER", "by another")), broken);
         let loading = text(reply("LOADING", "the dataset"));
-        assert_eq!(loading, "could not ask the server: LOADING the dataset");
+        assert_eq!(loading, "unavailable: LOADING the dataset");
         let memory = text(reply("OOM", "no"));
         assert_eq!(memory, "refused: OOM no");
         assert!(!reply("OOM", "no").is_final(), "it passes");

@@ -24,7 +24,8 @@ mod time;
 mod trace;
 
 pub use api::{
-    Client, ClientBuilder, Guard, Lock, MultiGuard, MultiLock, ReadGuard, RwLock, WriteGuard, mode,
+    Client, ClientBuilder, Guard, Lock, MultiGuard, MultiLock, ReadGuard, RwLock, Scope,
+    WriteGuard, mode,
 };
 pub use error::{Error, ErrorKind};
 pub use ledger::Owner;

@@ -15,13 +15,13 @@ pub enum LostReason {
     Deleted,
     /// The server says that this owner does not hold the lock with this token, and not why.
     NotHeld,
-    /// The server was not heard from for the [grace](crate::ClientBuilder::grace), and may have
-    /// taken this client for dead.
-    OutOfTouch,
+    /// The session was not confirmed for the [grace](crate::ClientBuilder::grace): the server may
+    /// have taken this client for dead.
+    SessionUnconfirmed,
     /// It was held for as long as [`max_hold`](crate::ClientBuilder::max_hold) allows.
     MaxHold,
     /// Another connection has taken over the session of this client.
-    TakenOver,
+    SessionTakenOver,
 }
 
 impl LostReason {
@@ -43,9 +43,9 @@ impl fmt::Display for LostReason {
             Self::Broken => "an operator broke it",
             Self::Deleted => "its key was deleted",
             Self::NotHeld => "the server says that it is no longer held",
-            Self::OutOfTouch => "the server was not heard from within the grace",
+            Self::SessionUnconfirmed => "the session was not confirmed within the grace",
             Self::MaxHold => "it was held for as long as is allowed",
-            Self::TakenOver => "another connection has taken over this client's session",
+            Self::SessionTakenOver => "another connection has taken over this client's session",
         })
     }
 }

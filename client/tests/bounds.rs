@@ -2,7 +2,7 @@
 
 use rlock_client::{
     Client, ClientBuilder, Error, ErrorKind, Guard, Lock, LostReason, MultiGuard, MultiLock, Owner,
-    ReadGuard, RwLock, WriteGuard,
+    ReadGuard, RwLock, Scope, WriteGuard,
 };
 use rlock_client::{QuorumBuilder, QuorumClient, QuorumError, QuorumGuard, QuorumLock};
 
@@ -16,6 +16,7 @@ fn types_go_to_any_thread_and_live_as_long_as_they_like() {
     anywhere::<Lock>();
     anywhere::<RwLock>();
     anywhere::<MultiLock>();
+    anywhere::<Scope>();
     anywhere::<Guard>();
     anywhere::<ReadGuard>();
     anywhere::<WriteGuard>();
@@ -81,10 +82,10 @@ async fn a_server_that_is_not_there_could_not_be_asked() {
     let error = Client::connect("redis://127.0.0.1:1")
         .await
         .expect_err("nobody listens there");
-    assert!(error.is_could_not_ask(), "{error}");
+    assert!(error.is_unavailable(), "{error}");
     assert!(std::error::Error::source(&error).is_some());
     let error = Client::connect("http://127.0.0.1")
         .await
         .expect_err("not a URL for this");
-    assert!(error.is_could_not_ask(), "{error}");
+    assert!(error.is_unavailable(), "{error}");
 }

@@ -770,7 +770,7 @@ async fn shutdown_ends_what_is_pending() {
     server.connect().take("k", "alice");
     let waiting = wait_in_queue(&server, &client, "k");
     soon(client.shutdown()).await;
-    assert!(soon(waiting).await.unwrap().unwrap_err().is_could_not_ask());
+    assert!(soon(waiting).await.unwrap().unwrap_err().is_unavailable());
     assert!(server.waiting_owners("k").is_empty());
     assert!(
         client
@@ -778,7 +778,7 @@ async fn shutdown_ends_what_is_pending() {
             .lock()
             .await
             .unwrap_err()
-            .is_could_not_ask()
+            .is_unavailable()
     );
 }
 
@@ -793,7 +793,7 @@ async fn a_killed_server_could_not_be_asked() {
     if error.is_unknown() {
         error = guard.renew().await.unwrap_err();
     }
-    assert!(error.is_could_not_ask(), "{error}");
+    assert!(error.is_unavailable(), "{error}");
     assert!(!guard.is_lost(), "its lease still runs");
     assert!(
         client
@@ -801,9 +801,9 @@ async fn a_killed_server_could_not_be_asked() {
             .try_lock()
             .await
             .unwrap_err()
-            .is_could_not_ask()
+            .is_unavailable()
     );
-    assert!(guard.unlock().await.unwrap_err().is_could_not_ask());
+    assert!(guard.unlock().await.unwrap_err().is_unavailable());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

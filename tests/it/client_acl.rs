@@ -242,7 +242,7 @@ async fn the_servers_of_a_quorum_are_connected_to_by_the_users_in_their_urls() {
         server.run("ACL SETUSER default resetpass >hidden");
     }
     let builder = QuorumClient::builder()
-        .answer_within(Duration::from_secs(60))
+        .server_timeout(Duration::from_secs(60))
         .settings(calm());
     let nameless = servers.iter().map(super::client::url);
     let error = soon(builder.clone().connect(nameless)).await.unwrap_err();

@@ -112,7 +112,7 @@ async fn doubts_that_change_nothing_are_looked_into_ever_more_slowly() {
     let (before, ends) = (looks(), Instant::now() + 4_000 * MS);
     while Instant::now() < ends {
         let error = client.lock("k").try_lock().await.unwrap_err();
-        assert!(error.is_could_not_ask(), "{error}");
+        assert!(error.is_unavailable(), "{error}");
         sleep(5 * MS).await;
     }
     let looks = looks() - before;
@@ -335,7 +335,7 @@ async fn waits_survive_a_server_that_is_full_of_sessions_for_a_while() {
         "CONFIG SET rlock.max-sessions 1",
         "CONFIG SET rlock.max-sessions 9",
     );
-    refuse_the_session_for_a_while(begin, end, ErrorKind::CouldNotAsk).await;
+    refuse_the_session_for_a_while(begin, end, ErrorKind::Unavailable).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

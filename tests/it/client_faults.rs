@@ -137,7 +137,7 @@ async fn a_process_stopped_for_longer_than_its_grace_says_lost() {
     holder.signal("STOP");
     tokio::time::sleep(GRACE + 300 * MS).await;
     holder.signal("CONT");
-    assert!(holder.hear("lost").contains("OutOfTouch"));
+    assert!(holder.hear("lost").contains("SessionUnconfirmed"));
     until("its process ends and the lock is free", || {
         server.holder("k").is_none()
     });
@@ -151,7 +151,7 @@ async fn a_stopped_server_makes_guards_say_lost_within_the_grace() {
     server.freeze();
     tokio::time::sleep(GRACE).await;
     assert!(guard.is_lost(), "the server may do as it likes from now on");
-    assert_eq!(soon(guard.lost()).await, LostReason::OutOfTouch);
+    assert_eq!(soon(guard.lost()).await, LostReason::SessionUnconfirmed);
     server.thaw();
     assert!(guard.is_lost(), "nothing brings it back");
     drop(guard);
@@ -247,7 +247,7 @@ async fn cut_one_direction(cut: impl Fn(&Proxy)) {
     cut(&proxy);
     tokio::time::sleep(LONG_GRACE).await;
     assert!(guard.is_lost(), "the server may do as it likes from now on");
-    assert_eq!(soon(guard.lost()).await, LostReason::OutOfTouch);
+    assert_eq!(soon(guard.lost()).await, LostReason::SessionUnconfirmed);
     // By then the server has not granted the lock to another owner.
     assert_eq!(server.holder("k").as_deref(), Some(guard.owner().as_str()));
     drop(guard);
@@ -376,10 +376,10 @@ async fn locks_released_while_the_server_cannot_write_are_free_when_it_can() {
         told.is_error() && told.error().starts_with("MISCONF ")
     });
     let error = unlocked.unlock().await.unwrap_err();
-    assert!(error.is_could_not_ask(), "{error}");
+    assert!(error.is_unavailable(), "{error}");
     drop(dropped);
     let error = client.lock("free").try_lock().await.unwrap_err();
-    assert!(error.is_could_not_ask(), "{error}");
+    assert!(error.is_unavailable(), "{error}");
     for name in ["unlocked", "dropped"] {
         assert!(server.holder(name).is_some(), "{name}");
     }

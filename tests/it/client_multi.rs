@@ -767,7 +767,7 @@ async fn a_guard_says_lost_when_the_network_is_cut() {
         cut(&proxy);
         sleep(LONG_GRACE).await;
         assert!(guard.is_lost(), "the server may do as it likes from now on");
-        assert_eq!(soon(guard.lost()).await, LostReason::OutOfTouch);
+        assert_eq!(soon(guard.lost()).await, LostReason::SessionUnconfirmed);
         drop(guard);
         proxy.heal();
         let next = soon(waiting).await.unwrap().unwrap();
@@ -827,7 +827,7 @@ async fn shutdown_ends_what_is_pending() {
     server.connect().take("b", "alice");
     let waiting = waits(&server, "a", &client.multi(["a", "b"]));
     soon(client.shutdown()).await;
-    assert!(soon(waiting).await.unwrap().unwrap_err().is_could_not_ask());
+    assert!(soon(waiting).await.unwrap().unwrap_err().is_unavailable());
     assert_eq!(waiters(&server), 0);
 }
 

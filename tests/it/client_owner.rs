@@ -252,7 +252,7 @@ async fn news_of_an_earlier_hold_does_not_end_the_next_one() {
     assert!(early.is_err(), "{early:?}");
     next.unlock().await.unwrap();
 
-    // Told while it waits in line.
+    // Told while it waits in the queue.
     lose(&lock).await;
     let mut alice = server.connect();
     alice.take("k", "alice");

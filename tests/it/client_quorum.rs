@@ -38,7 +38,7 @@ impl Five {
             loop {
                 match builder.clone().connect(self.urls()).await {
                     Ok(client) => return client,
-                    Err(error) => assert!(error.is_could_not_ask(), "{error}"),
+                    Err(error) => assert!(error.is_unavailable(), "{error}"),
                 }
             }
         };
@@ -96,7 +96,7 @@ pub(super) fn within_grace(grace: Duration) -> QuorumBuilder {
         .grace(grace)
         .response_timeout(Duration::from_secs(5));
     QuorumClient::builder()
-        .answer_within(Duration::from_secs(3))
+        .server_timeout(Duration::from_secs(3))
         .settings(each)
 }
 
@@ -117,7 +117,7 @@ pub(super) async fn not_acquired(
                 return;
             }
             assert!(
-                error.is_could_not_ask() || error.kind() == ErrorKind::Unknown,
+                error.is_unavailable() || error.kind() == ErrorKind::Unknown,
                 "{error}"
             );
         }
@@ -216,15 +216,12 @@ async fn without_a_majority_nothing_is_held_and_the_error_says_why_of_each_serve
     five.0[2].run("SET k text");
     five.0[3].connect().take("k", "alice");
     let error = soon(client.lock("k").lock()).await.unwrap_err();
-    assert!(error.is_could_not_ask(), "{error}");
+    assert!(error.is_unavailable(), "{error}");
     let why = reasons(&error);
     let of = |i: usize| why[&five.address(i)].as_ref();
-    assert!(of(0).unwrap().is_could_not_ask(), "{error}");
+    assert!(of(0).unwrap().is_unavailable(), "{error}");
     let stopped = of(1).unwrap();
-    assert!(
-        stopped.is_unknown() || stopped.is_could_not_ask(),
-        "{error}"
-    );
+    assert!(stopped.is_unknown() || stopped.is_unavailable(), "{error}");
     assert!(of(2).unwrap().to_string().contains("WRONGTYPE"), "{error}");
     let left = of(3).unwrap().lease_left().unwrap();
     assert!(left > Duration::from_secs(20), "{left:?}");
@@ -256,11 +253,11 @@ async fn connecting_needs_a_majority_and_finds_the_others_later() {
     let mut five = Five::start();
     five.0[..3].iter_mut().for_each(Server::kill);
     let error = soon(settings().connect(five.urls())).await.unwrap_err();
-    assert!(error.is_could_not_ask(), "{error}");
+    assert!(error.is_unavailable(), "{error}");
     let why = reasons(&error);
     for i in 0..5 {
         let of = why[&five.address(i)].as_ref();
-        assert_eq!(of.is_some_and(Error::is_could_not_ask), i < 3, "{error}");
+        assert_eq!(of.is_some_and(Error::is_unavailable), i < 3, "{error}");
     }
     five.0[0].restart();
     let client = five.client().await;
@@ -396,7 +393,7 @@ async fn late_grants_of_stopped_servers_are_given_back() {
     let grants = five.0[0].info_number("rlock_grants");
     five.0[..3].iter().for_each(Server::freeze);
     let error = soon(client.lock("k").try_lock()).await.unwrap_err();
-    assert!(error.is_could_not_ask(), "{error}");
+    assert!(error.is_unavailable(), "{error}");
     let why = reasons(&error);
     for i in 0..3 {
         let slow = why[&five.address(i)].as_ref().unwrap();
@@ -648,10 +645,7 @@ async fn shutdown_ends_calls_that_wait_and_leaves_guards_alone() {
     let waiting = tokio::spawn(async move { lock.lock().await });
     soon(client.shutdown()).await;
     let error = soon(waiting).await.unwrap().unwrap_err();
-    assert!(
-        error.is_could_not_ask() || error.is_not_acquired(),
-        "{error}"
-    );
+    assert!(error.is_unavailable() || error.is_not_acquired(), "{error}");
     let error = soon(client.lock("other").lock()).await.unwrap_err();
     assert!(error.to_string().contains("shut down"), "{error}");
     sleep(Duration::from_millis(1_200)).await;

@@ -99,7 +99,7 @@ async fn an_unreachable_server_is_taken_again_although_it_still_holds() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_dropped_while_it_is_being_taken_again_leaves_nothing() {
     let five = Five::start();
-    let builder = settings().answer_within(30 * SECOND).settings(unhurried());
+    let builder = settings().server_timeout(30 * SECOND).settings(unhurried());
     let client = five.connect(builder).await;
     let guard = held_everywhere(&client.lock("k")).await;
     let server = &five.0[0];
@@ -128,7 +128,7 @@ async fn a_guard_dropped_while_it_is_being_taken_again_leaves_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_possible_majority_parts_are_given_back_before_the_slowest_reply() {
     let five = Five::start();
-    let builder = settings().answer_within(60 * SECOND).settings(unhurried());
+    let builder = settings().server_timeout(60 * SECOND).settings(unhurried());
     let client = five.connect(builder).await;
     for server in &five.0[1..4] {
         server.connect().take("k", "somebody");
@@ -154,7 +154,7 @@ async fn a_renewal_that_is_confirmed_too_late_brings_nothing_back() {
     let urls = proxies
         .each_ref()
         .map(|proxy| format!("redis://{}", proxy.address()));
-    let builder = settings().answer_within(30 * SECOND).settings(unhurried());
+    let builder = settings().server_timeout(30 * SECOND).settings(unhurried());
     let client = soon(builder.connect(urls)).await.unwrap();
     let guard = soon(client.lock("k").lease(5 * SECOND).lock()).await;
     let guard = guard.unwrap();
@@ -268,7 +268,7 @@ async fn a_renewal_by_hand_takes_lost_parts_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_outlasts_a_time_without_a_majority() {
     let five = Five::start();
-    let builder = settings().answer_within(500 * MS).settings(unhurried());
+    let builder = settings().server_timeout(500 * MS).settings(unhurried());
     let client = five.connect(builder).await;
     five.0[..3].iter().for_each(Server::freeze);
     let asked = calls(&five.0[4], "acquire");
@@ -427,12 +427,12 @@ async fn the_error_has_each_servers_reason_also_of_one_not_asked() {
         told.is_error() && told.error().starts_with("MISCONF ")
     });
     let said = [
-        ("is a replica", ErrorKind::CouldNotAsk),
-        ("NOREPLICAS", ErrorKind::CouldNotAsk),
+        ("is a replica", ErrorKind::Unavailable),
+        ("NOREPLICAS", ErrorKind::Unavailable),
         ("OOM", ErrorKind::Refused),
         ("NOPERM", ErrorKind::Refused),
         ("unknown command", ErrorKind::ModuleNotLoaded),
-        ("MISCONF", ErrorKind::CouldNotAsk),
+        ("MISCONF", ErrorKind::Unavailable),
         ("NOAUTH", ErrorKind::Refused),
     ];
     let mut last = String::new();
@@ -462,9 +462,9 @@ async fn one_server_by_two_addresses_is_refused() {
     let [one, other] = servers.each_ref().map(super::client::url);
     // In another of its databases it would even grant the same lock twice.
     let urls = [one, other, format!("redis://{}/1", also.address())];
-    let builder = settings().answer_within(10 * SECOND);
+    let builder = settings().server_timeout(10 * SECOND);
     let error = soon(builder.connect(urls)).await.unwrap_err();
-    assert!(error.is_could_not_ask(), "{error}");
+    assert!(error.is_unavailable(), "{error}");
     let (one, also) = (servers[0].address(), also.address());
     let text = format!("{one} and {also} are the same server");
     assert!(error.to_string().contains(&text), "{error}");
@@ -518,7 +518,7 @@ async fn clients_that_split_the_votes_are_granted_one_after_the_other() {
         let urls = ways
             .each_ref()
             .map(|proxy| format!("redis://{}", proxy.address()));
-        let builder = settings().answer_within(2 * SECOND);
+        let builder = settings().server_timeout(2 * SECOND);
         clients.push(soon(builder.connect(urls)).await.unwrap());
         for (server, way) in ways.iter().enumerate() {
             if server != near {
@@ -545,7 +545,7 @@ async fn hundreds_are_held_at_once_and_a_stopped_server_costs_none() {
     let five = Five::start();
     // A busy machine takes its time, and must not be taken for a server that is down.
     let each = Client::builder().grace(10 * SECOND);
-    let builder = settings().answer_within(5 * SECOND).settings(each);
+    let builder = settings().server_timeout(5 * SECOND).settings(each);
     let client = five.connect(builder).await;
     let names = (0..LOCKS).map(|i| format!("k{i}"));
     let taking: Vec<_> = names

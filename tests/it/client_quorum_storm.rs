@@ -141,7 +141,7 @@ async fn two_guards_never_say_held_whatever_fails() {
             .lease(Duration::from_secs(3))
             .response_timeout(500 * MS);
         let builder = QuorumClient::builder()
-            .answer_within(200 * MS)
+            .server_timeout(200 * MS)
             .settings(each);
         let urls = ways.iter().map(|way| format!("redis://{}", way.address()));
         let urls: Vec<_> = urls.collect();

@@ -309,7 +309,7 @@ async fn a_downgrade_of_a_lost_hold_says_so_and_holds_nothing() {
     }
     let writer = client.rw_lock("k").write().await.unwrap();
     client.shutdown().await;
-    assert!(writer.downgrade().await.unwrap_err().is_could_not_ask());
+    assert!(writer.downgrade().await.unwrap_err().is_unavailable());
     client.shutdown().await;
     assert_nothing_left(&server);
 }
@@ -786,8 +786,8 @@ async fn guards_of_both_modes_say_lost_when_the_network_is_cut() {
         cut(&proxy);
         sleep(LONG_GRACE).await;
         assert!(reader.is_lost() && writer.is_lost());
-        assert_eq!(soon(reader.lost()).await, LostReason::OutOfTouch);
-        assert_eq!(soon(writer.lost()).await, LostReason::OutOfTouch);
+        assert_eq!(soon(reader.lost()).await, LostReason::SessionUnconfirmed);
+        assert_eq!(soon(writer.lost()).await, LostReason::SessionUnconfirmed);
         drop((reader, writer));
         proxy.heal();
         let next = soon(waiting).await.unwrap().unwrap();
@@ -811,10 +811,10 @@ async fn shutdown_ends_what_is_pending() {
         waits_to_write(&server, &lock),
     );
     soon(client.shutdown()).await;
-    assert!(soon(reader).await.unwrap().unwrap_err().is_could_not_ask());
-    assert!(soon(writer).await.unwrap().unwrap_err().is_could_not_ask());
+    assert!(soon(reader).await.unwrap().unwrap_err().is_unavailable());
+    assert!(soon(writer).await.unwrap().unwrap_err().is_unavailable());
     assert!(server.waiting_owners("k").is_empty());
-    assert!(lock.read().await.unwrap_err().is_could_not_ask());
+    assert!(lock.read().await.unwrap_err().is_unavailable());
 }
 
 #[test]

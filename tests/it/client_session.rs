@@ -331,10 +331,10 @@ async fn a_connection_whose_session_was_taken_over_is_told_so() {
     let waiting = wait_in_queue(&server, &client, "k");
     let mut thief = server.connect();
     thief.run(format!("RLOCK.EVENTS {}", session_of(&client)));
-    assert_eq!(soon(guard.lost()).await, LostReason::TakenOver);
+    assert_eq!(soon(guard.lost()).await, LostReason::SessionTakenOver);
     let error = soon(waiting).await.unwrap().unwrap_err();
     assert!(
-        error.is_could_not_ask() && error.to_string().contains("taken over"),
+        error.is_unavailable() && error.to_string().contains("taken over"),
         "{error}"
     );
     let error = client.lock("new").lock().await.unwrap_err();

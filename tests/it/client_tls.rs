@@ -64,12 +64,12 @@ async fn a_server_without_a_trusted_certificate_is_not_used() {
     let certificates = Certificates::new();
     let server = Server::builder().tls(&certificates).start();
     let error = calm().connect(&url(&server)).await.unwrap_err();
-    assert!(error.is_could_not_ask(), "{error}");
+    assert!(error.is_unavailable(), "{error}");
     assert!(whole(&error).contains("UnknownIssuer"), "{}", whole(&error));
     // The certificate is for this address and for `localhost`, and for nothing else.
     let other = url(&server).replace("127.0.0.1", "127.0.0.2");
     let error = trusting(&certificates).connect(&other).await.unwrap_err();
-    assert!(error.is_could_not_ask(), "{error}");
+    assert!(error.is_unavailable(), "{error}");
     let named = url(&server).replace("127.0.0.1", "localhost");
     trusting(&certificates).connect(&named).await.unwrap();
 }
@@ -84,7 +84,7 @@ async fn a_server_that_asks_for_a_certificate_is_shown_it() {
     let server = strict.start();
     let error = trusting(&certificates).connect(&url(&server)).await;
     let error = error.unwrap_err();
-    assert!(error.is_could_not_ask(), "{}", whole(&error));
+    assert!(error.is_unavailable(), "{}", whole(&error));
     let client = known(&certificates).connect(&url(&server)).await.unwrap();
     let guard = client.lock("k").lock().await.unwrap();
     guard.unlock().await.unwrap();
@@ -136,7 +136,7 @@ async fn sentinels_are_asked_over_tls_also_for_a_primary_without_tls() {
 
     let builder = calm().sentinels(&sentinels);
     let error = soon(builder.connect(&service)).await.unwrap_err();
-    assert!(error.is_could_not_ask(), "{error}");
+    assert!(error.is_unavailable(), "{error}");
     assert!(whole(&error).contains("UnknownIssuer"), "{}", whole(&error));
 }
 
@@ -212,10 +212,10 @@ async fn the_servers_of_a_quorum_are_spoken_to_over_tls() {
     let certificates = Certificates::new();
     let server = || Server::builder().tls_with_client_certificates(&certificates);
     let servers = [(); 3].map(|()| server().start());
-    let builder = QuorumClient::builder().answer_within(Duration::from_secs(60));
+    let builder = QuorumClient::builder().server_timeout(Duration::from_secs(60));
     let error = builder.clone().settings(trusting(&certificates));
     let error = soon(error.connect(servers.iter().map(url))).await;
-    assert!(error.unwrap_err().is_could_not_ask());
+    assert!(error.unwrap_err().is_unavailable());
     let client = builder.settings(known(&certificates));
     let client = soon(client.connect(servers.iter().map(url))).await.unwrap();
     let guard = soon(client.lock("k").lock()).await.unwrap();

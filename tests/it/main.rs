@@ -72,6 +72,7 @@ mod client_quorum; // its lock over several servers
 mod client_quorum_faults; // the same where these are at odds
 mod client_quorum_storm; // never two holders
 mod client_rw; // its readers and writers
+mod client_scope; // locks that are taken for one owner
 mod client_sentinel; // a server that is replaced by another
 mod client_session; // its two connections
 mod client_tls; // its connections encrypted

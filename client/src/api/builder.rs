@@ -108,7 +108,7 @@ impl ClientBuilder {
     }
 
     /// How long the reply to a command may take before it counts as lost; 2 s unless set, from 1 ms
-    /// to 2^30 s. It does not limit how long `lock()` waits in line.
+    /// to 2^30 s. It does not limit how long `lock()` waits in the queue.
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
         self.response_timeout = timeout;
         self
@@ -185,8 +185,8 @@ impl ClientBuilder {
     /// is left is believed, also if it is cut off from the others and does not know of a failover.
     /// So name all of them, or one address behind which they all are.
     ///
-    /// After a failover the client connects to the new primary by itself: waits line up there, and
-    /// each hold is confirmed there or lost. What the old primary granted and the new one never
+    /// After a failover the client connects to the new primary by itself: waits queue again there,
+    /// and each hold is confirmed there or lost. What the old primary granted and the new one never
     /// heard of is lost; it may have been granted to somebody else by then.
     ///
     /// # Examples
@@ -247,7 +247,7 @@ impl ClientBuilder {
     ///
     /// # Errors
     ///
-    /// - Could not ask: a URL or a certificate cannot be read, nobody answers there, or the server
+    /// - Unavailable: a URL or a certificate cannot be read, nobody answers there, or the server
     ///   is a replica.
     /// - Module not loaded, refused: the server's answer, such as that it does not know the
     ///   password or that the user may not call the commands; or that of all the sentinels.
@@ -266,12 +266,12 @@ impl ClientBuilder {
     /// Each lock is asked for at the node that serves its slot, and of each such node's session the
     /// client keeps a connection for commands and one for events, from when it first needs it. When
     /// a slot moves, its locks do: guards stay valid and are renewed at the new node, and waits
-    /// line up there. All nodes are connected to with the user, the password and the TLS of the
+    /// queue again there. All nodes are connected to with the user, the password and the TLS of the
     /// first URL. A cluster needs no [sentinels](Self::sentinels), and they are refused.
     ///
     /// # Errors
     ///
-    /// - Could not ask: no URL, or one cannot be read; none of the nodes answers, or no primary can
+    /// - Unavailable: no URL, or one cannot be read; none of the nodes answers, or no primary can
     ///   be reached.
     /// - Module not loaded, refused: a node's answer, such as that it is not part of a cluster.
     /// - Refused too: a setting is out of its bounds, or not for a cluster.

@@ -11,6 +11,7 @@ use crate::api::builder::ClientBuilder;
 use crate::api::lock::Lock;
 use crate::api::multi::MultiLock;
 use crate::api::rw_lock::RwLock;
+use crate::api::scope::Scope;
 use crate::error::Error;
 use crate::flows::{Context, Settings};
 use crate::ledger::Owner;
@@ -36,7 +37,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// - Could not ask: the URL cannot be read, or nobody answers there.
+    /// - Unavailable: the URL cannot be read, or nobody answers there.
     /// - Module not loaded, refused: the server's answer.
     ///
     /// # Panics
@@ -89,6 +90,9 @@ impl Client {
     /// Names a lock. No I/O, and nothing to give back: the lock is taken by
     /// [`Lock::lock`] and its siblings.
     ///
+    /// Each call of these is an owner of its own. Who takes one lock while holding another takes
+    /// both through a [`scope`](Self::scope): only then does the server see deadlocks.
+    ///
     /// The name is the key under which the server keeps the lock: any bytes.
     pub fn lock(&self, name: impl Into<Vec<u8>>) -> Lock {
         Lock::new(self.options(), name.into().into())
@@ -127,11 +131,30 @@ impl Client {
         MultiLock::new(self.options(), names.into_iter().map(Into::into))
     }
 
+    /// One unit of work that takes several locks, for one owner: the server then refuses waits that
+    /// would end in a deadlock, and a lock can be entered again. See [`Scope`]. No I/O; each call
+    /// gives a new scope.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let scope = client.scope();
+    /// let order = scope.lock("order:7").lock().await?;
+    /// let customer = scope.lock("customer:3").lock().await?; // or `is_deadlock`
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn scope(&self) -> Scope {
+        Scope::new(self.clone())
+    }
+
     fn options(&self) -> AcquireOptions {
         AcquireOptions::new(Arc::clone(&self.context))
     }
 
-    /// A new owner, for re-entrance: see [`Owner`].
+    /// A new owner, to be passed to single locks: see [`Owner`]. A [`scope`](Self::scope) has one
+    /// and passes it to all of its locks.
     pub fn owner(&self) -> Owner {
         self.context.owner()
     }
@@ -140,7 +163,7 @@ impl Client {
     /// leave the queue with an error, and the holds of dropped guards are given back.
     ///
     /// Guards that are still alive stay valid and are renewed until they are dropped; nothing can
-    /// be locked any more, which later calls are told as "could not ask". A release that the server
+    /// be locked any more, which later calls are told as "unavailable". A release that the server
     /// does not answer is tried again for as long as the lease, so this takes no longer either; put
     /// a timeout around it if that is too long.
     ///

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::api::mode::{One, Plain, Read, Several, Write};
+use crate::api::mode::{Multi, Plain, Read, Single, Write};
 use crate::error::Error;
 use crate::flows::acquire::{self, Request, WaitMode};
 use crate::flows::{self, Held, renew};
@@ -67,9 +67,9 @@ pub type WriteGuard = Guard<Write>;
 
 /// Several locks that are held at once; made by [`MultiLock::lock`](crate::MultiLock::lock) and its
 /// siblings. It is lost as soon as one of them is.
-pub type MultiGuard = Guard<Several>;
+pub type MultiGuard = Guard<Multi>;
 
-impl<M: One> Guard<M> {
+impl<M: Single> Guard<M> {
     /// The lock's name.
     pub fn name(&self) -> &[u8] {
         let mut names = self.held.names();
@@ -77,7 +77,7 @@ impl<M: One> Guard<M> {
     }
 }
 
-impl Guard<Several> {
+impl Guard<Multi> {
     /// The names of the locks, as they were given, each once.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         let others = self.others.as_deref();
@@ -148,7 +148,7 @@ impl Guard<Write> {
     ///
     /// - Lost: it was not held any more as the writer, or may not have been throughout.
     /// - Refused: the server's answer, such as that it is out of memory.
-    /// - Could not ask, unknown: no word came on the reading.
+    /// - Unavailable, unknown: no word came on the reading.
     /// - Not acknowledged: [replicas](crate::ClientBuilder::acknowledged_by) were to know of the
     ///   reading, and did not say so in time.
     ///
@@ -185,7 +185,7 @@ impl Guard<Write> {
             return Err(Error::lost(reason));
         }
         match self.unlock().await {
-            Err(error) if !error.is_could_not_ask() && !error.is_unknown() => Err(error),
+            Err(error) if !error.is_unavailable() && !error.is_unknown() => Err(error),
             _ => Ok(reader),
         }
     }
@@ -282,7 +282,7 @@ impl<M> Guard<M> {
     /// # Errors
     ///
     /// - Lost: the server says that it is no longer held so, or the confirmation came too late.
-    /// - Could not ask, unknown: the guard stays valid for as long as it was.
+    /// - Unavailable, unknown: the guard stays valid for as long as it was.
     ///
     /// # Examples
     ///
@@ -326,7 +326,7 @@ impl<M> Guard<M> {
     ///
     /// - Lost: it was not held any more. Somebody else may have had the lock in the meantime; their
     ///   hold is untouched.
-    /// - Could not ask, unknown: two tries failed. The background goes on trying until the lease
+    /// - Unavailable, unknown: two tries failed. The background goes on trying until the lease
     ///   has ended. Only beside another guard of the same owner it does not, for a second release
     ///   could take the other's hold: the lock may then stay taken for one lease longer.
     ///

@@ -3,21 +3,20 @@
 use std::fmt;
 use std::slice;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::api::acquire_options::AcquireOptions;
 use crate::api::guard::Guard;
+use crate::api::methods::{setters, verbs};
 use crate::error::Error;
 use crate::flows::acquire::WaitMode;
-use crate::ledger::Owner;
 use crate::wire::request::Mode;
 
 /// A lock by its name, made by [`Client::lock`](crate::Client::lock). Cheap to clone; nothing is
 /// taken until one of its verbs is called.
 ///
-/// Waiters are served first come first served, in the server, and calls of one client get in line
-/// in the order in which they are first polled. A wait costs the server a few hundred bytes and no
-/// connection.
+/// Waiters are served first come first served, in the server, and calls of one client get into the
+/// queue in the order in which they are first polled. A wait costs the server a few hundred bytes
+/// and no connection.
 ///
 /// # Lease
 ///
@@ -30,11 +29,11 @@ use crate::wire::request::Mode;
 /// Without [`owner`](Self::owner) every call is an owner of its own, so a second `lock()` waits for
 /// the first, also in the same task. With it a call enters a lock again that the owner already
 /// holds. As long as the owner has a guard of the lock, or one that is still being given back,
-/// the lease stays as it was first asked for, whatever a later call says. An owner stands in line
-/// for a lock once: a second call waits here until the first has ended.
+/// the lease stays as it was first asked for, whatever a later call says. An owner is in a lock's
+/// queue once: a second call waits here until the first has ended.
 #[derive(Clone)]
 pub struct Lock {
-    options: AcquireOptions,
+    pub(crate) options: AcquireOptions,
     name: Arc<[u8]>,
 }
 
@@ -48,140 +47,29 @@ impl Lock {
         &self.name
     }
 
-    /// Takes the lock for this long and does not renew it. Whole milliseconds; a part of one is
-    /// cut off.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
-    /// use std::time::Duration;
-    ///
-    /// let guard = client.lock("nightly").lease(Duration::from_secs(600)).lock().await?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use = "this gives a lock with the lease, and takes nothing"]
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.options.lease = Some(lease);
-        self
+    setters! { self.options;
+        /// # Examples
+        ///
+        /// ```no_run
+        /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+        /// use std::time::Duration;
+        ///
+        /// let guard = client.lock("nightly").lease(Duration::from_secs(600)).lock().await?;
+        /// # Ok(())
+        /// # }
+        /// ```
+        lease;
+        max_hold;
+        owner;
     }
 
-    /// Holds the lock for this long at most: see
-    /// [`ClientBuilder::max_hold`](crate::ClientBuilder::max_hold), which this overrides.
-    #[must_use = "this gives a lock with the limit, and takes nothing"]
-    pub fn max_hold(mut self, longest: Duration) -> Self {
-        self.options.max_hold = Some(longest);
-        self
-    }
-
-    /// Takes the lock for this owner, who enters it again if it holds it already: see [`Owner`].
-    #[must_use = "this gives a lock with the owner, and takes nothing"]
-    pub fn owner(mut self, owner: &Owner) -> Self {
-        self.options.owner = Some(owner.clone());
-        self
-    }
-
-    /// Takes the lock, waiting for it in line for as long as it takes.
-    ///
-    /// One round trip if the lock is free. Once in line, the wait survives a lost connection or a
-    /// restart of the server: it connects again and lines up anew, at the end if the server has
-    /// forgotten it.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future gives up the place in line, and a lock that was granted meanwhile is
-    /// given back; nothing stays behind, at whatever await it is dropped. The client sees to that
-    /// in the background: see [`Client::shutdown`](crate::Client::shutdown) for waiting until it
-    /// is done.
-    ///
-    /// # Errors
-    ///
-    /// - Refused, deadlock, module not loaded: the server's answer.
-    /// - Could not ask: the server could not be reached when `lock` was called, the client has been
-    ///   shut down, or another connection has taken over its session.
-    /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
-    /// - Not acknowledged, lost: only where
-    ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
-    /// - Not acquired: only if somebody else took this owner out of the queue with `RLOCK.CANCEL`.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
-    /// let guard = client.lock("orders").lock().await?;
-    /// // … nobody else is here …
-    /// guard.unlock().await?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub async fn lock(&self) -> Result<Guard, Error> {
-        self.take(WaitMode::Forever).await
-    }
-
-    /// Takes the lock if it is free, or held by the same owner; does not wait. One round trip.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, a lock that was granted meanwhile is given back in the background.
-    ///
-    /// # Errors
-    ///
-    /// - Not acquired: somebody else has it; [`Error::lease_left`] says what is left of that lease.
-    /// - Refused, module not loaded: the server's answer.
-    /// - Could not ask: the server could not be reached, or the client has been shut down.
-    /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
-    /// - Not acknowledged, lost: only where
-    ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
-    /// match client.lock("nightly").try_lock().await {
-    ///     Ok(guard) => guard.unlock().await?,
-    ///     Err(error) if error.is_not_acquired() => println!("somebody else is at it"),
-    ///     Err(error) => return Err(error),
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub async fn try_lock(&self) -> Result<Guard, Error> {
-        self.take(WaitMode::None).await
-    }
-
-    /// Takes the lock, waiting for it in line for at most `timeout`. With a timeout of zero it
-    /// does not wait.
-    ///
-    /// Without an answer from the server this returns at the latest one
-    /// [response timeout](crate::ClientBuilder::response_timeout) after `timeout`.
-    ///
-    /// # Cancel safety
-    ///
-    /// As with [`lock`](Self::lock): dropping the future leaves neither a hold nor a waiter behind.
-    ///
-    /// # Errors
-    ///
-    /// - Not acquired: somebody else still has it; [`Error::lease_left`] says what is left of that
-    ///   lease.
-    /// - Refused, deadlock, module not loaded: the server's answer.
-    /// - Could not ask: the server could not be reached, or the client has been shut down.
-    /// - Unknown: no reply came; see [`Error`] for what then happens to a grant.
-    /// - Not acknowledged, lost: only where
-    ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
-    /// use std::time::Duration;
-    ///
-    /// let guard = client.lock("orders").lock_timeout(Duration::from_secs(5)).await?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub async fn lock_timeout(&self, timeout: Duration) -> Result<Guard, Error> {
-        self.take(WaitMode::of(timeout)).await
+    verbs! { r#"client.lock("orders")"#: Guard by take;
+        /// Takes the lock, waiting in the queue for as long as it takes.
+        lock;
+        /// Takes the lock if it is free, or held by the same owner; does not wait.
+        try_lock;
+        /// Takes the lock, waiting in the queue for at most `timeout`.
+        lock_timeout;
     }
 
     async fn take(&self, wait_mode: WaitMode) -> Result<Guard, Error> {

@@ -15,15 +15,15 @@ pub enum Write {}
 
 /// Several plain locks, held together as one.
 #[derive(Debug)]
-pub enum Several {}
+pub enum Multi {}
 
 /// The modes in which one lock is held, which has a name. There are no others:
 ///
 /// ```compile_fail
 /// enum Another {}
-/// impl rlock_client::mode::One for Another {}
+/// impl rlock_client::mode::Single for Another {}
 /// ```
-pub trait One: sealed::Sealed {}
+pub trait Single: sealed::Sealed {}
 
 /// What other crates can neither name nor implement.
 mod sealed {
@@ -35,6 +35,6 @@ mod sealed {
     impl Sealed for super::Write {}
 }
 
-impl One for Plain {}
-impl One for Read {}
-impl One for Write {}
+impl Single for Plain {}
+impl Single for Read {}
+impl Single for Write {}

@@ -1,35 +1,34 @@
 //! The quorum lock for programs without async.
 
-use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Runtime;
+use super::twin::{HasTwin, forward, twin};
+use crate::api::methods::setters;
 use crate::error::ErrorKind;
 use crate::{QuorumBuilder, QuorumError};
 
-/// A connection to several independent servers, on which a lock is held by a majority:
-/// [`crate::QuorumClient`] for programs without async. Cheap to clone; clones are the same client.
-///
-/// Its thread ends as that of a [`Client`](super::Client) does.
-///
-/// # Examples
-///
-/// ```no_run
-/// use rlock_client::blocking::QuorumClient;
-///
-/// let client = QuorumClient::connect(["redis://a:6379", "redis://b:6379", "redis://c:6379"])?;
-/// let guard = client.lock("orders").lock()?;
-/// // … nobody else is here …
-/// guard.unlock()?;
-/// # Ok::<(), rlock_client::QuorumError>(())
-/// ```
-#[derive(Clone)]
-pub struct QuorumClient {
-    // Before the thread, so that its tasks have ended when the runtime does.
-    client: crate::QuorumClient,
-    runtime: Arc<Runtime>,
+twin! {
+    /// A connection to several independent servers, on which a lock is held by a majority:
+    /// [`crate::QuorumClient`] for programs without async. Cheap to clone; clones are the same
+    /// client.
+    ///
+    /// Its thread ends as that of a [`Client`](super::Client) does.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use rlock_client::blocking::QuorumClient;
+    ///
+    /// let client = QuorumClient::connect(["redis://a:6379", "redis://b:6379", "redis://c:6379"])?;
+    /// let guard = client.lock("orders").lock()?;
+    /// // … nobody else is here …
+    /// guard.unlock()?;
+    /// # Ok::<(), rlock_client::QuorumError>(())
+    /// ```
+    #[derive(Clone)]
+    QuorumClient
 }
 
 impl QuorumClient {
@@ -37,7 +36,7 @@ impl QuorumClient {
     ///
     /// # Errors
     ///
-    /// As [`crate::QuorumBuilder::connect`]; could not ask also if no thread can be started.
+    /// As [`crate::QuorumBuilder::connect`]; unavailable also if no thread can be started.
     ///
     /// # Panics
     ///
@@ -60,18 +59,14 @@ impl QuorumClient {
         urls: impl IntoIterator<Item = U>,
     ) -> Result<Self, QuorumError> {
         let runtime = Runtime::start()
-            .map_err(|error| QuorumError::new(ErrorKind::CouldNotAsk, error.to_string(), vec![]))?;
+            .map_err(|error| QuorumError::new(ErrorKind::Unavailable, error.to_string(), vec![]))?;
         let client = runtime.wait_for(settings.connect(urls))?;
-        let runtime = Arc::new(runtime);
-        Ok(Self { client, runtime })
+        Ok(client.twin(&Arc::new(runtime)))
     }
 
-    /// Names a lock, without I/O: see [`crate::QuorumClient::lock`].
-    pub fn lock(&self, name: impl Into<Vec<u8>>) -> QuorumLock {
-        QuorumLock {
-            lock: self.client.lock(name),
-            runtime: Arc::clone(&self.runtime),
-        }
+    forward! { crate::QuorumClient:
+        /// Names a lock, without I/O.
+        fn lock(&self, name: impl Into<Vec<u8>>) -> twin QuorumLock;
     }
 
     /// Waits until what was dropped has been given back: see [`crate::QuorumClient::shutdown`].
@@ -80,122 +75,57 @@ impl QuorumClient {
     ///
     /// Inside an async task.
     pub fn shutdown(&self) {
-        self.runtime.wait_for(self.client.shutdown());
+        self.runtime.wait_for(self.inner.shutdown());
     }
 }
 
-impl fmt::Debug for QuorumClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.client.fmt(f)
-    }
-}
-
-/// A lock of a quorum by its name: [`crate::QuorumLock`] for programs without async.
-#[derive(Clone)]
-pub struct QuorumLock {
-    lock: crate::QuorumLock,
-    runtime: Arc<Runtime>,
+twin! {
+    /// A lock of a quorum by its name: [`crate::QuorumLock`] for programs without async.
+    #[derive(Clone)]
+    QuorumLock
 }
 
 impl QuorumLock {
-    /// Takes the lock for this long and does not renew it: see [`crate::QuorumLock::lease`].
-    #[must_use = "this gives a lock with the lease, and takes nothing"]
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.lock = self.lock.lease(lease);
-        self
-    }
+    setters! { self.inner; lease; max_hold; }
 
-    /// Holds the lock for this long at most: see [`crate::QuorumLock::max_hold`].
-    #[must_use = "this gives a lock with the limit, and takes nothing"]
-    pub fn max_hold(mut self, longest: Duration) -> Self {
-        self.lock = self.lock.max_hold(longest);
-        self
-    }
+    forward! { crate::QuorumLock:
+        /// Takes the lock, trying for as long as somebody else has it.
+        async fn lock(&self) -> Result<QuorumGuard, QuorumError>;
 
-    /// Takes the lock, trying for as long as somebody else has it.
-    ///
-    /// # Errors
-    ///
-    /// As [`crate::QuorumLock::lock`].
-    ///
-    /// # Panics
-    ///
-    /// Inside an async task.
-    pub fn lock(&self) -> Result<QuorumGuard, QuorumError> {
-        self.taken(self.lock.lock())
-    }
+        /// Takes the lock if a majority of the servers grants it at the first try.
+        async fn try_lock(&self) -> Result<QuorumGuard, QuorumError>;
 
-    /// Takes the lock if a majority of the servers grants it at the first try.
-    ///
-    /// # Errors
-    ///
-    /// As [`crate::QuorumLock::try_lock`].
-    ///
-    /// # Panics
-    ///
-    /// Inside an async task.
-    pub fn try_lock(&self) -> Result<QuorumGuard, QuorumError> {
-        self.taken(self.lock.try_lock())
-    }
-
-    /// Takes the lock, trying for at most `timeout`.
-    ///
-    /// # Errors
-    ///
-    /// As [`crate::QuorumLock::lock_timeout`].
-    ///
-    /// # Panics
-    ///
-    /// Inside an async task.
-    pub fn lock_timeout(&self, timeout: Duration) -> Result<QuorumGuard, QuorumError> {
-        self.taken(self.lock.lock_timeout(timeout))
-    }
-
-    fn taken(
-        &self,
-        taking: impl Future<Output = Result<crate::QuorumGuard, QuorumError>>,
-    ) -> Result<QuorumGuard, QuorumError> {
-        let guard = self.runtime.wait_for(taking)?;
-        Ok(QuorumGuard {
-            guard,
-            runtime: Arc::clone(&self.runtime),
-        })
+        /// Takes the lock, trying for at most `timeout`.
+        async fn lock_timeout(&self, timeout: Duration) -> Result<QuorumGuard, QuorumError>;
     }
 }
 
-impl fmt::Debug for QuorumLock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.lock.fmt(f)
-    }
-}
-
-/// A lock that is held on a majority of servers: [`crate::QuorumGuard`] for programs without async,
-/// with the same promise.
-#[must_use = "dropping the guard gives the lock back at once"]
-pub struct QuorumGuard {
-    guard: crate::QuorumGuard,
-    runtime: Arc<Runtime>,
+twin! {
+    /// A lock that is held on a majority of servers: [`crate::QuorumGuard`] for programs without
+    /// async, with the same promise.
+    #[must_use = "dropping the guard gives the lock back at once"]
+    QuorumGuard
 }
 
 impl QuorumGuard {
-    /// The lock's name.
-    pub fn name(&self) -> &[u8] {
-        self.guard.name()
-    }
+    forward! { crate::QuorumGuard:
+        /// The lock's name.
+        fn name(&self) -> &[u8];
 
-    /// The fencing tokens, one a server: see [`crate::QuorumGuard::tokens`].
-    pub fn tokens(&self) -> Vec<(String, u64)> {
-        self.guard.tokens()
-    }
+        /// The fencing tokens, one a server.
+        fn tokens(&self) -> Vec<(String, u64)>;
 
-    /// How long the lock may still be called held if nothing more is heard from any server.
-    pub fn valid_for(&self) -> Duration {
-        self.guard.valid_for()
-    }
+        /// How long the lock may still be called held if nothing more is heard from any server.
+        fn valid_for(&self) -> Duration;
 
-    /// Whether the lock is lost, or may be. Once true it stays true.
-    pub fn is_lost(&self) -> bool {
-        self.guard.is_lost()
+        /// Whether the lock is lost, or may be. Once true it stays true.
+        fn is_lost(&self) -> bool;
+
+        /// Starts the lease anew on every server.
+        async fn renew(&self) -> Result<(), QuorumError>;
+
+        /// Gives the lock back on all servers and waits until a majority has confirmed it.
+        async fn unlock(self) -> Result<(), QuorumError>;
     }
 
     /// Waits until the lock is lost, at most this long: why, or `None` if it is still held.
@@ -204,39 +134,7 @@ impl QuorumGuard {
     ///
     /// Inside an async task.
     pub fn lost_within(&self, timeout: Duration) -> Option<QuorumError> {
-        let lost = async { tokio::time::timeout(timeout, self.guard.lost()).await };
+        let lost = async { tokio::time::timeout(timeout, self.inner.lost()).await };
         self.runtime.wait_for(lost).ok()
-    }
-
-    /// Starts the lease anew on every server: see [`crate::QuorumGuard::renew`].
-    ///
-    /// # Errors
-    ///
-    /// As [`crate::QuorumGuard::renew`].
-    ///
-    /// # Panics
-    ///
-    /// Inside an async task.
-    pub fn renew(&self) -> Result<(), QuorumError> {
-        self.runtime.wait_for(self.guard.renew())
-    }
-
-    /// Gives the lock back on all servers and waits until a majority has confirmed it.
-    ///
-    /// # Errors
-    ///
-    /// As [`crate::QuorumGuard::unlock`].
-    ///
-    /// # Panics
-    ///
-    /// Inside an async task.
-    pub fn unlock(self) -> Result<(), QuorumError> {
-        self.runtime.wait_for(self.guard.unlock())
-    }
-}
-
-impl fmt::Debug for QuorumGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.guard.fmt(f)
     }
 }

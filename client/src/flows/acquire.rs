@@ -427,7 +427,7 @@ async fn answered(asked: Asked) -> Result<Answered, Error> {
 /// Of two errors the one that leaves more open: that a later try was refused says nothing about
 /// an earlier one, whose reply was lost.
 pub(crate) fn prefer_unknown(first: Error, second: Error) -> Error {
-    if first.is_unknown() && second.is_could_not_ask() {
+    if first.is_unknown() && second.is_unavailable() {
         first
     } else {
         second

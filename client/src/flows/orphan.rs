@@ -56,7 +56,7 @@ async fn go_on_giving_back(
                 pause = hops > MAX_REDIRECTS;
             }
             Some(error) => {
-                if !error.is_could_not_ask() && !error.is_unknown() {
+                if !error.is_unavailable() && !error.is_unknown() {
                     return;
                 }
                 if !orphan.by_token {

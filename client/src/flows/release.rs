@@ -160,7 +160,7 @@ impl Release {
             let router = &self.context.router;
             let there = router.redirected(&error, &route);
             let again = there.is_some()
-                || error.is_could_not_ask()
+                || error.is_unavailable()
                 || error.is_unknown() && self.usage.is_alone();
             // After a lease the server has ended the hold by itself.
             if !again || started.elapsed() >= self.usage.options().lease {

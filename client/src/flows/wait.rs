@@ -279,7 +279,7 @@ impl Wait {
 
     /// Where it is to be asked for the session is not attached in time.
     fn unreached(&self, error: Error) -> Next {
-        if self.queued && error.is_could_not_ask() && !error.is_taken_over_for_good() {
+        if self.queued && error.is_unavailable() && !error.is_taken_over_for_good() {
             return Next::Pause(error);
         }
         Next::End(told(error))
@@ -381,7 +381,7 @@ impl Wait {
                 match self.request.context.router.redirected(&error, &at.route) {
                     Some(there) => self.sent_on(there, &at.route),
                     // The server did not keep the waiter, for it is no primary now or not ready.
-                    None if error.is_could_not_ask() => Next::Pause(error),
+                    None if error.is_unavailable() => Next::Pause(error),
                     None => refused(error),
                 }
             }
@@ -459,7 +459,7 @@ impl Wait {
             return Next::Pause(Error::not_acquired(Some(Duration::ZERO)));
         }
         // With ONCE the next ACQUIRE takes over what this one may have left behind.
-        let passing = error.is_could_not_ask() || error.is_unknown() && self.usage.is_alone();
+        let passing = error.is_unavailable() || error.is_unknown() && self.usage.is_alone();
         let there =
             self.queued || error.is_try_again() && self.request.context.router.are_several();
         let left_behind = self.queued || self.unheard || error.is_unknown();
@@ -670,7 +670,7 @@ impl Wait {
 
 /// Whether asking again may help.
 fn is_passing(error: &Error) -> bool {
-    error.is_could_not_ask() || error.is_unknown()
+    error.is_unavailable() || error.is_unknown()
 }
 
 fn refused(error: Error) -> Next {

@@ -155,7 +155,7 @@ impl Hold {
     /// Why it ends where it does.
     fn reason(&self, now: Instant) -> LostReason {
         if now < self.until.get() {
-            return LostReason::OutOfTouch;
+            return LostReason::SessionUnconfirmed;
         }
         let slack = LEASE_MIN.saturating_add(LEASE_MIN);
         let ends = self.ends.get().checked_add(slack);
@@ -464,7 +464,7 @@ pub(crate) mod tests {
         let confirmed = hold();
         assert_eq!(confirmed.valid_for(sent), Duration::from_millis(988));
         let unconfirmed = hold().lost(after(sent, 988));
-        assert_eq!(unconfirmed, Some(LostReason::OutOfTouch));
+        assert_eq!(unconfirmed, Some(LostReason::SessionUnconfirmed));
         assert!(attachment.confirm(after(sent, 500), after(sent, 600)));
         assert_eq!(confirmed.lost(after(sent, 1_487)), None);
     }

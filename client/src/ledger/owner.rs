@@ -10,17 +10,19 @@ use crate::wire::request::Mode;
 
 /// Who holds a lock: the client's id and a number, `<client uuid>:<number>`.
 ///
-/// Each `lock()` is its own owner, so two of them exclude each other even within one task. For
-/// re-entrance, mint an owner with [`Client::owner`](crate::Client::owner) and pass it on: whoever
-/// has it enters a lock again that it already holds, and each [`Guard`](crate::Guard) gives back
-/// one hold. Clones are the same owner.
+/// Each `lock()` is its own owner, so two of them exclude each other even within one task, and the
+/// server does not see that one caller made both. A [`Scope`](crate::Scope) takes all of its locks
+/// for one owner, which is what most programs want. Where that does not fit, mint an owner with
+/// [`Client::owner`](crate::Client::owner) and pass it on: whoever has it enters a lock again that
+/// it already holds, and each [`Guard`](crate::Guard) gives back one hold. Clones are the same
+/// owner.
 ///
 /// An owner belongs to the client that minted it, and to its clones. With any other client it is
 /// [refused](crate::Error::is_refused), and the server is not asked: two clients know nothing of
 /// each other's holds, so that two guards could live off one.
 ///
-/// The server looks for circles of owners that wait for each other, so calls that are made while
-/// something is held are seen to be deadlocks only if they are made for the holder.
+/// The server refuses waits that would close a circle of owners who wait for each other. It sees
+/// such a circle only if each of them holds and waits under one owner.
 ///
 /// # Examples
 ///

@@ -83,7 +83,7 @@ impl QuorumClient {
     pub fn builder() -> QuorumBuilder {
         QuorumBuilder {
             settings: Client::builder(),
-            answer_within: ANSWER_WITHIN,
+            server_timeout: SERVER_TIMEOUT,
         }
     }
 
@@ -159,7 +159,7 @@ impl fmt::Debug for QuorumClient {
 ///
 /// let client = QuorumClient::builder()
 ///     .settings(Client::builder().lease(Duration::from_secs(10)).label("billing"))
-///     .answer_within(Duration::from_millis(50))
+///     .server_timeout(Duration::from_millis(50))
 ///     .connect(["redis://a:6379", "redis://b:6379", "redis://c:6379"])
 ///     .await?;
 /// # Ok(())
@@ -169,7 +169,7 @@ impl fmt::Debug for QuorumClient {
 #[must_use = "a builder does nothing until it connects"]
 pub struct QuorumBuilder {
     settings: ClientBuilder,
-    answer_within: Duration,
+    server_timeout: Duration,
 }
 
 impl QuorumBuilder {
@@ -193,8 +193,8 @@ impl QuorumBuilder {
     ///
     /// Only [`unlock`](crate::QuorumGuard::unlock) waits longer where a majority does not answer:
     /// for twice the [response timeout](crate::ClientBuilder::response_timeout).
-    pub fn answer_within(mut self, limit: Duration) -> Self {
-        self.answer_within = limit;
+    pub fn server_timeout(mut self, limit: Duration) -> Self {
+        self.server_timeout = limit;
         self
     }
 
@@ -202,7 +202,7 @@ impl QuorumBuilder {
     ///
     /// A fourth server would not make it safer: three of four are needed, so one may fail, as with
     /// three. Returns when all are connected, or when a majority is and the others have had the
-    /// time that a server has to [answer](Self::answer_within): these are tried again in the
+    /// time that a server has to [answer](Self::server_timeout): these are tried again in the
     /// background, for as long as it takes.
     ///
     /// # Cancel safety
@@ -211,7 +211,7 @@ impl QuorumBuilder {
     ///
     /// # Errors
     ///
-    /// - Could not ask: fewer than a majority can be reached; a URL cannot be read; the number is
+    /// - Unavailable: fewer than a majority can be reached; a URL cannot be read; the number is
     ///   even or too small; a server is named twice, by one address or by two that turn out to lead
     ///   to the same server. Where that turns out later one of the two has no vote.
     /// - Module not loaded, refused: the answer of so many that no majority is left.
@@ -228,8 +228,8 @@ impl QuorumBuilder {
     ) -> Result<QuorumClient, QuorumError> {
         let checked = self.settings.check_for_quorum();
         let checked = checked.and_then(|()| {
-            let limit = self.answer_within;
-            within("answer_within", limit, MILLIS_MAX)
+            let limit = self.server_timeout;
+            within("server_timeout", limit, MILLIS_MAX)
         });
         checked.map_err(|what| QuorumError::new(ErrorKind::Refused, what, Vec::new()))?;
         let members = members(urls)?;
@@ -240,7 +240,7 @@ impl QuorumBuilder {
         });
         let core = Core {
             need: majority(members.len()),
-            answer_within: self.answer_within,
+            server_timeout: self.server_timeout,
             unasked_max: self.settings.reply_within(),
             max_hold: self.settings.longest_hold(),
             connecting: connecting.collect(),
@@ -265,14 +265,14 @@ fn members<U: AsRef<str>>(
             let what = "a URL cannot be read";
             let place = format!("server {}", members.len().saturating_add(1));
             QuorumError::new(
-                ErrorKind::CouldNotAsk,
+                ErrorKind::Unavailable,
                 what,
                 vec![(place.into(), Some(error))],
             )
         })?;
         if members.iter().any(|other| other.address == member.address) {
             let what = format!("{} is named twice", member.address);
-            return Err(QuorumError::new(ErrorKind::CouldNotAsk, what, Vec::new()));
+            return Err(QuorumError::new(ErrorKind::Unavailable, what, Vec::new()));
         }
         members.push(member);
     }
@@ -280,7 +280,7 @@ fn members<U: AsRef<str>>(
     if named < SERVERS_MIN || named.is_multiple_of(2) {
         let what =
             format!("a quorum takes an odd number of servers, {SERVERS_MIN} or more: not {named}");
-        return Err(QuorumError::new(ErrorKind::CouldNotAsk, what, Vec::new()));
+        return Err(QuorumError::new(ErrorKind::Unavailable, what, Vec::new()));
     }
     Ok(members.into())
 }
@@ -290,7 +290,7 @@ pub(crate) struct Core {
     pub(crate) members: Box<[Arc<Member>]>,
     /// So many servers are a majority.
     pub(crate) need: usize,
-    pub(crate) answer_within: Duration,
+    pub(crate) server_timeout: Duration,
     /// How long too few servers may be to be asked until a call says so.
     pub(crate) unasked_max: Duration,
     pub(crate) max_hold: Option<Duration>,
@@ -314,7 +314,7 @@ impl Core {
             if connected >= self.need {
                 let rest = async { while round.next().await.is_some() {} };
                 // Those that are later are found when they are there.
-                let _ = timeout(self.answer_within, rest).await;
+                let _ = timeout(self.server_timeout, rest).await;
                 return self.all_different();
             }
         }
@@ -335,7 +335,7 @@ impl Core {
             };
             if let Some((_, other)) = known.iter().find(|(one, _)| *one == server) {
                 let what = format!("{other} and {} are the same server", member.address);
-                return Err(QuorumError::new(ErrorKind::CouldNotAsk, what, Vec::new()));
+                return Err(QuorumError::new(ErrorKind::Unavailable, what, Vec::new()));
             }
             known.push((server, &member.address));
         }
@@ -360,7 +360,7 @@ impl Core {
 
     /// What is known of each server before it has answered.
     pub(crate) fn unanswered(&self) -> Vec<Option<Error>> {
-        let unanswered = || Some(Error::too_slow(self.answer_within));
+        let unanswered = || Some(Error::too_slow(self.server_timeout));
         self.members.iter().map(|_| unanswered()).collect()
     }
 
@@ -402,7 +402,7 @@ pub(crate) fn put<T>(answers: &mut [T], server: usize, answer: T) {
 const SERVERS_MIN: usize = 3;
 
 /// Some round trips between data centres, and a small part of the lease.
-const ANSWER_WITHIN: Duration = Duration::from_millis(100);
+const SERVER_TIMEOUT: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
@@ -412,7 +412,7 @@ mod tests {
         let Err(error) = members(urls) else {
             panic!("{urls:?}")
         };
-        assert!(error.is_could_not_ask(), "{error}");
+        assert!(error.is_unavailable(), "{error}");
         error.to_string()
     }
 

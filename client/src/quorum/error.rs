@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind};
 /// - [not acquired](Self::is_not_acquired): enough servers answered, and too many of them said that
 ///   somebody else has the lock. Nothing is held.
 /// - [lost](Self::is_lost): fewer than a majority still held it. Somebody else may have it since.
-/// - [could not ask](Self::is_could_not_ask): too few servers could be asked, or answered in time.
+/// - [unavailable](Self::is_unavailable): too few servers could be asked, or answered in time.
 ///   After a call that was to take the lock nothing is held.
 /// - [`Unknown`](ErrorKind::Unknown): a renewal or a release was not confirmed by a majority.
 /// - [`Refused`](ErrorKind::Refused), [`ModuleNotLoaded`](ErrorKind::ModuleNotLoaded): so many
@@ -77,8 +77,8 @@ impl QuorumError {
     }
 
     /// Whether too few servers could be asked, or answered in time. Trying again is safe.
-    pub fn is_could_not_ask(&self) -> bool {
-        self.kind == ErrorKind::CouldNotAsk
+    pub fn is_unavailable(&self) -> bool {
+        self.kind == ErrorKind::Unavailable
     }
 
     /// Every server, by its address, with its own error; without one if it did what it was asked
@@ -92,7 +92,6 @@ impl QuorumError {
 impl fmt::Display for QuorumError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
-            ErrorKind::CouldNotAsk => "could not ask the servers".to_owned(),
             ErrorKind::Unknown => "no reply from the servers".to_owned(),
             kind => kind.to_string(),
         };
@@ -137,7 +136,7 @@ mod tests {
             error.to_string(),
             "not acquired: 1 of 3 servers granted it, 2 are needed; \
              b:2: not acquired: 1234 ms are left of the present lease; \
-             c:3: could not ask the server: no connection"
+             c:3: unavailable: no connection"
         );
         let said: Vec<_> = error.servers().collect();
         assert_eq!(said[0].0, "a:1");

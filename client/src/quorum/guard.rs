@@ -141,7 +141,7 @@ impl QuorumGuard {
     /// where it is not held; one that was not is renewed and taken again by itself.
     ///
     /// Returns when all servers have answered, or their
-    /// [time](crate::QuorumBuilder::answer_within) is up.
+    /// [time](crate::QuorumBuilder::server_timeout) is up.
     ///
     /// # Cancel safety
     ///
@@ -151,7 +151,7 @@ impl QuorumGuard {
     /// # Errors
     ///
     /// - Lost: fewer than a majority still hold it.
-    /// - Could not ask, unknown: fewer than a majority have confirmed it, or granted it meanwhile;
+    /// - Unavailable, unknown: fewer than a majority have confirmed it, or granted it meanwhile;
     ///   the guard stays valid for as long as it was.
     ///
     /// # Examples
@@ -224,7 +224,7 @@ impl QuorumGuard {
 
     /// Asks the servers that hold it to renew it.
     fn renew_parts(&self, parts: &[(usize, Arc<Guard>)], round: &mut Round<Renewal>) {
-        let within = self.lock.core().answer_within;
+        let within = self.lock.core().server_timeout;
         for (server, guard) in parts {
             let guard = Arc::clone(guard);
             round.ask(*server, async move {
@@ -245,7 +245,7 @@ impl QuorumGuard {
     ///
     /// - Lost: fewer than a majority still held it. Somebody else may have had the lock in the
     ///   meantime; their holds are untouched.
-    /// - Could not ask, unknown: fewer than a majority have confirmed it. The background goes on
+    /// - Unavailable, unknown: fewer than a majority have confirmed it. The background goes on
     ///   trying until the leases have ended.
     ///
     /// # Examples

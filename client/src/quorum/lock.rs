@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::api::Guard;
+use crate::api::methods::setters;
 use crate::error::{Error, ErrorKind};
 use crate::flows::acquire::WaitMode;
 use crate::quorum::client::{Core, put};
@@ -22,13 +23,14 @@ use crate::quorum::round::Round;
 /// [`QuorumClient::lock`](crate::QuorumClient::lock). Cheap to clone; nothing is taken until one of
 /// its verbs is called.
 ///
-/// A try asks all servers at once and takes what is free, never waiting in a server's line: two
+/// A try asks all servers at once and takes what is free, never waiting in a server's queue: two
 /// clients that held a part each and waited for the other's would wait for ever. If no majority
 /// has granted it, all is given back, and the next try follows after a pause of random length, at
 /// most 200 ms. So there is no order among those who wait: whoever tries in the right moment gets
 /// it.
 ///
-/// Every call is an owner of its own; there is no re-entrance.
+/// Every call is an owner of its own: there is no re-entrance and no [`Scope`](crate::Scope), and
+/// two tasks that take two locks in opposite orders wait for each other until a timeout.
 ///
 /// # Lease
 ///
@@ -39,8 +41,8 @@ use crate::quorum::round::Round;
 pub struct QuorumLock {
     core: Arc<Core>,
     name: Arc<[u8]>,
-    lease: Option<Duration>,
-    max_hold: Option<Duration>,
+    pub(crate) lease: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
 }
 
 impl QuorumLock {
@@ -58,36 +60,26 @@ impl QuorumLock {
         &self.name
     }
 
-    /// Takes the lock for this long and does not renew it. Whole milliseconds; a part of one is
-    /// cut off. Much longer than a server may take to
-    /// [answer](crate::QuorumBuilder::answer_within).
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn example(
-    /// #     client: rlock_client::QuorumClient,
-    /// # ) -> Result<(), rlock_client::QuorumError> {
-    /// use std::time::Duration;
-    ///
-    /// let nightly = client.lock("nightly").lease(Duration::from_secs(600));
-    /// let guard = nightly.lock().await?;
-    /// println!("ours for {:?}", guard.valid_for());
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use = "this gives a lock with the lease, and takes nothing"]
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = Some(lease);
-        self
-    }
-
-    /// Holds the lock for this long at most, also where it is taken again: see
-    /// [`ClientBuilder::max_hold`](crate::ClientBuilder::max_hold), which this overrides.
-    #[must_use = "this gives a lock with the limit, and takes nothing"]
-    pub fn max_hold(mut self, longest: Duration) -> Self {
-        self.max_hold = Some(longest);
-        self
+    setters! { self;
+        /// Much longer than a server may take to [answer](crate::QuorumBuilder::server_timeout).
+        ///
+        /// # Examples
+        ///
+        /// ```no_run
+        /// # async fn example(
+        /// #     client: rlock_client::QuorumClient,
+        /// # ) -> Result<(), rlock_client::QuorumError> {
+        /// use std::time::Duration;
+        ///
+        /// let nightly = client.lock("nightly").lease(Duration::from_secs(600));
+        /// let guard = nightly.lock().await?;
+        /// println!("ours for {:?}", guard.valid_for());
+        /// # Ok(())
+        /// # }
+        /// ```
+        lease;
+        /// This also counts where it is taken again.
+        max_hold;
     }
 
     /// Takes the lock, trying for as long as somebody else has it.
@@ -102,7 +94,7 @@ impl QuorumLock {
     ///
     /// # Errors
     ///
-    /// - Could not ask: for one [response timeout](crate::ClientBuilder::response_timeout) too few
+    /// - Unavailable: for one [response timeout](crate::ClientBuilder::response_timeout) too few
     ///   servers could be asked, or answered in time.
     /// - Refused, module not loaded: the answer of so many that no majority is left.
     ///
@@ -133,7 +125,7 @@ impl QuorumLock {
     /// # Errors
     ///
     /// - Not acquired: somebody else has it, or tried at the same moment.
-    /// - Could not ask: too few servers could be asked, or answered in time.
+    /// - Unavailable: too few servers could be asked, or answered in time.
     /// - Refused, module not loaded: the answer of so many that no majority is left.
     ///
     /// # Examples
@@ -159,8 +151,8 @@ impl QuorumLock {
     }
 
     /// Takes the lock, trying for at most `timeout` and the
-    /// [time](crate::QuorumBuilder::answer_within) that a server has to answer the last try. With a
-    /// timeout of zero it tries once.
+    /// [time](crate::QuorumBuilder::server_timeout) that a server has to answer the last try. With
+    /// a timeout of zero it tries once.
     ///
     /// # Cancel safety
     ///
@@ -169,7 +161,7 @@ impl QuorumLock {
     /// # Errors
     ///
     /// - Not acquired: somebody else still has it.
-    /// - Could not ask: for one [response timeout](crate::ClientBuilder::response_timeout), or in
+    /// - Unavailable: for one [response timeout](crate::ClientBuilder::response_timeout), or in
     ///   the last try, too few servers could be asked, or answered in time.
     /// - Refused, module not loaded: the answer of so many that no majority is left.
     ///
@@ -202,7 +194,7 @@ impl QuorumLock {
             };
             let since = match error.kind() {
                 ErrorKind::NotAcquired => None,
-                ErrorKind::CouldNotAsk => Some(unasked_since.unwrap_or_else(Instant::now)),
+                ErrorKind::Unavailable => Some(unasked_since.unwrap_or_else(Instant::now)),
                 _ => return Err(error),
             };
             unasked_since = since;
@@ -274,7 +266,7 @@ impl QuorumLock {
         max_hold: Option<Duration>,
     ) -> impl Future<Output = Result<Guard, Error>> + Send + 'static {
         let (member, name) = (Arc::clone(member), Arc::clone(&self.name));
-        let (lease, within) = (self.lease, self.core.answer_within);
+        let (lease, within) = (self.lease, self.core.server_timeout);
         async move {
             let mut lock = member.client()?.lock(&*name);
             if let Some(lease) = lease {

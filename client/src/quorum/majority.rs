@@ -44,7 +44,7 @@ pub(crate) fn refusal(answers: &[Option<Error>], need: usize) -> ErrorKind {
     if answered >= need {
         ErrorKind::NotAcquired
     } else {
-        ErrorKind::CouldNotAsk
+        ErrorKind::Unavailable
     }
 }
 
@@ -59,13 +59,13 @@ pub(crate) fn doubt(answers: &[Option<Error>], need: usize) -> ErrorKind {
     if unknown {
         ErrorKind::Unknown
     } else {
-        ErrorKind::CouldNotAsk
+        ErrorKind::Unavailable
     }
 }
 
 /// Nothing was heard of the server.
 fn is_silent(error: &Error) -> bool {
-    error.is_could_not_ask() || error.is_unknown()
+    error.is_unavailable() || error.is_unknown()
 }
 
 #[cfg(test)]
@@ -134,10 +134,10 @@ mod tests {
             ("yyhhh", ErrorKind::NotAcquired),
             ("yyhds", ErrorKind::NotAcquired),
             ("yhhww", ErrorKind::NotAcquired),
-            ("yyddd", ErrorKind::CouldNotAsk),
-            ("yysss", ErrorKind::CouldNotAsk),
-            ("hhdds", ErrorKind::CouldNotAsk),
-            ("yywwd", ErrorKind::CouldNotAsk),
+            ("yyddd", ErrorKind::Unavailable),
+            ("yysss", ErrorKind::Unavailable),
+            ("hhdds", ErrorKind::Unavailable),
+            ("yywwd", ErrorKind::Unavailable),
             ("ydwww", ErrorKind::Refused),
             ("hsmmm", ErrorKind::ModuleNotLoaded),
         ];
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn a_doubt_is_a_loss_only_if_too_few_can_have_held_it() {
         let cases = [
-            ("yydll", ErrorKind::CouldNotAsk),
+            ("yydll", ErrorKind::Unavailable),
             ("ydsll", ErrorKind::Unknown),
             ("yylll", ErrorKind::Lost),
             ("ydlll", ErrorKind::Lost),

@@ -73,7 +73,7 @@ impl Part {
                 reason,
                 LostReason::Broken
                     | LostReason::Deleted
-                    | LostReason::TakenOver
+                    | LostReason::SessionTakenOver
                     | LostReason::MaxHold
             ),
         }

@@ -140,7 +140,7 @@ impl Cluster {
     /// Where a node sends us with this error. If a slot has moved, others may have too.
     pub(crate) fn redirected(&self, error: &Error, from: &Arc<Node>) -> Option<Route> {
         let Some(redirect) = Redirect::of(error) else {
-            if error.is_could_not_ask() || error.is_unknown() {
+            if error.is_unavailable() || error.is_unknown() {
                 self.request_refresh();
             }
             return None;

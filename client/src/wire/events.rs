@@ -98,7 +98,7 @@ impl<L: SessionListener> Events<L> {
         loop {
             let error = self.listen(&mut line).await;
             if is_taken_over(&error) && !self.may_be_ourselves() {
-                return self.over(LostReason::TakenOver);
+                return self.over(LostReason::SessionTakenOver);
             }
             self.give_up(error);
             sleep(self.pauses.next()).await;

@@ -282,7 +282,7 @@ mod tests {
                 .await
                 .is_err()
         );
-        session.over(LostReason::TakenOver);
+        session.over(LostReason::SessionTakenOver);
         waiting.await;
     }
 

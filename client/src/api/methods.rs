@@ -1,0 +1,172 @@
+//! What locks of every kind have in common, written once: the settings of a call, and the three
+//! verbs.
+
+/// The settings of a lock, which are fields of what is named first; each may have more to say than
+/// what is true of all.
+macro_rules! setters {
+    (self $(.$kept:ident)*;) => {};
+    (self $(.$kept:ident)*; $(#[$more:meta])* lease; $($rest:tt)*) => {
+        /// Sets a lease of this length, which the watchdog does not renew. Whole milliseconds; a
+        /// part of one is cut off.
+        ///
+        $(#[$more])*
+        #[must_use = "this gives a lock with the lease, and takes nothing"]
+        pub fn lease(mut self, lease: std::time::Duration) -> Self {
+            self$(.$kept)*.lease = Some(lease);
+            self
+        }
+
+        setters! { self $(.$kept)*; $($rest)* }
+    };
+    (self $(.$kept:ident)*; $(#[$more:meta])* max_hold; $($rest:tt)*) => {
+        /// Limits how long it is held: see
+        /// [`ClientBuilder::max_hold`](crate::ClientBuilder::max_hold), which this overrides.
+        ///
+        $(#[$more])*
+        #[must_use = "this gives a lock with the limit, and takes nothing"]
+        pub fn max_hold(mut self, longest: std::time::Duration) -> Self {
+            self$(.$kept)*.max_hold = Some(longest);
+            self
+        }
+
+        setters! { self $(.$kept)*; $($rest)* }
+    };
+    (self $(.$kept:ident)*; $(#[$more:meta])* owner; $($rest:tt)*) => {
+        /// Sets the owner, who enters again what it holds already: see [`Owner`](crate::Owner). A
+        /// [`Scope`](crate::Scope) sets it for all of its locks.
+        ///
+        $(#[$more])*
+        #[must_use = "this gives a lock with the owner, and takes nothing"]
+        pub fn owner(mut self, owner: &crate::Owner) -> Self {
+            self$(.$kept)*.owner = Some(owner.clone());
+            self
+        }
+
+        setters! { self $(.$kept)*; $($rest)* }
+    };
+}
+
+/// The three ways of taking a lock, each with its first words: one waits, one does not, and one
+/// waits for some time. Before them how an example names the lock, the guard, and the method that
+/// takes it; behind them errors that only this lock has.
+macro_rules! verbs {
+    (
+        $example:literal: $guard:ident by $take:ident;
+        $(#[$wait_doc:meta])* $wait:ident;
+        $(#[$try_doc:meta])* $try_once:ident;
+        $(#[$timeout_doc:meta])* $timeout:ident;
+        $(#[$error:meta])*
+    ) => {
+        $(#[$wait_doc])*
+        ///
+        /// One round trip if nobody is in the way. Once in the queue, the wait survives a lost
+        /// connection or a restart of the server: it connects again and queues again, at the end if
+        /// the server has forgotten it.
+        ///
+        /// # Cancel safety
+        ///
+        /// Dropping the future gives up the place in the queue, and what was granted meanwhile is
+        /// given back; nothing stays behind, at whatever await it is dropped. The client does so in
+        /// the background: see [`Client::shutdown`](crate::Client::shutdown) for waiting until it
+        /// is done.
+        ///
+        /// # Errors
+        ///
+        /// - Deadlock: the wait would close a circle of owners who wait for each other. Calls
+        ///   without a [`Scope`](crate::Scope) or an [`Owner`](crate::Owner) are owners of their
+        ///   own, and their deadlocks are not seen.
+        /// - Refused, module not loaded: the server's answer.
+        /// - Unavailable: the server could not be reached when this was called, the client has
+        ///   been shut down, or another connection has taken over its session.
+        /// - Unknown: no reply came; see [`Error`](crate::Error) for what then happens to a grant.
+        /// - Not acknowledged, lost: only where
+        ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
+        /// - Not acquired: only if somebody else took this owner out of the queue with
+        ///   `RLOCK.CANCEL`.
+        $(#[$error])*
+        ///
+        /// # Examples
+        ///
+        /// ```no_run
+        /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+        #[doc = concat!("let guard = ", $example, ".", stringify!($wait), "().await?;")]
+        /// // … work while it is held …
+        /// guard.unlock().await?;
+        /// # Ok(())
+        /// # }
+        /// ```
+        pub async fn $wait(&self) -> Result<$guard, crate::Error> {
+            self.$take(WaitMode::Forever).await
+        }
+
+        $(#[$try_doc])*
+        ///
+        /// One round trip.
+        ///
+        /// # Cancel safety
+        ///
+        /// If the future is dropped, what was granted meanwhile is given back in the background.
+        ///
+        /// # Errors
+        ///
+        /// - Not acquired: somebody else has it, or waits for it;
+        ///   [`Error::lease_left`](crate::Error::lease_left) says what is left of the longest
+        ///   lease.
+        /// - Refused, module not loaded: the server's answer.
+        /// - Unavailable: the server could not be reached, or the client has been shut down.
+        /// - Unknown: no reply came; see [`Error`](crate::Error) for what then happens to a grant.
+        /// - Not acknowledged, lost: only where
+        ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
+        $(#[$error])*
+        ///
+        /// # Examples
+        ///
+        /// ```no_run
+        /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+        #[doc = concat!("match ", $example, ".", stringify!($try_once), "().await {")]
+        ///     Ok(guard) => guard.unlock().await?,
+        ///     Err(error) if error.is_not_acquired() => println!("somebody else is at it"),
+        ///     Err(error) => return Err(error),
+        /// }
+        /// # Ok(())
+        /// # }
+        /// ```
+        pub async fn $try_once(&self) -> Result<$guard, crate::Error> {
+            self.$take(WaitMode::None).await
+        }
+
+        $(#[$timeout_doc])*
+        ///
+        /// With a timeout of zero it does not wait. Without an answer from the server this returns
+        /// at the latest one [response timeout](crate::ClientBuilder::response_timeout) after
+        /// `timeout`.
+        ///
+        /// # Cancel safety
+        ///
+        /// Dropping the future leaves neither a hold nor a waiter behind.
+        ///
+        /// # Errors
+        ///
+        /// - Not acquired: somebody else still has it;
+        ///   [`Error::lease_left`](crate::Error::lease_left) says what is left of the longest
+        ///   lease.
+        #[doc = concat!("- The others are those of [`Self::", stringify!($wait), "`].")]
+        ///
+        /// # Examples
+        ///
+        /// ```no_run
+        /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+        /// use std::time::Duration;
+        ///
+        /// let timeout = Duration::from_secs(5);
+        #[doc = concat!("let guard = ", $example, ".", stringify!($timeout), "(timeout).await?;")]
+        /// # Ok(())
+        /// # }
+        /// ```
+        pub async fn $timeout(&self, timeout: std::time::Duration) -> Result<$guard, crate::Error> {
+            self.$take(WaitMode::of(timeout)).await
+        }
+    };
+}
+
+pub(crate) use {setters, verbs};

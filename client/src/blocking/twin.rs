@@ -1,0 +1,116 @@
+//! How the types without async come from those of the same names: a list of methods is enough.
+
+use std::sync::Arc;
+
+use super::Runtime;
+
+/// What a call gives here in place of what it gives with async.
+pub(super) trait HasTwin {
+    type Twin;
+
+    fn twin(self, runtime: &Arc<Runtime>) -> Self::Twin;
+}
+
+impl HasTwin for () {
+    type Twin = ();
+
+    fn twin(self, _: &Arc<Runtime>) {}
+}
+
+impl<T: HasTwin, E> HasTwin for Result<T, E> {
+    type Twin = Result<T::Twin, E>;
+
+    fn twin(self, runtime: &Arc<Runtime>) -> Self::Twin {
+        self.map(|value| value.twin(runtime))
+    }
+}
+
+/// A type of the crate together with the runtime in which its calls are waited for.
+macro_rules! twin {
+    ($(#[$meta:meta])* $name:ident $(<$mode:ident = $default:ident>)?) => {
+        $(#[$meta])*
+        pub struct $name $(<$mode = $default>)? {
+            // Before the thread, so that its tasks have ended when the runtime does.
+            inner: crate::$name $(<$mode>)?,
+            runtime: std::sync::Arc<$crate::blocking::Runtime>,
+        }
+
+        impl $(<$mode>)? $crate::blocking::twin::HasTwin for crate::$name $(<$mode>)? {
+            type Twin = $name $(<$mode>)?;
+
+            fn twin(self, runtime: &std::sync::Arc<$crate::blocking::Runtime>) -> Self::Twin {
+                $name { inner: self, runtime: std::sync::Arc::clone(runtime) }
+            }
+        }
+
+        impl $(<$mode>)? std::fmt::Debug for $name $(<$mode>)? {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.inner.fmt(f)
+            }
+        }
+    };
+}
+
+/// Methods that do what those of the same names do in the type that is named first:
+///
+/// - `async fn` waits for it, in the runtime. A lock or a guard that comes back becomes its twin.
+/// - `fn … -> twin Type` does not wait; what comes back becomes its twin.
+/// - `fn … -> Type` gives back the same value.
+macro_rules! forward {
+    ($of:path:) => {};
+    (
+        $of:path:
+        $(#[$doc:meta])*
+        async fn $name:ident($(&$by_ref:ident)? $($by_value:ident)? $(, $arg:ident: $type:ty)*)
+            -> $out:ty;
+        $($more:tt)*
+    ) => {
+        $(#[$doc])*
+        ///
+        /// # Errors
+        ///
+        #[doc = concat!("As [`", stringify!($of), "::", stringify!($name), "`], which says more.")]
+        ///
+        /// # Panics
+        ///
+        /// Inside an async task.
+        pub fn $name($(&$by_ref)? $($by_value)? $(, $arg: $type)*) -> $out {
+            let this = $($by_ref)? $($by_value)?;
+            this.runtime.wait_for(this.inner.$name($($arg),*)).twin(&this.runtime)
+        }
+
+        forward! { $of: $($more)* }
+    };
+    (
+        $of:path:
+        $(#[$doc:meta])*
+        fn $name:ident(&$this:ident $(, $arg:ident: $type:ty)*) -> twin $out:ty;
+        $($more:tt)*
+    ) => {
+        $(#[$doc])*
+        ///
+        #[doc = concat!("See [`", stringify!($of), "::", stringify!($name), "`].")]
+        pub fn $name(&$this $(, $arg: $type)*) -> $out {
+            $this.inner.$name($($arg),*).twin(&$this.runtime)
+        }
+
+        forward! { $of: $($more)* }
+    };
+    (
+        $of:path:
+        $(#[$doc:meta])*
+        fn $name:ident(&$this:ident $(, $arg:ident: $type:ty)*) -> $out:ty;
+        $($more:tt)*
+    ) => {
+        $(#[$doc])*
+        ///
+        #[doc = concat!("See [`", stringify!($of), "::", stringify!($name), "`].")]
+        pub fn $name(&$this $(, $arg: $type)*) -> $out {
+            $this.inner.$name($($arg),*)
+        }
+
+        forward! { $of: $($more)* }
+    };
+}
+
+pub(super) use {forward, twin};
