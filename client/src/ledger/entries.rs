@@ -394,6 +394,7 @@ mod tests {
             connector,
             identity,
             Weak::<Context>::new(),
+            None,
         )
     }
 
