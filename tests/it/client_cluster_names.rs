@@ -56,7 +56,8 @@ fn connections(node: &Server) -> usize {
 }
 
 /// Holds a lock and waits for another at each primary while `rename` changes what the nodes are
-/// called and sees to it that the client hears of it.
+/// called and sees to it that the client hears of it. No connection of the client may take the
+/// session over from another.
 async fn nothing_is_lost_while(
     client: &Client,
     shards: &Shards,
@@ -89,6 +90,10 @@ async fn nothing_is_lost_while(
     until("each node has two connections of the client", || {
         primaries.iter().all(|node| connections(node) == 2)
     });
+    for node in primaries {
+        let errors = node.run("INFO errorstats").text();
+        assert!(!errors.contains("TAKENOVER"), "{errors}");
+    }
     until_nothing_is_left(shards);
 }
 

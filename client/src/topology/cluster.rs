@@ -442,3 +442,123 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// So often it is asked when nobody says anything: a slot that moves is no news to who neither asks
 /// for its locks nor waits for them.
 const EVERY: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flows::Context;
+    use crate::wire::endpoint::{Certificates, Endpoint};
+    use crate::wire::reply::{Member, named};
+
+    fn address(host: &str) -> Address {
+        let host = host.into();
+        Address { host, port: 1 }
+    }
+
+    /// Puts a node into the map under this name. It reaches nobody.
+    fn add(map: &mut Map, name: &Name, host: &str) -> Arc<Node> {
+        let second = Duration::from_secs(1);
+        let place = Endpoint::new("redis://127.0.0.1", &[], &Certificates::default());
+        let connector = Connector::new(place.expect("it can be read"), second);
+        let identity = Identity {
+            session: "client".into(),
+            grace: second,
+            durability: None,
+        };
+        let node = Node::start(
+            &Handle::current(),
+            connector.other(&address(host)),
+            identity,
+            Weak::<Context>::new(),
+            None,
+        );
+        map.nodes.insert(Arc::new(name.clone()), Arc::clone(&node));
+        node
+    }
+
+    /// Has the map learn that nodes of these ids at these hosts serve one slot each.
+    fn learn(map: &mut Map, told: &[(&str, &str, &[&str])]) -> HashSet<u16> {
+        let ranges = (0..)
+            .zip(told)
+            .map(|(slot, (id, host, other_hosts))| Range {
+                first: slot,
+                last: slot,
+                nodes: vec![Member {
+                    id: named(id),
+                    host: named(host),
+                    port: 1,
+                    other_hosts: other_hosts.iter().map(|host| Box::from(*host)).collect(),
+                }],
+            });
+        map.learn(&ranges.collect::<Vec<_>>(), &address("asked"))
+    }
+
+    fn id(id: &str) -> Name {
+        Name::Id(id.into())
+    }
+
+    #[tokio::test]
+    async fn a_node_stays_the_same_when_its_id_is_told_and_when_it_is_called_otherwise() {
+        let mut map = Map::new();
+        let first = add(&mut map, &Name::At(address("a")), "a");
+        let second = add(&mut map, &Name::At(address("b")), "b");
+        learn(&mut map, &[("x", "a", &[]), ("y", "b", &[])]);
+        for told in ["c", "a", ""] {
+            let moved = learn(&mut map, &[("x", told, &["a"]), ("y", "b", &[told])]);
+            assert!(moved.is_empty(), "{told}: {moved:?}");
+        }
+        assert!(Arc::ptr_eq(&map.nodes[&id("x")], &first));
+        assert!(Arc::ptr_eq(&map.nodes[&id("y")], &second));
+        assert!(map.replaced.is_empty());
+    }
+
+    #[tokio::test]
+    async fn two_nodes_that_are_one_by_its_id_become_one() {
+        let mut map = Map::new();
+        let nodes = ["a", "b"].map(|host| add(&mut map, &Name::At(address(host)), host));
+        learn(&mut map, &[("x", "a", &["b"])]);
+        assert_eq!((map.nodes.len(), map.replaced.len()), (1, 1));
+        let stays = &map.nodes[&id("x")];
+        assert!(nodes.iter().any(|node| Arc::ptr_eq(node, stays)));
+        assert!(!map.is_replaced(stays));
+        // So does one of which a redirect told while the id was known.
+        let third = add(&mut map, &Name::At(address("c")), "c");
+        learn(&mut map, &[("x", "a", &["b", "c"])]);
+        assert!(map.is_replaced(&third));
+    }
+
+    #[tokio::test]
+    async fn nodes_that_have_changed_places_are_connected_to_anew() {
+        let mut map = Map::new();
+        learn(&mut map, &[("x", "a", &[]), ("y", "b", &[])]);
+        let nodes = [("x", "a"), ("y", "b")].map(|(name, host)| add(&mut map, &id(name), host));
+        let moved = learn(&mut map, &[("x", "b", &[]), ("y", "a", &[])]);
+        assert_eq!(moved, HashSet::from([0, 1]));
+        assert!(map.nodes.is_empty());
+        assert!(nodes.iter().all(|node| map.is_replaced(node)));
+    }
+
+    #[tokio::test]
+    async fn a_node_that_is_not_reached_is_looked_for_where_it_is_said_to_be() {
+        let mut map = Map::new();
+        learn(&mut map, &[("x", "a", &[])]);
+        let node = add(&mut map, &id("x"), "a");
+        assert_eq!(learn(&mut map, &[("x", "b", &[])]), HashSet::from([0]));
+        assert!(map.is_replaced(&node));
+        assert_eq!(map.names.address(&id("x")), Some(address("b")));
+        assert_eq!(
+            *map.names.of(&address("a")),
+            id("x"),
+            "a redirect may say so"
+        );
+    }
+
+    #[tokio::test]
+    async fn without_ids_each_address_is_a_node() {
+        let mut map = Map::new();
+        let nodes = ["a", "b"].map(|host| add(&mut map, &Name::At(address(host)), host));
+        assert!(learn(&mut map, &[("", "a", &[])]).is_empty());
+        assert_eq!(learn(&mut map, &[("", "b", &[])]), HashSet::from([0]));
+        assert!(nodes.iter().all(|node| !map.is_replaced(node)));
+    }
+}
