@@ -134,6 +134,28 @@ async fn nodes_that_name_each_other_differently_cost_nothing() {
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_break_while_names_change_lead_to_the_same_nodes_again() {
+    let shards = with_hostnames();
+    let client = connect(calm(), &shards).await;
+    nothing_is_lost_while(&client, &shards, async |shards| {
+        for endpoint in ["hostname", "ip"] {
+            for node in shards.nodes() {
+                prefer(node, endpoint);
+            }
+            // Once before the client has heard of it, and once after.
+            for _ in 0..2 {
+                for node in shards.primaries() {
+                    node.run("CLIENT KILL TYPE normal");
+                }
+                try_locks(&client, shards).await;
+                until_asked(shards, 3);
+            }
+        }
+    })
+    .await;
+}
+
 /// Has all nodes called by this hostname from now on.
 fn announce(shards: &Shards, hostname: &str) {
     for node in shards.nodes() {
