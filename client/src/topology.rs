@@ -7,6 +7,7 @@ mod node;
 pub(crate) use node::{Identity, Listener, Node, NodeNumber};
 
 mod cluster;
+mod names;
 mod redirects;
 pub(crate) use redirects::Redirects;
 

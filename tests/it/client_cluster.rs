@@ -13,13 +13,13 @@ use super::client::{
 };
 use super::client_session::next_random;
 
-async fn connect(builder: ClientBuilder, shards: &Shards) -> Client {
+pub(super) async fn connect(builder: ClientBuilder, shards: &Shards) -> Client {
     let urls = shards.nodes().iter().filter(|node| node.is_running());
     builder.connect_cluster(urls.map(url)).await.unwrap()
 }
 
 /// Nothing is left on any node: no lock, no waiter.
-fn until_nothing_is_left(shards: &Shards) {
+pub(super) fn until_nothing_is_left(shards: &Shards) {
     until("nothing is left", || {
         let empty =
             |node: &&Server| node.run("DBSIZE") == 0 && node.info_number("rlock_waiters") == 0;
@@ -32,7 +32,7 @@ fn refs(names: &[String]) -> impl Iterator<Item = &str> {
 }
 
 /// A name for each of the primaries.
-fn a_name_each(shards: &Shards, prefix: &str) -> Vec<String> {
+pub(super) fn a_name_each(shards: &Shards, prefix: &str) -> Vec<String> {
     let primaries = shards.primaries();
     primaries
         .iter()
@@ -41,7 +41,7 @@ fn a_name_each(shards: &Shards, prefix: &str) -> Vec<String> {
 }
 
 /// Another primary than the one that serves the name.
-fn other_than<'a>(shards: &'a Shards, name: &str) -> &'a Server {
+pub(super) fn other_than<'a>(shards: &'a Shards, name: &str) -> &'a Server {
     let serving = shards.primary_of(name).port();
     let mut primaries = shards.primaries().into_iter();
     primaries.find(|node| node.port() != serving).unwrap()

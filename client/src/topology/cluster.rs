@@ -8,16 +8,18 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::locked;
+use crate::topology::names::{Name, Names};
 use crate::topology::node::{Identity, Listener, Node};
 use crate::topology::router::Route;
 use crate::topology::slots::{Table, slot_of};
-use crate::wire::connection::Connector;
+use crate::wire::connection::{Connector, ServerId};
 use crate::wire::endpoint::Address;
+use crate::wire::events::STRAY_FOR;
 use crate::wire::reply::{NAMELESS, Range, Redirect};
 use crate::wire::request;
 
@@ -30,6 +32,7 @@ pub(crate) struct Cluster {
     identity: Identity,
     runtime: Handle,
     listener: Weak<dyn Listener>,
+    this: Weak<Self>,
     map: Mutex<Map>,
     /// How often a slot has been seen to move.
     moves: watch::Sender<u64>,
@@ -40,22 +43,101 @@ pub(crate) struct Cluster {
 }
 
 struct Map {
+    names: Names,
     table: Table,
-    nodes: HashMap<Arc<Address>, Arc<Node>>,
-    /// All nodes of which the cluster has told, replicas too: any of them can be asked.
-    known: HashSet<Address>,
+    nodes: HashMap<Arc<Name>, Arc<Node>>,
+    /// Nodes in whose place there are others now. They do not attach any more, and are left as soon
+    /// as nobody has anything there.
+    replaced: Vec<Arc<Node>>,
+    calls: Vec<Call>,
     /// Slots that have moved, and whose holds are yet to be confirmed where they are now.
     moved: HashSet<u16>,
 }
 
+/// The session was, or is about to be, attached by a node.
+struct Call {
+    node: Weak<Node>,
+    server: ServerId,
+    at: Instant,
+}
+
+impl Call {
+    fn is_by(&self, node: &Arc<Node>) -> bool {
+        std::ptr::eq(self.node.as_ptr(), Arc::as_ptr(node))
+    }
+
+    /// Whether it can be what has taken the session over there just now. It may have been carried
+    /// out without our having heard its answer, even if the node is gone.
+    fn may_have_taken_over(&self, server: &ServerId) -> bool {
+        let is_there = |node: Arc<Node>| node.is_attached_to(server);
+        let is_recent = self.at.elapsed() < STRAY_FOR && self.server.may_be(server);
+        is_recent || self.node.upgrade().is_some_and(is_there)
+    }
+}
+
 impl Map {
-    /// The host of the only node that is known to listen at this port.
-    fn at_port(&self, port: u16) -> Option<Box<str>> {
-        let mut there = self.known.iter().filter(|one| one.port == port);
-        match (there.next(), there.next()) {
-            (Some(only), None) => Some(only.host.clone()),
-            _ => None,
+    fn new() -> Self {
+        Self {
+            names: Names::default(),
+            table: Table::new(),
+            nodes: HashMap::new(),
+            replaced: Vec::new(),
+            calls: Vec::new(),
+            moved: HashSet::new(),
         }
+    }
+
+    /// Takes over what the node at `asked` says: the slots that are to be asked for at other nodes
+    /// than before.
+    fn learn(&mut self, ranges: &[Range], asked: &Address) -> HashSet<u16> {
+        self.names.learn(ranges, asked, &self.table.primaries());
+        let mut moved = self.table.update(ranges, asked);
+        for name in self.replace() {
+            moved.extend(self.table.slots_of(&name));
+        }
+        moved
+    }
+
+    /// Calls the nodes by the names that their addresses have now, and takes out those that are not
+    /// where their names say: which names these were.
+    fn replace(&mut self) -> Vec<Arc<Name>> {
+        let names = &self.names;
+        let stays = |(name, node): &(Arc<Name>, Arc<Node>)| {
+            let is_its_name = names.of(&node.address) == *name;
+            is_its_name && (node.is_attached() || names.is_at(name, &node.address))
+        };
+        let (stay, mut others): (Vec<_>, Vec<_>) = self.nodes.drain().partition(stays);
+        self.nodes.extend(stay);
+        // Of two that are one by now, that stays which has the session.
+        others.sort_by_key(|(_, node)| !node.is_attached());
+        let mut replaced = Vec::new();
+        for (name, node) in others {
+            let present = self.names.of(&node.address);
+            let is_provisional = matches!(*name, Name::At(_));
+            if is_provisional && !self.nodes.contains_key(&present) {
+                self.nodes.insert(present, node);
+            } else {
+                self.replaced.push(node);
+                replaced.push(name);
+            }
+        }
+        replaced
+    }
+
+    fn is_replaced(&self, node: &Arc<Node>) -> bool {
+        self.replaced.iter().any(|one| Arc::ptr_eq(one, node))
+    }
+
+    /// Another node that is attached to this server.
+    fn twin(&self, node: &Arc<Node>, server: &ServerId) -> Option<Arc<Node>> {
+        let mut others = self.nodes.values().filter(|one| !Arc::ptr_eq(one, node));
+        others.find(|one| one.is_attached_to(server)).cloned()
+    }
+
+    fn slots_of(&self, node: &Arc<Node>) -> Vec<u16> {
+        let mut nodes = self.nodes.iter();
+        let name = nodes.find(|(_, one)| Arc::ptr_eq(one, node));
+        name.map_or_else(Vec::new, |(name, _)| self.table.slots_of(name).collect())
     }
 }
 
@@ -67,12 +149,6 @@ impl Cluster {
         identity: Identity,
         listener: Weak<dyn Listener>,
     ) -> Arc<Self> {
-        let map = Map {
-            table: Table::new(),
-            nodes: HashMap::new(),
-            known: HashSet::new(),
-            moved: HashSet::new(),
-        };
         Arc::new_cyclic(|cluster| {
             let stale = Arc::new(Notify::new());
             let refreshing = keep_fresh(Weak::clone(cluster), Arc::clone(&stale));
@@ -81,7 +157,8 @@ impl Cluster {
                 seeds,
                 identity,
                 listener,
-                map: Mutex::new(map),
+                this: Weak::clone(cluster),
+                map: Mutex::new(Map::new()),
                 moves: watch::Sender::new(0),
                 stale,
                 turn: AtomicUsize::new(0),
@@ -96,8 +173,8 @@ impl Cluster {
         self.refresh().await?;
         let primaries = locked(&self.map).table.primaries();
         let mut tried = Err(Error::no_cluster());
-        for address in primaries {
-            let node = self.node(&mut locked(&self.map), &address);
+        for name in primaries {
+            let node = self.node(&mut locked(&self.map), &name);
             tried = node.tried().await;
             if tried.as_ref().err().is_none_or(Error::is_final) {
                 break;
@@ -111,20 +188,64 @@ impl Cluster {
         let mut map = locked(&self.map);
         let home = map.table.get(slot_of(name)).cloned();
         let somebody = || map.nodes.keys().next().cloned();
-        let seed = || Arc::new(self.first.address());
-        let address = home.or_else(somebody).unwrap_or_else(seed);
-        self.node(&mut map, &address)
+        let seed = || map.names.of(&self.first.address());
+        let name = home.or_else(somebody).unwrap_or_else(seed);
+        self.node(&mut map, &name)
     }
 
-    /// The node at this address; nothing is connected yet if it is new.
-    fn node(&self, map: &mut Map, address: &Arc<Address>) -> Arc<Node> {
+    /// The node of this name; nothing is connected yet if it is new.
+    fn node(&self, map: &mut Map, name: &Arc<Name>) -> Arc<Node> {
         let new = || {
-            let connector = self.first.other(address);
+            let address = map.names.address(name);
+            let connector = self
+                .first
+                .other(&address.unwrap_or_else(|| self.first.address()));
             let (identity, listener) = (self.identity.clone(), Weak::clone(&self.listener));
-            Node::start(&self.runtime, connector, identity, listener)
+            let cluster = Some(Weak::clone(&self.this));
+            Node::start(&self.runtime, connector, identity, listener, cluster)
         };
-        let node = map.nodes.entry(Arc::clone(address)).or_insert_with(new);
-        Arc::clone(node)
+        let node = map.nodes.entry(Arc::clone(name)).or_insert_with(new);
+        node.twin().unwrap_or_else(|| Arc::clone(node))
+    }
+
+    /// The node that has this one's place by now.
+    pub(crate) fn present(&self, node: &Arc<Node>) -> Arc<Node> {
+        let mut map = locked(&self.map);
+        if map.is_replaced(node) {
+            let name = map.names.of(&node.address);
+            return self.node(&mut map, &name);
+        }
+        node.twin().unwrap_or_else(|| Arc::clone(node))
+    }
+
+    /// Whether a node may attach to the server that it has reached. One at which another node is
+    /// attached is the same by another name: that one takes this one's place.
+    pub(crate) fn may_attach(&self, node: &Arc<Node>, server: &ServerId) -> bool {
+        let mut map = locked(&self.map);
+        let twin = map.twin(node, server);
+        if node.set_twin(twin.as_ref()) {
+            let slots = map.slots_of(node);
+            self.has_moved(&mut map, slots);
+        }
+        // The node in its place would be taken over by one that is left soon.
+        let may = twin.is_none() && !map.is_replaced(node);
+        if may {
+            map.calls
+                .retain(|call| !call.is_by(node) && call.may_have_taken_over(&call.server));
+            map.calls.push(Call {
+                node: Arc::downgrade(node),
+                server: server.clone(),
+                at: Instant::now(),
+            });
+        }
+        may
+    }
+
+    /// Whether it may be another node that has taken the session over from this one.
+    pub(crate) fn may_be_a_twin(&self, node: &Arc<Node>, server: &ServerId) -> bool {
+        let map = locked(&self.map);
+        let mut others = map.calls.iter().filter(|call| !call.is_by(node));
+        others.any(|call| call.may_have_taken_over(server))
     }
 
     /// Hears of every slot that is seen to move from now on.
@@ -146,22 +267,23 @@ impl Cluster {
             return None;
         };
         let mut map = locked(&self.map);
-        let mut known = map.nodes.iter();
-        let (asked, _) = known.find(|(_, node)| Arc::ptr_eq(node, from))?;
-        let host = match redirect.host {
-            Some(host) if *host == *NAMELESS => map.at_port(redirect.port),
-            host => host,
+        let at = |host| map.names.of(&from.address.or_at(host, redirect.port));
+        let name = match redirect.host {
+            Some(host) if *host == *NAMELESS => {
+                let only = map.names.at_port(redirect.port);
+                only.unwrap_or_else(|| at(None))
+            }
+            host => at(host),
         };
-        let address = Arc::new(asked.or_at(host, redirect.port));
         if redirect.only_this {
-            let node = self.node(&mut map, &address);
+            let node = self.node(&mut map, &name);
             return Some(Route::asking(Arc::clone(from), node));
         }
-        if map.table.set(redirect.slot, &address) {
+        if map.table.set(redirect.slot, &name) {
             self.has_moved(&mut map, [redirect.slot]);
         }
         self.request_refresh();
-        Some(Route::to(self.node(&mut map, &address)))
+        Some(Route::to(self.node(&mut map, &name)))
     }
 
     fn has_moved(&self, map: &mut Map, slots: impl IntoIterator<Item = u16>) {
@@ -173,13 +295,11 @@ impl Cluster {
     /// Asks who serves what, and takes it over.
     async fn refresh(&self) -> Result<(), Error> {
         let (asked, ranges) = self.ask_around().await?;
-        let told = ranges.iter().flat_map(|range| &range.nodes);
-        let known = told.map(|(host, port)| asked.or_at(host.clone(), *port));
-        let known = known.collect();
         let mut map = locked(&self.map);
-        map.known = known;
-        let moved = map.table.update(&ranges, &asked);
-        if !moved.is_empty() {
+        let before = map.replaced.len();
+        let moved = map.learn(&ranges, &asked);
+        // Who is about to reach a node that serves nothing has to look again as well.
+        if !moved.is_empty() || map.replaced.len() > before {
             self.has_moved(&mut map, moved);
         }
         Ok(())
@@ -209,17 +329,17 @@ impl Cluster {
     /// off from the cluster and not know it.
     fn whom_to_ask(&self) -> Vec<Seed> {
         let map = locked(&self.map);
-        let reached = map.nodes.iter();
-        let reached = reached.filter(|(_, node)| node.session.attachment().is_some());
-        let mut whom: Vec<_> = reached
-            .map(|(address, node)| Seed::Reached(Arc::clone(address), Arc::clone(node)))
-            .collect();
+        let reached = map.nodes.values().filter(|node| node.is_attached());
+        let mut whom: Vec<_> = reached.cloned().map(Seed::Reached).collect();
         if !whom.is_empty() {
             let turn = self.turn.fetch_add(1, Ordering::Relaxed);
             let first = turn.checked_rem(whom.len()).unwrap_or_default();
             whom.rotate_left(first);
         }
-        let known = map.known.iter().map(|address| self.first.other(address));
+        let known = map
+            .names
+            .addresses()
+            .map(|address| self.first.other(address));
         let seeds = std::iter::once(&self.first).chain(&self.seeds).cloned();
         let unknown = known.chain(seeds).map(Box::new);
         whom.extend(unknown.map(Seed::Unknown));
@@ -235,29 +355,36 @@ impl Cluster {
     fn leave_idle(&self, listener: &dyn Listener) {
         let mut map = locked(&self.map);
         let serving = map.table.primaries();
-        map.nodes.retain(|address, node| {
+        let is_used = |node: &Arc<Node>| {
             let counted_on = || {
                 let attachment = node.session.attachment();
                 attachment.is_some_and(|attachment| listener.counts_on(&attachment))
             };
             // A wait there, or a command under way, has the node as well.
-            serving.contains(address) || Arc::strong_count(node) > 1 || counted_on()
-        });
+            Arc::strong_count(node) > 1 || counted_on()
+        };
+        // In this time it has those as well that are attached in the place of one that serves.
+        let by_name = serving.iter().filter_map(|name| map.nodes.get(name));
+        let twins: Vec<_> = by_name.filter_map(|node| node.twin()).collect();
+        map.nodes
+            .retain(|name, node| serving.contains(name) || is_used(node));
+        drop(twins);
+        map.replaced.retain(is_used);
     }
 }
 
 /// A node that may tell of the others.
 enum Seed {
-    Reached(Arc<Address>, Arc<Node>),
+    Reached(Arc<Node>),
     Unknown(Box<Connector>),
 }
 
 impl Seed {
     async fn ask(self) -> Result<(Address, Vec<Range>), Error> {
         match self {
-            Self::Reached(address, node) => {
+            Self::Reached(node) => {
                 let ranges = node.commands.send(request::slots()).await?;
-                Ok((Address::clone(&address), ranges))
+                Ok((node.address.clone(), ranges))
             }
             Self::Unknown(connector) => {
                 let ranges = connector.ask(request::slots()).await?;
@@ -319,21 +446,119 @@ const EVERY: Duration = Duration::from_secs(5);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flows::Context;
+    use crate::wire::endpoint::{Certificates, Endpoint};
+    use crate::wire::reply::{Member, named};
 
-    #[test]
-    fn a_node_without_a_name_is_the_only_one_at_its_port() {
-        let at = |(host, port): (&str, u16)| Address {
-            host: host.into(),
-            port,
+    fn address(host: &str) -> Address {
+        let host = host.into();
+        Address { host, port: 1 }
+    }
+
+    /// Puts a node into the map under this name. It reaches nobody.
+    fn add(map: &mut Map, name: &Name, host: &str) -> Arc<Node> {
+        let second = Duration::from_secs(1);
+        let place = Endpoint::new("redis://127.0.0.1", &[], &Certificates::default());
+        let connector = Connector::new(place.expect("it can be read"), second);
+        let identity = Identity {
+            session: "client".into(),
+            grace: second,
+            durability: None,
         };
-        let map = Map {
-            table: Table::new(),
-            nodes: HashMap::new(),
-            known: [("a", 1), ("b", 2), ("c", 2)].map(at).into(),
-            moved: HashSet::new(),
-        };
-        assert_eq!(map.at_port(1).as_deref(), Some("a"));
-        assert_eq!(map.at_port(2), None, "it may be either");
-        assert_eq!(map.at_port(3), None);
+        let node = Node::start(
+            &Handle::current(),
+            connector.other(&address(host)),
+            identity,
+            Weak::<Context>::new(),
+            None,
+        );
+        map.nodes.insert(Arc::new(name.clone()), Arc::clone(&node));
+        node
+    }
+
+    /// Has the map learn that nodes of these ids at these hosts serve one slot each.
+    fn learn(map: &mut Map, told: &[(&str, &str, &[&str])]) -> HashSet<u16> {
+        let ranges = (0..)
+            .zip(told)
+            .map(|(slot, (id, host, other_hosts))| Range {
+                first: slot,
+                last: slot,
+                nodes: vec![Member {
+                    id: named(id),
+                    host: named(host),
+                    port: 1,
+                    other_hosts: other_hosts.iter().map(|host| Box::from(*host)).collect(),
+                }],
+            });
+        map.learn(&ranges.collect::<Vec<_>>(), &address("asked"))
+    }
+
+    fn id(id: &str) -> Name {
+        Name::Id(id.into())
+    }
+
+    #[tokio::test]
+    async fn a_node_stays_the_same_when_its_id_is_told_and_when_it_is_called_otherwise() {
+        let mut map = Map::new();
+        let first = add(&mut map, &Name::At(address("a")), "a");
+        let second = add(&mut map, &Name::At(address("b")), "b");
+        learn(&mut map, &[("x", "a", &[]), ("y", "b", &[])]);
+        for told in ["c", "a", ""] {
+            let moved = learn(&mut map, &[("x", told, &["a"]), ("y", "b", &[told])]);
+            assert!(moved.is_empty(), "{told}: {moved:?}");
+        }
+        assert!(Arc::ptr_eq(&map.nodes[&id("x")], &first));
+        assert!(Arc::ptr_eq(&map.nodes[&id("y")], &second));
+        assert!(map.replaced.is_empty());
+    }
+
+    #[tokio::test]
+    async fn two_nodes_that_are_one_by_its_id_become_one() {
+        let mut map = Map::new();
+        let nodes = ["a", "b"].map(|host| add(&mut map, &Name::At(address(host)), host));
+        learn(&mut map, &[("x", "a", &["b"])]);
+        assert_eq!((map.nodes.len(), map.replaced.len()), (1, 1));
+        let stays = &map.nodes[&id("x")];
+        assert!(nodes.iter().any(|node| Arc::ptr_eq(node, stays)));
+        assert!(!map.is_replaced(stays));
+        // So does one of which a redirect told while the id was known.
+        let third = add(&mut map, &Name::At(address("c")), "c");
+        learn(&mut map, &[("x", "a", &["b", "c"])]);
+        assert!(map.is_replaced(&third));
+    }
+
+    #[tokio::test]
+    async fn nodes_that_have_changed_places_are_connected_to_anew() {
+        let mut map = Map::new();
+        learn(&mut map, &[("x", "a", &[]), ("y", "b", &[])]);
+        let nodes = [("x", "a"), ("y", "b")].map(|(name, host)| add(&mut map, &id(name), host));
+        let moved = learn(&mut map, &[("x", "b", &[]), ("y", "a", &[])]);
+        assert_eq!(moved, HashSet::from([0, 1]));
+        assert!(map.nodes.is_empty());
+        assert!(nodes.iter().all(|node| map.is_replaced(node)));
+    }
+
+    #[tokio::test]
+    async fn a_node_that_is_not_reached_is_looked_for_where_it_is_said_to_be() {
+        let mut map = Map::new();
+        learn(&mut map, &[("x", "a", &[])]);
+        let node = add(&mut map, &id("x"), "a");
+        assert_eq!(learn(&mut map, &[("x", "b", &[])]), HashSet::from([0]));
+        assert!(map.is_replaced(&node));
+        assert_eq!(map.names.address(&id("x")), Some(address("b")));
+        assert_eq!(
+            *map.names.of(&address("a")),
+            id("x"),
+            "a redirect may say so"
+        );
+    }
+
+    #[tokio::test]
+    async fn without_ids_each_address_is_a_node() {
+        let mut map = Map::new();
+        let nodes = ["a", "b"].map(|host| add(&mut map, &Name::At(address(host)), host));
+        assert!(learn(&mut map, &[("", "a", &[])]).is_empty());
+        assert_eq!(learn(&mut map, &[("", "b", &[])]), HashSet::from([0]));
+        assert!(nodes.iter().all(|node| !map.is_replaced(node)));
     }
 }

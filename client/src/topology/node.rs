@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex as Cell, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -11,10 +11,13 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::error::Error;
+use crate::locked;
 use crate::lost_reason::LostReason;
+use crate::topology::cluster::Cluster;
 use crate::wire::commands::Commands;
-use crate::wire::connection::Connector;
+use crate::wire::connection::{Connector, ServerId};
 use crate::wire::durability::{Acknowledger, Durability};
+use crate::wire::endpoint::Address;
 use crate::wire::events::{Events, SessionListener};
 use crate::wire::reply::Event;
 use crate::wire::session::{Attachment, Session};
@@ -25,6 +28,10 @@ pub(crate) struct Node {
     pub(crate) number: NodeNumber,
     pub(crate) commands: Commands,
     pub(crate) session: Arc<Session>,
+    /// Where it is connected to.
+    pub(crate) address: Address,
+    /// The node that is attached to the same server, and so takes this one's place.
+    twin: Cell<Weak<Node>>,
     /// If grants must be acknowledged before they count.
     pub(crate) acknowledger: Option<Acknowledger>,
     /// Held by the watchdog while it waits for this node's answer.
@@ -78,7 +85,9 @@ impl Node {
         connector: Connector,
         identity: Identity,
         listener: Weak<dyn Listener>,
+        cluster: Option<Weak<Cluster>>,
     ) -> Arc<Self> {
+        let address = connector.address();
         let commands = Commands::start(runtime, connector.clone());
         let session = Session::new(identity.session, identity.grace);
         let acknowledger = identity
@@ -88,12 +97,15 @@ impl Node {
             let here = Here {
                 node: Weak::clone(node),
                 listener,
+                cluster,
             };
             let events = Events::new(connector, Arc::clone(&session), here);
             Self {
                 number: NodeNumber::next(),
                 commands,
                 session,
+                address,
+                twin: Cell::default(),
                 acknowledger,
                 renewing: Arc::default(),
                 events: runtime.spawn(events.run()).abort_handle(),
@@ -106,6 +118,32 @@ impl Node {
         self.session.tried().await?;
         self.commands.tried().await;
         Ok(())
+    }
+
+    pub(crate) fn is_attached(&self) -> bool {
+        self.session.attachment().is_some()
+    }
+
+    /// Whether the session is attached to this very server. One that does not tell its run id is
+    /// taken for another.
+    pub(crate) fn is_attached_to(&self, server: &ServerId) -> bool {
+        let attachment = self.session.attachment();
+        let there = attachment.as_ref().and_then(|one| one.server());
+        there.is_some_and(|there| server.is_surely(there))
+    }
+
+    /// The node that takes its place, as long as there is one.
+    pub(crate) fn twin(&self) -> Option<Arc<Self>> {
+        locked(&self.twin).upgrade()
+    }
+
+    /// Says who takes its place: whether that is news.
+    pub(crate) fn set_twin(&self, twin: Option<&Arc<Self>>) -> bool {
+        let twin = twin.map(Arc::downgrade).unwrap_or_default();
+        let mut known = locked(&self.twin);
+        let is_new = !known.ptr_eq(&twin);
+        *known = twin;
+        is_new
     }
 }
 
@@ -120,6 +158,8 @@ impl Drop for Node {
 struct Here {
     node: Weak<Node>,
     listener: Weak<dyn Listener>,
+    /// If it has others beside it.
+    cluster: Option<Weak<Cluster>>,
 }
 
 impl Here {
@@ -130,7 +170,25 @@ impl Here {
     }
 }
 
+impl Here {
+    /// With the nodes beside this one; none without a cluster.
+    fn among_nodes<T>(&self, ask: impl FnOnce(&Cluster, &Arc<Node>) -> T) -> Option<T> {
+        let cluster = self.cluster.as_ref()?.upgrade()?;
+        Some(ask(&cluster, &self.node.upgrade()?))
+    }
+}
+
 impl SessionListener for Here {
+    fn may_attach(&self, server: &ServerId) -> bool {
+        let may = self.among_nodes(|cluster, node| cluster.may_attach(node, server));
+        may.unwrap_or(true)
+    }
+
+    fn may_be_a_twin(&self, server: &ServerId) -> bool {
+        let may_be = self.among_nodes(|cluster, node| cluster.may_be_a_twin(node, server));
+        may_be.unwrap_or(false)
+    }
+
     fn told(&self, events: Vec<Event>, since: Instant) {
         self.tell(|listener, node| listener.told(node, events, since));
     }

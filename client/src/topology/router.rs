@@ -152,7 +152,7 @@ impl Router {
     ) -> Self {
         Self {
             response_timeout: connector.response_timeout(),
-            layout: Layout::One(Node::start(runtime, connector, identity, listener)),
+            layout: Layout::One(Node::start(runtime, connector, identity, listener, None)),
         }
     }
 
@@ -266,9 +266,32 @@ impl Router {
     /// it is not.
     pub(crate) async fn reach(&self, route: Route) -> Result<AttachedRoute, Error> {
         let session = &route.node.session;
-        let next = timeout(self.response_timeout, session.next_attachment(None));
-        let attachment = next.await.unwrap_or_else(|_| Err(session.trouble()))?;
-        Ok(AttachedRoute { route, attachment })
+        let reached = timeout(self.response_timeout, self.reached(route.clone()));
+        reached.await.unwrap_or_else(|_| Err(session.trouble()))
+    }
+
+    /// A node to which another sends may turn out to be known by another address, and then it is
+    /// attached there and never here.
+    async fn reached(&self, mut route: Route) -> Result<AttachedRoute, Error> {
+        loop {
+            let moved = self.moved();
+            route.node = self.present(route.node);
+            tokio::select! {
+                next = route.node.session.next_attachment(None) => {
+                    let attachment = next?;
+                    return Ok(AttachedRoute { route, attachment });
+                }
+                () = moved => {}
+            }
+        }
+    }
+
+    /// The node that has this one's place by now.
+    fn present(&self, node: Arc<Node>) -> Arc<Node> {
+        match self.as_cluster() {
+            None => node,
+            Some(cluster) => cluster.present(&node),
+        }
     }
 
     /// Ends when a wait that stands at this route has to ask again: the session has been attached

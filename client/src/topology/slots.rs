@@ -3,29 +3,30 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use crate::topology::names::{Name, name_of};
 use crate::wire::endpoint::Address;
 use crate::wire::reply::{Range, SLOTS};
 
 /// Who serves which slot, as far as is known.
 #[derive(Debug)]
-pub(crate) struct Table(Box<[Option<Arc<Address>>]>);
+pub(crate) struct Table(Box<[Option<Arc<Name>>]>);
 
 impl Table {
     pub(crate) fn new() -> Self {
         Self(vec![None; SLOTS.into()].into())
     }
 
-    pub(crate) fn get(&self, slot: u16) -> Option<&Arc<Address>> {
+    pub(crate) fn get(&self, slot: u16) -> Option<&Arc<Name>> {
         self.0.get(usize::from(slot)).and_then(Option::as_ref)
     }
 
     /// Notes that this node serves the slot: whether another one did before.
-    pub(crate) fn set(&mut self, slot: u16, address: &Arc<Address>) -> bool {
+    pub(crate) fn set(&mut self, slot: u16, name: &Arc<Name>) -> bool {
         let Some(entry) = self.0.get_mut(usize::from(slot)) else {
             return false;
         };
-        let before = entry.replace(Arc::clone(address));
-        before.is_some_and(|before| before != *address)
+        let before = entry.replace(Arc::clone(name));
+        before.is_some_and(|before| before != *name)
     }
 
     /// Takes over what the node at `asked` says: the slots that were at another node before.
@@ -33,12 +34,12 @@ impl Table {
     pub(crate) fn update(&mut self, ranges: &[Range], asked: &Address) -> HashSet<u16> {
         let mut moved = HashSet::new();
         for range in ranges {
-            let Some((host, port)) = range.nodes.first() else {
+            let Some(primary) = range.nodes.first() else {
                 continue;
             };
-            let address = Arc::new(asked.or_at(host.clone(), *port));
+            let name = Arc::new(name_of(primary, asked));
             for slot in range.first..=range.last {
-                if self.set(slot, &address) {
+                if self.set(slot, &name) {
                     moved.insert(slot);
                 }
             }
@@ -47,8 +48,15 @@ impl Table {
     }
 
     /// All who serve slots.
-    pub(crate) fn primaries(&self) -> HashSet<Arc<Address>> {
+    pub(crate) fn primaries(&self) -> HashSet<Arc<Name>> {
         self.0.iter().flatten().cloned().collect()
+    }
+
+    /// The slots that this node serves.
+    pub(crate) fn slots_of(&self, name: &Name) -> impl Iterator<Item = u16> {
+        let slots = (0..SLOTS).zip(&self.0);
+        let served = slots.filter(|(_, by)| by.as_deref() == Some(name));
+        served.map(|(slot, _)| slot)
     }
 }
 
@@ -93,7 +101,7 @@ fn crc16(bytes: &[u8]) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::reply::named;
+    use crate::wire::reply::{Member, named};
 
     #[test]
     fn the_slot_is_that_of_the_tag_if_there_is_one() {
@@ -112,24 +120,35 @@ mod tests {
         Address { host, port }
     }
 
+    fn member(host: &str) -> Member {
+        Member {
+            id: None,
+            host: named(host),
+            port: 1,
+            other_hosts: Vec::new(),
+        }
+    }
+
     #[test]
     fn the_table_says_which_slots_have_moved_and_forgets_none() {
         let range = |first, last, host: &str| Range {
             first,
             last,
-            nodes: vec![(named(host), 1), (named("replica"), 1)],
+            nodes: vec![member(host), member("replica")],
         };
         let asked = address("asked", 9);
         let mut table = Table::new();
         let ranges = [range(0, 1, "a"), range(2, 3, "")];
         assert!(table.update(&ranges, &asked).is_empty());
-        assert_eq!(table.get(3).map(|one| &*one.host), Some("asked"));
+        let at = |host: &str| Arc::new(Name::At(address(host, 1)));
+        assert_eq!(table.get(3), Some(&at("asked")));
         assert_eq!(table.get(4), None);
         let moved = table.update(&[range(1, 2, "a")], &asked);
         assert_eq!(moved, HashSet::from([2]));
-        assert_eq!(table.get(3).map(|one| &*one.host), Some("asked"));
-        assert!(table.set(3, &Arc::new(address("a", 1))));
-        assert!(!table.set(3, &Arc::new(address("a", 1))));
+        assert_eq!(table.get(3), Some(&at("asked")));
+        assert!(table.slots_of(&at("a")).eq(0..3));
+        assert!(table.set(3, &at("a")));
+        assert!(!table.set(3, &at("a")));
         assert_eq!(table.primaries().len(), 1);
     }
 }

@@ -45,6 +45,11 @@ impl ServerId {
     pub(crate) fn is_surely(&self, other: &Self) -> bool {
         self.is_run_id && self == other
     }
+
+    /// Whether this can be the same server: one that does not tell its run id can be any.
+    pub(crate) fn may_be(&self, other: &Self) -> bool {
+        self == other || !(self.is_run_id && other.is_run_id)
+    }
 }
 
 impl Connector {

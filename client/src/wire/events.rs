@@ -11,13 +11,20 @@ use crate::backoff::{Backoff, LASTING};
 use crate::error::Error;
 use crate::lost_reason::LostReason;
 use crate::time::part;
-use crate::wire::connection::{Connector, EventsConnection};
+use crate::wire::connection::{Connector, EventsConnection, ServerId};
 use crate::wire::reply::Event;
 use crate::wire::request;
 use crate::wire::session::{Attachment, Session};
 
 /// Who hears of what the server tells, and of how the session is.
 pub(crate) trait SessionListener: Send + 'static {
+    /// Whether to attach to this server, which a connection has reached. Not where the session is
+    /// attached by another node of the client: the two would take it over from each other for good.
+    fn may_attach(&self, server: &ServerId) -> bool;
+
+    /// Whether it may be another node of the client that has taken the session over there.
+    fn may_be_a_twin(&self, server: &ServerId) -> bool;
+
     /// None of it happened before `since`.
     fn told(&self, events: Vec<Event>, since: Instant);
 
@@ -97,7 +104,7 @@ impl<L: SessionListener> Events<L> {
         let mut line = self.attach().await;
         loop {
             let error = self.listen(&mut line).await;
-            if is_taken_over(&error) && !self.may_be_ourselves() {
+            if is_taken_over(&error) && !self.may_be_ourselves(line.connection.server()) {
                 return self.over(LostReason::SessionTakenOver);
             }
             self.give_up(error);
@@ -127,8 +134,10 @@ impl<L: SessionListener> Events<L> {
 
     /// A call that was given up may reach the server long after, when the network lets it through:
     /// then it is our own former connection that takes the session over, and it is gone already.
-    fn may_be_ourselves(&self) -> bool {
-        self.given_up.is_some_and(|at| at.elapsed() < STRAY_FOR)
+    /// Or the server has two names, and is two nodes of the client until that is known.
+    fn may_be_ourselves(&self, server: &ServerId) -> bool {
+        let stray = self.given_up.is_some_and(|at| at.elapsed() < STRAY_FOR);
+        stray || self.listener.may_be_a_twin(server)
     }
 
     /// Calls and delivers until a call fails.
@@ -287,6 +296,9 @@ impl<L: SessionListener> Events<L> {
 
     /// The first call on a connection is answered at once, and so confirms at once.
     async fn attach_on(&self, mut connection: EventsConnection) -> Result<Fresh, Error> {
+        if !self.listener.may_attach(connection.server()) {
+            return Err(Error::elsewhere());
+        }
         let call = request::events(&self.session.name, None, self.session.grace);
         let sent = Instant::now();
         let events = timeout(self.connector.response_timeout(), connection.ask(call)).await;
@@ -345,7 +357,7 @@ fn pauses(grace: Duration) -> Backoff {
 const WAIT_ON_TOP: Duration = Duration::from_millis(25);
 
 /// For so long after a call was given up it may still arrive.
-const STRAY_FOR: Duration = Duration::from_secs(60);
+pub(crate) const STRAY_FOR: Duration = Duration::from_secs(60);
 
 /// So often at least the session connection is tried, whatever the grace.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);

@@ -175,7 +175,7 @@ fn read_range(range: &Value) -> Option<Range> {
 /// A node, if it can be said where it is. With no host it is where the one that was asked is. One
 /// that should be called by its name and has none is `?`, and has its address beside it.
 #[expect(clippy::option_option, reason = "no node, and a node that is nowhere")]
-fn read_node(node: &Value) -> Option<Option<(Option<Box<str>>, u16)>> {
+fn read_node(node: &Value) -> Option<Option<Member>> {
     let Value::Array(parts) = node else {
         return None;
     };
@@ -183,28 +183,38 @@ fn read_node(node: &Value) -> Option<Option<(Option<Box<str>>, u16)>> {
         return None;
     };
     let port = u16::try_from(*port).ok()?;
-    let host = match bytes(host) {
-        Some(b"?") => match more.get(1).and_then(read_ip) {
-            None => return Some(None),
-            ip => ip,
-        },
-        host => host,
+    let details = more.get(1);
+    let [ip, hostname] = ["ip", "hostname"].map(|name| details.and_then(|all| detail(all, name)));
+    let host = match text(host) {
+        Some(NAMELESS) if ip.is_none() => return Some(None),
+        Some(NAMELESS) => ip.clone(),
+        host => host.and_then(named),
     };
-    let host = host.and_then(|host| std::str::from_utf8(host).ok());
-    Some(Some((host.and_then(named), port)))
+    let id = more.first().and_then(text).and_then(named);
+    let other_hosts = [ip, hostname].into_iter().flatten().collect();
+    Some(Some(Member {
+        id,
+        host,
+        port,
+        other_hosts,
+    }))
 }
 
-/// The address in what else is said of a node: names and values, as a map or behind one another.
-fn read_ip(details: &Value) -> Option<&[u8]> {
-    let is_ip = |name: &Value| bytes(name) == Some(b"ip");
-    let ip = match details {
-        Value::Map(pairs) => pairs.iter().find(|(name, _)| is_ip(name)).map(|(_, ip)| ip),
+/// A host in what else is said of a node: names and values, as a map or behind one another.
+fn detail(details: &Value, name: &str) -> Option<Box<str>> {
+    let is_it = |one: &Value| text(one) == Some(name);
+    let value = match details {
+        Value::Map(pairs) => pairs.iter().find(|(one, _)| is_it(one)).map(|(_, ip)| ip),
         Value::Array(words) => words
             .chunks_exact(2)
-            .find_map(|pair| is_ip(pair.first()?).then(|| pair.get(1))?),
+            .find_map(|pair| is_it(pair.first()?).then(|| pair.get(1))?),
         _ => None,
     };
-    ip.and_then(bytes).filter(|ip| !ip.is_empty())
+    value.and_then(text).and_then(named)
+}
+
+fn text(value: &Value) -> Option<&str> {
+    std::str::from_utf8(bytes(value)?).ok()
 }
 
 pub(super) fn read_acquired(reply: &Value) -> Option<Acquired> {
@@ -360,8 +370,20 @@ impl Redirect {
 pub(crate) struct Range {
     pub(crate) first: u16,
     pub(crate) last: u16,
-    /// The primary, and then its replicas. No host: the one that was asked.
-    pub(crate) nodes: Vec<(Option<Box<str>>, u16)>,
+    /// The primary, and then its replicas.
+    pub(crate) nodes: Vec<Member>,
+}
+
+/// A node of a cluster, as one of them tells of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    /// The same whatever it is called, and after a restart too.
+    pub(crate) id: Option<Box<str>>,
+    /// No host: the one that was asked.
+    pub(crate) host: Option<Box<str>>,
+    pub(crate) port: u16,
+    /// By what else it is known. Another node may call it by one of these.
+    pub(crate) other_hosts: Vec<Box<str>>,
 }
 
 /// A host, unless the node does not know what it is called.
@@ -411,7 +433,13 @@ mod tests {
         let map = Value::Map(vec![(text("ip"), text("10.0.0.1"))]);
         let flat = Value::Array(vec![text("ip"), text("10.0.0.2")]);
         let nothing = Value::Array(vec![]);
-        let at = |host: &str| (Some(Box::from(host)), 7);
+        let hosts = |nodes: Vec<Member>| {
+            let host = |node: Member| {
+                assert_eq!((node.id.as_deref(), node.port), (Some("id"), 7));
+                node.host.unwrap_or_default()
+            };
+            nodes.into_iter().map(host).collect::<Vec<_>>()
+        };
         let nodes = vec![
             node(text("?"), map),
             node(text("?"), flat),
@@ -420,16 +448,25 @@ mod tests {
             node(Value::Nil, nothing.clone()),
             node(text(""), nothing.clone()),
         ];
-        let known = [
-            at("10.0.0.1"),
-            at("10.0.0.2"),
-            at("a"),
-            (None, 7),
-            (None, 7),
-        ];
-        assert_eq!(range(nodes), known);
+        let known = ["10.0.0.1", "10.0.0.2", "a", "", ""].map(Box::from);
+        assert_eq!(hosts(range(nodes)), known);
         let replica = node(text("a"), nothing.clone());
         assert_eq!(range(vec![node(text("?"), nothing), replica]), []);
+    }
+
+    #[test]
+    fn a_node_may_have_other_names_and_with_an_old_reply_none_and_no_id() {
+        let text = |text: &str| Value::BulkString(text.into());
+        let details = Value::Map(vec![
+            (text("hostname"), text("name")),
+            (text("ip"), text("10.0.0.1")),
+        ]);
+        let node = Value::Array(vec![text("name"), Value::Int(7), text("id"), details]);
+        let node = read_node(&node).flatten().expect("a node");
+        assert_eq!(node.other_hosts, ["10.0.0.1", "name"].map(Box::from));
+        let old = Value::Array(vec![text("10.0.0.1"), Value::Int(7)]);
+        let old = read_node(&old).flatten().expect("a node");
+        assert_eq!((old.id, old.other_hosts), (None, vec![]));
     }
 
     #[test]

@@ -1,0 +1,234 @@
+//! Nodes of a cluster by several names: a node is who it says it is, not its address.
+
+use std::time::Duration;
+
+use rlock_client::{Client, LostReason};
+use rlock_tests::{Server, Shards, until};
+use tokio::time::timeout;
+
+use super::client::{MS, calm, soon, wait_in_queue};
+use super::client_cluster::{a_name_each, connect, other_than, until_nothing_is_left};
+use super::client_session::session_of;
+
+/// Nodes that have a hostname beside their address, and are called by their address.
+fn with_hostnames() -> Shards {
+    Shards::of(&Server::builder().config("cluster-announce-hostname localhost"))
+}
+
+fn prefer(node: &Server, endpoint: &str) {
+    let set = format!("CONFIG SET cluster-preferred-endpoint-type {endpoint}");
+    assert_eq!(node.run(set), "OK");
+}
+
+/// How often anybody has asked who serves what.
+fn asked(shards: &Shards) -> u64 {
+    let asked = |node: &Server| -> u64 {
+        let stats = node.run("INFO commandstats").text();
+        let prefix = "cmdstat_cluster|slots:calls=";
+        let calls = stats.lines().find_map(|line| line.strip_prefix(prefix));
+        calls.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
+    };
+    shards.nodes().iter().map(asked).sum()
+}
+
+/// Waits until the client has asked so often from now on. It does every five seconds.
+fn until_asked(shards: &Shards, times: u64) {
+    let before = asked(shards);
+    until("the client has asked who serves what", || {
+        asked(shards) >= before + times
+    });
+}
+
+/// Takes free locks at each primary, without waiting for any.
+async fn try_locks(client: &Client, shards: &Shards) {
+    for name in a_name_each(shards, "free") {
+        for i in 0..10 {
+            try_lock(client, &format!("{{{name}}}:{i}")).await;
+        }
+    }
+}
+
+/// The connections by which a client is connected to a node: it may have two.
+fn connections(node: &Server) -> usize {
+    let list = node.run("CLIENT LIST").text();
+    let ours = list.lines().filter(|line| line.contains("resp=3"));
+    ours.filter(|line| !line.contains("cmd=cluster")).count()
+}
+
+/// Holds a lock and waits for another at each primary while `rename` changes what the nodes are
+/// called and sees to it that the client hears of it. No connection of the client may take the
+/// session over from another.
+async fn nothing_is_lost_while(
+    client: &Client,
+    shards: &Shards,
+    rename: impl AsyncFnOnce(&Shards),
+) {
+    let other = connect(calm(), shards).await;
+    let (mut guards, mut others, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+    let primaries = shards.primaries();
+    for (node, name) in primaries.iter().zip(a_name_each(shards, "k")) {
+        let wanted = format!("{{{name}}}:wanted");
+        guards.push(client.lock(&*name).lock().await.unwrap());
+        others.push(other.lock(&*wanted).lock().await.unwrap());
+        waiting.push(wait_in_queue(node, client, &wanted));
+    }
+    rename(shards).await;
+    for guard in guards {
+        assert!(!guard.is_lost(), "{:?}", soon(guard.lost()).await);
+        soon(guard.renew()).await.unwrap();
+        soon(guard.unlock()).await.unwrap();
+    }
+    for (guard, waiting) in others.into_iter().zip(waiting) {
+        assert!(!guard.is_lost(), "{:?}", soon(guard.lost()).await);
+        assert!(!waiting.is_finished(), "{:?}", waiting.await);
+        soon(guard.unlock()).await.unwrap();
+        let guard = soon(waiting).await.unwrap().unwrap();
+        soon(guard.unlock()).await.unwrap();
+    }
+    soon(other.shutdown()).await;
+    drop(other);
+    until("each node has two connections of the client", || {
+        primaries.iter().all(|node| connections(node) == 2)
+    });
+    for node in primaries {
+        let errors = node.run("INFO errorstats").text();
+        assert!(!errors.contains("TAKENOVER"), "{errors}");
+    }
+    until_nothing_is_left(shards);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_that_change_to_and_fro_cost_no_guard_no_wait_and_no_lock() {
+    let shards = with_hostnames();
+    let client = connect(calm(), &shards).await;
+    nothing_is_lost_while(&client, &shards, async |shards| {
+        for endpoint in ["hostname", "unknown-endpoint", "ip", "hostname"] {
+            for node in shards.nodes() {
+                prefer(node, endpoint);
+            }
+            // Two clients ask.
+            until_asked(shards, 3);
+            try_locks(&client, shards).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_that_name_each_other_differently_cost_nothing() {
+    let shards = with_hostnames();
+    for (i, node) in shards.nodes().iter().enumerate() {
+        prefer(node, ["hostname", "ip", "unknown-endpoint"][i % 3]);
+    }
+    // By a name that not all of them use.
+    let seeds = shards.nodes().iter();
+    let seeds = seeds.map(|node| format!("redis://localhost:{}", node.port()));
+    let client = calm().connect_cluster(seeds).await.unwrap();
+    nothing_is_lost_while(&client, &shards, async |shards| {
+        for _ in 0..3 {
+            try_locks(&client, shards).await;
+            until_asked(shards, 2);
+        }
+        try_locks(&client, shards).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_break_while_names_change_lead_to_the_same_nodes_again() {
+    let shards = with_hostnames();
+    let client = connect(calm(), &shards).await;
+    nothing_is_lost_while(&client, &shards, async |shards| {
+        for endpoint in ["hostname", "ip"] {
+            for node in shards.nodes() {
+                prefer(node, endpoint);
+            }
+            // Once before the client has heard of it, and once after.
+            for _ in 0..2 {
+                for node in shards.primaries() {
+                    node.run("CLIENT KILL TYPE normal");
+                }
+                try_locks(&client, shards).await;
+                until_asked(shards, 3);
+            }
+        }
+    })
+    .await;
+}
+
+/// Has all nodes called by this hostname from now on.
+fn announce(shards: &Shards, hostname: &str) {
+    for node in shards.nodes() {
+        prefer(node, "hostname");
+        let announce = format!("CONFIG SET cluster-announce-hostname {hostname}");
+        assert_eq!(node.run(announce), "OK");
+    }
+    let all_know = |node: &Server| {
+        let nodes = node.run("CLUSTER NODES").text();
+        // Behind it there may be more.
+        nodes.matches(&format!(",{hostname}")).count() == shards.nodes().len()
+    };
+    until("all are called so", || shards.nodes().iter().all(all_know));
+}
+
+async fn try_lock(client: &Client, name: &str) {
+    let tried = timeout(Duration::from_secs(5), client.lock(name).try_lock()).await;
+    let guard = tried.expect("an answer").unwrap();
+    soon(guard.unlock()).await.unwrap();
+}
+
+/// The client connects there, finds the server at which it is attached already, and goes on with
+/// the node that it has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redirect_to_an_unknown_name_leads_to_the_node_that_is_known() {
+    let shards = Shards::start();
+    let client = connect(calm(), &shards).await;
+    nothing_is_lost_while(&client, &shards, async |shards| {
+        // Nobody says who serves what, so that the names are in redirects only.
+        let may_ask = |rule: &str| {
+            for node in shards.nodes() {
+                assert_eq!(node.run(format!("ACL SETUSER default {rule}")), "OK");
+            }
+        };
+        may_ask("-cluster|slots");
+        announce(shards, "localhost");
+        for _ in 0..6 {
+            shards.move_slot("k", other_than(shards, "k"));
+            try_lock(&client, "{k}").await;
+            try_locks(&client, shards).await;
+        }
+        may_ask("+cluster|slots");
+        until_asked(shards, 2);
+        try_locks(&client, shards).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redirect_to_a_name_that_leads_nowhere_costs_no_connection_that_is_there() {
+    let shards = Shards::start();
+    let client = connect(calm(), &shards).await;
+    nothing_is_lost_while(&client, &shards, async |shards| {
+        // Nobody listens there. That it is the same node the cluster tells by its id.
+        announce(shards, "127.0.0.2");
+        shards.move_slot("k", other_than(shards, "k"));
+        try_lock(&client, "{k}").await;
+        until_asked(shards, 3);
+        try_locks(&client, shards).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stranger_that_takes_the_session_over_has_it_for_good() {
+    let shards = with_hostnames();
+    let client = connect(calm(), &shards).await;
+    let guard = client.lock("k").lock().await.unwrap();
+    let stranger = shards
+        .primary_of("k")
+        .session_connection(&session_of(&client));
+    assert_eq!(soon(guard.lost()).await, LostReason::SessionTakenOver);
+    drop(stranger);
+    let error = soon(client.lock("k").lock_timeout(50 * MS)).await;
+    assert!(error.unwrap_err().is_unavailable());
+}
