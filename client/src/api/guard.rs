@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::api::mode::{One, Plain, Read, Several, Write};
 use crate::error::Error;
 use crate::flows::acquire::{self, Request, WaitMode};
-use crate::flows::{Held, renew};
+use crate::flows::{Held, acknowledge};
 use crate::ledger::Owner;
 use crate::ledger::hold::{self, Hold};
 use crate::lost_reason::LostReason;
@@ -282,6 +282,8 @@ impl<M> Guard<M> {
     ///
     /// - Lost: the server says that it is no longer held so, or the confirmation came too late.
     /// - Could not ask, unknown: the guard stays valid for as long as it was.
+    /// - Not acknowledged: the same. [Replicas](crate::ClientBuilder::acknowledged_by) were to know
+    ///   of the new lease, and did not say so in time.
     ///
     /// # Examples
     ///
@@ -304,9 +306,7 @@ impl<M> Guard<M> {
         }
         let nodes = &self.held.context.router;
         for hold in self.holds() {
-            let told = renew::renew(nodes, hold.target(), hold.token(), || hold.anew());
-            let (still, renewal) = told.await?;
-            hold.renewed(still, &renewal).map_err(Error::lost)?;
+            acknowledge::renewed(nodes, hold).await?;
         }
         Ok(())
     }

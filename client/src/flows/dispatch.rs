@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::backoff::Backoff;
 use crate::flows::Context;
-use crate::flows::renew;
+use crate::flows::renew::{self, Aim};
 use crate::ledger::entries::{self, Delivered, GiveBack};
 use crate::ledger::hold::Hold;
 use crate::lost_reason::LostReason;
@@ -96,7 +96,7 @@ pub(crate) async fn verify(context: &Arc<Context>, lost: Vec<(Arc<Hold>, LostRea
                 .collect();
             let is_meant =
                 |hold: &_| meant.iter().any(|one| Arc::ptr_eq(one, hold)) && is_meant(hold);
-            for (hold, told) in renew::ask(&context.router, route, holds).await {
+            for (hold, told) in renew::ask(&context.router, route, holds, Aim::Hold).await {
                 match told {
                     Ok((true, renewal)) if is_meant(&hold) => drop(hold.renewed(true, &renewal)),
                     Err(_) if context.router.are_several() => continue,

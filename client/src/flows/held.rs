@@ -25,7 +25,8 @@ impl Held {
             entries::supersede(target, grant.token);
         }
         let granted = Hold::new(&usage, grant);
-        let hold = target.share(Arc::clone(&granted));
+        let node = context.router.route(target.key()).node;
+        let hold = target.share(Arc::clone(&granted), node.acknowledger.is_none());
         if Arc::ptr_eq(&hold, &granted) {
             entries::keep(&hold);
             // Beside a life-line that ended in this very moment.

@@ -39,6 +39,9 @@ pub(crate) struct Renewal {
     /// What the session was attached by before it was sent; `None` if by nothing: then the hold
     /// still counts on what it was confirmed under before.
     pub(crate) attachment: Option<Arc<Attachment>>,
+    /// Whether the lease counts: where grants must be acknowledged, only if enough replicas or
+    /// disks have it. Otherwise the server says that it is held by this session, and no more.
+    pub(crate) acknowledged: bool,
 }
 
 /// What the server has granted.
@@ -173,18 +176,30 @@ impl Hold {
         if let Some(reason) = self.lost() {
             return Err(reason);
         }
-        locked(&self.validity).extend(renewal, self.cap);
+        let mut validity = locked(&self.validity);
+        if renewal.acknowledged {
+            validity.extend(renewal, self.cap);
+        } else {
+            validity.confirm(renewal);
+        }
+        drop(validity);
         self.changed.notify_waiters();
         Ok(())
     }
 
     /// Makes `granted` part of this hold, if it is the same one entered again and not yet lost.
-    pub(crate) fn take_over(&self, granted: &Self) -> bool {
+    /// Where grants must be `acknowledged`, its lease does not count before it is.
+    pub(crate) fn take_over(&self, granted: &Self, acknowledged: bool) -> bool {
         if self.token != granted.token || self.lost().is_some() {
             return false;
         }
-        let again = locked(&granted.validity).clone().within(self.cap);
-        locked(&self.validity).join(again);
+        let mut again = locked(&granted.validity).clone().within(self.cap);
+        let mut validity = locked(&self.validity);
+        if !acknowledged {
+            again.until = validity.until;
+        }
+        validity.join(again);
+        drop(validity);
         self.changed.notify_waiters();
         true
     }
@@ -247,6 +262,8 @@ struct Validity {
     attachment: Arc<Attachment>,
     /// When that was confirmed.
     since: Instant,
+    /// Whether the last renewal was not acknowledged.
+    unacknowledged: bool,
     lost: Option<LostReason>,
 }
 
@@ -257,6 +274,7 @@ impl Validity {
             until: valid_until(lease),
             attachment,
             since: lease.since,
+            unacknowledged: false,
             lost: None,
         }
     }
@@ -281,7 +299,9 @@ impl Validity {
         if self.lost.is_some() || now < self.end() {
             return self.lost;
         }
-        Some(if now >= self.until {
+        Some(if now >= self.until && self.unacknowledged {
+            LostReason::NotAcknowledged
+        } else if now >= self.until {
             LostReason::Expired
         } else {
             LostReason::OutOfTouch
@@ -298,6 +318,18 @@ impl Validity {
     fn extend(&mut self, renewal: &Renewal, cap: Option<Instant>) {
         let attachment = renewal.attachment.as_ref().unwrap_or(&self.attachment);
         self.join(Self::new(renewal.lease, Arc::clone(attachment)).within(cap));
+        self.unacknowledged = false;
+    }
+
+    /// The server's word alone: the session keeps the hold, and its lease ends as before.
+    fn confirm(&mut self, renewal: &Renewal) {
+        self.unacknowledged = true;
+        let since = renewal.lease.since;
+        if let Some(attachment) = &renewal.attachment
+            && since >= self.since
+        {
+            (self.attachment, self.since) = (Arc::clone(attachment), since);
+        }
     }
 
     /// A reply that comes out of order does not shorten, and what was asked for last says where the
@@ -340,6 +372,7 @@ mod tests {
         Renewal {
             lease: lease_from(sent, LEASE),
             attachment: None,
+            acknowledged: true,
         }
     }
 
@@ -477,6 +510,45 @@ mod tests {
         assert!(start.elapsed() >= VALID + Duration::from_secs(5));
     }
 
+    #[test]
+    fn without_an_acknowledgement_the_session_is_confirmed_and_the_lease_ends_as_before() {
+        let sent = Instant::now();
+        let grace = Duration::from_secs(4);
+        let mut validity = Validity::new(lease_from(sent, LEASE), Attachment::new(sent, grace));
+        let unacknowledged = Renewal {
+            attachment: Some(Attachment::new(after(sent, 8_000), grace)),
+            acknowledged: false,
+            ..renewal(after(sent, 9_000))
+        };
+        validity.confirm(&unacknowledged);
+        assert_eq!(validity.lost(after(sent, 9_897)), None);
+        let reason = validity.lost(after(sent, 9_898));
+        assert_eq!(reason, Some(LostReason::NotAcknowledged));
+        // An acknowledgement that comes late, of a renewal sent before, still counts.
+        validity.extend(&renewal(after(sent, 1_000)), None);
+        assert_eq!(validity.lost(after(sent, 10_897)), None);
+        let reason = validity.lost(after(sent, 10_898));
+        assert_eq!(reason, Some(LostReason::Expired));
+    }
+
+    #[test]
+    fn a_hold_entered_again_counts_on_the_new_lease_once_it_is_acknowledged() {
+        let start = Instant::now();
+        let (first, again) = (
+            hold(start, false, None),
+            hold(after(start, 5_000), false, None),
+        );
+        assert!(first.take_over(&again, false));
+        let end = locked(&first.validity).end();
+        assert_eq!(end, start.checked_add(VALID).expect("a moment soon"));
+        // It is renewed up to the end of the new one.
+        let left = first.lease_kept(after(start, 6_000));
+        assert_eq!(left, Duration::from_secs(9));
+        assert!(first.take_over(&again, true));
+        let end = locked(&first.validity).end();
+        assert_eq!(end, after(start, 5_000).checked_add(VALID).expect("soon"));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_servers_no_is_told_at_once() {
         let hold = hold(Instant::now(), true, None);
@@ -508,6 +580,7 @@ mod tests {
         let renewal = Renewal {
             lease: lease_from(Instant::now(), lease),
             attachment: None,
+            acknowledged: true,
         };
         assert_eq!(hold.renewed(true, &renewal), Ok(()));
         assert_eq!(hold.terms_left().max_hold, Some(lease));

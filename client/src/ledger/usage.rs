@@ -282,15 +282,16 @@ impl Target {
         present.filter(|hold| hold.lost().is_none())
     }
 
-    /// The hold with this token, shared by all guards that have it, or the new one.
-    pub(crate) fn share(&self, granted: Arc<Hold>) -> Arc<Hold> {
+    /// The hold with this token, shared by all guards that have it, or the new one. Whether the
+    /// lease of the new one counts already: see [`Hold::take_over`].
+    pub(crate) fn share(&self, granted: Arc<Hold>, acknowledged: bool) -> Arc<Hold> {
         let Some(entry) = self.shared_entry() else {
             return granted;
         };
         let mut states = locked(&entry.states);
         let shared = &mut states.of(self.mode).hold;
         if let Some(present) = shared.upgrade()
-            && present.take_over(&granted)
+            && present.take_over(&granted, acknowledged)
         {
             return present;
         }
