@@ -4,7 +4,7 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use rlock_client::{ClientBuilder, Error, LostReason};
-use rlock_tests::{Pair, Sentinels, Server, Shards, Version, until};
+use rlock_tests::{Pair, Sentinels, Server, Shards, Version, cut_off, until};
 use tokio::task::JoinHandle;
 
 use super::client::{MS, calls, calm, connect, once_in_ten, patient, soon, url, wait_in_queue};
@@ -266,6 +266,32 @@ async fn a_guard_is_lost_with_the_last_lease_that_a_replica_knows_of() {
     drop(guard);
     let again = at_last(async || client.lock("k").lock().await).await;
     soon(again.unlock()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_promoted_replica_grants_nothing_before_the_guard_at_the_old_primary_is_lost() {
+    let pair = Pair::start();
+    for server in [&pair.primary, &pair.replica] {
+        let told = server.run("ACL SETUSER clerk on >secret ~* &* +@all");
+        assert_eq!(told, "OK");
+    }
+    let of_clerk = |server| url(server).replace("redis://", "redis://clerk:secret@");
+    let builder = acknowledged(200 * MS).lease(4_000 * MS);
+    let builder = builder.renew_every(200 * MS);
+    let client = builder.connect(&of_clerk(&pair.primary)).await.unwrap();
+    let guard = at_last(async || client.lock("k").lock().await).await;
+    // Cut off from its replica, which takes its place; the client goes on reaching it.
+    cut_off(&pair.primary);
+    assert_eq!(pair.replica.run("REPLICAOF NO ONE"), "OK");
+    let rival = patient().connect(&of_clerk(&pair.replica)).await.unwrap();
+    let rivals = soon(rival.lock("k").lock()).await.unwrap();
+    assert!(guard.is_lost(), "two hold it: {:?}", guard.valid_for());
+    assert_eq!(soon(guard.lost()).await, LostReason::NotAcknowledged);
+    let mut conn = pair.primary.connect();
+    conn.run("AUTH clerk secret");
+    let holder = conn.run("HKEYS k").texts();
+    assert!(holder.contains(&guard.owner().to_string()), "{holder:?}");
+    soon(rivals.unlock()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

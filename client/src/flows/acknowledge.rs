@@ -44,9 +44,9 @@ async fn extended(
     loop {
         let attachment = route.node.session.attachment();
         let Some(acknowledger) = &route.node.acknowledger else {
-            let renewed = renew::renew(router, target, hold.token(), || lease(hold)).await;
-            let (held, renewal) = renewed?;
-            return hold.renewed(held, &renewal).map_err(Error::lost);
+            let told = renew::renew(router, target, hold.token(), || lease(hold)).await;
+            let (still, renewal) = told?;
+            return hold.renewed(still, &renewal).map_err(Error::lost);
         };
         let Err(error) = renewed_at(&route, acknowledger, hold, lease(hold)).await else {
             return Ok(());
