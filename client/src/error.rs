@@ -22,7 +22,7 @@ use crate::lost_reason::LostReason;
 /// - [module not loaded](Self::is_module_not_loaded): the server does not know `RLOCK.*`.
 /// - [refused](Self::is_refused): the server said no, in the words that the error shows.
 /// - [not acknowledged](Self::is_not_acknowledged): the lock was granted, but not enough replicas
-///   said in time that they know; nothing is held.
+///   said in time that they know; nothing is held. Of a renewal: what was held is held as before.
 ///
 /// After an unknown `lock()`, `try_lock()` or `lock_timeout()` the client gives back in the
 /// background what the server may have granted; but not for an [`Owner`](crate::Owner) who has
@@ -54,7 +54,7 @@ pub enum ErrorKind {
     ModuleNotLoaded,
     /// The server refused the command, or would.
     Refused,
-    /// The grant was given back, because not enough replicas acknowledged it.
+    /// Not enough replicas acknowledged it: a grant was given back, a renewal does not count.
     NotAcknowledged,
 }
 
@@ -108,7 +108,8 @@ impl Error {
 
     /// Whether the lock was granted but not enough replicas, or disks, acknowledged that in time:
     /// see [`ClientBuilder::acknowledged_by`](crate::ClientBuilder::acknowledged_by). It is given
-    /// back in the background.
+    /// back in the background. Or whether that is so of a [renewal](crate::Guard::renew): the guard
+    /// then stays valid for as long as it was.
     pub fn is_not_acknowledged(&self) -> bool {
         self.kind == ErrorKind::NotAcknowledged
     }
@@ -257,6 +258,10 @@ impl Error {
     pub(crate) fn replica(address: &str) -> Self {
         let detail = format!("READONLY the server at {address} is a replica");
         Self::new(ErrorKind::Unavailable, detail.into())
+    }
+
+    pub(crate) fn is_replica(&self) -> bool {
+        self.is_unavailable() && self.detail.ends_with("is a replica")
     }
 
     /// Not sent: the session is attached to another server than the commands go to just now.

@@ -12,7 +12,7 @@ mod wait;
 mod held;
 pub(crate) use held::{Held, lost};
 
-mod acknowledge;
+pub(crate) mod acknowledge;
 mod release;
 pub(crate) mod renew;
 pub(crate) mod watchdog;

@@ -9,6 +9,10 @@ pub enum LostReason {
     /// The lease has run out, or may have: it was not renewed, or no renewal was confirmed in
     /// time.
     Expired,
+    /// The server renewed the lease, but too few replicas, or disks, acknowledged that in time: the
+    /// last lease that [enough of them](crate::ClientBuilder::acknowledged_by) know of has run out,
+    /// or may have.
+    NotAcknowledged,
     /// An operator ended it, with `RLOCK.BREAK`.
     Broken,
     /// The lock's key was deleted, evicted or flushed.
@@ -40,6 +44,7 @@ impl fmt::Display for LostReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Expired => "no renewal was confirmed within its lease",
+            Self::NotAcknowledged => "no renewal was acknowledged within its lease",
             Self::Broken => "an operator broke it",
             Self::Deleted => "its key was deleted",
             Self::NotHeld => "the server says that it is no longer held",

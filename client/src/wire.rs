@@ -3,6 +3,7 @@
 pub(crate) mod connection;
 pub(crate) mod endpoint;
 mod sentinel;
+pub(crate) mod sentinel_watch;
 
 pub(crate) mod commands;
 pub(crate) mod durability;

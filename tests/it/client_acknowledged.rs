@@ -3,11 +3,12 @@
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use rlock_client::{ClientBuilder, Error};
-use rlock_tests::{Pair, Sentinels, Server, Shards, Version, until};
+use rlock_client::{ClientBuilder, Error, LostReason};
+use rlock_tests::{Pair, Sentinels, Server, Shards, Version, cut_off, until};
 use tokio::task::JoinHandle;
 
-use super::client::{MS, calm, connect, patient, soon, url, wait_in_queue};
+use super::client::{MS, calls, calm, connect, once_in_ten, patient, soon, url, wait_in_queue};
+use super::client_faults::kill_session_connection;
 
 /// Longer than any replica takes that answers at all.
 const LONG: Duration = Duration::from_secs(10);
@@ -220,21 +221,153 @@ async fn an_acknowledged_hold_survives_the_death_of_the_primary() {
     let client = soon(client).await.unwrap();
     let guard = at_last(async || client.lock("k").lock().await).await;
     watched.kill_primary();
-    let renewed = async {
-        while let Err(error) = guard.renew().await {
+    // The new primary has it, and no replica now that could acknowledge a renewal.
+    let asked = async {
+        loop {
+            let error = guard.renew().await.unwrap_err();
             assert!(!error.is_lost(), "{error}");
+            if error.is_not_acknowledged() {
+                return;
+            }
             tokio::time::sleep(20 * MS).await;
         }
     };
-    soon(renewed).await;
+    soon(asked).await;
     let primary = watched.primary();
     assert_eq!(primary.holder("k").as_deref(), Some(guard.owner().as_str()));
-    // It has no replica now.
     let error = soon(client.lock("other").lock_timeout(LONG)).await;
     assert!(error.unwrap_err().is_not_acknowledged());
     watched.restart();
     drop(at_last(async || client.lock("other").lock().await).await);
+    at_last(async || guard.renew().await).await;
     soon(guard.unlock()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_is_lost_with_the_last_lease_that_a_replica_knows_of() {
+    let pair = Pair::start();
+    let builder = acknowledged(200 * MS).lease(4_000 * MS);
+    let client = connect(builder.renew_every(200 * MS), &pair.primary).await;
+    let guard = at_last(async || client.lock("k").lock().await).await;
+    let before = calls(&pair.primary, "renew");
+    until("it has been renewed a few times", || {
+        calls(&pair.primary, "renew") > before + 30
+    });
+    assert!(!guard.is_lost(), "its renewals are acknowledged");
+    pair.replica.freeze();
+    assert_eq!(soon(guard.lost()).await, LostReason::NotAcknowledged);
+    // The server itself kept it all the time.
+    assert_eq!(
+        pair.primary.holder("k").as_deref(),
+        Some(guard.owner().as_str())
+    );
+    pair.replica.thaw();
+    assert!(guard.is_lost());
+    drop(guard);
+    let again = at_last(async || client.lock("k").lock().await).await;
+    soon(again.unlock()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_promoted_replica_grants_nothing_before_the_guard_at_the_old_primary_is_lost() {
+    let pair = Pair::start();
+    for server in [&pair.primary, &pair.replica] {
+        let told = server.run("ACL SETUSER clerk on >secret ~* &* +@all");
+        assert_eq!(told, "OK");
+    }
+    let of_clerk = |server| url(server).replace("redis://", "redis://clerk:secret@");
+    let builder = acknowledged(200 * MS).lease(4_000 * MS);
+    let builder = builder.renew_every(200 * MS);
+    let client = builder.connect(&of_clerk(&pair.primary)).await.unwrap();
+    let guard = at_last(async || client.lock("k").lock().await).await;
+    // Cut off from its replica, which takes its place; the client goes on reaching it.
+    cut_off(&pair.primary);
+    assert_eq!(pair.replica.run("REPLICAOF NO ONE"), "OK");
+    let rival = patient().connect(&of_clerk(&pair.replica)).await.unwrap();
+    let rivals = soon(rival.lock("k").lock()).await.unwrap();
+    assert!(guard.is_lost(), "two hold it: {:?}", guard.valid_for());
+    assert_eq!(soon(guard.lost()).await, LostReason::NotAcknowledged);
+    let mut conn = pair.primary.connect();
+    conn.run("AUTH clerk secret");
+    let holder = conn.run("HKEYS k").texts();
+    assert!(holder.contains(&guard.owner().to_string()), "{holder:?}");
+    soon(rivals.unlock()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_that_is_not_acknowledged_is_an_error_and_extends_nothing() {
+    let pair = Pair::start();
+    let client = connect(acknowledged(500 * MS), &pair.primary).await;
+    let lock = client.lock("k").lease(30 * LONG);
+    let guard = at_last(async || lock.lock().await).await;
+    let again = client.lock("k").owner(guard.owner()).lease(30 * LONG);
+    at_last(async || guard.renew().await).await;
+    pair.settle();
+    pair.replica.freeze();
+    // Read in this order it is not before the end, and in the other not after it.
+    let valid_for = guard.valid_for();
+    let end = Instant::now() + valid_for;
+    let error = soon(guard.renew()).await.unwrap_err();
+    assert!(error.is_not_acknowledged(), "{error}");
+    assert!(Instant::now() + guard.valid_for() <= end);
+    // Nor does entering it again.
+    let error = soon(again.lock()).await.unwrap_err();
+    assert!(error.is_not_acknowledged(), "{error}");
+    assert!(Instant::now() + guard.valid_for() <= end);
+    assert!(!guard.is_lost());
+    pair.replica.thaw();
+    at_last(async || guard.renew().await).await;
+    assert!(Instant::now() + guard.valid_for() > end);
+    let inner = at_last(async || again.lock().await).await;
+    drop((guard, inner));
+    until("it is given back", || pair.primary.holder("k").is_none());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_renewals_of_many_holds_share_one_wait_a_round() {
+    const HOLDS: u64 = 40;
+    let pair = Pair::start();
+    let builder = acknowledged(LONG).renew_every(200 * MS);
+    let client = connect(builder, &pair.primary).await;
+    let mut guards = Vec::new();
+    for number in 0..HOLDS {
+        guards.push(client.lock(format!("k{number}")).lock().await.unwrap());
+    }
+    let (waited, renewed) = (waits(&pair.primary), calls(&pair.primary, "renew"));
+    until("all have been renewed ten times", || {
+        calls(&pair.primary, "renew") >= renewed + 10 * HOLDS
+    });
+    // Each in the round that was under way at the beginning, or begins now, may be counted apart.
+    let rounds = (calls(&pair.primary, "renew") - renewed) / HOLDS + 2;
+    let waited = waits(&pair.primary) - waited;
+    assert!(
+        (9..=rounds).contains(&waited),
+        "{waited} in {rounds} rounds"
+    );
+    assert!(guards.iter().all(|guard| !guard.is_lost()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reconnect_beside_a_silent_replica_costs_no_guard_within_its_lease() {
+    let pair = Pair::start();
+    let grace = Duration::from_secs(1);
+    let client = connect(acknowledged(LONG).grace(grace), &pair.primary).await;
+    let lock = client.lock("k").lease(30 * LONG);
+    once_in_ten("it is held beyond the grace", async || {
+        let guard = soon(lock.lock()).await.unwrap();
+        pair.settle();
+        pair.replica.freeze();
+        kill_session_connection(&pair.primary);
+        let killed = Instant::now();
+        while killed.elapsed() < 3 * grace && !guard.is_lost() {
+            tokio::time::sleep(10 * MS).await;
+        }
+        pair.replica.thaw();
+        let kept = !guard.is_lost();
+        let _ = soon(guard.unlock()).await;
+        kept
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,13 +1,16 @@
 //! The client when another server takes the place of the one that it knows: behind sentinels, by
 //! an operator's word, or behind an address.
 
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rlock_client::{Client, ClientBuilder, Guard, LostReason, blocking};
-use rlock_tests::{Pair, Proxy, Sentinels, Server, in_sync, until};
+use rlock_tests::{Pair, Proxy, Sentinels, Server, in_sync, patience, until};
 
 use super::client::{MS, once_in_ten, soon, wait_in_queue};
 use super::client_faults::kill_session_connection;
@@ -294,4 +297,242 @@ async fn the_command_connection_follows_the_session_connection_to_another_server
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_session_connection_follows_the_command_connection_to_another_server() {
     another_server_behind_the_address(kill_command_connection).await;
+}
+
+/// What says it is a sentinel, and names whatever server it is told to.
+struct Impostor {
+    address: SocketAddr,
+    state: Arc<ImpostorState>,
+}
+
+struct ImpostorState {
+    /// In turn.
+    named: Mutex<Vec<SocketAddr>>,
+    asked: AtomicUsize,
+}
+
+impl Impostor {
+    fn naming(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let state = Arc::new(ImpostorState {
+            named: Mutex::new(vec![server]),
+            asked: AtomicUsize::new(0),
+        });
+        let shared = Arc::clone(&state);
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let (client, state) = (client.unwrap(), Arc::clone(&shared));
+                thread::spawn(move || state.answer(client));
+            }
+        });
+        Self { address, state }
+    }
+
+    fn url(&self) -> String {
+        format!("redis://{}", self.address)
+    }
+
+    /// Names these from now on, one after the other.
+    fn name(&self, servers: &[SocketAddr]) {
+        *self.state.named.lock().unwrap() = servers.to_vec();
+    }
+
+    /// Waits until it has been asked so often from now on.
+    fn be_asked(&self, times: usize) {
+        let asked = || self.state.asked.load(Ordering::SeqCst);
+        let before = asked();
+        until("the sentinel is asked again", || asked() >= before + times);
+    }
+}
+
+impl ImpostorState {
+    /// Answers until the client has gone.
+    fn answer(&self, mut client: TcpStream) {
+        let mut lines = BufReader::new(client.try_clone().unwrap()).lines();
+        let mut line = || lines.next().and_then(Result::ok);
+        while let Some(count) = line() {
+            let count: usize = count.trim_start_matches('*').parse().unwrap();
+            let words: Vec<_> = (0..count)
+                .filter_map(|_| {
+                    line();
+                    line()
+                })
+                .collect();
+            let answer = match &*words[0].to_lowercase() {
+                "hello" => "%1\r\n$5\r\nproto\r\n:3\r\n".to_owned(),
+                "sentinel" => {
+                    let asked = self.asked.fetch_add(1, Ordering::SeqCst);
+                    let named = self.named.lock().unwrap();
+                    let port = named[asked % named.len()].port().to_string();
+                    format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len())
+                }
+                "client" => "+OK\r\n".to_owned(),
+                _ => "-NOPERM not here\r\n".to_owned(),
+            };
+            if client.write_all(answer.as_bytes()).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// A client of three sentinels that name the first of two servers, which do not know each other,
+/// and its guard.
+async fn among_impostors(servers: &[Server; 2]) -> ([Impostor; 3], Client, Guard) {
+    let impostors = [(); 3].map(|()| Impostor::naming(servers[0].address()));
+    let builder = steadfast().grace(Duration::ZERO);
+    let builder = builder.sentinels(impostors.iter().map(Impostor::url));
+    let client = soon(builder.connect(&service())).await.unwrap();
+    let guard = client.lock("k").lock().await.unwrap();
+    (impostors, client, guard)
+}
+
+/// Whether a client of ours is connected to this server.
+fn is_used(server: &Server) -> bool {
+    server.run("CLIENT LIST").text().contains("cmd=rlock")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_no_majority_of_the_sentinels_says_changes_nothing() {
+    let servers = [Server::start(), Server::start()];
+    let [first, second] = [servers[0].address(), servers[1].address()];
+    let (impostors, _client, guard) = among_impostors(&servers).await;
+    impostors[0].name(&[second]);
+    impostors[0].be_asked(2);
+    // Nor if one of them says now this and now that.
+    impostors[1].name(&[first, second]);
+    for _ in 0..2 {
+        impostors[1].be_asked(3);
+    }
+    assert!(!guard.is_lost());
+    let asked = servers[1].run("INFO commandstats").text();
+    assert!(!asked.contains("cmdstat_hello"), "never connected to");
+    soon(guard.unlock()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_primary_costs_no_guard_before_it_says_that_it_is_one() {
+    let servers = [Server::start(), Server::start()];
+    let (impostors, _client, guard) = among_impostors(&servers).await;
+    let [first, second] = [&servers[0], &servers[1]];
+    let demote = format!("REPLICAOF 127.0.0.1 {}", first.port());
+    assert_eq!(second.run(demote), "OK");
+    for impostor in &impostors {
+        impostor.name(&[second.address()]);
+    }
+    impostors[0].be_asked(3);
+    assert!(!guard.is_lost(), "it is a replica");
+    in_sync(first, second);
+    assert_eq!(second.run("REPLICAOF NO ONE"), "OK");
+    until("it is given up", || !is_used(first));
+    // It has come along.
+    confirmed(&guard).await;
+    assert!(!guard.is_lost() && is_used(second));
+    soon(guard.unlock()).await.unwrap();
+    assert_eq!(second.holder("k"), None);
+}
+
+/// What is held at a primary that was replaced may be granted to others, whether or not the client
+/// reaches the new one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_is_lost_although_the_new_primary_cannot_be_reached() {
+    let server = Server::start();
+    let impostors = [(); 3].map(|()| Impostor::naming(server.address()));
+    let builder = steadfast().grace(Duration::from_secs(1));
+    let builder = builder.sentinels(impostors.iter().map(Impostor::url));
+    let client = soon(builder.connect(&service())).await.unwrap();
+    let guard = client.lock("k").lock().await.unwrap();
+    let nobody = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let nowhere = nobody.local_addr().unwrap();
+    drop(nobody);
+    for impostor in &impostors {
+        impostor.name(&[nowhere]);
+    }
+    assert_eq!(soon(guard.lost()).await, LostReason::SessionUnconfirmed);
+    for impostor in &impostors {
+        impostor.name(&[server.address()]);
+    }
+    drop(soon(client.lock("k").lock()).await.unwrap());
+}
+
+/// A primary is cut off from sentinels and replica and not from its clients. These sentinels' users
+/// may do this.
+async fn behind_its_back(rights: &str) {
+    let watched = Sentinels::start();
+    for server in [watched.primary(), watched.replica()] {
+        let told = server.run("ACL SETUSER clerk on >secret ~* &* +@all");
+        assert_eq!(told, "OK");
+    }
+    for number in 0..3 {
+        let user = format!("ACL SETUSER watcher on >hidden resetchannels {rights}");
+        assert_eq!(watched.sentinel(number).run(user), "OK");
+    }
+    let addresses = watched.addresses();
+    let urls = addresses.iter();
+    let urls = urls.map(|address| format!("redis://watcher:hidden@{address}"));
+    let grace = Duration::from_secs(10);
+    let builder = Client::builder().lease(LONG).grace(grace).sentinels(urls);
+    let service = format!("redis://clerk:secret@{}", Sentinels::SERVICE);
+    let client = soon(builder.clone().connect(&service)).await.unwrap();
+    once_in_ten("it is held", async || {
+        let guard = client.lock("first").lock().await.unwrap();
+        !guard.is_lost()
+    })
+    .await;
+    watched.cut_off_primary();
+    let guard = soon(client.lock("k").lock()).await.unwrap();
+    watched.replace_primary();
+    let agreed = Instant::now();
+    let rival = soon(builder.connect(&service)).await.unwrap();
+    let rivals = soon(rival.lock("k").lock()).await.unwrap();
+    // Its session is kept up there, and its lease is long: only the new primary can say so.
+    assert_eq!(soon(guard.lost()).await, LostReason::NotHeld);
+    assert!(agreed.elapsed() < patience(grace), "two held it for longer");
+    assert!(rivals.token() > guard.token() && guard.is_lost() && !rivals.is_lost());
+    // From now on all that the client takes it takes at the new primary.
+    let error = soon(client.lock("k").try_lock()).await.unwrap_err();
+    assert!(error.is_not_acquired(), "{error}");
+    drop(guard);
+    soon(rivals.unlock()).await.unwrap();
+    let again = soon(client.lock("k").lock()).await.unwrap();
+    let primary = watched.primary();
+    assert_eq!(primary.holder("k").as_deref(), Some(again.owner().as_str()));
+    soon(again.unlock()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_at_a_primary_that_was_replaced_behind_its_back_is_lost() {
+    behind_its_back("+sentinel|get-master-addr-by-name").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_at_a_replaced_primary_is_lost_where_the_sentinels_are_listened_to() {
+    behind_its_back("+sentinel|get-master-addr-by-name +subscribe &+switch-master").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_sentinel_is_listened_to_and_another_if_that_connection_ends() {
+    let watched = Sentinels::start();
+    let client = connect(steadfast(), &watched).await;
+    let listeners = || {
+        let lists = (0..3).map(|number| watched.sentinel(number).run("CLIENT LIST").text());
+        let is_listener = |line: &&str| line.contains("cmd=subscribe") && line.contains("sub=1");
+        let ids = |(number, list): (usize, String)| {
+            let lines = list.lines().filter(is_listener);
+            let id = |line: &str| line.split(' ').next().unwrap().replace("id=", "");
+            lines.map(|line| (number, id(line))).collect::<Vec<_>>()
+        };
+        lists.enumerate().flat_map(ids).collect::<Vec<_>>()
+    };
+    until("one of them is listened to", || listeners().len() == 1);
+    let (number, id) = listeners().remove(0);
+    let kill = format!("CLIENT KILL ID {id}");
+    assert_eq!(watched.sentinel(number).run(kill), 1);
+    until("another is", || {
+        let listeners = listeners();
+        listeners.len() == 1 && listeners[0].0 != number
+    });
+    drop(client);
+    until("none is", || listeners().is_empty());
 }

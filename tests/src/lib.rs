@@ -60,5 +60,5 @@ pub use proxy::Proxy;
 pub use random::Random;
 pub use reply::Reply;
 pub use server::{Builder, Server, compile, module_path, under_valgrind};
-pub use topology::{Cluster, Pair, Resharding, Sentinels, Shards, Trio, in_sync, slot_of};
+pub use topology::{Cluster, Pair, Resharding, Sentinels, Shards, Trio, cut_off, in_sync, slot_of};
 pub use version::Version;

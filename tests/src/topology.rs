@@ -53,6 +53,14 @@ impl Pair {
     }
 }
 
+/// Closes all connections of the default user to this server, and refuses that user from now on.
+#[track_caller]
+pub fn cut_off(server: &Server) {
+    let mut conn = server.connect();
+    assert_eq!(conn.run("ACL SETUSER default off"), "OK");
+    conn.run("CLIENT KILL USER default").int();
+}
+
 /// Waits until `replica` has processed all that `primary` has written.
 #[track_caller]
 pub fn in_sync(primary: &Server, replica: &Server) {

@@ -122,13 +122,22 @@ impl ClientBuilder {
     /// It makes the loss of a grant in a failover unlikely, and not impossible: another replica may
     /// be promoted than the one that knows. Sentinels and clusters prefer one that has heard more.
     /// With as many replicas as there are, no failover loses a grant that was acknowledged, and
-    /// none is acknowledged while a replica is away. What happens to a hold later is not waited
-    /// for: a promoted replica may not have heard of its last renewal, or that it was given back.
+    /// none is acknowledged while a replica is away. That a lock was given back is not waited for:
+    /// a promoted replica may not have heard of it.
+    ///
+    /// A renewal counts only when it is acknowledged too, be it the watchdog's or
+    /// [`renew`](crate::Guard::renew)'s. When replicas no longer answer, a guard is lost at the end
+    /// of the last lease that they acknowledged, and says
+    /// [why](crate::LostReason::NotAcknowledged), although the server itself goes on renewing it.
+    /// After a reconnect a hold is confirmed for the session by the server's own word, which is not
+    /// waited for at replicas and extends no lease. So keep the time well below two thirds of the
+    /// [lease](Self::lease): the watchdog begins a round when a third of it is over, and a round
+    /// may have to wait for the one before.
     ///
     /// It takes a third connection, and one more round trip to the replicas for `lock()` and all
-    /// that take locks, entering again included. Locks granted at the same time share it; while one
-    /// wait lasts the next waits, so it can be twice the time. The time counts against the lease,
-    /// and is not part of the timeout of `lock_timeout()`.
+    /// that take locks, entering again included. Locks granted at the same time share it, and so do
+    /// all renewals of a round; while one wait lasts the next waits, so it can be twice the time.
+    /// The time counts against the lease, and is not part of the timeout of `lock_timeout()`.
     ///
     /// # Examples
     ///
@@ -172,18 +181,30 @@ impl ClientBuilder {
         self
     }
 
-    /// Asks these sentinels where the server is, before each connection. The host in the URL that
-    /// is given to [`connect`](Self::connect) is then the name of the service, and its port counts
-    /// for nothing.
+    /// Asks these sentinels where the server is, before each connection and again every few
+    /// seconds. The host in the URL that is given to [`connect`](Self::connect) is then the name of
+    /// the service, and its port counts for nothing.
     ///
     /// A sentinel's URL has its own user, password and TLS, and the port 26379 unless it names
-    /// another. The user needs `SENTINEL GET-MASTER-ADDR-BY-NAME`. At least one is to be named.
+    /// another. The user needs `SENTINEL GET-MASTER-ADDR-BY-NAME`, and may have `SUBSCRIBE` for the
+    /// channel `+switch-master`. At least one is to be named.
     ///
     /// All are asked at once. What more than half of those that are named say is believed at once.
-    /// Where no such majority answers alike, it is what most of those say who answer within an
-    /// eighth of the [response timeout](Self::response_timeout) after the first: one sentinel that
-    /// is left is believed, also if it is cut off from the others and does not know of a failover.
-    /// So name all of them, or one address behind which they all are.
+    /// Where no such majority answers alike, it is the answer of those who answer within an eighth
+    /// of the [response timeout](Self::response_timeout) after the first: what a majority said
+    /// before, if one of them says so still, and else what most of them say. One sentinel that is
+    /// left is believed, also if it is cut off from the others and does not know of a failover. So
+    /// name all of them, or one address behind which they all are.
+    ///
+    /// A connected client asks them again 2.5 to 3.75 s after it asked last; with a
+    /// [grace](Self::grace) below 5 s, after a half to three quarters of the grace, and not before
+    /// 50 ms. If it may, it listens to one of them as well, and asks at once when that tells of a
+    /// new primary. If more than half of those that are named name another server, and again 0.1 s
+    /// later, and that can be reached and calls itself a primary, the connections to the old one
+    /// are given up, even if it still answers there. So a guard at a primary that was replaced
+    /// without hearing of it is confirmed at the new one or lost within 3.85 s (or three quarters
+    /// of the grace and 0.1 s) after the sentinels agree, and the time that the answers take. A
+    /// minority, no answer, or a server that cannot be reached change nothing.
     ///
     /// After a failover the client connects to the new primary by itself: waits queue again there,
     /// and each hold is confirmed there or lost. What the old primary granted and the new one never

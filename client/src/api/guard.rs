@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::api::mode::{Multi, Plain, Read, Single, Write};
 use crate::error::Error;
 use crate::flows::acquire::{self, Request, WaitMode};
-use crate::flows::{self, Held, renew};
+use crate::flows::{self, Held, acknowledge};
 use crate::ledger::{Hold, Owner};
 use crate::lost_reason::LostReason;
 use crate::wire::request::Mode;
@@ -283,6 +283,8 @@ impl<M> Guard<M> {
     ///
     /// - Lost: the server says that it is no longer held so, or the confirmation came too late.
     /// - Unavailable, unknown: the guard stays valid for as long as it was.
+    /// - Not acknowledged: the same. [Replicas](crate::ClientBuilder::acknowledged_by) were to know
+    ///   of the new lease, and did not say so in time.
     ///
     /// # Examples
     ///
@@ -305,12 +307,7 @@ impl<M> Guard<M> {
         }
         let nodes = &self.held.context.router;
         for hold in self.holds() {
-            let told = renew::renew(nodes, hold.target(), hold.token(), || {
-                hold.anew(Instant::now())
-            });
-            let (still, renewal) = told.await?;
-            hold.renewed(still, &renewal, Instant::now())
-                .map_err(Error::lost)?;
+            acknowledge::renewed(nodes, hold).await?;
         }
         Ok(())
     }

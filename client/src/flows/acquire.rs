@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
 use tokio::time::{Instant, sleep_until};
 
@@ -103,21 +104,21 @@ pub(crate) struct QueuePermit {
     /// one whose grant is yet to be heard.
     pub(crate) lost: Option<LostReason>,
     pub(crate) span: trace::Span,
-    _turns: Vec<OwnedMutexGuard<()>>,
+    _permits: SmallVec<[OwnedMutexGuard<()>; 1]>,
 }
 
 impl QueuePermit {
     pub(crate) fn new(
         context: &Arc<Context>,
         usage: &Usage,
-        permits: Vec<OwnedMutexGuard<()>>,
+        permits: SmallVec<[OwnedMutexGuard<()>; 1]>,
     ) -> Self {
         let target = usage.target();
         Self {
             mailbox: Mailbox::new(Arc::<Context>::clone(context), usage),
             lost: None,
             span: trace::wait(target, target.owner(), target.mode()),
-            _turns: permits,
+            _permits: permits,
         }
     }
 }
@@ -141,7 +142,7 @@ pub(crate) fn start(request: Request) -> oneshot::Receiver<Result<Held, Error>> 
         WaitMode::None => None,
         WaitMode::Until(_) | WaitMode::Forever => {
             let permits = request.target.permits();
-            let permits: Result<Vec<_>, _> =
+            let permits: Result<SmallVec<[_; 1]>, _> =
                 permits.into_iter().map(Mutex::try_lock_owned).collect();
             permits.ok()
         }

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::backoff::Backoff;
 use crate::flows::Context;
-use crate::flows::renew;
+use crate::flows::renew::{self, Aim};
 use crate::ledger::{Delivered, GiveBack, Hold};
 use crate::lost_reason::LostReason;
 use crate::topology::slots::slot_of;
@@ -100,7 +100,7 @@ pub(crate) async fn verify(context: &Arc<Context>, lost: Vec<(Arc<Hold>, LostRea
                 meant.iter().any(|one| Arc::ptr_eq(one, hold))
                     && hold.is_surely_meant(Instant::now())
             };
-            for (hold, told) in renew::ask(&context.router, route, holds).await {
+            for (hold, told) in renew::ask(&context.router, route, holds, Aim::Hold).await {
                 match told {
                     Ok((true, renewal)) if is_meant(&hold) => {
                         // Whether it was lost meanwhile the guard will say.

@@ -21,9 +21,11 @@ pub(crate) struct Held {
 
 impl Held {
     pub(crate) fn new(context: &Arc<Context>, mut usage: Usage, grant: Grant) -> Self {
-        let (hold, is_new) = Hold::enter(&mut usage, grant, Instant::now());
+        let node = context.router.route(usage.target().key()).node;
+        let counts = node.acknowledger.is_none();
+        let (hold, is_new) = Hold::enter(&mut usage, grant, counts, Instant::now());
         if is_new {
-            let session = &context.router.route(hold.target().key()).node.session;
+            let session = &node.session;
             // Beside a session that ended in this very moment.
             if let Some(reason) = session.ended() {
                 hold.lose(reason);
@@ -166,6 +168,7 @@ mod tests {
             let renewal = Renewal {
                 lease,
                 attachment: None,
+                acknowledged: true,
             };
             assert_eq!(hold.renewed(true, &renewal, Instant::now()), Ok(()));
         };

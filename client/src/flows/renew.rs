@@ -12,7 +12,8 @@ use crate::ledger::{Hold, Renewal, Reserved, Target};
 use crate::topology::{MAX_REDIRECTS, Redirects, Route, Router};
 use crate::trace;
 use crate::wire::connection::ServerId;
-use crate::wire::request;
+use crate::wire::durability::Acknowledged;
+use crate::wire::request::{self, Command};
 use crate::wire::session::Attachment;
 
 /// Renews these holds, those with a lease of their own only up to the end they have; again and
@@ -33,7 +34,9 @@ pub(crate) async fn confirm(
         let mut asked = JoinSet::new();
         for (route, holds) in by_route(&context.router, std::mem::take(&mut holds)) {
             let context = Arc::clone(context);
-            asked.spawn(async move { unconfirmed_at(&context.router, route, holds).await });
+            let unconfirmed =
+                async move { unconfirmed_at(&context.router, route, holds, Aim::Hold).await };
+            asked.spawn(unconfirmed);
         }
         while let Some(unconfirmed) = asked.join_next().await {
             holds.extend(unconfirmed.unwrap_or_default());
@@ -44,18 +47,40 @@ pub(crate) async fn confirm(
     }
 }
 
-/// Renews holds at one route: whether each was confirmed or found lost.
-pub(crate) async fn confirm_at(router: &Router, route: Route, holds: Vec<Arc<Hold>>) -> bool {
-    unconfirmed_at(router, route, holds).await.is_empty()
+/// What to ask for where grants must be acknowledged. Elsewhere it is the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Aim {
+    /// The server's word that it is held, for the present session. It comes at once, however slow
+    /// the replicas are, and the lease ends as before.
+    Hold,
+    /// A lease that counts, once enough have it.
+    Lease,
 }
 
-/// The same: those of which nothing was learned.
-async fn unconfirmed_at(router: &Router, route: Route, holds: Vec<Arc<Hold>>) -> Vec<Arc<Hold>> {
+/// Renews the leases of holds at one route: whether of each, or it was found lost.
+pub(crate) async fn extend_at(router: &Router, route: Route, holds: Vec<Arc<Hold>>) -> bool {
+    let left = unconfirmed_at(router, route, holds, Aim::Lease).await;
+    left.is_empty()
+}
+
+/// Renews holds at one route: those of which that was not learned which was asked for.
+async fn unconfirmed_at(
+    router: &Router,
+    route: Route,
+    holds: Vec<Arc<Hold>>,
+    aim: Aim,
+) -> Vec<Arc<Hold>> {
     let mut unconfirmed = Vec::new();
-    for (hold, told) in ask(router, route, holds).await {
+    for (hold, told) in ask(router, route, holds, aim).await {
         match told {
             // Whether it was lost the guard will say.
-            Ok((held, renewal)) => drop(hold.renewed(held, &renewal, Instant::now())),
+            Ok((held, renewal)) => {
+                let enough = !held || renewal.acknowledged || aim == Aim::Hold;
+                let _ = hold.renewed(held, &renewal, Instant::now());
+                if !enough {
+                    unconfirmed.push(hold);
+                }
+            }
             // A refusal is no word of a loss: the server may be loading, or have been made a
             // replica. The guard hears of it when its lease ends unconfirmed.
             Err(_) => unconfirmed.push(hold),
@@ -67,7 +92,8 @@ async fn unconfirmed_at(router: &Router, route: Route, holds: Vec<Arc<Hold>>) ->
 /// What the server said of one hold.
 pub(crate) type RenewalAnswer = Result<(bool, Renewal), Error>;
 
-/// Renews one hold, with a lease that is to be asked for when it is sent.
+/// Renews one hold, with a lease that is to be asked for when it is sent. No acknowledgement is
+/// waited for.
 pub(crate) async fn renew(
     router: &Router,
     target: &Target,
@@ -84,8 +110,12 @@ pub(crate) async fn renew(
         let renewal = renewal.only_for(server_of(attachment.as_ref()));
         let error = match route.send_idempotent(renewal).await {
             Ok(held) => {
-                let lease = lease.answered(held);
-                return Ok((held, Renewal { lease, attachment }));
+                let renewal = Renewal {
+                    lease: lease.answered(held),
+                    attachment,
+                    acknowledged: route.node.acknowledger.is_none(),
+                };
+                return Ok((held, renewal));
             }
             Err(error) => error,
         };
@@ -118,6 +148,7 @@ pub(crate) async fn ask(
     router: &Router,
     route: Route,
     holds: Vec<Arc<Hold>>,
+    aim: Aim,
 ) -> Vec<(Arc<Hold>, RenewalAnswer)> {
     let mut told = Vec::with_capacity(holds.len());
     let mut groups = vec![(route, holds)];
@@ -128,7 +159,7 @@ pub(crate) async fn ask(
             if hop > 0 {
                 let _ = router.reach(route.clone()).await;
             }
-            let replies = ask_at(&route, &holds).await;
+            let replies = ask_at(&route, &holds, aim).await;
             for (hold, reply) in holds.into_iter().zip(replies) {
                 let error = reply.as_ref().err();
                 match error.and_then(|error| router.redirected(error, &route)) {
@@ -146,7 +177,7 @@ pub(crate) async fn ask(
 }
 
 /// One reply a hold, all of one route.
-async fn ask_at(route: &Route, holds: &[Arc<Hold>]) -> Vec<RenewalAnswer> {
+async fn ask_at(route: &Route, holds: &[Arc<Hold>], aim: Aim) -> Vec<RenewalAnswer> {
     let session = &route.node.session;
     // Taken before anything is sent: what is confirmed now counts on this attachment or a later.
     let attachment = session.attachment();
@@ -158,15 +189,36 @@ async fn ask_at(route: &Route, holds: &[Arc<Hold>]) -> Vec<RenewalAnswer> {
         .map(|renewal| renewal.only_for(server_of(attachment.as_ref())))
         .collect();
     let span = trace::renew(commands.len());
-    // Renewing twice does no harm, and the next connection may be a good one.
-    let replies = span.around(route.send_all_idempotent(commands)).await;
+    let replies = span.around(replies_at(route, commands, aim)).await;
     let told = replies.into_iter().zip(leases).map(|(reply, lease)| {
-        let attachment = attachment.clone();
-        let held = reply?;
-        let lease = lease.answered(held);
-        Ok((held, Renewal { lease, attachment }))
+        let (held, acknowledged) = reply?;
+        let renewal = Renewal {
+            lease: lease.answered(held),
+            attachment: attachment.clone(),
+            acknowledged,
+        };
+        Ok((held, renewal))
     });
     told.collect()
+}
+
+/// Whether each is held, and whether its lease counts. All of them share one wait.
+async fn replies_at(
+    route: &Route,
+    renewals: Vec<Command<bool>>,
+    aim: Aim,
+) -> Vec<Result<(bool, bool), Error>> {
+    let acknowledger = route.node.acknowledger.as_ref();
+    if let Some(acknowledger) = acknowledger.filter(|_| aim == Aim::Lease) {
+        let renewals = renewals.into_iter().map(|one| route.address(one));
+        let answers = acknowledger.renew_all(renewals.collect()).await;
+        let counted = |answer: Acknowledged| (answer.held, answer.by_enough.is_ok());
+        return answers.into_iter().map(|one| one.map(counted)).collect();
+    }
+    // Renewing twice does no harm, and the next connection may be a good one.
+    let replies = route.send_all_idempotent(renewals).await;
+    let counted = |held| (held, acknowledger.is_none());
+    replies.into_iter().map(|one| one.map(counted)).collect()
 }
 
 /// What is confirmed under this attachment must be so by the server that it is of.

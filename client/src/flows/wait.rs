@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::backoff::Backoff;
@@ -23,7 +24,7 @@ use crate::wire::session::Attachment;
 /// would be told if its time were up now.
 pub(crate) async fn in_turn(request: Request, last: Error, mut reply: Reply) {
     let permits = async {
-        let mut permits = Vec::new();
+        let mut permits = SmallVec::new();
         for permit in request.target.permits() {
             permits.push(permit.lock_owned().await);
         }

@@ -89,7 +89,7 @@ async fn round_of(context: &Arc<Context>, live: Vec<Arc<Hold>>, asked: &mut Join
         };
         let context = Arc::clone(context);
         asked.spawn(async move {
-            let confirmed = renew::confirm_at(&context.router, route, holds).await;
+            let confirmed = renew::extend_at(&context.router, route, holds).await;
             drop(turn);
             confirmed
         });

@@ -280,7 +280,7 @@ mod tests {
             attachment: Attachment::new(now, Duration::ZERO),
             fresh: true,
         };
-        (Hold::enter(&mut usage, grant, now).0, usage)
+        (Hold::enter(&mut usage, grant, true, now).0, usage)
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What is known about one hold: its token, and until when it may be called held.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -32,6 +33,8 @@ pub(crate) struct Hold {
     attachment: ArcSwap<Attachment>,
     /// Why it is lost, once it is.
     lost: OnceLock<LostReason>,
+    /// Whether the last renewal was not acknowledged.
+    unacknowledged: AtomicBool,
     /// Tells those who wait for its end that this has moved.
     pub(crate) changed: Notify,
     span: trace::Span,
@@ -44,6 +47,9 @@ pub(crate) struct Renewal {
     /// What the session was attached by before it was sent; `None` if by nothing: then the hold
     /// still counts on what it was confirmed under before.
     pub(crate) attachment: Option<Arc<Attachment>>,
+    /// Whether the lease counts: where grants must be acknowledged, only if enough replicas or
+    /// disks have it. Otherwise the server says that it is held by this session, and no more.
+    pub(crate) acknowledged: bool,
 }
 
 /// What the server has granted.
@@ -62,7 +68,14 @@ impl Hold {
     ///
     /// What the owner was granted earlier of a fresh one is over, but for a writer who now reads
     /// too. Of holds that the server tells apart by their tokens it says so itself.
-    pub(crate) fn enter(usage: &mut Usage, grant: Grant, now: Instant) -> (Arc<Self>, bool) {
+    ///
+    /// Where grants must be `acknowledged`, see [`take_over`](Self::take_over).
+    pub(crate) fn enter(
+        usage: &mut Usage,
+        grant: Grant,
+        acknowledged: bool,
+        now: Instant,
+    ) -> (Arc<Self>, bool) {
         usage.is_guards(true);
         let target = Arc::clone(usage.target());
         let fresh = grant.fresh;
@@ -71,7 +84,7 @@ impl Hold {
         let (before, hold) = target.ledger().with(|state| {
             let entries = state.entries(target.entries());
             let before: Vec<_> = entries.flat_map(Entry::held).collect();
-            let hold = target.share(state, &granted, now);
+            let hold = target.share(state, &granted, acknowledged, now);
             if Arc::ptr_eq(&hold, &granted) {
                 state.each_entry(target.entries(), |entry| {
                     entry.holds.push(Arc::downgrade(&granted));
@@ -111,6 +124,7 @@ impl Hold {
             since: AtomicInstant::new(validity.since),
             attachment: ArcSwap::new(validity.attachment),
             lost: OnceLock::new(),
+            unacknowledged: AtomicBool::new(false),
             changed: Notify::new(),
             span: trace::hold(target, target.owner(), target.mode(), grant.token),
         })
@@ -164,6 +178,8 @@ impl Hold {
             .is_some_and(|cap| ends.is_none_or(|ends| ends >= cap));
         if capped {
             LostReason::MaxHold
+        } else if self.unacknowledged.load(Ordering::Acquire) {
+            LostReason::NotAcknowledged
         } else {
             LostReason::Expired
         }
@@ -249,18 +265,36 @@ impl Hold {
         self.target.ledger().with(|state| {
             let present = self.attachment.load_full();
             let attachment = renewal.attachment.as_ref().unwrap_or(&present);
-            let renewed = Validity::new(renewal.lease, Arc::clone(attachment));
+            let mut renewed = Validity::new(renewal.lease, Arc::clone(attachment));
+            if !renewal.acknowledged {
+                // The server's word alone: the session keeps the hold, and its lease ends as
+                // before.
+                (renewed.ends, renewed.until) = (self.ends.get(), self.until.get());
+            }
             self.join(state, renewed);
+            self.unacknowledged
+                .store(!renewal.acknowledged, Ordering::Release);
         });
         Ok(())
     }
 
     /// Makes `granted` part of this hold, if it is the same one entered again and not yet lost.
-    pub(super) fn take_over(&self, state: &mut State, granted: &Self, now: Instant) -> bool {
+    /// Where grants must be `acknowledged`, its lease does not count before it is.
+    pub(super) fn take_over(
+        &self,
+        state: &mut State,
+        granted: &Self,
+        acknowledged: bool,
+        now: Instant,
+    ) -> bool {
         if self.token != granted.token || self.lost(now).is_some() {
             return false;
         }
-        self.join(state, granted.validity());
+        let mut again = granted.validity();
+        if !acknowledged {
+            again.until = self.until.get();
+        }
+        self.join(state, again);
         true
     }
 
@@ -384,6 +418,7 @@ pub(crate) mod tests {
         Renewal {
             lease: lease_from(sent, LEASE),
             attachment: None,
+            acknowledged: true,
         }
     }
 
@@ -507,6 +542,57 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn without_an_acknowledgement_the_session_is_confirmed_and_the_lease_ends_as_before() {
+        let sent = Instant::now();
+        let grace = Duration::from_secs(4);
+        let first = Attachment::new(sent, grace);
+        let hold = || granted(Arc::clone(&first), lease_from(sent, LEASE), OPTIONS);
+        let (lost, acknowledged_late) = (hold(), hold());
+        let unacknowledged = Renewal {
+            attachment: Some(Attachment::new(after(sent, 8_000), grace)),
+            acknowledged: false,
+            ..renewal(after(sent, 3_000))
+        };
+        for hold in [&lost, &acknowledged_late] {
+            let told = hold.renewed(true, &unacknowledged, after(sent, 3_500));
+            assert_eq!(told, Ok(()));
+            assert_eq!(hold.lost(after(sent, 9_897)), None);
+        }
+        let reason = lost.lost(after(sent, 9_898));
+        assert_eq!(reason, Some(LostReason::NotAcknowledged));
+        // That of a renewal that was sent before still counts.
+        let late = renewal(after(sent, 1_000));
+        assert_eq!(
+            acknowledged_late.renewed(true, &late, after(sent, 9_000)),
+            Ok(())
+        );
+        assert_eq!(acknowledged_late.lost(after(sent, 10_897)), None);
+        let reason = acknowledged_late.lost(after(sent, 10_898));
+        assert_eq!(reason, Some(LostReason::Expired));
+    }
+
+    #[test]
+    fn a_hold_entered_again_counts_on_the_new_lease_once_it_is_acknowledged() {
+        let start = Instant::now();
+        let options = HoldOptions {
+            renewed: false,
+            ..OPTIONS
+        };
+        let (first, again) = (hold(start, options), hold(after(start, 5_000), options));
+        let later = after(start, 6_000);
+        let take_over = |acknowledged| {
+            let ledger = first.target.ledger();
+            ledger.with(|state| first.take_over(state, &again, acknowledged, later))
+        };
+        assert!(take_over(false));
+        assert_eq!(first.valid_for(start), VALID);
+        // It is renewed up to the end of the new one.
+        assert_eq!(first.kept(later).counted().length, Duration::from_secs(9));
+        assert!(take_over(true));
+        assert_eq!(first.valid_for(after(start, 5_000)), VALID);
+    }
+
+    #[test]
     fn the_servers_no_is_final() {
         let sent = Instant::now();
         let hold = hold(sent, OPTIONS);
@@ -542,6 +628,7 @@ pub(crate) mod tests {
         let renewal = |length| Renewal {
             lease: lease_from(late, length),
             attachment: None,
+            acknowledged: true,
         };
         assert_eq!(hold.renewed(true, &renewal(lease), late), Ok(()));
         assert_eq!(hold.options_left(late).max_hold, Some(lease));
@@ -581,7 +668,7 @@ pub(crate) mod tests {
             attachment: Attachment::new(now, Duration::ZERO),
             fresh: true,
         };
-        let (hold, _) = Hold::enter(&mut usage, grant, now);
+        let (hold, _) = Hold::enter(&mut usage, grant, true, now);
         (hold, usage)
     }
 

@@ -165,7 +165,7 @@ impl World {
                 attachment: Attachment::new(now, Duration::ZERO),
                 fresh: false,
             };
-            thing.hold = Some(Hold::enter(usage, grant, now).0);
+            thing.hold = Some(Hold::enter(usage, grant, true, now).0);
         }
     }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::ledger::entries::{EntryId, Ledger, Side, State};
@@ -32,9 +33,9 @@ pub(crate) struct Target {
     mode: Mode,
     owner: Owner,
     /// As they were given.
-    names: Box<[Arc<[u8]>]>,
+    names: SmallVec<[Arc<[u8]>; 1]>,
     /// In the order of their names, in which permits are waited for: no two wait for each other.
-    entries: Box<[EntryId]>,
+    entries: SmallVec<[EntryId; 1]>,
     /// The entry of the first name, as they were given.
     first: Option<EntryId>,
 }
@@ -46,25 +47,20 @@ impl Target {
         mode: Mode,
         names: &[Arc<[u8]>],
     ) -> Arc<Self> {
-        let entries: Box<[_]> = ledger.with(|state| match names {
-            [name] => [state.enter(owner, name)].into(),
-            names => {
-                let mut sorted: Vec<_> = names.iter().collect();
-                sorted.sort_unstable();
-                let entries = sorted.into_iter().map(|name| state.enter(owner, name));
-                entries.collect()
-            }
+        let mut sorted: SmallVec<[_; 1]> = names.iter().collect();
+        sorted.sort_unstable();
+        let entries: SmallVec<[_; 1]> = ledger.with(|state| {
+            let entries = sorted.iter().map(|name| state.enter(owner, name));
+            entries.collect()
         });
-        let smaller = names.first().map(|first| {
-            let smaller = names.iter().filter(|name| *name < first);
-            smaller.count()
-        });
+        let first = names.first();
+        let first = sorted.iter().position(|name| Some(*name) == first);
         Arc::new(Self {
             ledger: Arc::clone(ledger),
             mode,
             owner: owner.clone(),
             names: names.into(),
-            first: smaller.and_then(|index| entries.get(index).copied()),
+            first: first.and_then(|index| entries.get(index).copied()),
             entries,
         })
     }
@@ -107,8 +103,8 @@ impl Target {
         }
     }
 
-    /// The permits to stand in the queue, in the order in which to wait for them.
-    pub(crate) fn permits(&self) -> Vec<Permit> {
+    /// The permits to wait in the queue, in the order in which to wait for them.
+    pub(crate) fn permits(&self) -> SmallVec<[Permit; 1]> {
         self.ledger.with(|state| {
             let entries = state.entries(&self.entries);
             entries.map(|entry| Arc::clone(&entry.permit)).collect()
@@ -229,8 +225,15 @@ impl Target {
         })
     }
 
-    /// The hold with this token, shared by all guards that have it, or the new one.
-    pub(super) fn share(&self, state: &mut State, granted: &Arc<Hold>, now: Instant) -> Arc<Hold> {
+    /// The hold with this token, shared by all guards that have it, or the new one. Whether the
+    /// lease of the new one counts already: see [`Hold::take_over`].
+    pub(super) fn share(
+        &self,
+        state: &mut State,
+        granted: &Arc<Hold>,
+        acknowledged: bool,
+        now: Instant,
+    ) -> Arc<Hold> {
         let Some(entry) = self.shared_entry() else {
             return Arc::clone(granted);
         };
@@ -238,7 +241,7 @@ impl Target {
         let present = sides.next().and_then(|side| side.hold.upgrade());
         drop(sides);
         if let Some(present) = present
-            && present.take_over(state, granted, now)
+            && present.take_over(state, granted, acknowledged, now)
         {
             return present;
         }

@@ -20,6 +20,7 @@ use crate::wire::durability::{Acknowledger, Durability};
 use crate::wire::endpoint::Address;
 use crate::wire::events::{Events, SessionListener};
 use crate::wire::reply::Event;
+use crate::wire::sentinel_watch;
 use crate::wire::session::{Attachment, Session};
 
 /// A server, the task that carries commands to it, and the one that keeps the session attached.
@@ -37,6 +38,8 @@ pub(crate) struct Node {
     /// Held by the watchdog while it waits for this node's answer.
     pub(crate) renewing: Arc<Mutex<()>>,
     events: AbortHandle,
+    /// Behind sentinels, what asks them whether this is still the primary.
+    sentinel_watch: Option<AbortHandle>,
 }
 
 /// Tells the nodes of this process apart.
@@ -93,6 +96,11 @@ impl Node {
         let acknowledger = identity
             .durability
             .map(|durability| Acknowledger::start(runtime, connector.clone(), durability));
+        let is_watched = !connector.endpoint().sentinels().is_empty();
+        let sentinel_watch = is_watched.then(|| {
+            let watch = sentinel_watch::run(connector.clone(), identity.grace);
+            runtime.spawn(watch).abort_handle()
+        });
         Arc::new_cyclic(|node| {
             let here = Here {
                 node: Weak::clone(node),
@@ -109,6 +117,7 @@ impl Node {
                 acknowledger,
                 renewing: Arc::default(),
                 events: runtime.spawn(events.run()).abort_handle(),
+                sentinel_watch,
             }
         })
     }
@@ -151,6 +160,9 @@ impl Drop for Node {
     fn drop(&mut self) {
         // The handle of the commands goes with it, and their task ends with its last handle.
         self.events.abort();
+        if let Some(watch) = &self.sentinel_watch {
+            watch.abort();
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisResult, Value};
 
 use tokio::sync::{Semaphore, watch};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::error::Error;
 use crate::wire::endpoint::{Address, Endpoint};
@@ -24,7 +24,25 @@ pub(crate) struct Connector {
     endpoint: Endpoint,
     response_timeout: Duration,
     /// The server that was reached last.
-    latest: Arc<watch::Sender<Option<ServerId>>>,
+    latest: Arc<watch::Sender<Option<Reached>>>,
+}
+
+/// A server, and where it was found.
+#[derive(Clone, Debug)]
+struct Reached {
+    server: ServerId,
+    address: String,
+}
+
+/// What the sentinels say of the server that was reached last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It is the primary.
+    Confirmed,
+    /// It has been replaced, and the connections to it are given up.
+    Replaced,
+    /// No majority of them agrees, or on a server that is a replica still: nothing changes.
+    Unclear,
 }
 
 /// One life of one server: after a restart it is another.
@@ -130,6 +148,22 @@ impl Connector {
         config: AsyncConnectionConfig,
     ) -> Result<(MultiplexedConnection, Peer), Error> {
         let client = self.endpoint.find(self.response_timeout).await?;
+        let reached = self.reach(&client, config).await;
+        if reached.is_err() {
+            self.endpoint.forget();
+        }
+        let (connection, server) = reached?;
+        let latest = self.latest.subscribe();
+        Ok((connection, Peer { server, latest }))
+    }
+
+    /// Connects to this server, if it is a primary, and tells the other connections that it was
+    /// reached last.
+    async fn reach(
+        &self,
+        client: &redis::Client,
+        config: AsyncConnectionConfig,
+    ) -> Result<(MultiplexedConnection, ServerId), Error> {
         let opening = client.get_multiplexed_async_connection_with_config(&config);
         let mut connection = opening.await.map_err(Error::could_not_connect)?;
         let handshake = handshake(&mut connection, self.response_timeout).await?;
@@ -139,13 +173,66 @@ impl Connector {
         }
         let server = ServerId {
             is_run_id: handshake.run_id.is_some(),
-            name: handshake.run_id.unwrap_or(address).into(),
+            name: handshake.run_id.unwrap_or_else(|| address.clone()).into(),
         };
         // The other connection, if it is to another server, was opened earlier and so by older
         // knowledge: it follows.
-        self.latest.send_replace(Some(server.clone()));
-        let latest = self.latest.subscribe();
-        Ok((connection, Peer { server, latest }))
+        let reached = Reached {
+            server: server.clone(),
+            address,
+        };
+        self.latest.send_replace(Some(reached));
+        Ok((connection, server))
+    }
+
+    /// Asks the sentinels whether the server that was reached last is still the primary. If a
+    /// majority names another, twice in a row, and that says so too, the connections to the old one
+    /// are given up, also if it cannot be reached: what is held at the old one may be granted to
+    /// others there. One that is a replica still changes nothing: it is asked about again.
+    pub(crate) async fn ask_sentinels(&self) -> Verdict {
+        let mut named: Option<String> = None;
+        let client = loop {
+            let Some(client) = self.endpoint.find_agreed(self.response_timeout).await else {
+                return Verdict::Unclear;
+            };
+            let address = client.get_connection_info().addr().to_string();
+            if self.is_at(&address) {
+                return Verdict::Confirmed;
+            }
+            match named {
+                Some(named) if named == address => break client,
+                Some(_) => return Verdict::Unclear,
+                None => named = Some(address),
+            }
+            sleep(AGAIN_AFTER).await;
+        };
+        let before = self.latest.borrow().clone();
+        match self.reach(&client, self.config(None)).await {
+            // The same server under another name is no other.
+            Ok((_, server)) if before.is_none_or(|before| before.server == server) => {
+                Verdict::Confirmed
+            }
+            Ok(_) => Verdict::Replaced,
+            Err(error) if error.is_replica() => {
+                self.endpoint.forget();
+                Verdict::Unclear
+            }
+            Err(_) => {
+                self.latest.send_replace(None);
+                Verdict::Replaced
+            }
+        }
+    }
+
+    /// Whether the server that was reached last was found at this address.
+    pub(crate) fn is_at(&self, address: &str) -> bool {
+        let latest = self.latest.borrow();
+        latest.as_ref().is_some_and(|one| one.address == address)
+    }
+
+    /// Where the server is to be looked for.
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
     }
 }
 
@@ -165,24 +252,29 @@ async fn handshake(
 /// Whom a connection has reached, and whether that is still the one to talk to.
 struct Peer {
     server: ServerId,
-    latest: watch::Receiver<Option<ServerId>>,
+    latest: watch::Receiver<Option<Reached>>,
 }
 
 impl Peer {
     /// Whether another connection has found another server since.
     fn is_outdated(&self) -> bool {
-        self.latest.borrow().as_ref() != Some(&self.server)
+        !is(self.latest.borrow().as_ref(), &self.server)
     }
 
     /// Ends when another connection has found another server.
     async fn outdated(&mut self) {
         let Self { server, latest } = self;
-        let other = latest.wait_for(|latest| latest.as_ref() != Some(server));
+        let other = latest.wait_for(|latest| !is(latest.as_ref(), server));
         if other.await.is_err() {
             // Nobody is left who could find another.
             std::future::pending::<()>().await;
         }
     }
+}
+
+/// Whether this server was reached last.
+fn is(latest: Option<&Reached>, server: &ServerId) -> bool {
+    latest.is_some_and(|latest| latest.server == *server)
 }
 
 /// The connection that carries the commands.
@@ -194,8 +286,8 @@ pub(crate) struct CommandConnection {
 
 impl CommandConnection {
     /// Whether the peer is known to have closed it: what is not sent then has surely not been
-    /// carried out, while a command sent regardless would leave that unknown. Or whether the
-    /// session connection has found another server.
+    /// carried out, while a command sent regardless would leave that unknown. Or whether another
+    /// server has been found, by the session connection or by the word of the sentinels.
     pub(crate) fn is_over(&self) -> bool {
         self.closed.load(Ordering::Relaxed) || self.peer.is_outdated()
     }
@@ -251,3 +343,7 @@ impl EventsConnection {
         call.reader.read(&reply)
     }
 }
+
+/// Sentinels that do not agree yet are given this time to say something else: connections must not
+/// go to and fro between two servers.
+const AGAIN_AFTER: Duration = Duration::from_millis(100);

@@ -4,7 +4,7 @@
 //! written nothing it says that all have it (Redis 7.2 and newer, and Valkey). The grant may have
 //! been written by anybody's RELEASE. So each hold is renewed on the connection that waits:
 //! replicas are told things in the order in which they happened, and whoever has the renewal has
-//! the grant.
+//! the grant. Later renewals go the same way: a lease counts only as far as it was acknowledged.
 
 use std::time::Duration;
 
@@ -50,13 +50,15 @@ impl Durability {
 /// The handle of the task that has a connection of its own to wait on; it ends with it.
 #[derive(Debug)]
 pub(crate) struct Acknowledger {
-    requests: mpsc::UnboundedSender<Request>,
+    requests: mpsc::UnboundedSender<Vec<Request>>,
 }
 
 struct Request {
     renewal: Command<bool>,
     reply: oneshot::Sender<Result<Acknowledged, Error>>,
 }
+
+type Reply = oneshot::Receiver<Result<Acknowledged, Error>>;
 
 /// The answer to a renewal on the connection that waits.
 pub(crate) struct Acknowledged {
@@ -86,10 +88,39 @@ impl Acknowledger {
         &self,
         renewal: Command<bool>,
     ) -> impl Future<Output = Result<Acknowledged, Error>> + use<> {
-        let (reply, outcome) = oneshot::channel();
-        // If the task is gone, so is the runtime; the dropped `reply` then tells the caller.
-        let _ = self.requests.send(Request { renewal, reply });
-        async { outcome.await.unwrap_or_else(|_| Err(Error::no_runtime())) }
+        let mut replies = self.hand_over(vec![renewal]).into_iter();
+        let reply = replies.next();
+        async {
+            match reply {
+                Some(reply) => reply.await.unwrap_or_else(|_| Err(Error::no_runtime())),
+                None => Err(Error::no_runtime()),
+            }
+        }
+    }
+
+    /// The same with many, which share one wait: one answer each.
+    pub(crate) async fn renew_all(
+        &self,
+        renewals: Vec<Command<bool>>,
+    ) -> Vec<Result<Acknowledged, Error>> {
+        let mut answers = Vec::with_capacity(renewals.len());
+        for reply in self.hand_over(renewals) {
+            answers.push(reply.await.unwrap_or_else(|_| Err(Error::no_runtime())));
+        }
+        answers
+    }
+
+    fn hand_over(&self, renewals: Vec<Command<bool>>) -> Vec<Reply> {
+        let (batch, replies) = renewals
+            .into_iter()
+            .map(|renewal| {
+                let (reply, outcome) = oneshot::channel();
+                (Request { renewal, reply }, outcome)
+            })
+            .unzip();
+        // If the task is gone, so is the runtime; the dropped ends then tell the caller.
+        let _ = self.requests.send(batch);
+        replies
     }
 }
 
@@ -101,12 +132,11 @@ struct Waiting {
 }
 
 impl Waiting {
-    async fn run(mut self, mut requests: mpsc::UnboundedReceiver<Request>) {
-        while let Some(first) = requests.recv().await {
+    async fn run(mut self, mut requests: mpsc::UnboundedReceiver<Vec<Request>>) {
+        while let Some(mut batch) = requests.recv().await {
             // All that have come while the last wait lasted share the next.
-            let mut batch = vec![first];
             while let Ok(next) = requests.try_recv() {
-                batch.push(next);
+                batch.extend(next);
             }
             batch.retain(|request| !request.reply.is_closed());
             if !batch.is_empty() {

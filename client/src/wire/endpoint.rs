@@ -1,7 +1,7 @@
 //! Where the server is: at a URL, or where the sentinels say that the service has its primary.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::io::tcp::TcpSettings;
@@ -9,6 +9,7 @@ use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 
 use crate::error::Error;
+use crate::locked;
 use crate::wire::sentinel;
 
 /// Where a node listens.
@@ -32,6 +33,8 @@ pub(crate) struct Endpoint {
     /// How to connect; with sentinels its host is the name of the service.
     server: ConnectionInfo,
     sentinels: Arc<[redis::Client]>,
+    /// What a majority of the sentinels named last, as long as that can be used.
+    agreed: Arc<Mutex<Option<sentinel::Address>>>,
     certificates: Certificates,
 }
 
@@ -49,6 +52,7 @@ impl Endpoint {
         let place = Self {
             server: read(url)?,
             sentinels: sentinels.collect::<Result<_, _>>()?,
+            agreed: Arc::default(),
             certificates: certificates.clone(),
         };
         // Says now what is wrong with the certificates.
@@ -89,6 +93,7 @@ impl Endpoint {
         Self {
             server: self.server.clone().set_addr(other),
             sentinels: Arc::default(),
+            agreed: Arc::default(),
             certificates: self.certificates.clone(),
         }
     }
@@ -98,8 +103,43 @@ impl Endpoint {
         if self.sentinels.is_empty() {
             return self.certificates.client(self.server.clone());
         }
-        let service = host(self.server.addr());
-        let (host, port) = sentinel::primary(&self.sentinels, service, within).await?;
+        let before = locked(&self.agreed).clone();
+        let named = sentinel::primary(&self.sentinels, self.service(), within, before.as_ref());
+        let named = named.await?;
+        if named.by_most {
+            *locked(&self.agreed) = Some(named.address.clone());
+        }
+        self.client(named.address)
+    }
+
+    /// Where a majority of the sentinels says that the server is now.
+    pub(crate) async fn find_agreed(&self, within: Duration) -> Option<redis::Client> {
+        let agreed = sentinel::majority(&self.sentinels, self.service(), within).await?;
+        *locked(&self.agreed) = Some(agreed.clone());
+        self.client(agreed).ok()
+    }
+
+    /// What was found could not be used: nothing speaks for it any more but the sentinels.
+    pub(crate) fn forget(&self) {
+        *locked(&self.agreed) = None;
+    }
+
+    /// Those that are asked where the server is.
+    pub(crate) fn sentinels(&self) -> &[redis::Client] {
+        &self.sentinels
+    }
+
+    /// What they call it.
+    pub(crate) fn service(&self) -> &str {
+        host(self.server.addr())
+    }
+
+    /// How the server is called that they say is there.
+    pub(crate) fn named(&self, host: &str, port: u16) -> String {
+        at(self.server.addr(), host.to_owned(), port).to_string()
+    }
+
+    fn client(&self, (host, port): sentinel::Address) -> Result<redis::Client, Error> {
         let address = at(self.server.addr(), host, port);
         self.certificates
             .client(self.server.clone().set_addr(address))

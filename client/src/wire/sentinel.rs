@@ -11,21 +11,28 @@ use crate::error::Error;
 use crate::time::part;
 
 /// The host and port of a primary.
-type Address = (String, u16);
+pub(crate) type Address = (String, u16);
+
+/// Where the primary is, by the word of sentinels.
+pub(crate) struct Named {
+    pub(crate) address: Address,
+    /// Whether more than half of all that were asked say so.
+    pub(crate) by_most: bool,
+}
 
 /// Asks all of them at once. What more than half of them say is taken at once: a dead sentinel then
 /// costs no time, and one that is cut off from the others does not lead to a primary that they have
-/// replaced. Without such a majority it is what most of those say who answer soon.
+/// replaced. Without such a majority it is what most of those say who answer soon; but if one of
+/// them names what a majority named `before`, it is that, so that changing answers do not lead to
+/// and fro.
 pub(crate) async fn primary(
     sentinels: &[redis::Client],
     service: &str,
     within: Duration,
-) -> Result<Address, Error> {
-    let mut asked = JoinSet::new();
-    for sentinel in sentinels {
-        asked.spawn(ask(sentinel.clone(), service.to_owned(), within));
-    }
-    let mut named: HashMap<Address, usize> = HashMap::new();
+    before: Option<&Address>,
+) -> Result<Named, Error> {
+    let mut asked = ask_all(sentinels, service, within);
+    let mut votes = Votes::of(sentinels.len());
     let mut errors = Vec::new();
     // Each of them ends in time by itself; the first that knows something shortens the wait.
     let mut deadline = None;
@@ -44,18 +51,75 @@ pub(crate) async fn primary(
         match answer.unwrap_or_else(|_| Err(Error::no_runtime())) {
             Ok(address) => {
                 deadline = deadline.or(Instant::now().checked_add(part(within, SOON)));
-                let count = named.entry(address.clone()).or_default();
-                *count = count.saturating_add(1);
-                if *count > sentinels.len() / 2 {
-                    return Ok(address);
+                if let Some(address) = votes.add(address) {
+                    let by_most = true;
+                    return Ok(Named { address, by_most });
                 }
             }
             Err(error) => errors.push(error),
         }
     }
-    let most = named.into_iter().max_by_key(|(_, count)| *count);
-    most.map(|(address, _)| address)
-        .ok_or_else(|| Error::no_sentinel(&errors))
+    let by_most = false;
+    let best = votes.best(before);
+    let best = best.map(|address| Named { address, by_most });
+    best.ok_or_else(|| Error::no_sentinel(&errors))
+}
+
+/// What more than half of them say, however late each answers within this time.
+pub(crate) async fn majority(
+    sentinels: &[redis::Client],
+    service: &str,
+    within: Duration,
+) -> Option<Address> {
+    let mut asked = ask_all(sentinels, service, within);
+    let mut votes = Votes::of(sentinels.len());
+    while let Some(answer) = asked.join_next().await {
+        if let Ok(Ok(address)) = answer
+            && let Some(address) = votes.add(address)
+        {
+            return Some(address);
+        }
+    }
+    None
+}
+
+/// What has been answered so far.
+struct Votes {
+    named: HashMap<Address, usize>,
+    asked: usize,
+}
+
+impl Votes {
+    fn of(asked: usize) -> Self {
+        let named = HashMap::new();
+        Self { named, asked }
+    }
+
+    /// One more answer: what it names, if more than half of all that were asked do.
+    fn add(&mut self, address: Address) -> Option<Address> {
+        let count = self.named.entry(address.clone()).or_default();
+        *count = count.saturating_add(1);
+        (*count > self.asked / 2).then_some(address)
+    }
+
+    /// What to believe without a majority.
+    fn best(self, before: Option<&Address>) -> Option<Address> {
+        let again = before.filter(|before| self.named.contains_key(*before));
+        let most = self.named.iter().max_by_key(|(_, count)| **count);
+        again.or(most.map(|(address, _)| address)).cloned()
+    }
+}
+
+fn ask_all(
+    sentinels: &[redis::Client],
+    service: &str,
+    within: Duration,
+) -> JoinSet<Result<Address, Error>> {
+    let mut asked = JoinSet::new();
+    for sentinel in sentinels {
+        asked.spawn(ask(sentinel.clone(), service.to_owned(), within));
+    }
+    asked
 }
 
 async fn ask(sentinel: redis::Client, service: String, within: Duration) -> Result<Address, Error> {
@@ -93,6 +157,23 @@ const SOON: u32 = 8;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_a_majority_it_is_what_a_majority_named_before_if_anybody_still_does() {
+        let address = |port| ("host".to_owned(), port);
+        let votes = |ports: &[u16]| {
+            let mut votes = Votes::of(5);
+            for port in ports {
+                assert_eq!(votes.add(address(*port)), None);
+            }
+            votes
+        };
+        assert_eq!(votes(&[1, 2, 2]).best(None), Some(address(2)));
+        assert_eq!(votes(&[1, 2, 2]).best(Some(&address(1))), Some(address(1)));
+        assert_eq!(votes(&[1, 2, 2]).best(Some(&address(3))), Some(address(2)));
+        assert_eq!(votes(&[]).best(Some(&address(1))), None);
+        assert_eq!(votes(&[1, 2, 2]).add(address(2)), Some(address(2)));
+    }
 
     #[test]
     fn an_address_is_a_host_and_a_port() {

@@ -6,7 +6,7 @@ use crate::certificates::Certificates;
 use crate::conn::Conn;
 use crate::eventually::{eventually, until};
 use crate::server::{Builder, Server};
-use crate::topology::Pair;
+use crate::topology::{Pair, cut_off};
 
 /// A primary and its replica, and three sentinels, two of which are enough to replace the primary.
 ///
@@ -108,13 +108,19 @@ impl Sentinels {
     /// when this returns.
     #[track_caller]
     pub fn fail_over(&self) {
+        self.replace_primary();
+        self.trio.settle();
+    }
+
+    /// The same, where the primary may not hear of it.
+    #[track_caller]
+    pub fn replace_primary(&self) {
         let old = self.primary().port();
         // An order that was given up is forgotten, while a dead primary stays one.
         self.trio.give_up_failovers_after(15_000);
         self.trio.order_failover();
         self.trio.await_failover(old);
         self.trio.give_up_failovers_after(FAILOVER_TIMEOUT_MS);
-        self.trio.settle();
     }
 
     /// Kills the primary, and waits until the sentinels have made the replica the primary.
@@ -124,6 +130,13 @@ impl Sentinels {
         let index = self.index_of_primary();
         self.servers[index].kill();
         self.trio.await_failover(self.servers[index].port());
+    }
+
+    /// Cuts the primary off from the sentinels and its replica, for good: their user, who is
+    /// everybody's unless others are made, is refused from now on. Connections of other users pass.
+    #[track_caller]
+    pub fn cut_off_primary(&self) {
+        cut_off(self.primary());
     }
 
     /// Waits until another server than the one on port `old` is the primary, and says so itself.
