@@ -450,6 +450,7 @@ async fn a_guard_is_lost_although_the_new_primary_cannot_be_reached() {
         impostor.name(&[nowhere]);
     }
     assert_eq!(soon(guard.lost()).await, LostReason::SessionUnconfirmed);
+    drop(guard);
     for impostor in &impostors {
         impostor.name(&[server.address()]);
     }
