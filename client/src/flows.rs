@@ -12,8 +12,7 @@ mod wait;
 mod held;
 pub(crate) use held::{Held, lost};
 
-pub(crate) mod acknowledge;
-mod release;
+pub(crate) mod release;
 pub(crate) mod renew;
 pub(crate) mod watchdog;
 

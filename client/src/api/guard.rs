@@ -10,7 +10,8 @@ use tokio::time::Instant;
 use crate::api::mode::{Multi, Plain, Read, Single, Write};
 use crate::error::Error;
 use crate::flows::acquire::{self, Request, WaitMode};
-use crate::flows::{self, Held, acknowledge};
+use crate::flows::renew::{self, Aim};
+use crate::flows::{self, Held};
 use crate::ledger::{Hold, Owner};
 use crate::lost_reason::LostReason;
 use crate::wire::request::Mode;
@@ -305,9 +306,9 @@ impl<M> Guard<M> {
         if let Some(reason) = self.lost_already() {
             return Err(Error::lost(reason));
         }
-        let nodes = &self.held.context.router;
+        let router = &self.held.context.router;
         for hold in self.holds() {
-            acknowledge::renewed(nodes, hold).await?;
+            renew::renew(router, hold, Aim::Lease, Hold::anew).await?;
         }
         Ok(())
     }

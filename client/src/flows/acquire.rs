@@ -10,7 +10,8 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::background::Counted;
 use crate::error::Error;
-use crate::flows::{Context, Held, release, renew, wait};
+use crate::flows::renew::{self, Aim};
+use crate::flows::{Context, Held, release, wait};
 use crate::ledger::{Grant, HoldOptions, Mailbox, Reserved, Target, Usage};
 use crate::lost_reason::LostReason;
 use crate::topology::{AttachedRoute, Redirects};
@@ -337,14 +338,11 @@ async fn confirmed(
         return Ok(granted(request, usage, None, grant));
     }
     let (router, target) = (&request.context.router, usage.target());
-    let renewed = renew::renew(router, target, grant.token, || usage.lease(Instant::now())).await;
+    let lease = |now| usage.lease(now);
+    let renewed = renew::ask(router, target, grant.token, Aim::Hold, lease).await;
     let grant = match renewed {
-        Ok((true, renewal)) => Grant {
-            lease: renewal.lease,
-            attachment: renewal.attachment.unwrap_or(grant.attachment),
-            ..grant
-        },
-        Ok((false, _)) => {
+        Ok(told) if told.held => grant.renewed(told.renewal),
+        Ok(_) => {
             release::remains(&request.context, &usage, grant.token);
             return Err(Error::not_acquired(None));
         }

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use futures_util::stream::{self, StreamExt};
 use tokio::time::{Instant, sleep};
 
 use crate::backoff::Backoff;
@@ -31,7 +32,11 @@ impl Listener for Context {
             }
         }
         if !lost.is_empty() {
-            tokio::spawn(async move { verify(&self, lost).await });
+            let lost = stream::iter(lost);
+            tokio::spawn(async move {
+                let verify = |(hold, reason)| verify(&self, hold, reason);
+                lost.for_each_concurrent(renew::AT_ONCE, verify).await;
+            });
         }
     }
 
@@ -81,48 +86,33 @@ impl Context {
     }
 }
 
-/// Asks about holds of which an event says that they are lost: it may be about an earlier hold of
-/// the same owner, whose guard has gone since. What cannot be learned counts as lost; but in a
-/// cluster the lock may have moved, and then the word of the node that it has left says nothing.
-pub(crate) async fn verify(context: &Arc<Context>, lost: Vec<(Arc<Hold>, LostReason)>) {
+/// Asks about a hold of which an event says that it is lost: that may be about an earlier hold of the
+/// same owner, whose guard has gone since. What cannot be learned counts as lost; but in a cluster
+/// the lock may have moved, and then the word of the node that it has left says nothing. Its
+/// validity ends in any case, unless the node where it is confirms it.
+pub(crate) async fn verify(context: &Context, hold: Arc<Hold>, reason: LostReason) {
     let mut backoff = Backoff::new();
-    let mut lost = lost;
-    loop {
-        let holds = lost.iter().map(|(hold, _)| Arc::clone(hold)).collect();
-        for (route, holds) in renew::by_route(&context.router, holds) {
-            // Before it is asked, too: what was granted in between may have gone again.
-            let meant: Vec<_> = holds
-                .iter()
-                .filter(|hold| hold.is_surely_meant(Instant::now()))
-                .cloned()
-                .collect();
-            let is_meant = |hold: &_| {
-                meant.iter().any(|one| Arc::ptr_eq(one, hold))
-                    && hold.is_surely_meant(Instant::now())
-            };
-            for (hold, told) in renew::ask(&context.router, route, holds, Aim::Hold).await {
-                match told {
-                    Ok((true, renewal)) if is_meant(&hold) => {
-                        // Whether it was lost meanwhile the guard will say.
-                        let _ = hold.renewed(true, &renewal, Instant::now());
-                    }
-                    Err(_) if context.router.are_several() => continue,
-                    Ok(_) | Err(_) => lose(&hold, &lost),
-                }
-                lost.retain(|(one, _)| !Arc::ptr_eq(one, &hold));
+    let now = Instant::now;
+    while hold.lost(now()).is_none() {
+        // Before it is asked, too: what was granted in between may have gone again.
+        let is_meant = hold.is_surely_meant(now());
+        let lease = |now| hold.kept(now);
+        let told = renew::ask(
+            &context.router,
+            hold.target(),
+            hold.token(),
+            Aim::Hold,
+            lease,
+        );
+        match told.await {
+            Ok(told) if told.held && is_meant && hold.is_surely_meant(now()) => {
+                // Whether it was lost meanwhile the guard will say.
+                let _ = hold.renewed(true, &told.renewal, now());
+                return;
             }
-        }
-        // Its validity ends in any case, unless the node where it is confirms it.
-        lost.retain(|(hold, _)| hold.lost(Instant::now()).is_none());
-        if lost.is_empty() {
-            return;
+            Err(_) if context.router.are_several() => {}
+            Ok(_) | Err(_) => return hold.lose(reason),
         }
         sleep(backoff.next()).await;
     }
-}
-
-/// With the reason that the server gave.
-fn lose(hold: &Arc<Hold>, lost: &[(Arc<Hold>, LostReason)]) {
-    let said = lost.iter().find(|(one, _)| Arc::ptr_eq(one, hold));
-    hold.lose(said.map_or(LostReason::NotHeld, |(_, reason)| *reason));
 }

@@ -7,7 +7,8 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{Instant, sleep_until};
 
 use crate::error::Error;
-use crate::flows::{Context, acknowledge, dispatch, release, renew};
+use crate::flows::renew::{self, Aim};
+use crate::flows::{Context, dispatch, release};
 use crate::ledger::{Grant, Hold, Usage};
 use crate::lost_reason::LostReason;
 
@@ -52,13 +53,18 @@ impl Held {
     /// The server has told of a loss, of this hold or of an earlier one of its owner.
     pub(crate) fn verify(&self, reason: LostReason) {
         let (context, lost) = (Arc::clone(&self.context), Arc::clone(&self.hold));
-        let verifying = async move { dispatch::verify(&context, vec![(lost, reason)]).await };
+        let verifying = async move { dispatch::verify(&context, lost, reason).await };
         self.context.runtime.spawn(verifying);
     }
 
     /// The same once it is where it should be; without that it is given back.
     pub(crate) async fn acknowledged(self) -> Result<Self, Error> {
-        acknowledge::acknowledged(&self.context.router, &self.hold).await?;
+        let (router, hold) = (&self.context.router, &self.hold);
+        let node = router.route(hold.target().key()).node;
+        if node.acknowledger.is_some() {
+            let renewed = renew::renew(router, hold, Aim::Lease, Hold::kept).await;
+            renewed.map_err(Error::unacknowledged)?;
+        }
         Ok(self)
     }
 

@@ -11,7 +11,8 @@ use crate::error::Error;
 use crate::flows::acquire::{
     Asked, QueuePermit, Reply, Request, WaitMode, deliver, granted, prefer_unknown,
 };
-use crate::flows::{release, renew};
+use crate::flows::release;
+use crate::flows::renew::{self, Aim};
 use crate::ledger::{Grant, Hold, Notification, Usage};
 use crate::time::Lease;
 use crate::topology::{AttachedRoute, MAX_REDIRECTS, Node, Route};
@@ -418,17 +419,19 @@ impl Wait {
             return Next::AskAgain;
         };
         let target = self.usage.target();
-        let renewed = renew::renew(&context.router, target, grant.token, || {
-            self.usage.lease(Instant::now())
-        });
+        let lease = |now| self.usage.lease(now);
+        let renewed = renew::ask(&context.router, target, grant.token, Aim::Hold, lease);
         match renewed.await {
-            Ok((true, renewal)) => Next::End(Outcome::Granted(Grant {
-                lease: renewal.lease,
-                attachment: renewal.attachment.unwrap_or(at.attachment),
-                ..grant
-            })),
+            Ok(told) if told.held => {
+                let attachment = at.attachment;
+                let grant = Grant {
+                    attachment,
+                    ..grant
+                };
+                Next::End(Outcome::Granted(grant.renewed(told.renewal)))
+            }
             // Granted, and run out or released by mistake before we knew: join the queue again.
-            Ok((false, _)) => {
+            Ok(_) => {
                 release::remains(context, &self.usage, grant.token);
                 Next::Pause(Error::not_acquired(None))
             }

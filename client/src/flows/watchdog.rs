@@ -7,10 +7,12 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::flows::{Context, renew};
+use crate::flows::Context;
+use crate::flows::renew::{self, Aim};
 use crate::ledger::{Hold, Ledger};
 use crate::locked;
 use crate::time::part;
+use crate::topology::Node;
 
 /// Renews the holds of the ledger that were given no lease.
 pub(crate) struct Watchdog {
@@ -82,16 +84,24 @@ pub(crate) async fn run(watchdog: Arc<Watchdog>, context: Weak<Context>) {
 /// have their next round, and until it comes it is asked nothing more.
 async fn round_of(context: &Arc<Context>, live: Vec<Arc<Hold>>, asked: &mut JoinSet<bool>) -> bool {
     let mut confirmed = true;
-    for (route, holds) in renew::by_route(&context.router, live) {
-        let Ok(turn) = Arc::clone(&route.node.renewing).try_lock_owned() else {
+    let mut nodes: Vec<(Arc<Node>, Vec<Arc<Hold>>)> = Vec::new();
+    for hold in live {
+        let node = context.router.route(hold.target().key()).node;
+        match nodes.iter_mut().find(|(one, _)| one.number == node.number) {
+            Some((_, holds)) => holds.push(hold),
+            None => nodes.push((node, vec![hold])),
+        }
+    }
+    for (node, holds) in nodes {
+        let Ok(turn) = Arc::clone(&node.renewing).try_lock_owned() else {
             confirmed = false;
             continue;
         };
         let context = Arc::clone(context);
         asked.spawn(async move {
-            let confirmed = renew::extend_at(&context.router, route, holds).await;
+            let unconfirmed = renew::renew_all(&context.router, holds, Aim::Lease).await;
             drop(turn);
-            confirmed
+            unconfirmed.is_empty()
         });
     }
     while let Some(one) = asked.join_next().await {

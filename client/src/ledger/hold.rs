@@ -14,7 +14,7 @@ use crate::lost_reason::LostReason;
 use crate::time::{AtomicInstant, LEASE_MIN, Lease, drift, valid_until, whole_millis};
 use crate::trace;
 use crate::wire::connection::ServerId;
-use crate::wire::request::{self, Command, Mode};
+use crate::wire::request::Mode;
 use crate::wire::session::Attachment;
 
 /// One hold of one owner, shared by all its guards, which read it without a lock. A hold of several
@@ -60,6 +60,17 @@ pub(crate) struct Grant {
     pub(crate) attachment: Arc<Attachment>,
     /// Whether the owner is known to have held nothing of it before.
     pub(crate) fresh: bool,
+}
+
+impl Grant {
+    /// The same, which counts on this renewal.
+    pub(crate) fn renewed(self, renewal: Renewal) -> Self {
+        Self {
+            lease: renewal.lease,
+            attachment: renewal.attachment.unwrap_or(self.attachment),
+            ..self
+        }
+    }
 }
 
 impl Hold {
@@ -236,16 +247,6 @@ impl Hold {
             max_hold: self.cap.map(left).map(whole_millis),
             ..self.options
         }
-    }
-
-    /// The command that renews it, for this session.
-    pub(crate) fn renewal(&self, lease: Lease, session: &str) -> Command<bool> {
-        request::renew(
-            self.target.subject(),
-            lease.length,
-            Some(self.token),
-            session,
-        )
     }
 
     /// Takes note of what the server said to a renewal: whether it is still held, or why not.

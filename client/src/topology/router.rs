@@ -64,42 +64,6 @@ impl Route {
         self.node.commands.send_then(self.address(command), then);
     }
 
-    /// As [`send`](Self::send), and sends it once more if the connection broke before the reply
-    /// came. Only for commands that may as well be carried out twice.
-    pub(crate) async fn send_idempotent<T: Clone + Send + 'static>(
-        &self,
-        command: Command<T>,
-    ) -> Result<T, Error> {
-        match self.send(command.clone()).await {
-            Err(error) if error.is_broken_connection() => self.send(command).await,
-            answer => answer,
-        }
-    }
-
-    /// The same with many: they are handed over behind each other before the first is answered.
-    pub(crate) async fn send_all_idempotent<T: Clone + Send + 'static>(
-        &self,
-        commands: Vec<Command<T>>,
-    ) -> Vec<Result<T, Error>> {
-        let answers = commands.iter().map(|command| self.send(command.clone()));
-        let answers: Vec<_> = answers.collect();
-        let mut told = Vec::with_capacity(answers.len());
-        let mut again = Vec::new();
-        for (answer, command) in answers.into_iter().zip(commands) {
-            let answer = answer.await;
-            if answer.as_ref().is_err_and(Error::is_broken_connection) {
-                again.push((told.len(), self.send(command)));
-            }
-            told.push(answer);
-        }
-        for (place, answer) in again {
-            if let Some(told) = told.get_mut(place) {
-                *told = answer.await;
-            }
-        }
-        told
-    }
-
     /// Whether commands go there behind an `ASKING`.
     pub(crate) fn is_asking(&self) -> bool {
         self.sent_by.is_some()
@@ -108,10 +72,6 @@ impl Route {
     pub(crate) fn address<T>(&self, command: Command<T>) -> Command<T> {
         let asking = self.is_asking();
         Command { asking, ..command }
-    }
-
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        self.is_at(&other.node) && self.sent_by.is_some() == other.sent_by.is_some()
     }
 
     pub(crate) fn is_at(&self, node: &Arc<Node>) -> bool {

@@ -50,15 +50,13 @@ impl Durability {
 /// The handle of the task that has a connection of its own to wait on; it ends with it.
 #[derive(Debug)]
 pub(crate) struct Acknowledger {
-    requests: mpsc::UnboundedSender<Vec<Request>>,
+    requests: mpsc::UnboundedSender<Request>,
 }
 
 struct Request {
     renewal: Command<bool>,
     reply: oneshot::Sender<Result<Acknowledged, Error>>,
 }
-
-type Reply = oneshot::Receiver<Result<Acknowledged, Error>>;
 
 /// The answer to a renewal on the connection that waits.
 pub(crate) struct Acknowledged {
@@ -88,39 +86,10 @@ impl Acknowledger {
         &self,
         renewal: Command<bool>,
     ) -> impl Future<Output = Result<Acknowledged, Error>> + use<> {
-        let mut replies = self.hand_over(vec![renewal]).into_iter();
-        let reply = replies.next();
-        async {
-            match reply {
-                Some(reply) => reply.await.unwrap_or_else(|_| Err(Error::no_runtime())),
-                None => Err(Error::no_runtime()),
-            }
-        }
-    }
-
-    /// The same with many, which share one wait: one answer each.
-    pub(crate) async fn renew_all(
-        &self,
-        renewals: Vec<Command<bool>>,
-    ) -> Vec<Result<Acknowledged, Error>> {
-        let mut answers = Vec::with_capacity(renewals.len());
-        for reply in self.hand_over(renewals) {
-            answers.push(reply.await.unwrap_or_else(|_| Err(Error::no_runtime())));
-        }
-        answers
-    }
-
-    fn hand_over(&self, renewals: Vec<Command<bool>>) -> Vec<Reply> {
-        let (batch, replies) = renewals
-            .into_iter()
-            .map(|renewal| {
-                let (reply, outcome) = oneshot::channel();
-                (Request { renewal, reply }, outcome)
-            })
-            .unzip();
-        // If the task is gone, so is the runtime; the dropped ends then tell the caller.
-        let _ = self.requests.send(batch);
-        replies
+        let (reply, outcome) = oneshot::channel();
+        // If the task is gone, so is the runtime; the dropped `reply` then tells the caller.
+        let _ = self.requests.send(Request { renewal, reply });
+        async { outcome.await.unwrap_or_else(|_| Err(Error::no_runtime())) }
     }
 }
 
@@ -132,11 +101,12 @@ struct Waiting {
 }
 
 impl Waiting {
-    async fn run(mut self, mut requests: mpsc::UnboundedReceiver<Vec<Request>>) {
-        while let Some(mut batch) = requests.recv().await {
+    async fn run(mut self, mut requests: mpsc::UnboundedReceiver<Request>) {
+        while let Some(first) = requests.recv().await {
             // All that have come while the last wait lasted share the next.
+            let mut batch = vec![first];
             while let Ok(next) = requests.try_recv() {
-                batch.extend(next);
+                batch.push(next);
             }
             batch.retain(|request| !request.reply.is_closed());
             if !batch.is_empty() {
