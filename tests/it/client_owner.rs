@@ -440,6 +440,8 @@ async fn a_release_of_a_lost_hold_leaves_no_guard_that_lies() {
     let error = soon(next).await.unwrap().unwrap_err();
     assert!(error.is_not_acquired(), "{error}");
     valve.open(EVENTS);
+    // What is told late of the one could be taken for word of the next.
+    see_told(&server);
 
     let first = both.lock().await.unwrap();
     valve.close(EVENTS);
