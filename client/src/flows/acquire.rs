@@ -71,7 +71,7 @@ impl Request {
     fn acquire(usage: &Usage, queue: Queue, at: &AttachedRoute) -> (Reserved, Command<Acquired>) {
         let (target, session) = (usage.target(), &at.route.node.session.name);
         let lease = usage.lease(Instant::now());
-        let (subject, once) = (target.subject(), usage.is_alone());
+        let (subject, once) = (target.subject(), lease.is_alone);
         let acquire = request::acquire(subject, lease.lease.length, queue, session, once);
         (lease, acquire.only_for(at.attachment.server()))
     }

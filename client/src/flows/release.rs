@@ -115,7 +115,7 @@ impl Release {
     fn takes_nothing_else(&self) -> bool {
         let named = self.usage.target().mode().has_token();
         let meant = |hold: &Arc<Hold>| named || hold.lost(Instant::now()).is_none();
-        self.usage.is_alone() || self.hold.as_ref().is_some_and(meant)
+        self.hold.as_ref().is_some_and(meant) || self.usage.is_alone()
     }
 
     fn go_on(

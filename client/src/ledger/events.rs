@@ -208,9 +208,14 @@ impl Mailbox {
 impl Drop for Mailbox {
     fn drop(&mut self) {
         let target = Arc::clone(&self.target);
+        target.ledger().with(|state| {
+            state.each_entry(target.entries(), |entry| entry.wait = None);
+        });
+        if self.unread.is_empty() {
+            return;
+        }
         // Grants of several locks are told under the first.
         let holds: Vec<_> = target.ledger().with(|state| {
-            state.each_entry(target.entries(), |entry| entry.wait = None);
             let first = target.first_entry().and_then(|first| state.get(first));
             first.into_iter().flat_map(Entry::held).collect()
         });

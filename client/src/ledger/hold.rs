@@ -87,12 +87,12 @@ impl Hold {
         acknowledged: bool,
         now: Instant,
     ) -> (Arc<Self>, bool) {
-        usage.is_guards(true);
         let target = Arc::clone(usage.target());
         let fresh = grant.fresh;
         let granted = Self::new(usage, grant);
         // Dropped only when the ledger's lock is free again, for that takes it too.
         let (before, hold) = target.ledger().with(|state| {
+            usage.is_guards_in(state, true);
             let entries = state.entries(target.entries());
             let before: Vec<_> = entries.flat_map(Entry::held).collect();
             let hold = target.share(state, &granted, acknowledged, now);

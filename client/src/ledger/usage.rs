@@ -140,27 +140,29 @@ impl Target {
     /// in the order in which they were handed over, so the one that is handed over next must
     /// promise no less than any before it, as long as that may have been granted.
     pub(crate) fn lease(self: &Arc<Self>, wanted: Duration, now: Instant) -> Reserved {
-        let (number, lease) = self.ledger.with(|state| {
-            let promised = state
-                .sides(&self.entries, self.mode)
-                .filter_map(Side::promised)
-                .max();
-            let left = promised.map(|until| until.saturating_duration_since(now));
-            let lease = Lease {
-                since: now,
-                length: wanted.max(left.map_or(Duration::ZERO, up_to_whole_millis)),
-            };
-            let number = state.number();
-            state.each_side(&self.entries, self.mode, |side| {
-                side.reserve(number, lease.ends());
-            });
-            (number, lease)
+        self.ledger.with(|state| self.lease_in(state, wanted, now))
+    }
+
+    fn lease_in(self: &Arc<Self>, state: &mut State, wanted: Duration, now: Instant) -> Reserved {
+        let sides = state.sides(&self.entries, self.mode);
+        let promised = sides.filter_map(Side::promised).max();
+        let left = promised.map(|until| until.saturating_duration_since(now));
+        let lease = Lease {
+            since: now,
+            length: wanted.max(left.map_or(Duration::ZERO, up_to_whole_millis)),
+        };
+        let number = state.number();
+        let is_alone = self.is_alone_in(state);
+        state.each_side(&self.entries, self.mode, |side| {
+            side.reserve(number, lease.ends());
         });
         Reserved {
             target: Arc::clone(self),
             number,
             lease,
             wanted,
+            is_alone,
+            is_kept: false,
         }
     }
 
@@ -217,12 +219,10 @@ impl Target {
     }
 
     /// The hold that its guards share, if there is one.
-    fn shared(&self) -> Option<Arc<Hold>> {
+    fn shared_in(&self, state: &State) -> Option<Arc<Hold>> {
         let entry = self.shared_entry()?;
-        self.ledger.with(|state| {
-            let mut sides = state.sides(std::slice::from_ref(&entry), self.mode);
-            sides.next().and_then(|side| side.hold.upgrade())
-        })
+        let mut sides = state.sides(std::slice::from_ref(&entry), self.mode);
+        sides.next().and_then(|side| side.hold.upgrade())
     }
 
     /// The hold with this token, shared by all guards that have it, or the new one. Whether the
@@ -237,10 +237,7 @@ impl Target {
         let Some(entry) = self.shared_entry() else {
             return Arc::clone(granted);
         };
-        let mut sides = state.sides(std::slice::from_ref(&entry), self.mode);
-        let present = sides.next().and_then(|side| side.hold.upgrade());
-        drop(sides);
-        if let Some(present) = present
+        if let Some(present) = self.shared_in(state)
             && present.take_over(state, granted, acknowledged, now)
         {
             return present;
@@ -290,10 +287,16 @@ impl Usage {
     /// The whole lease, to be asked for now; or, where a hold is entered again that may not last
     /// for so long, as much as is left of it.
     pub(crate) fn lease(&self, now: Instant) -> Reserved {
-        let entered = self.target.shared();
-        let entered = entered.filter(|hold| hold.lost(now).is_none());
-        let whole = entered.map(|hold| hold.lease_anew(now));
-        self.target.lease(whole.unwrap_or(self.options.lease), now)
+        let target = &self.target;
+        // The hold is dropped when the ledger's lock is free again, for that may take it too.
+        let (lease, _entered) = target.ledger.with(|state| {
+            let entered = target.shared_in(state);
+            let live = entered.as_ref().filter(|hold| hold.lost(now).is_none());
+            let whole = live.map(|hold| hold.lease_anew(now));
+            let lease = target.lease_in(state, whole.unwrap_or(self.options.lease), now);
+            (lease, entered)
+        });
+        lease
     }
 
     /// Whether nothing else of this owner is held or under way there.
@@ -303,10 +306,18 @@ impl Usage {
 
     /// Says that it is a guard's from now on, or again that of a command under way.
     pub(crate) fn is_guards(&mut self, is_guards: bool) {
+        let target = Arc::clone(&self.target);
+        target
+            .ledger
+            .with(|state| self.is_guards_in(state, is_guards));
+    }
+
+    pub(super) fn is_guards_in(&mut self, state: &mut State, is_guards: bool) {
         if std::mem::replace(&mut self.is_guards, is_guards) == is_guards {
             return;
         }
-        self.each_side(|side| {
+        let target = &self.target;
+        state.each_side(&target.entries, target.mode, |side| {
             side.guards = if is_guards {
                 side.guards.saturating_add(1)
             } else {
@@ -371,6 +382,9 @@ pub(crate) struct Reserved {
     /// As it is asked for; it may be longer than wanted.
     pub(crate) lease: Lease,
     wanted: Duration,
+    /// Whether nothing else of the owner was held or under way when it was asked for.
+    pub(crate) is_alone: bool,
+    is_kept: bool,
 }
 
 impl Reserved {
@@ -384,10 +398,9 @@ impl Reserved {
     }
 
     /// The server has said yes: somebody is going to count on it.
-    pub(crate) fn keep(self) -> Lease {
-        let counted = self.counted();
-        self.target.promise(counted);
-        counted
+    pub(crate) fn keep(mut self) -> Lease {
+        self.is_kept = true;
+        self.counted()
     }
 
     /// The server has answered: whether with yes.
@@ -402,6 +415,9 @@ impl Drop for Reserved {
         target.ledger.with(|state| {
             state.each_side(&target.entries, target.mode, |side| {
                 side.unreserve(self.number);
+                if self.is_kept {
+                    side.promise(self.counted());
+                }
             });
         });
     }
