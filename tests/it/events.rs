@@ -766,3 +766,29 @@ fn info_and_list_show_queued_waiters() {
     let row = listed.array()[0].array();
     assert_eq!((&row[0], &row[1]), (&"k".into(), &3.into()));
 }
+
+/// Redis 8 deletes a key in the millisecond in which its lease ends, and the session is told of it
+/// in the same.
+#[test]
+fn a_lease_that_ends_in_this_very_millisecond_has_expired() {
+    let server = Server::builder().config("hz 500").start();
+    let mut conn = server.connect();
+    let mut life = server.session_connection("s");
+    for _ in 0..5 {
+        for mode in ["", "READ", "WRITE"] {
+            for n in 0..20 {
+                let (name, lease) = (format!("k{mode}{n}"), 20 + n);
+                conn.run(format!("RLOCK.ACQUIRE {name} alice 30000 {mode} SESSION s"))
+                    .held();
+                conn.run(format!("RLOCK.RENEW {name} alice {lease} {mode}"));
+            }
+            let mut told = 0;
+            while told < 20 {
+                for (event, reason) in next_events(&mut life) {
+                    assert_eq!(reason, "expired", "{event}");
+                    told += 1;
+                }
+            }
+        }
+    }
+}

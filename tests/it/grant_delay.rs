@@ -276,6 +276,54 @@ fn whoever_leaves_the_queue_in_the_delay_is_told_what_is_left_of_it() {
     }
 }
 
+/// Each queue of such a wait is looked at every second, and a look must not read all the others.
+#[test]
+fn waits_for_many_locks_cost_no_more_in_the_delay_than_without() {
+    let (delayed, other) = (started(LONG_MS), Server::start());
+    let waits = (0..8).map(|wait| {
+        let names: Vec<String> = (0..1000).map(|n| format!("{wait}.{n}")).collect();
+        let taken: Vec<String> = names
+            .iter()
+            .map(|name| format!("RLOCK.ACQUIRE {name} alice 600000"))
+            .collect();
+        other.connect().pipeline(&taken);
+        let all = names.join(" ");
+        let all = format!("RLOCK.MACQUIRE bob{wait} 60000 1000 {all} BLOCK 0");
+        [delayed.blocked_in(&all), other.blocked_in(&all)]
+    });
+    let _waits: Vec<_> = waits.collect();
+    // They drift apart, and so cost ever more.
+    let began = Instant::now();
+    until("they were looked at several times", || {
+        began.elapsed() > Duration::from_secs(4)
+    });
+    let times = || [&delayed, &other].map(Server::processor_time);
+    let before = times();
+    until("and again", || began.elapsed() > Duration::from_secs(8));
+    let after = times();
+    let [cost, usual] = [0, 1].map(|n| after[n] - before[n]);
+    assert!(
+        cost < 3 * usual + Duration::from_millis(200),
+        "{cost:?}, {usual:?}"
+    );
+}
+
+#[test]
+fn what_is_released_in_the_delay_has_not_expired() {
+    let server = restarted(|conn| {
+        conn.run("RLOCK.ACQUIRE k alice 60000").held();
+    });
+    let mut conn = server.connect();
+    conn.run("RLOCK.RENEW k alice 800").int();
+    let _waiter = server.blocked_in("RLOCK.ACQUIRE k bob 30000 BLOCK 0");
+    assert_eq!(conn.run("RLOCK.RELEASE k alice"), 0);
+    let released = Instant::now();
+    until("its lease would be over", || {
+        released.elapsed() > Duration::from_millis(2_200)
+    });
+    assert_eq!(server.info_number("rlock_expiries_noticed"), 0);
+}
+
 #[test]
 fn a_clock_that_is_set_forwards_does_not_end_it() {
     let delay = format!("rlock.grant-delay-ms {LONG_MS}");

@@ -430,13 +430,15 @@ impl Decision<'_> {
             return self.reconcile_now();
         }
         if self.locks.grant_delay.lasts(self.now) {
-            // The end of the delay marks the queue dirty.
+            // The end of the delay marks the queue dirty. The lease that was heard of did not end.
+            self.check_after(None);
             return self.publish(held_as);
         }
         if first.is_some_and(|(_, first)| first.multi.is_none()) {
             return self.hand_over(&Stored::Free, Some(held_as));
         }
         let multi = first.and_then(|(_, first)| first.multi);
+        self.check_after(None);
         self.publish(held_as);
         // The first waiter waits for other locks as well: perhaps it can have all now.
         if let (Some(multi), Some(queue)) = (multi, self.queue()) {

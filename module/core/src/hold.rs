@@ -33,7 +33,7 @@ pub(crate) struct SessionHold {
 impl SessionHold {
     /// Whether the last known lease is over.
     pub(crate) fn lease_over(&self, now: Now) -> bool {
-        self.ends_at.is_some_and(|end| end < now.wall_ms())
+        self.ends_at.is_some_and(|end| end <= now.wall_ms())
     }
 }
 

@@ -316,9 +316,19 @@ impl Locks {
             _ => self.table.is_first(**waiter),
         };
         let blocked = waiters.zip(several.stored).find(|of| !can_have(of));
+        // The delay after a start keeps it back where it is first and the lock is free: its end
+        // marks that queue too.
+        let is_kept_back = blocked.is_none() && !self.may_grant_several(several, now);
+        let waiters = self.multis.waiters(id).iter();
+        let free = || {
+            waiters
+                .zip(several.stored)
+                .find(|(_, stored)| stored.is_free())
+        };
+        let blocked = blocked.or_else(|| is_kept_back.then(free).flatten());
         let blocked_in = blocked.and_then(|(waiter, _)| self.table.record_of(*waiter));
         self.multis.block(id, blocked_in);
-        if blocked_in.is_none() && self.may_grant_several(several, now) {
+        if blocked_in.is_none() {
             self.enter_granted(id, several, now, effects);
         }
     }

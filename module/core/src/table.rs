@@ -934,7 +934,7 @@ impl LockTable {
             .records
             .get(id.0)
             .and_then(|record| record.queue.lease_end);
-        lease_end.is_some_and(|end| end < now.wall_ms())
+        lease_end.is_some_and(|end| end <= now.wall_ms())
     }
 
     /// Milliseconds until the nearest deadline; 0 if it has passed, none if there is none.
