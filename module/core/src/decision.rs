@@ -394,7 +394,7 @@ impl Decision<'_> {
         };
         match multi {
             Some(multi) => {
-                self.locks.mark_multi(multi, queue);
+                self.locks.mark_multi(multi, queue, self.now);
                 if stored.own(Mode::Plain).is_some() {
                     // Somebody else's script gave its owner this one.
                     self.holder_may_have_all(&owner);
@@ -442,7 +442,7 @@ impl Decision<'_> {
         self.publish(held_as);
         // The first waiter waits for other locks as well: perhaps it can have all now.
         if let (Some(multi), Some(queue)) = (multi, self.queue()) {
-            self.locks.mark_multi(multi, queue);
+            self.locks.mark_multi(multi, queue, self.now);
         }
     }
 

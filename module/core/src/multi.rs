@@ -39,6 +39,9 @@ struct MultiWait {
     /// there, changes in its other queues change nothing. So all its locks are read once after a
     /// change of this one, not once for each of them.
     blocked_in: Option<RecordId>,
+    /// Whether only the delay after a start keeps it back. Until that ends, no change in any of its
+    /// queues changes anything: each is looked at every second, and each look would read all.
+    is_kept_back: bool,
 }
 
 impl MultiWaits {
@@ -55,6 +58,7 @@ impl MultiWaits {
             waiters,
             marked: false,
             blocked_in: None,
+            is_kept_back: false,
         })?;
         Some(MultiId(id))
     }
@@ -85,13 +89,13 @@ impl MultiWaits {
             .map_or_else(Vec::new, |multi| multi.waiters)
     }
 
-    /// After what happened in this queue perhaps it can have all. False if it is marked already, or
-    /// if it was blocked in another queue.
-    fn mark(&mut self, id: MultiId, queue: RecordId) -> bool {
+    /// After what happened in this queue perhaps it can have all. False if it is marked already, if
+    /// it was blocked in another queue, or if the delay that keeps it back `lasts`.
+    fn mark(&mut self, id: MultiId, queue: RecordId, lasts: bool) -> bool {
         self.arena.get_mut(id.0).is_some_and(|multi| {
-            multi
-                .blocked_in
-                .is_none_or(|blocked_in| blocked_in == queue)
+            let blocked_in = multi.blocked_in;
+            blocked_in.is_none_or(|blocked_in| blocked_in == queue)
+                && !(multi.is_kept_back && lasts)
                 && !std::mem::replace(&mut multi.marked, true)
         })
     }
@@ -102,9 +106,9 @@ impl MultiWaits {
         }
     }
 
-    fn block(&mut self, id: MultiId, blocked_in: Option<RecordId>) {
+    fn block(&mut self, id: MultiId, blocked_in: Option<RecordId>, is_kept_back: bool) {
         if let Some(multi) = self.arena.get_mut(id.0) {
-            multi.blocked_in = blocked_in;
+            (multi.blocked_in, multi.is_kept_back) = (blocked_in, is_kept_back);
         }
     }
 }
@@ -287,8 +291,9 @@ impl Locks {
 
     /// After what happened in this queue a wait for several locks can perhaps have all: that is
     /// decided before this turn is over.
-    pub(crate) fn mark_multi(&mut self, id: MultiId, queue: RecordId) {
-        if self.multis.mark(id, queue) {
+    pub(crate) fn mark_multi(&mut self, id: MultiId, queue: RecordId, now: Now) {
+        let lasts = self.grant_delay.lasts(now);
+        if self.multis.mark(id, queue, lasts) {
             self.agenda.add_now(Job::Multi(id));
         }
     }
@@ -316,19 +321,10 @@ impl Locks {
             _ => self.table.is_first(**waiter),
         };
         let blocked = waiters.zip(several.stored).find(|of| !can_have(of));
-        // The delay after a start keeps it back where it is first and the lock is free: its end
-        // marks that queue too.
-        let is_kept_back = blocked.is_none() && !self.may_grant_several(several, now);
-        let waiters = self.multis.waiters(id).iter();
-        let free = || {
-            waiters
-                .zip(several.stored)
-                .find(|(_, stored)| stored.is_free())
-        };
-        let blocked = blocked.or_else(|| is_kept_back.then(free).flatten());
         let blocked_in = blocked.and_then(|(waiter, _)| self.table.record_of(*waiter));
-        self.multis.block(id, blocked_in);
-        if blocked_in.is_none() {
+        let is_kept_back = blocked_in.is_none() && !self.may_grant_several(several, now);
+        self.multis.block(id, blocked_in, is_kept_back);
+        if blocked_in.is_none() && !is_kept_back {
             self.enter_granted(id, several, now, effects);
         }
     }
@@ -467,7 +463,7 @@ impl Decision<'_> {
         let Some(queue) = self.queue() else { return };
         let waiter = self.locks.table.waiter_of(queue, owner);
         if let Some(multi) = waiter.and_then(|(_, waiter)| waiter.multi) {
-            self.locks.mark_multi(multi, queue);
+            self.locks.mark_multi(multi, queue, self.now);
         }
     }
 

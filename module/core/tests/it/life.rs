@@ -384,7 +384,7 @@ impl Life {
             session, ends_at, ..
         }) = hold
         {
-            let over = ends_at.is_some_and(|end| end < now.wall_ms());
+            let over = ends_at.is_some_and(|end| end <= now.wall_ms());
             let by_time = if over { "expired" } else { "deleted" };
             self.lost += 1;
             let news = News::Lost(reason.unwrap_or(by_time));

@@ -258,7 +258,7 @@ impl Life {
 
     pub(crate) fn lose(&mut self, of: &HoldName, reason: Option<&'static str>, now: Now) {
         if let Some(hold) = self.holds.remove(of) {
-            let is_over = hold.ends_at.is_some_and(|end| end < now.wall_ms());
+            let is_over = hold.ends_at.is_some_and(|end| end <= now.wall_ms());
             let by_time = if is_over { "expired" } else { "deleted" };
             self.lost += 1;
             let (lock, owner, mode) = of;
