@@ -66,6 +66,7 @@ mod client_acl; // what its user must be allowed
 mod client_attacks; // what newer answers of the module may do to it
 mod client_cluster; // every lock at its node
 mod client_cluster_names; // nodes by several names
+mod client_doubt;
 mod client_faults; // what it says when processes and networks fail
 mod client_multi; // several locks at once
 mod client_owner; // what one owner's calls and guards do to each other

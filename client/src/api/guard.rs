@@ -262,7 +262,7 @@ impl<M> Guard<M> {
     /// let guard = client.lock("orders").lock().await?;
     /// tokio::select! {
     ///     () = work() => guard.unlock().await?,
-    ///     reason = guard.lost(Instant::now()) => println!("stopped half-way: {reason}"),
+    ///     reason = guard.lost() => println!("stopped half-way: {reason}"),
     /// }
     /// # Ok(())
     /// # }

@@ -13,11 +13,10 @@ use crate::error::Error;
 use crate::flows::renew::{self, Aim};
 use crate::flows::{Context, Held, release, wait};
 use crate::ledger::{Grant, HoldOptions, Mailbox, Reserved, Target, Usage};
-use crate::lost_reason::LostReason;
 use crate::topology::{AttachedRoute, Redirects};
 use crate::trace;
 use crate::wire::commands::Answer;
-use crate::wire::reply::{Acquired, EventKind};
+use crate::wire::reply::Acquired;
 use crate::wire::request::{self, Command, Queue};
 
 /// How long a caller waits for a lock that is taken.
@@ -101,9 +100,6 @@ pub(crate) type Reply = oneshot::Sender<Result<Held, Error>>;
 /// The right to wait in the queue for this owner, and what is heard there.
 pub(crate) struct QueuePermit {
     pub(crate) mailbox: Mailbox,
-    /// A loss that was told while no grant was known: of an earlier hold of the owner, or of the
-    /// one whose grant is yet to be heard.
-    pub(crate) lost: Option<LostReason>,
     pub(crate) span: trace::Span,
     _permits: SmallVec<[OwnedMutexGuard<()>; 1]>,
 }
@@ -116,8 +112,7 @@ impl QueuePermit {
     ) -> Self {
         let target = usage.target();
         Self {
-            mailbox: Mailbox::new(Arc::<Context>::clone(context), usage),
-            lost: None,
+            mailbox: Mailbox::new(Arc::<Context>::downgrade(context), usage),
             span: trace::wait(target, target.owner(), target.mode()),
             _permits: permits,
         }
@@ -256,18 +251,6 @@ pub(crate) fn granted(
     grant: Grant,
 ) -> Held {
     let held = Held::new(&request.context, usage, grant);
-    let Some(mut permit) = permit else {
-        return held;
-    };
-    // Told before the hold was there to hear it. The event does not say which hold it is about.
-    while let Some(told) = permit.mailbox.here() {
-        if let EventKind::Lost(reason) = told.kind {
-            permit.lost = Some(reason);
-        }
-    }
-    if let Some(reason) = permit.lost {
-        held.verify(reason);
-    }
     // While the hold is known here, so that the same grant told twice is not taken for another.
     drop(permit);
     held

@@ -88,14 +88,17 @@ impl Context {
 
 /// Asks about a hold of which an event says that it is lost: that may be about an earlier hold of
 /// the same owner, whose guard has gone since. What cannot be learned counts as lost; but in a
-/// cluster the lock may have moved, and then the word of the node that it has left says nothing.
-/// Its validity ends in any case, unless the node where it is confirms it.
+/// cluster the lock may have moved, and then the word of the node that it has left says nothing. And
+/// while another command of the owner is under way, the answer may be about what that has begun, or
+/// be over when that is carried out: then it is asked again. Its validity ends in any case, unless
+/// it is confirmed.
 pub(crate) async fn verify(context: &Context, hold: Arc<Hold>, reason: LostReason) {
     let mut backoff = Backoff::new();
     let now = Instant::now;
     while hold.lost(now()).is_none() {
         // Before it is asked, too: what was granted in between may have gone again.
-        let is_meant = hold.is_surely_meant(now());
+        let before = hold.is_meant(now());
+        let released = hold.target().is_released_unnamed();
         let lease = |now| hold.kept(now);
         let told = renew::ask(
             &context.router,
@@ -105,11 +108,15 @@ pub(crate) async fn verify(context: &Context, hold: Arc<Hold>, reason: LostReaso
             lease,
         );
         match told.await {
-            Ok(told) if told.held && is_meant && hold.is_surely_meant(now()) => {
-                // Whether it was lost meanwhile the guard will say.
-                let _ = hold.renewed(true, &told.renewal, now());
-                return;
-            }
+            Ok(told) if told.held => match (before, hold.is_meant(now())) {
+                (Some(true), Some(true)) if !released => {
+                    // Whether it was lost meanwhile the guard will say.
+                    let _ = hold.renewed(true, &told.renewal, now());
+                    return;
+                }
+                (Some(false), _) | (_, Some(false)) => return hold.lose(reason),
+                _ => {}
+            },
             Err(_) if context.router.are_several() => {}
             Ok(_) | Err(_) => return hold.lose(reason),
         }

@@ -43,11 +43,16 @@ impl Held {
                 runtime.spawn(confirming);
             }
         }
-        Self {
+        let doubt = usage.doubt();
+        let new = Self {
             context: Arc::clone(context),
             hold,
             usage: Some(usage),
+        };
+        if let Some(reason) = doubt {
+            new.verify(reason);
         }
+        new
     }
 
     /// The server has told of a loss, of this hold or of an earlier one of its owner.

@@ -183,6 +183,13 @@ impl Release {
     /// Tells what the server said.
     fn end(self, released: Released, unknown: bool, mut report: Option<Report>) {
         let outcome = self.outcome(released, unknown);
+        // The server knows it by its token: nor do the other guards of this hold have it.
+        if let Some(hold) = self.hold.as_ref().filter(|_| self.names_its_token())
+            && released == Released::NotHeld
+            && !unknown
+        {
+            hold.lose(LostReason::NotHeld);
+        }
         // Before the caller is told, so that what it asks next finds the owner free.
         drop(self);
         tell(&mut report, outcome);

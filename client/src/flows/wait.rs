@@ -345,15 +345,11 @@ impl Wait {
     /// Waits for news of the wait at this node. From one where it stood before, only a grant is
     /// news: that hold has gone along with the lock. Beside other holds of the owner the new wait
     /// would enter it once more than there are guards, so it is given back there.
-    ///
-    /// A loss is no news of a wait. What was lost is an earlier hold of the owner; or one whose
-    /// grant is yet to be heard, in a reply, and then the server is asked.
     async fn news(&mut self, at: &AttachedRoute) -> Notification {
         loop {
             let told = self.permit.mailbox.next().await;
             let here = told.by == at.route.node.number;
             match told.kind {
-                EventKind::Lost(reason) if here => self.permit.lost = Some(reason),
                 _ if here => return told,
                 EventKind::Granted { .. } if self.usage.is_alone() => return told,
                 EventKind::Granted { token } => self.give_back(token),
@@ -367,7 +363,7 @@ impl Wait {
             EventKind::Granted { token } => {
                 let grant = self.told_grant(token, told.since, &at);
                 // What was told before this was about an earlier one.
-                self.permit.lost = None;
+                self.usage.hears_of_grant();
                 // Whoever asks from now on knows of it. Who is there already may have asked for
                 // less since it began, for one of several locks.
                 self.usage.target().promise(grant.lease);
@@ -509,7 +505,7 @@ impl Wait {
         };
         let started = Instant::now();
         while !self.call_back(&mut way_out).await {
-            if started.elapsed() >= WITHDRAW_FOR {
+            if started.elapsed() >= WITHDRAW_FOR.min(self.usage.options().lease) {
                 let request = Arc::clone(&self.request);
                 return request.context.background.owe(self.withdraw_later(way_out));
             }
@@ -578,6 +574,11 @@ impl Wait {
     async fn take_all_back(mut self, nodes: Vec<Arc<Node>>) {
         if self.request.own || self.take_back_answered(nodes).await {
             return;
+        }
+        let key = self.usage.target().key();
+        if let Some(at) = self.request.context.router.attached(key) {
+            // Where it cannot be asked, what is left ends with its lease.
+            let _ = self.undo_unheard_grant(&at).await;
         }
         // It may have been granted, and the word of it lost. Sent while it is still our turn, so
         // that it takes nothing from the owner's next wait.

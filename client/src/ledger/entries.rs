@@ -11,6 +11,7 @@ use crate::ledger::hold::Hold;
 use crate::ledger::owner::Owner;
 use crate::ledger::usage::{HoldOptions, Permit};
 use crate::locked;
+use crate::lost_reason::LostReason;
 use crate::time::Lease;
 use crate::wire::request::Mode;
 
@@ -48,6 +49,8 @@ pub(super) struct Entry {
     pub(super) wait: Option<EventQueue>,
     /// There may be several: as a reader and as a writer, or with other locks.
     pub(super) holds: Vec<Weak<Hold>>,
+    /// The last loss that was told, and its number.
+    pub(super) lost: Option<(u64, LostReason)>,
     plain: Side,
     read: Side,
     write: Side,
@@ -60,6 +63,8 @@ pub(super) struct Side {
     pub(super) usages: usize,
     /// As many of them are guards'; the others are those of commands under way.
     pub(super) guards: usize,
+    /// As many are guards', or were and are being given back. They have settled the options.
+    pub(super) settled: usize,
     pub(super) options: Option<HoldOptions>,
     /// Until when somebody was promised the lock.
     promised: Option<Instant>,
@@ -188,6 +193,7 @@ impl Entry {
             permit: Permit::default(),
             wait: None,
             holds: Vec::new(),
+            lost: None,
             plain: Side::default(),
             read: Side::default(),
             write: Side::default(),
@@ -254,7 +260,7 @@ impl Side {
 
     /// The last usage has gone.
     pub(super) fn forget(&mut self) {
-        (self.options, self.promised) = (None, None);
+        self.promised = None;
         self.reservations = Reservations::default();
     }
 }

@@ -1,7 +1,7 @@
 //! Who is to hear of what the servers tell: the waits and the holds of a client, by name and owner.
 
 use std::slice;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -99,13 +99,14 @@ impl Ledger {
             owner: owner.into(),
         };
         let (holds, kind) = self.with(|state| {
+            let number = state.number();
             let Some(entry) = state.find(&key) else {
                 return (Vec::new(), Some(kind));
             };
             let held: Vec<_> = entry.held().collect();
-            // A loss is for the wait only if nothing is held that it may be about.
-            let is_loss = matches!(kind, EventKind::Lost(_));
-            if is_loss && held.iter().any(|hold| hold.lost(now).is_none()) {
+            if let EventKind::Lost(reason) = kind {
+                // Also for what is granted already, and not heard of yet.
+                entry.lost = Some((number, reason));
                 return (held, Some(kind));
             }
             // Under the lock: a mailbox that goes away now finds it when it looks through what was
@@ -168,7 +169,8 @@ pub(crate) trait GiveBack: Send + Sync {
 
 /// What a wait hears. What it has not read when it goes is given back.
 pub(crate) struct Mailbox {
-    orphans: Arc<dyn GiveBack>,
+    /// Not kept alive: a wait that is withdrawn goes on until its client has gone.
+    orphans: Weak<dyn GiveBack>,
     target: Arc<Target>,
     options: HoldOptions,
     unread: mpsc::UnboundedReceiver<Notification>,
@@ -176,7 +178,7 @@ pub(crate) struct Mailbox {
 
 impl Mailbox {
     /// Listens for news of a wait, from now on. There is one wait of an owner at a lock at a time.
-    pub(crate) fn new(orphans: Arc<dyn GiveBack>, usage: &Usage) -> Self {
+    pub(crate) fn new(orphans: Weak<dyn GiveBack>, usage: &Usage) -> Self {
         let (queue, unread) = mpsc::unbounded_channel();
         let target = Arc::clone(usage.target());
         target.ledger().with(|state| {
@@ -222,11 +224,11 @@ impl Drop for Mailbox {
         while let Some(told) = self.here() {
             // Were the lease of a reader not to start anew, the entry that goes could be that of
             // another guard, and the others end earlier.
-            if let Some(token) = undeliverable(&holds, &told.kind)
-                && let Some(orphan) =
-                    OrphanGrant::of(target.subject(), token, Some(self.options.lease))
-            {
-                Arc::clone(&self.orphans).give_back(orphan);
+            let token = undeliverable(&holds, &told.kind);
+            let lease = Some(self.options.lease);
+            let orphan = token.and_then(|token| OrphanGrant::of(target.subject(), token, lease));
+            if let (Some(orphan), Some(orphans)) = (orphan, self.orphans.upgrade()) {
+                orphans.give_back(orphan);
             }
         }
     }
@@ -315,7 +317,7 @@ mod tests {
         assert!(unheard(deliver(&ledger, "a", granted())));
         let both = target(&ledger, &["b", "a"]);
         let usage = both.claim(OPTIONS);
-        let mut mailbox = Mailbox::new(Arc::<Orphans>::clone(&orphans), &usage);
+        let mut mailbox = Mailbox::new(Arc::<Orphans>::downgrade(&orphans), &usage);
         assert!(!unheard(deliver(&ledger, "b", granted())));
         let told = mailbox.here().expect("it was told");
         assert!(matches!(told.kind, EventKind::Granted { token: 7 }));

@@ -115,7 +115,7 @@ impl Hold {
     fn is_superseded_by(&self, granted: &Self) -> bool {
         let (mode, granted_mode) = (self.target.mode(), granted.target.mode());
         let beside = (mode, granted_mode) == (Mode::Write, Mode::Read);
-        !beside && !mode.has_token() && self.token != granted.token
+        !beside && !mode.has_token() && self.token < granted.token
     }
 
     /// One of which the ledger does not know.
@@ -244,6 +244,7 @@ impl Hold {
     pub(crate) fn options_left(&self, now: Instant) -> HoldOptions {
         let left = |cap: Instant| cap.saturating_duration_since(now);
         HoldOptions {
+            lease: self.lease_anew(now),
             max_hold: self.cap.map(left).map(whole_millis),
             ..self.options
         }
@@ -318,14 +319,14 @@ impl Hold {
         }
     }
 
-    /// Whether it can be this hold that an event calls lost, of which the server says that its
-    /// owner holds it: it knows it by its token; or nothing else of the owner is there that is not
-    /// lost, and no command is under way that may become it. A reader and a writer are told apart
-    /// in any case.
-    pub(crate) fn is_surely_meant(self: &Arc<Self>, now: Instant) -> bool {
+    /// Whether it is this hold that the server means when it says that its owner holds it: it knows
+    /// it by its token; or nothing else of the owner is there that is not lost. None while a command
+    /// is under way that may become one, or end one. A reader and a writer are told apart in any
+    /// case.
+    pub(crate) fn is_meant(self: &Arc<Self>, now: Instant) -> Option<bool> {
         let mode = self.target.mode();
         if mode.has_token() {
-            return true;
+            return Some(true);
         }
         let (at_rest, held) = self.target.ledger().with(|state| {
             let entries = state.entries(self.target.entries());
@@ -333,11 +334,11 @@ impl Hold {
             (self.target.is_at_rest_in(state), held)
         });
         let mut others = held.iter().filter(|other| !Arc::ptr_eq(other, self));
-        at_rest
-            && others.all(|other| {
-                let beside = other.target.mode() == Mode::Read && mode == Mode::Write;
-                beside || other.lost(now).is_some()
-            })
+        let is_only = others.all(|other| {
+            let beside = other.target.mode() == Mode::Read && mode == Mode::Write;
+            beside || other.lost(now).is_some()
+        });
+        at_rest.then_some(is_only)
     }
 }
 
@@ -696,19 +697,19 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn it_is_surely_meant_by_its_token_or_if_there_is_no_other() {
+    fn it_is_meant_by_its_token_or_if_there_is_no_other() {
         let ledger = Arc::default();
         let owner = Owner::new("client", 1);
         let now = Instant::now();
         let (one, _usage) = entered(&ledger, &owner, (Mode::Plain, &["b"]), 7);
         let (both, _second) = entered(&ledger, &owner, (Mode::Several, &["b", "c"]), 7);
-        assert!(one.is_surely_meant(now), "it has a token");
-        assert!(!both.is_surely_meant(now), "it may be the other");
+        assert_eq!(one.is_meant(now), Some(true), "it has a token");
+        assert_eq!(both.is_meant(now), Some(false), "it may be the other");
         one.lose(LostReason::Broken);
-        assert!(both.is_surely_meant(now));
+        assert_eq!(both.is_meant(now), Some(true));
         let names = [Arc::from(*b"c")];
         let _under_way = owner.target(&ledger, Mode::Plain, &names).claim(OPTIONS);
-        assert!(!both.is_surely_meant(now), "it may be the one to come");
+        assert_eq!(both.is_meant(now), None, "it may be the one to come");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use crate::ledger::entries::{EntryId, Ledger, Side, State};
 use crate::ledger::hold::Hold;
 use crate::ledger::owner::Owner;
+use crate::lost_reason::LostReason;
 use crate::time::{Lease, up_to_whole_millis};
 use crate::wire::request::{Mode, Subject};
 
@@ -113,15 +114,15 @@ impl Target {
 
     /// Counts one more hold, or one more command that may become or end one.
     ///
-    /// At one lock the first usage settles the options for all until the last has gone, since they
-    /// share a hold.
+    /// At one lock the first guard settles the options for all until the last has been given back,
+    /// since they share a hold.
     pub(crate) fn claim(self: &Arc<Self>, asked: HoldOptions) -> Usage {
         let mut options = asked;
         let begun = self.ledger.with(|state| {
             state.each_side(&self.entries, self.mode, |side| {
                 side.usages = side.usages.saturating_add(1);
                 if self.mode != Mode::Several {
-                    options = *side.options.get_or_insert(asked);
+                    options = side.options.unwrap_or(asked);
                 }
             });
             state.number()
@@ -130,7 +131,9 @@ impl Target {
             target: Arc::clone(self),
             options,
             begun,
+            granted: begun,
             is_guards: false,
+            has_settled: false,
             is_unnamed_release: false,
         }
     }
@@ -199,6 +202,14 @@ impl Target {
         let mut sorted: Vec<_> = self.names.iter().collect();
         sorted.sort_unstable();
         sorted.get(alone).copied()
+    }
+
+    /// Whether a RELEASE without a token is under way there.
+    pub(crate) fn is_released_unnamed(&self) -> bool {
+        self.ledger.with(|state| {
+            let mut sides = state.sides(&self.entries, self.mode);
+            sides.any(|side| side.may_have_been_released(u64::MAX))
+        })
     }
 
     /// Whether no command is under way that may begin or end a hold of this owner there.
@@ -271,7 +282,11 @@ pub(crate) struct Usage {
     options: HoldOptions,
     /// Its number.
     begun: u64,
+    /// That of the grant, if it was told by an event.
+    granted: u64,
     is_guards: bool,
+    /// Whether it was a guard's at any time.
+    has_settled: bool,
     is_unnamed_release: bool,
 }
 
@@ -317,6 +332,15 @@ impl Usage {
             return;
         }
         let target = &self.target;
+        if !std::mem::replace(&mut self.has_settled, true) {
+            let is_one = target.mode != Mode::Several;
+            state.each_side(&target.entries, target.mode, |side| {
+                side.settled = side.settled.saturating_add(1);
+                if is_one {
+                    self.options = *side.options.get_or_insert(self.options);
+                }
+            });
+        }
         state.each_side(&target.entries, target.mode, |side| {
             side.guards = if is_guards {
                 side.guards.saturating_add(1)
@@ -345,6 +369,27 @@ impl Usage {
         })
     }
 
+    /// A grant was told for it: what is told of losses before that is about earlier ones.
+    pub(crate) fn hears_of_grant(&mut self) {
+        self.granted = self.target.ledger.with(State::number);
+    }
+
+    /// Why the server is to be asked about what was granted for this: word of a loss came since it
+    /// was asked for, or it [may have been released](Self::may_have_been_released).
+    pub(crate) fn doubt(&self) -> Option<LostReason> {
+        let target = &self.target;
+        target.ledger.with(|state| {
+            let told = state
+                .entries(&target.entries)
+                .filter_map(|entry| entry.lost);
+            let mut since = told.filter(|(number, _)| *number > self.granted);
+            let mut sides = state.sides(&target.entries, target.mode);
+            let released = sides.any(|side| side.may_have_been_released(self.begun));
+            let told = since.next().map(|(_, reason)| reason);
+            told.or(released.then_some(LostReason::NotHeld))
+        })
+    }
+
     fn each_side(&self, work: impl FnMut(&mut Side)) {
         let target = &self.target;
         let each = |state: &mut State| state.each_side(&target.entries, target.mode, work);
@@ -363,6 +408,12 @@ impl Drop for Usage {
                 }
                 if self.is_unnamed_release {
                     side.unnamed_release_ends(number);
+                }
+                if self.has_settled {
+                    side.settled = side.settled.saturating_sub(1);
+                }
+                if side.settled == 0 {
+                    side.options = None;
                 }
                 side.usages = side.usages.saturating_sub(1);
                 if side.usages == 0 {
@@ -482,18 +533,29 @@ mod tests {
     }
 
     #[test]
-    fn the_first_claim_settles_the_terms_until_the_last_has_gone() {
+    fn the_first_guard_settles_the_options_until_the_last_is_given_back() {
         let target =
             Owner::new("client", 1).target(&Arc::default(), Mode::Plain, &names(&["name"]));
-        let first = target.claim(LONG);
-        let second = target.claim(SHORT);
+        let mut first = target.claim(LONG);
+        assert_eq!(
+            target.claim(SHORT).options(),
+            SHORT,
+            "the first got nothing yet"
+        );
+        first.is_guards(true);
+        let mut second = target.claim(SHORT);
         assert_eq!(second.options(), LONG);
         assert!(!first.is_alone());
+        second.is_guards(true);
+        first.is_guards(false);
+        assert_eq!(target.claim(SHORT).options(), LONG, "it is given back");
         drop(first);
         assert!(second.is_alone());
         assert_eq!(target.claim(SHORT).options(), LONG);
+        let waiting = target.claim(SHORT);
         drop(second);
         assert_eq!(target.claim(SHORT).options(), SHORT);
+        drop(waiting);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, Pipeline, Value};
 
 use crate::error::Error;
+use crate::time::MILLIS_MAX;
 use crate::wire::connection::ServerId;
 use crate::wire::durability::Durability;
 use crate::wire::reply::{
@@ -196,7 +197,7 @@ pub(crate) fn acquire(
         }
         // Never 0, which is the word for "without limit".
         Queue::For(wait) => {
-            cmd.arg("QUEUE").arg(millis_up(wait).max(1));
+            cmd.arg("QUEUE").arg(millis_up(wait.min(MILLIS_MAX)).max(1));
         }
     }
     cmd.arg("SESSION").arg(session);

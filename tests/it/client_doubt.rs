@@ -1,0 +1,442 @@
+//! What a client is told late, in another order than it happened, or not at all.
+
+use std::time::{Duration, Instant};
+
+use rlock_client::{Client, ReadGuard};
+use rlock_tests::{Proxy, Server, until};
+use tokio::time::{sleep, timeout};
+
+use super::client::{MS, calls, calm, client, patient, see_in_queue, soon};
+use super::client_faults::{kill_session_connection, session_connection};
+
+/// A client whose session goes another way than its commands: (near, far), where near carries the
+/// commands and far the session.
+async fn two_ways(server: &Server, builder: rlock_client::ClientBuilder) -> (Client, Proxy, Proxy) {
+    let (near, far) = (Proxy::to(server.address()), Proxy::to(server.address()));
+    let client = builder
+        .connect(&format!("redis://{}", near.address()))
+        .await
+        .unwrap();
+    near.lead_to(far.address());
+    let before = session_connection(server).unwrap();
+    kill_session_connection(server);
+    until("the session goes by far", || {
+        session_connection(server).is_some_and(|id| id != before)
+    });
+    (client, near, far)
+}
+
+fn free(server: &Server, name: &str) -> bool {
+    server.run(format!("EXISTS {name}")) == 0
+}
+
+/// Two guards of one writer, broken unheard. One is dropped, and the lock is written anew by
+/// the same owner, which is confirmed by a RENEW because of that drop. The other is dropped while
+/// that RENEW is under way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_behind_the_confirming_renewal_leaves_no_guard_that_lies() {
+    let server = Server::start();
+    let (client, near, far) = two_ways(&server, patient()).await;
+    let r = client.rw_lock("r").owner(&client.owner());
+    let (one, two) = (r.write().await.unwrap(), r.write().await.unwrap());
+    far.cut_to_client();
+    assert_eq!(server.run("RLOCK.BREAK r"), 1);
+    near.delay(300 * MS);
+    let renewals = calls(&server, "renew");
+    drop(one);
+    let again = r.clone();
+    let next = tokio::spawn(async move { again.try_write().await });
+    until("confirming", || calls(&server, "renew") > renewals);
+    drop(two);
+    let next = soon(next).await.map(Result::ok).unwrap();
+    let Some(next) = next else { return };
+    near.heal();
+    until("released", || free(&server, "r"));
+    let mut alice = server.connect();
+    alice.run("RLOCK.ACQUIRE r alice 30000 WRITE").held();
+    sleep(1000 * MS).await;
+    let lied = !next.is_lost();
+    far.heal();
+    assert!(
+        !lied,
+        "alice has the lock, and the guard says that it is held"
+    );
+}
+
+/// A wait for several beside a guard of one of them is granted, the word of it lost, and
+/// the call dropped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dropped_wait_for_several_whose_grant_is_unheard_leaves_nothing() {
+    let server = Server::start();
+    let (client, _near, far) = two_ways(&server, calm()).await;
+    let owner = client.owner();
+    let held = client.lock("a").owner(&owner).lock().await.unwrap();
+    let mut alice = server.connect();
+    alice.take("b", "alice");
+    let both = client.multi(["a", "b"]).owner(&owner);
+    let waiting = see_in_queue(&server, "b", async move { both.lock().await });
+    far.cut_to_client();
+    alice.let_go("b", "alice");
+    until("it is granted", || server.holder("b").is_some());
+    until("it is told", || {
+        server.info_number("rlock_unfetched_events") == 0
+    });
+    let cancels = calls(&server, "cancel");
+    waiting.abort();
+    until("it is called back", || calls(&server, "cancel") > cancels);
+    far.sever();
+    far.heal();
+    soon(client.lock("x").lock())
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
+    soon(client.shutdown()).await;
+    let b = server.holder("b");
+    held.unlock().await.unwrap();
+    assert!(b.is_none() && free(&server, "a"), "left behind");
+}
+
+/// A call that is given up settles lease and watchdog of the owner's next guard.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_got_no_guard_does_not_settle_the_next() {
+    let server = Server::start();
+    let (client, near, _far) = two_ways(&server, calm()).await;
+    let scope = client.scope();
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    near.delay(100 * MS);
+    let short = scope.lock("k").lease(500 * MS);
+    let dropped = timeout(600 * MS, short.lock()).await;
+    assert!(dropped.is_err());
+    alice.let_go("k", "alice");
+    let guard = soon(scope.lock("k").lock()).await.unwrap();
+    near.heal();
+    let lost = timeout(1_500 * MS, guard.lost()).await;
+    assert!(
+        lost.is_err(),
+        "it was given no lease, and is lost: {lost:?}"
+    );
+}
+
+/// The same straight after a refusal, without any delay, on two threads.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_refused_try_does_not_settle_the_lease_of_the_next() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let mut bad = 0;
+    for n in 0..3000 {
+        let scope = client.scope();
+        let name = format!("k{n}");
+        let other = client.lock(name.as_str()).lock().await.unwrap();
+        let refused = scope.lock(name.as_str()).lease(1000 * MS).try_lock().await;
+        assert!(refused.unwrap_err().is_not_acquired());
+        let lock = scope.lock(name.as_str());
+        let (_, guard) = tokio::join!(other.unlock(), lock.lock());
+        if guard.unwrap().valid_for() <= 1000 * MS {
+            bad += 1;
+        }
+    }
+    assert_eq!(bad, 0, "of 3000");
+}
+
+/// A client whose commands go by the second proxy and whose session by the third; the first leads
+/// new connections to where it is told.
+async fn three_ways(server: &Server, builder: rlock_client::ClientBuilder) -> (Client, [Proxy; 3]) {
+    let [near, p2, p3] = [(); 3].map(|()| Proxy::to(server.address()));
+    near.lead_to(p2.address());
+    let url = format!("redis://{}", near.address());
+    let client = builder.connect(&url).await.unwrap();
+    near.lead_to(p3.address());
+    let before = session_connection(server).unwrap();
+    kill_session_connection(server);
+    until("the session goes by p3", || {
+        session_connection(server).is_some_and(|id| id != before)
+    });
+    (client, [near, p2, p3])
+}
+
+/// A downgrade keeps the longest hold in the server too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_downgrade_does_not_outlast_the_longest_hold() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let r = client.rw_lock("r").max_hold(Duration::from_secs(2));
+    let writer = r.write().await.unwrap();
+    let since = Instant::now();
+    sleep(1_700 * MS).await;
+    let reader: ReadGuard = writer.downgrade().await.unwrap();
+    let next = client.rw_lock("r").write().await.unwrap();
+    let held = since.elapsed();
+    assert!(held < 2_300 * MS, "held for {held:?}");
+    drop((next, reader));
+}
+
+/// The longest timeouts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_very_long_timeout_is_no_error() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.lock("k");
+    for timeout in [
+        Duration::from_secs(1 << 40),
+        Duration::MAX,
+        Duration::from_secs(1 << 50),
+    ] {
+        let got = lock.lock_timeout(timeout).await;
+        drop(got.unwrap());
+    }
+}
+
+/// What the server says to one guard's unlock is true of the other of the same hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_guard_learns_at_its_unlock_the_others_know() {
+    let server = Server::start();
+    let (client, _near, far) = two_ways(&server, patient()).await;
+    let lock = client.lock("k").owner(&client.owner());
+    let (one, two) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
+    far.cut_to_client();
+    server.run("RLOCK.BREAK k");
+    one.unlock().await.unwrap_err();
+    assert!(
+        two.is_lost(),
+        "the server has said that this hold is no more"
+    );
+}
+
+/// Late word of an earlier hold of several beside a wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn late_word_of_earlier_several_beside_a_wait_does_not_end_the_next() {
+    let server = Server::start();
+    let (client, _near, far) = two_ways(&server, patient()).await;
+    let owner = client.owner();
+    let both = client.multi(["a", "b"]).owner(&owner);
+    let first = both.lock().await.unwrap();
+    let mut alice = server.connect();
+    alice.take("c", "alice");
+    far.cut_to_client();
+    server.run("RLOCK.BREAK a");
+    server.run("RLOCK.BREAK b");
+    assert!(first.unlock().await.unwrap_err().is_lost());
+    let next = both.lock().await.unwrap();
+    let more = client.multi(["b", "c"]).owner(&owner);
+    let _waiting = see_in_queue(&server, "c", async move { more.lock().await });
+    far.heal();
+    let early = timeout(Duration::from_secs(1), next.lost()).await;
+    assert!(
+        early.is_err(),
+        "{early:?}, and the server has {:?}",
+        server.holder("a")
+    );
+}
+
+/// A client that has gone asks no more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dropped_client_ends_although_the_server_has_gone() {
+    let mut server = Server::start();
+    let builder = Client::builder()
+        .response_timeout(500 * MS)
+        .grace(Duration::ZERO);
+    let address = server.address();
+    let client = builder.connect(&super::client::url(&server)).await.unwrap();
+    let mut alice = server.connect();
+    alice.run("RLOCK.ACQUIRE k alice 300000");
+    let lock = client.lock("k");
+    let waiting = see_in_queue(&server, "k", async move { lock.lock().await });
+    server.kill();
+    waiting.abort();
+    drop(client);
+    sleep(Duration::from_secs(20)).await;
+    let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+    let called = timeout(Duration::from_secs(10), listener.accept()).await;
+    assert!(
+        called.is_err(),
+        "a client that was dropped 20 s ago calls: {called:?}"
+    );
+}
+
+/// A shutdown takes no longer than the lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shutdown_takes_no_longer_than_the_lease() {
+    let server = Server::start();
+    let builder = Client::builder()
+        .response_timeout(500 * MS)
+        .lease(Duration::from_secs(2));
+    let client = builder.connect(&super::client::url(&server)).await.unwrap();
+    let mut alice = server.connect();
+    alice.run("RLOCK.ACQUIRE k alice 300000");
+    let lock = client.lock("k");
+    let _waiting = see_in_queue(&server, "k", async move { lock.lock().await });
+    server.freeze();
+    let started = Instant::now();
+    let _ = timeout(Duration::from_secs(40), client.shutdown()).await;
+    let took = started.elapsed();
+    server.thaw();
+    assert!(took < Duration::from_secs(6), "took {took:?}");
+}
+
+/// A lease that the server refuses is refused to the owner's other call too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bad_lease_does_not_refuse_a_good_one() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let scope = client.scope();
+    let (bad, good) = (scope.lock("k").lease(Duration::ZERO), scope.lock("k"));
+    let (bad, good) = tokio::join!(bad.try_lock(), good.try_lock());
+    assert!(bad.is_err());
+    drop(good.unwrap());
+}
+
+/// Which terms the surviving guard has after the first one of another call was lost unheard
+/// of does not matter here; but a `max_hold` that was refused with its call does.
+#[tokio::test(flavor = "current_thread")]
+async fn a_dropped_call_does_not_settle_the_lease_of_the_next() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let scope = client.scope();
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    let short = scope.lock("k").lease(700 * MS);
+    let dropped = timeout(300 * MS, short.lock()).await;
+    assert!(dropped.is_err());
+    alice.let_go("k", "alice");
+    let guard = scope.lock("k").lock().await.unwrap();
+    assert!(guard.valid_for() > 1_000 * MS);
+}
+
+/// `try_lock()` is granted; before its reply is heard an operator breaks the lock, and the
+/// session hears of that. Nobody listens, and the word is forgotten.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_try_whose_loss_is_told_before_its_grant_is_lost() {
+    let server = Server::start();
+    let (client, [_near, p2, _p3]) = three_ways(&server, calm()).await;
+    let lock = client.lock("k").lease(Duration::from_secs(290));
+    p2.delay(300 * MS);
+    let trying = tokio::spawn(async move { lock.try_lock().await });
+    until("it is granted", || server.holder("k").is_some());
+    assert_eq!(server.run("RLOCK.BREAK k"), 1);
+    server.connect().take("k", "alice");
+    let guard = soon(trying).await.unwrap().unwrap();
+    p2.heal();
+    let told = timeout(Duration::from_secs(4), guard.lost()).await;
+    assert!(
+        told.is_ok(),
+        "alice has it, and the guard says that it is held"
+    );
+}
+
+/// The same of `lock()`, to compare.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_whose_loss_is_told_before_its_grant_is_lost() {
+    let server = Server::start();
+    let (client, [_near, p2, _p3]) = three_ways(&server, calm()).await;
+    let lock = client.lock("k").lease(Duration::from_secs(290));
+    p2.delay(300 * MS);
+    let trying = tokio::spawn(async move { lock.lock().await });
+    until("it is granted", || server.holder("k").is_some());
+    assert_eq!(server.run("RLOCK.BREAK k"), 1);
+    server.connect().take("k", "alice");
+    let guard = soon(trying).await.unwrap().unwrap();
+    p2.heal();
+    let told = timeout(Duration::from_secs(4), guard.lost()).await;
+    assert!(
+        told.is_ok(),
+        "alice has it, and the guard says that it is held"
+    );
+}
+
+/// `lock()` enters one of several locks that a scope holds; before its reply is heard the lock
+/// is broken. Only the guard of the several is told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reentry_whose_loss_is_told_before_its_grant_is_lost() {
+    let server = Server::start();
+    let (client, [_near, p2, _p3]) = three_ways(&server, calm()).await;
+    let scope = client.scope();
+    let _both = scope.multi(["a", "b"]).lock().await.unwrap();
+    let lock = scope.lock("a").lease(Duration::from_secs(290));
+    p2.delay(300 * MS);
+    let calling = tokio::spawn(async move { lock.lock().await });
+    until("it is entered", || {
+        *server.run("RLOCK.INFO a").get("count") == 2
+    });
+    assert_eq!(server.run("RLOCK.BREAK a"), 1);
+    server.connect().take("a", "alice");
+    let guard = soon(calling).await.unwrap().unwrap();
+    p2.heal();
+    let told = timeout(Duration::from_secs(4), guard.lost()).await;
+    assert!(
+        told.is_ok(),
+        "alice has it, and the guard says that it is held"
+    );
+}
+
+/// A downgrade whose reading is broken before its reply is heard: the writer's guard tells.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_writer_whose_loss_is_told_before_its_grant_is_lost() {
+    let server = Server::start();
+    let (client, [_near, p2, _p3]) = three_ways(&server, calm()).await;
+    let lock = client.rw_lock("k");
+    p2.delay(300 * MS);
+    let trying = tokio::spawn(async move { lock.try_write().await });
+    until("it is granted", || server.run("EXISTS k") == 1);
+    assert_eq!(server.run("RLOCK.BREAK k"), 1);
+    server
+        .connect()
+        .run("RLOCK.ACQUIRE k alice 300000 WRITE")
+        .held();
+    let guard = soon(trying).await.unwrap().unwrap();
+    p2.heal();
+    let told = timeout(Duration::from_secs(4), guard.lost()).await;
+    assert!(
+        told.is_ok(),
+        "alice has it, and the guard says that it is held"
+    );
+}
+
+/// A scope waits for a; it is granted, and the word of it is on its way. Meanwhile it takes
+/// a and b at once, and enters a. Then the word of the first grant arrives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn word_of_an_earlier_grant_does_not_end_a_guard_of_several() {
+    let server = Server::start();
+    let (client, _near, far) = two_ways(&server, calm()).await;
+    let scope = client.scope();
+    let mut alice = server.connect();
+    alice.take("a", "alice");
+    let lock = scope.lock("a");
+    let waiting = see_in_queue(&server, "a", async move { lock.lock().await });
+    far.cut_to_client();
+    alice.let_go("a", "alice");
+    until("it is granted", || server.holder("a").is_some());
+    let both = scope.multi(["a", "b"]).try_lock().await.unwrap();
+    far.heal();
+    let one = soon(waiting).await.unwrap().unwrap();
+    let lost = both.is_lost();
+    one.unlock().await.unwrap();
+    let _ = both.unlock().await;
+    client.shutdown().await;
+    assert!(!lost, "the server has it as it was granted");
+    assert!(free(&server, "a"));
+}
+
+/// The same, and what that leaves behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_of_several_heard_before_an_earlier_one_leaves_nothing() {
+    let server = Server::start();
+    let (client, _near, far) = two_ways(&server, calm()).await;
+    let scope = client.scope();
+    let mut alice = server.connect();
+    alice.take("a", "alice");
+    let lock = scope.lock("a");
+    let waiting = see_in_queue(&server, "a", async move { lock.lock().await });
+    far.cut_to_client();
+    alice.let_go("a", "alice");
+    until("it is granted", || server.holder("a").is_some());
+    let both = scope.multi(["a", "b"]).try_lock().await.unwrap();
+    far.heal();
+    let one = soon(waiting).await.unwrap().unwrap();
+    let _ = both.unlock().await;
+    one.unlock().await.unwrap();
+    client.shutdown().await;
+    assert!(free(&server, "a"));
+}
