@@ -237,6 +237,7 @@ async fn a_dropped_client_ends_although_the_server_has_gone() {
     let mut server = Server::start();
     let builder = Client::builder()
         .response_timeout(500 * MS)
+        .lease(Duration::from_secs(2))
         .grace(Duration::ZERO);
     let address = server.address();
     let client = builder.connect(&super::client::url(&server)).await.unwrap();

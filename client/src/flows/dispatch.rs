@@ -88,10 +88,10 @@ impl Context {
 
 /// Asks about a hold of which an event says that it is lost: that may be about an earlier hold of
 /// the same owner, whose guard has gone since. What cannot be learned counts as lost; but in a
-/// cluster the lock may have moved, and then the word of the node that it has left says nothing. And
-/// while another command of the owner is under way, the answer may be about what that has begun, or
-/// be over when that is carried out: then it is asked again. Its validity ends in any case, unless
-/// it is confirmed.
+/// cluster the lock may have moved, and then the word of the node that it has left says nothing.
+/// And while another command of the owner is under way, the answer may be about what that has
+/// begun, or be over when that is carried out: then it is asked again. Its validity ends in any
+/// case, unless it is confirmed.
 pub(crate) async fn verify(context: &Context, hold: Arc<Hold>, reason: LostReason) {
     let mut backoff = Backoff::new();
     let now = Instant::now;

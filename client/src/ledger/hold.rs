@@ -320,9 +320,9 @@ impl Hold {
     }
 
     /// Whether it is this hold that the server means when it says that its owner holds it: it knows
-    /// it by its token; or nothing else of the owner is there that is not lost. None while a command
-    /// is under way that may become one, or end one. A reader and a writer are told apart in any
-    /// case.
+    /// it by its token; or nothing else of the owner is there that is not lost. None while a
+    /// command is under way that may become one, or end one. A reader and a writer are told apart
+    /// in any case.
     pub(crate) fn is_meant(self: &Arc<Self>, now: Instant) -> Option<bool> {
         let mode = self.target.mode();
         if mode.has_token() {
