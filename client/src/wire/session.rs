@@ -1,7 +1,7 @@
 //! The session: on its connection the server tells us of grants and losses, and we know that it has
 //! not taken us for dead.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -18,6 +18,8 @@ pub(crate) struct Session {
     pub(crate) name: Arc<str>,
     pub(crate) grace: Duration,
     life: watch::Sender<Life>,
+    /// The server at which it was attached first.
+    first: OnceLock<ServerId>,
     /// When the last call was sent whose answer has reached all whom it concerned.
     told: watch::Sender<Option<Instant>>,
 }
@@ -41,6 +43,7 @@ impl Session {
             name,
             grace,
             life: watch::Sender::new(Life::New),
+            first: OnceLock::new(),
             told: watch::Sender::new(None),
         })
     }
@@ -60,6 +63,15 @@ impl Session {
             Life::Attached(attachment) => Some(Arc::clone(attachment)),
             Life::New | Life::Broken(_) | Life::Over(_) => None,
         }
+    }
+
+    /// Whether it is attached at the server at which it was attached first. One that does not tell
+    /// its run id is taken for another.
+    pub(crate) fn is_where_it_began(&self) -> bool {
+        let attachment = self.attachment();
+        let there = attachment.as_ref().and_then(|one| one.server());
+        let first = self.first.get();
+        there.is_some_and(|there| first.is_some_and(|first| there.is_surely(first)))
     }
 
     /// Why it will not come back, if it will not.
@@ -102,7 +114,7 @@ impl Session {
 
     /// This server has answered the first EVENTS of a connection, sent at `sent`.
     pub(crate) fn attached(&self, sent: Instant, server: &ServerId) -> Arc<Attachment> {
-        let attachment = Attachment::at(server.clone(), sent, self.grace);
+        let attachment = self.attachment_at(server, sent);
         self.life
             .send_replace(Life::Attached(Arc::clone(&attachment)));
         attachment
@@ -110,11 +122,16 @@ impl Session {
 
     /// The same; but if the answer came too late for anything to count on it, it is not present.
     pub(crate) fn attached_if_present(&self, sent: Instant, server: &ServerId) -> Arc<Attachment> {
-        let attachment = Attachment::at(server.clone(), sent, self.grace);
+        let attachment = self.attachment_at(server, sent);
         if !attachment.is_over(Instant::now()) {
             self.goes_on(&attachment);
         }
         attachment
+    }
+
+    fn attachment_at(&self, server: &ServerId, sent: Instant) -> Arc<Attachment> {
+        self.first.get_or_init(|| server.clone());
+        Attachment::at(server.clone(), sent, self.grace)
     }
 
     /// The same attachment goes on after a silence, and whatever counts on it needs no other word.
