@@ -361,12 +361,8 @@ impl Cluster {
         let mut map = locked(&self.map);
         let serving = map.table.primaries();
         let is_used = |node: &Arc<Node>| {
-            let counted_on = || {
-                let attachment = node.session.attachment();
-                attachment.is_some_and(|attachment| listener.counts_on(&attachment))
-            };
             // A wait there, or a command under way, has the node as well.
-            Arc::strong_count(node) > 1 || counted_on()
+            Arc::strong_count(node) > 1 || listener.counts_on(&node.session)
         };
         // In this time it has those as well that are attached in the place of one that serves.
         let by_name = serving.iter().filter_map(|name| map.nodes.get(name));

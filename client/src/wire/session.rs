@@ -1,7 +1,7 @@
 //! The session: on its connection the server tells us of grants and losses, and we know that it has
 //! not taken us for dead.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -14,6 +14,7 @@ use crate::wire::connection::ServerId;
 
 /// One client's session at one server.
 pub(crate) struct Session {
+    this: Weak<Self>,
     /// The same at every server.
     pub(crate) name: Arc<str>,
     pub(crate) grace: Duration,
@@ -39,7 +40,8 @@ enum Life {
 impl Session {
     /// A session to which nobody listens yet.
     pub(crate) fn new(name: Arc<str>, grace: Duration) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
             name,
             grace,
             life: watch::Sender::new(Life::New),
@@ -131,7 +133,11 @@ impl Session {
 
     fn attachment_at(&self, server: &ServerId, sent: Instant) -> Arc<Attachment> {
         self.first.get_or_init(|| server.clone());
-        Attachment::at(server.clone(), sent, self.grace)
+        Arc::new(Attachment {
+            session: Weak::clone(&self.this),
+            server: Some(server.clone()),
+            ..Attachment::unknown(sent, self.grace)
+        })
     }
 
     /// The same attachment goes on after a silence, and whatever counts on it needs no other word.
@@ -179,6 +185,8 @@ impl Session {
 /// has not yet confirmed keeps the old one's end: the server may have given it away in between.
 #[derive(Debug)]
 pub(crate) struct Attachment {
+    /// Which session is attached by it.
+    session: Weak<Session>,
     /// Which server knows it.
     server: Option<ServerId>,
     grace: Duration,
@@ -189,16 +197,13 @@ pub(crate) struct Attachment {
 impl Attachment {
     /// One that no server knows.
     pub(crate) fn new(sent: Instant, grace: Duration) -> Arc<Self> {
-        Arc::new(Self::of(None, sent, grace))
+        Arc::new(Self::unknown(sent, grace))
     }
 
-    fn at(server: ServerId, sent: Instant, grace: Duration) -> Arc<Self> {
-        Arc::new(Self::of(Some(server), sent, grace))
-    }
-
-    fn of(server: Option<ServerId>, sent: Instant, grace: Duration) -> Self {
+    fn unknown(sent: Instant, grace: Duration) -> Self {
         Self {
-            server,
+            session: Weak::new(),
+            server: None,
             grace,
             until: confident_until(sent, grace).map(AtomicInstant::new),
         }
@@ -206,6 +211,11 @@ impl Attachment {
 
     pub(crate) fn server(&self) -> Option<&ServerId> {
         self.server.as_ref()
+    }
+
+    /// Whether this session is, or was, attached by it.
+    pub(crate) fn is_of(&self, session: &Session) -> bool {
+        std::ptr::eq(self.session.as_ptr(), session)
     }
 
     /// Until when the server cannot have ended the session; `None` without limit.
