@@ -86,8 +86,7 @@ impl Context {
     fn holds_at(&self, node: &Arc<Node>) -> Vec<Arc<Hold>> {
         let mut holds = self.ledger.holds();
         holds.retain(|hold| {
-            hold.counts_on_session(&node.session)
-                || self.router.is_home(node, hold.target().key())
+            hold.counts_on_session(&node.session) || self.router.is_home(node, hold.target().key())
         });
         holds
     }
