@@ -101,7 +101,7 @@ impl Map {
     /// Calls the nodes by the names that their addresses have now, and takes out those that are not
     /// where their names say: which names these were.
     ///
-    /// Nodes may be told by other addresses each time, depending on who is asked. So a node may stay
+    /// A node may be told by another address each time, depending on who is asked. So it may stay
     /// at an address that is not told any more, but only as long as it is attached to the server
     /// that it found there first: any other may be a stranger that has the address now, and would
     /// grant what is held at the node.
