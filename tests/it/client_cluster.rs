@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rlock_client::{Client, ClientBuilder, LostReason, blocking};
-use rlock_tests::{Resharding, Server, Shards, patience, until};
+use rlock_tests::{Resharding, Server, Shards, in_sync, patience, until};
 use tokio::time::timeout;
 
 use super::client::{
     MS, calls, calm, once_in_ten, poll_once, see_in_queue, soon, url, wait_in_queue,
 };
+use super::client_faults::kill_session_connection;
 use super::client_session::next_random;
 
 pub(super) async fn connect(builder: ClientBuilder, shards: &Shards) -> Client {
@@ -344,6 +345,45 @@ async fn while_a_slot_moves_a_key_is_asked_for_where_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hold_ahead_of_its_slot_outlives_a_broken_session_connection() {
+    let shards = Shards::start();
+    let grace = Duration::from_secs(3);
+    let client = connect(calm().grace(grace), &shards).await;
+    let (from, to) = (shards.primary_of("k"), other_than(&shards, "k"));
+    let goes = client.lock("{k}:goes").lock().await.unwrap();
+    let stays = client.lock("{k}:stays").lock().await.unwrap();
+    let resharding = Resharding::of("k", from, to);
+    resharding.open();
+    resharding.migrate(&["{k}:goes"]);
+    soon(goes.renew()).await.unwrap();
+    for node in [from, to] {
+        assert_eq!(node.info_number("rlock_session_holds"), 1);
+    }
+    kill_session_connection(to);
+    let lost = timeout(2 * grace, goes.lost()).await;
+    assert!(lost.is_err(), "{lost:?}");
+    assert!(!stays.is_lost());
+    assert_eq!(to.info_number("rlock_session_holds"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hold_ahead_of_its_slot_outlives_it_with_the_defaults_too() {
+    let shards = Shards::start();
+    let client = connect(Client::builder(), &shards).await;
+    let (from, to) = (shards.primary_of("k"), other_than(&shards, "k"));
+    let guard = client.lock("{k}:goes").lock().await.unwrap();
+    let resharding = Resharding::of("k", from, to);
+    resharding.open();
+    resharding.migrate(&["{k}:goes"]);
+    until("the watchdog has renewed it there", || {
+        calls(to, "renew") > 0 && to.info_number("rlock_session_holds") == 1
+    });
+    kill_session_connection(to);
+    let lost = timeout(Duration::from_secs(9), guard.lost()).await;
+    assert!(lost.is_err(), "{lost:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_primary_loses_no_replicated_hold_and_no_wait() {
     let mut shards = Shards::start();
     let client = connect(calm(), &shards).await;
@@ -364,7 +404,7 @@ async fn a_killed_primary_loses_no_replicated_hold_and_no_wait() {
     let broken = client.lock(broken).lock().await.unwrap();
     let waiting = wait_in_queue(shards.primary_of(&name), &client, &name);
     shards.settle();
-    rlock_tests::in_sync(shards.primary_of(&name), shards.replica_of(&name));
+    in_sync(shards.primary_of(&name), shards.replica_of(&name));
     shards.kill_primary_of(&name);
 
     let heir = shards.primary_of(&name);
@@ -395,13 +435,40 @@ async fn a_killed_primary_loses_no_replicated_hold_and_no_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replaced_primary_is_not_connected_to_for_a_wait_that_has_left() {
+    let mut shards = Shards::start();
+    let client = connect(calm().response_timeout(2_000 * MS), &shards).await;
+    let guard = client.lock("k").lock().await.unwrap();
+    let old = shards.primary_of("k").port();
+    let waiting = wait_in_queue(shards.primary_of("k"), &client, "k");
+    in_sync(shards.primary_of("k"), shards.replica_of("k"));
+    shards.kill_primary_of("k");
+    until("it waits at the new primary", || {
+        shards.primary_of("k").waiting_owners("k").len() == 1
+    });
+    shards.restart();
+    soon(guard.renew()).await.unwrap();
+    // It is left when the cluster is asked next, every five seconds.
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    let node = shards.nodes().iter().find(|node| node.port() == old);
+    let received = || node.unwrap().info_number("total_connections_received");
+    let before = received();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    // One of them asks for this number.
+    assert_eq!(received() - before, 1);
+    guard.unlock().await.unwrap();
+    let next = soon(waiting).await.unwrap().unwrap();
+    next.unlock().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hold_that_the_new_primary_does_not_have_is_lost() {
     let mut shards = Shards::start();
     let client = connect(calm(), &shards).await;
     let guard = client.lock("k").lock().await.unwrap();
     shards.settle();
     let replica = shards.replica_of("k");
-    rlock_tests::in_sync(shards.primary_of("k"), replica);
+    in_sync(shards.primary_of("k"), replica);
     // As if the grant had not reached it in time.
     assert_eq!(replica.run("CONFIG SET replica-read-only no"), "OK");
     assert_eq!(replica.run("FLUSHALL"), "OK");

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use rlock_client::{Client, LostReason};
-use rlock_tests::{Server, Shards, until};
+use rlock_tests::{Proxy, Server, Shards, until};
 use tokio::time::timeout;
 
-use super::client::{MS, calm, soon, wait_in_queue};
+use super::client::{MS, calm, soon, url, wait_in_queue};
 use super::client_cluster::{a_name_each, connect, other_than, until_nothing_is_left};
 use super::client_session::session_of;
 
@@ -231,4 +231,121 @@ async fn a_stranger_that_takes_the_session_over_has_it_for_good() {
     drop(stranger);
     let error = soon(client.lock("k").lock_timeout(50 * MS)).await;
     assert!(error.unwrap_err().is_unavailable());
+}
+
+/// Has the other nodes tell this port of the node.
+fn announce_port(shards: &Shards, node: &Server, port: u16) {
+    let announce = format!("CONFIG SET cluster-announce-port {port}");
+    assert_eq!(node.run(announce), "OK");
+    let id = node.run("CLUSTER MYID").text();
+    until("all call it so", || {
+        shards.nodes().iter().all(|one| {
+            let nodes = one.run("CLUSTER NODES").text();
+            let line = nodes.lines().find(|line| line.starts_with(&id));
+            line.unwrap().contains(&format!(":{port}@"))
+        })
+    });
+}
+
+/// Has the node that serves "k" called by the port of a proxy. Where to ask the others.
+fn behind_a_proxy(shards: &Shards) -> (&Server, Proxy, Vec<String>) {
+    let node = shards.primary_of("k");
+    let proxy = Proxy::to(node.address());
+    announce_port(shards, node, proxy.address().port());
+    let others = shards.nodes().iter();
+    let others = others.filter(|other| other.port() != node.port());
+    (node, proxy, others.map(url).collect())
+}
+
+/// The address by which the node was called leads to another server, and then the node is called
+/// by its own.
+async fn give_the_address_to(other: &Server, proxy: &Proxy, shards: &Shards, node: &Server) {
+    proxy.redirect(other.address());
+    until("the client is there", || {
+        other.run("CLIENT LIST").text().contains("cmd=rlock.events")
+    });
+    announce_port(shards, node, node.port());
+    // The client asks every five seconds, maybe this server first.
+    tokio::time::sleep(Duration::from_secs(11)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stranger_at_the_old_address_of_a_node_grants_nothing() {
+    let shards = Shards::start();
+    let stranger = Server::start();
+    let (node, proxy, urls) = behind_a_proxy(&shards);
+    let client = calm().connect_cluster(&urls).await.unwrap();
+    try_lock(&client, "k").await;
+    give_the_address_to(&stranger, &proxy, &shards, node).await;
+    let guard = soon(client.lock("k").lock()).await.unwrap();
+    assert_eq!(node.holder("k").as_deref(), Some(guard.owner().as_str()));
+    let rival = calm().connect_cluster(&urls).await.unwrap();
+    let error = soon(rival.lock("k").try_lock()).await.unwrap_err();
+    assert!(error.is_not_acquired(), "{error}");
+    assert!(!guard.is_lost());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_empty_primary_at_the_old_address_of_a_node_keeps_nobody_from_it() {
+    let shards = Shards::start();
+    let empty = Server::builder().cluster().start();
+    let (node, proxy, urls) = behind_a_proxy(&shards);
+    let client = calm().connect_cluster(&urls).await.unwrap();
+    try_lock(&client, "k").await;
+    let nodes = empty.run("CLUSTER NODES").text();
+    let (_, bus) = nodes.split_once('@').unwrap();
+    let bus: String = bus.chars().take_while(char::is_ascii_digit).collect();
+    let meet = format!("CLUSTER MEET 127.0.0.1 {} {bus}", empty.port());
+    let known = shards.nodes().iter().find(|one| one.port() != node.port());
+    assert_eq!(known.unwrap().run(meet), "OK");
+    until("it has heard of all", || {
+        let info = empty.run("CLUSTER INFO").text();
+        info.contains("cluster_known_nodes:7") && info.contains("cluster_state:ok")
+    });
+    give_the_address_to(&empty, &proxy, &shards, node).await;
+    for _ in 0..5 {
+        try_lock(&client, "k").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_that_change_places_cost_no_guard_no_wait_and_few_connections() {
+    let shards = Shards::start();
+    let (x, y) = (shards.primary_of("k"), other_than(&shards, "k"));
+    let proxies = [x, y].map(|node| Proxy::to(node.address()));
+    let [first, second] = proxies.each_ref().map(|proxy| proxy.address().port());
+    announce_port(&shards, x, first);
+    announce_port(&shards, y, second);
+    let at_y = shards.name_at(y, "y");
+    let client = connect(calm().grace(Duration::from_secs(10)), &shards).await;
+    let other = connect(calm(), &shards).await;
+    let (mut guards, mut others, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+    for (node, name) in [(x, "k"), (y, &*at_y)] {
+        let wanted = format!("{{{name}}}:wanted");
+        guards.push(client.lock(name).lock().await.unwrap());
+        others.push(other.lock(&*wanted).lock().await.unwrap());
+        waiting.push(wait_in_queue(node, &client, &wanted));
+    }
+    let received = || [x, y].map(|node| node.info_number("total_connections_received"));
+    for (at_first, at_second) in [(y, x), (x, y)] {
+        proxies[0].lead_to(at_first.address());
+        proxies[1].lead_to(at_second.address());
+        let set = format!("CONFIG SET cluster-announce-port {first}");
+        assert_eq!(at_first.run(set), "OK");
+        announce_port(&shards, at_second, second);
+        announce_port(&shards, at_first, first);
+        until_asked(&shards, 6);
+        for guard in &guards {
+            assert!(!guard.is_lost(), "{:?}", soon(guard.lost()).await);
+            soon(guard.renew()).await.unwrap();
+        }
+        assert!(waiting.iter().all(|wait| !wait.is_finished()));
+        let before = received();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let after = received();
+        let tried = after[0] + after[1] - before[0] - before[1];
+        let open: usize = [x, y].map(connections).iter().sum();
+        // Two clients have two to each.
+        assert!(open <= 9 && tried < 12, "{open} open, {tried} in 5 s");
+    }
 }

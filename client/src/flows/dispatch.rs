@@ -14,7 +14,7 @@ use crate::lost_reason::LostReason;
 use crate::topology::slots::slot_of;
 use crate::topology::{Listener, Node};
 use crate::wire::reply::Event;
-use crate::wire::session::Attachment;
+use crate::wire::session::{Attachment, Session};
 
 impl Listener for Context {
     fn told(self: Arc<Self>, node: &Arc<Node>, events: Vec<Event>, since: Instant) {
@@ -72,16 +72,22 @@ impl Listener for Context {
         tokio::spawn(async move { renew::confirm(&self, holds, || true).await });
     }
 
-    fn counts_on(&self, attachment: &Attachment) -> bool {
-        let holds = self.ledger.holds();
-        holds.iter().any(|hold| hold.counts_on(attachment))
+    fn counts_on(&self, session: &Session) -> bool {
+        let (holds, now) = (self.ledger.holds(), Instant::now());
+        let mut counting = holds.iter().filter(|hold| hold.counts_on_session(session));
+        counting.any(|hold| hold.lost(now).is_none())
     }
 }
 
 impl Context {
+    /// The holds that depend on the session at this node: of the locks that it serves, and those
+    /// that have gone there ahead of their slot. These count on it though another node serves the
+    /// slot.
     fn holds_at(&self, node: &Arc<Node>) -> Vec<Arc<Hold>> {
         let mut holds = self.ledger.holds();
-        holds.retain(|hold| self.router.is_home(node, hold.target().key()));
+        holds.retain(|hold| {
+            hold.counts_on_session(&node.session) || self.router.is_home(node, hold.target().key())
+        });
         holds
     }
 }

@@ -330,16 +330,32 @@ impl Wait {
     async fn queued(&mut self, at: AttachedRoute, reply: &mut Reply) -> Next {
         let (request, target) = (Arc::clone(&self.request), Arc::clone(self.usage.target()));
         let on_top = request.context.router.response_timeout;
-        tokio::select! {
-            // What has been told stands, also when the session has been attached anew since.
-            biased;
-            told = self.news(&at) => self.told(told, at).await,
-            end = ending(&request, reply, on_top) => self.left(end),
-            left = request.context.router.left(target.key(), &at) => match left {
-                Ok(()) => Next::AskAgain,
-                Err(error) => Next::End(told(error)),
-            },
+        loop {
+            let stood_elsewhere = self.forget_left_nodes(&at.route);
+            tokio::select! {
+                // What has been told stands, also when the session has been attached anew since.
+                biased;
+                told = self.news(&at) => return self.told(told, at).await,
+                end = ending(&request, reply, on_top) => return self.left(end),
+                left = request.context.router.left(target.key(), &at) => return match left {
+                    Ok(()) => Next::AskAgain,
+                    Err(error) => Next::End(told(error)),
+                },
+                () = sleep(FORGET_EVERY), if stood_elsewhere => {}
+            }
         }
+    }
+
+    /// Forgets nodes where it stood before, if they do not serve the lock any more and the session
+    /// is not attached there: what was in the queue ends with the session. Otherwise they would be
+    /// connected to again and again for as long as it waits here. Whether any are left.
+    fn forget_left_nodes(&mut self, present: &Route) -> bool {
+        let (router, key) = (&self.request.context.router, self.usage.target().key());
+        self.routes.retain(|route| {
+            let node = &route.node;
+            route.is_at(&present.node) || node.is_attached() || router.is_home(node, key)
+        });
+        self.routes.len() > 1
     }
 
     /// Waits for news of the wait at this node. From one where it stood before, only a grant is
@@ -730,6 +746,9 @@ async fn ending(request: &Request, reply: &mut Reply, on_top: Duration) -> Endin
         () = time_up => Ending::TimedOut,
     }
 }
+
+/// So often a wait looks whether there is still something of it at the nodes where it stood before.
+const FORGET_EVERY: Duration = Duration::from_secs(2);
 
 /// For so long the client's shutdown waits until a waiter has been called back.
 const WITHDRAW_FOR: Duration = Duration::from_secs(30);

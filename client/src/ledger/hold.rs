@@ -15,7 +15,7 @@ use crate::time::{AtomicInstant, LEASE_MIN, Lease, drift, valid_until, whole_mil
 use crate::trace;
 use crate::wire::connection::ServerId;
 use crate::wire::request::Mode;
-use crate::wire::session::Attachment;
+use crate::wire::session::{Attachment, Session};
 
 /// One hold of one owner, shared by all its guards, which read it without a lock. A hold of several
 /// locks is lost with any.
@@ -207,6 +207,11 @@ impl Hold {
     /// Whether it was last confirmed under this attachment.
     pub(crate) fn counts_on(&self, attachment: &Attachment) -> bool {
         std::ptr::eq(&raw const **self.attachment.load(), attachment)
+    }
+
+    /// Whether it was last confirmed by this session, under whatever attachment.
+    pub(crate) fn counts_on_session(&self, session: &Session) -> bool {
+        self.attachment.load().is_of(session)
     }
 
     /// The server that last confirmed it, if it is known.

@@ -100,11 +100,16 @@ impl Map {
 
     /// Calls the nodes by the names that their addresses have now, and takes out those that are not
     /// where their names say: which names these were.
+    ///
+    /// A node may be told by another address each time, depending on who is asked. So it may stay
+    /// at an address that is not told any more, but only as long as it is attached to the server
+    /// that it found there first: any other may be a stranger that has the address now, and would
+    /// grant what is held at the node.
     fn replace(&mut self) -> Vec<Arc<Name>> {
         let names = &self.names;
         let stays = |(name, node): &(Arc<Name>, Arc<Node>)| {
             let is_its_name = names.of(&node.address) == *name;
-            is_its_name && (node.is_attached() || names.is_at(name, &node.address))
+            is_its_name && (node.session.is_where_it_began() || names.is_at(name, &node.address))
         };
         let (stay, mut others): (Vec<_>, Vec<_>) = self.nodes.drain().partition(stays);
         self.nodes.extend(stay);
@@ -356,12 +361,8 @@ impl Cluster {
         let mut map = locked(&self.map);
         let serving = map.table.primaries();
         let is_used = |node: &Arc<Node>| {
-            let counted_on = || {
-                let attachment = node.session.attachment();
-                attachment.is_some_and(|attachment| listener.counts_on(&attachment))
-            };
             // A wait there, or a command under way, has the node as well.
-            Arc::strong_count(node) > 1 || counted_on()
+            Arc::strong_count(node) > 1 || listener.counts_on(&node.session)
         };
         // In this time it has those as well that are attached in the place of one that serves.
         let by_name = serving.iter().filter_map(|name| map.nodes.get(name));

@@ -78,8 +78,8 @@ pub(crate) trait Listener: Send + Sync {
     /// These slots have moved: what is held there is to be confirmed where they are now.
     fn moved(self: Arc<Self>, slots: &HashSet<u16>);
 
-    /// Whether something held counts on this attachment.
-    fn counts_on(&self, attachment: &Attachment) -> bool;
+    /// Whether something held counts on this session, be it attached at present or not.
+    fn counts_on(&self, session: &Session) -> bool;
 }
 
 impl Node {

@@ -1,7 +1,7 @@
 //! The session: on its connection the server tells us of grants and losses, and we know that it has
 //! not taken us for dead.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -14,10 +14,13 @@ use crate::wire::connection::ServerId;
 
 /// One client's session at one server.
 pub(crate) struct Session {
+    this: Weak<Self>,
     /// The same at every server.
     pub(crate) name: Arc<str>,
     pub(crate) grace: Duration,
     life: watch::Sender<Life>,
+    /// The server at which it was attached first.
+    first: OnceLock<ServerId>,
     /// When the last call was sent whose answer has reached all whom it concerned.
     told: watch::Sender<Option<Instant>>,
 }
@@ -37,10 +40,12 @@ enum Life {
 impl Session {
     /// A session to which nobody listens yet.
     pub(crate) fn new(name: Arc<str>, grace: Duration) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
             name,
             grace,
             life: watch::Sender::new(Life::New),
+            first: OnceLock::new(),
             told: watch::Sender::new(None),
         })
     }
@@ -60,6 +65,15 @@ impl Session {
             Life::Attached(attachment) => Some(Arc::clone(attachment)),
             Life::New | Life::Broken(_) | Life::Over(_) => None,
         }
+    }
+
+    /// Whether it is attached at the server at which it was attached first. One that does not tell
+    /// its run id is taken for another.
+    pub(crate) fn is_where_it_began(&self) -> bool {
+        let attachment = self.attachment();
+        let there = attachment.as_ref().and_then(|one| one.server());
+        let first = self.first.get();
+        there.is_some_and(|there| first.is_some_and(|first| there.is_surely(first)))
     }
 
     /// Why it will not come back, if it will not.
@@ -102,7 +116,7 @@ impl Session {
 
     /// This server has answered the first EVENTS of a connection, sent at `sent`.
     pub(crate) fn attached(&self, sent: Instant, server: &ServerId) -> Arc<Attachment> {
-        let attachment = Attachment::at(server.clone(), sent, self.grace);
+        let attachment = self.attachment_at(server, sent);
         self.life
             .send_replace(Life::Attached(Arc::clone(&attachment)));
         attachment
@@ -110,11 +124,20 @@ impl Session {
 
     /// The same; but if the answer came too late for anything to count on it, it is not present.
     pub(crate) fn attached_if_present(&self, sent: Instant, server: &ServerId) -> Arc<Attachment> {
-        let attachment = Attachment::at(server.clone(), sent, self.grace);
+        let attachment = self.attachment_at(server, sent);
         if !attachment.is_over(Instant::now()) {
             self.goes_on(&attachment);
         }
         attachment
+    }
+
+    fn attachment_at(&self, server: &ServerId, sent: Instant) -> Arc<Attachment> {
+        self.first.get_or_init(|| server.clone());
+        Arc::new(Attachment {
+            session: Weak::clone(&self.this),
+            server: Some(server.clone()),
+            ..Attachment::unknown(sent, self.grace)
+        })
     }
 
     /// The same attachment goes on after a silence, and whatever counts on it needs no other word.
@@ -162,6 +185,8 @@ impl Session {
 /// has not yet confirmed keeps the old one's end: the server may have given it away in between.
 #[derive(Debug)]
 pub(crate) struct Attachment {
+    /// Which session is attached by it.
+    session: Weak<Session>,
     /// Which server knows it.
     server: Option<ServerId>,
     grace: Duration,
@@ -172,16 +197,13 @@ pub(crate) struct Attachment {
 impl Attachment {
     /// One that no server knows.
     pub(crate) fn new(sent: Instant, grace: Duration) -> Arc<Self> {
-        Arc::new(Self::of(None, sent, grace))
+        Arc::new(Self::unknown(sent, grace))
     }
 
-    fn at(server: ServerId, sent: Instant, grace: Duration) -> Arc<Self> {
-        Arc::new(Self::of(Some(server), sent, grace))
-    }
-
-    fn of(server: Option<ServerId>, sent: Instant, grace: Duration) -> Self {
+    fn unknown(sent: Instant, grace: Duration) -> Self {
         Self {
-            server,
+            session: Weak::new(),
+            server: None,
             grace,
             until: confident_until(sent, grace).map(AtomicInstant::new),
         }
@@ -189,6 +211,11 @@ impl Attachment {
 
     pub(crate) fn server(&self) -> Option<&ServerId> {
         self.server.as_ref()
+    }
+
+    /// Whether this session is, or was, attached by it.
+    pub(crate) fn is_of(&self, session: &Session) -> bool {
+        std::ptr::eq(self.session.as_ptr(), session)
     }
 
     /// Until when the server cannot have ended the session; `None` without limit.
