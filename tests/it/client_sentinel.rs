@@ -537,3 +537,30 @@ async fn one_sentinel_is_listened_to_and_another_if_that_connection_ends() {
     drop(client);
     until("none is", || listeners().is_empty());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_sentinel_does_not_delay_the_loss_at_a_replaced_primary() {
+    let servers = [Server::start(), Server::start()];
+    let [old, new] = [servers[0].address(), servers[1].address()];
+    let sentinels = [(); 2].map(|()| Impostor::naming(old));
+    // Accepts connections and says nothing, as one whose machine is cut off or stopped.
+    let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let silent_url = format!("redis://{}", silent.local_addr().unwrap());
+    let urls = sentinels.iter().map(Impostor::url).chain([silent_url]);
+    // The default grace of 5 s.
+    let builder = Client::builder().response_timeout(Duration::from_secs(30));
+    let client = soon(builder.sentinels(urls).connect(&service())).await.unwrap();
+    let guard = soon(client.lock("k").lock()).await.unwrap();
+    assert!(servers[0].holder("k").is_some());
+    // One hears of the new primary a moment before the other.
+    sentinels[0].name(&[new]);
+    sentinels[1].be_asked(1);
+    sentinels[1].name(&[new]);
+    let agreed = Instant::now();
+    let lost = tokio::time::timeout(LONG, guard.lost()).await;
+    let after = agreed.elapsed();
+    assert!(
+        after < patience(Duration::from_secs(5)),
+        "{lost:?} after {after:?}"
+    );
+}

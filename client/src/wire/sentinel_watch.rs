@@ -31,9 +31,11 @@ async fn ask_again(
     interval: Duration,
     mut switches: mpsc::UnboundedReceiver<String>,
 ) {
-    let mut last = Instant::now();
+    let within = part(interval, ANSWER_PART);
+    let mut began = Instant::now();
     loop {
-        let next = last.checked_add(pause(interval)).unwrap_or(last);
+        // Counted from the start of the last question: silent sentinels do not put off the next.
+        let next = began.checked_add(pause(interval)).unwrap_or(began);
         tokio::select! {
             () = sleep_until(next) => {}
             // Not told any more once nobody may listen.
@@ -41,20 +43,20 @@ async fn ask_again(
                 while let Ok(later) = switches.try_recv() {
                     address = later;
                 }
-                follow(connector, &address).await;
+                follow(connector, &address, within).await;
             }
         }
-        last = Instant::now();
-        connector.ask_sentinels().await;
+        began = Instant::now();
+        connector.ask_sentinels(within).await;
     }
 }
 
 /// One sentinel says that the server at this address is the primary now. The others, without whom
 /// nothing is believed, hear of it in a moment.
-async fn follow(connector: &Connector, address: &str) {
+async fn follow(connector: &Connector, address: &str, within: Duration) {
     let mut backoff = Backoff::new();
     for _ in 0..FOLLOWED {
-        if connector.is_at(address) || connector.ask_sentinels().await == Verdict::Replaced {
+        if connector.is_at(address) || connector.ask_sentinels(within).await == Verdict::Replaced {
             return;
         }
         sleep(backoff.next()).await;
@@ -171,6 +173,10 @@ const FOLLOWED: u32 = 8;
 const INTERVAL_MAX: Duration = Duration::from_secs(5);
 
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
+
+/// A sentinel may take this part of the interval to answer: two questions and what lies between
+/// them are over before the next is due.
+const ANSWER_PART: u32 = 4;
 
 #[cfg(test)]
 mod tests {
