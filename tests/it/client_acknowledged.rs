@@ -437,3 +437,17 @@ async fn in_a_cluster_each_primary_waits_for_its_own_replica() {
     soon(other.unlock()).await.unwrap();
     frozen.thaw();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_ends_after_a_reconnect_is_said_to_have_expired() {
+    let pair = Pair::start();
+    let client = connect(calm().acknowledged_by(1, LONG), &pair.primary).await;
+    let lock = client.lock("k").lease(Duration::from_secs(4));
+    let guard = at_last(async || lock.lock().await).await;
+    let asked = calls(&pair.primary, "renew");
+    kill_session_connection(&pair.primary);
+    until("the session is confirmed", || {
+        calls(&pair.primary, "renew") > asked
+    });
+    assert_eq!(soon(guard.lost()).await, LostReason::Expired);
+}
