@@ -600,7 +600,9 @@ async fn a_silent_sentinel_does_not_delay_the_loss_at_a_replaced_primary() {
     let urls = sentinels.iter().map(Impostor::url).chain([silent_url]);
     // The default grace of 5 s.
     let builder = Client::builder().response_timeout(Duration::from_secs(30));
-    let client = soon(builder.sentinels(urls).connect(&service())).await.unwrap();
+    let client = soon(builder.sentinels(urls).connect(&service()))
+        .await
+        .unwrap();
     let guard = soon(client.lock("k").lock()).await.unwrap();
     assert!(servers[0].holder("k").is_some());
     // One hears of the new primary a moment before the other.
