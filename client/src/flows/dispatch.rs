@@ -86,10 +86,10 @@ impl Context {
     }
 }
 
-/// Asks about a hold of which an event says that it is lost: that may be about an earlier hold of the
-/// same owner, whose guard has gone since. What cannot be learned counts as lost; but in a cluster
-/// the lock may have moved, and then the word of the node that it has left says nothing. Its
-/// validity ends in any case, unless the node where it is confirms it.
+/// Asks about a hold of which an event says that it is lost: that may be about an earlier hold of
+/// the same owner, whose guard has gone since. What cannot be learned counts as lost; but in a
+/// cluster the lock may have moved, and then the word of the node that it has left says nothing.
+/// Its validity ends in any case, unless the node where it is confirms it.
 pub(crate) async fn verify(context: &Context, hold: Arc<Hold>, reason: LostReason) {
     let mut backoff = Backoff::new();
     let now = Instant::now;
