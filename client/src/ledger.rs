@@ -20,7 +20,7 @@ pub(crate) use events::{Delivered, GiveBack, Mailbox, Notification, OrphanGrant}
 mod hold;
 #[cfg(test)]
 pub(crate) use hold::tests::hold as a_hold;
-pub(crate) use hold::{Grant, Hold, Renewal};
+pub(crate) use hold::{Acknowledgement, Grant, Hold, Renewal};
 
 #[cfg(test)]
 mod model;

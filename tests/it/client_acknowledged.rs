@@ -1,6 +1,8 @@
 //! Locks that count once replicas, or disks, have the grant.
 
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rlock_client::{ClientBuilder, Error, LostReason};
@@ -436,4 +438,43 @@ async fn in_a_cluster_each_primary_waits_for_its_own_replica() {
     let other = at_last(async || other.lock().await).await;
     soon(other.unlock()).await.unwrap();
     frozen.thaw();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_ends_after_a_reconnect_is_said_to_have_expired() {
+    let pair = Pair::start();
+    let client = connect(calm().acknowledged_by(1, LONG), &pair.primary).await;
+    let lock = client.lock("k").lease(Duration::from_secs(4));
+    let guard = at_last(async || lock.lock().await).await;
+    let asked = calls(&pair.primary, "renew");
+    kill_session_connection(&pair.primary);
+    until("the session is confirmed", || {
+        calls(&pair.primary, "renew") > asked
+    });
+    assert_eq!(soon(guard.lost()).await, LostReason::Expired);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn session_connections_that_break_again_and_again_cost_no_lock() {
+    let pair = Pair::start();
+    let client = connect(calm().acknowledged_by(1, LONG), &pair.primary).await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let workers = (0..8).map(|i| {
+        let (lock, stop) = (client.lock(format!("k{i}")), Arc::clone(&stop));
+        started(async move {
+            while !stop.load(Ordering::SeqCst) {
+                drop(lock.lock().await?);
+            }
+            Ok::<_, Error>(())
+        })
+    });
+    let workers: Vec<_> = workers.collect();
+    for _ in 0..60 {
+        kill_session_connection(&pair.primary);
+        tokio::time::sleep(50 * MS).await;
+    }
+    stop.store(true, Ordering::SeqCst);
+    for worker in workers {
+        soon(worker).await.unwrap().unwrap();
+    }
 }

@@ -8,7 +8,7 @@ use rlock_client::{Client, ErrorKind, QuorumClient, QuorumError, QuorumLock};
 use rlock_tests::{Proxy, Server, eventually, patience, until};
 use tokio::time::sleep;
 
-use super::client::{MS, calls, soon, wait_for};
+use super::client::{MS, calls, soon, url, wait_for};
 use super::client_quorum::{
     Five, Store, by_lease, count, not_acquired, reasons, settings, try_now, within_grace,
 };
@@ -304,7 +304,7 @@ async fn a_server_that_was_away_for_longer_than_the_grace_makes_no_second_majori
 
 /// A client that reaches the last server by a way that can be cut.
 async fn connected_by(five: &Five, way: &Proxy, grace: Duration) -> QuorumClient {
-    let mut urls = five.0.each_ref().map(super::client::url);
+    let mut urls = five.0.each_ref().map(url);
     urls[4] = format!("redis://{}", way.address());
     soon(within_grace(grace).connect(urls)).await.unwrap()
 }
@@ -405,7 +405,7 @@ async fn the_error_has_each_servers_reason_also_of_one_not_asked() {
         5 => Server::builder().on_a_small_disk("everysec").start(),
         _ => Server::start(),
     });
-    let urls = servers.each_ref().map(super::client::url);
+    let urls = servers.each_ref().map(url);
     let client = soon(settings().connect(urls)).await.unwrap();
     soon(client.lock("k").lock())
         .await
@@ -459,7 +459,7 @@ async fn the_error_has_each_servers_reason_also_of_one_not_asked() {
 async fn one_server_by_two_addresses_is_refused() {
     let servers = [Server::start(), Server::start()];
     let also = Proxy::to(servers[0].address());
-    let [one, other] = servers.each_ref().map(super::client::url);
+    let [one, other] = servers.each_ref().map(url);
     // In another of its databases it would even grant the same lock twice.
     let urls = [one, other, format!("redis://{}/1", also.address())];
     let builder = settings().server_timeout(10 * SECOND);
@@ -581,7 +581,7 @@ async fn hundreds_are_held_at_once_and_a_stopped_server_costs_none() {
 async fn a_renewal_straight_after_the_lock_counts_servers_that_join_meanwhile() {
     let five = Five::start();
     let ways = [3, 4].map(|i| Proxy::to(five.0[i].address()));
-    let mut urls = five.0.each_ref().map(super::client::url);
+    let mut urls = five.0.each_ref().map(url);
     for (url, way) in urls[3..].iter_mut().zip(&ways) {
         *url = format!("redis://{}", way.address());
     }
@@ -607,4 +607,30 @@ async fn a_renewal_straight_after_the_lock_counts_servers_that_join_meanwhile() 
         soon(guard.unlock()).await.unwrap();
         five.all_free("k", 0..5);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_does_not_count_servers_that_lost_it_after_confirming() {
+    let servers = [(); 3].map(|()| Server::start());
+    let client = QuorumClient::builder()
+        .settings(by_lease())
+        .server_timeout(3 * SECOND)
+        .connect(servers.each_ref().map(url))
+        .await
+        .unwrap();
+    let lock = client.lock("k").lease(60 * SECOND);
+    let guard = soon(lock.lock()).await.unwrap();
+    until("all have joined", || guard.tokens().len() == 3);
+    // One confirms, one confirms and is broken, one does not answer.
+    servers[2].freeze();
+    let asked = calls(&servers[1], "renew");
+    let (renewed, ()) = tokio::join!(guard.renew(), async {
+        sleep(SECOND).await;
+        assert_eq!(calls(&servers[1], "renew"), asked + 1);
+        assert_eq!(servers[1].run("RLOCK.BREAK k"), 1);
+    });
+    servers[2].thaw();
+    let error = renewed.unwrap_err();
+    assert!(error.to_string().contains("1 of 3"), "{error}");
+    assert!(!guard.is_lost());
 }

@@ -309,15 +309,27 @@ struct ImpostorState {
     /// In turn.
     named: Mutex<Vec<SocketAddr>>,
     asked: AtomicUsize,
+    /// Whether it tells without end that the first of these is the new primary.
+    floods: bool,
 }
 
 impl Impostor {
     fn naming(server: SocketAddr) -> Self {
+        Self::start(server, false)
+    }
+
+    /// One that also tells of switches without end to whoever listens.
+    fn flooding(server: SocketAddr) -> Self {
+        Self::start(server, true)
+    }
+
+    fn start(server: SocketAddr, floods: bool) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let state = Arc::new(ImpostorState {
             named: Mutex::new(vec![server]),
             asked: AtomicUsize::new(0),
+            floods,
         });
         let shared = Arc::clone(&state);
         thread::spawn(move || {
@@ -338,11 +350,16 @@ impl Impostor {
         *self.state.named.lock().unwrap() = servers.to_vec();
     }
 
+    fn asked(&self) -> usize {
+        self.state.asked.load(Ordering::SeqCst)
+    }
+
     /// Waits until it has been asked so often from now on.
     fn be_asked(&self, times: usize) {
-        let asked = || self.state.asked.load(Ordering::SeqCst);
-        let before = asked();
-        until("the sentinel is asked again", || asked() >= before + times);
+        let before = self.asked();
+        until("the sentinel is asked again", || {
+            self.asked() >= before + times
+        });
     }
 }
 
@@ -368,11 +385,27 @@ impl ImpostorState {
                     format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len())
                 }
                 "client" => "+OK\r\n".to_owned(),
+                "subscribe" if self.floods => return self.flood(&mut client),
                 _ => "-NOPERM not here\r\n".to_owned(),
             };
             if client.write_all(answer.as_bytes()).is_err() {
                 return;
             }
+        }
+    }
+
+    /// Tells of a switch some two thousand times a second until the client has gone.
+    fn flood(&self, client: &mut TcpStream) {
+        let port = self.named.lock().unwrap()[0].port();
+        let text = format!("{} 127.0.0.1 1 127.0.0.1 {port}", Sentinels::SERVICE);
+        let length = text.len();
+        let head = "$14\r\n+switch-master\r\n";
+        let subscribed = format!(">3\r\n$9\r\nsubscribe\r\n{head}:1\r\n");
+        let switched = format!(">3\r\n$7\r\nmessage\r\n{head}${length}\r\n{text}\r\n");
+        let mut told = client.write_all(subscribed.as_bytes());
+        while told.is_ok() {
+            told = client.write_all(switched.as_bytes());
+            thread::sleep(Duration::from_micros(500));
         }
     }
 }
@@ -536,4 +569,51 @@ async fn one_sentinel_is_listened_to_and_another_if_that_connection_ends() {
     });
     drop(client);
     until("none is", || listeners().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sentinel_that_floods_makes_the_client_ask_every_50_ms_at_most() {
+    let server = Server::start();
+    let honest = [(); 2].map(|()| Impostor::naming(server.address()));
+    let flooding = Impostor::flooding(server.address());
+    let urls = honest.iter().chain([&flooding]).map(Impostor::url);
+    let client = soon(steadfast().sentinels(urls).connect(&service())).await;
+    let client = client.unwrap();
+    // Listened to in its turn: the others refuse that.
+    honest[0].be_asked(20);
+    let (asked, began) = (honest[0].asked(), Instant::now());
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let asked = honest[0].asked() - asked;
+    let bound = began.elapsed().as_millis() / 50;
+    assert!(asked as u128 <= bound, "{asked} times, not {bound}");
+    drop(client);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_sentinel_does_not_delay_the_loss_at_a_replaced_primary() {
+    let servers = [Server::start(), Server::start()];
+    let [old, new] = [servers[0].address(), servers[1].address()];
+    let sentinels = [(); 2].map(|()| Impostor::naming(old));
+    // Accepts connections and says nothing, as one whose machine is cut off or stopped.
+    let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let silent_url = format!("redis://{}", silent.local_addr().unwrap());
+    let urls = sentinels.iter().map(Impostor::url).chain([silent_url]);
+    // The default grace of 5 s.
+    let builder = Client::builder().response_timeout(Duration::from_secs(30));
+    let client = soon(builder.sentinels(urls).connect(&service()))
+        .await
+        .unwrap();
+    let guard = soon(client.lock("k").lock()).await.unwrap();
+    assert!(servers[0].holder("k").is_some());
+    // One hears of the new primary a moment before the other.
+    sentinels[0].name(&[new]);
+    sentinels[1].be_asked(1);
+    sentinels[1].name(&[new]);
+    let agreed = Instant::now();
+    let lost = tokio::time::timeout(LONG, guard.lost()).await;
+    let after = agreed.elapsed();
+    assert!(
+        after < patience(Duration::from_secs(5)),
+        "{lost:?} after {after:?}"
+    );
 }

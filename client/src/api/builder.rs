@@ -193,18 +193,27 @@ impl ClientBuilder {
     /// Where no such majority answers alike, it is the answer of those who answer within an eighth
     /// of the [response timeout](Self::response_timeout) after the first: what a majority said
     /// before, if one of them says so still, and else what most of them say. One sentinel that is
-    /// left is believed, also if it is cut off from the others and does not know of a failover. So
-    /// name all of them, or one address behind which they all are.
+    /// left is believed, also if it is cut off from the others and does not know of a failover.
+    ///
+    /// So name all of them, each by an address of its own. One address behind which they all are,
+    /// as of a load balancer, counts as one sentinel: whichever of them answers is believed. Twice
+    /// in a row that may be one that does not know of a failover, and the client then leaves the
+    /// primary for the old one.
     ///
     /// A connected client asks them again 2.5 to 3.75 s after it asked last; with a
     /// [grace](Self::grace) below 5 s, after a half to three quarters of the grace, and not before
     /// 50 ms. If it may, it listens to one of them as well, and asks at once when that tells of a
-    /// new primary. If more than half of those that are named name another server, and again 0.1 s
-    /// later, and that can be reached and calls itself a primary, the connections to the old one
-    /// are given up, even if it still answers there. So a guard at a primary that was replaced
-    /// without hearing of it is confirmed at the new one or lost within 3.85 s (or three quarters
-    /// of the grace and 0.1 s) after the sentinels agree, and the time that the answers take. A
-    /// minority, no answer, or a server that cannot be reached change nothing.
+    /// new primary. A sentinel that has not answered after 1.25 s (or a quarter of the grace)
+    /// counts as silent.
+    ///
+    /// If more than half of those that are named name another server, and again 0.1 s later, the
+    /// connections to the old one are given up, even if it still answers there, and also if the new
+    /// one cannot be reached: what is held at the old one may be granted to others by then. So a
+    /// guard at a primary that was replaced without hearing of it is confirmed at the new one or
+    /// lost within 3.85 s (or three quarters of the grace and 0.1 s) after the sentinels agree, and
+    /// the time that the answers take; or, if the new one cannot be reached, once the grace or the
+    /// lease has ended. A minority, too few answers, or a server that says that it is a replica
+    /// still change nothing.
     ///
     /// After a failover the client connects to the new primary by itself: waits queue again there,
     /// and each hold is confirmed there or lost. What the old primary granted and the new one never

@@ -355,8 +355,8 @@ enum Answered {
     NotHeld { lease_left: Option<Duration> },
 }
 
-/// The server's word, after one more try if the connection broke or the session was not attached,
-/// and of the node where the lock is by now.
+/// The server's word, after one more try if the connection broke, after more while the session was
+/// not attached, and of the node where the lock is by now.
 async fn once(request: &Request, usage: &Usage, asked: Option<Asked>) -> Result<Answered, Error> {
     let (router, target) = (&request.context.router, usage.target());
     let mut asked = match asked {

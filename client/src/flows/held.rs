@@ -136,8 +136,8 @@ async fn until_lost(hold: &Hold) -> LostReason {
 mod tests {
     use super::*;
     use crate::ledger::HoldOptions;
-    use crate::ledger::Renewal;
     use crate::ledger::a_hold;
+    use crate::ledger::{Acknowledgement, Renewal};
     use crate::time::Lease;
     use std::time::Duration;
 
@@ -179,7 +179,7 @@ mod tests {
             let renewal = Renewal {
                 lease,
                 attachment: None,
-                acknowledged: true,
+                acknowledgement: Acknowledgement::Given,
             };
             assert_eq!(hold.renewed(true, &renewal, Instant::now()), Ok(()));
         };

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::flows::Context;
-use crate::ledger::{Hold, Renewal, Reserved, Target};
+use crate::ledger::{Acknowledgement, Hold, Renewal, Reserved, Target};
 use crate::topology::{Redirects, Route, Router};
 use crate::trace;
 use crate::wire::request::{self, Command};
@@ -58,11 +58,16 @@ pub(crate) async fn ask(
         let server = attachment.as_ref().and_then(|one| one.server());
         let error = match answer(&route, renewal.only_for(server), aim).await {
             Ok((held, by_enough)) => {
-                let waited = aim == Aim::Lease || route.node.acknowledger.is_none();
+                let counts = aim == Aim::Lease || route.node.acknowledger.is_none();
+                let acknowledgement = match by_enough {
+                    Err(_) => Acknowledgement::Missing,
+                    Ok(()) if counts => Acknowledgement::Given,
+                    Ok(()) => Acknowledgement::NotAsked,
+                };
                 let renewal = Renewal {
                     lease: lease.answered(held),
                     attachment,
-                    acknowledged: waited && by_enough.is_ok(),
+                    acknowledgement,
                 };
                 return Ok(Renewed {
                     held,

@@ -33,7 +33,7 @@ pub(crate) struct Hold {
     attachment: ArcSwap<Attachment>,
     /// Why it is lost, once it is.
     lost: OnceLock<LostReason>,
-    /// Whether the last renewal was not acknowledged.
+    /// Whether the last renewal that was to be acknowledged was not.
     unacknowledged: AtomicBool,
     /// Tells those who wait for its end that this has moved.
     pub(crate) changed: Notify,
@@ -47,9 +47,19 @@ pub(crate) struct Renewal {
     /// What the session was attached by before it was sent; `None` if by nothing: then the hold
     /// still counts on what it was confirmed under before.
     pub(crate) attachment: Option<Arc<Attachment>>,
-    /// Whether the lease counts: where grants must be acknowledged, only if enough replicas or
-    /// disks have it. Otherwise the server says that it is held by this session, and no more.
-    pub(crate) acknowledged: bool,
+    pub(crate) acknowledgement: Acknowledgement,
+}
+
+/// Whether the lease of a renewal counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Acknowledgement {
+    /// Enough replicas or disks have it, or none must: it counts.
+    Given,
+    /// Too few have it in time.
+    Missing,
+    /// They must have it, and were not asked. The server says that it is held by this session, and
+    /// no more.
+    NotAsked,
 }
 
 /// What the server has granted.
@@ -273,14 +283,17 @@ impl Hold {
             let present = self.attachment.load_full();
             let attachment = renewal.attachment.as_ref().unwrap_or(&present);
             let mut renewed = Validity::new(renewal.lease, Arc::clone(attachment));
-            if !renewal.acknowledged {
+            if renewal.acknowledgement != Acknowledgement::Given {
                 // The server's word alone: the session keeps the hold, and its lease ends as
                 // before.
                 (renewed.ends, renewed.until) = (self.ends.get(), self.until.get());
             }
             self.join(state, renewed);
-            self.unacknowledged
-                .store(!renewal.acknowledged, Ordering::Release);
+            // Where nobody was asked, the lease ends for the same reason as before.
+            if renewal.acknowledgement != Acknowledgement::NotAsked {
+                let missing = renewal.acknowledgement == Acknowledgement::Missing;
+                self.unacknowledged.store(missing, Ordering::Release);
+            }
         });
         Ok(())
     }
@@ -425,7 +438,7 @@ pub(crate) mod tests {
         Renewal {
             lease: lease_from(sent, LEASE),
             attachment: None,
-            acknowledged: true,
+            acknowledgement: Acknowledgement::Given,
         }
     }
 
@@ -557,7 +570,7 @@ pub(crate) mod tests {
         let (lost, acknowledged_late) = (hold(), hold());
         let unacknowledged = Renewal {
             attachment: Some(Attachment::new(after(sent, 8_000), grace)),
-            acknowledged: false,
+            acknowledgement: Acknowledgement::Missing,
             ..renewal(after(sent, 3_000))
         };
         for hold in [&lost, &acknowledged_late] {
@@ -567,6 +580,22 @@ pub(crate) mod tests {
         }
         let reason = lost.lost(after(sent, 9_898));
         assert_eq!(reason, Some(LostReason::NotAcknowledged));
+        // To confirm the session nobody is asked, which changes nothing about the reason.
+        for (before, reason) in [
+            (None, LostReason::Expired),
+            (Some(&unacknowledged), LostReason::NotAcknowledged),
+        ] {
+            let hold = hold();
+            let not_asked = Renewal {
+                acknowledgement: Acknowledgement::NotAsked,
+                ..unacknowledged.clone()
+            };
+            for renewal in before.into_iter().chain([&not_asked]) {
+                let told = hold.renewed(true, renewal, after(sent, 3_500));
+                assert_eq!(told, Ok(()));
+            }
+            assert_eq!(hold.lost(after(sent, 9_898)), Some(reason));
+        }
         // That of a renewal that was sent before still counts.
         let late = renewal(after(sent, 1_000));
         assert_eq!(
@@ -635,7 +664,7 @@ pub(crate) mod tests {
         let renewal = |length| Renewal {
             lease: lease_from(late, length),
             attachment: None,
-            acknowledged: true,
+            acknowledgement: Acknowledgement::Given,
         };
         assert_eq!(hold.renewed(true, &renewal(lease), late), Ok(()));
         assert_eq!(hold.options_left(late).max_hold, Some(lease));

@@ -187,6 +187,13 @@ impl QuorumGuard {
             };
             put(&mut answers, server, error);
         }
+        // What has confirmed it and was lost since, to an operator for one, is not held any more.
+        let troubles = self.parts.troubles().into_iter().enumerate();
+        for (server, trouble) in troubles.filter(|(_, trouble)| trouble.is_some()) {
+            if answers.get(server).is_some_and(Option::is_none) {
+                put(&mut answers, server, trouble);
+            }
+        }
         // Servers that were slower than the majority of lock() may grant it only now. Without them
         // the renewal would be in doubt as soon as one of that majority does not answer.
         for (server, guard) in self.parts.live() {

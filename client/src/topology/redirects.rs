@@ -68,7 +68,9 @@ impl<'a> Redirects<'a> {
         route: &Route,
         attachment: Option<&Arc<Attachment>>,
     ) -> Result<AttachedRoute, Error> {
-        if std::mem::replace(&mut self.attached_anew, true) {
+        // Connections may break one after the other: each time nothing was done.
+        let again = std::mem::replace(&mut self.attached_anew, true);
+        if again && self.began.elapsed() >= self.router.response_timeout {
             return Err(error);
         }
         let known = attachment.map(|attachment| AttachedRoute {

@@ -189,10 +189,14 @@ impl Connector {
     /// majority names another, twice in a row, and that says so too, the connections to the old one
     /// are given up, also if it cannot be reached: what is held at the old one may be granted to
     /// others there. One that is a replica still changes nothing: it is asked about again.
-    pub(crate) async fn ask_sentinels(&self) -> Verdict {
+    ///
+    /// Sentinels that do not answer `within` this time count as silent. While the others do not
+    /// agree yet, a silent one would otherwise delay the next question.
+    pub(crate) async fn ask_sentinels(&self, within: Duration) -> Verdict {
+        let within = self.response_timeout.min(within);
         let mut named: Option<String> = None;
         let client = loop {
-            let Some(client) = self.endpoint.find_agreed(self.response_timeout).await else {
+            let Some(client) = self.endpoint.find_agreed(within).await else {
                 return Verdict::Unclear;
             };
             let address = client.get_connection_info().addr().to_string();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use redis::aio::{MultiplexedConnection, SendError};
 use redis::{AsyncConnectionConfig, PushInfo, PushKind};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::backoff::{Backoff, LASTING, part_of, random};
@@ -19,7 +19,7 @@ use crate::wire::connection::{Connector, Verdict};
 /// Asks until it is aborted, with the node. That it also listens to one of them makes it quicker;
 /// what is promised is that it asks.
 pub(crate) async fn run(connector: Connector, grace: Duration) {
-    let (told, switches) = mpsc::unbounded_channel();
+    let (told, switches) = watch::channel(String::new());
     tokio::join!(
         ask_again(&connector, interval(grace), switches),
         listen(&connector, told),
@@ -29,32 +29,38 @@ pub(crate) async fn run(connector: Connector, grace: Duration) {
 async fn ask_again(
     connector: &Connector,
     interval: Duration,
-    mut switches: mpsc::UnboundedReceiver<String>,
+    mut switches: watch::Receiver<String>,
 ) {
-    let mut last = Instant::now();
+    let within = part(interval, ANSWER_PART);
+    let mut began = Instant::now();
+    let mut ended = began;
     loop {
-        let next = last.checked_add(pause(interval)).unwrap_or(last);
+        let soonest = ended.checked_add(PAUSE_MIN).unwrap_or(ended);
+        // Counted from the start of the last question: silent sentinels do not put off the next.
+        let next = began.checked_add(pause(interval)).unwrap_or(began);
+        let next = next.max(soonest);
         tokio::select! {
             () = sleep_until(next) => {}
             // Not told any more once nobody may listen.
-            Some(mut address) = switches.recv() => {
-                while let Ok(later) = switches.try_recv() {
-                    address = later;
-                }
-                follow(connector, &address).await;
+            Ok(()) = switches.changed() => {
+                // Otherwise one that tells of switches without end has all asked without end.
+                sleep_until(soonest).await;
+                let address = switches.borrow_and_update().clone();
+                follow(connector, &address, within).await;
             }
         }
-        last = Instant::now();
-        connector.ask_sentinels().await;
+        began = Instant::now();
+        connector.ask_sentinels(within).await;
+        ended = Instant::now();
     }
 }
 
 /// One sentinel says that the server at this address is the primary now. The others, without whom
 /// nothing is believed, hear of it in a moment.
-async fn follow(connector: &Connector, address: &str) {
+async fn follow(connector: &Connector, address: &str, within: Duration) {
     let mut backoff = Backoff::new();
     for _ in 0..FOLLOWED {
-        if connector.is_at(address) || connector.ask_sentinels().await == Verdict::Replaced {
+        if connector.is_at(address) || connector.ask_sentinels(within).await == Verdict::Replaced {
             return;
         }
         sleep(backoff.next()).await;
@@ -63,7 +69,7 @@ async fn follow(connector: &Connector, address: &str) {
 
 /// Listens to one sentinel at a time, and tells the addresses of new primaries. One that does not
 /// let us listen is not asked to again.
-async fn listen(connector: &Connector, told: mpsc::UnboundedSender<String>) {
+async fn listen(connector: &Connector, told: watch::Sender<String>) {
     let mut sentinels: Vec<_> = connector.endpoint().sentinels().iter().collect();
     let mut backoff = Backoff::new();
     let first = usize::try_from(random()).unwrap_or_default();
@@ -95,7 +101,7 @@ struct Subscription {
 async fn subscribe(
     connector: &Connector,
     sentinel: &redis::Client,
-    told: &mpsc::UnboundedSender<String>,
+    told: &watch::Sender<String>,
 ) -> Result<Subscription, Error> {
     let closed = Arc::new(Notify::new());
     let (gone, told) = (Arc::clone(&closed), told.clone());
@@ -109,8 +115,8 @@ async fn subscribe(
                 PushKind::Message => {
                     let new = read_switch(push, endpoint.service());
                     if let Some((host, port)) = new {
-                        // Without a receiver there is no task either.
-                        let _ = told.send(endpoint.named(&host, port));
+                        // Only the latest is of interest, however many come.
+                        told.send_replace(endpoint.named(&host, port));
                     }
                 }
                 _ => {}
@@ -171,6 +177,13 @@ const FOLLOWED: u32 = 8;
 const INTERVAL_MAX: Duration = Duration::from_secs(5);
 
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
+
+/// A sentinel may take this part of the interval to answer: two questions and what lies between
+/// them are over before the next is due.
+const ANSWER_PART: u32 = 4;
+
+/// From the end of one question to the next, whatever a sentinel tells.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
 
 #[cfg(test)]
 mod tests {
