@@ -441,3 +441,24 @@ async fn a_grant_of_several_heard_before_an_earlier_one_leaves_nothing() {
     client.shutdown().await;
     assert!(free(&server, "a"));
 }
+
+/// Of two locks one is broken unheard, and both are taken once more: one entered again, the other
+/// anew. The release of the earlier guard names no token.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_that_are_entered_again_in_part_show_that_one_was_lost() {
+    let server = Server::start();
+    let (client, _near, far) = two_ways(&server, patient()).await;
+    let both = client.multi(["a", "b"]).owner(&client.owner());
+    let first = both.lock().await.unwrap();
+    let again = both.lock().await.unwrap();
+    assert!(!first.is_lost() && first.token() == again.token());
+    far.cut_to_client();
+    assert_eq!(server.run("RLOCK.BREAK b"), 1);
+    let next = both.lock().await.unwrap();
+    assert!(next.token() > first.token());
+    let _ = first.unlock().await;
+    assert!(!free(&server, "b") || next.is_lost());
+    assert!(again.is_lost());
+    far.heal();
+    next.unlock().await.unwrap();
+}

@@ -200,7 +200,7 @@ impl Entry {
         }
     }
 
-    fn side(&self, mode: Mode) -> &Side {
+    pub(super) fn side(&self, mode: Mode) -> &Side {
         match mode {
             Mode::Plain | Mode::Several => &self.plain,
             Mode::Read => &self.read,

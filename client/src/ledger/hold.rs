@@ -101,25 +101,39 @@ impl Hold {
         let fresh = grant.fresh;
         let granted = Self::new(usage, grant);
         // Dropped only when the ledger's lock is free again, for that takes it too.
-        let (before, hold) = target.ledger().with(|state| {
-            usage.is_guards_in(state, true);
+        let (before, hold, has_lost) = target.ledger().with(|state| {
             let entries = state.entries(target.entries());
             let before: Vec<_> = entries.flat_map(Entry::held).collect();
+            let has_lost = granted.shows_a_loss(state, &before, now);
+            usage.is_guards_in(state, true);
             let hold = target.share(state, &granted, acknowledged, now);
             if Arc::ptr_eq(&hold, &granted) {
                 state.each_entry(target.entries(), |entry| {
                     entry.holds.push(Arc::downgrade(&granted));
                 });
             }
-            (before, hold)
+            (before, hold, has_lost)
         });
-        for earlier in before.iter().filter(|_| fresh) {
+        for earlier in before.iter().filter(|_| fresh || has_lost) {
             if earlier.is_superseded_by(&hold) {
                 earlier.lose(LostReason::NotHeld);
             }
         }
         let is_new = Arc::ptr_eq(&hold, &granted);
         (hold, is_new)
+    }
+
+    /// Whether this grant of several locks shows that one of them was lost: each had a guard, and
+    /// yet one was granted anew, for the token is new. Which of them nobody says. A RELEASE that
+    /// takes back what is `before` it names no token, and would take this.
+    fn shows_a_loss(&self, state: &State, before: &[Arc<Self>], now: Instant) -> bool {
+        let has_guard = |entry: &Entry| {
+            let mut held = entry.held();
+            entry.side(Mode::Several).guards > 0 && held.any(|hold| hold.lost(now).is_none())
+        };
+        self.target.mode() == Mode::Several
+            && before.iter().all(|hold| hold.token < self.token)
+            && state.entries(self.target.entries()).all(has_guard)
     }
 
     fn is_superseded_by(&self, granted: &Self) -> bool {
