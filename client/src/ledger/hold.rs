@@ -120,6 +120,9 @@ impl Hold {
             }
         }
         let is_new = Arc::ptr_eq(&hold, &granted);
+        if !is_new {
+            hold.changed.notify_waiters();
+        }
         (hold, is_new)
     }
 
@@ -129,7 +132,7 @@ impl Hold {
     fn shows_a_loss(&self, state: &State, before: &[Arc<Self>], now: Instant) -> bool {
         let has_guard = |entry: &Entry| {
             let mut held = entry.held();
-            entry.side(Mode::Several).guards > 0 && held.any(|hold| hold.lost(now).is_none())
+            entry.side(Mode::Several).guards > 0 && held.any(|hold| !hold.is_over(now))
         };
         self.target.mode() == Mode::Several
             && before.iter().all(|hold| hold.token < self.token)
@@ -199,6 +202,12 @@ impl Hold {
             self.lose(self.reason(now));
         }
         self.lost.get().copied()
+    }
+
+    /// Whether it is lost, without saying so: under the ledger's lock nobody may be told, for
+    /// whoever hears of it may drop a guard, and that takes the lock.
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        self.lost.get().is_some() || now >= self.end()
     }
 
     /// Why it ends where it does.
@@ -309,6 +318,7 @@ impl Hold {
                 self.unacknowledged.store(missing, Ordering::Release);
             }
         });
+        self.changed.notify_waiters();
         Ok(())
     }
 
@@ -321,7 +331,7 @@ impl Hold {
         acknowledged: bool,
         now: Instant,
     ) -> bool {
-        if self.token != granted.token || self.lost(now).is_some() {
+        if self.token != granted.token || self.is_over(now) {
             return false;
         }
         let mut again = granted.validity();
@@ -339,7 +349,6 @@ impl Hold {
         self.until.set(joined.until);
         self.since.set(joined.since);
         self.attachment.store(joined.attachment);
-        self.changed.notify_waiters();
     }
 
     fn validity(&self) -> Validity {

@@ -306,7 +306,7 @@ impl Usage {
         // The hold is dropped when the ledger's lock is free again, for that may take it too.
         let (lease, _entered) = target.ledger.with(|state| {
             let entered = target.shared_in(state);
-            let live = entered.as_ref().filter(|hold| hold.lost(now).is_none());
+            let live = entered.as_ref().filter(|hold| !hold.is_over(now));
             let whole = live.map(|hold| hold.lease_anew(now));
             let lease = target.lease_in(state, whole.unwrap_or(self.options.lease), now);
             (lease, entered)
