@@ -120,16 +120,12 @@ fn reply_to(ctx: Ctx<'_>, blocked: Blocked) {
         Blocked::Woken(Listening { session, client_id }) => {
             // Another client may have taken the session over in this turn; the events are its to
             // get.
-            let events = state::with(|state| {
-                let is_ours = state.locks.lives_by(session, client_id);
-                is_ours.then(|| state.locks.fetch(session))
-            });
-            match events {
-                Some(events) => reply::events(ctx, &events),
-                None => ctx.reply_error(&CommandError::TakenOver.to_string()),
+            match state::with(|state| state.locks.fetch_as(session, client_id)) {
+                Ok(events) => reply::events(ctx, &events),
+                Err(error) => ctx.reply_error(&error.to_string()),
             }
         }
-        Blocked::TakenOver => ctx.reply_error(&CommandError::TakenOver.to_string()),
+        Blocked::TakenOver(by) => ctx.reply_error(&CommandError::TakenOver(by).to_string()),
         Blocked::Waiting(_) | Blocked::Listening(_) | Blocked::Gone => ctx.reply_null(),
     }
 }

@@ -47,6 +47,15 @@ pub(crate) fn start_grant_delay() {
     state::with(|state| state.locks.start_grant_delay(now, delay_ms));
 }
 
+/// What is logged and counted follows the options, at the load and whenever one is set.
+pub(crate) fn take_options() {
+    let (log, patterns) = (config::log_options(), config::metrics_patterns());
+    state::with(|state| {
+        state.locks.set_log_options(log);
+        state.locks.set_metrics_patterns(&patterns);
+    });
+}
+
 /// The server's timers and the leases follow the wall clock. After it was set back, timers come
 /// late by as much; after it was set forwards, leases end sooner than timers say. Then all queues
 /// are looked at and the timer is set anew. So they are when the timer is overdue by the monotonic
@@ -134,6 +143,7 @@ impl ServerEvents for Changes {
             ServerEvent::Configured => {
                 let delay_ms = config::grant_delay_ms();
                 state::with(|state| state.locks.set_grant_delay(delay_ms));
+                take_options();
             }
             ServerEvent::Shutdown => return AT_WORK.store(false, Ordering::Relaxed),
             ServerEvent::Flushed(db) => state::with(|state| state.locks.all_changed(db)),

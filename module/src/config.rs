@@ -1,7 +1,9 @@
 //! The module's options: `CONFIG SET rlock.*`, `redis.conf`, `MODULE LOADEX`.
 
+use crate::ffi::{OwnedStr, ServerLocked};
 use redis_module::configuration::{ConfigurationContext, ConfigurationValue};
-use redis_module::{RedisError, enum_configuration};
+use redis_module::{RedisError, RedisString, enum_configuration};
+use rlock_core::{LogOptions, PATTERN_LEN_MAX, PATTERNS_MAX, are_patterns};
 use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
 
 /// `rlock.max-waiters-per-lock`: how many may wait for one lock; one more is refused with
@@ -36,6 +38,25 @@ pub(crate) static GRANT_DELAY_MS: AtomicI64 = AtomicI64::new(GRANT_DELAY_MS_DEFA
 pub(crate) const GRANT_DELAY_MS_DEFAULT: i64 = 0;
 /// As long as a lease can be.
 pub(crate) const GRANT_DELAY_MS_BOUNDS: (i64, i64) = (0, rlock_core::INTEGER_MAX);
+
+/// `rlock.log-max-len`: how many entries RLOCK.LOG keeps. Takes effect at once.
+pub(crate) static LOG_LEN_MAX: AtomicI64 = AtomicI64::new(LOG_LEN_MAX_DEFAULT);
+pub(crate) const LOG_LEN_MAX_DEFAULT: i64 = 128;
+pub(crate) const LOG_LEN_MAX_BOUNDS: (i64, i64) = (0, 100_000);
+
+/// `rlock.log-holds-ms`: a hold that has lasted so long is in the log when it is given back; 0 is
+/// never. Takes effect at once.
+pub(crate) static LOG_HOLDS_MS: AtomicI64 = AtomicI64::new(LOG_HOLDS_MS_DEFAULT);
+pub(crate) const LOG_HOLDS_MS_DEFAULT: i64 = 0;
+/// As long as a lease can be.
+pub(crate) const LOG_HOLDS_MS_BOUNDS: (i64, i64) = (0, rlock_core::INTEGER_MAX);
+
+/// `rlock.log-waits-ms`: a wait that lasts so long is in the log and in the server's; 0 is never.
+/// Takes effect at once, also for those who wait already.
+pub(crate) static LOG_WAITS_MS: AtomicI64 = AtomicI64::new(LOG_WAITS_MS_DEFAULT);
+pub(crate) const LOG_WAITS_MS_DEFAULT: i64 = 1000;
+/// As long as a wait can be.
+pub(crate) const LOG_WAITS_MS_BOUNDS: (i64, i64) = (0, rlock_core::INTEGER_MAX);
 
 /// `rlock.publish`: where the unlock message goes.
 pub(crate) static PUBLISH: Publish = Publish(AtomicI32::new(0));
@@ -74,6 +95,51 @@ impl ConfigurationValue<PublishMode> for Publish {
     }
 }
 
+/// `rlock.metrics-patterns`: by which names of locks INFO counts. Takes effect at once.
+pub(crate) static METRICS_PATTERNS: MetricsPatterns = MetricsPatterns;
+pub(crate) const METRICS_PATTERNS_DEFAULT: &str = "";
+
+/// Where `rlock.metrics-patterns` is kept.
+pub(crate) struct MetricsPatterns;
+
+static PATTERNS: ServerLocked<PatternsText> = ServerLocked::new();
+
+struct PatternsText(OwnedStr);
+
+impl Default for PatternsText {
+    fn default() -> Self {
+        Self(OwnedStr::new(METRICS_PATTERNS_DEFAULT.as_bytes()))
+    }
+}
+
+impl ConfigurationValue<RedisString> for MetricsPatterns {
+    fn get(&self, _ctx: &ConfigurationContext) -> RedisString {
+        PATTERNS.with(|text| text.0.as_option())
+    }
+
+    fn set(&self, _ctx: &ConfigurationContext, text: RedisString) -> Result<(), RedisError> {
+        if !are_patterns(text.as_slice()) {
+            return Err(RedisError::String(format!(
+                "rlock.metrics-patterns must be up to {PATTERNS_MAX} patterns of 1 to \
+                 {PATTERN_LEN_MAX} bytes, separated by spaces"
+            )));
+        }
+        let kept = PatternsText(OwnedStr::new(text.as_slice()));
+        PATTERNS.with(|text| *text = kept);
+        Ok(())
+    }
+}
+
+/// Lets the text go: the module is being unloaded.
+pub(crate) fn clear() {
+    PATTERNS.clear();
+}
+
+/// The present value of `rlock.metrics-patterns`.
+pub(crate) fn metrics_patterns() -> Vec<u8> {
+    PATTERNS.with(|text| text.0.as_str().bytes().to_vec())
+}
+
 /// The present value of `rlock.max-waiters-per-lock`.
 pub(crate) fn waiters_per_lock_max() -> u32 {
     u32::try_from(WAITERS_PER_LOCK_MAX.load(Ordering::Relaxed)).unwrap_or(u32::MAX)
@@ -97,4 +163,14 @@ pub(crate) fn fence_guard_ms() -> i64 {
 /// The present value of `rlock.grant-delay-ms`.
 pub(crate) fn grant_delay_ms() -> i64 {
     GRANT_DELAY_MS.load(Ordering::Relaxed)
+}
+
+/// The present values of the options of the log.
+pub(crate) fn log_options() -> LogOptions {
+    let max_len = LOG_LEN_MAX.load(Ordering::Relaxed);
+    LogOptions {
+        max_len: usize::try_from(max_len).unwrap_or(0),
+        holds_ms: LOG_HOLDS_MS.load(Ordering::Relaxed),
+        waits_ms: LOG_WAITS_MS.load(Ordering::Relaxed),
+    }
 }

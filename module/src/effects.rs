@@ -18,15 +18,15 @@ pub(crate) fn without_keys<R>(
         let mut effects = std::mem::take(&mut state.spare_effects);
         (change(&mut state.locks, now, &mut effects), effects)
     });
-    tell_all(effects);
+    tell_all(ctx, effects);
     pump::arm(ctx, now);
     result
 }
 
 /// Carries out effects that write nothing.
-pub(crate) fn tell_all(effects: Vec<Effect>) {
+pub(crate) fn tell_all(ctx: Ctx<'_>, effects: Vec<Effect>) {
     for effect in &effects {
-        tell(effect);
+        tell(ctx, effect);
     }
     keep_list(effects);
 }
@@ -85,7 +85,7 @@ pub(crate) fn carry_out(
                     publish::unlocked(ctx, name, *held_as, lock.is_deleted, &lock.words);
                 }
             }
-            _ => tell(effect),
+            _ => tell(ctx, effect),
         }
     }
     keep_list(effects);
@@ -145,13 +145,18 @@ impl Drop for OwnEvent {
     }
 }
 
-/// Unblocks the client that an effect is about. It is replied to at the end of this turn of the
-/// event loop.
-fn tell(effect: &Effect) {
+/// Writes a line into the server's log, or unblocks the client that an effect is about. It is
+/// replied to at the end of this turn of the event loop.
+fn tell(ctx: Ctx<'_>, effect: &Effect) {
+    if let Effect::Log(line) = effect {
+        return ctx.log_notice(line);
+    }
     let (Effect::Grant { client, .. }
     | Effect::Dismiss { client, .. }
     | Effect::Wake(client)
-    | Effect::TakenOver(client)) = effect
+    | Effect::TakenOver {
+        listener: client, ..
+    }) = effect
     else {
         return;
     };
@@ -179,7 +184,8 @@ fn tell(effect: &Effect) {
                 Some(Blocked::Listening(listening)) => Blocked::Woken(*listening),
                 _ => return,
             },
-            _ => Blocked::TakenOver,
+            Effect::TakenOver { by, .. } => Blocked::TakenOver(*by),
+            _ => return,
         };
         state.blocked.insert(client, told);
     });

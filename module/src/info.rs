@@ -2,8 +2,9 @@
 
 use crate::ffi::{InfoPage, InfoSection};
 use crate::{clock, state};
-use rlock_core::Histogram;
+use rlock_core::{Histogram, PatternCounters};
 use std::ffi::{CStr, CString};
+use std::fmt::Write as _;
 
 /// The section.
 pub(crate) struct Section;
@@ -11,10 +12,11 @@ pub(crate) struct Section;
 impl InfoSection for Section {
     fn fill(page: &InfoPage) {
         let now = clock::now();
-        let (counters, gauges, delay_ms) = state::with(|state| {
+        let (counters, gauges, delay_ms, patterns) = state::with(|state| {
             let locks = &state.locks;
             let delay_ms = locks.grant_delay_left_ms(now);
-            (*locks.counters(), locks.gauges(), delay_ms)
+            let patterns = locks.pattern_counters().to_vec();
+            (*locks.counters(), locks.gauges(), delay_ms, patterns)
         });
         let size = |size: usize| u64::try_from(size).unwrap_or(u64::MAX);
         page.number(c"grants", counters.grants);
@@ -42,7 +44,37 @@ impl InfoSection for Section {
         page.number(c"grant_delay_left_ms", u64::try_from(delay_ms).unwrap_or(0));
         histogram(page, c"wait_ms", &counters.wait_ms);
         histogram(page, c"hold_ms", &counters.hold_ms);
+        for (number, counters) in (1..).zip(&patterns) {
+            pattern(page, number, counters);
+        }
     }
+}
+
+/// Three lines: the counters of a pattern, and its histograms.
+fn pattern(page: &InfoPage, number: u32, counters: &PatternCounters) {
+    let name = |what: &str| CString::new(format!("pattern_{number}{what}")).unwrap_or_default();
+    page.line(&name(""), |page| {
+        page.text(c"pattern", &shown(&counters.pattern));
+        page.number(c"grants", counters.grants);
+        page.number(c"waits", counters.waits);
+        page.number(c"lost", counters.lost);
+    });
+    histogram(page, &name("_wait_ms"), &counters.wait_ms);
+    histogram(page, &name("_hold_ms"), &counters.hold_ms);
+}
+
+/// A pattern as a field can have it: a comma would end it.
+fn shown(pattern: &[u8]) -> CString {
+    let mut shown = String::new();
+    for byte in pattern {
+        match byte {
+            b'!'..=b'~' if *byte != b',' => shown.push(char::from(*byte)),
+            _ => {
+                let _ = write!(shown, "\\x{byte:02x}");
+            }
+        }
+    }
+    CString::new(shown).unwrap_or_default()
 }
 
 /// One line: `le_N`, how many were not above N; then `count` and `sum`.

@@ -4,7 +4,8 @@ use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr, Scan, Str};
 use crate::read_write::ReadWriteHash;
 use crate::state::{self, Words};
 use rlock_core::{
-    Count, FENCE_FIELD, Hash, MODE_FIELD, Now, ReadDepth, Stored, Task, Token, WRITER_SUFFIX,
+    Count, FENCE_FIELD, Hash, HeldBy, MODE_FIELD, Mode, NEVER, Now, ReadDepth, Stored, Task, Token,
+    WRITER_SUFFIX,
 };
 use std::cell::Cell;
 use std::ops::ControlFlow;
@@ -128,6 +129,28 @@ impl<'a> OpenLock<'a> {
         }
         let stored = self.load_hash(OwnedStr::new(&holder).as_str(), ReadDepth::Brief, None);
         (stored, Some(holder))
+    }
+
+    /// Who has it; of several one, a writer before readers.
+    pub(crate) fn first_holder(&self) -> Option<HeldBy> {
+        match self.load_for_holder() {
+            (Stored::Plain(hash), owner) => Some(HeldBy {
+                owner: owner?,
+                mode: Mode::Plain,
+                token: hash.token,
+                ends_at: hash.ends_at.unwrap_or(NEVER),
+            }),
+            (Stored::ReadWrite(_), _) => {
+                let hold = ReadWriteHash::new(self, &self.mode()?).first_hold()?;
+                Some(HeldBy {
+                    owner: hold.owner,
+                    mode: hold.mode,
+                    token: hold.token,
+                    ends_at: hold.ends_at,
+                })
+            }
+            _ => None,
+        }
     }
 
     /// What is left of the present lease, as in [`Stored::ttl_ms`].

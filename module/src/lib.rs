@@ -41,18 +41,38 @@ mod turn;
 use config::{
     EVENTS_PER_SESSION_MAX, EVENTS_PER_SESSION_MAX_BOUNDS, EVENTS_PER_SESSION_MAX_DEFAULT,
     FENCE_GUARD_MS, FENCE_GUARD_MS_BOUNDS, FENCE_GUARD_MS_DEFAULT, GRANT_DELAY_MS,
-    GRANT_DELAY_MS_BOUNDS, GRANT_DELAY_MS_DEFAULT, PUBLISH, PUBLISH_DEFAULT, SESSIONS_MAX,
-    SESSIONS_MAX_BOUNDS, SESSIONS_MAX_DEFAULT, WAITERS_PER_LOCK_MAX, WAITERS_PER_LOCK_MAX_BOUNDS,
-    WAITERS_PER_LOCK_MAX_DEFAULT,
+    GRANT_DELAY_MS_BOUNDS, GRANT_DELAY_MS_DEFAULT, LOG_HOLDS_MS, LOG_HOLDS_MS_BOUNDS,
+    LOG_HOLDS_MS_DEFAULT, LOG_LEN_MAX, LOG_LEN_MAX_BOUNDS, LOG_LEN_MAX_DEFAULT, LOG_WAITS_MS,
+    LOG_WAITS_MS_BOUNDS, LOG_WAITS_MS_DEFAULT, METRICS_PATTERNS, METRICS_PATTERNS_DEFAULT, PUBLISH,
+    PUBLISH_DEFAULT, SESSIONS_MAX, SESSIONS_MAX_BOUNDS, SESSIONS_MAX_DEFAULT, WAITERS_PER_LOCK_MAX,
+    WAITERS_PER_LOCK_MAX_BOUNDS, WAITERS_PER_LOCK_MAX_DEFAULT,
 };
 use ffi::Ctx;
 use redis_module::alloc::RedisAlloc;
 use redis_module::configuration::ConfigurationFlags;
 use redis_module::{Context, RedisString, Status, redis_module};
 
+/// What `MODULE LIST` says: this crate's version as one number, 1.2.3 as 10203.
+///
+/// All of it is the compiler's work: what would panic is no build.
+const VERSION: i32 = {
+    #[allow(clippy::panic, reason = "the compiler says so, and no server")]
+    const fn part(digits: &str) -> i32 {
+        match i32::from_str_radix(digits, 10) {
+            Ok(number) => number,
+            Err(_) => panic!("a version has numbers"),
+        }
+    }
+    let major = part(env!("CARGO_PKG_VERSION_MAJOR"));
+    let minor = part(env!("CARGO_PKG_VERSION_MINOR"));
+    let patch = part(env!("CARGO_PKG_VERSION_PATCH"));
+    assert!(minor < 100 && patch < 100, "two digits each");
+    major * 10_000 + minor * 100 + patch
+};
+
 redis_module! {
     name: "rlock",
-    version: 1,
+    version: VERSION,
     allocator: (RedisAlloc, RedisAlloc),
     data_types: [],
     init: init,
@@ -84,8 +104,28 @@ redis_module! {
                 GRANT_DELAY_MS_BOUNDS.0, GRANT_DELAY_MS_BOUNDS.1,
                 ConfigurationFlags::DEFAULT, None
             ],
+            [
+                "log-max-len", &LOG_LEN_MAX, LOG_LEN_MAX_DEFAULT,
+                LOG_LEN_MAX_BOUNDS.0, LOG_LEN_MAX_BOUNDS.1,
+                ConfigurationFlags::DEFAULT, None
+            ],
+            [
+                "log-holds-ms", &LOG_HOLDS_MS, LOG_HOLDS_MS_DEFAULT,
+                LOG_HOLDS_MS_BOUNDS.0, LOG_HOLDS_MS_BOUNDS.1,
+                ConfigurationFlags::DEFAULT, None
+            ],
+            [
+                "log-waits-ms", &LOG_WAITS_MS, LOG_WAITS_MS_DEFAULT,
+                LOG_WAITS_MS_BOUNDS.0, LOG_WAITS_MS_BOUNDS.1,
+                ConfigurationFlags::DEFAULT, None
+            ],
         ],
-        string: [],
+        string: [
+            [
+                "metrics-patterns", &METRICS_PATTERNS, METRICS_PATTERNS_DEFAULT,
+                ConfigurationFlags::DEFAULT, None
+            ],
+        ],
         bool: [],
         enum: [
             ["publish", &PUBLISH, PUBLISH_DEFAULT, ConfigurationFlags::DEFAULT, None],
@@ -118,6 +158,7 @@ fn init(context: &Context, _args: &[RedisString]) -> Status {
     changes::follow_server(ctx);
     changes::start_tokens();
     changes::start_grant_delay();
+    changes::take_options();
     Status::Ok
 }
 
@@ -140,12 +181,13 @@ fn deinit(context: &Context) -> Status {
     }
     pump::stop(Ctx::of(context));
     state::clear();
+    config::clear();
     Status::Ok
 }
 
 /// A panic is caught before it can stop the server; what it was must be found in the server's log.
 fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
-        redis_module::logging::log_warning(format!("rlock panicked, please report it: {panic}"));
+        ffi::log_warning(&format!("rlock panicked, please report it: {panic}"));
     }));
 }

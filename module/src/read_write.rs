@@ -240,30 +240,57 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
     pub(crate) fn holds(&self, tokens: bool) -> Vec<ReadWriteHold> {
         let mut holds = Vec::new();
         self.lock.key.each_field(|field, value| {
-            let count = Count::from_field(value);
-            if let Some(owner) = field.strip_suffix(WRITER_SUFFIX) {
-                holds.push(ReadWriteHold {
-                    owner: owner.into(),
-                    mode: Mode::Write,
-                    count,
-                    token: None,
-                    ends_at: self.end(),
-                });
-            } else if field != FENCE_FIELD
-                && field != MODE_FIELD
-                && let Some(read) = self.read_hold(field, count, true, usize::MAX, tokens)
-            {
-                holds.push(ReadWriteHold {
-                    owner: field.into(),
-                    mode: Mode::Read,
-                    count,
-                    token: read.token,
-                    ends_at: read.ends_at,
-                });
-            }
+            holds.extend(self.hold(field, value, usize::MAX, tokens));
             ControlFlow::Continue(())
         });
         holds
+    }
+
+    /// One of those who have the lock: the writer, if there is one. Of each reader only the latest
+    /// timeout keys are looked at.
+    pub(crate) fn first_hold(&self) -> Option<ReadWriteHold> {
+        let (mut first, mut looked_at) = (None, 0_usize);
+        self.lock.key.each_field(|field, value| {
+            looked_at = looked_at.saturating_add(1);
+            let is_writers = field.ends_with(WRITER_SUFFIX);
+            if first.is_none() || is_writers {
+                first = self.hold(field, value, LATEST, true).or(first.take());
+            }
+            let is_found = first.is_some() && (is_writers || self.mode == ModeField::Read);
+            go_on_if(!is_found && looked_at < SWEPT_AT_ONCE)
+        });
+        first
+    }
+
+    /// The hold that a field of the hash is about; none if it is about none.
+    fn hold(
+        &self,
+        field: &[u8],
+        value: &[u8],
+        timeouts_max: usize,
+        with_token: bool,
+    ) -> Option<ReadWriteHold> {
+        let count = Count::from_field(value);
+        if let Some(owner) = field.strip_suffix(WRITER_SUFFIX) {
+            return Some(ReadWriteHold {
+                owner: owner.into(),
+                mode: Mode::Write,
+                count,
+                token: None,
+                ends_at: self.end(),
+            });
+        }
+        if field == FENCE_FIELD || field == MODE_FIELD {
+            return None;
+        }
+        let read = self.read_hold(field, count, true, timeouts_max, with_token)?;
+        Some(ReadWriteHold {
+            owner: field.into(),
+            mode: Mode::Read,
+            count,
+            token: read.token,
+            ends_at: read.ends_at,
+        })
     }
 
     /// Goes on with a walk through the fields, and notes those of readers whose leases are over.
@@ -288,6 +315,9 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             .is_none()
     }
 }
+
+/// So many timeout keys of a reader are looked at for the log, which need not know all.
+const LATEST: usize = 16;
 
 /// In one sweep so many readers are looked at, each by its timeout keys.
 const SWEPT_AT_ONCE: usize = 1000;

@@ -3,7 +3,8 @@
 
 use crate::ffi::Ctx;
 use rlock_core::{
-    CommandError, Event, EventKind, LostReason, Mode, QueueView, Token, WaitOutcome, WaiterView,
+    CommandError, Event, EventKind, HoldView, LogView, LostReason, Mode, QueueView, SessionView,
+    Token, WaitOutcome, WaiterView,
 };
 
 /// `[count, token]`: held.
@@ -77,6 +78,19 @@ pub(crate) fn integer_or_null(ctx: Ctx<'_>, value: Option<i64>) {
     }
 }
 
+/// Bytes, or null.
+fn bytes_or_null(ctx: Ctx<'_>, value: Option<&[u8]>) {
+    match value {
+        Some(value) => ctx.reply_bytes(value),
+        None => ctx.reply_null(),
+    }
+}
+
+/// A number that is never negative, as a reply can have it.
+fn number(value: impl TryInto<i64>) -> i64 {
+    value.try_into().unwrap_or(i64::MAX)
+}
+
 /// What RLOCK.INFO tells of a lock.
 pub(crate) struct LockReport {
     pub(crate) owner: Option<Box<[u8]>>,
@@ -84,6 +98,8 @@ pub(crate) struct LockReport {
     pub(crate) count: Option<i64>,
     pub(crate) token: Option<i64>,
     pub(crate) ttl_ms: i64,
+    /// What is known of the hold beside its key; none of a free lock.
+    pub(crate) hold: Option<HoldView>,
     pub(crate) queue: Vec<WaiterView>,
 }
 
@@ -94,11 +110,12 @@ pub(crate) struct HolderReport {
     pub(crate) count: Option<i64>,
     pub(crate) token: Option<i64>,
     pub(crate) ttl_ms: i64,
+    pub(crate) hold: HoldView,
 }
 
 /// The map of RLOCK.INFO for a plain lock.
 pub(crate) fn lock_report(ctx: Ctx<'_>, report: &LockReport) {
-    ctx.reply_map(6);
+    ctx.reply_map(9);
     held(ctx, report);
     queue(ctx, &report.queue, false);
 }
@@ -110,14 +127,14 @@ pub(crate) fn read_write_report(
     mode: Mode,
     holders: &[HolderReport],
 ) {
-    ctx.reply_map(8);
+    ctx.reply_map(11);
     ctx.reply_bytes(b"mode");
     ctx.reply_bytes(name_of(mode));
     held(ctx, report);
     ctx.reply_bytes(b"holders");
     ctx.reply_array(holders.len());
     for holder in holders {
-        ctx.reply_map(5);
+        ctx.reply_map(8);
         ctx.reply_bytes(b"owner");
         ctx.reply_bytes(&holder.owner);
         ctx.reply_bytes(b"mode");
@@ -128,22 +145,31 @@ pub(crate) fn read_write_report(
         integer_or_null(ctx, holder.token);
         ctx.reply_bytes(b"ttl-ms");
         ctx.reply_integer(holder.ttl_ms);
+        hold(ctx, Some(&holder.hold));
     }
     queue(ctx, &report.queue, true);
 }
 
 fn held(ctx: Ctx<'_>, report: &LockReport) {
     ctx.reply_bytes(b"owner");
-    match &report.owner {
-        Some(owner) => ctx.reply_bytes(owner),
-        None => ctx.reply_null(),
-    }
+    bytes_or_null(ctx, report.owner.as_deref());
     ctx.reply_bytes(b"count");
     integer_or_null(ctx, report.count);
     ctx.reply_bytes(b"token");
     integer_or_null(ctx, report.token);
     ctx.reply_bytes(b"ttl-ms");
     ctx.reply_integer(report.ttl_ms);
+    hold(ctx, report.hold.as_ref());
+}
+
+/// What is known of a hold beside its key.
+fn hold(ctx: Ctx<'_>, hold: Option<&HoldView>) {
+    ctx.reply_bytes(b"held-ms");
+    integer_or_null(ctx, hold.and_then(|hold| hold.held_ms));
+    ctx.reply_bytes(b"session");
+    bytes_or_null(ctx, hold.and_then(|hold| hold.session.as_deref()));
+    ctx.reply_bytes(b"client-id");
+    integer_or_null(ctx, hold.and_then(|hold| hold.client_id).map(number));
 }
 
 fn queue(ctx: Ctx<'_>, queue: &[WaiterView], with_mode: bool) {
@@ -152,15 +178,17 @@ fn queue(ctx: Ctx<'_>, queue: &[WaiterView], with_mode: bool) {
     ctx.reply_bytes(b"queue");
     ctx.reply_array(queue.len());
     for waiter in queue {
-        ctx.reply_map(if with_mode { 5 } else { 4 });
+        ctx.reply_map(if with_mode { 6 } else { 5 });
         ctx.reply_bytes(b"owner");
         ctx.reply_bytes(&waiter.owner);
         if with_mode {
             ctx.reply_bytes(b"mode");
             ctx.reply_bytes(name_of(waiter.mode));
         }
+        ctx.reply_bytes(b"session");
+        bytes_or_null(ctx, waiter.session.as_deref());
         ctx.reply_bytes(b"client-id");
-        ctx.reply_integer(waiter.client_id.try_into().unwrap_or(i64::MAX));
+        ctx.reply_integer(number(waiter.client_id));
         ctx.reply_bytes(b"waited-ms");
         ctx.reply_integer(waiter.waited_ms);
         ctx.reply_bytes(b"left-ms");
@@ -184,5 +212,53 @@ pub(crate) fn queues(ctx: Ctx<'_>, queues: &[QueueView]) {
         ctx.reply_bytes(&queue.name);
         ctx.reply_integer(queue.waiters.into());
         ctx.reply_integer(queue.longest_wait_ms);
+    }
+}
+
+/// The array of RLOCK.SESSIONS: each session, and the address of its connection.
+pub(crate) fn sessions(ctx: Ctx<'_>, sessions: &[(SessionView, Option<String>)]) {
+    ctx.reply_array(sessions.len());
+    for (session, address) in sessions {
+        ctx.reply_map(8);
+        ctx.reply_bytes(b"session");
+        ctx.reply_bytes(&session.name);
+        ctx.reply_bytes(b"client-id");
+        integer_or_null(ctx, session.client_id.map(number));
+        ctx.reply_bytes(b"address");
+        bytes_or_null(ctx, address.as_deref().map(str::as_bytes));
+        ctx.reply_bytes(b"holds");
+        ctx.reply_integer(number(session.holds));
+        ctx.reply_bytes(b"waiters");
+        ctx.reply_integer(number(session.waiters));
+        ctx.reply_bytes(b"grace-ms");
+        ctx.reply_integer(session.grace_ms);
+        ctx.reply_bytes(b"age-ms");
+        ctx.reply_integer(session.age_ms);
+        ctx.reply_bytes(b"listening");
+        ctx.reply_integer(session.client_id.is_some().into());
+    }
+}
+
+/// The array of RLOCK.LOG.
+pub(crate) fn log(ctx: Ctx<'_>, entries: &[LogView]) {
+    ctx.reply_array(entries.len());
+    for entry in entries {
+        ctx.reply_map(8);
+        ctx.reply_bytes(b"id");
+        ctx.reply_integer(number(entry.id));
+        ctx.reply_bytes(b"time-ms");
+        ctx.reply_integer(entry.time_ms);
+        ctx.reply_bytes(b"event");
+        ctx.reply_bytes(entry.event.name().as_bytes());
+        ctx.reply_bytes(b"db");
+        ctx.reply_integer(entry.db.into());
+        ctx.reply_bytes(b"key");
+        bytes_or_null(ctx, entry.key.as_deref());
+        ctx.reply_bytes(b"owner");
+        bytes_or_null(ctx, entry.owner.as_deref());
+        ctx.reply_bytes(b"token");
+        integer_or_null(ctx, entry.token.map(Token::get));
+        ctx.reply_bytes(b"text");
+        ctx.reply_bytes(entry.text.as_bytes());
     }
 }

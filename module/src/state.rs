@@ -93,8 +93,8 @@ pub(crate) enum Blocked {
     Listening(Listening),
     /// It was unblocked: there are some, or it has waited for long enough.
     Woken(Listening),
-    /// It was unblocked: another client listens to the session now.
-    TakenOver,
+    /// It was unblocked: the client with this number listens to the session now.
+    TakenOver(u64),
     /// It disconnected, or has had its reply: only its record is still there.
     Gone,
 }

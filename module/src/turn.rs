@@ -95,6 +95,11 @@ impl Step<'_, '_, '_> {
                 };
                 self.decide_and_tell(task, read);
             }
+            Purpose::LongWait => {
+                let holder = lock.read(OpenLock::first_holder);
+                drop(lock);
+                self.decide_and_tell(task, Read::Holder(holder));
+            }
             Purpose::Sweep => {
                 let (readers, more) = some_gone(&lock, task);
                 let readers = &readers;
@@ -120,11 +125,14 @@ impl Step<'_, '_, '_> {
     /// A lock whoever holds it.
     fn whoever(mut self, task: &Task, name: Str<'_>) {
         let lock = OpenLock::open(self.ctx, name, Access::Write);
-        let (stored, readers) = lock.read(|lock| match lock.load_for_holder() {
+        let (stored, holders) = lock.read(|lock| match lock.load_for_holder() {
             (stored @ Stored::ReadWrite(_), _) => (stored, lock.reader_fields()),
+            (stored @ Stored::Plain(hash), owner) => {
+                (stored, owner.zip(hash.own).into_iter().collect())
+            }
             (stored, _) => (stored, Vec::new()),
         });
-        let effects = self.decide(task, Read::Holds(stored, &readers));
+        let effects = self.decide(task, Read::Holds(stored, &holders));
         effects::carry_out(self.ctx, &mut [lock], name, effects);
     }
 
@@ -182,7 +190,7 @@ impl Step<'_, '_, '_> {
     /// Of a decision that can write nothing.
     fn decide_and_tell(&mut self, task: &Task, read: Read<'_>) {
         let effects = self.decide(task, read);
-        effects::tell_all(effects);
+        effects::tell_all(self.ctx, effects);
     }
 }
 
@@ -214,7 +222,9 @@ fn some_gone(lock: &OpenLock<'_>, task: &Task) -> (Vec<Box<[u8]>>, bool) {
 
 fn access(purpose: Purpose) -> Access {
     match purpose {
-        Purpose::TimeOut | Purpose::Holders | Purpose::CheckWriter => Access::Read,
+        Purpose::TimeOut | Purpose::LongWait | Purpose::Holders | Purpose::CheckWriter => {
+            Access::Read
+        }
         _ => Access::Write,
     }
 }
@@ -239,7 +249,8 @@ fn not_here(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>) -> Option<Read<'stati
         Purpose::CheckWriter => (true, true),
         // A plain one that is not here is no longer held.
         Purpose::Release(mode) => (mode != Mode::Plain, mode != Mode::Plain),
-        Purpose::Sweep => (false, true),
+        // Of a long wait nothing is said of who holds a lock that is another node's, or on its way.
+        Purpose::Sweep | Purpose::LongWait => (false, true),
         Purpose::Command | Purpose::TimeOut | Purpose::Holders | Purpose::GrantSeveral(_) => {
             (false, false)
         }

@@ -268,7 +268,7 @@ impl DeadlockSearch {
             at = from;
         }
         steps.reverse();
-        Circle(steps)
+        Circle::of(steps)
     }
 }
 
@@ -282,7 +282,12 @@ fn place_at(table: &LockTable, queue: RecordId) -> Option<Place> {
 
 /// Owners that would wait for each other, each for the next and the last for the first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Circle(Vec<CircleStep>);
+pub struct Circle {
+    /// Those who are shown, and perhaps more.
+    steps: Vec<CircleStep>,
+    /// How many owners there are.
+    length: usize,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct CircleStep {
@@ -296,16 +301,41 @@ impl Circle {
     /// A circle of one: a reader that asks to write.
     pub(crate) fn of_reader(owner: &[u8], lock: &[u8]) -> Self {
         let owner: Rc<[u8]> = Rc::from(owner);
-        Self(vec![CircleStep {
+        Self::of(vec![CircleStep {
             owner: Rc::clone(&owner),
             waits_for: owner,
             lock: Some(Rc::from(lock)),
         }])
     }
 
+    fn of(steps: Vec<CircleStep>) -> Self {
+        let length = steps.len();
+        Self { steps, length }
+    }
+
+    /// Only what is shown of it, and no name of a lock that is longer than this.
+    pub(crate) fn as_kept(&self, name_max: usize) -> Self {
+        let mut kept = Self {
+            steps: self.steps.iter().take(SHOWN_MAX).cloned().collect(),
+            length: self.length,
+        };
+        kept.keep_readable(|name| name.len() <= name_max);
+        kept
+    }
+
+    /// How many bytes the names in it take.
+    pub(crate) fn size(&self) -> usize {
+        let names = self.steps.iter().map(|step| {
+            let lock = step.lock.as_ref().map_or(0, |lock| lock.len());
+            let owners = step.owner.len().saturating_add(step.waits_for.len());
+            lock.saturating_add(owners)
+        });
+        names.sum()
+    }
+
     /// Leaves the names of locks out that the caller may not read.
     pub fn keep_readable(&mut self, mut may_read: impl FnMut(&[u8]) -> bool) {
-        for step in &mut self.0 {
+        for step in &mut self.steps {
             step.lock = step.lock.take().filter(|lock| may_read(lock));
         }
     }
@@ -316,11 +346,11 @@ const SHOWN_MAX: usize = 16;
 
 impl fmt::Display for Circle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.as_slice() {
-            [_] => f.write_str("a reader cannot become the writer: ")?,
-            steps => write!(f, "{} owners would wait for each other: ", steps.len())?,
+        match self.length {
+            1 => f.write_str("a reader cannot become the writer: ")?,
+            length => write!(f, "{length} owners would wait for each other: ")?,
         }
-        for (number, step) in self.0.iter().take(SHOWN_MAX).enumerate() {
+        for (number, step) in self.steps.iter().take(SHOWN_MAX).enumerate() {
             let comma = if number > 0 { ", " } else { "" };
             let (owner, waits_for) = (Word::new(&step.owner), Word::new(&step.waits_for));
             write!(f, "{comma}'{owner}' waits for '{waits_for}'")?;
@@ -328,7 +358,7 @@ impl fmt::Display for Circle {
                 write!(f, " at '{}'", Word::new(lock))?;
             }
         }
-        if self.0.len() > SHOWN_MAX {
+        if self.length > SHOWN_MAX {
             f.write_str(", and so on")?;
         }
         Ok(())

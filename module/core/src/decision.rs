@@ -7,8 +7,10 @@
 
 use crate::agenda::Job;
 use crate::deadlock::Circle;
-use crate::hold::HoldId;
-use crate::lock::Locks;
+use crate::error::Word;
+use crate::event_log::LogEvent;
+use crate::hold::{HoldId, SessionHold};
+use crate::lock::{Locks, held_ms};
 use crate::metrics::count;
 use crate::pending::PendingRelease;
 use crate::request::{Acquire, Release, Renew, WaitMode};
@@ -20,6 +22,7 @@ use crate::{
     CommandError, Effect, Field, Grant, Holder, Kind, Lease, Mode, Now, TimeoutKey, Token, Value,
     WaitOutcome, Write,
 };
+use std::fmt::Write as _;
 use std::rc::Rc;
 
 /// What an ACQUIRE comes to.
@@ -44,6 +47,9 @@ pub(crate) struct Entry<'a> {
     pub(crate) lease: Lease,
     pub(crate) session: Option<SessionId>,
     pub(crate) once: bool,
+    /// Whether its owner has waited for it. What it asked for when it began to wait may be less
+    /// than what it has been promised since for a lock that it holds.
+    pub(crate) waited: bool,
 }
 
 impl<'a> Entry<'a> {
@@ -55,7 +61,14 @@ impl<'a> Entry<'a> {
             lease: request.lease,
             session,
             once: request.once,
+            waited: false,
         }
+    }
+
+    /// Whether the hold that is entered keeps the end that it has, since it is later than wanted:
+    /// who is granted after a wait is not shortened.
+    pub(crate) fn keeps(&self, ends_at: Option<i64>, wanted: i64) -> bool {
+        self.waited && ends_at.is_none_or(|end| end > wanted)
     }
 }
 
@@ -161,7 +174,7 @@ impl Decision<'_> {
         }
         if self.own_place(request).is_none() {
             self.check_not_waiting(request.owner, request.mode)?;
-            self.check_room(waiters_max)?;
+            self.check_room(request.owner, waiters_max)?;
         }
         Ok(Acquired::MustWait(wish))
     }
@@ -189,18 +202,29 @@ impl Decision<'_> {
         }
     }
 
-    pub(crate) fn check_room(&self, waiters_max: u32) -> Result<(), CommandError> {
+    pub(crate) fn check_room(
+        &mut self,
+        owner: &[u8],
+        waiters_max: u32,
+    ) -> Result<(), CommandError> {
         let length = self.queue().map(|queue| self.locks.table.length(queue));
-        if length.is_some_and(|length| length >= waiters_max) {
-            return Err(CommandError::TooManyWaiters(waiters_max));
+        if length.is_none_or(|length| length < waiters_max) {
+            return Ok(());
         }
-        Ok(())
+        let error = CommandError::TooManyWaiters(waiters_max);
+        let log = &mut self.locks.log;
+        log.add_full(self.at, owner, || error.to_string(), self.now);
+        Err(error)
     }
 
     /// A reader that would wait for WRITE waits for itself.
     pub(crate) fn refuse_upgrade(&mut self, owner: &[u8]) -> CommandError {
         count(&mut self.locks.counters.deadlocks_refused);
-        CommandError::Deadlock(Circle::of_reader(owner, self.at.name))
+        let circle = Circle::of_reader(owner, self.at.name);
+        if self.locks.log.is_on() {
+            self.locks.log.add_circle(self.at, owner, &circle, self.now);
+        }
+        CommandError::Deadlock(circle)
     }
 
     /// RELEASE: give one hold back. The holds left; none if the owner does not hold it.
@@ -274,12 +298,12 @@ impl Decision<'_> {
         1
     }
 
-    /// BREAK: end the present holds, whoever has them; `readers` are the fields of a read-write
-    /// lock's readers. Whether there was one.
+    /// BREAK: end the present holds, whoever has them: `holders` are the owner of a plain lock, or
+    /// the fields of a read-write lock's readers. Whether there was one.
     pub(crate) fn break_hold(
         &mut self,
         stored: Stored,
-        readers: &[(Box<[u8]>, Count)],
+        holders: &[(Box<[u8]>, Count)],
     ) -> Result<bool, CommandError> {
         let held_as = match stored {
             Stored::Free | Stored::NoHolder => {
@@ -289,11 +313,12 @@ impl Decision<'_> {
             Stored::OtherType => return Err(self.not_a_lock()),
             Stored::Plain(_) => Mode::Plain,
             Stored::ReadWrite(hash) => {
-                self.delete_timeouts_of(readers);
+                self.delete_timeouts_of(holders);
                 hash.mode()
             }
         };
         count(&mut self.locks.counters.breaks);
+        self.log_broken(&stored, held_as, holders);
         self.locks.table.forget_writer(self.at);
         self.lose_holds(Some(LostReason::Broken));
         self.free(held_as);
@@ -480,16 +505,32 @@ impl Decision<'_> {
         }
     }
 
+    pub(crate) fn count_grant(&mut self) {
+        count(&mut self.locks.counters.grants);
+        if let Some(of) = self.locks.patterns.of(self.at.name) {
+            count(&mut of.grants);
+        }
+    }
+
     pub(crate) fn count_waited(&mut self, waited_ms: i64) {
         self.locks.counters.wait_ms.record(waited_ms);
+        if let Some(of) = self.locks.patterns.of(self.at.name) {
+            of.wait_ms.record(waited_ms);
+        }
         count(&mut self.locks.counters.handovers);
     }
 
     /// A hold has ended that began with this token.
-    pub(crate) fn record_hold(&mut self, token: Option<Token>) {
+    pub(crate) fn record_hold(&mut self, owner: &[u8], mode: Mode, token: Option<Token>) {
         if let Some(since) = token.and_then(|token| self.locks.tokens.minted_at(token)) {
-            let held_us = self.now.wall_us.saturating_sub(since);
-            self.locks.counters.hold_ms.record(held_us.div_euclid(1000));
+            let held_ms = held_ms(since, self.now);
+            self.locks.counters.hold_ms.record(held_ms);
+            if let Some(of) = self.locks.patterns.of(self.at.name) {
+                of.hold_ms.record(held_ms);
+            }
+        }
+        if self.locks.log.options.holds_ms > 0 && self.locks.log.is_on() {
+            self.log_long_hold(owner, mode, token);
         }
     }
 
@@ -626,8 +667,10 @@ impl Decision<'_> {
             table,
             holds,
             sessions,
+            tokens,
             ..
         } = &mut *self.locks;
+        let since_us = || token.and_then(|token| tokens.granted_at(token));
         let id = match (known, session) {
             (None, None) => return,
             (Some(id), None) => {
@@ -636,7 +679,7 @@ impl Decision<'_> {
                 id
             }
             (Some(id), Some(session)) => {
-                if let Some(former) = holds.rebind(id, session, token) {
+                if let Some(former) = holds.rebind(id, session, token, since_us()) {
                     sessions.remove_hold(former, id);
                 }
                 sessions.add_hold(session, id);
@@ -652,9 +695,9 @@ impl Decision<'_> {
                 let Some(index) = table.holds_mut(record) else {
                     return;
                 };
-                let Some(id) = holds.add(index, lock, Rc::from(owner), mode, session, token) else {
-                    return;
-                };
+                let owner = Rc::from(owner);
+                let added = holds.add(index, lock, owner, mode, session, token, since_us());
+                let Some(id) = added else { return };
                 sessions.add_hold(session, id);
                 id
             }
@@ -694,14 +737,104 @@ impl Decision<'_> {
         } else {
             LostReason::Deleted
         };
-        let kind = EventKind::Lost(reason.unwrap_or(by_time));
+        let reason = reason.unwrap_or(by_time);
+        let kind = EventKind::Lost(reason);
         count(&mut self.locks.counters.holds_lost);
+        if let Some(of) = self.locks.patterns.of(&hold.lock.name) {
+            count(&mut of.lost);
+        }
+        self.log_lost(&hold, reason);
         let event = Event {
             kind,
             lock: hold.lock,
             owner: hold.owner,
         };
         self.locks.tell(hold.session, event, self.effects);
+    }
+}
+
+// --- The log -------------------------------------------------------------------------------------
+
+impl Decision<'_> {
+    /// A session has lost this hold. One that was broken is in the log already.
+    fn log_lost(&mut self, hold: &SessionHold, reason: LostReason) {
+        let why = match reason {
+            LostReason::Expired => "its lease was over",
+            LostReason::Deleted => "its key was deleted, or written by somebody else",
+            LostReason::Broken => return,
+        };
+        if !self.locks.log.is_on() {
+            return;
+        }
+        let held_ms = hold.since_us.map(|since_us| held_ms(since_us, self.now));
+        let mut text = why.to_owned();
+        describe_hold(
+            &mut text,
+            held_ms,
+            self.locks.sessions.name_of(hold.session),
+        );
+        let (lock, owner) = (hold.lock.as_ref(), Some(&*hold.owner));
+        let (log, now) = (&mut self.locks.log, self.now);
+        log.add(LogEvent::Lost, lock, owner, hold.token, text, now);
+    }
+
+    /// BREAK is about to end these holds.
+    fn log_broken(&mut self, stored: &Stored, held_as: Mode, holders: &[(Box<[u8]>, Count)]) {
+        if !self.locks.log.is_on() {
+            return;
+        }
+        let writer = self.locks.table.find(self.at);
+        let writer = writer.and_then(|record| self.locks.table.writer(record));
+        let writer = writer.map(|(owner, _)| Rc::clone(owner));
+        let owner = match (held_as, holders) {
+            (Mode::Write, _) => writer.as_deref(),
+            (_, [(owner, _)]) => Some(&**owner),
+            _ => None,
+        };
+        let token = match (stored, owner) {
+            (Stored::Plain(hash), _) => hash.token,
+            (_, Some(owner)) => self.writer_token(owner, stored.ends_at()),
+            (_, None) => None,
+        };
+        let mut text = match held_as {
+            Mode::Plain => "the hold was broken".to_owned(),
+            Mode::Write => "the writer's hold was broken".to_owned(),
+            Mode::Read => format!("the holds of {} readers were broken", holders.len()),
+        };
+        if let Some(owner) = owner {
+            let view = self
+                .locks
+                .hold_view(self.at, owner, held_as, token, self.now);
+            describe_hold(&mut text, view.held_ms, view.session.as_ref());
+        }
+        let (log, now) = (&mut self.locks.log, self.now);
+        log.add(LogEvent::Broken, self.at, owner, token, text, now);
+    }
+
+    /// Logs a hold that ends, if it was long.
+    fn log_long_hold(&mut self, owner: &[u8], mode: Mode, token: Option<Token>) {
+        let limit = self.locks.log.options.holds_ms;
+        let since_us = token.and_then(|token| self.locks.tokens.granted_at(token));
+        if since_us.is_some_and(|since_us| held_ms(since_us, self.now) < limit) {
+            return;
+        }
+        let view = self.locks.hold_view(self.at, owner, mode, token, self.now);
+        if view.held_ms.is_none_or(|held_ms| held_ms < limit) {
+            return;
+        }
+        let mut text = "given back".to_owned();
+        describe_hold(&mut text, view.held_ms, view.session.as_ref());
+        let (log, now) = (&mut self.locks.log, self.now);
+        log.add(LogEvent::LongHold, self.at, Some(owner), token, text, now);
+    }
+}
+
+fn describe_hold(text: &mut String, held_ms: Option<i64>, session: Option<&Rc<[u8]>>) {
+    if let Some(held_ms) = held_ms {
+        let _ = write!(text, ", after {held_ms} ms");
+    }
+    if let Some(session) = session {
+        let _ = write!(text, ", session '{}'", Word::new(session));
     }
 }
 

@@ -51,7 +51,14 @@ pub enum Effect {
     /// A client waits for its session's events: it has some, or has waited for long enough.
     Wake(Listener),
     /// Another client listens to the session now: this one is told so.
-    TakenOver(Listener),
+    TakenOver {
+        /// The client that listened.
+        listener: Listener,
+        /// The number of the other's connection.
+        by: u64,
+    },
+    /// Write a line into the server's log.
+    Log(String),
 }
 
 impl Effect {

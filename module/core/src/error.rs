@@ -1,7 +1,9 @@
 //! Every refusal that a client can see, in one table.
 
 use crate::deadlock::{CHAIN_MAX, Circle, LOOKS_MAX};
-use crate::{HOLD_COUNT_MAX, INTEGER_MAX, KEYS_MAX, Kind, OWNER_LEN_MAX, SESSION_LEN_MAX};
+use crate::{
+    HOLD_COUNT_MAX, INTEGER_MAX, KEYS_MAX, Kind, MATCH_LEN_MAX, OWNER_LEN_MAX, SESSION_LEN_MAX,
+};
 use std::fmt;
 use std::rc::Rc;
 
@@ -27,6 +29,8 @@ pub enum CommandError {
     Token,
     /// COUNT that is no integer within the bounds.
     ListCount,
+    /// MATCH with too long a pattern.
+    MatchLength,
     /// An empty or too long owner.
     OwnerLength,
     /// An owner named like one of the lock's own fields.
@@ -57,8 +61,8 @@ pub enum CommandError {
     TooManySessions(u32),
     /// A session would begin while the server refuses whatever needs memory.
     OutOfMemory,
-    /// Another connection listens to the session now.
-    TakenOver,
+    /// The connection with this number listens to the session now; 0 if that has gone again.
+    TakenOver(u64),
     /// EVENTS from where there is no connection to live by.
     NoSessionConnection,
     /// EVENTS that is to wait on a connection that the server does not block.
@@ -107,6 +111,7 @@ impl fmt::Display for CommandError {
             Self::Wait => write!(f, "ERR wait-ms must be an integer from 0 to {INTEGER_MAX}"),
             Self::Token => write!(f, "ERR token must be an integer from 1 to {}", i64::MAX),
             Self::ListCount => write!(f, "ERR COUNT must be an integer from 1 to {INTEGER_MAX}"),
+            Self::MatchLength => write!(f, "ERR pattern must have at most {MATCH_LEN_MAX} bytes"),
             Self::OwnerLength => write!(f, "ERR owner must have 1 to {OWNER_LEN_MAX} bytes"),
             Self::OwnerReserved => {
                 f.write_str("ERR owner must not be 'fence' or 'mode', fields of the lock itself")
@@ -150,8 +155,11 @@ impl fmt::Display for CommandError {
             Self::OutOfMemory => {
                 f.write_str("OOM command not allowed when used memory > 'maxmemory'.")
             }
-            Self::TakenOver => {
-                f.write_str("TAKENOVER another connection listens to this session now")
+            Self::TakenOver(by) => {
+                write!(
+                    f,
+                    "TAKENOVER the connection that listens to this session now is {by}"
+                )
             }
             Self::NoSessionConnection => f.write_str(
                 "ERR RLOCK.EVENTS needs a connection to live by, so not here within another call",
@@ -259,7 +267,8 @@ mod tests {
             CommandError::Lease => CommandError::Wait,
             CommandError::Wait => CommandError::Token,
             CommandError::Token => CommandError::ListCount,
-            CommandError::ListCount => CommandError::OwnerLength,
+            CommandError::ListCount => CommandError::MatchLength,
+            CommandError::MatchLength => CommandError::OwnerLength,
             CommandError::OwnerLength => CommandError::OwnerReserved,
             CommandError::OwnerReserved => CommandError::OwnerOfWriter,
             CommandError::OwnerOfWriter => CommandError::ReadAndWrite,
@@ -274,8 +283,8 @@ mod tests {
             CommandError::NoSession => CommandError::SessionOfAnother,
             CommandError::SessionOfAnother => CommandError::TooManySessions(7),
             CommandError::TooManySessions(_) => CommandError::OutOfMemory,
-            CommandError::OutOfMemory => CommandError::TakenOver,
-            CommandError::TakenOver => CommandError::NoSessionConnection,
+            CommandError::OutOfMemory => CommandError::TakenOver(7),
+            CommandError::TakenOver(_) => CommandError::NoSessionConnection,
             CommandError::NoSessionConnection => CommandError::CannotBlock,
             CommandError::CannotBlock => CommandError::Deadlock(Circle::of_reader(b"X", b"X")),
             CommandError::Deadlock(_) => CommandError::ChainTooLong,
@@ -319,6 +328,6 @@ mod tests {
             );
             count += 1;
         }
-        assert_eq!(count, 38, "all have been looked at");
+        assert_eq!(count, 39, "all have been looked at");
     }
 }

@@ -22,6 +22,8 @@ pub(crate) struct SessionHold {
     pub(crate) session: SessionId,
     /// None of a hold that a script or a server before this one granted.
     pub(crate) token: Option<Token>,
+    /// When it was granted, by the wall clock in microseconds; none if that is not known.
+    pub(crate) since_us: Option<i64>,
     /// When the lease ends, as far as is known, in milliseconds of the wall clock.
     ends_at: Option<i64>,
     /// When to look at the key, in milliseconds of the wall clock.
@@ -165,6 +167,7 @@ impl SessionHolds {
 
     /// A new hold of a session, put among those of its lock. None only when four billion are there
     /// already.
+    #[allow(clippy::too_many_arguments, reason = "what a hold is made of")]
     pub(crate) fn add(
         &mut self,
         index: &mut HoldIndex,
@@ -173,6 +176,7 @@ impl SessionHolds {
         mode: Mode,
         session: SessionId,
         token: Option<Token>,
+        since_us: Option<i64>,
     ) -> Option<HoldId> {
         let of = Rc::clone(&owner);
         let id = HoldId(self.arena.insert(SessionHold {
@@ -181,6 +185,7 @@ impl SessionHolds {
             mode,
             session,
             token,
+            since_us,
             ends_at: None,
             check_at: None,
             dirty: false,
@@ -195,9 +200,12 @@ impl SessionHolds {
         id: HoldId,
         session: SessionId,
         token: Option<Token>,
+        since_us: Option<i64>,
     ) -> Option<SessionId> {
         let hold = self.arena.get_mut(id.0)?;
-        hold.token = token;
+        if hold.token != token {
+            (hold.token, hold.since_us) = (token, since_us);
+        }
         Some(std::mem::replace(&mut hold.session, session))
     }
 

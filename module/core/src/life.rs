@@ -1,6 +1,8 @@
 //! Sessions as the locks see them: what begins with a session's connection and ends with it, and
 //! what time brings.
 
+use crate::error::Word;
+use crate::event_log::LogEvent;
 use crate::hold::HoldId;
 use crate::lock::Locks;
 use crate::metrics::count;
@@ -8,8 +10,10 @@ use crate::pending::PendingRelease;
 use crate::request::{Events, SessionRef};
 use crate::session::{Event, EventKind, Listener, SessionId, SessionLimits};
 use crate::table::ReplyTarget;
+use crate::time::earlier;
 use crate::{CommandError, Effect, Mode, Now, Wait, WaitOutcome};
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
 impl Locks {
     // --- The session's connection ----------------------------------------------------------------
@@ -24,12 +28,16 @@ impl Locks {
         request: &Events<'_>,
         client_id: u64,
         limits: SessionLimits,
+        now: Now,
         effects: &mut Vec<Effect>,
     ) -> Result<SessionId, CommandError> {
         let (session, former) =
             self.sessions
-                .attach(request.session, client_id, request.grace_ms, limits)?;
-        effects.extend(former.map(Effect::TakenOver));
+                .attach(request.session, client_id, request.grace_ms, limits, now)?;
+        effects.extend(former.map(|listener| Effect::TakenOver {
+            listener,
+            by: client_id,
+        }));
         Ok(session)
     }
 
@@ -41,6 +49,22 @@ impl Locks {
     /// What has happened to the session since the last time, oldest first.
     pub fn fetch(&mut self, session: SessionId) -> Vec<Event> {
         self.sessions.fetch(session)
+    }
+
+    /// The same for a client that was woken for it.
+    ///
+    /// # Errors
+    /// Another client has taken the session over since; the events are its to get.
+    pub fn fetch_as(
+        &mut self,
+        session: SessionId,
+        client_id: u64,
+    ) -> Result<Vec<Event>, CommandError> {
+        let present = self.sessions.client_of(session);
+        if present == Some(client_id) {
+            return Ok(self.fetch(session));
+        }
+        Err(CommandError::TakenOver(present.unwrap_or_default()))
     }
 
     /// The session's client waits for the next event.
@@ -73,7 +97,9 @@ impl Locks {
     /// The session connection closed, or counts as closed.
     fn detach(&mut self, session: SessionId, now: Now, effects: &mut Vec<Effect>) {
         self.outdate();
+        let name = self.sessions.name_of(session).cloned();
         let belongings = self.sessions.detach(session, now);
+        self.log_session_ended(name, &belongings.holds, now);
         for id in belongings.waiters {
             let waiter = self.withdraw(id);
             count(&mut self.counters.departures);
@@ -95,6 +121,22 @@ impl Locks {
             }
         }
         self.end_holds_later(others);
+    }
+
+    /// A session has ended, and these holds end with it.
+    fn log_session_ended(&mut self, name: Option<Rc<[u8]>>, holds: &BTreeSet<HoldId>, now: Now) {
+        let Some(name) = name.filter(|_| !holds.is_empty() && self.log.is_on()) else {
+            return;
+        };
+        let text = format!(
+            "the session '{}' ended with {} holds",
+            Word::new(&name),
+            holds.len()
+        );
+        let locks = holds.iter().filter_map(|id| self.holds.get(*id));
+        let locks = locks.map(|hold| &hold.lock);
+        self.log
+            .add_of_several(LogEvent::SessionEnded, locks, text, now);
     }
 
     /// A writer's reading goes before its writing: were the writer to become a reader in between, a
@@ -140,16 +182,15 @@ impl Locks {
         if is_marked || self.sessions.any_overflowing() {
             return Some(0);
         }
+        let mono = earlier(self.sessions.next_deadline(), self.agenda.next_clearing());
+        let mono = earlier(mono, self.next_log_at());
+        let mono = mono.map(|at| at.saturating_sub(now.mono_ms));
         let check = self.holds.next_check();
         let check = check.map(|at| at.saturating_sub(now.wall_ms()));
-        let session = self.sessions.next_deadline();
-        let clearing = self.agenda.next_clearing();
-        let others = session.into_iter().chain(clearing);
-        let others = others.map(|at| at.saturating_sub(now.mono_ms));
         let delay = self.grant_delay.deadline(now);
         let delay = delay.filter(|_| self.table.any_queue());
-        let others = others.chain(delay).chain(check).map(|left| left.max(0));
-        others.chain(self.table.next_deadline(now)).min()
+        let left = earlier(earlier(mono, check), delay);
+        earlier(left.map(|left| left.max(0)), self.table.next_deadline(now))
     }
 
     /// Time has passed: marks what is to be looked at, and ends what is over.
@@ -158,6 +199,7 @@ impl Locks {
             self.mark_queue(queue);
         }
         self.end_grant_delay(now);
+        self.say_left_out(now, effects);
         self.holds.mark_due(now);
         self.table.forget_overdue_writers(now);
         while let Some(session) = self.sessions.listened_enough(now) {
@@ -169,7 +211,9 @@ impl Locks {
             self.detach(session, now, effects);
         }
         while let Some(session) = self.sessions.grace_over(now) {
+            let name = self.sessions.name_of(session).cloned();
             let holds = self.sessions.end(session);
+            self.log_session_ended(name, &holds, now);
             let (reads, others) = self.reads_first(holds);
             self.end_holds_later(reads);
             self.end_holds_later(others);

@@ -4,15 +4,37 @@
 //! in [`crate::turn`].
 
 use crate::agenda::Agenda;
+use crate::event_log::{EventLog, LogEntry, LogLines, LogOptions};
 use crate::grant_delay::GrantDelay;
-use crate::hold::{HoldId, SessionHolds};
+use crate::hold::{HoldId, SessionHold, SessionHolds};
 use crate::metrics::{Counters, count};
 use crate::multi::{MultiId, MultiWaits};
+use crate::pattern::{PatternCounters, Patterns};
 use crate::pending::PendingRelease;
-use crate::session::Sessions;
+use crate::session::{SessionId, Sessions};
 use crate::table::{LockKey, LockRef, LockTable, RecordId, ReplyTarget, Waiter, WaiterId};
-use crate::{CommandError, Effect, Gauges, Grant, Now, QueueView, Token, TokenMint, WaiterView};
+use crate::{
+    CommandError, Effect, Gauges, Grant, Mode, Now, QueueView, SessionView, Token, TokenMint,
+    WaiterView,
+};
 use std::rc::Rc;
+
+/// What is known of a hold beside its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HoldView {
+    /// For how long the owner has had it, in milliseconds; none if that is not known.
+    pub held_ms: Option<i64>,
+    /// The session that it belongs to.
+    pub session: Option<Rc<[u8]>>,
+    /// The server's number of the client by whose connection that session lives.
+    pub client_id: Option<u64>,
+}
+
+/// How long ago this moment of the wall clock was, in milliseconds.
+pub(crate) fn held_ms(since_us: i64, now: Now) -> i64 {
+    let held_us = now.wall_us.saturating_sub(since_us);
+    held_us.div_euclid(1000).max(0)
+}
 
 /// All that is known about locks beside the keyspace.
 #[derive(Debug, Default)]
@@ -25,6 +47,9 @@ pub struct Locks {
     pub(crate) tokens: TokenMint,
     pub(crate) grant_delay: GrantDelay,
     pub(crate) counters: Counters,
+    pub(crate) patterns: Patterns,
+    pub(crate) log: EventLog,
+    pub(crate) log_lines: LogLines,
     /// Grows with each decision: what was read before the last one is out of date.
     pub(crate) epoch: u64,
 }
@@ -251,7 +276,7 @@ impl Locks {
     }
 
     /// A session's hold is no longer on record, and nobody is told.
-    pub(crate) fn forget_hold(&mut self, id: HoldId) -> Option<crate::hold::SessionHold> {
+    pub(crate) fn forget_hold(&mut self, id: HoldId) -> Option<SessionHold> {
         let lock = self.holds.get(id)?.lock.clone();
         let record = self.table.find(lock.as_ref());
         let index = record.and_then(|record| self.table.holds_mut(record));
@@ -268,6 +293,16 @@ impl Locks {
     /// The counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// The counters by the names of locks.
+    pub fn pattern_counters(&self) -> &[PatternCounters] {
+        self.patterns.counters()
+    }
+
+    /// Counts by these patterns, separated by spaces, from now on.
+    pub fn set_metrics_patterns(&mut self, patterns: &[u8]) {
+        self.patterns.set(patterns);
     }
 
     /// How many there are of everything.
@@ -296,11 +331,58 @@ impl Locks {
         self.table.writer_token(lock, owner, key_end)
     }
 
+    /// The entries of the log, the newest first.
+    pub fn log_entries(&self) -> impl Iterator<Item = &Rc<LogEntry>> {
+        self.log.entries()
+    }
+
+    /// Forgets the entries of the log.
+    pub fn reset_log(&mut self) {
+        self.log.reset();
+    }
+
+    /// What is logged from now on, and how much of it is kept.
+    pub fn set_log_options(&mut self, options: LogOptions) {
+        self.log.set_options(options);
+    }
+
+    /// All sessions, in no particular order.
+    pub fn session_views(&self, now: Now) -> impl Iterator<Item = SessionView> + '_ {
+        self.sessions.views(now)
+    }
+
+    /// What is known of a hold with this token beside its key.
+    pub fn hold_view(
+        &self,
+        lock: LockRef<'_>,
+        owner: &[u8],
+        mode: Mode,
+        token: Option<Token>,
+        now: Now,
+    ) -> HoldView {
+        let index = self.table.find(lock).and_then(|id| self.table.holds(id));
+        let hold = index.and_then(|index| self.holds.find(index, owner, mode));
+        let hold = hold.and_then(|id| self.holds.get(id));
+        let is_same = |hold: &&SessionHold| token.is_none() || hold.token == token;
+        let noted = hold.filter(is_same).and_then(|hold| hold.since_us);
+        let since_us = noted.or_else(|| self.tokens.granted_at(token?));
+        HoldView {
+            held_ms: since_us.map(|since_us| held_ms(since_us, now)),
+            session: self.session_name(hold.map(|hold| hold.session)),
+            client_id: hold.and_then(|hold| self.sessions.client_of(hold.session)),
+        }
+    }
+
+    fn session_name(&self, session: Option<SessionId>) -> Option<Rc<[u8]>> {
+        session.and_then(|session| self.sessions.name_of(session).cloned())
+    }
+
     /// Those who wait for a lock, in order. A queued waiter's client is its session's.
     pub fn queue(&self, lock: LockRef<'_>, now: Now) -> Vec<WaiterView> {
         let view = |waiter: &Waiter| WaiterView {
             owner: Rc::clone(&waiter.owner),
             mode: waiter.mode,
+            session: self.session_name(waiter.session),
             client_id: match waiter.reply_to {
                 ReplyTarget::Client { client_id, .. } => client_id,
                 ReplyTarget::Session(session) => self.sessions.client_of(session).unwrap_or(0),

@@ -186,6 +186,7 @@ impl Locks {
                 lease: request.lease,
                 session,
                 once: request.once,
+                waited: false,
             };
             let held = self.enter_all(several, &entry, now, effects);
             let ((count, token), _) = held.ok_or(CommandError::KeyCount)?;
@@ -199,7 +200,7 @@ impl Locks {
             for (place, lock, _) in several.each() {
                 let mut decision = self.decision(lock, place, now, effects);
                 decision.check_not_waiting(request.owner, Mode::Plain)?;
-                decision.check_room(waiters_max)?;
+                decision.check_room(request.owner, waiters_max)?;
             }
         }
         let lease_ends = several.stored.iter().map(Stored::ends_at).collect();
@@ -366,6 +367,7 @@ impl Locks {
             lease: waiter.lease,
             session: waiter.session,
             once: false,
+            waited: true,
         };
         let entered = self.enter_all(several, &entry, now, effects);
         let (Some(((held, token), tokens)), Some(told_under)) = (entered, locks.first()) else {
@@ -373,6 +375,11 @@ impl Locks {
         };
         let waited_ms = now.mono_ms.saturating_sub(waiter.since);
         self.counters.wait_ms.record(waited_ms);
+        for lock in locks.iter() {
+            if let Some(of) = self.patterns.of(&lock.name) {
+                of.wait_ms.record(waited_ms);
+            }
+        }
         count(&mut self.counters.handovers);
         let grant = Grant {
             token,
@@ -438,7 +445,7 @@ impl Decision<'_> {
         };
         count(&mut self.locks.counters.releases);
         if held == 1 && !hash.others {
-            self.record_hold(hash.token);
+            self.record_hold(owner, Mode::Plain, hash.token);
             self.unbind(owner, Mode::Plain);
             self.write(Write::Delete);
             return Some(GivenBack::Free);

@@ -3,8 +3,8 @@
 use crate::error::Word;
 use crate::request::SessionRef;
 use crate::{
-    CommandError, FENCE_FIELD, INTEGER_MAX, KEYS_MAX, Lease, MODE_FIELD, OWNER_LEN_MAX,
-    SESSION_LEN_MAX, Token, Wait,
+    CommandError, FENCE_FIELD, INTEGER_MAX, KEYS_MAX, Lease, MATCH_LEN_MAX, MODE_FIELD,
+    OWNER_LEN_MAX, SESSION_LEN_MAX, Token, Wait,
 };
 
 /// The arguments of a command, read from left to right.
@@ -138,6 +138,14 @@ pub(crate) fn list_count(bytes: &[u8]) -> Result<usize, CommandError> {
         .filter(|count| (1..=INTEGER_MAX).contains(count))
         .and_then(|count| usize::try_from(count).ok())
         .ok_or(CommandError::ListCount)
+}
+
+/// The bound keeps small what a command costs that holds it against every name.
+pub(crate) fn pattern(bytes: &[u8]) -> Result<&[u8], CommandError> {
+    if bytes.len() > MATCH_LEN_MAX {
+        return Err(CommandError::MatchLength);
+    }
+    Ok(bytes)
 }
 
 /// An integer as the server itself writes and accepts it: no sign but a minus, no leading zeros, no

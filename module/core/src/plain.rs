@@ -13,7 +13,7 @@ impl Decision<'_> {
     /// Takes a free lock with this token. The hold count, and the token.
     pub(crate) fn begin_plain(&mut self, entry: &Entry<'_>, token: Token) -> (i64, Token) {
         let end = entry.lease.end(self.now);
-        count(&mut self.locks.counters.grants);
+        self.count_grant();
         self.write(Write::Set(
             (Field::Owner(entry.holder.clone()), Value::Number(1)),
             Some((Field::Fence, Value::Fence(token))),
@@ -25,7 +25,8 @@ impl Decision<'_> {
         (1, token)
     }
 
-    /// The owner of a hold enters it once more, or starts its lease anew.
+    /// The owner of a hold enters it once more, or starts its lease anew. A wait that is granted
+    /// does not shorten it.
     pub(crate) fn reenter(
         &mut self,
         hash: &Hash,
@@ -52,7 +53,12 @@ impl Decision<'_> {
             (None, Some(first)) => self.write(Write::Set(first, None)),
             (None, None) => {}
         }
-        let ends_at = self.start_lease(hash, entry.lease.end(self.now));
+        let wanted = entry.lease.end(self.now);
+        let ends_at = if entry.keeps(hash.ends_at, wanted) {
+            hash.ends_at
+        } else {
+            self.start_lease(hash, wanted)
+        };
         if entry.once {
             self.locks
                 .sessions
@@ -103,7 +109,7 @@ impl Decision<'_> {
 
     /// The owner's hold is over, whatever its count.
     pub(crate) fn end_plain(&mut self, hash: &Hash, owner: &[u8]) {
-        self.record_hold(hash.token);
+        self.record_hold(owner, Mode::Plain, hash.token);
         self.unbind(owner, Mode::Plain);
         if hash.others {
             self.write(Write::Remove(Field::Owner(Holder::Caller)));
@@ -134,6 +140,7 @@ impl Decision<'_> {
             lease: waiter.lease,
             session: waiter.session,
             once: false,
+            waited: true,
         };
         let entered = if let Some(hash) = present {
             self.reenter(hash, hash.own.unwrap_or(Count::Malformed), &entry)

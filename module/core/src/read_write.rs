@@ -180,7 +180,7 @@ impl Decision<'_> {
     }
 
     fn end_read(&mut self, hash: &ReadWrite, own: &ReadHold, owner: &[u8]) {
-        self.record_hold(own.token);
+        self.record_hold(owner, Mode::Read, own.token);
         self.unbind(owner, Mode::Read);
         if hash.mode() == Mode::Read && hash.others_read.is_none() {
             return self.free(Mode::Read);
@@ -195,7 +195,7 @@ impl Decision<'_> {
 
     fn end_write(&mut self, hash: &ReadWrite, owner: &[u8]) {
         let token = self.writer_token(owner, hash.ends_at);
-        self.record_hold(token);
+        self.record_hold(owner, Mode::Write, token);
         self.unbind(owner, Mode::Write);
         self.locks.table.forget_writer_of(self.at, owner);
         if hash.own_read.is_none() && hash.others_read.is_none() && !hash.others_write {
@@ -258,6 +258,7 @@ impl Decision<'_> {
             mode,
             session: waiter.session,
             once: false,
+            waited: true,
         };
         let entered = match present {
             None => Ok(self.begin_read_write(&entry)),
@@ -287,7 +288,7 @@ impl Decision<'_> {
     /// Takes a free lock.
     pub(crate) fn begin_read_write(&mut self, entry: &Entry<'_>) -> (i64, Token) {
         let (token, end) = (self.mint(), entry.lease.end(self.now));
-        count(&mut self.locks.counters.grants);
+        self.count_grant();
         self.locks.table.forget_writer(self.at);
         self.set(Field::Mode, Value::Mode(entry.mode));
         self.set(entry.field(), Value::Number(1));
@@ -332,11 +333,11 @@ impl Decision<'_> {
             self.lose_hold(entry.owner, entry.mode);
         }
         let token = token.unwrap_or_else(|| self.mint());
-        count(if held == 0 {
-            &mut self.locks.counters.grants
+        if held == 0 {
+            self.count_grant();
         } else {
-            &mut self.locks.counters.reentries
-        });
+            count(&mut self.locks.counters.reentries);
+        }
         if entered != held {
             self.set(entry.field(), Value::Number(entered));
         }
@@ -366,7 +367,8 @@ impl Decision<'_> {
         let lease_end = entry.lease.end(self.now);
         let (own_end, key_end) = match (entry.mode, hash.own_read) {
             (Mode::Write, _) => {
-                let key_end = hash.write_end(lease_end);
+                let keeps = entry.keeps(hash.ends_at, lease_end);
+                let key_end = hash.write_end(lease_end).filter(|_| !keeps);
                 (key_end.or(hash.ends_at), key_end)
             }
             (_, Some(own)) if entry.once => {

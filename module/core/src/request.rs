@@ -452,7 +452,7 @@ impl<'a> KeyOnly<'a> {
     }
 }
 
-/// `RLOCK.LIST [MATCH pattern] [COUNT n]`
+/// `RLOCK.LIST [MATCH pattern] [COUNT n]` and `RLOCK.SESSIONS [MATCH pattern] [COUNT n]`
 #[derive(Clone, Copy, Debug)]
 pub struct List<'a> {
     /// Only names that match this glob-style pattern.
@@ -471,7 +471,7 @@ impl<'a> List<'a> {
         let (mut pattern, mut count) = (Once::new(), Once::new());
         while let Some(word) = args.option() {
             if word.eq_ignore_ascii_case(b"MATCH") {
-                pattern.set(word, Ok(args.value(word)?))?;
+                pattern.set(word, parse::pattern(args.value(word)?))?;
             } else if word.eq_ignore_ascii_case(b"COUNT") {
                 count.set(word, parse::list_count(args.value(word)?))?;
             } else {
@@ -482,6 +482,31 @@ impl<'a> List<'a> {
             pattern: pattern.get(),
             count: count.get(),
         })
+    }
+}
+
+/// `RLOCK.LOG [MATCH pattern] [COUNT n] | RESET`
+#[derive(Clone, Copy, Debug)]
+pub enum Log<'a> {
+    /// Tell the entries.
+    Entries(List<'a>),
+    /// Forget them.
+    Reset,
+}
+
+impl<'a> Log<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, and the first word that is no option.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
+        let mut args = args.peekable();
+        let first = args.peek();
+        if !first.is_some_and(|word| word.eq_ignore_ascii_case(b"RESET")) {
+            return List::parse(args).map(Self::Entries);
+        }
+        Arguments::new(args.skip(1)).no_option()?;
+        Ok(Self::Reset)
     }
 }
 

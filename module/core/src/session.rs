@@ -7,6 +7,7 @@ use crate::arena::{Arena, Id};
 use crate::hold::HoldId;
 use crate::request::SessionRef;
 use crate::table::WaiterId;
+use crate::time::earlier;
 use crate::{CommandError, Grant, LockKey, LockRef, Mode, Now, Wait};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
@@ -80,6 +81,23 @@ pub struct SessionLimits {
     pub out_of_memory: bool,
 }
 
+/// A session as SESSIONS shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionView {
+    /// Its name.
+    pub name: Rc<[u8]>,
+    /// The server's number of the client by whose connection it lives; none while that is gone.
+    pub client_id: Option<u64>,
+    /// How many holds belong to it.
+    pub holds: usize,
+    /// How many of its waits stand in queues; one for several locks counts once.
+    pub waiters: usize,
+    /// How long its holds outlive its connection, in milliseconds.
+    pub grace_ms: i64,
+    /// For how long it has been there, in milliseconds.
+    pub age_ms: i64,
+}
+
 #[derive(Debug)]
 struct Session {
     name: Rc<[u8]>,
@@ -88,6 +106,8 @@ struct Session {
     /// The server's number of the client whose connection this session lives by; none while it is
     /// gone and the grace runs.
     client_id: Option<u64>,
+    /// When it began, monotonic, in milliseconds.
+    since: i64,
     grace_ms: i64,
     /// When the grace ends, monotonic, in milliseconds.
     grace_end: Option<i64>,
@@ -307,6 +327,24 @@ impl Sessions {
         self.arena.get(id.0)?.client_id
     }
 
+    /// The name of a session.
+    pub(crate) fn name_of(&self, id: SessionId) -> Option<&Rc<[u8]>> {
+        self.arena.get(id.0).map(|session| &session.name)
+    }
+
+    /// All sessions, in no particular order.
+    pub(crate) fn views(&self, now: Now) -> impl Iterator<Item = SessionView> + '_ {
+        let sessions = self.arena.iter().map(|(_, session)| session);
+        sessions.map(move |session| SessionView {
+            name: Rc::clone(&session.name),
+            client_id: session.client_id,
+            holds: session.holds.len(),
+            waiters: session.waiters.len(),
+            grace_ms: session.grace_ms,
+            age_ms: now.mono_ms.saturating_sub(session.since),
+        })
+    }
+
     // --- The session connection ------------------------------------------------------------------
 
     /// Makes a client's connection the session connection; the session begins if there is none.
@@ -317,6 +355,7 @@ impl Sessions {
         client_id: u64,
         grace_ms: i64,
         limits: SessionLimits,
+        now: Now,
     ) -> Result<(SessionId, Option<Listener>), CommandError> {
         self.events_max = Some(limits.events_per_session);
         if self
@@ -330,7 +369,7 @@ impl Sessions {
             Some(id) => id,
             None if limits.out_of_memory => return Err(CommandError::OutOfMemory),
             None if !self.has_room(limits.sessions) => return Err(full),
-            None => self.open(session).ok_or_else(|| full.clone())?,
+            None => self.open(session, now).ok_or_else(|| full.clone())?,
         };
         let replaced = self.stop_listening(id);
         let session = self.arena.get_mut(id.0).ok_or(full)?;
@@ -350,12 +389,13 @@ impl Sessions {
     }
 
     /// None only when four billion sessions are there already.
-    fn open(&mut self, session: SessionRef<'_>) -> Option<SessionId> {
+    fn open(&mut self, session: SessionRef<'_>, now: Now) -> Option<SessionId> {
         let name: Rc<[u8]> = Rc::from(session.name);
         let id = SessionId(self.arena.insert(Session {
             name: Rc::clone(&name),
             user: Rc::from(session.user),
             client_id: None,
+            since: now.mono_ms,
             grace_ms: 0,
             grace_end: None,
             listener: None,
@@ -614,7 +654,7 @@ impl Sessions {
     pub(crate) fn next_deadline(&self) -> Option<i64> {
         let listen = self.listen_ends.first().map(|(until, _)| *until);
         let grace = self.grace_ends.first().map(|(end, _)| *end);
-        listen.into_iter().chain(grace).min()
+        earlier(listen, grace)
     }
 
     // --- What belongs to a session ---------------------------------------------------------------

@@ -126,6 +126,19 @@ pub(crate) fn ttl_ms(ends_at: Option<i64>, now: Now) -> i64 {
     ends_at.map_or(-1, |end| end.saturating_sub(now.wall_ms()).max(0))
 }
 
+/// Who has a lock: the one, or one of several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldBy {
+    /// The owner.
+    pub owner: Box<[u8]>,
+    /// How it is held.
+    pub mode: Mode,
+    /// The token, where the keyspace holds one.
+    pub token: Option<Token>,
+    /// When the hold ends, in milliseconds of the wall clock, or [`NEVER`].
+    pub ends_at: i64,
+}
+
 /// A plain lock's hash, as far as a decision about one owner needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hash {

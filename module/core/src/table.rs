@@ -11,10 +11,12 @@
 
 use crate::arena::{Arena, Id, ROOM_KEPT};
 use crate::hold::HoldIndex;
+use crate::long_wait::Unnoticed;
 use crate::multi::MultiId;
 use crate::pending::PendingRelease;
 use crate::position::Positions;
 use crate::session::SessionId;
+use crate::time::earlier;
 use crate::{Lease, Mode, Now, ReadDepth, Token, Wait};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -207,6 +209,8 @@ pub(crate) struct LockTable {
     /// In which queues each owner waits.
     waits: HashMap<Rc<[u8]>, Places>,
     wait_ends: BTreeSet<(i64, WaiterId)>,
+    /// Those who wait and whose wait was not found to be long yet.
+    unnoticed: Unnoticed,
     checks: BTreeSet<(i64, RecordId)>,
     /// The ends of the writers whose tokens are known.
     writer_ends: BTreeSet<(i64, RecordId)>,
@@ -254,6 +258,8 @@ pub struct WaiterView {
     pub owner: Rc<[u8]>,
     /// For what.
     pub mode: Mode,
+    /// The session that the hold is to belong to.
+    pub session: Option<Rc<[u8]>>,
     /// The server's number of the client.
     pub client_id: u64,
     /// For how long, in milliseconds.
@@ -724,6 +730,7 @@ impl LockTable {
             self.close_if_idle(record_id);
             return None;
         };
+        self.unnoticed.joined(id, now);
         let wait_end = newcomer.wait.end(now).map(|end| (end, id));
         self.wait_ends.extend(wait_end);
         if let Some(last) = last.and_then(|last| self.waiters.get_mut(last.0)) {
@@ -793,6 +800,9 @@ impl LockTable {
             self.queues = self.queues.saturating_sub(1);
         }
         self.remove_place(&waiter);
+        let waiters = &self.waiters;
+        let is_there = |id: WaiterId| waiters.get(id.0).is_some();
+        self.unnoticed.left(id, is_there, waiters.len());
         if is_empty {
             self.close_if_idle(waiter.record);
         }
@@ -943,7 +953,24 @@ impl LockTable {
         let wait = wait.map(|(end, _)| end.saturating_sub(now.mono_ms));
         let check = self.checks.first();
         let check = check.map(|(at, _)| at.saturating_sub(now.wall_ms()));
-        wait.into_iter().chain(check).min().map(|left| left.max(0))
+        earlier(wait, check).map(|left| left.max(0))
+    }
+
+    /// Who has waited longest of those whose wait was not found to be long yet, and since when.
+    pub(crate) fn first_unnoticed(&self) -> Option<(i64, WaiterId)> {
+        self.unnoticed.first()
+    }
+
+    /// Its wait was found to be long.
+    pub(crate) fn pop_unnoticed(&mut self) {
+        let waiters = &self.waiters;
+        self.unnoticed.pop(|id| waiters.get(id.0).is_some());
+    }
+
+    /// Whether somebody has the lock that a waiter waits for, as far as was heard of it.
+    pub(crate) fn is_leased(&self, id: WaiterId) -> bool {
+        let record = self.record_of(id).and_then(|id| self.records.get(id.0));
+        record.is_some_and(|record| record.queue.lease_end.is_some())
     }
 
     /// A waiter whose wait is over.
@@ -1020,5 +1047,50 @@ impl Waiter {
     /// How many joined the queue before it.
     pub(crate) fn order(&self) -> u64 {
         self.order
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::long_wait::LEFT_MAX;
+
+    const NOW: Now = Now {
+        wall_us: 0,
+        mono_ms: 0,
+    };
+
+    fn join(table: &mut LockTable, number: usize) -> WaiterId {
+        let lock = LockRef { db: 0, name: b"k" };
+        let owner = number.to_string();
+        let newcomer = Newcomer {
+            owner: owner.as_bytes(),
+            mode: Mode::Plain,
+            lease: Lease::from_ms(1).unwrap(),
+            wait: Wait::from_ms(0).unwrap(),
+            reply_to: ReplyTarget::Client {
+                handle: number,
+                client_id: 0,
+            },
+            session: None,
+            multi: None,
+        };
+        table.join(lock, &newcomer, NOW).unwrap().0
+    }
+
+    #[test]
+    fn waiters_that_have_left_before_they_were_noticed_are_forgotten() {
+        let mut table = LockTable::default();
+        let waiters: Vec<_> = (0..10_000).map(|at| join(&mut table, at)).collect();
+        // All but the first and the last, so that nobody who has left is first.
+        for waiter in &waiters[1..9_999] {
+            table.leave(*waiter);
+        }
+        assert!(table.unnoticed.len() <= 2 * 2 + LEFT_MAX);
+        table.leave(waiters[0]);
+        let first = table.first_unnoticed().map(|(_, first)| first);
+        assert_eq!(first, Some(waiters[9_999]));
+        table.leave(waiters[9_999]);
+        assert_eq!(table.unnoticed.len(), 0);
     }
 }

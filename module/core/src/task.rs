@@ -4,7 +4,7 @@ use crate::multi::MultiId;
 use crate::request::{
     Acquire, Cancel, MultiAcquire, MultiRelease, MultiRenew, NamedKey, Release, Renew, WaitMode,
 };
-use crate::stored::{Count, ReadDepth, Stored};
+use crate::stored::{Count, HeldBy, ReadDepth, Stored};
 use crate::table::LockKey;
 use crate::{CommandError, Mode};
 use std::rc::Rc;
@@ -137,6 +137,8 @@ pub enum Purpose {
     Sweep,
     /// A waiter whose wait is over.
     TimeOut,
+    /// A waiter whose wait is long: who has the lock.
+    LongWait,
     /// Who holds a lock, for the search for a deadlock.
     Holders,
 }
@@ -148,10 +150,13 @@ pub enum Read<'a> {
     One(&'a Stored),
     /// What is stored at each of several, in their order.
     Several(&'a [Stored]),
-    /// For BREAK: what is stored, and of a read-write lock the fields of its readers.
+    /// For BREAK: what is stored, and who has it: the owner of a plain lock, or the fields of a
+    /// read-write lock's readers.
     Holds(Stored, &'a [(Box<[u8]>, Count)]),
     /// Those who hold it.
     Owners(&'a [Box<[u8]>]),
+    /// For a long wait: who has the lock, one of them if there are several; none if it is free.
+    Holder(Option<HeldBy>),
     /// For a sweep: the readers that are gone, among those it has looked at.
     Gone {
         /// Their fields.

@@ -68,3 +68,12 @@ impl Wait {
         (self.0 > 0).then(|| now.mono_ms.saturating_add(self.0))
     }
 }
+
+/// The earlier of two moments, either of which may not be there.
+#[inline]
+pub(crate) fn earlier(one: Option<i64>, other: Option<i64>) -> Option<i64> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        _ => one.or(other),
+    }
+}

@@ -50,6 +50,8 @@ pub struct TokenMint {
     last: i64,
     /// The highest token that was minted well ahead of the clock; see [`TokenMint::minted_at`].
     ahead_of_clock: i64,
+    /// When the last one was minted, by the wall clock in microseconds.
+    last_at: i64,
 }
 
 /// Grants of one instant may run ahead of the clock by this much and still tell their moment.
@@ -65,7 +67,7 @@ impl TokenMint {
     /// The next token.
     pub fn mint(&mut self, wall_us: i64) -> Token {
         let next = self.last.saturating_add(1).max(wall_us).max(1);
-        self.last = next;
+        (self.last, self.last_at) = (next, wall_us);
         if next > wall_us.saturating_add(CLOCK_SLACK_US) {
             self.ahead_of_clock = next;
         }
@@ -76,5 +78,13 @@ impl TokenMint {
     /// clock does, one minted while the mark was ahead of the clock does not.
     pub fn minted_at(&self, token: Token) -> Option<i64> {
         (token.get() > self.ahead_of_clock).then(|| token.get())
+    }
+
+    /// The same, and of the latest token in any case: whoever asks at a grant knows its moment.
+    pub(crate) fn granted_at(&self, token: Token) -> Option<i64> {
+        let is_last = token.get() == self.last;
+        is_last
+            .then_some(self.last_at)
+            .or_else(|| self.minted_at(token))
     }
 }

@@ -87,6 +87,8 @@ pub struct Turn<'a> {
     budget: Budget,
     /// Locks with a pending release whose keys cannot be read now. The timer tries again.
     unreadable: Vec<RecordId>,
+    /// How many long waits were looked at.
+    noticed: usize,
     /// How often what was read was out of date.
     outdated: usize,
     /// What the timer looks at next; none in the turn of a command.
@@ -121,6 +123,11 @@ pub const DECISIONS_MAX: usize = 1000;
 /// After this time no further decision is begun: some read thousands of timeout keys.
 const TURN_MAX_MS: i64 = 20;
 
+/// In one turn so many long waits are looked at, in so much time: waits that are over are to be
+/// told in time.
+const NOTICED_MAX: usize = 100;
+const NOTICING_MAX_MS: i64 = 5;
+
 /// What a turn may yet do for others than its command.
 #[derive(Debug)]
 struct Budget {
@@ -143,11 +150,13 @@ impl Budget {
     }
 
     fn is_spent(&self, now: Now) -> bool {
+        self.decisions == 0 || self.has_taken(TURN_MAX_MS, now)
+    }
+
+    /// Whether the decisions have taken so long.
+    fn has_taken(&self, ms: i64, now: Now) -> bool {
         let taken_ms = |begun: i64| now.mono_ms.saturating_sub(begun);
-        self.decisions == 0
-            || self
-                .begun_ms
-                .is_some_and(|begun| taken_ms(begun) >= TURN_MAX_MS)
+        self.begun_ms.is_some_and(|begun| taken_ms(begun) >= ms)
     }
 }
 
@@ -199,6 +208,7 @@ impl<'a> Turn<'a> {
             outcome: None,
             budget: Budget::of(DECISIONS_MAX),
             unreadable: Vec::new(),
+            noticed: 0,
             outdated: 0,
             later: None,
         }
@@ -261,7 +271,14 @@ impl Locks {
             return None;
         }
         match &turn.phase {
-            Phase::TimeOuts => self.next_timeout(turn, now),
+            Phase::TimeOuts => {
+                // Before it is told that it is over: a wait of just that time is long.
+                let may_notice =
+                    turn.noticed < NOTICED_MAX && !turn.budget.has_taken(NOTICING_MAX_MS, now);
+                let long = may_notice.then(|| self.next_long_wait(now)).flatten();
+                turn.noticed = turn.noticed.saturating_add(usize::from(long.is_some()));
+                long.or_else(|| self.next_timeout(turn, now))
+            }
             Phase::Command => {
                 let release = self.next_release(turn, now);
                 let first = release.or_else(|| self.next_now(turn, now));
@@ -285,7 +302,7 @@ impl Locks {
         }
     }
 
-    fn task(&self, subject: Subject, depth: ReadDepth, purpose: Purpose) -> Task {
+    pub(crate) fn task(&self, subject: Subject, depth: ReadDepth, purpose: Purpose) -> Task {
         Task {
             subject,
             depth,
@@ -500,8 +517,11 @@ impl Locks {
         }
         match (task.purpose, &task.subject) {
             (Purpose::Command, _) => self.decide_command(turn, read, now, effects),
-            (Purpose::Holders, _) => self.decide_search(turn, &read),
+            (Purpose::Holders, _) => self.decide_search(turn, &read, now),
             (Purpose::TimeOut, _) => self.decide_timeout(&read, now, effects),
+            (Purpose::LongWait, Subject::One(lock, _)) => {
+                self.decide_long_wait(lock, &read, now, effects);
+            }
             (Purpose::Release(_), Subject::One(lock, _)) => {
                 let others_are_brief = task.depth == ReadDepth::OthersBrief;
                 self.decide_release(turn, lock, others_are_brief, &read, now, effects);
@@ -545,14 +565,14 @@ impl Locks {
                 let at = LockRef { db: turn.db, name };
                 self.decide_about_one(turn, command, at, *stored, now, effects)
             }
-            (Keys::One(name), Read::Holds(stored, readers)) => {
+            (Keys::One(name), Read::Holds(stored, holders)) => {
                 // The hold that was meant has ended already, in this very turn.
                 if turn.freed {
                     return turn.finish(Ok(Outcome::Number(1)));
                 }
                 let at = LockRef { db: turn.db, name };
                 let mut decision = self.decision(at, 0, now, effects);
-                let broken = decision.break_hold(stored, readers);
+                let broken = decision.break_hold(stored, holders);
                 broken.map(|broken| Some(Outcome::Number(broken.into())))
             }
             (Keys::Several(keys), Read::Several(stored)) => {
@@ -594,7 +614,7 @@ impl Locks {
                         decision.reconcile_now();
                         return Ok(None);
                     }
-                    Acquired::MustWait(wish) => return self.begin_wait(turn, wish),
+                    Acquired::MustWait(wish) => return self.begin_wait(turn, wish, now),
                     acquired => acquired.into(),
                 }
             }
@@ -628,7 +648,7 @@ impl Locks {
                         }
                         return Ok(None);
                     }
-                    Acquired::MustWait(wish) => return self.begin_wait(turn, wish),
+                    Acquired::MustWait(wish) => return self.begin_wait(turn, wish, now),
                     acquired => acquired.into(),
                 }
             }

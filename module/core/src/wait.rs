@@ -7,7 +7,7 @@ use crate::metrics::count;
 use crate::request::{Acquire, SessionRef, WaitMode};
 use crate::stored::ttl_ms;
 use crate::table::{LockKey, LockRef, Newcomer, ReplyTarget, WaiterId};
-use crate::task::{Command, Read};
+use crate::task::{Command, Keys, Read};
 use crate::turn::{Outcome, Phase, Turn};
 use crate::{CommandError, Effect, Lease, Mode, Now, WaitOutcome};
 use std::rc::Rc;
@@ -100,6 +100,7 @@ impl Locks {
         &mut self,
         turn: &mut Turn<'_>,
         wish: Wish,
+        now: Now,
     ) -> Result<Option<Outcome>, CommandError> {
         let ttl_ms = wish.ttl_ms;
         turn.wish = Some(wish);
@@ -128,13 +129,14 @@ impl Locks {
         let mut search = DeadlockSearch::new(&self.table, owner, locks);
         let found = search.go_on(&self.table);
         turn.search = Some(Box::new(search));
-        self.go_on_searching(turn, found)
+        self.go_on_searching(turn, found, now)
     }
 
     fn go_on_searching(
         &mut self,
         turn: &mut Turn<'_>,
         found: Found,
+        now: Now,
     ) -> Result<Option<Outcome>, CommandError> {
         match found {
             Found::Ask(lock) => {
@@ -143,6 +145,7 @@ impl Locks {
             }
             Found::Refuse(error) => {
                 count(&mut self.counters.deadlocks_refused);
+                self.log_refused(turn, &error, now);
                 Err(error)
             }
             Found::Nothing => {
@@ -152,7 +155,24 @@ impl Locks {
         }
     }
 
-    pub(crate) fn decide_search(&mut self, turn: &mut Turn<'_>, read: &Read<'_>) {
+    /// A wait is refused by the search for a circle.
+    fn log_refused(&mut self, turn: &Turn<'_>, error: &CommandError, now: Now) {
+        let Some(command) = turn.command.filter(|_| self.log.is_on()) else {
+            return;
+        };
+        let name = match command.keys() {
+            Keys::One(name) => Some(name),
+            Keys::Several(keys) => keys.first().map(|key| key.name),
+        };
+        let Some(name) = name else { return };
+        let (lock, owner) = (LockRef { db: turn.db, name }, command.owner());
+        match error {
+            CommandError::Deadlock(circle) => self.log.add_circle(lock, owner, circle, now),
+            _ => self.log.add_full(lock, owner, || error.to_string(), now),
+        }
+    }
+
+    pub(crate) fn decide_search(&mut self, turn: &mut Turn<'_>, read: &Read<'_>, now: Now) {
         let Some(mut search) = turn.search.take() else {
             return turn.finish(Err(CommandError::Unsettled));
         };
@@ -161,7 +181,7 @@ impl Locks {
             _ => Found::Refuse(CommandError::ChainTooLong),
         };
         turn.search = Some(search);
-        match self.go_on_searching(turn, found) {
+        match self.go_on_searching(turn, found, now) {
             Ok(None) => {}
             Ok(Some(outcome)) => turn.finish(Ok(outcome)),
             Err(error) => turn.finish(Err(error)),
@@ -260,6 +280,9 @@ impl Locks {
         now: Now,
     ) -> Option<WaiterId> {
         let (waiter, queue) = self.table.join(lock, newcomer, now)?;
+        if let Some(of) = self.patterns.of(lock.name) {
+            count(&mut of.waits);
+        }
         self.table.check_after(queue, wish.lease_end(place), now);
         Some(waiter)
     }

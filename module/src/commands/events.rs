@@ -53,8 +53,8 @@ impl Command for Events {
         changes::listen(ctx);
         changes::follow_clients(ctx);
         let client_id = ctx.client_id();
-        let session = effects::without_keys(ctx, |locks, _, effects| {
-            locks.attach(&request, client_id, limits, effects)
+        let session = effects::without_keys(ctx, |locks, now, effects| {
+            locks.attach(&request, client_id, limits, now, effects)
         })?;
         let events = state::with(|state| state.locks.fetch(session));
         if events.is_empty()

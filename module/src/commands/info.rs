@@ -1,11 +1,13 @@
 //! `RLOCK.INFO key`: who holds a lock, for how long yet, and who waits for it.
 //!
-//! Replies a map: `owner`, `count`, `token`, `ttl-ms`, `waiters`, and `queue`, an array of maps
-//! `owner`, `client-id`, `waited-ms`, `left-ms` (-1 without limit) in order. Of a free lock the
-//! owner is null and the count 0; a token that a script's lock does not have is null.
+//! Replies a map: `owner`, `count`, `token`, `ttl-ms`, `held-ms`, `session`, `client-id`,
+//! `waiters`, and `queue`, an array of maps `owner`, `session`, `client-id`, `waited-ms`, `left-ms`
+//! (-1 without limit) in order. Of a free lock the owner is null and the count 0; a token that a
+//! script's lock does not have is null, and so is what this server does not know of a hold.
 //!
 //! Of a read-write lock the owner is the writer, and there is more: `mode`, `holders` (maps
-//! `owner`, `mode`, `count`, `token`, `ttl-ms`), and `mode` in each entry of the queue.
+//! `owner`, `mode`, `count`, `token`, `ttl-ms`, `held-ms`, `session`, `client-id`), and `mode` in
+//! each entry of the queue.
 
 use super::KEY;
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
@@ -51,6 +53,10 @@ impl Command for Info {
                 return Ok(());
             }
             Stored::Plain(hash) => LockReport {
+                hold: owner.as_deref().map(|owner| {
+                    let (mode, token) = (Mode::Plain, hash.token);
+                    state::with(|state| state.locks.hold_view(at, owner, mode, token, now))
+                }),
                 owner,
                 count: hash.own.and_then(valid),
                 token: hash.token.map(Token::get),
@@ -62,6 +68,7 @@ impl Command for Info {
                 count: Some(0),
                 token: None,
                 ttl_ms: 0,
+                hold: None,
                 queue,
             },
         };
@@ -101,6 +108,10 @@ fn read_write(
             count: valid(hold.count),
             token: hold.token.map(Token::get),
             ttl_ms: ttl_ms(hold.ends_at, now),
+            hold: state::with(|state| {
+                let (owner, token) = (&hold.owner, hold.token);
+                state.locks.hold_view(at, owner, hold.mode, token, now)
+            }),
             owner: hold.owner,
         })
         .collect();
@@ -110,6 +121,7 @@ fn read_write(
         count: writer.map_or(Some(0), |writer| writer.count),
         token: writer.and_then(|writer| writer.token),
         ttl_ms: stored.ttl_ms(now),
+        hold: writer.map(|writer| writer.hold.clone()),
         queue,
     };
     // The writer comes first; a writer who reads is there twice.

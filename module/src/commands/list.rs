@@ -6,7 +6,7 @@
 
 use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
 use crate::{clock, reply, state};
-use rlock_core::{CommandError, QueueView, glob_matches, request};
+use rlock_core::{CommandError, Glob, QueueView, request};
 use std::cmp::Reverse;
 
 pub(super) struct List;
@@ -30,11 +30,11 @@ impl Command for List {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::List::parse(args.bytes())?;
         let (db, now) = (ctx.db(), clock::now());
+        let pattern = request.pattern.map(Glob::new);
         let mut queues: Vec<QueueView> = state::with(|state| {
             let matches = |queue: &QueueView| {
-                request
-                    .pattern
-                    .is_none_or(|pattern| glob_matches(pattern, &queue.name))
+                let mut pattern = pattern.iter();
+                pattern.all(|of| of.matches(&queue.name))
             };
             state.locks.views(db, now).filter(matches).collect()
         });

@@ -7,11 +7,13 @@ mod cancel;
 mod events;
 mod info;
 mod list;
+mod log;
 mod macquire;
 mod mrelease;
 mod mrenew;
 mod release;
 mod renew;
+mod sessions;
 mod wait;
 
 use crate::config;
@@ -31,6 +33,8 @@ pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> 
     register::<events::Events>(ctx)?;
     register::<info::Info>(ctx)?;
     register::<list::List>(ctx)?;
+    register::<sessions::Sessions>(ctx)?;
+    register::<log::Log>(ctx)?;
     register::<macquire::Macquire>(ctx)?;
     register::<mrelease::Mrelease>(ctx)?;
     register::<mrenew::Mrenew>(ctx)

@@ -110,12 +110,8 @@ impl<'a> Ctx<'a> {
 
     /// Whether the client of this call, which has a connection, speaks TLS there.
     pub(crate) fn is_over_tls(self) -> bool {
-        // SAFETY: plain C data, for which all zeros is a value.
-        let mut info: raw::RedisModuleClientInfo = unsafe { std::mem::zeroed() };
-        info.version = 1;
-        let place = (&raw mut info).cast();
-        let found = server!(RedisModule_GetClientInfoById(place, self.client_id()));
-        found == OK && info.flags & u64::from(raw::REDISMODULE_CLIENTINFO_FLAG_SSL) != 0
+        let ssl = u64::from(raw::REDISMODULE_CLIENTINFO_FLAG_SSL);
+        client_info(self.client_id()).is_some_and(|info| info.flags & ssl != 0)
     }
 
     /// Whether the client of this call is one whose disconnect the server announces: not that of a
@@ -156,6 +152,10 @@ impl<'a> Ctx<'a> {
             bytes.as_ptr().cast(),
             bytes.len()
         ));
+    }
+
+    pub(crate) fn reply_ok(self) {
+        server!(RedisModule_ReplyWithSimpleString(self.raw, c"OK".as_ptr()));
     }
 
     /// `text` begins with a code word. No NUL is in any of ours.
@@ -362,6 +362,13 @@ impl<'a> Ctx<'a> {
         })
     }
 
+    // --- The log ---
+
+    /// A line in the server's log.
+    pub(crate) fn log_notice(self, text: &str) {
+        log(self.raw, c"notice", text);
+    }
+
     // --- Permissions ---
 
     /// The name of the user who calls; none where there is none, or where the server cannot be
@@ -408,6 +415,41 @@ impl<'a> Ctx<'a> {
         let no_user = std::io::Error::last_os_error().raw_os_error() == Some(ENOTSUP);
         CallReply::of(reply);
         !no_user
+    }
+}
+
+/// A warning in the server's log, from where there is no context.
+pub(crate) fn log_warning(text: &str) {
+    log(ptr::null_mut(), c"warning", text);
+}
+
+/// No NUL is in any of our lines. The text may have a `%` in it, so it is not the format.
+fn log(ctx: *mut raw::RedisModuleCtx, level: &CStr, text: &str) {
+    let text = CString::new(text).unwrap_or_default();
+    let (level, format) = (level.as_ptr(), c"%s".as_ptr());
+    server!(RedisModule_Log(ctx, level, format, text.as_ptr()));
+}
+
+/// What the server tells of a client; none if there is none with this number.
+fn client_info(client_id: u64) -> Option<raw::RedisModuleClientInfo> {
+    // SAFETY: plain C data, for which all zeros is a value.
+    let mut info: raw::RedisModuleClientInfo = unsafe { std::mem::zeroed() };
+    info.version = 1;
+    let place = (&raw mut info).cast();
+    let found = server!(RedisModule_GetClientInfoById(place, client_id));
+    (found == OK).then_some(info)
+}
+
+/// From where a client is connected, as `CLIENT LIST` shows it; none if it is gone.
+pub(crate) fn address_of(client_id: u64) -> Option<String> {
+    let info = client_info(client_id)?;
+    let host = info.addr.iter().take_while(|char| **char != 0);
+    let host: Vec<u8> = host.map(|char| char.to_ne_bytes()[0]).collect();
+    let (host, port) = (String::from_utf8_lossy(&host), info.port);
+    if host.contains(':') {
+        Some(format!("[{host}]:{port}"))
+    } else {
+        Some(format!("{host}:{port}"))
     }
 }
 
@@ -554,6 +596,12 @@ impl OwnedStr {
             Some(whole) if fits => Self::new(whole),
             _ => Self::new(&parts.concat()),
         }
+    }
+
+    /// The string of an option, which stays ours: the server copies what it is given, and the
+    /// crate forgets it.
+    pub(crate) fn as_option(&self) -> redis_module::RedisString {
+        redis_module::RedisString::from_redis_module_string(ptr::null_mut(), self.0)
     }
 
     pub(super) fn adopt(raw: *mut raw::RedisModuleString) -> Option<Self> {

@@ -93,6 +93,8 @@ pub(crate) enum ArgumentKind {
     Word,
     /// One of these.
     Either(&'static [Argument]),
+    /// All of these, one behind the other.
+    Block(&'static [Argument]),
 }
 
 impl Argument {
@@ -152,12 +154,14 @@ impl Argument {
     /// One of several, or none.
     pub(crate) const fn either(of: &'static [Self]) -> Self {
         Self {
-            name: c"one-of",
-            kind: ArgumentKind::Either(of),
-            token: None,
             optional: true,
-            many: false,
+            ..Self::one_of(of)
         }
+    }
+
+    /// One of several.
+    pub(crate) const fn one_of(of: &'static [Self]) -> Self {
+        Self::new(c"one-of", ArgumentKind::Either(of))
     }
 }
 
@@ -348,14 +352,15 @@ fn argument(
         ArgumentKind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
         ArgumentKind::Pattern => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PATTERN,
         ArgumentKind::Word => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
-        ArgumentKind::Either(of) => {
-            // First to its place: a list that is moved may not be pointed to before.
-            let list = argument_list(of, kept);
-            kept.push(list);
-            arg.subargs = kept.last_mut().map_or(ptr::null_mut(), Vec::as_mut_ptr);
-            raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF
-        }
+        ArgumentKind::Either(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF,
+        ArgumentKind::Block(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK,
     };
+    if let ArgumentKind::Either(of) | ArgumentKind::Block(of) = argument.kind {
+        // First to its place: a list that is moved may not be pointed to before.
+        let list = argument_list(of, kept);
+        kept.push(list);
+        arg.subargs = kept.last_mut().map_or(ptr::null_mut(), Vec::as_mut_ptr);
+    }
     if let Some(token) = argument.token {
         arg.token = token.as_ptr();
     }

@@ -21,6 +21,15 @@ impl InfoPage {
         ));
     }
 
+    /// No comma and no line break is in the text: they end it.
+    pub(crate) fn text(&self, name: &CStr, value: &CStr) {
+        server!(RedisModule_InfoAddFieldCString(
+            self.0,
+            name.as_ptr(),
+            value.as_ptr()
+        ));
+    }
+
     /// A line of several numbers under one name.
     pub(crate) fn line(&self, name: &CStr, fill: impl FnOnce(&Self)) {
         server!(RedisModule_InfoBeginDictField(self.0, name.as_ptr()));

@@ -16,7 +16,9 @@ mod key;
 mod version;
 
 pub(crate) use blocking::{Blocking, Handle, abort_block, block, unblock};
-pub(crate) use call::{Args, Ctx, EventClass, Field, OwnedStr, Presence, Str};
+pub(crate) use call::{
+    Args, Ctx, EventClass, Field, OwnedStr, Presence, Str, address_of, log_warning,
+};
 pub(crate) use command::{
     Access, Argument, ArgumentKind, Command, Keys, Spec, add_category, register,
 };
@@ -93,6 +95,7 @@ required!(
     RedisModule_GetServerVersion,
     RedisModule_HashGet,
     RedisModule_HashSet,
+    RedisModule_InfoAddFieldCString,
     RedisModule_InfoAddFieldULongLong,
     RedisModule_InfoAddSection,
     RedisModule_InfoBeginDictField,
@@ -101,6 +104,7 @@ required!(
     RedisModule_KeyAtPosWithFlags,
     RedisModule_KeyType,
     RedisModule_ListGet,
+    RedisModule_Log,
     RedisModule_NotifyKeyspaceEvent,
     RedisModule_OpenKey,
     RedisModule_PublishMessage,
@@ -112,6 +116,7 @@ required!(
     RedisModule_ReplyWithLongLong,
     RedisModule_ReplyWithMap,
     RedisModule_ReplyWithNull,
+    RedisModule_ReplyWithSimpleString,
     RedisModule_ReplyWithStringBuffer,
     RedisModule_ScanCursorCreate,
     RedisModule_ScanCursorDestroy,

@@ -33,7 +33,8 @@ pub(crate) struct TwinEvent {
 pub(crate) enum Call {
     /// There are some, or it has waited for long enough.
     Woken,
-    TakenOver,
+    /// By the client with this number.
+    TakenOver(u64),
 }
 
 #[derive(Clone, Debug, Default)]
@@ -165,7 +166,7 @@ impl Life {
         };
         let session = self.sessions.entry(name).or_insert_with(begun);
         if let Some((former, _)) = session.listener.take() {
-            self.called.push((former, Call::TakenOver));
+            self.called.push((former, Call::TakenOver(client)));
         }
         session.client = Some(client);
         session.grace_ms = grace_ms;

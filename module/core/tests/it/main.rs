@@ -9,6 +9,46 @@
     reason = "a test that cannot set up should fail, and its numbers are small"
 )]
 
+use rlock_core::{HeldBy, Locks, LogOptions, Mode, NEVER};
+
+/// A core that logs what there is to be logged, little of it and soon.
+fn locks_that_log() -> Locks {
+    let mut locks = Locks::default();
+    locks.set_log_options(LogOptions {
+        max_len: 3,
+        holds_ms: 1,
+        waits_ms: 7,
+    });
+    locks.set_metrics_patterns(b"a* *");
+    locks
+}
+
+/// Who is told to have a lock, for the log.
+fn first_of(holders: &[Box<[u8]>]) -> Option<HeldBy> {
+    holders.first().map(|owner| HeldBy {
+        owner: owner.clone(),
+        mode: Mode::Plain,
+        token: None,
+        ends_at: NEVER,
+    })
+}
+
+/// Whoever may read nothing is told nothing, and the others the latest, each once.
+fn is_log_sound(locks: &Locks) -> Result<(), String> {
+    let seen = |may_read: bool| {
+        let entries = locks.log_entries();
+        let seen = entries.filter_map(move |entry| entry.seen_by(|_| may_read));
+        seen.collect::<Vec<_>>()
+    };
+    let (none, all) = (seen(false), seen(true));
+    let is_in_order = all.windows(2).all(|two| two[0].id > two[1].id);
+    if none.is_empty() && is_in_order && all.len() <= 3 {
+        Ok(())
+    } else {
+        Err(format!("the log: {all:?}, and to nobody {none:?}"))
+    }
+}
+
 // What stands in for the server: a map, and a driver that does what the module does.
 mod keyspace;
 mod world;

@@ -5,13 +5,12 @@ use rlock_core::request::{
     Acquire, Cancel, Events, KeyOnly, List, MultiAcquire, MultiRelease, MultiRenew, NamedKey,
     Release, Renew,
 };
-use rlock_core::{
-    CommandError, Count, KEYS_MAX, Kind, Lease, Mode, Token, TokenMint, Wait, glob_matches,
-};
+use rlock_core::{CommandError, Count, Glob, KEYS_MAX, Kind, Lease, Mode, Token, TokenMint, Wait};
 
 pub(crate) const LEASE: &str = "ERR lease-ms must be an integer from 1 to 9007199254740991";
 pub(crate) const WAIT: &str = "ERR wait-ms must be an integer from 0 to 9007199254740991";
 pub(crate) const TOKEN: &str = "ERR token must be an integer from 1 to 9223372036854775807";
+pub(crate) const MATCH_LENGTH: &str = "ERR pattern must have at most 1024 bytes";
 pub(crate) const COUNT: &str = "ERR COUNT must be an integer from 1 to 9007199254740991";
 pub(crate) const GRACE: &str = "ERR grace-ms must be an integer from 0 to 9007199254740991";
 pub(crate) const SESSION_LENGTH: &str = "ERR session must have 1 to 1024 bytes";
@@ -688,6 +687,14 @@ fn hostile_sessions_and_numbers_are_answered() {
 }
 
 #[test]
+fn a_pattern_that_is_too_long_is_refused() {
+    let pattern = [b'*'; 1025];
+    assert_eq!(list(&[b"MATCH", &pattern]), MATCH_LENGTH);
+    assert!(!list(&[b"MATCH", &pattern[1..]]).starts_with("ERR"));
+    assert!(!list(&[b"MATCH", b""]).starts_with("ERR"));
+}
+
+#[test]
 fn an_offending_word_is_shown_so_that_it_fits_a_line() {
     let mega = vec![0xff; 1 << 20];
     for (word, shown) in [
@@ -809,8 +816,8 @@ fn refusals_of_sessions_begin_with_a_code_word_too() {
             "OOM command not allowed when used memory > 'maxmemory'.",
         ),
         (
-            CommandError::TakenOver,
-            "TAKENOVER another connection listens to this session now",
+            CommandError::TakenOver(7),
+            "TAKENOVER the connection that listens to this session now is 7",
         ),
     ];
     for (refusal, text) in table {
@@ -910,7 +917,7 @@ proptest! {
         text in "[ab\\]\\[^\\\\-]{0,7}",
     ) {
         let naive = naive_matches(pattern.as_bytes(), text.as_bytes());
-        prop_assert_eq!(glob_matches(pattern.as_bytes(), text.as_bytes()), naive);
+        prop_assert_eq!(Glob::new(pattern.as_bytes()).matches(text.as_bytes()), naive);
     }
 }
 
@@ -945,7 +952,7 @@ fn globs_of_every_kind() {
         (b"*a*b*c", b"xaybz", false),
     ] {
         assert_eq!(
-            glob_matches(pattern, text),
+            Glob::new(pattern).matches(text),
             matches,
             "{} on {}",
             pattern.escape_ascii(),
@@ -960,10 +967,10 @@ fn an_adversarial_glob_ends() {
     let stars = b"a*".repeat(2_000);
     let text = vec![b'a'; 20_000];
     let with_end = [&stars[..], b"b"].concat();
-    assert!(glob_matches(&stars, &text));
-    assert!(!glob_matches(&with_end, &text));
+    assert!(Glob::new(&stars).matches(&text));
+    assert!(!Glob::new(&with_end).matches(&text));
     let classes = [&b"*[ab]".repeat(2_000)[..], b"b"].concat();
-    assert!(!glob_matches(&classes, &text));
+    assert!(!Glob::new(&classes).matches(&text));
 }
 
 /// By the book: an element of the pattern after the other, and after each the lengths of the text

@@ -150,8 +150,26 @@ pub(crate) struct Asked<'a> {
     pub(crate) waits: Waits,
     pub(crate) session: Option<Name>,
     pub(crate) once: bool,
+    /// Whether it has waited, and is granted now.
+    pub(crate) waited: bool,
     pub(crate) seat: usize,
     pub(crate) waiters_max: usize,
+}
+
+impl<'a> Asked<'a> {
+    /// As it was sent by one whose wait is over.
+    pub(super) fn granted(waiter: &'a TwinWaiter) -> Self {
+        Self {
+            owner: &waiter.owner,
+            lease_ms: waiter.lease_ms,
+            waits: Waits::No,
+            session: waiter.session,
+            once: false,
+            waited: true,
+            seat: waiter.seat,
+            waiters_max: 0,
+        }
+    }
 }
 
 impl Twin {
@@ -216,7 +234,7 @@ impl Twin {
         let kept = self.token(place);
         let token = kept.unwrap_or_else(|| self.mint(now));
         self.put(place, asked.owner, count, Some(token));
-        self.start_lease(place, asked.owner, asked.lease_ms, now);
+        self.start_lease_of_holder(place, asked, now);
         if asked.once {
             self.life.confirm(place, asked.owner, true);
         }
@@ -822,7 +840,11 @@ impl Twin {
         let token = kept.unwrap_or_else(|| self.mint(now));
         let count = held.map_or(0, |value| hold_count(&value).unwrap()) + 1;
         self.put(place, &owner, count, Some(token));
-        self.start_lease(place, &owner, waiter.lease_ms, now);
+        if count == 1 {
+            self.start_lease(place, &owner, waiter.lease_ms, now);
+        } else {
+            self.start_lease_of_holder(place, Asked::granted(&waiter), now);
+        }
         let heard = Heard::Granted {
             count,
             token,
@@ -849,6 +871,16 @@ impl Twin {
         fields.insert(owner.to_vec(), count.to_string().into_bytes());
         if let Some(token) = token {
             fields.insert(b"fence".to_vec(), format!("t{token}").into_bytes());
+        }
+    }
+
+    /// Whoever has waited keeps what is left, if that is more.
+    fn start_lease_of_holder(&mut self, place: &Place, asked: Asked<'_>, now: Now) {
+        let left = self.space.get(place).unwrap().ends_at;
+        self.start_lease(place, asked.owner, asked.lease_ms, now);
+        let entry = self.space.get_mut(place).unwrap();
+        if asked.waited && left.is_none_or(|end| Some(end) > entry.ends_at) {
+            entry.ends_at = left;
         }
     }
 

@@ -309,7 +309,7 @@ impl Default for World {
     fn default() -> Self {
         let clients = 1_000_003;
         Self {
-            locks: Locks::default(),
+            locks: crate::locks_that_log(),
             space: Keyspace::default(),
             twin: Twin::default(),
             ledger: Ledger::default(),
@@ -388,6 +388,7 @@ impl World {
             self.come_to_rest()?;
             let Clock { now, set_back_ms } = self.clock;
             let (unseen, others) = (&self.unseen, &self.written_by_others);
+            crate::is_log_sound(&self.locks)?;
             invariants::is_at_rest(&self.locks, &self.twin, unseen, others, set_back_ms, now)?;
             invariants::sessions_are_at_rest(&self.locks, &self.twin, &self.unseen_holds, now)?;
         }
@@ -446,6 +447,7 @@ impl World {
                     waits,
                     session,
                     once,
+                    waited: false,
                     seat: self.seats,
                     waiters_max: usize::try_from(WAITERS_MAX).unwrap(),
                 };
@@ -714,6 +716,7 @@ impl World {
         let read = match (task.purpose, command) {
             (Purpose::Holders, _) => Read::Owners(&holders),
             (Purpose::Command, Some(Command::Break(_))) => Read::Holds(stored[0], &[]),
+            (Purpose::LongWait, _) => Read::Holder(crate::first_of(&holders)),
             _ if names_several => Read::Several(&stored),
             _ => Read::One(&stored[0]),
         };
@@ -800,7 +803,7 @@ impl World {
                 self.is_earliest(seat)?;
                 self.twin.time_out(seat, now)
             }
-            Purpose::Command | Purpose::Holders => Ok(()),
+            Purpose::Command | Purpose::Holders | Purpose::LongWait => Ok(()),
             Purpose::Release(_) | Purpose::CheckWriter | Purpose::Sweep => {
                 Err(format!("{purpose:?}, and nobody reads or writes"))
             }
@@ -1165,6 +1168,7 @@ impl World {
                 self.heard.push((*client, granted));
                 Ok(())
             }
+            Effect::Log(_) => Ok(()),
             Effect::Dismiss { client, why } => {
                 self.waiting.remove(client);
                 let heard = match why {

@@ -59,7 +59,7 @@ impl<'a> Core<'a> {
     fn new(choices: Choices<'a>) -> Self {
         let (wall_us, mono_ms) = (1_000_000_500, 70);
         Self {
-            locks: Locks::default(),
+            locks: crate::locks_that_log(),
             choices,
             now: Now { wall_us, mono_ms },
             blocked: BTreeMap::new(),
@@ -252,6 +252,7 @@ impl<'a> Core<'a> {
             let moved = CommandError::NoSession;
             let read = match task.purpose {
                 Purpose::Holders => Read::Owners(&owners),
+                Purpose::LongWait => Read::Holder(crate::first_of(&owners)),
                 Purpose::Sweep => Read::Gone {
                     readers: &owners,
                     more: self.choices.one_in(2),
@@ -484,7 +485,9 @@ impl<'a> Core<'a> {
             events_per_session: 2,
             out_of_memory: false,
         };
-        let session = self.locks.attach(&request, client_id, limits, &mut effects);
+        let session = self
+            .locks
+            .attach(&request, client_id, limits, self.now, &mut effects);
         self.carry_out(&effects);
         let session = match session {
             // It hears of the session's end first.
@@ -587,8 +590,11 @@ impl<'a> Core<'a> {
                         assert!(*ttl_ms >= -1, "{effect:?}");
                     }
                 }
-                Effect::Wake(client) | Effect::TakenOver(client) => {
-                    assert!(self.listening.remove(client), "{effect:?} does not listen");
+                Effect::Wake(listener) | Effect::TakenOver { listener, .. } => {
+                    assert!(
+                        self.listening.remove(listener),
+                        "{effect:?} does not listen"
+                    );
                 }
                 Effect::Write { write, .. } => {
                     let numbers = match write {
@@ -597,7 +603,7 @@ impl<'a> Core<'a> {
                     };
                     assert!(numbers.is_none_or(|number| number >= 1), "{effect:?}");
                 }
-                Effect::Publish { .. } => {}
+                Effect::Publish { .. } | Effect::Log(_) => {}
             }
         }
     }

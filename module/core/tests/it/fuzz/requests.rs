@@ -2,14 +2,14 @@
 
 use super::choices::Choices;
 use crate::parsing::{
-    ALONE, ARITY, COUNT, EITHER, EITHER_MODE, GRACE, KEY_COUNT, LEASE, OWNER_LENGTH, RESERVED,
-    SESSION_LENGTH, TOKEN, WAIT, WRITER, naive_matches,
+    ALONE, ARITY, COUNT, EITHER, EITHER_MODE, GRACE, KEY_COUNT, LEASE, MATCH_LENGTH, OWNER_LENGTH,
+    RESERVED, SESSION_LENGTH, TOKEN, WAIT, WRITER, naive_matches,
 };
 use rlock_core::request::{
     Acquire, Cancel, Events, KeyOnly, List, MultiAcquire, MultiRelease, MultiRenew, NamedKey,
     Release, Renew, SessionRef, WaitMode, key_places,
 };
-use rlock_core::{CommandError, Lease, Mode, Now, Token, Wait, glob_matches};
+use rlock_core::{CommandError, Glob, Lease, Mode, Now, Token, Wait};
 
 /// What an argument is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,7 +167,7 @@ pub fn globs(data: &[u8]) {
         text.push(any_of(b"abc-^]\\", &mut choices));
     }
     let (shown, of_text) = (pattern.escape_ascii(), text.escape_ascii());
-    let matches = glob_matches(&pattern, &text);
+    let matches = Glob::new(&pattern).matches(&text);
     assert_eq!(
         matches,
         naive_matches(&pattern, &text),
@@ -267,11 +267,11 @@ fn argument(kind: Kind, choices: &mut Choices<'_>) -> Vec<u8> {
         return anything(choices);
     }
     match kind {
-        Key | Pattern => choices.bytes(4),
-        Owner | Session if choices.one_in(8) => {
+        Owner | Session | Pattern if choices.one_in(8) => {
             let length = choices.of(&[0, 1, 1023, 1024, 1025]);
             vec![choices.of(b"o\0\xff"); length]
         }
+        Key | Pattern => choices.bytes(4),
         Owner | Session => choices
             .of(&[
                 &b"o"[..],
@@ -441,7 +441,8 @@ fn check(kind: Kind, value: &[u8]) -> Result<(), &'static str> {
     const MAX: i64 = (1 << 53) - 1;
     let within = |low, high| number(value).is_some_and(|of| (low..=high).contains(&of));
     let (fits, otherwise) = match kind {
-        Key | Pattern | Nothing => (true, ""),
+        Key | Nothing => (true, ""),
+        Pattern => (value.len() <= 1024, MATCH_LENGTH),
         Owner if value == b"fence" || value == b"mode" => (false, RESERVED),
         Owner => ((1..=1024).contains(&value.len()), OWNER_LENGTH),
         Session => ((1..=1024).contains(&value.len()), SESSION_LENGTH),

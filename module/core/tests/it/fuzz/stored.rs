@@ -62,7 +62,7 @@ impl World {
         let mut world = Self {
             name: choices.of(&NAMES),
             space: Keyspace::default(),
-            locks: Locks::default(),
+            locks: crate::locks_that_log(),
             now: Now { wall_us, mono_ms },
         };
         world.write(choices);

@@ -153,6 +153,7 @@ impl Asked<'_> {
             owner: self.owner.to_vec(),
             mode: self.mode,
             lease_ms: self.lease_ms,
+            waited: false,
             session: self.session,
             once: self.once,
             looks_at_all: self.once || self.mode == Mode::Write && self.waits != Waits::No,
@@ -168,6 +169,8 @@ struct Entry {
     lease_ms: i64,
     session: Option<Name>,
     once: bool,
+    /// Whether it has waited, and is granted now.
+    waited: bool,
     /// Whether it is known when the leases of all other readers end.
     looks_at_all: bool,
 }
@@ -982,6 +985,7 @@ impl Twin {
             lease_ms: waiter.lease_ms,
             session: waiter.session,
             once: false,
+            waited: true,
             looks_at_all: waiter.mode != Mode::Read,
         };
         let (count, token) = self.enter(lock, &entry, now).unwrap();
@@ -1042,6 +1046,8 @@ impl Twin {
                 let end = own.max(Some(end)).unwrap();
                 self.expire(lock, present.map(|present| present.max(end)));
             }
+            // Who has waited keeps what is left, if that is more.
+            Mode::Plain | Mode::Write if entry.waited && is_held && self.outlasts(lock, end) => {}
             Mode::Plain | Mode::Write => self.start_lease(lock, owner, mode, end),
         }
         if is_held {
@@ -1051,6 +1057,11 @@ impl Twin {
         }
         self.bind(lock, owner, mode, entry.session);
         Ok((count, token))
+    }
+
+    fn outlasts(&self, lock: &[u8], end: i64) -> bool {
+        let present = self.space.get(lock).unwrap().ends_at;
+        present.is_none_or(|present| present > end)
     }
 
     fn put(&mut self, lock: &[u8], owner: &[u8], mode: Mode, count: i64, token: i64) {

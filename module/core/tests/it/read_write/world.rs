@@ -195,7 +195,7 @@ impl Default for World {
         };
         let set_back_ms = 0;
         Self {
-            locks: Locks::default(),
+            locks: crate::locks_that_log(),
             space: Keyspace::default(),
             twin: Twin::default(),
             clock: Clock { now, set_back_ms },
@@ -262,6 +262,7 @@ impl World {
             self.come_to_rest()?;
             self.overlook_shared_holds();
             let Clock { now, set_back_ms } = self.clock;
+            crate::is_log_sound(&self.locks)?;
             invariants::is_at_rest(&self.locks, &self.twin, &self.unseen, set_back_ms, now)?;
             invariants::sessions_are_at_rest(&self.locks, &self.twin, &self.unseen_holds, now)?;
         }
@@ -492,6 +493,7 @@ impl World {
                 more: false,
             },
             (Purpose::Command, Some(Command::Break(_))) => Read::Holds(stored, &readers),
+            (Purpose::LongWait, _) => Read::Holder(crate::first_of(&holders)),
             _ => Read::One(&stored),
         };
         if let Some(by) = self.timer.comes_between() {
@@ -562,7 +564,11 @@ impl World {
                 self.is_earliest(seat)?;
                 self.twin.time_out(seat, now)
             }
-            Purpose::Command | Purpose::Holders | Purpose::Sweep | Purpose::CheckWriter => Ok(()),
+            Purpose::Command
+            | Purpose::Holders
+            | Purpose::LongWait
+            | Purpose::Sweep
+            | Purpose::CheckWriter => Ok(()),
             Purpose::GrantSeveral(_) => Err("nobody waits for several".into()),
         }
     }
@@ -746,7 +752,9 @@ impl World {
             events_per_session: 1000,
             out_of_memory: false,
         };
-        let session = self.locks.attach(&request, client_id, limits, &mut effects);
+        let session = self
+            .locks
+            .attach(&request, client_id, limits, self.clock.now, &mut effects);
         if self.twin.life.untold_ends.remove(&(client_id, name)) {
             let of_core = session.map_or_else(
                 |refusal| Reply::Refused(refusal.to_string()),
@@ -969,6 +977,7 @@ impl World {
                     grant: grant.clone(),
                 });
             }
+            Effect::Log(_) => {}
             Effect::Dismiss { client, why } => {
                 let heard = match why {
                     WaitOutcome::NotAcquired { ttl_ms } => Heard::NotAcquired { ttl_ms: *ttl_ms },
@@ -976,7 +985,7 @@ impl World {
                 };
                 self.hears(*client, heard)?;
             }
-            Effect::Wake(listener) | Effect::TakenOver(listener) => {
+            Effect::Wake(listener) | Effect::TakenOver { listener, .. } => {
                 return Err(format!("{listener} is called, who does not listen"));
             }
         }

@@ -278,15 +278,7 @@ impl Twin {
     fn grant_joint(&mut self, waiter: &TwinWaiter, now: Now) {
         self.take_out(waiter.seat);
         let places = waiter.together.clone().unwrap();
-        let asked = Asked {
-            owner: &waiter.owner,
-            lease_ms: waiter.lease_ms,
-            waits: Waits::No,
-            session: waiter.session,
-            once: false,
-            seat: waiter.seat,
-            waiters_max: 0,
-        };
+        let asked = Asked::granted(waiter);
         let (count, token, several) = self.enter_all(&places, asked, now);
         self.tally.handovers += 1;
         let heard = Heard::Granted {

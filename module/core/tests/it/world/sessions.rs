@@ -40,7 +40,9 @@ impl World {
         let now = self.clock.now;
         let mut effects = Vec::new();
         let limits = self.twin.life.limits;
-        let session = self.locks.attach(&request, client_id, limits, &mut effects);
+        let session = self
+            .locks
+            .attach(&request, client_id, limits, now, &mut effects);
         self.twin.life.limits_are_heard();
         let refused = self.twin.cannot_attach(name, client_id);
         let session = match (session, refused) {
@@ -193,7 +195,7 @@ impl World {
         for effect in effects {
             let (listener, call) = match effect {
                 Effect::Wake(listener) => (*listener, Call::Woken),
-                Effect::TakenOver(listener) => (*listener, Call::TakenOver),
+                Effect::TakenOver { listener, by } => (*listener, Call::TakenOver(*by)),
                 _ => continue,
             };
             self.called.push((listener, call));

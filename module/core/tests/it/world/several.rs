@@ -29,6 +29,7 @@ impl World {
                     waits,
                     session: *session,
                     once: *once,
+                    waited: false,
                     seat: self.seats,
                     waiters_max: usize::try_from(WAITERS_MAX).unwrap(),
                 };

@@ -1,0 +1,68 @@
+//! `RLOCK.LOG [MATCH pattern] [COUNT n] | RESET`: what an operator asks about afterwards.
+//!
+//! Replies an array of maps, newest first, 10 unless COUNT says otherwise: `id`, `time-ms`,
+//! `event`, `db`, `key`, `owner`, `token`, `text`. Without entries of locks that the caller's user
+//! may not read; nor are such locks named in a text. RESET forgets all entries and replies OK.
+
+use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
+use crate::{reply, state};
+use rlock_core::{CommandError, Glob, LogEntry, LogView, request};
+use std::rc::Rc;
+
+pub(super) struct Log;
+
+/// So many entries are told if nobody says how many.
+const COUNT_DEFAULT: usize = 10;
+
+impl Command for Log {
+    const SPEC: Spec = Spec {
+        name: c"rlock.log",
+        summary: c"Tells what happened to locks lately that an operator may ask about.",
+        complexity: c"O(N) with N entries",
+        since: c"0.1.0",
+        arity: -1,
+        flags: c"readonly",
+        categories: c"read lock",
+        keys: Keys::None,
+        arguments: &[Argument::one_of(&[
+            Argument::new(
+                c"entries",
+                ArgumentKind::Block(&[
+                    Argument::option(c"MATCH", c"pattern", ArgumentKind::Pattern),
+                    Argument::option(c"COUNT", c"n", ArgumentKind::Integer),
+                ]),
+            ),
+            Argument::word(c"RESET", c"reset"),
+        ])],
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
+        let request = match request::Log::parse(args.bytes())? {
+            request::Log::Entries(request) => request,
+            request::Log::Reset => {
+                state::with(|state| state.locks.reset_log());
+                ctx.reply_ok();
+                return Ok(());
+            }
+        };
+        // The server is asked what the caller may read, and the state is not lent by then.
+        let entries: Vec<Rc<LogEntry>> =
+            state::with(|state| state.locks.log_entries().cloned().collect());
+        let reader = ctx.reader();
+        // A name that the caller may not read matches nothing: it could be guessed otherwise.
+        let pattern = request.pattern.map(Glob::new);
+        let is_about = |entry: &&Rc<LogEntry>| {
+            let mut pattern = pattern.iter();
+            pattern.all(|of| entry.is_about(|key| of.matches(key) && reader.may_read(key)))
+        };
+        let entries = entries
+            .iter()
+            .filter(is_about)
+            .filter_map(|entry| entry.seen_by(|key| reader.may_read(key)));
+        let entries: Vec<LogView> = entries
+            .take(request.count.unwrap_or(COUNT_DEFAULT))
+            .collect();
+        reply::log(ctx, &entries);
+        Ok(())
+    }
+}

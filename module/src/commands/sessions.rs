@@ -1,0 +1,51 @@
+//! `RLOCK.SESSIONS [MATCH pattern] [COUNT n]`: the sessions of this server, for operators.
+//!
+//! Replies an array of maps, by name: `session`, `client-id`, `address`, `holds`, `waiters`,
+//! `grace-ms`, `age-ms`, `listening` (1 while its connection is there, else 0, and `client-id` and
+//! `address` are null). Holds and waits are counted; the names of their locks are not told.
+
+use crate::ffi::{self, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
+use crate::{clock, reply, state};
+use rlock_core::{CommandError, Glob, SessionView, request};
+
+pub(super) struct Sessions;
+
+impl Command for Sessions {
+    const SPEC: Spec = Spec {
+        name: c"rlock.sessions",
+        summary:
+            c"Lists the sessions with their connections and how many holds and waits they have.",
+        complexity: c"O(N log N) with N sessions",
+        since: c"0.1.0",
+        arity: -1,
+        flags: c"readonly admin",
+        categories: c"read admin lock",
+        keys: Keys::None,
+        arguments: &[
+            Argument::option(c"MATCH", c"pattern", ArgumentKind::Pattern),
+            Argument::option(c"COUNT", c"n", ArgumentKind::Integer),
+        ],
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
+        let request = request::List::parse(args.bytes())?;
+        let now = clock::now();
+        let pattern = request.pattern.map(Glob::new);
+        let mut sessions: Vec<SessionView> = state::with(|state| {
+            let matches = |session: &SessionView| {
+                let mut pattern = pattern.iter();
+                pattern.all(|of| of.matches(&session.name))
+            };
+            state.locks.session_views(now).filter(matches).collect()
+        });
+        sessions.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        sessions.truncate(request.count.unwrap_or(usize::MAX));
+        let with_address = sessions.into_iter().map(|session| {
+            let address = session.client_id.and_then(ffi::address_of);
+            (session, address)
+        });
+        let sessions: Vec<_> = with_address.collect();
+        reply::sessions(ctx, &sessions);
+        Ok(())
+    }
+}
