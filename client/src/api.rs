@@ -25,6 +25,8 @@ pub mod mode;
 
 // What a lock of any kind is asked for with.
 mod acquire_options;
+use acquire_options::AcquireOptions;
 
 // What these have in common, written once.
-pub(crate) mod methods;
+mod methods;
+pub(crate) use methods::{setters, verbs};

@@ -5,20 +5,18 @@ use std::future::Future;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// Runs tasks, and counts them and what else is not done yet. Clones share the count.
 #[derive(Clone)]
 pub(crate) struct Background {
-    runtime: Handle,
-    pending: TaskTracker,
+    pub(crate) runtime: Handle,
+    /// What is not done yet: tasks, and whatever else has a token of it.
+    pub(crate) pending: TaskTracker,
     /// What nobody waits for.
-    owed: TaskTracker,
-    closing: CancellationToken,
+    pub(crate) owed: TaskTracker,
+    /// Tells waits to end.
+    pub(crate) closing: CancellationToken,
 }
-
-/// One in the count; a task also if it is dropped before it has run.
-pub(crate) type Counted = TaskTrackerToken;
 
 impl Background {
     pub(crate) fn new(runtime: Handle) -> Self {
@@ -30,46 +28,31 @@ impl Background {
         }
     }
 
-    /// Counts something that is not done before this is dropped.
-    pub(crate) fn counted(&self) -> Counted {
-        self.pending.token()
-    }
-
     /// Runs a task. May be called outside a runtime; once the client's own has ended, the task is
     /// dropped.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.pending.spawn_on(task, &self.runtime);
+        self.pending.spawn_on(self::task(task), &self.runtime);
     }
 
     /// Runs a task for whose end nobody waits. It has the client, and is to end by itself when only
     /// such tasks have it still.
     pub(crate) fn owe(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.owed.spawn_on(task, &self.runtime);
+        self.owed.spawn_on(self::task(task), &self.runtime);
     }
 
-    /// How many such tasks there are.
-    pub(crate) fn owed(&self) -> usize {
-        self.owed.len()
-    }
-
-    /// Tells waits to end.
-    pub(crate) fn close(&self) {
+    /// Tells waits to end, and ends when nothing is left to do.
+    pub(crate) async fn shut_down(&self) {
         self.closing.cancel();
-    }
-
-    pub(crate) fn is_closed(&self) -> bool {
-        self.closing.is_cancelled()
-    }
-
-    /// Ends when [`close`](Self::close) has been called.
-    pub(crate) async fn closed(&self) {
-        self.closing.cancelled().await;
-    }
-
-    /// Ends when nothing is left to do.
-    pub(crate) async fn idle(&self) {
         // It takes more all the same.
         self.pending.close();
         self.pending.wait().await;
     }
+}
+
+/// A task, as it is to be spawned. In a test it is one of the process in which that is done, and
+/// stands still with it.
+pub(crate) fn task<F: Future>(task: F) -> impl Future<Output = F::Output> {
+    #[cfg(feature = "test-util")]
+    let task = crate::test_util::task(task);
+    task
 }

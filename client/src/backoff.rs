@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use uuid::Uuid;
 
+use crate::chance::random;
 use crate::time::part;
 
 /// Pauses that double from 10 ms to 1 s: a restarted server is found at once, and one that is
@@ -12,25 +12,21 @@ use crate::time::part;
 /// which lost a server in the same moment do not come back in the same moment.
 pub(crate) struct Backoff {
     next: Duration,
-    longest: Duration,
 }
 
 impl Backoff {
     pub(crate) fn new() -> Self {
-        Self::up_to(LONGEST)
-    }
-
-    /// The same with a longest pause that is shorter, but no shorter than the first.
-    pub(crate) fn up_to(longest: Duration) -> Self {
-        Self {
-            next: FIRST,
-            longest: longest.clamp(FIRST, LONGEST),
-        }
+        Self { next: FIRST }
     }
 
     pub(crate) fn next(&mut self) -> Duration {
-        let pause = self.next;
-        self.next = pause.saturating_mul(2).min(self.longest);
+        self.next_up_to(LONGEST)
+    }
+
+    /// The same, but none is longer than this, except that the first may be.
+    pub(crate) fn next_up_to(&mut self, longest: Duration) -> Duration {
+        let pause = self.next.min(longest.max(FIRST));
+        self.next = self.next.saturating_mul(2).min(LONGEST);
         pause.saturating_sub(part_of(part(pause, 2), random()))
     }
 }
@@ -47,15 +43,17 @@ impl Pace {
     pub(crate) fn new() -> Self {
         Self {
             since: None,
-            pauses: Backoff::up_to(PAUSE_MAX),
+            pauses: Backoff::new(),
         }
     }
 
     /// Waits until there may be another connection.
     pub(crate) async fn keep(&mut self) {
         match self.since {
-            Some(since) if since.elapsed() < LASTING => sleep(self.pauses.next()).await,
-            Some(_) | None => self.pauses = Backoff::up_to(PAUSE_MAX),
+            Some(since) if since.elapsed() < LASTING => {
+                sleep(self.pauses.next_up_to(PAUSE_MAX)).await;
+            }
+            Some(_) | None => self.pauses = Backoff::new(),
         }
         self.since = Some(Instant::now());
     }
@@ -64,12 +62,6 @@ impl Pace {
 /// As much of a time as `share` is of all that 32 bits can hold.
 pub(crate) fn part_of(longest: Duration, share: u32) -> Duration {
     part(longest.saturating_mul(share), u32::MAX)
-}
-
-/// The crate has one source of chance: what makes a UUID unlike any other.
-pub(crate) fn random() -> u32 {
-    let [one, two, three, four, ..] = Uuid::new_v4().into_bytes();
-    u32::from_le_bytes([one, two, three, four])
 }
 
 /// A connection that was tried so long ago is no reason to pause before the next.
@@ -100,8 +92,8 @@ mod tests {
             differ |= pauses.0 != pauses.1;
         }
         assert!(differ);
-        let mut short = Backoff::up_to(Duration::from_millis(15));
+        let (mut short, longest) = (Backoff::new(), Duration::from_millis(15));
         short.next();
-        assert!(short.next() <= Duration::from_millis(15));
+        assert!(short.next_up_to(longest) <= longest);
     }
 }

@@ -18,7 +18,6 @@
 //! # Ok::<(), rlock_client::Error>(())
 //! ```
 
-use std::future::Future;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -26,15 +25,12 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
-use crate::api::methods::setters;
+use crate::api::setters;
 use crate::mode::{Multi, Plain, Read, Single, Write};
-use crate::{ClientBuilder, Error, LostReason, Owner};
+use crate::{ClientBuilder, Error, ErrorKind, LostReason, Owner, QuorumBuilder, QuorumError};
 
 mod twin;
 use twin::{HasTwin, forward, twin};
-
-mod quorum;
-pub use quorum::{QuorumClient, QuorumGuard, QuorumLock};
 
 twin! {
     /// A connection to one server on which locks are taken: [`crate::Client`] for programs without
@@ -45,7 +41,22 @@ twin! {
     /// [grace](crate::ClientBuilder::grace); call [`shutdown`](Self::shutdown) to wait for it
     /// instead.
     #[derive(Clone)]
-    Client
+    Client {
+        /// Names a lock, without I/O.
+        fn lock(&self, name: impl Into<Vec<u8>>) -> Lock as twin;
+
+        /// Names a read-write lock, without I/O.
+        fn rw_lock(&self, name: impl Into<Vec<u8>>) -> RwLock as twin;
+
+        /// Names several locks that are taken at once, without I/O.
+        fn multi(&self, names: impl IntoIterator<Item = impl Into<Vec<u8>>>) -> MultiLock as twin;
+
+        /// One unit of work that takes several locks, for one owner.
+        fn scope(&self) -> Scope as twin;
+
+        /// A new owner, to be passed to single locks.
+        fn owner(&self) -> Owner;
+    }
 }
 
 impl Client {
@@ -84,7 +95,7 @@ impl Client {
     /// ```
     pub fn connect_with(settings: ClientBuilder, url: &str) -> Result<Self, Error> {
         let runtime = Arc::new(Runtime::start()?);
-        let client = runtime.wait_for(settings.connect(url))?;
+        let client = runtime.handle.block_on(settings.connect(url))?;
         Ok(client.twin(&runtime))
     }
 
@@ -126,25 +137,8 @@ impl Client {
         urls: impl IntoIterator<Item = U>,
     ) -> Result<Self, Error> {
         let runtime = Arc::new(Runtime::start()?);
-        let client = runtime.wait_for(settings.connect_cluster(urls))?;
+        let client = runtime.handle.block_on(settings.connect_cluster(urls))?;
         Ok(client.twin(&runtime))
-    }
-
-    forward! { crate::Client:
-        /// Names a lock, without I/O.
-        fn lock(&self, name: impl Into<Vec<u8>>) -> twin Lock;
-
-        /// Names a read-write lock, without I/O.
-        fn rw_lock(&self, name: impl Into<Vec<u8>>) -> twin RwLock;
-
-        /// Names several locks that are taken at once, without I/O.
-        fn multi(&self, names: impl IntoIterator<Item = impl Into<Vec<u8>>>) -> twin MultiLock;
-
-        /// One unit of work that takes several locks, for one owner.
-        fn scope(&self) -> twin Scope;
-
-        /// A new owner, to be passed to single locks.
-        fn owner(&self) -> Owner;
     }
 
     /// Waits until what was dropped has been given back: see [`crate::Client::shutdown`].
@@ -153,7 +147,7 @@ impl Client {
     ///
     /// Inside an async task.
     pub fn shutdown(&self) {
-        self.runtime.wait_for(self.inner.shutdown());
+        self.runtime.handle.block_on(self.inner.shutdown());
     }
 }
 
@@ -171,19 +165,15 @@ twin! {
     /// # Ok::<(), rlock_client::Error>(())
     /// ```
     #[derive(Clone)]
-    Scope
-}
-
-impl Scope {
-    forward! { crate::Scope:
+    Scope {
         /// Names a lock that is taken for this scope, without I/O.
-        fn lock(&self, name: impl Into<Vec<u8>>) -> twin Lock;
+        fn lock(&self, name: impl Into<Vec<u8>>) -> Lock as twin;
 
         /// Names a read-write lock that is taken for this scope, without I/O.
-        fn rw_lock(&self, name: impl Into<Vec<u8>>) -> twin RwLock;
+        fn rw_lock(&self, name: impl Into<Vec<u8>>) -> RwLock as twin;
 
         /// Names several locks that are taken at once, for this scope, without I/O.
-        fn multi(&self, names: impl IntoIterator<Item = impl Into<Vec<u8>>>) -> twin MultiLock;
+        fn multi(&self, names: impl IntoIterator<Item = impl Into<Vec<u8>>>) -> MultiLock as twin;
 
         /// Who takes the locks.
         fn owner(&self) -> &Owner;
@@ -206,21 +196,17 @@ twin! {
     /// # Ok::<(), rlock_client::Error>(())
     /// ```
     #[derive(Clone)]
-    Lock
-}
+    Lock {
+        setters! { self, self.inner.options; lease; max_hold; owner; }
 
-impl Lock {
-    setters! { self.inner.options; lease; max_hold; owner; }
-
-    forward! { crate::Lock:
         /// Takes the lock, waiting in the queue for as long as it takes.
-        async fn lock(&self) -> Result<Guard, Error>;
+        async fn lock(&self) -> Result<Guard, Error> as twin;
 
         /// Takes the lock if it is free, or held by the same owner; does not wait.
-        async fn try_lock(&self) -> Result<Guard, Error>;
+        async fn try_lock(&self) -> Result<Guard, Error> as twin;
 
         /// Takes the lock, waiting in the queue for at most `timeout`.
-        async fn lock_timeout(&self, timeout: Duration) -> Result<Guard, Error>;
+        async fn lock_timeout(&self, timeout: Duration) -> Result<Guard, Error> as twin;
     }
 }
 
@@ -237,31 +223,27 @@ twin! {
     /// # Ok::<(), rlock_client::Error>(())
     /// ```
     #[derive(Clone)]
-    RwLock
-}
+    RwLock {
+        setters! { self, self.inner.options; lease; max_hold; owner; }
 
-impl RwLock {
-    setters! { self.inner.options; lease; max_hold; owner; }
-
-    forward! { crate::RwLock:
         /// Takes the lock together with other readers, waiting in the queue for as long as it
         /// takes.
-        async fn read(&self) -> Result<ReadGuard, Error>;
+        async fn read(&self) -> Result<ReadGuard, Error> as twin;
 
         /// Takes the lock together with other readers if nobody writes or waits to; does not wait.
-        async fn try_read(&self) -> Result<ReadGuard, Error>;
+        async fn try_read(&self) -> Result<ReadGuard, Error> as twin;
 
         /// Takes the lock together with other readers, waiting in the queue for at most `timeout`.
-        async fn read_timeout(&self, timeout: Duration) -> Result<ReadGuard, Error>;
+        async fn read_timeout(&self, timeout: Duration) -> Result<ReadGuard, Error> as twin;
 
         /// Takes the lock alone, waiting in the queue for as long as it takes.
-        async fn write(&self) -> Result<WriteGuard, Error>;
+        async fn write(&self) -> Result<WriteGuard, Error> as twin;
 
         /// Takes the lock alone if it is free, or if the same owner writes; does not wait.
-        async fn try_write(&self) -> Result<WriteGuard, Error>;
+        async fn try_write(&self) -> Result<WriteGuard, Error> as twin;
 
         /// Takes the lock alone, waiting in the queue for at most `timeout`.
-        async fn write_timeout(&self, timeout: Duration) -> Result<WriteGuard, Error>;
+        async fn write_timeout(&self, timeout: Duration) -> Result<WriteGuard, Error> as twin;
     }
 }
 
@@ -276,28 +258,42 @@ twin! {
     /// # Ok::<(), rlock_client::Error>(())
     /// ```
     #[derive(Clone)]
-    MultiLock
-}
+    MultiLock {
+        setters! { self, self.inner.options; lease; max_hold; owner; }
 
-impl MultiLock {
-    setters! { self.inner.options; lease; max_hold; owner; }
-
-    forward! { crate::MultiLock:
         /// Takes all the locks, waiting in their queues for as long as it takes.
-        async fn lock(&self) -> Result<MultiGuard, Error>;
+        async fn lock(&self) -> Result<MultiGuard, Error> as twin;
 
         /// Takes all the locks if each is free, or held by the same owner; does not wait.
-        async fn try_lock(&self) -> Result<MultiGuard, Error>;
+        async fn try_lock(&self) -> Result<MultiGuard, Error> as twin;
 
         /// Takes all the locks, waiting in their queues for at most `timeout`.
-        async fn lock_timeout(&self, timeout: Duration) -> Result<MultiGuard, Error>;
+        async fn lock_timeout(&self, timeout: Duration) -> Result<MultiGuard, Error> as twin;
     }
 }
 
 twin! {
     /// A lock that is held: [`crate::Guard`] for programs without async, with the same promise.
     #[must_use = "dropping the guard gives the lock back at once"]
-    Guard<M = Plain>
+    Guard<M = Plain> {
+        /// Who holds the lock.
+        fn owner(&self) -> &Owner;
+
+        /// The fencing token: a later grant of the same lock has a larger one.
+        fn token(&self) -> u64;
+
+        /// How long the lock may still be called held if nothing more is heard from the server.
+        fn valid_for(&self) -> Duration;
+
+        /// Whether the lock is lost, or may be. Once true it stays true.
+        fn is_lost(&self) -> bool;
+
+        /// Starts the lease anew.
+        async fn renew(&self) -> Result<(), Error>;
+
+        /// Gives the lock back and waits for the server's word.
+        async fn unlock(self) -> Result<(), Error>;
+    }
 }
 
 /// A read-write lock that is held together with other readers.
@@ -329,31 +325,11 @@ impl Guard<Multi> {
 impl Guard<Write> {
     forward! { crate::WriteGuard:
         /// Reads on instead of writing. With each of the errors the lock is given back altogether.
-        async fn downgrade(self) -> Result<Guard<Read>, Error>;
+        async fn downgrade(self) -> Result<Guard<Read>, Error> as twin;
     }
 }
 
 impl<M> Guard<M> {
-    forward! { crate::Guard:
-        /// Who holds the lock.
-        fn owner(&self) -> &Owner;
-
-        /// The fencing token: a later grant of the same lock has a larger one.
-        fn token(&self) -> u64;
-
-        /// How long the lock may still be called held if nothing more is heard from the server.
-        fn valid_for(&self) -> Duration;
-
-        /// Whether the lock is lost, or may be. Once true it stays true.
-        fn is_lost(&self) -> bool;
-
-        /// Starts the lease anew.
-        async fn renew(&self) -> Result<(), Error>;
-
-        /// Gives the lock back and waits for the server's word.
-        async fn unlock(self) -> Result<(), Error>;
-    }
-
     /// Waits until the lock is lost, at most this long: why, or `None` if it is still held.
     ///
     /// # Panics
@@ -361,7 +337,129 @@ impl<M> Guard<M> {
     /// Inside an async task.
     pub fn lost_within(&self, timeout: Duration) -> Option<LostReason> {
         let lost = async { tokio::time::timeout(timeout, self.inner.lost()).await };
-        self.runtime.wait_for(lost).ok()
+        self.runtime.handle.block_on(lost).ok()
+    }
+}
+
+twin! {
+    /// A connection to several independent servers, on which a lock is held by a majority:
+    /// [`crate::QuorumClient`] for programs without async. Cheap to clone; clones are the same
+    /// client.
+    ///
+    /// Its thread ends as that of a [`Client`](Client) does.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use rlock_client::blocking::QuorumClient;
+    ///
+    /// let client = QuorumClient::connect(["redis://a:6379", "redis://b:6379", "redis://c:6379"])?;
+    /// let guard = client.lock("orders").lock()?;
+    /// // … nobody else is here …
+    /// guard.unlock()?;
+    /// # Ok::<(), rlock_client::QuorumError>(())
+    /// ```
+    #[derive(Clone)]
+    QuorumClient {
+        /// Names a lock, without I/O.
+        fn lock(&self, name: impl Into<Vec<u8>>) -> QuorumLock as twin;
+    }
+}
+
+impl QuorumClient {
+    /// Connects to the servers at these URLs with the default settings.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::QuorumBuilder::connect`]; unavailable also if no thread can be started.
+    ///
+    /// # Panics
+    ///
+    /// Inside an async task.
+    pub fn connect<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Self, QuorumError> {
+        Self::connect_with(crate::QuorumClient::builder(), urls)
+    }
+
+    /// Connects with settings other than the defaults.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect).
+    ///
+    /// # Panics
+    ///
+    /// Inside an async task.
+    pub fn connect_with<U: AsRef<str>>(
+        settings: QuorumBuilder,
+        urls: impl IntoIterator<Item = U>,
+    ) -> Result<Self, QuorumError> {
+        let runtime = Runtime::start()
+            .map_err(|error| QuorumError::new(ErrorKind::Unavailable, error.to_string()))?;
+        let client = runtime.handle.block_on(settings.connect(urls))?;
+        Ok(client.twin(&Arc::new(runtime)))
+    }
+
+    /// Waits until what was dropped has been given back: see [`crate::QuorumClient::shutdown`].
+    ///
+    /// # Panics
+    ///
+    /// Inside an async task.
+    pub fn shutdown(&self) {
+        self.runtime.handle.block_on(self.inner.shutdown());
+    }
+}
+
+twin! {
+    /// A lock of a quorum by its name: [`crate::QuorumLock`] for programs without async.
+    #[derive(Clone)]
+    QuorumLock {
+        setters! { self, self.inner; lease; max_hold; }
+
+        /// Takes the lock, trying for as long as somebody else has it.
+        async fn lock(&self) -> Result<QuorumGuard, QuorumError> as twin;
+
+        /// Takes the lock if a majority of the servers grants it at the first try.
+        async fn try_lock(&self) -> Result<QuorumGuard, QuorumError> as twin;
+
+        /// Takes the lock, trying for at most `timeout`.
+        async fn lock_timeout(&self, timeout: Duration) -> Result<QuorumGuard, QuorumError> as twin;
+    }
+}
+
+twin! {
+    /// A lock that is held on a majority of servers: [`crate::QuorumGuard`] for programs without
+    /// async, with the same promise.
+    #[must_use = "dropping the guard gives the lock back at once"]
+    QuorumGuard {
+        /// The lock's name.
+        fn name(&self) -> &[u8];
+
+        /// The fencing tokens, one a server.
+        fn tokens(&self) -> Vec<(String, u64)>;
+
+        /// How long the lock may still be called held if nothing more is heard from any server.
+        fn valid_for(&self) -> Duration;
+
+        /// Whether the lock is lost, or may be. Once true it stays true.
+        fn is_lost(&self) -> bool;
+
+        /// Starts the lease anew on every server.
+        async fn renew(&self) -> Result<(), QuorumError>;
+
+        /// Gives the lock back on all servers and waits until a majority has confirmed it.
+        async fn unlock(self) -> Result<(), QuorumError>;
+    }
+}
+
+impl QuorumGuard {
+    /// Waits until the lock is lost, at most this long: why, or `None` if it is still held.
+    ///
+    /// # Panics
+    ///
+    /// Inside an async task.
+    pub fn lost_within(&self, timeout: Duration) -> Option<QuorumError> {
+        let lost = async { tokio::time::timeout(timeout, self.inner.lost()).await };
+        self.runtime.handle.block_on(lost).ok()
     }
 }
 
@@ -379,19 +477,13 @@ impl Runtime {
         let runtime = runtime.map_err(no_thread)?;
         let handle = runtime.handle().clone();
         let (running, over) = oneshot::channel::<()>();
-        let run = move || {
-            // The sender says nothing; it goes.
-            let _ = runtime.block_on(over);
-        };
+        // The sender says nothing; it goes.
+        let run = move || drop(runtime.block_on(over));
         let thread = thread::Builder::new().name("rlock-client".to_owned());
         thread.spawn(run).map_err(no_thread)?;
         Ok(Self {
             handle,
             _running: running,
         })
-    }
-
-    fn wait_for<T>(&self, work: impl Future<Output = T>) -> T {
-        self.handle.block_on(work)
     }
 }

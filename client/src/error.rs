@@ -1,12 +1,11 @@
-//! The one error type: what the caller now knows, kept apart from what went wrong.
+//! The one error type: what the caller now knows, kept apart from what went wrong. And why a hold
+//! is over.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
 use redis::RedisError;
-
-use crate::lost_reason::LostReason;
 
 /// Why a call did not do what it was asked to.
 ///
@@ -114,6 +113,11 @@ impl Error {
         self.kind == ErrorKind::NotAcknowledged
     }
 
+    /// Whether no word came from the server: it was not asked, or did not answer.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.is_unavailable() || self.is_unknown()
+    }
+
     /// What was left of the present holder's lease when the server answered "not acquired".
     ///
     /// Zero: free at that instant, but promised to a waiter. `None`: the key has no expiry,
@@ -122,248 +126,136 @@ impl Error {
         self.lease_left
     }
 
-    pub(crate) fn not_acquired(lease_left: Option<Duration>) -> Self {
-        let detail = match lease_left {
-            None => Cow::Borrowed("it is held without an expiry"),
-            Some(Duration::ZERO) => Cow::Borrowed("it is promised to a waiter"),
-            Some(left) => format!("{} ms are left of the present lease", left.as_millis()).into(),
-        };
+    /// An error that says this, with the code word of the server in front if it is the server's.
+    pub(crate) fn new(kind: ErrorKind, detail: impl Into<Cow<'static, str>>) -> Self {
         Self {
-            lease_left,
-            ..Self::new(ErrorKind::NotAcquired, detail)
+            kind,
+            detail: detail.into(),
+            lease_left: None,
+            source: None,
         }
     }
 
+    pub(crate) fn unavailable(detail: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(ErrorKind::Unavailable, detail)
+    }
+
+    pub(crate) fn refused(detail: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(ErrorKind::Refused, detail)
+    }
+
+    /// The same, and what it came from.
+    pub(crate) fn with_source(self, source: impl Into<Option<RedisError>>) -> Self {
+        let source = source.into();
+        Self { source, ..self }
+    }
+
+    pub(crate) fn not_acquired(lease_left: Option<Duration>) -> Self {
+        let detail = match lease_left {
+            None => "it is held without an expiry".into(),
+            Some(Duration::ZERO) => "it is promised to a waiter".into(),
+            Some(left) => format!("{} ms are left of the present lease", left.as_millis()),
+        };
+        let mut error = Self::new(ErrorKind::NotAcquired, detail);
+        error.lease_left = lease_left;
+        error
+    }
+
     pub(crate) fn lost(reason: LostReason) -> Self {
-        Self::new(ErrorKind::Lost, reason.to_string().into())
+        Self::new(ErrorKind::Lost, reason.to_string())
     }
 
     pub(crate) fn shut_down() -> Self {
-        Self::new(
-            ErrorKind::Unavailable,
-            "the client has been shut down".into(),
-        )
-    }
-
-    /// Whether the server answered a call of EVENTS that another connection has come in its place.
-    pub(crate) fn is_taken_over(&self) -> bool {
-        self.is_refused() && self.detail.starts_with("TAKENOVER")
-    }
-
-    pub(crate) fn taken_over() -> Self {
-        Self::new(ErrorKind::Unavailable, TAKEN_OVER.into())
-    }
-
-    /// Whether that is why nothing can be asked any more.
-    pub(crate) fn is_taken_over_for_good(&self) -> bool {
-        self.detail == TAKEN_OVER
+        Self::unavailable("the client has been shut down")
     }
 
     pub(crate) fn not_attached() -> Self {
-        let detail = "the session's connection is broken";
-        Self::new(ErrorKind::Unavailable, detail.into())
+        Self::unavailable("the session's connection is broken")
     }
 
     /// Why a server is not asked whose connection is known to be broken, from what broke it:
     /// nothing has been sent, so nothing is unknown.
     pub(crate) fn unasked(self) -> Self {
-        if self.is_unavailable() || self.is_final() || self.is_out_of_memory() {
-            return self;
+        if self.is_unknown() {
+            return Self::unavailable("its connection is broken").with_source(self.source);
         }
-        Self {
-            source: self.source,
-            ..Self::new(ErrorKind::Unavailable, "its connection is broken".into())
-        }
+        self
     }
 
     /// One of several servers did not answer within the time that it is given.
     pub(crate) fn too_slow(limit: Duration) -> Self {
         let detail = format!("too slow, no answer within {} ms", limit.as_millis());
-        Self::new(ErrorKind::Unknown, detail.into())
-    }
-
-    /// One of several servers has another address, and has granted by that already.
-    pub(crate) fn same_server(other: &str) -> Self {
-        let detail = format!("the same server as {other}");
-        Self::new(ErrorKind::Unavailable, detail.into())
-    }
-
-    /// One of several servers has answered when that was of no use any more.
-    pub(crate) fn too_late() -> Self {
-        let detail = "too slow, its answer came when the lease had ended";
-        Self::new(ErrorKind::Unknown, detail.into())
-    }
-
-    pub(crate) fn no_runtime() -> Self {
-        Self::new(
-            ErrorKind::Unavailable,
-            "the runtime of the client has ended".into(),
-        )
-    }
-
-    /// Two clients that share an owner would each think that it is alone.
-    pub(crate) fn foreign_owner() -> Self {
-        let detail = "the owner belongs to another client".into();
-        Self::new(ErrorKind::Refused, detail)
-    }
-
-    pub(crate) fn no_names() -> Self {
-        let detail = "several locks at once need a name".into();
-        Self::new(ErrorKind::Refused, detail)
+        Self::new(ErrorKind::Unknown, detail)
     }
 
     /// No connection; or one that the server ended with a word of its own, such as that it does not
     /// know the password.
     pub(crate) fn could_not_connect(source: RedisError) -> Self {
-        let refusal = source.code().map(|code| {
-            let details = source.detail().unwrap_or_default();
-            Self::from_text(&format!("{code} {details}"))
-        });
-        let error =
-            refusal.unwrap_or_else(|| Self::new(ErrorKind::Unavailable, "no connection".into()));
-        Self {
-            source: Some(source),
-            ..error
-        }
-    }
-
-    pub(crate) fn bad_url(source: RedisError) -> Self {
-        let detail = "the URL cannot be read".into();
-        Self {
-            source: Some(source),
-            ..Self::new(ErrorKind::Unavailable, detail)
-        }
-    }
-
-    /// A setting of a builder is out of its bounds.
-    pub(crate) fn bad_setting(what: String) -> Self {
-        Self::new(ErrorKind::Refused, what.into())
-    }
-
-    #[cfg(feature = "tls")]
-    pub(crate) fn bad_certificates(source: RedisError) -> Self {
-        let detail = "the certificates or the key cannot be read".into();
-        Self {
-            source: Some(source),
-            ..Self::new(ErrorKind::Unavailable, detail)
-        }
-    }
-
-    pub(crate) fn no_tls() -> Self {
-        let detail = "the URL asks for TLS, which needs the crate's feature `tls`";
-        Self::new(ErrorKind::Unavailable, detail.into())
-    }
-
-    /// A server that only repeats what its primary does.
-    pub(crate) fn replica(address: &str) -> Self {
-        let detail = format!("READONLY the server at {address} is a replica");
-        Self::new(ErrorKind::Unavailable, detail.into())
-    }
-
-    pub(crate) fn is_replica(&self) -> bool {
-        self.is_unavailable() && self.detail.ends_with("is a replica")
+        let error = match source.code() {
+            Some(code) => Self::from_server(code, source.detail()),
+            None => Self::unavailable("no connection"),
+        };
+        error.with_source(source)
     }
 
     /// Not sent: the session is attached to another server than the commands go to just now.
     pub(crate) fn elsewhere() -> Self {
-        let detail = "NOSESSION the session is attached to another server";
-        Self::new(ErrorKind::Unavailable, detail.into())
+        Self::unavailable(ELSEWHERE)
     }
 
-    pub(crate) fn unknown_service(service: &str) -> Self {
-        let detail = format!("it knows no service called {service}");
-        Self::new(ErrorKind::Refused, detail.into())
+    /// Whether it was not sent, since the commands go to another server than the session.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        *self.detail == *ELSEWHERE
     }
 
-    pub(crate) fn not_a_sentinel() -> Self {
-        let detail = "the reply is not a sentinel's".into();
-        Self::new(ErrorKind::Refused, detail)
-    }
-
-    /// No sentinel said where the primary is, and each why not. Only if all of them refused is it
-    /// of no use to ask again.
+    /// No sentinel said where the primary is, and each of them why not: there is at least one. Only
+    /// if all of them refused is it of no use to ask again.
     pub(crate) fn no_sentinel(errors: &[Self]) -> Self {
-        let refused = !errors.is_empty() && errors.iter().all(Self::is_refused);
-        let kind = if refused {
-            ErrorKind::Refused
-        } else {
-            ErrorKind::Unavailable
-        };
+        let other = errors.iter().find(|error| !error.is_refused());
+        let kind = other.map_or(ErrorKind::Refused, |_| ErrorKind::Unavailable);
         let each: Vec<_> = errors.iter().map(|error| &*error.detail).collect();
-        Self {
-            source: errors.iter().find_map(|error| error.source.clone()),
-            ..Self::new(kind, each.join("; ").into())
-        }
+        let source = errors.iter().find_map(|error| error.source.clone());
+        Self::new(kind, each.join("; ")).with_source(source)
     }
 
     /// The same, said by one of several.
     pub(crate) fn of(self, whom: &str) -> Self {
-        Self {
-            detail: format!("{whom}: {}", self.detail).into(),
-            ..self
-        }
+        let detail = format!("{whom}: {}", self.detail).into();
+        Self { detail, ..self }
     }
 
-    /// Granted, and not known to be where it should be.
-    pub(crate) fn not_acknowledged(detail: String) -> Self {
-        Self::new(ErrorKind::NotAcknowledged, detail.into())
-    }
-
-    /// The same of a server that could not be asked, or did not answer.
+    /// That a grant or a renewal is acknowledged by too few, from why a server could not be asked
+    /// or did not answer.
     pub(crate) fn unacknowledged(self) -> Self {
-        if !self.is_unavailable() && !self.is_unknown() {
+        if !self.is_unanswered() {
             return self;
         }
-        Self {
-            source: self.source.clone(),
-            ..Self::not_acknowledged(self.to_string())
-        }
+        Self::new(ErrorKind::NotAcknowledged, self.to_string()).with_source(self.source)
     }
 
     /// An error reply to WAIT or WAITAOF, which older servers do not know.
-    pub(crate) fn of_wait(self) -> Self {
-        if self.is_unknown() {
-            return self;
+    pub(crate) fn of_wait(mut self) -> Self {
+        if !self.is_unknown() {
+            self.kind = ErrorKind::Refused;
         }
-        Self {
-            kind: ErrorKind::Refused,
-            ..self
-        }
+        self
     }
 
     /// Whether nothing will change by asking again: the server said no, or knows no `RLOCK.*`. That
     /// it has no memory passes.
     pub(crate) fn is_final(&self) -> bool {
         let refused = self.is_refused() || self.is_module_not_loaded();
-        refused && !self.is_taken_over() && !self.is_out_of_memory()
-    }
-
-    fn is_out_of_memory(&self) -> bool {
-        self.is_refused() && self.detail.starts_with("OOM ")
-    }
-
-    /// Whether the server said that the owner is in that queue already.
-    pub(crate) fn is_waiting(&self) -> bool {
-        self.is_refused() && self.detail.starts_with("WAITING ")
-    }
-
-    /// Whether the lock was asked for in a mode of another kind of lock.
-    pub(crate) fn is_wrong_kind(&self) -> bool {
-        self.is_refused() && self.detail.starts_with("WRONGKIND ")
+        refused && !self.has_code("OOM")
     }
 
     pub(crate) fn no_reply(source: Option<RedisError>) -> Self {
-        let detail = "it may or may not have been carried out".into();
-        Self {
-            source,
-            ..Self::new(ErrorKind::Unknown, detail)
-        }
+        let detail = "it may or may not have been carried out";
+        Self::new(ErrorKind::Unknown, detail).with_source(source)
     }
 
     /// An error reply of the server, by its code word.
-    pub(crate) fn from_server(reply: &redis::ServerError) -> Self {
-        let details = reply.details().unwrap_or_default();
-        Self::from_text(&format!("{} {details}", reply.code()))
+    pub(crate) fn from_server(code: &str, details: Option<&str>) -> Self {
+        Self::from_text(&format!("{code} {}", details.unwrap_or_default()))
     }
 
     /// The text of an error of the server, with its code word in front.
@@ -373,10 +265,24 @@ impl Error {
             "DEADLOCK" => ErrorKind::Deadlock,
             "ERR" if details.starts_with("unknown command") => ErrorKind::ModuleNotLoaded,
             "ERR" if details.starts_with("max number of clients") => ErrorKind::Unavailable,
-            code if NOT_READY.contains(&code) => ErrorKind::Unavailable,
+            // It has not carried the command out and may do so later.
+            "READONLY" | "NOSESSION" | "TAKENOVER" | "SESSIONSFULL" | "LOADING" | "BUSY"
+            | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "UNBLOCKED" | "NOREPLICAS"
+            | "MISCONF" => ErrorKind::Unavailable,
             _ => ErrorKind::Refused,
         };
-        Self::new(kind, text.to_owned().into())
+        Self::new(kind, text.to_owned())
+    }
+
+    /// Whether that is the code word of the server's error.
+    pub(crate) fn has_code(&self, code: &str) -> bool {
+        self.detail.split(' ').next() == Some(code)
+    }
+
+    /// Which connection has taken the session over, if that is what the server said.
+    pub(crate) fn taken_over_by(&self) -> Option<u64> {
+        let by = self.detail.rsplit(' ').next()?.parse().ok();
+        by.filter(|_| self.has_code("TAKENOVER"))
     }
 
     /// In which words the server refused the command, if it did.
@@ -386,46 +292,27 @@ impl Error {
 
     /// The same; if it sends us to another node, then as that of nodes that keep doing so: nobody
     /// has carried the command out.
-    pub(crate) fn misdirected(self) -> Self {
-        match self.refusal() {
-            Some(text) if text.starts_with("MOVED ") || text.starts_with("ASK ") => Self {
-                kind: ErrorKind::Unavailable,
-                ..self
-            },
-            Some(_) | None => self,
+    pub(crate) fn misdirected(mut self) -> Self {
+        if self.has_code("MOVED") || self.has_code("ASK") {
+            self.kind = ErrorKind::Unavailable;
         }
+        self
     }
 
     /// Whether the server said that the command may be carried out in a moment, here or elsewhere:
     /// the lock is on its way to another node, or the cluster has lost one.
     pub(crate) fn is_try_again(&self) -> bool {
-        let passing = ["TRYAGAIN", "CLUSTERDOWN"];
-        self.is_unavailable() && passing.iter().any(|code| self.detail.starts_with(code))
+        self.has_code("TRYAGAIN") || self.has_code("CLUSTERDOWN")
     }
 
     pub(crate) fn no_cluster() -> Self {
-        let detail = "a cluster needs the URL of one of its nodes";
-        Self::new(ErrorKind::Unavailable, detail.into())
-    }
-
-    /// Whether the server has not heard of our session, or not yet heard from it again.
-    pub(crate) fn is_no_session(&self) -> bool {
-        self.is_unavailable() && self.detail.starts_with("NOSESSION")
+        Self::unavailable("a cluster needs the URL of one of its nodes")
     }
 
     /// Whether sending the command again at once may help: its connection broke under it. After a
     /// timeout it would not, for it would queue behind the first.
     pub(crate) fn is_broken_connection(&self) -> bool {
         self.is_unknown() && !self.source.as_ref().is_some_and(RedisError::is_timeout)
-    }
-
-    fn new(kind: ErrorKind, detail: Cow<'static, str>) -> Self {
-        Self {
-            kind,
-            detail,
-            lease_left: None,
-            source: None,
-        }
     }
 }
 
@@ -452,29 +339,62 @@ impl fmt::Display for ErrorKind {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match &self.source {
-            Some(source) => Some(source),
-            None => None,
+        Some(self.source.as_ref()?)
+    }
+}
+
+/// Why a hold is over although nobody unlocked it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LostReason {
+    /// The lease has run out, or may have: it was not renewed, or no renewal was confirmed in
+    /// time.
+    Expired,
+    /// The server renewed the lease, but too few replicas, or disks, acknowledged that in time: the
+    /// last lease that [enough of them](crate::ClientBuilder::acknowledged_by) know of has run out,
+    /// or may have.
+    NotAcknowledged,
+    /// An operator ended it, with `RLOCK.BREAK`.
+    Broken,
+    /// The lock's key was deleted, evicted or flushed.
+    Deleted,
+    /// The server says that this owner does not hold the lock with this token, and not why.
+    NotHeld,
+    /// The session was not confirmed for the [grace](crate::ClientBuilder::grace): the server may
+    /// have taken this client for dead.
+    SessionUnconfirmed,
+    /// It was held for as long as [`max_hold`](crate::ClientBuilder::max_hold) allows.
+    MaxHold,
+}
+
+impl LostReason {
+    /// The word in the server's event.
+    pub(crate) fn from_server(word: &[u8]) -> Self {
+        match word {
+            b"expired" => Self::Expired,
+            b"broken" => Self::Broken,
+            b"deleted" => Self::Deleted,
+            _ => Self::NotHeld,
         }
     }
 }
 
-const TAKEN_OVER: &str = "another connection has taken over this client's session";
+impl fmt::Display for LostReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Expired => "no renewal was confirmed within its lease",
+            Self::NotAcknowledged => "no renewal was acknowledged within its lease",
+            Self::Broken => "an operator broke it",
+            Self::Deleted => "its key was deleted",
+            Self::NotHeld => "the server says that it is no longer held",
+            Self::SessionUnconfirmed => "the session was not confirmed within the grace",
+            Self::MaxHold => "it was held for as long as is allowed",
+        })
+    }
+}
 
-/// Code words with which a server says that it has not carried the command out and may do so later.
-const NOT_READY: [&str; 11] = [
-    "READONLY",
-    "NOSESSION",
-    "SESSIONSFULL",
-    "LOADING",
-    "BUSY",
-    "MASTERDOWN",
-    "CLUSTERDOWN",
-    "TRYAGAIN",
-    "UNBLOCKED",
-    "NOREPLICAS",
-    "MISCONF",
-];
+/// What a command is told that was not sent: see [`Error::elsewhere`].
+const ELSEWHERE: &str = "NOSESSION the session is attached to another server";
 
 #[cfg(test)]
 mod tests {
@@ -483,7 +403,7 @@ mod tests {
     fn reply(code: &str, detail: &str) -> Error {
         let error = redis::make_extension_error(code.into(), Some(detail.into()));
         let value = redis::ServerError::try_from(error).expect("a server's error");
-        Error::from_server(&value)
+        Error::from_server(value.code(), value.details())
     }
 
     #[test]
@@ -520,11 +440,7 @@ mod tests {
 
     /// As what a caller is told of an error with this text, in the end.
     fn told(text: &str) -> ErrorKind {
-        let error = Error::from_text(text);
-        if error.is_taken_over() {
-            return Error::taken_over().kind();
-        }
-        error.misdirected().kind()
+        Error::from_text(text).misdirected().kind()
     }
 
     #[test]
@@ -544,7 +460,21 @@ mod tests {
                 codes.push(text.split(' ').next().unwrap_or_default());
             }
         }
-        for code in NOT_READY {
+        for code in [
+            "READONLY",
+            "NOSESSION",
+            "TAKENOVER",
+            "SESSIONSFULL",
+            "LOADING",
+            "BUSY",
+            "MASTERDOWN",
+            "CLUSTERDOWN",
+            "TRYAGAIN",
+            "UNBLOCKED",
+            "NOREPLICAS",
+            "MISCONF",
+        ] {
+            assert_eq!(told(code), ErrorKind::Unavailable, "{code}");
             assert!(codes.contains(&code), "{code} is not documented");
         }
     }
@@ -577,7 +507,6 @@ mod tests {
         let reset = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "gone").into();
         let broken = "unavailable: its connection is broken";
         assert_eq!(text(Error::no_reply(Some(reset))), broken);
-        assert_eq!(text(reply("TAKENOVER", "by another")), broken);
         let loading = text(reply("LOADING", "the dataset"));
         assert_eq!(loading, "unavailable: LOADING the dataset");
         let memory = text(reply("OOM", "no"));

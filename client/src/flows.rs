@@ -7,14 +7,24 @@ mod context;
 pub(crate) use context::{Context, Settings};
 
 pub(crate) mod acquire;
-mod wait;
+pub(crate) use acquire::Request;
+use acquire::{Asked, Heard, Permits, QueuePermit, Reply};
+
+mod call;
+use call::{Call, Recall, State};
+
+mod withdraw;
 
 mod held;
 pub(crate) use held::{Held, lost};
 
-pub(crate) mod release;
+mod release;
+use release::Report;
+
 pub(crate) mod renew;
-pub(crate) mod watchdog;
+pub(crate) use renew::Aim;
+
+mod watchdog;
+use watchdog::Watchdog;
 
 mod dispatch;
-mod orphan;

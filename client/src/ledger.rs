@@ -10,17 +10,20 @@ pub use owner::Owner;
 
 mod entries;
 pub(crate) use entries::Ledger;
+use entries::{Entry, EntryId, EntryKey, Side, State};
 
 mod usage;
-pub(crate) use usage::{HoldOptions, Reserved, Target, Usage};
+use usage::Permit;
+pub(crate) use usage::{HoldOptions, Reserved, Target, UnnamedRelease, Usage};
 
 mod events;
-pub(crate) use events::{Delivered, GiveBack, Mailbox, Notification, OrphanGrant};
+use events::EventQueue;
+pub(crate) use events::{Delivered, Mailbox, Notification};
 
 mod hold;
 #[cfg(test)]
 pub(crate) use hold::tests::hold as a_hold;
-pub(crate) use hold::{Acknowledgement, Grant, Hold, Renewal};
+pub(crate) use hold::{Grant, Hold, Renewal};
 
 #[cfg(test)]
 mod model;

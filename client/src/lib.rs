@@ -18,8 +18,11 @@ mod wire;
 // Imported by all of them, and importing none.
 mod background;
 mod backoff;
+mod chance;
 mod error;
-mod lost_reason;
+mod metrics;
+#[cfg(feature = "test-util")]
+pub mod test_util;
 mod time;
 mod trace;
 
@@ -27,9 +30,8 @@ pub use api::{
     Client, ClientBuilder, Guard, Lock, MultiGuard, MultiLock, ReadGuard, RwLock, Scope,
     WriteGuard, mode,
 };
-pub use error::{Error, ErrorKind};
+pub use error::{Error, ErrorKind, LostReason};
 pub use ledger::Owner;
-pub use lost_reason::LostReason;
 pub use quorum::{QuorumBuilder, QuorumClient, QuorumError, QuorumGuard, QuorumLock};
 
 /// Locks a mutex whose holders only read and write plain values: none can leave them half done.

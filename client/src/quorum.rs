@@ -5,10 +5,12 @@
 //! long as more than half of them say so nobody else can have more than half.
 
 mod client;
+use client::{Core, Member};
 pub use client::{QuorumBuilder, QuorumClient};
 
 mod lock;
 pub use lock::QuorumLock;
+use lock::Round;
 
 mod guard;
 pub use guard::QuorumGuard;
@@ -17,9 +19,8 @@ mod error;
 pub use error::QuorumError;
 
 // Behind the scenes.
-mod keeper; // the task that looks after them
 mod majority; // the arithmetic
-mod member; // one of the servers
-mod parts; // the holds behind a guard
-mod pause; // between two tries
-mod round; // all of them asked at once
+use majority::Answers;
+
+mod parts; // what each server has granted
+use parts::Parts;

@@ -1,7 +1,5 @@
 //! Leases and other spans of time. Nothing here asks what time it is.
 
-use std::sync::LazyLock;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -49,9 +47,6 @@ pub(crate) fn part(whole: Duration, of: u32) -> Duration {
     whole.checked_div(of).unwrap_or_default()
 }
 
-/// The shortest lease that the server knows.
-pub(crate) const LEASE_MIN: Duration = Duration::from_millis(1);
-
 /// Refuses what is not from a millisecond to the longest.
 pub(crate) fn within(setting: &str, time: Duration, longest: Duration) -> Result<(), String> {
     if (MILLI..=longest).contains(&time) {
@@ -63,7 +58,7 @@ pub(crate) fn within(setting: &str, time: Duration, longest: Duration) -> Result
     ))
 }
 
-/// What the server counts in.
+/// What the server counts in, and so the shortest lease that it knows.
 pub(crate) const MILLI: Duration = Duration::from_millis(1);
 
 /// The longest time that a command may name.
@@ -71,60 +66,3 @@ pub(crate) const MILLIS_MAX: Duration = Duration::from_millis((1 << 53) - 1);
 
 /// So that its end can be said in any case; it is as good as never.
 pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(1 << 30);
-
-/// A moment that is read without a lock. Those that are more than some 290 years away are the same.
-#[derive(Debug)]
-pub(crate) struct AtomicInstant(AtomicI64);
-
-impl AtomicInstant {
-    pub(crate) fn new(moment: Instant) -> Self {
-        Self(AtomicI64::new(nanos(moment)))
-    }
-
-    pub(crate) fn get(&self) -> Instant {
-        let nanos = self.0.load(Ordering::Acquire);
-        let far = Duration::from_nanos(nanos.unsigned_abs());
-        let moment = if nanos < 0 {
-            ORIGIN.checked_sub(far)
-        } else {
-            ORIGIN.checked_add(far)
-        };
-        moment.unwrap_or(*ORIGIN)
-    }
-
-    pub(crate) fn set(&self, moment: Instant) {
-        self.0.store(nanos(moment), Ordering::Release);
-    }
-}
-
-/// How far it is from the moment that all are counted from.
-fn nanos(moment: Instant) -> i64 {
-    let far = |far: Duration| i64::try_from(far.as_nanos()).unwrap_or(i64::MAX);
-    match moment.checked_duration_since(*ORIGIN) {
-        Some(since) => far(since),
-        None => far(ORIGIN.saturating_duration_since(moment)).saturating_neg(),
-    }
-}
-
-static ORIGIN: LazyLock<Instant> = LazyLock::new(|| std::time::Instant::now().into());
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_moment_before_or_after_the_origin_is_kept() {
-        let now = Instant::now();
-        let moment = AtomicInstant::new(now);
-        assert_eq!(moment.get(), now);
-        for far in [Duration::from_nanos(1), Duration::from_secs(1 << 30)] {
-            let later = now.checked_add(far).expect("a moment to come");
-            moment.set(later);
-            assert_eq!(moment.get(), later);
-        }
-        let earlier = ORIGIN.checked_sub(Duration::from_millis(1));
-        let earlier = earlier.expect("a moment ago");
-        moment.set(earlier);
-        assert_eq!(moment.get(), earlier);
-    }
-}

@@ -1,14 +1,17 @@
 //! Where a lock is: which node serves it, and whether the session is attached there.
 
 mod router;
-pub(crate) use router::{AttachedRoute, MAX_REDIRECTS, Route, Router};
+pub(crate) use router::{AttachedRoute, MAX_REDIRECTS, Redirects, Route, Router};
 
 mod node;
 pub(crate) use node::{Identity, Listener, Node, NodeNumber};
 
 mod cluster;
-mod names;
-mod redirects;
-pub(crate) use redirects::Redirects;
+use cluster::Map;
 
-pub(crate) mod slots;
+mod names;
+use names::{Name, Names};
+
+mod slots;
+use slots::Table;
+pub(crate) use slots::slot_of;

@@ -1,94 +1,92 @@
-//! Spans for `tracing`, if the feature is on: `wait`, `hold`, `renew`, `release`. All that knows of
-//! the feature is in this file.
+//! Spans and events for `tracing`, if the feature is on: the spans `wait`, `hold`, `renew` and
+//! `release`; events when a hold is lost, the session connection breaks and is there again, and
+//! when a call has waited for long. All that knows of the feature is in this file.
+#![cfg_attr(
+    not(feature = "tracing"),
+    expect(clippy::unused_self, unused_variables, reason = "nothing is told")
+)]
 
-#[cfg(feature = "tracing")]
-pub(crate) use on::*;
+use std::fmt::{Debug, Display};
 
-#[cfg(not(feature = "tracing"))]
-pub(crate) use off::*;
+use tokio::time::Instant;
 
-#[cfg(feature = "tracing")]
-mod on {
-    use std::fmt::{Debug, Display};
-    use std::future::Future;
+use crate::error::LostReason;
 
-    use tracing::field::{Empty, display};
-    use tracing::{Instrument, info_span};
+/// A span; nothing without the feature.
+#[derive(Clone)]
+pub(crate) struct Span {
+    #[cfg(feature = "tracing")]
+    span: tracing::Span,
+}
 
-    use crate::lost_reason::LostReason;
+/// A [`Span`] with these fields, as `tracing::info_span!` takes them.
+macro_rules! span {
+    ($($told:tt)*) => {
+        Span {
+            #[cfg(feature = "tracing")]
+            span: tracing::info_span!($($told)*),
+        }
+    };
+}
 
-    #[derive(Clone)]
-    pub(crate) struct Span(tracing::Span);
+pub(crate) fn wait(name: &impl Display, owner: &impl Display, mode: impl Debug) -> Span {
+    span!("wait", %name, %owner, ?mode)
+}
 
-    impl Span {
-        pub(crate) fn around<F: Future>(&self, work: F) -> impl Future<Output = F::Output> {
-            work.instrument(self.0.clone())
+pub(crate) fn hold(
+    name: &impl Display,
+    owner: &impl Display,
+    mode: impl Debug,
+    token: u64,
+) -> Span {
+    span!("hold", %name, %owner, ?mode, token, lost = tracing::field::Empty)
+}
+
+pub(crate) fn renew(holds: usize) -> Span {
+    span!("renew", holds)
+}
+
+pub(crate) fn release(name: &impl Display, owner: &impl Display, mode: impl Debug) -> Span {
+    span!("release", %name, %owner, ?mode)
+}
+
+impl Span {
+    pub(crate) fn around<F: Future>(&self, work: F) -> impl Future<Output = F::Output> {
+        #[cfg(feature = "tracing")]
+        let work = tracing::Instrument::instrument(work, self.span.clone());
+        work
+    }
+
+    pub(crate) fn lost(&self, reason: LostReason) {
+        #[cfg(feature = "tracing")]
+        {
+            self.span.record("lost", tracing::field::display(reason));
+            tracing::warn!(parent: &self.span, %reason, "the lock is lost");
         }
     }
 
-    pub(crate) fn wait(name: &impl Display, owner: &impl Display, mode: impl Debug) -> Span {
-        Span(info_span!("wait", %name, %owner, ?mode))
-    }
-
-    pub(crate) fn hold(
-        name: &impl Display,
-        owner: &impl Display,
-        mode: impl Debug,
-        token: u64,
-    ) -> Span {
-        Span(info_span!("hold", %name, %owner, ?mode, token, lost = Empty))
-    }
-
-    pub(crate) fn renew(holds: usize) -> Span {
-        Span(info_span!("renew", holds))
-    }
-
-    pub(crate) fn release(name: &impl Display, owner: &impl Display, mode: impl Debug) -> Span {
-        Span(info_span!("release", %name, %owner, ?mode))
-    }
-
-    pub(crate) fn lost(span: &Span, reason: LostReason) {
-        span.0.record("lost", display(reason));
-    }
-}
-
-#[cfg(not(feature = "tracing"))]
-mod off {
-    use std::fmt::{Debug, Display};
-    use std::future::Future;
-
-    use crate::lost_reason::LostReason;
-
-    #[derive(Clone)]
-    pub(crate) struct Span;
-
-    impl Span {
-        #[expect(clippy::unused_self, reason = "as with the feature")]
-        pub(crate) fn around<F: Future>(&self, work: F) -> F {
-            work
+    /// The wait that began then is over, with the lock or without.
+    pub(crate) fn waited(&self, since: Instant) {
+        #[cfg(feature = "tracing")]
+        if since.elapsed() >= LONG {
+            let waited_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+            tracing::info!(parent: &self.span, waited_ms, "the wait was a long one");
         }
     }
-
-    pub(crate) fn wait(_name: &impl Display, _owner: &impl Display, _mode: impl Debug) -> Span {
-        Span
-    }
-
-    pub(crate) fn hold(
-        _name: &impl Display,
-        _owner: &impl Display,
-        _mode: impl Debug,
-        _token: u64,
-    ) -> Span {
-        Span
-    }
-
-    pub(crate) fn renew(_holds: usize) -> Span {
-        Span
-    }
-
-    pub(crate) fn release(_name: &impl Display, _owner: &impl Display, _mode: impl Debug) -> Span {
-        Span
-    }
-
-    pub(crate) fn lost(_span: &Span, _reason: LostReason) {}
 }
+
+/// The session connection has ended, or does not answer.
+pub(crate) fn disconnected(session: &str, error: &impl Display) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(session, %error, "the session connection is broken");
+}
+
+/// It is there again.
+pub(crate) fn reconnected(session: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::info!(session, "the session connection is there again");
+}
+
+/// So long is long for a wait: as for the server's own log, unless that is told otherwise.
+#[cfg(feature = "tracing")]
+const LONG: std::time::Duration = std::time::Duration::from_secs(1);

@@ -66,6 +66,9 @@ async fn what_is_out_of_bounds_is_refused_with_the_bounds() {
             bound,
         ),
         (builder().sentinels([""; 0]), "sentinels", "at least one"),
+        (builder().label(""), "label", "from 1 to 256 characters"),
+        (builder().label("two words"), "label", "no blanks"),
+        (builder().label("a".repeat(257)), "label", "256"),
     ];
     for (builder, setting, bound) in cases {
         let (kind, text) = told(&builder).await;
@@ -86,6 +89,7 @@ async fn what_is_within_bounds_is_tried() {
         builder().lease(2 * MS).renew_every(MS),
         builder().acknowledged_by(1, MS),
         builder().acknowledged_by(0, Duration::ZERO),
+        builder().label("a".repeat(256)),
     ];
     for builder in settings {
         let (kind, text) = told(&builder).await;

@@ -1,50 +1,52 @@
-//! Who takes a lock, and on what terms: what can be said of a lock of any kind before it is taken.
+//! Which locks a call takes, for whom, and on what terms.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout_at};
+use smallvec::SmallVec;
+use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::api::guard::{Guard, MultiGuard};
+use crate::api::Guard;
 use crate::error::Error;
-use crate::flows::acquire::{self, Request, WaitMode};
-use crate::flows::{Context, lost};
+use crate::flows::{Context, Request};
 use crate::ledger::{HoldOptions, Owner};
 use crate::time::{part, whole_millis};
-use crate::wire::request::Mode;
+use crate::wire::{Mode, WaitMode};
 
 #[derive(Clone)]
 pub(crate) struct AcquireOptions {
-    context: Arc<Context>,
+    pub(crate) context: Arc<Context>,
+    pub(crate) names: SmallVec<[Arc<[u8]>; 1]>,
     pub(crate) lease: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) owner: Option<Owner>,
 }
 
 impl AcquireOptions {
-    pub(crate) fn new(context: Arc<Context>) -> Self {
-        Self {
-            context,
-            lease: None,
-            max_hold: None,
-            owner: None,
-        }
+    /// The first name, and the only one unless several locks are taken at once.
+    pub(crate) fn name(&self) -> &[u8] {
+        self.names.first().map_or(&[], |name| name)
     }
 
     /// The guard must be of the mode.
-    pub(crate) async fn take<M>(
-        &self,
-        mode: Mode,
-        names: &[Arc<[u8]>],
-        wait_mode: WaitMode,
-    ) -> Result<Guard<M>, Error> {
+    pub(crate) async fn take<M>(&self, mode: Mode, wait_mode: WaitMode) -> Result<Guard<M>, Error> {
+        let parts = match self.names.as_slice() {
+            [] => return Err(Error::refused("several locks at once need a name")),
+            [_] => Vec::new(),
+            names => self.context.router.parts(names),
+        };
         let owner = self.owner.clone().unwrap_or_else(|| self.context.owner());
-        self.take_for(&owner, mode, names, wait_mode).await
+        if parts.len() > 1 {
+            // Most calls do not come here, and their futures need not have the room for it.
+            return Box::pin(self.take_parts(&owner, mode, parts, wait_mode)).await;
+        }
+        self.take_part(&owner, mode, &self.names, wait_mode).await
     }
 
-    /// As [`take`](Self::take), for this owner: the one that was named, or one that was minted for
-    /// this call and is nobody else's.
-    async fn take_for<M>(
+    /// What can be taken in one command. The owner is the one that was named, or one that was
+    /// minted for this call and is nobody else's.
+    async fn take_part<M>(
         &self,
         owner: &Owner,
         mode: Mode,
@@ -57,110 +59,82 @@ impl AcquireOptions {
             options: self.hold_options(),
             wait_mode,
             own: self.owner.is_none(),
+            passing: false,
         };
-        // All that this future owns is the receiving end. If it is dropped here, the attempt sees
-        // that and undoes what it has begun; what is in the channel already is dropped with it.
-        let held = acquire::start(request).await;
-        held.unwrap_or_else(|_| Err(Error::no_runtime()))
-            .map(Guard::new)
+        Guard::acquire(request).await
     }
 
-    /// Several locks; in a cluster part by part, if they are in several slots.
+    /// Several locks that are in several slots of a cluster, part by part.
     ///
     /// Everybody takes the parts in the same order, so those who do nothing else cannot wait for
     /// each other in a circle. What has been taken is kept while the rest is waited for, and given
-    /// back if that fails, or if this future is dropped: the guards of the parts are in it.
-    pub(crate) async fn take_several(
-        &self,
-        names: &Arc<[Arc<[u8]>]>,
-        wait_mode: WaitMode,
-    ) -> Result<MultiGuard, Error> {
-        let parts = self.context.router.parts(names);
-        if let [_] = parts.as_slice() {
-            return self.take(Mode::Several, names, wait_mode).await;
-        }
-        let owner = self.owner.clone().unwrap_or_else(|| self.context.owner());
-        let mut taken: Vec<MultiGuard> = Vec::with_capacity(parts.len());
-        if let Err(error) = self.take_parts(&owner, parts, wait_mode, &mut taken).await {
-            self.give_back(names, taken, wait_mode).await;
-            return Err(error);
-        }
-        Ok(Guard::whole(names, taken))
-    }
-
-    async fn take_parts(
+    /// back if that fails, or if this future is dropped: the guard of the parts is in it.
+    async fn take_parts<M>(
         &self,
         owner: &Owner,
+        mode: Mode,
         parts: Vec<Arc<[Arc<[u8]>]>>,
         wait_mode: WaitMode,
-        taken: &mut Vec<MultiGuard>,
-    ) -> Result<(), Error> {
-        for part in parts {
-            let next = self.take_for(owner, Mode::Several, &part, wait_mode);
-            let next = tokio::select! {
-                next = next => next?,
-                error = self.keep(taken) => return Err(error),
-            };
-            taken.push(next);
-        }
-        // The lease begins with the last of the grants.
-        if let Some((_, waited)) = taken.split_last().filter(|_| self.lease.is_some()) {
-            renew_all(waited).await?;
-        }
-        match taken.iter().find_map(MultiGuard::lost_already) {
-            Some(reason) => Err(Error::lost(reason)),
-            None => Ok(()),
-        }
-    }
-
-    /// Gives back what was taken before the caller hears that the rest cannot be had: what it does
-    /// next may count on that. A server that does not answer is not waited for beyond the time at
-    /// which the call has to return; the background goes on.
-    async fn give_back(
-        &self,
-        names: &Arc<[Arc<[u8]>]>,
-        taken: Vec<MultiGuard>,
-        wait_mode: WaitMode,
-    ) {
-        if taken.is_empty() {
-            return;
-        }
-        let deadline = match wait_mode {
-            WaitMode::Until(deadline) => deadline,
-            WaitMode::None | WaitMode::Forever => Instant::now(),
+    ) -> Result<Guard<M>, Error> {
+        let mut parts = parts.into_iter();
+        let first = parts.next().unwrap_or_default();
+        let mut taken: Guard<M> = self.take_part(owner, mode, &first, wait_mode).await?;
+        // A server that does not answer is not waited for beyond the time at which the call has to
+        // return; the background goes on.
+        let response_timeout = self.context.router.response_timeout;
+        let limit = match wait_mode {
+            WaitMode::Until(deadline) => deadline.checked_add(response_timeout),
+            WaitMode::None | WaitMode::Forever => None,
         };
-        let Some(at_the_latest) = deadline.checked_add(self.context.router.response_timeout) else {
-            return;
+        let rest = async {
+            while let Some(part) = parts.next() {
+                let next = tokio::select! {
+                    next = self.take_part(owner, mode, &part, wait_mode) => next?,
+                    error = self.keep(&taken) => return Err(error),
+                };
+                // The lease begins with the last of the grants.
+                let begins_anew = parts.len() == 0 && self.lease.is_some();
+                let renewed = match limit {
+                    _ if !begins_anew => Ok(Ok(())),
+                    Some(limit) => timeout_at(limit, taken.renew()).await,
+                    None => Ok(taken.renew().await),
+                };
+                taken.add(next, &self.names);
+                renewed.unwrap_or_else(|_| Err(Error::no_reply(None)))?;
+            }
+            taken.still_held()
         };
-        // That a part was lost meanwhile changes nothing for the caller.
-        let _ = timeout_at(at_the_latest, Guard::whole(names, taken).unlock()).await;
+        let Err(error) = rest.await else {
+            return Ok(taken);
+        };
+        // Given back before the caller hears that the rest cannot be had: what it does next may
+        // count on that.
+        let limit = limit.or_else(|| Instant::now().checked_add(response_timeout));
+        if let Some(at_the_latest) = limit {
+            // That a part was lost meanwhile changes nothing for the caller.
+            let _ = timeout_at(at_the_latest, taken.unlock()).await;
+        }
+        Err(error)
     }
 
     /// Keeps what has been taken while the rest is waited for: ends when that does not work.
     /// Without a lease of its own the watchdog renews it.
-    async fn keep(&self, taken: &[MultiGuard]) -> Error {
+    async fn keep<M>(&self, taken: &Guard<M>) -> Error {
+        let lease = self.lease.map(|_| self.hold_options().lease);
+        let pause = lease.map_or(Duration::MAX, |lease| part(lease, KEEP_PARTS));
         loop {
-            let pause = self
-                .lease
-                .map(|_| part(self.hold_options().lease, KEEP_PARTS));
-            let pause = async {
-                match pause {
-                    Some(pause) => sleep(pause).await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                reason = lost(taken.iter().map(Guard::hold)) => return Error::lost(reason),
-                () = pause => {}
+            if let Ok(reason) = timeout(pause, taken.lost()).await {
+                return Error::lost(reason);
             }
             // The lease goes on; that it has ended, if so it is, is heard above.
-            let _ = renew_all(taken).await;
+            let _ = taken.renew().await;
         }
     }
 
     fn hold_options(&self) -> HoldOptions {
-        let lease = whole_millis(self.lease.unwrap_or(self.context.lease));
-        let max_hold = self.max_hold.or(self.context.max_hold).map(whole_millis);
+        let settings = &self.context.settings;
+        let lease = whole_millis(self.lease.unwrap_or(settings.lease));
+        let max_hold = self.max_hold.or(settings.max_hold).map(whole_millis);
         HoldOptions {
             lease: max_hold.map_or(lease, |longest| lease.min(longest)),
             renewed: self.lease.is_none(),
@@ -169,11 +143,15 @@ impl AcquireOptions {
     }
 }
 
-async fn renew_all(guards: &[MultiGuard]) -> Result<(), Error> {
-    for guard in guards {
-        guard.renew().await?;
+impl fmt::Debug for AcquireOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.names.iter().map(|name| String::from_utf8_lossy(name));
+        f.debug_struct("AcquireOptions")
+            .field("names", &names.collect::<Vec<_>>())
+            .field("lease", &self.lease)
+            .field("owner", &self.owner)
+            .finish_non_exhaustive()
     }
-    Ok(())
 }
 
 /// A lease is renewed so often while locks of other nodes are waited for.

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use crate::api::client::Client;
+use crate::api::Client;
+use crate::chance;
 use crate::error::Error;
+use crate::flows::{Context, Settings};
 use crate::time::{MILLI, MILLIS_MAX, TIMEOUT_MAX, part, whole_millis, within};
-use crate::wire::durability::Durability;
-use crate::wire::endpoint::{Certificates, Endpoint};
+use crate::topology::{Identity, Router};
+use crate::wire::{Connector, Dialer, Durability};
 
 /// Settings for a [`Client`]; made by [`Client::builder`].
 ///
@@ -29,13 +31,11 @@ use crate::wire::endpoint::{Certificates, Endpoint};
 pub struct ClientBuilder {
     lease: Duration,
     renew_every: Option<Duration>,
-    max_hold: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
     grace: Duration,
-    label: Option<String>,
-    response_timeout: Duration,
     durability: Option<Durability>,
     sentinels: Option<Vec<String>>,
-    certificates: Certificates,
+    pub(crate) dialer: Dialer,
 }
 
 impl ClientBuilder {
@@ -45,11 +45,9 @@ impl ClientBuilder {
             renew_every: None,
             max_hold: None,
             grace: GRACE,
-            label: None,
-            response_timeout: RESPONSE_TIMEOUT,
             durability: None,
             sentinels: None,
-            certificates: Certificates::default(),
+            dialer: Dialer::within(RESPONSE_TIMEOUT),
         }
     }
 
@@ -101,16 +99,25 @@ impl ClientBuilder {
         self
     }
 
-    /// A name under which operators find this client's session in the server, behind its id.
+    /// Opens connections so, and not over sockets.
+    #[cfg(feature = "test-util")]
+    pub fn dial(mut self, dial: impl crate::test_util::Dial) -> Self {
+        self.dialer.instead = Some(std::sync::Arc::new(dial));
+        self
+    }
+
+    /// A name by which operators find this client: its connections have it in `CLIENT LIST`, and
+    /// its session has it behind its id, in `RLOCK.INFO`, `RLOCK.SESSIONS` and the server's log.
+    /// From 1 to 256 characters of printable ASCII, no blanks.
     pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.label = Some(label.into());
+        self.dialer.label = Some(label.into().into());
         self
     }
 
     /// How long the reply to a command may take before it counts as lost; 2 s unless set, from 1 ms
     /// to 2^30 s. It does not limit how long `lock()` waits in the queue.
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
-        self.response_timeout = timeout;
+        self.dialer.response_timeout = timeout;
         self
     }
 
@@ -137,6 +144,7 @@ impl ClientBuilder {
     /// It takes a third connection, and one more round trip to the replicas for `lock()` and all
     /// that take locks, entering again included. Locks granted at the same time share it, and so do
     /// all renewals of a round; while one wait lasts the next waits, so it can be twice the time.
+    /// Calls of one owner for the same lock are acknowledged in turn: the last waits for all.
     /// The time counts against the lease, and is not part of the timeout of `lock_timeout()`.
     ///
     /// # Examples
@@ -252,7 +260,7 @@ impl ClientBuilder {
     /// ```
     #[cfg(feature = "tls")]
     pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.certificates.trust(pem.into());
+        self.dialer.certificates.root = Some(pem.into());
         self
     }
 
@@ -264,7 +272,7 @@ impl ClientBuilder {
         pem: impl Into<Vec<u8>>,
         key_pem: impl Into<Vec<u8>>,
     ) -> Self {
-        self.certificates.show(pem.into(), key_pem.into());
+        self.dialer.certificates.own = Some((pem.into(), key_pem.into()));
         self
     }
 
@@ -287,7 +295,8 @@ impl ClientBuilder {
     ///
     /// Outside a tokio runtime.
     pub async fn connect(self, url: &str) -> Result<Client, Error> {
-        Client::open(url, &self).await
+        self.check().map_err(Error::refused)?;
+        self.start(self.connector(url)?, None).tried().await
     }
 
     /// Connects to the cluster of which these are nodes, primaries or replicas; any one that
@@ -327,40 +336,74 @@ impl ClientBuilder {
         self,
         urls: impl IntoIterator<Item = U>,
     ) -> Result<Client, Error> {
-        Client::open_cluster(urls, &self).await
+        let checked = self.check_without_sentinels("a cluster");
+        checked.map_err(Error::refused)?;
+        let seeds = urls.into_iter().map(|url| self.connector(url.as_ref()));
+        let mut seeds = seeds.collect::<Result<Vec<_>, _>>()?.into_iter();
+        let first = seeds.next().ok_or_else(Error::no_cluster)?;
+        self.start(first, Some(seeds.collect())).tried().await
     }
 
-    /// The place of a node of a cluster.
-    pub(crate) fn node_at(&self, url: &str) -> Result<Endpoint, Error> {
-        Endpoint::new(url, &[], &self.certificates)
-    }
-
-    /// Where the server at `url` is to be looked for.
-    pub(crate) fn endpoint(&self, url: &str) -> Result<Endpoint, Error> {
+    pub(crate) fn connector(&self, url: &str) -> Result<Connector, Error> {
         let sentinels = self.sentinels.as_deref().unwrap_or_default();
-        Endpoint::new(url, sentinels, &self.certificates)
+        Connector::new(url, sentinels, &self.dialer)
+    }
+
+    /// Begins to connect, with settings that are in their bounds.
+    pub(crate) fn start(&self, first: Connector, cluster: Option<Vec<Connector>>) -> Client {
+        let id = chance::uuid().to_string();
+        let label = self.dialer.label.as_ref();
+        let session = label.map_or_else(|| id.clone(), |label| format!("{id}/{label}"));
+        let settings = Settings {
+            id,
+            lease: self.lease,
+            max_hold: self.max_hold,
+            interval: self.interval(),
+        };
+        let context = Context::start(settings, |runtime, listener| {
+            let identity = Identity {
+                session: session.into(),
+                grace: whole_millis(self.grace),
+                durability: self.durability,
+                listener,
+                runtime: runtime.clone(),
+            };
+            Router::start(first, cluster, identity)
+        });
+        Client { context }
     }
 
     /// What cannot be kept of these settings, and within which bounds it could.
-    pub(crate) fn check(&self) -> Result<(), String> {
-        within("lease", self.lease, MILLIS_MAX)?;
-        if let Some(interval) = self.renew_every {
-            within("renew_every", interval, part(self.lease, 2))?;
+    fn check(&self) -> Result<(), String> {
+        let grace = Some(self.grace).filter(|grace| !grace.is_zero());
+        let acknowledged = match self.durability {
+            Some(Durability { on_disk: true, .. }) => "acknowledged_on_disk",
+            _ => "acknowledged_by",
+        };
+        let acknowledged_within = self.durability.map(|wanted| wanted.within);
+        for (setting, time, longest) in [
+            ("lease", Some(self.lease), MILLIS_MAX),
+            ("renew_every", self.renew_every, part(self.lease, 2)),
+            ("max_hold", self.max_hold, MILLIS_MAX),
+            ("grace is zero or", grace, MILLIS_MAX),
+            (
+                "response_timeout",
+                Some(self.dialer.response_timeout),
+                TIMEOUT_MAX,
+            ),
+            (acknowledged, acknowledged_within, MILLIS_MAX),
+        ] {
+            time.map_or(Ok(()), |time| within(setting, time, longest))?;
         }
-        if let Some(longest) = self.max_hold {
-            within("max_hold", longest, MILLIS_MAX)?;
-        }
-        if !self.grace.is_zero() {
-            within("grace is zero or", self.grace, MILLIS_MAX)?;
-        }
-        within("response_timeout", self.response_timeout, TIMEOUT_MAX)?;
-        if let Some(durability) = &self.durability {
-            let setting = if durability.on_disk {
-                "acknowledged_on_disk"
-            } else {
-                "acknowledged_by"
-            };
-            within(setting, durability.within, MILLIS_MAX)?;
+        let label = self.dialer.label.as_deref();
+        let is_name = |label: &str| {
+            (1..=LABEL_MAX).contains(&label.len())
+                && label.bytes().all(|byte| byte.is_ascii_graphic())
+        };
+        if !label.is_none_or(is_name) {
+            return Err(format!(
+                "label must have from 1 to {LABEL_MAX} characters of printable ASCII, no blanks"
+            ));
         }
         if self.sentinels.as_ref().is_some_and(Vec::is_empty) {
             return Err("sentinels: at least one is to be named".to_owned());
@@ -368,58 +411,31 @@ impl ClientBuilder {
         Ok(())
     }
 
-    /// The same for a cluster, which tells by itself who its primaries are.
-    pub(crate) fn check_for_cluster(&self) -> Result<(), String> {
+    /// The same where it is known without them who the primaries are, or none is to fail over.
+    fn check_without_sentinels(&self, whom: &str) -> Result<(), String> {
         if self.sentinels.is_some() {
-            return Err("sentinels are not for a cluster".to_owned());
+            return Err(format!("sentinels are not for {whom}"));
         }
         self.check()
     }
 
     /// The same for each of several servers, none of which is to fail over.
     pub(crate) fn check_for_quorum(&self) -> Result<(), String> {
-        if self.sentinels.is_some() {
-            return Err("sentinels are not for the servers of a quorum".to_owned());
-        }
         if self.durability.is_some() {
             return Err("acknowledgements are not for the servers of a quorum".to_owned());
         }
-        self.check()
+        self.check_without_sentinels("the servers of a quorum")
     }
 
-    pub(crate) fn durability(&self) -> Option<Durability> {
-        self.durability
-    }
-
-    pub(crate) fn default_lease(&self) -> Duration {
-        self.lease
-    }
-
-    pub(crate) fn longest_hold(&self) -> Option<Duration> {
-        self.max_hold
-    }
-
-    pub(crate) fn grace_to_ask(&self) -> Duration {
-        whole_millis(self.grace)
-    }
-
-    /// The session of the client with this id.
-    pub(crate) fn session_of(&self, id: &str) -> String {
-        match &self.label {
-            None => id.to_owned(),
-            Some(label) => format!("{id}/{label}"),
-        }
-    }
-
-    pub(crate) fn reply_within(&self) -> Duration {
-        self.response_timeout
-    }
-
-    pub(crate) fn interval(&self) -> Duration {
+    fn interval(&self) -> Duration {
         let third = part(self.lease, 3).max(MILLI);
         self.renew_every.unwrap_or(third)
     }
 }
+
+/// The name of a session has room for it. The server allows no other characters in that of a
+/// connection.
+const LABEL_MAX: usize = 256;
 
 /// Redisson's, so that a lock behaves alike in both.
 const LEASE: Duration = Duration::from_secs(30);

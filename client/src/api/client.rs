@@ -1,22 +1,13 @@
 //! The client: one server, shared by everything that locks there.
 
+use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-use tokio::runtime::Handle;
-use uuid::Uuid;
-
-use crate::api::acquire_options::AcquireOptions;
-use crate::api::builder::ClientBuilder;
-use crate::api::lock::Lock;
-use crate::api::multi::MultiLock;
-use crate::api::rw_lock::RwLock;
-use crate::api::scope::Scope;
+use crate::api::{AcquireOptions, ClientBuilder, Lock, MultiLock, RwLock, Scope};
 use crate::error::Error;
-use crate::flows::{Context, Settings};
+use crate::flows::Context;
 use crate::ledger::Owner;
-use crate::topology::{Identity, Listener, Router};
-use crate::wire::connection::{Connector, ServerId};
 
 /// A connection to one server on which locks are taken. Cheap to clone; clones are the same
 /// client.
@@ -24,12 +15,13 @@ use crate::wire::connection::{Connector, ServerId};
 /// However many locks it holds and waits for, it has two connections: one for commands, in order,
 /// and one on which the server tells of grants and losses and learns that this client lives. A task
 /// each owns them and connects again when one breaks; a third, the watchdog, renews the leases.
-/// All end when the last clone and the last [`Guard`](crate::Guard) have gone. Where
+/// All end when the last clone, the last [`Guard`](crate::Guard) and the last lock named by it have
+/// gone. Where
 /// [replicas](ClientBuilder::acknowledged_by) have to acknowledge locks, one more connection waits
 /// for them.
 #[derive(Clone)]
 pub struct Client {
-    context: Arc<Context>,
+    pub(crate) context: Arc<Context>,
 }
 
 impl Client {
@@ -82,6 +74,12 @@ impl Client {
         Self::builder().connect_cluster(urls).await
     }
 
+    /// Waits until the first try to connect has ended: the error, if it failed.
+    pub(crate) async fn tried(self) -> Result<Self, Error> {
+        self.context.router.tried().await?;
+        Ok(self)
+    }
+
     /// Settings other than the defaults.
     pub fn builder() -> ClientBuilder {
         ClientBuilder::new()
@@ -95,7 +93,8 @@ impl Client {
     ///
     /// The name is the key under which the server keeps the lock: any bytes.
     pub fn lock(&self, name: impl Into<Vec<u8>>) -> Lock {
-        Lock::new(self.options(), name.into().into())
+        let options = self.options([name.into().into()]);
+        Lock { options }
     }
 
     /// Names a read-write lock: see [`RwLock`]. No I/O.
@@ -112,7 +111,8 @@ impl Client {
     /// # }
     /// ```
     pub fn rw_lock(&self, name: impl Into<Vec<u8>>) -> RwLock {
-        RwLock::new(self.options(), name.into().into())
+        let options = self.options([name.into().into()]);
+        RwLock { options }
     }
 
     /// Names several locks that are taken at once: see [`MultiLock`]. No I/O. A name that is given
@@ -128,7 +128,10 @@ impl Client {
     /// # }
     /// ```
     pub fn multi<N: Into<Vec<u8>>>(&self, names: impl IntoIterator<Item = N>) -> MultiLock {
-        MultiLock::new(self.options(), names.into_iter().map(Into::into))
+        let names = names.into_iter().map(|name| Arc::from(name.into()));
+        let mut seen = HashSet::new();
+        let options = self.options(names.filter(|name| seen.insert(Arc::clone(name))));
+        MultiLock { options }
     }
 
     /// One unit of work that takes several locks, for one owner: the server then refuses waits that
@@ -146,11 +149,20 @@ impl Client {
     /// # }
     /// ```
     pub fn scope(&self) -> Scope {
-        Scope::new(self.clone())
+        Scope {
+            client: self.clone(),
+            owner: self.owner(),
+        }
     }
 
-    fn options(&self) -> AcquireOptions {
-        AcquireOptions::new(Arc::clone(&self.context))
+    fn options(&self, names: impl IntoIterator<Item = Arc<[u8]>>) -> AcquireOptions {
+        AcquireOptions {
+            context: Arc::clone(&self.context),
+            names: names.into_iter().collect(),
+            lease: None,
+            max_hold: None,
+            owner: None,
+        }
     }
 
     /// A new owner, to be passed to single locks: see [`Owner`]. A [`scope`](Self::scope) has one
@@ -164,8 +176,9 @@ impl Client {
     ///
     /// Guards that are still alive stay valid and are renewed until they are dropped; nothing can
     /// be locked any more, which later calls are told as "unavailable". A release that the server
-    /// does not answer is tried again for as long as the lease, so this takes no longer either; put
-    /// a timeout around it if that is too long.
+    /// does not answer is tried again for as long as the lease, and at least twice; one that
+    /// follows a wait that had to be called back begins only then. So this may take two leases, or
+    /// four response timeouts if that is longer; put a timeout around it if that is too long.
     ///
     /// # Cancel safety
     ///
@@ -182,76 +195,14 @@ impl Client {
     /// # }
     /// ```
     pub async fn shutdown(&self) {
-        self.context.background.close();
-        self.context.background.idle().await;
-    }
-
-    /// Why the server cannot be asked just now, if its connection is known to be broken.
-    pub(crate) fn trouble(&self) -> Option<Error> {
-        self.context.router.trouble()
-    }
-
-    /// Which server the session is attached to, if it is; of a cluster, none.
-    pub(crate) fn server(&self) -> Option<ServerId> {
-        self.context.router.server()
-    }
-
-    pub(crate) async fn open(url: &str, options: &ClientBuilder) -> Result<Self, Error> {
-        options.check().map_err(Error::bad_setting)?;
-        let connector = Connector::new(options.endpoint(url)?, options.reply_within());
-        Self::start(options, |runtime, identity, listener| {
-            Router::one(runtime, connector, identity, listener)
-        })
-        .await
-    }
-
-    pub(crate) async fn open_cluster<U: AsRef<str>>(
-        urls: impl IntoIterator<Item = U>,
-        options: &ClientBuilder,
-    ) -> Result<Self, Error> {
-        options.check_for_cluster().map_err(Error::bad_setting)?;
-        let endpoints = urls.into_iter().map(|url| options.node_at(url.as_ref()));
-        let connector = |endpoint| Connector::new(endpoint, options.reply_within());
-        let mut seeds = endpoints
-            .collect::<Result<Vec<_>, _>>()?
-            .into_iter()
-            .map(connector);
-        let first = seeds.next().ok_or_else(Error::no_cluster)?;
-        Self::start(options, |runtime, identity, listener| {
-            Router::cluster(runtime, first, seeds.collect(), identity, listener)
-        })
-        .await
-    }
-
-    async fn start(
-        options: &ClientBuilder,
-        router: impl FnOnce(&Handle, Identity, Weak<dyn Listener>) -> Router,
-    ) -> Result<Self, Error> {
-        let id = Uuid::new_v4().to_string();
-        let identity = Identity {
-            session: options.session_of(&id).into(),
-            grace: options.grace_to_ask(),
-            durability: options.durability(),
-        };
-        let settings = Settings {
-            id,
-            lease: options.default_lease(),
-            max_hold: options.longest_hold(),
-            interval: options.interval(),
-        };
-        let context = Context::start(settings, |runtime, listener| {
-            router(runtime, identity, listener)
-        });
-        Ok(Self {
-            context: context.await?,
-        })
+        self.context.background.shut_down().await;
     }
 }
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
-            .field("id", &self.context.id)
+            .field("id", &self.context.settings.id)
             .finish_non_exhaustive()
     }
 }

@@ -1,20 +1,20 @@
 //! A lock that is held.
 
 use std::fmt;
+use std::iter;
 use std::marker::PhantomData;
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use tokio::time::Instant;
 
 use crate::api::mode::{Multi, Plain, Read, Single, Write};
-use crate::error::Error;
-use crate::flows::acquire::{self, Request, WaitMode};
-use crate::flows::renew::{self, Aim};
-use crate::flows::{self, Held};
+use crate::error::{Error, LostReason};
+use crate::flows::{self, Aim, Held, Request, acquire, renew};
 use crate::ledger::{Hold, Owner};
-use crate::lost_reason::LostReason;
-use crate::wire::request::Mode;
+use crate::wire::{Mode, WaitMode};
 
 /// A lock that is held; made by [`Lock::lock`](crate::Lock::lock) and its siblings.
 ///
@@ -46,16 +46,11 @@ use crate::wire::request::Mode;
 #[must_use = "dropping the guard gives the lock back at once"]
 pub struct Guard<M = Plain> {
     held: Held,
-    /// Of several locks in several slots.
-    others: Option<Box<Others>>,
+    /// What was taken in other commands: several locks that are in several slots.
+    others: Vec<Held>,
+    /// With these all names, as they were given.
+    names: Box<[Arc<[u8]>]>,
     mode: PhantomData<fn() -> M>,
-}
-
-/// What a guard holds that was not taken in one command.
-struct Others {
-    /// All names, as they were given.
-    names: Arc<[Arc<[u8]>]>,
-    parts: Vec<Held>,
 }
 
 /// A read-write lock that is held together with other readers; made by
@@ -73,17 +68,15 @@ pub type MultiGuard = Guard<Multi>;
 impl<M: Single> Guard<M> {
     /// The lock's name.
     pub fn name(&self) -> &[u8] {
-        let mut names = self.held.names();
-        names.next().unwrap_or_default()
+        self.hold().target.key()
     }
 }
 
 impl Guard<Multi> {
     /// The names of the locks, as they were given, each once.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        let others = self.others.as_deref();
-        let names = others.map_or(self.hold().target().names(), |others| &*others.names);
-        names.iter().map(|name| &**name)
+        let in_one = self.others.is_empty().then(|| &*self.hold().target.names);
+        in_one.unwrap_or(&self.names).iter().map(|name| &**name)
     }
 
     /// The fencing token to show where this lock protects something; `None` if it is none of them.
@@ -106,24 +99,8 @@ impl Guard<Multi> {
     /// ```
     pub fn token_of(&self, name: impl AsRef<[u8]>) -> Option<u64> {
         let name = name.as_ref();
-        let of = |hold: &&Arc<Hold>| hold.target().names().iter().any(|one| **one == *name);
-        self.holds().find(of).map(|hold| hold.token())
-    }
-
-    /// One guard of what was taken in several commands; there is at least one.
-    pub(crate) fn whole(names: &Arc<[Arc<[u8]>]>, mut parts: Vec<Self>) -> Self {
-        // The first name's part is the guard's own.
-        let first = names.first();
-        let own = parts.iter().position(|part| {
-            let names = part.hold().target().names();
-            first.is_some_and(|first| names.contains(first))
-        });
-        let mut own = parts.swap_remove(own.unwrap_or_default());
-        own.others = Some(Box::new(Others {
-            names: Arc::clone(names),
-            parts: parts.into_iter().map(|part| part.held).collect(),
-        }));
-        own
+        let of = |hold: &&Arc<Hold>| hold.target.names.iter().any(|one| **one == *name);
+        self.holds().find(of).map(|hold| hold.token)
     }
 }
 
@@ -170,36 +147,49 @@ impl Guard<Write> {
     /// # }
     /// ```
     pub async fn downgrade(self) -> Result<Guard<Read>, Error> {
-        let hold = Arc::clone(&self.held.hold);
-        let (ledger, target) = (&self.held.context.ledger, hold.target());
+        let hold = self.hold();
+        let (ledger, target) = (&self.held.context.ledger, &hold.target);
         let request = Request {
             context: Arc::clone(&self.held.context),
-            target: target.owner().target(ledger, Mode::Read, target.names()),
+            target: target.owner.target(ledger, Mode::Read, &target.names),
             options: hold.options_left(Instant::now()),
             wait_mode: WaitMode::None,
             own: false,
+            passing: false,
         };
-        let reader = acquire::start(request).await;
-        let reader = Guard::new(reader.unwrap_or_else(|_| Err(Error::no_runtime()))?);
+        let reader = Guard::acquire(request).await?;
         // Held until now, and so when the reading began.
-        if let Some(reason) = hold.lost(Instant::now()) {
-            return Err(Error::lost(reason));
-        }
+        self.still_held()?;
         match self.unlock().await {
-            Err(error) if !error.is_unavailable() && !error.is_unknown() => Err(error),
+            Err(error) if !error.is_unanswered() => Err(error),
             _ => Ok(reader),
         }
     }
 }
 
 impl<M> Guard<M> {
-    /// The hold must be of this mode.
-    pub(crate) fn new(held: Held) -> Self {
-        Self {
-            held,
-            others: None,
+    /// Takes what is asked for, which must be of this mode.
+    ///
+    /// All that this future owns is the receiving end. If it is dropped here, the attempt sees
+    /// that and undoes what it has begun; what is in the channel already is dropped with it.
+    pub(crate) async fn acquire(request: Request) -> Result<Self, Error> {
+        Ok(Self {
+            held: acquire::start(request).await?,
+            others: Vec::new(),
+            names: Box::default(),
             mode: PhantomData,
+        })
+    }
+
+    /// Adds a part that was taken in a command of its own; these are all names.
+    pub(crate) fn add(&mut self, mut part: Self, names: &[Arc<[u8]>]) {
+        // The first name's part is the guard's own.
+        let part_names = &part.hold().target.names;
+        if names.first().is_some_and(|one| part_names.contains(one)) {
+            mem::swap(&mut self.held, &mut part.held);
         }
+        self.others.push(part.held);
+        self.names = names.into();
     }
 
     /// What its guards share.
@@ -209,10 +199,8 @@ impl<M> Guard<M> {
 
     /// And those of the parts that were taken in other commands.
     fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
-        let others = self.others.iter().flat_map(|others| &others.parts);
-        std::iter::once(&self.held)
-            .chain(others)
-            .map(|held| &held.hold)
+        let all = iter::once(&self.held).chain(&self.others);
+        all.map(|held| &held.hold)
     }
 
     /// Why it is lost, if it is.
@@ -220,9 +208,14 @@ impl<M> Guard<M> {
         self.holds().find_map(|hold| hold.lost(Instant::now()))
     }
 
+    pub(crate) fn still_held(&self) -> Result<(), Error> {
+        let lost = self.lost_already();
+        lost.map_or(Ok(()), |reason| Err(Error::lost(reason)))
+    }
+
     /// Who holds the lock. To enter it again, pass this on to [`Lock::owner`](crate::Lock::owner).
     pub fn owner(&self) -> &Owner {
-        self.hold().target().owner()
+        &self.hold().target.owner
     }
 
     /// The fencing token: a later grant of the same lock has a larger one. A lock entered again
@@ -232,7 +225,7 @@ impl<M> Guard<M> {
     /// those of the others; in a cluster, of those only that are in the slot of the first name: see
     /// [`token_of`](MultiGuard::token_of).
     pub fn token(&self) -> u64 {
-        self.hold().token()
+        self.hold().token
     }
 
     /// How long the lock may still be called held if nothing more is heard from the server; zero
@@ -303,13 +296,10 @@ impl<M> Guard<M> {
     /// # }
     /// ```
     pub async fn renew(&self) -> Result<(), Error> {
-        if let Some(reason) = self.lost_already() {
-            return Err(Error::lost(reason));
-        }
+        self.still_held()?;
         let router = &self.held.context.router;
-        for hold in self.holds() {
-            renew::renew(router, hold, Aim::Lease, Hold::anew).await?;
-        }
+        let renew = |hold| renew::renew(router, hold, Aim::Lease, Hold::anew);
+        try_join_all(self.holds().map(renew)).await?;
         Ok(())
     }
 
@@ -341,8 +331,7 @@ impl<M> Guard<M> {
     /// ```
     pub async fn unlock(mut self) -> Result<(), Error> {
         let first = self.held.release();
-        let others = self.others.iter_mut().flat_map(|others| &mut others.parts);
-        let others: Vec<_> = others.map(Held::release).collect();
+        let others: Vec<_> = self.others.iter_mut().map(Held::release).collect();
         let mut outcome = first.await;
         for other in others {
             outcome = outcome.and(other.await);
@@ -353,12 +342,12 @@ impl<M> Guard<M> {
 
 impl<M> fmt::Debug for Guard<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let target = self.hold().target();
-        let names: Vec<_> = self.holds().map(|hold| hold.target().to_string()).collect();
+        let target = &self.hold().target;
+        let names: Vec<_> = self.holds().map(|hold| hold.target.to_string()).collect();
         f.debug_struct("Guard")
             .field("name", &format_args!("{}", names.join(", ")))
-            .field("mode", &target.mode())
-            .field("owner", target.owner())
+            .field("mode", &target.mode)
+            .field("owner", &target.owner)
             .field("token", &self.token())
             .field("valid_for", &self.valid_for())
             .finish_non_exhaustive()

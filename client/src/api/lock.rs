@@ -1,21 +1,14 @@
 //! A named lock and the three ways of taking it.
 
-use std::fmt;
-use std::slice;
-use std::sync::Arc;
-
-use crate::api::acquire_options::AcquireOptions;
-use crate::api::guard::Guard;
-use crate::api::methods::{setters, verbs};
-use crate::error::Error;
-use crate::flows::acquire::WaitMode;
-use crate::wire::request::Mode;
+use crate::api::{AcquireOptions, Guard, setters, verbs};
+use crate::wire::{Mode, WaitMode};
 
 /// A lock by its name, made by [`Client::lock`](crate::Client::lock). Cheap to clone; nothing is
 /// taken until one of its verbs is called.
 ///
 /// Waiters are served first come first served, in the server, and calls of one client get into the
-/// queue in the order in which they are first polled. A wait costs the server a few hundred bytes
+/// queue in the order in which they are first polled, but for those that are made while the
+/// connection is broken. A wait costs the server a few hundred bytes
 /// and no connection.
 ///
 /// # Lease
@@ -28,26 +21,21 @@ use crate::wire::request::Mode;
 ///
 /// Without [`owner`](Self::owner) every call is an owner of its own, so a second `lock()` waits for
 /// the first, also in the same task. With it a call enters a lock again that the owner already
-/// holds. As long as the owner has a guard of the lock, or one that is still being given back,
-/// the lease stays as it was first asked for, whatever a later call says. An owner is in a lock's
-/// queue once: a second call waits here until the first has ended.
-#[derive(Clone)]
+/// holds. As long as the owner has a guard of the lock the lease stays as it was first asked for,
+/// whatever a later call says. An owner is in a lock's queue once: a second call waits here until
+/// the first has ended.
+#[derive(Clone, Debug)]
 pub struct Lock {
     pub(crate) options: AcquireOptions,
-    name: Arc<[u8]>,
 }
 
 impl Lock {
-    pub(crate) fn new(options: AcquireOptions, name: Arc<[u8]>) -> Self {
-        Self { options, name }
-    }
-
     /// The name: the key under which the server keeps the lock.
     pub fn name(&self) -> &[u8] {
-        &self.name
+        self.options.name()
     }
 
-    setters! { self.options;
+    setters! { self, self.options;
         /// # Examples
         ///
         /// ```no_run
@@ -63,27 +51,12 @@ impl Lock {
         owner;
     }
 
-    verbs! { r#"client.lock("orders")"#: Guard by take;
+    verbs! { r#"client.lock("orders")"#: Guard in Mode::Plain;
         /// Takes the lock, waiting in the queue for as long as it takes.
         lock;
         /// Takes the lock if it is free, or held by the same owner; does not wait.
         try_lock;
         /// Takes the lock, waiting in the queue for at most `timeout`.
         lock_timeout;
-    }
-
-    async fn take(&self, wait_mode: WaitMode) -> Result<Guard, Error> {
-        let names = slice::from_ref(&self.name);
-        self.options.take(Mode::Plain, names, wait_mode).await
-    }
-}
-
-impl fmt::Debug for Lock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lock")
-            .field("name", &String::from_utf8_lossy(&self.name))
-            .field("lease", &self.options.lease)
-            .field("owner", &self.options.owner)
-            .finish_non_exhaustive()
     }
 }

@@ -1,57 +1,55 @@
 //! What locks of every kind have in common, written once: the settings of a call, and the three
 //! verbs.
 
-/// The settings of a lock, which are fields of what is named first; each may have more to say than
-/// what is true of all.
+/// The settings of a lock, which are fields of the place that is named first; each may have more to
+/// say than what is true of all. A lock of a quorum has no owner.
 macro_rules! setters {
-    (self $(.$kept:ident)*;) => {};
-    (self $(.$kept:ident)*; $(#[$more:meta])* lease; $($rest:tt)*) => {
+    (
+        $this:ident, $kept:expr;
+        $(#[$lease_doc:meta])* lease;
+        $(#[$max_hold_doc:meta])* max_hold;
+        $($(#[$owner_doc:meta])* $owner:ident;)?
+    ) => {
         /// Sets a lease of this length, which the watchdog does not renew. Whole milliseconds; a
         /// part of one is cut off.
         ///
-        $(#[$more])*
+        $(#[$lease_doc])*
         #[must_use = "this gives a lock with the lease, and takes nothing"]
-        pub fn lease(mut self, lease: std::time::Duration) -> Self {
-            self$(.$kept)*.lease = Some(lease);
-            self
+        pub fn lease(mut $this, lease: std::time::Duration) -> Self {
+            $kept.lease = Some(lease);
+            $this
         }
 
-        setters! { self $(.$kept)*; $($rest)* }
-    };
-    (self $(.$kept:ident)*; $(#[$more:meta])* max_hold; $($rest:tt)*) => {
         /// Limits how long it is held: see
         /// [`ClientBuilder::max_hold`](crate::ClientBuilder::max_hold), which this overrides.
         ///
-        $(#[$more])*
+        $(#[$max_hold_doc])*
         #[must_use = "this gives a lock with the limit, and takes nothing"]
-        pub fn max_hold(mut self, longest: std::time::Duration) -> Self {
-            self$(.$kept)*.max_hold = Some(longest);
-            self
+        pub fn max_hold(mut $this, longest: std::time::Duration) -> Self {
+            $kept.max_hold = Some(longest);
+            $this
         }
 
-        setters! { self $(.$kept)*; $($rest)* }
-    };
-    (self $(.$kept:ident)*; $(#[$more:meta])* owner; $($rest:tt)*) => {
-        /// Sets the owner, who enters again what it holds already: see [`Owner`](crate::Owner). A
-        /// [`Scope`](crate::Scope) sets it for all of its locks.
-        ///
-        $(#[$more])*
-        #[must_use = "this gives a lock with the owner, and takes nothing"]
-        pub fn owner(mut self, owner: &crate::Owner) -> Self {
-            self$(.$kept)*.owner = Some(owner.clone());
-            self
-        }
-
-        setters! { self $(.$kept)*; $($rest)* }
+        $(
+            /// Sets the owner, who enters again what it holds already: see
+            /// [`Owner`](crate::Owner). A [`Scope`](crate::Scope) sets it for all of its locks.
+            ///
+            $(#[$owner_doc])*
+            #[must_use = "this gives a lock with the owner, and takes nothing"]
+            pub fn $owner(mut $this, owner: &crate::Owner) -> Self {
+                $kept.owner = Some(owner.clone());
+                $this
+            }
+        )?
     };
 }
 
 /// The three ways of taking a lock, each with its first words: one waits, one does not, and one
-/// waits for some time. Before them how an example names the lock, the guard, and the method that
-/// takes it; behind them errors that only this lock has.
+/// waits for some time. Before them how an example names the lock, the guard, and its mode; behind
+/// them errors that only this lock has.
 macro_rules! verbs {
     (
-        $example:literal: $guard:ident by $take:ident;
+        $example:literal: $guard:ident in $mode:expr;
         $(#[$wait_doc:meta])* $wait:ident;
         $(#[$try_doc:meta])* $try_once:ident;
         $(#[$timeout_doc:meta])* $timeout:ident;
@@ -76,8 +74,8 @@ macro_rules! verbs {
         ///   without a [`Scope`](crate::Scope) or an [`Owner`](crate::Owner) are owners of their
         ///   own, and their deadlocks are not seen.
         /// - Refused, module not loaded: the server's answer.
-        /// - Unavailable: the server could not be reached when this was called, the client has
-        ///   been shut down, or another connection has taken over its session.
+        /// - Unavailable: the server could not be reached when this was called, or the client has
+        ///   been shut down.
         /// - Unknown: no reply came; see [`Error`](crate::Error) for what then happens to a grant.
         /// - Not acknowledged, lost: only where
         ///   [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge the grant.
@@ -96,7 +94,7 @@ macro_rules! verbs {
         /// # }
         /// ```
         pub async fn $wait(&self) -> Result<$guard, crate::Error> {
-            self.$take(WaitMode::Forever).await
+            self.options.take($mode, WaitMode::Forever).await
         }
 
         $(#[$try_doc])*
@@ -132,7 +130,7 @@ macro_rules! verbs {
         /// # }
         /// ```
         pub async fn $try_once(&self) -> Result<$guard, crate::Error> {
-            self.$take(WaitMode::None).await
+            self.options.take($mode, WaitMode::None).await
         }
 
         $(#[$timeout_doc])*
@@ -164,7 +162,7 @@ macro_rules! verbs {
         /// # }
         /// ```
         pub async fn $timeout(&self, timeout: std::time::Duration) -> Result<$guard, crate::Error> {
-            self.$take(WaitMode::of(timeout)).await
+            self.options.take($mode, WaitMode::of(timeout)).await
         }
     };
 }

@@ -35,6 +35,4 @@ mod sealed {
     impl Sealed for super::Write {}
 }
 
-impl Single for Plain {}
-impl Single for Read {}
-impl Single for Write {}
+impl<M: sealed::Sealed> Single for M {}

@@ -1,14 +1,7 @@
 //! Several locks that are taken at once.
 
-use std::collections::HashSet;
-use std::fmt;
-use std::sync::Arc;
-
-use crate::api::acquire_options::AcquireOptions;
-use crate::api::guard::MultiGuard;
-use crate::api::methods::{setters, verbs};
-use crate::error::Error;
-use crate::flows::acquire::WaitMode;
+use crate::api::{AcquireOptions, MultiGuard, setters, verbs};
+use crate::wire::{Mode, WaitMode};
 
 /// Several locks by their names, made by [`Client::multi`](crate::Client::multi), which are taken
 /// at once: all or none. Cheap to clone; nothing is taken until one of its verbs is called.
@@ -47,35 +40,20 @@ use crate::flows::acquire::WaitMode;
 /// If one of the locks is lost beside other guards of the same owner, those of the rest that this
 /// guard was the first to take are given back with it. What it had entered again is not, since that
 /// could take what is theirs: it ends with its lease.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct MultiLock {
     pub(crate) options: AcquireOptions,
-    names: Arc<[Arc<[u8]>]>,
 }
 
 impl MultiLock {
-    pub(crate) fn new(options: AcquireOptions, names: impl Iterator<Item = Vec<u8>>) -> Self {
-        let mut distinct: Vec<Arc<[u8]>> = Vec::new();
-        let mut seen = HashSet::new();
-        for name in names.map(Arc::from) {
-            if seen.insert(Arc::clone(&name)) {
-                distinct.push(name);
-            }
-        }
-        Self {
-            options,
-            names: distinct.into(),
-        }
-    }
-
     /// The names: the keys under which the server keeps the locks, as they were given, each once.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        self.names.iter().map(|name| &**name)
+        self.options.names.iter().map(|name| &**name)
     }
 
-    setters! { self.options; lease; max_hold; owner; }
+    setters! { self, self.options; lease; max_hold; owner; }
 
-    verbs! { r#"client.multi(["account:1", "account:2"])"#: MultiGuard by take;
+    verbs! { r#"client.multi(["account:1", "account:2"])"#: MultiGuard in Mode::Several;
         /// Takes all the locks, waiting in their queues for as long as it takes.
         lock;
         /// Takes all the locks if each is free, or held by the same owner; does not wait.
@@ -84,23 +62,5 @@ impl MultiLock {
         lock_timeout;
         /// - Refused also: no name, more than 1,024 of them, or one that is no plain lock.
         /// - Lost also: in a cluster, a part was lost while the others were waited for.
-    }
-
-    async fn take(&self, wait_mode: WaitMode) -> Result<MultiGuard, Error> {
-        if self.names.is_empty() {
-            return Err(Error::no_names());
-        }
-        self.options.take_several(&self.names, wait_mode).await
-    }
-}
-
-impl fmt::Debug for MultiLock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = self.names().map(String::from_utf8_lossy);
-        f.debug_struct("MultiLock")
-            .field("names", &names.collect::<Vec<_>>())
-            .field("lease", &self.options.lease)
-            .field("owner", &self.options.owner)
-            .finish_non_exhaustive()
     }
 }

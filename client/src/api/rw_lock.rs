@@ -1,15 +1,7 @@
 //! A named read-write lock and the ways of taking it.
 
-use std::fmt;
-use std::slice;
-use std::sync::Arc;
-
-use crate::api::acquire_options::AcquireOptions;
-use crate::api::guard::{ReadGuard, WriteGuard};
-use crate::api::methods::{setters, verbs};
-use crate::error::Error;
-use crate::flows::acquire::WaitMode;
-use crate::wire::request::Mode;
+use crate::api::{AcquireOptions, ReadGuard, WriteGuard, setters, verbs};
+use crate::wire::{Mode, WaitMode};
 
 /// A read-write lock by its name, made by [`Client::rw_lock`](crate::Client::rw_lock): any number
 /// of readers at a time, or one writer. Cheap to clone; nothing is taken until one of its verbs is
@@ -41,30 +33,26 @@ use crate::wire::request::Mode;
 /// - a writer may read, and keeps its place as a reader when it stops writing; for that alone there
 ///   is [`downgrade`](crate::WriteGuard::downgrade);
 /// - a reader cannot become a writer, for it would wait for itself: [`write`](Self::write) is
-///   refused as a [deadlock](Error::is_deadlock), [`try_write`](Self::try_write) does not acquire;
+///   refused as a [deadlock](crate::Error::is_deadlock), [`try_write`](Self::try_write) does not
+///   acquire;
 /// - an owner is in the queue once, be it to read or to write: a second call waits here until the
 ///   first has ended;
 /// - of several guards as a reader each has the same lease, and giving one back starts it anew for
 ///   the others.
 ///
 /// Reading and writing are two holds of the owner, each with a lease and a token of its own.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct RwLock {
     pub(crate) options: AcquireOptions,
-    name: Arc<[u8]>,
 }
 
 impl RwLock {
-    pub(crate) fn new(options: AcquireOptions, name: Arc<[u8]>) -> Self {
-        Self { options, name }
-    }
-
     /// The name: the key under which the server keeps the lock.
     pub fn name(&self) -> &[u8] {
-        &self.name
+        self.options.name()
     }
 
-    setters! { self.options;
+    setters! { self, self.options;
         /// Where unmodified Redisson clients read the same lock, give readers none that is longer
         /// than their watchdog timeout, 30 s unless set: their renewals set the lock's expiry to
         /// that.
@@ -74,7 +62,7 @@ impl RwLock {
         owner;
     }
 
-    verbs! { r#"client.rw_lock("prices")"#: ReadGuard by take_to_read;
+    verbs! { r#"client.rw_lock("prices")"#: ReadGuard in Mode::Read;
         /// Takes the lock together with other readers, waiting in the queue for as long as a writer
         /// holds it or waits before.
         read;
@@ -84,7 +72,7 @@ impl RwLock {
         read_timeout;
     }
 
-    verbs! { r#"client.rw_lock("prices")"#: WriteGuard by take_to_write;
+    verbs! { r#"client.rw_lock("prices")"#: WriteGuard in Mode::Write;
         /// Takes the lock alone, waiting in the queue for as long as it takes.
         ///
         /// If its [owner](Self::owner) reads, it would wait for itself, and is refused as a
@@ -94,25 +82,5 @@ impl RwLock {
         try_write;
         /// Takes the lock alone, waiting in the queue for at most `timeout`.
         write_timeout;
-    }
-
-    async fn take_to_read(&self, wait_mode: WaitMode) -> Result<ReadGuard, Error> {
-        let names = slice::from_ref(&self.name);
-        self.options.take(Mode::Read, names, wait_mode).await
-    }
-
-    async fn take_to_write(&self, wait_mode: WaitMode) -> Result<WriteGuard, Error> {
-        let names = slice::from_ref(&self.name);
-        self.options.take(Mode::Write, names, wait_mode).await
-    }
-}
-
-impl fmt::Debug for RwLock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RwLock")
-            .field("name", &String::from_utf8_lossy(&self.name))
-            .field("lease", &self.options.lease)
-            .field("owner", &self.options.owner)
-            .finish_non_exhaustive()
     }
 }

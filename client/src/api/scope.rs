@@ -1,9 +1,6 @@
 //! Locks that are taken for one owner.
 
-use crate::api::client::Client;
-use crate::api::lock::Lock;
-use crate::api::multi::MultiLock;
-use crate::api::rw_lock::RwLock;
+use crate::api::{Client, Lock, MultiLock, RwLock};
 use crate::ledger::Owner;
 
 /// One unit of work that takes several locks, made by [`Client::scope`](crate::Client::scope). It
@@ -56,16 +53,11 @@ use crate::ledger::Owner;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Scope {
-    client: Client,
-    owner: Owner,
+    pub(crate) client: Client,
+    pub(crate) owner: Owner,
 }
 
 impl Scope {
-    pub(crate) fn new(client: Client) -> Self {
-        let owner = client.owner();
-        Self { client, owner }
-    }
-
     /// Names a lock that is taken for this scope: see [`Client::lock`](crate::Client::lock). No
     /// I/O.
     pub fn lock(&self, name: impl Into<Vec<u8>>) -> Lock {

@@ -11,23 +11,10 @@ pub(super) trait HasTwin {
     fn twin(self, runtime: &Arc<Runtime>) -> Self::Twin;
 }
 
-impl HasTwin for () {
-    type Twin = ();
-
-    fn twin(self, _: &Arc<Runtime>) {}
-}
-
-impl<T: HasTwin, E> HasTwin for Result<T, E> {
-    type Twin = Result<T::Twin, E>;
-
-    fn twin(self, runtime: &Arc<Runtime>) -> Self::Twin {
-        self.map(|value| value.twin(runtime))
-    }
-}
-
-/// A type of the crate together with the runtime in which its calls are waited for.
+/// A type of the crate together with the runtime in which its calls are waited for, and those of
+/// its methods that can be [forwarded](forward).
 macro_rules! twin {
-    ($(#[$meta:meta])* $name:ident $(<$mode:ident = $default:ident>)?) => {
+    ($(#[$meta:meta])* $name:ident $(<$mode:ident = $default:ident>)? { $($methods:tt)* }) => {
         $(#[$meta])*
         pub struct $name $(<$mode = $default>)? {
             // Before the thread, so that its tasks have ended when the runtime does.
@@ -48,22 +35,28 @@ macro_rules! twin {
                 self.inner.fmt(f)
             }
         }
+
+        impl $(<$mode>)? $name $(<$mode>)? {
+            forward! { crate::$name: $($methods)* }
+        }
     };
 }
 
-/// Methods that do what those of the same names do in the type that is named first:
-///
-/// - `async fn` waits for it, in the runtime. A lock or a guard that comes back becomes its twin.
-/// - `fn … -> twin Type` does not wait; what comes back becomes its twin.
-/// - `fn … -> Type` gives back the same value.
+/// Methods that do what those of the same names do in the type that is named first; those of an
+/// `async fn` are waited for in the runtime. A lock or a guard that comes back `as twin` becomes
+/// its twin. Before them may be the settings of a lock, which need no runtime.
 macro_rules! forward {
     ($of:path:) => {};
-    (
-        $of:path:
+    ($of:path: setters! { $($settings:tt)* } $($rest:tt)*) => {
+        setters! { $($settings)* }
+
+        forward! { $of: $($rest)* }
+    };
+    ($of:path:
         $(#[$doc:meta])*
         async fn $name:ident($(&$by_ref:ident)? $($by_value:ident)? $(, $arg:ident: $type:ty)*)
-            -> $out:ty;
-        $($more:tt)*
+            -> $out:ty $(as $twin:ident)?;
+        $($rest:tt)*
     ) => {
         $(#[$doc])*
         ///
@@ -76,40 +69,25 @@ macro_rules! forward {
         /// Inside an async task.
         pub fn $name($(&$by_ref)? $($by_value)? $(, $arg: $type)*) -> $out {
             let this = $($by_ref)? $($by_value)?;
-            this.runtime.wait_for(this.inner.$name($($arg),*)).twin(&this.runtime)
+            this.runtime.handle.block_on(this.inner.$name($($arg),*))
+                $(.map(|value| value.$twin(&this.runtime)))?
         }
 
-        forward! { $of: $($more)* }
+        forward! { $of: $($rest)* }
     };
-    (
-        $of:path:
+    ($of:path:
         $(#[$doc:meta])*
-        fn $name:ident(&$this:ident $(, $arg:ident: $type:ty)*) -> twin $out:ty;
-        $($more:tt)*
+        fn $name:ident(&$this:ident $(, $arg:ident: $type:ty)*) -> $out:ty $(as $twin:ident)?;
+        $($rest:tt)*
     ) => {
         $(#[$doc])*
         ///
         #[doc = concat!("See [`", stringify!($of), "::", stringify!($name), "`].")]
         pub fn $name(&$this $(, $arg: $type)*) -> $out {
-            $this.inner.$name($($arg),*).twin(&$this.runtime)
+            $this.inner.$name($($arg),*)$(.$twin(&$this.runtime))?
         }
 
-        forward! { $of: $($more)* }
-    };
-    (
-        $of:path:
-        $(#[$doc:meta])*
-        fn $name:ident(&$this:ident $(, $arg:ident: $type:ty)*) -> $out:ty;
-        $($more:tt)*
-    ) => {
-        $(#[$doc])*
-        ///
-        #[doc = concat!("See [`", stringify!($of), "::", stringify!($name), "`].")]
-        pub fn $name(&$this $(, $arg: $type)*) -> $out {
-            $this.inner.$name($($arg),*)
-        }
-
-        forward! { $of: $($more)* }
+        forward! { $of: $($rest)* }
     };
 }
 

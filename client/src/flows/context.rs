@@ -5,24 +5,22 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::task::AbortHandle;
+use tokio::task::JoinSet;
 
-use crate::background::Background;
-use crate::error::Error;
-use crate::flows::watchdog::{self, Watchdog};
+use crate::background::{Background, task};
+use crate::flows::{Watchdog, watchdog};
 use crate::ledger::{Ledger, Owner};
 use crate::topology::{Listener, Router};
 
 /// A client's locks, its servers, and the tasks between them.
 pub(crate) struct Context {
-    pub(crate) id: String,
+    pub(crate) settings: Settings,
     numbers: AtomicU64,
-    pub(crate) lease: Duration,
-    pub(crate) max_hold: Option<Duration>,
-    pub(crate) router: Router,
+    pub(crate) router: Arc<Router>,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) watchdog: Arc<Watchdog>,
-    watching: AbortHandle,
+    /// The watchdog's, and in a cluster what asks who serves what. They end with it.
+    _tasks: JoinSet<()>,
     pub(crate) background: Background,
     pub(crate) runtime: Handle,
 }
@@ -37,40 +35,37 @@ pub(crate) struct Settings {
 }
 
 impl Context {
-    /// Begins to connect, and waits until the first try has ended: the error, if it failed.
-    pub(crate) async fn start(
+    /// Begins to connect.
+    pub(crate) fn start(
         settings: Settings,
-        router: impl FnOnce(&Handle, Weak<dyn Listener>) -> Router,
-    ) -> Result<Arc<Self>, Error> {
+        router: impl FnOnce(&Handle, Weak<dyn Listener>) -> Arc<Router>,
+    ) -> Arc<Self> {
         let runtime = Handle::current();
-        let context = Arc::new_cyclic(|context: &Weak<Self>| {
+        Arc::new_cyclic(|context: &Weak<Self>| {
             let watchdog = Arc::new(Watchdog::new(settings.interval));
+            let router = router(&runtime, Weak::<Self>::clone(context));
+            let mut tasks = JoinSet::new();
             let watching = watchdog::run(Arc::clone(&watchdog), Weak::clone(context));
+            tasks.spawn_on(task(watching), &runtime);
+            if router.are_several() {
+                tasks.spawn_on(task(Arc::clone(&router).keep_fresh()), &runtime);
+            }
             Self {
-                id: settings.id,
+                settings,
                 numbers: AtomicU64::new(1),
-                lease: settings.lease,
-                max_hold: settings.max_hold,
-                router: router(&runtime, Weak::<Self>::clone(context)),
+                router,
                 ledger: Arc::default(),
                 watchdog,
-                watching: runtime.spawn(watching).abort_handle(),
+                _tasks: tasks,
                 background: Background::new(runtime.clone()),
                 runtime,
             }
-        });
-        context.router.tried().await?;
-        Ok(context)
+        })
     }
 
     /// A new owner, unlike any other.
     pub(crate) fn owner(&self) -> Owner {
-        Owner::new(&self.id, self.numbers.fetch_add(1, Ordering::Relaxed))
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        self.watching.abort();
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        Owner::new(&self.settings.id, number)
     }
 }

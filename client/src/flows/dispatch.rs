@@ -1,94 +1,76 @@
 //! Bringing what the servers tell to whom it concerns.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures_util::stream::{self, StreamExt};
 use tokio::time::{Instant, sleep};
 
+use crate::background::task;
 use crate::backoff::Backoff;
-use crate::flows::Context;
-use crate::flows::renew::{self, Aim};
-use crate::ledger::{Delivered, GiveBack, Hold};
-use crate::lost_reason::LostReason;
-use crate::topology::slots::slot_of;
-use crate::topology::{Listener, Node};
-use crate::wire::reply::Event;
-use crate::wire::session::{Attachment, Session};
+use crate::error::LostReason;
+use crate::flows::{Aim, Context, release, renew};
+use crate::ledger::{Delivered, Hold};
+use crate::time::part;
+use crate::topology::{Listener, Node, slot_of};
+use crate::wire::{Attachment, Event, Session};
 
 impl Listener for Context {
     fn told(self: Arc<Self>, node: &Arc<Node>, events: Vec<Event>, since: Instant) {
         let mut lost = Vec::new();
         for event in events {
-            match self
-                .ledger
-                .deliver(event, since, node.number, Instant::now())
-            {
+            let (ledger, now) = (&self.ledger, Instant::now());
+            match ledger.deliver(event, since, node.number, now) {
                 Delivered::Done => {}
                 Delivered::Lost(holds, reason) => {
                     lost.extend(holds.into_iter().map(|hold| (hold, reason)));
                 }
-                Delivered::Orphan(orphan) => Arc::clone(&self).give_back(orphan),
+                Delivered::Orphan { owner, name, token } => {
+                    let given_back = release::give_back_any(Arc::clone(&self), owner, name, token);
+                    self.background.spawn(given_back);
+                }
             }
         }
         if !lost.is_empty() {
             let lost = stream::iter(lost);
-            tokio::spawn(async move {
-                let verify = |(hold, reason)| verify(&self, hold, reason);
+            tokio::spawn(task(async move {
+                let verify = |(hold, reason)| verify(Arc::clone(&self), hold, reason);
                 lost.for_each_concurrent(renew::AT_ONCE, verify).await;
-            });
+            }));
         }
     }
 
     fn attached(self: Arc<Self>, node: &Arc<Node>, attachment: &Arc<Attachment>) {
-        let mut holds = self.holds_at(node);
+        // Those of the locks that it serves, and of those that have gone there ahead of their slot:
+        // these count on it though another node serves the slot.
+        let depends = |hold: &Hold| {
+            hold.attachment().is_of(&node.session) || self.router.is_home(node, hold.target.key())
+        };
+        let mut holds = self.ledger.holds();
         // The others were granted or confirmed since.
-        holds.retain(|hold| !hold.counts_on(attachment));
+        holds.retain(|hold| depends(hold) && !Arc::ptr_eq(&hold.attachment(), attachment));
         if holds.is_empty() {
             return;
         }
         // Attached anew, it is all begun anew.
         let (session, attachment) = (Arc::clone(&node.session), Arc::clone(attachment));
-        let is_present = move || {
-            let present = session.attachment();
-            present.is_some_and(|present| Arc::ptr_eq(&present, &attachment))
-        };
-        tokio::spawn(async move { renew::confirm(&self, holds, is_present).await });
+        let is_present = move || session.is_attached_by(&attachment);
+        tokio::spawn(task(renew::confirm(self, holds, is_present)));
     }
 
     fn broken(&self) {
         self.router.request_refresh();
     }
 
-    fn over(&self, node: &Arc<Node>, reason: LostReason) {
-        for hold in self.holds_at(node) {
-            hold.lose(reason);
-        }
-    }
-
-    fn moved(self: Arc<Self>, slots: &HashSet<u16>) {
+    fn moved(self: Arc<Self>, slots: &BTreeSet<u16>) {
         let mut holds = self.ledger.holds();
-        holds.retain(|hold| slots.contains(&slot_of(hold.target().key())));
-        tokio::spawn(async move { renew::confirm(&self, holds, || true).await });
+        holds.retain(|hold| slots.contains(&slot_of(hold.target.key())));
+        tokio::spawn(task(renew::confirm(self, holds, || true)));
     }
 
     fn counts_on(&self, session: &Session) -> bool {
-        let (holds, now) = (self.ledger.holds(), Instant::now());
-        let mut counting = holds.iter().filter(|hold| hold.counts_on_session(session));
-        counting.any(|hold| hold.lost(now).is_none())
-    }
-}
-
-impl Context {
-    /// The holds that depend on the session at this node: of the locks that it serves, and those
-    /// that have gone there ahead of their slot. These count on it though another node serves the
-    /// slot.
-    fn holds_at(&self, node: &Arc<Node>) -> Vec<Arc<Hold>> {
-        let mut holds = self.ledger.holds();
-        holds.retain(|hold| {
-            hold.counts_on_session(&node.session) || self.router.is_home(node, hold.target().key())
-        });
-        holds
+        let mut holds = self.ledger.holds().into_iter();
+        holds.any(|hold| hold.attachment().is_of(session) && hold.lost(Instant::now()).is_none())
     }
 }
 
@@ -98,26 +80,23 @@ impl Context {
 /// And while another command of the owner is under way, the answer may be about what that has
 /// begun, or be over when that is carried out: then it is asked again. Its validity ends in any
 /// case, unless it is confirmed.
-pub(crate) async fn verify(context: &Context, hold: Arc<Hold>, reason: LostReason) {
+pub(crate) async fn verify(context: Arc<Context>, hold: Arc<Hold>, reason: LostReason) {
     let mut backoff = Backoff::new();
     let now = Instant::now;
-    while hold.lost(now()).is_none() {
+    let since = now();
+    while hold.has_guards() && hold.lost(now()).is_none() {
         // Before it is asked, too: what was granted in between may have gone again.
         let before = hold.is_meant(now());
-        let released = hold.target().is_released_unnamed();
+        let released = hold.target.is_released_unnamed();
         let lease = |now| hold.kept(now);
-        let told = renew::ask(
-            &context.router,
-            hold.target(),
-            hold.token(),
-            Aim::Hold,
-            lease,
-        );
-        match told.await {
+        let turn = hold.renewing.lock().await;
+        let told = renew::ask(&context.router, &hold.target, hold.token, Aim::Hold, lease).await;
+        drop(turn);
+        match told {
             Ok(told) if told.held => match (before, hold.is_meant(now())) {
                 (Some(true), Some(true)) if !released => {
                     // Whether it was lost meanwhile the guard will say.
-                    let _ = hold.renewed(true, &told.renewal, now());
+                    let _ = hold.renewed(&told, now());
                     return;
                 }
                 (Some(false), _) | (_, Some(false)) => return hold.lose(reason),
@@ -126,6 +105,8 @@ pub(crate) async fn verify(context: &Context, hold: Arc<Hold>, reason: LostReaso
             Err(_) if context.router.are_several() => {}
             Ok(_) | Err(_) => return hold.lose(reason),
         }
-        sleep(backoff.next()).await;
+        // A wait may be under way for hours: it is asked no more often than the hold is renewed.
+        let longest = part(hold.options.lease, 3);
+        sleep(since.elapsed().min(longest).max(backoff.next())).await;
     }
 }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{Instant, sleep_until};
 
-use crate::error::Error;
-use crate::flows::renew::{self, Aim};
-use crate::flows::{Context, dispatch, release};
+use crate::background::task;
+use crate::error::{Error, LostReason};
+use crate::flows::{Aim, Context, Report, dispatch, release, renew};
 use crate::ledger::{Grant, Hold, Usage};
-use crate::lost_reason::LostReason;
+use crate::wire::Answer;
 
 /// What a guard has, in whatever mode; dropping it gives it back.
 pub(crate) struct Held {
@@ -22,50 +22,38 @@ pub(crate) struct Held {
 
 impl Held {
     pub(crate) fn new(context: &Arc<Context>, mut usage: Usage, grant: Grant) -> Self {
-        let node = context.router.route(usage.target().key()).node;
+        let node = context.router.route(usage.target.key()).node;
         let counts = node.acknowledger.is_none();
         let (hold, is_new) = Hold::enter(&mut usage, grant, counts, Instant::now());
         if is_new {
             let session = &node.session;
-            // Beside a session that ended in this very moment.
-            if let Some(reason) = session.ended() {
-                hold.lose(reason);
+            if usage.options.renewed {
+                context.watchdog.added(Instant::now());
             }
-            if usage.options().renewed {
-                context.watchdog.added();
-            }
-            // And beside one that began in this very moment, and has confirmed the holds it found.
+            // Beside a session that was attached in this very moment, and has had the holds
+            // confirmed that there were.
             let present = session.attachment();
-            if present.is_some_and(|present| !hold.counts_on(&present)) {
-                let (runtime, hold) = (&context.runtime, Arc::clone(&hold));
-                let context = Arc::clone(context);
-                let confirming = async move { renew::confirm(&context, vec![hold], || true).await };
-                runtime.spawn(confirming);
+            if present.is_some_and(|present| !Arc::ptr_eq(&present, &hold.attachment())) {
+                let holds = vec![Arc::clone(&hold)];
+                let confirming = renew::confirm(Arc::clone(context), holds, || true);
+                context.runtime.spawn(task(confirming));
             }
         }
-        let doubt = usage.doubt();
-        let new = Self {
+        if let Some(reason) = usage.doubt() {
+            let verifying = dispatch::verify(Arc::clone(context), Arc::clone(&hold), reason);
+            context.runtime.spawn(task(verifying));
+        }
+        Self {
             context: Arc::clone(context),
             hold,
             usage: Some(usage),
-        };
-        if let Some(reason) = doubt {
-            new.verify(reason);
         }
-        new
-    }
-
-    /// The server has told of a loss, of this hold or of an earlier one of its owner.
-    pub(crate) fn verify(&self, reason: LostReason) {
-        let (context, lost) = (Arc::clone(&self.context), Arc::clone(&self.hold));
-        let verifying = async move { dispatch::verify(&context, lost, reason).await };
-        self.context.runtime.spawn(verifying);
     }
 
     /// The same once it is where it should be; without that it is given back.
     pub(crate) async fn acknowledged(self) -> Result<Self, Error> {
         let (router, hold) = (&self.context.router, &self.hold);
-        let node = router.route(hold.target().key()).node;
+        let node = router.route(hold.target.key()).node;
         if node.acknowledger.is_some() {
             let renewed = renew::renew(router, hold, Aim::Lease, Hold::kept).await;
             renewed.map_err(Error::unacknowledged)?;
@@ -74,35 +62,24 @@ impl Held {
     }
 
     /// Gives it back at once, and tells how that went.
-    pub(crate) fn release(&mut self) -> impl Future<Output = Result<(), Error>> + 'static {
-        let usage = self.take_claim();
-        let outcome =
-            usage.map(|usage| release::told(&self.context, usage, Arc::clone(&self.hold)));
-        async move {
-            match outcome {
-                Some(outcome) => outcome.await.unwrap_or_else(|_| Err(Error::no_runtime())),
-                None => Ok(()),
-            }
+    pub(crate) fn release(&mut self) -> Answer<()> {
+        let (report, outcome) = Answer::open();
+        self.give_back(Some(report));
+        outcome
+    }
+
+    fn give_back(&mut self, report: Option<Report>) {
+        if let Some(mut usage) = self.usage.take() {
+            usage.give_back();
+            self.hold.loses_guard();
+            release::start(&self.context, usage, Some(Arc::clone(&self.hold)), report);
         }
-    }
-
-    /// To give it back.
-    fn take_claim(&mut self) -> Option<Usage> {
-        let mut usage = self.usage.take()?;
-        usage.is_guards(false);
-        Some(usage)
-    }
-
-    pub(crate) fn names(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        self.hold.target().names().iter().map(|name| &**name)
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(usage) = self.take_claim() {
-            release::in_background(&self.context, usage, Some(Arc::clone(&self.hold)));
-        }
+        self.give_back(None);
     }
 }
 
@@ -135,9 +112,7 @@ async fn until_lost(hold: &Hold) -> LostReason {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::HoldOptions;
-    use crate::ledger::a_hold;
-    use crate::ledger::{Acknowledgement, Renewal};
+    use crate::ledger::{HoldOptions, Renewal, a_hold};
     use crate::time::Lease;
     use std::time::Duration;
 
@@ -177,11 +152,12 @@ mod tests {
                 length: LEASE,
             };
             let renewal = Renewal {
+                held: true,
                 lease,
                 attachment: None,
-                acknowledgement: Acknowledgement::Given,
+                acknowledged: Some(Ok(())),
             };
-            assert_eq!(hold.renewed(true, &renewal, Instant::now()), Ok(()));
+            assert_eq!(hold.renewed(&renewal, Instant::now()), Ok(()));
         };
         let (reason, ()) = tokio::join!(until_lost(&hold), renewed);
         assert_eq!(reason, LostReason::Expired);

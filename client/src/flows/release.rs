@@ -1,90 +1,193 @@
 //! Giving a hold back, and seeing to it that the server knows.
 
+use std::slice;
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
 use crate::backoff::Backoff;
-use crate::error::Error;
-use crate::flows::Context;
-use crate::ledger::{GiveBack, Hold, OrphanGrant, Usage};
-use crate::lost_reason::LostReason;
+use crate::error::{Error, LostReason};
+use crate::flows::{Context, Request, acquire};
+use crate::ledger::{Grant, Hold, HoldOptions, Owner, Target, UnnamedRelease, Usage};
 use crate::topology::{MAX_REDIRECTS, Route};
 use crate::trace;
-use crate::wire::commands::Answer;
-use crate::wire::reply::Released;
-use crate::wire::request::{self, Command, Mode};
+use crate::wire::{Answer, Attachment, Command, Mode, Released, WaitMode, request};
 
-/// Sends RELEASE at once and leaves the rest to the background.
-pub(crate) fn in_background(context: &Arc<Context>, usage: Usage, hold: Option<Arc<Hold>>) {
-    start(context, usage, hold, None);
-}
+/// Where it is told how it went: after the second try at the latest, while the background goes on
+/// trying.
+pub(crate) type Report = oneshot::Sender<Result<(), Error>>;
 
-/// As [`in_background`], and tells how it went: after the second try at the latest, while the
-/// background goes on trying.
-pub(crate) fn told(
+/// Sends RELEASE at once and leaves the rest to the background. With a report it is told how that
+/// went.
+pub(crate) fn start(
     context: &Arc<Context>,
     usage: Usage,
-    hold: Arc<Hold>,
-) -> oneshot::Receiver<Result<(), Error>> {
-    let (report, outcome) = oneshot::channel();
+    hold: Option<Arc<Hold>>,
+    report: Option<Report>,
+) {
+    let target = Arc::clone(&usage.target);
+    // Sent here and not in a task, so that an ACQUIRE which the caller sends next comes after. A
+    // word that ends it is heard where it arrives; only what is left otherwise is a task.
+    let pending = context.background.pending.token();
+    let route = context.router.route(target.key());
+    let (there, link) = (route.clone(), route.node.commands.link());
+    let span = trace::release(&*target, &target.owner, target.mode);
+    let mut release = Release {
+        context: Arc::clone(context),
+        unnamed: None,
+        usage,
+        hold,
+        report,
+        span,
+    };
+    let names_its_token = release.hold.is_some() && target.mode.has_token();
+    let turn = target.turn();
+    let may_be_sent = target.mode == Mode::Write || release.takes_nothing_else();
+    // Counted before the look at what else there is: what is granted after that look is in doubt.
+    let unnamed = || (may_be_sent && !names_its_token).then(|| target.unnamed_release());
+    let handing_over = unnamed();
+    release.unnamed = unnamed();
+    if !may_be_sent || !release.takes_nothing_else() {
+        drop(turn);
+        return release.lock_by_lock(handing_over);
+    }
+    let unsent = route.send_then(release.command(), move |answer| {
+        match answer {
+            Ok(released) => {
+                release.is_answered_by(&there, link);
+                release.end(released, false);
+            }
+            Err(error) => release.go_on(there, error),
+        }
+        drop(pending);
+    });
+    drop(handing_over);
+    drop(turn);
+    drop(unsent);
+}
+
+/// Of several locks whose hold is lost, or may be: gives back those that are still held with these
+/// tokens. The command for several names no token, and that for one does. How each of them went.
+pub(crate) fn remains(
+    context: &Arc<Context>,
+    usage: &Usage,
+    token: impl Fn(&[u8]) -> u64,
+) -> Vec<Answer<()>> {
+    let target = &usage.target;
+    if target.mode != Mode::Several {
+        return Vec::new();
+    }
+    let part = |name: &Arc<[u8]>| part(context, usage, name, token(name));
+    target.names.iter().map(part).collect()
+}
+
+/// Gives one of several locks back.
+fn part(context: &Arc<Context>, usage: &Usage, name: &Arc<[u8]>, token: u64) -> Answer<()> {
+    let one = one_of(context, &usage.target.owner, name);
+    give_back(context, one.claim(usage.options), token, Instant::now())
+}
+
+fn one_of(context: &Arc<Context>, owner: &Owner, name: &Arc<[u8]>) -> Arc<Target> {
+    owner.target(&context.ledger, Mode::Plain, slice::from_ref(name))
+}
+
+/// Gives back one lock of several that has another token than is known here: it was entered again,
+/// and who had it has gone, or is not known yet. What the owner has there alone needs no token;
+/// beside others, to be entered once more tells it: one newer than these several is another hold.
+async fn untold_part(context: &Arc<Context>, hold: &Hold, name: &Arc<[u8]>) -> Result<(), Error> {
+    let target = one_of(context, &hold.target.owner, name);
+    let usage = target.claim(hold.options);
+    if target.is_alone() {
+        let (report, outcome) = Answer::open();
+        start(context, usage, None, Some(report));
+        return outcome.await;
+    }
+    let entered = acquire::start(Request {
+        context: Arc::clone(context),
+        target,
+        options: hold.options,
+        wait_mode: WaitMode::None,
+        own: false,
+        passing: true,
+    });
+    let lost = Error::lost(LostReason::NotHeld);
+    match entered.await {
+        Ok(mut entered) if entered.hold.token <= hold.token => {
+            let ours = give_back(context, usage, entered.hold.token, Instant::now());
+            let both = join_all([ours, entered.release()]).await;
+            both.into_iter().collect()
+        }
+        Err(error) if !error.is_not_acquired() => {
+            // It goes with the last of those others.
+            usage.may_be_left(Instant::now());
+            Ok(())
+        }
+        _ => Err(lost),
+    }
+}
+
+/// Gives a grant back as if it had been held, and dropped; but nobody counts on it. How that went.
+///
+/// It was not granted before `since`, so that a lease after that it may be over: the owner may have
+/// been granted something else by then, which a RELEASE without a token would take.
+pub(super) fn give_back(
+    context: &Arc<Context>,
+    usage: Usage,
+    token: u64,
+    since: Instant,
+) -> Answer<()> {
+    let grant = Grant {
+        token,
+        lease: usage.options.lease_from(since),
+        attachment: Attachment::new(since, Duration::ZERO),
+        fresh: false,
+    };
+    let hold = Hold::new(&usage, grant);
+    // Otherwise an entry that is left may be another guard's.
+    if !usage.may_have_been_released() {
+        hold.keep_tokens(Instant::now());
+    }
+    let (report, outcome) = Answer::open();
     start(context, usage, Some(hold), Some(report));
     outcome
 }
 
-type Report = oneshot::Sender<Result<(), Error>>;
-
-fn start(context: &Arc<Context>, usage: Usage, hold: Option<Arc<Hold>>, report: Option<Report>) {
-    let mut release = Release {
-        context: Arc::clone(context),
-        usage,
-        hold,
+/// Gives a grant back for which nobody listens. What it was for is not known: a lock of another
+/// kind says so, and a read-write lock whether it is this owner who reads.
+pub(super) async fn give_back_any(
+    context: Arc<Context>,
+    owner: Owner,
+    name: Arc<[u8]>,
+    token: u64,
+) {
+    let options = HoldOptions {
+        lease: context.settings.lease,
+        renewed: false,
+        max_hold: None,
     };
-    if !release.names_its_token() {
-        release.usage.is_released_unnamed();
-    }
-    let route = context.router.route(release.usage.target().key());
-    let target = release.usage.target();
-    let span = trace::release(target, target.owner(), target.mode());
-    if !release.takes_nothing_else() {
-        let token = release.hold.as_ref().map(|hold| hold.token());
-        if let Some(token) = token {
-            remains(context, &release.usage, token);
-        }
-        return release.go_on(route, None, report, span);
-    }
-    // Sent here and not in a task, so that an ACQUIRE which the caller sends next comes after. A
-    // word that ends it is heard where it arrives; only what is left otherwise is a task.
-    let pending = context.background.counted();
-    let there = route.clone();
-    route.send_then(release.command(), move |answer| {
-        match answer {
-            Ok(released) => release.end(released, false, report),
-            Err(_) => release.go_on(there, Some(Answer::told(answer)), report, span),
-        }
-        drop(pending);
-    });
-}
-
-/// Of several locks whose hold is lost, or may be: gives back those that are still held by the
-/// grant with this token. The command for several names no token, and that for one does. What was
-/// entered again has another: it ends with its lease.
-pub(crate) fn remains(context: &Arc<Context>, usage: &Usage, token: u64) {
-    let target = usage.target();
-    if target.mode() == Mode::Several {
-        for orphan in OrphanGrant::each(target.subject(), token) {
-            Arc::clone(context).give_back(orphan);
+    for mode in [Mode::Plain, Mode::Read, Mode::Write] {
+        let target = owner.target(&context.ledger, mode, slice::from_ref(&name));
+        match give_back(&context, target.claim(options), token, Instant::now()).await {
+            Err(error) if error.has_code("WRONGKIND") => {}
+            Err(error) if error.is_lost() && mode == Mode::Read => {}
+            _ => return,
         }
     }
 }
 
 struct Release {
     context: Arc<Context>,
+    /// If it names no token.
+    unnamed: Option<UnnamedRelease>,
     /// Kept until the end: while it lives, no ACQUIRE of the same owner is taken for alone, and
     /// so none can be swept away by a RELEASE that is sent again.
     usage: Usage,
     hold: Option<Arc<Hold>>,
+    report: Option<Report>,
+    span: trace::Span,
 }
 
 impl Release {
@@ -92,128 +195,204 @@ impl Release {
     /// end of its own, and the last to come goes first: the others might end earlier than their
     /// guards count on.
     fn command(&self) -> Command<Released> {
-        let target = self.usage.target();
+        let target = &self.usage.target;
         let hold = self.hold.as_ref();
-        let token = hold.map(|hold| hold.token());
-        let left = hold.filter(|_| target.mode() == Mode::Read);
-        let lease = left.map(|hold| {
+        let lease = hold.filter(|_| target.mode == Mode::Read).map(|hold| {
             let lease = hold.anew(Instant::now());
             let length = lease.lease.length;
             lease.keep();
             length
         });
-        request::release(target.subject(), token, lease)
-    }
-
-    fn names_its_token(&self) -> bool {
-        self.hold.is_some() && self.usage.target().mode().has_token()
+        request::release(target.subject(), hold.map(|hold| hold.token), lease)
     }
 
     /// Whether it cannot take another hold than the one that it is meant for: the server tells by
-    /// the token, there is no other, or this one has not been lost. Otherwise it is not sent, and
-    /// what may be left ends with its lease.
+    /// the token, there is no other, or a writer's has not been lost. Nobody is told here of a
+    /// loss: whoever hears of it may drop a guard, and it is our turn.
     fn takes_nothing_else(&self) -> bool {
-        let named = self.usage.target().mode().has_token();
-        let meant = |hold: &Arc<Hold>| named || hold.lost(Instant::now()).is_none();
-        self.hold.as_ref().is_some_and(meant) || self.usage.is_alone()
+        let (target, now) = (&self.usage.target, Instant::now());
+        let is_last = |hold: &Arc<Hold>| !hold.is_over(now) && !hold.is_overtaken(now);
+        match target.mode {
+            Mode::Plain | Mode::Read => self.hold.is_some() || target.is_alone(),
+            Mode::Write => target.is_alone() || self.hold.as_ref().is_some_and(is_last),
+            // The server does not tell of several whether any of them is held still.
+            Mode::Several => target.alone_at(now).count() == target.names.len(),
+        }
     }
 
-    fn go_on(
-        self,
-        route: Route,
-        first: Option<Answer<Released>>,
-        report: Option<Report>,
-        span: trace::Span,
-    ) {
+    /// Of several locks each is given back by its token: beside other holds of the owner the
+    /// command for all, which names none, would leave it open whether it has taken one of theirs.
+    /// Nothing else is sent that may take another hold: it goes with the last of those.
+    fn lock_by_lock(mut self, handing_over: Option<UnnamedRelease>) {
+        for unnamed in self.unnamed.take().into_iter().chain(handing_over) {
+            unnamed.was_not_sent();
+        }
+        let now = Instant::now();
+        let Some(hold) = self.hold.clone() else {
+            self.usage.may_be_left(now);
+            return self.cannot_be_sent();
+        };
         let context = Arc::clone(&self.context);
-        context
-            .background
-            .spawn(async move { span.around(self.run(route, first, report)).await });
+        let parts = remains(&context, &self.usage, |name| hold.token_at(name));
+        if parts.is_empty() || hold.lost(now).is_some() {
+            return self.cannot_be_sent();
+        }
+        let report = self.report.take();
+        // From now on a part may be all that the owner has there, and is tried again then.
+        drop(self);
+        let tracker = Arc::clone(&context);
+        tracker.background.spawn(async move {
+            let parts = hold.target.names.iter().zip(parts);
+            let parts = parts.map(async |(name, part)| match part.await {
+                Err(error) if error.is_lost() && hold.is_whole() => {
+                    untold_part(&context, &hold, name).await
+                }
+                outcome => outcome,
+            });
+            let outcome = join_all(parts).await.into_iter().collect();
+            if let Some(report) = report {
+                // Whoever dropped unlock() does not want to know.
+                let _ = report.send(outcome);
+            }
+        });
     }
 
-    async fn run(
-        self,
-        mut route: Route,
-        first: Option<Answer<Released>>,
-        mut report: Option<Report>,
-    ) {
-        let started = Instant::now();
+    fn lost(&self) -> Option<LostReason> {
+        self.hold.as_ref()?.lost(Instant::now())
+    }
+
+    /// The first try was answered: what was handed over after it was carried out after it, unless
+    /// that went by another connection, or to another node.
+    fn is_answered_by(&mut self, route: &Route, link: u64) {
+        let (router, key) = (&self.context.router, self.usage.target.key());
+        if let Some(unnamed) = &mut self.unnamed {
+            unnamed.in_order =
+                route.node.commands.link() == link && router.is_home(&route.node, key);
+        }
+    }
+
+    fn go_on(self, route: Route, error: Error) {
+        let (context, span) = (Arc::clone(&self.context), self.span.clone());
+        let trying = async move { span.around(self.run(route, error)).await };
+        context.background.spawn(trying);
+    }
+
+    async fn run(mut self, mut route: Route, mut error: Error) {
+        let context = Arc::clone(&self.context);
+        let (router, started) = (&context.router, Instant::now());
         let mut backoff = Backoff::new();
         let mut unknown = false;
-        let mut next = first;
         let mut tries: u32 = 1;
         loop {
-            let Some(answer) = next else {
-                let reason = self
-                    .hold
-                    .as_ref()
-                    .and_then(|hold| hold.lost(Instant::now()));
-                drop(self);
-                let lost = Error::lost(reason.unwrap_or(LostReason::NotHeld));
-                return tell(&mut report, Err(lost));
-            };
-            let error = match answer.await {
-                Ok(released) => return self.end(released, unknown, report),
-                Err(error) => error,
-            };
             unknown |= error.is_unknown();
-            let router = &self.context.router;
             let there = router.redirected(&error, &route);
             let again = there.is_some()
                 || error.is_unavailable()
-                || error.is_unknown() && self.usage.is_alone();
+                || error.is_unknown() && self.usage.target.is_alone();
             // After a lease the server has ended the hold by itself.
-            if !again || started.elapsed() >= self.usage.options().lease {
-                drop(self);
-                return tell(&mut report, Err(error));
+            if !again || started.elapsed() >= self.usage.options.lease {
+                self.leave(unknown);
+                return self.tell(Err(error));
             }
             // Two nodes that have not yet heard of a move send us to each other.
             if tries > if there.is_some() { MAX_REDIRECTS } else { 1 } {
-                tell(&mut report, Err(error.misdirected()));
+                if let Some(report) = self.report.take() {
+                    let _ = report.send(Err(error.misdirected()));
+                }
                 sleep(backoff.next()).await;
             }
             tries = tries.saturating_add(1);
-            route = there.unwrap_or_else(|| router.route(self.usage.target().key()));
-            next = self
-                .takes_nothing_else()
-                .then(|| route.send(self.command()));
+            route = there.unwrap_or_else(|| router.route(self.usage.target.key()));
+            let target = Arc::clone(&self.usage.target);
+            let turn = target.turn();
+            if !self.takes_nothing_else() {
+                drop(turn);
+                if unknown {
+                    self.leave(unknown);
+                    return self.tell(Err(Error::no_reply(None)));
+                }
+                return self.lock_by_lock(None);
+            }
+            let answer = route.send(self.command());
+            drop(turn);
+            match answer.await {
+                Ok(released) => return self.end(released, unknown),
+                Err(next) => error = next,
+            }
         }
     }
 
-    /// Tells what the server said.
-    fn end(self, released: Released, unknown: bool, mut report: Option<Report>) {
-        let outcome = self.outcome(released, unknown);
-        // The server knows it by its token: nor do the other guards of this hold have it.
-        if let Some(hold) = self.hold.as_ref().filter(|_| self.names_its_token())
-            && released == Released::NotHeld
-            && !unknown
-        {
-            hold.lose(LostReason::NotHeld);
+    /// Nobody knows whether it was carried out, and it is not sent again beside other holds of the
+    /// owner. What of several locks it has alone is given back by its tokens: a later wait would
+    /// take what is left there for its own grant, and give that back together with what others
+    /// have.
+    fn leave(&self, unknown: bool) {
+        let target = &self.usage.target;
+        let Some(hold) = self.hold.as_ref().filter(|_| unknown) else {
+            return;
+        };
+        if target.mode == Mode::Several {
+            for name in target.alone_at(Instant::now()) {
+                // It goes on by itself.
+                drop(part(&self.context, &self.usage, name, hold.token_at(name)));
+            }
+        }
+    }
+
+    /// The server has no entry of it left. Other guards had one each: a failover has lost theirs,
+    /// and they are told now, not at their next renewal.
+    fn is_freed(&self) {
+        let Some(hold) = &self.hold else { return };
+        let target = &self.usage.target;
+        for other in target.guarded() {
+            if other.token_at(target.key()) == hold.token {
+                other.lose(LostReason::NotHeld);
+            }
+        }
+    }
+
+    fn cannot_be_sent(self) {
+        let reason = self.lost().unwrap_or(LostReason::NotHeld);
+        self.tell(Err(Error::lost(reason)));
+    }
+
+    /// Tells what the server said. "Not held" after a try whose reply was lost is that try's own
+    /// doing, if the lease cannot have run out in between.
+    fn end(self, released: Released, unknown: bool) {
+        self.usage.target.released(released);
+        match released {
+            Released::Freed => self.is_freed(),
+            // Entered once more than anybody here knows, by a call whose answer was lost.
+            Released::Left if self.usage.target.is_alone() => {
+                return start(&self.context, self.usage, self.hold, self.report);
+            }
+            _ => {}
+        }
+        let outcome = match (released, self.lost()) {
+            (Released::NotHeld, None) if unknown => Ok(()),
+            (Released::NotHeld, Some(_)) if unknown => Err(Error::no_reply(None)),
+            (Released::NotHeld, lost) => {
+                // The server knows it by its token: nor do the other guards of this hold have it.
+                if let Some(hold) = self.hold.as_ref().filter(|_| self.unnamed.is_none()) {
+                    hold.lose(LostReason::NotHeld);
+                }
+                Err(Error::lost(lost.unwrap_or(LostReason::NotHeld)))
+            }
+            _ => Ok(()),
+        };
+        self.tell(outcome);
+    }
+
+    fn tell(mut self, outcome: Result<(), Error>) {
+        let report = self.report.take();
+        if outcome.as_ref().is_err_and(Error::is_unknown) {
+            self.usage.may_be_left(Instant::now());
         }
         // Before the caller is told, so that what it asks next finds the owner free.
         drop(self);
-        tell(&mut report, outcome);
-    }
-
-    /// What an answered RELEASE means. "Not held" after a try whose reply was lost is that try's
-    /// own doing, if the lease cannot have run out in between.
-    fn outcome(&self, released: Released, unknown: bool) -> Result<(), Error> {
-        let lost = self
-            .hold
-            .as_ref()
-            .and_then(|hold| hold.lost(Instant::now()));
-        match (released, lost) {
-            (Released::Done, _) => Ok(()),
-            (Released::NotHeld, None) if unknown => Ok(()),
-            (Released::NotHeld, Some(_)) if unknown => Err(Error::no_reply(None)),
-            (Released::NotHeld, lost) => Err(Error::lost(lost.unwrap_or(LostReason::NotHeld))),
+        if let Some(report) = report {
+            // Whoever dropped unlock() does not want to know.
+            let _ = report.send(outcome);
         }
-    }
-}
-
-fn tell(report: &mut Option<Report>, outcome: Result<(), Error>) {
-    if let Some(report) = report.take() {
-        // Whoever dropped unlock() does not want to know.
-        let _ = report.send(outcome);
     }
 }

@@ -9,15 +9,15 @@ use tokio::time::{Instant, sleep};
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::flows::Context;
-use crate::ledger::{Acknowledgement, Hold, Renewal, Reserved, Target};
-use crate::topology::{Redirects, Route, Router};
-use crate::trace;
-use crate::wire::request::{self, Command};
+use crate::ledger::{Hold, Renewal, Reserved, Target};
+use crate::topology::{Redirects, Router};
+use crate::wire::request;
+use crate::{metrics, trace};
 
 /// What to ask for where grants must be acknowledged: see [`Acknowledger`]. Elsewhere it is the
 /// same.
 ///
-/// [`Acknowledger`]: crate::wire::durability::Acknowledger
+/// [`Acknowledger`]: crate::wire::Acknowledger
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Aim {
     /// The server's word that it is held, for the present session. It comes at once, however slow
@@ -25,14 +25,6 @@ pub(crate) enum Aim {
     Hold,
     /// A lease that counts, once enough have it.
     Lease,
-}
-
-/// What the server said to a renewal.
-pub(crate) struct Renewed {
-    pub(crate) held: bool,
-    pub(crate) renewal: Renewal,
-    /// If the lease was asked for: whether enough have it.
-    by_enough: Result<(), Error>,
 }
 
 /// Renews what has this token, where it is by now, with a lease that is to be asked for when the
@@ -43,7 +35,7 @@ pub(crate) async fn ask(
     token: u64,
     aim: Aim,
     lease: impl Fn(Instant) -> Reserved,
-) -> Result<Renewed, Error> {
+) -> Result<Renewal, Error> {
     let mut redirects = Redirects::new(router, target.key());
     let mut route = router.route(target.key());
     let mut broken = false;
@@ -52,27 +44,34 @@ pub(crate) async fn ask(
         // Taken before anything is sent: what is confirmed now counts on this or a later one. And
         // the time that goes by counts: the lease may begin when this is sent.
         let attachment = session.attachment();
+        let turn = target.turn();
         let lease = lease(Instant::now());
         let length = lease.lease.length;
         let renewal = request::renew(target.subject(), length, Some(token), &session.name);
         let server = attachment.as_ref().and_then(|one| one.server());
-        let error = match answer(&route, renewal.only_for(server), aim).await {
-            Ok((held, by_enough)) => {
-                let counts = aim == Aim::Lease || route.node.acknowledger.is_none();
-                let acknowledgement = match by_enough {
-                    Err(_) => Acknowledgement::Missing,
-                    Ok(()) if counts => Acknowledgement::Given,
-                    Ok(()) => Acknowledgement::NotAsked,
-                };
-                let renewal = Renewal {
+        let renewal = renewal.only_for(server);
+        let answer = match &route.node.acknowledger {
+            Some(acknowledger) if aim == Aim::Lease => {
+                // It goes another way, in no order with the others.
+                drop(turn);
+                let answer = acknowledger.renew(route.address(renewal)).await;
+                answer.map(|(held, by_enough)| (held, Some(by_enough)))
+            }
+            acknowledger => {
+                let answer = route.send(renewal);
+                drop(turn);
+                answer
+                    .await
+                    .map(|held| (held, acknowledger.is_none().then_some(Ok(()))))
+            }
+        };
+        let error = match answer {
+            Ok((held, acknowledged)) => {
+                return Ok(Renewal {
+                    held,
                     lease: lease.answered(held),
                     attachment,
-                    acknowledgement,
-                };
-                return Ok(Renewed {
-                    held,
-                    renewal,
-                    by_enough,
+                    acknowledged,
                 });
             }
             Err(error) => error,
@@ -86,22 +85,6 @@ pub(crate) async fn ask(
     }
 }
 
-/// Whether it is held, and whether enough have the lease, if that is asked for.
-async fn answer(
-    route: &Route,
-    renewal: Command<bool>,
-    aim: Aim,
-) -> Result<(bool, Result<(), Error>), Error> {
-    let acknowledger = route.node.acknowledger.as_ref();
-    match acknowledger.filter(|_| aim == Aim::Lease) {
-        Some(acknowledger) => {
-            let answer = acknowledger.renew(route.address(renewal)).await?;
-            Ok((answer.held, answer.by_enough))
-        }
-        None => Ok((route.send(renewal).await?, Ok(()))),
-    }
-}
-
 /// Renews a hold, and takes note of that: why not, if it is not so now.
 pub(crate) async fn renew(
     router: &Router,
@@ -110,10 +93,13 @@ pub(crate) async fn renew(
     lease: impl Fn(&Hold, Instant) -> Reserved,
 ) -> Result<(), Error> {
     let lease = |now| lease(hold, now);
-    let told = ask(router, hold.target(), hold.token(), aim, lease).await?;
-    let still = hold.renewed(told.held, &told.renewal, Instant::now());
+    let _turn = hold.renewing.lock().await;
+    let told = ask(router, &hold.target, hold.token, aim, lease).await;
+    metrics::renewed(told.as_ref().ok().map(|told| told.held));
+    let told = told?;
+    let still = hold.renewed(&told, Instant::now());
     still.map_err(Error::lost)?;
-    told.by_enough
+    told.acknowledged.unwrap_or(Ok(()))
 }
 
 /// Renews these, those with a lease of their own only up to the end they have. Those of which
@@ -133,7 +119,7 @@ pub(crate) async fn renew_all(router: &Router, holds: Vec<Arc<Hold>>, aim: Aim) 
 /// Has these confirmed, again and again until each is or was found lost, or this is of no use any
 /// more. A server that is loading, or a cluster that has just lost a node, says no to all at first.
 pub(crate) async fn confirm(
-    context: &Context,
+    context: Arc<Context>,
     mut holds: Vec<Arc<Hold>>,
     is_of_use: impl Fn() -> bool,
 ) {

@@ -1,108 +1,98 @@
 //! When to renew, and the task that does: all holds of a client behind one another.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::flows::Context;
-use crate::flows::renew::{self, Aim};
+use crate::background::task;
+use crate::flows::{Aim, Context, renew};
 use crate::ledger::{Hold, Ledger};
-use crate::locked;
 use crate::time::part;
-use crate::topology::Node;
+use crate::topology::{Node, NodeNumber};
 
-/// Renews the holds of the ledger that were given no lease.
+/// When the holds of the ledger that were given no lease are renewed.
 pub(crate) struct Watchdog {
-    schedule: Mutex<Schedule>,
-    wake: Notify,
+    interval: Duration,
+    /// When the next round is due; never, if there is nothing to renew.
+    next: watch::Sender<Option<Instant>>,
 }
 
 impl Watchdog {
     pub(crate) fn new(interval: Duration) -> Self {
-        Self {
-            schedule: Mutex::new(Schedule::new(interval)),
-            wake: Notify::new(),
-        }
+        let next = watch::Sender::new(None);
+        Self { interval, next }
     }
 
-    /// There is one more hold to renew, and the ledger has it.
-    pub(crate) fn added(&self) {
-        if locked(&self.schedule).added(Instant::now()) {
-            self.wake.notify_one();
-        }
+    /// There is one more hold to renew, and the ledger has it. Where a round is due, that comes
+    /// within the interval and takes it along.
+    pub(crate) fn added(&self, now: Instant) {
+        self.next.send_if_modified(|next| {
+            let is_first = next.is_none();
+            // So far away that it never comes is as good as not due.
+            *next = next.or_else(|| now.checked_add(self.interval));
+            is_first
+        });
     }
 
-    fn interval(&self) -> Duration {
-        locked(&self.schedule).interval
-    }
-
-    fn next_round(&self) -> Option<Instant> {
-        locked(&self.schedule).next
-    }
-
-    /// A round has ended. Looks under the lock whether there is anything left to renew: a hold
-    /// that comes now either is seen, or finds that no round is due.
+    /// A round that started then has ended. One that failed is repeated soon, for the leases run.
+    ///
+    /// Looks under the lock whether there is anything left to renew: a hold that comes now either
+    /// is seen, or finds that no round is due.
     fn ended(&self, started: Instant, confirmed: bool, ledger: &Ledger) {
-        let mut schedule = locked(&self.schedule);
-        schedule.ended(started, confirmed, ledger.is_idle());
+        let parts = if confirmed { 1 } else { RETRY_PARTS };
+        let next = started.checked_add(part(self.interval, parts));
+        self.next
+            .send_modify(|due| *due = next.filter(|_| !ledger.holds().is_empty()));
     }
-}
-
-/// The holds that are still worth a renewal.
-fn live(ledger: &Ledger) -> Vec<Arc<Hold>> {
-    let mut holds = ledger.holds();
-    holds.retain(|hold| hold.is_renewed() && hold.lost(Instant::now()).is_none());
-    holds
 }
 
 /// Renews until it is aborted, with the client.
 pub(crate) async fn run(watchdog: Arc<Watchdog>, context: Weak<Context>) {
     let mut asked = JoinSet::new();
+    let mut next = watchdog.next.subscribe();
     loop {
-        match watchdog.next_round() {
-            None => watchdog.wake.notified().await,
-            Some(round) => {
-                sleep_until(round).await;
-                let Some(context) = context.upgrade() else {
-                    return;
-                };
-                let started = Instant::now();
-                let interval = watchdog.interval();
-                let confirmed = round_of(&context, live(&context.ledger), &mut asked);
-                let confirmed = timeout(interval, confirmed).await.unwrap_or(false);
-                watchdog.ended(started, confirmed, &context.ledger);
-            }
-        }
+        // The sender is there: this is never the end.
+        let due = next.wait_for(Option::is_some).await.map(|due| *due);
+        let Ok(Some(round)) = due else { return };
+        sleep_until(round).await;
+        let Some(context) = context.upgrade() else {
+            return;
+        };
+        let started = Instant::now();
+        let confirmed = round_of(&context, &mut asked);
+        let confirmed = timeout(watchdog.interval, confirmed).await;
+        watchdog.ended(started, confirmed.unwrap_or(false), &context.ledger);
     }
 }
 
 /// Asks each node about its holds: whether all were confirmed or found lost. A node that is slow
 /// does not keep the leases at the others from being renewed: its answer is waited for while they
 /// have their next round, and until it comes it is asked nothing more.
-async fn round_of(context: &Arc<Context>, live: Vec<Arc<Hold>>, asked: &mut JoinSet<bool>) -> bool {
+async fn round_of(context: &Arc<Context>, asked: &mut JoinSet<bool>) -> bool {
     let mut confirmed = true;
-    let mut nodes: Vec<(Arc<Node>, Vec<Arc<Hold>>)> = Vec::new();
-    for hold in live {
-        let node = context.router.route(hold.target().key()).node;
-        match nodes.iter_mut().find(|(one, _)| one.number == node.number) {
-            Some((_, holds)) => holds.push(hold),
-            None => nodes.push((node, vec![hold])),
-        }
+    let mut nodes: BTreeMap<NodeNumber, (Arc<Node>, Vec<Arc<Hold>>)> = BTreeMap::new();
+    // The others are not worth a renewal.
+    let is_live = |hold: &Arc<Hold>| hold.options.renewed && hold.lost(Instant::now()).is_none();
+    for hold in context.ledger.holds().into_iter().filter(is_live) {
+        let node = context.router.route(hold.target.key()).node;
+        let (_, holds) = nodes.entry(node.number).or_insert((node, Vec::new()));
+        holds.push(hold);
     }
-    for (node, holds) in nodes {
+    for (node, holds) in nodes.into_values() {
         let Ok(turn) = Arc::clone(&node.renewing).try_lock_owned() else {
             confirmed = false;
             continue;
         };
         let context = Arc::clone(context);
-        asked.spawn(async move {
+        asked.spawn(task(async move {
             let unconfirmed = renew::renew_all(&context.router, holds, Aim::Lease).await;
             drop(turn);
             unconfirmed.is_empty()
-        });
+        }));
     }
     while let Some(one) = asked.join_next().await {
         confirmed &= one.unwrap_or(false);
@@ -110,84 +100,77 @@ async fn round_of(context: &Arc<Context>, live: Vec<Arc<Hold>>, asked: &mut Join
     confirmed
 }
 
-/// When the next round is due. Pure: it is told the time and never sleeps.
-#[derive(Debug, PartialEq, Eq)]
-struct Schedule {
-    interval: Duration,
-    next: Option<Instant>,
-}
-
-impl Schedule {
-    fn new(interval: Duration) -> Self {
-        Self {
-            interval,
-            next: None,
-        }
-    }
-
-    /// A hold was added: whether that calls for a round where none was due. Otherwise the next
-    /// one comes within the interval anyway, and takes it along.
-    fn added(&mut self, now: Instant) -> bool {
-        let first = self.next.is_none();
-        if first {
-            self.next = after(now, self.interval);
-        }
-        first
-    }
-
-    /// A round that started at `started` has ended. One that failed is repeated soon, for the
-    /// leases run.
-    fn ended(&mut self, started: Instant, confirmed: bool, idle: bool) {
-        let pause = if confirmed {
-            self.interval
-        } else {
-            part(self.interval, RETRY_PART)
-        };
-        self.next = if idle { None } else { after(started, pause) };
-    }
-}
-
-fn after(moment: Instant, pause: Duration) -> Option<Instant> {
-    // So far away that it never comes is as good as not due.
-    moment.checked_add(pause)
-}
-
 /// A failed round is repeated after this part of the interval.
-const RETRY_PART: u32 = 10;
+const RETRY_PARTS: u32 = 10;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ledger::{Grant, HoldOptions, Owner, Usage};
+    use crate::wire::{Attachment, Mode};
 
     const INTERVAL: Duration = Duration::from_secs(10);
+
+    /// A ledger with a hold.
+    fn busy() -> (Arc<Ledger>, Arc<Hold>, Usage) {
+        let ledger = Arc::<Ledger>::default();
+        let options = HoldOptions {
+            lease: INTERVAL,
+            renewed: true,
+            max_hold: None,
+        };
+        let target = Owner::new("client", 1).target(&ledger, Mode::Plain, &[Arc::from(*b"name")]);
+        let mut usage = target.claim(options);
+        let now = Instant::now();
+        let grant = Grant {
+            token: 7,
+            lease: usage.lease(now, false).keep(),
+            attachment: Attachment::new(now, Duration::ZERO),
+            fresh: true,
+        };
+        let (hold, _) = Hold::enter(&mut usage, grant, true, now);
+        (ledger, hold, usage)
+    }
+
+    fn next(watchdog: &Watchdog) -> Option<Instant> {
+        *watchdog.next.borrow()
+    }
 
     #[test]
     fn the_first_hold_is_due_after_an_interval_and_the_others_go_along() {
         let start = Instant::now();
-        let mut schedule = Schedule::new(INTERVAL);
-        assert_eq!(schedule.next, None);
-        assert!(schedule.added(start));
-        assert!(!schedule.added(start + INTERVAL / 2));
-        assert_eq!(schedule.next, Some(start + INTERVAL));
+        let watchdog = Watchdog::new(INTERVAL);
+        let mut changes = watchdog.next.subscribe();
+        assert_eq!(next(&watchdog), None);
+        watchdog.added(start);
+        assert!(changes.has_changed().is_ok_and(|changed| changed));
+        changes.mark_unchanged();
+        watchdog.added(start + INTERVAL / 2);
+        assert!(changes.has_changed().is_ok_and(|changed| !changed));
+        assert_eq!(next(&watchdog), Some(start + INTERVAL));
     }
 
     #[test]
     fn rounds_are_counted_from_their_start_so_that_a_slow_server_does_not_stretch_them() {
         let start = Instant::now();
-        let mut schedule = Schedule::new(INTERVAL);
-        schedule.added(start);
-        schedule.ended(start + INTERVAL, true, false);
-        assert_eq!(schedule.next, Some(start + INTERVAL * 2));
+        let watchdog = Watchdog::new(INTERVAL);
+        let (ledger, _hold, _usage) = busy();
+        watchdog.added(start);
+        watchdog.ended(start + INTERVAL, true, &ledger);
+        assert_eq!(next(&watchdog), Some(start + INTERVAL * 2));
     }
 
     #[test]
     fn a_failed_round_is_repeated_soon_and_an_idle_watchdog_sleeps() {
         let start = Instant::now();
-        let mut schedule = Schedule::new(INTERVAL);
-        schedule.ended(start, false, false);
-        assert_eq!(schedule.next, Some(start + INTERVAL / 10));
-        schedule.ended(start, true, true);
-        assert_eq!(schedule.next, None);
-        assert!(schedule.added(start));
+        let watchdog = Watchdog::new(INTERVAL);
+        let (ledger, hold, usage) = busy();
+        watchdog.ended(start, false, &ledger);
+        assert_eq!(next(&watchdog), Some(start + INTERVAL / 10));
+        drop((hold, usage));
+        watchdog.ended(start, true, &ledger);
+        assert_eq!(next(&watchdog), None);
+        watchdog.added(start);
+        assert_eq!(next(&watchdog), Some(start + INTERVAL));
     }
 }

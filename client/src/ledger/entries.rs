@@ -4,20 +4,22 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 
 use slab::Slab;
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use crate::ledger::events::EventQueue;
-use crate::ledger::hold::Hold;
-use crate::ledger::owner::Owner;
-use crate::ledger::usage::{HoldOptions, Permit};
+use crate::error::LostReason;
+use crate::ledger::{EventQueue, Hold, HoldOptions, Owner, Permit};
 use crate::locked;
-use crate::lost_reason::LostReason;
 use crate::time::Lease;
-use crate::wire::request::Mode;
+use crate::wire::Mode;
 
 /// What the owners of one client have, at whatever node: a lock may move from one to another.
 #[derive(Default)]
-pub(crate) struct Ledger(Mutex<State>);
+pub(crate) struct Ledger {
+    state: Mutex<State>,
+    /// See [`Target::turn`](crate::ledger::Target::turn).
+    pub(super) turn: Mutex<()>,
+}
 
 /// All of it.
 #[derive(Default)]
@@ -29,7 +31,7 @@ pub(super) struct State {
 }
 
 /// An owner at a lock, as events name it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct EntryKey {
     pub(super) name: Arc<[u8]>,
     pub(super) owner: Arc<[u8]>,
@@ -39,6 +41,7 @@ pub(super) struct EntryKey {
 pub(super) type EntryId = usize;
 
 /// One owner at one lock.
+#[derive(Default)]
 pub(super) struct Entry {
     key: EntryKey,
     targets: usize,
@@ -47,8 +50,9 @@ pub(super) struct Entry {
     pub(super) permit: Permit,
     /// The wait that is to hear of what the server tells.
     pub(super) wait: Option<EventQueue>,
-    /// There may be several: as a reader and as a writer, or with other locks.
-    pub(super) holds: Vec<Weak<Hold>>,
+    /// There may be several: as a reader and as a writer, or with other locks. Those that have gone
+    /// stay until another comes.
+    holds: Vec<Weak<Hold>>,
     /// The last loss that was told, and its number.
     pub(super) lost: Option<(u64, LostReason)>,
     plain: Side,
@@ -63,44 +67,49 @@ pub(super) struct Side {
     pub(super) usages: usize,
     /// As many of them are guards'; the others are those of commands under way.
     pub(super) guards: usize,
-    /// As many are guards', or were and are being given back. They have settled the options.
-    pub(super) settled: usize,
+    /// As many of these may share a hold: those of several locks do not.
+    pub(super) sharing: usize,
+    /// Those of all that share it, as the first of them has settled them.
     pub(super) options: Option<HoldOptions>,
     /// Until when somebody was promised the lock.
-    promised: Option<Instant>,
-    reservations: Reservations,
-    /// As many RELEASE commands that name no token are under way.
-    unnamed_releases: usize,
-    /// The number of the last of them that has ended.
-    unnamed_release_ended: u64,
-    /// The hold that its guards share.
-    pub(super) hold: Weak<Hold>,
+    pub(super) promised: Option<Instant>,
+    /// The number of the last command that asked for a lease, and that of the last which may be in
+    /// the queue.
+    pub(super) asked: u64,
+    pub(super) queued: u64,
+    /// The ends of the leases that commands under way ask for, by the commands' numbers.
+    pub(super) reserved: SmallVec<[(u64, Instant); 1]>,
+    /// How often the server has a writer's, by its last word; and whether that was ever another
+    /// number than it should be, as when some have been lost.
+    pub(super) count: u64,
+    pub(super) is_miscounted: bool,
+    /// Whether the server may have more there than there are usages, until there are none.
+    pub(super) has_more: bool,
+    /// Until when the server may have what nobody here has any more.
+    pub(super) left_until: Option<Instant>,
+    /// As many RELEASE commands that name no token may be carried out at any time.
+    pub(super) unnamed_releases: usize,
+    /// The number of the last that no longer may: it took nothing that was asked for after it.
+    pub(super) unnamed_release: u64,
 }
 
 impl Ledger {
     /// Does something with all of it. No hold may be dropped inside: that takes the lock again.
     pub(super) fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
-        work(&mut locked(&self.0))
+        work(&mut locked(&self.state))
     }
 
     /// All holds that have guards.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
-        let mut all = self.with(|state| {
-            let held = state.entries.iter().flat_map(|(_, entry)| &entry.holds);
-            held.filter_map(Weak::upgrade).collect::<Vec<_>>()
+        let all = self.with(|state| {
+            let entries = state.entries.iter();
+            let held = entries.flat_map(|(id, entry)| entry.held().map(move |hold| (id, hold)));
+            held.collect::<Vec<_>>()
         });
         // Of several locks at once it is the same one at each.
-        all.sort_unstable_by_key(Arc::as_ptr);
-        all.dedup_by(|one, other| Arc::ptr_eq(one, other));
-        all
-    }
-
-    /// Whether there are no holds at all.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.with(|state| {
-            let mut entries = state.entries.iter();
-            entries.all(|(_, entry)| entry.holds.is_empty())
-        })
+        let is_first = |(id, hold): &(EntryId, Arc<Hold>)| hold.target.entries.first() == Some(id);
+        let all = all.into_iter().filter(is_first);
+        all.map(|(_, hold)| hold).collect()
     }
 
     /// Whether nobody has anything anywhere.
@@ -119,15 +128,16 @@ impl State {
 
     /// Another target has this owner at this lock.
     pub(super) fn enter(&mut self, owner: &Owner, name: &Arc<[u8]>) -> EntryId {
-        let key = EntryKey {
-            name: Arc::clone(name),
-            owner: owner.to_bytes(),
-        };
+        let (name, owner) = (Arc::clone(name), Arc::clone(&owner.0).into());
+        let key = EntryKey { name, owner };
         let entries = &mut self.entries;
-        let id = *self
-            .ids
-            .entry(key)
-            .or_insert_with_key(|key| entries.insert(Entry::new(key.clone())));
+        let id = *self.ids.entry(key).or_insert_with_key(|key| {
+            let key = key.clone();
+            entries.insert(Entry {
+                key,
+                ..Entry::default()
+            })
+        });
         if let Some(entry) = self.entries.get_mut(id) {
             entry.targets = entry.targets.saturating_add(1);
         }
@@ -153,20 +163,8 @@ impl State {
         self.entries.get_mut(*id)
     }
 
-    pub(super) fn get(&self, id: EntryId) -> Option<&Entry> {
-        self.entries.get(id)
-    }
-
     pub(super) fn entries<'a>(&'a self, ids: &'a [EntryId]) -> impl Iterator<Item = &'a Entry> {
         ids.iter().filter_map(|id| self.entries.get(*id))
-    }
-
-    pub(super) fn sides<'a>(
-        &'a self,
-        ids: &'a [EntryId],
-        mode: Mode,
-    ) -> impl Iterator<Item = &'a Side> {
-        self.entries(ids).map(move |entry| entry.side(mode))
     }
 
     pub(super) fn each_entry(&mut self, ids: &[EntryId], mut work: impl FnMut(&mut Entry)) {
@@ -174,32 +172,9 @@ impl State {
             self.entries.get_mut(*id).map(&mut work);
         }
     }
-
-    pub(super) fn each_side(
-        &mut self,
-        ids: &[EntryId],
-        mode: Mode,
-        mut work: impl FnMut(&mut Side),
-    ) {
-        self.each_entry(ids, |entry| work(entry.side_mut(mode)));
-    }
 }
 
 impl Entry {
-    fn new(key: EntryKey) -> Self {
-        Self {
-            key,
-            targets: 0,
-            permit: Permit::default(),
-            wait: None,
-            holds: Vec::new(),
-            lost: None,
-            plain: Side::default(),
-            read: Side::default(),
-            write: Side::default(),
-        }
-    }
-
     pub(super) fn side(&self, mode: Mode) -> &Side {
         match mode {
             Mode::Plain | Mode::Several => &self.plain,
@@ -216,6 +191,12 @@ impl Entry {
         }
     }
 
+    /// One more is held there.
+    pub(super) fn add(&mut self, hold: &Arc<Hold>) {
+        self.holds.retain(|hold| hold.strong_count() > 0);
+        self.holds.push(Arc::downgrade(hold));
+    }
+
     /// What is held there.
     pub(super) fn held(&self) -> impl Iterator<Item = Arc<Hold>> {
         self.holds.iter().filter_map(Weak::upgrade)
@@ -223,11 +204,6 @@ impl Entry {
 }
 
 impl Side {
-    /// No lease that is asked for now may end before this.
-    pub(super) fn promised(&self) -> Option<Instant> {
-        self.promised.max(self.reservations.latest())
-    }
-
     /// The server has said yes to this lease, and somebody is going to count on it.
     pub(super) fn promise(&mut self, lease: Lease) {
         // Once all has been given back nobody does.
@@ -236,59 +212,15 @@ impl Side {
         }
     }
 
-    pub(super) fn reserve(&mut self, number: u64, until: Instant) {
-        self.reservations.add(number, until);
-    }
-
-    pub(super) fn unreserve(&mut self, number: u64) {
-        self.reservations.remove(number);
-    }
-
-    pub(super) fn unnamed_release_begins(&mut self) {
-        self.unnamed_releases = self.unnamed_releases.saturating_add(1);
-    }
-
-    pub(super) fn unnamed_release_ends(&mut self, number: u64) {
-        self.unnamed_releases = self.unnamed_releases.saturating_sub(1);
-        self.unnamed_release_ended = number;
-    }
-
-    /// Whether a RELEASE that names no token was under way at any time since this number.
-    pub(super) fn may_have_been_released(&self, since: u64) -> bool {
-        self.unnamed_releases > 0 || self.unnamed_release_ended > since
-    }
-
-    /// The last usage has gone.
-    pub(super) fn forget(&mut self) {
-        self.promised = None;
-        self.reservations = Reservations::default();
-    }
-}
-
-/// The ends of the leases that commands under way ask for, by the commands' numbers. Nearly always
-/// there is one, for which nothing is allocated.
-#[derive(Default)]
-struct Reservations {
-    one: Option<(u64, Instant)>,
-    others: Vec<(u64, Instant)>,
-}
-
-impl Reservations {
-    fn add(&mut self, number: u64, until: Instant) {
-        if self.one.is_none() {
-            self.one = Some((number, until));
-        } else {
-            self.others.push((number, until));
+    /// A guard gives back what it has. Whoever asks from now on does so behind that, and for a
+    /// lease of its own once no other guard is left with which it could share a hold.
+    pub(super) fn lose_guard(&mut self, mode: Mode) {
+        self.guards = self.guards.saturating_sub(1);
+        if mode != Mode::Several {
+            self.sharing = self.sharing.saturating_sub(1);
         }
-    }
-
-    fn remove(&mut self, number: u64) {
-        self.one.take_if(|(one, _)| *one == number);
-        self.others.retain(|(one, _)| *one != number);
-    }
-
-    fn latest(&self) -> Option<Instant> {
-        let all = self.one.iter().chain(&self.others);
-        all.map(|(_, until)| *until).max()
+        if self.sharing == 0 {
+            self.options = None;
+        }
     }
 }

@@ -1,19 +1,14 @@
 //! Who is to hear of what the servers tell: the waits and the holds of a client, by name and owner.
 
-use std::slice;
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::ledger::entries::{Entry, EntryKey, Ledger};
-use crate::ledger::hold::Hold;
-use crate::ledger::usage::{HoldOptions, Target, Usage};
-use crate::lost_reason::LostReason;
+use crate::error::LostReason;
+use crate::ledger::{Entry, EntryKey, Hold, Ledger, Owner, Target};
 use crate::topology::NodeNumber;
-use crate::wire::reply::{Event, EventKind, Released};
-use crate::wire::request::{self, Command, Mode, Subject};
+use crate::wire::{Event, EventKind};
 
 /// Where the news of a wait is put.
 pub(crate) type EventQueue = mpsc::UnboundedSender<Notification>;
@@ -21,6 +16,8 @@ pub(crate) type EventQueue = mpsc::UnboundedSender<Notification>;
 /// News for a wait.
 pub(crate) struct Notification {
     pub(crate) kind: EventKind,
+    /// When it was delivered, among all that the ledger was told.
+    pub(crate) number: u64,
     /// It has not happened before this.
     pub(crate) since: Instant,
     /// Who told it.
@@ -34,54 +31,12 @@ pub(crate) enum Delivered {
     /// A loss, with the holds that it may be about: the event does not say which of them it is, nor
     /// whether it is an earlier one of the owner.
     Lost(Vec<Arc<Hold>>, LostReason),
-    /// A grant that nobody waits for, and the command that gives it back.
-    Orphan(OrphanGrant),
-}
-
-/// How to give back what was granted to nobody.
-pub(crate) struct OrphanGrant {
-    pub(crate) name: Arc<[u8]>,
-    pub(crate) release: Command<Released>,
-    /// Whether it names the token, so that it takes nothing else however often it is sent.
-    pub(crate) by_token: bool,
-    /// What to send instead if the lock is of the other kind, the last first, and whether that
-    /// names the token.
-    pub(crate) otherwise: Vec<(Command<Released>, bool)>,
-    /// What to send instead if it may have to be sent again: several locks one by one.
-    pub(crate) each: Vec<Self>,
-}
-
-impl OrphanGrant {
-    /// What was granted for this, with this token; a lease starts anew for what is left of a
-    /// reader's hold.
-    fn of(subject: Subject<'_>, token: u64, lease: Option<Duration>) -> Option<Self> {
-        Some(Self {
-            name: Arc::clone(subject.names.first()?),
-            release: request::release(subject, Some(token), lease),
-            by_token: subject.mode.has_token(),
-            otherwise: Vec::new(),
-            each: match subject.mode {
-                Mode::Several => Self::each(subject, token).collect(),
-                Mode::Plain | Mode::Read | Mode::Write => Vec::new(),
-            },
-        })
-    }
-
-    /// Those of several locks that are still held by the grant with this token.
-    pub(crate) fn each(subject: Subject<'_>, token: u64) -> impl Iterator<Item = Self> {
-        subject.names.iter().map(move |name| Self {
-            name: Arc::clone(name),
-            release: Self::release(name, subject.owner, Mode::Plain, token),
-            by_token: true,
-            otherwise: Vec::new(),
-            each: Vec::new(),
-        })
-    }
-
-    fn release(name: &Arc<[u8]>, owner: &[u8], mode: Mode, token: u64) -> Command<Released> {
-        let names = slice::from_ref(name);
-        request::release(Subject { mode, names, owner }, Some(token), None)
-    }
+    /// A grant that nobody waits for, and which is to be given back.
+    Orphan {
+        owner: Owner,
+        name: Arc<[u8]>,
+        token: u64,
+    },
 }
 
 impl Ledger {
@@ -93,170 +48,104 @@ impl Ledger {
         by: NodeNumber,
         now: Instant,
     ) -> Delivered {
-        let Event { name, owner, kind } = event;
-        let key = EntryKey {
-            name: name.into(),
-            owner: owner.into(),
-        };
-        let (holds, kind) = self.with(|state| {
+        let (name, owner, kind) = (event.name.into(), event.owner.into(), event.kind);
+        let key = EntryKey { name, owner };
+        let (mut holds, unread) = self.with(|state| {
             let number = state.number();
             let Some(entry) = state.find(&key) else {
                 return (Vec::new(), Some(kind));
             };
             let held: Vec<_> = entry.held().collect();
-            if let EventKind::Lost(reason) = kind {
+            match (&kind, &entry.wait) {
                 // Also for what is granted already, and not heard of yet.
-                entry.lost = Some((number, reason));
-                return (held, Some(kind));
-            }
-            // Under the lock: a mailbox that goes away now finds it when it looks through what was
-            // not read.
-            let unread = match &entry.wait {
-                Some(wait) => wait.send(Notification { kind, since, by }).err(),
-                None => return (held, Some(kind)),
-            };
-            (held, unread.map(|unread| unread.0.kind))
-        });
-        match kind {
-            None => Delivered::Done,
-            Some(EventKind::Lost(reason)) => {
-                let held = holds.into_iter().filter(|hold| hold.lost(now).is_none());
-                let held: Vec<_> = held.collect();
-                if held.is_empty() {
-                    Delivered::Done
-                } else {
-                    Delivered::Lost(held, reason)
+                (EventKind::Lost(reason), _) => entry.lost = Some((number, *reason)),
+                // Under the lock: a mailbox that goes away now finds it when it looks through what
+                // was not read.
+                (_, Some(wait)) => {
+                    let notification = Notification {
+                        kind,
+                        number,
+                        since,
+                        by,
+                    };
+                    let unread = wait.send(notification).err();
+                    return (held, unread.map(|unread| unread.0.kind));
                 }
+                (_, None) => {}
             }
-            Some(kind) => unheard(&key, &holds, &kind),
+            (held, Some(kind))
+        });
+        match unread {
+            Some(EventKind::Lost(reason)) => {
+                holds.retain(|hold| hold.lost(now).is_none());
+                Delivered::Lost(holds, reason)
+            }
+            Some(EventKind::Granted { token }) if is_unknown(&holds, token) => Delivered::Orphan {
+                owner: Owner::named(&key.owner),
+                name: key.name,
+                token,
+            },
+            _ => Delivered::Done,
         }
     }
 }
 
-/// News for which nobody listens. A wait is heard to its end, so it is not one of ours: what it was
-/// for is not known, and a lock of another kind says so.
-fn unheard(key: &EntryKey, holds: &[Arc<Hold>], kind: &EventKind) -> Delivered {
-    let Some(token) = undeliverable(holds, kind) else {
-        return Delivered::Done;
-    };
-    let release = |mode| OrphanGrant::release(&key.name, &key.owner, mode, token);
-    Delivered::Orphan(OrphanGrant {
-        name: Arc::clone(&key.name),
-        release: release(Mode::Plain),
-        by_token: true,
-        otherwise: [Mode::Write, Mode::Read]
-            .map(|mode| (release(mode), mode.has_token()))
-            .into(),
-        each: Vec::new(),
-    })
+/// Whether a grant that nobody waits for is to be given back; unless a reply has brought the same
+/// one before: then it is one of the holds that are there.
+fn is_unknown(holds: &[Arc<Hold>], token: u64) -> bool {
+    holds.iter().all(|hold| hold.token != token)
 }
 
-/// The token of a grant that nobody waits for, and which is to be given back; unless a reply has
-/// brought the same grant before: then it is one of the holds that are there. All else is of no use
-/// to anybody.
-fn undeliverable(holds: &[Arc<Hold>], kind: &EventKind) -> Option<u64> {
-    let EventKind::Granted { token } = *kind else {
-        return None;
-    };
-    let known = holds.iter().any(|hold| hold.token() == token);
-    (!known).then_some(token)
-}
-
-/// Gives back what was granted to nobody.
-pub(crate) trait GiveBack: Send + Sync {
-    fn give_back(self: Arc<Self>, orphan: OrphanGrant);
-}
-
-/// What a wait hears. What it has not read when it goes is given back.
+/// What a wait hears.
 pub(crate) struct Mailbox {
-    /// Not kept alive: a wait that is withdrawn goes on until its client has gone.
-    orphans: Weak<dyn GiveBack>,
-    target: Arc<Target>,
-    options: HoldOptions,
-    unread: mpsc::UnboundedReceiver<Notification>,
+    pub(crate) target: Arc<Target>,
+    pub(crate) unread: mpsc::UnboundedReceiver<Notification>,
 }
 
 impl Mailbox {
     /// Listens for news of a wait, from now on. There is one wait of an owner at a lock at a time.
-    pub(crate) fn new(orphans: Weak<dyn GiveBack>, usage: &Usage) -> Self {
+    pub(crate) fn new(target: &Arc<Target>) -> Self {
         let (queue, unread) = mpsc::unbounded_channel();
-        let target = Arc::clone(usage.target());
-        target.ledger().with(|state| {
-            state.each_entry(target.entries(), |entry| entry.wait = Some(queue.clone()));
+        target.ledger.with(|state| {
+            state.each_entry(&target.entries, |entry| entry.wait = Some(queue.clone()));
         });
-        Self {
-            orphans,
-            target,
-            options: usage.options(),
-            unread,
-        }
+        let target = Arc::clone(target);
+        Self { target, unread }
     }
 
-    /// Waits for news.
-    pub(crate) async fn next(&mut self) -> Notification {
-        match self.unread.recv().await {
-            Some(notification) => notification,
-            // Another wait of the owner has taken the place of this one, which cannot be.
-            None => std::future::pending().await,
-        }
-    }
-
-    /// News that is here already.
-    pub(crate) fn here(&mut self) -> Option<Notification> {
-        self.unread.try_recv().ok()
-    }
-}
-
-impl Drop for Mailbox {
-    fn drop(&mut self) {
+    /// Listens no more. The tokens of grants that were not read, and which are to be given back;
+    /// and before which time they were not granted.
+    pub(crate) fn close(&mut self) -> Vec<(u64, Instant)> {
         let target = Arc::clone(&self.target);
-        target.ledger().with(|state| {
-            state.each_entry(target.entries(), |entry| entry.wait = None);
-        });
-        if self.unread.is_empty() {
-            return;
-        }
         // Grants of several locks are told under the first.
-        let holds: Vec<_> = target.ledger().with(|state| {
-            let first = target.first_entry().and_then(|first| state.get(first));
-            first.into_iter().flat_map(Entry::held).collect()
+        let holds: Vec<_> = target.ledger.with(|state| {
+            state.each_entry(&target.entries, |entry| entry.wait = None);
+            let first = state.entries(&target.entries).take(1);
+            first.flat_map(Entry::held).collect()
         });
-        while let Some(told) = self.here() {
-            // Were the lease of a reader not to start anew, the entry that goes could be that of
-            // another guard, and the others end earlier.
-            let token = undeliverable(&holds, &told.kind);
-            let lease = Some(self.options.lease);
-            let orphan = token.and_then(|token| OrphanGrant::of(target.subject(), token, lease));
-            if let (Some(orphan), Some(orphans)) = (orphan, self.orphans.upgrade()) {
-                orphans.give_back(orphan);
-            }
-        }
+        let unread = std::iter::from_fn(|| self.unread.try_recv().ok());
+        let granted = unread.filter_map(|told| match told.kind {
+            EventKind::Granted { token } => Some((token, told.since)),
+            EventKind::TimedOut { .. } | EventKind::Lost(_) | EventKind::Failed(_) => None,
+        });
+        granted
+            .filter(|(token, _)| is_unknown(&holds, *token))
+            .collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::hold::Grant;
-    use crate::ledger::owner::Owner;
-    use crate::wire::session::Attachment;
-    use std::sync::Mutex;
+    use crate::ledger::{Grant, HoldOptions, Usage};
+    use crate::wire::{Attachment, Mode};
+    use std::time::Duration;
 
     const OPTIONS: HoldOptions = HoldOptions {
         lease: Duration::from_secs(30),
         renewed: true,
         max_hold: None,
     };
-
-    /// Notes the names of what is given back.
-    #[derive(Default)]
-    struct Orphans(Mutex<Vec<Arc<[u8]>>>);
-
-    impl GiveBack for Orphans {
-        fn give_back(self: Arc<Self>, orphan: OrphanGrant) {
-            crate::locked(&self.0).push(orphan.name);
-        }
-    }
 
     fn target(ledger: &Arc<Ledger>, names: &[&str]) -> Arc<Target> {
         let names: Vec<_> = names.iter().map(|n| Arc::from(n.as_bytes())).collect();
@@ -275,7 +164,7 @@ mod tests {
             kind,
         };
         let now = Instant::now();
-        ledger.deliver(event, now, NodeNumber::next(), now)
+        ledger.deliver(event, now, NodeNumber::new_v4(), now)
     }
 
     fn held(target: &Arc<Target>, token: u64) -> (Arc<Hold>, Usage) {
@@ -283,7 +172,7 @@ mod tests {
         let now = Instant::now();
         let grant = Grant {
             token,
-            lease: usage.lease(now).keep(),
+            lease: usage.lease(now, false).keep(),
             attachment: Attachment::new(now, Duration::ZERO),
             fresh: true,
         };
@@ -311,20 +200,18 @@ mod tests {
     #[test]
     fn a_grant_goes_to_the_wait_and_without_one_is_given_back() {
         let ledger = Arc::<Ledger>::default();
-        let orphans = Arc::new(Orphans::default());
         let granted = || EventKind::Granted { token: 7 };
-        let unheard = |told| matches!(told, Delivered::Orphan(_));
+        let unheard = |told| matches!(told, Delivered::Orphan { .. });
         assert!(unheard(deliver(&ledger, "a", granted())));
         let both = target(&ledger, &["b", "a"]);
-        let usage = both.claim(OPTIONS);
-        let mut mailbox = Mailbox::new(Arc::<Orphans>::downgrade(&orphans), &usage);
+        let mut mailbox = Mailbox::new(&both);
         assert!(!unheard(deliver(&ledger, "b", granted())));
-        let told = mailbox.here().expect("it was told");
+        let told = mailbox.unread.try_recv().expect("it was told");
         assert!(matches!(told.kind, EventKind::Granted { token: 7 }));
-        assert!(mailbox.here().is_none());
+        assert!(mailbox.unread.try_recv().is_err());
         assert!(!unheard(deliver(&ledger, "b", granted())));
-        drop(mailbox);
-        assert_eq!(*crate::locked(&orphans.0), [Arc::from(*b"b")], "unread");
+        let tokens: Vec<_> = mailbox.close().iter().map(|of| of.0).collect();
+        assert_eq!(tokens, [7], "unread");
         assert!(unheard(deliver(&ledger, "b", granted())));
         // One that a reply has brought before.
         let _held = held(&both, 7);

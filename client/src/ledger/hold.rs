@@ -1,65 +1,65 @@
 //! What is known about one hold: its token, and until when it may be called held.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tokio::sync::Notify;
+use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
 
-use crate::ledger::entries::{Entry, State};
-use crate::ledger::usage::{HoldOptions, Reserved, Target, Usage};
-use crate::lost_reason::LostReason;
-use crate::time::{AtomicInstant, LEASE_MIN, Lease, drift, valid_until, whole_millis};
-use crate::trace;
-use crate::wire::connection::ServerId;
-use crate::wire::request::Mode;
-use crate::wire::session::{Attachment, Session};
+use crate::error::{Error, LostReason};
+use crate::ledger::{Entry, HoldOptions, Reserved, State, Target, Usage};
+use crate::time::{Lease, MILLI, drift, valid_until, whole_millis};
+use crate::wire::{Attachment, Mode};
+use crate::{metrics, trace};
 
 /// One hold of one owner, shared by all its guards, which read it without a lock. A hold of several
 /// locks is lost with any.
 pub(crate) struct Hold {
-    target: Arc<Target>,
-    token: u64,
-    options: HoldOptions,
+    pub(crate) target: Arc<Target>,
+    pub(crate) token: u64,
+    /// Of several locks the token of each at the server, in the order of the names: one that was
+    /// entered again has kept an earlier one.
+    kept_tokens: OnceLock<Box<[u64]>>,
+    pub(crate) options: HoldOptions,
+    /// When it was asked for, if guards have it.
+    begun: OnceLock<Instant>,
     /// When it ends at the latest, however often it is renewed.
     cap: Option<Instant>,
-    /// Written under the ledger's lock only. Whoever reads while it is written sees the later end
-    /// of the one and the earlier of the other, and so no later end than there is.
-    ends: AtomicInstant,
-    until: AtomicInstant,
-    since: AtomicInstant,
-    attachment: ArcSwap<Attachment>,
+    /// Replaced as a whole, so that who reads it waits for nobody.
+    validity: ArcSwap<Validity>,
     /// Why it is lost, once it is.
     lost: OnceLock<LostReason>,
-    /// Whether the last renewal that was to be acknowledged was not.
-    unacknowledged: AtomicBool,
     /// Tells those who wait for its end that this has moved.
     pub(crate) changed: Notify,
+    /// How many guards have it. Whoever renews it or asks about it may keep it for longer.
+    guards: AtomicUsize,
+    /// Held by who renews it and waits for the answer. Renewals go by two connections where grants
+    /// must be acknowledged, so that one could overtake another that asked for less.
+    pub(crate) renewing: Mutex<()>,
     span: trace::Span,
 }
 
-/// A command that started a lease, and was answered.
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(begun) = self.begun.get() {
+            metrics::held(*begun);
+        }
+    }
+}
+
+/// What the server said to a renewal.
 #[derive(Clone, Debug)]
 pub(crate) struct Renewal {
+    pub(crate) held: bool,
     pub(crate) lease: Lease,
     /// What the session was attached by before it was sent; `None` if by nothing: then the hold
     /// still counts on what it was confirmed under before.
     pub(crate) attachment: Option<Arc<Attachment>>,
-    pub(crate) acknowledgement: Acknowledgement,
-}
-
-/// Whether the lease of a renewal counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Acknowledgement {
-    /// Enough replicas or disks have it, or none must: it counts.
-    Given,
-    /// Too few have it in time.
-    Missing,
-    /// They must have it, and were not asked. The server says that it is held by this session, and
-    /// no more.
-    NotAsked,
+    /// Whether enough replicas or disks have it, or none must: then the lease counts. `None` if
+    /// they must, and were not asked: the server says that it is held by this session, and no more.
+    pub(crate) acknowledged: Option<Result<(), Error>>,
 }
 
 /// What the server has granted.
@@ -70,17 +70,6 @@ pub(crate) struct Grant {
     pub(crate) attachment: Arc<Attachment>,
     /// Whether the owner is known to have held nothing of it before.
     pub(crate) fresh: bool,
-}
-
-impl Grant {
-    /// The same, which counts on this renewal.
-    pub(crate) fn renewed(self, renewal: Renewal) -> Self {
-        Self {
-            lease: renewal.lease,
-            attachment: renewal.attachment.unwrap_or(self.attachment),
-            ..self
-        }
-    }
 }
 
 impl Hold {
@@ -97,21 +86,27 @@ impl Hold {
         acknowledged: bool,
         now: Instant,
     ) -> (Arc<Self>, bool) {
-        let target = Arc::clone(usage.target());
+        let target = Arc::clone(&usage.target);
         let fresh = grant.fresh;
         let granted = Self::new(usage, grant);
-        // Dropped only when the ledger's lock is free again, for that takes it too.
-        let (before, hold, has_lost) = target.ledger().with(|state| {
-            let entries = state.entries(target.entries());
-            let before: Vec<_> = entries.flat_map(Entry::held).collect();
+        // What was held before is dropped only when the ledger's lock is free again.
+        let (before, hold, has_lost) = target.ledger.with(|state| {
+            let before = target.held(state);
             let has_lost = granted.shows_a_loss(state, &before, now);
-            usage.is_guards_in(state, true);
-            let hold = target.share(state, &granted, acknowledged, now);
-            if Arc::ptr_eq(&hold, &granted) {
-                state.each_entry(target.entries(), |entry| {
-                    entry.holds.push(Arc::downgrade(&granted));
-                });
+            // If a RELEASE may have taken an entry of it, one that is left is another guard's.
+            if !fresh && !usage.is_in_doubt(state) {
+                granted.keep_tokens_in(state, now);
             }
+            // One that is only being given back has settled nothing for this one.
+            let is_shared = target.is_shared(state);
+            usage.settle(state);
+            let mut shared = before.iter().rev().filter(|_| is_shared);
+            let shared = shared.find(|hold| hold.take_over(&granted, acknowledged, now));
+            if shared.is_none() {
+                state.each_entry(&target.entries, |entry| entry.add(&granted));
+            }
+            let hold = Arc::clone(shared.unwrap_or(&granted));
+            hold.guards.fetch_add(1, Ordering::Relaxed);
             (before, hold, has_lost)
         });
         for earlier in before.iter().filter(|_| fresh || has_lost) {
@@ -120,10 +115,60 @@ impl Hold {
             }
         }
         let is_new = Arc::ptr_eq(&hold, &granted);
-        if !is_new {
+        if is_new {
+            hold.begun.get_or_init(|| hold.validity.load().since);
+        } else {
             hold.changed.notify_waiters();
         }
         (hold, is_new)
+    }
+
+    /// Notes which tokens the locks have that were entered again, as far as is known.
+    pub(crate) fn keep_tokens(&self, now: Instant) {
+        // What is held is dropped when the ledger's lock is free again.
+        let _held = self.target.ledger.with(|state| {
+            let held = self.target.held(state);
+            self.keep_tokens_in(state, now);
+            held
+        });
+    }
+
+    fn keep_tokens_in(&self, state: &State, now: Instant) {
+        if self.target.mode != Mode::Several {
+            return;
+        }
+        let entries = state.entries(&self.target.entries);
+        let tokens = self.target.names.iter().zip(entries).map(|(name, entry)| {
+            let live = entry.held().filter(|hold| !hold.is_over(now));
+            let kept = live.map(|hold| hold.token_at(name)).min();
+            // Of what was granted later, when this one was over, it has no entry.
+            kept.map_or(self.token, |kept| kept.min(self.token))
+        });
+        // Nobody else sets it.
+        let _ = self.kept_tokens.set(tokens.collect());
+    }
+
+    /// Whether its owner, who writes, has a newer hold, of which the server does not tell it apart:
+    /// that was granted when this one was over there already, or entered it.
+    pub(crate) fn is_overtaken(&self, now: Instant) -> bool {
+        let held = self.target.ledger.with(|state| self.target.held(state));
+        held.iter().any(|other| {
+            other.target.mode == Mode::Write && other.token > self.token && !other.is_over(now)
+        })
+    }
+
+    /// Whether it has an entry of each of its locks, with whatever token.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.kept_tokens.get().is_some()
+    }
+
+    /// The token of one of its locks, as far as is known.
+    pub(crate) fn token_at(&self, name: &[u8]) -> u64 {
+        let mut names = self.target.names.iter();
+        let place = names.position(|one| **one == *name);
+        let kept = self.kept_tokens.get().zip(place);
+        let kept = kept.and_then(|(tokens, place)| tokens.get(place));
+        kept.copied().unwrap_or(self.token)
     }
 
     /// Whether this grant of several locks shows that one of them was lost: each had a guard, and
@@ -134,51 +179,48 @@ impl Hold {
             let mut held = entry.held();
             entry.side(Mode::Several).guards > 0 && held.any(|hold| !hold.is_over(now))
         };
-        self.target.mode() == Mode::Several
+        self.target.mode == Mode::Several
             && before.iter().all(|hold| hold.token < self.token)
-            && state.entries(self.target.entries()).all(has_guard)
+            && state.entries(&self.target.entries).all(has_guard)
     }
 
     fn is_superseded_by(&self, granted: &Self) -> bool {
-        let (mode, granted_mode) = (self.target.mode(), granted.target.mode());
+        let (mode, granted_mode) = (self.target.mode, granted.target.mode);
         let beside = (mode, granted_mode) == (Mode::Write, Mode::Read);
         !beside && !mode.has_token() && self.token < granted.token
     }
 
     /// One of which the ledger does not know.
     pub(crate) fn new(usage: &Usage, grant: Grant) -> Arc<Self> {
-        let options = usage.options();
+        let options = usage.options;
         let begun = grant.lease.since;
         let cap = options.max_hold.and_then(|max| begun.checked_add(max));
         let validity = Validity::new(grant.lease, grant.attachment).within(cap);
-        let target = usage.target();
+        let target = &usage.target;
         Arc::new(Self {
             target: Arc::clone(target),
             token: grant.token,
+            kept_tokens: OnceLock::new(),
             options,
+            begun: OnceLock::new(),
             cap,
-            ends: AtomicInstant::new(validity.ends),
-            until: AtomicInstant::new(validity.until),
-            since: AtomicInstant::new(validity.since),
-            attachment: ArcSwap::new(validity.attachment),
+            validity: ArcSwap::from_pointee(validity),
             lost: OnceLock::new(),
-            unacknowledged: AtomicBool::new(false),
             changed: Notify::new(),
-            span: trace::hold(target, target.owner(), target.mode(), grant.token),
+            guards: AtomicUsize::new(0),
+            renewing: Mutex::new(()),
+            span: trace::hold(target, &target.owner, target.mode, grant.token),
         })
     }
 
-    pub(crate) fn target(&self) -> &Arc<Target> {
-        &self.target
+    /// One of its guards gives it back.
+    pub(crate) fn loses_guard(&self) {
+        self.guards.fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn token(&self) -> u64 {
-        self.token
-    }
-
-    /// Whether the watchdog renews it.
-    pub(crate) fn is_renewed(&self) -> bool {
-        self.options.renewed
+    /// Whether guards have it.
+    pub(crate) fn has_guards(&self) -> bool {
+        self.guards.load(Ordering::Relaxed) > 0
     }
 
     /// How long it may still be called held; zero once lost.
@@ -191,9 +233,9 @@ impl Hold {
 
     /// When it is lost unless something more is heard.
     pub(crate) fn end(&self) -> Instant {
-        let until = self.until.get();
-        let session = self.attachment.load().until();
-        session.map_or(until, |session| session.min(until))
+        let validity = self.validity.load();
+        let session = validity.attachment.until();
+        session.map_or(validity.until, |session| session.min(validity.until))
     }
 
     /// Why it is lost, if it is. Whoever has been told stays told, whatever is confirmed later.
@@ -206,23 +248,21 @@ impl Hold {
 
     /// Whether it is lost, without saying so: under the ledger's lock nobody may be told, for
     /// whoever hears of it may drop a guard, and that takes the lock.
-    pub(super) fn is_over(&self, now: Instant) -> bool {
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
         self.lost.get().is_some() || now >= self.end()
     }
 
     /// Why it ends where it does.
     fn reason(&self, now: Instant) -> LostReason {
-        if now < self.until.get() {
-            return LostReason::SessionUnconfirmed;
-        }
-        let slack = LEASE_MIN.saturating_add(LEASE_MIN);
-        let ends = self.ends.get().checked_add(slack);
-        let capped = self
-            .cap
-            .is_some_and(|cap| ends.is_none_or(|ends| ends >= cap));
-        if capped {
+        let validity = self.validity.load();
+        let slack = MILLI.saturating_add(MILLI);
+        let ends = validity.ends.checked_add(slack);
+        let is_capped = |cap| ends.is_none_or(|ends| ends >= cap);
+        if now < validity.until {
+            LostReason::SessionUnconfirmed
+        } else if self.cap.is_some_and(is_capped) {
             LostReason::MaxHold
-        } else if self.unacknowledged.load(Ordering::Acquire) {
+        } else if validity.is_unacknowledged {
             LostReason::NotAcknowledged
         } else {
             LostReason::Expired
@@ -233,39 +273,24 @@ impl Hold {
     pub(crate) fn lose(&self, reason: LostReason) {
         if self.lost.set(reason).is_ok() {
             self.changed.notify_waiters();
-            trace::lost(&self.span, reason);
+            // Of what is being given back nobody wants to know.
+            if !self.target.guarded().is_empty() {
+                self.span.lost(reason);
+                metrics::lost(reason);
+            }
         }
     }
 
-    /// Whether it was last confirmed under this attachment.
-    pub(crate) fn counts_on(&self, attachment: &Attachment) -> bool {
-        std::ptr::eq(&raw const **self.attachment.load(), attachment)
-    }
-
-    /// Whether it was last confirmed by this session, under whatever attachment.
-    pub(crate) fn counts_on_session(&self, session: &Session) -> bool {
-        self.attachment.load().is_of(session)
-    }
-
-    /// The server that last confirmed it, if it is known.
-    pub(crate) fn server(&self) -> Option<ServerId> {
-        self.attachment.load().server().cloned()
+    /// What it was last confirmed under.
+    pub(crate) fn attachment(&self) -> Arc<Attachment> {
+        Arc::clone(&self.validity.load().attachment)
     }
 
     /// As much of the whole lease as the longest hold allows.
     pub(crate) fn lease_anew(&self, now: Instant) -> Duration {
         let left = self.cap.map(|cap| cap.saturating_duration_since(now));
         let lease = left.map_or(self.options.lease, |left| self.options.lease.min(left));
-        whole_millis(lease).max(LEASE_MIN)
-    }
-
-    /// The whole, or, if it was taken with a lease of its own, what is left of that.
-    fn lease_kept(&self, now: Instant) -> Duration {
-        if self.options.renewed {
-            return self.lease_anew(now);
-        }
-        let left = self.ends.get().saturating_duration_since(now);
-        whole_millis(left).max(LEASE_MIN)
+        whole_millis(lease).max(MILLI)
     }
 
     /// The whole lease, to be asked for now.
@@ -273,9 +298,15 @@ impl Hold {
         self.target.lease(self.lease_anew(now), now)
     }
 
-    /// The lease with which it is renewed by itself, to be asked for now.
+    /// The lease with which it is renewed by itself, to be asked for now: the whole, or, if it was
+    /// taken with a lease of its own, what is left of that.
     pub(crate) fn kept(&self, now: Instant) -> Reserved {
-        self.target.lease(self.lease_kept(now), now)
+        if self.options.renewed {
+            return self.anew(now);
+        }
+        let ends = self.validity.load().ends;
+        let left = whole_millis(ends.saturating_duration_since(now));
+        self.target.lease(left.max(MILLI), now)
     }
 
     /// The options for what takes its place: it ends no later.
@@ -289,107 +320,74 @@ impl Hold {
     }
 
     /// Takes note of what the server said to a renewal: whether it is still held, or why not.
-    pub(crate) fn renewed(
-        &self,
-        held: bool,
-        renewal: &Renewal,
-        now: Instant,
-    ) -> Result<(), LostReason> {
-        if !held {
+    pub(crate) fn renewed(&self, renewal: &Renewal, now: Instant) -> Result<(), LostReason> {
+        if !renewal.held {
             self.lose(LostReason::NotHeld);
         }
         // A hold once lost stays lost: somebody may have acted on it.
         if let Some(reason) = self.lost(now) {
             return Err(reason);
         }
-        self.target.ledger().with(|state| {
-            let present = self.attachment.load_full();
-            let attachment = renewal.attachment.as_ref().unwrap_or(&present);
-            let mut renewed = Validity::new(renewal.lease, Arc::clone(attachment));
-            if renewal.acknowledgement != Acknowledgement::Given {
-                // The server's word alone: the session keeps the hold, and its lease ends as
-                // before.
-                (renewed.ends, renewed.until) = (self.ends.get(), self.until.get());
-            }
-            self.join(state, renewed);
-            // Where nobody was asked, the lease ends for the same reason as before.
-            if renewal.acknowledgement != Acknowledgement::NotAsked {
-                let missing = renewal.acknowledgement == Acknowledgement::Missing;
-                self.unacknowledged.store(missing, Ordering::Release);
-            }
-        });
+        self.confirm(renewal);
         self.changed.notify_waiters();
         Ok(())
     }
 
+    fn confirm(&self, renewal: &Renewal) {
+        self.validity.rcu(|present| {
+            let mut present = Validity::clone(present);
+            let attachment = renewal.attachment.as_ref().unwrap_or(&present.attachment);
+            let mut renewed = Validity::new(renewal.lease, Arc::clone(attachment)).within(self.cap);
+            // Where nobody was asked, the lease ends for the same reason as before.
+            if let Some(acknowledged) = &renewal.acknowledged {
+                present.is_unacknowledged = acknowledged.is_err();
+            }
+            if !matches!(renewal.acknowledged, Some(Ok(()))) {
+                // The server's word alone: the session keeps the hold, and its lease ends as
+                // before.
+                (renewed.ends, renewed.until) = (present.ends, present.until);
+            }
+            present.join(renewed);
+            present
+        });
+    }
+
     /// Makes `granted` part of this hold, if it is the same one entered again and not yet lost.
     /// Where grants must be `acknowledged`, its lease does not count before it is.
-    pub(super) fn take_over(
-        &self,
-        state: &mut State,
-        granted: &Self,
-        acknowledged: bool,
-        now: Instant,
-    ) -> bool {
-        if self.token != granted.token || self.is_over(now) {
+    fn take_over(&self, granted: &Self, acknowledged: bool, now: Instant) -> bool {
+        let is_same = self.token == granted.token && self.target.shares_with(&granted.target);
+        if !is_same || self.is_over(now) {
             return false;
         }
-        let mut again = granted.validity();
-        if !acknowledged {
-            again.until = self.until.get();
-        }
-        self.join(state, again);
+        let again = Validity::clone(&granted.validity.load()).within(self.cap);
+        self.validity.rcu(|present| {
+            let (mut present, mut again) = (Validity::clone(present), again.clone());
+            if !acknowledged {
+                again.until = present.until;
+            }
+            present.join(again);
+            present
+        });
         true
     }
 
-    /// Takes this over, but for no longer than it may be held.
-    fn join(&self, _locked: &mut State, other: Validity) {
-        let joined = self.validity().join(other.within(self.cap));
-        self.ends.set(joined.ends);
-        self.until.set(joined.until);
-        self.since.set(joined.since);
-        self.attachment.store(joined.attachment);
-    }
-
-    fn validity(&self) -> Validity {
-        Validity {
-            ends: self.ends.get(),
-            until: self.until.get(),
-            since: self.since.get(),
-            attachment: self.attachment.load_full(),
-        }
-    }
-
     /// Whether it is this hold that the server means when it says that its owner holds it: it knows
-    /// it by its token; or nothing else of the owner is there that is not lost. None while a
+    /// it by its token; or no guard of the owner has another there that is not lost. None while a
     /// command is under way that may become one, or end one. A reader and a writer are told apart
     /// in any case.
     pub(crate) fn is_meant(self: &Arc<Self>, now: Instant) -> Option<bool> {
-        let mode = self.target.mode();
+        let (target, mode) = (&self.target, self.target.mode);
         if mode.has_token() {
             return Some(true);
         }
-        let (at_rest, held) = self.target.ledger().with(|state| {
-            let entries = state.entries(self.target.entries());
-            let held: Vec<_> = entries.flat_map(Entry::held).collect();
-            (self.target.is_at_rest_in(state), held)
-        });
+        let look = |state: &mut State| (target.is_at_rest(state), target.held(state));
+        let (at_rest, held) = target.ledger.with(look);
         let mut others = held.iter().filter(|other| !Arc::ptr_eq(other, self));
         let is_only = others.all(|other| {
-            let beside = other.target.mode() == Mode::Read && mode == Mode::Write;
-            beside || other.lost(now).is_some()
+            let beside = other.target.mode == Mode::Read && mode == Mode::Write;
+            beside || !other.has_guards() || other.lost(now).is_some()
         });
         at_rest.then_some(is_only)
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        self.target.ledger().with(|state| {
-            state.each_entry(self.target.entries(), |entry| {
-                entry.holds.retain(|hold| hold.strong_count() > 0);
-            });
-        });
     }
 }
 
@@ -404,6 +402,8 @@ struct Validity {
     attachment: Arc<Attachment>,
     /// When that was confirmed.
     since: Instant,
+    /// Whether the last renewal that was to be acknowledged was not.
+    is_unacknowledged: bool,
 }
 
 impl Validity {
@@ -413,6 +413,7 @@ impl Validity {
             until: valid_until(lease),
             attachment,
             since: lease.since,
+            is_unacknowledged: false,
         }
     }
 
@@ -428,13 +429,12 @@ impl Validity {
 
     /// A reply that comes out of order does not shorten, and what was asked for last says where the
     /// lock is: one that has moved must not go on counting on the node that it has left.
-    fn join(mut self, other: Self) -> Self {
+    fn join(&mut self, other: Self) {
         self.ends = self.ends.max(other.ends);
         self.until = self.until.max(other.until);
         if other.since >= self.since {
             (self.attachment, self.since) = (other.attachment, other.since);
         }
-        self
     }
 }
 
@@ -459,9 +459,10 @@ pub(crate) mod tests {
 
     fn renewal(sent: Instant) -> Renewal {
         Renewal {
+            held: true,
             lease: lease_from(sent, LEASE),
             attachment: None,
-            acknowledgement: Acknowledgement::Given,
+            acknowledged: Some(Ok(())),
         }
     }
 
@@ -509,7 +510,7 @@ pub(crate) mod tests {
     fn a_renewal_counts_from_its_sending_not_from_its_reply() {
         let sent = Instant::now();
         let hold = hold(sent, OPTIONS);
-        let told = hold.renewed(true, &renewal(after(sent, 3_000)), after(sent, 5_000));
+        let told = hold.renewed(&renewal(after(sent, 3_000)), after(sent, 5_000));
         assert_eq!(told, Ok(()));
         let left = VALID.saturating_sub(LEASE / 5);
         assert_eq!(hold.valid_for(after(sent, 5_000)), left);
@@ -519,7 +520,7 @@ pub(crate) mod tests {
     fn a_reply_that_comes_out_of_order_does_not_shorten() {
         let sent = Instant::now();
         let hold = hold(after(sent, 1_000), OPTIONS);
-        let told = hold.renewed(true, &renewal(sent), after(sent, 1_000));
+        let told = hold.renewed(&renewal(sent), after(sent, 1_000));
         assert_eq!(told, Ok(()));
         assert_eq!(hold.valid_for(after(sent, 1_000)), VALID);
     }
@@ -554,14 +555,14 @@ pub(crate) mod tests {
         let hold = granted(first, lease_from(sent, LEASE), OPTIONS);
         let next = Attachment::new(after(sent, 900), GRACE);
         assert_eq!(hold.end(), after(sent, 988));
-        assert!(!hold.counts_on(&next));
+        assert!(!Arc::ptr_eq(&hold.attachment(), &next));
         let confirmed = Renewal {
             attachment: Some(Arc::clone(&next)),
             ..renewal(after(sent, 950))
         };
-        assert_eq!(hold.renewed(true, &confirmed, after(sent, 960)), Ok(()));
+        assert_eq!(hold.renewed(&confirmed, after(sent, 960)), Ok(()));
         assert_eq!(hold.end(), after(sent, 1_888));
-        assert!(hold.counts_on(&next));
+        assert!(Arc::ptr_eq(&hold.attachment(), &next));
     }
 
     #[test]
@@ -574,13 +575,13 @@ pub(crate) mod tests {
             attachment: Some(Attachment::new(after(sent, 300), GRACE)),
             ..renewal(after(sent, 500))
         };
-        assert_eq!(hold.renewed(true, &confirmed, after(sent, 600)), Ok(()));
+        assert_eq!(hold.renewed(&confirmed, after(sent, 600)), Ok(()));
         assert_eq!(hold.end(), after(sent, 1_288));
         let late = Renewal {
             attachment: Some(left),
             ..renewal(after(sent, 450))
         };
-        assert_eq!(hold.renewed(true, &late, after(sent, 700)), Ok(()));
+        assert_eq!(hold.renewed(&late, after(sent, 700)), Ok(()));
         assert_eq!(hold.end(), after(sent, 1_288));
     }
 
@@ -593,11 +594,11 @@ pub(crate) mod tests {
         let (lost, acknowledged_late) = (hold(), hold());
         let unacknowledged = Renewal {
             attachment: Some(Attachment::new(after(sent, 8_000), grace)),
-            acknowledgement: Acknowledgement::Missing,
+            acknowledged: Some(Err(Error::no_reply(None))),
             ..renewal(after(sent, 3_000))
         };
         for hold in [&lost, &acknowledged_late] {
-            let told = hold.renewed(true, &unacknowledged, after(sent, 3_500));
+            let told = hold.renewed(&unacknowledged, after(sent, 3_500));
             assert_eq!(told, Ok(()));
             assert_eq!(hold.lost(after(sent, 9_897)), None);
         }
@@ -610,21 +611,18 @@ pub(crate) mod tests {
         ] {
             let hold = hold();
             let not_asked = Renewal {
-                acknowledgement: Acknowledgement::NotAsked,
+                acknowledged: None,
                 ..unacknowledged.clone()
             };
             for renewal in before.into_iter().chain([&not_asked]) {
-                let told = hold.renewed(true, renewal, after(sent, 3_500));
+                let told = hold.renewed(renewal, after(sent, 3_500));
                 assert_eq!(told, Ok(()));
             }
             assert_eq!(hold.lost(after(sent, 9_898)), Some(reason));
         }
         // That of a renewal that was sent before still counts.
         let late = renewal(after(sent, 1_000));
-        assert_eq!(
-            acknowledged_late.renewed(true, &late, after(sent, 9_000)),
-            Ok(())
-        );
+        assert_eq!(acknowledged_late.renewed(&late, after(sent, 9_000)), Ok(()));
         assert_eq!(acknowledged_late.lost(after(sent, 10_897)), None);
         let reason = acknowledged_late.lost(after(sent, 10_898));
         assert_eq!(reason, Some(LostReason::Expired));
@@ -639,10 +637,7 @@ pub(crate) mod tests {
         };
         let (first, again) = (hold(start, options), hold(after(start, 5_000), options));
         let later = after(start, 6_000);
-        let take_over = |acknowledged| {
-            let ledger = first.target.ledger();
-            ledger.with(|state| first.take_over(state, &again, acknowledged, later))
-        };
+        let take_over = |acknowledged| first.take_over(&again, acknowledged, later);
         assert!(take_over(false));
         assert_eq!(first.valid_for(start), VALID);
         // It is renewed up to the end of the new one.
@@ -656,8 +651,12 @@ pub(crate) mod tests {
         let sent = Instant::now();
         let hold = hold(sent, OPTIONS);
         let not_held = Err(LostReason::NotHeld);
-        assert_eq!(hold.renewed(false, &renewal(sent), sent), not_held);
-        assert_eq!(hold.renewed(true, &renewal(sent), sent), not_held);
+        let no = Renewal {
+            held: false,
+            ..renewal(sent)
+        };
+        assert_eq!(hold.renewed(&no, sent), not_held);
+        assert_eq!(hold.renewed(&renewal(sent), sent), not_held);
         hold.lose(LostReason::Broken);
         assert_eq!(hold.lost(sent), Some(LostReason::NotHeld));
     }
@@ -667,7 +666,7 @@ pub(crate) mod tests {
         let sent = Instant::now();
         let hold = hold(sent, OPTIONS);
         assert_eq!(hold.lost(after(sent, 9_898)), Some(LostReason::Expired));
-        let told = hold.renewed(true, &renewal(after(sent, 9_000)), after(sent, 9_900));
+        let told = hold.renewed(&renewal(after(sent, 9_000)), after(sent, 9_900));
         assert_eq!(told, Err(LostReason::Expired));
     }
 
@@ -685,14 +684,15 @@ pub(crate) mod tests {
         let lease = hold.lease_anew(late);
         assert_eq!(lease, Duration::from_secs(6));
         let renewal = |length| Renewal {
+            held: true,
             lease: lease_from(late, length),
             attachment: None,
-            acknowledgement: Acknowledgement::Given,
+            acknowledged: Some(Ok(())),
         };
-        assert_eq!(hold.renewed(true, &renewal(lease), late), Ok(()));
+        assert_eq!(hold.renewed(&renewal(lease), late), Ok(()));
         assert_eq!(hold.options_left(late).max_hold, Some(lease));
         // It may have been asked for longer for another guard's sake.
-        assert_eq!(hold.renewed(true, &renewal(LEASE), late), Ok(()));
+        assert_eq!(hold.renewed(&renewal(LEASE), late), Ok(()));
         let end = after(sent, 14_998);
         assert_eq!(hold.end(), end);
         assert_eq!(hold.lost(end), Some(LostReason::MaxHold));
@@ -723,7 +723,7 @@ pub(crate) mod tests {
         let mut usage = owner.target(ledger, mode, &names).claim(OPTIONS);
         let grant = Grant {
             token,
-            lease: usage.lease(now).keep(),
+            lease: usage.lease(now, false).keep(),
             attachment: Attachment::new(now, Duration::ZERO),
             fresh: true,
         };
@@ -778,8 +778,8 @@ pub(crate) mod tests {
         assert_eq!(ledger.holds().len(), 2);
         drop(one);
         assert_eq!(ledger.holds().len(), 1);
-        assert!(!ledger.is_idle());
+        assert!(!ledger.is_empty());
         drop(both);
-        assert!(ledger.is_idle() && ledger.is_empty());
+        assert!(ledger.holds().is_empty() && ledger.is_empty());
     }
 }

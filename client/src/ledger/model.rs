@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::ledger::{Delivered, Grant, Hold, HoldOptions, Ledger, Owner, Reserved, Target, Usage};
-use crate::lost_reason::LostReason;
+use crate::error::LostReason;
+use crate::ledger::{
+    Delivered, Grant, Hold, HoldOptions, Ledger, Owner, Reserved, Target, UnnamedRelease, Usage,
+};
 use crate::topology::NodeNumber;
-use crate::wire::reply::{Event, EventKind};
-use crate::wire::request::Mode;
-use crate::wire::session::Attachment;
+use crate::wire::{Attachment, Event, EventKind, Mode};
 
 const SCHEDULES: u64 = 2_000;
 const STEPS: usize = 60;
@@ -49,7 +49,9 @@ struct Thing {
     reserved: Option<(Reserved, Instant)>,
     /// The ends that somebody was promised through it, and does count on.
     hold: Option<Arc<Hold>>,
-    released_unnamed: bool,
+    /// Its RELEASE without a token, until that is handed over, and until it is answered.
+    handing_over: Option<UnnamedRelease>,
+    released: Option<UnnamedRelease>,
 }
 
 struct World {
@@ -58,7 +60,8 @@ struct World {
     things: BTreeMap<usize, Thing>,
     /// The latest end that was promised for a lock in a mode since it was last free.
     promised: BTreeMap<(&'static str, bool, bool), Instant>,
-    /// When, of all steps, a RELEASE without a token has last ended at a lock.
+    /// The last of all steps in which a RELEASE without a token may have been carried out at a
+    /// lock: that of its hand-over if it was answered in order, and otherwise that of its end.
     unnamed_ended: BTreeMap<(&'static str, bool, bool), usize>,
     now: Instant,
     step: usize,
@@ -115,7 +118,8 @@ impl World {
             usage: Some(usage),
             reserved: None,
             hold: None,
-            released_unnamed: false,
+            handing_over: None,
+            released: None,
         };
         self.things.insert(self.step, thing);
     }
@@ -169,22 +173,36 @@ impl World {
         }
     }
 
+    /// Begins to give it back, or, where that has begun, hands the RELEASE over.
     fn release(&mut self, id: usize) {
         let thing = self.things.get_mut(&id).expect("it is there");
         let usage = thing.usage.as_mut().expect("it is there");
-        usage.is_guards(false);
-        if !TARGETS[thing.target].0.has_token() {
-            usage.is_released_unnamed();
-            thing.released_unnamed = true;
+        usage.give_back();
+        if TARGETS[thing.target].0.has_token() {
+            return;
+        }
+        if thing.handing_over.take().is_some() {
+            for side in sides(thing.target) {
+                self.unnamed_ended.insert(side, self.step);
+            }
+        } else if thing.released.is_none() {
+            thing.handing_over = Some(usage.target.unnamed_release());
+            thing.released = Some(usage.target.unnamed_release());
         }
     }
 
-    fn end(&mut self, id: usize) {
-        let thing = self.things.remove(&id).expect("it is there");
+    /// Ends it; a RELEASE of it is answered before all that is handed over after it, or it is not
+    /// known to be.
+    fn end(&mut self, id: usize, in_order: bool) {
+        let mut thing = self.things.remove(&id).expect("it is there");
         let target = thing.target;
-        if thing.released_unnamed {
-            for side in sides(target) {
-                self.unnamed_ended.insert(side, self.step);
+        let handed_over = thing.handing_over.is_none();
+        if let Some(released) = &mut thing.released {
+            released.in_order = in_order;
+            if !in_order || !handed_over {
+                for side in sides(target) {
+                    self.unnamed_ended.insert(side, self.step);
+                }
             }
         }
         drop(thing);
@@ -212,7 +230,7 @@ impl World {
         };
         let told = self
             .ledger
-            .deliver(event, self.now, NodeNumber::next(), self.now);
+            .deliver(event, self.now, NodeNumber::new_v4(), self.now);
         let told: BTreeSet<_> = match told {
             Delivered::Lost(holds, LostReason::Expired) => holds.iter().map(Arc::as_ptr).collect(),
             Delivered::Done => BTreeSet::new(),
@@ -239,7 +257,7 @@ impl World {
         for thing in self.things.values() {
             let under_way = self
                 .beside(thing.target)
-                .any(|other| other.released_unnamed);
+                .any(|other| other.released.is_some());
             let since = sides(thing.target).filter_map(|side| self.unnamed_ended.get(&side));
             let ended = since.copied().any(|ended| ended >= thing.begun);
             let usage = thing.usage.as_ref().expect("it is there");
@@ -268,14 +286,14 @@ fn the_ledger_says_what_a_list_of_all_that_was_done_says() {
                 (3, Some(id)) => world.answer(id, true),
                 (4, Some(id)) => world.answer(id, false),
                 (5, Some(id)) => world.release(id),
-                (6, Some(id)) => world.end(id),
+                (6, Some(id)) => world.end(id, chance.below(2) == 0),
                 (_, Some(id)) => world.lose(id),
             }
             world.told_lost(["a", "b", "c", "d"][chance.below(4)]);
             world.check();
         }
         for id in world.things.keys().copied().collect::<Vec<_>>() {
-            world.end(id);
+            world.end(id, true);
         }
         world.targets.clear();
         assert!(world.ledger.is_empty(), "seed {seed}");

@@ -1,12 +1,7 @@
 //! Who holds or waits: an owner is a value, not a thread.
 
 use std::fmt;
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
-
-use crate::ledger::entries::Ledger;
-use crate::ledger::usage::Target;
-use crate::wire::request::Mode;
 
 /// Who holds a lock: the client's id and a number, `<client uuid>:<number>`.
 ///
@@ -35,72 +30,35 @@ use crate::wire::request::Mode;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone)]
-pub struct Owner {
-    text: Arc<str>,
-}
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Owner(pub(super) Arc<str>);
 
 impl Owner {
     pub(crate) fn new(client: &str, number: u64) -> Self {
         let number = number.to_string();
         // Half of what it costs to format it: every call has an owner.
-        let text = [client, ":", &number].concat().into();
-        Self { text }
+        Self([client, ":", &number].concat().into())
+    }
+
+    /// The one whom the server names so.
+    pub(crate) fn named(text: &[u8]) -> Self {
+        Self(String::from_utf8_lossy(text).into())
     }
 
     /// The owner as the server knows it: the field of the lock's hash.
     pub fn as_str(&self) -> &str {
-        &self.text
+        &self.0
     }
 
     /// Whether the client with this id has minted it.
     pub(crate) fn is_of(&self, client: &str) -> bool {
-        let number = self.text.strip_prefix(client);
+        let number = self.0.strip_prefix(client);
         number.is_some_and(|number| number.starts_with(':'))
-    }
-
-    pub(crate) fn as_bytes(&self) -> &[u8] {
-        self.text.as_bytes()
-    }
-
-    /// The same, to be kept.
-    pub(crate) fn to_bytes(&self) -> Arc<[u8]> {
-        Arc::clone(&self.text).into()
-    }
-
-    /// What this owner takes in this mode, with the client of this ledger: one lock, or several.
-    pub(crate) fn target(
-        &self,
-        ledger: &Arc<Ledger>,
-        mode: Mode,
-        names: &[Arc<[u8]>],
-    ) -> Arc<Target> {
-        Target::new(ledger, self, mode, names)
-    }
-}
-
-impl fmt::Debug for Owner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Owner").field(&self.as_str()).finish()
     }
 }
 
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
-    }
-}
-
-impl PartialEq for Owner {
-    fn eq(&self, other: &Self) -> bool {
-        self.as_str() == other.as_str()
-    }
-}
-
-impl Eq for Owner {}
-
-impl Hash for Owner {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.as_str().hash(state);
     }
 }

@@ -1,18 +1,18 @@
 //! What an owner has at its locks, or may have: its guards, and its commands that are under way.
 
 use std::fmt;
-use std::sync::Arc;
+use std::mem;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use crate::ledger::entries::{EntryId, Ledger, Side, State};
-use crate::ledger::hold::Hold;
-use crate::ledger::owner::Owner;
-use crate::lost_reason::LostReason;
+use crate::error::LostReason;
+use crate::ledger::{Entry, EntryId, Hold, Ledger, Owner, Side, State};
+use crate::locked;
 use crate::time::{Lease, up_to_whole_millis};
-use crate::wire::request::{Mode, Subject};
+use crate::wire::{Mode, Released, Subject};
 
 /// Held by whoever stands in the queue.
 pub(crate) type Permit = Arc<tokio::sync::Mutex<()>>;
@@ -28,71 +28,48 @@ pub(crate) struct HoldOptions {
     pub(crate) max_hold: Option<Duration>,
 }
 
+impl HoldOptions {
+    /// The whole lease, if it began then.
+    pub(crate) fn lease_from(&self, since: Instant) -> Lease {
+        let length = self.lease;
+        Lease { since, length }
+    }
+}
+
 /// What an owner takes in one step: a lock in a mode, or several locks.
 pub(crate) struct Target {
-    ledger: Arc<Ledger>,
-    mode: Mode,
-    owner: Owner,
+    pub(super) ledger: Arc<Ledger>,
+    pub(crate) mode: Mode,
+    pub(crate) owner: Owner,
     /// As they were given.
-    names: SmallVec<[Arc<[u8]>; 1]>,
-    /// In the order of their names, in which permits are waited for: no two wait for each other.
-    entries: SmallVec<[EntryId; 1]>,
-    /// The entry of the first name, as they were given.
-    first: Option<EntryId>,
+    pub(crate) names: SmallVec<[Arc<[u8]>; 1]>,
+    /// One for each name, in the same order.
+    pub(super) entries: SmallVec<[EntryId; 1]>,
+}
+
+impl Owner {
+    /// What this owner takes in this mode, with the client of this ledger: one lock, or several.
+    pub(crate) fn target(
+        &self,
+        ledger: &Arc<Ledger>,
+        mode: Mode,
+        names: &[Arc<[u8]>],
+    ) -> Arc<Target> {
+        let enter = |state: &mut State| names.iter().map(|name| state.enter(self, name)).collect();
+        Arc::new(Target {
+            mode,
+            owner: self.clone(),
+            names: names.into(),
+            entries: ledger.with(enter),
+            ledger: Arc::clone(ledger),
+        })
+    }
 }
 
 impl Target {
-    pub(crate) fn new(
-        ledger: &Arc<Ledger>,
-        owner: &Owner,
-        mode: Mode,
-        names: &[Arc<[u8]>],
-    ) -> Arc<Self> {
-        let mut sorted: SmallVec<[_; 1]> = names.iter().collect();
-        sorted.sort_unstable();
-        let entries: SmallVec<[_; 1]> = ledger.with(|state| {
-            let entries = sorted.iter().map(|name| state.enter(owner, name));
-            entries.collect()
-        });
-        let first = names.first();
-        let first = sorted.iter().position(|name| Some(*name) == first);
-        Arc::new(Self {
-            ledger: Arc::clone(ledger),
-            mode,
-            owner: owner.clone(),
-            names: names.into(),
-            first: first.and_then(|index| entries.get(index).copied()),
-            entries,
-        })
-    }
-
-    pub(crate) fn mode(&self) -> Mode {
-        self.mode
-    }
-
-    pub(crate) fn owner(&self) -> &Owner {
-        &self.owner
-    }
-
-    pub(crate) fn names(&self) -> &[Arc<[u8]>] {
-        &self.names
-    }
-
     /// The name by which it is routed: several locks that are taken in one command are at one node.
     pub(crate) fn key(&self) -> &[u8] {
         self.names.first().map_or(&[], |name| name)
-    }
-
-    pub(super) fn ledger(&self) -> &Ledger {
-        &self.ledger
-    }
-
-    pub(super) fn entries(&self) -> &[EntryId] {
-        &self.entries
-    }
-
-    pub(super) fn first_entry(&self) -> Option<EntryId> {
-        self.first
     }
 
     /// What commands say that they are about.
@@ -100,26 +77,79 @@ impl Target {
         Subject {
             mode: self.mode,
             names: &self.names,
-            owner: self.owner.as_bytes(),
+            owner: self.owner.as_str().as_bytes(),
         }
     }
 
-    /// The permits to wait in the queue, in the order in which to wait for them.
-    pub(crate) fn permits(&self) -> SmallVec<[Permit; 1]> {
+    fn sides<'a>(&'a self, state: &'a State) -> impl Iterator<Item = &'a Side> {
+        let entries = state.entries(&self.entries);
+        entries.map(|entry| entry.side(self.mode))
+    }
+
+    /// Changes what the owner has at each of the locks.
+    fn change(&self, work: impl FnMut(&mut Side)) {
+        self.ledger.with(|state| self.each_side(state, work));
+    }
+
+    pub(super) fn each_side(&self, state: &mut State, mut work: impl FnMut(&mut Side)) {
+        state.each_entry(&self.entries, |entry| work(entry.side_mut(self.mode)));
+    }
+
+    /// What its owner has there in whatever mode, the last to come at last. To be dropped when the
+    /// ledger's lock is free again, for that takes it too.
+    pub(super) fn held(&self, state: &State) -> SmallVec<[Arc<Hold>; 2]> {
+        let entries = state.entries(&self.entries);
+        entries.flat_map(Entry::held).collect()
+    }
+
+    /// The same, if guards have any of it.
+    pub(crate) fn guarded(&self) -> SmallVec<[Arc<Hold>; 2]> {
         self.ledger.with(|state| {
-            let entries = state.entries(&self.entries);
+            if self.sides(state).any(|side| side.guards > 0) {
+                self.held(state)
+            } else {
+                SmallVec::new()
+            }
+        })
+    }
+
+    /// Whether there are guards with which another could share a hold.
+    pub(super) fn is_shared(&self, state: &State) -> bool {
+        self.sides(state).any(|side| side.sharing > 0)
+    }
+
+    /// Whether their guards share a hold, if it is of the same lock and has the same token.
+    pub(super) fn shares_with(&self, other: &Self) -> bool {
+        self.mode == other.mode && self.mode != Mode::Several
+    }
+
+    /// The permits to wait in the queue, in the order in which to wait for them. It is the same for
+    /// all, so that no two wait for each other.
+    pub(crate) fn permits(&self) -> SmallVec<[Permit; 1]> {
+        let mut entries = self.entries.clone();
+        entries.sort_unstable();
+        self.ledger.with(|state| {
+            let entries = state.entries(&entries);
             entries.map(|entry| Arc::clone(&entry.permit)).collect()
         })
     }
 
+    /// Held from the decision what a command says until it is handed over. Of two threads that
+    /// decide, the one that was alone, or asked for the shorter lease, could otherwise be the last
+    /// to hand over: with ONCE two guards would live off one hold, and a lease would be cut short.
+    /// Nothing may be dropped meanwhile that gives something back: that takes its turn too.
+    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
+        locked(&self.ledger.turn)
+    }
+
     /// Counts one more hold, or one more command that may become or end one.
     ///
-    /// At one lock the first guard settles the options for all until the last has been given back,
-    /// since they share a hold.
+    /// At one lock the first guard settles the options for all until the last is given back, since
+    /// they share a hold.
     pub(crate) fn claim(self: &Arc<Self>, asked: HoldOptions) -> Usage {
         let mut options = asked;
         let begun = self.ledger.with(|state| {
-            state.each_side(&self.entries, self.mode, |side| {
+            self.each_side(state, |side| {
                 side.usages = side.usages.saturating_add(1);
                 if self.mode != Mode::Several {
                     options = side.options.unwrap_or(asked);
@@ -130,11 +160,10 @@ impl Target {
         Usage {
             target: Arc::clone(self),
             options,
+            is_next: false,
             begun,
             granted: begun,
-            is_guards: false,
-            has_settled: false,
-            is_unnamed_release: false,
+            is_guarded: false,
         }
     }
 
@@ -147,17 +176,19 @@ impl Target {
     }
 
     fn lease_in(self: &Arc<Self>, state: &mut State, wanted: Duration, now: Instant) -> Reserved {
-        let sides = state.sides(&self.entries, self.mode);
-        let promised = sides.filter_map(Side::promised).max();
-        let left = promised.map(|until| until.saturating_duration_since(now));
-        let lease = Lease {
-            since: now,
-            length: wanted.max(left.map_or(Duration::ZERO, up_to_whole_millis)),
-        };
+        let promised = self.sides(state).filter_map(|side| {
+            let reserved = side.reserved.iter().map(|(_, until)| *until);
+            reserved.chain(side.promised).max()
+        });
+        let left = promised.max();
+        let left = left.map(|until| up_to_whole_millis(until.saturating_duration_since(now)));
+        let length = wanted.max(left.unwrap_or_default());
+        let lease = Lease { since: now, length };
         let number = state.number();
         let is_alone = self.is_alone_in(state);
-        state.each_side(&self.entries, self.mode, |side| {
-            side.reserve(number, lease.ends());
+        self.each_side(state, |side| {
+            side.asked = number;
+            side.reserved.push((number, lease.ends()));
         });
         Reserved {
             target: Arc::clone(self),
@@ -171,9 +202,7 @@ impl Target {
 
     /// No lease that is asked for from now on ends before this one.
     pub(crate) fn promise(&self, lease: Lease) {
-        self.ledger.with(|state| {
-            state.each_side(&self.entries, self.mode, |side| side.promise(lease));
-        });
+        self.change(|side| side.promise(lease));
     }
 
     /// Whether there is at most one usage: nothing else of this owner is held or under way.
@@ -186,77 +215,95 @@ impl Target {
     }
 
     fn is_alone_in(&self, state: &State) -> bool {
-        let mut sides = state.sides(&self.entries, self.mode);
-        sides.all(|side| side.usages <= 1)
+        self.sides(state).all(|side| side.usages <= 1)
     }
 
-    /// Of several locks the first at which nothing else of this owner is held or under way.
-    pub(crate) fn alone_at(&self) -> Option<&Arc<[u8]>> {
+    /// Of several locks those at which nothing else of this owner is held or under way, nor left.
+    pub(crate) fn alone_at(&self, now: Instant) -> impl Iterator<Item = &Arc<[u8]>> {
+        let is_alone = |side: &Side| {
+            side.usages <= 1 && !side.has_more && side.left_until.is_none_or(|until| until <= now)
+        };
         let alone = self.ledger.with(|state| {
-            let mut entries = self.entries.iter();
-            entries.position(|id| {
-                let mut sides = state.sides(std::slice::from_ref(id), self.mode);
-                sides.all(|side| side.usages <= 1)
-            })
-        })?;
-        let mut sorted: Vec<_> = self.names.iter().collect();
-        sorted.sort_unstable();
-        sorted.get(alone).copied()
+            let sides = self.sides(state).map(is_alone);
+            sides.collect::<SmallVec<[bool; 4]>>()
+        });
+        let names = self.names.iter().zip(alone);
+        names.filter_map(|(name, is_alone)| is_alone.then_some(name))
+    }
+
+    /// How often the owner may hold it, as far as is known; of several locks the one that it may
+    /// hold most often. Guards that are lost hold nothing; unless what was granted now has their
+    /// token: then the server has not ended it.
+    pub(crate) fn most(&self, token: u64, now: Instant) -> u64 {
+        let (most, _held) = self.ledger.with(|state| {
+            let held = self.held(state);
+            let is_same = |hold: &Hold| hold.token_at(self.key()) == token;
+            let is_there = |hold: &Arc<Hold>| is_same(hold) || !hold.is_over(now);
+            let are_there = held.iter().any(is_there);
+            let lost = |side: &Side| if are_there { 0 } else { side.guards };
+            let count = |side: &Side| side.usages.saturating_sub(lost(side));
+            let most = self.sides(state).map(count).max();
+            (most.unwrap_or_default(), held)
+        });
+        u64::try_from(most).unwrap_or(u64::MAX)
+    }
+
+    /// A RELEASE without a token is about to be handed over, or sent again.
+    pub(crate) fn unnamed_release(self: &Arc<Self>) -> UnnamedRelease {
+        self.change(|side| side.unnamed_releases = side.unnamed_releases.saturating_add(1));
+        UnnamedRelease {
+            target: Arc::clone(self),
+            in_order: false,
+        }
+    }
+
+    /// Notes how often the server says that a writer holds it, to be called in the order of the
+    /// answers. Whether that is once more than when it said so last, and has been since the first:
+    /// then nothing of the owner's had been lost at this grant, and each RELEASE takes what it is
+    /// meant for.
+    ///
+    /// Once it was wrong it tells nothing until all has been given back. Behind a loss that nobody
+    /// has heard of two calls are granted: the first is counted wrong, the second is one more than
+    /// that, and the RELEASE of what was lost takes one of the two.
+    pub(crate) fn counted(&self, count: u64) -> bool {
+        let mut is_next = false;
+        if self.mode == Mode::Write {
+            self.change(|side| {
+                side.is_miscounted |= side.count.saturating_add(1) != count;
+                is_next = side.count > 0 && !side.is_miscounted;
+                side.count = count;
+            });
+        }
+        is_next
+    }
+
+    /// The same when one was given back.
+    pub(crate) fn released(&self, released: Released) {
+        if self.mode == Mode::Write {
+            self.change(|side| {
+                side.count = side.count.saturating_sub(1);
+                side.is_miscounted |= (released == Released::Left) != (side.count > 0);
+            });
+        }
     }
 
     /// Whether a RELEASE without a token is under way there.
     pub(crate) fn is_released_unnamed(&self) -> bool {
-        self.ledger.with(|state| {
-            let mut sides = state.sides(&self.entries, self.mode);
-            sides.any(|side| side.may_have_been_released(u64::MAX))
-        })
+        self.ledger
+            .with(|state| self.may_have_been_released(state, u64::MAX))
+    }
+
+    /// Whether one may have been carried out after a command that had this number before it was
+    /// handed over.
+    fn may_have_been_released(&self, state: &State, since: u64) -> bool {
+        self.sides(state)
+            .any(|side| side.unnamed_releases > 0 || side.unnamed_release > since)
     }
 
     /// Whether no command is under way that may begin or end a hold of this owner there.
-    pub(super) fn is_at_rest_in(&self, state: &State) -> bool {
-        let mut sides = state.sides(&self.entries, self.mode);
+    pub(super) fn is_at_rest(&self, state: &State) -> bool {
+        let mut sides = self.sides(state);
         sides.all(|side| side.usages == side.guards)
-    }
-
-    #[cfg(test)]
-    pub(super) fn is_at_rest(&self) -> bool {
-        self.ledger.with(|state| self.is_at_rest_in(state))
-    }
-
-    /// Where its guards share a hold: at one lock.
-    fn shared_entry(&self) -> Option<EntryId> {
-        let entry = self.entries.first();
-        entry.copied().filter(|_| self.mode != Mode::Several)
-    }
-
-    /// The hold that its guards share, if there is one.
-    fn shared_in(&self, state: &State) -> Option<Arc<Hold>> {
-        let entry = self.shared_entry()?;
-        let mut sides = state.sides(std::slice::from_ref(&entry), self.mode);
-        sides.next().and_then(|side| side.hold.upgrade())
-    }
-
-    /// The hold with this token, shared by all guards that have it, or the new one. Whether the
-    /// lease of the new one counts already: see [`Hold::take_over`].
-    pub(super) fn share(
-        &self,
-        state: &mut State,
-        granted: &Arc<Hold>,
-        acknowledged: bool,
-        now: Instant,
-    ) -> Arc<Hold> {
-        let Some(entry) = self.shared_entry() else {
-            return Arc::clone(granted);
-        };
-        if let Some(present) = self.shared_in(state)
-            && present.take_over(state, granted, acknowledged, now)
-        {
-            return present;
-        }
-        state.each_side(&[entry], self.mode, |side| {
-            side.hold = Arc::downgrade(granted);
-        });
-        Arc::clone(granted)
     }
 }
 
@@ -268,93 +315,89 @@ impl Drop for Target {
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, name) in self.names.iter().enumerate() {
-            let comma = if index == 0 { "" } else { ", " };
-            write!(f, "{comma}{}", name.escape_ascii())?;
-        }
-        Ok(())
+        let names = self
+            .names
+            .iter()
+            .map(|name| name.escape_ascii().to_string());
+        f.write_str(&names.collect::<Vec<_>>().join(", "))
     }
 }
 
 /// The right to say that this owner may have something there.
 pub(crate) struct Usage {
-    target: Arc<Target>,
-    options: HoldOptions,
-    /// Its number.
-    begun: u64,
-    /// That of the grant, if it was told by an event.
-    granted: u64,
-    is_guards: bool,
-    /// Whether it was a guard's at any time.
-    has_settled: bool,
-    is_unnamed_release: bool,
+    pub(crate) target: Arc<Target>,
+    pub(crate) options: HoldOptions,
+    /// See [`Target::counted`].
+    pub(crate) is_next: bool,
+    /// Its number, smaller than that of any command that asks for it; or that of the command whose
+    /// answer has granted it: what was handed over before that was carried out before it.
+    pub(crate) begun: u64,
+    /// That of the grant, if it was told by an event. What is told of losses before that is about
+    /// earlier ones; what was delivered behind it, and before anybody could read it, is about this
+    /// one.
+    pub(crate) granted: u64,
+    /// Whether it is a guard's; otherwise that of a command under way, which may become a hold or
+    /// gives back what was one.
+    is_guarded: bool,
 }
 
 impl Usage {
-    pub(crate) fn target(&self) -> &Arc<Target> {
-        &self.target
-    }
-
-    pub(crate) fn options(&self) -> HoldOptions {
-        self.options
-    }
-
     /// The whole lease, to be asked for now; or, where a hold is entered again that may not last
-    /// for so long, as much as is left of it.
-    pub(crate) fn lease(&self, now: Instant) -> Reserved {
+    /// for so long, as much as is left of it. It may be for a place in the queue.
+    pub(crate) fn lease(&self, now: Instant, queued: bool) -> Reserved {
         let target = &self.target;
-        // The hold is dropped when the ledger's lock is free again, for that may take it too.
-        let (lease, _entered) = target.ledger.with(|state| {
-            let entered = target.shared_in(state);
-            let live = entered.as_ref().filter(|hold| !hold.is_over(now));
-            let whole = live.map(|hold| hold.lease_anew(now));
-            let lease = target.lease_in(state, whole.unwrap_or(self.options.lease), now);
-            (lease, entered)
+        let (lease, _held) = target.ledger.with(|state| {
+            let held = target.held(state);
+            let mut live = held.iter().rev().filter(|hold| !hold.is_over(now));
+            // One that is only being given back is gone before this is carried out.
+            let is_shared = target.is_shared(state);
+            let entered = live.find(|hold| is_shared && hold.target.shares_with(target));
+            let whole = entered.map_or(self.options.lease, |hold| hold.lease_anew(now));
+            let lease = target.lease_in(state, whole, now);
+            if queued {
+                target.each_side(state, |side| side.queued = lease.number);
+            }
+            (lease, held)
         });
         lease
     }
 
-    /// Whether nothing else of this owner is held or under way there.
-    pub(crate) fn is_alone(&self) -> bool {
-        self.target.is_alone()
-    }
-
-    /// Says that it is a guard's from now on, or again that of a command under way.
-    pub(crate) fn is_guards(&mut self, is_guards: bool) {
-        let target = Arc::clone(&self.target);
-        target
-            .ledger
-            .with(|state| self.is_guards_in(state, is_guards));
-    }
-
-    pub(super) fn is_guards_in(&mut self, state: &mut State, is_guards: bool) {
-        if std::mem::replace(&mut self.is_guards, is_guards) == is_guards {
-            return;
-        }
+    /// Whether another command has asked for a lease since this went into the queue. It may have
+    /// been carried out behind the grant, before anybody knew of that, and have cut it short.
+    pub(crate) fn may_have_been_cut(&self) -> bool {
         let target = &self.target;
-        if !std::mem::replace(&mut self.has_settled, true) {
-            let is_one = target.mode != Mode::Several;
-            state.each_side(&target.entries, target.mode, |side| {
-                side.settled = side.settled.saturating_add(1);
-                if is_one {
-                    self.options = *side.options.get_or_insert(self.options);
-                }
-            });
-        }
-        state.each_side(&target.entries, target.mode, |side| {
-            side.guards = if is_guards {
-                side.guards.saturating_add(1)
-            } else {
-                side.guards.saturating_sub(1)
-            };
+        target.ledger.with(|state| {
+            let mut sides = target.sides(state);
+            sides.any(|side| side.asked > side.queued)
+        })
+    }
+
+    /// It is a guard's from now on.
+    pub(super) fn settle(&mut self, state: &mut State) {
+        self.is_guarded = true;
+        self.target.each_side(state, |side| {
+            side.guards = side.guards.saturating_add(1);
+            if self.target.mode != Mode::Several {
+                side.sharing = side.sharing.saturating_add(1);
+                self.options = *side.options.get_or_insert(self.options);
+            }
         });
     }
 
-    /// Says that a RELEASE without a token is about to be sent for it, and that until this has gone
-    /// it may be carried out.
-    pub(crate) fn is_released_unnamed(&mut self) {
-        if !std::mem::replace(&mut self.is_unnamed_release, true) {
-            self.each_side(Side::unnamed_release_begins);
+    /// Nobody knows whether it has been given back. What may be left ends with its lease.
+    pub(crate) fn may_be_left(&self, now: Instant) {
+        let until = now.checked_add(self.options.lease);
+        self.target.change(|side| {
+            side.has_more = true;
+            side.left_until = side.left_until.max(until);
+        });
+    }
+
+    /// It is that of a command under way again.
+    pub(crate) fn give_back(&mut self) {
+        if mem::take(&mut self.is_guarded) {
+            let mode = self.target.mode;
+            self.target.change(|side| side.lose_guard(mode));
         }
     }
 
@@ -363,15 +406,11 @@ impl Usage {
     /// carried out after the grant.
     pub(crate) fn may_have_been_released(&self) -> bool {
         let target = &self.target;
-        target.ledger.with(|state| {
-            let mut sides = state.sides(&target.entries, target.mode);
-            sides.any(|side| side.may_have_been_released(self.begun))
-        })
+        target.ledger.with(|state| self.is_in_doubt(state))
     }
 
-    /// A grant was told for it: what is told of losses before that is about earlier ones.
-    pub(crate) fn hears_of_grant(&mut self) {
-        self.granted = self.target.ledger.with(State::number);
+    pub(super) fn is_in_doubt(&self, state: &State) -> bool {
+        !self.is_next && self.target.may_have_been_released(state, self.begun)
     }
 
     /// Why the server is to be asked about what was granted for this: word of a loss came since it
@@ -379,45 +418,58 @@ impl Usage {
     pub(crate) fn doubt(&self) -> Option<LostReason> {
         let target = &self.target;
         target.ledger.with(|state| {
-            let told = state
-                .entries(&target.entries)
-                .filter_map(|entry| entry.lost);
-            let mut since = told.filter(|(number, _)| *number > self.granted);
-            let mut sides = state.sides(&target.entries, target.mode);
-            let released = sides.any(|side| side.may_have_been_released(self.begun));
-            let told = since.next().map(|(_, reason)| reason);
-            told.or(released.then_some(LostReason::NotHeld))
+            let entries = state.entries(&target.entries);
+            let mut told = entries.filter_map(|entry| entry.lost);
+            let since = told.find(|(number, _)| *number > self.granted);
+            let told = since.map(|(_, reason)| reason);
+            told.or_else(|| self.is_in_doubt(state).then_some(LostReason::NotHeld))
         })
-    }
-
-    fn each_side(&self, work: impl FnMut(&mut Side)) {
-        let target = &self.target;
-        let each = |state: &mut State| state.each_side(&target.entries, target.mode, work);
-        target.ledger.with(each);
     }
 }
 
 impl Drop for Usage {
     fn drop(&mut self) {
-        let target = &self.target;
-        target.ledger.with(|state| {
+        self.give_back();
+        self.target.change(|side| {
+            side.usages = side.usages.saturating_sub(1);
+            if side.usages == 0 {
+                (side.promised, side.count) = (None, 0);
+                (side.is_miscounted, side.has_more) = (false, false);
+                side.reserved.clear();
+            }
+        });
+    }
+}
+
+/// A RELEASE without a token: while there is one, it may be carried out, and take whatever its
+/// owner is granted. One that is dropped may have been, up to then; a grant that was asked for
+/// later is no longer in doubt.
+///
+/// Of a RELEASE there are two. One is dropped when it has been handed over, for what is handed over
+/// later is carried out later, on the same connection. The other is dropped when it has been
+/// answered, which is before what comes after it. Where it may have gone another way than what
+/// came after it, that may have been granted before.
+pub(crate) struct UnnamedRelease {
+    target: Arc<Target>,
+    /// Whether it is known to have been carried out before all that was handed over after it.
+    pub(crate) in_order: bool,
+}
+
+impl UnnamedRelease {
+    /// Nor will be.
+    pub(crate) fn was_not_sent(mut self) {
+        self.in_order = true;
+    }
+}
+
+impl Drop for UnnamedRelease {
+    fn drop(&mut self) {
+        self.target.ledger.with(|state| {
             let number = state.number();
-            state.each_side(&target.entries, target.mode, |side| {
-                if self.is_guards {
-                    side.guards = side.guards.saturating_sub(1);
-                }
-                if self.is_unnamed_release {
-                    side.unnamed_release_ends(number);
-                }
-                if self.has_settled {
-                    side.settled = side.settled.saturating_sub(1);
-                }
-                if side.settled == 0 {
-                    side.options = None;
-                }
-                side.usages = side.usages.saturating_sub(1);
-                if side.usages == 0 {
-                    side.forget();
+            self.target.each_side(state, |side| {
+                side.unnamed_releases = side.unnamed_releases.saturating_sub(1);
+                if !self.in_order {
+                    side.unnamed_release = number;
                 }
             });
         });
@@ -429,7 +481,7 @@ impl Drop for Usage {
 /// counts on nothing.
 pub(crate) struct Reserved {
     target: Arc<Target>,
-    number: u64,
+    pub(crate) number: u64,
     /// As it is asked for; it may be longer than wanted.
     pub(crate) lease: Lease,
     wanted: Duration,
@@ -442,34 +494,29 @@ impl Reserved {
     /// What its hold counts on if it is granted. What was added is for the sake of others: had it
     /// counted on that too, and theirs been refused, it would have to be kept up for good.
     pub(crate) fn counted(&self) -> Lease {
-        Lease {
-            length: self.wanted,
-            ..self.lease
-        }
+        let (since, length) = (self.lease.since, self.wanted);
+        Lease { since, length }
     }
 
     /// The server has said yes: somebody is going to count on it.
-    pub(crate) fn keep(mut self) -> Lease {
-        self.is_kept = true;
-        self.counted()
+    pub(crate) fn keep(self) -> Lease {
+        self.answered(true)
     }
 
     /// The server has answered: whether with yes.
-    pub(crate) fn answered(self, yes: bool) -> Lease {
-        if yes { self.keep() } else { self.counted() }
+    pub(crate) fn answered(mut self, yes: bool) -> Lease {
+        self.is_kept = yes;
+        self.counted()
     }
 }
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        let target = &self.target;
-        target.ledger.with(|state| {
-            state.each_side(&target.entries, target.mode, |side| {
-                side.unreserve(self.number);
-                if self.is_kept {
-                    side.promise(self.counted());
-                }
-            });
+        self.target.change(|side| {
+            side.reserved.retain(|(number, _)| *number != self.number);
+            if self.is_kept {
+                side.promise(self.counted());
+            }
         });
     }
 }
@@ -534,27 +581,27 @@ mod tests {
 
     #[test]
     fn the_first_guard_settles_the_options_until_the_last_is_given_back() {
-        let target =
-            Owner::new("client", 1).target(&Arc::default(), Mode::Plain, &names(&["name"]));
+        let ledger = Arc::<Ledger>::default();
+        let target = Owner::new("client", 1).target(&ledger, Mode::Plain, &names(&["name"]));
         let mut first = target.claim(LONG);
         assert_eq!(
-            target.claim(SHORT).options(),
+            target.claim(SHORT).options,
             SHORT,
             "the first got nothing yet"
         );
-        first.is_guards(true);
+        ledger.with(|state| first.settle(state));
         let mut second = target.claim(SHORT);
-        assert_eq!(second.options(), LONG);
-        assert!(!first.is_alone());
-        second.is_guards(true);
-        first.is_guards(false);
-        assert_eq!(target.claim(SHORT).options(), LONG, "it is given back");
+        assert_eq!(second.options, LONG);
+        assert!(!first.target.is_alone());
+        ledger.with(|state| second.settle(state));
+        first.give_back();
+        assert_eq!(target.claim(SHORT).options, LONG, "it is given back");
         drop(first);
-        assert!(second.is_alone());
-        assert_eq!(target.claim(SHORT).options(), LONG);
+        assert!(second.target.is_alone());
+        assert_eq!(target.claim(SHORT).options, LONG);
         let waiting = target.claim(SHORT);
         drop(second);
-        assert_eq!(target.claim(SHORT).options(), SHORT);
+        assert_eq!(target.claim(SHORT).options, SHORT);
         drop(waiting);
     }
 
@@ -565,8 +612,7 @@ mod tests {
         let target = owner.target(&ledger, Mode::Plain, &names(&["name"]));
         let several = names(&["z", "name"]);
         let other = owner.clone().target(&ledger, Mode::Several, &several);
-        assert_eq!(target.entries[0], other.entries[0]);
-        assert_eq!(other.first_entry(), Some(other.entries[1]), "that of z");
+        assert_eq!(target.entries[0], other.entries[1]);
         drop((target, other));
         assert!(ledger.is_empty());
     }
@@ -578,17 +624,18 @@ mod tests {
         let usage = |mode, names: &[Arc<[u8]>]| owner.target(&ledger, mode, names).claim(LONG);
         let reader = usage(Mode::Read, &names(&["a"]));
         let writer = usage(Mode::Write, &names(&["a"]));
-        assert!(reader.is_alone() && writer.is_alone());
+        assert!(reader.target.is_alone() && writer.target.is_alone());
+        let at_rest = |usage: &Usage| ledger.with(|state| usage.target.is_at_rest(state));
         let several = usage(Mode::Several, &names(&["b", "c"]));
-        assert!(several.is_alone());
+        assert!(several.target.is_alone());
         let mut plain = usage(Mode::Plain, &names(&["b"]));
-        assert!(!several.is_alone() && !plain.is_alone());
-        plain.is_guards(true);
-        assert!(!plain.target().is_at_rest());
+        assert!(!several.target.is_alone() && !plain.target.is_alone());
+        ledger.with(|state| plain.settle(state));
+        assert!(!at_rest(&plain));
         drop(several);
-        assert!(plain.target().is_at_rest());
-        plain.is_guards(false);
-        assert!(!plain.target().is_at_rest());
+        assert!(at_rest(&plain));
+        plain.give_back();
+        assert!(!at_rest(&plain));
     }
 
     #[tokio::test(start_paused = true)]
@@ -614,5 +661,39 @@ mod tests {
             one.lease(SHORT.lease, Instant::now()).lease.length,
             SHORT.lease
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_given_back_settles_no_options() {
+        let owner = Owner::new("client", 1);
+        let ledger = Arc::<Ledger>::default();
+        let target = owner.target(&ledger, Mode::Plain, &names(&["a"]));
+        let mut guards = [target.claim(SHORT), target.claim(SHORT)];
+        ledger.with(|state| guards.each_mut().map(|guard| guard.settle(state)));
+        assert_eq!(target.claim(LONG).options.lease, SHORT.lease);
+        let [first, second] = &mut guards;
+        first.give_back();
+        assert_eq!(target.claim(LONG).options.lease, SHORT.lease);
+        second.give_back();
+        assert_eq!(target.claim(LONG).options.lease, LONG.lease);
+    }
+
+    #[test]
+    fn a_lease_asked_for_beside_a_wait_may_have_cut_it() {
+        let owner = Owner::new("client", 1);
+        let ledger = Arc::<Ledger>::default();
+        let [both, one] = [
+            owner.target(&ledger, Mode::Several, &names(&["b", "a"])),
+            owner.target(&ledger, Mode::Plain, &names(&["a"])),
+        ];
+        let (waiting, beside) = (both.claim(LONG), one.claim(SHORT));
+        let now = Instant::now();
+        beside.lease(now, false).answered(true);
+        waiting.lease(now, true).answered(false);
+        assert!(!waiting.may_have_been_cut());
+        beside.lease(now, false).answered(true);
+        assert!(waiting.may_have_been_cut());
+        waiting.lease(now, true).answered(false);
+        assert!(!waiting.may_have_been_cut());
     }
 }

@@ -1,25 +1,23 @@
 //! The client of a quorum: several servers, each with an ordinary client.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::runtime::Handle;
-use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use crate::api::Client;
-use crate::api::ClientBuilder;
-use crate::api::Guard;
+use crate::api::{Client, ClientBuilder};
 use crate::background::Background;
 use crate::error::{Error, ErrorKind};
-use crate::quorum::error::QuorumError;
-use crate::quorum::lock::QuorumLock;
-use crate::quorum::majority::{majority, refusal};
-use crate::quorum::member::Member;
-use crate::quorum::round::Round;
+use crate::quorum::majority::{done, doubt, majority, refusal};
+use crate::quorum::{Answers, QuorumError, QuorumLock};
 use crate::time::{MILLIS_MAX, within};
-use crate::wire::connection::ServerId;
+use crate::wire::Connector;
 
 /// A connection to several independent servers, on which a lock is held as long as more than half
 /// of them say so (the algorithm known as Redlock). Cheap to clone; clones are the same client.
@@ -101,7 +99,12 @@ impl QuorumClient {
     /// # }
     /// ```
     pub fn lock(&self, name: impl Into<Vec<u8>>) -> QuorumLock {
-        QuorumLock::new(Arc::clone(&self.core), name.into().into())
+        QuorumLock {
+            core: Arc::clone(&self.core),
+            name: name.into().into(),
+            lease: None,
+            max_hold: None,
+        }
     }
 
     /// Ends what is pending and waits until the servers know: see [`Client::shutdown`]. A server
@@ -125,25 +128,16 @@ impl QuorumClient {
     /// # }
     /// ```
     pub async fn shutdown(&self) {
-        self.core.stop_connecting();
-        self.core.background.close();
-        self.core.background.idle().await;
-        let mut round = Round::new();
-        for (server, member) in self.core.members.iter().enumerate() {
-            if let Ok(client) = member.reached() {
-                round.ask(server, async move { client.shutdown().await });
-            }
-        }
-        while round.next().await.is_some() {}
+        self.core.background.shut_down().await;
+        let clients = self.core.members.iter().map(|one| one.client.shutdown());
+        join_all(clients).await;
     }
 }
 
 impl fmt::Debug for QuorumClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let servers: Vec<_> = self.core.members.iter().map(|one| &one.address).collect();
-        f.debug_struct("QuorumClient")
-            .field("servers", &servers)
-            .finish_non_exhaustive()
+        let servers = self.core.members.iter().map(|one| &one.address);
+        f.debug_list().entries(servers).finish()
     }
 }
 
@@ -168,8 +162,8 @@ impl fmt::Debug for QuorumClient {
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct QuorumBuilder {
-    settings: ClientBuilder,
-    server_timeout: Duration,
+    pub(crate) settings: ClientBuilder,
+    pub(crate) server_timeout: Duration,
 }
 
 impl QuorumBuilder {
@@ -226,63 +220,69 @@ impl QuorumBuilder {
         self,
         urls: impl IntoIterator<Item = U>,
     ) -> Result<QuorumClient, QuorumError> {
-        let checked = self.settings.check_for_quorum();
-        let checked = checked.and_then(|()| {
-            let limit = self.server_timeout;
-            within("server_timeout", limit, MILLIS_MAX)
-        });
-        checked.map_err(|what| QuorumError::new(ErrorKind::Refused, what, Vec::new()))?;
-        let members = members(urls)?;
-        let runtime = Handle::current();
-        let connecting = members.iter().map(|member| {
-            let connecting = Arc::clone(member).connect(self.settings.clone());
-            runtime.spawn(connecting).abort_handle()
-        });
+        let refused = |what| QuorumError::new(ErrorKind::Refused, what);
+        self.settings.check_for_quorum().map_err(refused)?;
+        within("server_timeout", self.server_timeout, MILLIS_MAX).map_err(refused)?;
+        let member = |(address, connector)| {
+            let client = self.settings.start(connector, None);
+            Arc::new(Member { address, client })
+        };
+        let connectors = connectors(&self.settings, urls)?.into_iter();
+        let members: Box<[_]> = connectors.map(member).collect();
         let core = Core {
             need: majority(members.len()),
-            server_timeout: self.server_timeout,
-            unasked_max: self.settings.reply_within(),
-            max_hold: self.settings.longest_hold(),
-            connecting: connecting.collect(),
-            background: Background::new(runtime.clone()),
-            runtime,
             members,
+            background: Background::new(Handle::current()),
+            builder: self,
         };
         core.connected().await?;
-        Ok(QuorumClient {
-            core: Arc::new(core),
-        })
+        let core = Arc::new(core);
+        Ok(QuorumClient { core })
     }
 }
 
-/// The servers, if they make a quorum.
-fn members<U: AsRef<str>>(
+/// What connects to each of the servers, by their addresses, if they make a quorum.
+fn connectors<U: AsRef<str>>(
+    settings: &ClientBuilder,
     urls: impl IntoIterator<Item = U>,
-) -> Result<Box<[Arc<Member>]>, QuorumError> {
-    let mut members: Vec<Arc<Member>> = Vec::new();
-    for url in urls {
-        let member = Member::new(url.as_ref()).map_err(|error| {
-            let what = "a URL cannot be read";
-            let place = format!("server {}", members.len().saturating_add(1));
-            QuorumError::new(
-                ErrorKind::Unavailable,
-                what,
-                vec![(place.into(), Some(error))],
-            )
+) -> Result<Vec<(Arc<str>, Connector)>, QuorumError> {
+    let no_quorum = |what| QuorumError::new(ErrorKind::Unavailable, what);
+    let mut connectors: Vec<(Arc<str>, Connector)> = Vec::new();
+    for (url, number) in urls.into_iter().zip(1..) {
+        let connector = settings.connector(url.as_ref());
+        let connector = connector.map_err(|error| QuorumError {
+            servers: vec![(format!("server {number}").into(), Some(error))],
+            ..no_quorum("a URL cannot be read".to_owned())
         })?;
-        if members.iter().any(|other| other.address == member.address) {
-            let what = format!("{} is named twice", member.address);
-            return Err(QuorumError::new(ErrorKind::Unavailable, what, Vec::new()));
+        let address = connector.shown().into();
+        if connectors.iter().any(|(other, _)| *other == address) {
+            return Err(no_quorum(format!("{address} is named twice")));
         }
-        members.push(member);
+        connectors.push((address, connector));
     }
-    let named = members.len();
+    let named = connectors.len();
     if named < SERVERS_MIN || named.is_multiple_of(2) {
-        let what =
-            format!("a quorum takes an odd number of servers, {SERVERS_MIN} or more: not {named}");
-        return Err(QuorumError::new(ErrorKind::Unavailable, what, Vec::new()));
+        let what = "a quorum takes an odd number of servers";
+        return Err(no_quorum(format!(
+            "{what}, {SERVERS_MIN} or more: not {named}"
+        )));
     }
-    Ok(members.into())
+    Ok(connectors)
+}
+
+/// A server, and its client, which connects by itself as soon as it can.
+pub(crate) struct Member {
+    pub(crate) address: Arc<str>,
+    client: Client,
+}
+
+impl Member {
+    /// The client, if its connection is not known to be broken: whoever asks many servers does not
+    /// wait for one that is down.
+    pub(crate) fn client(&self) -> Result<&Client, Error> {
+        let trouble = self.client.context.router.trouble();
+        trouble.map_or(Ok(&self.client), Err)
+    }
 }
 
 /// What the clones of a client, its locks and its guards share.
@@ -290,112 +290,83 @@ pub(crate) struct Core {
     pub(crate) members: Box<[Arc<Member>]>,
     /// So many servers are a majority.
     pub(crate) need: usize,
-    pub(crate) server_timeout: Duration,
-    /// How long too few servers may be to be asked until a call says so.
-    pub(crate) unasked_max: Duration,
-    pub(crate) max_hold: Option<Duration>,
-    pub(crate) runtime: Handle,
+    pub(crate) builder: QuorumBuilder,
     pub(crate) background: Background,
-    connecting: Box<[AbortHandle]>,
 }
 
 impl Core {
     /// Waits until a majority is connected, and a little for the rest; or until none can be.
     async fn connected(&self) -> Result<(), QuorumError> {
-        let mut round = Round::new();
-        for (server, member) in self.members.iter().enumerate() {
-            round.ask(server, Arc::clone(member).tried());
-        }
-        let mut answers = self.unanswered();
-        let mut connected: usize = 0;
-        while let Some((server, error)) = round.next().await {
-            connected = connected.saturating_add(error.is_none().into());
-            put(&mut answers, server, error);
-            if connected >= self.need {
-                let rest = async { while round.next().await.is_some() {} };
-                // Those that are later are found when they are there.
-                let _ = timeout(self.server_timeout, rest).await;
+        let routers = self.members.iter().map(|one| &one.client.context.router);
+        let mut trying = pin!(join_all(routers.clone().map(|one| one.tried())));
+        // Each until it is connected to, or says that it never will be.
+        let mut reaching: FuturesUnordered<_> = routers.map(|one| one.next(&[], None)).collect();
+        let mut all_tried = false;
+        loop {
+            let answers: Answers = self.members.iter().map(|one| one.client().err()).collect();
+            if done(&answers) >= self.need {
+                if !all_tried {
+                    // Those that are later are found when they are there.
+                    let _ = timeout(self.builder.server_timeout, &mut trying).await;
+                }
                 return self.all_different();
             }
+            if all_tried {
+                let kind = refusal(&answers, self.need);
+                return Err(self.error(kind, "could be connected to", answers));
+            }
+            tokio::select! {
+                _ = &mut trying => all_tried = true,
+                Some(_) = reaching.next() => {}
+            }
         }
-        let kind = refusal(&answers, self.need);
-        Err(self.error(kind, connected, "could be connected to", answers))
     }
 
     /// Looks for one server behind two addresses. It grants a lock once, so it would refuse us what
     /// it has granted us, and the majority would be of fewer servers than there seem to be; and in
     /// two of its databases it would be two votes that fail together.
     ///
-    /// What turns out later is found by [`only_vote`](Self::only_vote).
+    /// What turns out later is found when it grants a lock.
     fn all_different(&self) -> Result<(), QuorumError> {
-        let mut known: Vec<(ServerId, &Arc<str>)> = Vec::new();
-        for member in &self.members {
-            let Some(server) = member.reached().ok().and_then(|client| client.server()) else {
-                continue;
-            };
-            if let Some((_, other)) = known.iter().find(|(one, _)| *one == server) {
-                let what = format!("{other} and {} are the same server", member.address);
-                return Err(QuorumError::new(ErrorKind::Unavailable, what, Vec::new()));
+        let mut addresses = HashMap::new();
+        for Member { address, client } in self.members.iter().map(|one| &**one) {
+            let there = client.context.router.server();
+            let other = there.and_then(|server| addresses.insert(server, address));
+            if let Some(other) = other {
+                let what = format!("{other} and {address} are the same server");
+                return Err(QuorumError::new(ErrorKind::Unavailable, what));
             }
-            known.push((server, &member.address));
         }
         Ok(())
     }
 
-    /// What a server has granted, unless it has granted one of these by another address. Only the
-    /// grant says which server it was: what is behind an address may change, also while the lock is
-    /// asked for. A guard that does not count is dropped here, and so given back.
-    pub(crate) fn only_vote<'a>(
+    /// What a server answers, if that comes in time; else the question is dropped.
+    pub(crate) async fn in_time<T>(
         &self,
-        guard: Guard,
-        mut held: impl Iterator<Item = (usize, &'a Guard)>,
-    ) -> Result<Guard, Error> {
-        let Some(server) = guard.hold().server() else {
-            return Ok(guard);
-        };
-        let twin = held.find(|(_, other)| other.hold().server().as_ref() == Some(&server));
-        let twin = twin.and_then(|(other, _)| self.members.get(other));
-        twin.map_or(Ok(guard), |twin| Err(Error::same_server(&twin.address)))
+        answer: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let limit = self.builder.server_timeout;
+        let answer = timeout(limit, answer).await;
+        answer.unwrap_or_else(|_| Err(Error::too_slow(limit)))
     }
 
-    /// What is known of each server before it has answered.
-    pub(crate) fn unanswered(&self) -> Vec<Option<Error>> {
-        let unanswered = || Some(Error::too_slow(self.server_timeout));
-        self.members.iter().map(|_| unanswered()).collect()
+    /// Whether a majority has confirmed a renewal or a release.
+    pub(crate) fn confirmed(&self, what: &str, answers: Answers) -> Result<(), QuorumError> {
+        if done(&answers) >= self.need {
+            return Ok(());
+        }
+        Err(self.error(doubt(&answers, self.need), what, answers))
     }
 
-    /// An error with each server's answer, `None` for what was wished for: of so many, where more
-    /// are needed.
-    pub(crate) fn error(
-        &self,
-        kind: ErrorKind,
-        did: usize,
-        what: &str,
-        answers: Vec<Option<Error>>,
-    ) -> QuorumError {
-        let (servers, need) = (self.members.len(), self.need);
+    /// An error with each server's answer, `None` for what was wished for.
+    pub(crate) fn error(&self, kind: ErrorKind, what: &str, answers: Answers) -> QuorumError {
+        let (did, servers, need) = (done(&answers), self.members.len(), self.need);
         let what = format!("{did} of {servers} servers {what}, {need} are needed");
         let addresses = self.members.iter().map(|one| Arc::clone(&one.address));
-        QuorumError::new(kind, what, addresses.zip(answers).collect())
-    }
-
-    fn stop_connecting(&self) {
-        for task in &self.connecting {
-            task.abort();
+        QuorumError {
+            servers: addresses.zip(answers).collect(),
+            ..QuorumError::new(kind, what)
         }
-    }
-}
-
-impl Drop for Core {
-    fn drop(&mut self) {
-        self.stop_connecting();
-    }
-}
-
-/// Notes the answer of one server.
-pub(crate) fn put<T>(answers: &mut [T], server: usize, answer: T) {
-    if let Some(place) = answers.get_mut(server) {
-        *place = answer;
     }
 }
 
@@ -409,7 +380,7 @@ mod tests {
     use super::*;
 
     fn refused(urls: &[&str]) -> String {
-        let Err(error) = members(urls) else {
+        let Err(error) = connectors(&Client::builder(), urls) else {
             panic!("{urls:?}")
         };
         assert!(error.is_unavailable(), "{error}");
@@ -431,6 +402,7 @@ mod tests {
         let unreadable = refused(&["redis://a", "http://user:secret@b", "redis://c"]);
         assert!(unreadable.contains("server 2: "), "{unreadable}");
         assert!(!unreadable.contains("secret"), "{unreadable}");
-        assert!(members(["redis://a", "redis://b", "redis://c"]).is_ok());
+        let three = ["redis://a", "redis://b", "redis://c"];
+        assert!(connectors(&Client::builder(), three).is_ok());
     }
 }

@@ -1,6 +1,5 @@
 //! Why a quorum did not do what it was asked to, server by server.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -42,21 +41,18 @@ use crate::error::{Error, ErrorKind};
 /// ```
 #[derive(Clone, Debug)]
 pub struct QuorumError {
-    kind: ErrorKind,
-    what: Cow<'static, str>,
-    servers: Vec<(Arc<str>, Option<Error>)>,
+    pub(crate) kind: ErrorKind,
+    pub(crate) what: String,
+    pub(crate) servers: Vec<(Arc<str>, Option<Error>)>,
 }
 
 impl QuorumError {
-    pub(crate) fn new(
-        kind: ErrorKind,
-        what: impl Into<Cow<'static, str>>,
-        servers: Vec<(Arc<str>, Option<Error>)>,
-    ) -> Self {
+    /// One that has nothing to say of each server.
+    pub(crate) fn new(kind: ErrorKind, what: String) -> Self {
         Self {
             kind,
-            what: what.into(),
-            servers,
+            what,
+            servers: Vec::new(),
         }
     }
 
@@ -130,8 +126,11 @@ mod tests {
             ),
             (Arc::from("c:3"), Some(Error::could_not_connect(down))),
         ];
-        let what = "1 of 3 servers granted it, 2 are needed";
-        let error = QuorumError::new(ErrorKind::NotAcquired, what, servers);
+        let what = "1 of 3 servers granted it, 2 are needed".to_owned();
+        let error = QuorumError {
+            servers,
+            ..QuorumError::new(ErrorKind::NotAcquired, what)
+        };
         assert_eq!(
             error.to_string(),
             "not acquired: 1 of 3 servers granted it, 2 are needed; \

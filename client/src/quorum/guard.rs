@@ -1,21 +1,23 @@
-//! A lock that is held on a majority.
+//! A lock that is held on a majority, and the task that looks after it: it takes in what is granted
+//! late, takes the lock again where it was lost, and gives back the rest when it is lost as a
+//! whole.
+//!
+//! It does not renew: each server's hold is renewed by the watchdog of that server's client.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::{MissedTickBehavior, interval};
 
 use crate::api::Guard;
-use crate::error::Error;
-use crate::quorum::client::put;
-use crate::quorum::error::QuorumError;
-use crate::quorum::keeper;
-use crate::quorum::lock::QuorumLock;
-use crate::quorum::majority::doubt;
-use crate::quorum::parts::Parts;
-use crate::quorum::round::Round;
+use crate::background::task;
+use crate::flows::lost;
+use crate::locked;
+use crate::quorum::{Parts, QuorumError, QuorumLock, Round};
 
 /// A lock that is held on a majority of servers; made by [`QuorumLock::lock`] and its siblings.
 ///
@@ -38,25 +40,17 @@ use crate::quorum::round::Round;
 #[must_use = "dropping the guard gives the lock back at once"]
 pub struct QuorumGuard {
     lock: QuorumLock,
-    parts: Arc<Parts>,
+    parts: Arc<Mutex<Parts>>,
     keeper: Option<JoinHandle<()>>,
 }
 
-/// What a server answers to a renewal: with a guard if the lock was taken there again.
-type Renewal = Result<Option<Guard>, Error>;
-
 impl QuorumGuard {
     /// `round` has the servers that have not answered yet.
-    pub(crate) fn new(
-        lock: QuorumLock,
-        granted: Vec<(usize, Guard)>,
-        answers: Vec<Option<Error>>,
-        cap: Option<Instant>,
-        round: Round<Result<Guard, Error>>,
-    ) -> Self {
-        let parts = Parts::new(lock.core(), granted, answers, cap);
-        let keeping = keeper::keep(Arc::clone(&parts), lock.clone(), round);
-        let keeper = Some(lock.core().runtime.spawn(keeping));
+    pub(crate) fn new(parts: Parts, round: Round) -> Self {
+        let lock = parts.lock.clone();
+        let parts = Arc::new(Mutex::new(parts));
+        let keeping = keep(Arc::clone(&parts), lock.lease.is_none(), round);
+        let keeper = Some(lock.core.background.runtime.spawn(task(keeping)));
         Self {
             lock,
             parts,
@@ -93,23 +87,19 @@ impl QuorumGuard {
     /// # }
     /// ```
     pub fn tokens(&self) -> Vec<(String, u64)> {
-        let members = &self.lock.core().members;
-        let named = self.parts.tokens().into_iter();
-        named
-            .filter_map(|(server, token)| Some((members.get(server)?.address.to_string(), token)))
-            .collect()
+        locked(&self.parts).tokens()
     }
 
     /// How long the lock may still be called held if nothing more is heard from any server; zero
     /// once lost. With a [grace](crate::ClientBuilder::grace) this is never much more than that.
     pub fn valid_for(&self) -> Duration {
-        self.parts.valid_for()
+        locked(&self.parts).valid_for()
     }
 
     /// Whether the lock is lost, or may be: see [above](Self#what-it-promises). Once true it stays
     /// true.
     pub fn is_lost(&self) -> bool {
-        self.parts.lost().is_some()
+        locked(&self.parts).lost().is_some()
     }
 
     /// Ends when the lock is lost, with every server's reason. Never ends while it is held.
@@ -134,7 +124,7 @@ impl QuorumGuard {
     /// # }
     /// ```
     pub async fn lost(&self) -> QuorumError {
-        self.parts.until_lost().await
+        until_lost(&self.parts).await
     }
 
     /// Starts the lease anew on every server. A lock that was given a lease is also taken again
@@ -172,74 +162,31 @@ impl QuorumGuard {
     /// # }
     /// ```
     pub async fn renew(&self) -> Result<(), QuorumError> {
-        let core = self.lock.core();
-        let mut round = self.take_missing();
-        let asked = self.parts.live();
-        self.renew_parts(&asked, &mut round);
-        // Looked at after: what has been lost meanwhile is not asked, and must not count as if it
-        // had confirmed.
-        let mut answers = self.parts.troubles();
-        while let Some((server, answer)) = round.next().await {
-            let error = match answer {
-                Ok(Some(guard)) => self.parts.join(server, Ok(guard)),
-                Ok(None) => None,
-                Err(error) => Some(error),
-            };
-            put(&mut answers, server, error);
+        let (core, parts) = (&self.lock.core, &self.parts);
+        let mut round = Round::new();
+        // One that was given no lease is taken again by itself.
+        if self.lock.lease.is_some() {
+            locked(parts).take_again(&mut round);
         }
-        // What has confirmed it and was lost since, to an operator for one, is not held any more.
-        let troubles = self.parts.troubles().into_iter().enumerate();
-        for (server, trouble) in troubles.filter(|(_, trouble)| trouble.is_some()) {
-            if answers.get(server).is_some_and(Option::is_none) {
-                put(&mut answers, server, trouble);
+        let renewing = join_all(locked(parts).live().map(|guard| {
+            let guard = guard.cloned();
+            async move {
+                let guard = guard?;
+                let error = core.in_time(guard.renew()).await.err()?;
+                Some((guard, error))
             }
-        }
-        // Servers that were slower than the majority of lock() may grant it only now. Without them
-        // the renewal would be in doubt as soon as one of that majority does not answer.
-        for (server, guard) in self.parts.live() {
-            if !asked.iter().any(|(_, asked)| Arc::ptr_eq(asked, &guard)) {
-                put(&mut answers, server, None);
+        }));
+        let joining = async {
+            while let Some((server, answer)) = round.next().await {
+                locked(parts).join_late(server, answer);
             }
-        }
-        if let Some(lost) = self.parts.lost() {
+        };
+        let (failed, ()) = tokio::join!(renewing, joining);
+        let answers = locked(parts).renewed(failed);
+        if let Some(lost) = locked(parts).lost() {
             return Err(lost);
         }
-        let confirmed = answers.iter().filter(|error| error.is_none()).count();
-        if confirmed >= core.need {
-            return Ok(());
-        }
-        let kind = doubt(&answers, core.need);
-        Err(core.error(kind, confirmed, "have confirmed the renewal", answers))
-    }
-
-    /// Asks the servers where it is missing for the lock. One that was given no lease is taken
-    /// again there by itself.
-    fn take_missing(&self) -> Round<Renewal> {
-        let core = self.lock.core();
-        let mut round = Round::new();
-        if self.lock.is_renewed() {
-            return round;
-        }
-        let (missing, longest) = self.parts.missing();
-        let members = core.members.iter().enumerate();
-        for (server, member) in members.filter(|(server, _)| missing.contains(server)) {
-            let taking = self.lock.take(member, longest);
-            round.ask(server, async move { taking.await.map(Some) });
-        }
-        round
-    }
-
-    /// Asks the servers that hold it to renew it.
-    fn renew_parts(&self, parts: &[(usize, Arc<Guard>)], round: &mut Round<Renewal>) {
-        let within = self.lock.core().server_timeout;
-        for (server, guard) in parts {
-            let guard = Arc::clone(guard);
-            round.ask(*server, async move {
-                let renewal = timeout(within, guard.renew()).await;
-                let renewal = renewal.unwrap_or_else(|_| Err(Error::too_slow(within)));
-                renewal.map(|()| None)
-            });
-        }
+        core.confirmed("have confirmed the renewal", answers)
     }
 
     /// Gives the lock back on all servers and waits until a majority has confirmed it.
@@ -269,37 +216,37 @@ impl QuorumGuard {
     /// # }
     /// ```
     pub async fn unlock(self) -> Result<(), QuorumError> {
-        let core = self.lock.core();
-        let mut answers = self.parts.troubles();
-        let mut round = Round::new();
-        for (server, guard) in self.parts.close()? {
-            put(&mut answers, server, Some(Error::no_reply(None)));
-            round.ask(server, guard.unlock());
-        }
+        let mut answers = locked(&self.parts).troubles();
+        let guards = locked(&self.parts).take()?;
+        let release = async |(server, guard): (usize, Guard)| (server, guard.unlock().await);
+        let mut releases: FuturesUnordered<_> = guards.into_iter().map(release).collect();
         let mut confirmed: usize = 0;
-        while let Some((server, answer)) = round.next().await {
+        while let Some((server, answer)) = releases.next().await {
             confirmed = confirmed.saturating_add(answer.is_ok().into());
             // The others have been told too; their answers change nothing.
-            if confirmed >= core.need {
+            if confirmed >= self.lock.core.need {
                 return Ok(());
             }
-            put(&mut answers, server, answer.err());
+            if let Some(place) = answers.get_mut(server) {
+                *place = answer.err();
+            }
         }
-        let kind = doubt(&answers, core.need);
-        Err(core.error(kind, confirmed, "have confirmed the release", answers))
+        let core = &self.lock.core;
+        core.confirmed("have confirmed the release", answers)
     }
 }
 
 impl Drop for QuorumGuard {
     fn drop(&mut self) {
         // What is taken out is dropped here, and so given back; unless unlock() has done so.
-        drop(self.parts.close());
+        let left = locked(&self.parts).take();
+        drop(left);
         if let Some(keeper) = self.keeper.take() {
             keeper.abort();
             // What it had still asked for is given back when it has ended, which shutdown() waits
             // for.
             let ended = async move { drop(keeper.await) };
-            self.lock.core().background.spawn(ended);
+            self.lock.core.background.spawn(ended);
         }
     }
 }
@@ -313,3 +260,39 @@ impl fmt::Debug for QuorumGuard {
             .finish_non_exhaustive()
     }
 }
+
+/// Ends when it is lost, at the latest with its validity.
+///
+/// What joins meanwhile need not be listened to: as long as those that were there are not lost they
+/// are a majority.
+async fn until_lost(parts: &Mutex<Parts>) -> QuorumError {
+    loop {
+        if let Some(lost) = locked(parts).lost() {
+            return lost;
+        }
+        // Not the guards: what is lost meanwhile is to be given back at once.
+        let hold = |guard: &Arc<Guard>| Arc::clone(guard.hold());
+        let holds: Vec<_> = locked(parts).live().flatten().map(hold).collect();
+        lost(holds.iter()).await;
+    }
+}
+
+/// Looks after what is held until it is lost, or the task is aborted with the guard.
+async fn keep(parts: Arc<Mutex<Parts>>, is_renewed: bool, mut round: Round) {
+    let mut retake = interval(RETAKE_EVERY);
+    retake.reset();
+    retake.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let lost = until_lost(&parts);
+    tokio::pin!(lost);
+    loop {
+        tokio::select! {
+            _ = &mut lost => return,
+            Some((server, answer)) = round.next() => locked(&parts).join_late(server, answer),
+            _ = retake.tick(), if is_renewed => locked(&parts).take_again(&mut round),
+        }
+    }
+}
+
+/// Servers that come back are found within this time: fewer may then fail before it comes to a
+/// loss. Where a server is known to be down, nothing is sent.
+const RETAKE_EVERY: Duration = Duration::from_secs(1);

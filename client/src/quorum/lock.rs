@@ -1,23 +1,18 @@
 //! A named lock of a quorum, and one try to get a majority.
 
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::time::{Instant, sleep};
 
-use crate::api::Guard;
-use crate::api::methods::setters;
+use crate::api::{Guard, setters};
+use crate::backoff::part_of;
+use crate::chance::random;
 use crate::error::{Error, ErrorKind};
-use crate::flows::acquire::WaitMode;
-use crate::quorum::client::{Core, put};
-use crate::quorum::error::QuorumError;
-use crate::quorum::guard::QuorumGuard;
-use crate::quorum::majority::{refusal, validity};
-use crate::quorum::member::Member;
-use crate::quorum::pause::Pauses;
-use crate::quorum::round::Round;
+use crate::quorum::{Core, Member, Parts, QuorumError, QuorumGuard};
 
 /// A lock by its name on every server of a quorum, made by
 /// [`QuorumClient::lock`](crate::QuorumClient::lock). Cheap to clone; nothing is taken until one of
@@ -39,28 +34,19 @@ use crate::quorum::round::Round;
 /// lock is taken for that long and never renewed but by [`QuorumGuard::renew`].
 #[derive(Clone)]
 pub struct QuorumLock {
-    core: Arc<Core>,
-    name: Arc<[u8]>,
+    pub(crate) core: Arc<Core>,
+    pub(crate) name: Arc<[u8]>,
     pub(crate) lease: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
 }
 
 impl QuorumLock {
-    pub(crate) fn new(core: Arc<Core>, name: Arc<[u8]>) -> Self {
-        Self {
-            core,
-            name,
-            lease: None,
-            max_hold: None,
-        }
-    }
-
     /// The name: the key under which the servers keep the lock.
     pub fn name(&self) -> &[u8] {
         &self.name
     }
 
-    setters! { self;
+    setters! { self, self;
         /// Much longer than a server may take to [answer](crate::QuorumBuilder::server_timeout).
         ///
         /// # Examples
@@ -113,7 +99,7 @@ impl QuorumLock {
     /// # }
     /// ```
     pub async fn lock(&self) -> Result<QuorumGuard, QuorumError> {
-        self.acquire(WaitMode::Forever).await
+        self.acquire(None).await
     }
 
     /// Takes the lock if a majority of the servers grants it at the first try.
@@ -147,7 +133,7 @@ impl QuorumLock {
     /// # }
     /// ```
     pub async fn try_lock(&self) -> Result<QuorumGuard, QuorumError> {
-        self.acquire(WaitMode::None).await
+        self.acquire(Some(Instant::now())).await
     }
 
     /// Takes the lock, trying for at most `timeout` and the
@@ -178,36 +164,30 @@ impl QuorumLock {
     /// # }
     /// ```
     pub async fn lock_timeout(&self, timeout: Duration) -> Result<QuorumGuard, QuorumError> {
-        let deadline = Instant::now().checked_add(timeout);
-        self.acquire(deadline.map_or(WaitMode::Forever, WaitMode::Until))
-            .await
+        self.acquire(Instant::now().checked_add(timeout)).await
     }
 
-    async fn acquire(&self, wait_mode: WaitMode) -> Result<QuorumGuard, QuorumError> {
-        let mut pauses = Pauses::new();
+    async fn acquire(&self, deadline: Option<Instant>) -> Result<QuorumGuard, QuorumError> {
+        let mut pauses = 0;
         let mut unasked_since = None;
         loop {
             // A try that fails has given back, or is giving back, all that it was granted.
-            let error = match self.try_once().await {
-                Ok(guard) => return Ok(guard),
-                Err(error) => error,
+            let tried = self.try_once().await;
+            unasked_since = match tried.as_ref().map_err(QuorumError::kind) {
+                Err(ErrorKind::NotAcquired) => None,
+                Err(ErrorKind::Unavailable) => unasked_since.or_else(|| Some(Instant::now())),
+                _ => return tried,
             };
-            let since = match error.kind() {
-                ErrorKind::NotAcquired => None,
-                ErrorKind::Unavailable => Some(unasked_since.unwrap_or_else(Instant::now)),
-                _ => return Err(error),
-            };
-            unasked_since = since;
-            let unasked = since.is_some_and(|since| since.elapsed() >= self.core.unasked_max);
-            let left = match wait_mode {
-                WaitMode::None => Duration::ZERO,
-                WaitMode::Until(end) => end.saturating_duration_since(Instant::now()),
-                WaitMode::Forever => Duration::MAX,
-            };
-            if unasked || left.is_zero() || self.core.background.is_closed() {
-                return Err(error);
+            // How long too few servers may be to be asked until a call says so.
+            let unasked_max = self.core.builder.settings.dialer.response_timeout;
+            let unasked = unasked_since.is_some_and(|since| since.elapsed() >= unasked_max);
+            let now = Instant::now();
+            let left = deadline.map_or(Duration::MAX, |end| end.saturating_duration_since(now));
+            if unasked || left.is_zero() || self.core.background.closing.is_cancelled() {
+                return tried;
             }
-            sleep(pauses.next().min(left)).await;
+            sleep(pause_after(pauses).min(left)).await;
+            pauses = pauses.saturating_add(1);
         }
     }
 
@@ -216,80 +196,46 @@ impl QuorumLock {
     /// All that is granted is in guards, and all that may yet be granted in pending calls of
     /// `try_lock`: wherever this is dropped, they give back what they have.
     async fn try_once(&self) -> Result<QuorumGuard, QuorumError> {
-        let core = &self.core;
-        let longest = self.max_hold.or(core.max_hold);
-        let cap = longest.and_then(|longest| Instant::now().checked_add(longest));
+        let longest = self.max_hold.or(self.core.builder.settings.max_hold);
+        let mut parts = Parts::new(self, longest);
         let mut round = Round::new();
-        for (server, member) in core.members.iter().enumerate() {
-            round.ask(server, self.take(member, longest));
-        }
-        let mut answers = core.unanswered();
-        let mut granted: Vec<(usize, Guard)> = Vec::new();
-        let mut grants: usize = 0;
+        parts.ask_missing(longest, &mut round);
         while let Some((server, answer)) = round.next().await {
-            let held = granted.iter().map(|(other, guard)| (*other, guard));
-            match answer.and_then(|guard| core.only_vote(guard, held)) {
-                Ok(guard) => {
-                    put(&mut answers, server, None);
-                    granted.push((server, guard));
-                    grants = grants.saturating_add(1);
-                }
-                Err(error) => put(&mut answers, server, Some(error)),
-            }
-            let left: Vec<_> = granted.iter().map(|(_, guard)| guard.valid_for()).collect();
-            if !validity(left.iter().copied(), core.need).is_zero() {
-                // What has ended before the others came was somebody else's to take, and with a
-                // larger token: the guard must not show the one of ours.
-                let mut left = left.into_iter();
-                granted.retain(|_| left.next().is_some_and(|left| !left.is_zero()));
-                return Ok(QuorumGuard::new(self.clone(), granted, answers, cap, round));
+            parts.join(server, answer);
+            if parts.are_majority() {
+                return Ok(QuorumGuard::new(parts, round));
             }
             // Without hope of a majority a part is only in the way of others. What the rest
             // says is still of interest, for the error.
-            if granted.len().saturating_add(round.open()) < core.need {
-                granted.clear();
+            if parts.kept().saturating_add(round.len()) < self.core.need {
+                parts.give_back();
             }
         }
-        for (server, guard) in &granted {
-            // Enough have granted it, but too late.
-            let late = guard.is_lost();
-            put(&mut answers, *server, late.then(Error::too_late));
-        }
-        let kind = refusal(&answers, core.need);
-        Err(core.error(kind, grants, "granted it", answers))
+        Err(parts.refusal())
     }
 
     /// Takes the lock on one server, if that answers in time.
     pub(crate) fn take(
         &self,
+        server: usize,
         member: &Arc<Member>,
         max_hold: Option<Duration>,
-    ) -> impl Future<Output = Result<Guard, Error>> + Send + 'static {
-        let (member, name) = (Arc::clone(member), Arc::clone(&self.name));
-        let (lease, within) = (self.lease, self.core.server_timeout);
-        async move {
-            let mut lock = member.client()?.lock(&*name);
-            if let Some(lease) = lease {
-                lock = lock.lease(lease);
-            }
-            if let Some(longest) = max_hold {
-                lock = lock.max_hold(longest);
-            }
+    ) -> BoxFuture<'static, (usize, Result<Guard, Error>)> {
+        let (member, this) = (Arc::clone(member), self.clone());
+        let answer = async move {
+            let mut lock = member.client()?.lock(&*this.name);
+            lock.options.lease = this.lease;
+            lock.options.max_hold = max_hold;
             // Dropped when its time is up: a grant that comes later is given back.
-            let answer = timeout(within, lock.try_lock()).await;
-            answer.unwrap_or_else(|_| Err(Error::too_slow(within)))
-        }
-    }
-
-    pub(crate) fn core(&self) -> &Arc<Core> {
-        &self.core
-    }
-
-    /// Whether it is renewed by itself.
-    pub(crate) fn is_renewed(&self) -> bool {
-        self.lease.is_none()
+            this.core.in_time(lock.try_lock()).await
+        };
+        Box::pin(async move { (server, answer.await) })
     }
 }
+
+/// Servers that have been asked for the lock and have not answered yet, by their number. Dropping
+/// it gives back what they grant.
+pub(crate) type Round = FuturesUnordered<BoxFuture<'static, (usize, Result<Guard, Error>)>>;
 
 impl fmt::Debug for QuorumLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -297,5 +243,42 @@ impl fmt::Debug for QuorumLock {
             .field("name", &String::from_utf8_lossy(&self.name))
             .field("lease", &self.lease)
             .finish_non_exhaustive()
+    }
+}
+
+/// A pause of random length, up to a longest that doubles from 20 ms to 200 ms.
+///
+/// Random, because two clients that took half of the servers each would otherwise do so again and
+/// again. Short, because nobody tells a client that the lock is free: for so long it may lie idle.
+fn pause_after(pauses: u32) -> Duration {
+    let doubled = PAUSE_FIRST.saturating_mul(2_u32.saturating_pow(pauses));
+    part_of(doubled.min(PAUSE_MAX), random())
+}
+
+const PAUSE_FIRST: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn from_nothing_to_the_longest() {
+        assert_eq!(part_of(PAUSE_MAX, 0), Duration::ZERO);
+        assert_eq!(part_of(PAUSE_MAX, u32::MAX), PAUSE_MAX);
+        let half = part_of(PAUSE_MAX, u32::MAX / 2);
+        assert!(half > Duration::from_millis(99) && half <= Duration::from_millis(100));
+    }
+
+    #[test]
+    fn the_longest_doubles_up_to_its_end_and_two_clients_differ() {
+        let mut differ = false;
+        for (pauses, longest) in (0..).zip([20, 40, 80, 160, 200, 200]) {
+            let (one, other) = (pause_after(pauses), pause_after(pauses));
+            assert!(one.max(other) <= Duration::from_millis(longest));
+            differ |= one != other;
+        }
+        assert!(differ);
+        assert!(pause_after(u32::MAX) <= PAUSE_MAX);
     }
 }

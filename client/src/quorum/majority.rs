@@ -5,6 +5,15 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 
+/// What each server has answered, in the order in which they were named; `None` is what was wished
+/// for.
+pub(crate) type Answers = Vec<Option<Error>>;
+
+/// How many have done what was wished for.
+pub(crate) fn done(answers: &[Option<Error>]) -> usize {
+    answers.iter().filter(|answer| answer.is_none()).count()
+}
+
 /// More than half of so many servers.
 pub(crate) fn majority(servers: usize) -> usize {
     (servers / 2).saturating_add(1)
@@ -24,54 +33,39 @@ pub(crate) fn validity(left: impl IntoIterator<Item = Duration>, need: usize) ->
 
 /// Why too few servers have granted the lock, from what each of them said; `None` is a grant.
 pub(crate) fn refusal(answers: &[Option<Error>], need: usize) -> ErrorKind {
-    let count = |is: fn(&Error) -> bool| {
-        let errors = answers.iter().flatten();
-        errors.filter(|error| is(error)).count()
-    };
-    let granted = answers.iter().filter(|answer| answer.is_none()).count();
-    let answered = granted.saturating_add(count(Error::is_not_acquired));
-    let unreachable = count(is_silent);
+    let count = |is: fn(&Option<Error>) -> bool| answers.iter().filter(|one| is(one)).count();
+    let answered = count(|one| one.as_ref().is_none_or(Error::is_not_acquired));
     // Even if those that could not be asked had granted it.
-    let possible = answered.saturating_add(unreachable);
-    if possible < need {
-        let kinds = answers.iter().flatten().filter(|error| !is_silent(error));
-        let refused = kinds.filter(|error| !error.is_not_acquired());
-        return refused
-            .map(Error::kind)
-            .next()
-            .unwrap_or(ErrorKind::Refused);
-    }
+    let possible =
+        answered.saturating_add(count(|one| one.as_ref().is_some_and(Error::is_unanswered)));
     if answered >= need {
         ErrorKind::NotAcquired
-    } else {
+    } else if possible >= need {
         ErrorKind::Unavailable
+    } else {
+        let mut errors = answers.iter().flatten();
+        let refused = errors.find(|error| !error.is_unanswered() && !error.is_not_acquired());
+        refused.map_or(ErrorKind::Refused, Error::kind)
     }
 }
 
 /// Why too few servers have confirmed a renewal or a release, from what each of them said; `None`
 /// is a confirmation.
 pub(crate) fn doubt(answers: &[Option<Error>], need: usize) -> ErrorKind {
-    let may_hold = |answer: &&Option<Error>| answer.as_ref().is_none_or(is_silent);
+    let may_hold = |answer: &&Option<Error>| answer.as_ref().is_none_or(Error::is_unanswered);
     if answers.iter().filter(may_hold).count() < need {
-        return ErrorKind::Lost;
-    }
-    let unknown = answers.iter().flatten().any(Error::is_unknown);
-    if unknown {
+        ErrorKind::Lost
+    } else if answers.iter().flatten().any(Error::is_unknown) {
         ErrorKind::Unknown
     } else {
         ErrorKind::Unavailable
     }
 }
 
-/// Nothing was heard of the server.
-fn is_silent(error: &Error) -> bool {
-    error.is_unavailable() || error.is_unknown()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lost_reason::LostReason;
+    use crate::error::LostReason;
     use crate::time::drift;
 
     #[test]

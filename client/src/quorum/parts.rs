@@ -1,260 +1,264 @@
-//! The holds behind a guard, one a server, and whether they are still a majority.
+//! What each server has granted or said instead, and whether that makes a majority.
 
-use std::sync::{Arc, Mutex};
+use std::mem;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::api::Guard;
+use crate::error::LostReason::{Broken, Deleted, MaxHold};
 use crate::error::{Error, ErrorKind};
-use crate::flows::lost;
-use crate::ledger::Hold;
-use crate::locked;
-use crate::lost_reason::LostReason;
-use crate::quorum::client::Core;
-use crate::quorum::error::QuorumError;
-use crate::quorum::majority::validity;
+use crate::quorum::majority::{refusal, validity};
+use crate::quorum::{Answers, Member, QuorumError, QuorumLock, Round};
+use crate::time::TIMEOUT_MAX;
 
-/// What a guard holds, shared with the task that looks after it.
+/// The lock on all servers, in the order in which they were named.
 pub(crate) struct Parts {
-    core: Arc<Core>,
+    pub(crate) lock: QuorumLock,
     /// When it ends at the latest.
     cap: Option<Instant>,
-    state: Mutex<State>,
+    servers: Vec<Part>,
+    lost: Option<QuorumError>,
 }
 
-struct State {
-    parts: Vec<Part>,
-    end: End,
-}
-
-enum End {
-    NotYet,
-    Lost(QuorumError),
-    GivenBack,
-}
-
-/// What is held on one server.
+/// The lock on one server.
 struct Part {
+    member: Arc<Member>,
     guard: Option<Arc<Guard>>,
-    /// Why nothing is.
+    /// Why the server granted nothing, or why that was given back. `None` beside no guard: it was
+    /// given back because the others are too few.
     why_not: Option<Error>,
     /// Of the first grant.
     token: Option<u64>,
+    /// Whether it has not answered since it was asked last.
+    is_asked: bool,
 }
 
 impl Part {
     /// Why it does not count; `None` if it does.
     fn trouble(&self) -> Option<Error> {
         match &self.guard {
-            Some(guard) => guard.lost_already().map(Error::lost),
-            None => Some(self.why_not.clone().unwrap_or_else(Error::not_attached)),
+            Some(guard) => guard.still_held().err(),
+            None => self.why_not.clone(),
         }
     }
 
     fn live(&self) -> Option<&Arc<Guard>> {
-        let guard = self.guard.as_ref();
-        guard.filter(|guard| !guard.is_lost())
+        self.guard.as_ref().filter(|guard| !guard.is_lost())
     }
 
-    fn put(&mut self, guard: Guard) {
-        self.token.get_or_insert(guard.token());
-        self.guard = Some(Arc::new(guard));
-        self.why_not = None;
+    fn valid_for(&self) -> Duration {
+        let guard = self.guard.as_ref();
+        guard.map_or(Duration::ZERO, |guard| guard.valid_for())
+    }
+
+    /// Gives back what is lost by our clock: the server may not know.
+    fn let_go(&mut self) {
+        if let Some(guard) = self.guard.take() {
+            self.why_not = guard.still_held().err();
+        }
     }
 
     /// Whether it may be taken again: not where an operator has ended it.
     fn is_missing(&self) -> bool {
-        let over = self.guard.as_ref().map(|guard| guard.lost_already());
-        match over {
-            None => true,
-            Some(None) => false,
-            Some(Some(reason)) => !matches!(
-                reason,
-                LostReason::Broken
-                    | LostReason::Deleted
-                    | LostReason::SessionTakenOver
-                    | LostReason::MaxHold
-            ),
-        }
-    }
-}
-
-impl State {
-    /// What counts, by its server.
-    fn live(&self) -> impl Iterator<Item = (usize, &Arc<Guard>)> {
-        let parts = self.parts.iter().enumerate();
-        parts.filter_map(|(server, part)| Some((server, part.live()?)))
+        let Some(guard) = &self.guard else {
+            return true;
+        };
+        let ended = |reason| matches!(reason, Broken | Deleted | MaxHold);
+        guard.lost_already().is_some_and(|reason| !ended(reason))
     }
 }
 
 impl Parts {
-    /// A majority that has been granted, and why the other servers have not.
-    pub(crate) fn new(
-        core: &Arc<Core>,
-        granted: Vec<(usize, Guard)>,
-        answers: Vec<Option<Error>>,
-        cap: Option<Instant>,
-    ) -> Arc<Self> {
-        let part = |why_not| Part {
+    /// No server has answered yet.
+    pub(crate) fn new(lock: &QuorumLock, max_hold: Option<Duration>) -> Self {
+        let now = Instant::now();
+        let part = |member| Part {
+            member: Arc::clone(member),
             guard: None,
-            why_not,
+            why_not: Some(Error::too_slow(lock.core.builder.server_timeout)),
             token: None,
+            is_asked: false,
         };
-        let mut parts: Vec<_> = answers.into_iter().map(part).collect();
-        for (server, guard) in granted {
-            if let Some(part) = parts.get_mut(server) {
-                part.put(guard);
-            }
+        Self {
+            lock: lock.clone(),
+            // Its end can be said of any, so that it is not another limit when it is taken again.
+            cap: max_hold.and_then(|longest| now.checked_add(longest.min(TIMEOUT_MAX))),
+            servers: lock.core.members.iter().map(part).collect(),
+            lost: None,
         }
-        let end = End::NotYet;
-        Arc::new(Self {
-            core: Arc::clone(core),
-            cap,
-            state: Mutex::new(State { parts, end }),
-        })
     }
 
-    /// Why it is lost, if it is. Once lost it stays lost, and what is left of it is given back.
-    pub(crate) fn lost(&self) -> Option<QuorumError> {
-        self.look(&mut locked(&self.state))
+    /// Asks the servers where nothing is held, unless they are being asked.
+    pub(crate) fn ask_missing(&mut self, max_hold: Option<Duration>, round: &mut Round) {
+        let parts = self.servers.iter_mut().enumerate();
+        for (server, part) in parts.filter(|(_, part)| part.is_missing()) {
+            part.let_go();
+            // A renewal by hand asks in any case: it may have been given up while it waited.
+            if !mem::replace(&mut part.is_asked, true) || self.lock.lease.is_some() {
+                round.push(self.lock.take(server, &part.member, max_hold));
+            }
+        }
+    }
+
+    /// The same for what is held by a majority already; none once it has been given back, though
+    /// nothing is held there and the releases may take long to be confirmed.
+    pub(crate) fn take_again(&mut self, round: &mut Round) {
+        let now = Instant::now();
+        let left = self.cap.map(|cap| cap.saturating_duration_since(now));
+        if self.lost().is_none() && left != Some(Duration::ZERO) {
+            self.ask_missing(left, round);
+        }
+    }
+
+    /// Adds what a server answers later than the majority. Given back at once if it is too late.
+    pub(crate) fn join_late(&mut self, server: usize, answer: Result<Guard, Error>) {
+        // Looked at before: with this one there may be a majority again, but there was none in
+        // between, and somebody else may have had one.
+        if self.lost().is_none() {
+            self.join(server, answer);
+        }
+    }
+
+    /// Adds what a server has granted, or why it has not. What is of no use is given back at once.
+    pub(crate) fn join(&mut self, server: usize, answer: Result<Guard, Error>) {
+        let answer = answer.and_then(|guard| self.only_vote(guard));
+        let Some(part) = self.servers.get_mut(server) else {
+            return;
+        };
+        part.is_asked = false;
+        match answer {
+            Ok(guard) if part.live().is_none() => {
+                part.token.get_or_insert(guard.token());
+                part.guard = Some(Arc::new(guard));
+                part.why_not = None;
+            }
+            Err(error) if part.guard.is_none() => part.why_not = Some(error),
+            _ => {}
+        }
+    }
+
+    /// What a server has granted, unless it has granted one of these by another address. Only the
+    /// grant says which server it was: what is behind an address may change, also while the lock is
+    /// asked for. A guard that does not count is dropped here, and so given back.
+    fn only_vote(&self, guard: Guard) -> Result<Guard, Error> {
+        let server = |guard: &Guard| guard.hold().attachment().server().cloned();
+        let granted_by = server(&guard);
+        let by = |held: &Arc<Guard>| granted_by.is_some() && server(held) == granted_by;
+        let twin = self.servers.iter().find(|part| part.live().is_some_and(by));
+        let Some(Part { member, .. }) = twin else {
+            return Ok(guard);
+        };
+        let twin = format!("the same server as {}", member.address);
+        Err(Error::unavailable(twin))
     }
 
     /// How long it may still be called held; zero once lost.
     pub(crate) fn valid_for(&self) -> Duration {
-        let state = locked(&self.state);
-        let left = state.live().map(|(_, guard)| guard.valid_for());
-        validity(left, self.core.need)
+        let left = self.servers.iter().map(Part::valid_for);
+        validity(left, self.lock.core.need)
     }
 
-    /// Ends when it is lost, at the latest with its validity.
+    /// Whether what was granted in a try makes a majority.
     ///
-    /// What joins meanwhile need not be listened to: as long as those that were there are not lost
-    /// they are a majority.
-    pub(crate) async fn until_lost(&self) -> QuorumError {
-        loop {
-            if let Some(lost) = self.lost() {
-                return lost;
-            }
-            lost(self.holds().iter()).await;
+    /// What has ended before the others came was somebody else's to take, and with a larger token:
+    /// the guard must not show the one of ours.
+    pub(crate) fn are_majority(&mut self) -> bool {
+        let left: Vec<_> = self.servers.iter().map(Part::valid_for).collect();
+        if validity(left.iter().copied(), self.lock.core.need).is_zero() {
+            return false;
         }
-    }
-
-    /// Adds what a server has granted, or why it has not. Given back at once if it is too late.
-    /// Returns why nothing counts there, if nothing does.
-    pub(crate) fn join(&self, server: usize, answer: Result<Guard, Error>) -> Option<Error> {
-        let mut state = locked(&self.state);
-        // Looked at before: with this one there may be a majority again, but there was none in
-        // between, and somebody else may have had one.
-        if self.is_over(&mut state) {
-            return state.parts.get(server)?.trouble();
-        }
-        let answer = answer.and_then(|guard| {
-            let live = state.live().map(|(other, held)| (other, &**held));
-            self.core.only_vote(guard, live)
-        });
-        let part = state.parts.get_mut(server)?;
-        match answer {
-            Ok(guard) if part.live().is_none() => part.put(guard),
-            Err(error) if part.guard.is_none() => part.why_not = Some(error),
-            _ => {}
-        }
-        part.trouble()
-    }
-
-    /// The servers on which it is to be taken again, and for how long at most; none once it has
-    /// been given back, though nothing is held there and the releases may take long to be
-    /// confirmed. What was held there is given back first: by our clock it is lost, but the server
-    /// may not know.
-    pub(crate) fn missing(&self) -> (Vec<usize>, Option<Duration>) {
-        let left = self
-            .cap
-            .map(|cap| cap.saturating_duration_since(Instant::now()));
-        let mut state = locked(&self.state);
-        if self.is_over(&mut state) || left.is_some_and(|left| left.is_zero()) {
-            return (Vec::new(), left);
-        }
-        let mut missing = Vec::new();
-        for (server, part) in state.parts.iter_mut().enumerate() {
-            if part.is_missing() {
-                part.why_not = part.trouble();
-                part.guard = None;
-                missing.push(server);
+        for (part, left) in self.servers.iter_mut().zip(left) {
+            if left.is_zero() {
+                part.let_go();
+                part.token = None;
             }
         }
-        (missing, left)
+        true
     }
 
-    /// What counts, by its server.
-    pub(crate) fn live(&self) -> Vec<(usize, Arc<Guard>)> {
-        let state = locked(&self.state);
-        let live = state.live();
-        live.map(|(server, guard)| (server, Arc::clone(guard)))
-            .collect()
+    /// How many are kept, of which some may have ended.
+    pub(crate) fn kept(&self) -> usize {
+        let guards = self.servers.iter().flat_map(|part| &part.guard);
+        guards.count()
+    }
+
+    /// Gives back all that is held.
+    pub(crate) fn give_back(&mut self) {
+        for part in &mut self.servers {
+            part.guard = None;
+        }
+    }
+
+    /// Why a try did not make a majority, when all servers have answered.
+    pub(crate) fn refusal(&self) -> QuorumError {
+        let too_late = || {
+            let detail = "too slow, its answer came when the lease had ended";
+            Error::new(ErrorKind::Unknown, detail)
+        };
+        let answer = |part: &Part| match &part.guard {
+            // Enough have granted it, but too late.
+            Some(guard) => guard.is_lost().then(too_late),
+            None => part.why_not.clone(),
+        };
+        let answers: Answers = self.servers.iter().map(answer).collect();
+        let kind = refusal(&answers, self.lock.core.need);
+        self.lock.core.error(kind, "granted it", answers)
+    }
+
+    /// Why it is lost, if it is. Once lost it stays lost, and what is left of it is given back.
+    pub(crate) fn lost(&mut self) -> Option<QuorumError> {
+        if self.lost.is_none() && self.live().flatten().count() < self.lock.core.need {
+            let core = &self.lock.core;
+            self.lost = Some(core.error(ErrorKind::Lost, "still held it", self.troubles()));
+            self.give_back();
+        }
+        self.lost.clone()
+    }
+
+    /// What counts of each server.
+    pub(crate) fn live(&self) -> impl Iterator<Item = Option<&Arc<Guard>>> {
+        self.servers.iter().map(Part::live)
+    }
+
+    /// What has become of a renewal, given the guards whose renewal failed.
+    ///
+    /// What has confirmed it and was lost since, to an operator for one, is not held any more. And
+    /// servers that were slower than the majority of `lock()` may grant it only now: without them
+    /// the renewal would be in doubt as soon as one of that majority does not answer.
+    pub(crate) fn renewed(&self, failed: Vec<Option<(Arc<Guard>, Error)>>) -> Answers {
+        let answer = |(part, failed): (&Part, _)| match failed {
+            // Unless it has been granted anew.
+            Some((guard, error)) if part.live().is_none_or(|live| Arc::ptr_eq(live, &guard)) => {
+                Some(error)
+            }
+            _ => part.trouble(),
+        };
+        self.servers.iter().zip(failed).map(answer).collect()
     }
 
     /// What is wrong with each server's part.
-    pub(crate) fn troubles(&self) -> Vec<Option<Error>> {
-        locked(&self.state)
-            .parts
-            .iter()
-            .map(Part::trouble)
-            .collect()
+    pub(crate) fn troubles(&self) -> Answers {
+        self.servers.iter().map(Part::trouble).collect()
     }
 
-    /// The first token of each server, by its number.
-    pub(crate) fn tokens(&self) -> Vec<(usize, u64)> {
-        let state = locked(&self.state);
-        let parts = state.parts.iter().enumerate();
-        parts
-            .filter_map(|(server, part)| Some((server, part.token?)))
-            .collect()
+    /// The first token of each server, by its address.
+    pub(crate) fn tokens(&self) -> Vec<(String, u64)> {
+        let token = |part: &Part| Some((part.member.address.to_string(), part.token?));
+        self.servers.iter().filter_map(token).collect()
     }
 
-    /// Takes out what is to be given back. Nothing joins any more.
-    pub(crate) fn close(&self) -> Result<Vec<(usize, Guard)>, QuorumError> {
-        let mut state = locked(&self.state);
-        if let Some(lost) = self.look(&mut state) {
+    /// Takes out what is to be given back. What is left counts as lost, so nothing joins any more.
+    pub(crate) fn take(&mut self) -> Result<Vec<(usize, Guard)>, QuorumError> {
+        if let Some(lost) = self.lost() {
             return Err(lost);
         }
-        state.end = End::GivenBack;
-        let parts = state.parts.iter_mut().enumerate();
+        let parts = self.servers.iter_mut().enumerate();
         let guards = parts.filter_map(|(server, part)| {
             // A renewal by hand borrows the guard whose end this is: no other has it.
-            let guard = Arc::into_inner(part.guard.take()?)?;
-            Some((server, guard))
+            Some((server, Arc::into_inner(part.guard.take()?)?))
         });
         Ok(guards.collect())
-    }
-
-    fn holds(&self) -> Vec<Arc<Hold>> {
-        let state = locked(&self.state);
-        let live = state.live();
-        live.map(|(_, guard)| Arc::clone(guard.hold())).collect()
-    }
-
-    /// Whether it is lost or has been given back: then nothing joins any more.
-    fn is_over(&self, state: &mut State) -> bool {
-        self.look(state).is_some() || matches!(state.end, End::GivenBack)
-    }
-
-    fn look(&self, state: &mut State) -> Option<QuorumError> {
-        match &state.end {
-            End::Lost(error) => return Some(error.clone()),
-            End::GivenBack => return None,
-            End::NotYet => {}
-        }
-        let troubles: Vec<_> = state.parts.iter().map(Part::trouble).collect();
-        let held = troubles.iter().filter(|trouble| trouble.is_none()).count();
-        if held >= self.core.need {
-            return None;
-        }
-        let what = "still held it";
-        let error = self.core.error(ErrorKind::Lost, held, what, troubles);
-        state.end = End::Lost(error.clone());
-        for part in &mut state.parts {
-            part.guard = None;
-        }
-        Some(error)
     }
 }

@@ -1,14 +1,13 @@
 //! Which node is meant. A node is who the cluster says it is, by its id. It may have several
 //! addresses, and which of them is told depends on who is asked, and when.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::wire::endpoint::Address;
-use crate::wire::reply::{Member, Range};
+use crate::wire::{Address, Member, Range};
 
 /// What tells one node from another.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Name {
     Id(Box<str>),
     /// Nobody has told the id of the node at this address, or not yet.
@@ -17,19 +16,17 @@ pub(crate) enum Name {
 
 /// The name of a node of which the one at `asked` has told.
 pub(crate) fn name_of(node: &Member, asked: &Address) -> Name {
-    match &node.id {
-        Some(id) => Name::Id(id.clone()),
-        None => Name::At(asked.or_at(node.host.clone(), node.port)),
-    }
+    let at = || Name::At(asked.or_at(node.host.clone(), node.port));
+    node.id.clone().map_or_else(at, Name::Id)
 }
 
 /// The names and addresses of all nodes of which the cluster has told, replicas too.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     /// Under each address the node that was said to be there last.
-    names: HashMap<Address, Arc<Name>>,
+    names: BTreeMap<Address, Arc<Name>>,
     /// Where each is, by what was told of it last. The first is where it wants to be asked.
-    addresses: HashMap<Arc<Name>, Vec<Address>>,
+    addresses: BTreeMap<Arc<Name>, Vec<Address>>,
 }
 
 impl Names {
@@ -39,7 +36,7 @@ impl Names {
         &mut self,
         ranges: &[Range],
         asked: &Address,
-        serving: &HashSet<Arc<Name>>,
+        serving: &BTreeSet<Arc<Name>>,
     ) {
         self.addresses.retain(|name, _| serving.contains(name));
         for node in ranges.iter().flat_map(|range| &range.nodes) {
@@ -51,16 +48,13 @@ impl Names {
         }
         let addresses = &self.addresses;
         self.names.retain(|_, name| addresses.contains_key(name));
-        self.name_addresses(|addresses| addresses.get(1..).unwrap_or_default());
-        // Where a node wants to be asked, no other is meant.
-        self.name_addresses(|addresses| addresses.get(..1).unwrap_or_default());
-    }
-
-    fn name_addresses(&mut self, which: impl Fn(&[Address]) -> &[Address]) {
-        for (name, addresses) in &self.addresses {
-            let named = which(addresses).iter().cloned();
-            self.names
-                .extend(named.map(|address| (address, Arc::clone(name))));
+        // Where a node wants to be asked, no other is meant: that is noted last.
+        for (skip, take) in [(1, usize::MAX), (0, 1)] {
+            for (name, addresses) in &self.addresses {
+                let some = addresses.iter().skip(skip).take(take).cloned();
+                self.names
+                    .extend(some.map(|address| (address, Arc::clone(name))));
+            }
         }
     }
 
@@ -74,10 +68,8 @@ impl Names {
     pub(crate) fn at_port(&self, port: u16) -> Option<Arc<Name>> {
         let there = |addresses: &[Address]| addresses.iter().any(|one| one.port == port);
         let mut there = self.addresses.iter().filter(|(_, all)| there(all));
-        match (there.next(), there.next()) {
-            (Some((only, _)), None) => Some(Arc::clone(only)),
-            _ => None,
-        }
+        let (only, _) = there.next()?;
+        there.next().is_none().then(|| Arc::clone(only))
     }
 
     /// Where this node wants to be asked.
@@ -90,13 +82,9 @@ impl Names {
 
     /// Whether this node was said to be there when it was told of last.
     pub(crate) fn is_at(&self, name: &Name, address: &Address) -> bool {
-        match name {
-            Name::Id(_) => {
-                let addresses = self.addresses.get(name);
-                addresses.is_some_and(|addresses| addresses.contains(address))
-            }
-            Name::At(own) => own == address,
-        }
+        let told = self.addresses.get(name);
+        told.is_some_and(|told| told.contains(address))
+            || matches!(name, Name::At(own) if own == address)
     }
 
     /// Where each of them wants to be asked.
@@ -108,7 +96,7 @@ impl Names {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::reply::named;
+    use crate::wire::named;
 
     const ASKED: &str = "asked";
 
@@ -132,7 +120,7 @@ mod tests {
             last: 0,
             nodes,
         };
-        names.learn(&[range], &address((ASKED, 9)), &HashSet::new());
+        names.learn(&[range], &address((ASKED, 9)), &BTreeSet::new());
     }
 
     fn id(id: &str) -> Name {
@@ -185,7 +173,7 @@ mod tests {
             &mut names,
             vec![node("x", "a", 1, &[]), node("y", "b", 1, &[])],
         );
-        let serving = HashSet::from([Arc::new(id("x"))]);
+        let serving = BTreeSet::from([Arc::new(id("x"))]);
         names.learn(&[], &address((ASKED, 9)), &serving);
         assert_eq!(*names.of(&address(("a", 1))), id("x"));
         assert_eq!(names.address(&id("x")), Some(address(("a", 1))));

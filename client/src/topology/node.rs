@@ -1,27 +1,23 @@
 //! One server, and the client's two connections to it.
 
-use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex as Cell, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
-use tokio::task::AbortHandle;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
+use uuid::Uuid;
 
+use crate::background::task;
 use crate::error::Error;
-use crate::locked;
-use crate::lost_reason::LostReason;
-use crate::topology::cluster::Cluster;
-use crate::wire::commands::Commands;
-use crate::wire::connection::{Connector, ServerId};
-use crate::wire::durability::{Acknowledger, Durability};
-use crate::wire::endpoint::Address;
-use crate::wire::events::{Events, SessionListener};
-use crate::wire::reply::Event;
-use crate::wire::sentinel_watch;
-use crate::wire::session::{Attachment, Session};
+use crate::topology::Router;
+use crate::wire::{
+    Acknowledger, Address, Attachment, Commands, Connector, Durability, Event, Events, ServerId,
+    Session, SessionListener, sentinel_watch,
+};
+use crate::{chance, locked};
 
 /// A server, the task that carries commands to it, and the one that keeps the session attached.
 /// Both begin unconnected and connect by themselves; they end with it.
@@ -37,28 +33,24 @@ pub(crate) struct Node {
     pub(crate) acknowledger: Option<Acknowledger>,
     /// Held by the watchdog while it waits for this node's answer.
     pub(crate) renewing: Arc<Mutex<()>>,
-    events: AbortHandle,
-    /// Behind sentinels, what asks them whether this is still the primary.
-    sentinel_watch: Option<AbortHandle>,
+    listener: Weak<dyn Listener>,
+    /// Knows the nodes beside it.
+    router: Weak<Router>,
+    /// What keeps the session attached; and behind sentinels, what asks them whether this is still
+    /// the primary. They end with it, and do not keep it alive.
+    _tasks: JoinSet<()>,
 }
 
-/// Tells the nodes of this process apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NodeNumber(u64);
+/// Tells nodes apart.
+pub(crate) type NodeNumber = Uuid;
 
-impl NodeNumber {
-    pub(crate) fn next() -> Self {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        Self(LAST.fetch_add(1, Ordering::Relaxed))
-    }
-}
-
-/// What a client is called at each of its nodes, and what it asks of them.
-#[derive(Clone, Debug)]
+/// What a client is called at each of its nodes, what it asks of them, and who hears of it.
 pub(crate) struct Identity {
     pub(crate) session: Arc<str>,
     pub(crate) grace: Duration,
     pub(crate) durability: Option<Durability>,
+    pub(crate) listener: Weak<dyn Listener>,
+    pub(crate) runtime: Handle,
 }
 
 /// Who hears what happens at the nodes of a client.
@@ -72,11 +64,8 @@ pub(crate) trait Listener: Send + Sync {
     /// The session there does not answer.
     fn broken(&self);
 
-    /// The session there will not come back.
-    fn over(&self, node: &Arc<Node>, reason: LostReason);
-
     /// These slots have moved: what is held there is to be confirmed where they are now.
-    fn moved(self: Arc<Self>, slots: &HashSet<u16>);
+    fn moved(self: Arc<Self>, slots: &BTreeSet<u16>);
 
     /// Whether something held counts on this session, be it attached at present or not.
     fn counts_on(&self, session: &Session) -> bool;
@@ -84,40 +73,32 @@ pub(crate) trait Listener: Send + Sync {
 
 impl Node {
     pub(crate) fn start(
-        runtime: &Handle,
         connector: Connector,
-        identity: Identity,
-        listener: Weak<dyn Listener>,
-        cluster: Option<Weak<Cluster>>,
+        identity: &Identity,
+        router: Weak<Router>,
     ) -> Arc<Self> {
-        let address = connector.address();
-        let commands = Commands::start(runtime, connector.clone());
-        let session = Session::new(identity.session, identity.grace);
-        let acknowledger = identity
-            .durability
-            .map(|durability| Acknowledger::start(runtime, connector.clone(), durability));
-        let is_watched = !connector.endpoint().sentinels().is_empty();
-        let sentinel_watch = is_watched.then(|| {
-            let watch = sentinel_watch::run(connector.clone(), identity.grace);
-            runtime.spawn(watch).abort_handle()
-        });
+        let (runtime, grace) = (&identity.runtime, identity.grace);
+        let start = |durability| Acknowledger::start(runtime, connector.clone(), durability);
+        let acknowledger = identity.durability.map(start);
+        let mut tasks = JoinSet::new();
+        if !connector.sentinels.is_empty() {
+            tasks.spawn_on(task(sentinel_watch::run(connector.clone(), grace)), runtime);
+        }
         Arc::new_cyclic(|node| {
-            let here = Here {
-                node: Weak::clone(node),
-                listener,
-                cluster,
-            };
-            let events = Events::new(connector, Arc::clone(&session), here);
+            let session = Session::new(Arc::clone(&identity.session), grace);
+            let events = Events::new(connector.clone(), Arc::clone(&session), Weak::clone(node));
+            tasks.spawn_on(task(events.run()), runtime);
             Self {
-                number: NodeNumber::next(),
-                commands,
+                number: chance::uuid(),
+                address: connector.address(),
+                commands: Commands::start(runtime, connector),
                 session,
-                address,
                 twin: Cell::default(),
                 acknowledger,
                 renewing: Arc::default(),
-                events: runtime.spawn(events.run()).abort_handle(),
-                sentinel_watch,
+                listener: Weak::clone(&identity.listener),
+                router,
+                _tasks: tasks,
             }
         })
     }
@@ -136,9 +117,8 @@ impl Node {
     /// Whether the session is attached to this very server. One that does not tell its run id is
     /// taken for another.
     pub(crate) fn is_attached_to(&self, server: &ServerId) -> bool {
-        let attachment = self.session.attachment();
-        let there = attachment.as_ref().and_then(|one| one.server());
-        there.is_some_and(|there| server.is_surely(there))
+        let there = self.session.server();
+        there.is_some_and(|there| there.is_surely(server))
     }
 
     /// The node that takes its place, as long as there is one.
@@ -149,71 +129,36 @@ impl Node {
     /// Says who takes its place: whether that is news.
     pub(crate) fn set_twin(&self, twin: Option<&Arc<Self>>) -> bool {
         let twin = twin.map(Arc::downgrade).unwrap_or_default();
-        let mut known = locked(&self.twin);
-        let is_new = !known.ptr_eq(&twin);
-        *known = twin;
-        is_new
+        let known = std::mem::replace(&mut *locked(&self.twin), twin.clone());
+        !known.ptr_eq(&twin)
     }
 }
 
-impl Drop for Node {
-    fn drop(&mut self) {
-        // The handle of the commands goes with it, and their task ends with its last handle.
-        self.events.abort();
-        if let Some(watch) = &self.sentinel_watch {
-            watch.abort();
-        }
+/// Tells the client's listener, unless the client has gone.
+fn tell(node: &Weak<Node>, tell: impl FnOnce(Arc<dyn Listener>, &Arc<Node>)) {
+    if let Some(node) = node.upgrade()
+        && let Some(listener) = node.listener.upgrade()
+    {
+        tell(listener, &node);
     }
 }
 
-/// Tells the client's listener which node it is about. It keeps neither alive.
-struct Here {
-    node: Weak<Node>,
-    listener: Weak<dyn Listener>,
-    /// If it has others beside it.
-    cluster: Option<Weak<Cluster>>,
-}
-
-impl Here {
-    fn tell(&self, tell: impl FnOnce(Arc<dyn Listener>, &Arc<Node>)) {
-        if let (Some(listener), Some(node)) = (self.listener.upgrade(), self.node.upgrade()) {
-            tell(listener, &node);
-        }
-    }
-}
-
-impl Here {
-    /// With the nodes beside this one; none without a cluster.
-    fn among_nodes<T>(&self, ask: impl FnOnce(&Cluster, &Arc<Node>) -> T) -> Option<T> {
-        let cluster = self.cluster.as_ref()?.upgrade()?;
-        Some(ask(&cluster, &self.node.upgrade()?))
-    }
-}
-
-impl SessionListener for Here {
+impl SessionListener for Weak<Node> {
     fn may_attach(&self, server: &ServerId) -> bool {
-        let may = self.among_nodes(|cluster, node| cluster.may_attach(node, server));
-        may.unwrap_or(true)
-    }
-
-    fn may_be_a_twin(&self, server: &ServerId) -> bool {
-        let may_be = self.among_nodes(|cluster, node| cluster.may_be_a_twin(node, server));
-        may_be.unwrap_or(false)
+        let router = |node: &Arc<Node>| node.router.upgrade();
+        let may_attach = |node| router(&node).is_none_or(|all| all.may_attach(&node, server));
+        self.upgrade().is_none_or(may_attach)
     }
 
     fn told(&self, events: Vec<Event>, since: Instant) {
-        self.tell(|listener, node| listener.told(node, events, since));
+        tell(self, |listener, node| listener.told(node, events, since));
     }
 
     fn attached(&self, attachment: &Arc<Attachment>) {
-        self.tell(|listener, node| listener.attached(node, attachment));
+        tell(self, |listener, node| listener.attached(node, attachment));
     }
 
     fn broken(&self) {
-        self.tell(|listener, _| listener.broken());
-    }
-
-    fn over(&self, reason: LostReason) {
-        self.tell(|listener, node| listener.over(node, reason));
+        tell(self, |listener, _| listener.broken());
     }
 }

@@ -1,31 +1,34 @@
-//! Where a lock is: which node has it, and whether the session is attached there.
+//! Where a lock is: which node has it, and whether the session is attached there. And where to ask
+//! again if a command was not carried out: at another node, or when the session is attached anew.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
-use tokio::time::timeout;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout};
 
+use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::time::{Lease, part};
-use crate::topology::cluster::Cluster;
-use crate::topology::node::{Identity, Listener, Node};
-use crate::topology::slots;
-use crate::wire::commands::Answer;
-use crate::wire::connection::{Connector, ServerId};
-use crate::wire::request::Command;
-use crate::wire::session::Attachment;
+use crate::topology::{Identity, Map, Node, slot_of};
+use crate::wire::{Answer, Attachment, Command, Connector, ServerId, Then};
 
-/// The servers of a client.
+/// The servers of a client: one, or the nodes of a cluster.
 pub(crate) struct Router {
     /// How long the reply to a command may take.
     pub(crate) response_timeout: Duration,
-    layout: Layout,
-}
-
-enum Layout {
-    One(Arc<Node>),
-    Cluster(Arc<Cluster>),
+    /// The one server, if there is no cluster.
+    pub(super) only: Option<Arc<Node>>,
+    /// Tells how to connect to any node, and is asked like the other seeds.
+    pub(super) first: Connector,
+    pub(super) seeds: Vec<Connector>,
+    pub(super) identity: Identity,
+    pub(super) this: Weak<Self>,
+    pub(super) map: Mutex<Map>,
+    /// Wakes whoever has looked up where a lock is, when one has moved to another node.
+    pub(super) moves: Notify,
+    /// Wakes the task that asks who serves what.
+    pub(super) stale: Notify,
 }
 
 /// Where to send a command.
@@ -33,45 +36,29 @@ enum Layout {
 pub(crate) struct Route {
     pub(crate) node: Arc<Node>,
     /// Whose slot it is, if that node has sent us here (`ASK`): the slot is on its way.
-    sent_by: Option<Arc<Node>>,
+    pub(super) sent_by: Option<Arc<Node>>,
 }
 
 impl Route {
-    /// A node that serves the slot.
-    pub(crate) fn to(node: Arc<Node>) -> Self {
-        let sent_by = None;
-        Self { node, sent_by }
-    }
-
-    /// A node to which another sends for this once.
-    pub(crate) fn asking(sent_by: Arc<Node>, node: Arc<Node>) -> Self {
-        let sent_by = Some(sent_by);
-        Self { node, sent_by }
-    }
-
-    /// Hands a command over: see [`Commands::send`](crate::wire::commands::Commands::send).
+    /// Hands a command over: see [`Commands::send`](crate::wire::Commands::send).
     pub(crate) fn send<T: Send + 'static>(&self, command: Command<T>) -> Answer<T> {
         self.node.commands.send(self.address(command))
     }
 
     /// As [`send`](Self::send): see
-    /// [`Commands::send_then`](crate::wire::commands::Commands::send_then).
+    /// [`Commands::send_then`](crate::wire::Commands::send_then).
     pub(crate) fn send_then<T: 'static>(
         &self,
         command: Command<T>,
         then: impl FnOnce(Result<T, Error>) + Send + 'static,
-    ) {
-        self.node.commands.send_then(self.address(command), then);
+    ) -> Option<Then> {
+        self.node.commands.send_then(self.address(command), then)
     }
 
-    /// Whether commands go there behind an `ASKING`.
-    pub(crate) fn is_asking(&self) -> bool {
-        self.sent_by.is_some()
-    }
-
-    pub(crate) fn address<T>(&self, command: Command<T>) -> Command<T> {
-        let asking = self.is_asking();
-        Command { asking, ..command }
+    /// Where another node has sent it, a command goes behind an `ASKING`.
+    pub(crate) fn address<T>(&self, mut command: Command<T>) -> Command<T> {
+        command.call.asking = self.sent_by.is_some();
+        command
     }
 
     pub(crate) fn is_at(&self, node: &Arc<Node>) -> bool {
@@ -88,94 +75,70 @@ pub(crate) struct AttachedRoute {
 }
 
 impl AttachedRoute {
-    /// Whether the session has been attached there by this ever since.
-    pub(crate) fn is_present(&self) -> bool {
-        let present = self.route.node.session.attachment();
-        present.is_some_and(|one| Arc::ptr_eq(&one, &self.attachment))
-    }
-
     /// Whether a grant with this lease can be counted on without another word. One of another
     /// attachment may be over; and one that lay in the socket while this process was stopped may
     /// leave too little.
     pub(crate) fn is_fresh(&self, lease: Lease) -> bool {
-        self.is_present() && lease.since.elapsed() <= part(lease.length, FRESH_PART)
+        let session = &self.route.node.session;
+        session.is_attached_by(&self.attachment)
+            && lease.since.elapsed() <= part(lease.length, FRESH_PART)
     }
 }
 
 impl Router {
-    /// One server. Nobody has tried yet whether it is there.
-    pub(crate) fn one(
-        runtime: &Handle,
-        connector: Connector,
-        identity: Identity,
-        listener: Weak<dyn Listener>,
-    ) -> Self {
-        Self {
-            response_timeout: connector.response_timeout(),
-            layout: Layout::One(Node::start(runtime, connector, identity, listener, None)),
-        }
-    }
-
-    /// The nodes of a cluster, of which any one of these tells. None of them has been asked yet.
-    pub(crate) fn cluster(
-        runtime: &Handle,
+    /// One server; or a `cluster`, of whose nodes the first and any of these tell. Nobody has tried
+    /// yet whether they are there.
+    pub(crate) fn start(
         first: Connector,
-        seeds: Vec<Connector>,
+        cluster: Option<Vec<Connector>>,
         identity: Identity,
-        listener: Weak<dyn Listener>,
-    ) -> Self {
-        Self {
-            response_timeout: first.response_timeout(),
-            layout: Layout::Cluster(Cluster::start(runtime, first, seeds, identity, listener)),
-        }
-    }
-
-    /// Waits until the first try to reach a server has ended: the error, if it failed.
-    pub(crate) async fn tried(&self) -> Result<(), Error> {
-        match &self.layout {
-            Layout::One(node) => node.tried().await,
-            Layout::Cluster(cluster) => cluster.tried().await,
-        }
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|this| {
+            let only = || Node::start(first.clone(), &identity, Weak::clone(this));
+            Self {
+                response_timeout: first.dialer.response_timeout,
+                only: cluster.is_none().then(only),
+                first,
+                seeds: cluster.unwrap_or_default(),
+                identity,
+                this: Weak::clone(this),
+                map: Mutex::default(),
+                moves: Notify::new(),
+                stale: Notify::new(),
+            }
+        })
     }
 
     /// Why the server cannot be asked just now, if its connection is known to be broken. A cluster
     /// is never known to be.
     pub(crate) fn trouble(&self) -> Option<Error> {
-        let Layout::One(node) = &self.layout else {
-            return None;
-        };
-        let broken = node.session.attachment().is_none();
-        broken.then(|| node.session.trouble().unasked())
+        let session = &self.only.as_ref()?.session;
+        let broken = session.attachment().is_none();
+        broken.then(|| session.trouble().unasked())
     }
 
     /// To which server the session is attached, if there is but one.
     pub(crate) fn server(&self) -> Option<ServerId> {
-        let Layout::One(node) = &self.layout else {
-            return None;
-        };
-        node.session.attachment()?.server().cloned()
+        self.only.as_ref()?.session.server()
     }
 
-    /// Names that can be taken in one command each: with one server all, in a cluster those of one
-    /// slot, in the order of the slots.
-    pub(crate) fn parts(&self, names: &Arc<[Arc<[u8]>]>) -> Vec<Arc<[Arc<[u8]>]>> {
-        if self.are_several() {
-            slots::parts(names)
-        } else {
-            vec![Arc::clone(names)]
+    /// Names that can be taken in one command each: in a cluster those of one slot, in the order of
+    /// the slots: whoever takes several parts takes them in the same order as everybody else. None
+    /// if there is one server, and one command takes all.
+    pub(crate) fn parts(&self, names: &[Arc<[u8]>]) -> Vec<Arc<[Arc<[u8]>]>> {
+        if !self.are_several() {
+            return Vec::new();
         }
+        let mut names = names.to_vec();
+        names.sort_by_key(|name| slot_of(name));
+        let are_together = |one: &Arc<[u8]>, other: &Arc<[u8]>| slot_of(one) == slot_of(other);
+        names.chunk_by(are_together).map(Arc::from).collect()
     }
 
     /// Where to ask about this lock.
     pub(crate) fn route(&self, name: &[u8]) -> Route {
-        Route::to(self.home(name))
-    }
-
-    fn home(&self, name: &[u8]) -> Arc<Node> {
-        match &self.layout {
-            Layout::One(node) => Arc::clone(node),
-            Layout::Cluster(cluster) => cluster.home(name),
-        }
+        let (node, sent_by) = (self.home(name), None);
+        Route { node, sent_by }
     }
 
     /// Whether this node serves the lock, as far as is known.
@@ -195,12 +158,48 @@ impl Router {
     pub(crate) async fn next(
         &self,
         name: &[u8],
-        known: Option<&AttachedRoute>,
+        known: Option<&Arc<Attachment>>,
     ) -> Result<AttachedRoute, Error> {
-        let known = known.map(|known| &known.attachment);
+        self.attached_at(|| self.route(name), known).await
+    }
+
+    /// As [`next`](Self::next), and after the time for a reply says why there is none.
+    pub(crate) async fn next_within(
+        &self,
+        name: &[u8],
+        known: Option<&Arc<Attachment>>,
+    ) -> Result<AttachedRoute, Error> {
+        let next = timeout(self.response_timeout, self.next(name, known));
+        let trouble = || self.home(name).session.trouble();
+        next.await.unwrap_or_else(|_| Err(trouble()))
+    }
+
+    /// Waits until the session is attached at this route, and after the time for a reply says why
+    /// it is not.
+    ///
+    /// A node to which another sends may turn out to be known by another address, and then it is
+    /// attached there and never here.
+    pub(crate) async fn reach(&self, mut route: Route) -> Result<AttachedRoute, Error> {
+        let session = Arc::clone(&route.node.session);
+        let present = || {
+            route.node = self.present(&route.node);
+            route.clone()
+        };
+        let reached = timeout(self.response_timeout, self.attached_at(present, None));
+        reached.await.unwrap_or_else(|_| Err(session.trouble()))
+    }
+
+    /// Waits until the session is attached there, otherwise than it was `known`. Where that is, is
+    /// looked up again whenever a lock has moved.
+    async fn attached_at(
+        &self,
+        mut there: impl FnMut() -> Route,
+        known: Option<&Arc<Attachment>>,
+    ) -> Result<AttachedRoute, Error> {
         loop {
-            let moved = self.moved();
-            let route = self.route(name);
+            // Before it is looked up: a move in between is heard of.
+            let moved = self.moves.notified();
+            let route = there();
             tokio::select! {
                 next = route.node.session.next_attachment(known) => {
                     let attachment = next?;
@@ -211,113 +210,86 @@ impl Router {
         }
     }
 
-    /// As [`next`](Self::next), and after the time for a reply says why there is none.
-    pub(crate) async fn next_within(
-        &self,
-        name: &[u8],
-        known: Option<&AttachedRoute>,
-    ) -> Result<AttachedRoute, Error> {
-        let next = timeout(self.response_timeout, self.next(name, known));
-        let trouble = || self.home(name).session.trouble();
-        next.await.unwrap_or_else(|_| Err(trouble()))
-    }
-
-    /// Waits until the session is attached at this route, and after the time for a reply says why
-    /// it is not.
-    pub(crate) async fn reach(&self, route: Route) -> Result<AttachedRoute, Error> {
-        let session = &route.node.session;
-        let reached = timeout(self.response_timeout, self.reached(route.clone()));
-        reached.await.unwrap_or_else(|_| Err(session.trouble()))
-    }
-
-    /// A node to which another sends may turn out to be known by another address, and then it is
-    /// attached there and never here.
-    async fn reached(&self, mut route: Route) -> Result<AttachedRoute, Error> {
-        loop {
-            let moved = self.moved();
-            route.node = self.present(route.node);
-            tokio::select! {
-                next = route.node.session.next_attachment(None) => {
-                    let attachment = next?;
-                    return Ok(AttachedRoute { route, attachment });
-                }
-                () = moved => {}
-            }
-        }
-    }
-
-    /// The node that has this one's place by now.
-    fn present(&self, node: Arc<Node>) -> Arc<Node> {
-        match self.as_cluster() {
-            None => node,
-            Some(cluster) => cluster.present(&node),
-        }
-    }
-
     /// Ends when a wait that stands at this route has to ask again: the session has been attached
     /// there anew, or the lock is at another node now, where it is attached.
     pub(crate) async fn left(&self, name: &[u8], at: &AttachedRoute) -> Result<(), Error> {
+        let AttachedRoute { route, attachment } = at;
         loop {
-            let moved = self.moved();
+            let moved = self.moves.notified();
             let home = self.home(name);
             // Sent by the slot's owner, it waits in the queue where the slot is to be.
-            let as_ever = at.route.is_at(&home)
-                || at
-                    .route
-                    .sent_by
-                    .as_ref()
-                    .is_some_and(|by| Arc::ptr_eq(by, &home));
-            let elsewhere = async {
-                if as_ever {
-                    std::future::pending().await
-                } else {
-                    home.session.next_attachment(None).await
-                }
+            let sent_by = route.sent_by.as_ref();
+            let as_ever = route.is_at(&home) || sent_by.is_some_and(|by| Arc::ptr_eq(by, &home));
+            let left = tokio::select! {
+                left = route.node.session.next_attachment(Some(attachment)) => left,
+                left = home.session.next_attachment(None), if !as_ever => left,
+                () = moved => continue,
             };
-            tokio::select! {
-                next = at.route.node.session.next_attachment(Some(&at.attachment)) => {
-                    return next.map(drop);
-                }
-                next = elsewhere => return next.map(drop),
-                () = moved => {}
-            }
-        }
-    }
-
-    /// Ends when from now on a lock has moved to another node; with one server, never.
-    fn moved(&self) -> impl Future<Output = ()> + 'static {
-        let moves = self.as_cluster().map(Cluster::moves);
-        async move {
-            match moves {
-                // Without a sender there is no client either.
-                Some(mut moves) => drop(moves.changed().await),
-                None => std::future::pending().await,
-            }
-        }
-    }
-
-    /// Where a command has to go instead, if a node has sent us on with this error. Others it may
-    /// make us look up who serves what.
-    pub(crate) fn redirected(&self, error: &Error, from: &Route) -> Option<Route> {
-        self.as_cluster()?.redirected(error, &from.node)
-    }
-
-    /// A node cannot be reached: its slots may be another's by now.
-    pub(crate) fn request_refresh(&self) {
-        if let Some(cluster) = self.as_cluster() {
-            cluster.request_refresh();
+            return left.map(drop);
         }
     }
 
     /// Whether a lock may be at another node than the one that speaks of it.
     pub(crate) fn are_several(&self) -> bool {
-        self.as_cluster().is_some()
+        self.only.is_none()
+    }
+}
+
+/// The way of one command to where it is carried out. Each of its stops has said that it did
+/// nothing, so asking at the next does no harm.
+pub(crate) struct Redirects<'a> {
+    router: &'a Router,
+    name: &'a [u8],
+    began: Instant,
+    hops: u32,
+    backoff: Backoff,
+    attached_anew: bool,
+}
+
+impl<'a> Redirects<'a> {
+    pub(crate) fn new(router: &'a Router, name: &'a [u8]) -> Self {
+        Self {
+            router,
+            name,
+            began: Instant::now(),
+            hops: 0,
+            backoff: Backoff::new(),
+            attached_anew: false,
+        }
     }
 
-    fn as_cluster(&self) -> Option<&Cluster> {
-        match &self.layout {
-            Layout::One(_) => None,
-            Layout::Cluster(cluster) => Some(cluster),
+    /// Where to ask after this error, as soon as the session is attached there; or the error to
+    /// tell, if asking again is of no use or takes longer than the reply to a command may.
+    pub(crate) async fn next(
+        &mut self,
+        error: Error,
+        route: &Route,
+        attachment: Option<&Arc<Attachment>>,
+    ) -> Result<AttachedRoute, Error> {
+        let in_time = self.began.elapsed() < self.router.response_timeout;
+        if error.has_code("NOSESSION") {
+            // Connections may break one after the other: each time nothing was done.
+            if std::mem::replace(&mut self.attached_anew, true) && !in_time {
+                return Err(error);
+            }
+            let next = self.router.next_within(self.name, attachment).await;
+            return next.map_err(|_| error);
+        }
+        let there = self.router.redirected(&error, route);
+        if there.is_none() && !(error.is_try_again() && self.router.are_several()) {
+            return Err(error);
+        }
+        if !in_time {
+            return Err(error.misdirected());
+        }
+        self.hops = self.hops.saturating_add(1);
+        // Two nodes that have not yet heard of a move send us to each other.
+        if there.is_none() || self.hops > MAX_REDIRECTS {
+            sleep(self.backoff.next()).await;
+        }
+        match there {
+            Some(there) => self.router.reach(there).await,
+            None => self.router.next_within(self.name, None).await,
         }
     }
 }

@@ -9,91 +9,93 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use redis::{Cmd, Pipeline, RedisResult, Value};
+use redis::{RedisResult, Value};
+use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::{unconstrained, yield_now};
+use tokio::task::yield_now;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::background::task;
 use crate::backoff::Pace;
 use crate::error::Error;
-use crate::locked;
-use crate::time::TIMEOUT_MAX;
-use crate::wire::connection::{CommandConnection, Connector, Replies, ServerId};
-use crate::wire::request::Command;
+use crate::wire::connection::{Connection, Connector, Replies, Values};
+use crate::wire::former::{Former, Purpose};
+use crate::wire::request::{Call, Command};
 
-/// The handle of the task; cheap to clone. The task ends with its last handle.
-#[derive(Clone, Debug)]
+/// The handle of the task, which ends with it.
 pub(crate) struct Commands {
     requests: mpsc::UnboundedSender<Request>,
-    tried: watch::Receiver<bool>,
+    link: watch::Receiver<u64>,
 }
 
 impl Commands {
     /// Starts the task, which connects at once; what is handed over meanwhile waits for that.
     pub(crate) fn start(runtime: &Handle, connector: Connector) -> Self {
         let (requests, queue) = mpsc::unbounded_channel();
-        let (has_tried, tried) = watch::channel(false);
-        runtime.spawn(drive(connector, has_tried, queue));
-        Self { requests, tried }
+        let (links, link) = watch::channel(0);
+        runtime.spawn(task(drive(connector, links, queue)));
+        Self { requests, link }
     }
 
-    /// Waits until the first try to connect has ended.
+    /// Waits until the first try to connect has ended, or the task with the runtime.
     pub(crate) async fn tried(&self) {
-        // If the task is gone, so is the runtime.
-        let _ = self.tried.clone().wait_for(|tried| *tried).await;
+        let _ = self.link.clone().wait_for(|link| *link > 0).await;
+    }
+
+    /// The number of the present connection: it is another from the moment in which that is given
+    /// up. As long as it is the same, commands are carried out and answered in the order in which
+    /// they were handed over.
+    pub(crate) fn link(&self) -> u64 {
+        *self.link.borrow()
     }
 
     /// Hands a command over, at once and without waiting: its place in the order is fixed when
     /// this returns. It is carried out even if the answer is dropped.
     pub(crate) fn send<T: Send + 'static>(&self, command: Command<T>) -> Answer<T> {
-        let (told, answer) = oneshot::channel();
-        self.send_then(command, |answer| {
+        let (told, answer) = Answer::open();
+        // If it is not sent, the answer says that there is no runtime.
+        let _unsent = self.send_then(command, |answer| {
             // A caller that no longer listens has its own way of undoing what it asked for.
             let _ = told.send(answer);
         });
-        Answer(answer)
+        answer
     }
 
     /// As [`send`](Self::send), and says what to do with the answer, there in the task.
-    /// If that has gone, and the runtime with it, this is dropped.
+    /// If that has gone, and the runtime with it, this comes back.
     pub(crate) fn send_then<T: 'static>(
         &self,
         command: Command<T>,
         then: impl FnOnce(Result<T, Error>) + Send + 'static,
-    ) {
-        let Command {
-            cmd,
-            reader,
-            only,
-            asking,
-        } = command;
-        let request = Request {
-            cmd,
-            only,
-            asking,
-            then: Box::new(move |reply| then(reply.and_then(|reply| reader.read(&reply)))),
-        };
-        let _ = self.requests.send(request);
+    ) -> Option<Then> {
+        let Command { call, reader } = command;
+        let then: Then = Box::new(move |reply| then(reply.and_then(|reply| reader.read(&reply))));
+        let unsent = self.requests.send(Request { call, then }).err();
+        unsent.map(|unsent| unsent.0.then)
     }
 }
 
-/// The answer to a command that has been handed over.
+/// The answer to a command that has been handed over, or to what goes on apart from its caller.
 #[must_use = "the answer says whether the command was carried out"]
 pub(crate) struct Answer<T>(oneshot::Receiver<Result<T, Error>>);
 
 impl<T> Answer<T> {
+    /// One that is yet to come, and where it is told.
+    pub(crate) fn open() -> (oneshot::Sender<Result<T, Error>>, Self) {
+        let (told, answer) = oneshot::channel();
+        (told, Self(answer))
+    }
+
     /// One that has come already.
     pub(crate) fn told(answer: Result<T, Error>) -> Self {
-        let (told, receiver) = oneshot::channel();
+        let (told, receiver) = Self::open();
         // The receiver is in our hand: it cannot have gone.
         let _ = told.send(answer);
-        Self(receiver)
+        receiver
     }
 }
 
@@ -102,50 +104,66 @@ impl<T> Future for Answer<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let answer = Pin::new(&mut self.0).poll(cx);
-        answer.map(|answer| answer.unwrap_or_else(|_| Err(Error::no_runtime())))
+        let no_runtime = || Error::unavailable("the runtime of the client has ended");
+        answer.map(|answer| answer.unwrap_or_else(|_| Err(no_runtime())))
     }
 }
 
 /// A command that waits to be sent.
 struct Request {
-    cmd: Cmd,
-    only: Option<ServerId>,
-    asking: bool,
+    call: Call,
     then: Then,
 }
 
 /// What to do with a reply.
-type Then = Box<dyn FnOnce(Result<Value, Error>) + Send>;
+pub(crate) type Then = Box<dyn FnOnce(Result<Value, Error>) + Send>;
 
 async fn drive(
     connector: Connector,
-    tried: watch::Sender<bool>,
+    links: watch::Sender<u64>,
     mut queue: mpsc::UnboundedReceiver<Request>,
 ) {
     // Why this one failed nobody wants to know: the first request tries again.
-    let mut link = connect(&connector).await.ok();
-    tried.send_replace(true);
+    let mut link = Link::open(&connector).await.ok();
+    let next_link = || links.send_modify(|link| *link = link.saturating_add(1));
+    next_link();
     let mut batch = Vec::new();
     let mut pace = Pace::new();
-    while next_batch(link.as_mut(), &mut queue, &mut batch).await {
-        let good = match link.take() {
-            Some(good) if !good.is_broken() => Ok(good),
-            given_up => {
-                // What is still to come there keeps nobody waiting who asks elsewhere.
-                given_up.map(|old| tokio::spawn(old.in_flight.end()));
-                pace.keep().await;
-                connect(&connector).await
-            }
+    loop {
+        // What goes out next; meanwhile the answers come.
+        let next = queue.recv_many(&mut batch, BATCH_MAX);
+        let count = match &mut link {
+            Some(link) => link.in_flight.during(next).await,
+            None => next.await,
         };
-        match good {
-            Ok(good) => {
-                link.insert(good).carry(&mut batch);
-                // Written at once, and not only with the next.
-                if !queue.is_empty() {
-                    yield_now().await;
+        if count == 0 {
+            break;
+        }
+        if link.as_ref().is_none_or(Link::is_broken) {
+            next_link();
+            if let Some(old) = link.take() {
+                // What is still to come there keeps nobody waiting who asks elsewhere.
+                tokio::spawn(task(old.in_flight.end()));
+            }
+            pace.keep().await;
+            match Link::open(&connector).await {
+                Ok(good) => link = Some(good),
+                Err(error) => {
+                    // Told to all who wait: had each of them waited for a try of its own, the last
+                    // would hear of it a timeout a caller later.
+                    let queued = std::iter::from_fn(|| queue.try_recv().ok());
+                    for refused in batch.drain(..).chain(queued) {
+                        (refused.then)(Err(error.clone()));
+                    }
                 }
             }
-            Err(error) => refuse(&mut batch, &mut queue, &error),
+        }
+        if let Some(good) = &mut link {
+            good.carry(&mut batch);
+            // Written at once, and not only with the next.
+            if !queue.is_empty() {
+                yield_now().await;
+            }
         }
     }
     if let Some(last) = link {
@@ -153,38 +171,46 @@ async fn drive(
     }
 }
 
-/// Waits for the commands that go out next, and brings the answers that come meanwhile. Without
-/// any there will be no more.
-async fn next_batch(
-    link: Option<&mut Link>,
-    queue: &mut mpsc::UnboundedReceiver<Request>,
-    batch: &mut Vec<Request>,
-) -> bool {
-    let next = queue.recv_many(batch, BATCH_MAX);
-    let count = match link {
-        Some(link) => link.in_flight.during(next).await,
-        None => next.await,
-    };
-    count > 0
+/// One connection and what is under way on it.
+struct Link {
+    connection: Connection,
+    in_flight: InFlight,
 }
 
-async fn connect(connector: &Connector) -> Result<Link, Error> {
-    let connection = connector.for_commands().await?;
-    Ok(Link::new(connection, connector.response_timeout()))
-}
-
-/// Tells all who wait that there is no connection: had each of them waited for a try of its
-/// own, the last would hear of it a timeout a caller later.
-fn refuse(batch: &mut Vec<Request>, queue: &mut mpsc::UnboundedReceiver<Request>, error: &Error) {
-    for request in batch.drain(..) {
-        (request.then)(Err(error.clone()));
+impl Link {
+    async fn open(connector: &Connector) -> Result<Self, Error> {
+        Ok(Self {
+            connection: Former::open_next(connector, Purpose::Commands).await?,
+            in_flight: InFlight::new(connector.dialer.response_timeout),
+        })
     }
-    while let Ok(request) = queue.try_recv() {
-        (request.then)(Err(error.clone()));
+
+    fn is_broken(&self) -> bool {
+        self.in_flight.is_broken || self.connection.is_over()
+    }
+
+    /// Sends the batch in one write.
+    fn carry(&mut self, batch: &mut Vec<Request>) {
+        let server = &self.connection.server;
+        for stray in batch.extract_if(.., |request| !request.call.may_go_to(server)) {
+            // The session is attached to a server that this connection has left, or not yet
+            // reached.
+            (stray.then)(Err(Error::elsewhere()));
+        }
+        if batch.is_empty() {
+            return;
+        }
+        let mut expected = SmallVec::with_capacity(batch.len());
+        let replies = self.connection.ask(batch.drain(..).map(|request| {
+            expected.push(request.then);
+            request.call
+        }));
+        self.in_flight.begin(replies, expected);
     }
 }
 
-/// What has been sent and not been answered, in the order in which it was sent.
+/// What has been sent and not been answered, in the order in which it was sent, and whether the
+/// connection still answers.
 ///
 /// The server answers in that order, and time runs out in it too, so only the first is looked at.
 struct InFlight {
@@ -192,33 +218,54 @@ struct InFlight {
     /// Set for the time of the first, or of one before it: most replies come in time, and to set it
     /// for each would cost more than to look now and then in vain.
     alarm: Pin<Box<Sleep>>,
+    is_broken: bool,
+    /// Since when nothing has come that was asked for.
+    silent_since: Option<Instant>,
+    /// How long that was when there was nothing more to come. The time in which nothing is asked is
+    /// no silence: the first late reply on an idle connection would cost it otherwise.
+    silent_for: Duration,
+    response_timeout: Duration,
 }
 
 /// A batch that waits for its replies.
 struct Exchange {
     /// When it ends by itself, if it is looked at.
     until: Instant,
-    work: Pin<Box<dyn Future<Output = ()> + Send>>,
+    replies: Replies,
+    /// What to do with each of them.
+    expected: SmallVec<[Then; 1]>,
 }
 
 impl InFlight {
-    fn new() -> Self {
+    fn new(response_timeout: Duration) -> Self {
         Self {
             exchanges: VecDeque::new(),
             alarm: Box::pin(sleep_until(Instant::now())),
+            is_broken: false,
+            silent_since: None,
+            silent_for: Duration::ZERO,
+            response_timeout,
         }
     }
 
-    /// Begins an exchange that has until then, which is no earlier than with those before it.
-    fn begin(&mut self, until: Instant, exchange: impl Future<Output = ()> + Send + 'static) {
+    /// Begins an exchange. It has the time for a reply, and so ends no earlier than those before.
+    fn begin(&mut self, mut replies: Replies, expected: SmallVec<[Then; 1]>) {
+        let now = Instant::now();
+        let until = now.checked_add(self.response_timeout).unwrap_or(now);
+        if self.exchanges.is_empty() {
+            self.silent_since = now.checked_sub(self.silent_for);
+        }
         // Polled once here: that puts the request into the connection's line, which has room for
-        // all, and nothing that is sent later can get before it. Unconstrained, because a poll that
-        // is put off for lack of budget would leave its place open. Nobody is to be woken yet: it
-        // is polled again when it is the first.
-        let mut work = Box::pin(unconstrained(exchange));
+        // all, and nothing that is sent later can get before it. Nobody is to be woken yet: it is
+        // polled again when it is the first.
         let mut nobody = Context::from_waker(Waker::noop());
-        if work.as_mut().poll(&mut nobody).is_pending() {
-            self.exchanges.push_back(Exchange { until, work });
+        match replies.as_mut().poll(&mut nobody) {
+            Poll::Ready(replies) => self.end_one(replies, expected),
+            Poll::Pending => self.exchanges.push_back(Exchange {
+                until,
+                replies,
+                expected,
+            }),
         }
     }
 
@@ -228,7 +275,7 @@ impl InFlight {
         loop {
             tokio::select! {
                 biased;
-                () = self.answered(), if !self.exchanges.is_empty() => {
+                true = self.answered() => {
                     // Those who have been answered ask anew before the next are told, so that the
                     // server has something to do meanwhile.
                     if !self.exchanges.is_empty() {
@@ -242,201 +289,62 @@ impl InFlight {
 
     /// Waits for all answers.
     async fn end(mut self) {
-        while !self.exchanges.is_empty() {
-            self.answered().await;
-        }
+        while self.answered().await {}
     }
 
-    /// Waits for the next answer, if there is one to come.
-    async fn answered(&mut self) {
-        poll_fn(|cx| {
+    /// Waits for the next answer: whether there was one to come.
+    async fn answered(&mut self) -> bool {
+        let replies = poll_fn(|cx| {
             let Some(first) = self.exchanges.front_mut() else {
-                return Poll::Ready(());
+                return Poll::Ready(None);
             };
-            while first.work.as_mut().poll(cx).is_pending() {
+            loop {
+                if let Poll::Ready(replies) = first.replies.as_mut().poll(cx) {
+                    return Poll::Ready(Some(replies));
+                }
+                if Instant::now() >= first.until {
+                    return Poll::Ready(Some(Err(io::Error::from(io::ErrorKind::TimedOut).into())));
+                }
                 ready!(self.alarm.as_mut().poll(cx));
                 self.alarm.as_mut().reset(first.until);
             }
-            self.exchanges.pop_front();
-            Poll::Ready(())
-        })
-        .await;
-    }
-}
-
-/// One connection, what is under way on it, and whether it is still good.
-struct Link {
-    connection: CommandConnection,
-    in_flight: InFlight,
-    response_timeout: Duration,
-    health: Arc<Health>,
-}
-
-impl Link {
-    fn new(connection: CommandConnection, response_timeout: Duration) -> Self {
-        let silence_max = response_timeout.saturating_mul(SILENT_TIMEOUTS);
-        Self {
-            connection,
-            in_flight: InFlight::new(),
-            response_timeout: response_timeout.min(TIMEOUT_MAX),
-            health: Arc::new(Health::new(silence_max)),
-        }
+        });
+        let replies = replies.await;
+        let (Some(replies), Some(first)) = (replies, self.exchanges.pop_front()) else {
+            return false;
+        };
+        self.end_one(replies, first.expected);
+        true
     }
 
-    /// Whether it leads to this server, if it must be one.
-    fn leads_to(&self, only: Option<&ServerId>) -> bool {
-        only.is_none_or(|only| only == self.connection.server())
-    }
-
-    fn is_broken(&self) -> bool {
-        self.connection.is_over() || self.health.broken.load(Ordering::Relaxed)
-    }
-
-    /// Sends the batch in one write.
-    fn carry(&mut self, batch: &mut Vec<Request>) {
-        for stray in batch.extract_if(.., |request| !self.leads_to(request.only.as_ref())) {
-            // The session is attached to a server that this connection has left, or not yet
-            // reached.
-            (stray.then)(Err(Error::elsewhere()));
-        }
-        if let [Request { asking: false, .. }] = batch.as_slice()
-            && let Some(one) = batch.pop()
-        {
-            // All there is if only one task locks; a pipeline of one would cost more.
-            self.begin(self.connection.ask(one.cmd), [(false, one.then)]);
-        } else if !batch.is_empty() {
-            self.carry_all(batch);
-        }
-    }
-
-    fn carry_all(&mut self, batch: &mut Vec<Request>) {
-        let mut pipeline = Pipeline::with_capacity(batch.len());
-        let mut expected = Vec::with_capacity(batch.len());
-        for request in batch.drain(..) {
-            if request.asking {
-                pipeline.cmd("ASKING");
-            }
-            pipeline.add_command(request.cmd);
-            expected.push((request.asking, request.then));
-        }
-        self.begin(self.connection.ask_all(pipeline), expected);
-    }
-
-    fn begin<R: AsRef<[Value]> + IntoIterator<Item = Value> + 'static>(
-        &mut self,
-        replies: Replies<R>,
-        expected: impl IntoIterator<Item = (bool, Then)> + Send + 'static,
-    ) {
-        let now = Instant::now();
-        let until = now.checked_add(self.response_timeout).unwrap_or(now);
-        if self.in_flight.exchanges.is_empty() {
-            self.health.asked();
-        }
-        let health = Arc::clone(&self.health);
-        let exchange = exchange(by(until, replies), expected, health);
-        self.in_flight.begin(until, exchange);
-    }
-}
-
-/// Fails if they have not come by then. Whoever looks at this must look at that time.
-async fn by<R>(until: Instant, mut replies: Replies<R>) -> RedisResult<R> {
-    poll_fn(|cx| match replies.as_mut().poll(cx) {
-        Poll::Pending if Instant::now() >= until => {
-            Poll::Ready(Err(io::Error::from(io::ErrorKind::TimedOut).into()))
-        }
-        polled => polled,
-    })
-    .await
-}
-
-/// Waits for the replies to a batch, and does with each what is to be done with it. They come
-/// together or not at all: if the connection breaks in between, all are unknown.
-async fn exchange<R: AsRef<[Value]> + IntoIterator<Item = Value>>(
-    replies: impl Future<Output = RedisResult<R>>,
-    expected: impl IntoIterator<Item = (bool, Then)>,
-    health: Arc<Health>,
-) {
-    match replies.await {
-        Ok(replies) => {
-            health.answered(replies.as_ref());
-            let mut replies = replies.into_iter();
-            for (asking, then) in expected {
-                if asking {
-                    replies.next();
+    /// Does with the replies to a batch what is to be done with each. They come together or not at
+    /// all: if the connection breaks in between, all are unknown.
+    fn end_one(&mut self, replies: RedisResult<Values>, expected: SmallVec<[Then; 1]>) {
+        match replies {
+            Ok(replies) => {
+                self.silent_for = Duration::ZERO;
+                self.silent_since = self.exchanges.front().map(|_| Instant::now());
+                // A server that has been made a replica will not carry anything out: the next
+                // command looks for the primary.
+                self.is_broken |= replies.iter().any(is_readonly);
+                let mut replies = replies.into_iter();
+                for then in expected {
+                    then(replies.next().ok_or_else(|| Error::no_reply(None)));
                 }
-                then(replies.next().ok_or_else(|| Error::no_reply(None)));
             }
-        }
-        Err(error) => {
-            health.failed(&error);
-            let error = Error::no_reply(Some(error));
-            for (_, then) in expected {
-                then(Err(error.clone()));
+            Err(error) => {
+                // A late reply alone does not cost the connection: whatever undoes the late
+                // command must travel behind it on the same one. Only after a longer silence is it
+                // given up.
+                let silence_max = self.response_timeout.saturating_mul(SILENT_TIMEOUTS);
+                let silent = self.silent_since.map(|since| since.elapsed());
+                self.silent_for = silent.unwrap_or_default();
+                self.is_broken |= !error.is_timeout() || self.silent_for >= silence_max;
+                let error = Error::no_reply(Some(error));
+                for then in expected {
+                    then(Err(error.clone()));
+                }
             }
-        }
-    }
-}
-
-/// Whether a connection still answers.
-struct Health {
-    broken: AtomicBool,
-    silence: Mutex<Silence>,
-    silence_max: Duration,
-}
-
-/// How long nothing has come that was asked for.
-struct Silence {
-    since: Instant,
-    /// Whether a reply has stayed away since then.
-    in_vain: bool,
-}
-
-impl Health {
-    fn new(silence_max: Duration) -> Self {
-        let silence = Mutex::new(Silence::from_now());
-        Self {
-            broken: AtomicBool::new(false),
-            silence,
-            silence_max,
-        }
-    }
-
-    /// Something is asked while nothing else is under way. The time in which nothing was asked is
-    /// no silence: the first late reply on an idle connection would cost it otherwise.
-    fn asked(&self) {
-        let mut silence = locked(&self.silence);
-        if !silence.in_vain {
-            *silence = Silence::from_now();
-        }
-    }
-
-    /// A server that has been made a replica will not carry anything out: the next command looks
-    /// for the primary.
-    fn answered(&self, replies: &[Value]) {
-        *locked(&self.silence) = Silence::from_now();
-        if replies.iter().any(is_readonly) {
-            self.broken.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// A late reply alone does not cost the connection: whatever undoes the late command must
-    /// travel behind it on the same one. Only after a longer silence is it given up.
-    fn failed(&self, error: &redis::RedisError) {
-        let mut silence = locked(&self.silence);
-        silence.in_vain = true;
-        let silent = silence.since.elapsed();
-        drop(silence);
-        if !error.is_timeout() || silent >= self.silence_max {
-            self.broken.store(true, Ordering::Relaxed);
-        }
-    }
-}
-
-impl Silence {
-    fn from_now() -> Self {
-        Self {
-            since: Instant::now(),
-            in_vain: false,
         }
     }
 }
@@ -455,35 +363,47 @@ const BATCH_MAX: usize = 32;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::{Arc, Mutex};
+
+    use crate::locked;
     use tokio::sync::Notify;
 
-    /// Notes its number when it is first looked at, and the same plus a hundred once it is told to.
-    async fn exchange(log: Arc<Mutex<Vec<usize>>>, number: usize, go: oneshot::Receiver<()>) {
-        locked(&log).push(number);
-        go.await.expect("told to go");
-        locked(&log).push(number.saturating_add(100));
-    }
+    const SECOND: Duration = Duration::from_secs(1);
 
-    fn soon(seconds: u64) -> Instant {
-        let now = Instant::now();
-        now.checked_add(Duration::from_secs(seconds))
-            .expect("a moment soon")
+    fn begin(
+        in_flight: &mut InFlight,
+        reply: impl Future<Output = Value> + Send + 'static,
+        then: impl FnOnce(Result<Value, Error>) + Send + 'static,
+    ) {
+        let replies = Box::pin(async { Ok(SmallVec::from([reply.await])) });
+        let expected: [Then; 1] = [Box::new(then)];
+        in_flight.begin(replies, expected.into());
     }
 
     #[tokio::test]
     async fn exchanges_begin_at_once_and_end_in_their_order_while_other_work_is_waited_for() {
-        let (log, mut in_flight) = (Arc::default(), InFlight::new());
+        let log = Arc::<Mutex<Vec<i64>>>::default();
+        let mut in_flight = InFlight::new(SECOND * 60);
         let mut go = Vec::new();
         for number in 0..3 {
             let (tell, told) = oneshot::channel();
-            in_flight.begin(soon(60), exchange(Arc::clone(&log), number, told));
-            go.push(tell);
+            // Notes its number when it is first looked at, and the same plus a hundred at its end.
+            let (begun, ended) = (Arc::clone(&log), Arc::clone(&log));
+            let reply = async move {
+                locked(&begun).push(number);
+                told.await.expect("told to go")
+            };
+            begin(&mut in_flight, reply, move |reply| {
+                assert_eq!(reply.expect("a reply"), Value::Int(number));
+                locked(&ended).push(number.saturating_add(100));
+            });
+            go.push((tell, number));
         }
         assert_eq!(*locked(&log), [0, 1, 2]);
         let (all, seen) = (Notify::new(), Arc::clone(&log));
         let others = async {
-            for tell in go.into_iter().rev() {
-                tell.send(()).expect("it listens");
+            for (tell, number) in go.into_iter().rev() {
+                tell.send(Value::Int(number)).expect("it listens");
                 yield_now().await;
             }
             all.notify_one();
@@ -500,51 +420,67 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn only_time_in_which_something_was_asked_in_vain_is_silence() {
-        let late = || io::Error::from(io::ErrorKind::TimedOut).into();
         let wait = |seconds| tokio::time::advance(Duration::from_secs(seconds));
-        let health = Health::new(Duration::from_secs(8));
-        let is_broken = || health.broken.load(Ordering::Relaxed);
+        let mut in_flight = InFlight::new(SECOND * 2);
+        let late = async |in_flight: &mut InFlight| {
+            let silent = std::future::pending();
+            begin(in_flight, silent, |reply| {
+                assert!(reply.expect_err("no reply").is_unknown());
+            });
+            assert!(in_flight.answered().await);
+        };
         for _ in 0..2 {
             wait(3_600).await;
             // Seven seconds in vain, with pauses, and then an answer.
-            for pause in [2, 3, 2] {
-                health.asked();
+            for pause in [0, 0, 1] {
                 wait(pause).await;
-                health.failed(&late());
-                assert!(!is_broken());
+                late(&mut in_flight).await;
+                assert!(!in_flight.is_broken);
             }
-            health.answered(&[]);
+            begin(&mut in_flight, std::future::ready(Value::Okay), drop);
         }
-        health.asked();
-        wait(2).await;
-        health.failed(&late());
-        wait(4).await;
-        health.asked();
-        wait(2).await;
-        health.failed(&late());
-        assert!(is_broken());
+        for _ in 0..3 {
+            late(&mut in_flight).await;
+            wait(60).await;
+            assert!(!in_flight.is_broken);
+        }
+        late(&mut in_flight).await;
+        assert!(in_flight.is_broken);
     }
 
     #[tokio::test(start_paused = true)]
     async fn each_fails_at_its_own_time_whoever_was_answered_before() {
         let log = Arc::<Mutex<Vec<_>>>::default();
-        let mut in_flight = InFlight::new();
+        let mut in_flight = InFlight::new(SECOND * 60);
         let started = Instant::now();
         for seconds in [1, 2, 3] {
             let log = Arc::clone(&log);
-            let until = soon(seconds);
-            let silent = Box::pin(std::future::pending::<RedisResult<()>>());
-            in_flight.begin(until, async move {
-                let error = by(until, silent).await.expect_err("no reply");
-                locked(&log).push((started.elapsed().as_secs(), error.is_timeout()));
+            let silent = std::future::pending();
+            in_flight.response_timeout = SECOND * seconds;
+            begin(&mut in_flight, silent, move |reply| {
+                let error = reply.expect_err("no reply");
+                let timed_out = error.is_unknown() && !error.is_broken_connection();
+                locked(&log).push((started.elapsed().as_secs(), timed_out));
             });
             if seconds == 1 {
                 // Answered in time: the alarm that was set for it goes off for the next.
                 in_flight.exchanges.clear();
-                in_flight.begin(until, yield_now());
+                let answered = async {
+                    yield_now().await;
+                    Value::Okay
+                };
+                begin(&mut in_flight, answered, drop);
             }
         }
         in_flight.end().await;
         assert_eq!(*locked(&log), [(2, true), (3, true)]);
+    }
+
+    #[tokio::test]
+    async fn a_connection_to_a_replica_is_not_used_any_more() {
+        let mut in_flight = InFlight::new(SECOND * 60);
+        let refusal = redis::parse_redis_value(b"-READONLY no\r\n").expect("a reply");
+        begin(&mut in_flight, std::future::ready(refusal), drop);
+        assert!(in_flight.is_broken);
     }
 }

@@ -8,15 +8,15 @@
 
 use std::time::Duration;
 
-use redis::Pipeline;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
 
+use crate::background::task;
 use crate::backoff::Pace;
-use crate::error::Error;
-use crate::wire::connection::{CommandConnection, Connector};
-use crate::wire::reply::Copied;
+use crate::error::{Error, ErrorKind};
+use crate::wire::commands::Answer;
+use crate::wire::connection::{Connection, Connector, Values, within};
+use crate::wire::former::{Former, Purpose};
 use crate::wire::request::{self, Command};
 
 /// Who must have a grant before it counts.
@@ -29,26 +29,25 @@ pub(crate) struct Durability {
 }
 
 impl Durability {
-    /// Whether these are enough.
-    fn is_met_by(self, there: Copied) -> bool {
-        there.replicas >= u64::from(self.replicas) && (there.local || !self.on_disk)
-    }
-
-    fn missed_by(self, there: Copied) -> Error {
-        let server = match (self.on_disk, there.local) {
+    /// Whether it is enough that it is on the server's disk, if it is, and at so many replicas; if
+    /// not, who has it.
+    fn check(self, local: bool, replicas: u64) -> Result<(), Error> {
+        let wanted = self.replicas;
+        if replicas >= u64::from(wanted) && (local || !self.on_disk) {
+            return Ok(());
+        }
+        let server = match (self.on_disk, local) {
             (false, _) => "",
             (true, true) => "the server's disk and ",
             (true, false) => "not the server's disk, and ",
         };
-        let (replicas, wanted) = (there.replicas, self.replicas);
         let limit = self.within.as_millis();
         let have = format!("{server}{replicas} of {wanted} replicas have it within {limit} ms");
-        Error::not_acknowledged(have)
+        Err(Error::new(ErrorKind::NotAcknowledged, have))
     }
 }
 
 /// The handle of the task that has a connection of its own to wait on; it ends with it.
-#[derive(Debug)]
 pub(crate) struct Acknowledger {
     requests: mpsc::UnboundedSender<Request>,
 }
@@ -58,13 +57,9 @@ struct Request {
     reply: oneshot::Sender<Result<Acknowledged, Error>>,
 }
 
-/// The answer to a renewal on the connection that waits.
-pub(crate) struct Acknowledged {
-    /// Whether it is still held.
-    pub(crate) held: bool,
-    /// Whether enough have it, and if not, who has.
-    pub(crate) by_enough: Result<(), Error>,
-}
+/// The answer to a renewal on the connection that waits: whether it is still held, and whether
+/// enough have it, and if not, who has.
+pub(crate) type Acknowledged = (bool, Result<(), Error>);
 
 impl Acknowledger {
     /// Nothing is connected before it is needed.
@@ -76,111 +71,79 @@ impl Acknowledger {
             connection: None,
             pace: Pace::new(),
         };
-        runtime.spawn(waiting.run(queue));
+        runtime.spawn(task(waiting.run(queue)));
         Self { requests }
     }
 
     /// Renews a hold and waits until enough have that, and so the grant before it. It is handed
     /// over at once; what is waited for already is answered first.
-    pub(crate) fn renew(
-        &self,
-        renewal: Command<bool>,
-    ) -> impl Future<Output = Result<Acknowledged, Error>> + use<> {
-        let (reply, outcome) = oneshot::channel();
+    pub(crate) fn renew(&self, renewal: Command<bool>) -> Answer<Acknowledged> {
+        let (reply, answer) = Answer::open();
         // If the task is gone, so is the runtime; the dropped `reply` then tells the caller.
         let _ = self.requests.send(Request { renewal, reply });
-        async { outcome.await.unwrap_or_else(|_| Err(Error::no_runtime())) }
+        answer
     }
 }
 
 struct Waiting {
     connector: Connector,
     durability: Durability,
-    connection: Option<CommandConnection>,
+    connection: Option<Connection>,
     pace: Pace,
 }
 
 impl Waiting {
     async fn run(mut self, mut requests: mpsc::UnboundedReceiver<Request>) {
-        while let Some(first) = requests.recv().await {
-            // All that have come while the last wait lasted share the next.
-            let mut batch = vec![first];
-            while let Ok(next) = requests.try_recv() {
-                batch.push(next);
-            }
+        let mut batch = Vec::new();
+        // All that have come while the last wait lasted share the next.
+        while requests.recv_many(&mut batch, usize::MAX).await > 0 {
             batch.retain(|request| !request.reply.is_closed());
-            if !batch.is_empty() {
-                self.answer(batch).await;
+            if batch.is_empty() {
+                continue;
+            }
+            let asked = self.ask(&mut batch).await;
+            for (place, request) in batch.drain(..).enumerate() {
+                let answer = asked.as_ref().map_err(Error::clone);
+                let answer = answer.and_then(|(renewed, by_enough)| {
+                    let reply = renewed.get(place).ok_or_else(|| Error::no_reply(None))?;
+                    Ok((request.renewal.reader.read(reply)?, by_enough.clone()))
+                });
+                // Whoever has gone does not keep the lock either.
+                let _ = request.reply.send(answer);
             }
         }
     }
 
-    async fn answer(&mut self, mut batch: Vec<Request>) {
-        let answers = match self.ask(&mut batch).await {
-            Ok(answers) => answers,
-            Err(error) => batch.iter().map(|_| Err(error.clone())).collect(),
-        };
-        for (request, answer) in batch.into_iter().zip(answers) {
-            // Whoever has gone does not keep the lock either.
-            let _ = request.reply.send(answer);
-        }
-    }
-
-    /// Renews the holds and waits for the copies: one answer each, or why there is none for all.
+    /// Renews the holds and waits for the copies: the replies to all, and whether enough have them.
     async fn ask(
         &mut self,
         batch: &mut Vec<Request>,
-    ) -> Result<Vec<Result<Acknowledged, Error>>, Error> {
-        let durability = self.durability;
-        let for_the_reply = self.connector.response_timeout();
-        let within = durability.within.saturating_add(for_the_reply);
+    ) -> Result<(Values, Result<(), Error>), Error> {
+        let limit = self.durability.within;
+        let limit = limit.saturating_add(self.connector.dialer.response_timeout);
         let connection = self.connected().await?;
-        let server = connection.server().clone();
-        for elsewhere in batch.extract_if(.., |one| !one.renewal.may_go_to(&server)) {
+        let is_elsewhere = |one: &mut Request| !one.renewal.call.may_go_to(&connection.server);
+        for elsewhere in batch.extract_if(.., is_elsewhere) {
             let _ = elsewhere.reply.send(Err(Error::elsewhere()));
         }
-        let wait = request::wait_for_copies(durability);
-        let mut pipeline = Pipeline::with_capacity(batch.len().saturating_add(1));
-        for request in batch.iter() {
-            request.renewal.add_to(&mut pipeline);
-        }
-        wait.add_to(&mut pipeline);
-        let replies = match timeout(within, connection.ask_all(pipeline)).await {
-            Ok(Ok(replies)) => replies,
-            failed => {
-                // What it has not answered it may answer late: the next wait has another.
-                self.connection = None;
-                return Err(Error::no_reply(failed.ok().and_then(Result::err)));
-            }
-        };
-        let mut replies = replies.iter();
-        let held: Vec<_> = batch
-            .iter()
-            .map(|request| request.renewal.take_reply(&mut replies))
-            .collect();
-        let copied = wait.take_reply(&mut replies).map_err(Error::of_wait)?;
-        let acknowledged = |held| Acknowledged {
-            held,
-            by_enough: if durability.is_met_by(copied) {
-                Ok(())
-            } else {
-                Err(durability.missed_by(copied))
-            },
-        };
-        let answers = held.into_iter().map(|held| held.map(acknowledged));
-        Ok(answers.collect())
+        let wait = request::wait_for_copies(self.durability);
+        let calls = batch.iter().map(|one| &one.renewal.call);
+        let calls: Vec<_> = calls.chain([&wait.call]).cloned().collect();
+        let mut replies = within(limit, connection.ask(calls.into_iter())).await?;
+        // Only now: what it has not answered it may answer late, and the next wait needs another.
+        self.connection = Some(connection);
+        let copied = replies.pop().ok_or_else(|| Error::no_reply(None))?;
+        let (local, replicas) = wait.reader.read(&copied).map_err(Error::of_wait)?;
+        Ok((replies, self.durability.check(local, replicas)))
     }
 
     /// A connection that is good, as far as is known.
-    async fn connected(&mut self) -> Result<&mut CommandConnection, Error> {
-        let good = match self.connection.take() {
-            Some(good) if !good.is_over() => good,
-            _ => {
-                self.pace.keep().await;
-                self.connector.for_commands().await?
-            }
-        };
-        Ok(self.connection.insert(good))
+    async fn connected(&mut self) -> Result<Connection, Error> {
+        if let Some(good) = self.connection.take().filter(|one| !one.is_over()) {
+            return Ok(good);
+        }
+        self.pace.keep().await;
+        Former::open_next(&self.connector, Purpose::Copies).await
     }
 }
 
@@ -198,15 +161,14 @@ mod tests {
 
     #[test]
     fn enough_are_as_many_as_were_asked_for_and_the_own_disk_if_it_was() {
-        let copied = |local, replicas| Copied { local, replicas };
-        assert!(durability(1, false).is_met_by(copied(false, 1)));
-        assert!(durability(1, false).is_met_by(copied(false, 2)));
-        assert!(!durability(2, false).is_met_by(copied(true, 1)));
-        assert!(durability(0, true).is_met_by(copied(true, 0)));
-        assert!(!durability(0, true).is_met_by(copied(false, 3)));
-        let error = durability(2, false).missed_by(copied(false, 1));
+        assert!(durability(1, false).check(false, 1).is_ok());
+        assert!(durability(1, false).check(false, 2).is_ok());
+        assert!(durability(2, false).check(true, 1).is_err());
+        assert!(durability(0, true).check(true, 0).is_ok());
+        assert!(durability(0, true).check(false, 3).is_err());
+        let error = durability(2, false).check(false, 1);
         assert_eq!(
-            error.to_string(),
+            error.expect_err("too few").to_string(),
             "not acknowledged: 1 of 2 replicas have it within 100 ms"
         );
     }

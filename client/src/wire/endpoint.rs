@@ -1,19 +1,23 @@
 //! Where the server is: at a URL, or where the sentinels say that the service has its primary.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
+use tokio::sync::watch;
 
 use crate::error::Error;
 use crate::locked;
-use crate::wire::sentinel;
+use crate::time::part;
+use crate::wire::connection::Connector;
+use crate::wire::dial::Dialer;
+use crate::wire::former::Former;
 
 /// Where a node listens.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Address {
     pub(crate) host: Box<str>,
     pub(crate) port: u16,
@@ -27,191 +31,111 @@ impl Address {
     }
 }
 
-/// Where a server is, to be looked up before each connection.
-#[derive(Clone)]
-pub(crate) struct Endpoint {
-    /// How to connect; with sentinels its host is the name of the service.
-    server: ConnectionInfo,
-    sentinels: Arc<[redis::Client]>,
-    /// What a majority of the sentinels named last, as long as that can be used.
-    agreed: Arc<Mutex<Option<sentinel::Address>>>,
-    certificates: Certificates,
-}
-
-impl Endpoint {
+impl Connector {
     /// Reads the URLs and the certificates; no I/O.
-    pub(crate) fn new(
-        url: &str,
-        sentinels: &[String],
-        certificates: &Certificates,
-    ) -> Result<Self, Error> {
+    pub(crate) fn new(url: &str, sentinels: &[String], dialer: &Dialer) -> Result<Self, Error> {
+        let certificates = &dialer.certificates;
         let sentinels = sentinels.iter().map(|url| {
             let info = with_port(read(url)?, url, SENTINEL_PORT);
             certificates.client(info)
         });
-        let place = Self {
+        let connector = Self {
             server: read(url)?,
             sentinels: sentinels.collect::<Result<_, _>>()?,
             agreed: Arc::default(),
-            certificates: certificates.clone(),
+            dialer: dialer.clone(),
+            latest: watch::Sender::default(),
+            former: Former::default(),
         };
         // Says now what is wrong with the certificates.
-        place.certificates.client(place.server.clone())?;
-        #[cfg(feature = "tls")]
-        if place.uses_tls() {
-            place.certificates.check()?;
-        }
-        Ok(place)
+        certificates.client(connector.server.clone())?;
+        Ok(connector)
     }
 
-    #[cfg(feature = "tls")]
-    fn uses_tls(&self) -> bool {
-        let sentinels = self
-            .sentinels
-            .iter()
-            .map(redis::Client::get_connection_info);
-        let mut all = sentinels.chain([&self.server]).map(ConnectionInfo::addr);
-        all.any(|address| matches!(address, ConnectionAddr::TcpTls { .. }))
-    }
-
-    /// The address in the URL.
-    pub(crate) fn address(&self) -> Address {
-        let (ConnectionAddr::Tcp(_, port) | ConnectionAddr::TcpTls { port, .. }) =
-            self.server.addr()
-        else {
-            return Address::default();
-        };
-        Address {
-            host: host(self.server.addr()).into(),
-            port: *port,
-        }
-    }
-
-    /// Another server, to which this user connects in the same way.
+    /// Connects to this very server in the same way, as this user.
     pub(crate) fn other(&self, address: &Address) -> Self {
-        let other = at(self.server.addr(), (*address.host).to_owned(), address.port);
         Self {
-            server: self.server.clone().set_addr(other),
-            sentinels: Arc::default(),
-            agreed: Arc::default(),
-            certificates: self.certificates.clone(),
+            server: at(&self.server, address),
+            latest: watch::Sender::default(),
+            former: self.former.of_other_node(),
+            ..self.clone()
         }
+    }
+
+    /// The address in the URL, as it is shown.
+    pub(crate) fn shown(&self) -> String {
+        self.server.addr().to_string()
+    }
+
+    /// The address in the URL; with sentinels its host is what they call the service.
+    pub(crate) fn address(&self) -> Address {
+        address(&self.server)
     }
 
     /// Where the server is now.
-    pub(crate) async fn find(&self, within: Duration) -> Result<redis::Client, Error> {
+    pub(super) async fn find(&self) -> Result<redis::Client, Error> {
         if self.sentinels.is_empty() {
-            return self.certificates.client(self.server.clone());
+            return self.dialer.certificates.client(self.server.clone());
         }
-        let before = locked(&self.agreed).clone();
-        let named = sentinel::primary(&self.sentinels, self.service(), within, before.as_ref());
-        let named = named.await?;
-        if named.by_most {
-            *locked(&self.agreed) = Some(named.address.clone());
-        }
-        self.client(named.address)
+        let within = self.dialer.response_timeout;
+        let (address, _) = self.primary(within, part(within, SOON)).await?;
+        self.client_of(&address)
     }
 
-    /// Where a majority of the sentinels says that the server is now.
-    pub(crate) async fn find_agreed(&self, within: Duration) -> Option<redis::Client> {
-        let agreed = sentinel::majority(&self.sentinels, self.service(), within).await?;
-        *locked(&self.agreed) = Some(agreed.clone());
-        self.client(agreed).ok()
+    pub(super) fn client_of(&self, address: &Address) -> Result<redis::Client, Error> {
+        self.dialer.certificates.client(at(&self.server, address))
     }
 
     /// What was found could not be used: nothing speaks for it any more but the sentinels.
-    pub(crate) fn forget(&self) {
+    pub(super) fn forget(&self) {
         *locked(&self.agreed) = None;
     }
-
-    /// Those that are asked where the server is.
-    pub(crate) fn sentinels(&self) -> &[redis::Client] {
-        &self.sentinels
-    }
-
-    /// What they call it.
-    pub(crate) fn service(&self) -> &str {
-        host(self.server.addr())
-    }
-
-    /// How the server is called that they say is there.
-    pub(crate) fn named(&self, host: &str, port: u16) -> String {
-        at(self.server.addr(), host.to_owned(), port).to_string()
-    }
-
-    fn client(&self, (host, port): sentinel::Address) -> Result<redis::Client, Error> {
-        let address = at(self.server.addr(), host, port);
-        self.certificates
-            .client(self.server.clone().set_addr(address))
-    }
 }
 
-impl fmt::Debug for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Endpoint")
-            .field("server", self.server.addr())
-            .finish_non_exhaustive()
-    }
-}
-
-/// What a client shows and trusts when it speaks TLS.
+/// What a client shows and trusts when it speaks TLS, in PEM.
 #[derive(Clone, Default)]
 pub(crate) struct Certificates {
+    /// These roots instead of the system's.
     #[cfg(feature = "tls")]
-    root: Option<Vec<u8>>,
-    /// The certificate and its key.
+    pub(crate) root: Option<Vec<u8>>,
+    /// The certificate for servers that ask for one, and its key.
     #[cfg(feature = "tls")]
-    own: Option<(Vec<u8>, Vec<u8>)>,
+    pub(crate) own: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Certificates {
-    /// Trusts these roots instead of the system's.
-    #[cfg(feature = "tls")]
-    pub(crate) fn trust(&mut self, root: Vec<u8>) {
-        self.root = Some(root);
-    }
-
-    /// Shows this certificate to servers that ask for one.
-    #[cfg(feature = "tls")]
-    pub(crate) fn show(&mut self, certificate: Vec<u8>, key: Vec<u8>) {
-        self.own = Some((certificate, key));
-    }
-
-    /// The library takes what has no certificate in it for none at all: with no roots nobody is
-    /// trusted, and nobody is told why. What is one and cannot be read it says itself.
-    #[cfg(feature = "tls")]
-    fn check(&self) -> Result<(), Error> {
-        use rustls::pki_types::CertificateDer;
-        use rustls::pki_types::pem::PemObject;
-
-        let own = self.own.as_ref().map(|(certificate, _)| certificate);
-        for pem in self.root.iter().chain(own) {
-            if CertificateDer::pem_slice_iter(pem).next().is_none() {
-                let (kind, what) = (
-                    redis::ErrorKind::InvalidClientConfig,
-                    "no certificate in PEM",
-                );
-                return Err(Error::bad_certificates((kind, what).into()));
-            }
-        }
-        Ok(())
-    }
-
-    #[cfg(not(feature = "tls"))]
-    #[expect(clippy::unused_self, reason = "there are none without the feature")]
+    #[cfg_attr(
+        not(feature = "tls"),
+        expect(clippy::unused_self, reason = "there are none without the feature")
+    )]
     fn client(&self, info: ConnectionInfo) -> Result<redis::Client, Error> {
+        #[cfg(feature = "tls")]
+        if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
+            return self.tls_client(info);
+        }
         redis::Client::open(info).map_err(Error::could_not_connect)
     }
 
-    /// Connects with them if the address asks for TLS.
     #[cfg(feature = "tls")]
-    fn client(&self, info: ConnectionInfo) -> Result<redis::Client, Error> {
+    fn tls_client(&self, info: ConnectionInfo) -> Result<redis::Client, Error> {
         use redis::{ClientTlsConfig, TlsCertificates};
+        use rustls::pki_types::CertificateDer;
+        use rustls::pki_types::pem::PemObject;
 
-        if !matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
-            return redis::Client::open(info).map_err(Error::could_not_connect);
+        let unreadable = |source: redis::RedisError| {
+            Error::unavailable("the certificates or the key cannot be read").with_source(source)
+        };
+        // The library takes what has no certificate in it for none at all: with no roots nobody is
+        // trusted, and nobody is told why. What is one and cannot be read it says itself.
+        let own = self.own.as_ref().map(|(certificate, _)| certificate);
+        let mut all = self.root.iter().chain(own);
+        if all.any(|pem| CertificateDer::pem_slice_iter(pem).next().is_none()) {
+            let kind = redis::ErrorKind::InvalidClientConfig;
+            return Err(unreadable((kind, "no certificate in PEM").into()));
         }
-        settle_on_a_provider();
+        // The program's own choice stands, and this fails. Without one rustls panics if several
+        // providers are compiled in, by whatever other crate.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let own = self.own.clone();
         let certificates = TlsCertificates {
             client_tls: own.map(|(client_cert, client_key)| ClientTlsConfig {
@@ -220,7 +144,7 @@ impl Certificates {
             }),
             root_cert: self.root.clone(),
         };
-        redis::Client::build_with_tls(info, certificates).map_err(Error::bad_certificates)
+        redis::Client::build_with_tls(info, certificates).map_err(unreadable)
     }
 }
 
@@ -231,41 +155,24 @@ impl fmt::Debug for Certificates {
     }
 }
 
-/// The program's own choice stands. Without one rustls panics if several providers are compiled in,
-/// by whatever other crate.
-#[cfg(feature = "tls")]
-fn settle_on_a_provider() {
-    use rustls::crypto::{CryptoProvider, ring};
-
-    if CryptoProvider::get_default().is_none() {
-        // Another thread may have been quicker: then that one is there.
-        let _ = ring::default_provider().install_default();
-    }
-}
-
 /// How to connect to `url`, whether it is a server's or a sentinel's.
 fn read(url: &str) -> Result<ConnectionInfo, Error> {
-    if cfg!(not(feature = "tls"))
-        && ["rediss:", "valkeys:"]
-            .iter()
-            .any(|tls| url.starts_with(tls))
-    {
-        return Err(Error::no_tls());
+    let asks_for_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
+    if asks_for_tls && cfg!(not(feature = "tls")) {
+        return Err(Error::unavailable(
+            "the URL asks for TLS, which needs the crate's feature `tls`",
+        ));
     }
-    let info = url.into_connection_info().map_err(Error::bad_url)?;
+    let unreadable = |error| Error::unavailable("the URL cannot be read").with_source(error);
+    let info = url.into_connection_info().map_err(unreadable)?;
     // The server, too, learns by it that a peer has vanished, and ends its session.
-    let keepalive = TcpKeepalive::new()
-        .with_time(KEEPALIVE)
-        .with_interval(KEEPALIVE);
-    let settings = TcpSettings::default()
-        .set_nodelay(true)
-        .set_keepalive(keepalive);
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
+    let keepalive = keepalive.with_interval(KEEPALIVE);
+    let tcp = TcpSettings::default().set_nodelay(true);
     // Only with RESP3 does the library tell when a connection has closed.
-    let redis = info
-        .redis_settings()
-        .clone()
-        .set_protocol(ProtocolVersion::RESP3);
-    Ok(info.set_redis_settings(redis).set_tcp_settings(settings))
+    let redis = info.redis_settings().clone();
+    let info = info.set_redis_settings(redis.set_protocol(ProtocolVersion::RESP3));
+    Ok(info.set_tcp_settings(tcp.set_keepalive(keepalive)))
 }
 
 /// The same with this port, if the URL names none.
@@ -274,20 +181,25 @@ fn with_port(info: ConnectionInfo, url: &str, port: u16) -> ConnectionInfo {
     if named || matches!(info.addr(), ConnectionAddr::Unix(_)) {
         return info;
     }
-    let address = at(info.addr(), host(info.addr()).to_owned(), port);
-    info.set_addr(address)
+    let host = address(&info).host;
+    at(&info, &Address { host, port })
 }
 
-fn host(address: &ConnectionAddr) -> &str {
-    match address {
-        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host,
-        _ => "",
+/// That of a Unix socket is empty.
+fn address(server: &ConnectionInfo) -> Address {
+    match server.addr() {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => Address {
+            host: host.as_str().into(),
+            port: *port,
+        },
+        _ => Address::default(),
     }
 }
 
 /// Another server, spoken to in the same way.
-fn at(address: &ConnectionAddr, host: String, port: u16) -> ConnectionAddr {
-    match address {
+fn at(server: &ConnectionInfo, Address { host, port }: &Address) -> ConnectionInfo {
+    let (host, port) = (String::from(&**host), *port);
+    server.clone().set_addr(match server.addr() {
         ConnectionAddr::TcpTls { insecure, .. } => ConnectionAddr::TcpTls {
             host,
             port,
@@ -295,8 +207,11 @@ fn at(address: &ConnectionAddr, host: String, port: u16) -> ConnectionAddr {
             tls_params: None,
         },
         _ => ConnectionAddr::Tcp(host, port),
-    }
+    })
 }
+
+/// The other sentinels may take this part of the time once one has answered.
+const SOON: u32 = 8;
 
 /// A silent connection is probed after this long, and then as often.
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -308,12 +223,24 @@ const SENTINEL_PORT: u16 = 26379;
 mod tests {
     use super::*;
 
-    fn place(url: &str, sentinels: &[&str]) -> Result<Endpoint, Error> {
-        let sentinels: Vec<_> = sentinels.iter().map(|url| (*url).to_owned()).collect();
-        Endpoint::new(url, &sentinels, &Certificates::default())
+    fn new(
+        url: &str,
+        sentinels: &[String],
+        certificates: &Certificates,
+    ) -> Result<Connector, Error> {
+        let dialer = Dialer {
+            certificates: certificates.clone(),
+            ..Dialer::within(Duration::from_secs(1))
+        };
+        Connector::new(url, sentinels, &dialer)
     }
 
-    fn address(client: &redis::Client) -> String {
+    fn place(url: &str, sentinels: &[&str]) -> Result<Connector, Error> {
+        let sentinels: Vec<_> = sentinels.iter().map(|url| (*url).to_owned()).collect();
+        new(url, &sentinels, &Certificates::default())
+    }
+
+    fn shown(client: &redis::Client) -> String {
         client.get_connection_info().addr().to_string()
     }
 
@@ -325,8 +252,8 @@ mod tests {
             "redis://[::1]",
         ];
         let place = place("redis://my_Service/3", &sentinels).expect("it can be read");
-        assert_eq!(host(place.server.addr()), "my_Service");
-        let addresses: Vec<_> = place.sentinels.iter().map(address).collect();
+        assert_eq!(&*place.address().host, "my_Service");
+        let addresses: Vec<_> = place.sentinels.iter().map(shown).collect();
         assert_eq!(addresses, ["one:26379", "two:1234", "::1:26379"]);
     }
 
@@ -361,24 +288,28 @@ mod tests {
             wrapped("CERTIFICATE", "?"),
         ];
         for root in roots {
-            let mut certificates = Certificates::default();
-            certificates.trust(root.clone().into());
-            let error = Endpoint::new("rediss://x", &[], &certificates).expect_err(&root);
+            let certificates = Certificates {
+                root: Some(root.clone().into()),
+                own: None,
+            };
+            let error = new("rediss://x", &[], &certificates).expect_err(&root);
             assert!(error.to_string().contains("certificate"), "{error}");
             let sentinels = ["rediss://y".to_owned()];
-            assert!(Endpoint::new("redis://x", &sentinels, &certificates).is_err());
-            assert!(Endpoint::new("redis://x", &[], &certificates).is_ok());
+            assert!(new("redis://x", &sentinels, &certificates).is_err());
+            assert!(new("redis://x", &[], &certificates).is_ok());
         }
     }
 
     #[cfg(feature = "tls")]
     #[test]
     fn certificates_that_cannot_be_read_are_told_before_anything_is_asked() {
-        let mut certificates = Certificates::default();
-        certificates.show(b"no certificate".to_vec(), b"no key".to_vec());
-        let error = Endpoint::new("rediss://x", &[], &certificates).expect_err("no key");
-        assert!(Endpoint::new("redis://x", &["rediss://y".to_owned()], &certificates).is_err());
+        let certificates = Certificates {
+            root: None,
+            own: Some((b"no certificate".to_vec(), b"no key".to_vec())),
+        };
+        let error = new("rediss://x", &[], &certificates).expect_err("no key");
+        assert!(new("redis://x", &["rediss://y".to_owned()], &certificates).is_err());
         assert!(error.to_string().contains("certificate"), "{error}");
-        assert!(Endpoint::new("redis://x", &[], &certificates).is_ok());
+        assert!(new("redis://x", &[], &certificates).is_ok());
     }
 }

@@ -9,21 +9,17 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::backoff::{Backoff, LASTING};
 use crate::error::Error;
-use crate::lost_reason::LostReason;
-use crate::time::part;
-use crate::wire::connection::{Connector, EventsConnection, ServerId};
+use crate::wire::connection::{Connection, Connector, ServerId};
+use crate::wire::former::{ClientId, Purpose, kills};
 use crate::wire::reply::Event;
 use crate::wire::request;
-use crate::wire::session::{Attachment, Session};
+use crate::wire::session::{Attachment, Session, part_of_grace};
 
 /// Who hears of what the server tells, and of how the session is.
 pub(crate) trait SessionListener: Send + 'static {
     /// Whether to attach to this server, which a connection has reached. Not where the session is
-    /// attached by another node of the client: the two would take it over from each other for good.
+    /// attached by another node of the client: the two would take it over from each other.
     fn may_attach(&self, server: &ServerId) -> bool;
-
-    /// Whether it may be another node of the client that has taken the session over there.
-    fn may_be_a_twin(&self, server: &ServerId) -> bool;
 
     /// None of it happened before `since`.
     fn told(&self, events: Vec<Event>, since: Instant);
@@ -33,9 +29,6 @@ pub(crate) trait SessionListener: Send + 'static {
 
     /// The session connection does not answer, and another is tried.
     fn broken(&self);
-
-    /// The session will not come back.
-    fn over(&self, reason: LostReason);
 }
 
 /// What the task works with. It does not keep the client alive.
@@ -43,11 +36,6 @@ pub(crate) struct Events<L> {
     session: Arc<Session>,
     connector: Connector,
     listener: L,
-    /// When the last call that was answered had been sent. What has not been told in its answer
-    /// has not happened before.
-    latest: Instant,
-    /// When a call was last given up without an answer.
-    given_up: Option<Instant>,
     /// The pauses before the next connection. They begin anew only when one has lasted: a peer that
     /// closes each connection at its first call is asked ever more slowly, and so are two servers
     /// between which our connections follow each other.
@@ -56,25 +44,22 @@ pub(crate) struct Events<L> {
 
 /// A connection on which the session is attached.
 struct Line {
-    connection: EventsConnection,
+    connection: Connection,
     /// Since when.
     since: Instant,
     /// Another that was attached at the same time. Its call may have been the last of the two to
     /// reach the server, and closing it would then cost our waiters their places: so it is kept
     /// until a later call is answered here.
-    former: Option<EventsConnection>,
+    former: Option<Connection>,
     attachment: Arc<Attachment>,
 }
 
 /// The answer to a call.
 type Answer = Result<Vec<Event>, Error>;
 
-/// A connection whose first call was answered.
-struct Fresh {
-    connection: EventsConnection,
-    events: Vec<Event>,
-    sent: Instant,
-}
+/// A connection whose first call was answered, with what, and when that was sent. The session does
+/// not count as attached by it before it [goes on](Session::goes_on) so.
+type Fresh = (Box<Line>, Vec<Event>, Instant);
 
 /// How a call ended.
 enum Heard {
@@ -87,57 +72,35 @@ enum Heard {
 impl<L: SessionListener> Events<L> {
     /// Nothing is connected yet.
     pub(crate) fn new(connector: Connector, session: Arc<Session>, listener: L) -> Self {
-        let pauses = pauses(session.grace);
         Self {
+            pauses: Backoff::new(),
             session,
             connector,
             listener,
-            latest: Instant::now(),
-            given_up: None,
-            pauses,
         }
     }
 
-    /// Attaches and listens until it is aborted, with the node, or another connection takes the
-    /// session over.
+    /// Attaches and listens until it is aborted, with the node.
+    ///
+    /// If another connection takes the session over, it is taken back: it may be our own, given up
+    /// long ago, or that of another node of this client, of which nobody knows yet that it is the
+    /// same server. A stranger who knows the session's name can only be as slow and as often.
     pub(crate) async fn run(mut self) {
         let mut line = self.attach().await;
         loop {
             let error = self.listen(&mut line).await;
-            if is_taken_over(&error) && !self.may_be_ourselves(line.connection.server()) {
-                return self.over(LostReason::SessionTakenOver);
-            }
-            self.give_up(error);
-            sleep(self.pauses.next()).await;
+            self.broken(error);
+            self.give_up(line.connection.id());
+            self.pause().await;
             // The old connection is kept until then: if only its replies are late, closing it would
             // cost our waiters their places.
             line = self.attach().await;
         }
     }
 
-    fn over(&self, reason: LostReason) {
-        self.session.over(reason);
-        self.listener.over(reason);
-    }
-
-    fn give_up(&mut self, error: Error) {
-        if !is_taken_over(&error) {
-            self.given_up = Some(Instant::now());
-        }
-        self.broken(error);
-    }
-
     fn broken(&self, error: Error) {
         self.listener.broken();
         self.session.broken(error);
-    }
-
-    /// A call that was given up may reach the server long after, when the network lets it through:
-    /// then it is our own former connection that takes the session over, and it is gone already.
-    /// Or the server has two names, and is two nodes of the client until that is known.
-    fn may_be_ourselves(&self, server: &ServerId) -> bool {
-        let stray = self.given_up.is_some_and(|at| at.elapsed() < STRAY_FOR);
-        stray || self.listener.may_be_a_twin(server)
     }
 
     /// Calls and delivers until a call fails.
@@ -152,11 +115,12 @@ impl<L: SessionListener> Events<L> {
             at_once = !at_once && (line.attachment.is_over(sent) || line.former.is_some());
             let wait = Some(wait).filter(|_| !at_once);
             let call = request::events(&self.session.name, wait, self.session.grace);
+            let id = line.connection.id();
             let heard = {
-                let mut asked = pin!(line.connection.ask(call));
+                let mut asked = pin!(line.connection.ask_here(call, Vec::new()));
                 match timeout(within, &mut asked).await {
                     Ok(answer) => Heard::Here(answer),
-                    Err(_) => self.overdue(asked).await,
+                    Err(_) => self.overdue(asked, id).await,
                 }
             };
             match heard {
@@ -176,7 +140,7 @@ impl<L: SessionListener> Events<L> {
     fn answered(&mut self, line: &mut Line, sent: Instant, events: Vec<Event>) {
         line.former = None;
         if line.since.elapsed() >= LASTING {
-            self.pauses = pauses(self.session.grace);
+            self.pauses = Backoff::new();
         }
         if line.attachment.confirm(sent, Instant::now()) {
             self.session.goes_on(&line.attachment);
@@ -184,16 +148,21 @@ impl<L: SessionListener> Events<L> {
             // The session has outlived our confidence in it. What was held then stays lost, and
             // an answer that is so late says nothing about the present.
             self.session.broken(Error::not_attached());
-            line.attachment = self
-                .session
-                .attached_if_present(sent, line.connection.server());
+            line.attachment = self.session.attachment_at(&line.connection.server, sent);
+            if !line.attachment.is_over(Instant::now()) {
+                self.session.goes_on(&line.attachment);
+            }
         }
         self.deliver(events, sent);
     }
 
     /// The answer to a call is overdue: connects anew, and keeps the call alive meanwhile. A server
     /// that stood still for a moment answers it then, and nothing has been lost.
-    async fn overdue(&mut self, mut call: Pin<&mut impl Future<Output = Answer>>) -> Heard {
+    async fn overdue(
+        &mut self,
+        mut call: Pin<&mut impl Future<Output = Answer>>,
+        on: Option<ClientId>,
+    ) -> Heard {
         self.broken(Error::no_reply(None));
         // Nothing is asked on the new connection before this, so closing it means nothing.
         let connection = tokio::select! {
@@ -202,134 +171,171 @@ impl<L: SessionListener> Events<L> {
             connection = self.open() => connection,
         };
         // It may take the session over from now on, so its answer is waited for in any case.
-        let mut attaching = pin!(self.attach_on(connection));
         let mut old = None;
-        let fresh = loop {
-            tokio::select! {
-                biased;
-                answer = &mut call, if old.is_none() => old = Some(answer),
-                fresh = &mut attaching => break fresh,
+        let fresh = {
+            let mut attaching = pin!(self.attach_on(connection));
+            loop {
+                tokio::select! {
+                    biased;
+                    answer = &mut call, if old.is_none() => old = Some(answer),
+                    fresh = &mut attaching => break fresh,
+                }
             }
         };
-        if old.is_none() && fresh.is_ok() {
+        let Ok(attached) = fresh else {
+            return Heard::Elsewhere(fresh, old);
+        };
+        if old.is_none() {
             // The server has answered it before, if it had the call: with events, or that it was
             // taken over.
             old = timeout(self.slack(), call).await.ok();
         }
-        Heard::Elsewhere(fresh, old)
+        // A connection that has broken meanwhile may still deliver the call.
+        let is_answered = |old: &Answer| !old.as_ref().is_err_and(Error::is_unknown);
+        if old.as_ref().is_some_and(is_answered) {
+            return Heard::Elsewhere(Ok(attached), old);
+        }
+        self.give_up(on);
+        Heard::Elsewhere(self.attach_again(attached).await, None)
+    }
+
+    /// The call before was given up. It may have come behind ours, taken the session over, and been
+    /// told what has happened since: not before this does the server close its connection.
+    async fn attach_again(&mut self, (line, mut events, asked): Fresh) -> Result<Fresh, Error> {
+        match self.attach_on(line.connection).await {
+            Ok((line, later, sent)) => {
+                events.extend(later);
+                Ok((line, events, sent))
+            }
+            Err(error) => {
+                self.deliver(events, asked);
+                Err(error)
+            }
+        }
     }
 
     /// Both connections may have the session now. If the old one has answered, it goes on with that
     /// one, which is told if the session has ended meanwhile; the next call brings it back there.
     /// Otherwise with the new one. If that took the session over while the old call waited, it is
     /// the same session, all has been told, and nothing needs confirming. If not, word of a loss
-    /// may have gone with the old connection.
+    /// may have gone with the old connection, or to a stranger who had taken the session over.
     fn replace(&mut self, line: &mut Line, sent: Instant, fresh: Fresh, old: Option<Answer>) {
-        let Fresh {
-            connection,
-            events,
-            sent: asked,
-        } = fresh;
+        let (mut fresh, events, asked) = fresh;
         if let Some(Ok(told)) = old {
             self.answered(line, sent, told);
-            line.former = Some(connection);
+            self.keep(line, fresh.connection);
             return self.deliver(events, asked);
         }
-        let taken_over = matches!(old, Some(Err(error)) if is_taken_over(&error));
-        if !taken_over {
-            self.given_up = Some(Instant::now());
-        }
-        let unbroken = taken_over && connection.server().is_surely(line.connection.server());
-        line.former = Some(std::mem::replace(&mut line.connection, connection));
-        line.since = Instant::now();
+        let taker = old.and_then(|old| old.err()?.taken_over_by());
+        let by_fresh = taker.is_some() && taker == fresh.connection.client_id;
+        let unbroken = by_fresh && fresh.connection.server.is_surely(&line.connection.server);
         if unbroken && line.attachment.confirm(asked, Instant::now()) {
-            self.session.goes_on(&line.attachment);
+            fresh.attachment = Arc::clone(&line.attachment);
+            self.session.goes_on(&fresh.attachment);
             self.deliver(events, asked);
         } else {
-            line.attachment = self.session.attached(asked, line.connection.server());
-            self.deliver(events, asked);
-            self.listener.attached(&line.attachment);
+            self.attached(&fresh, events, asked);
         }
+        let former = std::mem::replace(line, *fresh);
+        self.keep(line, former.connection);
     }
 
-    /// Connects and attaches until it works, and has all holds confirmed.
+    /// Connects and attaches until it works.
     async fn attach(&mut self) -> Line {
         loop {
-            match self.try_to_attach().await {
-                Ok(fresh) => {
-                    let Fresh {
-                        connection,
-                        events,
-                        sent,
-                    } = fresh;
-                    let attachment = self.session.attached(sent, connection.server());
-                    self.deliver(events, sent);
-                    self.listener.attached(&attachment);
-                    return Line {
-                        connection,
-                        since: Instant::now(),
-                        former: None,
-                        attachment,
-                    };
+            let connection = self.open().await;
+            match self.attach_on(connection).await {
+                Ok((line, events, sent)) => {
+                    self.attached(&line, events, sent);
+                    return *line;
                 }
-                Err(error) => self.give_up(error),
+                Err(error) => self.broken(error),
             }
-            sleep(self.pauses.next()).await;
+            self.pause().await;
         }
     }
 
-    async fn try_to_attach(&self) -> Result<Fresh, Error> {
-        let connection = self.connector.for_events().await?;
-        self.attach_on(connection).await
+    /// Pauses before the next connection: for so short a time that it costs no guard, while there
+    /// is one that can be kept. A node that stays away is not called any faster by a client with a
+    /// short grace than by others.
+    async fn pause(&mut self) {
+        let grace = self.session.grace;
+        let longest = if self.session.told.borrow().elapsed() < grace {
+            part_of_grace(grace, 4)
+        } else {
+            Duration::MAX
+        };
+        sleep(self.pauses.next_up_to(longest)).await;
+    }
+
+    /// Has all holds confirmed.
+    fn attached(&self, line: &Line, events: Vec<Event>, sent: Instant) {
+        self.session.goes_on(&line.attachment);
+        self.deliver(events, sent);
+        self.listener.attached(&line.attachment);
     }
 
     /// Connects until it works.
-    async fn open(&mut self) -> EventsConnection {
+    async fn open(&mut self) -> Connection {
         loop {
-            match self.connector.for_events().await {
+            match self.connector.open().await {
                 Ok(connection) => return connection,
                 Err(error) => self.broken(error),
             }
-            sleep(self.pauses.next()).await;
+            self.pause().await;
         }
     }
 
-    /// The first call on a connection is answered at once, and so confirms at once.
-    async fn attach_on(&self, mut connection: EventsConnection) -> Result<Fresh, Error> {
-        if !self.listener.may_attach(connection.server()) {
+    /// The first call on a connection is answered at once, and so confirms at once. Behind it those
+    /// that were given up are closed: one of them may have the session, and closing it before would
+    /// cost our waiters their places.
+    async fn attach_on(&mut self, mut connection: Connection) -> Result<Fresh, Error> {
+        if !self.listener.may_attach(&connection.server) {
             return Err(Error::elsewhere());
         }
+        let opened = &self.connector.former;
+        opened.add(connection.id(), Purpose::Session);
+        let former = opened.before(&connection.server, Purpose::Session);
         let call = request::events(&self.session.name, None, self.session.grace);
         let sent = Instant::now();
-        let events = timeout(self.connector.response_timeout(), connection.ask(call)).await;
-        let events = events.map_err(|_| Error::no_reply(None))??;
-        Ok(Fresh {
+        let asked = connection.ask_here(call, kills(&former));
+        let answer = timeout(self.connector.dialer.response_timeout, asked).await;
+        let answer = answer.unwrap_or_else(|_| Err(Error::no_reply(None)));
+        match &answer {
+            Ok(_) => opened.are_closed(&former),
+            Err(_) => self.give_up(connection.id()),
+        }
+        let events = answer?;
+        let line = Box::new(Line {
+            attachment: self.session.attachment_at(&connection.server, sent),
             connection,
-            events,
-            sent,
-        })
+            since: Instant::now(),
+            former: None,
+        });
+        Ok((line, events, sent))
     }
 
-    fn deliver(&mut self, events: Vec<Event>, sent: Instant) {
-        let since = std::mem::replace(&mut self.latest, sent);
+    /// Keeps a connection beside the one of this line. The next that attaches closes it.
+    fn keep(&self, line: &mut Line, connection: Connection) {
+        self.give_up(connection.id());
+        line.former = Some(connection);
+    }
+
+    fn give_up(&self, id: Option<ClientId>) {
+        self.connector.former.add(id, Purpose::FormerSession);
+    }
+
+    fn deliver(&self, events: Vec<Event>, sent: Instant) {
+        let since = *self.session.told.borrow();
         self.listener.told(events, since);
-        self.session.told(sent);
+        self.session.told.send_replace(sent);
     }
 
     /// How long after its time an answer is overdue. With a grace there must be time left to
     /// connect anew and have the holds confirmed.
     fn slack(&self) -> Duration {
-        let response_timeout = self.connector.response_timeout();
-        match part(self.session.grace, 4) {
-            Duration::ZERO => response_timeout,
-            quarter => quarter.min(response_timeout),
-        }
+        part_of_grace(self.session.grace, 4).min(self.connector.dialer.response_timeout)
     }
-}
-
-/// Only somebody who calls RLOCK.EVENTS with the name of this session can do that.
-fn is_taken_over(error: &Error) -> bool {
-    error.is_taken_over()
 }
 
 /// How long the server holds a call before it answers that nothing has happened.
@@ -339,25 +345,11 @@ fn is_taken_over(error: &Error) -> bool {
 /// of the grace, less 100 ms, must fit into the rest: the contract asks for a third at most, and a
 /// guard needs this.
 fn wait_in(grace: Duration) -> Duration {
-    let wait = part(grace, 33).saturating_add(WAIT_ON_TOP);
-    match wait.min(part(grace, 3)) {
-        Duration::ZERO => LONGEST_WAIT,
-        wait => wait.min(LONGEST_WAIT),
-    }
-}
-
-/// The pauses between connections: with a grace none is so long that it costs the guards.
-fn pauses(grace: Duration) -> Backoff {
-    match part(grace, 4) {
-        Duration::ZERO => Backoff::new(),
-        quarter => Backoff::up_to(quarter),
-    }
+    let wait = part_of_grace(grace, 33).saturating_add(WAIT_ON_TOP);
+    wait.min(part_of_grace(grace, 3)).min(LONGEST_WAIT)
 }
 
 const WAIT_ON_TOP: Duration = Duration::from_millis(25);
-
-/// For so long after a call was given up it may still arrive.
-pub(crate) const STRAY_FOR: Duration = Duration::from_secs(60);
 
 /// So often at least the session connection is tried, whatever the grace.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
@@ -365,7 +357,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(2);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::time::drift;
+    use crate::time::{drift, part};
 
     #[test]
     fn a_silence_of_nine_tenths_of_the_grace_less_100_ms_leaves_time_for_the_answer() {

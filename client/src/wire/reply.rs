@@ -1,85 +1,52 @@
 //! What the server answers, read by its shape.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
-use redis::{RedisError, Value};
+use redis::{FromRedisValue, InfoDict, RedisError, Value, from_redis_value_ref};
 
-use crate::error::Error;
-use crate::lost_reason::LostReason;
+use crate::error::{Error, LostReason};
 
-/// How to read the reply to a command.
+/// How to read the reply to a command that names so many locks.
 #[derive(Clone)]
-pub(crate) enum Reader<T> {
-    /// By its shape.
-    Any(fn(&Value) -> Option<T>),
-    /// As a number of all the locks that were named.
-    Count {
-        locks: u64,
-        read: fn(u64, u64) -> Option<T>,
-    },
+pub(crate) struct Reader<T> {
+    pub(super) locks: usize,
+    pub(super) read: fn(&Value, usize) -> Option<T>,
 }
 
 impl<T> Reader<T> {
     /// What the server's reply says.
     pub(crate) fn read(&self, reply: &Value) -> Result<T, Error> {
         if let Value::ServerError(refusal) = reply {
-            return Err(Error::from_server(refusal));
+            return Err(Error::from_server(refusal.code(), refusal.details()));
         }
         // A reply of another shape comes from something that is not the module: what it has done
         // nobody can say.
-        let read = match self {
-            Self::Any(read) => read(reply),
-            Self::Count { locks, read } => read_count(reply).and_then(|count| read(count, *locks)),
-        };
-        read.ok_or_else(|| {
+        (self.read)(reply, self.locks).ok_or_else(|| {
             let text = "the reply is not one of an RLOCK command";
-            Error::no_reply(Some(RedisError::from((
-                redis::ErrorKind::UnexpectedReturnType,
-                text,
-            ))))
+            let error = (redis::ErrorKind::UnexpectedReturnType, text);
+            Error::no_reply(Some(RedisError::from(error)))
         })
     }
 }
 
-/// What a server says of itself, as far as it does to this user.
-pub(crate) struct Handshake {
-    pub(crate) is_replica: bool,
-    /// Another one in each life.
-    pub(crate) run_id: Option<String>,
-}
-
-impl Handshake {
-    /// Reads the answers to [`handshake`](crate::wire::request::handshake).
-    pub(crate) fn read(answers: &[Value]) -> Self {
-        let [hello, info] = answers else {
-            return Self {
-                is_replica: false,
-                run_id: None,
-            };
-        };
-        Self {
-            is_replica: read_role(hello).is_some_and(|role| role != b"master"),
-            run_id: read_run_id(info),
-        }
-    }
-}
-
-fn read_role(hello: &Value) -> Option<&[u8]> {
-    let Value::Map(fields) = hello else {
-        return None;
+/// Reads the answers to [`handshake`](crate::wire::request::handshake), as far as the server gives
+/// them to this user: whether it is a replica, which client this is there, and its run id, which is
+/// another one in each life.
+pub(super) fn read_handshake(answers: &[Value]) -> (bool, Option<u64>, Option<String>) {
+    let [hello, info] = answers else {
+        return (false, None, None);
     };
-    let role = fields.iter().find(|(key, _)| bytes(key) == Some(b"role"));
-    role.and_then(|(_, role)| bytes(role))
+    let hello = read::<HashMap<String, Value>>(hello).unwrap_or_default();
+    let role = hello.get("role").and_then(read::<String>);
+    let is_replica = role.is_some_and(|role| role != "master");
+    let run_id = read::<InfoDict>(info).and_then(|info| info.get("run_id"));
+    (is_replica, hello.get("id").and_then(read), run_id)
 }
 
-fn read_run_id(info: &Value) -> Option<String> {
-    let text = match info {
-        Value::VerbatimString { text, .. } => text.as_str(),
-        other => std::str::from_utf8(bytes(other)?).ok()?,
-    };
-    let mut lines = text.lines();
-    let run_id = lines.find_map(|line| line.strip_prefix("run_id:"));
-    run_id.map(str::to_owned)
+/// What is told by a library's type.
+fn read<T: FromRedisValue>(value: &Value) -> Option<T> {
+    from_redis_value_ref(value).ok()
 }
 
 /// What an ACQUIRE came to.
@@ -88,8 +55,8 @@ pub(crate) enum Acquired {
     /// Held, with this fencing token.
     Granted {
         token: u64,
-        /// Whether the owner held none of it before.
-        fresh: bool,
+        /// How often the owner holds it by now.
+        count: u64,
     },
     /// In line; what comes of it is told by an event.
     Queued,
@@ -100,7 +67,11 @@ pub(crate) enum Acquired {
 /// What a RELEASE came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Released {
-    /// One hold less.
+    /// The last of the owner's holds has gone.
+    Freed,
+    /// One of its holds has gone, and others are left.
+    Left,
+    /// Of several locks: one hold of each has gone.
     Done,
     /// It was not held by this owner, or not with this token; of several not all.
     NotHeld,
@@ -127,109 +98,74 @@ pub(crate) enum EventKind {
     Failed(Error),
 }
 
-/// Who has what a connection has written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Copied {
-    /// Whether the server has it on its disk, as far as that was asked.
-    pub(crate) local: bool,
-    pub(crate) replicas: u64,
-}
-
-pub(super) fn read_copied(reply: &Value) -> Option<Copied> {
-    let (local, replicas) = match reply {
-        Value::Array(counts) => match counts.as_slice() {
-            [local, replicas] => (read_count(local)? > 0, replicas),
-            _ => return None,
-        },
-        replicas => (false, replicas),
-    };
-    let replicas = read_count(replicas)?;
-    Some(Copied { local, replicas })
+/// Who has what a connection has written: whether the server has it on its disk, as far as that was
+/// asked, and how many replicas.
+pub(super) fn read_copied(reply: &Value) -> Option<(bool, u64)> {
+    match array(reply) {
+        Some([local, replicas]) => Some((read_count(local)? > 0, read_count(replicas)?)),
+        _ => Some((false, read_count(reply)?)),
+    }
 }
 
 pub(super) fn read_slots(reply: &Value) -> Option<Vec<Range>> {
-    let Value::Array(ranges) = reply else {
-        return None;
-    };
-    ranges.iter().map(read_range).collect()
+    array(reply)?.iter().map(read_range).collect()
 }
 
 fn read_range(range: &Value) -> Option<Range> {
-    let Value::Array(parts) = range else {
+    let [Value::Int(first), Value::Int(last), nodes @ ..] = array(range)? else {
         return None;
     };
-    let [Value::Int(first), Value::Int(last), nodes @ ..] = parts.as_slice() else {
-        return None;
-    };
-    let nodes: Vec<_> = nodes.iter().map(read_node).collect::<Option<_>>()?;
+    let mut nodes: Vec<_> = nodes.iter().map(read_node).collect::<Option<_>>()?;
+    let is_known = |node: &Member| node.host.as_deref() != Some(NAMELESS);
     // Without its primary nothing can be said of the range.
-    let is_known = nodes.first().is_some_and(Option::is_some);
-    let nodes = nodes.into_iter().filter(|_| is_known);
+    let is_of_use = nodes.first().is_some_and(is_known);
+    nodes.retain(|node| is_of_use && is_known(node));
     Some(Range {
         first: u16::try_from(*first).ok()?,
         last: u16::try_from(*last).ok()?,
-        nodes: nodes.flatten().collect(),
+        nodes,
     })
 }
 
-/// A node, if it can be said where it is. With no host it is where the one that was asked is. One
-/// that should be called by its name and has none is `?`, and has its address beside it.
-#[expect(clippy::option_option, reason = "no node, and a node that is nowhere")]
-fn read_node(node: &Value) -> Option<Option<Member>> {
-    let Value::Array(parts) = node else {
+/// A node. With no host it is where the one that was asked is. One that should be called by its
+/// name and has none is [`NAMELESS`], unless its address is beside it.
+fn read_node(node: &Value) -> Option<Member> {
+    let [host, Value::Int(port), more @ ..] = array(node)? else {
         return None;
     };
-    let [host, Value::Int(port), more @ ..] = parts.as_slice() else {
-        return None;
-    };
-    let port = u16::try_from(*port).ok()?;
-    let details = more.get(1);
-    let [ip, hostname] = ["ip", "hostname"].map(|name| details.and_then(|all| detail(all, name)));
+    let text = |text: &Value| read::<String>(text).and_then(|text| named(&text));
+    // Names and values, as a map or behind one another.
+    let details = more.get(1).and_then(read::<HashMap<String, Value>>);
+    let detail = |name| details.as_ref()?.get(name).and_then(text);
+    let (ip, hostname) = (detail("ip"), detail("hostname"));
     let host = match text(host) {
-        Some(NAMELESS) if ip.is_none() => return Some(None),
-        Some(NAMELESS) => ip.clone(),
-        host => host.and_then(named),
+        Some(nameless) if *nameless == *NAMELESS => ip.clone().or(Some(nameless)),
+        host => host,
     };
-    let id = more.first().and_then(text).and_then(named);
-    let other_hosts = [ip, hostname].into_iter().flatten().collect();
-    Some(Some(Member {
-        id,
+    Some(Member {
+        id: more.first().and_then(text),
         host,
-        port,
-        other_hosts,
-    }))
+        port: u16::try_from(*port).ok()?,
+        other_hosts: ip.into_iter().chain(hostname).collect(),
+    })
 }
 
-/// A host in what else is said of a node: names and values, as a map or behind one another.
-fn detail(details: &Value, name: &str) -> Option<Box<str>> {
-    let is_it = |one: &Value| text(one) == Some(name);
-    let value = match details {
-        Value::Map(pairs) => pairs.iter().find(|(one, _)| is_it(one)).map(|(_, ip)| ip),
-        Value::Array(words) => words
-            .chunks_exact(2)
-            .find_map(|pair| is_it(pair.first()?).then(|| pair.get(1))?),
+fn array(value: &Value) -> Option<&[Value]> {
+    match value {
+        Value::Array(values) => Some(values),
         _ => None,
-    };
-    value.and_then(text).and_then(named)
-}
-
-fn text(value: &Value) -> Option<&str> {
-    std::str::from_utf8(bytes(value)?).ok()
+    }
 }
 
 pub(super) fn read_acquired(reply: &Value) -> Option<Acquired> {
-    let Value::Array(values) = reply else {
-        return None;
-    };
-    match values.as_slice() {
+    match array(reply)? {
         [Value::Int(count), Value::Int(token)] if *count >= 1 => Some(Acquired::Granted {
             token: u64::try_from(*token).ok()?,
-            fresh: *count == 1,
+            count: u64::try_from(*count).ok()?,
         }),
-        [Value::Int(0), Value::Int(ttl_ms)] => {
-            let lease_left = time_left(*ttl_ms);
-            Some(Acquired::NotHeld { lease_left })
-        }
+        [Value::Int(0), Value::Int(ttl_ms)] => Some(Acquired::NotHeld {
+            lease_left: time_left(*ttl_ms),
+        }),
         [Value::Int(-1), Value::Int(1..)] => Some(Acquired::Queued),
         _ => None,
     }
@@ -240,85 +176,43 @@ fn time_left(ttl_ms: i64) -> Option<Duration> {
 }
 
 pub(super) fn read_events(reply: &Value) -> Option<Vec<Event>> {
-    let Value::Array(events) = reply else {
-        return None;
-    };
-    let mut read = Vec::with_capacity(events.len());
-    for event in events {
-        let Value::Array(parts) = event else {
-            return None;
+    let mut told = Vec::new();
+    for event in array(reply)? {
+        let (kind, name, owner, value): (Vec<u8>, Vec<u8>, Vec<u8>, Value) = read(event)?;
+        let text = || read::<Vec<u8>>(&value);
+        let kind = match &*kind {
+            b"granted" => EventKind::Granted {
+                token: read_count(&value)?,
+            },
+            b"timeout" => EventKind::TimedOut {
+                lease_left: time_left(read(&value)?),
+            },
+            b"lost" => EventKind::Lost(LostReason::from_server(&text()?)),
+            b"error" => EventKind::Failed(Error::from_text(&String::from_utf8_lossy(&text()?))),
+            // A kind that a later server may add is nothing to us.
+            _ => continue,
         };
-        let [kind, name, owner, value] = parts.as_slice() else {
-            return None;
-        };
-        let (name, owner) = (bytes(name)?.to_vec(), bytes(owner)?.to_vec());
-        // A kind that a later server may add is nothing to us.
-        if let Some(read_kind) = reader_of(bytes(kind)?) {
-            let kind = read_kind(value)?;
-            read.push(Event { name, owner, kind });
-        }
+        told.push(Event { name, owner, kind });
     }
-    Some(read)
-}
-
-fn reader_of(kind: &[u8]) -> Option<fn(&Value) -> Option<EventKind>> {
-    match kind {
-        b"granted" => Some(read_granted),
-        b"timeout" => Some(read_timeout),
-        b"lost" => Some(read_lost),
-        b"error" => Some(read_error),
-        _ => None,
-    }
-}
-
-fn read_granted(value: &Value) -> Option<EventKind> {
-    let token = read_count(value)?;
-    Some(EventKind::Granted { token })
-}
-
-fn read_timeout(value: &Value) -> Option<EventKind> {
-    let Value::Int(ttl_ms) = value else {
-        return None;
-    };
-    let lease_left = time_left(*ttl_ms);
-    Some(EventKind::TimedOut { lease_left })
-}
-
-fn read_lost(value: &Value) -> Option<EventKind> {
-    bytes(value).map(|reason| EventKind::Lost(LostReason::from_server(reason)))
-}
-
-fn read_error(value: &Value) -> Option<EventKind> {
-    let text = String::from_utf8_lossy(bytes(value)?);
-    Some(EventKind::Failed(Error::from_text(&text)))
-}
-
-fn bytes(value: &Value) -> Option<&[u8]> {
-    match value {
-        Value::BulkString(bytes) => Some(bytes),
-        Value::SimpleString(text) => Some(text.as_bytes()),
-        _ => None,
-    }
+    Some(told)
 }
 
 pub(super) fn read_released(reply: &Value) -> Option<Released> {
     match reply {
         Value::Nil => Some(Released::NotHeld),
-        Value::Int(0..) => Some(Released::Done),
+        Value::Int(0) => Some(Released::Freed),
+        Value::Int(1..) => Some(Released::Left),
         _ => None,
     }
 }
 
-pub(super) fn read_all_released(released: u64, locks: u64) -> Option<Released> {
-    let all = read_all_renewed(released, locks)?;
-    Some(if all {
-        Released::Done
-    } else {
-        Released::NotHeld
-    })
+pub(super) fn read_all_released(reply: &Value, locks: usize) -> Option<Released> {
+    let done = read_all_renewed(reply, locks)?.then_some(Released::Done);
+    Some(done.unwrap_or(Released::NotHeld))
 }
 
-pub(super) fn read_all_renewed(renewed: u64, locks: u64) -> Option<bool> {
+pub(super) fn read_all_renewed(reply: &Value, locks: usize) -> Option<bool> {
+    let renewed = usize::try_from(read_count(reply)?).ok()?;
     (renewed <= locks).then_some(renewed == locks)
 }
 
@@ -341,13 +235,8 @@ pub(crate) struct Redirect {
 }
 
 impl Redirect {
-    /// Where a command has to go instead, if that is what the server said.
-    pub(crate) fn of(error: &Error) -> Option<Self> {
-        error.refusal().and_then(Self::read)
-    }
-
     /// Reads `MOVED slot host:port` or `ASK slot host:port`.
-    fn read(text: &str) -> Option<Self> {
+    pub(crate) fn read(text: &str) -> Option<Self> {
         let mut words = text.split(' ');
         let only_this = match words.next()? {
             "MOVED" => false,
@@ -405,10 +294,10 @@ mod tests {
     #[test]
     fn replies_are_read_by_shape() {
         let pair = |a, b| Value::Array(vec![Value::Int(a), Value::Int(b)]);
-        let held = |token, fresh| Some(Acquired::Granted { token, fresh });
+        let held = |token, count| Some(Acquired::Granted { token, count });
         let not_held = |lease_left| Some(Acquired::NotHeld { lease_left });
-        assert_eq!(read_acquired(&pair(1, 9)), held(9, true));
-        assert_eq!(read_acquired(&pair(2, 9)), held(9, false));
+        assert_eq!(read_acquired(&pair(1, 9)), held(9, 1));
+        assert_eq!(read_acquired(&pair(2, 9)), held(9, 2));
         assert_eq!(read_acquired(&pair(0, -1)), not_held(None));
         assert_eq!(
             read_acquired(&pair(0, 5)),
@@ -418,7 +307,7 @@ mod tests {
         assert_eq!(read_acquired(&pair(-1, 0)), None);
         assert_eq!(read_acquired(&Value::Okay), None);
         assert_eq!(read_released(&Value::Nil), Some(Released::NotHeld));
-        assert_eq!(read_released(&Value::Int(0)), Some(Released::Done));
+        assert_eq!(read_released(&Value::Int(0)), Some(Released::Freed));
     }
 
     #[test]
@@ -462,10 +351,10 @@ mod tests {
             (text("ip"), text("10.0.0.1")),
         ]);
         let node = Value::Array(vec![text("name"), Value::Int(7), text("id"), details]);
-        let node = read_node(&node).flatten().expect("a node");
+        let node = read_node(&node).expect("a node");
         assert_eq!(node.other_hosts, ["10.0.0.1", "name"].map(Box::from));
         let old = Value::Array(vec![text("10.0.0.1"), Value::Int(7)]);
-        let old = read_node(&old).flatten().expect("a node");
+        let old = read_node(&old).expect("a node");
         assert_eq!((old.id, old.other_hosts), (None, vec![]));
     }
 

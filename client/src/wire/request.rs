@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, Pipeline, Value};
+use tokio::time::Instant;
 
-use crate::error::Error;
-use crate::time::MILLIS_MAX;
+use crate::time::{Lease, MILLIS_MAX, up_to_whole_millis};
 use crate::wire::connection::ServerId;
 use crate::wire::durability::Durability;
 use crate::wire::reply::{
-    Acquired, Copied, Event, Range, Reader, Released, read_acquired, read_all_released,
-    read_all_renewed, read_copied, read_count, read_events, read_released, read_slots,
+    Acquired, Event, Range, Reader, Released, read_acquired, read_all_released, read_all_renewed,
+    read_copied, read_count, read_events, read_released, read_slots,
 };
 
 /// How a lock is held, as commands say it.
@@ -40,46 +40,30 @@ pub(crate) struct Subject<'a> {
     pub(crate) owner: &'a [u8],
 }
 
-/// A command has one name for one lock and another for several.
-struct Verb {
-    one: &'static str,
-    several: &'static str,
-}
+/// What a command is called for one lock, and for several.
+type Verb = [&'static str; 2];
 
-const ACQUIRE: Verb = Verb {
-    one: "RLOCK.ACQUIRE",
-    several: "RLOCK.MACQUIRE",
-};
-
-const RELEASE: Verb = Verb {
-    one: "RLOCK.RELEASE",
-    several: "RLOCK.MRELEASE",
-};
-
-const RENEW: Verb = Verb {
-    one: "RLOCK.RENEW",
-    several: "RLOCK.MRENEW",
-};
+const ACQUIRE: Verb = ["RLOCK.ACQUIRE", "RLOCK.MACQUIRE"];
+const RELEASE: Verb = ["RLOCK.RELEASE", "RLOCK.MRELEASE"];
+const RENEW: Verb = ["RLOCK.RENEW", "RLOCK.MRENEW"];
 
 impl Subject<'_> {
     /// `RLOCK.<verb> key owner [lease-ms] [READ | WRITE]`, or
     /// `RLOCK.M<verb> owner [lease-ms] numkeys key …`.
-    fn cmd(&self, verb: &Verb, lease: Option<Duration>) -> Cmd {
+    fn cmd(&self, [one, several]: Verb, lease: Option<Duration>) -> Cmd {
         let lease = lease.map(millis);
         let mut cmd = self.with_room();
         if self.mode == Mode::Several {
-            cmd.arg(verb.several);
-            cmd.arg(self.owner).arg(lease).arg(self.names.len());
-            return self.names.iter().fold(cmd, with_name);
+            cmd.arg(several).arg(self.owner).arg(lease);
+            cmd.arg(self.names.len()).arg(self.names);
+            return cmd;
         }
-        cmd.arg(verb.one);
-        let mut cmd = self.names.iter().fold(cmd, with_name);
-        cmd.arg(self.owner).arg(lease);
-        match self.mode {
-            Mode::Read => cmd.arg("READ"),
-            Mode::Write => cmd.arg("WRITE"),
-            Mode::Plain | Mode::Several => &mut cmd,
-        };
+        cmd.arg(one).arg(self.names).arg(self.owner).arg(lease);
+        cmd.arg(match self.mode {
+            Mode::Read => Some("READ"),
+            Mode::Write => Some("WRITE"),
+            Mode::Plain | Mode::Several => None,
+        });
         cmd
     }
 
@@ -91,120 +75,112 @@ impl Subject<'_> {
         Cmd::with_capacity(arguments, bytes.saturating_add(OTHERS_BYTES))
     }
 
-    /// The token, where the server can compare it.
-    fn token(&self, token: u64) -> Option<u64> {
-        self.mode.has_token().then_some(token)
+    /// `TOKEN token`, where the server can compare it.
+    fn token(&self, token: Option<u64>) -> Option<(&'static str, u64)> {
+        let token = token.filter(|_| self.mode.has_token());
+        token.map(|token| ("TOKEN", token))
     }
-}
-
-fn with_name(mut cmd: Cmd, name: &Arc<[u8]>) -> Cmd {
-    cmd.arg(&name[..]);
-    cmd
 }
 
 /// A command on its way out, and how to read what comes back.
 #[derive(Clone)]
 pub(crate) struct Command<T> {
-    pub(crate) cmd: Cmd,
+    pub(crate) call: Call,
     pub(crate) reader: Reader<T>,
+}
+
+/// A command, whatever is answered.
+#[derive(Clone)]
+pub(crate) struct Call {
+    pub(crate) cmd: Cmd,
     /// The only server to which it may go.
-    pub(crate) only: Option<ServerId>,
+    only: Option<ServerId>,
     /// Whether it goes behind an `ASKING`: to a node to which its slot is on its way.
     pub(crate) asking: bool,
 }
 
+impl Call {
+    pub(crate) fn may_go_to(&self, server: &ServerId) -> bool {
+        self.only.as_ref().is_none_or(|only| only == server)
+    }
+}
+
 impl<T> Command<T> {
-    fn new(cmd: Cmd, read: fn(&Value) -> Option<T>) -> Self {
+    /// One whose reply is read by its shape, and by the number of locks that it names.
+    fn new(cmd: Cmd, locks: usize, read: fn(&Value, usize) -> Option<T>) -> Self {
+        let (only, asking) = (None, false);
         Self {
-            cmd,
-            reader: Reader::Any(read),
-            only: None,
-            asking: false,
+            call: Call { cmd, only, asking },
+            reader: Reader { locks, read },
         }
     }
 
     /// The same, for this server only: what another says about a hold must not count here.
     pub(crate) fn only_for(mut self, server: Option<&ServerId>) -> Self {
-        self.only = server.cloned();
+        self.call.only = server.cloned();
         self
-    }
-
-    pub(crate) fn may_go_to(&self, server: &ServerId) -> bool {
-        self.only.as_ref().is_none_or(|only| only == server)
-    }
-
-    /// Puts it on its way.
-    pub(crate) fn add_to(&self, pipeline: &mut Pipeline) {
-        if self.asking {
-            pipeline.cmd("ASKING");
-        }
-        pipeline.add_command(self.cmd.clone());
-    }
-
-    /// Takes its reply out of those to the pipeline.
-    pub(crate) fn take_reply<'a>(
-        &self,
-        replies: &mut impl Iterator<Item = &'a Value>,
-    ) -> Result<T, Error> {
-        if self.asking {
-            replies.next();
-        }
-        let reply = replies.next().ok_or_else(|| Error::no_reply(None))?;
-        self.reader.read(reply)
-    }
-
-    /// How many of the locks that it names a command concerned is its reply.
-    fn counted(cmd: Cmd, locks: usize, read: fn(u64, u64) -> Option<T>) -> Self {
-        let locks = u64::try_from(locks).unwrap_or(u64::MAX);
-        Self {
-            cmd,
-            reader: Reader::Count { locks, read },
-            only: None,
-            asking: false,
-        }
     }
 }
 
-/// `HELLO` and `INFO server`: whom a new connection has reached. Any user may say the first.
-pub(crate) fn handshake() -> Pipeline {
+/// `HELLO [3 SETNAME label]` and `INFO server`: whom a new connection has reached, and what it is
+/// called there. Any user may say the first.
+pub(crate) fn handshake(label: Option<&str>) -> Pipeline {
     let mut question = redis::pipe();
-    question.cmd("HELLO").cmd("INFO").arg("server");
+    question.cmd("HELLO");
+    if let Some(label) = label {
+        question.arg(3).arg("SETNAME").arg(label);
+    }
+    question.cmd("INFO").arg("server");
     question
 }
 
-/// How long an ACQUIRE may wait in the queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Queue {
-    No,
+/// `CLIENT KILL ID client`: the server closes that connection, and reads nothing more from it.
+pub(crate) fn kill(client: u64) -> Call {
+    let mut cmd = redis::cmd("CLIENT");
+    cmd.arg("KILL").arg("ID").arg(client);
+    Command::new(cmd, 0, |reply, _| read_count(reply)).call
+}
+
+/// How long a caller waits for a lock that is taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum WaitMode {
+    None,
+    Until(Instant),
     Forever,
-    /// At most this long, rounded up to a whole millisecond.
-    For(Duration),
+}
+
+impl WaitMode {
+    /// For at most this long; not at all for a time of zero.
+    pub(crate) fn of(timeout: Duration) -> Self {
+        match Instant::now().checked_add(timeout) {
+            _ if timeout.is_zero() => Self::None,
+            Some(deadline) => Self::Until(deadline),
+            None => Self::Forever,
+        }
+    }
 }
 
 /// `RLOCK.ACQUIRE` or `RLOCK.MACQUIRE … [QUEUE wait-ms] SESSION session [ONCE]`.
 pub(crate) fn acquire(
     subject: Subject<'_>,
-    lease: Duration,
-    queue: Queue,
+    lease: Lease,
+    wait_mode: WaitMode,
     session: &str,
     once: bool,
 ) -> Command<Acquired> {
-    let mut cmd = subject.cmd(&ACQUIRE, Some(lease));
-    match queue {
-        Queue::No => {}
-        Queue::Forever => {
-            cmd.arg("QUEUE").arg(0);
+    let mut cmd = subject.cmd(ACQUIRE, Some(lease.length));
+    let wait = match wait_mode {
+        WaitMode::None => None,
+        WaitMode::Forever => Some(0),
+        WaitMode::Until(deadline) => {
+            let left = up_to_whole_millis(deadline.saturating_duration_since(lease.since));
+            // Never 0, which is the word for "without limit".
+            Some(millis(left.min(MILLIS_MAX)).max(1))
         }
-        // Never 0, which is the word for "without limit".
-        Queue::For(wait) => {
-            cmd.arg("QUEUE").arg(millis_up(wait.min(MILLIS_MAX)).max(1));
-        }
-    }
-    cmd.arg("SESSION").arg(session);
-    if once {
-        cmd.arg("ONCE");
-    }
-    Command::new(cmd, read_acquired)
+    };
+    cmd.arg(wait.map(|wait| ("QUEUE", wait)));
+    cmd.arg("SESSION").arg(session).arg(once.then_some("ONCE"));
+    Command::new(cmd, subject.names.len(), |reply, _| read_acquired(reply))
 }
 
 /// `RLOCK.EVENTS session [BLOCK wait-ms] GRACE grace-ms`. Without a wait it answers at once.
@@ -214,12 +190,10 @@ pub(crate) fn events(
     grace: Duration,
 ) -> Command<Vec<Event>> {
     let mut cmd = redis::cmd("RLOCK.EVENTS");
-    cmd.arg(session);
-    if let Some(wait) = wait {
-        cmd.arg("BLOCK").arg(millis(wait).max(1));
-    }
+    let wait = wait.map(|wait| ("BLOCK", millis(wait).max(1)));
+    cmd.arg(session).arg(wait);
     cmd.arg("GRACE").arg(millis(grace));
-    Command::new(cmd, read_events)
+    Command::new(cmd, 0, |reply, _| read_events(reply))
 }
 
 /// `RLOCK.RELEASE … [TOKEN token] [LEASE lease-ms]`, or `RLOCK.MRELEASE`. A lease starts anew for
@@ -229,17 +203,14 @@ pub(crate) fn release(
     token: Option<u64>,
     lease: Option<Duration>,
 ) -> Command<Released> {
-    let mut cmd = subject.cmd(&RELEASE, None);
+    let mut cmd = subject.cmd(RELEASE, None);
     if subject.mode == Mode::Several {
-        return Command::counted(cmd, subject.names.len(), read_all_released);
+        return Command::new(cmd, subject.names.len(), read_all_released);
     }
-    if let Some(token) = token.and_then(|token| subject.token(token)) {
-        cmd.arg("TOKEN").arg(token);
-    }
-    if let Some(lease) = lease.filter(|_| subject.mode == Mode::Read) {
-        cmd.arg("LEASE").arg(millis(lease));
-    }
-    Command::new(cmd, read_released)
+    let lease = lease.filter(|_| subject.mode == Mode::Read);
+    cmd.arg(subject.token(token));
+    cmd.arg(lease.map(|lease| ("LEASE", millis(lease))));
+    Command::new(cmd, 1, |reply, _| read_released(reply))
 }
 
 /// `RLOCK.RENEW … [TOKEN token] SESSION session`, or `RLOCK.MRENEW`: whether it is still held, of
@@ -250,51 +221,38 @@ pub(crate) fn renew(
     token: Option<u64>,
     session: &str,
 ) -> Command<bool> {
-    let mut cmd = subject.cmd(&RENEW, Some(lease));
-    if let Some(token) = token.and_then(|token| subject.token(token)) {
-        cmd.arg("TOKEN").arg(token);
-    }
-    cmd.arg("SESSION").arg(session);
-    Command::counted(cmd, subject.names.len(), read_all_renewed)
+    let mut cmd = subject.cmd(RENEW, Some(lease));
+    cmd.arg(subject.token(token)).arg("SESSION").arg(session);
+    Command::new(cmd, subject.names.len(), read_all_renewed)
 }
 
 /// `WAIT replicas ms`, or `WAITAOF 1 replicas ms`. Never 0 ms, which is the word for "without
 /// limit".
-pub(crate) fn wait_for_copies(durability: Durability) -> Command<Copied> {
-    let within = millis_up(durability.within).max(1);
-    let mut cmd = if durability.on_disk {
-        let mut cmd = redis::cmd("WAITAOF");
-        cmd.arg(1);
-        cmd
-    } else {
-        redis::cmd("WAIT")
-    };
-    cmd.arg(durability.replicas).arg(within);
-    Command::new(cmd, read_copied)
+pub(crate) fn wait_for_copies(durability: Durability) -> Command<(bool, u64)> {
+    let on_disk = durability.on_disk;
+    let mut cmd = redis::cmd(if on_disk { "WAITAOF" } else { "WAIT" });
+    cmd.arg(on_disk.then_some(1)).arg(durability.replicas);
+    cmd.arg(millis(up_to_whole_millis(durability.within)).max(1));
+    Command::new(cmd, 0, |reply, _| read_copied(reply))
 }
 
 /// `RLOCK.CANCEL key owner`: how many waiters have been taken out of the queue. A wait for several
 /// locks stands in the queue of each, and leaves all with one.
 pub(crate) fn cancel(subject: Subject<'_>) -> Command<u64> {
-    let cmd = redis::cmd("RLOCK.CANCEL");
-    let mut cmd = subject.names.iter().take(1).fold(cmd, with_name);
-    cmd.arg(subject.owner);
-    Command::new(cmd, read_count)
+    let mut cmd = redis::cmd("RLOCK.CANCEL");
+    cmd.arg(subject.names.first()).arg(subject.owner);
+    Command::new(cmd, 1, |reply, _| read_count(reply))
 }
 
 /// `CLUSTER SLOTS`: who serves which slots.
 pub(crate) fn slots() -> Command<Vec<Range>> {
     let mut cmd = redis::cmd("CLUSTER");
     cmd.arg("SLOTS");
-    Command::new(cmd, read_slots)
+    Command::new(cmd, 0, |reply, _| read_slots(reply))
 }
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn millis_up(duration: Duration) -> u64 {
-    millis(duration.saturating_add(Duration::from_nanos(999_999)))
 }
 
 /// As many arguments an ACQUIRE may have beside the names, and as long they usually are: its own
@@ -307,7 +265,7 @@ mod tests {
     use super::*;
 
     fn words<T>(command: &Command<T>) -> String {
-        String::from_utf8(command.cmd.get_packed_command())
+        String::from_utf8(command.call.cmd.get_packed_command())
             .expect("text")
             .split("\r\n")
             .filter(|part| !part.starts_with(['*', '$']))
@@ -345,15 +303,20 @@ mod tests {
 
     const LEASE: Duration = Duration::from_secs(30);
 
+    fn lease() -> Lease {
+        let (since, length) = (Instant::now(), LEASE);
+        Lease { since, length }
+    }
+
     #[test]
     fn commands_are_written_as_the_contract_spells_them() {
         let cases = [
             (
-                plain(|o| acquire(o, LEASE, Queue::No, "s", false)),
+                plain(|o| acquire(o, lease(), WaitMode::None, "s", false)),
                 "RLOCK.ACQUIRE n o 30000 SESSION s",
             ),
             (
-                plain(|o| acquire(o, LEASE, Queue::Forever, "s", true)),
+                plain(|o| acquire(o, lease(), WaitMode::Forever, "s", true)),
                 "RLOCK.ACQUIRE n o 30000 QUEUE 0 SESSION s ONCE",
             ),
             (plain(|o| release(o, None, None)), "RLOCK.RELEASE n o"),
@@ -382,7 +345,7 @@ mod tests {
 
     #[test]
     fn readers_and_writers_say_so_and_a_writer_names_no_token() {
-        let acquire = |o: Subject<'_>| acquire(o, LEASE, Queue::Forever, "s", true);
+        let acquire = |o: Subject<'_>| acquire(o, lease(), WaitMode::Forever, "s", true);
         let release = |o: Subject<'_>| release(o, Some(7), Some(LEASE));
         let renew = |o: Subject<'_>| renew(o, LEASE, Some(7), "s");
         let cases = [
@@ -410,7 +373,7 @@ mod tests {
     fn several_locks_are_named_in_one_command_and_cancelled_by_the_first() {
         let cases = [
             (
-                several(|o| acquire(o, LEASE, Queue::Forever, "s", true)),
+                several(|o| acquire(o, lease(), WaitMode::Forever, "s", true)),
                 "RLOCK.MACQUIRE o 30000 2 b a QUEUE 0 SESSION s ONCE",
             ),
             (
@@ -461,8 +424,9 @@ mod tests {
             (1_000_000, "1"),
             (1_000_001, "2"),
         ] {
-            let queue = Queue::For(Duration::from_nanos(wait));
-            let written = plain(|o| acquire(o, LEASE, queue, "s", false));
+            let lease = lease();
+            let wait = WaitMode::Until(lease.since + Duration::from_nanos(wait));
+            let written = plain(|o| acquire(o, lease, wait, "s", false));
             assert_eq!(
                 written,
                 format!("RLOCK.ACQUIRE n o 30000 QUEUE {sent} SESSION s")

@@ -1,185 +1,154 @@
 //! Asking sentinels where the primary of a service is.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use redis::{AsyncConnectionConfig, Value};
-use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until, timeout};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use redis::{Value, from_redis_value_ref};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::error::Error;
-use crate::time::part;
+use crate::locked;
+use crate::time::TIMEOUT_MAX;
+use crate::wire::connection::Connector;
+use crate::wire::endpoint::Address;
 
-/// The host and port of a primary.
-pub(crate) type Address = (String, u16);
-
-/// Where the primary is, by the word of sentinels.
-pub(crate) struct Named {
-    pub(crate) address: Address,
-    /// Whether more than half of all that were asked say so.
-    pub(crate) by_most: bool,
-}
-
-/// Asks all of them at once. What more than half of them say is taken at once: a dead sentinel then
-/// costs no time, and one that is cut off from the others does not lead to a primary that they have
-/// replaced. Without such a majority it is what most of those say who answer soon; but if one of
-/// them names what a majority named `before`, it is that, so that changing answers do not lead to
-/// and fro.
-pub(crate) async fn primary(
-    sentinels: &[redis::Client],
-    service: &str,
-    within: Duration,
-    before: Option<&Address>,
-) -> Result<Named, Error> {
-    let mut asked = ask_all(sentinels, service, within);
-    let mut votes = Votes::of(sentinels.len());
-    let mut errors = Vec::new();
-    // Each of them ends in time by itself; the first that knows something shortens the wait.
-    let mut deadline = None;
-    loop {
-        let late = async {
-            match deadline {
-                Some(deadline) => sleep_until(deadline).await,
-                None => std::future::pending().await,
-            }
-        };
-        let answer = tokio::select! {
-            answer = asked.join_next() => answer,
-            () = late => break,
-        };
-        let Some(answer) = answer else { break };
-        match answer.unwrap_or_else(|_| Err(Error::no_runtime())) {
-            Ok(address) => {
-                deadline = deadline.or(Instant::now().checked_add(part(within, SOON)));
-                if let Some(address) = votes.add(address) {
-                    let by_most = true;
-                    return Ok(Named { address, by_most });
+impl Connector {
+    /// Asks all sentinels at once, each for no longer than `within`. What more than half of them
+    /// say is taken at once: a dead sentinel then costs no time, and one that is cut off from the
+    /// others does not lead to a primary that they have replaced. Without such a majority it is
+    /// what most of those say who answer no later than `soon` after the first that knows something;
+    /// but if one of them names what a majority named before, it is that, so that changing answers
+    /// do not lead to and fro. Beside it, whether more than half of all that were asked say so.
+    pub(super) async fn primary(
+        &self,
+        within: Duration,
+        soon: Duration,
+    ) -> Result<(Address, bool), Error> {
+        let before = locked(&self.agreed).clone();
+        let asked = self.sentinels.iter().map(|one| self.named_by(one, within));
+        let mut asked = asked.collect::<FuturesUnordered<_>>();
+        let (mut votes, mut errors) = (BTreeMap::new(), Vec::new());
+        let after = |pause| Instant::now().checked_add(pause);
+        // Each of them ends in time by itself; the first that knows something shortens the wait.
+        let mut deadline = after(TIMEOUT_MAX).unwrap_or_else(Instant::now);
+        while let Ok(Some(answer)) = timeout_at(deadline, asked.next()).await {
+            match answer {
+                Ok(address) => {
+                    deadline = after(soon).map_or(deadline, |soon| soon.min(deadline));
+                    let count = votes.entry(address.clone()).or_insert(0_usize);
+                    *count = count.saturating_add(1);
+                    if *count > self.sentinels.len() / 2 {
+                        *locked(&self.agreed) = Some(address.clone());
+                        return Ok((address, true));
+                    }
                 }
+                Err(error) => errors.push(error),
             }
-            Err(error) => errors.push(error),
+        }
+        let best = best(&votes, before.as_ref()).ok_or_else(|| Error::no_sentinel(&errors))?;
+        Ok((best, false))
+    }
+
+    async fn named_by(&self, one: &redis::Client, within: Duration) -> Result<Address, Error> {
+        let answer = timeout(within, self.ask_sentinel(one)).await;
+        let answer = answer.unwrap_or_else(|_| Err(Error::too_slow(within)));
+        let whom = one.get_connection_info().addr();
+        answer.map_err(|error| error.of(&format!("sentinel {whom}")))
+    }
+
+    async fn ask_sentinel(&self, one: &redis::Client) -> Result<Address, Error> {
+        let (mut connection, _) = self.dialer.open(one, None).await?;
+        let (mut question, service) = (redis::cmd("SENTINEL"), self.address().host);
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&*service);
+        let answer = connection.redis.send_packed_command(&question).await;
+        match answer.map_err(Error::could_not_connect)? {
+            Value::ServerError(refusal) => {
+                Err(Error::from_server(refusal.code(), refusal.details()))
+            }
+            Value::Nil => Err(Error::refused(format!(
+                "it knows no service called {service}"
+            ))),
+            answer => {
+                read_address(&answer).ok_or_else(|| Error::refused("the reply is not a sentinel's"))
+            }
         }
     }
-    let by_most = false;
-    let best = votes.best(before);
-    let best = best.map(|address| Named { address, by_most });
-    best.ok_or_else(|| Error::no_sentinel(&errors))
 }
 
-/// What more than half of them say, however late each answers within this time.
-pub(crate) async fn majority(
-    sentinels: &[redis::Client],
-    service: &str,
-    within: Duration,
-) -> Option<Address> {
-    let mut asked = ask_all(sentinels, service, within);
-    let mut votes = Votes::of(sentinels.len());
-    while let Some(answer) = asked.join_next().await {
-        if let Ok(Ok(address)) = answer
-            && let Some(address) = votes.add(address)
-        {
-            return Some(address);
-        }
-    }
-    None
-}
-
-/// What has been answered so far.
-struct Votes {
-    named: HashMap<Address, usize>,
-    asked: usize,
-}
-
-impl Votes {
-    fn of(asked: usize) -> Self {
-        let named = HashMap::new();
-        Self { named, asked }
-    }
-
-    /// One more answer: what it names, if more than half of all that were asked do.
-    fn add(&mut self, address: Address) -> Option<Address> {
-        let count = self.named.entry(address.clone()).or_default();
-        *count = count.saturating_add(1);
-        (*count > self.asked / 2).then_some(address)
-    }
-
-    /// What to believe without a majority.
-    fn best(self, before: Option<&Address>) -> Option<Address> {
-        let again = before.filter(|before| self.named.contains_key(*before));
-        let most = self.named.iter().max_by_key(|(_, count)| **count);
-        again.or(most.map(|(address, _)| address)).cloned()
-    }
-}
-
-fn ask_all(
-    sentinels: &[redis::Client],
-    service: &str,
-    within: Duration,
-) -> JoinSet<Result<Address, Error>> {
-    let mut asked = JoinSet::new();
-    for sentinel in sentinels {
-        asked.spawn(ask(sentinel.clone(), service.to_owned(), within));
-    }
-    asked
-}
-
-async fn ask(sentinel: redis::Client, service: String, within: Duration) -> Result<Address, Error> {
-    let address = sentinel.get_connection_info().addr().to_string();
-    let answer = timeout(within, address_of(&sentinel, &service)).await;
-    let answer = answer.unwrap_or_else(|_| Err(Error::too_slow(within)));
-    answer.map_err(|error| error.of(&format!("sentinel {address}")))
-}
-
-async fn address_of(sentinel: &redis::Client, service: &str) -> Result<Address, Error> {
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(None)
-        .set_response_timeout(None);
-    let connection = sentinel.get_multiplexed_async_connection_with_config(&config);
-    let mut connection = connection.await.map_err(Error::could_not_connect)?;
-    let mut question = redis::cmd("SENTINEL");
-    question.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
-    let answer = connection.send_packed_command(&question).await;
-    let answer = answer.map_err(Error::could_not_connect)?;
-    match &answer {
-        Value::ServerError(refusal) => Err(Error::from_server(refusal)),
-        Value::Nil => Err(Error::unknown_service(service)),
-        answer => read_address(answer).ok_or_else(Error::not_a_sentinel),
-    }
+/// What to believe without a majority, of what so many named.
+fn best(votes: &BTreeMap<Address, usize>, before: Option<&Address>) -> Option<Address> {
+    let again = before.filter(|before| votes.contains_key(*before));
+    let most = votes.iter().max_by_key(|(_, count)| **count);
+    again.or(most.map(|(address, _)| address)).cloned()
 }
 
 fn read_address(answer: &Value) -> Option<Address> {
-    let (host, port): (String, String) = redis::from_redis_value(answer.clone()).ok()?;
-    Some((host, port.parse().ok()?))
+    let (host, port): (String, u16) = from_redis_value_ref(answer).ok()?;
+    let host = host.into();
+    Some(Address { host, port })
 }
-
-/// The other sentinels may take this part of the time once one has answered.
-const SOON: u32 = 8;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::Dialer;
+    use crate::wire::connection::tests::serve;
+    use tokio::net::TcpListener;
+
+    fn address(host: &str, port: u16) -> Address {
+        let host = host.into();
+        Address { host, port }
+    }
 
     #[test]
     fn without_a_majority_it_is_what_a_majority_named_before_if_anybody_still_does() {
-        let address = |port| ("host".to_owned(), port);
-        let votes = |ports: &[u16]| {
-            let mut votes = Votes::of(5);
-            for port in ports {
-                assert_eq!(votes.add(address(*port)), None);
+        let address = |port| address("host", port);
+        let votes = BTreeMap::from([(address(1), 1), (address(2), 2)]);
+        assert_eq!(best(&votes, None), Some(address(2)));
+        assert_eq!(best(&votes, Some(&address(1))), Some(address(1)));
+        assert_eq!(best(&votes, Some(&address(3))), Some(address(2)));
+        assert_eq!(best(&BTreeMap::new(), Some(&address(1))), None);
+    }
+
+    #[tokio::test]
+    async fn what_more_than_half_of_all_name_is_told_at_once_and_what_fewer_name_not_as_such() {
+        // A sentinel that names no port never answers.
+        let ask = async |ports: &[Option<u16>]| {
+            let mut sentinels = Vec::new();
+            for port in ports.iter().copied() {
+                let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+                let address = listener.local_addr().expect("a port");
+                let url = format!("redis://{address}");
+                sentinels.push(url);
+                tokio::spawn(async move {
+                    let (socket, _) = listener.accept().await.expect("it connects");
+                    let Some(port) = port else {
+                        return std::future::pending().await;
+                    };
+                    let port = port.to_string();
+                    let named = format!("*2\r\n$4\r\nhost\r\n${}\r\n{port}\r\n", port.len());
+                    serve(socket, |_| named.clone()).await;
+                });
             }
-            votes
+            let (within, soon) = (Duration::from_secs(60), Duration::from_secs(1));
+            let connector = Connector::new("redis://orders", &sentinels, &Dialer::within(within));
+            connector.expect("URLs").primary(within, soon).await
         };
-        assert_eq!(votes(&[1, 2, 2]).best(None), Some(address(2)));
-        assert_eq!(votes(&[1, 2, 2]).best(Some(&address(1))), Some(address(1)));
-        assert_eq!(votes(&[1, 2, 2]).best(Some(&address(3))), Some(address(2)));
-        assert_eq!(votes(&[]).best(Some(&address(1))), None);
-        assert_eq!(votes(&[1, 2, 2]).add(address(2)), Some(address(2)));
+        let (one, two) = (Some(1), Some(2));
+        let started = Instant::now();
+        let told = ask(&[None, one, two, two, two]).await.expect("an answer");
+        assert_eq!(told, (address("host", 2), true));
+        let told = ask(&[None, None, one, two, two]).await.expect("an answer");
+        assert_eq!(told, (address("host", 2), false));
+        assert!(started.elapsed() < Duration::from_secs(30));
     }
 
     #[test]
     fn an_address_is_a_host_and_a_port() {
         let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
-        let address = read_address(&Value::Array(vec![text("::1"), text("6379")]));
-        assert_eq!(address, Some(("::1".to_owned(), 6379)));
+        let told = read_address(&Value::Array(vec![text("::1"), text("6379")]));
+        assert_eq!(told, Some(address("::1", 6379)));
         for answer in [
             Value::Array(vec![text("::1")]),
             Value::Array(vec![text("::1"), text("70000")]),

@@ -3,23 +3,24 @@
 //! A primary that is cut off from sentinels and replicas, and not from us, does not know that it
 //! has been replaced. It goes on renewing what others may have at the new primary by then.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::{MultiplexedConnection, SendError};
-use redis::{AsyncConnectionConfig, PushInfo, PushKind};
-use tokio::sync::{Notify, watch};
+use redis::{PushInfo, PushKind};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::backoff::{Backoff, LASTING, part_of, random};
+use crate::backoff::{Backoff, LASTING, part_of};
+use crate::chance::random;
 use crate::error::Error;
 use crate::time::part;
-use crate::wire::connection::{Connector, Verdict};
+use crate::wire::connection::Connector;
+use crate::wire::endpoint::Address;
+use crate::wire::session::part_of_grace;
 
 /// Asks until it is aborted, with the node. That it also listens to one of them makes it quicker;
 /// what is promised is that it asks.
 pub(crate) async fn run(connector: Connector, grace: Duration) {
-    let (told, switches) = watch::channel(String::new());
+    let (told, switches) = watch::channel(Address::default());
     tokio::join!(
         ask_again(&connector, interval(grace), switches),
         listen(&connector, told),
@@ -29,134 +30,98 @@ pub(crate) async fn run(connector: Connector, grace: Duration) {
 async fn ask_again(
     connector: &Connector,
     interval: Duration,
-    mut switches: watch::Receiver<String>,
+    mut switches: watch::Receiver<Address>,
 ) {
-    let within = part(interval, ANSWER_PART);
     let mut began = Instant::now();
-    let mut ended = began;
     loop {
-        let soonest = ended.checked_add(PAUSE_MIN).unwrap_or(ended);
+        // Otherwise one that tells of switches without end has all asked without end.
+        sleep(PAUSE_MIN).await;
         // Counted from the start of the last question: silent sentinels do not put off the next.
         let next = began.checked_add(pause(interval)).unwrap_or(began);
-        let next = next.max(soonest);
         tokio::select! {
             () = sleep_until(next) => {}
             // Not told any more once nobody may listen.
             Ok(()) = switches.changed() => {
-                // Otherwise one that tells of switches without end has all asked without end.
-                sleep_until(soonest).await;
                 let address = switches.borrow_and_update().clone();
-                follow(connector, &address, within).await;
+                follow(connector, &address, interval).await;
             }
         }
         began = Instant::now();
-        connector.ask_sentinels(within).await;
-        ended = Instant::now();
+        connector.ask_sentinels(part(interval, ANSWER_PART)).await;
     }
 }
 
 /// One sentinel says that the server at this address is the primary now. The others, without whom
-/// nothing is believed, hear of it in a moment.
-async fn follow(connector: &Connector, address: &str, within: Duration) {
+/// nothing is believed, hear of it in a moment; if it takes longer, they are asked no later than
+/// otherwise.
+async fn follow(connector: &Connector, address: &Address, interval: Duration) {
+    let within = part(interval, ANSWER_PART);
     let mut backoff = Backoff::new();
     for _ in 0..FOLLOWED {
-        if connector.is_at(address) || connector.ask_sentinels(within).await == Verdict::Replaced {
+        if connector.is_at(address) || connector.ask_sentinels(within).await {
             return;
         }
-        sleep(backoff.next()).await;
+        sleep(backoff.next_up_to(part(interval, 2))).await;
     }
 }
 
 /// Listens to one sentinel at a time, and tells the addresses of new primaries. One that does not
 /// let us listen is not asked to again.
-async fn listen(connector: &Connector, told: watch::Sender<String>) {
-    let mut sentinels: Vec<_> = connector.endpoint().sentinels().iter().collect();
+async fn listen(connector: &Connector, told: watch::Sender<Address>) {
+    let mut sentinels: Vec<_> = connector.sentinels.iter().collect();
     let mut backoff = Backoff::new();
-    let first = usize::try_from(random()).unwrap_or_default();
-    let first = first.checked_rem(sentinels.len()).unwrap_or_default();
-    sentinels.rotate_left(first);
+    sentinels.sort_by_cached_key(|_| random());
     while let Some(sentinel) = sentinels.first() {
         let since = Instant::now();
-        match subscribe(connector, sentinel, &told).await {
-            Ok(subscription) => {
-                subscription.closed.notified().await;
-                if since.elapsed() >= LASTING {
-                    backoff = Backoff::new();
-                }
-                sentinels.rotate_left(1);
-            }
-            Err(error) if error.is_refused() => drop(sentinels.remove(0)),
-            Err(_) => sentinels.rotate_left(1),
+        let heard = listen_to(sentinel, connector, &told).await;
+        if heard.is_ok() && since.elapsed() >= LASTING {
+            backoff = Backoff::new();
+        }
+        sentinels.rotate_left(1);
+        if heard.is_err_and(|error| error.is_refused()) {
+            sentinels.pop();
         }
         sleep(backoff.next()).await;
     }
 }
 
-/// A connection on which a sentinel tells of new primaries. Dropping it closes the socket.
-struct Subscription {
-    closed: Arc<Notify>,
-    _connection: MultiplexedConnection,
-}
-
-async fn subscribe(
-    connector: &Connector,
+/// Listens until the connection is closed; or why the sentinel did not let us.
+async fn listen_to(
     sentinel: &redis::Client,
-    told: &watch::Sender<String>,
-) -> Result<Subscription, Error> {
-    let closed = Arc::new(Notify::new());
-    let (gone, told) = (Arc::clone(&closed), told.clone());
-    let endpoint = connector.endpoint().clone();
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(None)
-        .set_response_timeout(None)
-        .set_push_sender(move |push: PushInfo| -> Result<(), SendError> {
-            match push.kind {
-                PushKind::Disconnection => gone.notify_one(),
-                PushKind::Message => {
-                    let new = read_switch(push, endpoint.service());
-                    if let Some((host, port)) = new {
-                        // Only the latest is of interest, however many come.
-                        told.send_replace(endpoint.named(&host, port));
-                    }
-                }
-                _ => {}
-            }
-            Ok(())
-        });
-    let subscribing = async {
-        let connection = sentinel.get_multiplexed_async_connection_with_config(&config);
-        let mut connection = connection.await?;
-        connection.subscribe(SWITCHES).await?;
-        Ok(connection)
-    };
-    let within = connector.response_timeout();
-    let connection = timeout(within, subscribing).await;
-    let connection = connection.map_err(|_| Error::too_slow(within))?;
-    let connection = connection.map_err(Error::could_not_connect)?;
-    Ok(Subscription {
-        closed,
-        _connection: connection,
-    })
+    connector: &Connector,
+    told: &watch::Sender<Address>,
+) -> Result<(), Error> {
+    let (within, service) = (connector.dialer.response_timeout, connector.address().host);
+    let (mut connection, mut pushes) = connector.dialer.open(sentinel, Some(within)).await?;
+    let subscribed = timeout(within, connection.redis.subscribe(SWITCHES)).await;
+    let subscribed = subscribed.map_err(|_| Error::too_slow(within))?;
+    subscribed.map_err(Error::could_not_connect)?;
+    while let Some(push) = pushes.recv().await {
+        if let Some(new) = read_switch(push, &service) {
+            // Only the latest is of interest, however many come.
+            told.send_replace(new);
+        }
+    }
+    Ok(())
 }
 
 /// The new primary of this service, in a message `<service> <old host> <port> <new host> <port>`.
-fn read_switch(push: PushInfo, service: &str) -> Option<(String, u16)> {
+fn read_switch(push: PushInfo, service: &str) -> Option<Address> {
+    if push.kind != PushKind::Message {
+        return None;
+    }
     let text: String = redis::from_redis_value(push.data.into_iter().next_back()?).ok()?;
     let words: Vec<_> = text.split(' ').collect();
-    let [name, _, _, host, port] = words.as_slice() else {
+    let [name, _, _, host, port] = words[..] else {
         return None;
     };
-    let port = port.parse().ok().filter(|_| *name == service)?;
-    Some(((*host).to_owned(), port))
+    let (host, port) = (host.into(), port.parse().ok()?);
+    (name == service).then_some(Address { host, port })
 }
 
 /// Within which time to ask at least once.
 fn interval(grace: Duration) -> Duration {
-    if grace.is_zero() {
-        INTERVAL_MAX
-    } else {
-        grace.clamp(INTERVAL_MIN, INTERVAL_MAX)
-    }
+    part_of_grace(grace, 1).clamp(INTERVAL_MIN, INTERVAL_MAX)
 }
 
 /// From one question to the next: from a half to three quarters of the interval, by chance, so that
@@ -214,7 +179,13 @@ mod tests {
                 .into(),
         };
         let told = read_switch(push("orders 10.0.0.1 6379 ::2 6380"), "orders");
-        assert_eq!(told, Some(("::2".to_owned(), 6380)));
+        assert_eq!(
+            told,
+            Some(Address {
+                host: "::2".into(),
+                port: 6380
+            })
+        );
         for text in [
             "others 10.0.0.1 6379 10.0.0.2 6379",
             "orders 10.0.0.1 6379 10.0.0.2",

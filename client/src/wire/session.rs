@@ -4,49 +4,46 @@
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::error::Error;
-use crate::lost_reason::LostReason;
-use crate::time::{AtomicInstant, drift};
+use crate::time::{drift, part};
 use crate::wire::connection::ServerId;
+use crate::{metrics, trace};
 
 /// One client's session at one server.
 pub(crate) struct Session {
-    this: Weak<Self>,
     /// The same at every server.
     pub(crate) name: Arc<str>,
     pub(crate) grace: Duration,
     life: watch::Sender<Life>,
     /// The server at which it was attached first.
     first: OnceLock<ServerId>,
-    /// When the last call was sent whose answer has reached all whom it concerned.
-    told: watch::Sender<Option<Instant>>,
+    /// When the last call was sent whose answer has reached all whom it concerned. What has not
+    /// been told in that answer has not happened before.
+    pub(super) told: watch::Sender<Instant>,
 }
 
 /// How the session connection is.
-#[derive(Clone, Debug)]
 enum Life {
     /// The first try to attach has not ended.
     New,
     Attached(Arc<Attachment>),
     /// Nobody listens; why the last try to attach failed.
     Broken(Error),
-    /// It will not come back.
-    Over(LostReason),
 }
 
 impl Session {
     /// A session to which nobody listens yet.
     pub(crate) fn new(name: Arc<str>, grace: Duration) -> Arc<Self> {
-        Arc::new_cyclic(|this| Self {
-            this: Weak::clone(this),
+        Arc::new(Self {
             name,
             grace,
             life: watch::Sender::new(Life::New),
             first: OnceLock::new(),
-            told: watch::Sender::new(None),
+            told: watch::Sender::new(Instant::now()),
         })
     }
 
@@ -55,33 +52,40 @@ impl Session {
         let mut changes = self.life.subscribe();
         // The sender is `self`: there is no other end to this.
         let _ = changes.wait_for(|life| !matches!(life, Life::New)).await;
-        self.attachment()
-            .map_or_else(|| Err(self.trouble()), |_| Ok(()))
+        let attachment = self.attachment();
+        attachment.map(drop).ok_or_else(|| self.trouble())
     }
 
     /// The present attachment, if there is one.
     pub(crate) fn attachment(&self) -> Option<Arc<Attachment>> {
         match &*self.life.borrow() {
             Life::Attached(attachment) => Some(Arc::clone(attachment)),
-            Life::New | Life::Broken(_) | Life::Over(_) => None,
+            Life::New | Life::Broken(_) => None,
         }
+    }
+
+    /// To which server it is attached.
+    pub(crate) fn server(&self) -> Option<ServerId> {
+        self.attachment()?.server().cloned()
+    }
+
+    /// Whether this is the present attachment.
+    pub(crate) fn is_attached_by(&self, attachment: &Arc<Attachment>) -> bool {
+        let present = self.attachment();
+        present.is_some_and(|present| Arc::ptr_eq(&present, attachment))
     }
 
     /// Whether it is attached at the server at which it was attached first. One that does not tell
     /// its run id is taken for another.
     pub(crate) fn is_where_it_began(&self) -> bool {
-        let attachment = self.attachment();
-        let there = attachment.as_ref().and_then(|one| one.server());
-        let first = self.first.get();
-        there.is_some_and(|there| first.is_some_and(|first| there.is_surely(first)))
+        let there = self.server();
+        there.is_some_and(|there| !self.began_elsewhere(&there))
     }
 
-    /// Why it will not come back, if it will not.
-    pub(crate) fn ended(&self) -> Option<LostReason> {
-        match &*self.life.borrow() {
-            Life::Over(reason) => Some(*reason),
-            Life::New | Life::Attached(_) | Life::Broken(_) => None,
-        }
+    /// Whether this is surely not the server at which it was attached first.
+    pub(crate) fn began_elsewhere(&self, server: &ServerId) -> bool {
+        let first = self.first.get();
+        first.is_some_and(|first| !server.is_surely(first))
     }
 
     /// Waits for an attachment other than `known`.
@@ -95,7 +99,6 @@ impl Session {
                 Life::Attached(present) if !known.is_some_and(|one| Arc::ptr_eq(one, present)) => {
                     return Ok(Arc::clone(present));
                 }
-                Life::Over(_) => return Err(Error::taken_over()),
                 // Tried again all the same: rights may be given back. Whoever waits is told.
                 Life::Broken(error) if error.is_final() => return Err(error.clone()),
                 Life::New | Life::Attached(_) | Life::Broken(_) => {}
@@ -109,73 +112,55 @@ impl Session {
     pub(crate) fn trouble(&self) -> Error {
         match &*self.life.borrow() {
             Life::Broken(error) => error.clone(),
-            Life::Over(_) => Error::taken_over(),
             Life::New | Life::Attached(_) => Error::not_attached(),
         }
     }
 
-    /// This server has answered the first EVENTS of a connection, sent at `sent`.
-    pub(crate) fn attached(&self, sent: Instant, server: &ServerId) -> Arc<Attachment> {
-        let attachment = self.attachment_at(server, sent);
-        self.life
-            .send_replace(Life::Attached(Arc::clone(&attachment)));
-        attachment
-    }
-
-    /// The same; but if the answer came too late for anything to count on it, it is not present.
-    pub(crate) fn attached_if_present(&self, sent: Instant, server: &ServerId) -> Arc<Attachment> {
-        let attachment = self.attachment_at(server, sent);
-        if !attachment.is_over(Instant::now()) {
-            self.goes_on(&attachment);
-        }
-        attachment
-    }
-
-    fn attachment_at(&self, server: &ServerId, sent: Instant) -> Arc<Attachment> {
+    /// This server has answered the first EVENTS of a connection, or the first after a silence that
+    /// was too long, sent at `sent`. It is not the present attachment before it
+    /// [goes on](Self::goes_on).
+    pub(crate) fn attachment_at(
+        self: &Arc<Self>,
+        server: &ServerId,
+        sent: Instant,
+    ) -> Arc<Attachment> {
         self.first.get_or_init(|| server.clone());
         Arc::new(Attachment {
-            session: Weak::clone(&self.this),
+            session: Arc::downgrade(self),
             server: Some(server.clone()),
-            ..Attachment::unknown(sent, self.grace)
+            grace: self.grace,
+            until: confident_until(sent, self.grace).map(ArcSwap::from_pointee),
         })
     }
 
-    /// The same attachment goes on after a silence, and whatever counts on it needs no other word.
+    /// This attachment is the present one if there is none: it is new, or the same goes on after a
+    /// silence, and whatever counts on it needs no other word.
     pub(crate) fn goes_on(&self, attachment: &Arc<Attachment>) {
-        self.life.send_if_modified(|life| {
-            let silent = !matches!(life, Life::Attached(_));
-            if silent {
-                *life = Life::Attached(Arc::clone(attachment));
+        // Only the task of the session connection writes it, so nobody does in between.
+        if self.attachment().is_none() {
+            let present = Life::Attached(Arc::clone(attachment));
+            if let Life::Broken(_) = self.life.send_replace(present) {
+                trace::reconnected(&self.name);
+                metrics::reconnected();
             }
-            silent
-        });
-    }
-
-    /// What the answer to the call sent at `sent` told has reached all whom it concerned.
-    pub(crate) fn told(&self, sent: Instant) {
-        self.told.send_replace(Some(sent));
+        }
     }
 
     /// Ends when all that the server did before `moment` has reached whom it concerned, or never
     /// will. Answers come in order, and what went with an old connection comes by no new one: so
-    /// when a call is answered that was sent later, or nobody calls any more.
+    /// when a call is answered that was sent later.
     pub(crate) async fn all_told(&self, moment: Instant) {
-        let (mut told, mut life) = (self.told.subscribe(), self.life.subscribe());
-        // The senders are `self`: there is no other end to this.
-        tokio::select! {
-            _ = told.wait_for(|sent| *sent >= Some(moment)) => {}
-            _ = life.wait_for(|life| matches!(life, Life::Over(_))) => {}
-        }
+        // The sender is `self`: there is no other end to this.
+        let mut told = self.told.subscribe();
+        let _ = told.wait_for(|sent| *sent >= moment).await;
     }
 
     /// The session connection is broken; what is held keeps the confidence it has.
     pub(crate) fn broken(&self, error: Error) {
+        if let Life::Attached(_) = &*self.life.borrow() {
+            trace::disconnected(&self.name, &error);
+        }
         self.life.send_replace(Life::Broken(error));
-    }
-
-    /// The session will not come back: no hold can be confirmed any more.
-    pub(crate) fn over(&self, reason: LostReason) {
-        self.life.send_replace(Life::Over(reason));
     }
 }
 
@@ -191,22 +176,18 @@ pub(crate) struct Attachment {
     server: Option<ServerId>,
     grace: Duration,
     /// Without a grace the session says nothing about how long a hold lasts.
-    until: Option<AtomicInstant>,
+    until: Option<ArcSwap<Instant>>,
 }
 
 impl Attachment {
     /// One that no server knows.
     pub(crate) fn new(sent: Instant, grace: Duration) -> Arc<Self> {
-        Arc::new(Self::unknown(sent, grace))
-    }
-
-    fn unknown(sent: Instant, grace: Duration) -> Self {
-        Self {
+        Arc::new(Self {
             session: Weak::new(),
             server: None,
             grace,
-            until: confident_until(sent, grace).map(AtomicInstant::new),
-        }
+            until: confident_until(sent, grace).map(ArcSwap::from_pointee),
+        })
     }
 
     pub(crate) fn server(&self) -> Option<&ServerId> {
@@ -220,7 +201,7 @@ impl Attachment {
 
     /// Until when the server cannot have ended the session; `None` without limit.
     pub(crate) fn until(&self) -> Option<Instant> {
-        self.until.as_ref().map(AtomicInstant::get)
+        self.until.as_ref().map(|until| **until.load())
     }
 
     /// Whether nothing can count on it any more.
@@ -235,12 +216,12 @@ impl Attachment {
             return true;
         };
         // Only the task of the session connection confirms, so nobody writes in between.
-        let present = until.get();
+        let present = **until.load();
         if now >= present {
             return false;
         }
         if let Some(confident) = confident_until(sent, self.grace) {
-            until.set(confident.max(present));
+            until.store(Arc::new(confident.max(present)));
         }
         true
     }
@@ -249,11 +230,17 @@ impl Attachment {
 /// The connection was open when the server answered, so after the call was sent; from its closing
 /// on the server waits for the grace.
 fn confident_until(sent: Instant, grace: Duration) -> Option<Instant> {
-    if grace.is_zero() {
-        return None;
-    }
     let confidence = grace.saturating_sub(drift(grace));
-    Some(sent.checked_add(confidence).unwrap_or(sent))
+    let until = sent.checked_add(confidence).unwrap_or(sent);
+    (!grace.is_zero()).then_some(until)
+}
+
+/// A part of the grace; without a grace there is no limit.
+pub(super) fn part_of_grace(grace: Duration, of: u32) -> Duration {
+    match part(grace, of) {
+        Duration::ZERO => Duration::MAX,
+        part => part,
+    }
 }
 
 #[cfg(test)]
@@ -286,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_is_told_when_a_call_sent_later_is_answered_or_none_will_be() {
+    async fn all_is_told_when_a_call_sent_later_is_answered() {
         let session = Session::new("client".into(), GRACE);
         let moment = Instant::now();
         let mut waiting = Box::pin(session.all_told(moment));
@@ -298,19 +285,10 @@ mod tests {
             }
         };
         let earlier = moment.checked_sub(Duration::from_millis(1));
-        session.told(earlier.expect("a moment ago"));
+        session.told.send_replace(earlier.expect("a moment ago"));
         assert!(!is_over().await);
-        session.told(after(moment, 1));
+        session.told.send_replace(after(moment, 1));
         assert!(is_over().await);
-
-        let mut waiting = Box::pin(session.all_told(after(moment, 2)));
-        assert!(
-            tokio::time::timeout(Duration::ZERO, &mut waiting)
-                .await
-                .is_err()
-        );
-        session.over(LostReason::SessionTakenOver);
-        waiting.await;
     }
 
     #[test]

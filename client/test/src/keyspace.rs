@@ -1,0 +1,455 @@
+//! The keys of a server in memory, and what the core is shown of them.
+//!
+//! It reads as the module does (`module/src/keys.rs` and `read_write.rs`), from a map.
+
+use std::collections::BTreeMap;
+
+use rlock_core::{
+    Count, FENCE_FIELD, Hash, LockKey, MODE_FIELD, NEVER, Now, ReadDepth, ReadHold, ReadWrite,
+    Stored, Task, Token, Value, WRITER_SUFFIX, Write, names,
+};
+
+use crate::server::slot_of;
+
+type Fields = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// Readers with what their fields say.
+pub(crate) type ReaderCounts = Vec<(Box<[u8]>, Count)>;
+
+/// A key of a database.
+pub(crate) type Place = (i32, Vec<u8>);
+
+#[derive(Clone, Debug)]
+pub(crate) enum Content {
+    Hash(Fields),
+    Text(Vec<u8>),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    content: Content,
+    /// In milliseconds of the wall clock; none if the key never expires.
+    ends_at: Option<i64>,
+}
+
+/// All keys, in order, so that two runs walk them alike.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Keyspace {
+    keys: BTreeMap<Place, Entry>,
+    /// Keys that were found expired, and that nobody was told of yet.
+    expired: Vec<Place>,
+    /// How much was written so far.
+    written: u64,
+}
+
+impl Keyspace {
+    pub(crate) fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// How much was written so far. Whoever has copied all has the same number.
+    pub(crate) fn written(&self) -> u64 {
+        self.written
+    }
+
+    fn wrote(&mut self) {
+        self.written = self.written.saturating_add(1);
+    }
+
+    /// Takes the keys that were found expired since the last call.
+    pub(crate) fn take_expired(&mut self) -> Vec<Place> {
+        std::mem::take(&mut self.expired)
+    }
+
+    /// Deletes all keys whose time is over.
+    pub(crate) fn expire(&mut self, now: Now) {
+        let over = |entry: &Entry| entry.ends_at.is_some_and(|end| now.wall_ms() > end);
+        let expired = self.keys.iter().filter(|(_, entry)| over(entry));
+        let expired: Vec<Place> = expired.map(|(place, _)| place.clone()).collect();
+        for place in &expired {
+            self.keys.remove(place);
+        }
+        if !expired.is_empty() {
+            self.expired.extend(expired);
+            self.wrote();
+        }
+    }
+
+    /// Deletes a key if its time is over: a lookup does that.
+    fn expire_one(&mut self, place: &Place, now: Now) {
+        let entry = self.keys.get(place);
+        let ends_at = entry.and_then(|entry| entry.ends_at);
+        if ends_at.is_some_and(|end| now.wall_ms() > end) {
+            self.keys.remove(place);
+            self.expired.push(place.clone());
+            self.wrote();
+        }
+    }
+
+    /// A lock's hash as it is now, with its expired keys deleted.
+    pub(crate) fn open(&mut self, db: i32, name: &[u8], now: Now) -> Lock<'_> {
+        let place = (db, name.to_vec());
+        self.expire_one(&place, now);
+        let fields = match self.keys.get(&place).map(|entry| &entry.content) {
+            Some(Content::Hash(fields)) => fields.clone(),
+            Some(Content::Text(_)) | None => Fields::new(),
+        };
+        for (reader, count) in readers(&fields) {
+            let Count::Valid(count) = Count::from_field(&count) else {
+                continue;
+            };
+            for number in 1..=count.min(TIMEOUTS_MAX) {
+                let timeout = names::timeout_key(name, &reader, number);
+                self.expire_one(&(db, timeout), now);
+            }
+        }
+        Lock {
+            keys: &self.keys,
+            db,
+            name: name.to_vec(),
+            fields,
+        }
+    }
+
+    /// Deletes a key as somebody else would. Whether it was there.
+    pub(crate) fn delete(&mut self, db: i32, name: &[u8]) -> bool {
+        self.wrote();
+        self.keys.remove(&(db, name.to_vec())).is_some()
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.wrote();
+        self.keys.clear();
+    }
+
+    /// Takes all keys of a slot out.
+    pub(crate) fn take_slot(&mut self, slot: u16) -> Self {
+        self.wrote();
+        let places = self.keys.keys().filter(|place| slot_of(&place.1) == slot);
+        let places: Vec<Place> = places.cloned().collect();
+        let taken = places.into_iter();
+        Self {
+            keys: taken
+                .filter_map(|place| self.keys.remove_entry(&place))
+                .collect(),
+            ..Self::default()
+        }
+    }
+
+    /// A copy of all keys of a slot.
+    pub(crate) fn of_slot(&self, slot: u16) -> Self {
+        let keys = self.keys.iter();
+        let keys = keys.filter(|(place, _)| slot_of(&place.1) == slot);
+        Self {
+            keys: keys
+                .map(|(place, of)| (place.clone(), of.clone()))
+                .collect(),
+            ..Self::default()
+        }
+    }
+
+    /// The names of all keys of a slot.
+    pub(crate) fn names_in(&self, slot: u16) -> impl Iterator<Item = &[u8]> {
+        let names = self.keys.keys().map(|place| &place.1[..]);
+        names.filter(move |name| slot_of(name) == slot)
+    }
+
+    /// Whether a key is there. If its time is over it is deleted.
+    pub(crate) fn has(&mut self, db: i32, name: &[u8], now: Now) -> bool {
+        let place = (db, name.to_vec());
+        self.expire_one(&place, now);
+        self.keys.contains_key(&place)
+    }
+
+    /// Takes a key out, with the time that it has left in the place of its end.
+    pub(crate) fn take(&mut self, name: &[u8], now: Now) -> Option<Entry> {
+        let place = (0, name.to_vec());
+        self.expire_one(&place, now);
+        let mut entry = self.keys.remove(&place)?;
+        entry.ends_at = entry.ends_at.map(|end| end.saturating_sub(now.wall_ms()));
+        self.wrote();
+        Some(entry)
+    }
+
+    /// Puts a key in that was taken out elsewhere.
+    pub(crate) fn put_one(&mut self, name: &[u8], mut entry: Entry, now: Now) {
+        entry.ends_at = entry.ends_at.map(|left| left.saturating_add(now.wall_ms()));
+        self.keys.insert((0, name.to_vec()), entry);
+        self.wrote();
+    }
+
+    /// Puts keys in, in the place of those that are there.
+    pub(crate) fn put(&mut self, keys: Self) {
+        self.wrote();
+        self.keys.extend(keys.keys);
+    }
+
+    /// Carries a write of the core out.
+    pub(crate) fn write(&mut self, lock: &LockKey, caller: &[u8], write: &Write) {
+        self.wrote();
+        let place = (lock.db, lock.name.to_vec());
+        match write {
+            Write::Set(first, second) => {
+                let fresh = Entry {
+                    content: Content::Hash(Fields::new()),
+                    ends_at: None,
+                };
+                let entry = self.keys.entry(place).or_insert(fresh);
+                if let Content::Hash(fields) = &mut entry.content {
+                    for (field, value) in [Some(first), second.as_ref()].into_iter().flatten() {
+                        fields.insert(field.name(caller).into_owned(), text(*value));
+                    }
+                }
+            }
+            Write::Remove(field) => {
+                let is_empty = match self.keys.get_mut(&place).map(|entry| &mut entry.content) {
+                    Some(Content::Hash(fields)) => {
+                        fields.remove(&*field.name(caller));
+                        fields.is_empty()
+                    }
+                    Some(Content::Text(_)) | None => false,
+                };
+                if is_empty {
+                    self.keys.remove(&place);
+                }
+            }
+            Write::ExpireAt(at) => {
+                if let Some(entry) = self.keys.get_mut(&place) {
+                    entry.ends_at = Some(*at);
+                }
+            }
+            Write::Delete => {
+                self.keys.remove(&place);
+            }
+            Write::SetTimeout(key, value, at) => {
+                let entry = Entry {
+                    content: Content::Text(text(*value)),
+                    ends_at: Some(*at),
+                };
+                let place = (lock.db, key.name(&lock.name, caller));
+                self.keys.insert(place, entry);
+            }
+            Write::DeleteTimeout(key) => {
+                self.keys.remove(&(lock.db, key.name(&lock.name, caller)));
+            }
+        }
+    }
+}
+
+/// No test enters a lock more often.
+const TIMEOUTS_MAX: i64 = 1000;
+
+fn text(value: Value) -> Vec<u8> {
+    value.text().bytes().to_vec()
+}
+
+/// The fields of readers, if it is a read-write lock's hash.
+fn readers(fields: &Fields) -> Vec<(Vec<u8>, Vec<u8>)> {
+    if !fields.contains_key(MODE_FIELD) {
+        return Vec::new();
+    }
+    let is_reader = |field: &[u8]| {
+        field != FENCE_FIELD && field != MODE_FIELD && !field.ends_with(WRITER_SUFFIX)
+    };
+    let readers = fields.iter().filter(|(field, _)| is_reader(field));
+    readers
+        .map(|(field, count)| (field.clone(), count.clone()))
+        .collect()
+}
+
+/// A lock's key, as it is.
+pub(crate) struct Lock<'a> {
+    keys: &'a BTreeMap<Place, Entry>,
+    db: i32,
+    name: Vec<u8>,
+    fields: Fields,
+}
+
+impl Lock<'_> {
+    fn entry(&self) -> Option<&Entry> {
+        self.keys.get(&(self.db, self.name.clone()))
+    }
+
+    pub(crate) fn ends_at(&self) -> Option<i64> {
+        self.entry().and_then(|entry| entry.ends_at)
+    }
+
+    pub(crate) fn is_read_write(&self) -> bool {
+        self.fields.contains_key(MODE_FIELD)
+    }
+
+    /// What is stored, as this owner sees it.
+    pub(crate) fn load(&self, owner: &[u8], task: &Task) -> Stored {
+        match self.entry().map(|entry| &entry.content) {
+            None => Stored::Free,
+            Some(Content::Text(_)) => Stored::OtherType,
+            Some(Content::Hash(_)) if self.is_read_write() => {
+                self.load_read_write(owner, task.depth)
+            }
+            Some(Content::Hash(_)) => self.load_plain(owner, Some(task)),
+        }
+    }
+
+    fn load_plain(&self, owner: &[u8], task: Option<&Task>) -> Stored {
+        let own = self.fields.get(owner).map(|count| Count::from_field(count));
+        let fence = self.fields.get(FENCE_FIELD);
+        let others = self.owners().any(|of| of != owner);
+        if own.is_none() && !others {
+            return Stored::NoHolder;
+        }
+        let needs_end = task.is_none_or(|task| task.needs_end(own, others));
+        Stored::Plain(Hash {
+            own,
+            token: fence
+                .filter(|_| own.is_some())
+                .and_then(|fence| Token::from_field(fence)),
+            others,
+            ends_at: needs_end.then(|| self.ends_at()).flatten(),
+        })
+    }
+
+    fn load_read_write(&self, owner: &[u8], depth: ReadDepth) -> Stored {
+        let own_writer = names::writer_field(owner);
+        let own_write = self.fields.get(&own_writer);
+        let own_write = own_write.map(|count| Count::from_field(count));
+        let own_read = self.read_hold(owner);
+        let says_read = self
+            .fields
+            .get(MODE_FIELD)
+            .is_some_and(|mode| mode == b"read");
+        let key_end = self.ends_at().unwrap_or(NEVER);
+        let is_outlived = says_read && own_read.is_some_and(|own| own.ends_at < key_end);
+        let mut others_read = None;
+        let mut others_write = false;
+        if depth != ReadDepth::Own {
+            others_write = self.writers().any(|field| *field != own_writer);
+            let others = self.fields.keys().filter(|field| *field != owner);
+            let others = others.filter_map(|field| self.read_hold(field));
+            others_read = others.map(|hold| hold.ends_at).max();
+            if depth.others_are_brief(is_outlived) {
+                others_read = others_read.map(|_| key_end);
+            }
+        }
+        if own_read.is_none() && own_write.is_none() && !others_write && others_read.is_none() {
+            return Stored::NoHolder;
+        }
+        Stored::ReadWrite(ReadWrite {
+            others_write: others_write || !(says_read || own_write.is_some()),
+            own_write,
+            own_read,
+            others_read,
+            ends_at: self.ends_at(),
+            is_partial: false,
+        })
+    }
+
+    fn writers(&self) -> impl Iterator<Item = &Vec<u8>> {
+        self.fields
+            .keys()
+            .filter(|field| field.ends_with(WRITER_SUFFIX))
+    }
+
+    /// A reader's hold, if one of its timeout keys is there.
+    fn read_hold(&self, owner: &[u8]) -> Option<ReadHold> {
+        let is_reader =
+            owner != FENCE_FIELD && owner != MODE_FIELD && !owner.ends_with(WRITER_SUFFIX);
+        let count = Count::from_field(self.fields.get(owner).filter(|_| is_reader)?);
+        let Count::Valid(last) = count else {
+            return Some(ReadHold {
+                count,
+                token: None,
+                ends_at: self.ends_at().unwrap_or(NEVER),
+                rest_ends_at: None,
+                rest_token: None,
+            });
+        };
+        let mut hold: Option<ReadHold> = None;
+        for number in (1..=last.min(TIMEOUTS_MAX)).rev() {
+            let name = names::timeout_key(&self.name, owner, number);
+            let Some(entry) = self.keys.get(&(self.db, name)) else {
+                continue;
+            };
+            let ends_at = entry.ends_at.unwrap_or(NEVER);
+            let token = match &entry.content {
+                Content::Text(value) => Token::from_timeout(value),
+                Content::Hash(_) => None,
+            };
+            let hold = hold.get_or_insert(ReadHold {
+                count,
+                token,
+                ends_at,
+                rest_ends_at: None,
+                rest_token: None,
+            });
+            hold.ends_at = hold.ends_at.max(ends_at);
+            if number < last {
+                hold.rest_token = hold.rest_token.or(token);
+                hold.rest_ends_at = hold.rest_ends_at.max(Some(ends_at));
+            }
+        }
+        hold
+    }
+
+    /// The fields of a plain lock's owners.
+    fn owners(&self) -> impl Iterator<Item = &[u8]> {
+        let fields = self.fields.keys().map(Vec::as_slice);
+        fields.filter(|field| *field != FENCE_FIELD && *field != MODE_FIELD)
+    }
+
+    /// Who has the lock.
+    pub(crate) fn holders(&self) -> Vec<Box<[u8]>> {
+        if !self.is_read_write() {
+            return self.owners().map(Into::into).collect();
+        }
+        let writers = self
+            .writers()
+            .filter_map(|field| field.strip_suffix(WRITER_SUFFIX));
+        let readers = readers(&self.fields).into_iter().map(|(reader, _)| reader);
+        let readers = readers.filter(|reader| self.read_hold(reader).is_some());
+        writers
+            .map(Into::into)
+            .chain(readers.map(Into::into))
+            .collect()
+    }
+
+    /// How often this owner has entered the lock. Of a reader's entries some may have ended before
+    /// the last.
+    pub(crate) fn count(&self, owner: &[u8]) -> u64 {
+        let number = |field: &[u8]| match self.fields.get(field).map(|of| Count::from_field(of)) {
+            Some(Count::Valid(count)) => u64::try_from(count).unwrap_or_default(),
+            _ => 0,
+        };
+        let writes = self.is_read_write().then(|| names::writer_field(owner));
+        let writes = writes.map_or(0, |field| number(&field));
+        number(owner).saturating_add(writes)
+    }
+
+    /// For BREAK: what is stored, and of a read-write lock its readers' fields.
+    pub(crate) fn load_for_holder(&self) -> (Stored, ReaderCounts) {
+        let content = self.entry().map(|entry| &entry.content);
+        let readers = readers(&self.fields);
+        let readers = readers
+            .into_iter()
+            .map(|(reader, count)| (reader.into(), Count::from_field(&count)));
+        let stored = match content {
+            None => Stored::Free,
+            Some(Content::Text(_)) => Stored::OtherType,
+            Some(Content::Hash(_)) if self.is_read_write() => {
+                let stored = self.load_read_write(FENCE_FIELD, ReadDepth::Brief);
+                return (stored, readers.collect());
+            }
+            Some(Content::Hash(_)) => match self.owners().next() {
+                Some(holder) => self.load_plain(holder, None),
+                None => Stored::NoHolder,
+            },
+        };
+        (stored, Vec::new())
+    }
+
+    /// The readers whose leases are over and whose fields are still there.
+    pub(crate) fn readers_gone(&self) -> Vec<Box<[u8]>> {
+        let readers = readers(&self.fields).into_iter().map(|(reader, _)| reader);
+        let gone = readers.filter(|reader| self.read_hold(reader).is_none());
+        gone.map(Into::into).collect()
+    }
+}

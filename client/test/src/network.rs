@@ -1,0 +1,460 @@
+//! Links in memory between hosts, on which clients run, and servers.
+//!
+//! A link has two directions. Each delays what it carries by a time of its own, in order within a
+//! connection but not between two, and can be cut: what is under way, the end of a connection
+//! included, waits until it is mended. One connection of a link can be cut or end by itself, and
+//! be half open: one end is told that it is closed, and the other is not.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::io;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::Duration;
+
+use rlock_client::test_util::{self, Dial, Dialing, Stream};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::spawn_local;
+use tokio::time::{Instant, sleep};
+
+use crate::chance::Chance;
+use crate::sentinel::Sentinel;
+use crate::server::{Cluster, Server};
+use crate::wire::{Courier, End, Wire, ends};
+
+/// Servers at their addresses, and the hosts from which they are called.
+#[derive(Clone, Debug)]
+pub struct Network {
+    inner: Rc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    chance: Chance,
+    /// When wall clocks began.
+    started: Instant,
+    servers: RefCell<BTreeMap<String, Server>>,
+    sentinels: RefCell<BTreeMap<String, Sentinel>>,
+}
+
+/// One way through a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the host to the server.
+    ToServer,
+    /// From the server to the host.
+    ToHost,
+}
+
+impl Direction {
+    pub(crate) const BOTH: [Self; 2] = [Self::ToServer, Self::ToHost];
+
+    pub(crate) fn back(self) -> Self {
+        match self {
+            Self::ToServer => Self::ToHost,
+            Self::ToHost => Self::ToServer,
+        }
+    }
+}
+
+/// What can be reached at an address.
+enum Peer {
+    Server(Server),
+    Sentinel(Sentinel),
+}
+
+impl Peer {
+    fn accept(&self, stream: End) {
+        match self {
+            Self::Server(server) => server.accept(stream),
+            Self::Sentinel(sentinel) => sentinel.accept(stream),
+        }
+    }
+}
+
+impl Inner {
+    /// Whoever is up there.
+    fn peer(&self, address: &str) -> Option<Peer> {
+        let server = self.servers.borrow().get(address).cloned();
+        if let Some(server) = server.filter(Server::is_up) {
+            return Some(Peer::Server(server));
+        }
+        let sentinel = self.sentinels.borrow().get(address).cloned();
+        let sentinel = sentinel.filter(Sentinel::is_up);
+        sentinel.map(Peer::Sentinel)
+    }
+}
+
+impl Network {
+    /// A network without servers. The seed decides all that is left to chance in it.
+    ///
+    /// It is to be used within a [`tokio::task::LocalSet`], as [`run`](crate::run) does.
+    pub fn new(seed: u64) -> Self {
+        let inner = Inner {
+            chance: Chance::of(seed),
+            started: Instant::now(),
+            servers: RefCell::default(),
+            sentinels: RefCell::default(),
+        };
+        Self {
+            inner: Rc::new(inner),
+        }
+    }
+
+    /// Starts a server at this address, `host:port`.
+    pub fn server(&self, address: &str) -> Server {
+        let server = Server::start(self.inner.chance.clone(), self.inner.started);
+        let mut servers = self.inner.servers.borrow_mut();
+        servers.insert(address.to_owned(), server.clone());
+        server
+    }
+
+    /// Starts a replica of this server at this address, `host:port`.
+    pub fn replica(&self, address: &str, primary: &Server) -> Server {
+        let server = self.server(address);
+        server.replicate(primary);
+        server
+    }
+
+    /// Starts the nodes of a cluster at these addresses, `host:port`, with as many slots each.
+    pub fn cluster(&self, addresses: &[&str]) -> Cluster {
+        let nodes = addresses.iter();
+        let nodes = nodes.map(|address| ((*address).to_owned(), self.server(address)));
+        Cluster::of(nodes.collect())
+    }
+
+    /// Starts a sentinel at this address, `host:port`, that tells where this service is, once it
+    /// has been [told](Sentinel::set_primary).
+    pub fn sentinel(&self, address: &str, service: &str) -> Sentinel {
+        let sentinel = Sentinel::start(service);
+        let mut sentinels = self.inner.sentinels.borrow_mut();
+        sentinels.insert(address.to_owned(), sentinel.clone());
+        sentinel
+    }
+
+    /// A host on which a client can run.
+    pub fn host(&self) -> Host {
+        let (calls, requests) = mpsc::unbounded_channel();
+        let courier = Courier::of(self.inner.chance.seed());
+        let inner = Rc::new(HostInner {
+            network: Rc::clone(&self.inner),
+            links: RefCell::default(),
+            courier: Arc::clone(&courier),
+            process: Arc::default(),
+            is_dead: Cell::new(false),
+            dials: Cell::new(0),
+        });
+        spawn_local(Rc::clone(&inner).connect_all(requests));
+        spawn_local(async move { courier.run().await });
+        Host { inner, calls }
+    }
+}
+
+/// A host on which a client runs: what lies between it and the servers.
+#[derive(Clone, Debug)]
+pub struct Host {
+    inner: Rc<HostInner>,
+    calls: mpsc::UnboundedSender<Call>,
+}
+
+#[derive(Debug)]
+struct HostInner {
+    network: Rc<Inner>,
+    links: RefCell<BTreeMap<String, Rc<Link>>>,
+    courier: Arc<Courier>,
+    process: Arc<Process>,
+    is_dead: Cell<bool>,
+    dials: Cell<u64>,
+}
+
+/// A connection that somebody wants.
+#[derive(Debug)]
+struct Call {
+    address: String,
+    reply: oneshot::Sender<io::Result<End>>,
+}
+
+impl Host {
+    /// What a client on this host opens its connections with.
+    pub fn dial(&self) -> impl Dial {
+        Dialer(self.calls.clone())
+    }
+
+    /// Runs this as a part of the process there, which stands still with it. Clients that are to
+    /// stand still too must be made in it: all that they do without their callers is then a part of
+    /// the process as well.
+    pub fn run<F: Future>(&self, part: F) -> impl Future<Output = F::Output> + use<F> {
+        test_util::within(self.inner.process.clone(), part)
+    }
+
+    /// The process stands still, as after SIGSTOP: no part of it does anything. Clocks go on, and
+    /// what it is sent is there when it goes on.
+    pub fn pause(&self) {
+        self.inner.process.set(true);
+    }
+
+    /// It goes on.
+    pub fn resume(&self) {
+        self.inner.process.set(false);
+    }
+
+    /// From now on each direction of a link delays what it carries by up to this.
+    pub fn set_latency(&self, longest: Duration) {
+        self.inner.courier.set_latency(longest);
+    }
+
+    /// Cuts one direction of the link to this server.
+    pub fn cut(&self, address: &str, direction: Direction) {
+        self.inner.link(address).set(direction, true);
+    }
+
+    /// Cuts one direction of one connection to this server; of several that are open, by its number
+    /// in their order. The others go on.
+    pub fn cut_one(&self, address: &str, number: usize, direction: Direction) -> Option<CutOne> {
+        let wire = self.inner.link(address).wire(number)?;
+        wire.cut(direction);
+        Some(CutOne { wire })
+    }
+
+    /// Mends both directions, of the link and of each connection: what was under way arrives.
+    pub fn mend(&self, address: &str) {
+        let link = self.inner.link(address);
+        for direction in Direction::BOTH {
+            link.set(direction, false);
+        }
+        for wire in link.open_wires() {
+            wire.mend();
+        }
+    }
+
+    /// Ends all connections to this server; both ends hear of it, and what is under way is lost.
+    pub fn reset(&self, address: &str) {
+        self.inner.link(address).end_all();
+    }
+
+    /// Ends one connection to this server; of several that are open, by its number in their order.
+    pub fn reset_one(&self, address: &str, number: usize) {
+        if let Some(wire) = self.inner.link(address).wire(number) {
+            wire.end();
+        }
+    }
+
+    /// Ends one connection to this server, and tells only the end to which this direction leads.
+    /// What the other end sends is lost. The server is told after [`KEEPALIVE`] that its peer does
+    /// not answer; the host finds out for itself, by what is not answered.
+    pub fn half_open(&self, address: &str, number: usize, told: Direction) {
+        if let Some(wire) = self.inner.link(address).wire(number) {
+            wire.fall_silent();
+            wire.tell(told);
+            if told == Direction::ToHost {
+                spawn_local(async move {
+                    sleep(KEEPALIVE).await;
+                    wire.tell(Direction::ToServer);
+                });
+            }
+        }
+    }
+
+    /// How often somebody here wanted a connection.
+    pub fn dials(&self) -> u64 {
+        self.inner.dials.get()
+    }
+
+    /// The process dies: servers hear that its connections have ended, and it opens no more. Its
+    /// tasks go on, cut off from everybody.
+    pub fn kill(&self) {
+        self.inner.is_dead.set(true);
+        for link in self.inner.links.borrow().values() {
+            link.end_all();
+        }
+    }
+}
+
+/// A process, that may stand still.
+#[derive(Debug, Default)]
+struct Process(Mutex<Standing>);
+
+#[derive(Debug, Default)]
+struct Standing {
+    is_still: bool,
+    /// Its tasks that had something to do meanwhile.
+    woken: Vec<Waker>,
+}
+
+impl Process {
+    fn standing(&self) -> MutexGuard<'_, Standing> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, is_still: bool) {
+        let mut standing = self.standing();
+        standing.is_still = is_still;
+        let woken = std::mem::take(&mut standing.woken);
+        drop(standing);
+        woken.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl test_util::Process for Process {
+    fn runs(&self, task: &Waker) -> bool {
+        let mut standing = self.standing();
+        if standing.is_still {
+            standing.woken.push(task.clone());
+        }
+        !standing.is_still
+    }
+}
+
+/// A connection that is cut, by [`Host::cut_one`].
+#[derive(Debug)]
+pub struct CutOne {
+    wire: Arc<Wire>,
+}
+
+impl CutOne {
+    /// Mends both directions: what was under way arrives; or, if it is not to arrive, ends the
+    /// connection.
+    pub fn end(self, arrives: bool) {
+        if arrives {
+            self.wire.mend();
+        } else {
+            self.wire.end();
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Dialer(mpsc::UnboundedSender<Call>);
+
+impl Dial for Dialer {
+    fn dial(&self, address: &str) -> Dialing {
+        let (reply, connected) = oneshot::channel();
+        let call = Call {
+            address: address.to_owned(),
+            reply,
+        };
+        let sent = self.0.send(call);
+        Box::pin(async move {
+            let gone = || io::Error::from(io::ErrorKind::NotConnected);
+            sent.map_err(|_| gone())?;
+            let stream = connected.await.map_err(|_| gone())??;
+            let stream: Box<dyn Stream> = Box::new(stream);
+            Ok(stream)
+        })
+    }
+}
+
+/// The way between a host and a server.
+#[derive(Debug, Default)]
+struct Link {
+    to_server: Gate,
+    to_host: Gate,
+    /// The connections, in the order in which they were opened.
+    wires: RefCell<Vec<Arc<Wire>>>,
+}
+
+/// Whether one direction is cut.
+#[derive(Debug, Default)]
+struct Gate(watch::Sender<bool>);
+
+impl Gate {
+    async fn is_open(&self) {
+        let mut is_cut = self.0.subscribe();
+        // The sender is `self`: there is no other end to this.
+        let _ = is_cut.wait_for(|is_cut| !is_cut).await;
+    }
+}
+
+impl Link {
+    fn gate(&self, direction: Direction) -> &Gate {
+        match direction {
+            Direction::ToServer => &self.to_server,
+            Direction::ToHost => &self.to_host,
+        }
+    }
+
+    /// Cuts a direction, or mends it.
+    fn set(&self, direction: Direction, is_cut: bool) {
+        self.gate(direction).0.send_replace(is_cut);
+        for wire in self.open_wires() {
+            wire.set_link(direction, is_cut);
+        }
+    }
+
+    fn open_wires(&self) -> Vec<Arc<Wire>> {
+        let mut wires = self.wires.borrow_mut();
+        wires.retain(|wire| wire.is_open());
+        wires.clone()
+    }
+
+    fn wire(&self, number: usize) -> Option<Arc<Wire>> {
+        let wires = self.open_wires();
+        let number = number.checked_rem(wires.len())?;
+        wires.get(number).cloned()
+    }
+
+    fn end_all(&self) {
+        for wire in self.open_wires() {
+            wire.end();
+        }
+    }
+
+    /// A new connection.
+    fn connect(&self, courier: &Arc<Courier>) -> (End, End) {
+        let wire = Arc::new(Wire::default());
+        for direction in Direction::BOTH {
+            wire.set_link(direction, *self.gate(direction).0.borrow());
+        }
+        let ends = ends(&wire, courier);
+        self.open_wires();
+        self.wires.borrow_mut().push(wire);
+        ends
+    }
+}
+
+impl HostInner {
+    fn link(&self, address: &str) -> Rc<Link> {
+        let mut links = self.links.borrow_mut();
+        let link = links.entry(address.to_owned());
+        Rc::clone(link.or_default())
+    }
+
+    async fn connect_all(self: Rc<Self>, mut requests: mpsc::UnboundedReceiver<Call>) {
+        while let Some(call) = requests.recv().await {
+            spawn_local(Rc::clone(&self).connect(call));
+        }
+    }
+
+    /// As a handshake of three: it needs both directions, and takes the time of both.
+    async fn connect(self: Rc<Self>, call: Call) {
+        let link = self.link(&call.address);
+        self.dials.set(self.dials.get().saturating_add(1));
+        // Refused at once and tried again at once would be for ever: no time would go by.
+        sleep(Duration::from_millis(1)).await;
+        for direction in [Direction::ToServer, Direction::ToHost] {
+            sleep(self.courier.delay()).await;
+            link.gate(direction).is_open().await;
+        }
+        if call.reply.is_closed() {
+            return;
+        }
+        if self.is_dead.get() {
+            // Nobody answers: a dead process hears nothing.
+            return std::future::pending().await;
+        }
+        let Some(peer) = self.network.peer(&call.address) else {
+            let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
+            let _ = call.reply.send(Err(refused));
+            return;
+        };
+        let (host_end, server_end) = link.connect(&self.courier);
+        if call.reply.send(Ok(host_end)).is_ok() {
+            peer.accept(server_end);
+        }
+    }
+}
+
+/// After so long a server hears that a peer does not answer, which is not told that the connection
+/// has ended.
+pub const KEEPALIVE: Duration = Duration::from_secs(60);

@@ -1,0 +1,648 @@
+//! A server in memory: its lives, its connections, its clock.
+
+mod cluster;
+mod replica;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{SinkExt, StreamExt};
+use redis_protocol::resp3::types::BytesFrame as Frame;
+use rlock_core::{Gauges, Now};
+use tokio::sync::{Notify, oneshot, watch};
+use tokio::task::{spawn_local, yield_now};
+use tokio::time::{Instant, sleep};
+use tokio_util::codec::Framed;
+use tokio_util::sync::CancellationToken;
+
+use crate::chance::Chance;
+use crate::commands::{self, Client, Connections, Copied, Identity, Reply};
+use crate::engine::{Closing, Engine, Listener};
+use crate::keyspace::Keyspace;
+use crate::life::while_alive;
+use crate::resp::Resp;
+use crate::wire::End;
+pub use cluster::{Cluster, Resharding};
+pub(crate) use cluster::{Membership, slot_of};
+use replica::Replication;
+
+/// A server in memory. Clones are the same server.
+///
+/// It carries out the commands that `rlock-client` sends, with the algorithm of the module itself.
+/// It has one user and no disk, may have [replicas](crate::Network::replica), and does not block:
+/// `BLOCK` of ACQUIRE is as if it were not there.
+#[derive(Clone, Debug)]
+pub struct Server {
+    inner: Rc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    chance: Chance,
+    id: u64,
+    started: Instant,
+    /// How far the wall clock is ahead of where it began.
+    wall_offset_ms: Cell<i64>,
+    engine: RefCell<Engine>,
+    /// The present life; cancelled when it ends.
+    life: RefCell<CancellationToken>,
+    lives: Cell<u64>,
+    is_up: Cell<bool>,
+    running: watch::Sender<bool>,
+    /// Something is due at another time than before.
+    rearm: Notify,
+    /// Somebody is to be answered at the end of this turn of the event loop.
+    turn_ends: Notify,
+    waiting: RefCell<BTreeMap<Listener, oneshot::Sender<Frame>>>,
+    clients: Cell<u64>,
+    connections: Connections,
+    stats: Cell<Stats>,
+    grant_delay_ms: Cell<i64>,
+    is_busy: Cell<bool>,
+    replication: Replication,
+    /// If it is a node of a cluster.
+    membership: RefCell<Option<Membership>>,
+    observer: RefCell<Observer>,
+}
+
+/// Who is told of each command and its answer.
+#[derive(Default)]
+struct Observer(Option<Listening>);
+
+type Listening = Box<dyn Fn(&str)>;
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Observer").finish_non_exhaustive()
+    }
+}
+
+/// What a server has had to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Connections that were accepted.
+    pub connections: u64,
+    /// Commands that were carried out.
+    pub commands: u64,
+    /// Of these, those that renew a hold.
+    pub renewals: u64,
+    /// Commands that were sent on to where their keys have gone (`ASK`).
+    pub asked: u64,
+    /// Commands that were to be tried again, since of their keys some had gone (`TRYAGAIN`).
+    pub tried_again: u64,
+}
+
+/// What a server knows of locks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// Keys, those of readers' leases included.
+    pub keys: usize,
+    /// Waiters in all queues.
+    pub waiters: usize,
+    /// Sessions.
+    pub sessions: usize,
+    /// Holds that belong to sessions.
+    pub holds: usize,
+}
+
+/// Where wall clocks begin, in milliseconds since 1970.
+const EPOCH_MS: i64 = 1_700_000_000_000;
+
+/// The server's words for blocked clients when it becomes a replica.
+const UNBLOCKED: &str =
+    "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)";
+
+/// So often keys are looked through that have expired, and the wall clock is looked at.
+const CRON: Duration = Duration::from_millis(100);
+
+/// How late a busy server does something at most.
+const LATE: Duration = Duration::from_millis(20);
+
+impl Server {
+    pub(crate) fn start(chance: Chance, started: Instant) -> Self {
+        let inner = Inner {
+            id: chance.seed(),
+            chance,
+            started,
+            wall_offset_ms: Cell::new(0),
+            engine: RefCell::default(),
+            life: RefCell::default(),
+            lives: Cell::new(0),
+            is_up: Cell::new(false),
+            running: watch::Sender::new(true),
+            rearm: Notify::new(),
+            turn_ends: Notify::new(),
+            waiting: RefCell::default(),
+            clients: Cell::new(0),
+            connections: Connections::default(),
+            stats: Cell::default(),
+            grant_delay_ms: Cell::new(0),
+            is_busy: Cell::new(false),
+            replication: Replication::default(),
+            membership: RefCell::default(),
+            observer: RefCell::default(),
+        };
+        let server = Self {
+            inner: Rc::new(inner),
+        };
+        server.begin_life(Keyspace::default());
+        server
+    }
+
+    // --- Faults ----------------------------------------------------------------------------------
+
+    /// The process stands still: it answers nothing, and its clocks go on.
+    pub fn pause(&self) {
+        self.inner.running.send_replace(false);
+    }
+
+    /// It goes on.
+    pub fn resume(&self) {
+        self.inner.running.send_replace(true);
+        self.inner.rearm.notify_one();
+    }
+
+    /// The process dies, and all its connections with it. Its keys stay as if each write had been
+    /// on disk, unless they are lost as well.
+    pub fn crash(&self, loses_keys: bool) {
+        self.inner.is_up.set(false);
+        self.inner.life.borrow().cancel();
+        self.inner.waiting.take();
+        self.inner.forget_replicas();
+        let keys = self.inner.engine.take().into_keys();
+        if !loses_keys {
+            self.inner.engine.replace(Engine::dead(keys));
+        }
+    }
+
+    /// It starts again after a [`crash`](Self::crash).
+    pub fn restart(&self) {
+        if !self.inner.is_up.get() {
+            self.begin_life(self.inner.engine.take().into_keys());
+        }
+        self.resume();
+    }
+
+    /// Sets the wall clock by so much, forwards or back: leases follow it.
+    pub fn step_clock_ms(&self, by: i64) {
+        let ahead = self.inner.wall_offset_ms.get().saturating_add(by);
+        self.inner.wall_offset_ms.set(ahead);
+    }
+
+    /// As `rlock.grant-delay-ms`: from the next start on no lock is granted for so long.
+    pub fn set_grant_delay(&self, delay: Duration) {
+        let ms = i64::try_from(delay.as_millis()).unwrap_or(i64::MAX);
+        self.inner.grant_delay_ms.set(ms);
+    }
+
+    /// From now on it has much else to do: its timer fires late, it hears late of connections that
+    /// have ended, its turns end before all is done, and between reading a lock and deciding about
+    /// it something else may happen. It must not be, or get, a replica.
+    pub fn make_busy(&self) {
+        self.inner.is_busy.set(true);
+        let chance = self.inner.chance.clone();
+        self.inner.engine.borrow_mut().strain(chance);
+    }
+
+    /// Deletes a key, as `DEL` by somebody else: whoever holds that lock has lost it.
+    pub fn delete(&self, name: &str) {
+        self.inner.engine.borrow_mut().delete(0, name.as_bytes());
+        self.turned();
+    }
+
+    /// Deletes all keys, as `FLUSHALL`.
+    pub fn flush(&self) {
+        self.inner.engine.borrow_mut().flush();
+        self.turned();
+    }
+
+    // --- To look at ------------------------------------------------------------------------------
+
+    /// The owners who hold this lock now.
+    pub fn holders(&self, name: &str) -> Vec<String> {
+        let now = self.inner.now();
+        let mut engine = self.inner.engine.borrow_mut();
+        let holders = engine.holders(0, name.as_bytes(), now);
+        let holders = holders.iter().map(|of| String::from_utf8_lossy(of).into());
+        holders.collect()
+    }
+
+    /// How often this owner holds this lock, in whatever mode.
+    pub fn count(&self, name: &str, owner: &str) -> u64 {
+        let now = self.inner.now();
+        let mut engine = self.inner.engine.borrow_mut();
+        engine.count(0, name.as_bytes(), owner.as_bytes(), now)
+    }
+
+    /// How long the lease of this lock lasts yet; of several readers the longest.
+    pub fn lease_left(&self, name: &str) -> Option<Duration> {
+        let now = self.inner.now();
+        let mut engine = self.inner.engine.borrow_mut();
+        let left = engine.lease_left_ms(0, name.as_bytes(), now)?;
+        Some(Duration::from_millis(left.unsigned_abs()))
+    }
+
+    /// How many waiters are in its queues: one that waits for several locks is in the queue of
+    /// each.
+    pub fn waiters(&self) -> usize {
+        self.inner.engine.borrow().gauges().waiters
+    }
+
+    /// What it knows of locks.
+    pub fn contents(&self) -> Contents {
+        let now = self.inner.now();
+        let mut engine = self.inner.engine.borrow_mut();
+        engine.expire(now);
+        let Gauges {
+            waiters,
+            sessions,
+            session_holds: holds,
+            ..
+        } = engine.gauges();
+        Contents {
+            keys: engine.keys().len(),
+            waiters,
+            sessions,
+            holds,
+        }
+    }
+
+    /// What it has had to do.
+    pub fn stats(&self) -> Stats {
+        self.inner.stats.get()
+    }
+
+    /// Tells of each command that is carried out, with the answer: for a test's log. It must not
+    /// call the server.
+    pub fn observe(&self, observer: impl Fn(&str) + 'static) {
+        self.inner
+            .observer
+            .replace(Observer(Some(Box::new(observer))));
+    }
+
+    /// Whether its process is there and does not stand still.
+    pub fn is_running(&self) -> bool {
+        self.is_up() && *self.inner.running.borrow()
+    }
+
+    /// Whether its process is there; it may stand still.
+    pub fn is_up(&self) -> bool {
+        self.inner.is_up.get()
+    }
+
+    // --- A life ----------------------------------------------------------------------------------
+
+    fn begin_life(&self, keys: Keyspace) {
+        let inner = &self.inner;
+        inner.lives.set(inner.lives.get().saturating_add(1));
+        let engine = Engine::start(keys, inner.now(), inner.grant_delay_ms.get());
+        inner.engine.replace(engine);
+        if inner.is_busy.get() {
+            self.make_busy();
+        }
+        if let Some(membership) = inner.membership.borrow().clone() {
+            inner.engine.borrow_mut().join(membership, inner.now());
+        }
+        inner.is_up.set(true);
+        let life = CancellationToken::new();
+        inner.life.replace(life.clone());
+        let work = Rc::clone(inner).live();
+        spawn_local(async move {
+            while_alive(&life, work).await;
+        });
+        self.inner.follow();
+    }
+
+    /// Serves a connection until it closes or this life of the server ends.
+    pub(crate) fn accept(&self, stream: End) {
+        let (inner, life) = (Rc::clone(&self.inner), self.inner.life.borrow().clone());
+        spawn_local(async move {
+            while_alive(&life, inner.serve(stream)).await;
+        });
+    }
+
+    fn turned(&self) {
+        self.inner.turned();
+    }
+}
+
+impl Inner {
+    fn now(&self) -> Now {
+        let elapsed = self.started.elapsed();
+        let since_us = i64::try_from(elapsed.as_micros()).unwrap_or(i64::MAX);
+        let wall_ms = EPOCH_MS.saturating_add(self.wall_offset_ms.get());
+        Now {
+            wall_us: wall_ms.saturating_mul(1000).saturating_add(since_us),
+            mono_ms: i64::try_from(elapsed.as_millis()).unwrap_or(i64::MAX),
+        }
+    }
+
+    /// What a server does without being asked.
+    async fn live(self: Rc<Self>) {
+        tokio::join!(self.timer(), self.cron(), self.end_turns());
+    }
+
+    async fn is_running(&self) {
+        if *self.running.borrow() {
+            return;
+        }
+        let mut running = self.running.subscribe();
+        // The sender is `self`: there is no other end to this.
+        let _ = running.wait_for(|running| *running).await;
+    }
+
+    async fn timer(&self) {
+        loop {
+            let due = self.engine.borrow().next_deadline(self.now());
+            let fires = async {
+                match due {
+                    Some(ms) => {
+                        let ms = Duration::from_millis(ms.unsigned_abs());
+                        sleep(ms.saturating_add(self.lateness())).await;
+                    }
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = self.rearm.notified() => continue,
+                () = fires => {}
+            }
+            self.is_running().await;
+            let is_replica = self.is_replica();
+            self.engine.borrow_mut().fire(self.now(), is_replica);
+            self.turned();
+            // A turn that leaves something to do lets clients come between.
+            yield_now().await;
+        }
+    }
+
+    /// How late it does what it has to do.
+    fn lateness(&self) -> Duration {
+        if self.is_busy.get() && self.chance.below(2) == 0 {
+            self.chance.up_to(LATE)
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    async fn cron(&self) {
+        let mut offset = self.wall_offset_ms.get();
+        loop {
+            sleep(CRON).await;
+            self.is_running().await;
+            let present = self.wall_offset_ms.get();
+            let was_set = std::mem::replace(&mut offset, present) != present;
+            let mut engine = self.engine.borrow_mut();
+            let has_expired = !self.is_replica() && engine.expire(self.now());
+            if was_set {
+                engine.clock_was_set();
+            }
+            drop(engine);
+            if was_set || has_expired {
+                self.turned();
+            }
+        }
+    }
+
+    /// Something was done: the timer is set anew, and whoever was woken is answered.
+    fn turned(&self) {
+        self.feed_replicas();
+        self.rearm.notify_one();
+        self.turn_ends.notify_one();
+    }
+
+    async fn end_turns(&self) {
+        loop {
+            self.turn_ends.notified().await;
+            if !self.engine.borrow().has_woken() {
+                continue;
+            }
+            // More of this turn may come before its end.
+            for _ in 0..self.chance.below(3) {
+                yield_now().await;
+            }
+            self.is_running().await;
+            let answers = self.engine.borrow_mut().answers();
+            for (listener, answer) in answers {
+                let answer = match answer {
+                    Ok(events) => commands::events(&events),
+                    Err(refusal) => commands::error(&refusal.to_string()),
+                };
+                if let Observer(Some(observer)) = &*self.observer.borrow() {
+                    observer(&format!("events: {}", commands::shown(&answer)));
+                }
+                if let Some(waiting) = self.waiting.borrow_mut().remove(&listener) {
+                    // If the connection has just gone, so has what it was told.
+                    let _ = waiting.send(answer);
+                }
+            }
+        }
+    }
+
+    async fn serve(self: Rc<Self>, stream: End) {
+        self.clients.set(self.clients.get().saturating_add(1));
+        self.count(|stats| stats.connections = stats.connections.saturating_add(1));
+        let client = Client {
+            id: self.clients.get(),
+            db: 0,
+            written: 0,
+            is_asking: false,
+        };
+        let mut connection = Connection {
+            stream: Framed::new(stream, Resp::default()),
+            unread: VecDeque::new(),
+            listener: None,
+            is_sent_away: false,
+        };
+        let id = client.id;
+        let open = self
+            .connections
+            .open(id, &self.replication.clients.borrow());
+        // Once it is closed, nothing more is read that has come on it.
+        tokio::select! {
+            biased;
+            () = open.cancelled() => {}
+            () = connection.run(&self, client) => {}
+        }
+        self.connections.close(id);
+        // A server that stands still hears of it later.
+        self.is_running().await;
+        let closing = Closing {
+            client_id: id,
+            listener: connection.listener,
+        };
+        self.engine.borrow_mut().closes(closing);
+        let late = self.lateness();
+        if !late.is_zero() {
+            sleep(late).await;
+            self.is_running().await;
+        }
+        self.engine.borrow_mut().is_closed(closing, self.now());
+        if let Some(listener) = closing.listener {
+            self.waiting.borrow_mut().remove(&listener);
+        }
+        self.turned();
+    }
+
+    fn call(&self, client: &mut Client, args: &[Bytes]) -> Reply {
+        let renews = args.first().is_some_and(|name| {
+            let name: &[u8] = name;
+            name == b"RLOCK.RENEW" || name == b"RLOCK.MRENEW"
+        });
+        self.count(|stats| {
+            stats.commands = stats.commands.saturating_add(1);
+            stats.renewals = stats.renewals.saturating_add(renews.into());
+        });
+        let membership = self.membership.borrow();
+        let who = Identity {
+            run_id: (self.id, self.lives.get()),
+            is_replica: self.is_replica(),
+            connections: &self.connections,
+            membership: membership.as_ref(),
+        };
+        let mut engine = self.engine.borrow_mut();
+        let before = engine.keys().written();
+        let reply = commands::carry_out(&mut engine, client, &who, args, self.now());
+        let written = engine.keys().written();
+        if written != before {
+            client.written = written;
+        }
+        engine.set_asking(false);
+        drop(engine);
+        if let Reply::Now(Frame::SimpleError { data, .. }) = &reply {
+            self.count(|stats| {
+                let asked = data.starts_with("ASK ");
+                let tried_again = data.starts_with("TRYAGAIN ");
+                stats.asked = stats.asked.saturating_add(asked.into());
+                stats.tried_again = stats.tried_again.saturating_add(tried_again.into());
+            });
+        }
+        if let Observer(Some(observer)) = &*self.observer.borrow() {
+            let words: Vec<_> = args
+                .iter()
+                .map(|arg| arg.escape_ascii().to_string())
+                .collect();
+            let answer = match &reply {
+                Reply::Now(frame) => commands::shown(frame),
+                Reply::Later(_) | Reply::Copied(_) => "waits".to_owned(),
+            };
+            observer(&format!("{}: {} -> {answer}", client.id, words.join(" ")));
+        }
+        self.turned();
+        reply
+    }
+
+    fn count(&self, count: impl FnOnce(&mut Stats)) {
+        let mut stats = self.stats.get();
+        count(&mut stats);
+        self.stats.set(stats);
+    }
+}
+
+/// A client's connection, from the server's side.
+struct Connection {
+    stream: Framed<End, Resp>,
+    /// Commands that came while an earlier one waits.
+    unread: VecDeque<Vec<Bytes>>,
+    /// The call that waits.
+    listener: Option<Listener>,
+    /// Whether it is closed with the next answer.
+    is_sent_away: bool,
+}
+
+impl Connection {
+    /// Ends when the connection is closed, or what comes cannot be read.
+    async fn run(&mut self, server: &Inner, mut client: Client) {
+        while let Some(args) = self.next().await {
+            server.is_running().await;
+            let reply = match server.call(&mut client, &args) {
+                Reply::Now(frame) => frame,
+                Reply::Later(listener) => match self.wait(server, listener).await {
+                    Some(frame) => frame,
+                    None => return,
+                },
+                Reply::Copied(copied) => {
+                    match self.wait_for_copies(server, copied, client.written).await {
+                        Some(frame) => frame,
+                        None => return,
+                    }
+                }
+            };
+            let is_last = self.is_sent_away;
+            if self.stream.send(reply).await.is_err() || is_last {
+                return;
+            }
+        }
+    }
+
+    async fn next(&mut self) -> Option<Vec<Bytes>> {
+        match self.unread.pop_front() {
+            Some(args) => Some(args),
+            None => self.stream.next().await?.ok(),
+        }
+    }
+
+    /// None if the connection closes first.
+    async fn wait(&mut self, server: &Inner, listener: Listener) -> Option<Frame> {
+        let (told, mut answer) = oneshot::channel();
+        server.waiting.borrow_mut().insert(listener, told);
+        self.listener = Some(listener);
+        let mut demoted = server.replication.demoted.subscribe();
+        loop {
+            tokio::select! {
+                biased;
+                Ok(()) = demoted.changed() => return Some(self.send_away()),
+                answer = &mut answer => {
+                    self.listener = None;
+                    return answer.ok();
+                }
+                args = self.stream.next() => self.unread.push_back(args?.ok()?),
+            }
+        }
+    }
+
+    /// As [`wait`](Self::wait), until so many replicas have what was written until then.
+    async fn wait_for_copies(
+        &mut self,
+        server: &Inner,
+        copied: Copied,
+        written: u64,
+    ) -> Option<Frame> {
+        let mut demoted = server.replication.demoted.subscribe();
+        let mut acknowledged = server.replication.acknowledged.subscribe();
+        let limit = async {
+            match copied.within_ms {
+                0 => std::future::pending().await,
+                ms => sleep(Duration::from_millis(ms)).await,
+            }
+        };
+        let mut limit = pin!(limit);
+        let mut is_over = false;
+        loop {
+            server.is_running().await;
+            let replicas = server.copies_of(written);
+            if is_over || replicas >= copied.replicas {
+                return Some(copied.answer(replicas));
+            }
+            tokio::select! {
+                biased;
+                Ok(()) = demoted.changed() => return Some(self.send_away()),
+                Ok(()) = acknowledged.changed() => {}
+                () = &mut limit => is_over = true,
+                args = self.stream.next() => self.unread.push_back(args?.ok()?),
+            }
+        }
+    }
+
+    /// What is blocked when the server becomes a replica is told so, and its connection closed.
+    fn send_away(&mut self) -> Frame {
+        self.is_sent_away = true;
+        commands::error(UNBLOCKED)
+    }
+}

@@ -1,0 +1,387 @@
+//! One connection in memory: what is in flight in each direction, what has arrived, and two ends.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use crate::network::Direction;
+
+/// One direction of a connection.
+#[derive(Debug, Default)]
+struct Way {
+    /// What was sent, and when it is due, in order; no bytes are the end of the connection.
+    in_flight: VecDeque<(Instant, Vec<u8>)>,
+    arrived: BytesMut,
+    /// The reader hears, after what has arrived, that the connection has ended.
+    is_over: bool,
+    /// What is sent is lost.
+    is_lost: bool,
+    cut: Cut,
+    reader: Option<Waker>,
+}
+
+/// Whether nothing gets through in one direction.
+#[derive(Debug, Default)]
+struct Cut {
+    /// Of the whole link.
+    link: bool,
+    /// Of this connection alone.
+    one: bool,
+}
+
+impl Way {
+    /// What is due by now arrives, if the way is open.
+    fn deliver(&mut self, now: Instant) {
+        if self.cut.one || self.cut.link {
+            return;
+        }
+        while self.in_flight.front().is_some_and(|(due, _)| *due <= now) {
+            if let Some((_, bytes)) = self.in_flight.pop_front() {
+                self.arrives(&bytes);
+            }
+        }
+    }
+
+    fn arrives(&mut self, bytes: &[u8]) {
+        self.arrived.extend_from_slice(bytes);
+        self.is_over |= bytes.is_empty();
+        self.wake();
+    }
+
+    fn wake(&mut self) {
+        if let Some(reader) = self.reader.take() {
+            reader.wake();
+        }
+    }
+
+    /// What is in flight is lost, and what is still sent.
+    fn lose(&mut self, now: Instant) {
+        self.deliver(now);
+        self.in_flight.clear();
+        self.is_lost = true;
+    }
+
+    fn end(&mut self) {
+        self.is_over = true;
+        self.wake();
+    }
+}
+
+/// A connection.
+#[derive(Debug, Default)]
+pub(crate) struct Wire(Mutex<Ways>);
+
+#[derive(Debug, Default)]
+struct Ways {
+    to_server: Way,
+    to_host: Way,
+    /// Both ends have been told that it has ended.
+    is_broken: bool,
+    /// How many of its ends were closed.
+    closed: u8,
+}
+
+impl Ways {
+    fn of(&mut self, direction: Direction) -> &mut Way {
+        match direction {
+            Direction::ToServer => &mut self.to_server,
+            Direction::ToHost => &mut self.to_host,
+        }
+    }
+}
+
+impl Wire {
+    fn ways(&self) -> MutexGuard<'_, Ways> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether somebody has it still.
+    pub(crate) fn is_open(&self) -> bool {
+        let ways = self.ways();
+        !ways.is_broken && ways.closed < 2
+    }
+
+    /// Cuts one direction of this connection.
+    pub(crate) fn cut(&self, direction: Direction) {
+        let mut ways = self.ways();
+        let way = ways.of(direction);
+        way.deliver(Instant::now());
+        way.cut.one = true;
+    }
+
+    /// The link is cut in this direction, or mended.
+    pub(crate) fn set_link(&self, direction: Direction, is_cut: bool) {
+        let mut ways = self.ways();
+        let way = ways.of(direction);
+        way.deliver(Instant::now());
+        way.cut.link = is_cut;
+        way.deliver(Instant::now());
+    }
+
+    /// Mends both directions of this connection: what was in flight arrives.
+    pub(crate) fn mend(&self) {
+        let mut ways = self.ways();
+        for direction in Direction::BOTH {
+            let way = ways.of(direction);
+            way.cut.one = false;
+            way.deliver(Instant::now());
+        }
+    }
+
+    /// Both ends hear that it has ended, and what is in flight is lost.
+    pub(crate) fn end(&self) {
+        let mut ways = self.ways();
+        ways.is_broken = true;
+        for direction in Direction::BOTH {
+            let way = ways.of(direction);
+            way.lose(Instant::now());
+            way.end();
+        }
+    }
+
+    /// Nothing is carried any more, and nobody is told.
+    pub(crate) fn fall_silent(&self) {
+        let mut ways = self.ways();
+        for direction in Direction::BOTH {
+            ways.of(direction).lose(Instant::now());
+        }
+    }
+
+    /// Whoever reads in this direction hears that the connection has ended.
+    pub(crate) fn tell(&self, direction: Direction) {
+        self.ways().of(direction).end();
+    }
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+pub(crate) struct End {
+    wire: Arc<Wire>,
+    /// Where what is written here goes.
+    to: Direction,
+    courier: Arc<Courier>,
+}
+
+/// The end of the host, and that of the server.
+pub(crate) fn ends(wire: &Arc<Wire>, courier: &Arc<Courier>) -> (End, End) {
+    let end = |to| End {
+        wire: Arc::clone(wire),
+        to,
+        courier: Arc::clone(courier),
+    };
+    (end(Direction::ToServer), end(Direction::ToHost))
+}
+
+impl End {
+    fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        let mut ways = self.wire.ways();
+        if ways.is_broken {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        let way = ways.of(self.to);
+        if way.is_lost {
+            return Ok(());
+        }
+        let now = Instant::now();
+        let earliest = way.in_flight.back().map_or(now, |(due, _)| *due);
+        let due = earliest.max(now.checked_add(self.courier.delay()).unwrap_or(now));
+        way.in_flight.push_back((due, bytes.to_vec()));
+        if due <= now {
+            way.deliver(now);
+        } else {
+            self.courier.expect(due, &self.wire, self.to);
+        }
+        Ok(())
+    }
+}
+
+impl AsyncRead for End {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut ways = self.wire.ways();
+        let way = ways.of(self.to.back());
+        let length = way.arrived.len().min(buffer.remaining());
+        if length == 0 && !way.is_over {
+            way.reader = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        buffer.put_slice(way.arrived.get(..length).unwrap_or_default());
+        way.arrived.advance(length);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for End {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Poll::Ready(match bytes.len() {
+            0 => Ok(0),
+            length => self.send(bytes).map(|()| length),
+        })
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.send(&[]))
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // If it is broken, the other end knows.
+        let _ = self.send(&[]);
+        let mut ways = self.wire.ways();
+        ways.closed = ways.closed.saturating_add(1);
+        ways.of(self.to.back()).is_lost = true;
+    }
+}
+
+/// Lets what a host and its peers send each other arrive when it is due.
+#[derive(Debug)]
+pub(crate) struct Courier {
+    inner: Mutex<Round>,
+    /// Something is due before what is waited for.
+    sooner: Notify,
+}
+
+#[derive(Debug)]
+struct Round {
+    chance: fastrand::Rng,
+    latency: Duration,
+    expected: BinaryHeap<Reverse<Expected>>,
+    /// So that what is due at the same time arrives in the order in which it was sent.
+    count: u64,
+}
+
+#[derive(Debug)]
+struct Expected {
+    at: (Instant, u64),
+    wire: Arc<Wire>,
+    direction: Direction,
+}
+
+impl PartialEq for Expected {
+    fn eq(&self, other: &Self) -> bool {
+        self.at == other.at
+    }
+}
+
+impl Eq for Expected {}
+
+impl PartialOrd for Expected {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Expected {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.at.cmp(&other.at)
+    }
+}
+
+impl Courier {
+    pub(crate) fn of(seed: u64) -> Arc<Self> {
+        let inner = Mutex::new(Round {
+            chance: fastrand::Rng::with_seed(seed),
+            latency: Duration::ZERO,
+            expected: BinaryHeap::new(),
+            count: 0,
+        });
+        let sooner = Notify::new();
+        Arc::new(Self { inner, sooner })
+    }
+
+    fn round(&self) -> MutexGuard<'_, Round> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_latency(&self, longest: Duration) {
+        self.round().latency = longest;
+    }
+
+    /// How long something is in flight.
+    pub(crate) fn delay(&self) -> Duration {
+        let round = &mut *self.round();
+        let longest = u64::try_from(round.latency.as_micros()).unwrap_or(u64::MAX);
+        match longest {
+            0 => Duration::ZERO,
+            _ => Duration::from_micros(round.chance.u64(..=longest)),
+        }
+    }
+
+    fn expect(&self, due: Instant, wire: &Arc<Wire>, direction: Direction) {
+        let mut round = self.round();
+        round.count = round.count.saturating_add(1);
+        let first = round.expected.peek().map(|Reverse(first)| first.at.0);
+        let at = (due, round.count);
+        let wire = Arc::clone(wire);
+        round.expected.push(Reverse(Expected {
+            at,
+            wire,
+            direction,
+        }));
+        if first.is_none_or(|first| due < first) {
+            self.sooner.notify_one();
+        }
+    }
+
+    /// Until it is dropped.
+    pub(crate) async fn run(&self) {
+        loop {
+            let first = self
+                .round()
+                .expected
+                .peek()
+                .map(|Reverse(first)| first.at.0);
+            let due = async {
+                match first {
+                    Some(due) => sleep_until(due).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = self.sooner.notified() => continue,
+                () = due => {}
+            }
+            self.deliver(Instant::now());
+        }
+    }
+
+    fn deliver(&self, now: Instant) {
+        loop {
+            let mut round = self.round();
+            if round
+                .expected
+                .peek()
+                .is_none_or(|Reverse(first)| first.at.0 > now)
+            {
+                return;
+            }
+            let first = round.expected.pop();
+            drop(round);
+            if let Some(Reverse(first)) = first {
+                first.wire.ways().of(first.direction).deliver(now);
+            }
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Slots that move between nodes while locks in them are held and waited for, and a node that is
+//! replaced by its replica.
+
+use std::time::Duration;
+
+use rlock_client::{Client, Error, LostReason};
+use rlock_test::{Cluster, Network};
+use tokio::time::sleep;
+
+const NODES: [&str; 3] = ["one:6379", "two:6379", "three:6379"];
+
+async fn connect(network: &Network) -> Result<Client, Error> {
+    let settings = Client::builder()
+        .dial(network.host().dial())
+        .grace(Duration::from_secs(20));
+    settings.connect_cluster(["redis://one"]).await
+}
+
+fn other(cluster: &Cluster, name: &str) -> usize {
+    cluster
+        .node_of(name)
+        .wrapping_add(1)
+        .checked_rem(NODES.len())
+        .unwrap_or(0)
+}
+
+#[test]
+fn each_lock_is_at_the_node_that_serves_its_slot() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let cluster = network.cluster(&NODES);
+        let client = connect(&network).await?;
+        let mut used = [false; NODES.len()];
+        for name in ["a", "b", "c", "d", "e"] {
+            let guard = client.lock(name).lock().await?;
+            let node = cluster.node_of(name);
+            used[node] = true;
+            assert_eq!(cluster.node(node).holders(name).len(), 1);
+            guard.unlock().await?;
+        }
+        assert!(used.iter().filter(|used| **used).count() > 1);
+        let guard = client.multi(["a", "b", "c"]).lock().await?;
+        guard.unlock().await
+    })
+}
+
+#[test]
+fn a_slot_that_moves_takes_its_holder_and_its_waiter_along() -> Result<(), Error> {
+    rlock_test::run(2, async |network| {
+        let cluster = network.cluster(&NODES);
+        let (one, two) = (connect(&network).await?, connect(&network).await?);
+        let guard = one.lock("a").lock().await?;
+        let lock = two.lock("a");
+        let (from, to) = (cluster.node_of("a"), other(&cluster, "a"));
+        let moves = async {
+            sleep(Duration::from_secs(1)).await;
+            assert_eq!(cluster.node(from).contents().waiters, 1);
+            assert!(cluster.move_slot("a", to));
+            sleep(Duration::from_secs(10)).await;
+            assert_eq!(cluster.node(from).contents().waiters, 0);
+            assert_eq!(cluster.node(from).contents().keys, 0);
+            assert_eq!(cluster.node(to).contents().waiters, 1);
+            assert!(!guard.is_lost());
+            guard.unlock().await
+        };
+        let (next, unlocked) = tokio::join!(lock.lock(), moves);
+        unlocked?;
+        assert_eq!(cluster.node(to).holders("a").len(), 1);
+        next?.unlock().await
+    })
+}
+
+#[test]
+fn a_lock_whose_key_has_gone_ahead_is_asked_for_where_it_is() -> Result<(), Error> {
+    rlock_test::run(4, async |network| {
+        let cluster = network.cluster(&NODES);
+        let (one, two) = (connect(&network).await?, connect(&network).await?);
+        let goes = one.lock("{a}goes").lock().await?;
+        let stays = one.lock("{a}stays").lock().await?;
+        let reads = one.rw_lock("{a}reads").read().await?;
+        let (from, to) = (cluster.node_of("{a}"), other(&cluster, "{a}"));
+        let resharding = cluster.reshard("{a}", to).expect("it is not there yet");
+        assert!(cluster.reshard("{a}", to).is_none() && !cluster.move_slot("{a}", to));
+        assert!(resharding.migrate("{a}goes") && !resharding.migrate("{a}goes"));
+        // The hash has gone ahead of the key of the reader's lease.
+        assert!(resharding.migrate("{a}reads"));
+        assert_eq!(cluster.holders("{a}reads"), [reads.owner().to_string()]);
+        goes.renew().await?;
+        stays.renew().await?;
+        assert!(reads.renew().await.is_err());
+        assert!(two.lock("{a}goes").try_lock().await.is_err());
+        let both = two.multi(["{a}goes", "{a}stays"]).try_lock().await;
+        assert!(both.is_err(), "they are apart");
+        // What is not there yet is taken where the slot goes.
+        let fresh = two.lock("{a}fresh").lock().await?;
+        assert_eq!(cluster.node(to).holders("{a}fresh").len(), 1);
+        goes.unlock().await?;
+        assert!(!resharding.tell(from), "it has keys still");
+        for key in resharding.keys_left() {
+            assert!(resharding.migrate(&key));
+        }
+        for node in [to, from, 3 - from - to] {
+            assert_eq!(cluster.node_of("{a}"), from);
+            assert!(resharding.tell(node));
+        }
+        assert_eq!(cluster.node_of("{a}"), to);
+        let of = cluster.node(from).stats();
+        let (asked, tried_again) = (of.asked, of.tried_again);
+        assert!(asked > 3 && tried_again > 1, "{asked}, {tried_again}");
+        for unlocked in [stays.unlock().await, fresh.unlock().await] {
+            unlocked?;
+        }
+        reads.unlock().await?;
+        assert_eq!(cluster.node(to).contents().keys, 0);
+        Ok(())
+    })
+}
+
+#[test]
+fn a_replica_takes_the_place_of_its_node_with_what_it_has() -> Result<(), Error> {
+    rlock_test::run(3, async |network| {
+        let cluster = network.cluster(&NODES);
+        let node = cluster.node_of("a");
+        let old = cluster.node(node);
+        let replica = network.server("replica:6379");
+        cluster.add_replica(node, &replica);
+        let client = connect(&network).await?;
+        let kept = client.lock("a").lock().await?;
+        sleep(Duration::from_secs(2)).await;
+        replica.cut_replication();
+        let tail = client.lock("{a}2").lock().await?;
+        old.crash(false);
+        sleep(Duration::from_secs(3)).await;
+        cluster.replace(node, "replica:6379", &replica);
+        assert_eq!(tail.lost().await, LostReason::NotHeld);
+        sleep(Duration::from_secs(5)).await;
+        assert!(!kept.is_lost());
+        assert_eq!(replica.holders("a").len(), 1);
+        kept.unlock().await
+    })
+}

@@ -1,0 +1,84 @@
+//! A grant of several locks of which no word has come is undone, while another call of the scope is
+//! granted one of them: that is its own.
+#![allow(clippy::unwrap_used, reason = "a test fails so")]
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rlock_client::Client;
+use rlock_test::Direction;
+use tokio::task::spawn_local;
+use tokio::time::{sleep, timeout};
+
+const ADDRESS: &str = "locks:6379";
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    let waiting = async {
+        while !holds() {
+            sleep(ms(1)).await;
+        }
+    };
+    assert!(timeout(ms(10_000), waiting).await.is_ok(), "{what}");
+}
+
+#[test]
+fn undoing_an_unheard_grant_takes_nothing_that_was_granted_meanwhile() {
+    rlock_test::run(1, async |network| {
+        let server = network.server(ADDRESS);
+        let hosts = [network.host(), network.host()];
+        let connect = async |n: usize| {
+            let builder = Client::builder().dial(hosts[n].dial());
+            builder.connect("redis://locks:6379").await.unwrap()
+        };
+        let (one, other) = (connect(0).await, connect(1).await);
+        let renewing = Rc::new(Cell::new(false));
+        let seen = Rc::clone(&renewing);
+        server.observe(move |line| {
+            if line.contains("RLOCK.RENEW b") {
+                seen.set(true);
+            }
+        });
+        let scope = one.scope();
+        let first = scope.lock("a").lock().await.unwrap();
+        let of_b = other.lock("b").lock().await.unwrap();
+        let both = scope.multi(["a", "b"]);
+        let _waiting = spawn_local(async move { both.lock().await });
+        sleep(ms(300)).await;
+        // Both are granted, and the word of it is lost with the session connection.
+        let cut = hosts[0].cut_one(ADDRESS, 0, Direction::ToHost).unwrap();
+        of_b.unlock().await.unwrap();
+        sleep(ms(20)).await;
+        hosts[0].set_latency(ms(20));
+        cut.end(false);
+        // Attached anew, the call asks whether it was granted; the answer takes a while.
+        until("it is asked", || renewing.get()).await;
+        let slow = hosts[0].cut_one(ADDRESS, 0, Direction::ToHost).unwrap();
+        // `a` is lost, which its guard is told; and it is taken again for the same scope.
+        server.delete("a");
+        sleep(ms(60)).await;
+        drop(first);
+        let lock = scope.lock("a").lease(ms(60_000));
+        let again = spawn_local(async move { lock.lock().await });
+        until("it is granted", || server.holders("a").len() == 1).await;
+        // Another client waits behind it, as it should.
+        let lock = other.lock("a").lease(ms(60_000));
+        let third = spawn_local(async move { lock.lock_timeout(ms(1_000)).await });
+        sleep(ms(50)).await;
+        slow.end(true);
+        let again = again.await.unwrap().unwrap();
+        let third = third.await.unwrap();
+        sleep(ms(20_000)).await;
+        if let Ok(third) = third {
+            let (again, third) = (again.valid_for(), third.valid_for());
+            assert!(
+                again.is_zero() || third.is_zero(),
+                "two guards say held: {again:?}, {third:?}"
+            );
+        }
+    });
+}
