@@ -1,0 +1,350 @@
+//! `rlock doctor`: what of a server's settings is unsafe for locks, and what to do about it.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use redis::{Cmd, RedisError, cmd};
+use serde_json::{Value as Json, json};
+
+use crate::args::Doctor;
+use crate::exit::Failure;
+use crate::reply::{say, say_json};
+use crate::server::{Fleet, Node, said};
+
+/// The options that are looked at.
+const OPTIONS: [&str; 7] = [
+    "maxmemory",
+    "maxmemory-policy",
+    "appendonly",
+    "appendfsync",
+    "maxclients",
+    "min-replicas-to-write",
+    "rlock.grant-delay-ms",
+];
+
+/// What is wrong with a server.
+struct Finding {
+    node: String,
+    /// What it is about, one word for scripts.
+    about: &'static str,
+    what: String,
+    /// What to do.
+    advice: &'static str,
+}
+
+/// What a server told of itself. Of what it refused to tell, nothing is found.
+#[derive(Default)]
+struct Examined {
+    /// Of INFO.
+    info: HashMap<String, String>,
+    /// The version of the module; none if it is not loaded, or INFO is refused.
+    module: Option<String>,
+    /// Of CONFIG GET.
+    config: HashMap<String, String>,
+    /// The server's wall clock, ahead of this machine's, in milliseconds.
+    clock: Option<i64>,
+    /// What it refused, each with its reason.
+    refused: Vec<(&'static str, String)>,
+}
+
+pub(crate) async fn doctor(fleet: &Fleet, options: &Doctor) -> Result<u8, Failure> {
+    let (mut findings, mut nodes, mut clocks) = (Vec::new(), Vec::new(), Vec::new());
+    for node in fleet.nodes() {
+        let examined = Examined::of(node)
+            .await
+            .map_err(|error| node.failure(&error))?;
+        let found = examined.findings();
+        nodes.push((node.address.clone(), examined.described()));
+        clocks.extend(examined.clock);
+        findings.extend(found.into_iter().map(|(about, what, advice)| Finding {
+            node: node.address.clone(),
+            about,
+            what,
+            advice,
+        }));
+    }
+    findings.extend(without_primary(fleet.unserved));
+    findings.extend(between(&clocks));
+    if options.json {
+        let nodes = nodes
+            .iter()
+            .map(|(node, what)| json!({ "node": node, "server": what }));
+        let list = findings.iter().map(|one| {
+            json!({
+                "node": one.node, "about": one.about, "finding": one.what, "advice": one.advice,
+            })
+        });
+        let (nodes, list): (Json, Json) = (nodes.collect(), list.collect());
+        say_json(&json!({ "nodes": nodes, "findings": list }))?;
+    } else {
+        for (node, what) in &nodes {
+            say(format!("{node}: {what}"))?;
+        }
+        for one in &findings {
+            say("")?;
+            say(format!("{}: {}", one.node, one.what))?;
+            say(format!("  {}", one.advice))?;
+        }
+        if findings.is_empty() {
+            say("nothing is unsafe for locks")?;
+        }
+    }
+    Ok(u8::from(!findings.is_empty()))
+}
+
+type Found = Vec<(&'static str, String, &'static str)>;
+
+impl Examined {
+    async fn of(node: &Node) -> Result<Self, RedisError> {
+        let mut examined = Self::default();
+        let told = examined.ask(node, "info", &cmd("INFO")).await?;
+        examined.read_info(told.as_str().unwrap_or_default());
+        for option in OPTIONS {
+            let told = cmd("CONFIG").arg("GET").arg(option).clone();
+            let told = examined.ask(node, "config|get", &told).await?;
+            if let Some(value) = told.get(option).and_then(Json::as_str) {
+                let value = value.to_owned();
+                examined.config.insert(option.to_owned(), value);
+            }
+        }
+        let asked = Instant::now();
+        let told = examined.ask(node, "time", &cmd("TIME")).await?;
+        examined.clock = ahead(&told, asked.elapsed());
+        Ok(examined)
+    }
+
+    /// What the server says; null, and a note of that, if it refuses to. That it cannot be asked is
+    /// an error.
+    async fn ask(
+        &mut self,
+        node: &Node,
+        command: &'static str,
+        words: &Cmd,
+    ) -> Result<Json, RedisError> {
+        match node.ask(words).await {
+            Err(error) if error.code().is_some() => {
+                if self.refused.iter().all(|(other, _)| *other != command) {
+                    self.refused.push((command, said(&error)));
+                }
+                Ok(Json::Null)
+            }
+            told => told,
+        }
+    }
+
+    fn refuses(&self, command: &str) -> bool {
+        self.refused.iter().any(|(refused, _)| *refused == command)
+    }
+
+    fn read_info(&mut self, told: &str) {
+        for (field, value) in told.lines().filter_map(|line| line.split_once(':')) {
+            // One such line for each module.
+            if let Some(ours) = value
+                .strip_prefix("name=rlock,ver=")
+                .filter(|_| field == "module")
+            {
+                let number = ours
+                    .split(',')
+                    .next()
+                    .and_then(|number| number.parse().ok());
+                self.module = Some(version_of(number.unwrap_or_default()));
+            }
+            self.info.insert(field.to_owned(), value.trim().to_owned());
+        }
+    }
+
+    fn info(&self, field: &str) -> &str {
+        self.info.get(field).map_or("", String::as_str)
+    }
+
+    fn number(&self, field: &str) -> i64 {
+        self.info(field).parse().unwrap_or_default()
+    }
+
+    /// An option; nothing, if it was not told.
+    fn config(&self, option: &str) -> &str {
+        self.config.get(option).map_or("", String::as_str)
+    }
+
+    fn described(&self) -> String {
+        if self.refuses("info") {
+            return "a server that does not say what it is".to_owned();
+        }
+        let server = ["valkey_version", "redis_version"].map(|field| self.info(field));
+        let [valkey, redis] = server;
+        let server = if valkey.is_empty() {
+            format!("Redis {redis}")
+        } else {
+            format!("Valkey {valkey}")
+        };
+        let module = match &self.module {
+            None => "no module".to_owned(),
+            Some(version) => format!("module rlock {version}"),
+        };
+        let replicas = self.number("connected_slaves");
+        let role = match self.info("role") {
+            "slave" => "a replica",
+            _ => "a primary",
+        };
+        format!("{server}, {module}, {role} with {replicas} replicas")
+    }
+
+    fn findings(&self) -> Found {
+        let mut found = Vec::new();
+        self.answers(&mut found);
+        if !self.refuses("info") {
+            self.can_be_used(&mut found);
+        }
+        if !self.refuses("config|get") {
+            self.keeps_locks(&mut found);
+        }
+        if !self.refuses("info") && !self.refuses("config|get") {
+            self.survives_a_restart(&mut found);
+            self.has_room(&mut found);
+            self.replicates(&mut found);
+        }
+        self.tells_the_time(&mut found);
+        found
+    }
+
+    fn answers(&self, found: &mut Found) {
+        for (command, why) in &self.refused {
+            found.push((
+                "rights",
+                format!(
+                    "it does not answer {}: {why}",
+                    command.replace('|', " ").to_uppercase()
+                ),
+                "ACL SETUSER this user +info +config|get +time, and ask again",
+            ));
+        }
+    }
+
+    fn can_be_used(&self, found: &mut Found) {
+        if self.info("role") == "slave" {
+            found.push((
+                "role",
+                "it is a replica, which grants nothing".to_owned(),
+                "connect to its primary, or name the sentinels with --sentinel",
+            ));
+        }
+        if self.module.is_none() {
+            found.push((
+                "module",
+                "the module is not loaded".to_owned(),
+                "add `loadmodule /path/to/librlock.so` to its file and restart it, or MODULE LOAD",
+            ));
+        }
+    }
+
+    /// A lock has a TTL, so each policy that evicts may evict it.
+    fn keeps_locks(&self, found: &mut Found) {
+        let policy = self.config("maxmemory-policy");
+        let limited = self.config("maxmemory") != "0";
+        if limited && policy != "noeviction" {
+            found.push((
+                "eviction",
+                format!("maxmemory-policy is {policy}: held locks are evicted when memory is full"),
+                "CONFIG SET maxmemory-policy noeviction, or keep locks on a server of their own",
+            ));
+        }
+    }
+
+    fn survives_a_restart(&self, found: &mut Found) {
+        let (aof, fsync) = (self.config("appendonly"), self.config("appendfsync"));
+        let grants_at_once = self.config("rlock.grant-delay-ms") == "0";
+        let replicas = self.number("connected_slaves");
+        if aof != "yes" && replicas == 0 && grants_at_once {
+            found.push((
+                "persistence",
+                "a restart forgets the locks that are held, and grants them again".to_owned(),
+                "CONFIG SET appendonly yes; or rlock.grant-delay-ms to the longest grace in use",
+            ));
+        }
+        if aof == "yes" && fsync == "no" {
+            found.push((
+                "appendfsync",
+                "appendfsync is no: a crash of the machine forgets half a minute of grants"
+                    .to_owned(),
+                "CONFIG SET appendfsync everysec, or always",
+            ));
+        }
+    }
+
+    fn has_room(&self, found: &mut Found) {
+        let most: i64 = self.config("maxclients").parse().unwrap_or_default();
+        let clients = self.number("connected_clients");
+        if most > 0 && clients.saturating_mul(10) > most.saturating_mul(8) {
+            found.push((
+                "maxclients",
+                format!("{clients} of {most} connections are in use"),
+                "raise maxclients: a client that is refused loses its locks",
+            ));
+        }
+    }
+
+    fn replicates(&self, found: &mut Found) {
+        let replicas = self.number("connected_slaves");
+        if replicas > 0 && self.config("min-replicas-to-write") == "0" {
+            found.push((
+                "min-replicas-to-write",
+                "a primary that is cut off from its replicas goes on granting".to_owned(),
+                "CONFIG SET min-replicas-to-write 1, and min-replicas-max-lag to a few seconds",
+            ));
+        }
+    }
+
+    fn tells_the_time(&self, found: &mut Found) {
+        if let Some(ahead) = self.clock.filter(|ahead| ahead.abs() > CLOCK_MS) {
+            found.push((
+                "clock",
+                format!("its clock is {ahead} ms ahead of this machine's"),
+                "run NTP on both: leases are the server's, and dates in logs do not match",
+            ));
+        }
+    }
+}
+
+/// A difference that a working NTP does not have.
+const CLOCK_MS: i64 = 1_000;
+
+/// The slots that have no primary.
+fn without_primary(unserved: i64) -> Option<Finding> {
+    (unserved > 0).then(|| Finding {
+        node: "all".to_owned(),
+        about: "slots",
+        what: format!("{unserved} slots of the cluster have no primary: their locks are not there"),
+        advice: "give them to a node with CLUSTER ADDSLOTS, or run redis-cli --cluster fix",
+    })
+}
+
+/// What only several servers show.
+fn between(clocks: &[i64]) -> Option<Finding> {
+    let (earliest, latest) = (clocks.iter().min()?, clocks.iter().max()?);
+    let apart = latest.saturating_sub(*earliest);
+    (apart > CLOCK_MS).then(|| Finding {
+        node: "all".to_owned(),
+        about: "clocks",
+        what: format!("the servers' clocks are {apart} ms apart"),
+        advice: "run NTP: tokens grow across failovers only within rlock.fence-guard-ms",
+    })
+}
+
+/// 10203 is 1.2.3.
+fn version_of(number: i64) -> String {
+    let (major, minor, patch) = (number / 10_000, number / 100 % 100, number % 100);
+    format!("{major}.{minor}.{patch}")
+}
+
+/// How far the server's clock is ahead, if its answer came in the middle of the round trip.
+fn ahead(told: &Json, took: Duration) -> Option<i64> {
+    let half = took.checked_div(2).unwrap_or_default();
+    let part = |index: usize| told.get(index)?.as_str()?.parse::<u64>().ok();
+    let theirs = Duration::from_secs(part(0)?).checked_add(Duration::from_micros(part(1)?))?;
+    let ours = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .ok()?
+        .checked_sub(half)?;
+    let ms = |time: Duration| i64::try_from(time.as_millis()).ok();
+    ms(theirs)?.checked_sub(ms(ours)?)
+}

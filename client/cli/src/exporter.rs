@@ -1,0 +1,122 @@
+//! `rlock exporter`: what `INFO rlock` of every node says, for Prometheus.
+
+mod metrics;
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode, header};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use redis::cmd;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::connect::Connection;
+use crate::exit::{Failure, warn};
+use crate::exporter::metrics::{Scrape, page};
+use crate::server::{Found, Node, all_of};
+
+/// Finding the nodes may take so long, and asking all of them at once again so long: together less
+/// than the 10 s that Prometheus waits, which would else know nothing of any node.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+/// So many are served at once; who comes then waits to be accepted. Each costs a connection to
+/// every node.
+const SERVED_MAX: usize = 32;
+
+/// Who connects is to have asked by then.
+const ASKED: Duration = Duration::from_secs(2);
+
+/// And has read the answer by then, which is longer than asking the nodes takes.
+const SERVED: Duration = Duration::from_secs(20);
+
+/// Serves until it is told to end.
+pub(crate) fn serve(listen: SocketAddr, connection: &Connection) -> Result<u8, Failure> {
+    // It is seen at once, and not at the first scrape.
+    connection.infos()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::unavailable(format!("no runtime: {error}")))?;
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&runtime, accept(listen, connection))
+}
+
+async fn accept(listen: SocketAddr, connection: &Connection) -> Result<u8, Failure> {
+    let cannot = |error| Failure::unavailable(format!("cannot listen on {listen}: {error}"));
+    let listener = TcpListener::bind(listen).await.map_err(cannot)?;
+    let address = listener.local_addr().map_err(cannot)?;
+    warn(format!("metrics are at http://{address}/metrics"));
+    let mut connections = JoinSet::new();
+    loop {
+        while connections.try_join_next().is_some() {}
+        if connections.len() >= SERVED_MAX {
+            connections.join_next().await;
+        }
+        let Ok((stream, _)) = listener.accept().await else {
+            // No descriptors are left, perhaps: the next one may find some.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let connection = connection.clone();
+        connections.spawn_local(async move {
+            let service = service_fn(|request| answer(request, &connection));
+            let mut server = http1::Builder::new();
+            // One answer a connection: who holds on to one keeps no place.
+            server
+                .timer(TokioTimer::new())
+                .header_read_timeout(ASKED)
+                .keep_alive(false);
+            // A scraper that hangs up is no news, and neither is one that was too slow.
+            let _ = timeout(
+                SERVED,
+                server.serve_connection(TokioIo::new(stream), service),
+            )
+            .await;
+        });
+    }
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    connection: &Connection,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    let is_read = [Method::GET, Method::HEAD].contains(request.method());
+    let (status, text) = match request.uri().path() {
+        _ if !is_read => (StatusCode::METHOD_NOT_ALLOWED, String::new()),
+        "/metrics" => (StatusCode::OK, page(&scrape(connection).await)),
+        "/" => (StatusCode::OK, "rlock exporter: see /metrics\n".to_owned()),
+        _ => (StatusCode::NOT_FOUND, "see /metrics\n".to_owned()),
+    };
+    let mut response = Response::new(Full::new(Bytes::from(text)));
+    *response.status_mut() = status;
+    let kind = header::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    Ok(response)
+}
+
+/// What every node says. One that does not answer is down.
+async fn scrape(connection: &Connection) -> Vec<Scrape> {
+    let found = timeout(PATIENCE, Found::connect(connection)).await;
+    let Ok(Ok(found)) = found else {
+        return connection.places().into_iter().map(Scrape::down).collect();
+    };
+    let scrapes = all_of(found.nodes.into_iter().map(ask)).await;
+    let down = found.unreachable.into_iter().map(Scrape::down);
+    scrapes.into_iter().flatten().chain(down).collect()
+}
+
+async fn ask(node: Node) -> Scrape {
+    let info = timeout(PATIENCE, node.ask(cmd("INFO").arg("rlock"))).await;
+    let address = node.address;
+    match info {
+        Ok(Ok(info)) => Scrape::of(address, info.as_str().unwrap_or_default()),
+        _ => Scrape::down(address),
+    }
+}

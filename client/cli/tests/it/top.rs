@@ -1,0 +1,147 @@
+//! `rlock top` on a real terminal, which is tmux's.
+
+use std::process::{Command, Stdio};
+
+use rlock_tests::{Server, eventually};
+
+use crate::program::{PROGRAM, status_and_line, url};
+
+/// A tmux of its own with `rlock top` in it; it ends with the value.
+struct Screen {
+    socket: String,
+}
+
+impl Screen {
+    /// None where there is no tmux.
+    fn start(server: &Server) -> Option<Self> {
+        let socket = format!("rlock-test-{}", server.port());
+        let screen = Self { socket };
+        let program = format!(
+            "{PROGRAM} --url {} top --every 200ms; sleep 60",
+            url(server)
+        );
+        let words = [
+            "-f",
+            "/dev/null",
+            "new-session",
+            "-d",
+            "-x",
+            "120",
+            "-y",
+            "30",
+            &program,
+        ];
+        let started = screen.tmux(&words);
+        if started.is_none() {
+            eprintln!("skipped: no tmux here");
+        }
+        started.map(|_| screen)
+    }
+
+    fn tmux(&self, words: &[&str]) -> Option<String> {
+        let mut command = Command::new("tmux");
+        command.args(["-L", &self.socket]).args(words);
+        // A test may itself run in a tmux.
+        let output = command
+            .env_remove("TMUX")
+            .stdin(Stdio::null())
+            .output()
+            .ok()?;
+        Some(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Types keys, by tmux's names, and waits until the screen is as it should be.
+    #[track_caller]
+    fn press(&self, keys: &[&str], what: &str, is_so: impl Fn(&str) -> bool) -> String {
+        if !keys.is_empty() {
+            self.tmux(&[&["send-keys"], keys].concat());
+        }
+        let mut last = String::new();
+        let seen = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            eventually(what, || {
+                last = self.tmux(&["capture-pane", "-p"]).unwrap();
+                is_so(&last).then(|| last.clone())
+            })
+        }));
+        seen.unwrap_or_else(|_| panic!("never so: {what}\n{last}"))
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        self.tmux(&["kill-server"]);
+    }
+}
+
+/// The first words of the rows under the heads.
+fn first_words(screen: &str) -> Vec<String> {
+    let rows = screen
+        .lines()
+        .skip_while(|line| !line.starts_with("LOCK"))
+        .skip(1);
+    let words = rows.map_while(|row| row.split_whitespace().next().map(str::to_owned));
+    words.collect()
+}
+
+#[test]
+fn it_shows_hot_locks_sorts_filters_looks_into_one_and_leaves() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for name in ["apple", "pear", "plum"] {
+        conn.run(format!("RLOCK.ACQUIRE {name} alice 60000")).held();
+    }
+    let waits = [("pear", "bob"), ("pear", "carol"), ("apple", "dora")];
+    let _waiters = waits.map(|(name, owner)| server.wait_in_queue(name, owner));
+    let _session = server.session_connection("worker:7");
+    let Some(screen) = Screen::start(&server) else {
+        return;
+    };
+    let seen = screen.press(&[], "two locks, most waiters first", |screen| {
+        first_words(screen) == ["pear", "apple"]
+    });
+    assert!(
+        seen.contains("waiters 3  locks waited for 2  sessions 1"),
+        "{seen}"
+    );
+    screen.press(&[], "rates", |screen| screen.contains("grants 0.0/s"));
+    // By the longest wait, by the longest hold, by the name.
+    screen.press(&["s", "s", "s"], "by name", |screen| {
+        screen.contains("sort (name)") && first_words(screen) == ["apple", "pear"]
+    });
+    screen.press(&["/", "p", "e"], "the filter", |screen| {
+        first_words(screen) == ["pear"]
+    });
+    let seen = screen.press(&["Enter", "Enter"], "one lock", |screen| {
+        screen.contains("pear is held") && screen.contains("carol")
+    });
+    assert!(seen.contains("alice") && seen.contains("bob"), "{seen}");
+    screen.press(&["Escape"], "all locks again", |screen| {
+        first_words(screen).len() == 2
+    });
+    screen.press(&["Tab"], "sessions", |screen| screen.contains("worker:7"));
+    screen.press(&["Tab"], "locks", |screen| first_words(screen).len() == 2);
+    // What changes is seen.
+    conn.run("RLOCK.CANCEL apple dora");
+    screen.press(&[], "one lock is left", |screen| {
+        first_words(screen) == ["pear"]
+    });
+    server.freeze();
+    screen.press(&[], "that the server is silent", |screen| {
+        screen.contains("rlock top: 127.0")
+    });
+    server.thaw();
+    screen.press(&[], "it is back", |screen| {
+        screen.contains("rlock top: 1 nodes")
+    });
+    screen.press(&["q"], "the screen is given back", |screen| {
+        !screen.contains("rlock top")
+    });
+}
+
+#[test]
+fn it_needs_a_terminal() {
+    let server = Server::start();
+    let (status, line) = status_and_line(&server, &["top"]);
+    assert_eq!(status, 64);
+    assert!(line.contains("needs a terminal"), "{line}");
+}
