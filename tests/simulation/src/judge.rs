@@ -1,0 +1,667 @@
+//! What must hold, whatever happens: the promises of the documents, looked at from outside.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rlock_client::mode::{Multi, Plain, Read, Write};
+use rlock_client::{Guard, QuorumGuard};
+use rlock_test::Server;
+use tokio::time::Instant;
+
+use crate::entries::Entries;
+use crate::nodes::Nodes;
+use crate::schedule::{FaultKind, Mode, Schedule};
+use crate::sentinels::Service;
+use crate::surplus::Surplus;
+
+/// What a run has shown.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// What happened, a line each, with the time in milliseconds.
+    pub trace: Vec<String>,
+    /// What must not have happened.
+    pub violations: Vec<String>,
+    /// How often each thing was seen.
+    pub seen: BTreeMap<&'static str, u64>,
+    /// How long it took by the clock of the run.
+    pub lasted: Duration,
+}
+
+/// A guard of any kind.
+pub(crate) enum AnyGuard {
+    Plain(Guard<Plain>),
+    Read(Guard<Read>),
+    Write(Guard<Write>),
+    Several(Guard<Multi>),
+    /// At a majority, with the name of the one who has it.
+    Quorum(QuorumGuard, String),
+}
+
+macro_rules! of_any {
+    ($guard:expr, $inner:ident => $work:expr, $owner:pat => $of_quorum:expr) => {
+        match $guard {
+            AnyGuard::Quorum($inner, $owner) => $of_quorum,
+            AnyGuard::Plain($inner) => $work,
+            AnyGuard::Read($inner) => $work,
+            AnyGuard::Write($inner) => $work,
+            AnyGuard::Several($inner) => $work,
+        }
+    };
+}
+
+impl AnyGuard {
+    pub(crate) fn is_lost(&self) -> bool {
+        of_any!(self, guard => guard.is_lost(), _ => guard.is_lost())
+    }
+
+    pub(crate) fn token(&self) -> u64 {
+        of_any!(self, guard => guard.token(), _ => guard.tokens().first().map_or(0, |of| of.1))
+    }
+
+    pub(crate) fn owner(&self) -> String {
+        of_any!(self, guard => guard.owner().to_string(), owner => {
+            let _ = guard;
+            owner.clone()
+        })
+    }
+
+    pub(crate) async fn renew(&self) -> Result<(), String> {
+        of_any!(
+            self,
+            guard => guard.renew().await.map_err(|error| error.to_string()),
+            _ => guard.renew().await.map_err(|error| error.to_string())
+        )
+    }
+
+    pub(crate) async fn unlock(self) -> Result<(), String> {
+        of_any!(
+            self,
+            guard => guard.unlock().await.map_err(|error| error.to_string()),
+            _ => guard.unlock().await.map_err(|error| error.to_string())
+        )
+    }
+
+    fn is_exclusive(&self) -> bool {
+        !matches!(self, Self::Read(_))
+    }
+}
+
+/// A guard that somebody has, and on which the judge looks.
+pub(crate) struct Held {
+    pub(crate) locks: Vec<u8>,
+    pub(crate) owner: String,
+    /// None while its task is about to give it back.
+    pub(crate) guard: RefCell<Option<AnyGuard>>,
+    /// The process.
+    pub(crate) client: usize,
+    /// Whether its client hears in time that it has lost its session.
+    pub(crate) has_grace: bool,
+    /// The lease that the watchdog renews, if the owner has nothing else there.
+    pub(crate) lease: Cell<Option<Duration>>,
+    /// The one that it may renew, for this guard or another that shares its hold.
+    pub(crate) shared_lease: Cell<Option<Duration>>,
+    /// For so long it cannot be lost, if nothing goes wrong and its owner has nothing else there.
+    pub(crate) lasts: Cell<Duration>,
+    since: Instant,
+}
+
+impl Held {
+    /// Whether the guard says that it is held, and alone.
+    pub(crate) fn says_held(&self) -> Option<bool> {
+        let guard = self.guard.borrow();
+        let guard = guard.as_ref().filter(|guard| !guard.is_lost())?;
+        Some(guard.is_exclusive())
+    }
+}
+
+/// What the documents do not promise under the faults of this run.
+#[derive(Clone, Copy, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a question of its own"
+)]
+pub(crate) struct Allows {
+    /// A lock may have two holders for a while.
+    pub(crate) two_in: bool,
+    /// The server may forget who holds a lock, and grants it to nobody else for so long.
+    pub(crate) lost_keys: bool,
+    /// Tokens may go back: the clock was set back and the server started anew, or it was started
+    /// twice in a short time.
+    pub(crate) old_tokens: bool,
+    /// A guard may be lost that is renewed, and calls may fail.
+    pub(crate) losses: bool,
+    /// Something goes wrong at all.
+    pub(crate) trouble: bool,
+    /// A lease may end before its owner knows of the grant, which then asks again; or the time for
+    /// a reply is not enough for the few times that a grant in doubt asks.
+    pub(crate) asks_again: bool,
+    /// Holds may be asked about, beside what the watchdog renews.
+    pub(crate) questions: bool,
+}
+
+impl Allows {
+    pub(crate) fn of(schedule: &Schedule) -> Self {
+        let kinds = || schedule.faults.iter().map(|fault| fault.kind);
+        let breaks = |kind: FaultKind| kind.may_break_exclusion(schedule.grant_delay);
+        let loses = |kind| matches!(kind, FaultKind::Crash { loses_keys, .. } if loses_keys);
+        let sets_back = |kind| matches!(kind, FaultKind::StepClock(by) if by < 0);
+        let crashes = kinds().filter(|kind| matches!(kind, FaultKind::Crash { .. }));
+        let crashes = crashes.count();
+        Self {
+            // Each server may forget what it was told, and one alone must not matter much; but two
+            // of them may, one after the other.
+            two_in: kinds().any(breaks),
+            lost_keys: kinds().any(loses),
+            old_tokens: crashes > 1 || crashes > 0 && kinds().any(sets_back),
+            losses: schedule.servers > 1 || !schedule.is_calm(),
+            trouble: schedule.has_faults(),
+            asks_again: schedule.shortest_lease() < schedule.latency * 8 + MESSAGE_MIN
+                || schedule.response_timeout() < schedule.latency * 25,
+            questions: !schedule.is_plain(),
+        }
+    }
+}
+
+/// The tokens of calls in their order; none if one has brought no guard.
+type Order = Vec<Option<u64>>;
+
+/// Looks at all of it.
+pub(crate) struct Judge {
+    started: Instant,
+    servers: Vec<Server>,
+    /// If sentinels watch them.
+    service: Option<Rc<Service>>,
+    /// If they are a cluster.
+    nodes: Option<Rc<Nodes>>,
+    held: RefCell<Vec<Rc<Held>>>,
+    /// Of each lock the largest token of a guard that was there before.
+    tokens: RefCell<BTreeMap<u8, u64>>,
+    /// Who was granted each token.
+    owners: RefCell<BTreeMap<u64, String>>,
+    /// How many calls and guards an owner that several calls share has at a lock.
+    asked: RefCell<BTreeMap<(String, u8), usize>>,
+    /// Owners who have entered a lock again, or have tried to, and when they last gave one back.
+    entered_again: RefCell<BTreeMap<String, Instant>>,
+    report: RefCell<Report>,
+    names: Cell<u64>,
+    /// What each client was granted of each lock, in the order in which it asked.
+    orders: RefCell<BTreeMap<(usize, u8), Order>>,
+    /// So many commands that renew may have been sent.
+    renewals: Cell<f64>,
+    /// Which processes stand still, and since when.
+    still: RefCell<BTreeMap<usize, Instant>>,
+    /// How long each process has stood still.
+    stood: RefCell<BTreeMap<usize, Duration>>,
+    pub(crate) surplus: Rc<Surplus>,
+    pub(crate) entries: Rc<Entries>,
+    allows: Allows,
+}
+
+/// What a message needs beside the time that it is under way, at a server that is busy.
+const MESSAGE_MIN: Duration = Duration::from_millis(50);
+
+/// More than there are.
+const ALL_LOCKS: u8 = 8;
+
+/// From this number on locks are all in one slot of a cluster.
+pub(crate) const TAGGED: u8 = ALL_LOCKS;
+
+/// The name of a lock.
+pub(crate) fn name(lock: u8) -> String {
+    if lock < TAGGED {
+        format!("lock-{lock}")
+    } else {
+        format!("{{lock}}-{lock}")
+    }
+}
+
+/// What servers have of an owner at a lock.
+pub(crate) struct Seen {
+    pub(crate) is_up: bool,
+    /// All who hold it.
+    pub(crate) holders: Vec<String>,
+    /// How often that owner does.
+    pub(crate) count: u64,
+}
+
+impl Judge {
+    pub(crate) fn new(
+        servers: Vec<Server>,
+        service: Option<Rc<Service>>,
+        nodes: Option<Rc<Nodes>>,
+        schedule: &Schedule,
+    ) -> Self {
+        Self {
+            started: Instant::now(),
+            surplus: Rc::new(Surplus::of(schedule, &servers, ALL_LOCKS)),
+            entries: Rc::new(Entries::of(schedule, &servers, ALL_LOCKS)),
+            allows: Allows::of(schedule),
+            servers,
+            service,
+            nodes,
+            held: RefCell::default(),
+            tokens: RefCell::default(),
+            owners: RefCell::default(),
+            asked: RefCell::default(),
+            entered_again: RefCell::default(),
+            report: RefCell::default(),
+            names: Cell::new(0),
+            orders: RefCell::default(),
+            renewals: Cell::new(0.0),
+            still: RefCell::default(),
+            stood: RefCell::default(),
+        }
+    }
+
+    pub(crate) fn note(&self, what: fmt::Arguments<'_>) {
+        let ms = self.started.elapsed().as_millis();
+        self.report
+            .borrow_mut()
+            .trace
+            .push(format!("{ms:>7} {what}"));
+    }
+
+    pub(crate) fn count(&self, what: &'static str) {
+        let mut report = self.report.borrow_mut();
+        let seen = report.seen.entry(what).or_default();
+        *seen = seen.saturating_add(1);
+    }
+
+    /// It was seen so often.
+    pub(crate) fn count_all(&self, what: &'static str, times: u64) {
+        if times > 0 {
+            let mut report = self.report.borrow_mut();
+            let seen = report.seen.entry(what).or_default();
+            *seen = seen.saturating_add(times);
+        }
+    }
+
+    pub(crate) fn violation(&self, what: fmt::Arguments<'_>) {
+        self.note(format_args!("VIOLATION {what}"));
+        self.report.borrow_mut().violations.push(what.to_string());
+    }
+
+    pub(crate) fn into_report(self: Rc<Self>) -> Report {
+        self.report.take()
+    }
+
+    /// The run is over.
+    pub(crate) fn end(&self) {
+        self.report.borrow_mut().lasted = self.started.elapsed();
+    }
+
+    /// A name that nobody else has.
+    pub(crate) fn new_name(&self) -> String {
+        let number = self.names.get().saturating_add(1);
+        self.names.set(number);
+        format!("guard-{number}")
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// A process is dead: nobody counts on its guards.
+    pub(crate) fn dead(&self, client: usize) {
+        self.held.borrow_mut().retain(|held| held.client != client);
+    }
+
+    /// A process stands still: nobody asks its guards.
+    pub(crate) fn stands_still(&self, client: usize) {
+        let mut still = self.still.borrow_mut();
+        still.entry(client).or_insert_with(Instant::now);
+    }
+
+    /// It goes on, and the first thing that it does is to ask them.
+    pub(crate) fn goes_on(&self, client: usize) {
+        let since = self.still.borrow_mut().remove(&client);
+        let stood = since.map(|since| since.elapsed()).unwrap_or_default();
+        *self.stood.borrow_mut().entry(client).or_default() += stood;
+        // What has happened meanwhile it can only learn from now on.
+        if let Some(service) = &self.service {
+            service.goes_on(client);
+        }
+        if let Some(nodes) = &self.nodes {
+            nodes.goes_on(client);
+        }
+        self.look();
+    }
+
+    /// How long a process has stood still until now.
+    pub(crate) fn stood(&self, client: usize) -> Duration {
+        let stood = self.stood.borrow();
+        stood.get(&client).copied().unwrap_or_default()
+    }
+
+    /// Whether all processes go on.
+    pub(crate) fn all_go_on(&self) -> bool {
+        self.still.borrow().is_empty()
+    }
+
+    /// A call of this owner begins.
+    pub(crate) fn asks(&self, owner: &str, locks: &[u8]) {
+        let mut asked = self.asked.borrow_mut();
+        for lock in locks {
+            let count = asked.entry((owner.to_owned(), *lock)).or_default();
+            *count = count.saturating_add(1);
+            if *count > 1 {
+                let mut again = self.entered_again.borrow_mut();
+                again.insert(owner.to_owned(), Instant::now());
+            }
+        }
+    }
+
+    /// A call of this owner has failed, or its guard was given back.
+    pub(crate) fn asks_no_more(&self, owner: &str, locks: &[u8]) {
+        if let Some(at) = self.entered_again.borrow_mut().get_mut(owner) {
+            *at = Instant::now();
+        }
+        let mut asked = self.asked.borrow_mut();
+        for lock in locks {
+            if let Some(count) = asked.get_mut(&(owner.to_owned(), *lock)) {
+                *count = count.saturating_sub(1);
+            }
+        }
+    }
+
+    /// The token that a guard must surpass which is asked for now.
+    pub(crate) fn tokens_before(&self, locks: &[u8]) -> u64 {
+        let tokens = self.tokens.borrow();
+        let of = locks.iter().filter_map(|lock| tokens.get(lock));
+        of.copied().max().unwrap_or(0)
+    }
+
+    /// A call begins, which may be one that waits in the queue like others of its client. Its place
+    /// in their order.
+    pub(crate) fn asked(&self, (client, locks): (usize, &[u8]), waits: bool) -> Option<usize> {
+        if self.allows.questions {
+            self.renewals.set(self.renewals.get() + 4.0);
+        }
+        let lock = locks.first().filter(|_| waits)?;
+        let mut orders = self.orders.borrow_mut();
+        let order = orders.entry((client, *lock)).or_default();
+        order.push(None);
+        order.len().checked_sub(1)
+    }
+
+    /// It has brought a guard.
+    pub(crate) fn granted(
+        &self,
+        (client, locks): (usize, &[u8]),
+        place: Option<usize>,
+        token: u64,
+    ) {
+        let mut orders = self.orders.borrow_mut();
+        let lock = locks.first().zip(place);
+        let order = lock.and_then(|(lock, place)| {
+            let order = orders.get_mut(&(client, *lock))?;
+            order.get_mut(place)
+        });
+        if let Some(entry) = order {
+            *entry = Some(token);
+        }
+    }
+
+    /// Calls of one client join the queue in the order in which they were made, and are granted in
+    /// it, if nothing goes wrong.
+    pub(crate) fn in_order(&self) {
+        if self.allows.trouble || self.allows.asks_again || self.servers.len() > 1 {
+            return;
+        }
+        for ((client, lock), order) in &*self.orders.borrow() {
+            let tokens: Vec<_> = order.iter().flatten().collect();
+            if !tokens.is_sorted() {
+                let lock = name(*lock);
+                self.violation(format_args!(
+                    "client {client} was granted {lock} out of order: {tokens:?}"
+                ));
+            }
+        }
+    }
+
+    /// Nothing goes wrong, and yet a call fails.
+    pub(crate) fn must_not_fail(&self, task: usize, error: &str) {
+        // At a majority an answer is waited for so briefly that a slow link is enough. And where
+        // leases are hardly longer than the way, a grant may be in doubt until the time is up.
+        if !self.allows.trouble && !self.allows.asks_again && self.servers.len() == 1 {
+            self.violation(format_args!("task {task} fails without a fault: {error}"));
+        }
+    }
+
+    /// Whether the watchdog renews all that the owner of a guard has there. Of an owner of several
+    /// calls that is known in a run in which entries are counted.
+    pub(crate) fn is_renewed(&self, held: &Held) -> bool {
+        let are_all = held.shared_lease.get().is_some() && self.entries.are_counted();
+        held.lease.get().is_some() || are_all
+    }
+
+    /// What goes wrong is not enough to lose a guard.
+    pub(crate) fn must_be_held(&self, held: &Held, guard: &AnyGuard) {
+        if let Some(lease) = held.lease.get().or(held.shared_lease.get()) {
+            let rounds = held.since.elapsed().as_secs_f64() * 3.0 / lease.as_secs_f64();
+            // The watchdog's rounds go on whenever a hold begins.
+            self.renewals.set(self.renewals.get() + rounds.ceil());
+        }
+        let is_kept = self.is_renewed(held) && held.has_grace;
+        if !self.allows.losses && is_kept && guard.is_lost() {
+            let owner = &held.owner;
+            self.violation(format_args!("{owner} has lost its guard for nothing"));
+        }
+    }
+
+    /// Nothing goes wrong, and a guard is lost before its lease can have ended.
+    fn must_last(&self, held: &Held) {
+        let is_sound = !self.allows.trouble && self.servers.len() == 1 && held.has_grace;
+        let is_only = !self.entered_again.borrow().contains_key(&held.owner);
+        let guard = held.guard.borrow();
+        let is_lost = guard.as_ref().is_some_and(AnyGuard::is_lost);
+        if is_sound && is_only && is_lost && held.since.elapsed() < held.lasts.get() {
+            let owner = &held.owner;
+            self.violation(format_args!("{owner} has lost its guard early"));
+        }
+    }
+
+    /// Without a fault a hold is renewed three times in its lease, and some are asked about.
+    pub(crate) fn was_modest(&self, renewals: u64) {
+        let servers = u32::try_from(self.servers.len()).unwrap_or(u32::MAX);
+        let sent = u32::try_from(renewals).map_or(f64::INFINITY, f64::from);
+        let mut most = self.renewals.get();
+        if self.allows.questions {
+            most *= 2.0 * f64::from(servers);
+        }
+        let is_known = !self.allows.trouble || !self.allows.questions;
+        if is_known && sent > most {
+            self.violation(format_args!("{renewals} renewals, {most:.0} at most"));
+        }
+    }
+
+    /// It is renewed by hand.
+    pub(crate) fn renews(&self) {
+        self.renewals.set(self.renewals.get() + 1.0);
+    }
+
+    /// Somebody has a guard.
+    pub(crate) fn taken(
+        &self,
+        guard: AnyGuard,
+        mode: Mode,
+        locks: &[u8],
+        tokens_before: u64,
+        by: (usize, bool),
+    ) -> Rc<Held> {
+        let (owner, token) = (guard.owner(), guard.token());
+        // A lock that is entered again keeps its token, also one that its owner had lost sight of.
+        let enters = self.owners.borrow().get(&tokens_before) == Some(&owner)
+            || self.held.borrow().iter().any(|held| held.owner == owner);
+        let service = self.service.as_ref();
+        let after_failover = service.is_some_and(|service| service.has_lost());
+        let must_grow =
+            !enters && !self.allows.two_in && !self.allows.old_tokens && !after_failover;
+        // Tokens do not move with a slot.
+        let is_one = self.servers.len() == 1 || self.service.is_some();
+        if is_one && mode != Mode::Read && must_grow && token <= tokens_before {
+            self.violation(format_args!(
+                "token {token} of {owner} at {locks:?} is not above {tokens_before}"
+            ));
+        }
+        self.owners.borrow_mut().insert(token, owner.clone());
+        let mut tokens = self.tokens.borrow_mut();
+        for lock in locks {
+            let largest = tokens.entry(*lock).or_default();
+            *largest = token.max(*largest);
+        }
+        drop(tokens);
+        let held = Rc::new(Held {
+            locks: locks.to_vec(),
+            owner,
+            guard: RefCell::new(Some(guard)),
+            client: by.0,
+            has_grace: by.1,
+            lease: Cell::new(None),
+            shared_lease: Cell::new(None),
+            lasts: Cell::default(),
+            since: Instant::now(),
+        });
+        self.held.borrow_mut().push(Rc::clone(&held));
+        self.look();
+        held
+    }
+
+    /// It is given back, or its process is dead: nobody counts on it any more.
+    pub(crate) fn given_back(&self, held: &Rc<Held>) -> Option<AnyGuard> {
+        self.held
+            .borrow_mut()
+            .retain(|other| !Rc::ptr_eq(other, held));
+        held.guard.take()
+    }
+
+    /// A guard is there again that was taken to work on.
+    pub(crate) fn again(&self, held: &Rc<Held>, guard: AnyGuard) {
+        held.guard.replace(Some(guard));
+        self.held.borrow_mut().push(Rc::clone(held));
+        self.look();
+    }
+
+    /// What there is of an owner where this lock is decided about, unless that is a majority.
+    fn seen(&self, lock: u8, owner: &str) -> Option<Seen> {
+        let name = name(lock);
+        if let Some(nodes) = &self.nodes {
+            return Some(nodes.seen(&name, owner));
+        }
+        let server = match (&self.service, self.servers.as_slice()) {
+            (Some(service), _) => service.primary(),
+            (None, [server]) => server,
+            (None, _) => return None,
+        };
+        Some(Seen {
+            is_up: server.is_up(),
+            holders: server.holders(&name),
+            count: server.count(&name, owner),
+        })
+    }
+
+    /// Whether a guard may have been lost by a failover without knowing it yet.
+    ///
+    /// Of a hold that was entered again a failover may lose the second entry alone. What gives that
+    /// back then ends the first too, and its guard hears of that by the answer, or, if that is
+    /// lost, when it is renewed.
+    fn is_excused(&self, held: &Held) -> bool {
+        let again = self.entered_again.borrow();
+        let since = again.get(&held.owner).map(Instant::elapsed);
+        let (service, nodes) = (self.service.as_ref(), self.nodes.as_ref());
+        service.is_some_and(|service| service.excuses(held.client, since))
+            || nodes.is_some_and(|nodes| nodes.excuses(held.client, since))
+    }
+
+    /// Whether a failover may have lost something.
+    fn may_have_failed_over(&self) -> bool {
+        let (service, nodes) = (self.service.as_ref(), self.nodes.as_ref());
+        service.is_some_and(|service| service.has_lost())
+            || nodes.is_some_and(|nodes| nodes.has_lost())
+    }
+
+    /// The server must have nothing that nobody needs, and what is needed must last.
+    fn look_for_more_and_less(&self) {
+        let held = self.held.borrow().clone();
+        let has_others = |owner: &str| self.asked.borrow().keys().any(|(name, _)| name == owner);
+        let surplus = self.surplus.look(&held, has_others);
+        for what in surplus.into_iter().chain(self.entries.look(&held)) {
+            self.violation(format_args!("{what}"));
+        }
+        for held in &held {
+            self.must_last(held);
+        }
+    }
+
+    /// Guards that say that they are held must be alone, and the server must say the same; and it
+    /// must have nothing that nobody needs.
+    pub(crate) fn look(&self) {
+        self.look_for_more_and_less();
+        if self.allows.two_in {
+            return;
+        }
+        let mut all = self.held.borrow().clone();
+        let still = self.still.borrow();
+        all.retain(|held| !still.contains_key(&held.client));
+        drop(still);
+        let mut wrong = Vec::new();
+        for (place, one) in all.iter().enumerate() {
+            let is_seen = |held: &Held| held.has_grace && !self.is_excused(held);
+            let Some(is_exclusive) = one.says_held().filter(|_| is_seen(one)) else {
+                continue;
+            };
+            for other in all.iter().skip(place.saturating_add(1)) {
+                let Some(other_is) = other.says_held().filter(|_| is_seen(other)) else {
+                    continue;
+                };
+                let shared = one.locks.iter().find(|lock| other.locks.contains(lock));
+                if let Some(lock) = shared
+                    && one.owner != other.owner
+                    && (is_exclusive || other_is)
+                {
+                    let (one, other) = (&one.owner, &other.owner);
+                    wrong.push(format!("two guards of {}: {one}, {other}", name(*lock)));
+                }
+            }
+            // At a majority a server may not know of it.
+            for lock in &one.locks {
+                let Some(Seen {
+                    is_up,
+                    holders,
+                    count,
+                }) = self.seen(*lock, &one.owner)
+                else {
+                    continue;
+                };
+                let same = |other: &&Rc<Held>| {
+                    other.owner == one.owner
+                        && other.locks.contains(lock)
+                        && other.says_held().is_some()
+                };
+                let guards = all.iter().filter(same).count();
+                let is_short = count > 0 && guards > usize::try_from(count).unwrap_or(0);
+                if is_up && is_short && !self.may_have_failed_over() {
+                    let owner = &one.owner;
+                    wrong.push(format!(
+                        "{owner} has {guards} guards of {}, the server counts {count}",
+                        name(*lock)
+                    ));
+                }
+                let may_be_none = self.allows.lost_keys && holders.is_empty();
+                if is_up && !may_be_none && !holders.contains(&one.owner) {
+                    let owner = &one.owner;
+                    wrong.push(format!(
+                        "{owner} counts on {}, the server says {holders:?}",
+                        name(*lock)
+                    ));
+                }
+            }
+        }
+        for what in wrong {
+            self.violation(format_args!("{what}"));
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! The real client against the real core, in one process, under a clock that stands still while
+//! there is something to do. A seed decides everything: what clients do, what goes wrong, how long
+//! each message is under way. Same seed, same trace.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "a test tool: what cannot happen may end it"
+)]
+
+mod entries;
+pub mod hands;
+pub mod judge;
+pub mod moves;
+pub mod nodes;
+mod replicas;
+pub mod run;
+pub mod schedule;
+pub mod sentinels;
+pub mod shrink;
+pub mod stops;
+mod surplus;
+mod task;
+mod themes;

@@ -1,0 +1,649 @@
+//! Carrying a schedule out.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rlock_client::{ClientBuilder, Owner};
+use rlock_test::{Contents, Direction, Host, Network, Server, Stats};
+use tokio::task::{AbortHandle, JoinHandle, spawn_local};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use crate::judge::{Judge, Report};
+use crate::nodes::Nodes;
+use crate::schedule::{self, Fault, FaultKind, Owning, Schedule};
+use crate::sentinels::{self, SERVICE, Service, server_address as address};
+use crate::stops::StopKind;
+use crate::task::{AnyClient, Task};
+
+/// Carries it out, and reports; if asked to, with all that is said to servers.
+pub fn run(schedule: &Schedule, is_verbose: bool) -> Report {
+    let judge = rlock_test::run(schedule.seed, async |network| {
+        let world = Rc::new(World::new(schedule, &network, is_verbose));
+        world.live().await;
+        let judge = Rc::clone(&world.judge);
+        world.clients.take();
+        judge
+    });
+    judge.into_report()
+}
+
+struct World {
+    is_verbose: bool,
+    schedule: Schedule,
+    servers: Vec<Server>,
+    /// If sentinels watch them.
+    service: Option<Rc<Service>>,
+    /// If they are a cluster.
+    nodes: Option<Rc<Nodes>>,
+    /// Owners that several tasks of a client share.
+    shared: RefCell<BTreeMap<usize, Owner>>,
+    judge: Rc<Judge>,
+    clients: RefCell<Vec<Process>>,
+}
+
+/// A client process.
+struct Process {
+    host: Host,
+    tasks: Vec<AbortHandle>,
+    client: Option<AnyClient>,
+    is_dead: bool,
+    /// How often it has been stopped and does not yet go on.
+    stops: u32,
+}
+
+/// So often the judge looks at all guards.
+const LOOK_EVERY: Duration = Duration::from_millis(97);
+
+/// After so long a process tries to connect again.
+const CONNECT_AGAIN: Duration = Duration::from_secs(3);
+
+/// When everything is mended, so long calls may yet take, and what is left behind may yet be there.
+const SETTLE: Duration = Duration::from_secs(600);
+
+/// Those of the two.
+fn directions(to_server: bool, to_host: bool) -> impl Iterator<Item = Direction> {
+    let to_server = to_server.then_some(Direction::ToServer);
+    to_server
+        .into_iter()
+        .chain(to_host.then_some(Direction::ToHost))
+}
+
+impl World {
+    fn new(schedule: &Schedule, network: &Network, is_verbose: bool) -> Self {
+        let service = Service::start(schedule, network);
+        let nodes = Nodes::start(schedule, network);
+        let are_others = service.is_some() || nodes.is_some();
+        let apart = if are_others { 0 } else { schedule.servers };
+        let servers = (0..apart).map(|number| {
+            let server = network.server(&address(number));
+            server.set_grant_delay(schedule.grant_delay);
+            if schedule.is_busy {
+                server.make_busy();
+            }
+            server
+        });
+        let watched = service
+            .iter()
+            .flat_map(|service| service.servers())
+            .cloned();
+        let of_cluster = nodes.iter().flat_map(|nodes| nodes.servers()).cloned();
+        let servers: Vec<_> = servers.chain(watched).chain(of_cluster).collect();
+        let clients = schedule.clients.iter().map(|_| {
+            let host = network.host();
+            host.set_latency(schedule.latency);
+            Process {
+                host,
+                tasks: Vec::new(),
+                client: None,
+                is_dead: false,
+                stops: 0,
+            }
+        });
+        Self {
+            schedule: schedule.clone(),
+            is_verbose,
+            judge: Rc::new(Judge::new(
+                servers.clone(),
+                service.clone(),
+                nodes.clone(),
+                schedule,
+            )),
+            servers,
+            service,
+            nodes,
+            shared: RefCell::default(),
+            clients: RefCell::new(clients.collect()),
+        }
+    }
+
+    /// With all that is said to servers in the trace.
+    fn listen_in(&self) {
+        let hides_nothing = std::env::var_os("SIMULATE_ALL").is_some_and(|all| !all.is_empty());
+        for (number, server) in self.servers.iter().enumerate() {
+            let judge = Rc::downgrade(&self.judge);
+            let is_brief = self.schedule.is_brief();
+            let is_verbose = self.is_verbose;
+            server.observe(move |said| {
+                let judge = judge.upgrade();
+                if is_brief
+                    && let Some(judge) = &judge
+                    && let Some(wrong) = judge.surplus.hears(said)
+                {
+                    judge.violation(format_args!("{wrong}"));
+                }
+                let hides = ["EVENTS", "HELLO", "CLIENT", "INFO", "events: []"];
+                if let Some(judge) = judge.filter(|_| is_verbose)
+                    && (hides_nothing || !hides.iter().any(|word| said.contains(word)))
+                {
+                    judge.note(format_args!("    server {number}, {said}"));
+                }
+            });
+        }
+    }
+
+    async fn live(self: &Rc<Self>) {
+        if self.is_verbose || self.schedule.is_brief() {
+            self.listen_in();
+        }
+        let mut tasks = Vec::new();
+        for (number, plan) in self.schedule.tasks.iter().enumerate() {
+            if let Some(process) = self.clients.borrow_mut().get_mut(plan.client) {
+                let task = spawn_local(process.host.run(Rc::clone(self).task(number)));
+                process.tasks.push(task.abort_handle());
+                tasks.push(task);
+            }
+        }
+        let looks = spawn_local(Rc::clone(self).look());
+        for fault in &self.schedule.faults {
+            spawn_local(Rc::clone(self).fault(*fault));
+        }
+        self.all_end(tasks).await;
+        if let Some(rest) = self.judge.entries.rest() {
+            sleep(rest).await;
+            if self.judge.entries.are_counted() {
+                self.judge.count("entries counted");
+            }
+            self.judge.look();
+        }
+        looks.abort();
+        self.judge.in_order();
+        self.nothing_is_left().await;
+        self.was_modest();
+        self.judge.end();
+    }
+
+    async fn look(self: Rc<Self>) {
+        loop {
+            sleep(LOOK_EVERY).await;
+            self.judge.look();
+        }
+    }
+
+    async fn task(self: Rc<Self>, number: usize) {
+        let Some(plan) = self.schedule.tasks.get(number) else {
+            return;
+        };
+        sleep(plan.at).await;
+        let Some(setup) = self.schedule.clients.get(plan.client) else {
+            return;
+        };
+        let Some(client) = self.client(plan.client, setup).await else {
+            return;
+        };
+        let task = Task {
+            number,
+            process: plan.client,
+            owner: self.owner(plan, &client),
+            is_own: plan.owner == Owning::Call,
+            client,
+            setup: *setup,
+            judge: Rc::clone(&self.judge),
+            latency: self.schedule.latency,
+            stops: {
+                let (world, client) = (Rc::downgrade(&self), plan.client);
+                Rc::new(move |kind| {
+                    if let Some(world) = world.upgrade() {
+                        world.stop(client, kind);
+                    }
+                })
+            },
+        };
+        task.run(&plan.steps).await;
+    }
+
+    /// The client of a process, connected by its first task.
+    async fn client(&self, number: usize, setup: &schedule::Client) -> Option<AnyClient> {
+        loop {
+            let dial = {
+                let clients = self.clients.borrow();
+                let process = clients.get(number)?;
+                if let Some(client) = &process.client {
+                    return Some(client.clone());
+                }
+                process.host.dial()
+            };
+            let mut settings = rlock_client::Client::builder()
+                .grace(setup.grace)
+                .lease(setup.lease)
+                .response_timeout(setup.response_timeout)
+                .dial(dial);
+            if let Some(within) = setup.acknowledged {
+                settings = settings.acknowledged_by(setup.copies, within);
+            }
+            match self.connect(settings).await {
+                Ok(client) => {
+                    self.judge.entries.connected();
+                    let mut clients = self.clients.borrow_mut();
+                    let process = clients.get_mut(number)?;
+                    // Another task may have been quicker.
+                    return Some(process.client.get_or_insert(client).clone());
+                }
+                Err(error) => {
+                    self.judge.note(format_args!("client {number}: {error}"));
+                    self.judge.count("not connected");
+                    sleep(CONNECT_AGAIN).await;
+                }
+            }
+        }
+    }
+
+    async fn connect(&self, settings: ClientBuilder) -> Result<AnyClient, String> {
+        let url = |server| format!("redis://{}", address(server));
+        if let Some(nodes) = &self.nodes {
+            let client = settings.connect_cluster(nodes.urls()).await;
+            return client
+                .map(AnyClient::One)
+                .map_err(|error| error.to_string());
+        }
+        if let Some(watched) = self.schedule.watched {
+            let settings = settings.sentinels(sentinels::urls(watched));
+            let client = settings.connect(&format!("redis://{SERVICE}")).await;
+            return client
+                .map(AnyClient::One)
+                .map_err(|error| error.to_string());
+        }
+        if self.schedule.servers == 1 {
+            let client = settings.connect(&url(0)).await;
+            return client
+                .map(AnyClient::One)
+                .map_err(|error| error.to_string());
+        }
+        let builder = rlock_client::QuorumClient::builder().settings(settings);
+        let client = builder.connect((0..self.schedule.servers).map(url)).await;
+        client
+            .map(AnyClient::Quorum)
+            .map_err(|error| error.to_string())
+    }
+
+    fn owner(&self, plan: &schedule::Task, client: &AnyClient) -> Option<Owner> {
+        let AnyClient::One(client) = client else {
+            return None;
+        };
+        match plan.owner {
+            Owning::Call => None,
+            Owning::Task => Some(client.owner()),
+            Owning::Shared => {
+                let mut shared = self.shared.borrow_mut();
+                let owner = shared.entry(plan.client).or_insert_with(|| client.owner());
+                Some(owner.clone())
+            }
+            Owning::Foreign => {
+                let shared = self.shared.borrow();
+                let other = shared.iter().find(|(number, _)| **number != plan.client);
+                // The first to come has nobody's owner but its own.
+                Some(other.map_or_else(|| client.owner(), |(_, owner)| owner.clone()))
+            }
+        }
+    }
+
+    // --- Faults ----------------------------------------------------------------------------------
+
+    async fn fault(self: Rc<Self>, fault: Fault) {
+        let Fault { at, kind, server } = fault;
+        sleep(at).await;
+        self.judge.note(format_args!("server {server}: {kind:?}"));
+        let (at, number) = (address(server), server);
+        let Some(server) = self.servers.get(server) else {
+            return;
+        };
+        match kind {
+            FaultKind::Cut {
+                client,
+                to_server,
+                to_host,
+                lasts,
+            } => {
+                self.judge.count("cut");
+                let Some(host) = self.host(client) else {
+                    return;
+                };
+                for direction in directions(to_server, to_host) {
+                    host.cut(&at, direction);
+                }
+                sleep(lasts).await;
+                host.mend(&at);
+                self.judge.note(format_args!("client {client} is mended"));
+            }
+            FaultKind::Reset(_)
+            | FaultKind::CutOne { .. }
+            | FaultKind::ResetOne { .. }
+            | FaultKind::HalfOpen { .. } => {
+                self.fault_of_connections(&at, kind).await;
+            }
+            FaultKind::Kill(client) => self.kill(client),
+            FaultKind::StandStill { client, lasts } => {
+                self.stop(client, StopKind::StandStill(lasts));
+            }
+            FaultKind::Pause(lasts) => {
+                self.judge.count("pause");
+                server.pause();
+                sleep(lasts).await;
+                server.resume();
+                self.judge.note(format_args!("the server goes on"));
+            }
+            FaultKind::Crash { lasts, loses_keys } => {
+                self.judge.count("crash");
+                server.crash(loses_keys);
+                sleep(lasts).await;
+                server.restart();
+                self.judge.note(format_args!("the server is back"));
+            }
+            FaultKind::StepClock(by) => {
+                self.judge.count("clock step");
+                server.step_clock_ms(by);
+            }
+            FaultKind::Delete(lock) => {
+                self.judge.count("delete");
+                server.delete(&crate::judge::name(lock));
+            }
+            FaultKind::Flush => {
+                self.judge.count("flush");
+                server.flush();
+            }
+            FaultKind::Failover(_)
+            | FaultKind::Replace(_)
+            | FaultKind::MoveSlot { .. }
+            | FaultKind::Sentinel(_) => self.fault_of_service(number, kind).await,
+        }
+    }
+
+    /// What goes wrong with a service or a cluster.
+    async fn fault_of_service(&self, number: usize, kind: FaultKind) {
+        match kind {
+            FaultKind::Failover(failover) => {
+                let Some(service) = &self.service else { return };
+                if service.fail_over(failover).await {
+                    self.judge.count("failover");
+                    self.judge.note(format_args!("the failover is over"));
+                }
+            }
+            FaultKind::Replace(failover) => {
+                let Some(nodes) = &self.nodes else { return };
+                if nodes.replace(number, failover).await {
+                    self.judge.count("node replaced");
+                    self.judge.note(format_args!("the node is replaced"));
+                }
+            }
+            FaultKind::MoveSlot { lock, to, by_keys } => {
+                let Some(nodes) = &self.nodes else { return };
+                let name = crate::judge::name(lock);
+                match by_keys {
+                    Some(how) => {
+                        if let Some(gone) = nodes.move_by_keys(&name, to, how).await {
+                            self.judge.count("slot moved by keys");
+                            self.judge.count_all("gone ahead", gone);
+                            self.judge
+                                .note(format_args!("the slot of {name} has moved"));
+                        }
+                    }
+                    None if nodes.move_slot(&name, to) => self.judge.count("slot moved"),
+                    None => {}
+                }
+            }
+            FaultKind::Sentinel(fault) => {
+                let Some(service) = &self.service else { return };
+                self.judge.count("sentinel fault");
+                service
+                    .sentinel_fault(fault, |client| self.host(client))
+                    .await;
+                self.judge.note(format_args!("the sentinel is right again"));
+            }
+            _ => {}
+        }
+    }
+
+    /// What goes wrong with connections to the server there.
+    async fn fault_of_connections(&self, at: &str, kind: FaultKind) {
+        match kind {
+            FaultKind::CutOne {
+                client,
+                connection,
+                to_server,
+                to_host,
+                lasts,
+                arrives,
+            } => {
+                self.judge.count("one connection cut");
+                let Some(host) = self.host(client) else {
+                    return;
+                };
+                let mut cut = None;
+                for direction in directions(to_server, to_host) {
+                    cut = host.cut_one(at, connection, direction);
+                }
+                sleep(lasts).await;
+                if let Some(cut) = cut {
+                    cut.end(arrives);
+                }
+                self.judge.note(format_args!("client {client} is mended"));
+            }
+            FaultKind::Reset(client) => {
+                self.judge.count("reset");
+                if let Some(host) = self.host(client) {
+                    host.reset(at);
+                }
+            }
+            FaultKind::ResetOne { client, connection } => {
+                self.judge.count("one connection reset");
+                if let Some(host) = self.host(client) {
+                    host.reset_one(at, connection);
+                }
+            }
+            FaultKind::HalfOpen {
+                client,
+                connection,
+                to_server,
+            } => {
+                self.judge.count("half open");
+                if let Some(host) = self.host(client) {
+                    let told = directions(to_server, !to_server).next();
+                    host.half_open(at, connection, told.unwrap_or(Direction::ToHost));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn host(&self, client: usize) -> Option<Host> {
+        let clients = self.clients.borrow();
+        clients.get(client).map(|process| process.host.clone())
+    }
+
+    /// What happens to a process.
+    fn stop(self: &Rc<Self>, client: usize, kind: StopKind) {
+        let (lasts, dies) = match kind {
+            StopKind::Drop => return self.judge.count("dropped at a poll"),
+            StopKind::StandStill(lasts) => (lasts, false),
+            StopKind::Die(after) => (after, true),
+        };
+        self.judge.count("stood still");
+        self.judge.stands_still(client);
+        let Some(host) = self.host(client) else {
+            return;
+        };
+        host.pause();
+        self.add_stops(client, 1);
+        let world = Rc::clone(self);
+        spawn_local(async move {
+            sleep(lasts).await;
+            if dies {
+                world.kill(client);
+            }
+            if world.add_stops(client, -1) == 0 {
+                world.judge.note(format_args!("client {client} goes on"));
+                world.judge.goes_on(client);
+                host.resume();
+            }
+        });
+    }
+
+    /// How often it is stopped then.
+    fn add_stops(&self, client: usize, more: i32) -> u32 {
+        let mut clients = self.clients.borrow_mut();
+        clients.get_mut(client).map_or(0, |process| {
+            process.stops = process.stops.saturating_add_signed(more);
+            process.stops
+        })
+    }
+
+    fn kill(&self, number: usize) {
+        self.judge.count("kill");
+        let mut clients = self.clients.borrow_mut();
+        let Some(process) = clients.get_mut(number) else {
+            return;
+        };
+        process.is_dead = true;
+        process.host.kill();
+        for task in &process.tasks {
+            task.abort();
+        }
+        self.judge.dead(number);
+    }
+
+    // --- The end ---------------------------------------------------------------------------------
+
+    /// Every call ends, if what was wrong is mended.
+    async fn all_end(&self, tasks: Vec<JoinHandle<()>>) {
+        let last = self.schedule.faults.iter().map(|fault| fault.at);
+        let last = last.max().unwrap_or_default();
+        let deadline = Instant::now() + last + SETTLE;
+        for task in tasks {
+            let handle = task.abort_handle();
+            tokio::select! {
+                biased;
+                _ = task => {}
+                () = sleep_until(deadline) => {
+                    self.judge.violation(format_args!("a task has not ended"));
+                    handle.abort();
+                }
+            }
+        }
+    }
+
+    /// All clients have shut down: no waiter, hold, session or key may stay.
+    async fn nothing_is_left(&self) {
+        while !self.judge.all_go_on() {
+            sleep(LOOK_EVERY).await;
+        }
+        let clients: Vec<_> = {
+            let mut clients = self.clients.borrow_mut();
+            let living = clients.iter_mut().filter(|process| !process.is_dead);
+            living.map(|process| process.client.take()).collect()
+        };
+        self.judge.note(format_args!("all tasks have ended"));
+        for client in clients.into_iter().flatten() {
+            if timeout(SHUTDOWN_MAX, client.shutdown()).await.is_err() {
+                self.judge
+                    .violation(format_args!("a shutdown has not ended"));
+            }
+        }
+        self.judge.note(format_args!("all clients have shut down"));
+        // The last message is under way.
+        sleep(Duration::from_secs(1)).await;
+        // What a dead process held ends with its lease, and so does what a lost reply has left.
+        let begun = Instant::now();
+        let at_once = !self.schedule.has_faults() && !self.schedule.may_leave();
+        let left = || {
+            let contents = self.servers.iter().map(Server::contents);
+            let mut left = contents.filter(|contents| *contents != Contents::default());
+            left.next()
+        };
+        while let Some(left) = left() {
+            let is_session = left
+                == Contents {
+                    sessions: left.sessions,
+                    ..Contents::default()
+                };
+            let longest = match (at_once, is_session) {
+                (false, _) => LEFT_MAX,
+                (true, true) => GRACE_MAX,
+                (true, false) => Duration::ZERO,
+            };
+            if begun.elapsed() >= longest {
+                self.judge.violation(format_args!("left behind: {left:?}"));
+                return;
+            }
+            sleep(Duration::from_millis(500)).await;
+        }
+        if begun.elapsed() > Duration::from_secs(1) {
+            self.judge.count("something left for a while");
+        }
+    }
+
+    /// A storm of retries is seen even if all ends well.
+    fn was_modest(&self) {
+        let mut stats = Stats::default();
+        for server in &self.servers {
+            let of = server.stats();
+            stats.connections += of.connections;
+            stats.commands += of.commands;
+            stats.renewals += of.renewals;
+            self.judge.count_all("asked", of.asked);
+            self.judge.count_all("tryagain", of.tried_again);
+        }
+        let hosts = self.clients.borrow();
+        let dials: u64 = hosts.iter().map(|process| process.host.dials()).sum();
+        let sentinels = self.schedule.watched.map_or(0, |of| of.sentinels);
+        let peers = self.schedule.clients.len() * (self.servers.len() + sentinels);
+        let peers = u64::try_from(peers).unwrap_or(u64::MAX);
+        let clients = self.schedule.clients.len() * self.servers.len();
+        let clients = u64::try_from(clients).unwrap_or(u64::MAX);
+        let seconds = self.judge.elapsed().as_secs() + 1;
+        let (connections, commands) = (stats.connections, stats.commands);
+        let steps = u64::try_from(self.schedule.size()).unwrap_or(u64::MAX);
+        // A replica that sentinels name for the primary accepts connections, and is left at once.
+        let a_second = if self.service.is_some() { 10 } else { 3 };
+        if connections > clients * (20 + a_second * seconds) {
+            self.judge
+                .violation(format_args!("{connections} connections in {seconds} s"));
+        }
+        if dials > peers * (20 + DIALS_MAX * seconds) {
+            self.judge
+                .violation(format_args!("{dials} tries to connect in {seconds} s"));
+        }
+        self.judge.was_modest(stats.renewals);
+        if commands > clients * (COMMANDS_MAX * seconds) + 100 * steps {
+            self.judge
+                .violation(format_args!("{commands} commands in {seconds} s"));
+        }
+    }
+}
+
+/// A client's shutdown waits for what it can still do, within these times.
+const SHUTDOWN_MAX: Duration = Duration::from_secs(60);
+
+/// The longest lease, a lock entered more than once included.
+const LEFT_MAX: Duration = Duration::from_secs(100);
+
+/// What a session was told last, and has not fetched, keeps it for its grace.
+const GRACE_MAX: Duration = Duration::from_secs(6);
+
+/// So often a client tries to connect in a second at most: calls that wait for the command
+/// connection follow each other every 50 ms at most.
+const DIALS_MAX: u64 = 25;
+
+/// So many commands a client sends in a second at most, beside those for its calls: a call of
+/// EVENTS goes out some 20 times in a grace.
+const COMMANDS_MAX: u64 = 60;

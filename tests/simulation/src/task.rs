@@ -1,0 +1,472 @@
+//! One task of a client process: takes locks as its plan says, and looks at what comes of it.
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use rlock_client::{Client, Error, Owner, QuorumClient, QuorumError};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::hands::{self, Ahead, Before, Begun};
+use crate::judge::{AnyGuard, Held, Judge, name};
+use crate::schedule::{self, End, Mode, Step, Verb};
+use crate::stops::{Calling, Stop, StopKind};
+
+/// What a process takes locks with.
+#[derive(Clone)]
+pub(crate) enum AnyClient {
+    One(Client),
+    Quorum(QuorumClient),
+}
+
+impl AnyClient {
+    pub(crate) async fn shutdown(&self) {
+        match self {
+            Self::One(client) => client.shutdown().await,
+            Self::Quorum(client) => client.shutdown().await,
+        }
+    }
+}
+
+/// Why a call has not brought a guard.
+struct Refusal {
+    kind: &'static str,
+    text: String,
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        let kind = kind_of(&error);
+        let text = error.to_string();
+        Self { kind, text }
+    }
+}
+
+impl From<QuorumError> for Refusal {
+    fn from(error: QuorumError) -> Self {
+        let kind = if error.is_not_acquired() {
+            "not acquired by a majority"
+        } else {
+            "no majority"
+        };
+        let text = error.to_string();
+        Self { kind, text }
+    }
+}
+
+/// A task, with what it needs.
+#[derive(Clone)]
+pub(crate) struct Task {
+    pub(crate) number: usize,
+    pub(crate) process: usize,
+    pub(crate) client: AnyClient,
+    pub(crate) setup: schedule::Client,
+    /// None if each call is an owner of its own.
+    pub(crate) owner: Option<Owner>,
+    /// Whether each call is to be an owner of its own.
+    pub(crate) is_own: bool,
+    pub(crate) judge: Rc<Judge>,
+    /// Longest that a message is under way.
+    pub(crate) latency: Duration,
+    /// Does what is to happen in the midst of a call.
+    pub(crate) stops: Rc<dyn Fn(StopKind)>,
+}
+
+impl Task {
+    /// Steps may have steps inside.
+    pub(crate) fn run<'a>(&'a self, steps: &'a [Step]) -> Pin<Box<dyn Future<Output = ()> + 'a>> {
+        Box::pin(async move {
+            let mut begun = Vec::new();
+            for (place, step) in steps.iter().enumerate() {
+                if begun.is_empty() {
+                    begun.push(self.begin(step));
+                }
+                hands::all_end(&mut begun).await;
+                let held = begun.remove(0).held();
+                let mut rest = steps.iter().skip(place + 1 + begun.len()).peekable();
+                let mut ahead =
+                    |of| rest.next_if(|step| step.ahead.is_some_and(|of_it| of_it.of == of));
+                if let Some(held) = &held {
+                    self.use_it(step, held).await;
+                }
+                if begun.is_empty()
+                    && let Some(next) = ahead(Before::Guard)
+                {
+                    begun.push(self.begin_ahead(next).await);
+                }
+                if let Some(held) = &held {
+                    self.give_back(step, held).await;
+                }
+                self.judge.asks_no_more(&self.owner_name(), &step.locks);
+                if !begun.is_empty()
+                    && let Some(next) = ahead(Before::Call)
+                {
+                    begun.push(self.begin_ahead(next).await);
+                }
+            }
+        })
+    }
+
+    fn owner_name(&self) -> String {
+        let owner = self.owner.as_ref().map(ToString::to_string);
+        owner.unwrap_or_default()
+    }
+
+    /// A call, which nobody has polled yet.
+    fn begin<'a>(&'a self, step: &'a Step) -> Begun<'a> {
+        Begun::of(|unwatched| {
+            Box::pin(async move {
+                if self.owner.is_some() {
+                    self.judge.asks(&self.owner_name(), &step.locks);
+                }
+                self.take(step, &unwatched).await
+            })
+        })
+    }
+
+    async fn begin_ahead<'a>(&'a self, step: &'a Step) -> Begun<'a> {
+        let mut begun = self.begin(step);
+        if let Some(Ahead { polls, every, .. }) = step.ahead {
+            self.judge.count("asked ahead");
+            begun.look().await;
+            for _ in 1..polls {
+                sleep(every).await;
+                begun.look().await;
+            }
+        }
+        begun
+    }
+
+    async fn take(&self, step: &Step, unwatched: &Cell<Duration>) -> Option<Rc<Held>> {
+        let (number, locks) = (self.number, &step.locks);
+        let (mode, verb) = (step.mode, step.verb);
+        let tokens = self.judge.tokens_before(locks);
+        let (judge, started) = (&self.judge, Instant::now());
+        let stood = judge.stood(self.process);
+        judge.note(format_args!("task {number}: {verb:?} {mode:?} {locks:?}"));
+        let owner = self.owner_name();
+        let under_way = judge.surplus.begins(&owner, locks);
+        let _works = judge.entries.works(&owner);
+        let waits = mode == Mode::Plain && matches!(verb, Verb::Lock) && self.is_own;
+        let place = judge.asked((self.process, locks), waits);
+        let call = until_woken(step.drop_when_woken, self.call(step));
+        let call = self.in_call(step, Calling::Taking, call);
+        let call = async { call.await.flatten() };
+        let result = match step.drop_after {
+            Some(after) => timeout(after, call).await.ok().flatten(),
+            None => call.await,
+        };
+        drop(under_way);
+        let Some(result) = result else {
+            judge.note(format_args!("task {number}: dropped the call"));
+            judge.count("call dropped");
+            // It may have been granted all the same: then it is as if its guard had been dropped.
+            let asked = step.lease.unwrap_or(self.setup.lease);
+            judge.surplus.granted(&owner, asked, step.lease.is_none());
+            return None;
+        };
+        let stood = judge.stood(self.process).saturating_sub(stood);
+        let waited = started.elapsed().saturating_sub(stood);
+        self.in_time(verb, waited.saturating_sub(unwatched.get()));
+        match result {
+            Ok(guard) => {
+                let (owner, token) = (guard.owner(), guard.token());
+                judge.note(format_args!(
+                    "task {number}: has {locks:?} as {owner}, {token}"
+                ));
+                judge.count("guard");
+                judge.granted((self.process, locks), place, token);
+                let has_grace = !self.setup.grace.is_zero();
+                let by = (self.process, has_grace);
+                // An owner that was made for this call has a name from now on.
+                drop(judge.entries.works(&owner));
+                let held = judge.taken(guard, mode, locks, tokens, by);
+                // At a majority no call asks for a lease of its own.
+                let is_renewed =
+                    step.lease.is_none() || matches!(self.client, AnyClient::Quorum(_));
+                let lease = is_renewed.then_some(self.setup.lease);
+                held.lease.set(lease.filter(|_| self.is_own));
+                let shared = (!self.is_own).then_some(self.setup.lease);
+                held.shared_lease.set(shared);
+                let asked = if is_renewed { None } else { step.lease };
+                let asked = asked.unwrap_or(self.setup.lease);
+                let (name, lasts) = (&held.owner, self.lasts(asked, is_renewed));
+                let lasts = lasts.saturating_sub(unwatched.get());
+                judge.surplus.granted(name, asked, is_renewed);
+                held.lasts.set(judge.surplus.shortest(name, locks, lasts));
+                Some(held)
+            }
+            Err(error) => {
+                self.is_refused(&error);
+                None
+            }
+        }
+    }
+
+    /// A call has not brought a guard.
+    fn is_refused(&self, error: &Refusal) {
+        let (judge, number) = (&self.judge, self.number);
+        judge.note(format_args!("task {number}: {}", error.text));
+        judge.count(error.kind);
+        if ["unknown", "unavailable", "lost"].contains(&error.kind) {
+            judge.entries.is_unsure();
+        }
+        if !["not acquired", "not acquired by a majority", "deadlock"].contains(&error.kind)
+            && (error.kind != "refused" || self.is_own)
+        {
+            judge.must_not_fail(number, &error.text);
+        }
+    }
+
+    /// A call, in whose midst something may happen. None if it was dropped.
+    async fn in_call<T>(
+        &self,
+        step: &Step,
+        of: Calling,
+        call: impl Future<Output = T>,
+    ) -> Option<T> {
+        let planned = step.stop.filter(|stop| stop.of == of);
+        let done = |kind| {
+            let number = self.number;
+            self.judge
+                .note(format_args!("task {number}: {of:?}, {kind:?}"));
+            (self.stops)(kind);
+        };
+        Stop::within(planned, call, done).await
+    }
+
+    /// For so long a guard with this lease lasts in any case: word of the grant was under way for
+    /// a while, and clients count on a little less.
+    fn lasts(&self, lease: Duration, is_renewed: bool) -> Duration {
+        let lasts = if is_renewed { Duration::MAX } else { lease };
+        let slack = self.latency.saturating_mul(8).saturating_add(HEARD_LATE);
+        lasts.saturating_sub(slack.saturating_add(lease / 10))
+    }
+
+    async fn call(&self, step: &Step) -> Result<AnyGuard, Refusal> {
+        let first = step.locks.first().copied().unwrap_or_default();
+        let client = match &self.client {
+            AnyClient::One(client) => client,
+            AnyClient::Quorum(client) => return self.call_quorum(client, step, first).await,
+        };
+        let owner = self.owner.clone().unwrap_or_else(|| client.owner());
+        macro_rules! taken {
+            ($lock:expr, $kind:path, $lock_verb:ident, $try_verb:ident, $within:ident) => {{
+                let mut lock = $lock.owner(&owner);
+                if let Some(lease) = step.lease {
+                    lock = lock.lease(lease);
+                }
+                let guard = match step.verb {
+                    Verb::Lock => lock.$lock_verb().await,
+                    Verb::Try => lock.$try_verb().await,
+                    Verb::Within(time) => lock.$within(time).await,
+                };
+                Ok(guard.map($kind)?)
+            }};
+        }
+        match step.mode {
+            Mode::Plain => {
+                taken!(
+                    client.lock(name(first)),
+                    AnyGuard::Plain,
+                    lock,
+                    try_lock,
+                    lock_timeout
+                )
+            }
+            Mode::Read => taken!(
+                client.rw_lock(name(first)),
+                AnyGuard::Read,
+                read,
+                try_read,
+                read_timeout
+            ),
+            Mode::Write => taken!(
+                client.rw_lock(name(first)),
+                AnyGuard::Write,
+                write,
+                try_write,
+                write_timeout
+            ),
+            Mode::Several => {
+                let names = step.locks.iter().map(|lock| name(*lock));
+                taken!(
+                    client.multi(names),
+                    AnyGuard::Several,
+                    lock,
+                    try_lock,
+                    lock_timeout
+                )
+            }
+        }
+    }
+
+    async fn call_quorum(
+        &self,
+        client: &QuorumClient,
+        step: &Step,
+        lock: u8,
+    ) -> Result<AnyGuard, Refusal> {
+        let lock = client.lock(name(lock));
+        let guard = match step.verb {
+            Verb::Lock => lock.lock().await,
+            Verb::Try => lock.try_lock().await,
+            Verb::Within(time) => lock.lock_timeout(time).await,
+        };
+        Ok(AnyGuard::Quorum(guard?, self.judge.new_name()))
+    }
+
+    /// A call ends in the time that its documentation says.
+    fn in_time(&self, verb: Verb, took: Duration) {
+        let reply = self.setup.response_timeout;
+        // A message may be under way for so long, and this is how far timers are off.
+        let mut slack = self.latency.saturating_mul(8).saturating_add(SLACK);
+        if let Some(within) = self.setup.acknowledged {
+            // Calls of one owner for one lock are acknowledged in turn.
+            if !self.is_own {
+                return;
+            }
+            // While one acknowledgement is waited for, the next waits; and the connection for it
+            // may have to be opened, at a server that must be found.
+            let one = within.saturating_add(reply);
+            slack = slack.saturating_add(one.saturating_mul(2));
+            slack = slack.saturating_add(reply.saturating_mul(3));
+        }
+        let longest = match verb {
+            Verb::Lock => return,
+            Verb::Try => reply.saturating_mul(TRY_TIMEOUTS),
+            Verb::Within(time) => time.saturating_add(reply),
+        };
+        if took > longest.saturating_add(slack) {
+            let number = self.number;
+            self.judge.violation(format_args!(
+                "task {number}: {verb:?} took {took:?}, replies may take {reply:?}"
+            ));
+        }
+    }
+
+    async fn use_it(&self, step: &Step, held: &Rc<Held>) {
+        let half = step.hold.checked_div(2).unwrap_or_default();
+        sleep(half).await;
+        self.judge.look();
+        if step.renews
+            && let Some(guard) = self.judge.given_back(held)
+        {
+            let _works = self.judge.entries.works(&held.owner);
+            self.judge.renews();
+            let result = self.in_call(step, Calling::Renewing, guard.renew());
+            let number = self.number;
+            match result.await {
+                None => {}
+                Some(Ok(())) => self.judge.count("renewed"),
+                Some(Err(error)) => {
+                    self.judge
+                        .note(format_args!("task {number}: renewing, {error}"));
+                    self.judge.count("not renewed");
+                    if self.judge.is_renewed(held) {
+                        self.judge.must_not_fail(number, &error);
+                    }
+                }
+            }
+            self.judge.again(held, guard);
+        }
+        if step.downgrades
+            && let Some(AnyGuard::Write(guard)) = self.judge.given_back(held)
+        {
+            let _works = self.judge.entries.works(&held.owner);
+            let number = self.number;
+            let result = self.in_call(step, Calling::Downgrading, guard.downgrade());
+            match result.await {
+                None => return,
+                Some(Ok(guard)) => {
+                    self.judge.note(format_args!("task {number}: reads only"));
+                    self.judge.count("downgraded");
+                    self.judge.again(held, AnyGuard::Read(guard));
+                }
+                Some(Err(error)) => {
+                    self.judge
+                        .note(format_args!("task {number}: to read only, {error}"));
+                    self.judge.count("not downgraded");
+                    return;
+                }
+            }
+        }
+        if !step.inside.is_empty() {
+            self.run(&step.inside).await;
+        }
+        sleep(half).await;
+        self.judge.look();
+    }
+
+    async fn give_back(&self, step: &Step, held: &Rc<Held>) {
+        let Some(guard) = self.judge.given_back(held) else {
+            return;
+        };
+        let _works = self.judge.entries.works(&held.owner);
+        let (number, locks, end) = (self.number, &step.locks, step.end);
+        self.judge.must_be_held(held, &guard);
+        let lost = if guard.is_lost() { ", lost" } else { "" };
+        self.judge
+            .note(format_args!("task {number}: {end:?} {locks:?}{lost}"));
+        match end {
+            End::Drop => drop(guard),
+            End::UnlockUnheard => {
+                let _ = timeout(Duration::ZERO, guard.unlock()).await;
+            }
+            End::Unlock => match self.in_call(step, Calling::Unlocking, guard.unlock()).await {
+                None => {}
+                Some(Ok(())) => self.judge.count("unlocked"),
+                Some(Err(error)) => {
+                    self.judge
+                        .note(format_args!("task {number}: unlocking, {error}"));
+                    self.judge.count("not unlocked");
+                    if self.judge.is_renewed(held) {
+                        self.judge.must_not_fail(number, &error);
+                    }
+                }
+            },
+        }
+    }
+}
+
+/// Polls a call only so often, and then drops it: so also when what it waits for is there, and it
+/// has not seen it.
+async fn until_woken<T>(times: Option<u8>, call: impl Future<Output = T>) -> Option<T> {
+    let mut call = Box::pin(call);
+    let mut left = times;
+    poll_fn(move |cx| {
+        if left == Some(0) {
+            return Poll::Ready(None);
+        }
+        left = left.map(|left| left.saturating_sub(1));
+        call.as_mut().poll(cx).map(Some)
+    })
+    .await
+}
+
+fn kind_of(error: &Error) -> &'static str {
+    if error.is_not_acquired() {
+        "not acquired"
+    } else if error.is_lost() {
+        "lost"
+    } else if error.is_unavailable() {
+        "unavailable"
+    } else if error.is_unknown() {
+        "unknown"
+    } else if error.is_deadlock() {
+        "deadlock"
+    } else {
+        "refused"
+    }
+}
+
+/// So many times a reply may take `try_lock()` at most.
+const TRY_TIMEOUTS: u32 = 4;
+
+const SLACK: Duration = Duration::from_millis(250);
+
+/// A grant may be counted from the call of EVENTS before the one that told of it.
+const HEARD_LATE: Duration = Duration::from_millis(450);
