@@ -1,8 +1,8 @@
 # The front door. `make` lists what it does; cargo does the work, and CARGO_TARGET_DIR is honoured.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak chaos check test-servers interop languages memcheck fuzz faults bench \
-	plots instructions install clean
+.PHONY: help run cli test soak chaos simulate check test-servers prometheus interop languages memcheck fuzz \
+	faults simulate-faults bench plots instructions install clean
 
 # Tests run in their crate's folder, so a relative path to a server is made absolute here.
 ifneq (,$(findstring /,$(RLOCK_SERVER)))
@@ -15,17 +15,24 @@ help: ## List these targets
 run: ## Build the module and start a server with it on 127.0.0.1:6379, or PORT=
 	@scripts/run
 
+cli: install ## Build the program `rlock`: target/release/rlock
+	cargo build --release -p rlock-cli
+
 test: install ## Run every test; RLOCK_SERVER= names another server
 	cargo test
 
 soak: install ## The heavy tests, with the figures they print
 	RLOCK_DROPS=100000 cargo test --release -p rlock-tests --test it -- \
-		client_session client_faults client_rw client_multi --include-ignored --nocapture --test-threads 1
+		client_session client_faults client_rw client_multi client_threads --include-ignored --nocapture --test-threads 1
 
 chaos: install ## A storm over real servers and its checkers; CHAOS_SECONDS=, CHAOS_SEED=, CHAOS_MENU=
 	CHAOS_SECONDS=$(or $(CHAOS_SECONDS),1800) CHAOS_SEED=$(CHAOS_SEED) CHAOS_ROUND=$(CHAOS_ROUND) \
 		CHAOS_MENU="$(CHAOS_MENU)" \
 		cargo test -p rlock-tests --test chaos -- --ignored --exact storm --nocapture
+
+simulate: install ## Simulate clients, links and servers from seeds; SECONDS=, SEED=, FROM=, FILE=, ONLY=
+	SIMULATE_SECONDS=$(or $(SECONDS),60) SIMULATE_SEED=$(SEED) SIMULATE_FROM=$(FROM) \
+		SIMULATE_FILE=$(FILE) SIMULATE_ONLY=$(ONLY) scripts/simulate
 
 check: install ## Formatting, lints, documentation and the core's tests: before each commit
 	cargo fmt --all --check
@@ -33,9 +40,15 @@ check: install ## Formatting, lints, documentation and the core's tests: before 
 	cargo clippy -p rlock-tests --test interop --test languages -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 	cargo test -p rlock-core
+	cargo test -p rlock-example-otlp
+	scripts/simulate-faults --check
 
 test-servers: install ## The integration tests on every Redis and Valkey that can be had
 	scripts/test-servers
+
+prometheus: install ## What `rlock exporter` tells, to a real Prometheus and promtool
+	@scripts/install prometheus
+	RLOCK_PROMETHEUS=1 cargo test -p rlock-cli --test it exporter::
 
 interop: ## The tests beside a real Redisson, which is Java
 	@scripts/install javac mvn
@@ -53,6 +66,9 @@ fuzz: ## Fuzz the core, FUZZ_SECONDS= a target (60), on a nightly compiler
 
 faults: ## Put known faults back into a copy of the core and see each net catch them
 	@scripts/faults
+
+simulate-faults: install ## The same with faults of client and core, and the simulation
+	@scripts/simulate-faults
 
 bench: install ## Measure everything against what there is instead; tables and plots into docs/bench
 	@scripts/bench

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use rlock_client::{Client, LostReason};
+use rlock_client::Client;
 use rlock_tests::{Proxy, Server, Shards, until};
 use tokio::time::timeout;
 
-use super::client::{MS, calm, soon, url, wait_in_queue};
+use super::client::{calm, soon, url, wait_in_queue};
 use super::client_cluster::{a_name_each, connect, other_than, until_nothing_is_left};
 use super::client_session::session_of;
 
@@ -51,8 +51,7 @@ async fn try_locks(client: &Client, shards: &Shards) {
 /// The connections by which a client is connected to a node: it may have two.
 fn connections(node: &Server) -> usize {
     let list = node.run("CLIENT LIST").text();
-    let ours = list.lines().filter(|line| line.contains("resp=3"));
-    ours.filter(|line| !line.contains("cmd=cluster")).count()
+    list.lines().filter(|line| line.contains("resp=3")).count()
 }
 
 /// Holds a lock and waits for another at each primary while `rename` changes what the nodes are
@@ -220,17 +219,17 @@ async fn a_redirect_to_a_name_that_leads_nowhere_costs_no_connection_that_is_the
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stranger_that_takes_the_session_over_has_it_for_good() {
+async fn a_session_that_a_stranger_takes_over_is_taken_back() {
     let shards = with_hostnames();
     let client = connect(calm(), &shards).await;
     let guard = client.lock("k").lock().await.unwrap();
     let stranger = shards
         .primary_of("k")
         .session_connection(&session_of(&client));
-    assert_eq!(soon(guard.lost()).await, LostReason::SessionTakenOver);
+    try_lock(&client, "{k}").await;
+    assert!(!guard.is_lost());
+    guard.unlock().await.unwrap();
     drop(stranger);
-    let error = soon(client.lock("k").lock_timeout(50 * MS)).await;
-    assert!(error.unwrap_err().is_unavailable());
 }
 
 /// Has the other nodes tell this port of the node.
@@ -317,7 +316,8 @@ async fn nodes_that_change_places_cost_no_guard_no_wait_and_few_connections() {
     announce_port(&shards, x, first);
     announce_port(&shards, y, second);
     let at_y = shards.name_at(y, "y");
-    let client = connect(calm().grace(Duration::from_secs(10)), &shards).await;
+    // Until all nodes call each by its new address, the sessions may be without a connection.
+    let client = connect(calm().grace(Duration::from_secs(60)), &shards).await;
     let other = connect(calm(), &shards).await;
     let (mut guards, mut others, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
     for (node, name) in [(x, "k"), (y, &*at_y)] {
@@ -340,12 +340,19 @@ async fn nodes_that_change_places_cost_no_guard_no_wait_and_few_connections() {
             soon(guard.renew()).await.unwrap();
         }
         assert!(waiting.iter().all(|wait| !wait.is_finished()));
-        let before = received();
-        tokio::time::sleep(Duration::from_secs(5)).await;
-        let after = received();
-        let tried = after[0] + after[1] - before[0] - before[1];
-        let open: usize = [x, y].map(connections).iter().sum();
-        // Two clients have two to each.
-        assert!(open <= 9 && tried < 12, "{open} open, {tried} in 5 s");
+        // On a busy machine it takes its time until both clients have connected anew.
+        let mut windows = Vec::new();
+        while windows
+            .last()
+            .is_none_or(|(open, tried)| *open > 9 || *tried >= 12)
+        {
+            assert!(windows.len() < 10, "(open, tried in 5 s): {windows:?}");
+            let before = received();
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            let after = received();
+            let tried = after[0] + after[1] - before[0] - before[1];
+            // Two clients have two to each.
+            windows.push(([x, y].map(connections).iter().sum::<usize>(), tried));
+        }
     }
 }

@@ -412,6 +412,10 @@ async fn a_call_comes_late(meets: bool) -> bool {
     server.connect().take("k", "alice");
     let waiting = wait_in_queue(&server, &client, "k");
     let asked = [calls(&server, "acquire"), calls(&server, "renew")];
+    // Its last command was another while it closes the one that was killed.
+    until("its session is attached", || {
+        session_connection(&server).is_some()
+    });
     let old = session_connection(&server).unwrap();
     if meets {
         gate.cut_to_server();

@@ -1,5 +1,8 @@
 //! Scopes of the client crate: several locks for one owner, so that the server sees deadlocks.
 
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use rlock_client::blocking;
@@ -115,6 +118,31 @@ async fn readers_and_several_locks_of_scopes_are_seen_in_deadlocks() {
     assert_eq!(server.run("DBSIZE"), 0);
 }
 
+/// A RELEASE without a token, as of a writer and of several locks, takes nothing that is asked for
+/// after it on the same connection: nobody has to ask whether it did.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_that_is_dropped_and_taken_again_costs_no_renewal() {
+    const ROUNDS: u64 = 100;
+    let server = Server::start();
+    let client = calm().connect(&url(&server)).await.unwrap();
+    let scope = client.scope();
+    let (written, both) = (scope.rw_lock("r"), scope.multi(["a", "b"]));
+    for _ in 0..ROUNDS {
+        drop(soon(written.write()).await.unwrap());
+        drop(soon(both.lock()).await.unwrap());
+        drop(soon(written.try_write()).await.unwrap());
+        drop(soon(both.try_lock()).await.unwrap());
+    }
+    client.shutdown().await;
+    let counted = [
+        "acquire", "release", "renew", "macquire", "mrelease", "mrenew",
+    ];
+    let counted = counted.map(|command| calls(&server, command));
+    let taken = 2 * ROUNDS;
+    assert_eq!(counted, [taken, taken, 0, taken, taken, 0]);
+    assert_eq!(server.run("DBSIZE"), 0);
+}
+
 #[test]
 fn scopes_without_async_do_the_same() {
     let server = Server::start();
@@ -139,4 +167,106 @@ fn scopes_without_async_do_the_same() {
     p.unlock().unwrap();
     client.shutdown();
     assert_eq!(server.run("DBSIZE"), 0);
+}
+
+/// Polls a call once: its command is handed over.
+async fn begun<F: Future>(call: F) -> Pin<Box<F>> {
+    let mut call = Box::pin(call);
+    let first = poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await;
+    assert!(first.is_pending());
+    call
+}
+
+/// Polls a call once, and then to its end after something else was done.
+async fn after<T>(call: impl Future<Output = T>, between: impl FnOnce()) -> T {
+    let call = begun(call).await;
+    between();
+    call.await
+}
+
+/// Each is asked for while the one before is still held, and that is dropped before the answer is
+/// there. Its release names no token, so the server is asked about the answer; so long the earlier
+/// hold is known, which has the same token and no guard any more.
+#[tokio::test]
+async fn what_a_scope_hands_on_to_itself_is_not_called_lost() {
+    let server = Server::start();
+    let client = client(&server).await;
+    for round in 0..20 {
+        let scope = client.scope();
+        let lock = scope.rw_lock(format!("w{round}"));
+        let mut writer = lock.write().await.unwrap();
+        for _ in 0..6 {
+            writer = after(lock.try_write(), || drop(writer)).await.unwrap();
+        }
+        let lock = scope.multi([format!("a{round}"), format!("b{round}")]);
+        let mut several = lock.lock().await.unwrap();
+        for _ in 0..6 {
+            several = after(lock.try_lock(), || drop(several)).await.unwrap();
+        }
+        for _ in 0..20 {
+            tokio::time::sleep(MS).await;
+            assert!(!writer.is_lost() && !several.is_lost(), "round {round}");
+        }
+        writer.unlock().await.unwrap();
+        several.unlock().await.unwrap();
+    }
+}
+
+/// A release without a token that was answered before the wait was granted has taken nothing of
+/// it. Taken for doubtful, each grant would be given back, and the wait go to the end of the queue.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_for_several_keeps_what_it_is_granted_after_an_earlier_release() {
+    let server = Server::start();
+    let [one, other] = two_clients(&server).await;
+    let scope = one.scope();
+    let _a = scope.lock("{k}a").lock().await.unwrap();
+    let with_c = scope.multi(["{k}a", "{k}c"]).lock().await.unwrap();
+    let b = other.lock("{k}b").lock().await.unwrap();
+    let both = scope.multi(["{k}a", "{k}b"]);
+    let waiting = see_in_queue(&server, "{k}b", async move { both.lock().await });
+    with_c.unlock().await.unwrap();
+    let told = calls(&server, "events");
+    until("the session has listened anew", || {
+        calls(&server, "events") > told + 4
+    });
+    let taken = calls(&server, "macquire");
+    b.unlock().await.unwrap();
+    let both = soon(waiting).await.unwrap().unwrap();
+    assert_eq!((calls(&server, "macquire"), taken), (taken, 2));
+    both.unlock().await.unwrap();
+}
+
+/// The first is given back beside the two that are asked for before and after it. By a command that
+/// names no token nobody could know whether it has taken the second's entry of `a`; and the second
+/// has kept the first's token there, though the first is gone when its caller hears of the grant.
+#[tokio::test]
+async fn several_that_overlap_and_are_handed_on_have_one_entry_for_each_guard() {
+    let server = Server::start();
+    let client = client(&server).await;
+    for round in 0..20 {
+        let scope = client.scope();
+        let name = |letter: &str| format!("{letter}{round}");
+        let [with_b, with_c, with_d] =
+            ["b", "c", "d"].map(|other| scope.multi([name("a"), name(other)]));
+        let entries = |letter: &str| {
+            let count = format!("HGET {} {}", name(letter), scope.owner());
+            server.run(count).text()
+        };
+        let first = with_b.try_lock().await.unwrap();
+        let second = begun(with_c.try_lock()).await;
+        drop(first);
+        let third = begun(with_d.try_lock()).await;
+        // All is answered, and nobody has looked.
+        drop(soon(client.lock("other").try_lock()).await.unwrap());
+        let (second, third) = (second.await.unwrap(), third.await.unwrap());
+        assert_eq!(["a", "c", "d"].map(entries), ["2", "1", "1"]);
+        let first_goes = || server.run(format!("EXISTS {}", name("b"))) == 0;
+        until("the first is given back", first_goes);
+        second.renew().await.unwrap();
+        second.unlock().await.unwrap();
+        assert!(!third.is_lost());
+        assert_eq!(entries("a"), "1");
+        third.unlock().await.unwrap();
+    }
+    until("nothing is left", || server.run("DBSIZE") == 0);
 }

@@ -494,8 +494,9 @@ fn events_tells_the_one_that_was_taken_over() {
     for mut first in both_protocols(&server) {
         first.send("RLOCK.EVENTS s BLOCK 0");
         first.expect_nothing_yet();
-        let _second = server.session_connection("s");
-        let expected = "TAKENOVER another connection listens to this session now";
+        let mut second = server.session_connection("s");
+        let id = second.id();
+        let expected = format!("TAKENOVER the connection that listens to this session now is {id}");
         assert_eq!(first.read().error(), expected);
     }
 }
@@ -732,11 +733,23 @@ fn info_of_a_free_lock() {
         let info = conn.run("RLOCK.INFO k");
         assert_eq!(
             info.keys(),
-            ["owner", "count", "token", "ttl-ms", "waiters", "queue"]
+            [
+                "owner",
+                "count",
+                "token",
+                "ttl-ms",
+                "held-ms",
+                "session",
+                "client-id",
+                "waiters",
+                "queue"
+            ]
         );
         assert_eq!(info.get("owner"), &Reply::Null);
         assert_eq!(info.get("count"), &0);
-        assert_eq!(info.get("token"), &Reply::Null);
+        for unknown in ["token", "held-ms", "session", "client-id"] {
+            assert_eq!(info.get(unknown), &Reply::Null, "{unknown}");
+        }
         assert_eq!(info.get("waiters"), &0);
         assert!(info.get("queue").array().is_empty());
     }
@@ -763,7 +776,7 @@ fn info_tells_the_holder_and_the_queue_in_order() {
         let queue = info.get("queue").array();
         assert_eq!(
             queue[0].keys(),
-            ["owner", "client-id", "waited-ms", "left-ms"]
+            ["owner", "session", "client-id", "waited-ms", "left-ms"]
         );
         assert_eq!(queue[0].get("owner"), &"bob");
         assert_eq!(queue[0].get("client-id"), &bobs_id);
@@ -781,6 +794,170 @@ fn info_tells_the_holder_and_the_queue_in_order() {
 }
 
 #[test]
+fn info_tells_how_long_a_lock_is_held_and_for_which_session() {
+    let server = Server::builder().config("rlock.fence-guard-ms 0").start();
+    let mut conn = server.connect();
+    let mut life = server.session_connection("s");
+    let id = life.id();
+    conn.take_for("k", "alice", "s");
+    conn.take("alone", "alice");
+    conn.run("HSET script alice 1");
+    let _others = server.session_connection("t");
+    conn.run("RLOCK.ACQUIRE k bob 30000 QUEUE 0 SESSION t")
+        .queued();
+    rlock_tests::until("some time has passed", || {
+        conn.run("RLOCK.INFO k").get("held-ms").int() >= 20
+    });
+    let info = conn.run("RLOCK.INFO k");
+    assert_eq!(info.get("session"), &"s");
+    assert_eq!(info.get("client-id"), &id);
+    assert_eq!(info.get("queue").array()[0].get("session"), &"t");
+    let held = conn.run("RLOCK.INFO alone").get("held-ms").int();
+    assert!((20..60_000).contains(&held), "{held}, by its token");
+    for name in ["alone", "script"] {
+        let info = conn.run(format!("RLOCK.INFO {name}"));
+        assert_eq!(info.get("session"), &Reply::Null, "{name}");
+        assert_eq!(info.get("client-id"), &Reply::Null, "{name}");
+    }
+    assert_eq!(conn.run("RLOCK.INFO script").get("held-ms"), &Reply::Null);
+    // A hold that another session takes over is as old as before.
+    assert_eq!(conn.run("RLOCK.RENEW k alice 30000 SESSION t"), 1);
+    let info = conn.run("RLOCK.INFO k");
+    assert_eq!(info.get("session"), &"t");
+    assert!(info.get("held-ms").int() >= 20);
+}
+
+/// In the guard's time tokens do not tell when they were minted.
+#[test]
+fn info_tells_how_long_a_session_holds_a_lock_also_after_a_start() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let life = server.session_connection("s");
+    conn.run("RLOCK.EVENTS s GRACE 60000");
+    conn.take_for("k", "alice", "s");
+    conn.take("alone", "alice");
+    conn.take("last", "alice");
+    // Renewed for its session it is the same hold.
+    assert_eq!(conn.run("RLOCK.RENEW k alice 30000 SESSION s"), 1);
+    for (name, is_known) in [("k", true), ("alone", false), ("last", true)] {
+        let info = conn.run(format!("RLOCK.INFO {name}"));
+        assert_eq!(info.get("held-ms") != &Reply::Null, is_known, "{name}");
+    }
+    drop(life);
+    conn.run("RLOCK.ACQUIRE rw alice 30000 READ SESSION s")
+        .held();
+    conn.run("RLOCK.ACQUIRE rw bob 30000 READ").held();
+    let info = conn.run("RLOCK.INFO rw");
+    assert_eq!(info.get("session"), &Reply::Null, "there is no writer");
+    for holder in info.get("holders").array() {
+        let is_sessions = *holder.get("owner") == "alice";
+        assert_eq!(*holder.get("session") == "s", is_sessions);
+    }
+}
+
+#[test]
+fn sessions_are_listed_with_their_connections_and_what_they_have() {
+    let server = Server::start();
+    for mut conn in both_protocols(&server) {
+        assert_eq!(conn.raw("RLOCK.SESSIONS"), "*0\r\n");
+    }
+    let mut conn = server.connect();
+    let (a, mut b) = (server.session_connection("a"), server.connect());
+    b.run("RLOCK.EVENTS b GRACE 60000").events();
+    conn.take_for("k", "alice", "a");
+    conn.take_for("m", "alice", "b");
+    conn.queue("k", "bob", "b");
+    conn.run("RLOCK.MACQUIRE carol 30000 2 k m QUEUE 0 SESSION b")
+        .queued();
+    let client = b.run("CLIENT INFO").text();
+    let mut words = client.split(' ');
+    let address = words.find_map(|word| word.strip_prefix("addr=")).unwrap();
+    let id = b.id();
+    for mut conn in both_protocols(&server) {
+        let told = conn.run("RLOCK.SESSIONS");
+        let [a, b] = told.array() else {
+            panic!("not two: {told:?}")
+        };
+        assert_eq!(
+            a.keys(),
+            [
+                "session",
+                "client-id",
+                "address",
+                "holds",
+                "waiters",
+                "grace-ms",
+                "age-ms",
+                "listening"
+            ]
+        );
+        assert_eq!(a.get("session"), &"a");
+        assert_eq!((a.get("holds"), a.get("waiters")), (&1.into(), &0.into()));
+        assert_eq!(a.get("grace-ms"), &0);
+        assert_eq!(b.get("client-id"), &id);
+        assert_eq!(b.get("address").text(), address);
+        assert_eq!((b.get("holds"), b.get("waiters")), (&1.into(), &2.into()));
+        assert_eq!(b.get("grace-ms"), &60_000);
+        assert!((0..60_000).contains(&b.get("age-ms").int()));
+        assert_eq!(b.get("listening"), &1);
+    }
+    assert!(
+        conn.resp3()
+            .raw("RLOCK.SESSIONS COUNT 1")
+            .starts_with("*1\r\n%8\r\n")
+    );
+    drop((a, b));
+    let mut conn = server.connect();
+    rlock_tests::until("only the one with a grace is left", || {
+        conn.run("RLOCK.SESSIONS").array().len() == 1
+    });
+    rlock_tests::until("its connection is gone", || {
+        conn.run("RLOCK.SESSIONS").array()[0].get("listening") == &0
+    });
+    let told = conn.run("RLOCK.SESSIONS");
+    for field in ["client-id", "address"] {
+        assert_eq!(told.array()[0].get(field), &Reply::Null);
+    }
+}
+
+#[test]
+fn sessions_can_be_narrowed_and_refuse_what_they_do_not_understand() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for name in ["web:2", "cron", "web:1"] {
+        conn.run(format!("RLOCK.EVENTS {name}")).events();
+    }
+    let mut names = |command: &str| -> Vec<String> {
+        let told = conn.run(command);
+        let sessions = told.array().iter();
+        sessions.map(|one| one.get("session").text()).collect()
+    };
+    assert_eq!(names("RLOCK.SESSIONS"), ["cron", "web:1", "web:2"]);
+    assert_eq!(names("RLOCK.SESSIONS MATCH web:*"), ["web:1", "web:2"]);
+    assert_eq!(names("rlock.sessions count 1 match web:*"), ["web:1"]);
+    assert_eq!(names("RLOCK.SESSIONS MATCH nothing").len(), 0);
+    refuses(&mut conn, "RLOCK.SESSIONS web:1", &["web:1"]);
+    refuses(&mut conn, "RLOCK.SESSIONS MATCH", &["MATCH"]);
+    for bad in ["0", "-1", "x", "9223372036854775808"] {
+        refuses(
+            &mut conn,
+            &format!("RLOCK.SESSIONS COUNT {bad}"),
+            &["COUNT", "1 to"],
+        );
+    }
+}
+
+/// What it tells of what happened is in `log.rs`.
+#[test]
+fn the_log_is_empty_at_first_and_reset_answers_ok() {
+    let server = Server::start();
+    for mut conn in both_protocols(&server) {
+        assert_eq!(conn.raw("RLOCK.LOG"), "*0\r\n");
+        assert_eq!(conn.raw("RLOCK.LOG RESET"), "+OK\r\n");
+    }
+}
+
+#[test]
 fn info_is_a_map_in_resp3_and_a_flat_array_in_resp2() {
     let server = Server::start();
     server.connect().take("k", "alice");
@@ -788,20 +965,20 @@ fn info_is_a_map_in_resp3_and_a_flat_array_in_resp2() {
     let [mut two, mut three] = both_protocols(&server);
     let raw = two.raw("RLOCK.INFO k");
     assert!(
-        raw.starts_with("*12\r\n$5\r\nowner\r\n$5\r\nalice\r\n$5\r\ncount\r\n:1\r\n"),
+        raw.starts_with("*18\r\n$5\r\nowner\r\n$5\r\nalice\r\n$5\r\ncount\r\n:1\r\n"),
         "{raw}"
     );
     assert!(
-        raw.contains("$5\r\nqueue\r\n*1\r\n*8\r\n$5\r\nowner\r\n$3\r\nbob\r\n"),
+        raw.contains("$5\r\nqueue\r\n*1\r\n*10\r\n$5\r\nowner\r\n$3\r\nbob\r\n"),
         "{raw}"
     );
     let raw = three.raw("RLOCK.INFO k");
     assert!(
-        raw.starts_with("%6\r\n$5\r\nowner\r\n$5\r\nalice\r\n$5\r\ncount\r\n:1\r\n"),
+        raw.starts_with("%9\r\n$5\r\nowner\r\n$5\r\nalice\r\n$5\r\ncount\r\n:1\r\n"),
         "{raw}"
     );
     assert!(
-        raw.contains("$5\r\nqueue\r\n*1\r\n%4\r\n$5\r\nowner\r\n$3\r\nbob\r\n"),
+        raw.contains("$5\r\nqueue\r\n*1\r\n%5\r\n$5\r\nowner\r\n$3\r\nbob\r\n"),
         "{raw}"
     );
 }
@@ -872,6 +1049,12 @@ fn list_refuses_what_it_does_not_understand_and_names_it() {
     refuses(&mut conn, "RLOCK.LIST COUNT", &["COUNT"]);
     refuses(&mut conn, "RLOCK.LIST COUNT 1 COUNT 1", &["COUNT"]);
     refuses(&mut conn, "RLOCK.LIST MATCH a MATCH a", &["MATCH"]);
+    let (long, longer) = ("*".repeat(1024), "*".repeat(1025));
+    for list in ["LIST", "LOG", "SESSIONS"] {
+        assert!(!conn.run(format!("RLOCK.{list} MATCH {long}")).is_error());
+        let longer = format!("RLOCK.{list} MATCH {longer}");
+        refuses(&mut conn, &longer, &["pattern", "1024 bytes"]);
+    }
     for bad in ["0", "-1", "x", "9223372036854775808"] {
         refuses(&mut conn, &format!("RLOCK.LIST COUNT {bad}"), &["COUNT"]);
     }

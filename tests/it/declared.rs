@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rlock_tests::{Conn, Server, Version, module_path, until};
 
 /// Command, arity, flags, standard ACL categories.
-const COMMANDS: [(&str, i64, &[&str], &[&str]); 11] = [
+const COMMANDS: [(&str, i64, &[&str], &[&str]); 13] = [
     (
         "rlock.acquire",
         -4,
@@ -24,10 +24,29 @@ const COMMANDS: [(&str, i64, &[&str], &[&str]); 11] = [
     ("rlock.events", -2, &["blocking"], &["blocking"]),
     ("rlock.info", 2, &["readonly"], &["read"]),
     ("rlock.list", -1, &["readonly"], &["read"]),
+    ("rlock.log", -1, &["readonly"], &["read"]),
+    (
+        "rlock.sessions",
+        -1,
+        &["readonly", "admin"],
+        &["read", "admin"],
+    ),
     ("rlock.macquire", -5, &["write", "denyoom"], &["write"]),
     ("rlock.mrelease", -4, &["write"], &["write"]),
     ("rlock.mrenew", -5, &["write"], &["write"]),
 ];
+
+/// As other modules do, so that what is loaded can be told.
+#[test]
+fn the_version_is_the_crates() {
+    let server = Server::start();
+    let list = server.run("MODULE LIST");
+    let mut modules = list.array().iter();
+    let ours = modules.find(|module| module.get("name").text() == "rlock");
+    let parts = env!("CARGO_PKG_VERSION").split('.');
+    let version = parts.fold(0, |all, part| all * 100 + part.parse::<i64>().unwrap());
+    assert_eq!(ours.unwrap().get("ver").int(), version);
+}
 
 #[test]
 fn flags_and_arity() {
@@ -91,7 +110,12 @@ fn keys() {
             assert!(conn.run(&command).is_error(), "{command}");
         }
     }
-    for without in ["RLOCK.LIST MATCH key", "RLOCK.EVENTS session BLOCK 0"] {
+    for without in [
+        "RLOCK.LIST MATCH key",
+        "RLOCK.LOG MATCH key",
+        "RLOCK.SESSIONS MATCH key",
+        "RLOCK.EVENTS session BLOCK 0",
+    ] {
         let told = conn.run(format!("COMMAND GETKEYS {without}"));
         assert!(told.is_error(), "{without} has no keys: {told:?}");
     }
@@ -121,7 +145,7 @@ fn documentation() {
                 key.get("flags").texts().contains(&"multiple".to_owned()),
                 "{name}"
             );
-        } else if !["rlock.list", "rlock.events"].contains(&name) {
+        } else if !["rlock.list", "rlock.log", "rlock.sessions", "rlock.events"].contains(&name) {
             let first = &docs.get("arguments").array()[0];
             assert_eq!(
                 (first.get("name"), first.get("type")),
@@ -312,12 +336,18 @@ fn options_with_their_defaults() {
     assert_eq!(told["rlock.max-events-per-session"], "100000");
     assert_eq!(told["rlock.fence-guard-ms"], "10000");
     assert_eq!(told["rlock.grant-delay-ms"], "0");
+    assert_eq!(told["rlock.log-max-len"], "128");
+    assert_eq!(told["rlock.log-holds-ms"], "0");
+    assert_eq!(told["rlock.log-waits-ms"], "1000");
+    assert_eq!(told["rlock.metrics-patterns"], "");
 }
 
 #[test]
 fn options_have_bounds() {
     let server = Server::start();
     let mut conn = server.connect();
+    let (long, too_long) = ("p".repeat(256), "p".repeat(257));
+    let (many, too_many) = ("* ".repeat(16), "* ".repeat(17));
     for (option, good, bad) in [
         (
             "publish",
@@ -344,6 +374,26 @@ fn options_have_bounds() {
             "grant-delay-ms",
             &["0", "10000", "9007199254740991"],
             &["-1", "x", "9007199254740992", "99999999999999999999"],
+        ),
+        (
+            "log-max-len",
+            &["0", "1", "100000"],
+            &["-1", "x", "100001", "99999999999999999999"],
+        ),
+        (
+            "log-holds-ms",
+            &["0", "10000", "9007199254740991"],
+            &["-1", "x", "9007199254740992"],
+        ),
+        (
+            "log-waits-ms",
+            &["0", "10000", "9007199254740991"],
+            &["-1", "x", "9007199254740992"],
+        ),
+        (
+            "metrics-patterns",
+            &["orders:*", "  a [b-c]?\\*  \u{fc}", &long, &many, ""],
+            &[&too_long, &too_many],
         ),
     ] {
         let name = format!("rlock.{option}");
@@ -493,6 +543,101 @@ fn info_has_histograms_of_waiting_and_holding() {
         assert!(
             line.is_some(),
             "no histogram of {histogram} times in {text}"
+        );
+    }
+}
+
+/// The lines of `INFO rlock` for the pattern with this number.
+fn by_pattern(server: &Server, number: usize) -> Vec<String> {
+    let text = server.run("INFO rlock").text();
+    let name = format!("rlock_pattern_{number}");
+    let lines = text.lines().filter(|line| line.starts_with(&name));
+    lines.map(|line| line.replace(&name, "")).collect()
+}
+
+#[test]
+fn info_counts_by_pattern_and_the_first_that_matches_counts() {
+    let server = Server::builder()
+        .config("rlock.fence-guard-ms 0")
+        .config(r#"rlock.metrics-patterns "orders:* *:1 a,b*""#)
+        .start();
+    let (mut conn, mut life) = (server.connect(), server.session_connection("s"));
+    for name in ["orders:1", "orders:2", "stock:1", "stock:2"] {
+        conn.take(name, "alice");
+    }
+    let mut bob = server.wait_in_queue("orders:1", "bob");
+    conn.run("RLOCK.MACQUIRE carol 30000 2 orders:2 stock:1 QUEUE 0 SESSION s")
+        .queued();
+    conn.let_go("orders:1", "alice");
+    bob.read().held();
+    for name in ["orders:2", "stock:1"] {
+        conn.let_go(name, "alice");
+    }
+    life.run("RLOCK.EVENTS s").granted("orders:2", "carol");
+    conn.run("RLOCK.ACQUIRE orders:3 dave 30000 WRITE SESSION s")
+        .held();
+    conn.run("DEL stock:1 orders:3");
+    until("the losses are noticed", || {
+        server.info_number("rlock_holds_lost") == 2
+    });
+    let told = by_pattern(&server, 1);
+    assert_eq!(
+        told[0], ":pattern=orders:*,grants=5,waits=2,lost=1",
+        "{told:?}"
+    );
+    assert!(
+        told[1].starts_with("_wait_ms:le_1=") && told[1].contains(",count=2,"),
+        "{told:?}"
+    );
+    assert!(
+        told[2].starts_with("_hold_ms:le_1=") && told[2].contains(",count=2,"),
+        "{told:?}"
+    );
+    let told = by_pattern(&server, 2);
+    assert_eq!(told[0], ":pattern=*:1,grants=2,waits=1,lost=1", "{told:?}");
+    let told = by_pattern(&server, 3);
+    assert_eq!(
+        told[0], r":pattern=a\x2cb*,grants=0,waits=0,lost=0",
+        "{told:?}"
+    );
+    assert!(by_pattern(&server, 4).is_empty());
+    // Any other option leaves them as they are; other patterns begin from zero.
+    conn.run("CONFIG SET rlock.publish off");
+    assert!(by_pattern(&server, 1)[0].contains("grants=5"));
+    assert_eq!(conn.run("CONFIG SET rlock.metrics-patterns *"), "OK");
+    assert_eq!(
+        by_pattern(&server, 1)[0],
+        ":pattern=*,grants=0,waits=0,lost=0"
+    );
+    assert!(by_pattern(&server, 2).is_empty());
+    let error = conn.cmd(&["CONFIG", "SET", "rlock.metrics-patterns", &"p ".repeat(17)]);
+    let error = error.error();
+    assert!(
+        error.contains("up to 16 patterns of 1 to 256 bytes"),
+        "{error}"
+    );
+}
+
+#[test]
+fn metrics_patterns_are_written_back_and_given_to_loadex() {
+    let server = Server::builder().without_module().start();
+    let path = module_path().display().to_string();
+    let mut conn = server.connect();
+    let option = ["CONFIG", "rlock.metrics-patterns", "orders:* *"];
+    let load = [&["MODULE", "LOADEX", path.as_str()][..], &option].concat();
+    assert_eq!(conn.cmd(&load), "OK");
+    assert!(by_pattern(&server, 2)[0].starts_with(":pattern=*,"));
+    assert_eq!(conn.run("CONFIG REWRITE"), "OK");
+    let file = std::fs::read_to_string(server.directory().join("redis.conf")).unwrap();
+    assert!(
+        file.contains(r#"rlock.metrics-patterns "orders:* *""#),
+        "{file}"
+    );
+    conn.run("CONFIG SET rlock.metrics-patterns x");
+    for _ in 0..100 {
+        assert_eq!(
+            conn.run("CONFIG GET rlock.metrics-patterns").texts()[1],
+            "x"
         );
     }
 }

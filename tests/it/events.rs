@@ -753,11 +753,12 @@ fn info_and_list_show_queued_waiters() {
     for (waiter, owner) in queue.iter().zip(["bob", "carol", "dave"]) {
         assert_eq!(
             waiter.keys(),
-            ["owner", "client-id", "waited-ms", "left-ms"]
+            ["owner", "session", "client-id", "waited-ms", "left-ms"]
         );
         assert_eq!(waiter.get("owner"), &owner);
         let is_sessions = owner != "carol";
         assert_eq!(*waiter.get("client-id") == life_id, is_sessions, "{owner}");
+        assert_eq!(*waiter.get("session") == "s", is_sessions, "{owner}");
     }
     let left = queue[0].get("left-ms").int();
     assert!((1..=20_000).contains(&left), "{left}");

@@ -4,7 +4,7 @@
 use rlock_tests::{Conn, Reply, Server, eventually, until};
 
 /// The commands, each with as many good arguments as it takes.
-const COMMANDS: [&[&str]; 11] = [
+const COMMANDS: [&[&str]; 13] = [
     &["RLOCK.ACQUIRE", "k", "alice", "30000", "BLOCK", "1", "ONCE"],
     &["RLOCK.ACQUIRE", "k", "bob", "30000", "ONCE", "BLOCK", "1"],
     &["RLOCK.RELEASE", "k", "alice", "TOKEN", "1", "LEASE", "1000"],
@@ -26,6 +26,8 @@ const COMMANDS: [&[&str]; 11] = [
     &["RLOCK.BREAK", "k"],
     &["RLOCK.INFO", "k"],
     &["RLOCK.LIST", "MATCH", "*", "COUNT", "10"],
+    &["RLOCK.SESSIONS", "MATCH", "*", "COUNT", "10"],
+    &["RLOCK.LOG", "MATCH", "*", "COUNT", "10"],
 ];
 
 /// Arguments of odd types and sizes.

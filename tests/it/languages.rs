@@ -4,7 +4,10 @@ use super::tidy::read;
 
 /// How the programs are marked in the document, and the files of each, in order.
 const PROGRAMS: [(&str, &[&str]); 4] = [
-    ("python", &["python/lock.py", "python/take.py"]),
+    (
+        "python",
+        &["python/take.py", "python/beat.py", "python/lock.py"],
+    ),
     (
         "js",
         &["node/lock.mjs", "ioredis/lock.mjs", "node/take.mjs"],
@@ -42,6 +45,7 @@ fn the_versions_it_speaks_of_are_those_that_are_tested() {
     let document = read("docs/languages.md");
     for (said, pinned, path) in [
         ("redis-py 8 ", "redis==8.", "python/requirements.txt"),
+        ("RedBeat 2 ", "redbeat==2.", "python/requirements.txt"),
         ("node-redis 6 ", "\"redis\": \"6.", "node/package.json"),
         ("ioredis 6 ", "\"ioredis\": \"6.", "ioredis/package.json"),
         ("go-redis 9 ", "redis/go-redis/v9 v9.", "go/go.mod"),

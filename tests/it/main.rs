@@ -36,6 +36,7 @@ mod several_cluster; // and in a cluster
 
 mod deadlock; // waits that could never end
 mod events; // what a session is told of
+mod log; // what an operator is told of afterwards
 mod sessions; // what ends with a connection
 
 mod clock; // a wall clock that is set
@@ -44,6 +45,7 @@ mod everybody; // holds and waits of every kind, to be carried through a failove
 mod failover; // replicas that become primaries, by sentinels and by order
 mod failover_cluster; // and in a cluster
 mod grant_delay; // a server that grants nothing for a while after its start
+mod in_memory; // the server in memory answers as a real one
 mod kill; // what a killed server has on its disk
 mod replication; // replicas, AOF, RDB, messages, notifications
 mod several_replication; // the same of readers, writers and several locks at once
@@ -68,16 +70,23 @@ mod client_cluster; // every lock at its node
 mod client_cluster_names; // nodes by several names
 mod client_doubt;
 mod client_faults; // what it says when processes and networks fail
+mod client_former; // connections and servers that were given up
+mod client_late; // what arrives when nobody waits for it any more
 mod client_multi; // several locks at once
+mod client_overlap; // single and several locks of a scope that overlap, when something goes wrong
 mod client_owner; // what one owner's calls and guards do to each other
 mod client_quorum; // its lock over several servers
 mod client_quorum_faults; // the same where these are at odds
 mod client_quorum_storm; // never two holders
+mod client_races; // losses told with grants, several slots in time
 mod client_rw; // its readers and writers
 mod client_scope; // locks that are taken for one owner
+mod client_seen; // what operators see of it
 mod client_sentinel; // a server that is replaced by another
 mod client_session; // its two connections
+mod client_threads; // calls of one scope at once
 mod client_tls; // its connections encrypted
+mod client_unheard; // answers that never come
 
 mod commands_doc; // docs/commands.md
 mod errors_doc; // the errors in it
@@ -86,3 +95,4 @@ mod readme; // the transcript in README.md
 mod tidy;
 
 mod harness; // the harness itself catches what it should catch
+mod wires; // connections of a client in memory, for its tests

@@ -472,7 +472,17 @@ fn info_of_readers_a_writer_and_their_queue() {
         let mut names = info.keys();
         names.sort();
         let expected = [
-            "count", "holders", "mode", "owner", "queue", "token", "ttl-ms", "waiters",
+            "client-id",
+            "count",
+            "held-ms",
+            "holders",
+            "mode",
+            "owner",
+            "queue",
+            "session",
+            "token",
+            "ttl-ms",
+            "waiters",
         ];
         assert_eq!(names, expected);
         assert_eq!(info.get("mode"), &"write");
@@ -490,14 +500,33 @@ fn info_of_readers_a_writer_and_their_queue() {
         let holder = &info.get("holders").array()[0];
         let mut names = holder.keys();
         names.sort();
-        assert_eq!(names, ["count", "mode", "owner", "token", "ttl-ms"]);
+        assert_eq!(
+            names,
+            [
+                "client-id",
+                "count",
+                "held-ms",
+                "mode",
+                "owner",
+                "session",
+                "token",
+                "ttl-ms"
+            ]
+        );
         assert!((20_000..=30_000).contains(&holder.get("ttl-ms").int()));
         let queue = info.get("queue").array();
         let mut names = queue[0].keys();
         names.sort();
         assert_eq!(
             names,
-            ["client-id", "left-ms", "mode", "owner", "waited-ms"]
+            [
+                "client-id",
+                "left-ms",
+                "mode",
+                "owner",
+                "session",
+                "waited-ms"
+            ]
         );
         assert_eq!(queue[0].get("owner"), &"bob");
         assert_eq!(queue[0].get("mode"), &"read");
@@ -507,12 +536,12 @@ fn info_of_readers_a_writer_and_their_queue() {
         assert_eq!(queue[1].get("left-ms"), &-1);
     }
     let raw = server.connect().resp3().raw("RLOCK.INFO k");
-    assert!(raw.starts_with("%8\r\n"), "{raw}");
-    assert!(raw.contains("\r\nholders\r\n*2\r\n%5\r\n"), "{raw}");
-    assert!(raw.contains("\r\nqueue\r\n*2\r\n%5\r\n"), "{raw}");
+    assert!(raw.starts_with("%11\r\n"), "{raw}");
+    assert!(raw.contains("\r\nholders\r\n*2\r\n%8\r\n"), "{raw}");
+    assert!(raw.contains("\r\nqueue\r\n*2\r\n%6\r\n"), "{raw}");
     let raw = server.connect().raw("RLOCK.INFO k");
-    assert!(raw.starts_with("*16\r\n"), "{raw}");
-    assert!(raw.contains("\r\nholders\r\n*2\r\n*10\r\n"), "{raw}");
+    assert!(raw.starts_with("*22\r\n"), "{raw}");
+    assert!(raw.contains("\r\nholders\r\n*2\r\n*16\r\n"), "{raw}");
 }
 
 #[test]

@@ -246,6 +246,9 @@ fn refused_and_read_only_commands_propagate_nothing() {
         "RLOCK.RENEW k alice 30000 SESSION other",
         "RLOCK.INFO k",
         "RLOCK.LIST",
+        "RLOCK.LOG",
+        "RLOCK.LOG RESET",
+        "RLOCK.SESSIONS",
     ] {
         conn.run(command);
         assert_eq!(feed.news(), Vec::<String>::new(), "{command}");

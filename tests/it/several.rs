@@ -466,6 +466,25 @@ fn an_owner_that_holds_some_of_them_waits_for_the_others() {
     carol.read().held();
 }
 
+/// What it asked for when it began may be less than its owner has been promised since.
+#[test]
+fn a_grant_after_a_wait_for_several_shortens_no_lease() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    takes(&mut conn, "alice", "x");
+    takes(&mut conn, "bob", "y");
+    let mut waiting = server.blocked_in("RLOCK.MACQUIRE bob 1000 2 x y BLOCK 0");
+    conn.run("RLOCK.RENEW y bob 100000");
+    assert_eq!(conn.let_go("x", "alice"), 0);
+    waiting.read().held();
+    let left = |name| server.run(format!("PTTL {name}")).int();
+    assert!(left("x") <= 1000, "{}", left("x"));
+    assert!(left("y") > 30_000, "{}", left("y"));
+    // Without a wait the lease starts anew.
+    conn.run("RLOCK.MACQUIRE bob 1000 2 x y").held();
+    assert!(left("y") <= 1000, "{}", left("y"));
+}
+
 #[test]
 fn a_wait_for_several_leaves_all_queues_at_once() {
     let server = Server::start();

@@ -26,12 +26,40 @@ fn smoke_wait_and_hand_over() {
         .map(|owner| server.wait_in_queue("k", owner))
         .collect();
     assert_eq!(alice.run("RLOCK.LIST").array().len(), 1);
+    alice.run("RLOCK.SESSIONS").array();
+    alice.run("RLOCK.LOG").array();
     alice.let_go("k", "alice");
     line[0].read().held();
     alice.let_go("k", "bob");
     line[1].read().held();
     assert_eq!(alice.run("RLOCK.BREAK k"), 1);
     line[2].read().held();
+}
+
+#[test]
+fn smoke_see_what_happens() {
+    let server = Server::builder().config("rlock.log-waits-ms 1").start();
+    let (mut conn, life) = (server.connect(), server.session_connection("s"));
+    let patterns = ["CONFIG", "SET", "rlock.metrics-patterns", "k* *"];
+    assert_eq!(conn.cmd(&patterns), "OK");
+    conn.run("CONFIG GET rlock.*").texts();
+    conn.take_for("k", "alice", "s");
+    conn.run("RLOCK.ACQUIRE rw alice 30000 READ").held();
+    let _waiters = [
+        server.wait_in_queue("k", "bob"),
+        server.blocked_in("RLOCK.ACQUIRE rw bob 30000 WRITE BLOCK 0"),
+    ];
+    rlock_tests::until("both waits are long", || {
+        conn.run("RLOCK.LOG").array().len() == 2
+    });
+    assert_eq!(conn.run("RLOCK.SESSIONS").array().len(), 1);
+    conn.run("RLOCK.BREAK rw");
+    life.close();
+    rlock_tests::until("the session's end is logged", || {
+        conn.run("RLOCK.LOG").array().len() == 4
+    });
+    assert!(server.info("rlock_pattern_1").is_some());
+    assert_eq!(conn.run("RLOCK.LOG RESET"), "OK");
 }
 
 #[test]

@@ -156,7 +156,7 @@ fn odd_counts_hold_for_their_owner_and_are_never_repaired() {
             conn.run(format!("RLOCK.{command}"));
             assert_eq!(
                 conn.run("RLOCK.INFO k").keys().len(),
-                6,
+                9,
                 "{count:?}, {command}"
             );
         }

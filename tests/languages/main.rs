@@ -7,11 +7,13 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::arithmetic_side_effects,
+    clippy::print_stdout,
     reason = "a test that meets the unexpected should fail, and what it counts is small"
 )]
 
 mod program; // one of the programs, running
 mod promises; // what each of them does
+mod redis_py; // the lock class for redis-py
 
 /// A module a language, so that its name selects the tests: `python::`.
 macro_rules! each_promise_in {

@@ -20,9 +20,14 @@ impl Random {
         self.0 % bound
     }
 
+    /// A place in something of this length, which is not zero.
+    pub fn index(&mut self, length: usize) -> usize {
+        let below = self.below(length.try_into().unwrap());
+        below.try_into().unwrap()
+    }
+
     /// One of these, of which there is at least one.
     pub fn pick<'a, T: ?Sized>(&mut self, of: &[&'a T]) -> &'a T {
-        let count = u64::try_from(of.len()).unwrap();
-        of[usize::try_from(self.below(count)).unwrap()]
+        of[self.index(of.len())]
     }
 }

@@ -1,0 +1,271 @@
+//! Two threads use one scope at once. What a command says follows from what its owner has, and the
+//! other thread may hand a command over between the two: here it would, once in some hundred times.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use rlock_client::{Client, Error, Guard, MultiGuard, Scope};
+use rlock_tests::{Proxy, Random, Reply, Server, until};
+use tokio::runtime::Handle;
+use tokio::task::{JoinHandle, JoinSet, spawn_blocking, yield_now};
+use tokio::time::{sleep, timeout};
+
+use super::client::{MS, calm, client, soon, two_clients};
+
+/// Does it on a thread of its own, together with another.
+fn beside<T: Send + 'static>(
+    other: &Arc<Barrier>,
+    call: impl Future<Output = T> + Send + 'static,
+) -> JoinHandle<T> {
+    let other = Arc::clone(other);
+    spawn_blocking(move || {
+        other.wait();
+        Handle::current().block_on(call)
+    })
+}
+
+/// The one that is alone says ONCE: behind the other's ACQUIRE two guards would live off one hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_threads_of_a_scope_hold_a_lock_twice() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let mut conn = server.connect();
+    for round in 0..2_000 {
+        let (scope, name) = (client.scope(), format!("k{round}"));
+        let start = Arc::new(Barrier::new(2));
+        let take = || {
+            let lock = scope.lock(&*name);
+            beside(&start, async move { lock.lock().await })
+        };
+        let (first, second) = (take(), take());
+        let (first, second) = (first.await.unwrap(), second.await.unwrap());
+        let first = first.unwrap();
+        assert_eq!(conn.run(format!("HGET {name} {}", first.owner())), "2");
+        drop((first, second.unwrap()));
+    }
+}
+
+/// A renewal asks for the whole lease, and whoever enters beside it for what is left of that:
+/// behind the renewal it would cut it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thread_that_asks_for_less_cuts_no_others_lease() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let mut conn = server.connect();
+    for round in 0..5 {
+        let mut held = Vec::new();
+        for number in 0..400 {
+            let (scope, name) = (client.scope(), format!("k{round}:{number}"));
+            let both = scope.multi([&*name, &*format!("l{round}:{number}")]);
+            let both = both.lease(Duration::from_secs(100)).lock().await.unwrap();
+            held.push((scope, name, Arc::new(both)));
+        }
+        // By so much the two leases differ.
+        sleep(Duration::from_millis(700)).await;
+        for (scope, name, both) in held {
+            let start = Arc::new(Barrier::new(2));
+            let short = scope.lock(&*name).lease(Duration::from_secs(1));
+            let again = Arc::clone(&both);
+            let renewed = beside(&start, async move { again.renew().await });
+            let short = beside(&start, async move { short.try_lock().await });
+            renewed.await.unwrap().unwrap();
+            let short = short.await.unwrap().unwrap();
+            let left = conn.run(format!("PTTL {name}")).int();
+            let left = Duration::from_millis(left.unsigned_abs());
+            // What the guard takes off for the drift of clocks is more than the time in between.
+            assert!(both.valid_for() <= left, "{:?}, {left:?}", both.valid_for());
+            drop((short, both));
+        }
+    }
+}
+
+/// A call whose first command is lost asks again. It may find one entry more than there are guards,
+/// its own of before, and gives that back; but a release that is carried out behind its grant, and
+/// answered before the call looks, must not make it find one too many: two guards would live off
+/// one entry. Some two rounds in a thousand did.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[ignore = "a minute long, in `make soak`"]
+async fn a_call_that_asks_again_gives_back_no_entry_of_anothers_guard() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.address());
+    let url = format!("redis://{}", proxy.address());
+    let mut conn = server.connect();
+    let (mut asked_again, start) = (0, Instant::now());
+    for round in 0_u64.. {
+        if start.elapsed() > Duration::from_secs(60) {
+            break;
+        }
+        let client = calm().connect(&url).await.unwrap();
+        let scope = client.scope();
+        let name = format!("k{round}");
+        let lock = || scope.lock(&*name);
+        proxy.cut_to_server();
+        let first = lock();
+        let first = tokio::spawn(async move { first.try_lock().await });
+        // Long enough that its command is under way, if the machine is not too busy.
+        sleep(Duration::from_millis(5)).await;
+        proxy.sever();
+        proxy.heal();
+        sleep(Duration::from_micros(round % 5 * 700)).await;
+        let (done, kept) = (Arc::new(AtomicBool::new(false)), lock());
+        let kept = tokio::spawn(async move {
+            loop {
+                if let Ok(guard) = kept.try_lock().await {
+                    return guard;
+                }
+            }
+        });
+        let others: Vec<_> = (0..10)
+            .map(|_| {
+                let (lock, done) = (lock(), Arc::clone(&done));
+                tokio::spawn(async move {
+                    while !done.load(Ordering::Relaxed) {
+                        drop(lock.try_lock().await);
+                        yield_now().await;
+                    }
+                })
+            })
+            .collect();
+        let (first, kept) = (first.await.unwrap(), kept.await.unwrap());
+        done.store(true, Ordering::Relaxed);
+        for other in others {
+            other.await.unwrap();
+        }
+        // What the others have dropped goes first, in the order of the commands.
+        kept.renew().await.unwrap();
+        let guards = 1 + i64::from(first.is_ok());
+        let entries = conn.run(format!("HGET {name} {}", scope.owner())).text();
+        let entries: i64 = entries.parse().unwrap_or_default();
+        assert!(
+            entries >= guards,
+            "{entries} entries of {guards} guards, round {round}"
+        );
+        asked_again += guards - 1;
+    }
+    assert!(asked_again > 0, "no call was granted");
+}
+
+/// What a task of the storm below holds: one lock, or several.
+enum Taken {
+    One(Guard),
+    Several(MultiGuard),
+}
+
+const NAMES: [&str; 4] = ["{k}a", "{k}b", "{k}c", "{k}d"];
+
+impl Taken {
+    /// Takes one to three of the locks, or waits for them, or gives up at any moment.
+    async fn take(scope: Scope, mut random: Random) -> Option<Self> {
+        let names = NAMES.into_iter().cycle().skip(random.index(NAMES.len()));
+        let names: Vec<_> = names.take(1 + random.index(3)).collect();
+        let waits = random.below(3) == 0;
+        let limit = match random.below(4) {
+            0 => Duration::from_micros(random.below(2_000)),
+            _ => Duration::from_secs(10),
+        };
+        let take = async {
+            Ok::<_, Error>(match *names {
+                [name] if waits => Self::One(scope.lock(name).lock_timeout(30 * MS).await?),
+                [name] => Self::One(scope.lock(name).try_lock().await?),
+                _ if waits => Self::Several(scope.multi(names).lock_timeout(30 * MS).await?),
+                _ => Self::Several(scope.multi(names).try_lock().await?),
+            })
+        };
+        match timeout(limit, take).await {
+            Ok(Err(error)) => {
+                assert!(error.is_not_acquired() || error.is_deadlock(), "{error}");
+                None
+            }
+            taken => taken.ok()?.ok(),
+        }
+    }
+
+    fn is_of(&self, name: &str) -> bool {
+        match self {
+            Self::One(guard) => guard.name() == name.as_bytes(),
+            Self::Several(guard) => guard.names().any(|one| one == name.as_bytes()),
+        }
+    }
+
+    async fn renew(&self) -> Result<(), Error> {
+        match self {
+            Self::One(guard) => guard.renew().await,
+            Self::Several(guard) => guard.renew().await,
+        }
+    }
+
+    async fn unlock(self) -> Result<(), Error> {
+        match self {
+            Self::One(guard) => guard.unlock().await,
+            Self::Several(guard) => guard.unlock().await,
+        }
+    }
+}
+
+/// One task: takes, drops, unlocks and renews, mostly with a call under way beside it.
+async fn take_and_drop(scope: Scope, mut random: Random) -> Vec<Taken> {
+    let mut held = Vec::new();
+    for _ in 0..60 {
+        let seed = Random::new(random.below(u64::MAX));
+        let call = tokio::spawn(Taken::take(scope.clone(), seed));
+        if random.below(2) == 0 {
+            yield_now().await;
+        }
+        if !held.is_empty() && random.below(3) > 0 {
+            let guard: Taken = held.swap_remove(random.index(held.len()));
+            match random.below(3) {
+                0 => guard.unlock().await.unwrap(),
+                1 => guard.renew().await.unwrap(),
+                _ => drop(guard),
+            }
+        }
+        held.extend(call.await.unwrap());
+    }
+    held
+}
+
+/// At rest each lock is held as often as there are guards of it, and never less often; and none was
+/// ever called lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn tasks_of_one_scope_that_overlap_have_one_entry_for_each_guard() {
+    let server = Server::start();
+    let clients = two_clients(&server).await;
+    for round in 0_u64..12 {
+        let scopes = clients.each_ref().map(Client::scope);
+        let mut random = Random::new(0x9E37_79B9_7F4A_7C15 ^ round);
+        let mut tasks = [JoinSet::new(), JoinSet::new()];
+        for (scope, tasks) in scopes.iter().zip(&mut tasks) {
+            for _ in 0..3 {
+                let random = Random::new(random.below(u64::MAX));
+                tasks.spawn(take_and_drop(scope.clone(), random));
+            }
+        }
+        let mut held = Vec::new();
+        for tasks in tasks {
+            held.push(
+                tasks
+                    .join_all()
+                    .await
+                    .into_iter()
+                    .flatten()
+                    .collect::<Vec<_>>(),
+            );
+        }
+        for (scope, held) in scopes.iter().zip(&held) {
+            for name in NAMES {
+                let guards = held.iter().filter(|taken| taken.is_of(name)).count();
+                let entries = || match server.run(format!("HGET {name} {}", scope.owner())) {
+                    Reply::Null => 0,
+                    count => count.text().parse::<usize>().unwrap(),
+                };
+                assert!(entries() >= guards, "{name} has {guards}, round {round}");
+                until("no entry is without a guard", || entries() == guards);
+            }
+        }
+        for taken in held.into_iter().flatten() {
+            soon(taken.unlock()).await.unwrap();
+        }
+        until("nothing is left", || server.run("DBSIZE") == 0);
+    }
+}
