@@ -99,10 +99,7 @@ impl<'a> OpenLock<'a> {
         let needs_end = task.is_none_or(|task| task.needs_end(own, others));
         Stored::Plain(Hash {
             own,
-            // Of whose hold it is, only the holder asks.
-            token: fence
-                .filter(|_| own.is_some())
-                .and_then(|fence| Token::from_field(fence.as_str().bytes())),
+            token: fence.and_then(|fence| Token::from_field(fence.as_str().bytes())),
             others,
             ends_at: needs_end.then(|| self.key.expires_at()).flatten(),
         })

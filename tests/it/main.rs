@@ -45,6 +45,7 @@ mod everybody; // holds and waits of every kind, to be carried through a failove
 mod failover; // replicas that become primaries, by sentinels and by order
 mod failover_cluster; // and in a cluster
 mod grant_delay; // a server that grants nothing for a while after its start
+mod guard; // commands that are run only under a lock
 mod in_memory; // the server in memory answers as a real one
 mod kill; // what a killed server has on its disk
 mod replication; // replicas, AOF, RDB, messages, notifications

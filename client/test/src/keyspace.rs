@@ -300,9 +300,7 @@ impl Lock<'_> {
         let needs_end = task.is_none_or(|task| task.needs_end(own, others));
         Stored::Plain(Hash {
             own,
-            token: fence
-                .filter(|_| own.is_some())
-                .and_then(|fence| Token::from_field(fence)),
+            token: fence.and_then(|fence| Token::from_field(fence)),
             others,
             ends_at: needs_end.then(|| self.ends_at()).flatten(),
         })

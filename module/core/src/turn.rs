@@ -63,6 +63,9 @@ pub enum Outcome {
     },
     /// RELEASE: the holds left; none if the owner holds none.
     Left(Option<i64>),
+    /// GUARD: the owner has the lock. The driver runs the guarded command before it asks for the
+    /// next task: what comes next may end the hold.
+    Guards,
     /// How many locks were released, renewed or broken, or how many waiters left.
     Number(i64),
 }
@@ -620,6 +623,10 @@ impl Locks {
             }
             Command::Release(request) => Outcome::Left(decision.release(stored, request)?),
             Command::Renew(request) => Outcome::Number(decision.renew(stored, request)?.into()),
+            Command::Guard(request) => {
+                decision.guard(stored, request)?;
+                Outcome::Guards
+            }
             Command::Cancel(request) => Outcome::Number(decision.cancel(stored, request.owner)),
             _ => return Err(CommandError::Unsettled),
         }))
