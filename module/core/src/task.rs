@@ -110,6 +110,8 @@ pub struct Task {
     pub depth: ReadDepth,
     /// What for.
     pub purpose: Purpose,
+    /// Whether the command tells the token of whoever has the lock.
+    pub(crate) tells_token: bool,
     /// Whether the command ends the owner's lease or begins it anew.
     pub(crate) replaces_own_lease: bool,
     pub(crate) epoch: u64,
@@ -193,6 +195,12 @@ impl Task {
     /// the end is a look-up of its own in the server.
     pub fn needs_end(&self, own: Option<Count>, others: bool) -> bool {
         others || !self.replaces_own_lease || own != Some(Count::Valid(1))
+    }
+
+    /// Whether the token of a plain lock counts: of whose hold it is, only the holder asks, or a
+    /// guarded command that is refused.
+    pub fn needs_token(&self, own: Option<Count>) -> bool {
+        own.is_some() || self.tells_token
     }
 
     /// What was found for it.

@@ -311,6 +311,7 @@ impl Locks {
             depth,
             purpose,
             replaces_own_lease: false,
+            tells_token: false,
             epoch: self.epoch,
         }
     }
@@ -319,6 +320,7 @@ impl Locks {
         let command = turn.command?;
         Some(Task {
             replaces_own_lease: command.replaces_own_lease(),
+            tells_token: matches!(command, Command::Guard(_)),
             ..self.task(Subject::Command, command.depth(), Purpose::Command)
         })
     }
