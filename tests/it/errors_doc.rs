@@ -9,7 +9,7 @@ use rlock_tests::{Cluster, Conn, Pair, Server};
 use super::commands_doc::tables;
 
 /// Each command, and where in it what could be wrong stands.
-const COMMANDS: [(&str, &str); 13] = [
+const COMMANDS: [(&str, &str); 14] = [
     ("ACQUIRE", "KEY OWNER LEASE OPTIONS"),
     ("RELEASE", "KEY OWNER OPTIONS"),
     ("RENEW", "KEY OWNER LEASE OPTIONS"),
@@ -23,21 +23,23 @@ const COMMANDS: [(&str, &str); 13] = [
     ("MACQUIRE", "OWNER LEASE NUMKEYS KEY OPTIONS"),
     ("MRELEASE", "OWNER NUMKEYS KEY OPTIONS"),
     ("MRENEW", "OWNER LEASE NUMKEYS KEY OPTIONS"),
+    ("GUARD", "KEY OWNER OPTIONS CALL"),
 ];
 
 /// What stands there if nothing is said. `#` is another number in each round, so that none
 /// meets what another has left.
-const RIGHT: [(&str, &str); 6] = [
+const RIGHT: [(&str, &str); 7] = [
     ("KEY", "free#"),
     ("OWNER", "alice"),
     ("LEASE", "1000"),
     ("SESSION", "s#"),
     ("NUMKEYS", "1"),
     ("OPTIONS", ""),
+    ("CALL", "CALL PING"),
 ];
 
 /// What is wrong. An empty word is written as `''`, and LONG is a pattern of a byte too many.
-const WRONG: [&[(&str, &str)]; 64] = [
+const WRONG: [&[(&str, &str)]; 74] = [
     &[],
     &[("LEASE", "0")],
     &[("LEASE", "9007199254740992")],
@@ -102,6 +104,16 @@ const WRONG: [&[(&str, &str)]; 64] = [
     &[("OPTIONS", "COUNT 0")],
     &[("OPTIONS", "COUNT")],
     &[("OPTIONS", "COUNT 1 COUNT 1")],
+    &[("KEY", "busy#"), ("CALL", "CALL PING")],
+    &[("CALL", "CALL")],
+    &[("OPTIONS", "TOKEN 1"), ("CALL", "")],
+    &[("OPTIONS", "READ TOKEN"), ("CALL", "")],
+    &[("CALL", "CALL NONSENSE")],
+    &[("CALL", "CALL EVAL code 0")],
+    &[("CALL", "CALL MULTI")],
+    &[("CALL", "CALL SELECT 1")],
+    &[("CALL", "CALL RLOCK.INFO free#")],
+    &[("CALL", "CALL CALLER.CALL PING")],
 ];
 
 /// What the keys above are.
@@ -132,6 +144,7 @@ fn every_error_is_documented_for_the_commands_that_answer_with_it() {
     let server = Server::builder()
         .config("rlock.max-waiters-per-lock 1")
         .start();
+    server.load_c_module("caller");
     server.run("ACL SETUSER another on nopass ~* &* +@all");
     let mut another = server.connect();
     assert_eq!(another.run("AUTH another anything"), "OK");

@@ -92,7 +92,8 @@ impl Noise {
             ("EVENTS", "S", "BLOCK GRACE"),
             ("INFO", "K", ""),
             ("LIST", "", "MATCH COUNT"),
-        ][self.below(12)];
+            ("GUARD", "KO", "READ WRITE TOKEN"),
+        ][self.below(13)];
         let mut words = vec![format!("rlock.{name}").into_bytes()];
         for kind in fixed.bytes() {
             match kind {
@@ -108,6 +109,10 @@ impl Noise {
             }
         }
         self.options(options, &mut words);
+        if name == "GUARD" {
+            words.push(b"CALL".into());
+            words.extend(self.theirs());
+        }
         if self.one_in(12) {
             let at = self.below(words.len());
             words[at] = self.odd();

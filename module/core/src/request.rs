@@ -256,6 +256,59 @@ impl<'a> Renew<'a> {
     }
 }
 
+/// `RLOCK.GUARD key owner [READ | WRITE] [TOKEN token] CALL command [arg ...]`
+#[derive(Clone, Copy, Debug)]
+pub struct Guard<'a> {
+    /// The lock's name.
+    pub key: &'a [u8],
+    /// Who must hold it.
+    pub owner: &'a [u8],
+    /// How.
+    pub mode: Mode,
+    /// Only with the hold that has this token.
+    pub token: Option<Token>,
+    /// The name of the command to be run.
+    pub command: &'a [u8],
+    /// Its place among the command's arguments, where the command's own name has 0.
+    pub place: usize,
+}
+
+impl<'a> Guard<'a> {
+    /// Reads the arguments up to the name of the command to be run; what follows belongs to that.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, the first word that is no option, or that there
+    /// is nothing to be run.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
+        let mut args = Arguments::new(args);
+        let (key, owner) = (args.next()?, owner(args.next()?)?);
+        let (mut mode, mut token) = (ModeOption::new(), Once::new());
+        let mut place: usize = 4;
+        loop {
+            let word = args.option().ok_or(CommandError::NoCall)?;
+            if word.eq_ignore_ascii_case(b"CALL") {
+                break;
+            }
+            if word.eq_ignore_ascii_case(b"TOKEN") {
+                token.set(word, parse::token(args.value(word)?))?;
+                place = place.saturating_add(2);
+            } else if mode.set(word)? {
+                place = place.saturating_add(1);
+            } else {
+                return Err(parse::unknown(word));
+            }
+        }
+        Ok(Self {
+            key,
+            owner,
+            mode: mode.get(owner)?,
+            token: token.get(),
+            command: args.option().ok_or(CommandError::NoCall)?,
+            place,
+        })
+    }
+}
+
 /// A key among several, once even if it was named more than once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamedKey<'a> {

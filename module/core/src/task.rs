@@ -2,7 +2,8 @@
 
 use crate::multi::MultiId;
 use crate::request::{
-    Acquire, Cancel, MultiAcquire, MultiRelease, MultiRenew, NamedKey, Release, Renew, WaitMode,
+    Acquire, Cancel, Guard, MultiAcquire, MultiRelease, MultiRenew, NamedKey, Release, Renew,
+    WaitMode,
 };
 use crate::stored::{Count, HeldBy, ReadDepth, Stored};
 use crate::table::LockKey;
@@ -18,6 +19,8 @@ pub enum Command<'a> {
     Release(&'a Release<'a>),
     /// RLOCK.RENEW.
     Renew(&'a Renew<'a>),
+    /// RLOCK.GUARD.
+    Guard(&'a Guard<'a>),
     /// RLOCK.CANCEL.
     Cancel(&'a Cancel<'a>),
     /// RLOCK.BREAK.
@@ -46,6 +49,7 @@ impl<'a> Command<'a> {
             Self::Acquire(request) => Keys::One(request.key),
             Self::Release(request) => Keys::One(request.key),
             Self::Renew(request) => Keys::One(request.key),
+            Self::Guard(request) => Keys::One(request.key),
             Self::Cancel(request) => Keys::One(request.key),
             Self::Break(key) => Keys::One(key),
             Self::MultiAcquire(request) => Keys::Several(&request.keys),
@@ -60,6 +64,7 @@ impl<'a> Command<'a> {
             Self::Acquire(request) => request.owner,
             Self::Release(request) => request.owner,
             Self::Renew(request) => request.owner,
+            Self::Guard(request) => request.owner,
             Self::Cancel(request) => request.owner,
             Self::Break(_) => &[],
             Self::MultiAcquire(request) => request.owner,
@@ -87,9 +92,12 @@ impl<'a> Command<'a> {
     }
 
     /// Whether a plain lock that its owner has entered once is free after it, or its lease begun
-    /// anew.
+    /// anew; or the command asks only whether it is held, whose end nobody needs.
     pub(crate) fn replaces_own_lease(&self) -> bool {
-        matches!(self, Self::Acquire(_) | Self::Release(_) | Self::Renew(_))
+        matches!(
+            self,
+            Self::Acquire(_) | Self::Release(_) | Self::Renew(_) | Self::Guard(_)
+        )
     }
 }
 
@@ -102,6 +110,8 @@ pub struct Task {
     pub depth: ReadDepth,
     /// What for.
     pub purpose: Purpose,
+    /// Whether the command tells the token of whoever has the lock.
+    pub(crate) tells_token: bool,
     /// Whether the command ends the owner's lease or begins it anew.
     pub(crate) replaces_own_lease: bool,
     pub(crate) epoch: u64,
@@ -185,6 +195,12 @@ impl Task {
     /// the end is a look-up of its own in the server.
     pub fn needs_end(&self, own: Option<Count>, others: bool) -> bool {
         others || !self.replaces_own_lease || own != Some(Count::Valid(1))
+    }
+
+    /// Whether the token of a plain lock counts: of whose hold it is, only the holder asks, or a
+    /// guarded command that is refused.
+    pub fn needs_token(&self, own: Option<Count>) -> bool {
+        own.is_some() || self.tells_token
     }
 
     /// What was found for it.

@@ -63,6 +63,9 @@ pub enum Outcome {
     },
     /// RELEASE: the holds left; none if the owner holds none.
     Left(Option<i64>),
+    /// GUARD: the owner has the lock. The driver runs the guarded command before it asks for the
+    /// next task: what comes next may end the hold.
+    Guards,
     /// How many locks were released, renewed or broken, or how many waiters left.
     Number(i64),
 }
@@ -308,6 +311,7 @@ impl Locks {
             depth,
             purpose,
             replaces_own_lease: false,
+            tells_token: false,
             epoch: self.epoch,
         }
     }
@@ -316,6 +320,7 @@ impl Locks {
         let command = turn.command?;
         Some(Task {
             replaces_own_lease: command.replaces_own_lease(),
+            tells_token: matches!(command, Command::Guard(_)),
             ..self.task(Subject::Command, command.depth(), Purpose::Command)
         })
     }
@@ -620,6 +625,10 @@ impl Locks {
             }
             Command::Release(request) => Outcome::Left(decision.release(stored, request)?),
             Command::Renew(request) => Outcome::Number(decision.renew(stored, request)?.into()),
+            Command::Guard(request) => {
+                decision.guard(stored, request)?;
+                Outcome::Guards
+            }
             Command::Cancel(request) => Outcome::Number(decision.cancel(stored, request.owner)),
             _ => return Err(CommandError::Unsettled),
         }))

@@ -5,6 +5,7 @@ mod acquire;
 mod break_hold;
 mod cancel;
 mod events;
+mod guard;
 mod info;
 mod list;
 mod log;
@@ -28,6 +29,7 @@ pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> 
     register::<acquire::Acquire>(ctx)?;
     register::<release::Release>(ctx)?;
     register::<renew::Renew>(ctx)?;
+    register::<guard::Guard>(ctx)?;
     register::<cancel::Cancel>(ctx)?;
     register::<break_hold::Break>(ctx)?;
     register::<events::Events>(ctx)?;

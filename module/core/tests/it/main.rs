@@ -69,3 +69,4 @@ mod together;
 mod read_write;
 // What a fuzzer asks. Public, because module/core/fuzz builds this file as its library.
 pub mod fuzz;
+mod guard;
