@@ -360,7 +360,7 @@ impl Call {
             let Some(told) = told else {
                 return std::future::pending().await;
             };
-            let here = told.by == at.route.node.number;
+            let here = told.by == at.route.node.session.number;
             match told.kind {
                 _ if here => return told,
                 EventKind::Granted { .. } if self.usage.target.is_alone() => return told,
@@ -380,7 +380,7 @@ impl Call {
                 self.usage.target.counted(1);
                 // What was told before this was about an earlier one.
                 self.usage.granted = told.number;
-                let here = told.by == at.route.node.number;
+                let here = told.by == at.route.node.session.number;
                 // It was asked for when the wait began, and maybe with what was left of a hold that
                 // is over by now.
                 let is_whole = length >= self.usage.options.lease;

@@ -10,7 +10,8 @@ use tokio::task::JoinSet;
 use crate::background::{Background, task};
 use crate::flows::{Watchdog, watchdog};
 use crate::ledger::{Ledger, Owner};
-use crate::topology::{Listener, Router};
+use crate::topology::Router;
+use crate::wire::Listener;
 
 /// A client's locks, its servers, and the tasks between them.
 pub(crate) struct Context {

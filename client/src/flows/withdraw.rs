@@ -209,7 +209,7 @@ impl Call {
             if let EventKind::Granted { token } = told.kind {
                 self.give_back(token, told.since);
             }
-            silent.retain(|node| node.number != told.by);
+            silent.retain(|node| node.session.number != told.by);
         }
         self.permit.is_some()
     }

@@ -7,8 +7,7 @@ use tokio::time::Instant;
 
 use crate::error::LostReason;
 use crate::ledger::{Entry, EntryKey, Hold, Ledger, Owner, Target};
-use crate::topology::NodeNumber;
-use crate::wire::{Event, EventKind};
+use crate::wire::{Event, EventKind, SessionNumber};
 
 /// Where the news of a wait is put.
 pub(crate) type EventQueue = mpsc::UnboundedSender<Notification>;
@@ -21,7 +20,7 @@ pub(crate) struct Notification {
     /// It has not happened before this.
     pub(crate) since: Instant,
     /// Who told it.
-    pub(crate) by: NodeNumber,
+    pub(crate) by: SessionNumber,
 }
 
 /// What is left to do about an event that was delivered.
@@ -45,7 +44,7 @@ impl Ledger {
         &self,
         event: Event,
         since: Instant,
-        by: NodeNumber,
+        by: SessionNumber,
         now: Instant,
     ) -> Delivered {
         let (name, owner, kind) = (event.name.into(), event.owner.into(), event.kind);
@@ -164,7 +163,7 @@ mod tests {
             kind,
         };
         let now = Instant::now();
-        ledger.deliver(event, now, NodeNumber::new_v4(), now)
+        ledger.deliver(event, now, SessionNumber::new_v4(), now)
     }
 
     fn held(target: &Arc<Target>, token: u64) -> (Arc<Hold>, Usage) {
