@@ -23,7 +23,6 @@ pub(crate) struct Context {
     /// The watchdog's, and in a cluster what asks who serves what. They end with it.
     _tasks: JoinSet<()>,
     pub(crate) background: Background,
-    pub(crate) runtime: Handle,
 }
 
 /// What a client is told once.
@@ -58,8 +57,7 @@ impl Context {
                 ledger: Arc::default(),
                 watchdog,
                 _tasks: tasks,
-                background: Background::new(runtime.clone()),
-                runtime,
+                background: Background::new(runtime),
             }
         })
     }

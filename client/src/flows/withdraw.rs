@@ -226,7 +226,7 @@ impl Call {
         let others = target.guarded().into_vec();
         if target.mode == Mode::Several && !others.is_empty() {
             let confirming = renew::confirm(Arc::clone(context), others, || true);
-            context.runtime.spawn(task(confirming));
+            context.background.runtime.spawn(task(confirming));
         }
     }
 }
