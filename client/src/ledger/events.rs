@@ -55,22 +55,20 @@ impl Ledger {
                 return (Vec::new(), Some(kind));
             };
             let held: Vec<_> = entry.held().collect();
-            match (&kind, &entry.wait) {
+            if let EventKind::Lost(reason) = kind {
                 // Also for what is granted already, and not heard of yet.
-                (EventKind::Lost(reason), _) => entry.lost = Some((number, *reason)),
+                entry.lost = Some((number, reason));
+            } else if let Some(wait) = &entry.wait {
                 // Under the lock: a mailbox that goes away now finds it when it looks through what
                 // was not read.
-                (_, Some(wait)) => {
-                    let notification = Notification {
-                        kind,
-                        number,
-                        since,
-                        by,
-                    };
-                    let unread = wait.send(notification).err();
-                    return (held, unread.map(|unread| unread.0.kind));
-                }
-                (_, None) => {}
+                let notification = Notification {
+                    kind,
+                    number,
+                    since,
+                    by,
+                };
+                let unread = wait.send(notification).err();
+                return (held, unread.map(|unread| unread.0.kind));
             }
             (held, Some(kind))
         });
@@ -124,12 +122,10 @@ impl Mailbox {
         });
         let unread = std::iter::from_fn(|| self.unread.try_recv().ok());
         let granted = unread.filter_map(|told| match told.kind {
-            EventKind::Granted { token } => Some((token, told.since)),
-            EventKind::TimedOut { .. } | EventKind::Lost(_) | EventKind::Failed(_) => None,
+            EventKind::Granted { token } if is_unknown(&holds, token) => Some((token, told.since)),
+            _ => None,
         });
-        granted
-            .filter(|(token, _)| is_unknown(&holds, *token))
-            .collect()
+        granted.collect()
     }
 }
 
