@@ -188,7 +188,7 @@ impl Release {
             return self.lock_by_lock(handing_over);
         }
         let route = self.context.router.route(target.key());
-        let unsent = self.hand_over(route);
+        let unsent = self.hand_over(&route);
         drop(handing_over);
         drop(turn);
         drop(unsent);
@@ -197,7 +197,7 @@ impl Release {
     /// A word that ends it is heard where it arrives; only what is left otherwise is a task. So the
     /// answers to two releases are heard in the order in which these were carried out: the other
     /// way round the entry that the first of them has left is taken for one of which nobody knows.
-    fn hand_over(mut self, route: Route) -> Option<Then> {
+    fn hand_over(mut self, route: &Route) -> Option<Then> {
         self.tries = self.tries.saturating_add(1);
         let pending = self.context.background.pending.token();
         let (there, link) = (route.clone(), route.node.commands.link());
@@ -332,7 +332,7 @@ impl Release {
             }
             return self.lock_by_lock(None);
         }
-        let unsent = self.hand_over(route);
+        let unsent = self.hand_over(&route);
         drop(turn);
         drop(unsent);
     }

@@ -128,7 +128,7 @@ async fn drive(
     let next_link = || links.send_modify(|link| *link = link.saturating_add(1));
     next_link();
     let mut batch = Vec::new();
-    let mut pace = Pace::new();
+    let mut pace = Pace::default();
     loop {
         // What goes out next; meanwhile the answers come.
         let next = queue.recv_many(&mut batch, BATCH_MAX);
