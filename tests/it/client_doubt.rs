@@ -484,7 +484,9 @@ async fn a_release_that_an_abandoned_connection_delivers_late_leaves_no_guard_th
     // Refused, it has no guard that could lie.
     let Ok(next) = next else { return };
     next_commands.heal();
-    until("the RELEASE is carried out", || calls(&server, "release") > 0);
+    until("the RELEASE is carried out", || {
+        calls(&server, "release") > 0
+    });
     if !free(&server, "r") {
         // On a busy machine the connection was given up too early or too late: it came before.
         return;

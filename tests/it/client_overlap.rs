@@ -10,8 +10,9 @@ use std::time::Duration;
 use rlock_client::{Client, Guard, MultiGuard, Scope, WriteGuard};
 use rlock_tests::{Proxy, Reply, Server, until};
 use tokio::runtime::Builder;
+use tokio::time::{sleep, timeout};
 
-use super::client::{MS, calls, calm, see_in_queue, soon, url};
+use super::client::{MS, calls, calm, patient, see_in_queue, soon, url};
 use super::client_doubt::two_ways;
 
 async fn scope_behind(proxy: &Proxy) -> Scope {
@@ -222,4 +223,64 @@ fn who_hears_of_a_loss_while_a_guard_goes_may_drop_another() {
     });
     let came_back = is_done.recv_timeout(Duration::from_secs(20));
     assert!(came_back.is_ok(), "the guard's drop() does not come back");
+}
+
+/// The news is of an earlier hold of `a`, which has been given back. Both guards were granted after
+/// that, and are there at the server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn news_of_an_earlier_hold_does_not_end_that_of_several_beside_another() {
+    let server = Server::start();
+    let (client, _near, far) = two_ways(&server, patient()).await;
+    let scope = client.scope();
+    let first = scope.lock("a").lock().await.unwrap();
+    far.cut_to_client();
+    assert_eq!(server.run("RLOCK.BREAK a"), 1);
+    assert!(first.unlock().await.unwrap_err().is_lost());
+    let one = scope.lock("a").lock().await.unwrap();
+    let both = scope.multi(["a", "b"]).lock().await.unwrap();
+    far.heal();
+    let told = timeout(3_000 * MS, both.lost()).await;
+    let count = server.run(format!("HGET a {}", scope.owner())).text();
+    let unlocked = both.unlock().await;
+    let after = server.run(format!("HGET a {}", scope.owner())).text();
+    assert!(!one.is_lost());
+    assert!(
+        told.is_err() && unlocked.is_ok(),
+        "lost: {told:?}, with {count} entries at the server; given back: {unlocked:?}, {after} left"
+    );
+}
+
+/// An operator breaks one of two locks, and the word of that goes with the session connection. The
+/// scope has taken it again by then, with another that it holds already, so the answer does not say
+/// that it was free. On the next connection the owner is found to hold both, and the guard is
+/// confirmed that has an entry of one of them only.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_of_several_whose_loss_went_with_a_connection_is_not_confirmed_by_others() {
+    let server = Server::start();
+    let (client, _near, far) = two_ways(&server, calm()).await;
+    let scope = client.scope();
+    let first = scope.multi(["a", "b"]).lock().await.unwrap();
+    let one = scope.lock("c").lock().await.unwrap();
+    far.cut_to_client();
+    assert_eq!(server.run("RLOCK.BREAK a"), 1);
+    let next = scope.multi(["a", "c", "d"]).lock().await.unwrap();
+    let renewals = calls(&server, "mrenew");
+    far.sever();
+    far.heal();
+    until("all are confirmed", || {
+        calls(&server, "mrenew") >= renewals + 2
+    });
+    sleep(200 * MS).await;
+    let confirmed = first.valid_for();
+    soon(next.unlock()).await.unwrap();
+    let mut alice = server.connect();
+    let taken = alice.run("RLOCK.ACQUIRE a alice 600000");
+    sleep(200 * MS).await;
+    assert!(
+        first.is_lost(),
+        "alice was told {taken:?}, {:?} has it, and a guard says {:?}, {confirmed:?} before",
+        server.holder("a"),
+        first.valid_for()
+    );
+    drop(one);
 }

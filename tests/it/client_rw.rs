@@ -12,6 +12,7 @@ use super::client::{
     MS, begin_and_drop, calls, calm, client, connect, patient, poll_once, see_in_queue, soon,
     two_clients, url,
 };
+use super::client_doubt::two_ways;
 use super::client_faults::{LONG_GRACE, client_through, kill_session_connection};
 use super::client_session::{DROPPING, drops, is_granted_within, next_random, waiters};
 
@@ -846,4 +847,18 @@ fn programs_without_async_have_the_same_lock() {
     assert!(reader.unlock().unwrap_err().is_lost());
     client.shutdown();
     assert_nothing_left(&server);
+}
+
+/// The lock that is written is broken and written by somebody else, before its guard is told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_downgrade_of_a_hold_that_another_has_by_now_says_that_it_is_lost() {
+    let server = Server::start();
+    let (client, _near, far) = two_ways(&server, patient()).await;
+    let writer = client.rw_lock("w").write().await.unwrap();
+    far.cut_to_client();
+    assert_eq!(server.run("RLOCK.BREAK w"), 1);
+    let mut alice = server.connect();
+    alice.run("RLOCK.ACQUIRE w alice 600000 WRITE").held();
+    let error = soon(writer.downgrade()).await.unwrap_err();
+    assert!(error.is_lost(), "{error}");
 }

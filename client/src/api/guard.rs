@@ -205,9 +205,14 @@ impl Guard<Write> {
             own: false,
             passing: false,
         };
-        let reader = Guard::acquire(request).await?;
+        let reader = Guard::acquire(request).await;
         // Held until now, and so when the reading began.
         self.still_held()?;
+        let reader = reader.map_err(|error| match error.is_not_acquired() {
+            // Who writes may read: somebody else writes by now.
+            true => Error::lost(LostReason::NotHeld),
+            false => error,
+        })?;
         match self.unlock().await {
             Err(error) if !error.is_unanswered() => Err(error),
             _ => Ok(reader),

@@ -13,7 +13,7 @@ use crate::flows::{Aim, Context, release, renew};
 use crate::ledger::{Delivered, Hold};
 use crate::time::part;
 use crate::topology::slot_of;
-use crate::wire::{Attachment, Event, Listener, ServerId, Session};
+use crate::wire::{Attachment, Event, Listener, Mode, ServerId, Session};
 
 impl Listener for Context {
     fn may_attach(&self, session: &Session, server: &ServerId) -> bool {
@@ -95,9 +95,20 @@ pub(crate) async fn verify(context: Arc<Context>, hold: Arc<Hold>, reason: LostR
         let released = hold.target.is_released_unnamed();
         let lease = |now| hold.kept(now);
         let turn = hold.renewing.lock().await;
+        let several = hold.target.mode == Mode::Several;
         let told = renew::ask(&context.router, &hold.target, hold.token, Aim::Hold, lease).await;
+        let by_token = match &told {
+            Ok(told) if told.held && several => renew::has_tokens(&context.router, &hold, lease)
+                .await
+                .unwrap_or(false),
+            _ => false,
+        };
         drop(turn);
         match told {
+            Ok(told) if by_token && !released => {
+                let _ = hold.renewed(&told, now());
+                return;
+            }
             Ok(told) if told.held => match (before, hold.is_meant(now())) {
                 (Some(true), Some(true)) if !released => {
                     // Whether it was lost meanwhile the guard will say.

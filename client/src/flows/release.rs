@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use crate::backoff::Backoff;
 use crate::error::{Error, LostReason};
 use crate::flows::{Context, Request, acquire};
-use crate::ledger::{Grant, Hold, HoldOptions, Owner, Target, UnnamedRelease, Usage};
+use crate::ledger::{Grant, Hold, HoldOptions, Owner, UnnamedRelease, Usage};
 use crate::topology::{MAX_REDIRECTS, Route};
 use crate::trace;
 use crate::wire::{Answer, Attachment, Command, Mode, Released, Then, WaitMode, request};
@@ -61,19 +61,15 @@ pub(crate) fn remains(
 
 /// Gives one of several locks back.
 fn part(context: &Arc<Context>, usage: &Usage, name: &Arc<[u8]>, token: u64) -> Answer<()> {
-    let one = one_of(context, &usage.target.owner, name);
+    let one = usage.target.one(name);
     give_back(context, one.claim(usage.options), token, Instant::now())
-}
-
-fn one_of(context: &Arc<Context>, owner: &Owner, name: &Arc<[u8]>) -> Arc<Target> {
-    owner.target(&context.ledger, Mode::Plain, slice::from_ref(name))
 }
 
 /// Gives back one lock of several that has another token than is known here: it was entered again,
 /// and who had it has gone, or is not known yet. What the owner has there alone needs no token;
 /// beside others, to be entered once more tells it: one newer than these several is another hold.
 async fn untold_part(context: &Arc<Context>, hold: &Hold, name: &Arc<[u8]>) -> Result<(), Error> {
-    let target = one_of(context, &hold.target.owner, name);
+    let target = hold.target.one(name);
     let usage = target.claim(hold.options);
     if target.is_alone() {
         let (report, outcome) = Answer::open();

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::flows::Context;
 use crate::ledger::{Hold, Renewal, Reserved, Target};
 use crate::topology::{Redirects, Router};
-use crate::wire::request;
+use crate::wire::{Mode, request};
 use crate::{metrics, trace};
 
 /// What to ask for where grants must be acknowledged: see [`Acknowledger`]. Elsewhere it is the
@@ -85,6 +85,28 @@ pub(crate) async fn ask(
     }
 }
 
+/// Whether the server has several locks by the tokens of this hold. To the command for all it says
+/// that the owner has them, and not by which of its holds: one of them may have been broken, and
+/// taken again with others. One that seemed to be entered once more has this grant's own token
+/// should what it entered have been lost.
+pub(crate) async fn has_tokens(
+    router: &Router,
+    hold: &Arc<Hold>,
+    lease: impl Fn(Instant) -> Reserved,
+) -> Result<bool, Error> {
+    for name in &hold.target.names {
+        let (one, kept) = (hold.target.one(name), hold.token_at(name));
+        let mut held = false;
+        for token in [kept, hold.token] {
+            held = held || ask(router, &one, token, Aim::Hold, &lease).await?.held;
+        }
+        if !held {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Renews a hold, and takes note of that: why not, if it is not so now.
 pub(crate) async fn renew(
     router: &Router,
@@ -94,7 +116,20 @@ pub(crate) async fn renew(
 ) -> Result<(), Error> {
     let lease = |now| lease(hold, now);
     let _turn = hold.renewing.lock().await;
-    let told = ask(router, &hold.target, hold.token, aim, lease).await;
+    let before = hold.attachment();
+    let mut told = ask(router, &hold.target, hold.token, aim, &lease).await;
+    if let Ok(told) = &mut told
+        && told.held
+        && hold.target.mode == Mode::Several
+        && told
+            .attachment
+            .as_ref()
+            .is_some_and(|now| !Arc::ptr_eq(now, &before))
+        && hold.is_meant(Instant::now()) != Some(true)
+    {
+        // Word of a loss may have gone with the connection.
+        told.held = has_tokens(router, hold, &lease).await?;
+    }
     metrics::renewed(told.as_ref().ok().map(|told| told.held));
     let told = told?;
     let still = hold.renewed(&told, Instant::now());

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::mem;
+use std::slice;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
@@ -70,6 +71,12 @@ impl Target {
     /// The name by which it is routed: several locks that are taken in one command are at one node.
     pub(crate) fn key(&self) -> &[u8] {
         self.names.first().map_or(&[], |name| name)
+    }
+
+    /// One of its locks alone.
+    pub(crate) fn one(&self, name: &Arc<[u8]>) -> Arc<Self> {
+        let names = slice::from_ref(name);
+        self.owner.target(&self.ledger, Mode::Plain, names)
     }
 
     /// What commands say that they are about.
