@@ -92,7 +92,7 @@ async fn a_release_that_breaks_off_goes_on_where_the_scope_has_nothing_else() {
     let both = scope.multi(["a", "b"]).lock().await.unwrap();
     proxy.cut_to_server();
     let unlocking = tokio::spawn(both.unlock());
-    tokio::time::sleep(50 * MS).await;
+    sleep(50 * MS).await;
     proxy.sever();
     proxy.heal();
     let _ = soon(unlocking).await.unwrap();

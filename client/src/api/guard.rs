@@ -208,11 +208,13 @@ impl Guard<Write> {
         let reader = Guard::acquire(request).await;
         // Held until now, and so when the reading began.
         self.still_held()?;
-        let reader = reader.map_err(|error| match error.is_not_acquired() {
+        let reader = match reader {
             // Who writes may read: somebody else writes by now.
-            true => Error::lost(LostReason::NotHeld),
-            false => error,
-        })?;
+            Err(error) if error.is_not_acquired() => {
+                return Err(Error::lost(LostReason::NotHeld));
+            }
+            reader => reader?,
+        };
         match self.unlock().await {
             Err(error) if !error.is_unanswered() => Err(error),
             _ => Ok(reader),

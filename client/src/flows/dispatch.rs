@@ -89,7 +89,12 @@ pub(crate) async fn verify(context: Arc<Context>, hold: Arc<Hold>, reason: LostR
     let mut backoff = Backoff::new();
     let now = Instant::now;
     let since = now();
-    while hold.has_guards() && hold.lost(now()).is_none() {
+    // In the pauses nothing is kept: the client may end with its last guard.
+    let (context, hold) = (Arc::downgrade(&context), Arc::downgrade(&hold));
+    while let (Some(context), Some(hold)) = (context.upgrade(), hold.upgrade())
+        && hold.has_guards()
+        && hold.lost(now()).is_none()
+    {
         // Before it is asked, too: what was granted in between may have gone again.
         let before = hold.is_meant(now());
         let released = hold.target.is_released_unnamed();
@@ -123,6 +128,7 @@ pub(crate) async fn verify(context: Arc<Context>, hold: Arc<Hold>, reason: LostR
         }
         // A wait may be under way for hours: it is asked no more often than the hold is renewed.
         let longest = part(hold.options.lease, 3);
+        drop((context, hold));
         sleep(since.elapsed().min(longest).max(backoff.next())).await;
     }
 }

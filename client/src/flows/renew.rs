@@ -96,11 +96,11 @@ pub(crate) async fn has_tokens(
 ) -> Result<bool, Error> {
     for name in &hold.target.names {
         let (one, kept) = (hold.target.one(name), hold.token_at(name));
-        let mut held = false;
+        let mut found = false;
         for token in [kept, hold.token] {
-            held = held || ask(router, &one, token, Aim::Hold, &lease).await?.held;
+            found = found || ask(router, &one, token, Aim::Hold, &lease).await?.held;
         }
-        if !held {
+        if !found {
             return Ok(false);
         }
     }
