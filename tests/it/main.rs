@@ -31,6 +31,8 @@ mod read_write_cluster; // slots on their way to another node
 mod read_write_queue; // read-write locks
 mod read_write_redisson; // beside what Redisson writes
 
+mod permits; // a counting semaphore
+
 mod several; // several locks at once
 mod several_cluster; // and in a cluster
 

@@ -161,7 +161,7 @@ fn wait(who: &Identity<'_>, name: &str, rest: &[Bytes]) -> Reply {
 }
 
 /// What only a primary carries out.
-const WRITES: [&str; 8] = [
+const WRITES: [&str; 9] = [
     "RLOCK.ACQUIRE",
     "RLOCK.MACQUIRE",
     "RLOCK.RELEASE",
@@ -170,6 +170,7 @@ const WRITES: [&str; 8] = [
     "RLOCK.MRENEW",
     "RLOCK.CANCEL",
     "RLOCK.BREAK",
+    "RLOCK.LIMIT",
 ];
 
 fn server_command(client: &mut Client, who: &Identity<'_>, name: &str, rest: &[Bytes]) -> Frame {
@@ -273,7 +274,10 @@ fn rlock(
         "RLOCK.ACQUIRE" => {
             let mut request = request::Acquire::parse(args())?;
             request.session = named_by_user(request.session);
-            engine.check_slot(request.key, request.mode)?;
+            match request.asked {
+                Some(asked) => engine.check_limit_slot(request.key, asked.limit.is_some())?,
+                None => engine.check_slot(request.key, request.mode)?,
+            }
             let command = Command::Acquire(&request);
             acquire(engine, command, request.wait_mode, db, now)?
         }
@@ -329,6 +333,11 @@ fn decide_number(
         "RLOCK.CANCEL" => {
             let request = request::Cancel::parse(args())?;
             engine.decide(Command::Cancel(&request), db, now)?
+        }
+        "RLOCK.LIMIT" => {
+            let request = request::Limit::parse(args())?;
+            engine.check_limit_slot(request.key, false)?;
+            engine.decide(Command::Limit(&request), db, now)?
         }
         "RLOCK.BREAK" => {
             let request = request::KeyOnly::parse(args())?;

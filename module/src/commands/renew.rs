@@ -1,16 +1,16 @@
-//! `RLOCK.RENEW key owner lease-ms [READ | WRITE] [TOKEN token] [SESSION session]`: start the lease
-//! anew.
+//! `RLOCK.RENEW key owner lease-ms [READ | WRITE | PERMITS] [TOKEN token] [SESSION session]`: start
+//! the lease anew.
 //!
 //! Replies 1 if the owner holds the lock (with that token), 0 if it is lost. Never revives a
 //! lock. With `SESSION` the hold belongs to that session from now on.
 //!
-//! Replicated as `PEXPIREAT`, a reader's timeout keys as `SET`.
+//! Replicated as `PEXPIREAT`, a reader's timeout keys as `SET`, permits as `HSET`.
 
 use super::wait::confirm;
 use super::{
-    KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, check_slot, decide_number, named_by, user_naming,
+    KEY, LEASE_MS, OWNER, SESSION, TOKEN, check_slot, decide_number, named_by, user_naming,
 };
-use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
+use crate::ffi::{Access, Args, Argument, Command, Ctx, Keys, Spec};
 use crate::turn::Named;
 use rlock_core::{CommandError, request};
 
@@ -20,13 +20,25 @@ impl Command for Renew {
     const SPEC: Spec = Spec {
         name: c"rlock.renew",
         summary: c"Starts the lease of a held lock anew, or tells that the lock is lost.",
-        complexity: c"O(1), a reader's O(N) with N reads if its lease is the longest",
+        complexity:
+            c"O(1), of a reader or of permits O(N) with N holders if its lease is the longest",
         since: c"0.1.0",
         arity: -4,
         flags: c"write fast",
         categories: c"write fast lock",
         keys: Keys::First(Access::Update),
-        arguments: &[KEY, OWNER, LEASE_MS, MODE, TOKEN, SESSION],
+        arguments: &[
+            KEY,
+            OWNER,
+            LEASE_MS,
+            Argument::either(&[
+                Argument::word(c"READ", c"read"),
+                Argument::word(c"WRITE", c"write"),
+                Argument::word(c"PERMITS", c"permits"),
+            ]),
+            TOKEN,
+            SESSION,
+        ],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
