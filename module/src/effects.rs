@@ -4,7 +4,7 @@ use crate::ffi::{self, Ctx, EventClass, Key, KeyType, OwnedStr, Str};
 use crate::keys::OpenLock;
 use crate::state::{self, Blocked, Granted, Words};
 use crate::{clock, publish, pump};
-use rlock_core::{Effect, Field, Holder, Locks, Now, Text, Value, Write, names};
+use rlock_core::{Effect, Field, Holder, Locks, Now, PermitsHold, Text, Value, Write, names};
 use std::ffi::CStr;
 use std::rc::Rc;
 
@@ -104,14 +104,14 @@ fn keep_list(mut effects: Vec<Effect>) {
 /// Emits the event of a write to the lock's own key.
 fn tell_written(ctx: Ctx<'_>, lock: &mut OpenLock<'_>, write: &Write) {
     let (class, event) = match write {
-        Write::Set(..) => (EventClass::Hash, c"hset"),
+        Write::Set(..) | Write::SetPermits(..) => (EventClass::Hash, c"hset"),
         Write::Remove(_) => (EventClass::Hash, c"hdel"),
         Write::ExpireAt(_) => (EventClass::Generic, c"expire"),
         Write::Delete => (EventClass::Generic, c"del"),
         _ => return,
     };
     match write {
-        Write::Set(..) => lock.is_deleted = false,
+        Write::Set(..) | Write::SetPermits(..) => lock.is_deleted = false,
         Write::Delete => lock.is_deleted = true,
         _ => {}
     }
@@ -210,6 +210,9 @@ fn carry_out_write(lock: &mut OpenLock<'_>, caller: Str<'_>, write: &Write) -> b
     let (ctx, name) = (lock.ctx, lock.name);
     match write {
         Write::Set(first, second) => set(lock, caller, first, second.as_ref()),
+        Write::SetPermits(holder, hold, is_first) => {
+            set_permits(lock, holder.name(caller.bytes()), hold, *is_first);
+        }
         Write::Remove(field) => {
             let words = Rc::clone(&lock.words);
             let field = Word::of_field(field, caller, &words);
@@ -340,6 +343,20 @@ fn set(
     }
 }
 
+fn set_permits(lock: &mut OpenLock<'_>, owner: &[u8], hold: &PermitsHold, is_first: bool) {
+    let (ctx, name, words) = (lock.ctx, lock.name, Rc::clone(&lock.words));
+    let (owner, value) = (OwnedStr::new(owner), OwnedStr::new(hold.text().bytes()));
+    let own = (owner.as_str(), value.as_str());
+    if is_first {
+        let mode = (words.mode.as_str(), words.permits.as_str());
+        lock.key.hash_set_both(mode, own);
+        ctx.replicate_hset_both(name, mode, own);
+    } else {
+        lock.key.hash_set(own);
+        ctx.replicate_hset(name, own);
+    }
+}
+
 /// A string of the server: one that is there already, or one that is made for this write.
 enum Word<'a> {
     Known(Str<'a>),
@@ -361,7 +378,7 @@ impl<'a> Word<'a> {
     fn of_value(value: Value, words: &'a Words) -> Self {
         match value {
             Value::Number(1) => Self::Known(words.one.as_str()),
-            _ => Self::Made(value.with_text(OwnedStr::new)),
+            _ => Self::Made(OwnedStr::new(value.text().bytes())),
         }
     }
 

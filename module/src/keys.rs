@@ -72,15 +72,25 @@ impl<'a> OpenLock<'a> {
 
     /// What is stored, as this owner sees it.
     pub(crate) fn load(&self, owner: Str<'_>, task: &Task, now: Now) -> Stored {
+        if task.is_about_permits() {
+            return self.load_if_none(owner, task, now);
+        }
+        match self.key.key_type() {
+            KeyType::Missing => Stored::Free,
+            KeyType::Hash => self.load_hash(owner, task.depth, Some(task), now),
+            _ => Stored::OtherType,
+        }
+    }
+
+    /// The same, for who asks for permits: also where there are none out.
+    fn load_if_none(&self, owner: Str<'_>, task: &Task, now: Now) -> Stored {
         let stored = match self.key.key_type() {
             KeyType::Missing => Stored::Free,
             KeyType::Hash => self.load_hash(owner, task.depth, Some(task), now),
             _ => Stored::OtherType,
         };
         match stored {
-            Stored::Free | Stored::NoHolder if task.is_about_permits() => {
-                self.load_no_permits(task.into(), now)
-            }
+            Stored::Free | Stored::NoHolder => self.load_no_permits(task.into(), now),
             _ => stored,
         }
     }

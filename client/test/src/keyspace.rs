@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 
 use rlock_core::{
-    Asked, Count, FENCE_FIELD, Hash, LockKey, MODE_FIELD, NEVER, Now, PermitsHold, PermitsReading,
-    ReadDepth, ReadHold, ReadWrite, Stored, Task, Token, Value, WRITER_SUFFIX, Write,
-    is_permits_mode, names,
+    Asked, Count, FENCE_FIELD, Hash, LockKey, MODE_FIELD, NEVER, Now, PERMITS_MODE, PermitsHold,
+    PermitsReading, ReadDepth, ReadHold, ReadWrite, Stored, Task, Token, Value, WRITER_SUFFIX,
+    Write, is_permits_mode, names,
 };
 
 use crate::server::slot_of;
@@ -186,23 +186,35 @@ impl Keyspace {
         self.keys.extend(keys.keys);
     }
 
+    /// Sets fields of a hash, which comes into being with them.
+    fn set(&mut self, place: Place, set: impl FnOnce(&mut Fields)) {
+        let fresh = Entry {
+            content: Content::Hash(Fields::new()),
+            ends_at: None,
+        };
+        let entry = self.keys.entry(place).or_insert(fresh);
+        if let Content::Hash(fields) = &mut entry.content {
+            set(fields);
+        }
+    }
+
     /// Carries a write of the core out.
     pub(crate) fn write(&mut self, lock: &LockKey, caller: &[u8], write: &Write) {
         self.wrote();
         let place = (lock.db, lock.name.to_vec());
         match write {
-            Write::Set(first, second) => {
-                let fresh = Entry {
-                    content: Content::Hash(Fields::new()),
-                    ends_at: None,
-                };
-                let entry = self.keys.entry(place).or_insert(fresh);
-                if let Content::Hash(fields) = &mut entry.content {
-                    for (field, value) in [Some(first), second.as_ref()].into_iter().flatten() {
-                        fields.insert(field.name(caller).into_owned(), text(*value));
-                    }
+            Write::Set(first, second) => self.set(place, |fields| {
+                for (field, value) in [Some(first), second.as_ref()].into_iter().flatten() {
+                    fields.insert(field.name(caller).into_owned(), text(*value));
                 }
-            }
+            }),
+            Write::SetPermits(holder, hold, is_first) => self.set(place, |fields| {
+                if *is_first {
+                    fields.insert(MODE_FIELD.to_vec(), PERMITS_MODE.to_vec());
+                }
+                let value = hold.text().bytes().to_vec();
+                fields.insert(holder.name(caller).to_vec(), value);
+            }),
             Write::Remove(field) => {
                 let is_empty = match self.keys.get_mut(&place).map(|entry| &mut entry.content) {
                     Some(Content::Hash(fields)) => {
@@ -253,7 +265,7 @@ impl Keyspace {
 const TIMEOUTS_MAX: i64 = 1000;
 
 fn text(value: Value) -> Vec<u8> {
-    value.with_text(<[u8]>::to_vec)
+    value.text().bytes().to_vec()
 }
 
 /// The fields of readers, if it is a read-write lock's hash.

@@ -84,6 +84,9 @@ pub enum Write {
     SetTimeout(TimeoutKey, Value, i64),
     /// `DEL` of a timeout key, if it is there.
     DeleteTimeout(TimeoutKey),
+    /// `HSET` of an owner's permits, and of the `mode` field before if these are the first. (Not
+    /// with [`Write::Set`]: its values are short, and every decision carries some.)
+    SetPermits(Holder, PermitsHold, bool),
     /// `SET` of the key of the limit of permits.
     SetLimit(Value),
     /// `DEL` of that key, if it is there.
@@ -143,23 +146,18 @@ pub enum Value {
     Fence(Token),
     /// How the lock is held: [`Mode::Read`], [`Mode::Write`] or [`Mode::Permits`].
     Mode(Mode),
-    /// An owner's hold of permits.
-    Permits(PermitsHold),
 }
 
 impl Value {
-    /// Calls with the value as it is stored.
-    #[inline]
-    pub fn with_text<R>(self, with: impl FnOnce(&[u8]) -> R) -> R {
-        let text = match self {
+    /// The value as it is stored.
+    pub fn text(self) -> Text {
+        match self {
             Self::Number(number) => Text::number(number),
             Self::Fence(token) => Text::number(token.get()).after(b't'),
             Self::Mode(Mode::Write) => Text::word(b"write"),
             Self::Mode(Mode::Permits) => Text::word(PERMITS_MODE),
             Self::Mode(Mode::Read | Mode::Plain) => Text::word(b"read"),
-            Self::Permits(hold) => return with(hold.text().bytes()),
-        };
-        with(text.bytes())
+        }
     }
 }
 

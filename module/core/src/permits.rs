@@ -270,17 +270,16 @@ impl Decision<'_> {
         // Others hold on, so the hash is still there when the owner's own lease is over. What is on
         // record of it, if nobody has looked yet, is not this hold.
         self.lose_hold(entry.owner, Mode::Permits);
-        let own = (Field::Owner(entry.holder.clone()), Value::Permits(hold));
+        let set = |is_first| Write::SetPermits(entry.holder.clone(), hold, is_first);
         if hash.is_free() {
             if hash.is_there {
                 self.write(Write::Delete);
             }
             self.locks.table.forget_writer(self.at);
-            let mode = (Field::Mode, Value::Mode(Mode::Permits));
-            self.write(Write::Set(mode, Some(own)));
+            self.write(set(true));
             self.write(Write::ExpireAt(ends_at));
         } else {
-            self.write(Write::Set(own, None));
+            self.write(set(false));
             self.expire_permits(hash, Some(ends_at));
             if hash.over >= SWEEP_FROM {
                 self.locks.agenda.add_sweep(self.at);
@@ -299,7 +298,7 @@ impl Decision<'_> {
         owner: &[u8],
         session: Option<SessionId>,
     ) {
-        self.set(Field::Owner(Holder::Caller), Value::Permits(hold));
+        self.write(Write::SetPermits(Holder::Caller, hold, false));
         self.expire_permits(hash, Some(hold.ends_at));
         // It may end earlier than before, and with it somebody's wait.
         self.check_after(Some(hold.ends_at));

@@ -71,8 +71,8 @@ impl PermitsHold {
         })
     }
 
-    /// The value as it is stored.
-    pub(crate) fn text(&self) -> Text<VALUE_LEN_MAX> {
+    /// The value as it is stored: at most two separators, a `t`, and three numbers.
+    pub fn text(&self) -> Text<52> {
         Text::empty()
             .after_all(Text::number(self.token.get()).bytes())
             .after_all(b":t")
@@ -94,9 +94,6 @@ impl PermitsHold {
         }
     }
 }
-
-/// The longest value of an owner's field: two separators, a `t`, and three numbers.
-pub(crate) const VALUE_LEN_MAX: usize = 52;
 
 /// Whether what was asked for can be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -156,7 +156,9 @@ impl Keyspace {
             Write::Delete => Err("a key is deleted that is not there".into()),
             // A lock that somebody else made a read-write one is broken, with all its readers.
             Write::DeleteTimeout(_) => Ok(()),
-            Write::SetLimit(_) | Write::DeleteLimit => Err("nobody asks for permits".into()),
+            Write::SetPermits(..) | Write::SetLimit(_) | Write::DeleteLimit => {
+                Err("nobody asks for permits".into())
+            }
             Write::SetTimeout(..) => {
                 Err("a read-write lock is written, and none was asked for".into())
             }
@@ -196,7 +198,7 @@ impl Keyspace {
                 return Err("a read-write lock is written, and none was asked for".into());
             }
         }
-        fields.insert(field.name(caller).to_vec(), value.with_text(<[u8]>::to_vec));
+        fields.insert(field.name(caller).to_vec(), value.text().bytes().to_vec());
         Ok(())
     }
 

@@ -630,12 +630,13 @@ impl World {
             limit,
         } = &mut self.space;
         match write {
-            Write::Set(first, second) => {
+            Write::SetPermits(holder, hold, is_first) => {
                 let fields = hash.get_or_insert_default();
-                for (field, value) in [Some(first), second.as_ref()].into_iter().flatten() {
-                    let value = value.with_text(<[u8]>::to_vec);
-                    fields.insert(field.name(caller).to_vec(), value);
+                if *is_first {
+                    fields.insert(b"mode".to_vec(), PERMITS_MODE.to_vec());
                 }
+                let value = hold.text().bytes().to_vec();
+                fields.insert(holder.name(caller).to_vec(), value);
                 if fields.get(&b"mode"[..]).map(Vec::as_slice) != Some(PERMITS_MODE) {
                     return Err("a hold in a hash that is not of permits".into());
                 }
@@ -646,7 +647,7 @@ impl World {
             }
             Write::ExpireAt(end) if hash.is_some() => *ends_at = Some(*end),
             Write::Delete if hash.is_some() => (*hash, *ends_at) = (None, None),
-            Write::SetLimit(value) => *limit = Some(value.with_text(<[u8]>::to_vec)),
+            Write::SetLimit(value) => *limit = Some(value.text().bytes().to_vec()),
             Write::DeleteLimit => *limit = None,
             other => return Err(format!("{other:?} of what is not there")),
         }

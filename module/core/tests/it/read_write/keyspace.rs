@@ -375,10 +375,10 @@ impl Keyspace {
             Write::SetTimeout(key, value, end) => {
                 let owner = key.reader.name(caller);
                 assert_eq!(key.name(name, caller), timeout_key(name, owner, key.number));
-                let value = Value::Text(value.with_text(<[u8]>::to_vec));
+                let value = Value::Text(value.text().bytes().to_vec());
                 self.set(&timeout_key(name, owner, key.number), value, Some(*end));
             }
-            Write::SetLimit(_) | Write::DeleteLimit => {
+            Write::SetPermits(..) | Write::SetLimit(_) | Write::DeleteLimit => {
                 return Err("nobody asks for permits".into());
             }
             Write::DeleteTimeout(key) => {
@@ -397,7 +397,7 @@ impl Keyspace {
         with_token: bool,
     ) -> Result<(), String> {
         let is_read_write = self.mode(name).is_some();
-        let text = value.with_text(<[u8]>::to_vec);
+        let text = value.text().bytes().to_vec();
         match field {
             Field::Fence if is_read_write => {
                 return Err("a plain hold is written into a read-write lock".into());
