@@ -24,6 +24,8 @@ use release::Report;
 pub(crate) mod renew;
 pub(crate) use renew::Aim;
 
+pub(crate) mod limit;
+
 mod watchdog;
 use watchdog::Watchdog;
 
