@@ -484,6 +484,9 @@ fn permits_and_their_limit_survive_a_restart_and_a_failover() {
     let mut conn = pair.replica.connect();
     let ttl = conn.run("RLOCK.ACQUIRE p bob 1000 PERMITS 2").refused();
     assert!(ttl > 20_000, "{ttl}");
+    until("the short lease is over here too", || {
+        out(&pair.replica) == 2
+    });
     takes(&mut conn, "carol", "1");
     assert_eq!(conn.run("RLOCK.RENEW p alice 30000 PERMITS"), 1);
     assert_eq!(conn.run("RLOCK.RELEASE p alice PERMITS 2"), 0);
