@@ -19,7 +19,7 @@ cli: install ## Build the program `rlock`: target/release/rlock
 	cargo build --release -p rlock-cli
 
 test: install ## Run every test; RLOCK_SERVER= names another server
-	cargo test
+	cargo test --no-fail-fast
 
 soak: install ## The heavy tests, with the figures they print
 	RLOCK_DROPS=100000 cargo test --release -p rlock-tests --test it -- \

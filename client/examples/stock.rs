@@ -1,7 +1,9 @@
 //! A stock of 90, and 100 customers who want one each: read, decrement, write, under the lock.
 //!
 //! Without the lock two of them would read the same number and sell the same piece. With it
-//! exactly 90 are served, 10 are refused, and the stock ends at 0.
+//! exactly 90 are served, 10 are refused, and the stock ends at 0. The customers read and write
+//! through their guards: the server looks at the lock and runs the command in one step, so not even
+//! one that was suspended for longer than its lease could write what is out of date.
 //!
 //! `cargo run --example stock [redis://127.0.0.1:6379]`, with the RLOCK module in the server.
 
@@ -13,8 +15,7 @@
 
 use std::error::Error;
 
-use redis::AsyncCommands;
-use redis::aio::MultiplexedConnection;
+use redis::{AsyncCommands, cmd};
 use rlock_client::Client;
 
 const STOCK: i64 = 90;
@@ -33,7 +34,7 @@ async fn main() -> Result<()> {
     let _: () = store.set(KEY, STOCK).await?;
 
     let customers: Vec<_> = (0..CUSTOMERS)
-        .map(|_| tokio::spawn(buy(client.clone(), store.clone())))
+        .map(|_| tokio::spawn(buy(client.clone())))
         .collect();
     let (mut sold, mut refused) = (0, 0);
     for customer in customers {
@@ -51,11 +52,11 @@ async fn main() -> Result<()> {
 }
 
 /// Buys one piece: whether there was one.
-async fn buy(client: Client, mut store: MultiplexedConnection) -> Result<bool> {
+async fn buy(client: Client) -> Result<bool> {
     let guard = client.lock("example:stock:lock").lock().await?;
-    let left: i64 = store.get(KEY).await?;
+    let left: i64 = guard.call(cmd("GET").arg(KEY)).await?;
     if left > 0 {
-        let _: () = store.set(KEY, left - 1).await?;
+        let _: () = guard.call(cmd("SET").arg(KEY).arg(left - 1)).await?;
     }
     guard.unlock().await?;
     Ok(left > 0)

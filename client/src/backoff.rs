@@ -33,29 +33,23 @@ impl Backoff {
 
 /// How fast connections may follow each other on which somebody waits: a peer that closes each at
 /// its first command is not called any faster than this, however fast the commands come.
+#[derive(Default)]
 pub(crate) struct Pace {
-    /// When the last was tried.
-    since: Option<Instant>,
-    pauses: Backoff,
+    /// When the last was tried, and the pauses between those that did not last.
+    last: Option<(Instant, Backoff)>,
 }
 
 impl Pace {
-    pub(crate) fn new() -> Self {
-        Self {
-            since: None,
-            pauses: Backoff::new(),
-        }
-    }
-
     /// Waits until there may be another connection.
     pub(crate) async fn keep(&mut self) {
-        match self.since {
-            Some(since) if since.elapsed() < LASTING => {
-                sleep(self.pauses.next_up_to(PAUSE_MAX)).await;
+        let pauses = match self.last.take() {
+            Some((since, mut pauses)) if since.elapsed() < LASTING => {
+                sleep(pauses.next_up_to(PAUSE_MAX)).await;
+                pauses
             }
-            Some(_) | None => self.pauses = Backoff::new(),
-        }
-        self.since = Some(Instant::now());
+            Some(_) | None => Backoff::new(),
+        };
+        self.last = Some((Instant::now(), pauses));
     }
 }
 

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use redis::{Cmd, FromRedisValue};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
@@ -388,6 +389,19 @@ impl<M: Single> Guard<M> {
     forward! { crate::Guard:
         /// The lock's name.
         fn name(&self) -> &[u8];
+    }
+
+    /// Has the server run a Redis command, if this hold is still held there.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Guard::call`], which says more.
+    ///
+    /// # Panics
+    ///
+    /// Inside an async task.
+    pub fn call<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, Error> {
+        self.runtime.handle.block_on(self.inner.call(command))
     }
 }
 

@@ -263,6 +263,7 @@ impl Error {
         let (code, details) = text.split_once(' ').unwrap_or((text, ""));
         let kind = match code {
             "DEADLOCK" => ErrorKind::Deadlock,
+            "NOTHELD" => ErrorKind::Lost,
             "ERR" if details.starts_with("unknown command") => ErrorKind::ModuleNotLoaded,
             "ERR" if details.starts_with("max number of clients") => ErrorKind::Unavailable,
             // It has not carried the command out and may do so later.

@@ -8,7 +8,7 @@ pub(crate) use context::{Context, Settings};
 
 pub(crate) mod acquire;
 pub(crate) use acquire::Request;
-use acquire::{Asked, Heard, Permits, QueuePermit, Reply};
+use acquire::{Asked, Permits, QueuePermit, Reply};
 
 mod call;
 use call::{Call, Recall, State};
@@ -23,6 +23,8 @@ use release::Report;
 
 pub(crate) mod renew;
 pub(crate) use renew::Aim;
+
+pub(crate) mod guarded;
 
 pub(crate) mod limit;
 

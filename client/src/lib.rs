@@ -33,6 +33,8 @@ pub use api::{
 pub use error::{Error, ErrorKind, LostReason};
 pub use ledger::Owner;
 pub use quorum::{QuorumBuilder, QuorumClient, QuorumError, QuorumGuard, QuorumLock};
+/// The library in whose types [`Guard::call`] takes commands and gives replies.
+pub use redis;
 
 /// Locks a mutex whose holders only read and write plain values: none can leave them half done.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

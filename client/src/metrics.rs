@@ -27,67 +27,61 @@ struct Instruments {
 
 /// Those of the meter provider that is the global one when the first of them is used.
 #[cfg(feature = "metrics")]
-fn instruments() -> &'static Instruments {
-    static INSTRUMENTS: std::sync::OnceLock<Instruments> = std::sync::OnceLock::new();
-    INSTRUMENTS.get_or_init(|| {
-        let meter = global::meter("rlock");
-        let seconds = |name, what| {
-            let histogram = meter.f64_histogram(name).with_unit("s");
-            histogram.with_description(what).build()
-        };
-        let count = |name, unit, what| {
-            let counter = meter.u64_counter(name).with_unit(unit);
-            counter.with_description(what).build()
-        };
-        Instruments {
-            waits: seconds(
-                "rlock.client.wait.duration",
-                "How long lock() and its siblings took, with a lock at their end or without.",
-            ),
-            holds: seconds(
-                "rlock.client.hold.duration",
-                "From a grant until its last guard has given it back.",
-            ),
-            lost: count(
-                "rlock.client.lost",
-                "{hold}",
-                "Holds that were lost, by `rlock.reason`.",
-            ),
-            renewals: count(
-                "rlock.client.renewals",
-                "{renewal}",
-                "Answers to renewals, by `rlock.outcome`: `held`, `lost` or `error`.",
-            ),
-            reconnects: count(
-                "rlock.client.reconnects",
-                "{connection}",
-                "Times at which the session connection was there again.",
-            ),
-        }
-    })
-}
+static INSTRUMENTS: std::sync::LazyLock<Instruments> = std::sync::LazyLock::new(|| {
+    let meter = global::meter("rlock");
+    let seconds = |name, what| {
+        let histogram = meter.f64_histogram(name).with_unit("s");
+        histogram.with_description(what).build()
+    };
+    let count = |name, unit, what| {
+        let counter = meter.u64_counter(name).with_unit(unit);
+        counter.with_description(what).build()
+    };
+    Instruments {
+        waits: seconds(
+            "rlock.client.wait.duration",
+            "How long lock() and its siblings took, with a lock at their end or without.",
+        ),
+        holds: seconds(
+            "rlock.client.hold.duration",
+            "From a grant until its last guard has given it back.",
+        ),
+        lost: count(
+            "rlock.client.lost",
+            "{hold}",
+            "Holds that were lost, by `rlock.reason`.",
+        ),
+        renewals: count(
+            "rlock.client.renewals",
+            "{renewal}",
+            "Answers to renewals, by `rlock.outcome`: `held`, `lost` or `error`.",
+        ),
+        reconnects: count(
+            "rlock.client.reconnects",
+            "{connection}",
+            "Times at which the session connection was there again.",
+        ),
+    }
+});
 
 /// A call that waited has ended, with the lock or without.
 pub(crate) fn waited(since: Instant) {
     #[cfg(feature = "metrics")]
-    instruments()
-        .waits
-        .record(since.elapsed().as_secs_f64(), &[]);
+    INSTRUMENTS.waits.record(since.elapsed().as_secs_f64(), &[]);
 }
 
-/// Nobody has a hold any more that was asked for then.
+/// The last guard gives back a hold that was asked for then.
 pub(crate) fn held(since: Instant) {
     #[cfg(feature = "metrics")]
-    instruments()
-        .holds
-        .record(since.elapsed().as_secs_f64(), &[]);
+    INSTRUMENTS.holds.record(since.elapsed().as_secs_f64(), &[]);
 }
 
 pub(crate) fn lost(reason: LostReason) {
     #[cfg(feature = "metrics")]
-    instruments()
-        .lost
-        .add(1, &[KeyValue::new("rlock.reason", format!("{reason:?}"))]);
+    {
+        let reason = KeyValue::new("rlock.reason", format!("{reason:?}"));
+        INSTRUMENTS.lost.add(1, &[reason]);
+    }
 }
 
 /// A renewal was answered, with whether it is held; or it was not.
@@ -96,11 +90,11 @@ pub(crate) fn renewed(held: Option<bool>) {
     {
         let outcome = held.map_or("error", |held| if held { "held" } else { "lost" });
         let outcome = KeyValue::new("rlock.outcome", outcome);
-        instruments().renewals.add(1, &[outcome]);
+        INSTRUMENTS.renewals.add(1, &[outcome]);
     }
 }
 
 pub(crate) fn reconnected() {
     #[cfg(feature = "metrics")]
-    instruments().reconnects.add(1, &[]);
+    INSTRUMENTS.reconnects.add(1, &[]);
 }

@@ -4,7 +4,7 @@ mod router;
 pub(crate) use router::{AttachedRoute, MAX_REDIRECTS, Redirects, Route, Router};
 
 mod node;
-pub(crate) use node::{Identity, Listener, Node, NodeNumber};
+pub(crate) use node::{Identity, Node};
 
 mod cluster;
 use cluster::Map;

@@ -18,10 +18,10 @@ mod commands;
 pub(crate) use commands::{Answer, Commands, Then};
 
 mod events;
-pub(crate) use events::{Events, SessionListener};
+pub(crate) use events::{Events, Listener};
 
 mod session;
-pub(crate) use session::{Attachment, Session};
+pub(crate) use session::{Attachment, Session, SessionNumber};
 
 mod durability;
 pub(crate) use durability::{Acknowledger, Durability};

@@ -118,11 +118,11 @@ impl<'a> OpenLock<'a> {
         }
         let own = own.map(|count| Count::from_field(count.as_str().bytes()));
         let needs_end = task.is_none_or(|task| task.needs_end(own, others));
+        let needs_token = task.is_none_or(|task| task.needs_token(own));
         Stored::Plain(Hash {
             own,
-            // Of whose hold it is, only the holder asks.
             token: fence
-                .filter(|_| own.is_some())
+                .filter(|_| needs_token)
                 .and_then(|fence| Token::from_field(fence.as_str().bytes())),
             others,
             ends_at: needs_end.then(|| self.key.expires_at()).flatten(),

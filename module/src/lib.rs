@@ -13,6 +13,7 @@
 //! - `changes`: changes that others make, to keys and to the server
 //! - `cluster`: where a key is served that is not served here
 //! - `state`: what is remembered between calls
+//! - `guarded`: which commands of the server RLOCK.GUARD runs
 //! - `reply`, `info`, `config`, `clock`: answers, metrics, options, time
 //! - `ffi`: the server's C interface, and all our `unsafe`
 #![deny(unsafe_code)]
@@ -30,6 +31,7 @@ mod config;
 mod effects;
 #[allow(unsafe_code, reason = "the one place for it")]
 mod ffi;
+mod guarded;
 mod info;
 mod keys;
 mod permits;

@@ -2,6 +2,7 @@
 
 use crate::ffi::{Handle, OwnedStr, Scan, ServerLocked};
 use crate::pump::Armed;
+use rlock_core::guarded::{Guarded, NotGuarded};
 use rlock_core::{
     Effect, FENCE_FIELD, Grant, LockKey, LockRef, Locks, MODE_FIELD, Mode, Now, PERMITS_MODE,
     SessionId, Task, Turn, WaitOutcome, WaiterId,
@@ -53,6 +54,8 @@ pub(crate) struct State {
     pub(crate) spare_effects: Vec<Effect>,
     /// How far the readers of a lock were swept, of locks with many.
     pub(crate) sweeps: HashMap<LockKey, Scan>,
+    /// Which commands of the server RLOCK.GUARD runs, as far as it was asked for them.
+    pub(crate) guarded: HashMap<Box<[u8]>, Result<Guarded, NotGuarded>>,
     /// Strings of the server that every command needs.
     pub(crate) words: Rc<Words>,
 }

@@ -8,7 +8,8 @@ use crate::keys::{Access, OpenLock, READ_ANEW_MAX};
 use crate::read_write::{begin_looks, has_looks, slot_is_settled};
 use crate::{clock, cluster, effects, pump, state};
 use rlock_core::{
-    Count, Effect, LockKey, Mode, Now, PermitsHold, Purpose, Read, Stored, Subject, Task, Turn,
+    CommandError, Count, Effect, LockKey, Mode, Now, Outcome, PermitsHold, Purpose, Read, Stored,
+    Subject, Task, Turn,
 };
 
 /// What a command names: its locks and its owner, as the server's own strings.
@@ -24,6 +25,18 @@ pub(crate) enum Named<'a> {
 
 /// Does what there is to do in a turn: nothing while another turn's decision is being written.
 pub(crate) fn run(ctx: Ctx<'_>, turn: &mut Turn<'_>, given: Named<'_>) {
+    run_then(ctx, turn, given, |_| ());
+}
+
+/// The same. As soon as the command is decided, and before anything else is, `then` does something
+/// with its outcome, in the database of the command.
+pub(crate) fn run_then(
+    ctx: Ctx<'_>,
+    turn: &mut Turn<'_>,
+    given: Named<'_>,
+    then: impl FnOnce(&Result<Outcome, CommandError>),
+) {
+    let mut then = Some(then);
     let (mut now, mut is_first, mut roams) = (clock::now(), true, false);
     let db = ctx.db();
     while let Some(task) = state::with(|state| state.next_task(turn, now)) {
@@ -37,6 +50,11 @@ pub(crate) fn run(ctx: Ctx<'_>, turn: &mut Turn<'_>, given: Named<'_>) {
             ctx.select_db(db);
         }
         Step { ctx, turn, now }.take(&task, given);
+        if let Some(outcome) = turn.decided()
+            && let Some(then) = then.take()
+        {
+            then(outcome);
+        }
     }
     pump::arm(ctx, now);
     // What it has brought about may have been in another database.

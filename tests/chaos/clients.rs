@@ -21,7 +21,7 @@ mod packets; // what ends in the packet in which it is asked for
 mod pipelined; // sessions whose commands go in packets
 mod plain; // connections that wait in the server
 mod sessions; // many waits on one connection
-mod store; // an application that trusts its lock, and one that does not
+mod store; // an application that trusts its lock, and two that do not
 
 pub(crate) use commands::{LOCKS, LOCKS_OF_A_SLOT, LONGEST_LEASE, Locks};
 pub(crate) use many_holds::locks_looked_at;
@@ -42,9 +42,10 @@ pub(crate) enum Role {
     /// Adds to a set: see [`store`].
     AddsTrusting,
     AddsWithToken,
+    AddsGuarded,
 }
 
-const ROLES: [(Role, &str); 8] = [
+const ROLES: [(Role, &str); 9] = [
     (Role::Plain, "plain"),
     (Role::Sessions, "sessions"),
     (Role::Guards, "guards"),
@@ -53,6 +54,7 @@ const ROLES: [(Role, &str); 8] = [
     (Role::Packets, "packets"),
     (Role::AddsTrusting, "adds-trusting"),
     (Role::AddsWithToken, "adds-with-token"),
+    (Role::AddsGuarded, "adds-guarded"),
 ];
 
 impl Role {
@@ -218,6 +220,7 @@ fn a_process() {
         Role::Packets => threads(&life, &mut random, 2, packets::run),
         Role::AddsTrusting => store::run(&life, store::Check::None),
         Role::AddsWithToken => store::run(&life, store::Check::Token),
+        Role::AddsGuarded => store::run(&life, store::Check::Guarded),
     }
 }
 

@@ -1,10 +1,10 @@
-//! What a lock alone cannot do, shown beside what a token can.
+//! What a lock alone cannot do, shown beside what a token and a guarded command can.
 //!
-//! The same application twice: it keeps a set in a store, and whoever adds to it holds a lock while
+//! The same application three times: it keeps a set in a store, and whoever adds to it holds a lock while
 //! it reads and writes the set back. Again and again a process is stopped, for longer than its
 //! lease, between its last look at its guard and its write. The one that trusts its lock must lose
 //! elements that it had acknowledged: were none lost, this would not show what it says. The one
-//! whose store looks at tokens must lose none.
+//! whose store looks at tokens must lose none, nor the one whose commands are guarded.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -24,11 +24,12 @@ pub(crate) struct Outcome {
     pub(crate) lost: usize,
 }
 
-/// The set guarded by the lock alone, and by the token.
+/// The set guarded by the lock alone, by the token, and with `RLOCK.GUARD`.
 #[derive(Debug)]
 pub(crate) struct Outcomes {
     pub(crate) trusting: Outcome,
     pub(crate) with_token: Outcome,
+    pub(crate) with_guard: Outcome,
     pub(crate) stops: usize,
 }
 
@@ -39,6 +40,7 @@ pub(crate) fn experiment(seconds: u64) -> Outcomes {
     Outcomes {
         trusting: set(Role::AddsTrusting, stops),
         with_token: set(Role::AddsWithToken, stops),
+        with_guard: set(Role::AddsGuarded, stops),
         stops,
     }
 }

@@ -179,6 +179,7 @@ impl Report {
         if let Some(Outcomes {
             trusting,
             with_token,
+            with_guard,
             ..
         }) = &self.honesty
         {
@@ -187,6 +188,9 @@ impl Report {
             }
             if with_token.lost > 0 || with_token.refused == 0 {
                 wrong.push(format!("a set guarded by the token: {with_token:?}"));
+            }
+            if with_guard.lost > 0 || with_guard.refused == 0 {
+                wrong.push(format!("a set with guarded commands: {with_guard:?}"));
             }
         }
         wrong
@@ -251,6 +255,7 @@ impl fmt::Display for Report {
                 &honesty.trusting,
             ),
             ("by the token, which must hold", &honesty.with_token),
+            ("by guarded commands, which must hold", &honesty.with_guard),
         ] {
             writeln!(
                 f,

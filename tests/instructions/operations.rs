@@ -37,6 +37,7 @@ pub(crate) const YARDSTICK: &str = "SET NX PX + DEL";
 pub(crate) const UNPUBLISHED: &str = "ACQUIRE + RELEASE, publish off";
 
 pub(crate) fn all(scripts: Scripts) -> Vec<Operation> {
+    let by_script = scripts.clone();
     vec![
         operation(YARDSTICK, set_and_del),
         operation("the same with scripts", move |key| scripts.pair(key, OWNER)),
@@ -64,6 +65,13 @@ pub(crate) fn all(scripts: Scripts) -> Vec<Operation> {
         }),
         of_held("ACQUIRE refused", |key| {
             vec![acquire(key, OTHER, "", "[0, _]")]
+        }),
+        operation("SET", |key| vec![set_data(key, "")]),
+        of_held("SET guarded", |key| {
+            vec![set_data(key, &format!("RLOCK.GUARD {key} {OWNER} CALL "))]
+        }),
+        of_held("SET by a script that looks at the lock", move |key| {
+            vec![by_script.guarded_set(key, OWNER)]
         }),
         // From here on there is a session, and with it the module listens to changed keys: each
         // costs more.
@@ -115,6 +123,11 @@ fn set_and_del(key: &str) -> Vec<Step> {
         step(format!("SET {key} {OWNER} NX PX 30000"), "+OK"),
         step(format!("DEL {key}"), "1"),
     ]
+}
+
+/// What a lock is for.
+fn set_data(key: &str, guard: &str) -> Step {
+    step(format!("{guard}SET data:{key} value"), "+OK")
 }
 
 /// Another lock.

@@ -5,10 +5,17 @@ use rlock_tests::scripts::{ACQUIRE, RELEASE};
 
 use crate::operations::{Step, step};
 
+/// What `RLOCK.GUARD` does without a script.
+const GUARDED: &str = "if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then \
+     return redis.error_reply('NOTHELD') end \
+     return redis.call('set', KEYS[2], ARGV[2])";
+
 /// The names by which the server knows them.
+#[derive(Clone)]
 pub(crate) struct Scripts {
     acquire: String,
     release: String,
+    guarded: String,
 }
 
 impl Scripts {
@@ -17,11 +24,14 @@ impl Scripts {
         Self {
             acquire: load(ACQUIRE),
             release: load(RELEASE),
+            guarded: load(GUARDED),
         }
     }
 
     pub(crate) fn pair(&self, key: &str, owner: &str) -> Vec<Step> {
-        let Self { acquire, release } = self;
+        let Self {
+            acquire, release, ..
+        } = self;
         let latch = format!("latch:{key}");
         let keys = format!("3 {key} released:{key} {latch}");
         vec![
@@ -29,5 +39,13 @@ impl Scripts {
             step(format!("EVALSHA {release} {keys} {owner} 30000 16000"), "1"),
             step(format!("DEL {latch}"), "1"),
         ]
+    }
+
+    pub(crate) fn guarded_set(&self, key: &str, owner: &str) -> Step {
+        let script = &self.guarded;
+        step(
+            format!("EVALSHA {script} 2 {key} data:{key} {owner} value"),
+            "+OK",
+        )
     }
 }

@@ -93,7 +93,7 @@ fn each_command_takes_the_options_that_it_declares_and_no_other() {
     for (name, options) in &declared {
         for word in &words {
             let arguments = match name.as_str() {
-                "RLOCK.CANCEL" | "RLOCK.RELEASE" => "free owner",
+                "RLOCK.CANCEL" | "RLOCK.RELEASE" | "RLOCK.GUARD" => "free owner",
                 "RLOCK.BREAK" | "RLOCK.INFO" => "free",
                 "RLOCK.EVENTS" => "session",
                 "RLOCK.LIST" | "RLOCK.LOG" | "RLOCK.SESSIONS" => "",
@@ -106,7 +106,11 @@ fn each_command_takes_the_options_that_it_declares_and_no_other() {
             } else {
                 "1"
             };
-            let command = format!("{name} {arguments} {word} {value}");
+            let rest = match name.as_str() {
+                "RLOCK.GUARD" => "CALL PING",
+                _ => "",
+            };
+            let command = format!("{name} {arguments} {word} {value} {rest}");
             let reply = conn.run(command.trim());
             let not_understood = reply.is_error() && {
                 let error = reply.error();
@@ -406,9 +410,12 @@ fn syntax(argument: &Reply) -> String {
     } else {
         Vec::new()
     };
-    if flags.iter().any(|flag| flag == "optional") {
+    let has_flag = |name: &str| flags.iter().any(|flag| flag == name);
+    if has_flag("optional") && has_flag("multiple") {
+        format!("[{both} ...]")
+    } else if has_flag("optional") {
         format!("[{both}]")
-    } else if flags.iter().any(|flag| flag == "multiple") {
+    } else if has_flag("multiple") {
         format!("{both} [{both} ...]")
     } else {
         both

@@ -35,6 +35,7 @@ const COMMANDS: [(&str, i64, &[&str], &[&str]); 14] = [
     ("rlock.macquire", -5, &["write", "denyoom"], &["write"]),
     ("rlock.mrelease", -4, &["write"], &["write"]),
     ("rlock.mrenew", -5, &["write"], &["write"]),
+    ("rlock.guard", -5, &["write"], &["write"]),
 ];
 
 /// As other modules do, so that what is loaded can be told.
@@ -88,6 +89,7 @@ fn keys() {
         "RLOCK.MACQUIRE owner 1000 1 key",
         "RLOCK.MRELEASE owner 1 key",
         "RLOCK.MRENEW owner 1000 1 key SESSION session",
+        "RLOCK.GUARD key owner READ TOKEN 1 CALL PING",
     ] {
         assert_eq!(
             conn.run(format!("COMMAND GETKEYS {command}")).texts(),

@@ -24,6 +24,7 @@ const COMMANDS: [(&str, &str); 14] = [
     ("MACQUIRE", "OWNER LEASE NUMKEYS KEY OPTIONS"),
     ("MRELEASE", "OWNER NUMKEYS KEY OPTIONS"),
     ("MRENEW", "OWNER LEASE NUMKEYS KEY OPTIONS"),
+    ("GUARD", "KEY OWNER OPTIONS CALL"),
 ];
 
 /// What stands there if nothing is said. `#` is another number in each round, so that none
@@ -36,10 +37,11 @@ const RIGHT: [(&str, &str); 7] = [
     ("SESSION", "s#"),
     ("NUMKEYS", "1"),
     ("OPTIONS", ""),
+    ("CALL", "CALL PING"),
 ];
 
 /// What is wrong. An empty word is written as `''`, and LONG is a pattern of a byte too many.
-const WRONG: [&[(&str, &str)]; 78] = [
+const WRONG: [&[(&str, &str)]; 88] = [
     &[],
     &[("LEASE", "0")],
     &[("LEASE", "9007199254740992")],
@@ -118,6 +120,16 @@ const WRONG: [&[(&str, &str)]; 78] = [
     &[("OPTIONS", "COUNT 0")],
     &[("OPTIONS", "COUNT")],
     &[("OPTIONS", "COUNT 1 COUNT 1")],
+    &[("KEY", "busy#"), ("CALL", "CALL PING")],
+    &[("CALL", "CALL")],
+    &[("OPTIONS", "TOKEN 1"), ("CALL", "")],
+    &[("OPTIONS", "READ TOKEN"), ("CALL", "")],
+    &[("CALL", "CALL NONSENSE")],
+    &[("CALL", "CALL EVAL code 0")],
+    &[("CALL", "CALL MULTI")],
+    &[("CALL", "CALL SELECT 1")],
+    &[("CALL", "CALL RLOCK.INFO free#")],
+    &[("CALL", "CALL CALLER.CALL PING")],
 ];
 
 /// What the keys above are.
@@ -149,6 +161,7 @@ fn every_error_is_documented_for_the_commands_that_answer_with_it() {
     let server = Server::builder()
         .config("rlock.max-waiters-per-lock 1")
         .start();
+    server.load_c_module("caller");
     server.run("ACL SETUSER another on nopass ~* &* +@all");
     let mut another = server.connect();
     assert_eq!(another.run("AUTH another anything"), "OK");

@@ -4,7 +4,7 @@
 use rlock_tests::{Conn, Reply, Server, eventually, until};
 
 /// The commands, each with as many good arguments as it takes.
-const COMMANDS: [&[&str]; 13] = [
+const COMMANDS: [&[&str]; 14] = [
     &["RLOCK.ACQUIRE", "k", "alice", "30000", "BLOCK", "1", "ONCE"],
     &["RLOCK.ACQUIRE", "k", "bob", "30000", "ONCE", "BLOCK", "1"],
     &["RLOCK.RELEASE", "k", "alice", "TOKEN", "1", "LEASE", "1000"],
@@ -28,6 +28,7 @@ const COMMANDS: [&[&str]; 13] = [
     &["RLOCK.LIST", "MATCH", "*", "COUNT", "10"],
     &["RLOCK.SESSIONS", "MATCH", "*", "COUNT", "10"],
     &["RLOCK.LOG", "MATCH", "*", "COUNT", "10"],
+    &["RLOCK.GUARD", "k", "alice", "CALL", "GET", "k"],
 ];
 
 /// Arguments of odd types and sizes.

@@ -47,6 +47,7 @@ mod everybody; // holds and waits of every kind, to be carried through a failove
 mod failover; // replicas that become primaries, by sentinels and by order
 mod failover_cluster; // and in a cluster
 mod grant_delay; // a server that grants nothing for a while after its start
+mod guard; // commands that are run only under a lock
 mod in_memory; // the server in memory answers as a real one
 mod kill; // what a killed server has on its disk
 mod replication; // replicas, AOF, RDB, messages, notifications
@@ -73,6 +74,7 @@ mod client_cluster_names; // nodes by several names
 mod client_doubt;
 mod client_faults; // what it says when processes and networks fail
 mod client_former; // connections and servers that were given up
+mod client_guard; // commands that are run only while its guard is held
 mod client_late; // what arrives when nobody waits for it any more
 mod client_multi; // several locks at once
 mod client_overlap; // single and several locks of a scope that overlap, when something goes wrong

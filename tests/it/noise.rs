@@ -103,7 +103,8 @@ impl Noise {
             ("INFO", "K", ""),
             ("LIST", "", "MATCH COUNT"),
             ("LIMIT", "KC", ""),
-        ][self.below(13)];
+            ("GUARD", "KO", "READ WRITE TOKEN"),
+        ][self.below(14)];
         let mut words = vec![format!("rlock.{name}").into_bytes()];
         for kind in fixed.bytes() {
             match kind {
@@ -123,6 +124,10 @@ impl Noise {
         if words.get(1).is_some_and(|key| key == b"k3") && !self.one_in(8) {
             self.permits(name, &mut words);
         }
+        if name == "GUARD" {
+            words.push(b"CALL".into());
+            words.extend(self.theirs());
+        }
         if self.one_in(12) {
             let at = self.below(words.len());
             words[at] = self.odd();
@@ -132,11 +137,11 @@ impl Noise {
 
     /// One key is of permits, with a limit or without.
     fn permits(&mut self, name: &str, words: &mut Vec<Vec<u8>>) {
-        if !["ACQUIRE", "RELEASE", "RENEW"].contains(&name) {
+        if !["ACQUIRE", "RELEASE", "RENEW", "GUARD"].contains(&name) {
             return;
         }
         words.push(b"PERMITS".into());
-        if name != "RENEW" {
+        if name == "ACQUIRE" || name == "RELEASE" {
             words.push(self.of(&["1", "2", "3", "2147483647"]).into());
         }
         if name == "ACQUIRE" && !self.one_in(4) {

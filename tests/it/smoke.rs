@@ -11,6 +11,10 @@ fn smoke_take_reenter_renew_release() {
     assert!(alice.run("RLOCK.ACQUIRE k bob 30000").refused() > 0);
     assert_eq!(alice.run("RLOCK.RENEW k alice 30000"), 1);
     assert_eq!(alice.run("RLOCK.INFO k").get("owner"), &"alice");
+    assert_eq!(alice.run("RLOCK.GUARD k alice CALL SET of-k 1"), "OK");
+    for refused in ["k bob CALL SET of-k 2", "k alice CALL EVAL code 0"] {
+        assert!(alice.run(format!("RLOCK.GUARD {refused}")).is_error());
+    }
     assert_eq!(alice.let_go("k", "alice"), 1);
     assert_eq!(alice.let_go("k", "alice"), 0);
 }

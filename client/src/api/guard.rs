@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
+use redis::{Cmd, FromRedisValue, from_redis_value};
 use tokio::time::Instant;
 
 use crate::api::mode::{Multi, Permits, Plain, Read, Single, Write};
 use crate::error::{Error, LostReason};
-use crate::flows::{self, Aim, Held, Request, acquire, renew};
+use crate::flows::{self, Aim, Held, Request, acquire, guarded, renew};
 use crate::ledger::{Hold, Owner};
 use crate::wire::{Mode, WaitMode};
 
@@ -84,6 +85,53 @@ impl<M: Single> Guard<M> {
     /// The lock's name.
     pub fn name(&self) -> &[u8] {
         self.hold().target.key()
+    }
+
+    /// Has the server run a Redis command, if this hold is still held there, and gives the reply.
+    /// One round trip: the look at the lock and the command are one step, and nothing comes in
+    /// between. So whatever is kept in the server of the lock, or in a cluster in its slot, is safe
+    /// even from a process that was stopped for longer than its lease.
+    ///
+    /// Commands that read or write keys can be guarded, and a few more, but neither scripts nor
+    /// commands of other modules: `docs/commands.md` says which, and why. It is carried out in the
+    /// order of this client's other commands, on their connection.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped the command may or may not be carried out.
+    ///
+    /// # Errors
+    ///
+    /// - Lost: the lock is not held any more, the command was not run, and the guard is lost from
+    ///   now on. Without asking the server, if the guard is lost already.
+    /// - Refused: the command's own error, in the server's words; or it cannot be guarded.
+    /// - Unavailable: it was not run.
+    /// - Unknown: it may or may not have been run, and is not sent again. Or it was run, and its
+    ///   reply is none of type `T`, which the error's source says.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// use rlock_client::redis::cmd;
+    ///
+    /// let guard = client.lock("stock:lock").lock().await?;
+    /// let left: i64 = guard.call(cmd("GET").arg("stock")).await?;
+    /// // … however long this takes: if the lock was lost meanwhile, nothing is written …
+    /// guard.call::<()>(cmd("SET").arg("stock").arg(left - 1)).await?;
+    /// guard.unlock().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn call<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, Error> {
+        self.still_held()?;
+        if command.in_scan_mode() {
+            return Err(Error::refused(
+                "a cursor is to be an argument like others, since nothing goes on with it here",
+            ));
+        }
+        let reply = guarded::call(&self.held.context.router, self.hold(), command).await?;
+        from_redis_value(reply).map_err(|error| Error::no_reply(Some(error.into())))
     }
 }
 

@@ -50,12 +50,11 @@ pub(super) struct Heard {
 
 impl Heard {
     fn new(acquired: Acquired, target: &Target) -> Self {
-        let most = match acquired {
-            Acquired::Granted { token, .. } => target.most(token, Instant::now()),
-            Acquired::NotHeld { .. } | Acquired::Queued => u64::MAX,
-        };
-        let first = Self::first(acquired, target);
-        Self { most, ..first }
+        let mut heard = Self::first(acquired, target);
+        if let Acquired::Granted { token, .. } = acquired {
+            heard.most = target.most(token, Instant::now());
+        }
+        heard
     }
 
     /// Nothing was asked for before it.

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::flows::{
-    Aim, Asked, Context, Heard, Held, Permits, QueuePermit, Reply, Request, release, renew,
+    Aim, Asked, Context, Held, Permits, QueuePermit, Reply, Request, release, renew,
 };
 use crate::ledger::{Grant, Notification, Usage};
 use crate::time::{Lease, TIMEOUT_MAX};
@@ -276,27 +276,24 @@ impl Call {
             answer = &mut asked.answer => answer,
             told = self.news(&at), if is_once => return self.told(told, &at),
         };
-        match answer {
-            Ok(Heard {
-                acquired: Acquired::Granted { token, count },
-                most,
-                is_next,
-            }) => {
+        let heard = match answer {
+            Ok(heard) => heard,
+            Err(error) => return self.unanswered(error, &at),
+        };
+        match heard.acquired {
+            Acquired::Granted { token, count } => {
                 // Without ONCE a grant of which no word has come was entered once more.
                 // Of several the highest count is told, and not of which.
                 let names_one = self.usage.target.names.len() == 1;
                 let may_be_twice = names_one && !is_once && (self.queued || self.unheard);
-                if may_be_twice && count > most {
+                if may_be_twice && count > heard.most {
                     self.give_back(token, Instant::now());
                 }
-                (self.usage.begun, self.usage.is_next) = (asked.lease.number, is_next);
+                (self.usage.begun, self.usage.is_next) = (asked.lease.number, heard.is_next);
                 let (lease, fresh) = (asked.lease.counted(), count == 1);
                 self.granted(token, lease, (fresh, true), &at)
             }
-            Ok(Heard {
-                acquired: Acquired::NotHeld { lease_left },
-                ..
-            }) => {
+            Acquired::NotHeld { lease_left } => {
                 let next = self.refused(Error::not_acquired(lease_left));
                 let waits = !matches!(self.request.wait_mode, WaitMode::None);
                 if waits && self.permit.is_none() {
@@ -305,13 +302,12 @@ impl Call {
                     next
                 }
             }
-            Ok(_) if self.permit.is_some() => {
+            Acquired::Queued if self.permit.is_some() => {
                 (self.queued, self.hops) = (true, 0);
                 self.last = Error::not_attached();
                 State::Queued(at)
             }
-            Ok(_) => self.failed(Error::no_reply(None)),
-            Err(error) => self.unanswered(error, &at),
+            Acquired::Queued => self.failed(Error::no_reply(None)),
         }
     }
 
@@ -360,7 +356,7 @@ impl Call {
             let Some(told) = told else {
                 return std::future::pending().await;
             };
-            let here = told.by == at.route.node.number;
+            let here = told.by == at.route.node.session.number;
             match told.kind {
                 _ if here => return told,
                 EventKind::Granted { .. } if self.usage.target.is_alone() => return told,
@@ -380,7 +376,7 @@ impl Call {
                 self.usage.target.counted(1);
                 // What was told before this was about an earlier one.
                 self.usage.granted = told.number;
-                let here = told.by == at.route.node.number;
+                let here = told.by == at.route.node.session.number;
                 // It was asked for when the wait began, and maybe with what was left of a hold that
                 // is over by now.
                 let is_whole = length >= self.usage.options.lease;

@@ -10,7 +10,8 @@ use tokio::task::JoinSet;
 use crate::background::{Background, task};
 use crate::flows::{Watchdog, watchdog};
 use crate::ledger::{Ledger, Owner};
-use crate::topology::{Listener, Router};
+use crate::topology::Router;
+use crate::wire::Listener;
 
 /// A client's locks, its servers, and the tasks between them.
 pub(crate) struct Context {
@@ -22,7 +23,6 @@ pub(crate) struct Context {
     /// The watchdog's, and in a cluster what asks who serves what. They end with it.
     _tasks: JoinSet<()>,
     pub(crate) background: Background,
-    pub(crate) runtime: Handle,
 }
 
 /// What a client is told once.
@@ -57,8 +57,7 @@ impl Context {
                 ledger: Arc::default(),
                 watchdog,
                 _tasks: tasks,
-                background: Background::new(runtime.clone()),
-                runtime,
+                background: Background::new(runtime),
             }
         })
     }

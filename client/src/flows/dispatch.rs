@@ -12,15 +12,19 @@ use crate::error::LostReason;
 use crate::flows::{Aim, Context, release, renew};
 use crate::ledger::{Delivered, Hold};
 use crate::time::part;
-use crate::topology::{Listener, Node, slot_of};
-use crate::wire::{Attachment, Event, Session};
+use crate::topology::slot_of;
+use crate::wire::{Attachment, Event, Listener, ServerId, Session};
 
 impl Listener for Context {
-    fn told(self: Arc<Self>, node: &Arc<Node>, events: Vec<Event>, since: Instant) {
+    fn may_attach(&self, session: &Session, server: &ServerId) -> bool {
+        self.router.may_attach(session, server)
+    }
+
+    fn told(self: Arc<Self>, session: &Session, events: Vec<Event>, since: Instant) {
         let mut lost = Vec::new();
         for event in events {
             let (ledger, now) = (&self.ledger, Instant::now());
-            match ledger.deliver(event, since, node.number, now) {
+            match ledger.deliver(event, since, session.number, now) {
                 Delivered::Done => {}
                 Delivered::Lost(holds, reason) => {
                     lost.extend(holds.into_iter().map(|hold| (hold, reason)));
@@ -40,11 +44,12 @@ impl Listener for Context {
         }
     }
 
-    fn attached(self: Arc<Self>, node: &Arc<Node>, attachment: &Arc<Attachment>) {
+    fn attached(self: Arc<Self>, session: &Arc<Session>, attachment: &Arc<Attachment>) {
         // Those of the locks that it serves, and of those that have gone there ahead of their slot:
         // these count on it though another node serves the slot.
         let depends = |hold: &Hold| {
-            hold.attachment().is_of(&node.session) || self.router.is_home(node, hold.target.key())
+            let home = || self.router.route(hold.target.key()).node;
+            hold.attachment().is_of(session) || home().session.number == session.number
         };
         let mut holds = self.ledger.holds();
         // The others were granted or confirmed since.
@@ -53,7 +58,7 @@ impl Listener for Context {
             return;
         }
         // Attached anew, it is all begun anew.
-        let (session, attachment) = (Arc::clone(&node.session), Arc::clone(attachment));
+        let (session, attachment) = (Arc::clone(session), Arc::clone(attachment));
         let is_present = move || session.is_attached_by(&attachment);
         tokio::spawn(task(renew::confirm(self, holds, is_present)));
     }

@@ -36,12 +36,12 @@ impl Held {
             if present.is_some_and(|present| !Arc::ptr_eq(&present, &hold.attachment())) {
                 let holds = vec![Arc::clone(&hold)];
                 let confirming = renew::confirm(Arc::clone(context), holds, || true);
-                context.runtime.spawn(task(confirming));
+                context.background.runtime.spawn(task(confirming));
             }
         }
         if let Some(reason) = usage.doubt() {
             let verifying = dispatch::verify(Arc::clone(context), Arc::clone(&hold), reason);
-            context.runtime.spawn(task(verifying));
+            context.background.runtime.spawn(task(verifying));
         }
         Self {
             context: Arc::clone(context),

@@ -14,7 +14,7 @@ use crate::flows::{Context, Request, acquire};
 use crate::ledger::{Grant, Hold, HoldOptions, Owner, Target, UnnamedRelease, Usage};
 use crate::topology::{MAX_REDIRECTS, Route};
 use crate::trace;
-use crate::wire::{Answer, Asked, Attachment, Command, Mode, Released, WaitMode, request};
+use crate::wire::{Answer, Asked, Attachment, Command, Mode, Released, Then, WaitMode, request};
 
 /// Where it is told how it went: after the second try at the latest, while the background goes on
 /// trying.
@@ -28,45 +28,20 @@ pub(crate) fn start(
     hold: Option<Arc<Hold>>,
     report: Option<Report>,
 ) {
-    let target = Arc::clone(&usage.target);
-    // Sent here and not in a task, so that an ACQUIRE which the caller sends next comes after. A
-    // word that ends it is heard where it arrives; only what is left otherwise is a task.
-    let pending = context.background.pending.token();
-    let route = context.router.route(target.key());
-    let (there, link) = (route.clone(), route.node.commands.link());
-    let span = trace::release(&*target, &target.owner, target.mode);
-    let mut release = Release {
+    let target = &usage.target;
+    let release = Release {
         context: Arc::clone(context),
+        span: trace::release(&**target, &target.owner, target.mode),
         unnamed: None,
         usage,
         hold,
         report,
-        span,
+        began: Instant::now(),
+        tries: 0,
+        backoff: Backoff::new(),
+        unknown: false,
     };
-    let names_its_token = release.hold.is_some() && target.mode.has_token();
-    let turn = target.turn();
-    let may_be_sent = target.mode == Mode::Write || release.takes_nothing_else();
-    // Counted before the look at what else there is: what is granted after that look is in doubt.
-    let unnamed = || (may_be_sent && !names_its_token).then(|| target.unnamed_release());
-    let handing_over = unnamed();
-    release.unnamed = unnamed();
-    if !may_be_sent || !release.takes_nothing_else() {
-        drop(turn);
-        return release.lock_by_lock(handing_over);
-    }
-    let unsent = route.send_then(release.command(), move |answer| {
-        match answer {
-            Ok(released) => {
-                release.is_answered_by(&there, link);
-                release.end(released, false);
-            }
-            Err(error) => release.go_on(there, error),
-        }
-        drop(pending);
-    });
-    drop(handing_over);
-    drop(turn);
-    drop(unsent);
+    release.begin();
 }
 
 /// Of several locks whose hold is lost, or may be: gives back those that are still held with these
@@ -191,9 +166,56 @@ struct Release {
     hold: Option<Arc<Hold>>,
     report: Option<Report>,
     span: trace::Span,
+    began: Instant,
+    tries: u32,
+    backoff: Backoff,
+    /// Whether an earlier try may have been carried out.
+    unknown: bool,
 }
 
 impl Release {
+    /// The first try. It is handed over here and not in a task, so that an ACQUIRE which the caller
+    /// sends next comes after.
+    fn begin(mut self) {
+        let target = Arc::clone(&self.usage.target);
+        let names_its_token = self.hold.is_some() && target.mode.has_token();
+        let turn = target.turn();
+        let may_be_sent = target.mode == Mode::Write || self.takes_nothing_else();
+        // Counted before the look at what else there is: what is granted after that look is in
+        // doubt.
+        let unnamed = || (may_be_sent && !names_its_token).then(|| target.unnamed_release());
+        let handing_over = unnamed();
+        self.unnamed = unnamed();
+        if !may_be_sent || !self.takes_nothing_else() {
+            drop(turn);
+            return self.lock_by_lock(handing_over);
+        }
+        let route = self.context.router.route(target.key());
+        let unsent = self.hand_over(&route);
+        drop(handing_over);
+        drop(turn);
+        drop(unsent);
+    }
+
+    /// A word that ends it is heard where it arrives; only what is left otherwise is a task. So the
+    /// answers to two releases are heard in the order in which these were carried out: the other
+    /// way round the entry that the first of them has left is taken for one of which nobody knows.
+    fn hand_over(mut self, route: &Route) -> Option<Then> {
+        self.tries = self.tries.saturating_add(1);
+        let pending = self.context.background.pending.token();
+        let (there, link) = (route.clone(), route.node.commands.link());
+        route.send_then(self.command(), move |answer| {
+            match answer {
+                Ok(released) => {
+                    self.is_answered_by(&there, link);
+                    self.end(released);
+                }
+                Err(error) => self.go_on(there, error),
+            }
+            drop(pending);
+        })
+    }
+
     /// The command, with a lease for what is left of a reader's hold. Each entry of a reader has an
     /// end of its own, and the last to come goes first: the others might end earlier than their
     /// guards count on.
@@ -264,11 +286,11 @@ impl Release {
         self.hold.as_ref()?.lost(Instant::now())
     }
 
-    /// The first try was answered: what was handed over after it was carried out after it, unless
-    /// that went by another connection, or to another node.
+    /// If the first try was answered, what was handed over after it was carried out after it,
+    /// unless that went by another connection, or to another node.
     fn is_answered_by(&mut self, route: &Route, link: u64) {
         let (router, key) = (&self.context.router, self.usage.target.key());
-        if let Some(unnamed) = &mut self.unnamed {
+        if let Some(unnamed) = self.unnamed.as_mut().filter(|_| self.tries == 1) {
             unnamed.in_order =
                 route.node.commands.link() == link && router.is_home(&route.node, key);
         }
@@ -276,62 +298,55 @@ impl Release {
 
     fn go_on(self, route: Route, error: Error) {
         let (context, span) = (Arc::clone(&self.context), self.span.clone());
-        let trying = async move { span.around(self.run(route, error)).await };
+        let trying = async move { span.around(self.try_again(route, error)).await };
         context.background.spawn(trying);
     }
 
-    async fn run(mut self, mut route: Route, mut error: Error) {
+    async fn try_again(mut self, from: Route, error: Error) {
         let context = Arc::clone(&self.context);
-        let (router, started) = (&context.router, Instant::now());
-        let mut backoff = Backoff::new();
-        let mut unknown = false;
-        let mut tries: u32 = 1;
-        loop {
-            unknown |= error.is_unknown();
-            let there = router.redirected(&error, &route);
-            let again = there.is_some()
-                || error.is_unavailable()
-                || error.is_unknown() && self.usage.target.is_alone();
-            // After a lease the server has ended the hold by itself.
-            if !again || started.elapsed() >= self.usage.options.lease {
-                self.leave(unknown);
-                return self.tell(Err(error));
-            }
-            // Two nodes that have not yet heard of a move send us to each other.
-            if tries > if there.is_some() { MAX_REDIRECTS } else { 1 } {
-                if let Some(report) = self.report.take() {
-                    let _ = report.send(Err(error.misdirected()));
-                }
-                sleep(backoff.next()).await;
-            }
-            tries = tries.saturating_add(1);
-            route = there.unwrap_or_else(|| router.route(self.usage.target.key()));
-            let target = Arc::clone(&self.usage.target);
-            let turn = target.turn();
-            if !self.takes_nothing_else() {
-                drop(turn);
-                if unknown {
-                    self.leave(unknown);
-                    return self.tell(Err(Error::no_reply(None)));
-                }
-                return self.lock_by_lock(None);
-            }
-            let answer = route.send(self.command());
-            drop(turn);
-            match answer.await {
-                Ok(released) => return self.end(released, unknown),
-                Err(next) => error = next,
-            }
+        let router = &context.router;
+        self.unknown |= error.is_unknown();
+        let there = router.redirected(&error, &from);
+        let again = there.is_some()
+            || error.is_unavailable()
+            || error.is_unknown() && self.usage.target.is_alone();
+        // After a lease the server has ended the hold by itself.
+        if !again || self.began.elapsed() >= self.usage.options.lease {
+            self.leave();
+            return self.tell(Err(error));
         }
+        // Two nodes that have not yet heard of a move send us to each other.
+        if self.tries > if there.is_some() { MAX_REDIRECTS } else { 1 } {
+            let in_time = self.began.elapsed() < router.response_timeout;
+            let patient = there.is_some() && in_time;
+            if let Some(report) = self.report.take_if(|_| !patient) {
+                let _ = report.send(Err(error.misdirected()));
+            }
+            sleep(self.backoff.next()).await;
+        }
+        let route = there.unwrap_or_else(|| router.route(self.usage.target.key()));
+        let target = Arc::clone(&self.usage.target);
+        let turn = target.turn();
+        if !self.takes_nothing_else() {
+            drop(turn);
+            if self.unknown {
+                self.leave();
+                return self.tell(Err(Error::no_reply(None)));
+            }
+            return self.lock_by_lock(None);
+        }
+        let unsent = self.hand_over(&route);
+        drop(turn);
+        drop(unsent);
     }
 
     /// Nobody knows whether it was carried out, and it is not sent again beside other holds of the
     /// owner. What of several locks it has alone is given back by its tokens: a later wait would
     /// take what is left there for its own grant, and give that back together with what others
     /// have.
-    fn leave(&self, unknown: bool) {
+    fn leave(&self) {
         let target = &self.usage.target;
-        let Some(hold) = self.hold.as_ref().filter(|_| unknown) else {
+        let Some(hold) = self.hold.as_ref().filter(|_| self.unknown) else {
             return;
         };
         if target.mode == Mode::Several {
@@ -361,7 +376,7 @@ impl Release {
 
     /// Tells what the server said. "Not held" after a try whose reply was lost is that try's own
     /// doing, if the lease cannot have run out in between.
-    fn end(self, released: Released, unknown: bool) {
+    fn end(mut self, released: Released) {
         self.usage.target.released(released);
         match released {
             Released::Freed => self.is_freed(),
@@ -371,13 +386,15 @@ impl Release {
             }
             // Entered once more than anybody here knows, by a call whose answer was lost.
             Released::Left(_) if self.usage.target.is_alone() => {
-                return start(&self.context, self.usage, self.hold, self.report);
+                // This one was carried out, whatever the next finds.
+                (self.unknown, self.tries) = (true, 0);
+                return self.begin();
             }
             _ => {}
         }
         let outcome = match (released, self.lost()) {
-            (Released::NotHeld, None) if unknown => Ok(()),
-            (Released::NotHeld, Some(_)) if unknown => Err(Error::no_reply(None)),
+            (Released::NotHeld, None) if self.unknown => Ok(()),
+            (Released::NotHeld, Some(_)) if self.unknown => Err(Error::no_reply(None)),
             (Released::NotHeld, lost) => {
                 // The server knows it by its token: nor do the other guards of this hold have it.
                 if let Some(hold) = self.hold.as_ref().filter(|_| self.unnamed.is_none()) {
@@ -391,13 +408,15 @@ impl Release {
     }
 
     /// Gives back what permits of a grant are left.
-    fn give_back_rest(self, left: u32) {
+    fn give_back_rest(mut self, left: u32) {
         let (ledger, target) = (&self.context.ledger, &self.usage.target);
         let (permits, limit) = (left, None);
         let rest = Mode::Permits(Asked { permits, limit });
         let rest = target.owner.target(ledger, rest, &target.names);
-        let usage = rest.claim(self.usage.options);
-        start(&self.context, usage, self.hold, self.report);
+        self.usage = rest.claim(self.usage.options);
+        // This one was carried out, whatever the next finds.
+        (self.unknown, self.tries) = (true, 0);
+        self.begin();
     }
 
     fn tell(mut self, outcome: Result<(), Error>) {

@@ -12,7 +12,8 @@ use crate::background::task;
 use crate::flows::{Aim, Context, renew};
 use crate::ledger::{Hold, Ledger};
 use crate::time::part;
-use crate::topology::{Node, NodeNumber};
+use crate::topology::Node;
+use crate::wire::SessionNumber;
 
 /// When the holds of the ledger that were given no lease are renewed.
 pub(crate) struct Watchdog {
@@ -74,12 +75,14 @@ pub(crate) async fn run(watchdog: Arc<Watchdog>, context: Weak<Context>) {
 /// have their next round, and until it comes it is asked nothing more.
 async fn round_of(context: &Arc<Context>, asked: &mut JoinSet<bool>) -> bool {
     let mut confirmed = true;
-    let mut nodes: BTreeMap<NodeNumber, (Arc<Node>, Vec<Arc<Hold>>)> = BTreeMap::new();
+    let mut nodes: BTreeMap<SessionNumber, (Arc<Node>, Vec<Arc<Hold>>)> = BTreeMap::new();
     // The others are not worth a renewal.
     let is_live = |hold: &Arc<Hold>| hold.options.renewed && hold.lost(Instant::now()).is_none();
     for hold in context.ledger.holds().into_iter().filter(is_live) {
         let node = context.router.route(hold.target.key()).node;
-        let (_, holds) = nodes.entry(node.number).or_insert((node, Vec::new()));
+        let (_, holds) = nodes
+            .entry(node.session.number)
+            .or_insert((node, Vec::new()));
         holds.push(hold);
     }
     for (node, holds) in nodes.into_values() {

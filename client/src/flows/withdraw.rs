@@ -209,7 +209,7 @@ impl Call {
             if let EventKind::Granted { token } = told.kind {
                 self.give_back(token, told.since);
             }
-            silent.retain(|node| node.number != told.by);
+            silent.retain(|node| node.session.number != told.by);
         }
         self.permit.is_some()
     }
@@ -226,7 +226,7 @@ impl Call {
         let others = target.guarded().into_vec();
         if target.mode == Mode::Several && !others.is_empty() {
             let confirming = renew::confirm(Arc::clone(context), others, || true);
-            context.runtime.spawn(task(confirming));
+            context.background.runtime.spawn(task(confirming));
         }
     }
 }

@@ -7,8 +7,7 @@ use tokio::time::Instant;
 
 use crate::error::LostReason;
 use crate::ledger::{Entry, EntryKey, Hold, Ledger, Owner, Target};
-use crate::topology::NodeNumber;
-use crate::wire::{Event, EventKind};
+use crate::wire::{Event, EventKind, SessionNumber};
 
 /// Where the news of a wait is put.
 pub(crate) type EventQueue = mpsc::UnboundedSender<Notification>;
@@ -21,7 +20,7 @@ pub(crate) struct Notification {
     /// It has not happened before this.
     pub(crate) since: Instant,
     /// Who told it.
-    pub(crate) by: NodeNumber,
+    pub(crate) by: SessionNumber,
 }
 
 /// What is left to do about an event that was delivered.
@@ -45,7 +44,7 @@ impl Ledger {
         &self,
         event: Event,
         since: Instant,
-        by: NodeNumber,
+        by: SessionNumber,
         now: Instant,
     ) -> Delivered {
         let (name, owner, kind) = (event.name.into(), event.owner.into(), event.kind);
@@ -56,22 +55,20 @@ impl Ledger {
                 return (Vec::new(), Some(kind));
             };
             let held: Vec<_> = entry.held().collect();
-            match (&kind, &entry.wait) {
+            if let EventKind::Lost(reason) = kind {
                 // Also for what is granted already, and not heard of yet.
-                (EventKind::Lost(reason), _) => entry.lost = Some((number, *reason)),
+                entry.lost = Some((number, reason));
+            } else if let Some(wait) = &entry.wait {
                 // Under the lock: a mailbox that goes away now finds it when it looks through what
                 // was not read.
-                (_, Some(wait)) => {
-                    let notification = Notification {
-                        kind,
-                        number,
-                        since,
-                        by,
-                    };
-                    let unread = wait.send(notification).err();
-                    return (held, unread.map(|unread| unread.0.kind));
-                }
-                (_, None) => {}
+                let notification = Notification {
+                    kind,
+                    number,
+                    since,
+                    by,
+                };
+                let unread = wait.send(notification).err();
+                return (held, unread.map(|unread| unread.0.kind));
             }
             (held, Some(kind))
         });
@@ -125,12 +122,10 @@ impl Mailbox {
         });
         let unread = std::iter::from_fn(|| self.unread.try_recv().ok());
         let granted = unread.filter_map(|told| match told.kind {
-            EventKind::Granted { token } => Some((token, told.since)),
-            EventKind::TimedOut { .. } | EventKind::Lost(_) | EventKind::Failed(_) => None,
+            EventKind::Granted { token } if is_unknown(&holds, token) => Some((token, told.since)),
+            _ => None,
         });
-        granted
-            .filter(|(token, _)| is_unknown(&holds, *token))
-            .collect()
+        granted.collect()
     }
 }
 
@@ -164,7 +159,7 @@ mod tests {
             kind,
         };
         let now = Instant::now();
-        ledger.deliver(event, now, NodeNumber::new_v4(), now)
+        ledger.deliver(event, now, SessionNumber::new_v4(), now)
     }
 
     fn held(target: &Arc<Target>, token: u64) -> (Arc<Hold>, Usage) {

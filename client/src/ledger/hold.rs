@@ -23,8 +23,8 @@ pub(crate) struct Hold {
     /// entered again has kept an earlier one.
     kept_tokens: OnceLock<Box<[u64]>>,
     pub(crate) options: HoldOptions,
-    /// When it was asked for, if guards have it.
-    begun: OnceLock<Instant>,
+    /// When it was asked for.
+    begun: Instant,
     /// When it ends at the latest, however often it is renewed.
     cap: Option<Instant>,
     /// Replaced as a whole, so that who reads it waits for nobody.
@@ -39,14 +39,6 @@ pub(crate) struct Hold {
     /// must be acknowledged, so that one could overtake another that asked for less.
     pub(crate) renewing: Mutex<()>,
     span: trace::Span,
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        if let Some(begun) = self.begun.get() {
-            metrics::held(*begun);
-        }
-    }
 }
 
 /// What the server said to a renewal.
@@ -115,9 +107,7 @@ impl Hold {
             }
         }
         let is_new = Arc::ptr_eq(&hold, &granted);
-        if is_new {
-            hold.begun.get_or_init(|| hold.validity.load().since);
-        } else {
+        if !is_new {
             hold.changed.notify_waiters();
         }
         (hold, is_new)
@@ -202,7 +192,7 @@ impl Hold {
             token: grant.token,
             kept_tokens: OnceLock::new(),
             options,
-            begun: OnceLock::new(),
+            begun,
             cap,
             validity: ArcSwap::from_pointee(validity),
             lost: OnceLock::new(),
@@ -215,7 +205,9 @@ impl Hold {
 
     /// One of its guards gives it back.
     pub(crate) fn loses_guard(&self) {
-        self.guards.fetch_sub(1, Ordering::Relaxed);
+        if self.guards.fetch_sub(1, Ordering::Relaxed) == 1 {
+            metrics::held(self.begun);
+        }
     }
 
     /// Whether guards have it.

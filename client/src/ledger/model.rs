@@ -11,8 +11,7 @@ use crate::error::LostReason;
 use crate::ledger::{
     Delivered, Grant, Hold, HoldOptions, Ledger, Owner, Reserved, Target, UnnamedRelease, Usage,
 };
-use crate::topology::NodeNumber;
-use crate::wire::{Attachment, Event, EventKind, Mode};
+use crate::wire::{Attachment, Event, EventKind, Mode, SessionNumber};
 
 const SCHEDULES: u64 = 2_000;
 const STEPS: usize = 60;
@@ -230,7 +229,7 @@ impl World {
         };
         let told = self
             .ledger
-            .deliver(event, self.now, NodeNumber::new_v4(), self.now);
+            .deliver(event, self.now, SessionNumber::new_v4(), self.now);
         let told: BTreeSet<_> = match told {
             Delivered::Lost(holds, LostReason::Expired) => holds.iter().map(Arc::as_ptr).collect(),
             Delivered::Done => BTreeSet::new(),

@@ -315,11 +315,9 @@ impl Drop for Target {
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = self
-            .names
-            .iter()
-            .map(|name| name.escape_ascii().to_string());
-        f.write_str(&names.collect::<Vec<_>>().join(", "))
+        let shown = |name: &Arc<[u8]>| name.escape_ascii().to_string();
+        let names: Vec<_> = self.names.iter().map(shown).collect();
+        f.write_str(&names.join(", "))
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::task::JoinHandle;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::sleep;
 
 use crate::api::Guard;
 use crate::background::task;
@@ -279,16 +279,13 @@ async fn until_lost(parts: &Mutex<Parts>) -> QuorumError {
 
 /// Looks after what is held until it is lost, or the task is aborted with the guard.
 async fn keep(parts: Arc<Mutex<Parts>>, is_renewed: bool, mut round: Round) {
-    let mut retake = interval(RETAKE_EVERY);
-    retake.reset();
-    retake.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let lost = until_lost(&parts);
     tokio::pin!(lost);
     loop {
         tokio::select! {
             _ = &mut lost => return,
             Some((server, answer)) = round.next() => locked(&parts).join_late(server, answer),
-            _ = retake.tick(), if is_renewed => locked(&parts).take_again(&mut round),
+            () = sleep(RETAKE_EVERY), if is_renewed => locked(&parts).take_again(&mut round),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The nodes of a cluster: who serves which slot, found out when somebody says otherwise.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
@@ -11,8 +11,10 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::locked;
-use crate::topology::{Listener, Name, Names, Node, Route, Router, Table, slot_of};
-use crate::wire::{Address, Connector, NAMELESS, Range, Redirect, ServerId, request};
+use crate::topology::{Name, Names, Node, Route, Router, Table, slot_of};
+use crate::wire::{
+    Address, Connector, Listener, NAMELESS, Range, Redirect, ServerId, Session, request,
+};
 
 /// A cluster, as far as it is known. Its nodes are connected to when something is to be asked
 /// there.
@@ -126,7 +128,7 @@ impl Router {
             let address = map.names.address(name);
             let address = address.unwrap_or_else(|| self.first.address());
             let connector = self.first.other(&address);
-            Node::start(connector, &self.identity, Weak::clone(&self.this))
+            Node::start(connector, &self.identity)
         });
         node.twin().unwrap_or_else(|| Arc::clone(node))
     }
@@ -138,10 +140,16 @@ impl Router {
         self.node(&mut map, &name)
     }
 
-    /// Whether a node may attach to the server that it has reached. One at which another node is
-    /// attached is the same by another name: that one takes this one's place.
-    pub(super) fn may_attach(&self, node: &Arc<Node>, server: &ServerId) -> bool {
+    /// Whether the node with this session may attach to the server that it has reached. One at
+    /// which another node is attached is the same by another name: that one takes this one's place.
+    pub(crate) fn may_attach(&self, session: &Session, server: &ServerId) -> bool {
         let mut map = locked(&self.map);
+        let mut nodes = map.nodes.values().chain(&map.replaced);
+        // The only server is not among them.
+        let is_of_it = |node: &&Arc<Node>| node.session.number == session.number;
+        let Some(node) = &nodes.find(is_of_it).cloned() else {
+            return true;
+        };
         let mut others = map.nodes.values().filter(|one| !Arc::ptr_eq(one, node));
         let twin = others.find(|one| one.is_attached_to(server)).cloned();
         if node.set_twin(twin.as_ref()) {
@@ -316,6 +324,8 @@ mod tests {
     use tokio::runtime::Handle;
 
     use super::*;
+    use std::sync::Weak;
+
     use crate::flows::Context;
     use crate::topology::Identity;
     use crate::wire::{Dialer, Member, named};
@@ -337,7 +347,7 @@ mod tests {
             listener: Weak::<Context>::new(),
             runtime: Handle::current(),
         };
-        let node = Node::start(connector.other(&address(host)), &identity, Weak::new());
+        let node = Node::start(connector.other(&address(host)), &identity);
         map.nodes.insert(Arc::new(name.clone()), Arc::clone(&node));
         node
     }

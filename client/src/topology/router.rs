@@ -1,7 +1,7 @@
 //! Where a lock is: which node has it, and whether the session is attached there. And where to ask
 //! again if a command was not carried out: at another node, or when the session is attached anew.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -23,7 +23,6 @@ pub(crate) struct Router {
     pub(super) first: Connector,
     pub(super) seeds: Vec<Connector>,
     pub(super) identity: Identity,
-    pub(super) this: Weak<Self>,
     pub(super) map: Mutex<Map>,
     /// Wakes whoever has looked up where a lock is, when one has moved to another node.
     pub(super) moves: Notify,
@@ -93,19 +92,16 @@ impl Router {
         cluster: Option<Vec<Connector>>,
         identity: Identity,
     ) -> Arc<Self> {
-        Arc::new_cyclic(|this| {
-            let only = || Node::start(first.clone(), &identity, Weak::clone(this));
-            Self {
-                response_timeout: first.dialer.response_timeout,
-                only: cluster.is_none().then(only),
-                first,
-                seeds: cluster.unwrap_or_default(),
-                identity,
-                this: Weak::clone(this),
-                map: Mutex::default(),
-                moves: Notify::new(),
-                stale: Notify::new(),
-            }
+        let only = || Node::start(first.clone(), &identity);
+        Arc::new(Self {
+            response_timeout: first.dialer.response_timeout,
+            only: cluster.is_none().then(only),
+            first,
+            seeds: cluster.unwrap_or_default(),
+            identity,
+            map: Mutex::default(),
+            moves: Notify::new(),
+            stale: Notify::new(),
         })
     }
 

@@ -6,7 +6,7 @@
 //! said when its command is handed over, and done here, so it must not wait for anything.
 
 use std::collections::VecDeque;
-use std::future::poll_fn;
+use std::future::{self, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker, ready};
@@ -128,7 +128,7 @@ async fn drive(
     let next_link = || links.send_modify(|link| *link = link.saturating_add(1));
     next_link();
     let mut batch = Vec::new();
-    let mut pace = Pace::new();
+    let mut pace = Pace::default();
     loop {
         // What goes out next; meanwhile the answers come.
         let next = queue.recv_many(&mut batch, BATCH_MAX);
@@ -259,14 +259,16 @@ impl InFlight {
         // all, and nothing that is sent later can get before it. Nobody is to be woken yet: it is
         // polled again when it is the first.
         let mut nobody = Context::from_waker(Waker::noop());
-        match replies.as_mut().poll(&mut nobody) {
-            Poll::Ready(replies) => self.end_one(replies, expected),
-            Poll::Pending => self.exchanges.push_back(Exchange {
-                until,
-                replies,
-                expected,
-            }),
+        if let Poll::Ready(told) = replies.as_mut().poll(&mut nobody) {
+            // The thread stood still meanwhile. Those before it have their replies too, and are to
+            // hear them first: who counts what the server grants and takes back counts in order.
+            replies = Box::pin(future::ready(told));
         }
+        self.exchanges.push_back(Exchange {
+            until,
+            replies,
+            expected,
+        });
     }
 
     /// Waits for this, and for the answers that come meanwhile.
@@ -423,7 +425,7 @@ mod tests {
         let wait = |seconds| tokio::time::advance(Duration::from_secs(seconds));
         let mut in_flight = InFlight::new(SECOND * 2);
         let late = async |in_flight: &mut InFlight| {
-            let silent = std::future::pending();
+            let silent = future::pending();
             begin(in_flight, silent, |reply| {
                 assert!(reply.expect_err("no reply").is_unknown());
             });
@@ -437,7 +439,8 @@ mod tests {
                 late(&mut in_flight).await;
                 assert!(!in_flight.is_broken);
             }
-            begin(&mut in_flight, std::future::ready(Value::Okay), drop);
+            begin(&mut in_flight, future::ready(Value::Okay), drop);
+            assert!(in_flight.answered().await);
         }
         for _ in 0..3 {
             late(&mut in_flight).await;
@@ -448,6 +451,26 @@ mod tests {
         assert!(in_flight.is_broken);
     }
 
+    /// A thread that stands still between handing a batch over and looking for its replies finds
+    /// them there, and those of the batches before it too.
+    #[tokio::test]
+    async fn replies_that_are_there_at_once_are_heard_behind_those_before_them() {
+        let log = Arc::<Mutex<Vec<i64>>>::default();
+        let mut in_flight = InFlight::new(SECOND * 60);
+        let hear = |number| {
+            let log = Arc::clone(&log);
+            move |_| locked(&log).push(number)
+        };
+        let soon = async {
+            yield_now().await;
+            Value::Okay
+        };
+        begin(&mut in_flight, soon, hear(0));
+        begin(&mut in_flight, future::ready(Value::Okay), hear(1));
+        in_flight.end().await;
+        assert_eq!(*locked(&log), [0, 1]);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn each_fails_at_its_own_time_whoever_was_answered_before() {
         let log = Arc::<Mutex<Vec<_>>>::default();
@@ -455,7 +478,7 @@ mod tests {
         let started = Instant::now();
         for seconds in [1, 2, 3] {
             let log = Arc::clone(&log);
-            let silent = std::future::pending();
+            let silent = future::pending();
             in_flight.response_timeout = SECOND * seconds;
             begin(&mut in_flight, silent, move |reply| {
                 let error = reply.expect_err("no reply");
@@ -480,7 +503,8 @@ mod tests {
     async fn a_connection_to_a_replica_is_not_used_any_more() {
         let mut in_flight = InFlight::new(SECOND * 60);
         let refusal = redis::parse_redis_value(b"-READONLY no\r\n").expect("a reply");
-        begin(&mut in_flight, std::future::ready(refusal), drop);
+        begin(&mut in_flight, future::ready(refusal), drop);
+        assert!(in_flight.answered().await);
         assert!(in_flight.is_broken);
     }
 }

@@ -65,13 +65,7 @@ impl Acknowledger {
     /// Nothing is connected before it is needed.
     pub(crate) fn start(runtime: &Handle, connector: Connector, durability: Durability) -> Self {
         let (requests, queue) = mpsc::unbounded_channel();
-        let waiting = Waiting {
-            connector,
-            durability,
-            connection: None,
-            pace: Pace::new(),
-        };
-        runtime.spawn(task(waiting.run(queue)));
+        runtime.spawn(task(run(connector, durability, queue)));
         Self { requests }
     }
 
@@ -85,66 +79,64 @@ impl Acknowledger {
     }
 }
 
-struct Waiting {
+async fn run(
     connector: Connector,
     durability: Durability,
-    connection: Option<Connection>,
-    pace: Pace,
+    mut requests: mpsc::UnboundedReceiver<Request>,
+) {
+    let limit = connector.dialer.response_timeout;
+    let limit = limit.saturating_add(durability.within);
+    let (mut batch, mut pace, mut present) = (Vec::new(), Pace::default(), None::<Connection>);
+    // All that have come while the last wait lasted share the next.
+    while requests.recv_many(&mut batch, usize::MAX).await > 0 {
+        batch.retain(|request| !request.reply.is_closed());
+        if batch.is_empty() {
+            continue;
+        }
+        // One that is good, as far as is known.
+        let connection = if let Some(good) = present.take().filter(|one| !one.is_over()) {
+            Ok(good)
+        } else {
+            pace.keep().await;
+            Former::open_next(&connector, Purpose::Copies).await
+        };
+        let asked = match &connection {
+            Ok(connection) => ask(connection, durability, limit, &mut batch).await,
+            Err(error) => Err(error.clone()),
+        };
+        // What it has not answered it may answer late, and the next wait needs another.
+        let is_unknown = asked.as_ref().is_err_and(Error::is_unknown);
+        present = connection.ok().filter(|_| !is_unknown);
+        for (place, request) in batch.drain(..).enumerate() {
+            let answer = asked.as_ref().map_err(Error::clone);
+            let answer = answer.and_then(|(renewed, by_enough)| {
+                let reply = renewed.get(place).ok_or_else(|| Error::no_reply(None))?;
+                Ok((request.renewal.reader.read(reply)?, by_enough.clone()))
+            });
+            // Whoever has gone does not keep the lock either.
+            let _ = request.reply.send(answer);
+        }
+    }
 }
 
-impl Waiting {
-    async fn run(mut self, mut requests: mpsc::UnboundedReceiver<Request>) {
-        let mut batch = Vec::new();
-        // All that have come while the last wait lasted share the next.
-        while requests.recv_many(&mut batch, usize::MAX).await > 0 {
-            batch.retain(|request| !request.reply.is_closed());
-            if batch.is_empty() {
-                continue;
-            }
-            let asked = self.ask(&mut batch).await;
-            for (place, request) in batch.drain(..).enumerate() {
-                let answer = asked.as_ref().map_err(Error::clone);
-                let answer = answer.and_then(|(renewed, by_enough)| {
-                    let reply = renewed.get(place).ok_or_else(|| Error::no_reply(None))?;
-                    Ok((request.renewal.reader.read(reply)?, by_enough.clone()))
-                });
-                // Whoever has gone does not keep the lock either.
-                let _ = request.reply.send(answer);
-            }
-        }
+/// Renews the holds and waits for the copies: the replies to all, and whether enough have them.
+async fn ask(
+    connection: &Connection,
+    durability: Durability,
+    limit: Duration,
+    batch: &mut Vec<Request>,
+) -> Result<(Values, Result<(), Error>), Error> {
+    let is_elsewhere = |one: &mut Request| !one.renewal.call.may_go_to(&connection.server);
+    for elsewhere in batch.extract_if(.., is_elsewhere) {
+        let _ = elsewhere.reply.send(Err(Error::elsewhere()));
     }
-
-    /// Renews the holds and waits for the copies: the replies to all, and whether enough have them.
-    async fn ask(
-        &mut self,
-        batch: &mut Vec<Request>,
-    ) -> Result<(Values, Result<(), Error>), Error> {
-        let limit = self.durability.within;
-        let limit = limit.saturating_add(self.connector.dialer.response_timeout);
-        let connection = self.connected().await?;
-        let is_elsewhere = |one: &mut Request| !one.renewal.call.may_go_to(&connection.server);
-        for elsewhere in batch.extract_if(.., is_elsewhere) {
-            let _ = elsewhere.reply.send(Err(Error::elsewhere()));
-        }
-        let wait = request::wait_for_copies(self.durability);
-        let calls = batch.iter().map(|one| &one.renewal.call);
-        let calls: Vec<_> = calls.chain([&wait.call]).cloned().collect();
-        let mut replies = within(limit, connection.ask(calls.into_iter())).await?;
-        // Only now: what it has not answered it may answer late, and the next wait needs another.
-        self.connection = Some(connection);
-        let copied = replies.pop().ok_or_else(|| Error::no_reply(None))?;
-        let (local, replicas) = wait.reader.read(&copied).map_err(Error::of_wait)?;
-        Ok((replies, self.durability.check(local, replicas)))
-    }
-
-    /// A connection that is good, as far as is known.
-    async fn connected(&mut self) -> Result<Connection, Error> {
-        if let Some(good) = self.connection.take().filter(|one| !one.is_over()) {
-            return Ok(good);
-        }
-        self.pace.keep().await;
-        Former::open_next(&self.connector, Purpose::Copies).await
-    }
+    let wait = request::wait_for_copies(durability);
+    let calls = batch.iter().map(|one| &one.renewal.call);
+    let calls: Vec<_> = calls.chain([&wait.call]).cloned().collect();
+    let mut replies = within(limit, connection.ask(calls.into_iter())).await?;
+    let copied = replies.pop().ok_or_else(|| Error::no_reply(None))?;
+    let (local, replicas) = wait.reader.read(&copied).map_err(Error::of_wait)?;
+    Ok((replies, durability.check(local, replicas)))
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! The task that keeps the session attached: RLOCK.EVENTS, again and again, on a connection of its
 //! own.
 
+use std::collections::BTreeSet;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
@@ -15,27 +16,33 @@ use crate::wire::reply::Event;
 use crate::wire::request;
 use crate::wire::session::{Attachment, Session, part_of_grace};
 
-/// Who hears of what the server tells, and of how the session is.
-pub(crate) trait SessionListener: Send + 'static {
+/// Who hears what happens at the servers of a client.
+pub(crate) trait Listener: Send + Sync {
     /// Whether to attach to this server, which a connection has reached. Not where the session is
     /// attached by another node of the client: the two would take it over from each other.
-    fn may_attach(&self, server: &ServerId) -> bool;
+    fn may_attach(&self, session: &Session, server: &ServerId) -> bool;
 
-    /// None of it happened before `since`.
-    fn told(&self, events: Vec<Event>, since: Instant);
+    /// What the server of this session has told; none of it happened before `since`.
+    fn told(self: Arc<Self>, session: &Session, events: Vec<Event>, since: Instant);
 
     /// The session is attached anew. What counts on an earlier attachment is to be confirmed.
-    fn attached(&self, attachment: &Arc<Attachment>);
+    fn attached(self: Arc<Self>, session: &Arc<Session>, attachment: &Arc<Attachment>);
 
-    /// The session connection does not answer, and another is tried.
+    /// A session connection does not answer, and another is tried.
     fn broken(&self);
+
+    /// These slots have moved: what is held there is to be confirmed where they are now.
+    fn moved(self: Arc<Self>, slots: &BTreeSet<u16>);
+
+    /// Whether something held counts on this session, be it attached at present or not.
+    fn counts_on(&self, session: &Session) -> bool;
 }
 
 /// What the task works with. It does not keep the client alive.
-pub(crate) struct Events<L> {
+pub(crate) struct Events {
     session: Arc<Session>,
     connector: Connector,
-    listener: L,
+    listener: Weak<dyn Listener>,
     /// The pauses before the next connection. They begin anew only when one has lasted: a peer that
     /// closes each connection at its first call is asked ever more slowly, and so are two servers
     /// between which our connections follow each other.
@@ -69,9 +76,13 @@ enum Heard {
     Elsewhere(Result<Fresh, Error>, Option<Answer>),
 }
 
-impl<L: SessionListener> Events<L> {
+impl Events {
     /// Nothing is connected yet.
-    pub(crate) fn new(connector: Connector, session: Arc<Session>, listener: L) -> Self {
+    pub(crate) fn new(
+        connector: Connector,
+        session: Arc<Session>,
+        listener: Weak<dyn Listener>,
+    ) -> Self {
         Self {
             pauses: Backoff::new(),
             session,
@@ -98,8 +109,15 @@ impl<L: SessionListener> Events<L> {
         }
     }
 
+    /// Tells the client, unless that has gone.
+    fn tell(&self, tell: impl FnOnce(Arc<dyn Listener>)) {
+        if let Some(client) = self.listener.upgrade() {
+            tell(client);
+        }
+    }
+
     fn broken(&self, error: Error) {
-        self.listener.broken();
+        self.tell(|listener| listener.broken());
         self.session.broken(error);
     }
 
@@ -272,7 +290,7 @@ impl<L: SessionListener> Events<L> {
     fn attached(&self, line: &Line, events: Vec<Event>, sent: Instant) {
         self.session.goes_on(&line.attachment);
         self.deliver(events, sent);
-        self.listener.attached(&line.attachment);
+        self.tell(|listener| listener.attached(&self.session, &line.attachment));
     }
 
     /// Connects until it works.
@@ -290,7 +308,9 @@ impl<L: SessionListener> Events<L> {
     /// that were given up are closed: one of them may have the session, and closing it before would
     /// cost our waiters their places.
     async fn attach_on(&mut self, mut connection: Connection) -> Result<Fresh, Error> {
-        if !self.listener.may_attach(&connection.server) {
+        let may_attach =
+            |client: Arc<dyn Listener>| client.may_attach(&self.session, &connection.server);
+        if !self.listener.upgrade().is_none_or(may_attach) {
             return Err(Error::elsewhere());
         }
         let opened = &self.connector.former;
@@ -327,7 +347,7 @@ impl<L: SessionListener> Events<L> {
 
     fn deliver(&self, events: Vec<Event>, sent: Instant) {
         let since = *self.session.told.borrow();
-        self.listener.told(events, since);
+        self.tell(|listener| listener.told(&self.session, events, since));
         self.session.told.send_replace(sent);
     }
 

@@ -101,18 +101,18 @@ pub(crate) enum EventKind {
 /// Who has what a connection has written: whether the server has it on its disk, as far as that was
 /// asked, and how many replicas.
 pub(super) fn read_copied(reply: &Value) -> Option<(bool, u64)> {
-    match array(reply) {
+    match reply.as_sequence() {
         Some([local, replicas]) => Some((read_count(local)? > 0, read_count(replicas)?)),
         _ => Some((false, read_count(reply)?)),
     }
 }
 
 pub(super) fn read_slots(reply: &Value) -> Option<Vec<Range>> {
-    array(reply)?.iter().map(read_range).collect()
+    reply.as_sequence()?.iter().map(read_range).collect()
 }
 
 fn read_range(range: &Value) -> Option<Range> {
-    let [Value::Int(first), Value::Int(last), nodes @ ..] = array(range)? else {
+    let [Value::Int(first), Value::Int(last), nodes @ ..] = range.as_sequence()? else {
         return None;
     };
     let mut nodes: Vec<_> = nodes.iter().map(read_node).collect::<Option<_>>()?;
@@ -130,7 +130,7 @@ fn read_range(range: &Value) -> Option<Range> {
 /// A node. With no host it is where the one that was asked is. One that should be called by its
 /// name and has none is [`NAMELESS`], unless its address is beside it.
 fn read_node(node: &Value) -> Option<Member> {
-    let [host, Value::Int(port), more @ ..] = array(node)? else {
+    let [host, Value::Int(port), more @ ..] = node.as_sequence()? else {
         return None;
     };
     let text = |text: &Value| read::<String>(text).and_then(|text| named(&text));
@@ -150,15 +150,8 @@ fn read_node(node: &Value) -> Option<Member> {
     })
 }
 
-fn array(value: &Value) -> Option<&[Value]> {
-    match value {
-        Value::Array(values) => Some(values),
-        _ => None,
-    }
-}
-
 pub(super) fn read_acquired(reply: &Value) -> Option<Acquired> {
-    match array(reply)? {
+    match reply.as_sequence()? {
         [Value::Int(count), Value::Int(token)] if *count >= 1 => Some(Acquired::Granted {
             token: u64::try_from(*token).ok()?,
             count: u64::try_from(*count).ok()?,
@@ -177,7 +170,7 @@ fn time_left(ttl_ms: i64) -> Option<Duration> {
 
 pub(super) fn read_events(reply: &Value) -> Option<Vec<Event>> {
     let mut told = Vec::new();
-    for event in array(reply)? {
+    for event in reply.as_sequence()? {
         let (kind, name, owner, value): (Vec<u8>, Vec<u8>, Vec<u8>, Value) = read(event)?;
         let text = || read::<Vec<u8>>(&value);
         let kind = match &*kind {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, Pipeline, Value};
+use redis::{Arg, Cmd, Pipeline, Value};
 use tokio::time::Instant;
 
 use crate::time::{Lease, MILLIS_MAX, up_to_whole_millis};
@@ -51,11 +51,16 @@ pub(crate) struct Subject<'a> {
     pub(crate) owner: &'a [u8],
 }
 
+/// The code word of the answer that the owner does not hold the lock.
+pub(crate) const NOT_HELD: &str = "NOTHELD";
+
 /// What a command is called for one lock, and for several.
 type Verb = [&'static str; 2];
 
 const ACQUIRE: Verb = ["RLOCK.ACQUIRE", "RLOCK.MACQUIRE"];
 const RELEASE: Verb = ["RLOCK.RELEASE", "RLOCK.MRELEASE"];
+/// There is none for several locks.
+const GUARD: Verb = ["RLOCK.GUARD", "RLOCK.GUARD"];
 const RENEW: Verb = ["RLOCK.RENEW", "RLOCK.MRENEW"];
 
 impl Subject<'_> {
@@ -77,8 +82,9 @@ impl Subject<'_> {
             Mode::Plain | Mode::Several => None,
         });
         if let Mode::Permits(asked) = self.mode {
-            // Of a renewal the hold says how many.
-            cmd.arg((one != RENEW[0]).then_some(asked.permits));
+            // Otherwise the hold says how many.
+            let takes_or_gives = one == ACQUIRE[0] || one == RELEASE[0];
+            cmd.arg(takes_or_gives.then_some(asked.permits));
             let limit = asked.limit.filter(|_| one == ACQUIRE[0]);
             cmd.arg(limit.map(|limit| ("OF", limit)));
         }
@@ -259,6 +265,19 @@ pub(crate) fn renew(
     Command::new(cmd, subject.names.len(), read_all_renewed)
 }
 
+/// `RLOCK.GUARD key owner [READ | WRITE | PERMITS] [TOKEN token] CALL command …`: of one lock.
+pub(crate) fn guard(subject: Subject<'_>, token: u64, command: &Cmd) -> Command<Value> {
+    let mut cmd = subject.cmd(GUARD, None);
+    cmd.arg(subject.token(Some(token))).arg("CALL");
+    for arg in command.args_iter() {
+        // Whoever sends a cursor that is kept apart has been refused before.
+        if let Arg::Simple(arg) = arg {
+            cmd.arg(arg);
+        }
+    }
+    Command::new(cmd, 1, |reply, _| Some(reply.clone()))
+}
+
 /// `WAIT replicas ms`, or `WAITAOF 1 replicas ms`. Never 0 ms, which is the word for "without
 /// limit".
 pub(crate) fn wait_for_copies(durability: Durability) -> Command<(bool, u64)> {
@@ -363,6 +382,10 @@ mod tests {
             ),
             (plain(cancel), "RLOCK.CANCEL n o"),
             (
+                plain(|o| guard(o, 7, redis::cmd("SET").arg("k").arg(1))),
+                "RLOCK.GUARD n o TOKEN 7 CALL SET k 1",
+            ),
+            (
                 words(&events("s", None, Duration::ZERO)),
                 "RLOCK.EVENTS s GRACE 0",
             ),
@@ -394,6 +417,14 @@ mod tests {
             (write(release), "RLOCK.RELEASE n o WRITE"),
             (read(renew), "RLOCK.RENEW n o 30000 READ TOKEN 7 SESSION s"),
             (write(renew), "RLOCK.RENEW n o 30000 WRITE SESSION s"),
+            (
+                read(|o| guard(o, 7, &redis::cmd("PING"))),
+                "RLOCK.GUARD n o READ TOKEN 7 CALL PING",
+            ),
+            (
+                write(|o| guard(o, 7, &redis::cmd("PING"))),
+                "RLOCK.GUARD n o WRITE CALL PING",
+            ),
             (read(cancel), "RLOCK.CANCEL n o"),
             (write(cancel), "RLOCK.CANCEL n o"),
         ];

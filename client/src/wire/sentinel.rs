@@ -62,10 +62,8 @@ impl Connector {
         let (mut question, service) = (redis::cmd("SENTINEL"), self.address().host);
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(&*service);
         let answer = connection.redis.send_packed_command(&question).await;
+        let answer = answer.and_then(Value::extract_error);
         match answer.map_err(Error::could_not_connect)? {
-            Value::ServerError(refusal) => {
-                Err(Error::from_server(refusal.code(), refusal.details()))
-            }
             Value::Nil => Err(Error::refused(format!(
                 "it knows no service called {service}"
             ))),

@@ -7,14 +7,16 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use crate::error::Error;
 use crate::time::{drift, part};
 use crate::wire::connection::ServerId;
-use crate::{metrics, trace};
+use crate::{chance, metrics, trace};
 
 /// One client's session at one server.
 pub(crate) struct Session {
+    pub(crate) number: SessionNumber,
     /// The same at every server.
     pub(crate) name: Arc<str>,
     pub(crate) grace: Duration,
@@ -25,6 +27,9 @@ pub(crate) struct Session {
     /// been told in that answer has not happened before.
     pub(super) told: watch::Sender<Instant>,
 }
+
+/// Tells the sessions of a client at its servers apart.
+pub(crate) type SessionNumber = Uuid;
 
 /// How the session connection is.
 enum Life {
@@ -39,6 +44,7 @@ impl Session {
     /// A session to which nobody listens yet.
     pub(crate) fn new(name: Arc<str>, grace: Duration) -> Arc<Self> {
         Arc::new(Self {
+            number: chance::uuid(),
             name,
             grace,
             life: watch::Sender::new(Life::New),

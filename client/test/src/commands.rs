@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use redis_protocol::resp3::types::BytesFrame as Frame;
+use rlock_core::guarded::{self, NotGuarded};
 use rlock_core::request::{self, WaitMode};
 use rlock_core::{Command, CommandError, Event, EventKind, Grant, LostReason, Now};
 use tokio_util::sync::CancellationToken;
@@ -161,7 +162,7 @@ fn wait(who: &Identity<'_>, name: &str, rest: &[Bytes]) -> Reply {
 }
 
 /// What only a primary carries out.
-const WRITES: [&str; 9] = [
+const WRITES: [&str; 10] = [
     "RLOCK.ACQUIRE",
     "RLOCK.MACQUIRE",
     "RLOCK.RELEASE",
@@ -171,6 +172,7 @@ const WRITES: [&str; 9] = [
     "RLOCK.CANCEL",
     "RLOCK.BREAK",
     "RLOCK.LIMIT",
+    "RLOCK.GUARD",
 ];
 
 fn server_command(client: &mut Client, who: &Identity<'_>, name: &str, rest: &[Bytes]) -> Frame {
@@ -293,6 +295,7 @@ fn rlock(
             let left = engine.decide(Command::Release(&request), db, now)?;
             left.map_or(Frame::Null, number)
         }
+        "RLOCK.GUARD" => guard(engine, rest, db, now)?,
         "RLOCK.EVENTS" => {
             let mut request = request::Events::parse(args())?;
             request.session.user = USER;
@@ -304,6 +307,22 @@ fn rlock(
         _ => number(decide_number(engine, name, rest, db, now)?),
     };
     Ok(Reply::Now(frame))
+}
+
+/// Of the server's commands those that are about no keys, since there are none but locks here.
+fn guard(engine: &mut Engine, rest: &[Bytes], db: i32, now: Now) -> Result<Frame, CommandError> {
+    let request = request::Guard::parse(rest.iter().map(|arg| &arg[..]))?;
+    // Among `rest` there is no name before it.
+    let words = rest.get(request.place..).unwrap_or_default();
+    let unknown = || guarded::refusal(request.command, NotGuarded::Unknown);
+    let reply = match (&*request.command.to_ascii_lowercase(), words) {
+        (b"ping", []) => simple("PONG"),
+        (b"ping" | b"echo", [text]) => blob(text.clone()),
+        _ => return Err(unknown()),
+    };
+    engine.check_slot(request.key, request.mode)?;
+    engine.decide(Command::Guard(&request), db, now)?;
+    Ok(reply)
 }
 
 fn decide_number(

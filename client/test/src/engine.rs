@@ -173,11 +173,11 @@ impl Engine {
                 };
                 Ok(joined.map_or(Acquired::NotHeld { ttl_ms }, Acquired::Queued))
             }
-            Outcome::Left(_) | Outcome::Number(_) => Err(CommandError::Unsettled),
+            Outcome::Left(_) | Outcome::Number(_) | Outcome::Guards => Err(CommandError::Unsettled),
         }
     }
 
-    /// A command that ends with what is left, or with a number.
+    /// A command that ends with what is left, or with a number; GUARD with neither.
     pub(crate) fn decide(
         &mut self,
         command: Command<'_>,
@@ -189,6 +189,7 @@ impl Engine {
         match turn.outcome()? {
             Outcome::Left(left) => Ok(left),
             Outcome::Number(number) => Ok(Some(number)),
+            Outcome::Guards => Ok(None),
             Outcome::Held { .. } | Outcome::NotHeld { .. } | Outcome::MustWait { .. } => {
                 Err(CommandError::Unsettled)
             }

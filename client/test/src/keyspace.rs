@@ -387,10 +387,11 @@ impl Lock<'_> {
             return Stored::NoHolder;
         }
         let needs_end = task.is_none_or(|task| task.needs_end(own, others));
+        let needs_token = task.is_none_or(|task| task.needs_token(own));
         Stored::Plain(Hash {
             own,
             token: fence
-                .filter(|_| own.is_some())
+                .filter(|_| needs_token)
                 .and_then(|fence| Token::from_field(fence)),
             others,
             ends_at: needs_end.then(|| self.ends_at()).flatten(),

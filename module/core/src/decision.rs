@@ -13,7 +13,7 @@ use crate::hold::{HoldId, SessionHold};
 use crate::lock::{Locks, held_ms};
 use crate::metrics::count;
 use crate::pending::PendingRelease;
-use crate::request::{Acquire, Release, Renew, WaitMode};
+use crate::request::{Acquire, Guard, Release, Renew, WaitMode};
 use crate::session::{Event, EventKind, LostReason, SessionId};
 use crate::stored::{Count, NEVER, ReadWrite, Stored, ttl_ms};
 use crate::table::{LockKey, LockRef, RecordId, ReplyTarget, WaiterId};
@@ -289,6 +289,35 @@ impl Decision<'_> {
             Stored::Free | Stored::NoHolder | Stored::OtherType => {}
         }
         Ok(true)
+    }
+
+    /// GUARD: refused unless the owner holds the lock.
+    pub(crate) fn guard(
+        &mut self,
+        stored: Stored,
+        request: &Guard<'_>,
+    ) -> Result<(), CommandError> {
+        let own = self.own_hold(stored, request.mode, request.token, request.owner)?;
+        own.map(drop)
+            .ok_or_else(|| CommandError::NotHeld(self.present_token(&stored, request.mode)))
+    }
+
+    /// The token of whoever has the lock, where it is known and there is one: of a read lock and
+    /// of permits, of which each holder has its own, the caller's.
+    fn present_token(&self, stored: &Stored, mode: Mode) -> Option<Token> {
+        match stored {
+            Stored::Plain(hash) => hash.token,
+            Stored::Permits(hash) => hash.own.map(|own| own.token),
+            Stored::ReadWrite(hash) if mode == Mode::Read && hash.own_read.is_some() => {
+                hash.own_read.and_then(|own| own.token)
+            }
+            Stored::ReadWrite(hash) => {
+                let record = self.locks.table.find(self.at)?;
+                let (writer, _) = self.locks.table.writer(record)?;
+                self.writer_token(writer, hash.ends_at)
+            }
+            Stored::Free | Stored::NoHolder | Stored::OtherType => None,
+        }
     }
 
     /// CANCEL: the owner's waiter leaves the queue. How many there were.

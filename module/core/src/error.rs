@@ -1,9 +1,10 @@
 //! Every refusal that a client can see, in one table.
 
 use crate::deadlock::{CHAIN_MAX, Circle, LOOKS_MAX};
+use crate::guarded::NotGuarded;
 use crate::{
     HOLD_COUNT_MAX, INTEGER_MAX, KEYS_MAX, Kind, MATCH_LEN_MAX, OWNER_LEN_MAX, PERMITS_MAX,
-    SESSION_LEN_MAX,
+    SESSION_LEN_MAX, Token,
 };
 use std::fmt;
 use std::rc::Rc;
@@ -95,6 +96,12 @@ pub enum CommandError {
     /// A wait behind so many owners that wait for others that no search can tell whether it could
     /// end.
     ChainTooLong,
+    /// GUARD without a command to be run.
+    NoCall,
+    /// A command that GUARD does not run.
+    NotGuarded(Word, NotGuarded),
+    /// GUARD by an owner who does not hold the lock: the token of the present hold.
+    NotHeld(Option<Token>),
     /// A second wait of an owner for the same lock.
     Waiting,
     /// Other modules change the lock again and again while the command looks at it.
@@ -233,6 +240,23 @@ impl fmt::Display for CommandError {
                 "QUEUEFULL more than {CHAIN_MAX} owners, or {LOOKS_MAX} of their waits and holds, \
                  would have to be looked at to rule out a deadlock"
             ),
+            Self::NoCall => f.write_str("ERR CALL and the command to be run must follow"),
+            Self::NotGuarded(command, why) => {
+                write!(
+                    f,
+                    "ERR command '{command}' cannot be guarded, {}",
+                    why.text()
+                )
+            }
+            Self::NotHeld(None) => {
+                f.write_str("NOTHELD this owner does not hold the lock, or not with this token")
+            }
+            Self::NotHeld(Some(token)) => write!(
+                f,
+                "NOTHELD this owner does not hold the lock, or not with this token, \
+                 the present one is {token}",
+                token = token.get()
+            ),
             Self::Waiting => f.write_str(
                 "WAITING this owner waits for the lock already, ONCE takes that wait over",
             ),
@@ -367,7 +391,21 @@ mod tests {
             CommandError::NoSessionConnection => CommandError::CannotBlock,
             CommandError::CannotBlock => CommandError::Deadlock(Circle::of_reader(b"X", b"X")),
             CommandError::Deadlock(_) => CommandError::ChainTooLong,
-            CommandError::ChainTooLong => CommandError::Waiting,
+            CommandError::ChainTooLong => CommandError::NoCall,
+            CommandError::NoCall => CommandError::NotGuarded(word(), NotGuarded::Unknown),
+            CommandError::NotGuarded(_, why) => {
+                let next = match why {
+                    NotGuarded::Unknown => NotGuarded::Own,
+                    NotGuarded::Own => NotGuarded::Script,
+                    NotGuarded::Script => NotGuarded::NotFromScripts,
+                    NotGuarded::NotFromScripts => NotGuarded::OfModule,
+                    NotGuarded::OfModule => NotGuarded::NotAboutKeys,
+                    NotGuarded::NotAboutKeys => return Some(CommandError::NotHeld(None)),
+                };
+                CommandError::NotGuarded(word(), next)
+            }
+            CommandError::NotHeld(None) => CommandError::NotHeld(Token::new(7)),
+            CommandError::NotHeld(Some(_)) => CommandError::Waiting,
             CommandError::Waiting => CommandError::Unsettled,
             CommandError::Unsettled => CommandError::Unblocked,
             CommandError::Unblocked => CommandError::HoldCountOverflow,
@@ -417,6 +455,6 @@ mod tests {
             );
             count += 1;
         }
-        assert_eq!(count, 54, "all have been looked at");
+        assert_eq!(count, 63, "all have been looked at");
     }
 }

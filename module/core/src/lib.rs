@@ -33,6 +33,7 @@ mod error;
 mod event_log;
 mod glob;
 mod grant_delay;
+pub mod guarded;
 mod hold;
 mod life;
 mod lock;
@@ -83,6 +84,8 @@ pub use token::{Token, TokenMint};
 pub use turn::{DECISIONS_MAX, Outcome, Turn};
 pub use wait::{BlockedClient, Joined};
 
+/// What the names of all our commands begin with.
+pub const OWN_PREFIX: &[u8] = b"rlock.";
 /// The field of a lock's hash that holds the fencing token.
 pub const FENCE_FIELD: &[u8] = b"fence";
 /// The field that marks a hash as a read-write lock, or as permits.

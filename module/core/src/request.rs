@@ -128,6 +128,14 @@ impl ModeOption {
         self.add(mode, word).map(|()| true)
     }
 
+    /// The same, where PERMITS names the kind and no number follows it.
+    fn set_without_number(&mut self, word: &[u8]) -> Result<bool, CommandError> {
+        if word.eq_ignore_ascii_case(b"PERMITS") {
+            return self.add(Mode::Permits, word).map(|()| true);
+        }
+        self.set(word)
+    }
+
     fn add(&mut self, mode: Mode, word: &[u8]) -> Result<(), CommandError> {
         match self.0.replace(mode) {
             None => Ok(()),
@@ -281,9 +289,7 @@ impl<'a> Renew<'a> {
                 token.set(word, parse::token(args.value(word)?))?;
             } else if word.eq_ignore_ascii_case(b"SESSION") {
                 session.set(word, parse::session(args.value(word)?))?;
-            } else if word.eq_ignore_ascii_case(b"PERMITS") {
-                mode.add(Mode::Permits, word)?;
-            } else if !mode.set(word)? {
+            } else if !mode.set_without_number(word)? {
                 return Err(parse::unknown(word));
             }
         }
@@ -296,6 +302,59 @@ impl<'a> Renew<'a> {
             mode,
             token,
             session,
+        })
+    }
+}
+
+/// `RLOCK.GUARD key owner [READ | WRITE | PERMITS] [TOKEN token] CALL command [arg ...]`
+#[derive(Clone, Copy, Debug)]
+pub struct Guard<'a> {
+    /// The lock's name.
+    pub key: &'a [u8],
+    /// Who must hold it.
+    pub owner: &'a [u8],
+    /// How.
+    pub mode: Mode,
+    /// Only with the hold that has this token.
+    pub token: Option<Token>,
+    /// The name of the command to be run.
+    pub command: &'a [u8],
+    /// Its place among the command's arguments, where the command's own name has 0.
+    pub place: usize,
+}
+
+impl<'a> Guard<'a> {
+    /// Reads the arguments up to the name of the command to be run; what follows belongs to that.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, the first word that is no option, or that there
+    /// is nothing to be run.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
+        let mut args = Arguments::new(args);
+        let (key, owner) = (args.next()?, owner(args.next()?)?);
+        let (mut mode, mut token) = (ModeOption::new(), Once::new());
+        let mut place: usize = 4;
+        loop {
+            let word = args.option().ok_or(CommandError::NoCall)?;
+            if word.eq_ignore_ascii_case(b"CALL") {
+                break;
+            }
+            if word.eq_ignore_ascii_case(b"TOKEN") {
+                token.set(word, parse::token(args.value(word)?))?;
+                place = place.saturating_add(2);
+            } else if mode.set_without_number(word)? {
+                place = place.saturating_add(1);
+            } else {
+                return Err(parse::unknown(word));
+            }
+        }
+        Ok(Self {
+            key,
+            owner,
+            mode: mode.get(owner)?,
+            token: token.get(),
+            command: args.option().ok_or(CommandError::NoCall)?,
+            place,
         })
     }
 }

@@ -174,7 +174,7 @@ pub struct HeldBy {
 pub struct Hash {
     /// The owner's own field, if it is there.
     pub own: Option<Count>,
-    /// The token, if the hash has one that we wrote.
+    /// The token, if the hash has one that we wrote, and [it counts](crate::Task::needs_token).
     pub token: Option<Token>,
     /// Whether anybody else's field is there. Our own writes never lead to `own` and `others` at
     /// once; somebody else's may, and then each field's owner is a holder whom nothing may cut

@@ -2,8 +2,8 @@
 
 use crate::multi::MultiId;
 use crate::request::{
-    Acquire, Cancel, Limit, MultiAcquire, MultiRelease, MultiRenew, NamedKey, Release, Renew,
-    WaitMode,
+    Acquire, Cancel, Guard, Limit, MultiAcquire, MultiRelease, MultiRenew, NamedKey, Release,
+    Renew, WaitMode,
 };
 use crate::stored::{Count, HeldBy, ReadDepth, Stored};
 use crate::table::LockKey;
@@ -19,6 +19,8 @@ pub enum Command<'a> {
     Release(&'a Release<'a>),
     /// RLOCK.RENEW.
     Renew(&'a Renew<'a>),
+    /// RLOCK.GUARD.
+    Guard(&'a Guard<'a>),
     /// RLOCK.CANCEL.
     Cancel(&'a Cancel<'a>),
     /// RLOCK.BREAK.
@@ -49,6 +51,7 @@ impl<'a> Command<'a> {
             Self::Acquire(request) => Keys::One(request.key),
             Self::Release(request) => Keys::One(request.key),
             Self::Renew(request) => Keys::One(request.key),
+            Self::Guard(request) => Keys::One(request.key),
             Self::Cancel(request) => Keys::One(request.key),
             Self::Break(key) => Keys::One(key),
             Self::Limit(request) => Keys::One(request.key),
@@ -64,6 +67,7 @@ impl<'a> Command<'a> {
             Self::Acquire(request) => request.owner,
             Self::Release(request) => request.owner,
             Self::Renew(request) => request.owner,
+            Self::Guard(request) => request.owner,
             Self::Cancel(request) => request.owner,
             Self::Break(_) | Self::Limit(_) => &[],
             Self::MultiAcquire(request) => request.owner,
@@ -91,9 +95,12 @@ impl<'a> Command<'a> {
     }
 
     /// Whether a plain lock that its owner has entered once is free after it, or its lease begun
-    /// anew.
+    /// anew; or the command asks only whether it is held, whose end nobody needs.
     pub(crate) fn replaces_own_lease(&self) -> bool {
-        matches!(self, Self::Acquire(_) | Self::Release(_) | Self::Renew(_))
+        matches!(
+            self,
+            Self::Acquire(_) | Self::Release(_) | Self::Renew(_) | Self::Guard(_)
+        )
     }
 }
 
@@ -108,6 +115,8 @@ pub struct Task {
     pub purpose: Purpose,
     /// The permits that the owner asks for or waits for: all the holders' are to be read.
     pub asked: Option<Asked>,
+    /// Whether the command tells the token of whoever has the lock.
+    pub(crate) tells_token: bool,
     /// Whether the command ends the owner's lease or begins it anew.
     pub(crate) replaces_own_lease: bool,
     /// Whether the command sets the limit of permits.
@@ -198,6 +207,12 @@ impl Task {
     /// the end is a look-up of its own in the server.
     pub fn needs_end(&self, own: Option<Count>, others: bool) -> bool {
         others || !self.replaces_own_lease || own != Some(Count::Valid(1))
+    }
+
+    /// Whether the token of a plain lock counts: of whose hold it is, only the holder asks, or a
+    /// guarded command that is refused.
+    pub fn needs_token(&self, own: Option<Count>) -> bool {
+        own.is_some() || self.tells_token
     }
 
     /// What was found for it.

@@ -63,6 +63,9 @@ pub enum Outcome {
     },
     /// RELEASE: the holds left; none if the owner holds none.
     Left(Option<i64>),
+    /// GUARD: the owner has the lock. The driver runs the guarded command before it asks for the
+    /// next task: what comes next may end the hold.
+    Guards,
     /// How many locks were released, renewed or broken, or how many waiters left; of LIMIT the
     /// limit before, 0 if there was none.
     Number(i64),
@@ -311,6 +314,7 @@ impl Locks {
             asked: None,
             replaces_own_lease: false,
             sets_limit: false,
+            tells_token: false,
             epoch: self.epoch,
         }
     }
@@ -321,6 +325,7 @@ impl Locks {
             asked: self.asked_by_command(turn, command),
             sets_limit: matches!(command, Command::Limit(_)),
             replaces_own_lease: command.replaces_own_lease(),
+            tells_token: matches!(command, Command::Guard(_)),
             ..self.task(Subject::Command, command.depth(), Purpose::Command)
         })
     }
@@ -645,6 +650,10 @@ impl Locks {
             }
             Command::Release(request) => Outcome::Left(decision.release(stored, request)?),
             Command::Renew(request) => Outcome::Number(decision.renew(stored, request)?.into()),
+            Command::Guard(request) => {
+                decision.guard(stored, request)?;
+                Outcome::Guards
+            }
             Command::Cancel(request) => Outcome::Number(decision.cancel(stored, request.owner)),
             Command::Limit(request) => Outcome::Number(decision.set_limit(&stored, request.limit)?),
             _ => return Err(CommandError::Unsettled),

@@ -5,6 +5,7 @@ mod acquire;
 mod break_hold;
 mod cancel;
 mod events;
+mod guard;
 mod info;
 mod limit;
 mod list;
@@ -29,6 +30,7 @@ pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> 
     register::<acquire::Acquire>(ctx)?;
     register::<release::Release>(ctx)?;
     register::<renew::Renew>(ctx)?;
+    register::<guard::Guard>(ctx)?;
     register::<cancel::Cancel>(ctx)?;
     register::<break_hold::Break>(ctx)?;
     register::<events::Events>(ctx)?;
@@ -133,6 +135,11 @@ fn user_of(user: Option<&OwnedStr>) -> &[u8] {
 
 const KEY: Argument = Argument::new(c"key", ArgumentKind::Key);
 const OWNER: Argument = Argument::new(c"owner", ArgumentKind::Text);
+const MODE: Argument = Argument::either(&[
+    Argument::word(c"READ", c"read"),
+    Argument::word(c"WRITE", c"write"),
+    Argument::word(c"PERMITS", c"permits"),
+]);
 const LEASE_MS: Argument = Argument::new(c"lease-ms", ArgumentKind::Integer);
 const TOKEN: Argument = Argument::option(c"TOKEN", c"token", ArgumentKind::Integer);
 const SESSION: Argument = Argument::option(c"SESSION", c"session", ArgumentKind::Text);

@@ -8,9 +8,9 @@
 
 use super::wait::confirm;
 use super::{
-    KEY, LEASE_MS, OWNER, SESSION, TOKEN, check_slot, decide_number, named_by, user_naming,
+    KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, check_slot, decide_number, named_by, user_naming,
 };
-use crate::ffi::{Access, Args, Argument, Command, Ctx, Keys, Spec};
+use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::turn::Named;
 use rlock_core::{CommandError, request};
 
@@ -27,18 +27,7 @@ impl Command for Renew {
         flags: c"write fast",
         categories: c"write fast lock",
         keys: Keys::First(Access::Update),
-        arguments: &[
-            KEY,
-            OWNER,
-            LEASE_MS,
-            Argument::either(&[
-                Argument::word(c"READ", c"read"),
-                Argument::word(c"WRITE", c"write"),
-                Argument::word(c"PERMITS", c"permits"),
-            ]),
-            TOKEN,
-            SESSION,
-        ],
+        arguments: &[KEY, OWNER, LEASE_MS, MODE, TOKEN, SESSION],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {

@@ -37,7 +37,9 @@ pub(super) fn acquire(
             }
         }
         Outcome::NotHeld { ttl_ms } => reply::not_acquired(ctx, ttl_ms),
-        Outcome::Left(_) | Outcome::Number(_) => return Err(CommandError::Unsettled),
+        Outcome::Left(_) | Outcome::Number(_) | Outcome::Guards => {
+            return Err(CommandError::Unsettled);
+        }
     }
     Ok(false)
 }

@@ -7,6 +7,8 @@ use rlock_core::CommandError;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::io::Write as _;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::sync::OnceLock;
 use std::{ptr, slice};
 
@@ -416,7 +418,7 @@ impl<'a> Ctx<'a> {
     ///
     /// A call in the caller's name (`C`) is refused for want of a user before anything else is
     /// looked at, so that the command need not exist; it does not, and nothing is run either way.
-    fn has_user(self) -> bool {
+    pub(super) fn has_user(self) -> bool {
         let (command, format) = (c"rlock.no-command".as_ptr(), c"CE".as_ptr());
         let reply = server!(RedisModule_Call(self.raw, command, format));
         // The interface reports the reason in errno.
@@ -486,10 +488,10 @@ const STRING: c_int = 0;
 const _: () = assert!(raw::REDISMODULE_REPLY_STRING == 0);
 
 /// What a command of the server replied to us.
-struct CallReply(*mut raw::RedisModuleCallReply);
+pub(super) struct CallReply(pub(super) *mut raw::RedisModuleCallReply);
 
 impl CallReply {
-    fn of(raw: *mut raw::RedisModuleCallReply) -> Option<Self> {
+    pub(super) fn of(raw: *mut raw::RedisModuleCallReply) -> Option<Self> {
         (!raw.is_null()).then(|| Self(raw))
     }
 
@@ -498,7 +500,7 @@ impl CallReply {
     }
 
     /// The text of a string or an error; of anything else nothing.
-    fn text(&self) -> &[u8] {
+    pub(super) fn text(&self) -> &[u8] {
         let mut len = 0;
         let text = server!(RedisModule_CallReplyStringPtr(self.0, &raw mut len));
         if text.is_null() {
@@ -506,6 +508,46 @@ impl CallReply {
         }
         // SAFETY: the text is `len` bytes and lives as long as the reply.
         unsafe { slice::from_raw_parts(text.cast(), len) }
+    }
+}
+
+impl CallReply {
+    /// As it goes over the wire.
+    pub(super) fn wire(&self) -> &[u8] {
+        let mut len = 0;
+        let text = server!(RedisModule_CallReplyProto(self.0, &raw mut len));
+        if text.is_null() {
+            return &[];
+        }
+        // SAFETY: the text is `len` bytes and lives as long as the reply.
+        unsafe { slice::from_raw_parts(text.cast(), len) }
+    }
+
+    /// The element of an array at this place; none if there is none, or if it is no array.
+    pub(super) fn element(&self, place: usize) -> Option<Element<'_>> {
+        let element = server!(RedisModule_CallReplyArrayElement(self.0, place));
+        let reply = Self::of(element).map(ManuallyDrop::new)?;
+        let of = PhantomData;
+        Some(Element { reply, of })
+    }
+
+    /// How many elements an array has, or bytes a string.
+    pub(super) fn len(&self) -> usize {
+        server!(RedisModule_CallReplyLength(self.0))
+    }
+}
+
+/// An element of an array, which is freed with it.
+pub(super) struct Element<'r> {
+    reply: ManuallyDrop<CallReply>,
+    of: PhantomData<&'r CallReply>,
+}
+
+impl Deref for Element<'_> {
+    type Target = CallReply;
+
+    fn deref(&self) -> &CallReply {
+        &self.reply
     }
 }
 
@@ -646,6 +688,20 @@ impl<'a> Args<'a> {
             Some(arg) => Ok(*arg),
             None => Err(CommandError::WrongArity),
         }
+    }
+
+    pub(crate) fn len(self) -> usize {
+        self.0.len()
+    }
+
+    /// Those from this place on.
+    pub(crate) fn from(self, place: usize) -> Self {
+        Self(self.0.get(place..).unwrap_or_default())
+    }
+
+    /// As the interface takes them. It only counts references to these strings.
+    pub(super) fn as_list(self) -> (*mut *mut raw::RedisModuleString, usize) {
+        (self.0.as_ptr().cast_mut().cast(), self.0.len())
     }
 
     /// The arguments after the name, as bytes.

@@ -2,7 +2,9 @@
 
 use super::{Args, Ctx, ERR, OK, guarded, int, server};
 use redis_module::raw;
+use rlock_core::guarded::is_own;
 use rlock_core::{CommandError, request};
+use std::cell::Cell;
 use std::ffi::{CStr, c_int};
 use std::ptr;
 
@@ -39,13 +41,18 @@ pub(crate) enum Keys {
     /// Those after the argument at this place, which says how many; the command's name has 0. Needs
     /// the flag `getkeys-api`.
     CountedAt(c_int, Access),
+    /// The first argument, and the keys of the command that RLOCK.GUARD is to run. Needs the flag
+    /// `getkeys-api`.
+    FirstAndGuarded(Access),
 }
 
 impl Keys {
     fn access(self) -> Option<Access> {
         match self {
             Self::None => None,
-            Self::First(access) | Self::CountedAt(_, access) => Some(access),
+            Self::First(access) | Self::CountedAt(_, access) | Self::FirstAndGuarded(access) => {
+                Some(access)
+            }
         }
     }
 }
@@ -225,10 +232,14 @@ extern "C" fn on_command<C: Command>(
     count: c_int,
 ) -> c_int {
     let (ctx, args) = (Ctx::new(ctx), Args::new(args, count));
-    if let Keys::CountedAt(place, access) = C::SPEC.keys
-        && server!(RedisModule_IsKeysPositionRequest(ctx.raw)) != 0
-    {
-        guarded((), || tell_keys(ctx, args, place, access));
+    // Those are the commands with the flag `getkeys-api`.
+    let has_far_keys = matches!(C::SPEC.keys, Keys::CountedAt(..) | Keys::FirstAndGuarded(_));
+    if has_far_keys && server!(RedisModule_IsKeysPositionRequest(ctx.raw)) != 0 {
+        guarded((), || match C::SPEC.keys {
+            Keys::CountedAt(place, access) => tell_keys(ctx, args, place, access),
+            Keys::FirstAndGuarded(access) => tell_guarded_keys(ctx, args, access),
+            Keys::None | Keys::First(_) => {}
+        });
         return OK;
     }
     match guarded(None, || Some(C::run(ctx, args))) {
@@ -251,13 +262,61 @@ fn tell_keys(ctx: Ctx<'_>, args: Args<'_>, place: c_int, access: Access) {
         .ok()
         .and_then(|place| request::key_places(args.bytes(), place));
     for key in keys.into_iter().flatten() {
-        let key = c_int::try_from(key).unwrap_or(c_int::MAX);
-        server!(RedisModule_KeyAtPosWithFlags(
-            ctx.raw,
-            key,
-            int(access.flags())
-        ));
+        tell_key(ctx, key, int(access.flags()));
     }
+}
+
+fn tell_key(ctx: Ctx<'_>, place: usize, flags: c_int) {
+    let place = c_int::try_from(place).unwrap_or(c_int::MAX);
+    server!(RedisModule_KeyAtPosWithFlags(ctx.raw, place, flags));
+}
+
+/// Answers which words of RLOCK.GUARD are keys: the lock, and what the server says of the command
+/// that is to be run. Of one that will be refused, the lock alone.
+///
+/// What a command does with its keys the server tells for a few only; of the others these are no
+/// flags, which any right to the key meets. The call itself is checked in full.
+///
+/// One of our own is refused, so the server is not asked about it: it would ask us, and a command
+/// within a command within a command … would end the stack, and the server with it.
+fn tell_guarded_keys(ctx: Ctx<'_>, args: Args<'_>, access: Access) {
+    tell_key(ctx, 1, int(access.flags()));
+    let Ok(request) = request::Guard::parse(args.bytes()) else {
+        return;
+    };
+    if is_own(request.command) || ASKS_FOR_KEYS.replace(true) {
+        return;
+    }
+    let (mut count, mut flags) = (0, ptr::null_mut::<c_int>());
+    let (words, len) = args.from(request.place).as_list();
+    let len = c_int::try_from(len).unwrap_or(0);
+    let places = server!(RedisModule_GetCommandKeysWithFlags(
+        ctx.raw,
+        words,
+        len,
+        &raw mut count,
+        &raw mut flags
+    ));
+    ASKS_FOR_KEYS.set(false);
+    let count = usize::try_from(count).unwrap_or(0);
+    if !places.is_null() && !flags.is_null() {
+        // SAFETY: the server has made two lists of this length, which are ours.
+        let places = unsafe { std::slice::from_raw_parts(places, count) };
+        // SAFETY: the same.
+        let flags = unsafe { std::slice::from_raw_parts(flags, count) };
+        for (place, flags) in places.iter().zip(flags) {
+            let place = usize::try_from(*place).unwrap_or(0);
+            tell_key(ctx, request.place.saturating_add(place), *flags);
+        }
+    }
+    server!(RedisModule_Free(places.cast()));
+    server!(RedisModule_Free(flags.cast()));
+}
+
+thread_local! {
+    /// Whether the server is being asked for the keys of a command within a command: another
+    /// module's may have such keys as well, and ask us again.
+    static ASKS_FOR_KEYS: Cell<bool> = const { Cell::new(false) };
 }
 
 fn set_info(command: *mut raw::RedisModuleCommand, spec: &Spec) -> c_int {
@@ -300,6 +359,10 @@ fn key_spec(keys: Keys) -> raw::RedisModuleCommandKeySpec {
         return spec;
     };
     spec.flags = u64::from(access.flags());
+    if let Keys::FirstAndGuarded(_) = keys {
+        // The server has to ask us for the others.
+        spec.flags |= u64::from(raw::REDISMODULE_CMD_KEY_INCOMPLETE);
+    }
     spec.begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
     spec.bs.index.pos = 1;
     if let Keys::CountedAt(place, _) = keys {

@@ -11,6 +11,7 @@ mod blocking;
 mod call;
 mod command;
 mod events;
+mod guarded;
 mod info;
 mod key;
 mod version;
@@ -68,14 +69,17 @@ required!(
     RedisModule_AvoidReplicaTraffic,
     RedisModule_BlockClient,
     RedisModule_Call,
+    RedisModule_CallReplyArrayElement,
     RedisModule_CallReplyLength,
     RedisModule_CallReplyStringPtr,
+    RedisModule_CallReplyProto,
     RedisModule_CallReplyType,
     RedisModule_CloseKey,
     RedisModule_CreateCommand,
     RedisModule_CreateString,
     RedisModule_CreateTimer,
     RedisModule_DeleteKey,
+    RedisModule_Free,
     RedisModule_FreeCallReply,
     RedisModule_FreeModuleUser,
     RedisModule_FreeServerInfo,
@@ -87,6 +91,7 @@ required!(
     RedisModule_GetClientInfoById,
     RedisModule_GetClientUserNameById,
     RedisModule_GetCommand,
+    RedisModule_GetCommandKeysWithFlags,
     RedisModule_GetContextFlags,
     RedisModule_GetCurrentUserName,
     RedisModule_GetModuleUserFromUserName,
@@ -112,6 +117,7 @@ required!(
     RedisModule_RegisterInfoFunc,
     RedisModule_Replicate,
     RedisModule_ReplyWithArray,
+    RedisModule_ReplyWithCallReply,
     RedisModule_ReplyWithError,
     RedisModule_ReplyWithLongLong,
     RedisModule_ReplyWithMap,

@@ -1,12 +1,14 @@
 //! An application that keeps a set in a store: it reads the set, adds to it and writes it back, all
 //! under a lock whose lease it does not renew.
 //!
-//! One trusts the lock alone. The other shows the store its token with every access, reads
-//! included, and the store refuses those smaller than the largest it has seen.
+//! One trusts the lock alone. The second shows the store its token with every access, reads
+//! included, and the store refuses those smaller than the largest it has seen. The third has the
+//! server run each access only if the lock is held (`RLOCK.GUARD`); it sends that itself, since a
+//! call of its guard would ask the guard again, and seldom the server.
 
 use std::time::Duration;
 
-use rlock_client::Client;
+use rlock_client::{Client, Guard};
 use rlock_tests::{Conn, Reply};
 use tokio::time::sleep;
 
@@ -16,10 +18,13 @@ use super::Life;
 pub(super) enum Check {
     None,
     Token,
+    Guarded,
 }
 
 /// How long the lock is held if nothing goes wrong is a small part of it.
 pub(crate) const LEASE: Duration = Duration::from_millis(400);
+
+const LOCK: &str = "guarded";
 
 const WORK: Duration = Duration::from_millis(30);
 
@@ -48,12 +53,11 @@ pub(super) fn run(life: &Life, check: Check) {
 }
 
 async fn add(life: &Life, client: &Client, store: &mut Conn, check: Check) {
-    let Ok(guard) = client.lock("guarded").lease(LEASE).lock().await else {
+    let Ok(guard) = client.lock(LOCK).lease(LEASE).lock().await else {
         return;
     };
-    let token = guard.token();
     let element = life.owner();
-    let set = access(store, check, token, None);
+    let set = access(store, check, &guard, None);
     let Some(set) = set else {
         return life.says("refused");
     };
@@ -64,7 +68,7 @@ async fn add(life: &Life, client: &Client, store: &mut Conn, check: Check) {
     life.says(&format!("inside {element}"));
     sleep(WORK).await;
     let set = format!("{set},{element}");
-    match access(store, check, token, Some(&set)) {
+    match access(store, check, &guard, Some(&set)) {
         Some(_) => life.says(&format!("added {element}")),
         None => life.says("refused"),
     }
@@ -73,16 +77,19 @@ async fn add(life: &Life, client: &Client, store: &mut Conn, check: Check) {
 }
 
 /// Reads the set, or writes it; `None`: the store refuses.
-fn access(store: &mut Conn, check: Check, token: u64, write: Option<&str>) -> Option<String> {
-    let token = token.to_string();
+fn access(store: &mut Conn, check: Check, guard: &Guard, write: Option<&str>) -> Option<String> {
+    let (token, owner) = (guard.token().to_string(), guard.owner().to_string());
+    let guarded = ["RLOCK.GUARD", LOCK, &owner, "TOKEN", &token, "CALL"];
     let reply = match (check, write) {
         (Check::None, None) => store.cmd(&["GET", "set"]),
         (Check::None, Some(set)) => store.cmd(&["SET", "set", set]),
         (Check::Token, None) => store.cmd(&["EVAL", CHECKED, "2", "set", "last", &token]),
         (Check::Token, Some(set)) => store.cmd(&["EVAL", CHECKED, "2", "set", "last", &token, set]),
+        (Check::Guarded, None) => store.cmd(&[&guarded[..], &["GET", "set"]].concat()),
+        (Check::Guarded, Some(set)) => store.cmd(&[&guarded[..], &["SET", "set", set]].concat()),
     };
     match reply {
-        Reply::Error(text) if text.starts_with(b"STALE") => None,
+        Reply::Error(text) if text.starts_with(b"STALE") || text.starts_with(b"NOTHELD") => None,
         Reply::Null => Some(String::new()),
         reply => Some(reply.text()),
     }

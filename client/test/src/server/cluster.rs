@@ -269,9 +269,8 @@ fn keys_of(args: &[Bytes]) -> &[Bytes] {
         keys.get(..number.unwrap_or_default()).unwrap_or_default()
     };
     match &*name {
-        "RLOCK.ACQUIRE" | "RLOCK.RELEASE" | "RLOCK.RENEW" | "RLOCK.CANCEL" | "RLOCK.BREAK" => {
-            args.get(1..2).unwrap_or_default()
-        }
+        "RLOCK.ACQUIRE" | "RLOCK.RELEASE" | "RLOCK.RENEW" | "RLOCK.CANCEL" | "RLOCK.BREAK"
+        | "RLOCK.GUARD" => args.get(1..2).unwrap_or_default(),
         "RLOCK.MACQUIRE" | "RLOCK.MRENEW" => several(3),
         "RLOCK.MRELEASE" => several(2),
         _ => &[],

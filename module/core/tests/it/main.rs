@@ -76,3 +76,4 @@ mod read_write;
 mod permits;
 // What a fuzzer asks. Public, because module/core/fuzz builds this file as its library.
 pub mod fuzz;
+mod guard;

@@ -7,7 +7,7 @@ use crate::parsing::{
     SESSION_LENGTH, TOKEN, WAIT, WRITER, naive_matches,
 };
 use rlock_core::request::{
-    Acquire, Cancel, Events, KeyOnly, Limit, List, MultiAcquire, MultiRelease, MultiRenew,
+    Acquire, Cancel, Events, Guard, KeyOnly, Limit, List, MultiAcquire, MultiRelease, MultiRenew,
     NamedKey, Release, Renew, SessionRef, WaitMode, key_places,
 };
 use rlock_core::{CommandError, Glob, Lease, Mode, Now, Permits, Token, Wait};
@@ -154,7 +154,31 @@ const GRAMMARS: [Grammar; 11] = [
         is_fixed: false,
         parse: |args| Events::parse(args.iter().copied()).map(|of| events(&of)),
     },
+    Grammar {
+        fixed: &[Key, Owner],
+        options: &[
+            MODES[0],
+            MODES[1],
+            ("PERMITS", Nothing),
+            ("TOKEN", Kind::Token),
+        ],
+        is_fixed: false,
+        parse: |args| match Guard::parse(args.iter().copied()) {
+            // Nothing else is wrong with these.
+            Err(CommandError::NoCall) => guard(args),
+            parsed => parsed.map(|of| panic!("there is no CALL: {of:?}")),
+        },
+    },
 ];
+
+/// The same with a command to be run, whose words are like options and keys.
+fn guard(args: &[&[u8]]) -> Result<Words, CommandError> {
+    let call = [&b"caLL"[..], b"TOKEN", b"CALL", b"k"];
+    let of = Guard::parse(args.iter().chain(&call).copied())?;
+    assert_eq!((of.place, of.command), (args.len() + 2, &b"TOKEN"[..]));
+    let fixed = vec![of.key.to_vec(), of.owner.to_vec()];
+    Ok([fixed, mode_of(of.mode), token_of(of.token)].concat())
+}
 
 /// Whatever the arguments are: a request that says what they say, and says it again when it is
 /// written down, in other cases and another order; or the text that names what is wrong.

@@ -1,0 +1,143 @@
+//! GUARD: who holds the lock, by what is stored there, and who is told what.
+
+use rlock_core::request::Guard;
+use rlock_core::{
+    Command, CommandError, Count, Hash, Kind, Locks, Now, Outcome, Read, ReadHold, ReadWrite,
+    Stored, Token, Turn,
+};
+
+const NOW: Now = Now {
+    wall_us: 1_000_000_000,
+    mono_ms: 1,
+};
+
+/// What GUARD with these words comes to, where this is stored.
+fn guard(words: &str, stored: Stored) -> Result<Outcome, CommandError> {
+    let command = format!("lock alice {words} CALL PING");
+    let request = Guard::parse(command.split_whitespace().map(str::as_bytes)).unwrap();
+    let (mut locks, mut effects) = (Locks::default(), Vec::new());
+    let mut turn = Turn::of(Command::Guard(&request), 0, 1);
+    while let Some(task) = locks.next_task(&mut turn, NOW) {
+        assert!(locks.decide(&mut turn, task.found(Read::One(&stored)), NOW, &mut effects));
+    }
+    assert_eq!(effects, [], "whether it is held or not, nothing changes");
+    turn.outcome()
+}
+
+fn token(number: i64) -> Option<Token> {
+    Token::new(number)
+}
+
+fn plain(own: Option<Count>, others: bool) -> Stored {
+    Stored::Plain(Hash {
+        own,
+        token: token(7),
+        others,
+        ends_at: None,
+    })
+}
+
+const EMPTY: ReadWrite = ReadWrite {
+    own_write: None,
+    own_read: None,
+    others_write: false,
+    others_read: None,
+    ends_at: Some(2_000_000),
+    is_partial: false,
+};
+
+#[test]
+fn a_plain_lock_guards_for_its_holder_and_others_are_told_its_token() {
+    let one = Some(Count::Valid(1));
+    let not_held = |present| Err(CommandError::NotHeld(present));
+    let held = Ok(Outcome::Guards);
+    for (words, stored, expected) in [
+        ("", plain(one, false), held.clone()),
+        ("TOKEN 7", plain(one, false), held.clone()),
+        ("TOKEN 6", plain(one, false), not_held(token(7))),
+        ("", plain(None, true), not_held(token(7))),
+        ("", Stored::Free, not_held(None)),
+        ("", Stored::NoHolder, not_held(None)),
+        // Whoever a field names holds the lock, whatever its value is.
+        ("", plain(Some(Count::Malformed), false), held),
+        ("", Stored::OtherType, Err(CommandError::WrongType)),
+        (
+            "READ",
+            plain(one, false),
+            Err(CommandError::WrongKind(Kind::Plain)),
+        ),
+    ] {
+        assert_eq!(guard(words, stored), expected, "{words:?} {stored:?}");
+    }
+}
+
+#[test]
+fn a_read_write_lock_guards_for_its_holder_in_this_mode() {
+    let reads = ReadWrite {
+        own_read: Some(ReadHold {
+            count: Count::Valid(1),
+            token: token(7),
+            ends_at: 2_000_000,
+            rest_ends_at: None,
+            rest_token: None,
+        }),
+        ..EMPTY
+    };
+    let writes = ReadWrite {
+        own_write: Some(Count::Valid(1)),
+        ..EMPTY
+    };
+    let others_write = ReadWrite {
+        others_write: true,
+        ..EMPTY
+    };
+    let others_read = ReadWrite {
+        others_read: Some(2_000_000),
+        ..EMPTY
+    };
+    let not_held = |present| Err(CommandError::NotHeld(present));
+    for (words, stored, expected) in [
+        ("READ", reads, Ok(Outcome::Guards)),
+        ("READ TOKEN 7", reads, Ok(Outcome::Guards)),
+        ("READ TOKEN 8", reads, not_held(token(7))),
+        ("WRITE", reads, not_held(None)),
+        ("WRITE", writes, Ok(Outcome::Guards)),
+        ("READ", writes, not_held(None)),
+        // Only the server that granted it knows a writer's token.
+        ("WRITE TOKEN 7", writes, not_held(None)),
+        ("WRITE", others_write, not_held(None)),
+        ("READ", others_read, not_held(None)),
+        ("", reads, Err(CommandError::WrongKind(Kind::ReadWrite))),
+    ] {
+        let found = guard(words, Stored::ReadWrite(stored));
+        assert_eq!(found, expected, "{words:?} {stored:?}");
+    }
+}
+
+#[test]
+fn a_writers_token_is_told_where_this_server_granted_it() {
+    use rlock_core::request::Acquire;
+    let words = |text: &'static str| text.split(' ').map(str::as_bytes);
+    let request = Acquire::parse(words("lock bob 1000 WRITE")).unwrap();
+    let (mut locks, mut effects) = (Locks::default(), Vec::new());
+    let mut turn = Turn::of(Command::Acquire(&request), 0, 1);
+    while let Some(task) = locks.next_task(&mut turn, NOW) {
+        let read = task.found(Read::One(&Stored::Free));
+        assert!(locks.decide(&mut turn, read, NOW, &mut effects));
+    }
+    let Ok(Outcome::Held { token, .. }) = turn.outcome() else {
+        panic!("it is free")
+    };
+    let stored = Stored::ReadWrite(ReadWrite {
+        others_write: true,
+        ends_at: Some(NOW.wall_us / 1000 + 1000),
+        ..EMPTY
+    });
+    let request = Guard::parse(words("lock alice WRITE CALL PING")).unwrap();
+    let mut turn = Turn::of(Command::Guard(&request), 0, 1);
+    while let Some(task) = locks.next_task(&mut turn, NOW) {
+        let read = task.found(Read::One(&stored));
+        assert!(locks.decide(&mut turn, read, NOW, &mut effects));
+    }
+    assert_eq!(turn.outcome(), Err(CommandError::NotHeld(Some(token))));
+}

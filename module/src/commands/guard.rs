@@ -1,0 +1,64 @@
+//! `RLOCK.GUARD key owner [READ | WRITE | PERMITS] [TOKEN token] CALL command [arg ...]`: run a
+//! command of the server if the owner holds the lock.
+//!
+//! Replies what the command replies. `NOTHELD` if the owner does not hold the lock, or not with
+//! that token: then the command was not run.
+//!
+//! Replicated as the command itself.
+
+use super::{KEY, MODE, OWNER, TOKEN, check_slot};
+use crate::config;
+use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
+use crate::guarded::GuardedCommand;
+use crate::turn::{self, Named};
+use rlock_core::{CommandError, Outcome, Turn, request};
+
+pub(super) struct Guard;
+
+impl Command for Guard {
+    const SPEC: Spec = Spec {
+        name: c"rlock.guard",
+        summary: c"Runs a command if the owner holds the lock.",
+        complexity: c"That of the command, and O(1) for the lock",
+        since: c"0.1.0",
+        arity: -5,
+        flags: c"write getkeys-api",
+        categories: c"write lock",
+        keys: Keys::FirstAndGuarded(Access::Update),
+        arguments: &[
+            KEY,
+            OWNER,
+            MODE,
+            TOKEN,
+            Argument {
+                token: Some(c"CALL"),
+                ..Argument::new(
+                    c"call",
+                    ArgumentKind::Block(&[
+                        Argument::new(c"command", ArgumentKind::Text),
+                        Argument {
+                            optional: true,
+                            ..Argument::many(c"arg", ArgumentKind::Text)
+                        },
+                    ]),
+                )
+            },
+        ],
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
+        let request = request::Guard::parse(args.bytes())?;
+        let command = GuardedCommand::check(ctx, args.from(request.place))?;
+        check_slot(ctx, request.key, request.mode)?;
+        let given = Named::One(args.at(1)?, args.at(2)?);
+        let asked = rlock_core::Command::Guard(&request);
+        let mut turn = Turn::of(asked, ctx.db(), config::waiters_per_lock_max());
+        // What follows in the turn comes after the command: it could end the hold.
+        turn::run_then(ctx, &mut turn, given, |outcome| {
+            if let Ok(Outcome::Guards) = outcome {
+                command.run(ctx);
+            }
+        });
+        turn.outcome().map(drop)
+    }
+}
