@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rlock_tests::{Conn, Server, Version, module_path, until};
 
 /// Command, arity, flags, standard ACL categories.
-const COMMANDS: [(&str, i64, &[&str], &[&str]); 14] = [
+const COMMANDS: [(&str, i64, &[&str], &[&str]); 15] = [
     (
         "rlock.acquire",
         -4,
@@ -90,6 +90,7 @@ fn keys() {
         "RLOCK.MRELEASE owner 1 key",
         "RLOCK.MRENEW owner 1000 1 key SESSION session",
         "RLOCK.GUARD key owner READ TOKEN 1 CALL PING",
+        "RLOCK.GUARD key owner PERMITS TOKEN 1 CALL PING",
     ] {
         assert_eq!(
             conn.run(format!("COMMAND GETKEYS {command}")).texts(),

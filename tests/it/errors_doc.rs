@@ -9,7 +9,7 @@ use rlock_tests::{Cluster, Conn, Pair, Server};
 use super::commands_doc::tables;
 
 /// Each command, and where in it what could be wrong stands.
-const COMMANDS: [(&str, &str); 14] = [
+const COMMANDS: [(&str, &str); 15] = [
     ("ACQUIRE", "KEY OWNER LEASE OPTIONS"),
     ("RELEASE", "KEY OWNER OPTIONS"),
     ("RENEW", "KEY OWNER LEASE OPTIONS"),
@@ -29,7 +29,7 @@ const COMMANDS: [(&str, &str); 14] = [
 
 /// What stands there if nothing is said. `#` is another number in each round, so that none
 /// meets what another has left.
-const RIGHT: [(&str, &str); 7] = [
+const RIGHT: [(&str, &str); 8] = [
     ("KEY", "free#"),
     ("OWNER", "alice"),
     ("LEASE", "1000"),

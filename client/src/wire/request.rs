@@ -457,6 +457,12 @@ mod tests {
                 about(permits(Some(5)), &["n"], |o| renew(o, LEASE, Some(7), "s")),
                 "RLOCK.RENEW n o 30000 PERMITS TOKEN 7 SESSION s",
             ),
+            (
+                about(permits(Some(5)), &["n"], |o| {
+                    guard(o, 7, &redis::cmd("PING"))
+                }),
+                "RLOCK.GUARD n o PERMITS TOKEN 7 CALL PING",
+            ),
             (words(&limit(&Arc::from(*b"n"), 8)), "RLOCK.LIMIT n 8"),
         ];
         for (written, expected) in cases {

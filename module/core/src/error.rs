@@ -413,20 +413,24 @@ mod tests {
             CommandError::HoldCountMalformed => CommandError::TooManyWaiters(7),
             CommandError::TooManyWaiters(_) => CommandError::WrongType,
             CommandError::WrongType => wrong_kind(Kind::ReadWrite, Kind::Plain),
-            CommandError::WrongKind { held, asked } => match (held, asked) {
-                (Kind::ReadWrite, Kind::Plain) => wrong_kind(Kind::Plain, Kind::ReadWrite),
-                (Kind::Plain, Kind::ReadWrite) => wrong_kind(Kind::Permits, Kind::Plain),
-                (Kind::Permits, Kind::Plain) => wrong_kind(Kind::Permits, Kind::ReadWrite),
-                (Kind::Permits, Kind::ReadWrite) => wrong_kind(Kind::Plain, Kind::Permits),
-                (Kind::Plain, Kind::Permits) => wrong_kind(Kind::ReadWrite, Kind::Permits),
-                _ => CommandError::Moved {
-                    slot: 7,
-                    address: "host:port".into(),
-                    tls_address: "host:tls-port".into(),
-                },
-            },
+            CommandError::WrongKind { held, asked } => after_kinds(*held, *asked),
             CommandError::Moved { .. } => return None,
         })
+    }
+
+    fn after_kinds(held: Kind, asked: Kind) -> CommandError {
+        match (held, asked) {
+            (Kind::ReadWrite, Kind::Plain) => wrong_kind(Kind::Plain, Kind::ReadWrite),
+            (Kind::Plain, Kind::ReadWrite) => wrong_kind(Kind::Permits, Kind::Plain),
+            (Kind::Permits, Kind::Plain) => wrong_kind(Kind::Permits, Kind::ReadWrite),
+            (Kind::Permits, Kind::ReadWrite) => wrong_kind(Kind::Plain, Kind::Permits),
+            (Kind::Plain, Kind::Permits) => wrong_kind(Kind::ReadWrite, Kind::Permits),
+            _ => CommandError::Moved {
+                slot: 7,
+                address: "host:port".into(),
+                tls_address: "host:tls-port".into(),
+            },
+        }
     }
 
     fn wrong_kind(held: Kind, asked: Kind) -> CommandError {

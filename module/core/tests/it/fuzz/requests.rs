@@ -55,7 +55,7 @@ const WAITS: [(&str, Kind); 4] = [
     ("ONCE", Nothing),
 ];
 
-const GRAMMARS: [Grammar; 11] = [
+const GRAMMARS: [Grammar; 12] = [
     Grammar {
         fixed: &[Key, Owner, Kind::Lease],
         options: &[
