@@ -15,11 +15,14 @@ pub use rw_lock::RwLock;
 mod multi;
 pub use multi::MultiLock;
 
+mod semaphore;
+pub use semaphore::Semaphore;
+
 mod scope;
 pub use scope::Scope;
 
 mod guard;
-pub use guard::{Guard, MultiGuard, ReadGuard, WriteGuard};
+pub use guard::{Guard, MultiGuard, PermitsGuard, ReadGuard, WriteGuard};
 
 pub mod mode;
 

@@ -27,7 +27,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 use crate::api::setters;
-use crate::mode::{Multi, Plain, Read, Single, Write};
+use crate::mode::{Multi, Permits, Plain, Read, Single, Write};
 use crate::{ClientBuilder, Error, ErrorKind, LostReason, Owner, QuorumBuilder, QuorumError};
 
 mod twin;
@@ -48,6 +48,20 @@ twin! {
 
         /// Names a read-write lock, without I/O.
         fn rw_lock(&self, name: impl Into<Vec<u8>>) -> RwLock as twin;
+
+        /// Names a counting semaphore, without I/O.
+        fn semaphore(
+            &self,
+            name: impl Into<Vec<u8>>,
+            limit: impl Into<Option<u32>>
+        ) -> Semaphore as twin;
+
+        /// Sets how many permits of a semaphore may be out, for all who ask for them.
+        async fn set_limit(
+            &self,
+            name: impl Into<Vec<u8>>,
+            limit: impl Into<Option<u32>>
+        ) -> Result<Option<u32>, Error>;
 
         /// Names several locks that are taken at once, without I/O.
         fn multi(&self, names: impl IntoIterator<Item = impl Into<Vec<u8>>>) -> MultiLock as twin;
@@ -249,6 +263,61 @@ twin! {
 }
 
 twin! {
+    /// A counting semaphore by its name: [`crate::Semaphore`] for programs without async.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # let client = rlock_client::blocking::Client::connect("redis://127.0.0.1:6379")?;
+    /// let permit = client.semaphore("exports", 5).acquire()?;
+    /// // … export, five at a time in all processes together …
+    /// permit.unlock()?;
+    /// # Ok::<(), rlock_client::Error>(())
+    /// ```
+    #[derive(Clone)]
+    Semaphore {
+        /// Takes a permit, waiting in the queue for as long as it takes.
+        async fn acquire(&self) -> Result<PermitsGuard, Error> as twin;
+
+        /// Takes so many permits at once, waiting in the queue for as long as it takes.
+        async fn acquire_many(&self, permits: u32) -> Result<PermitsGuard, Error> as twin;
+
+        /// Takes a permit if one is free and nobody waits before; does not wait.
+        async fn try_acquire(&self) -> Result<PermitsGuard, Error> as twin;
+
+        /// Takes so many permits if they are free and nobody waits before; does not wait.
+        async fn try_acquire_many(&self, permits: u32) -> Result<PermitsGuard, Error> as twin;
+
+        /// Takes a permit, waiting in the queue for at most `timeout`.
+        async fn acquire_timeout(&self, timeout: Duration) -> Result<PermitsGuard, Error> as twin;
+
+        /// Takes so many permits at once, waiting in the queue for at most `timeout`.
+        async fn acquire_many_timeout(
+            &self,
+            permits: u32,
+            timeout: Duration
+        ) -> Result<PermitsGuard, Error> as twin;
+    }
+}
+
+impl Semaphore {
+    /// Sets a lease of this length, which the watchdog does not renew: see
+    /// [`crate::Semaphore::lease`].
+    #[must_use = "this gives a semaphore with the lease, and takes nothing"]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.inner = self.inner.lease(lease);
+        self
+    }
+
+    /// Limits how long permits are held: see [`crate::Semaphore::max_hold`].
+    #[must_use = "this gives a semaphore with the limit, and takes nothing"]
+    pub fn max_hold(mut self, longest: Duration) -> Self {
+        self.inner = self.inner.max_hold(longest);
+        self
+    }
+}
+
+twin! {
     /// Several locks by their names: [`crate::MultiLock`] for programs without async.
     ///
     /// # Examples
@@ -305,6 +374,16 @@ pub type WriteGuard = Guard<Write>;
 
 /// Several locks that are held at once.
 pub type MultiGuard = Guard<Multi>;
+
+/// Permits of a semaphore that are held.
+pub type PermitsGuard = Guard<Permits>;
+
+impl Guard<Permits> {
+    forward! { crate::PermitsGuard:
+        /// How many permits these are.
+        fn permits(&self) -> u32;
+    }
+}
 
 impl<M: Single> Guard<M> {
     forward! { crate::Guard:

@@ -26,6 +26,8 @@ pub(crate) use renew::Aim;
 
 pub(crate) mod guarded;
 
+pub(crate) mod limit;
+
 mod watchdog;
 use watchdog::Watchdog;
 

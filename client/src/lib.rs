@@ -27,8 +27,8 @@ mod time;
 mod trace;
 
 pub use api::{
-    Client, ClientBuilder, Guard, Lock, MultiGuard, MultiLock, ReadGuard, RwLock, Scope,
-    WriteGuard, mode,
+    Client, ClientBuilder, Guard, Lock, MultiGuard, MultiLock, PermitsGuard, ReadGuard, RwLock,
+    Scope, Semaphore, WriteGuard, mode,
 };
 pub use error::{Error, ErrorKind, LostReason};
 pub use ledger::Owner;

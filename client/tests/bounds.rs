@@ -2,7 +2,7 @@
 
 use rlock_client::{
     Client, ClientBuilder, Error, ErrorKind, Guard, Lock, LostReason, MultiGuard, MultiLock, Owner,
-    ReadGuard, RwLock, Scope, WriteGuard,
+    PermitsGuard, ReadGuard, RwLock, Scope, Semaphore, WriteGuard,
 };
 use rlock_client::{QuorumBuilder, QuorumClient, QuorumError, QuorumGuard, QuorumLock};
 
@@ -17,6 +17,8 @@ fn types_go_to_any_thread_and_live_as_long_as_they_like() {
     anywhere::<RwLock>();
     anywhere::<MultiLock>();
     anywhere::<Scope>();
+    anywhere::<Semaphore>();
+    anywhere::<PermitsGuard>();
     anywhere::<Guard>();
     anywhere::<ReadGuard>();
     anywhere::<WriteGuard>();
@@ -57,6 +59,16 @@ fn those_of_other_locks_too(lock: &RwLock, locks: &MultiLock, guard: WriteGuard)
     sent(&locks.try_lock());
     sent(&locks.lock_timeout(std::time::Duration::ZERO));
     sent(&guard.downgrade());
+}
+
+/// As above.
+#[expect(dead_code, reason = "the compiler checks it without a call")]
+fn those_of_semaphores_too(client: &Client, semaphore: &Semaphore) {
+    sent(&semaphore.acquire());
+    sent(&semaphore.acquire_many(2));
+    sent(&semaphore.try_acquire_many(2));
+    sent(&semaphore.acquire_many_timeout(2, std::time::Duration::ZERO));
+    sent(&client.set_limit("name", 5));
 }
 
 /// As above.

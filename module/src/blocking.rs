@@ -59,13 +59,17 @@ impl Blocking for Clients {
     fn unblocked_by_others(ctx: Ctx<'_>, handle: Handle) {
         match state::with(|state| state.told(handle)) {
             Some(Blocked::Waiting(waiter)) => {
-                let lock = state::with(|state| state.locks.depart(waiter));
+                let (asked, lock) = state::with(|state| {
+                    let asked = state.locks.asked_by(waiter);
+                    (asked, state.locks.depart(waiter))
+                });
                 let ttl_ms = lock.map_or(0, |lock| {
                     ctx.select_db(lock.db);
                     begin_looks();
                     let name = OwnedStr::new(&lock.name);
                     let now = clock::now();
-                    let ttl_ms = OpenLock::open(ctx, name.as_str(), Access::Read).ttl_ms(now);
+                    let lock = OpenLock::open(ctx, name.as_str(), Access::Read);
+                    let ttl_ms = lock.ttl_ms(asked, now);
                     state::with(|state| state.locks.ttl_or_delay_ms(ttl_ms, now))
                 });
                 reply::dismissed(ctx, &WaitOutcome::NotAcquired { ttl_ms });

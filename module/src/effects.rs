@@ -4,7 +4,7 @@ use crate::ffi::{self, Ctx, EventClass, Key, KeyType, OwnedStr, Str};
 use crate::keys::OpenLock;
 use crate::state::{self, Blocked, Granted, Words};
 use crate::{clock, publish, pump};
-use rlock_core::{Effect, Field, Holder, Locks, Now, TimeoutKey, Value, Write};
+use rlock_core::{Effect, Field, Holder, Locks, Now, PermitsHold, Text, Value, Write, names};
 use std::ffi::CStr;
 use std::rc::Rc;
 
@@ -35,9 +35,9 @@ pub(crate) fn tell_all(ctx: Ctx<'_>, effects: Vec<Effect>) {
 /// hears of it. A module that listens to our events may do anything to the keys, and must find the
 /// whole change made and no handle of ours open.
 ///
-/// Timeout keys are written last, with the locks' own keys closed. One that is there already may
-/// have expired, and others hear of that at once: whatever they do to the lock then comes after
-/// what is written here.
+/// Timeout keys and limits are written last, with the locks' own keys closed. One that is there
+/// already may have expired, and others hear of that at once: whatever they do to the lock then
+/// comes after what is written here.
 pub(crate) fn carry_out(
     ctx: Ctx<'_>,
     locks: &mut [OpenLock<'_>],
@@ -47,21 +47,21 @@ pub(crate) fn carry_out(
     if effects.is_empty() {
         return keep_list(effects);
     }
-    let (mut side_keys, mut has_timeouts) = (Vec::new(), false);
+    let (mut side_keys, mut has_side_keys) = (Vec::new(), false);
     for effect in &effects {
         if let Effect::Write { lock, write } = effect
             && let Some(lock) = locks.get_mut(*lock)
         {
             let is_own = carry_out_write(lock, caller, write);
             lock.is_written |= is_own;
-            has_timeouts |= !is_own;
+            has_side_keys |= !is_own;
         }
     }
     for lock in locks.iter() {
         lock.key.set_aside();
     }
-    if has_timeouts {
-        write_timeout_keys(locks, caller, &effects, &mut side_keys);
+    if has_side_keys {
+        write_side_keys(locks, caller, &effects, &mut side_keys);
     }
     for lock in locks.iter().filter(|lock| lock.is_written) {
         ctx.signal_modified(lock.name);
@@ -104,14 +104,14 @@ fn keep_list(mut effects: Vec<Effect>) {
 /// Emits the event of a write to the lock's own key.
 fn tell_written(ctx: Ctx<'_>, lock: &mut OpenLock<'_>, write: &Write) {
     let (class, event) = match write {
-        Write::Set(..) => (EventClass::Hash, c"hset"),
+        Write::Set(..) | Write::SetPermits(..) => (EventClass::Hash, c"hset"),
         Write::Remove(_) => (EventClass::Hash, c"hdel"),
         Write::ExpireAt(_) => (EventClass::Generic, c"expire"),
         Write::Delete => (EventClass::Generic, c"del"),
-        Write::SetTimeout(..) | Write::DeleteTimeout(_) => return,
+        _ => return,
     };
     match write {
-        Write::Set(..) => lock.is_deleted = false,
+        Write::Set(..) | Write::SetPermits(..) => lock.is_deleted = false,
         Write::Delete => lock.is_deleted = true,
         _ => {}
     }
@@ -194,21 +194,25 @@ fn tell(ctx: Ctx<'_>, effect: &Effect) {
 
 // --- Writes --------------------------------------------------------------------------------------
 
-/// Timeout keys that were written, with the events to be told.
+/// Keys beside the locks' own that were written, with the events to be told.
 type SideKeys = Vec<(OwnedStr, &'static [(EventClass, &'static CStr)])>;
 
 const EVENTS_OF_SET: &[(EventClass, &CStr)] = &[
     (EventClass::String, c"set"),
     (EventClass::Generic, c"expire"),
 ];
+const EVENTS_OF_LIMIT: &[(EventClass, &CStr)] = &[(EventClass::String, c"set")];
 const EVENTS_OF_DEL: &[(EventClass, &CStr)] = &[(EventClass::Generic, c"del")];
 
-/// Writes into the lock's own key and to replicas. False if it is a timeout key that is to be
+/// Writes into the lock's own key and to replicas. False if it is another key that is to be
 /// written.
 fn carry_out_write(lock: &mut OpenLock<'_>, caller: Str<'_>, write: &Write) -> bool {
     let (ctx, name) = (lock.ctx, lock.name);
     match write {
         Write::Set(first, second) => set(lock, caller, first, second.as_ref()),
+        Write::SetPermits(holder, hold, is_first) => {
+            set_permits(lock, holder.name(caller.bytes()), hold, *is_first);
+        }
         Write::Remove(field) => {
             let words = Rc::clone(&lock.words);
             let field = Word::of_field(field, caller, &words);
@@ -217,19 +221,22 @@ fn carry_out_write(lock: &mut OpenLock<'_>, caller: Str<'_>, write: &Write) -> b
         }
         Write::ExpireAt(at) => {
             lock.key.set_expires_at(*at);
-            ctx.replicate_pexpireat(name, Value::Number(*at).text().bytes());
+            ctx.replicate_pexpireat(name, Text::number(*at).bytes());
         }
         Write::Delete => {
             lock.key.delete();
             ctx.replicate_del(name);
         }
-        Write::SetTimeout(..) | Write::DeleteTimeout(_) => return false,
+        Write::SetTimeout(..)
+        | Write::DeleteTimeout(_)
+        | Write::SetLimit(_)
+        | Write::DeleteLimit => return false,
     }
     true
 }
 
-/// Writes the timeout keys of readers among the effects.
-fn write_timeout_keys(
+/// Writes the timeout keys of readers and the limits among the effects.
+fn write_side_keys(
     locks: &[OpenLock<'_>],
     caller: Str<'_>,
     effects: &[Effect],
@@ -238,19 +245,17 @@ fn write_timeout_keys(
     let _unfinished = Unfinished::begin();
     for effect in effects {
         if let Effect::Write { lock, write } = effect
-            && let Write::SetTimeout(key, ..) | Write::DeleteTimeout(key) = write
             && let Some(lock) = locks.get(*lock)
+            && let Some(key) = side_key(lock, write, caller)
+            && let Some(events) = write_side_key(lock, key.as_str(), write)
         {
-            let key = timeout_key(lock, key, caller);
-            if let Some(events) = write_timeout_key(lock, key.as_str(), write) {
-                side_keys.push((key, events));
-            }
+            side_keys.push((key, events));
         }
     }
 }
 
 /// The events of what was written; none if nothing was.
-fn write_timeout_key(
+fn write_side_key(
     lock: &OpenLock<'_>,
     key: Str<'_>,
     write: &Write,
@@ -260,12 +265,19 @@ fn write_timeout_key(
         Write::SetTimeout(_, value, at) => {
             let words = Rc::clone(&lock.words);
             let value = Word::of_value(*value, &words);
-            let at_text = Value::Number(*at).text();
+            let at_text = Text::number(*at);
             open.set_string(value.as_str());
             open.set_expires_at(*at);
             let ctx = lock.ctx;
             ctx.replicate_set(key, value.as_str(), at_text.bytes());
             Some(EVENTS_OF_SET)
+        }
+        Write::SetLimit(value) => {
+            let words = Rc::clone(&lock.words);
+            let value = Word::of_value(*value, &words);
+            open.set_string(value.as_str());
+            lock.ctx.replicate_set_forever(key, value.as_str());
+            Some(EVENTS_OF_LIMIT)
         }
         _ if open.key_type() != KeyType::Missing => {
             open.delete();
@@ -294,8 +306,15 @@ impl Drop for Unfinished {
     }
 }
 
-fn timeout_key(lock: &OpenLock<'_>, key: &TimeoutKey, caller: Str<'_>) -> OwnedStr {
-    OwnedStr::new(&key.name(lock.name.bytes(), caller.bytes()))
+/// The key beside the lock's own that is to be written.
+fn side_key(lock: &OpenLock<'_>, write: &Write, caller: Str<'_>) -> Option<OwnedStr> {
+    let name = lock.name.bytes();
+    let key = match write {
+        Write::SetTimeout(key, ..) | Write::DeleteTimeout(key) => key.name(name, caller.bytes()),
+        Write::SetLimit(_) | Write::DeleteLimit => names::limit_key(name),
+        _ => return None,
+    };
+    Some(OwnedStr::new(&key))
 }
 
 fn set(
@@ -321,6 +340,20 @@ fn set(
             lock.key.hash_set_both(first, second);
             ctx.replicate_hset_both(name, first, second);
         }
+    }
+}
+
+fn set_permits(lock: &mut OpenLock<'_>, owner: &[u8], hold: &PermitsHold, is_first: bool) {
+    let (ctx, name, words) = (lock.ctx, lock.name, Rc::clone(&lock.words));
+    let (owner, value) = (OwnedStr::new(owner), OwnedStr::new(hold.text().bytes()));
+    let own = (owner.as_str(), value.as_str());
+    if is_first {
+        let mode = (words.mode.as_str(), words.permits.as_str());
+        lock.key.hash_set_both(mode, own);
+        ctx.replicate_hset_both(name, mode, own);
+    } else {
+        lock.key.hash_set(own);
+        ctx.replicate_hset(name, own);
     }
 }
 

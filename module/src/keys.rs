@@ -1,11 +1,12 @@
 //! A lock's key: opening it, and reading what is stored there as plain values.
 
 use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr, Scan, Str};
+use crate::permits::Question;
 use crate::read_write::ReadWriteHash;
 use crate::state::{self, Words};
 use rlock_core::{
-    Count, FENCE_FIELD, Hash, HeldBy, MODE_FIELD, Mode, NEVER, Now, ReadDepth, Stored, Task, Token,
-    WRITER_SUFFIX,
+    Asked, Count, FENCE_FIELD, Hash, HeldBy, MODE_FIELD, Mode, NEVER, Now, ReadDepth, Stored, Task,
+    Token, WRITER_SUFFIX, is_permits_mode,
 };
 use std::cell::Cell;
 use std::ops::ControlFlow;
@@ -70,21 +71,41 @@ impl<'a> OpenLock<'a> {
     }
 
     /// What is stored, as this owner sees it.
-    pub(crate) fn load(&self, owner: Str<'_>, task: &Task) -> Stored {
+    pub(crate) fn load(&self, owner: Str<'_>, task: &Task, now: Now) -> Stored {
+        if task.is_about_permits() {
+            return self.load_if_none(owner, task, now);
+        }
         match self.key.key_type() {
             KeyType::Missing => Stored::Free,
-            KeyType::Hash => self.load_hash(owner, task.depth, Some(task)),
+            KeyType::Hash => self.load_hash(owner, task.depth, Some(task), now),
             _ => Stored::OtherType,
         }
     }
 
+    /// The same, for who asks for permits: also where there are none out.
+    fn load_if_none(&self, owner: Str<'_>, task: &Task, now: Now) -> Stored {
+        let stored = match self.key.key_type() {
+            KeyType::Missing => Stored::Free,
+            KeyType::Hash => self.load_hash(owner, task.depth, Some(task), now),
+            _ => Stored::OtherType,
+        };
+        match stored {
+            Stored::Free | Stored::NoHolder => self.load_no_permits(task.into(), now),
+            _ => stored,
+        }
+    }
+
     /// Without a task, all of it.
-    fn load_hash(&self, owner: Str<'_>, look: ReadDepth, task: Option<&Task>) -> Stored {
+    fn load_hash(&self, owner: Str<'_>, look: ReadDepth, task: Option<&Task>, now: Now) -> Stored {
         let [own, fence] = self.key.hash_get([owner, self.words.fence.as_str()]);
         let known = count_true(&[own.is_some(), fence.is_some()]);
         let others = self.key.len() > known;
         // Of a plain lock that is held by this owner, that is all there is.
         if others && let Some(mode) = self.mode() {
+            if is_permits_mode(mode.as_str().bytes()) {
+                let question = task.map_or_else(Question::default, Question::from);
+                return self.load_permits(owner, own.as_ref(), look, question, now);
+            }
             let count = own.map(|count| Count::from_field(count.as_str().bytes()));
             let known = known.saturating_add(1);
             return ReadWriteHash::new(self, &mode).load(owner.bytes(), count, known, look);
@@ -109,8 +130,8 @@ impl<'a> OpenLock<'a> {
     }
 
     /// What is stored, whoever has it: a plain lock as its holder sees it, with who that is; a
-    /// read-write lock as somebody sees it who has no part in it.
-    pub(crate) fn load_for_holder(&self) -> (Stored, Option<Box<[u8]>>) {
+    /// read-write lock, or permits, as somebody sees it who has no part in it.
+    pub(crate) fn load_for_holder(&self, now: Now) -> (Stored, Option<Box<[u8]>>) {
         let holder = match self.key.key_type() {
             KeyType::Missing => return (Stored::Free, None),
             KeyType::Hash => self.holder(),
@@ -119,21 +140,27 @@ impl<'a> OpenLock<'a> {
         let Some(holder) = holder else {
             return (Stored::NoHolder, None);
         };
-        if self.mode().is_some() {
+        if let Some(mode) = self.mode() {
+            let depth = if is_permits_mode(mode.as_str().bytes()) {
+                ReadDepth::Whole
+            } else {
+                ReadDepth::Brief
+            };
             // No owner is called like the lock's own field.
             let stranger = Rc::clone(&self.words);
             return (
-                self.load_hash(stranger.fence.as_str(), ReadDepth::Brief, None),
+                self.load_hash(stranger.fence.as_str(), depth, None, now),
                 None,
             );
         }
-        let stored = self.load_hash(OwnedStr::new(&holder).as_str(), ReadDepth::Brief, None);
+        let owner = OwnedStr::new(&holder);
+        let stored = self.load_hash(owner.as_str(), ReadDepth::Brief, None, now);
         (stored, Some(holder))
     }
 
     /// Who has it; of several one, a writer before readers.
-    pub(crate) fn first_holder(&self) -> Option<HeldBy> {
-        match self.load_for_holder() {
+    pub(crate) fn first_holder(&self, now: Now) -> Option<HeldBy> {
+        match self.load_for_holder(now) {
             (Stored::Plain(hash), owner) => Some(HeldBy {
                 owner: owner?,
                 mode: Mode::Plain,
@@ -149,16 +176,21 @@ impl<'a> OpenLock<'a> {
                     ends_at: hold.ends_at,
                 })
             }
+            (Stored::Permits(_), _) => self.first_permits_holder(now),
             _ => None,
         }
     }
 
-    /// What is left of the present lease, as in [`Stored::ttl_ms`].
-    pub(crate) fn ttl_ms(&self, now: Now) -> i64 {
-        self.read(|lock| lock.load_for_holder().0.ttl_ms(now))
+    /// What is left of the present lease, as in [`Stored::ttl_ms`]; of permits, until those can be
+    /// had that are asked for.
+    pub(crate) fn ttl_ms(&self, asked: Option<Asked>, now: Now) -> i64 {
+        self.read(|lock| match asked {
+            Some(asked) => lock.load_asked(asked, now).ttl_ms(now),
+            None => lock.load_for_holder(now).0.ttl_ms(now),
+        })
     }
 
-    /// The `mode` field, which a read-write lock has.
+    /// The `mode` field, which a read-write lock has, and permits.
     pub(crate) fn mode(&self) -> Option<OwnedStr> {
         self.key.hash_get_one(self.words.mode.as_str())
     }
@@ -176,6 +208,8 @@ impl<'a> OpenLock<'a> {
         }
         match self.mode() {
             None => self.owners(HOLDERS_MAX),
+            // Who of them must give permits back, nobody can say.
+            Some(mode) if is_permits_mode(mode.as_str().bytes()) => Vec::new(),
             Some(mode) => {
                 let holds = ReadWriteHash::new(self, &mode).holds(false);
                 holds.into_iter().map(|hold| hold.owner).collect()
@@ -183,15 +217,24 @@ impl<'a> OpenLock<'a> {
         }
     }
 
-    /// Of a read-write lock, the fields of some of its readers whose leases are over, from where an
-    /// earlier walk has stopped. Whether there are more fields.
-    pub(crate) fn readers_gone(&self, scan: &Scan, gone: &mut Vec<Box<[u8]>>) -> bool {
+    /// Of a read-write lock, the fields of some of its readers whose leases are over, and of
+    /// permits those of some holders, from where an earlier walk has stopped. Whether there are
+    /// more fields.
+    pub(crate) fn readers_gone(&self, scan: &Scan, now: Now, gone: &mut Vec<Box<[u8]>>) -> bool {
+        if self.is_of_permits() {
+            return self.holders_over(scan, now, gone);
+        }
         let mode = self.mode();
         mode.is_some_and(|mode| ReadWriteHash::new(self, &mode).readers_gone(scan, gone))
     }
 
-    /// Of these fields of readers, those that are there and whose leases are over.
-    pub(crate) fn still_gone(&self, fields: &[Box<[u8]>]) -> Vec<Box<[u8]>> {
+    /// Of these fields of readers or holders, those that are there and whose leases are over.
+    pub(crate) fn still_gone(&self, fields: &[Box<[u8]>], now: Now) -> Vec<Box<[u8]>> {
+        if self.is_of_permits() {
+            let over = fields.iter();
+            let over = over.filter(|field| self.is_holder_over(field, now));
+            return over.cloned().collect();
+        }
         let Some(mode) = self.mode() else {
             return Vec::new();
         };

@@ -3,7 +3,8 @@
 //! This is the shell around `rlock-core`, which decides. In reading order:
 //!
 //! - `commands`: one file a command; each loads what is stored, lets the core decide, replies
-//! - `keys`: a lock's key as plain values; `read_write`: a read-write lock's keys
+//! - `keys`: a lock's key as plain values; `read_write`: a read-write lock's keys; `permits`: those
+//!   of permits
 //! - `effects`: the one place that acts on the server
 //! - `publish`: the unlock message
 //! - `blocking`: clients that wait, for a lock or for events
@@ -33,6 +34,7 @@ mod ffi;
 mod guarded;
 mod info;
 mod keys;
+mod permits;
 mod publish;
 mod pump;
 mod read_write;

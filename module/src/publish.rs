@@ -16,6 +16,8 @@ pub(crate) fn unlocked(ctx: Ctx<'_>, name: &[u8], held_as: Mode, is_free: bool, 
         // Of a read-write lock's waiters `0` wakes one in each process, `1` all.
         Mode::Read => (names::read_write_channel(name), &words.unlocked),
         Mode::Write => (names::read_write_channel(name), &words.write_unlocked),
+        // Nobody but us knows of permits.
+        Mode::Permits => return,
     };
     to.publish(ctx, &OwnedStr::concat(&channel), message);
     if held_as == Mode::Plain

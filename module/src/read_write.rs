@@ -348,7 +348,7 @@ struct Timeout {
 /// Whether all the keys of a read-write lock are here: not while its slot of a cluster is on its
 /// way to another node, when the hash may be here and timeout keys there.
 pub(crate) fn slot_is_settled(ctx: Ctx<'_>, name: &[u8]) -> bool {
-    if !names::timeouts_share_slot(name) {
+    if !names::side_keys_share_slot(name) {
         return true;
     }
     // Two keys of the slot that are never there. At neither end of its way does the server answer

@@ -113,11 +113,20 @@ pub(crate) struct HolderReport {
     pub(crate) hold: HoldView,
 }
 
+/// A holder of permits, or a field that is no hold.
+pub(crate) struct PermitsReport {
+    pub(crate) owner: Box<[u8]>,
+    pub(crate) permits: Option<i64>,
+    pub(crate) token: Option<i64>,
+    pub(crate) ttl_ms: Option<i64>,
+    pub(crate) hold: HoldView,
+}
+
 /// The map of RLOCK.INFO for a plain lock.
 pub(crate) fn lock_report(ctx: Ctx<'_>, report: &LockReport) {
     ctx.reply_map(9);
     held(ctx, report);
-    queue(ctx, &report.queue, false);
+    queue(ctx, &report.queue, Queue::Plain);
 }
 
 /// The same for a read-write lock.
@@ -147,7 +156,40 @@ pub(crate) fn read_write_report(
         ctx.reply_integer(holder.ttl_ms);
         hold(ctx, Some(&holder.hold));
     }
-    queue(ctx, &report.queue, true);
+    queue(ctx, &report.queue, Queue::WithMode);
+}
+
+/// The same for permits.
+pub(crate) fn permits_report(
+    ctx: Ctx<'_>,
+    report: &LockReport,
+    limit: Option<i64>,
+    out: i64,
+    holders: &[PermitsReport],
+) {
+    ctx.reply_map(13);
+    ctx.reply_bytes(b"mode");
+    ctx.reply_bytes(name_of(Mode::Permits));
+    ctx.reply_bytes(b"limit");
+    integer_or_null(ctx, limit);
+    ctx.reply_bytes(b"permits");
+    ctx.reply_integer(out);
+    held(ctx, report);
+    ctx.reply_bytes(b"holders");
+    ctx.reply_array(holders.len());
+    for holder in holders {
+        ctx.reply_map(7);
+        ctx.reply_bytes(b"owner");
+        ctx.reply_bytes(&holder.owner);
+        ctx.reply_bytes(b"permits");
+        integer_or_null(ctx, holder.permits);
+        ctx.reply_bytes(b"token");
+        integer_or_null(ctx, holder.token);
+        ctx.reply_bytes(b"ttl-ms");
+        integer_or_null(ctx, holder.ttl_ms);
+        hold(ctx, Some(&holder.hold));
+    }
+    queue(ctx, &report.queue, Queue::WithPermits);
 }
 
 fn held(ctx: Ctx<'_>, report: &LockReport) {
@@ -172,18 +214,33 @@ fn hold(ctx: Ctx<'_>, hold: Option<&HoldView>) {
     integer_or_null(ctx, hold.and_then(|hold| hold.client_id).map(number));
 }
 
-fn queue(ctx: Ctx<'_>, queue: &[WaiterView], with_mode: bool) {
+/// What is told of each waiter beside who it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Queue {
+    Plain,
+    WithMode,
+    WithPermits,
+}
+
+fn queue(ctx: Ctx<'_>, queue: &[WaiterView], with: Queue) {
     ctx.reply_bytes(b"waiters");
     ctx.reply_integer(queue.len().try_into().unwrap_or(i64::MAX));
     ctx.reply_bytes(b"queue");
     ctx.reply_array(queue.len());
     for waiter in queue {
-        ctx.reply_map(if with_mode { 6 } else { 5 });
+        ctx.reply_map(if with == Queue::Plain { 5 } else { 6 });
         ctx.reply_bytes(b"owner");
         ctx.reply_bytes(&waiter.owner);
-        if with_mode {
-            ctx.reply_bytes(b"mode");
-            ctx.reply_bytes(name_of(waiter.mode));
+        match with {
+            Queue::Plain => {}
+            Queue::WithMode => {
+                ctx.reply_bytes(b"mode");
+                ctx.reply_bytes(name_of(waiter.mode));
+            }
+            Queue::WithPermits => {
+                ctx.reply_bytes(b"permits");
+                integer_or_null(ctx, waiter.permits);
+            }
         }
         ctx.reply_bytes(b"session");
         bytes_or_null(ctx, waiter.session.as_deref());
@@ -201,6 +258,7 @@ fn name_of(mode: Mode) -> &'static [u8] {
         Mode::Plain => b"plain",
         Mode::Read => b"read",
         Mode::Write => b"write",
+        Mode::Permits => b"permits",
     }
 }
 

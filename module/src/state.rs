@@ -4,8 +4,8 @@ use crate::ffi::{Handle, OwnedStr, Scan, ServerLocked};
 use crate::pump::Armed;
 use rlock_core::guarded::{Guarded, NotGuarded};
 use rlock_core::{
-    Effect, FENCE_FIELD, Grant, LockKey, LockRef, Locks, MODE_FIELD, Mode, Now, SessionId, Task,
-    Turn, WaitOutcome, WaiterId,
+    Effect, FENCE_FIELD, Grant, LockKey, LockRef, Locks, MODE_FIELD, Mode, Now, PERMITS_MODE,
+    SessionId, Task, Turn, WaitOutcome, WaiterId,
 };
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -67,6 +67,7 @@ const SWEEPS_MAX: usize = 1000;
 pub(crate) struct Words {
     pub(crate) fence: OwnedStr,
     pub(crate) mode: OwnedStr,
+    pub(crate) permits: OwnedStr,
     pub(crate) one: OwnedStr,
     pub(crate) unlocked: OwnedStr,
     pub(crate) write_unlocked: OwnedStr,
@@ -77,6 +78,7 @@ impl Default for Words {
         Self {
             fence: OwnedStr::new(FENCE_FIELD),
             mode: OwnedStr::new(MODE_FIELD),
+            permits: OwnedStr::new(PERMITS_MODE),
             one: OwnedStr::new(b"1"),
             unlocked: OwnedStr::new(b"0"),
             write_unlocked: OwnedStr::new(b"1"),

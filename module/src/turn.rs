@@ -8,7 +8,8 @@ use crate::keys::{Access, OpenLock, READ_ANEW_MAX};
 use crate::read_write::{begin_looks, has_looks, slot_is_settled};
 use crate::{clock, cluster, effects, pump, state};
 use rlock_core::{
-    CommandError, Effect, LockKey, Mode, Now, Outcome, Purpose, Read, Stored, Subject, Task, Turn,
+    CommandError, Count, Effect, LockKey, Mode, Now, Outcome, PermitsHold, Purpose, Read, Stored,
+    Subject, Task, Turn,
 };
 
 /// What a command names: its locks and its owner, as the server's own strings.
@@ -115,19 +116,19 @@ impl Step<'_, '_, '_> {
                 self.decide_and_tell(task, read);
             }
             Purpose::LongWait => {
-                let holder = lock.read(OpenLock::first_holder);
+                let holder = lock.read(|lock| lock.first_holder(self.now));
                 drop(lock);
                 self.decide_and_tell(task, Read::Holder(holder));
             }
             Purpose::Sweep => {
-                let (readers, more) = some_gone(&lock, task);
+                let (readers, more) = some_gone(&lock, task, self.now);
                 let readers = &readers;
                 let effects = self.decide(task, Read::Gone { readers, more });
                 effects::carry_out(ctx, &mut [lock], owner, effects);
             }
             _ => {
                 let (stored, is_whole) = lock.read(|lock| {
-                    let stored = lock.load(owner, task);
+                    let stored = lock.load(owner, task, self.now);
                     (stored, is_whole(lock, purpose, &stored))
                 });
                 let read = if is_whole {
@@ -144,10 +145,17 @@ impl Step<'_, '_, '_> {
     /// A lock whoever holds it.
     fn whoever(mut self, task: &Task, name: Str<'_>) {
         let lock = OpenLock::open(self.ctx, name, Access::Write);
-        let (stored, holders) = lock.read(|lock| match lock.load_for_holder() {
+        let now = self.now;
+        let (stored, holders) = lock.read(|lock| match lock.load_for_holder(now) {
             (stored @ Stored::ReadWrite(_), _) => (stored, lock.reader_fields()),
             (stored @ Stored::Plain(hash), owner) => {
                 (stored, owner.zip(hash.own).into_iter().collect())
+            }
+            (stored @ Stored::Permits(_), _) => {
+                let holders = lock.permits_fields(now).into_iter();
+                let count = |hold: PermitsHold| Count::Valid(hold.permits.get());
+                let holders = holders.filter_map(|(owner, hold)| Some((owner, count(hold?))));
+                (stored, holders.collect())
             }
             (stored, _) => (stored, Vec::new()),
         });
@@ -156,7 +164,7 @@ impl Step<'_, '_, '_> {
     }
 
     fn several(mut self, task: &Task, names: &[Str<'_>], owner: Str<'_>) {
-        let (ctx, access) = (self.ctx, access(task.purpose));
+        let (ctx, now, access) = (self.ctx, self.now, access(task.purpose));
         if let Purpose::GrantSeveral(_) = task.purpose {
             let mut presence = names.iter().map(|name| presence(ctx, *name));
             if let Some(place) = presence.position(|presence| presence != Presence::Here) {
@@ -166,7 +174,8 @@ impl Step<'_, '_, '_> {
         let read = || {
             // One key at a time is open while they are read. A key that has expired is deleted when
             // it is opened or looked at, and whoever listens to that may do anything to the others.
-            let load = |name| OpenLock::open(ctx, name, access).read(|lock| lock.load(owner, task));
+            let load =
+                |name| OpenLock::open(ctx, name, access).read(|lock| lock.load(owner, task, now));
             let stored: Vec<Stored> = names.iter().copied().map(load).collect();
             let open = |name| OpenLock::open(ctx, name, access);
             let locks: Vec<OpenLock<'_>> = names.iter().copied().map(open).collect();
@@ -221,20 +230,20 @@ fn first_torn(locks: &[OpenLock<'_>], purpose: Purpose, stored: &[Stored]) -> Op
 
 /// Some of the readers that are gone, going on where the last sweep of this lock has stopped.
 /// Whether there are more to be looked at.
-fn some_gone(lock: &OpenLock<'_>, task: &Task) -> (Vec<Box<[u8]>>, bool) {
+fn some_gone(lock: &OpenLock<'_>, task: &Task, now: Now) -> (Vec<Box<[u8]>>, bool) {
     let Subject::One(key, _) = &task.subject else {
         return (Vec::new(), false);
     };
     let scan = state::with(|state| state.sweeps.remove(key));
     let scan = scan.unwrap_or_else(Scan::begin);
     let mut gone = Vec::new();
-    let more = lock.readers_gone(&scan, &mut gone);
+    let more = lock.readers_gone(&scan, now, &mut gone);
     if more {
         state::with(|state| state.keep_sweep(key.clone(), scan));
     }
     if !lock.is_up_to_date() {
         // A walk cannot be gone twice, so those that it found are looked at once more.
-        gone = lock.read(|lock| lock.still_gone(&gone));
+        gone = lock.read(|lock| lock.still_gone(&gone, now));
     }
     (gone, more)
 }
@@ -264,10 +273,10 @@ fn not_here(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>) -> Option<Read<'stati
     }
     let (asks_where, of_several_keys) = match purpose {
         Purpose::Reconcile(_) => (true, false),
-        Purpose::CheckHold(mode) => (true, mode != Mode::Plain),
+        Purpose::CheckHold(mode) => (true, is_of_several_keys(mode)),
         Purpose::CheckWriter => (true, true),
-        // A plain one that is not here is no longer held.
-        Purpose::Release(mode) => (mode != Mode::Plain, mode != Mode::Plain),
+        // A plain one that is not here is no longer held, and so are permits.
+        Purpose::Release(mode) => (is_of_several_keys(mode), is_of_several_keys(mode)),
         // Of a long wait nothing is said of who holds a lock that is another node's, or on its way.
         Purpose::Sweep | Purpose::LongWait => (false, true),
         Purpose::Command | Purpose::TimeOut | Purpose::Holders | Purpose::GrantSeveral(_) => {
@@ -288,9 +297,14 @@ fn not_here(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>) -> Option<Read<'stati
     is_torn.then_some(Read::Unknown)
 }
 
+/// Whether a hold in this mode is in several keys.
+fn is_of_several_keys(mode: Mode) -> bool {
+    matches!(mode, Mode::Read | Mode::Write)
+}
+
 /// Whether what is stored of a lock is all there is of it. A read-write lock is in several keys,
 /// and while its slot moves some of them may be elsewhere: it must not look free, to a plain lock's
-/// owner either.
+/// owner either. Nor must a limit be missing by which waiters for permits are measured.
 fn is_whole(lock: &OpenLock<'_>, purpose: Purpose, stored: &Stored) -> bool {
     let mode = match purpose {
         Purpose::Reconcile(mode) => mode,

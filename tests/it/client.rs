@@ -933,6 +933,8 @@ fn the_examples_run() {
     assert!(fencing.starts_with("late write refused"), "{fencing}");
     let prices = example(&server, "prices");
     assert!(prices.starts_with("10 changes, and no reader"), "{prices}");
+    let exports = example(&server, "exports");
+    assert_eq!(exports, "40 exports, never more than the limit at a time\n");
     let philosophers = example(&server, "philosophers");
     assert_eq!(philosophers, "5 philosophers had 50 meals\n");
     // The stock and two prices.

@@ -51,8 +51,9 @@ async fn calls_are_typed_and_errors_are_the_commands_own() {
 async fn a_command_of_a_lost_guard_is_not_run_and_tells_that_it_is_lost() {
     let server = Server::start();
     let (client, _near, far) = two_ways(&server, patient()).await;
-    for mode in ["plain", "read", "write"] {
+    for mode in ["plain", "read", "write", "permits"] {
         let (plain, shared) = (client.lock("l"), client.rw_lock("l"));
+        let permits = client.semaphore("l", 5);
         far.cut_to_client();
         macro_rules! loses {
             ($guard:expr) => {{
@@ -76,6 +77,7 @@ async fn a_command_of_a_lost_guard_is_not_run_and_tells_that_it_is_lost() {
         match mode {
             "plain" => loses!(plain.lock()),
             "read" => loses!(shared.read()),
+            "permits" => loses!(permits.acquire_many(2)),
             _ => loses!(shared.write()),
         }
         far.heal();

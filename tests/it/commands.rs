@@ -1224,6 +1224,24 @@ fn read_and_write_reply_as_plain_ones_do() {
 }
 
 #[test]
+fn permits_reply_how_many_and_limit_what_it_was() {
+    let server = Server::start();
+    let mut conn = server.session_connection("s");
+    assert_eq!(conn.run("RLOCK.LIMIT p 3"), 0);
+    assert_eq!(conn.run("RLOCK.LIMIT p 2"), 3);
+    let (permits, _) = conn.run("RLOCK.ACQUIRE p alice 30000 PERMITS 2").held();
+    assert_eq!(permits, 2);
+    conn.run("RLOCK.ACQUIRE p bob 30000 PERMITS 1").refused();
+    let queue = "RLOCK.ACQUIRE p bob 30000 PERMITS 1 QUEUE 0 SESSION s";
+    assert_eq!(conn.run(queue).queued(), 1);
+    assert_eq!(conn.run("RLOCK.RENEW p alice 30000 PERMITS"), 1);
+    assert_eq!(conn.run("RLOCK.RELEASE p alice PERMITS 1"), 1);
+    conn.run("RLOCK.EVENTS s").granted("p", "bob");
+    assert_eq!(conn.run("RLOCK.RELEASE p alice PERMITS 1"), 0);
+    assert_eq!(conn.run("RLOCK.LIMIT p 0"), 2);
+}
+
+#[test]
 fn macquire_takes_all_or_none() {
     let server = Server::start();
     for (index, mut conn) in both_protocols(&server).into_iter().enumerate() {

@@ -246,13 +246,16 @@ fn info_tells_the_fields_that_are_documented() {
     let mut conn = server.connect();
     conn.take("plain", "alice");
     conn.run("RLOCK.ACQUIRE readers alice 30000 READ").held();
+    conn.run("RLOCK.ACQUIRE permits alice 30000 PERMITS 2 OF 2")
+        .held();
     let _waiters = [
         server.wait_in_queue("plain", "bob"),
         server.blocked_in("RLOCK.ACQUIRE readers bob 30000 WRITE BLOCK 0"),
+        server.blocked_in("RLOCK.ACQUIRE permits bob 30000 PERMITS 1 OF 2 BLOCK 0"),
     ];
-    let [plain, more]: [_; 2] = tables("docs/commands.md", "## RLOCK.INFO")
+    let [plain, more, of_permits]: [_; 3] = tables("docs/commands.md", "## RLOCK.INFO")
         .try_into()
-        .expect("two");
+        .expect("three");
     let names = |table: &[Vec<String>]| -> BTreeSet<String> {
         table.iter().flat_map(|row| quoted(&row[0])).collect()
     };
@@ -283,6 +286,20 @@ fn info_tells_the_fields_that_are_documented() {
     assert_eq!(
         within("mode"),
         BTreeSet::from(["read".to_owned(), "write".to_owned()])
+    );
+
+    let told = conn.run("RLOCK.INFO permits");
+    let both = &names(&plain) | &names(&of_permits);
+    assert_eq!(both, told.keys().into_iter().collect());
+    let holders = of_permits.iter().find(|row| row[0] == "`holders`");
+    let documented = quoted(&holders.expect("a row")[1]);
+    let holder = told.get("holders").array()[0].keys();
+    let sorted = |names: Vec<String>| names.into_iter().collect::<BTreeSet<_>>();
+    assert_eq!(sorted(documented), sorted(holder));
+    let waiter: BTreeSet<_> = told.get("queue").array()[0].keys().into_iter().collect();
+    assert_eq!(
+        &within("queue") | &BTreeSet::from(["permits".to_owned()]),
+        waiter
     );
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rlock_tests::{Conn, Server, Version, module_path, until};
 
 /// Command, arity, flags, standard ACL categories.
-const COMMANDS: [(&str, i64, &[&str], &[&str]); 14] = [
+const COMMANDS: [(&str, i64, &[&str], &[&str]); 15] = [
     (
         "rlock.acquire",
         -4,
@@ -21,6 +21,7 @@ const COMMANDS: [(&str, i64, &[&str], &[&str]); 14] = [
         &["write", "admin"],
         &["write", "admin", "dangerous"],
     ),
+    ("rlock.limit", 3, &["write", "admin"], &["write", "admin"]),
     ("rlock.events", -2, &["blocking"], &["blocking"]),
     ("rlock.info", 2, &["readonly"], &["read"]),
     ("rlock.list", -1, &["readonly"], &["read"]),
@@ -82,11 +83,14 @@ fn keys() {
         "RLOCK.RENEW key owner 1000 READ SESSION session",
         "RLOCK.CANCEL key owner",
         "RLOCK.BREAK key",
+        "RLOCK.ACQUIRE key owner 1000 PERMITS 1 OF 2",
+        "RLOCK.LIMIT key 3",
         "RLOCK.INFO key",
         "RLOCK.MACQUIRE owner 1000 1 key",
         "RLOCK.MRELEASE owner 1 key",
         "RLOCK.MRENEW owner 1000 1 key SESSION session",
         "RLOCK.GUARD key owner READ TOKEN 1 CALL PING",
+        "RLOCK.GUARD key owner PERMITS TOKEN 1 CALL PING",
     ] {
         assert_eq!(
             conn.run(format!("COMMAND GETKEYS {command}")).texts(),
@@ -208,6 +212,7 @@ fn key_permissions_apply() {
         "RLOCK.CANCEL stock alice",
         "RLOCK.BREAK stock",
         "RLOCK.INFO stock",
+        "RLOCK.LIMIT stock 3",
         "RLOCK.ACQUIRE free clerk 1000 READ",
         "RLOCK.MACQUIRE clerk 1000 1 free",
         "RLOCK.MACQUIRE clerk 1000 2 orders:1 stock",

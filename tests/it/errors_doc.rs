@@ -9,12 +9,13 @@ use rlock_tests::{Cluster, Conn, Pair, Server};
 use super::commands_doc::tables;
 
 /// Each command, and where in it what could be wrong stands.
-const COMMANDS: [(&str, &str); 14] = [
+const COMMANDS: [(&str, &str); 15] = [
     ("ACQUIRE", "KEY OWNER LEASE OPTIONS"),
     ("RELEASE", "KEY OWNER OPTIONS"),
     ("RENEW", "KEY OWNER LEASE OPTIONS"),
     ("CANCEL", "KEY OWNER OPTIONS"),
     ("BREAK", "KEY OPTIONS"),
+    ("LIMIT", "KEY LIMIT"),
     ("EVENTS", "SESSION OPTIONS"),
     ("INFO", "KEY OPTIONS"),
     ("LIST", "OPTIONS"),
@@ -28,10 +29,11 @@ const COMMANDS: [(&str, &str); 14] = [
 
 /// What stands there if nothing is said. `#` is another number in each round, so that none
 /// meets what another has left.
-const RIGHT: [(&str, &str); 7] = [
+const RIGHT: [(&str, &str); 8] = [
     ("KEY", "free#"),
     ("OWNER", "alice"),
     ("LEASE", "1000"),
+    ("LIMIT", "5"),
     ("SESSION", "s#"),
     ("NUMKEYS", "1"),
     ("OPTIONS", ""),
@@ -39,7 +41,7 @@ const RIGHT: [(&str, &str); 7] = [
 ];
 
 /// What is wrong. An empty word is written as `''`, and LONG is a pattern of a byte too many.
-const WRONG: [&[(&str, &str)]; 74] = [
+const WRONG: [&[(&str, &str)]; 88] = [
     &[],
     &[("LEASE", "0")],
     &[("LEASE", "9007199254740992")],
@@ -71,6 +73,20 @@ const WRONG: [&[(&str, &str)]; 74] = [
     &[("OPTIONS", "READ READ")],
     &[("OPTIONS", "READ WRITE")],
     &[("OPTIONS", "WRITE READ")],
+    &[("OPTIONS", "PERMITS 0")],
+    &[("OPTIONS", "PERMITS 1")],
+    &[("OPTIONS", "PERMITS 1 OF 0")],
+    &[("OPTIONS", "PERMITS 6 OF 5")],
+    &[("OPTIONS", "OF 5")],
+    &[("OPTIONS", "READ PERMITS 1")],
+    &[("LIMIT", "-1")],
+    &[("KEY", "permits#")],
+    &[("KEY", "permits#"), ("OPTIONS", "READ")],
+    &[("KEY", "permits#"), ("OPTIONS", "PERMITS 2")],
+    &[("KEY", "plain#"), ("OPTIONS", "PERMITS 1")],
+    &[("KEY", "plain#"), ("OPTIONS", "PERMITS")],
+    &[("KEY", "readers#"), ("OPTIONS", "PERMITS 1")],
+    &[("KEY", "readers#"), ("OPTIONS", "PERMITS")],
     &[("OPTIONS", "BLOCK 1")],
     &[("OPTIONS", "BLOCK -1")],
     &[("OPTIONS", "BLOCK")],
@@ -117,11 +133,12 @@ const WRONG: [&[(&str, &str)]; 74] = [
 ];
 
 /// What the keys above are.
-const SETTING: [&str; 14] = [
+const SETTING: [&str; 15] = [
     "RLOCK.EVENTS s#",
     "SET text# v",
     "RLOCK.ACQUIRE plain# alice 30000",
     "RLOCK.ACQUIRE readers# alice 30000 READ",
+    "RLOCK.ACQUIRE permits# alice 30000 PERMITS 1 OF 5",
     "HSET odd# alice odd",
     "PEXPIRE odd# 30000",
     "HSET full# alice 2147483647",
@@ -254,10 +271,12 @@ fn every_error_of_a_cluster_and_of_a_replica_is_documented() {
     });
     let documented = documented(1);
     let mut seen = BTreeSet::new();
-    let wrong: [&[(&str, &str)]; 5] = [
+    let wrong: [&[(&str, &str)]; 7] = [
         &[("KEY", "a{b"), ("OPTIONS", "READ")],
         &[("KEY", "moving"), ("OPTIONS", "READ")],
         &[("KEY", "moving"), ("OPTIONS", "WRITE")],
+        &[("KEY", "a{b"), ("OPTIONS", "PERMITS 1")],
+        &[("KEY", "moving"), ("OPTIONS", "PERMITS 1")],
         &[("KEY", "moving")],
         &[("KEY", "foo")],
     ];

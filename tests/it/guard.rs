@@ -1,7 +1,7 @@
 //! RLOCK.GUARD: commands that are run only if the owner holds the lock, and then as if they had
 //! come alone.
 
-use rlock_tests::{Cluster, Conn, Feed, Pair, Reply, Server};
+use rlock_tests::{Cluster, Conn, Feed, Pair, Reply, Server, until};
 
 const NOT_HELD: &str = "NOTHELD this owner does not hold the lock, or not with this token";
 
@@ -81,6 +81,51 @@ fn readers_and_writers_guard_as_well() {
     ] {
         assert_eq!(conn.run(&command).error(), expected, "{command}");
     }
+}
+
+#[test]
+fn who_has_permits_guards_until_the_end_of_its_own_lease() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let (_, alice) = conn
+        .run("RLOCK.ACQUIRE p alice 30000 PERMITS 2 OF 3")
+        .held();
+    conn.run("RLOCK.ACQUIRE p bob 30000 PERMITS 1 OF 3").held();
+    let called = format!("RLOCK.GUARD p alice PERMITS TOKEN {alice} CALL INCR k");
+    assert_eq!(conn.run(&called), 1);
+    assert_eq!(conn.run("RLOCK.GUARD p bob PERMITS CALL INCR k"), 2);
+    let other = format!(
+        "RLOCK.GUARD p alice PERMITS TOKEN {} CALL INCR k",
+        alice - 1
+    );
+    let present = format!("{NOT_HELD}, the present one is {alice}");
+    assert_eq!(conn.run(other).error(), present);
+    for (command, expected) in [
+        ("RLOCK.GUARD p carol PERMITS CALL INCR k", NOT_HELD),
+        (
+            "RLOCK.GUARD p alice CALL INCR k",
+            "WRONGKIND the key holds permits, not a plain lock",
+        ),
+        (
+            "RLOCK.GUARD p alice PERMITS READ CALL INCR k",
+            "ERR option 'PERMITS' cannot be combined with 'READ' or 'WRITE'",
+        ),
+        (
+            "RLOCK.GUARD p alice PERMITS 2 CALL INCR k",
+            "ERR unknown option '2'",
+        ),
+    ] {
+        assert_eq!(conn.run(command).error(), expected, "{command}");
+    }
+    let keys = conn.run("COMMAND GETKEYS RLOCK.GUARD p alice PERMITS CALL INCR k");
+    assert_eq!(keys.texts(), ["p", "k"]);
+    assert_eq!(conn.run("RLOCK.RENEW p alice 1 PERMITS"), 1);
+    // The key lives on with bob's.
+    until("alice's lease is over", || {
+        *conn.run("RLOCK.INFO p").get("permits") == 1
+    });
+    assert_eq!(conn.run(&called).error(), NOT_HELD);
+    assert_eq!(conn.run("GET k"), "2");
 }
 
 /// Keys of every type; `l` is the lock.

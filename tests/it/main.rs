@@ -31,6 +31,8 @@ mod read_write_cluster; // slots on their way to another node
 mod read_write_queue; // read-write locks
 mod read_write_redisson; // beside what Redisson writes
 
+mod permits; // a counting semaphore
+
 mod several; // several locks at once
 mod several_cluster; // and in a cluster
 
@@ -77,6 +79,7 @@ mod client_late; // what arrives when nobody waits for it any more
 mod client_multi; // several locks at once
 mod client_overlap; // single and several locks of a scope that overlap, when something goes wrong
 mod client_owner; // what one owner's calls and guards do to each other
+mod client_permits; // its semaphore
 mod client_quorum; // its lock over several servers
 mod client_quorum_faults; // the same where these are at odds
 mod client_quorum_storm; // never two holders

@@ -73,12 +73,22 @@ impl Noise {
     // --- Commands --------------------------------------------------------------------------------
 
     fn key(&mut self) -> &'static str {
-        self.of(&["k0", "k0", "k1", "k1", "k2", "{k1}:alice:rwlock_timeout:1"])
+        self.of(&[
+            "k0",
+            "k0",
+            "k1",
+            "k1",
+            "k2",
+            "k3",
+            "k3",
+            "{k1}:alice:rwlock_timeout:1",
+        ])
     }
 
     /// A command of ours: mostly well formed, with options in any number and order.
     fn ours(&mut self) -> Vec<Vec<u8>> {
-        // `K` a key, `O` an owner, `L` a lease, `N` a number of keys and the keys, `S` a session.
+        // `K` a key, `C` a limit, `O` an owner, `L` a lease, `N` a number of keys and the keys, `S`
+        // a session.
         let (name, fixed, options) = [
             ("ACQUIRE", "KOL", "READ WRITE BLOCK QUEUE SESSION ONCE"),
             ("ACQUIRE", "KOL", "READ WRITE BLOCK QUEUE SESSION ONCE"),
@@ -92,14 +102,16 @@ impl Noise {
             ("EVENTS", "S", "BLOCK GRACE"),
             ("INFO", "K", ""),
             ("LIST", "", "MATCH COUNT"),
+            ("LIMIT", "KC", ""),
             ("GUARD", "KO", "READ WRITE TOKEN"),
-        ][self.below(13)];
+        ][self.below(14)];
         let mut words = vec![format!("rlock.{name}").into_bytes()];
         for kind in fixed.bytes() {
             match kind {
                 b'K' => words.push(self.key().into()),
                 b'O' => words.push(self.owner()),
                 b'L' => words.push(self.lease()),
+                b'C' => words.push(self.of(&["0", "1", "3", "-1"]).into()),
                 b'S' => words.push(self.of(&["s0", "s1", "s2"]).into()),
                 _ => {
                     let count = 1 + self.below(3);
@@ -109,6 +121,9 @@ impl Noise {
             }
         }
         self.options(options, &mut words);
+        if words.get(1).is_some_and(|key| key == b"k3") && !self.one_in(8) {
+            self.permits(name, &mut words);
+        }
         if name == "GUARD" {
             words.push(b"CALL".into());
             words.extend(self.theirs());
@@ -118,6 +133,20 @@ impl Noise {
             words[at] = self.odd();
         }
         words
+    }
+
+    /// One key is of permits, with a limit or without.
+    fn permits(&mut self, name: &str, words: &mut Vec<Vec<u8>>) {
+        if !["ACQUIRE", "RELEASE", "RENEW", "GUARD"].contains(&name) {
+            return;
+        }
+        words.push(b"PERMITS".into());
+        if name == "ACQUIRE" || name == "RELEASE" {
+            words.push(self.of(&["1", "2", "3", "2147483647"]).into());
+        }
+        if name == "ACQUIRE" && !self.one_in(4) {
+            words.extend([b"OF".into(), self.of(&["1", "3", "2147483647"]).into()]);
+        }
     }
 
     /// Mostly those that go together: one lock is a read-write lock, and who queues has a session.
@@ -412,8 +441,13 @@ fn is_possible(hash: &Reply, info: &Reply) {
             let owner = holder.get("owner").text();
             let as_writer = format!("{owner}:write");
             let is_there = fields.iter().any(|of| *of == owner || *of == as_writer);
-            let ttl_ms = holder.get("ttl-ms").int();
-            assert!(is_there && ttl_ms >= -1, "{hash:?}: {info:?}");
+            let ttl_ms = holder.get("ttl-ms");
+            // Of permits, what is no hold has no end.
+            let is_odd = ttl_ms == &Reply::Null && holder.get("permits") == &Reply::Null;
+            assert!(
+                is_there && (is_odd || ttl_ms.int() >= -1),
+                "{hash:?}: {info:?}"
+            );
         }
     }
 }

@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::api::{AcquireOptions, ClientBuilder, Lock, MultiLock, RwLock, Scope};
+use crate::api::{AcquireOptions, ClientBuilder, Lock, MultiLock, RwLock, Scope, Semaphore};
 use crate::error::Error;
-use crate::flows::Context;
+use crate::flows::{Context, limit as limits};
 use crate::ledger::Owner;
 
 /// A connection to one server on which locks are taken. Cheap to clone; clones are the same
@@ -113,6 +113,57 @@ impl Client {
     pub fn rw_lock(&self, name: impl Into<Vec<u8>>) -> RwLock {
         let options = self.options([name.into().into()]);
         RwLock { options }
+    }
+
+    /// Names a counting semaphore: see [`Semaphore`]. No I/O. Of its permits no more than `limit`
+    /// are out at a time; with `None` as many as [`set_limit`](Self::set_limit) says.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let permit = client.semaphore("exports", 5).acquire().await?;
+    /// let as_set = client.semaphore("imports", None).try_acquire().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn semaphore(&self, name: impl Into<Vec<u8>>, limit: impl Into<Option<u32>>) -> Semaphore {
+        let options = self.options([name.into().into()]);
+        let limit = limit.into();
+        Semaphore { options, limit }
+    }
+
+    /// Sets how many permits of a [semaphore](Self::semaphore) may be out, for all who ask for
+    /// them, whatever limit they name: the limit before, if one was set. A raised one lets in at
+    /// once all waiters that fit; a lowered one takes nothing from anybody. `None` takes it away:
+    /// then each caller's own counts, and waiters without one are refused.
+    ///
+    /// The user needs the right to `RLOCK.LIMIT`, of the ACL category `admin`.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped the limit may or may not have been set.
+    ///
+    /// # Errors
+    ///
+    /// - Refused, module not loaded: the server's answer.
+    /// - Unavailable, unknown: no answer came; setting it again does no harm.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let before = client.set_limit("exports", 8).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn set_limit(
+        &self,
+        name: impl Into<Vec<u8>>,
+        limit: impl Into<Option<u32>>,
+    ) -> Result<Option<u32>, Error> {
+        let (name, limit) = (Arc::from(name.into()), limit.into());
+        limits::set(&self.context, &name, limit.unwrap_or(0)).await
     }
 
     /// Names several locks that are taken at once: see [`MultiLock`]. No I/O. A name that is given

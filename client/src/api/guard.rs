@@ -11,7 +11,7 @@ use futures_util::future::try_join_all;
 use redis::{Cmd, FromRedisValue, from_redis_value};
 use tokio::time::Instant;
 
-use crate::api::mode::{Multi, Plain, Read, Single, Write};
+use crate::api::mode::{Multi, Permits, Plain, Read, Single, Write};
 use crate::error::{Error, LostReason};
 use crate::flows::{self, Aim, Held, Request, acquire, guarded, renew};
 use crate::ledger::{Hold, Owner};
@@ -23,8 +23,9 @@ use crate::wire::{Mode, WaitMode};
 /// tells how it went.
 ///
 /// A guard is the same thing with the same promise whatever it holds: a plain lock, a [read-write
-/// lock](crate::RwLock) as a [reader](ReadGuard) or as a [writer](WriteGuard), or [several
-/// locks](MultiGuard) at once. Its [mode](crate::mode) is there for the compiler only.
+/// lock](crate::RwLock) as a [reader](ReadGuard) or as a [writer](WriteGuard), [permits of a
+/// semaphore](PermitsGuard), or [several locks](MultiGuard) at once. Its [mode](crate::mode) is
+/// there for the compiler only.
 ///
 /// # What a guard promises
 ///
@@ -65,6 +66,20 @@ pub type WriteGuard = Guard<Write>;
 /// Several locks that are held at once; made by [`MultiLock::lock`](crate::MultiLock::lock) and its
 /// siblings. It is lost as soon as one of them is.
 pub type MultiGuard = Guard<Multi>;
+
+/// Permits of a semaphore that are held; made by [`Semaphore::acquire`](crate::Semaphore::acquire)
+/// and its siblings. All that it says of a lock it says of them.
+pub type PermitsGuard = Guard<Permits>;
+
+impl Guard<Permits> {
+    /// How many permits these are.
+    pub fn permits(&self) -> u32 {
+        match self.hold().target.mode {
+            Mode::Permits(asked) => asked.permits,
+            Mode::Plain | Mode::Read | Mode::Write | Mode::Several => 0,
+        }
+    }
+}
 
 impl<M: Single> Guard<M> {
     /// The lock's name.

@@ -1,5 +1,5 @@
-//! How a lock is held: what the guards of plain locks, readers, writers and several locks are told
-//! apart by. See [`Guard`](crate::Guard).
+//! How a lock is held: what the guards of plain locks, readers, writers, permits and several locks
+//! are told apart by. See [`Guard`](crate::Guard).
 
 /// A plain lock, held alone.
 #[derive(Debug)]
@@ -17,6 +17,10 @@ pub enum Write {}
 #[derive(Debug)]
 pub enum Multi {}
 
+/// Some of the permits of a semaphore.
+#[derive(Debug)]
+pub enum Permits {}
+
 /// The modes in which one lock is held, which has a name. There are no others:
 ///
 /// ```compile_fail
@@ -33,6 +37,7 @@ mod sealed {
     impl Sealed for super::Plain {}
     impl Sealed for super::Read {}
     impl Sealed for super::Write {}
+    impl Sealed for super::Permits {}
 }
 
 impl<M: sealed::Sealed> Single for M {}

@@ -14,7 +14,7 @@ use crate::flows::{Context, Request, acquire};
 use crate::ledger::{Grant, Hold, HoldOptions, Owner, UnnamedRelease, Usage};
 use crate::topology::{MAX_REDIRECTS, Route};
 use crate::trace;
-use crate::wire::{Answer, Attachment, Command, Mode, Released, Then, WaitMode, request};
+use crate::wire::{Answer, Asked, Attachment, Command, Mode, Released, Then, WaitMode, request};
 
 /// Where it is told how it went: after the second try at the latest, while the background goes on
 /// trying.
@@ -139,7 +139,10 @@ pub(super) async fn give_back_any(
         renewed: false,
         max_hold: None,
     };
-    for mode in [Mode::Plain, Mode::Read, Mode::Write] {
+    // How many permits it was granted the answer tells, when one of them is given back.
+    let (permits, limit) = (1, None);
+    let permit = Mode::Permits(Asked { permits, limit });
+    for mode in [Mode::Plain, Mode::Read, Mode::Write, permit] {
         let target = owner.target(&context.ledger, mode, slice::from_ref(&name));
         match give_back(&context, target.claim(options), token, Instant::now()).await {
             Err(error) if error.has_code("WRONGKIND") => {}
@@ -231,7 +234,7 @@ impl Release {
         let (target, now) = (&self.usage.target, Instant::now());
         let is_last = |hold: &Arc<Hold>| !hold.is_over(now) && !hold.is_overtaken(now);
         match target.mode {
-            Mode::Plain | Mode::Read => self.hold.is_some() || target.is_alone(),
+            Mode::Plain | Mode::Read | Mode::Permits(_) => self.hold.is_some() || target.is_alone(),
             Mode::Write => target.is_alone() || self.hold.as_ref().is_some_and(is_last),
             // The server does not tell of several whether any of them is held still.
             Mode::Several => target.alone_at(now).count() == target.names.len(),
@@ -373,8 +376,12 @@ impl Release {
         self.usage.target.released(released);
         match released {
             Released::Freed => self.is_freed(),
+            // It was not known how many permits it had.
+            Released::Left(left) if matches!(self.usage.target.mode, Mode::Permits(_)) => {
+                return self.give_back_rest(left);
+            }
             // Entered once more than anybody here knows, by a call whose answer was lost.
-            Released::Left if self.usage.target.is_alone() => {
+            Released::Left(_) if self.usage.target.is_alone() => {
                 // This one was carried out, whatever the next finds.
                 (self.unknown, self.tries) = (true, 0);
                 return self.begin();
@@ -394,6 +401,18 @@ impl Release {
             _ => Ok(()),
         };
         self.tell(outcome);
+    }
+
+    /// Gives back what permits of a grant are left.
+    fn give_back_rest(mut self, left: u32) {
+        let (ledger, target) = (&self.context.ledger, &self.usage.target);
+        let (permits, limit) = (left, None);
+        let rest = Mode::Permits(Asked { permits, limit });
+        let rest = target.owner.target(ledger, rest, &target.names);
+        self.usage = rest.claim(self.usage.options);
+        // This one was carried out, whatever the next finds.
+        (self.unknown, self.tries) = (true, 0);
+        self.begin();
     }
 
     fn tell(mut self, outcome: Result<(), Error>) {

@@ -58,6 +58,7 @@ pub(super) struct Entry {
     plain: Side,
     read: Side,
     write: Side,
+    permits: Side,
 }
 
 /// What an owner has at a lock in one mode. It may read and write at once. Several locks at once
@@ -180,6 +181,7 @@ impl Entry {
             Mode::Plain | Mode::Several => &self.plain,
             Mode::Read => &self.read,
             Mode::Write => &self.write,
+            Mode::Permits(_) => &self.permits,
         }
     }
 
@@ -188,6 +190,7 @@ impl Entry {
             Mode::Plain | Mode::Several => &mut self.plain,
             Mode::Read => &mut self.read,
             Mode::Write => &mut self.write,
+            Mode::Permits(_) => &mut self.permits,
         }
     }
 

@@ -289,7 +289,7 @@ impl Target {
         if self.mode == Mode::Write {
             self.change(|side| {
                 side.count = side.count.saturating_sub(1);
-                side.is_miscounted |= (released == Released::Left) != (side.count > 0);
+                side.is_miscounted |= matches!(released, Released::Left(_)) != (side.count > 0);
             });
         }
     }

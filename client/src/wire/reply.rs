@@ -69,8 +69,8 @@ pub(crate) enum Acquired {
 pub(crate) enum Released {
     /// The last of the owner's holds has gone.
     Freed,
-    /// One of its holds has gone, and others are left.
-    Left,
+    /// One of its holds has gone, and so many are left.
+    Left(u32),
     /// Of several locks: one hold of each has gone.
     Done,
     /// It was not held by this owner, or not with this token; of several not all.
@@ -190,11 +190,19 @@ pub(super) fn read_events(reply: &Value) -> Option<Vec<Event>> {
     Some(told)
 }
 
+/// The same of permits, which are one hold however many they are.
+pub(super) fn read_acquired_permits(reply: &Value) -> Option<Acquired> {
+    Some(match read_acquired(reply)? {
+        Acquired::Granted { token, .. } => Acquired::Granted { token, count: 1 },
+        other => other,
+    })
+}
+
 pub(super) fn read_released(reply: &Value) -> Option<Released> {
     match reply {
         Value::Nil => Some(Released::NotHeld),
         Value::Int(0) => Some(Released::Freed),
-        Value::Int(1..) => Some(Released::Left),
+        Value::Int(left @ 1..) => Some(Released::Left(u32::try_from(*left).unwrap_or(u32::MAX))),
         _ => None,
     }
 }

@@ -10,8 +10,9 @@ use crate::time::{Lease, MILLIS_MAX, up_to_whole_millis};
 use crate::wire::connection::ServerId;
 use crate::wire::durability::Durability;
 use crate::wire::reply::{
-    Acquired, Event, Range, Reader, Released, read_acquired, read_all_released, read_all_renewed,
-    read_copied, read_count, read_events, read_released, read_slots,
+    Acquired, Event, Range, Reader, Released, read_acquired, read_acquired_permits,
+    read_all_released, read_all_renewed, read_copied, read_count, read_events, read_released,
+    read_slots,
 };
 
 /// How a lock is held, as commands say it.
@@ -21,13 +22,23 @@ pub(crate) enum Mode {
     Read,
     Write,
     Several,
+    /// So many permits.
+    Permits(Asked),
+}
+
+/// The permits that are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Asked {
+    pub(crate) permits: u32,
+    /// What counts where no limit is set for all.
+    pub(crate) limit: Option<u32>,
 }
 
 impl Mode {
     /// Whether the server can tell by its token whether a hold is this one. A writer's is kept in
     /// memory only, and the commands for several locks name none.
     pub(crate) fn has_token(self) -> bool {
-        matches!(self, Self::Plain | Self::Read)
+        matches!(self, Self::Plain | Self::Read | Self::Permits(_))
     }
 }
 
@@ -53,7 +64,7 @@ const GUARD: Verb = ["RLOCK.GUARD", "RLOCK.GUARD"];
 const RENEW: Verb = ["RLOCK.RENEW", "RLOCK.MRENEW"];
 
 impl Subject<'_> {
-    /// `RLOCK.<verb> key owner [lease-ms] [READ | WRITE]`, or
+    /// `RLOCK.<verb> key owner [lease-ms] [READ | WRITE | PERMITS [n] [OF limit]]`, or
     /// `RLOCK.M<verb> owner [lease-ms] numkeys key …`.
     fn cmd(&self, [one, several]: Verb, lease: Option<Duration>) -> Cmd {
         let lease = lease.map(millis);
@@ -67,8 +78,16 @@ impl Subject<'_> {
         cmd.arg(match self.mode {
             Mode::Read => Some("READ"),
             Mode::Write => Some("WRITE"),
+            Mode::Permits(_) => Some("PERMITS"),
             Mode::Plain | Mode::Several => None,
         });
+        if let Mode::Permits(asked) = self.mode {
+            // Otherwise the hold says how many.
+            let takes_or_gives = one == ACQUIRE[0] || one == RELEASE[0];
+            cmd.arg(takes_or_gives.then_some(asked.permits));
+            let limit = asked.limit.filter(|_| one == ACQUIRE[0]);
+            cmd.arg(limit.map(|limit| ("OF", limit)));
+        }
         cmd
     }
 
@@ -184,8 +203,23 @@ pub(crate) fn acquire(
         }
     };
     cmd.arg(wait.map(|wait| ("QUEUE", wait)));
+    // The owner of permits is one call's, which has one hold.
+    let is_permits = matches!(subject.mode, Mode::Permits(_));
+    let once = once || is_permits;
     cmd.arg("SESSION").arg(session).arg(once.then_some("ONCE"));
-    Command::new(cmd, subject.names.len(), |reply, _| read_acquired(reply))
+    let read = if is_permits {
+        |reply: &Value, _| read_acquired_permits(reply)
+    } else {
+        |reply: &Value, _| read_acquired(reply)
+    };
+    Command::new(cmd, subject.names.len(), read)
+}
+
+/// `RLOCK.LIMIT key limit`: the limit before, 0 if there was none.
+pub(crate) fn limit(name: &Arc<[u8]>, limit: u32) -> Command<u64> {
+    let mut cmd = redis::cmd("RLOCK.LIMIT");
+    cmd.arg(&**name).arg(limit);
+    Command::new(cmd, 1, |reply, _| read_count(reply))
 }
 
 /// `RLOCK.EVENTS session [BLOCK wait-ms] GRACE grace-ms`. Without a wait it answers at once.
@@ -231,7 +265,7 @@ pub(crate) fn renew(
     Command::new(cmd, subject.names.len(), read_all_renewed)
 }
 
-/// `RLOCK.GUARD key owner [READ | WRITE] [TOKEN token] CALL command …`: of one lock.
+/// `RLOCK.GUARD key owner [READ | WRITE | PERMITS] [TOKEN token] CALL command …`: of one lock.
 pub(crate) fn guard(subject: Subject<'_>, token: u64, command: &Cmd) -> Command<Value> {
     let mut cmd = subject.cmd(GUARD, None);
     cmd.arg(subject.token(Some(token))).arg("CALL");
@@ -393,6 +427,43 @@ mod tests {
             ),
             (read(cancel), "RLOCK.CANCEL n o"),
             (write(cancel), "RLOCK.CANCEL n o"),
+        ];
+        for (written, expected) in cases {
+            assert_eq!(written, expected);
+        }
+    }
+
+    #[test]
+    fn permits_say_how_many_and_are_always_asked_for_once() {
+        let permits = |limit| {
+            let permits = 2;
+            Mode::Permits(Asked { permits, limit })
+        };
+        let acquire = |o: Subject<'_>| acquire(o, lease(), WaitMode::Forever, "s", false);
+        let cases = [
+            (
+                about(permits(Some(5)), &["n"], acquire),
+                "RLOCK.ACQUIRE n o 30000 PERMITS 2 OF 5 QUEUE 0 SESSION s ONCE",
+            ),
+            (
+                about(permits(None), &["n"], acquire),
+                "RLOCK.ACQUIRE n o 30000 PERMITS 2 QUEUE 0 SESSION s ONCE",
+            ),
+            (
+                about(permits(Some(5)), &["n"], |o| release(o, Some(7), None)),
+                "RLOCK.RELEASE n o PERMITS 2 TOKEN 7",
+            ),
+            (
+                about(permits(Some(5)), &["n"], |o| renew(o, LEASE, Some(7), "s")),
+                "RLOCK.RENEW n o 30000 PERMITS TOKEN 7 SESSION s",
+            ),
+            (
+                about(permits(Some(5)), &["n"], |o| {
+                    guard(o, 7, &redis::cmd("PING"))
+                }),
+                "RLOCK.GUARD n o PERMITS TOKEN 7 CALL PING",
+            ),
+            (words(&limit(&Arc::from(*b"n"), 8)), "RLOCK.LIMIT n 8"),
         ];
         for (written, expected) in cases {
             assert_eq!(written, expected);

@@ -162,7 +162,7 @@ fn wait(who: &Identity<'_>, name: &str, rest: &[Bytes]) -> Reply {
 }
 
 /// What only a primary carries out.
-const WRITES: [&str; 9] = [
+const WRITES: [&str; 10] = [
     "RLOCK.ACQUIRE",
     "RLOCK.MACQUIRE",
     "RLOCK.RELEASE",
@@ -171,6 +171,7 @@ const WRITES: [&str; 9] = [
     "RLOCK.MRENEW",
     "RLOCK.CANCEL",
     "RLOCK.BREAK",
+    "RLOCK.LIMIT",
     "RLOCK.GUARD",
 ];
 
@@ -275,7 +276,10 @@ fn rlock(
         "RLOCK.ACQUIRE" => {
             let mut request = request::Acquire::parse(args())?;
             request.session = named_by_user(request.session);
-            engine.check_slot(request.key, request.mode)?;
+            match request.asked {
+                Some(asked) => engine.check_limit_slot(request.key, asked.limit.is_some())?,
+                None => engine.check_slot(request.key, request.mode)?,
+            }
             let command = Command::Acquire(&request);
             acquire(engine, command, request.wait_mode, db, now)?
         }
@@ -348,6 +352,11 @@ fn decide_number(
         "RLOCK.CANCEL" => {
             let request = request::Cancel::parse(args())?;
             engine.decide(Command::Cancel(&request), db, now)?
+        }
+        "RLOCK.LIMIT" => {
+            let request = request::Limit::parse(args())?;
+            engine.check_limit_slot(request.key, false)?;
+            engine.decide(Command::Limit(&request), db, now)?
         }
         "RLOCK.BREAK" => {
             let request = request::KeyOnly::parse(args())?;

@@ -92,6 +92,11 @@ pub(crate) fn named_by_user(session: Option<SessionRef<'_>>) -> Option<SessionRe
     })
 }
 
+/// Whether a hold in this mode is in several keys.
+fn is_of_several_keys(mode: Mode) -> bool {
+    matches!(mode, Mode::Read | Mode::Write)
+}
+
 impl Engine {
     /// The server starts, with what it has loaded.
     pub(crate) fn start(keys: Keyspace, now: Now, grant_delay_ms: i64) -> Self {
@@ -348,12 +353,29 @@ impl Engine {
 
     /// In a cluster, refuses READ and WRITE where the keys of a read-write lock are not all here.
     pub(crate) fn check_slot(&self, name: &[u8], mode: Mode) -> Result<(), CommandError> {
-        let Some(membership) = self.membership.as_ref().filter(|_| mode != Mode::Plain) else {
+        let of_several_keys = is_of_several_keys(mode);
+        let Some(membership) = self.membership.as_ref().filter(|_| of_several_keys) else {
             return Ok(());
         };
-        match names::timeouts_share_slot(name) {
+        match names::side_keys_share_slot(name) {
             false if mode == Mode::Read => Err(CommandError::TimeoutsInOtherSlot),
             true if !membership.is_settled(name) => Err(CommandError::SlotOnItsWay),
+            _ => Ok(()),
+        }
+    }
+
+    /// In a cluster, refuses permits where the limit that is set for all cannot be looked at.
+    pub(crate) fn check_limit_slot(
+        &self,
+        name: &[u8],
+        names_its_own: bool,
+    ) -> Result<(), CommandError> {
+        let Some(membership) = self.membership.as_ref() else {
+            return Ok(());
+        };
+        match names::side_keys_share_slot(name) {
+            false if !names_its_own => Err(CommandError::LimitInOtherSlot),
+            true if !membership.is_settled(name) => Err(CommandError::LimitOnItsWay),
             _ => Ok(()),
         }
     }
@@ -523,10 +545,10 @@ impl Engine {
         let membership = self.membership.clone()?;
         let (asks_where, of_several_keys) = match task.purpose {
             Purpose::Reconcile(_) => (true, false),
-            Purpose::CheckHold(mode) => (true, mode != Mode::Plain),
+            Purpose::CheckHold(mode) => (true, is_of_several_keys(mode)),
             Purpose::CheckWriter => (true, true),
-            // A plain one that is not here is no longer held.
-            Purpose::Release(mode) => (mode != Mode::Plain, mode != Mode::Plain),
+            // A plain one that is not here is no longer held, and so are permits.
+            Purpose::Release(mode) => (is_of_several_keys(mode), is_of_several_keys(mode)),
             Purpose::Sweep | Purpose::LongWait => (false, true),
             Purpose::GrantSeveral(_) => {
                 let place = locks.iter().position(|lock| !self.is_here(lock, now));
@@ -554,7 +576,7 @@ impl Engine {
     /// Whether all the keys of a read-write lock are here.
     fn is_settled(&self, name: &[u8]) -> bool {
         let membership = self.membership.as_ref();
-        membership.is_none_or(|of| !names::timeouts_share_slot(name) || of.is_settled(name))
+        membership.is_none_or(|of| !names::side_keys_share_slot(name) || of.is_settled(name))
     }
 
     /// Whether what is stored of a lock is all there is of it (`is_whole` in the module).

@@ -5,8 +5,9 @@
 use std::collections::BTreeMap;
 
 use rlock_core::{
-    Count, FENCE_FIELD, Hash, LockKey, MODE_FIELD, NEVER, Now, ReadDepth, ReadHold, ReadWrite,
-    Stored, Task, Token, Value, WRITER_SUFFIX, Write, names,
+    Asked, Count, FENCE_FIELD, Hash, LockKey, MODE_FIELD, NEVER, Now, PERMITS_MODE, PermitsHold,
+    PermitsReading, ReadDepth, ReadHold, ReadWrite, Stored, Task, Token, Value, WRITER_SUFFIX,
+    Write, is_permits_mode, names,
 };
 
 use crate::server::slot_of;
@@ -108,6 +109,7 @@ impl Keyspace {
             db,
             name: name.to_vec(),
             fields,
+            now,
         }
     }
 
@@ -184,23 +186,35 @@ impl Keyspace {
         self.keys.extend(keys.keys);
     }
 
+    /// Sets fields of a hash, which comes into being with them.
+    fn set(&mut self, place: Place, set: impl FnOnce(&mut Fields)) {
+        let fresh = Entry {
+            content: Content::Hash(Fields::new()),
+            ends_at: None,
+        };
+        let entry = self.keys.entry(place).or_insert(fresh);
+        if let Content::Hash(fields) = &mut entry.content {
+            set(fields);
+        }
+    }
+
     /// Carries a write of the core out.
     pub(crate) fn write(&mut self, lock: &LockKey, caller: &[u8], write: &Write) {
         self.wrote();
         let place = (lock.db, lock.name.to_vec());
         match write {
-            Write::Set(first, second) => {
-                let fresh = Entry {
-                    content: Content::Hash(Fields::new()),
-                    ends_at: None,
-                };
-                let entry = self.keys.entry(place).or_insert(fresh);
-                if let Content::Hash(fields) = &mut entry.content {
-                    for (field, value) in [Some(first), second.as_ref()].into_iter().flatten() {
-                        fields.insert(field.name(caller).into_owned(), text(*value));
-                    }
+            Write::Set(first, second) => self.set(place, |fields| {
+                for (field, value) in [Some(first), second.as_ref()].into_iter().flatten() {
+                    fields.insert(field.name(caller).into_owned(), text(*value));
                 }
-            }
+            }),
+            Write::SetPermits(holder, hold, is_first) => self.set(place, |fields| {
+                if *is_first {
+                    fields.insert(MODE_FIELD.to_vec(), PERMITS_MODE.to_vec());
+                }
+                let value = hold.text().bytes().to_vec();
+                fields.insert(holder.name(caller).to_vec(), value);
+            }),
             Write::Remove(field) => {
                 let is_empty = match self.keys.get_mut(&place).map(|entry| &mut entry.content) {
                     Some(Content::Hash(fields)) => {
@@ -232,6 +246,17 @@ impl Keyspace {
             Write::DeleteTimeout(key) => {
                 self.keys.remove(&(lock.db, key.name(&lock.name, caller)));
             }
+            Write::SetLimit(value) => {
+                let entry = Entry {
+                    content: Content::Text(text(*value)),
+                    ends_at: None,
+                };
+                let place = (lock.db, names::limit_key(&lock.name));
+                self.keys.insert(place, entry);
+            }
+            Write::DeleteLimit => {
+                self.keys.remove(&(lock.db, names::limit_key(&lock.name)));
+            }
         }
     }
 }
@@ -245,7 +270,8 @@ fn text(value: Value) -> Vec<u8> {
 
 /// The fields of readers, if it is a read-write lock's hash.
 fn readers(fields: &Fields) -> Vec<(Vec<u8>, Vec<u8>)> {
-    if !fields.contains_key(MODE_FIELD) {
+    let mode = fields.get(MODE_FIELD);
+    if mode.is_none_or(|mode| is_permits_mode(mode)) {
         return Vec::new();
     }
     let is_reader = |field: &[u8]| {
@@ -263,6 +289,7 @@ pub(crate) struct Lock<'a> {
     db: i32,
     name: Vec<u8>,
     fields: Fields,
+    now: Now,
 }
 
 impl Lock<'_> {
@@ -275,19 +302,81 @@ impl Lock<'_> {
     }
 
     pub(crate) fn is_read_write(&self) -> bool {
-        self.fields.contains_key(MODE_FIELD)
+        self.fields.contains_key(MODE_FIELD) && !self.is_of_permits()
+    }
+
+    fn is_of_permits(&self) -> bool {
+        let mode = self.fields.get(MODE_FIELD);
+        mode.is_some_and(|mode| is_permits_mode(mode))
     }
 
     /// What is stored, as this owner sees it.
     pub(crate) fn load(&self, owner: &[u8], task: &Task) -> Stored {
+        let stored = self.load_any(owner, task);
+        match stored {
+            Stored::Free | Stored::NoHolder if task.is_about_permits() => {
+                let is_there = stored == Stored::NoHolder;
+                let limit = self.limit();
+                let reading = PermitsReading::new(owner, task.asked, limit, self.now);
+                reading.found(None).with_hash(is_there).stored(true)
+            }
+            _ => stored,
+        }
+    }
+
+    fn load_any(&self, owner: &[u8], task: &Task) -> Stored {
         match self.entry().map(|entry| &entry.content) {
             None => Stored::Free,
             Some(Content::Text(_)) => Stored::OtherType,
             Some(Content::Hash(_)) if self.is_read_write() => {
                 self.load_read_write(owner, task.depth)
             }
+            Some(Content::Hash(_)) if self.is_of_permits() => {
+                let is_about_permits = task.is_about_permits();
+                self.load_permits(owner, task.depth, task.asked, is_about_permits)
+            }
             Some(Content::Hash(_)) => self.load_plain(owner, Some(task)),
         }
+    }
+
+    fn load_permits(
+        &self,
+        owner: &[u8],
+        depth: ReadDepth,
+        asked: Option<Asked>,
+        is_about_permits: bool,
+    ) -> Stored {
+        let limit = self.limit().filter(|_| is_about_permits);
+        let mut reading = PermitsReading::new(owner, asked, limit, self.now);
+        if let Some(own) = self.fields.get(owner) {
+            reading.field(owner, own);
+        }
+        if reading.needs_others(depth, self.ends_at()) {
+            for (field, value) in self.fields.iter().filter(|(field, _)| *field != owner) {
+                reading.field(field, value);
+            }
+        } else if depth != ReadDepth::Own {
+            let mut others = self.fields.iter().filter(|(field, _)| *field != owner);
+            others.any(|(_, value)| reading.other_in_brief(value));
+        }
+        let hash = reading.found(self.ends_at()).with_hash(true);
+        hash.stored(is_about_permits)
+    }
+
+    fn limit(&self) -> Option<&[u8]> {
+        let entry = self.keys.get(&(self.db, names::limit_key(&self.name)))?;
+        match &entry.content {
+            Content::Text(limit) => Some(limit),
+            Content::Hash(_) => None,
+        }
+    }
+
+    /// Those who hold permits.
+    fn permits(&self) -> impl Iterator<Item = (&[u8], PermitsHold)> {
+        let fields = self.fields.iter().filter(|_| self.is_of_permits());
+        let holds = fields
+            .filter_map(|(owner, value)| Some((owner.as_slice(), PermitsHold::from_field(value)?)));
+        holds.filter(|(_, hold)| !hold.is_over(self.now))
     }
 
     fn load_plain(&self, owner: &[u8], task: Option<&Task>) -> Stored {
@@ -397,8 +486,11 @@ impl Lock<'_> {
         fields.filter(|field| *field != FENCE_FIELD && *field != MODE_FIELD)
     }
 
-    /// Who has the lock.
+    /// Who has the lock, or permits of it.
     pub(crate) fn holders(&self) -> Vec<Box<[u8]>> {
+        if self.is_of_permits() {
+            return self.permits().map(|(owner, _)| owner.into()).collect();
+        }
         if !self.is_read_write() {
             return self.owners().map(Into::into).collect();
         }
@@ -413,9 +505,13 @@ impl Lock<'_> {
             .collect()
     }
 
-    /// How often this owner has entered the lock. Of a reader's entries some may have ended before
-    /// the last.
+    /// How often this owner has entered the lock, or how many permits it has. Of a reader's entries
+    /// some may have ended before the last.
     pub(crate) fn count(&self, owner: &[u8]) -> u64 {
+        let mut permits = self.permits().filter(|(of, _)| *of == owner);
+        if let Some((_, hold)) = permits.next() {
+            return u64::try_from(hold.permits.get()).unwrap_or_default();
+        }
         let number = |field: &[u8]| match self.fields.get(field).map(|of| Count::from_field(of)) {
             Some(Count::Valid(count)) => u64::try_from(count).unwrap_or_default(),
             _ => 0,
@@ -425,7 +521,8 @@ impl Lock<'_> {
         number(owner).saturating_add(writes)
     }
 
-    /// For BREAK: what is stored, and of a read-write lock its readers' fields.
+    /// For BREAK: what is stored, and of a read-write lock its readers' fields, of permits those of
+    /// their holders.
     pub(crate) fn load_for_holder(&self) -> (Stored, ReaderCounts) {
         let content = self.entry().map(|entry| &entry.content);
         let readers = readers(&self.fields);
@@ -439,6 +536,13 @@ impl Lock<'_> {
                 let stored = self.load_read_write(FENCE_FIELD, ReadDepth::Brief);
                 return (stored, readers.collect());
             }
+            Some(Content::Hash(_)) if self.is_of_permits() => {
+                let count = |hold: PermitsHold| Count::Valid(hold.permits.get());
+                let holders = self.permits();
+                let holders = holders.map(|(owner, hold)| (owner.into(), count(hold)));
+                let stored = self.load_permits(FENCE_FIELD, ReadDepth::Whole, None, false);
+                return (stored, holders.collect());
+            }
             Some(Content::Hash(_)) => match self.owners().next() {
                 Some(holder) => self.load_plain(holder, None),
                 None => Stored::NoHolder,
@@ -447,8 +551,15 @@ impl Lock<'_> {
         (stored, Vec::new())
     }
 
-    /// The readers whose leases are over and whose fields are still there.
+    /// The readers, or holders of permits, whose leases are over and whose fields are still there.
     pub(crate) fn readers_gone(&self) -> Vec<Box<[u8]>> {
+        if self.is_of_permits() {
+            let is_over = |value: &[u8]| {
+                PermitsHold::from_field(value).is_some_and(|hold| hold.is_over(self.now))
+            };
+            let over = self.fields.iter().filter(|(_, value)| is_over(value));
+            return over.map(|(field, _)| field.clone().into()).collect();
+        }
         let readers = readers(&self.fields).into_iter().map(|(reader, _)| reader);
         let gone = readers.filter(|reader| self.read_hold(reader).is_none());
         gone.map(Into::into).collect()

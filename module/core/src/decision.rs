@@ -1,5 +1,5 @@
 //! A decision about one lock: who gets it, who keeps it, who is next. What differs by kind is in
-//! [`crate::plain`] and [`crate::read_write`].
+//! [`crate::plain`], [`crate::read_write`] and [`crate::permits`].
 //!
 //! Each decision is total: whatever is stored, there is an answer. Its effects are in the order in
 //! which they must be carried out: writes, then the unlock message, then word to the waiters, so
@@ -112,6 +112,9 @@ impl Decision<'_> {
         waiters_max: u32,
     ) -> Result<Acquired, CommandError> {
         let session = self.locks.listened(request.session)?;
+        if request.mode == Mode::Permits {
+            return self.acquire_permits(&stored, request, session, is_reconciled, waiters_max);
+        }
         if stored.is_free() {
             let Some(queue) = self.queue() else {
                 if self.locks.grant_delay.lasts(self.now) {
@@ -142,12 +145,14 @@ impl Decision<'_> {
                 let wish = Wish::until(hash.ends_at, ttl_ms(hash.ends_at, self.now));
                 self.wait_for(wish, request, waiters_max)
             }
-            Stored::Free | Stored::NoHolder | Stored::OtherType => Err(CommandError::WrongType),
+            Stored::Free | Stored::NoHolder | Stored::Permits(_) | Stored::OtherType => {
+                Err(CommandError::WrongType)
+            }
         }
     }
 
     fn take(&mut self, stored: Stored, entry: &Entry<'_>) -> Acquired {
-        if stored == Stored::NoHolder {
+        if stored.leaves_hash() {
             self.write(Write::Delete);
         }
         let (count, token) = if entry.mode == Mode::Plain {
@@ -183,7 +188,8 @@ impl Decision<'_> {
     pub(crate) fn own_place(&self, request: &Acquire<'_>) -> Option<WaiterId> {
         let queue = self.queue().filter(|_| request.once)?;
         let (id, waiter) = self.locks.table.waiter_of(queue, request.owner)?;
-        (waiter.multi.is_none() && waiter.mode == request.mode).then_some(id)
+        let is_same = waiter.mode == request.mode && waiter.asked == request.asked;
+        (waiter.multi.is_none() && is_same).then_some(id)
     }
 
     /// An owner stands in a queue once. One who waits to read and asks to write would wait for
@@ -254,6 +260,7 @@ impl Decision<'_> {
         let left = match stored {
             Stored::Plain(hash) => self.leave_plain(&hash, held, request),
             Stored::ReadWrite(hash) => self.leave_read_write(&hash, held, request),
+            Stored::Permits(hash) => self.leave_permits(&hash, request)?,
             Stored::Free | Stored::NoHolder | Stored::OtherType => 0,
         };
         Ok(Some(left))
@@ -278,6 +285,7 @@ impl Decision<'_> {
         match stored {
             Stored::Plain(hash) => self.renew_plain(&hash, request, session),
             Stored::ReadWrite(hash) => self.renew_read_write(&hash, request, session),
+            Stored::Permits(hash) => self.renew_permits(&hash, request, session),
             Stored::Free | Stored::NoHolder | Stored::OtherType => {}
         }
         Ok(true)
@@ -294,11 +302,12 @@ impl Decision<'_> {
             .ok_or_else(|| CommandError::NotHeld(self.present_token(&stored, request.mode)))
     }
 
-    /// The token of whoever has the lock, where it is known and there is one: of a read lock, in
-    /// which each reader has its own, the caller's.
+    /// The token of whoever has the lock, where it is known and there is one: of a read lock and
+    /// of permits, of which each holder has its own, the caller's.
     fn present_token(&self, stored: &Stored, mode: Mode) -> Option<Token> {
         match stored {
             Stored::Plain(hash) => hash.token,
+            Stored::Permits(hash) => hash.own.map(|own| own.token),
             Stored::ReadWrite(hash) if mode == Mode::Read && hash.own_read.is_some() => {
                 hash.own_read.and_then(|own| own.token)
             }
@@ -326,20 +335,21 @@ impl Decision<'_> {
         1
     }
 
-    /// BREAK: end the present holds, whoever has them: `holders` are the owner of a plain lock, or
-    /// the fields of a read-write lock's readers. Whether there was one.
+    /// BREAK: end the present holds, whoever has them: `holders` are the owner of a plain lock, the
+    /// fields of a read-write lock's readers, or those who hold permits. Whether there was one.
     pub(crate) fn break_hold(
         &mut self,
         stored: Stored,
         holders: &[(Box<[u8]>, Count)],
     ) -> Result<bool, CommandError> {
         let held_as = match stored {
-            Stored::Free | Stored::NoHolder => {
+            free if free.is_free() => {
                 self.locks.mark_dirty(self.at);
                 return Ok(false);
             }
             Stored::OtherType => return Err(self.not_a_lock()),
-            Stored::Plain(_) => Mode::Plain,
+            Stored::Free | Stored::NoHolder | Stored::Plain(_) => Mode::Plain,
+            Stored::Permits(_) => Mode::Permits,
             Stored::ReadWrite(hash) => {
                 self.delete_timeouts_of(holders);
                 hash.mode()
@@ -349,7 +359,12 @@ impl Decision<'_> {
         self.log_broken(&stored, held_as, holders);
         self.locks.table.forget_writer(self.at);
         self.lose_holds(Some(LostReason::Broken));
-        self.free(held_as);
+        if held_as == Mode::Permits {
+            self.write(Write::Delete);
+            self.reconcile_now();
+        } else {
+            self.free(held_as);
+        }
         Ok(true)
     }
 
@@ -363,8 +378,14 @@ impl Decision<'_> {
             if let Some(queue) = self.queue() {
                 self.locks.mark_queue(queue);
             }
-            if let (Stored::ReadWrite(hash), true) = (stored, outlived) {
-                self.end_key_with_readers(&hash);
+            match stored {
+                Stored::ReadWrite(hash) if outlived => self.end_key_with_readers(&hash),
+                Stored::Permits(hash) if outlived => self.end_key_with_permits(&hash),
+                // With the last permits the key goes.
+                Stored::NoHolder if outlived && release.mode == Mode::Permits => {
+                    self.write(Write::Delete);
+                }
+                _ => {}
             }
             return;
         }
@@ -374,6 +395,7 @@ impl Decision<'_> {
         match stored {
             Stored::Plain(hash) => self.end_plain(&hash, &release.owner),
             Stored::ReadWrite(hash) => self.end_read_write(&hash, &release.owner, release.mode),
+            Stored::Permits(hash) => self.end_permits(&hash, &release.owner),
             Stored::Free | Stored::NoHolder | Stored::OtherType => {}
         }
         count(&mut self.locks.counters.session_releases);
@@ -385,6 +407,7 @@ impl Decision<'_> {
             key: name,
             owner: &release.owner,
             mode: release.mode,
+            permits: None,
             token: release.token,
             lease: None,
         };
@@ -405,7 +428,7 @@ impl Decision<'_> {
             }
             Mode::Read => stored_token.is_none() || stored_token == token,
             // A script's hold has none, and the key has one if somebody else in it was given it.
-            Mode::Plain => token.is_none() || stored_token == token,
+            Mode::Plain | Mode::Permits => token.is_none() || stored_token == token,
         })
     }
 
@@ -436,8 +459,8 @@ impl Decision<'_> {
                 count(&mut self.locks.counters.expiries);
             }
         }
-        if let Stored::ReadWrite(_) = stored {
-            self.dismiss_multis(queue);
+        if let Some(kind) = stored.kind().filter(|kind| *kind != Kind::Plain) {
+            self.dismiss_multis(queue, kind);
         }
         let first = self.locks.table.first(queue);
         let Some((multi, mode, owner)) =
@@ -454,6 +477,7 @@ impl Decision<'_> {
                 }
                 self.check_after(stored.ends_at());
             }
+            None if mode == Mode::Permits => self.reconcile_permits(queue, &stored),
             None if stored.lets_in(mode) && self.may_grant(&stored, mode) => {
                 self.hand_over(&stored, Some(mode.message_when_free()));
             }
@@ -487,6 +511,11 @@ impl Decision<'_> {
             self.check_after(None);
             return self.publish(held_as);
         }
+        if first.is_some_and(|(_, first)| first.mode == Mode::Permits) {
+            // Whether there is room for the next waiter, its limit tells, which was not read here.
+            self.publish(held_as);
+            return self.reconcile_now();
+        }
         if first.is_some_and(|(_, first)| first.multi.is_none()) {
             return self.hand_over(&Stored::Free, Some(held_as));
         }
@@ -502,7 +531,7 @@ impl Decision<'_> {
     /// Grants the first in the queue, which waits for this lock only and can have it. The message,
     /// if there is one to be sent, comes before word to the waiter and after what is written.
     fn hand_over(&mut self, stored: &Stored, message: Option<Mode>) {
-        if *stored == Stored::NoHolder {
+        if stored.leaves_hash() {
             self.write(Write::Delete);
         }
         let Some(queue) = self.queue() else { return };
@@ -570,7 +599,7 @@ impl Decision<'_> {
             return Err(self.not_a_lock());
         }
         match stored.kind() {
-            Some(kind) if kind != asked => Err(CommandError::WrongKind(kind)),
+            Some(held) if held != asked => Err(CommandError::WrongKind { held, asked }),
             _ => Ok(()),
         }
     }
@@ -583,7 +612,10 @@ impl Decision<'_> {
     ) -> Result<(), CommandError> {
         let first = self.locks.table.first(queue);
         match first.map(|(_, first)| first.mode.kind()) {
-            Some(kind) if kind != mode.kind() => Err(CommandError::WrongKind(kind)),
+            Some(held) if held != mode.kind() => Err(CommandError::WrongKind {
+                held,
+                asked: mode.kind(),
+            }),
             _ => Ok(()),
         }
     }
@@ -614,7 +646,7 @@ impl Decision<'_> {
         let is_named = token.is_none_or(|token| {
             let own_token = match mode {
                 Mode::Write => self.writer_token(owner, stored.ends_at()),
-                Mode::Plain | Mode::Read => stored_token,
+                Mode::Plain | Mode::Read | Mode::Permits => stored_token,
             };
             own_token == Some(token)
         });
@@ -828,6 +860,7 @@ impl Decision<'_> {
             Mode::Plain => "the hold was broken".to_owned(),
             Mode::Write => "the writer's hold was broken".to_owned(),
             Mode::Read => format!("the holds of {} readers were broken", holders.len()),
+            Mode::Permits => format!("the permits of {} owners were broken", holders.len()),
         };
         if let Some(owner) = owner {
             let view = self

@@ -6,7 +6,8 @@
 
 use crate::text::Text;
 use crate::{
-    CommandError, FENCE_FIELD, Listener, LockKey, LockRef, MODE_FIELD, Mode, Token, names,
+    CommandError, FENCE_FIELD, Listener, LockKey, LockRef, MODE_FIELD, Mode, PERMITS_MODE,
+    PermitsHold, Token, names,
 };
 use std::borrow::Cow;
 use std::rc::Rc;
@@ -68,7 +69,7 @@ impl Effect {
     }
 }
 
-/// An operation on a lock's key, or on a timeout key of one of its readers.
+/// An operation on a lock's key, on a timeout key of one of its readers, or on the key of a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
     /// `HSET` of one field or two.
@@ -83,18 +84,25 @@ pub enum Write {
     SetTimeout(TimeoutKey, Value, i64),
     /// `DEL` of a timeout key, if it is there.
     DeleteTimeout(TimeoutKey),
+    /// `HSET` of an owner's permits, and of the `mode` field before if these are the first. (Not
+    /// with [`Write::Set`]: its values are short, and every decision carries some.)
+    SetPermits(Holder, PermitsHold, bool),
+    /// `SET` of the key of the limit of permits.
+    SetLimit(Value),
+    /// `DEL` of that key, if it is there.
+    DeleteLimit,
 }
 
 /// A field of a lock's hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Field {
-    /// An owner's: of a plain lock, or as a reader.
+    /// An owner's: of a plain lock, as a reader, or of permits.
     Owner(Holder),
     /// An owner's as the writer.
     Writer(Holder),
     /// That of the fencing token.
     Fence,
-    /// That which makes it a read-write lock.
+    /// That which makes it a read-write lock, or permits.
     Mode,
     /// One that was found there.
     Named(Rc<[u8]>),
@@ -136,7 +144,7 @@ pub enum Value {
     Number(i64),
     /// A fencing token, as the field for it has it.
     Fence(Token),
-    /// How a read-write lock is held: [`Mode::Read`] or [`Mode::Write`].
+    /// How the lock is held: [`Mode::Read`], [`Mode::Write`] or [`Mode::Permits`].
     Mode(Mode),
 }
 
@@ -147,6 +155,7 @@ impl Value {
             Self::Number(number) => Text::number(number),
             Self::Fence(token) => Text::number(token.get()).after(b't'),
             Self::Mode(Mode::Write) => Text::word(b"write"),
+            Self::Mode(Mode::Permits) => Text::word(PERMITS_MODE),
             Self::Mode(Mode::Read | Mode::Plain) => Text::word(b"read"),
         }
     }

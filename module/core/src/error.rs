@@ -3,8 +3,8 @@
 use crate::deadlock::{CHAIN_MAX, Circle, LOOKS_MAX};
 use crate::guarded::NotGuarded;
 use crate::{
-    HOLD_COUNT_MAX, INTEGER_MAX, KEYS_MAX, Kind, MATCH_LEN_MAX, OWNER_LEN_MAX, SESSION_LEN_MAX,
-    Token,
+    HOLD_COUNT_MAX, INTEGER_MAX, KEYS_MAX, Kind, MATCH_LEN_MAX, OWNER_LEN_MAX, PERMITS_MAX,
+    SESSION_LEN_MAX, Token,
 };
 use std::fmt;
 use std::rc::Rc;
@@ -41,6 +41,28 @@ pub enum CommandError {
     OwnerOfWriter,
     /// READ and WRITE in one command.
     ReadAndWrite,
+    /// PERMITS that is no integer within the bounds.
+    Permits,
+    /// OF that is no integer within the bounds.
+    Limit,
+    /// A limit to be set that is no integer within the bounds.
+    LimitToSet,
+    /// PERMITS together with READ or WRITE.
+    PermitsAndMode,
+    /// OF without PERMITS.
+    LimitWithoutPermits,
+    /// More permits than the limit that counts: this one.
+    PermitsOverLimit(i64),
+    /// More permits given back than are held: so many.
+    PermitsNotHeld(i64),
+    /// Permits for an owner who holds some.
+    Held,
+    /// Permits without a limit: the caller named none, and none is set.
+    NoLimit,
+    /// A limit for a name whose limit's key would be another node's.
+    LimitInOtherSlot,
+    /// Permits while the key's slot is on its way to another node.
+    LimitOnItsWay,
     /// READ on a name whose timeout keys would be another node's.
     TimeoutsInOtherSlot,
     /// READ or WRITE while the key's slot is on its way to another node.
@@ -94,8 +116,13 @@ pub enum CommandError {
     TooManyWaiters(u32),
     /// The key holds another type.
     WrongType,
-    /// A plain command on a read-write lock, or the other way round: the kind that is there.
-    WrongKind(Kind),
+    /// A command for one kind of lock on another.
+    WrongKind {
+        /// The kind that is there.
+        held: Kind,
+        /// The kind that the command is for.
+        asked: Kind,
+    },
     /// The key's slot is served by another node of the cluster.
     Moved {
         /// The slot.
@@ -128,6 +155,37 @@ impl fmt::Display for CommandError {
                 "ERR owner must not end in ':write' with READ or WRITE, as a writer's field does",
             ),
             Self::ReadAndWrite => f.write_str("ERR option 'WRITE' cannot be combined with 'READ'"),
+            Self::Permits => write!(f, "ERR permits must be an integer from 1 to {PERMITS_MAX}"),
+            Self::Limit => write!(f, "ERR OF must be an integer from 1 to {PERMITS_MAX}"),
+            Self::LimitToSet => write!(f, "ERR limit must be an integer from 0 to {PERMITS_MAX}"),
+            Self::PermitsAndMode => {
+                f.write_str("ERR option 'PERMITS' cannot be combined with 'READ' or 'WRITE'")
+            }
+            Self::LimitWithoutPermits => f.write_str("ERR option 'OF' needs 'PERMITS'"),
+            Self::PermitsOverLimit(limit) => {
+                write!(
+                    f,
+                    "ERR permits must not exceed their limit, which is {limit}"
+                )
+            }
+            Self::PermitsNotHeld(held) => write!(
+                f,
+                "ERR permits given back must not exceed those held, whose number is {held}"
+            ),
+            Self::Held => f.write_str(
+                "HELD this owner holds permits of this key already, ONCE begins their lease anew",
+            ),
+            Self::NoLimit => f.write_str(
+                "NOLIMIT no limit is set with RLOCK.LIMIT, and PERMITS names none with OF",
+            ),
+            Self::LimitInOtherSlot => f.write_str(
+                "CROSSSLOT key cannot have a limit in a cluster, \
+                 its braces put the key of the limit in another slot: name the limit with OF",
+            ),
+            Self::LimitOnItsWay => f.write_str(
+                "TRYAGAIN the key's slot is on its way to another node, \
+                 and with it the limit of permits",
+            ),
             Self::TimeoutsInOtherSlot => f.write_str(
                 "CROSSSLOT key cannot be locked with READ in a cluster, \
                  its braces put the timeout keys of readers in another slot",
@@ -227,11 +285,20 @@ impl fmt::Display for CommandError {
                 f.write_str("WRONGTYPE Operation against a key holding the wrong kind of value")
             }
             Self::Moved { slot, address, .. } => write!(f, "MOVED {slot} {address}"),
-            Self::WrongKind(Kind::ReadWrite) => {
-                f.write_str("WRONGKIND the key holds a read-write lock, not a plain one")
-            }
-            Self::WrongKind(Kind::Plain) => {
-                f.write_str("WRONGKIND the key holds a plain lock, not a read-write one")
+            Self::WrongKind { held, asked } => {
+                let held_as = match held {
+                    Kind::Plain => "a plain lock",
+                    Kind::ReadWrite => "a read-write lock",
+                    Kind::Permits => "permits",
+                };
+                let asked = match (held, asked) {
+                    (_, Kind::Permits) => "permits",
+                    (Kind::Permits, Kind::Plain) => "a plain lock",
+                    (Kind::Permits, Kind::ReadWrite) => "a read-write lock",
+                    (_, Kind::Plain) => "a plain one",
+                    (_, Kind::ReadWrite) => "a read-write one",
+                };
+                write!(f, "WRONGKIND the key holds {held_as}, not {asked}")
             }
         }
     }
@@ -297,7 +364,18 @@ mod tests {
             CommandError::OwnerLength => CommandError::OwnerReserved,
             CommandError::OwnerReserved => CommandError::OwnerOfWriter,
             CommandError::OwnerOfWriter => CommandError::ReadAndWrite,
-            CommandError::ReadAndWrite => CommandError::TimeoutsInOtherSlot,
+            CommandError::ReadAndWrite => CommandError::Permits,
+            CommandError::Permits => CommandError::Limit,
+            CommandError::Limit => CommandError::LimitToSet,
+            CommandError::LimitToSet => CommandError::PermitsAndMode,
+            CommandError::PermitsAndMode => CommandError::LimitWithoutPermits,
+            CommandError::LimitWithoutPermits => CommandError::PermitsOverLimit(7),
+            CommandError::PermitsOverLimit(_) => CommandError::PermitsNotHeld(7),
+            CommandError::PermitsNotHeld(_) => CommandError::Held,
+            CommandError::Held => CommandError::NoLimit,
+            CommandError::NoLimit => CommandError::LimitInOtherSlot,
+            CommandError::LimitInOtherSlot => CommandError::LimitOnItsWay,
+            CommandError::LimitOnItsWay => CommandError::TimeoutsInOtherSlot,
             CommandError::TimeoutsInOtherSlot => CommandError::SlotOnItsWay,
             CommandError::SlotOnItsWay => CommandError::KeyCount,
             CommandError::KeyCount => CommandError::SessionLength,
@@ -334,15 +412,29 @@ mod tests {
             CommandError::HoldCountOverflow => CommandError::HoldCountMalformed,
             CommandError::HoldCountMalformed => CommandError::TooManyWaiters(7),
             CommandError::TooManyWaiters(_) => CommandError::WrongType,
-            CommandError::WrongType => CommandError::WrongKind(Kind::ReadWrite),
-            CommandError::WrongKind(Kind::ReadWrite) => CommandError::WrongKind(Kind::Plain),
-            CommandError::WrongKind(Kind::Plain) => CommandError::Moved {
+            CommandError::WrongType => wrong_kind(Kind::ReadWrite, Kind::Plain),
+            CommandError::WrongKind { held, asked } => after_kinds(*held, *asked),
+            CommandError::Moved { .. } => return None,
+        })
+    }
+
+    fn after_kinds(held: Kind, asked: Kind) -> CommandError {
+        match (held, asked) {
+            (Kind::ReadWrite, Kind::Plain) => wrong_kind(Kind::Plain, Kind::ReadWrite),
+            (Kind::Plain, Kind::ReadWrite) => wrong_kind(Kind::Permits, Kind::Plain),
+            (Kind::Permits, Kind::Plain) => wrong_kind(Kind::Permits, Kind::ReadWrite),
+            (Kind::Permits, Kind::ReadWrite) => wrong_kind(Kind::Plain, Kind::Permits),
+            (Kind::Plain, Kind::Permits) => wrong_kind(Kind::ReadWrite, Kind::Permits),
+            _ => CommandError::Moved {
                 slot: 7,
                 address: "host:port".into(),
                 tls_address: "host:tls-port".into(),
             },
-            CommandError::Moved { .. } => return None,
-        })
+        }
+    }
+
+    fn wrong_kind(held: Kind, asked: Kind) -> CommandError {
+        CommandError::WrongKind { held, asked }
     }
 
     #[test]
@@ -367,6 +459,6 @@ mod tests {
             );
             count += 1;
         }
-        assert_eq!(count, 48, "all have been looked at");
+        assert_eq!(count, 63, "all have been looked at");
     }
 }

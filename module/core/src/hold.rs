@@ -55,7 +55,7 @@ pub(crate) enum HoldIndex {
 
 /// The holds of one owner, by mode.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ByMode([Option<HoldId>; 3]);
+pub(crate) struct ByMode([Option<HoldId>; 4]);
 
 impl ByMode {
     fn slot(mode: Mode) -> usize {
@@ -63,6 +63,7 @@ impl ByMode {
             Mode::Plain => 0,
             Mode::Read => 1,
             Mode::Write => 2,
+            Mode::Permits => 3,
         }
     }
 

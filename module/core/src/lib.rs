@@ -45,12 +45,14 @@ pub mod names;
 mod parse;
 mod pattern;
 mod pending;
+mod permits;
 mod plain;
 mod position;
 mod read_write;
 pub mod request;
 mod session;
 mod stored;
+mod stored_permits;
 mod table;
 mod task;
 mod text;
@@ -71,6 +73,9 @@ pub use multi::MultiId;
 pub use pattern::{PATTERN_LEN_MAX, PATTERNS_MAX, PatternCounters, are_patterns};
 pub use session::{Event, EventKind, Listener, LostReason, SessionId, SessionLimits, SessionView};
 pub use stored::{Count, Hash, HeldBy, NEVER, ReadDepth, ReadHold, ReadWrite, Stored};
+pub use stored_permits::{
+    Asked, Permits, PermitsHash, PermitsHold, PermitsReading, Room, is_permits_mode,
+};
 pub use table::{Gauges, LockKey, LockRef, QueueView, WaiterId, WaiterView};
 pub use task::{Command, Keys, Purpose, Read, Reading, Subject, Task};
 pub use text::Text;
@@ -83,10 +88,14 @@ pub use wait::{BlockedClient, Joined};
 pub const OWN_PREFIX: &[u8] = b"rlock.";
 /// The field of a lock's hash that holds the fencing token.
 pub const FENCE_FIELD: &[u8] = b"fence";
-/// The field that marks a hash as a read-write lock.
+/// The field that marks a hash as a read-write lock, or as permits.
 pub const MODE_FIELD: &[u8] = b"mode";
 /// What follows the owner in the field of a writer.
 pub const WRITER_SUFFIX: &[u8] = b":write";
+/// The value of that field of permits.
+pub const PERMITS_MODE: &[u8] = b"permits";
+/// The most permits, and the largest limit of them.
+pub const PERMITS_MAX: i64 = 2_147_483_647;
 /// The most keys that one command can name.
 pub const KEYS_MAX: usize = 1024;
 /// The longest owner, in bytes.

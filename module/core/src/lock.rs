@@ -14,8 +14,8 @@ use crate::pending::PendingRelease;
 use crate::session::{SessionId, Sessions};
 use crate::table::{LockKey, LockRef, LockTable, RecordId, ReplyTarget, Waiter, WaiterId};
 use crate::{
-    CommandError, Effect, Gauges, Grant, Mode, Now, QueueView, SessionView, Token, TokenMint,
-    WaiterView,
+    Asked, CommandError, Effect, Gauges, Grant, Mode, Now, QueueView, SessionView, Token,
+    TokenMint, WaiterView,
 };
 use std::rc::Rc;
 
@@ -115,6 +115,17 @@ impl Locks {
         self.withdraw(id)?;
         count(&mut self.counters.departures);
         Some(lock)
+    }
+
+    /// What a waiter for permits asks for; none of another.
+    pub fn asked_by(&self, id: WaiterId) -> Option<Asked> {
+        self.table.get(id)?.asked
+    }
+
+    /// Whether the first in a lock's queue waits for permits.
+    pub fn queue_is_for_permits(&self, lock: LockRef<'_>) -> bool {
+        let first = self.table.waiters_of(lock).next();
+        first.is_some_and(|first| first.mode == Mode::Permits)
     }
 
     /// A grant could not be delivered: it is given back as soon as a write is allowed.
@@ -382,6 +393,7 @@ impl Locks {
         let view = |waiter: &Waiter| WaiterView {
             owner: Rc::clone(&waiter.owner),
             mode: waiter.mode,
+            permits: waiter.asked.map(|asked| asked.permits.get()),
             session: self.session_name(waiter.session),
             client_id: match waiter.reply_to {
                 ReplyTarget::Client { client_id, .. } => client_id,

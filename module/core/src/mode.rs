@@ -9,6 +9,8 @@ pub enum Mode {
     Read,
     /// A read-write lock, alone but for one's own reading.
     Write,
+    /// Some of a number of permits.
+    Permits,
 }
 
 impl Mode {
@@ -17,6 +19,7 @@ impl Mode {
         match self {
             Self::Plain => Kind::Plain,
             Self::Read | Self::Write => Kind::ReadWrite,
+            Self::Permits => Kind::Permits,
         }
     }
 }
@@ -28,6 +31,8 @@ impl Mode {
         match self {
             Self::Plain => Self::Plain,
             Self::Read | Self::Write => Self::Read,
+            // Of permits there is none.
+            Self::Permits => Self::Permits,
         }
     }
 }
@@ -39,4 +44,6 @@ pub enum Kind {
     Plain,
     /// A read-write lock: its hash has a `mode` field.
     ReadWrite,
+    /// Permits: the `mode` field of its hash says so.
+    Permits,
 }

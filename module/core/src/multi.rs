@@ -310,8 +310,10 @@ impl Locks {
     ) {
         let error = several.stored.iter().find_map(|stored| match stored {
             Stored::OtherType => Some(CommandError::WrongType),
-            Stored::ReadWrite(_) => Some(CommandError::WrongKind(Kind::ReadWrite)),
-            Stored::Free | Stored::NoHolder | Stored::Plain(_) => None,
+            other => other
+                .kind()
+                .filter(|kind| *kind != Kind::Plain)
+                .map(wrong_kind),
         });
         if let Some(error) = error {
             return self.dismiss_multi(id, error, effects);
@@ -421,7 +423,7 @@ impl Decision<'_> {
         let held = match (stored, new) {
             (Stored::Plain(hash), _) => self.reenter(&hash, hash.own?, entry).ok()?,
             (_, Some(token)) => {
-                if stored == Stored::NoHolder {
+                if stored.leaves_hash() {
                     self.write(Write::Delete);
                 }
                 self.lose_holds(None);
@@ -454,6 +456,7 @@ impl Decision<'_> {
             key: self.at.name,
             owner,
             mode: Mode::Plain,
+            permits: None,
             token: None,
             lease: None,
         };
@@ -476,12 +479,17 @@ impl Decision<'_> {
 
     /// Ends the waits for several locks that stand in the queue of one which is now of another
     /// kind.
-    pub(crate) fn dismiss_multis(&mut self, queue: RecordId) {
+    pub(crate) fn dismiss_multis(&mut self, queue: RecordId, held: Kind) {
         for id in self.locks.table.multis_in(queue) {
-            let why = WaitOutcome::Refused(CommandError::WrongKind(Kind::ReadWrite));
+            let why = WaitOutcome::Refused(wrong_kind(held));
             self.locks.dismiss(id, why, self.effects);
         }
     }
+}
+
+fn wrong_kind(held: Kind) -> CommandError {
+    let asked = Kind::Plain;
+    CommandError::WrongKind { held, asked }
 }
 
 /// Of the leases that others have, what is left of the longest in milliseconds; -1 if one has no

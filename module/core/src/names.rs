@@ -40,14 +40,20 @@ pub fn timeout_key(name: &[u8], owner: &[u8], number: i64) -> Vec<u8> {
     [open, name, close, b":", owner, suffix, number.as_bytes()].concat()
 }
 
+/// The key of the limit of permits.
+pub fn limit_key(name: &[u8]) -> Vec<u8> {
+    let [_, open, name, close] = with_tag(&[], name);
+    [open, name, close, b":rlock_limit"].concat()
+}
+
 /// The field of an owner as the writer.
 pub fn writer_field(owner: &[u8]) -> Vec<u8> {
     [owner, crate::WRITER_SUFFIX].concat()
 }
 
-/// Whether the timeout keys of a lock's readers are in the lock's slot of a cluster, whoever the
-/// readers are.
-pub fn timeouts_share_slot(name: &[u8]) -> bool {
+/// Whether the keys beside a lock's own are in its slot of a cluster: the timeout keys of its
+/// readers, whoever they are, and the key of its limit.
+pub fn side_keys_share_slot(name: &[u8]) -> bool {
     let mut after_brace = name.splitn(2, |byte| *byte == b'{').skip(1);
     match after_brace.next() {
         // Its own tag is the slot of both, if it is one: braces with something between.
@@ -77,6 +83,7 @@ mod tests {
         assert_eq!(lock_channel(b"k").concat(), b"redisson_lock__channel:{k}");
         assert_eq!(read_write_channel(b"k").concat(), b"redisson_rwlock:{k}");
         assert_eq!(timeout_key(b"k", b"o:1", 2), b"{k}:o:1:rwlock_timeout:2");
+        assert_eq!(limit_key(b"k"), b"{k}:rlock_limit");
         assert_eq!(
             fair_channel(b"k", b"o:1"),
             b"redisson_lock__channel:{k}:o:1"
@@ -93,12 +100,12 @@ mod tests {
     }
 
     #[test]
-    fn braces_that_are_no_tag_put_timeout_keys_elsewhere() {
+    fn braces_that_are_no_tag_put_side_keys_elsewhere() {
         for name in [&b"k"[..], b"{a}b", b"a:{b}", b"}a{b}", b"{{}"] {
-            assert!(timeouts_share_slot(name), "{}", name.escape_ascii());
+            assert!(side_keys_share_slot(name), "{}", name.escape_ascii());
         }
         for name in [&b"a{b"[..], b"{}x", b"a}b", b"", b"}{", b"{"] {
-            assert!(!timeouts_share_slot(name), "{}", name.escape_ascii());
+            assert!(!side_keys_share_slot(name), "{}", name.escape_ascii());
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::error::Word;
 use crate::request::SessionRef;
 use crate::{
     CommandError, FENCE_FIELD, INTEGER_MAX, KEYS_MAX, Lease, MATCH_LEN_MAX, MODE_FIELD,
-    OWNER_LEN_MAX, SESSION_LEN_MAX, Token, Wait,
+    OWNER_LEN_MAX, Permits, SESSION_LEN_MAX, Token, Wait,
 };
 
 /// The arguments of a command, read from left to right.
@@ -124,6 +124,29 @@ pub(crate) fn token(bytes: &[u8]) -> Result<Token, CommandError> {
     integer(bytes)
         .and_then(Token::new)
         .ok_or(CommandError::Token)
+}
+
+pub(crate) fn permits(bytes: &[u8]) -> Result<Permits, CommandError> {
+    integer(bytes)
+        .and_then(Permits::new)
+        .ok_or(CommandError::Permits)
+}
+
+pub(crate) fn limit(bytes: &[u8]) -> Result<Permits, CommandError> {
+    integer(bytes)
+        .and_then(Permits::new)
+        .ok_or(CommandError::Limit)
+}
+
+/// A limit, or 0 for none.
+pub(crate) fn limit_or_none(bytes: &[u8]) -> Result<Option<Permits>, CommandError> {
+    match integer(bytes) {
+        Some(0) => Ok(None),
+        Some(number) => Permits::new(number)
+            .map(Some)
+            .ok_or(CommandError::LimitToSet),
+        None => Err(CommandError::LimitToSet),
+    }
 }
 
 pub(crate) fn key_count(bytes: &[u8]) -> Result<usize, CommandError> {

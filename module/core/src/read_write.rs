@@ -41,7 +41,7 @@ impl Decision<'_> {
             Mode::Write => hash.own_write.is_some(),
             // A writer may read, past any queue. Nobody else may begin to while others wait, nor
             // during the delay after a start.
-            Mode::Read | Mode::Plain => {
+            Mode::Read | Mode::Plain | Mode::Permits => {
                 hash.own_read.is_some()
                     || hash.own_write.is_some()
                     || (hash.lets_read()
@@ -293,7 +293,9 @@ impl Decision<'_> {
         self.set(Field::Mode, Value::Mode(entry.mode));
         self.set(entry.field(), Value::Number(1));
         match entry.mode {
-            Mode::Read | Mode::Plain => self.set_timeout(&entry.holder, 1, Some(token), end),
+            Mode::Read | Mode::Plain | Mode::Permits => {
+                self.set_timeout(&entry.holder, 1, Some(token), end);
+            }
             Mode::Write => {
                 self.locks.table.forget_overdue_writers(self.now);
                 self.locks.agenda.check_writers();
@@ -310,7 +312,7 @@ impl Decision<'_> {
     /// Enters a lock that lets the owner in.
     fn enter(&mut self, hash: &ReadWrite, entry: &Entry<'_>) -> Result<(i64, Token), CommandError> {
         let (own, token) = match entry.mode {
-            Mode::Read | Mode::Plain => (
+            Mode::Read | Mode::Plain | Mode::Permits => (
                 hash.own_read.map(|own| own.count),
                 hash.own_read.and_then(|own| own.token),
             ),
@@ -435,7 +437,7 @@ impl Entry<'_> {
     fn field(&self) -> Field {
         match self.mode {
             Mode::Write => Field::Writer(self.holder.clone()),
-            Mode::Read | Mode::Plain => Field::Owner(self.holder.clone()),
+            Mode::Read | Mode::Plain | Mode::Permits => Field::Owner(self.holder.clone()),
         }
     }
 }

@@ -3,11 +3,11 @@
 //! Each has a `parse` that takes the arguments after the command's name.
 
 use crate::parse::{self, Arguments, Once, owner};
-use crate::{CommandError, Lease, LockRef, Mode, Token, WRITER_SUFFIX, Wait};
+use crate::{Asked, CommandError, Lease, LockRef, Mode, Permits, Token, WRITER_SUFFIX, Wait};
 use std::collections::BTreeSet;
 
-/// `RLOCK.ACQUIRE key owner lease-ms [READ | WRITE] [BLOCK wait-ms | QUEUE wait-ms]
-/// [SESSION session] [ONCE]`
+/// `RLOCK.ACQUIRE key owner lease-ms [READ | WRITE | PERMITS n [OF limit]]
+/// [BLOCK wait-ms | QUEUE wait-ms] [SESSION session] [ONCE]`
 #[derive(Clone, Copy, Debug)]
 pub struct Acquire<'a> {
     /// The lock's name.
@@ -18,6 +18,8 @@ pub struct Acquire<'a> {
     pub lease: Lease,
     /// How the lock is to be held.
     pub mode: Mode,
+    /// With [`Mode::Permits`], how many.
+    pub asked: Option<Asked>,
     /// Whether and how to wait, if it cannot be had now.
     pub wait_mode: WaitMode,
     /// The session that the hold is to belong to.
@@ -62,9 +64,21 @@ impl<'a> Acquire<'a> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
         let lease = parse::lease(args.next()?)?;
-        let mut mode = ModeOption::new();
-        let options = AcquireOptions::parse(args, |word| mode.set(word))?;
+        let (mut mode, mut permits, mut limit) = (ModeOption::new(), Once::new(), Once::new());
+        let options = AcquireOptions::parse(args, |word, args| {
+            if word.eq_ignore_ascii_case(b"PERMITS") {
+                let value = args.value(word)?;
+                mode.add(Mode::Permits, word)?;
+                permits.set(word, parse::permits(value))?;
+            } else if word.eq_ignore_ascii_case(b"OF") {
+                limit.set(word, parse::limit(args.value(word)?))?;
+            } else {
+                return mode.set(word);
+            }
+            Ok(true)
+        })?;
         let mode = mode.get(owner)?;
+        let asked = asked(permits.get(), limit.get())?;
         let AcquireOptions {
             wait_mode,
             session,
@@ -75,6 +89,7 @@ impl<'a> Acquire<'a> {
             owner,
             lease,
             mode,
+            asked,
             wait_mode,
             session,
             once,
@@ -82,7 +97,18 @@ impl<'a> Acquire<'a> {
     }
 }
 
-/// READ or WRITE, one of them, once.
+/// PERMITS and OF. No more can be asked for than the limit that is named.
+fn asked(permits: Option<Permits>, limit: Option<Permits>) -> Result<Option<Asked>, CommandError> {
+    let Some(permits) = permits else {
+        return limit.map_or(Ok(None), |_| Err(CommandError::LimitWithoutPermits));
+    };
+    match limit {
+        Some(limit) if permits > limit => Err(CommandError::PermitsOverLimit(limit.get())),
+        _ => Ok(Some(Asked { permits, limit })),
+    }
+}
+
+/// READ, WRITE or PERMITS, one of them, once.
 struct ModeOption(Option<Mode>);
 
 impl ModeOption {
@@ -99,9 +125,24 @@ impl ModeOption {
         } else {
             return Ok(false);
         };
+        self.add(mode, word).map(|()| true)
+    }
+
+    /// The same, where PERMITS names the kind and no number follows it.
+    fn set_without_number(&mut self, word: &[u8]) -> Result<bool, CommandError> {
+        if word.eq_ignore_ascii_case(b"PERMITS") {
+            return self.add(Mode::Permits, word).map(|()| true);
+        }
+        self.set(word)
+    }
+
+    fn add(&mut self, mode: Mode, word: &[u8]) -> Result<(), CommandError> {
         match self.0.replace(mode) {
-            None => Ok(true),
+            None => Ok(()),
             Some(before) if before == mode => Err(parse::repeated(word)),
+            Some(before) if before == Mode::Permits || mode == Mode::Permits => {
+                Err(CommandError::PermitsAndMode)
+            }
             Some(_) => Err(CommandError::ReadAndWrite),
         }
     }
@@ -110,7 +151,9 @@ impl ModeOption {
     fn get(self, owner: &[u8]) -> Result<Mode, CommandError> {
         match self.0 {
             None => Ok(Mode::Plain),
-            Some(_) if owner.ends_with(WRITER_SUFFIX) => Err(CommandError::OwnerOfWriter),
+            Some(Mode::Read | Mode::Write) if owner.ends_with(WRITER_SUFFIX) => {
+                Err(CommandError::OwnerOfWriter)
+            }
             Some(mode) => Ok(mode),
         }
     }
@@ -127,7 +170,7 @@ impl<'a> AcquireOptions<'a> {
     /// `other` takes in a word that is none of these options, or says that it is none at all.
     fn parse<I: Iterator<Item = &'a [u8]>>(
         mut args: Arguments<I>,
-        mut other: impl FnMut(&[u8]) -> Result<bool, CommandError>,
+        mut other: impl FnMut(&'a [u8], &mut Arguments<I>) -> Result<bool, CommandError>,
     ) -> Result<Self, CommandError> {
         let (mut block, mut queue) = (Once::new(), Once::new());
         let (mut session, mut once) = (Once::new(), Once::new());
@@ -140,7 +183,7 @@ impl<'a> AcquireOptions<'a> {
                 session.set(word, parse::session(args.value(word)?))?;
             } else if word.eq_ignore_ascii_case(b"ONCE") {
                 once.set(word, Ok(()))?;
-            } else if !other(word)? {
+            } else if !other(word, &mut args)? {
                 return Err(parse::unknown(word));
             }
         }
@@ -162,7 +205,7 @@ impl<'a> AcquireOptions<'a> {
     }
 }
 
-/// `RLOCK.RELEASE key owner [READ | WRITE] [TOKEN token] [LEASE lease-ms]`
+/// `RLOCK.RELEASE key owner [READ | WRITE | PERMITS n] [TOKEN token] [LEASE lease-ms]`
 #[derive(Clone, Copy, Debug)]
 pub struct Release<'a> {
     /// The lock's name.
@@ -171,6 +214,8 @@ pub struct Release<'a> {
     pub owner: &'a [u8],
     /// How the owner holds it.
     pub mode: Mode,
+    /// With [`Mode::Permits`], how many are given back; none is all.
+    pub permits: Option<Permits>,
     /// Only the hold that has this token.
     pub token: Option<Token>,
     /// With holds left, start the lease anew.
@@ -185,10 +230,14 @@ impl<'a> Release<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
-        let mut mode = ModeOption::new();
+        let (mut mode, mut permits) = (ModeOption::new(), Once::new());
         let (mut token, mut lease) = (Once::new(), Once::new());
         while let Some(word) = args.option() {
-            if word.eq_ignore_ascii_case(b"TOKEN") {
+            if word.eq_ignore_ascii_case(b"PERMITS") {
+                let value = args.value(word)?;
+                mode.add(Mode::Permits, word)?;
+                permits.set(word, parse::permits(value))?;
+            } else if word.eq_ignore_ascii_case(b"TOKEN") {
                 token.set(word, parse::token(args.value(word)?))?;
             } else if word.eq_ignore_ascii_case(b"LEASE") {
                 lease.set(word, parse::lease(args.value(word)?))?;
@@ -200,13 +249,14 @@ impl<'a> Release<'a> {
             key,
             owner,
             mode: mode.get(owner)?,
+            permits: permits.get(),
             token: token.get(),
             lease: lease.get(),
         })
     }
 }
 
-/// `RLOCK.RENEW key owner lease-ms [READ | WRITE] [TOKEN token] [SESSION session]`
+/// `RLOCK.RENEW key owner lease-ms [READ | WRITE | PERMITS] [TOKEN token] [SESSION session]`
 #[derive(Clone, Copy, Debug)]
 pub struct Renew<'a> {
     /// The lock's name.
@@ -239,7 +289,7 @@ impl<'a> Renew<'a> {
                 token.set(word, parse::token(args.value(word)?))?;
             } else if word.eq_ignore_ascii_case(b"SESSION") {
                 session.set(word, parse::session(args.value(word)?))?;
-            } else if !mode.set(word)? {
+            } else if !mode.set_without_number(word)? {
                 return Err(parse::unknown(word));
             }
         }
@@ -256,7 +306,7 @@ impl<'a> Renew<'a> {
     }
 }
 
-/// `RLOCK.GUARD key owner [READ | WRITE] [TOKEN token] CALL command [arg ...]`
+/// `RLOCK.GUARD key owner [READ | WRITE | PERMITS] [TOKEN token] CALL command [arg ...]`
 #[derive(Clone, Copy, Debug)]
 pub struct Guard<'a> {
     /// The lock's name.
@@ -292,7 +342,7 @@ impl<'a> Guard<'a> {
             if word.eq_ignore_ascii_case(b"TOKEN") {
                 token.set(word, parse::token(args.value(word)?))?;
                 place = place.saturating_add(2);
-            } else if mode.set(word)? {
+            } else if mode.set_without_number(word)? {
                 place = place.saturating_add(1);
             } else {
                 return Err(parse::unknown(word));
@@ -350,7 +400,7 @@ impl<'a> MultiAcquire<'a> {
             wait_mode,
             session,
             once,
-        } = AcquireOptions::parse(args, |_| Ok(false))?;
+        } = AcquireOptions::parse(args, |_, _| Ok(false))?;
         Ok(Self {
             owner,
             lease,
@@ -479,6 +529,31 @@ impl<'a> Cancel<'a> {
         let request = Self {
             key: args.next()?,
             owner: owner(args.next()?)?,
+        };
+        args.finish()?;
+        Ok(request)
+    }
+}
+
+/// `RLOCK.LIMIT key limit`
+#[derive(Clone, Copy, Debug)]
+pub struct Limit<'a> {
+    /// The name of the permits.
+    pub key: &'a [u8],
+    /// How many may be out from now on; none is as many as each caller says.
+    pub limit: Option<Permits>,
+}
+
+impl<'a> Limit<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// A limit out of bounds, or a wrong number of arguments.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
+        let mut args = Arguments::new(args);
+        let request = Self {
+            key: args.next()?,
+            limit: parse::limit_or_none(args.next()?)?,
         };
         args.finish()?;
         Ok(request)

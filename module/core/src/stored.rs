@@ -1,6 +1,6 @@
 //! What the keyspace holds at a lock's key, as plain values: read anew for each decision.
 
-use crate::{HOLD_COUNT_MAX, Kind, Mode, Now, Token, parse};
+use crate::{HOLD_COUNT_MAX, Kind, Mode, Now, PermitsHash, Token, parse};
 
 /// What is stored at a lock's key, as seen by one owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub enum Stored {
     Plain(Hash),
     /// A read-write lock's hash that somebody is in.
     ReadWrite(ReadWrite),
+    /// Permits; also where there are none out, if they were asked for.
+    Permits(PermitsHash),
     /// A key of another type.
     OtherType,
 }
@@ -21,16 +23,38 @@ pub enum Stored {
 impl Stored {
     /// Whether nobody has the lock.
     pub fn is_free(&self) -> bool {
-        matches!(self, Self::Free | Self::NoHolder)
+        match self {
+            Self::Free | Self::NoHolder => true,
+            Self::Permits(hash) => hash.is_free(),
+            Self::Plain(_) | Self::ReadWrite(_) | Self::OtherType => false,
+        }
+    }
+
+    /// Whether nobody has the lock, but something is left of it that goes with the next grant.
+    pub(crate) fn leaves_hash(&self) -> bool {
+        match self {
+            Self::NoHolder => true,
+            Self::Permits(hash) => hash.is_free() && hash.is_there,
+            _ => false,
+        }
+    }
+
+    /// The permits that are there, if only none.
+    pub(crate) fn permits(&self) -> PermitsHash {
+        match self {
+            Self::Permits(hash) => *hash,
+            other => PermitsHash::free(other.leaves_hash()),
+        }
     }
 
     /// What is left of the present lease in milliseconds; -1 if it has no end, 0 if the lock is
-    /// free.
+    /// free. Of permits, what is left until those that were asked for can be had.
     pub fn ttl_ms(&self, now: Now) -> i64 {
         match self {
             Self::Plain(Hash { ends_at, .. }) | Self::ReadWrite(ReadWrite { ends_at, .. }) => {
                 ttl_ms(*ends_at, now)
             }
+            Self::Permits(hash) => hash.ttl_ms(now),
             Self::Free | Self::NoHolder | Self::OtherType => 0,
         }
     }
@@ -40,6 +64,7 @@ impl Stored {
         match self {
             Self::Plain(_) => Some(Kind::Plain),
             Self::ReadWrite(_) => Some(Kind::ReadWrite),
+            Self::Permits(hash) => (!hash.is_free()).then_some(Kind::Permits),
             Self::Free | Self::NoHolder | Self::OtherType => None,
         }
     }
@@ -50,6 +75,7 @@ impl Stored {
             Self::Plain(Hash { ends_at, .. }) | Self::ReadWrite(ReadWrite { ends_at, .. }) => {
                 *ends_at
             }
+            Self::Permits(hash) => hash.ends_at.filter(|_| !hash.is_free()),
             Self::Free | Self::NoHolder | Self::OtherType => None,
         }
     }
@@ -71,6 +97,7 @@ impl Stored {
                 // The key can end earlier: Redisson's renewal sets it to its own lease.
                 end.min(hash.ends_at.or(end)).filter(|end| *end != NEVER)
             }
+            Self::Permits(hash) if mode == Mode::Permits => hash.own_end(),
             _ => self.ends_at(),
         }
     }
@@ -82,7 +109,7 @@ impl Stored {
             _ => false,
         };
         match (self, mode) {
-            (Self::Free | Self::NoHolder, _) => true,
+            (free, _) if free.is_free() => true,
             // Somebody else's script made the first in line the holder: what one holds is
             // re-entered, never waited for.
             (Self::Plain(hash), Mode::Plain) => may_enter(hash.own),
@@ -116,6 +143,9 @@ impl Stored {
                 hash.own_read.map(|read| (read.count, read.token))
             }
             (Self::ReadWrite(hash), Mode::Write) => hash.own_write.map(|count| (count, None)),
+            (Self::Permits(hash), Mode::Permits) => hash
+                .own
+                .map(|own| (Count::Valid(own.permits.get()), Some(own.token))),
             _ => None,
         }
     }

@@ -17,7 +17,7 @@ use crate::pending::PendingRelease;
 use crate::position::Positions;
 use crate::session::SessionId;
 use crate::time::earlier;
-use crate::{Lease, Mode, Now, ReadDepth, Token, Wait};
+use crate::{Asked, Lease, Mode, Now, ReadDepth, Token, Wait};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
@@ -79,6 +79,8 @@ pub(crate) enum ReplyTarget {
 pub(crate) struct Newcomer<'a> {
     pub(crate) owner: &'a [u8],
     pub(crate) mode: Mode,
+    /// How many permits, if it is for permits.
+    pub(crate) asked: Option<Asked>,
     pub(crate) lease: Lease,
     pub(crate) wait: Wait,
     pub(crate) reply_to: ReplyTarget,
@@ -100,6 +102,8 @@ pub(crate) struct RecordId(Id);
 pub(crate) struct Waiter {
     pub(crate) owner: Rc<[u8]>,
     pub(crate) mode: Mode,
+    /// How many permits it waits for, if it does.
+    pub(crate) asked: Option<Asked>,
     /// The wait for several locks that this is part of.
     pub(crate) multi: Option<MultiId>,
     pub(crate) lease: Lease,
@@ -131,6 +135,8 @@ struct WaitQueue {
     length: u32,
     /// How many of them wait for several locks.
     multis: u32,
+    /// How many of them wait for permits and named no limit.
+    without_limit: u32,
     /// Those whose owner waits for another lock as well, by their order.
     multi_queue_waiters: BTreeMap<u64, WaiterId>,
     positions: Positions,
@@ -258,6 +264,8 @@ pub struct WaiterView {
     pub owner: Rc<[u8]>,
     /// For what.
     pub mode: Mode,
+    /// For how many permits, if it waits for some.
+    pub permits: Option<i64>,
     /// The session that the hold is to belong to.
     pub session: Option<Rc<[u8]>>,
     /// The server's number of the client.
@@ -653,6 +661,21 @@ impl LockTable {
         multis
     }
 
+    /// Those in a queue who wait for permits and named no limit. Where there are none nobody is
+    /// asked.
+    pub(crate) fn without_limit(&self, id: RecordId) -> Vec<WaiterId> {
+        let queue = self.records.get(id.0).map(|record| &record.queue);
+        let mut next = queue
+            .filter(|queue| queue.without_limit > 0)
+            .and_then(|queue| queue.first);
+        let mut without = Vec::new();
+        while let Some((id, waiter)) = next.and_then(|id| Some((id, self.waiters.get(id.0)?))) {
+            without.extend(names_no_limit(waiter.asked).then_some(id));
+            next = waiter.behind;
+        }
+        without
+    }
+
     /// Those who wait for a lock, in order.
     pub(crate) fn waiters_of(&self, lock: LockRef<'_>) -> impl Iterator<Item = &Waiter> {
         let record = self.find(lock).and_then(|id| self.records.get(id.0));
@@ -715,6 +738,7 @@ impl LockTable {
         let waiter = Waiter {
             owner: Rc::clone(&owner),
             mode: newcomer.mode,
+            asked: newcomer.asked,
             multi: newcomer.multi,
             lease: newcomer.lease,
             reply_to: newcomer.reply_to,
@@ -741,6 +765,8 @@ impl LockTable {
         queue.last = Some(id);
         queue.length = queue.length.saturating_add(1);
         queue.multis = queue.multis.saturating_add(newcomer.multi.is_some().into());
+        let without_limit = names_no_limit(newcomer.asked).into();
+        queue.without_limit = queue.without_limit.saturating_add(without_limit);
         queue.joined = order.saturating_add(1);
         queue.positions.joined(order);
         if queue.length == 1 {
@@ -791,6 +817,8 @@ impl LockTable {
         }
         queue.length = queue.length.saturating_sub(1);
         queue.multis = queue.multis.saturating_sub(waiter.multi.is_some().into());
+        let without_limit = names_no_limit(waiter.asked).into();
+        queue.without_limit = queue.without_limit.saturating_sub(without_limit);
         queue.multi_queue_waiters.remove(&waiter.order);
         queue.positions.left(waiter.order);
         let is_empty = queue.length == 0;
@@ -827,10 +855,13 @@ impl LockTable {
         self.waits.get_key_value(owner).map(|(owner, _)| owner)
     }
 
-    /// Where an owner waits, and how many joined each of these queues before it.
+    /// Where an owner waits, and how many joined each of these queues before it. Waits for permits
+    /// are not looked at: who of their holders must give them back is not said.
     pub(crate) fn waits_of(&self, owner: &[u8]) -> impl Iterator<Item = (RecordId, u64)> + '_ {
         let places = self.waits.get(owner).into_iter().flat_map(Places::all);
-        places.filter_map(|(queue, waiter)| Some((queue, self.waiters.get(waiter.0)?.order)))
+        let waits = places.filter_map(|(queue, waiter)| Some((queue, self.waiters.get(waiter.0)?)));
+        let waits = waits.filter(|(_, waiter)| waiter.mode != Mode::Permits);
+        waits.map(|(queue, waiter)| (queue, waiter.order))
     }
 
     /// The owners in a stretch of a queue who wait for another lock as well.
@@ -993,6 +1024,10 @@ impl LockTable {
     }
 }
 
+fn names_no_limit(asked: Option<Asked>) -> bool {
+    asked.is_some_and(|asked| asked.limit.is_none())
+}
+
 impl Places {
     fn get(&self, record: RecordId) -> Option<WaiterId> {
         match self {
@@ -1066,6 +1101,7 @@ mod tests {
         let newcomer = Newcomer {
             owner: owner.as_bytes(),
             mode: Mode::Plain,
+            asked: None,
             lease: Lease::from_ms(1).unwrap(),
             wait: Wait::from_ms(0).unwrap(),
             reply_to: ReplyTarget::Client {

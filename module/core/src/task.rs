@@ -2,12 +2,12 @@
 
 use crate::multi::MultiId;
 use crate::request::{
-    Acquire, Cancel, Guard, MultiAcquire, MultiRelease, MultiRenew, NamedKey, Release, Renew,
-    WaitMode,
+    Acquire, Cancel, Guard, Limit, MultiAcquire, MultiRelease, MultiRenew, NamedKey, Release,
+    Renew, WaitMode,
 };
 use crate::stored::{Count, HeldBy, ReadDepth, Stored};
 use crate::table::LockKey;
-use crate::{CommandError, Mode};
+use crate::{Asked, CommandError, Mode};
 use std::rc::Rc;
 
 /// A command that is about locks.
@@ -31,6 +31,8 @@ pub enum Command<'a> {
     MultiRelease(&'a MultiRelease<'a>),
     /// RLOCK.MRENEW.
     MultiRenew(&'a MultiRenew<'a>),
+    /// RLOCK.LIMIT.
+    Limit(&'a Limit<'a>),
 }
 
 /// The keys that a command names.
@@ -52,13 +54,14 @@ impl<'a> Command<'a> {
             Self::Guard(request) => Keys::One(request.key),
             Self::Cancel(request) => Keys::One(request.key),
             Self::Break(key) => Keys::One(key),
+            Self::Limit(request) => Keys::One(request.key),
             Self::MultiAcquire(request) => Keys::Several(&request.keys),
             Self::MultiRelease(request) => Keys::Several(&request.keys),
             Self::MultiRenew(request) => Keys::Several(&request.keys),
         }
     }
 
-    /// Who sent it; none of BREAK.
+    /// Who sent it; none of BREAK and LIMIT.
     pub fn owner(&self) -> &'a [u8] {
         match self {
             Self::Acquire(request) => request.owner,
@@ -66,7 +69,7 @@ impl<'a> Command<'a> {
             Self::Renew(request) => request.owner,
             Self::Guard(request) => request.owner,
             Self::Cancel(request) => request.owner,
-            Self::Break(_) => &[],
+            Self::Break(_) | Self::Limit(_) => &[],
             Self::MultiAcquire(request) => request.owner,
             Self::MultiRelease(request) => request.owner,
             Self::MultiRenew(request) => request.owner,
@@ -110,10 +113,14 @@ pub struct Task {
     pub depth: ReadDepth,
     /// What for.
     pub purpose: Purpose,
+    /// The permits that the owner asks for or waits for: all the holders' are to be read.
+    pub asked: Option<Asked>,
     /// Whether the command tells the token of whoever has the lock.
     pub(crate) tells_token: bool,
     /// Whether the command ends the owner's lease or begins it anew.
     pub(crate) replaces_own_lease: bool,
+    /// Whether the command sets the limit of permits.
+    pub(crate) sets_limit: bool,
     pub(crate) epoch: u64,
 }
 
@@ -190,6 +197,11 @@ pub struct Reading<'a> {
 }
 
 impl Task {
+    /// Whether it is about permits, also where nobody holds any: then the limit is to be read.
+    pub fn is_about_permits(&self) -> bool {
+        self.asked.is_some() || self.sets_limit
+    }
+
     /// Whether it counts when the lease of a plain lock ends: not if the command's owner alone has
     /// it, entered once, and gives it back or begins its lease anew. That is the common case, and
     /// the end is a look-up of its own in the server.

@@ -3,8 +3,8 @@
 
 /// A short text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Text {
-    buffer: [u8; 24],
+pub struct Text<const N: usize = 24> {
+    buffer: [u8; N],
     start: usize,
 }
 
@@ -47,13 +47,23 @@ impl Text {
 
     /// A word of at most 24 letters.
     pub(crate) fn word(word: &[u8]) -> Self {
-        let empty = Self {
-            buffer: [0; 24],
-            start: 24,
-        };
+        Self::empty().after_all(word)
+    }
+}
+
+impl<const N: usize> Text<N> {
+    pub(crate) fn empty() -> Self {
+        Self {
+            buffer: [0; N],
+            start: N,
+        }
+    }
+
+    /// The same with these before it.
+    pub(crate) fn after_all(self, word: &[u8]) -> Self {
         word.iter()
             .rev()
-            .fold(empty, |text, letter| text.after(*letter))
+            .fold(self, |text, letter| text.after(*letter))
     }
 
     /// The same with this before it.

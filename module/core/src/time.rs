@@ -8,7 +8,7 @@ pub const INTEGER_MAX: i64 = 9_007_199_254_740_991;
 ///
 /// Leases live in the keyspace as TTLs, so they follow the server's wall clock. Waits are ours
 /// alone, so they follow a clock that nobody can step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Now {
     /// Wall clock, in microseconds since 1970.
     pub wall_us: i64,

@@ -37,7 +37,7 @@ use crate::stored::{ReadDepth, Stored};
 use crate::table::{LockKey, LockRef, RecordId};
 use crate::task::{Command, Keys, Purpose, Read, Reading, Subject, Task};
 use crate::wait::Wish;
-use crate::{CommandError, Effect, Kind, Mode, Now, Token, WaitOutcome};
+use crate::{Asked, CommandError, Effect, Kind, Mode, Now, Token, WaitOutcome};
 use std::rc::Rc;
 
 /// What a command comes to.
@@ -66,7 +66,8 @@ pub enum Outcome {
     /// GUARD: the owner has the lock. The driver runs the guarded command before it asks for the
     /// next task: what comes next may end the hold.
     Guards,
-    /// How many locks were released, renewed or broken, or how many waiters left.
+    /// How many locks were released, renewed or broken, or how many waiters left; of LIMIT the
+    /// limit before, 0 if there was none.
     Number(i64),
 }
 
@@ -310,7 +311,9 @@ impl Locks {
             subject,
             depth,
             purpose,
+            asked: None,
             replaces_own_lease: false,
+            sets_limit: false,
             tells_token: false,
             epoch: self.epoch,
         }
@@ -319,10 +322,26 @@ impl Locks {
     fn command_task(&self, turn: &Turn<'_>) -> Option<Task> {
         let command = turn.command?;
         Some(Task {
+            asked: self.asked_by_command(turn, command),
+            sets_limit: matches!(command, Command::Limit(_)),
             replaces_own_lease: command.replaces_own_lease(),
             tells_token: matches!(command, Command::Guard(_)),
             ..self.task(Subject::Command, command.depth(), Purpose::Command)
         })
+    }
+
+    /// The permits that a command asks for; of CANCEL, those that its waiter waits for, which is
+    /// told when it could have had them.
+    fn asked_by_command(&self, turn: &Turn<'_>, command: Command<'_>) -> Option<Asked> {
+        match command {
+            Command::Acquire(request) => request.asked,
+            Command::Cancel(request) => {
+                let (db, name) = (turn.db, request.key);
+                let queue = self.table.queue(LockRef { db, name })?;
+                self.table.waiter_of(queue, request.owner)?.1.asked
+            }
+            _ => None,
+        }
     }
 
     /// The next pending release at one of the command's locks. When the budget is spent, only those
@@ -393,11 +412,14 @@ impl Locks {
         // have, the time would grow with the square of their number.
         let depth = match first.mode {
             Mode::Read => ReadDepth::Brief,
-            Mode::Write | Mode::Plain => ReadDepth::Whole,
+            Mode::Write | Mode::Plain | Mode::Permits => ReadDepth::Whole,
         };
-        let (owner, mode) = (Rc::clone(&first.owner), first.mode);
+        let (owner, mode, asked) = (Rc::clone(&first.owner), first.mode, first.asked);
         let lock = self.table.lock_of(record)?.clone();
-        Some(self.task(Subject::One(lock, owner), depth, Purpose::Reconcile(mode)))
+        Some(Task {
+            asked,
+            ..self.task(Subject::One(lock, owner), depth, Purpose::Reconcile(mode))
+        })
     }
 
     /// A wait for several locks, once all has ended that must end at any of them: what ends at a
@@ -467,7 +489,10 @@ impl Locks {
             Some(locks) => Subject::Several(locks, owner),
             None => Subject::One(self.lock_of(id)?, owner),
         };
-        Some(self.task(subject, ReadDepth::Brief, Purpose::TimeOut))
+        Some(Task {
+            asked: waiter.asked,
+            ..self.task(subject, ReadDepth::Brief, Purpose::TimeOut)
+        })
     }
 
     /// What keeps hashes and our own memory from growing without bound.
@@ -630,6 +655,7 @@ impl Locks {
                 Outcome::Guards
             }
             Command::Cancel(request) => Outcome::Number(decision.cancel(stored, request.owner)),
+            Command::Limit(request) => Outcome::Number(decision.set_limit(&stored, request.limit)?),
             _ => return Err(CommandError::Unsettled),
         }))
     }

@@ -9,7 +9,7 @@ use crate::stored::ttl_ms;
 use crate::table::{LockKey, LockRef, Newcomer, ReplyTarget, WaiterId};
 use crate::task::{Command, Keys, Read};
 use crate::turn::{Outcome, Phase, Turn};
-use crate::{CommandError, Effect, Lease, Mode, Now, WaitOutcome};
+use crate::{Asked, CommandError, Effect, Lease, Mode, Now, WaitOutcome};
 use std::rc::Rc;
 
 /// A wait that is about to begin.
@@ -105,6 +105,10 @@ impl Locks {
         let ttl_ms = wish.ttl_ms;
         turn.wish = Some(wish);
         let locks = match turn.command {
+            // Not looked at: who of the holders must give permits back is not said.
+            Some(Command::Acquire(request)) if request.mode == Mode::Permits => {
+                return Ok(Some(Outcome::MustWait { ttl_ms }));
+            }
             Some(Command::Acquire(request)) => {
                 let lock = LockRef {
                     db: turn.db,
@@ -213,6 +217,7 @@ impl Locks {
         let newcomer = Newcomer {
             owner: turn.command?.owner(),
             mode: terms.mode,
+            asked: terms.asked,
             lease: terms.lease,
             wait,
             reply_to,
@@ -268,7 +273,8 @@ impl Locks {
     fn own_place(&self, lock: LockRef<'_>, request: &Acquire<'_>) -> Option<WaiterId> {
         let queue = self.table.queue(lock).filter(|_| request.once)?;
         let (id, waiter) = self.table.waiter_of(queue, request.owner)?;
-        (waiter.multi.is_none() && waiter.mode == request.mode).then_some(id)
+        let is_same = waiter.mode == request.mode && waiter.asked == request.asked;
+        (waiter.multi.is_none() && is_same).then_some(id)
     }
 
     fn join(
@@ -365,6 +371,7 @@ impl Locks {
 /// On what terms a command waits.
 struct Terms<'a> {
     mode: Mode,
+    asked: Option<Asked>,
     lease: Lease,
     wait_mode: WaitMode,
     session: Option<SessionRef<'a>>,
@@ -375,12 +382,14 @@ impl<'a> Terms<'a> {
         match command {
             Command::Acquire(request) => Some(Self {
                 mode: request.mode,
+                asked: request.asked,
                 lease: request.lease,
                 wait_mode: request.wait_mode,
                 session: request.session,
             }),
             Command::MultiAcquire(request) => Some(Self {
                 mode: Mode::Plain,
+                asked: None,
                 lease: request.lease,
                 wait_mode: request.wait_mode,
                 session: request.session,

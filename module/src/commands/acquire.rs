@@ -1,5 +1,5 @@
-//! `RLOCK.ACQUIRE key owner lease-ms [READ | WRITE] [BLOCK wait-ms | QUEUE wait-ms]
-//! [SESSION session] [ONCE]`: take the lock, or wait for it.
+//! `RLOCK.ACQUIRE key owner lease-ms [READ | WRITE | PERMITS n [OF limit]]
+//! [BLOCK wait-ms | QUEUE wait-ms] [SESSION session] [ONCE]`: take the lock, or wait for it.
 //!
 //! Replies `[count, token]` when held, `[0, ttl-ms]` when not, `[-1, position]` when queued. A free
 //! lock is taken with count 1 and a new token; an owner who holds it re-enters, and its lease
@@ -12,12 +12,18 @@
 //! `READ` and `WRITE` make it a read-write lock: any number of readers, or one writer, who may read
 //! as well. Readers that come after a waiting writer stand behind it.
 //!
+//! `PERMITS` makes it a counting semaphore: owners are let in as long as no more permits are out
+//! than the limit. The reply is `[permits, token]`, and an owner has one hold.
+//!
 //! Replicated as `HSET` and `PEXPIREAT` with final values, a reader's timeout key as `SET`; when
 //! refused, not at all.
 
 use super::wait::{acquire, confirm, wait_if_allowed};
-use super::{KEY, LEASE_MS, MODE, ONCE, OWNER, SESSION, WAIT, check_slot, named_by, user_naming};
-use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
+use super::{
+    KEY, LEASE_MS, LimitOf, ONCE, OWNER, PERMITS_N, SESSION, WAIT, check_limit_slot, check_slot,
+    named_by, user_naming,
+};
+use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
 use crate::turn::Named;
 use rlock_core::{CommandError, request};
 
@@ -27,14 +33,32 @@ impl Command for Acquire {
     const SPEC: Spec = Spec {
         name: c"rlock.acquire",
         summary: c"Takes a lock or enters it once more, and waits in its queue if asked to.",
-        complexity: c"O(1); a wait O(N) with N owners that wait for each other in turn, \
-            and a writer's with N reads",
+        complexity: c"O(1), for permits O(N) with N holders; a wait O(N) with N owners that wait \
+            for each other in turn, and a writer's with N reads",
         since: c"0.1.0",
         arity: -4,
         flags: c"write deny-oom fast",
         categories: c"write fast lock",
         keys: Keys::First(Access::Update),
-        arguments: &[KEY, OWNER, LEASE_MS, MODE, WAIT, SESSION, ONCE],
+        arguments: &[
+            KEY,
+            OWNER,
+            LEASE_MS,
+            Argument::either(&[
+                Argument::word(c"READ", c"read"),
+                Argument::word(c"WRITE", c"write"),
+                Argument::new(
+                    c"permits",
+                    ArgumentKind::Block(&[
+                        PERMITS_N,
+                        Argument::option(c"OF", c"limit", ArgumentKind::Integer),
+                    ]),
+                ),
+            ]),
+            WAIT,
+            SESSION,
+            ONCE,
+        ],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
@@ -42,7 +66,13 @@ impl Command for Acquire {
         let user = user_naming(ctx, request.session);
         request.session = named_by(request.session, user.as_ref());
         wait_if_allowed(ctx, &mut request.wait_mode);
-        check_slot(ctx, request.key, request.mode)?;
+        match request.asked {
+            Some(asked) if asked.limit.is_none() => {
+                check_limit_slot(ctx, request.key, LimitOf::All)?;
+            }
+            Some(_) => check_limit_slot(ctx, request.key, LimitOf::Caller)?,
+            None => check_slot(ctx, request.key, request.mode)?,
+        }
         let given = Named::One(args.at(1)?, args.at(2)?);
         let command = rlock_core::Command::Acquire(&request);
         let is_held = acquire(ctx, command, request.wait_mode, given)?;

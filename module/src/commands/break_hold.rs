@@ -4,7 +4,7 @@
 //! Replies 1, or 0 if the lock was free. The former holder hears of it at its next RENEW or
 //! RELEASE.
 //!
-//! Of a read-write lock all holds end, the writer's and the readers'.
+//! Of a read-write lock all holds end, the writer's and the readers'; of permits all.
 //!
 //! Replicated like a last release.
 
@@ -20,7 +20,7 @@ impl Command for Break {
     const SPEC: Spec = Spec {
         name: c"rlock.break",
         summary: c"Ends the hold of a lock whoever has it, and hands the lock to the next waiter.",
-        complexity: c"O(1), of a read-write lock O(N) with N reads",
+        complexity: c"O(1), of a read-write lock or of permits O(N) with N holders",
         since: c"0.1.0",
         arity: 2,
         flags: c"write admin",
@@ -32,7 +32,7 @@ impl Command for Break {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::KeyOnly::parse(args.bytes())?;
         let name = args.at(1)?;
-        if ctx.in_cluster() && OpenLock::open(ctx, name, Access::Read).mode().is_some() {
+        if ctx.in_cluster() && OpenLock::open(ctx, name, Access::Read).is_read_write() {
             check_slot(ctx, request.key, Mode::Write)?;
         }
         let command = rlock_core::Command::Break(request.key);

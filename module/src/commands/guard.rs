@@ -1,5 +1,5 @@
-//! `RLOCK.GUARD key owner [READ | WRITE] [TOKEN token] CALL command [arg ...]`: run a command of
-//! the server if the owner holds the lock.
+//! `RLOCK.GUARD key owner [READ | WRITE | PERMITS] [TOKEN token] CALL command [arg ...]`: run a
+//! command of the server if the owner holds the lock.
 //!
 //! Replies what the command replies. `NOTHELD` if the owner does not hold the lock, or not with
 //! that token: then the command was not run.

@@ -5,18 +5,22 @@
 //! (-1 without limit) in order. Of a free lock the owner is null and the count 0; a token that a
 //! script's lock does not have is null, and so is what this server does not know of a hold.
 //!
+//! Of permits nobody is the owner, and there is more: `mode`, `limit` (the one that is set, or
+//! null), `permits` (how many are out), `holders` (maps `owner`, `permits`, `token`, `ttl-ms`,
+//! `held-ms`, `session`, `client-id`), and `permits` in each entry of the queue.
+//!
 //! Of a read-write lock the owner is the writer, and there is more: `mode`, `holders` (maps
 //! `owner`, `mode`, `count`, `token`, `ttl-ms`, `held-ms`, `session`, `client-id`), and `mode` in
 //! each entry of the queue.
 
 use super::KEY;
-use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
+use crate::ffi::{Access, Args, Command, Ctx, KeyType, Keys, Spec};
 use crate::keys::{self, OpenLock};
 use crate::read_write::{ReadWriteHash, begin_looks};
-use crate::reply::{self, HolderReport, LockReport};
+use crate::reply::{self, HolderReport, LockReport, PermitsReport};
 use crate::{clock, state};
 use rlock_core::{
-    CommandError, Count, LockRef, Mode, NEVER, Now, Stored, Token, WaiterView, request,
+    CommandError, Count, LockRef, Mode, NEVER, Now, Permits, Stored, Token, WaiterView, request,
 };
 
 pub(super) struct Info;
@@ -25,7 +29,7 @@ impl Command for Info {
     const SPEC: Spec = Spec {
         name: c"rlock.info",
         summary: c"Tells who holds a lock and who waits for it.",
-        complexity: c"O(N) with N waiters and reads of this lock",
+        complexity: c"O(N) with N waiters and holders of this lock",
         since: c"0.1.0",
         arity: 2,
         flags: c"readonly",
@@ -45,7 +49,11 @@ impl Command for Info {
         };
         let queue = state::with(|state| state.locks.queue(at, now));
         begin_looks();
-        let (stored, owner) = lock.read(OpenLock::load_for_holder);
+        if lock.is_of_permits() || is_wanted_as_permits(&lock, at) {
+            permits(ctx, &lock, at, queue, now);
+            return Ok(());
+        }
+        let (stored, owner) = lock.read(|lock| lock.load_for_holder(now));
         let report = match stored {
             Stored::OtherType => return Err(CommandError::WrongType),
             Stored::ReadWrite(_) => {
@@ -63,7 +71,7 @@ impl Command for Info {
                 ttl_ms: stored.ttl_ms(now),
                 queue,
             },
-            Stored::Free | Stored::NoHolder => LockReport {
+            Stored::Free | Stored::NoHolder | Stored::Permits(_) => LockReport {
                 owner: None,
                 count: Some(0),
                 token: None,
@@ -82,6 +90,54 @@ fn valid(count: Count) -> Option<i64> {
         Count::Valid(count) => Some(count),
         Count::Malformed => None,
     }
+}
+
+/// Whether nobody has it, and permits are waited for or have a limit.
+fn is_wanted_as_permits(lock: &OpenLock<'_>, at: LockRef<'_>) -> bool {
+    let is_free = lock.key.key_type() == KeyType::Missing;
+    is_free && (state::with(|state| state.locks.queue_is_for_permits(at)) || lock.limit().is_some())
+}
+
+/// Of permits nobody is the owner.
+fn permits(ctx: Ctx<'_>, lock: &OpenLock<'_>, at: LockRef<'_>, queue: Vec<WaiterView>, now: Now) {
+    let (limit, key_end, fields) = lock.read(|lock| {
+        let limit = lock.limit();
+        (limit, lock.key.expires_at(), lock.permits_fields(now))
+    });
+    let mut out: i64 = 0;
+    let holders: Vec<PermitsReport> = fields
+        .into_iter()
+        .map(|(owner, hold)| {
+            let permits = hold.map(|hold| hold.permits.get());
+            out = out.saturating_add(permits.unwrap_or(0));
+            let token = hold.map(|hold| hold.token);
+            let view = state::with(|state| {
+                let locks = &state.locks;
+                locks.hold_view(at, &owner, Mode::Permits, token, now)
+            });
+            PermitsReport {
+                owner,
+                permits,
+                token: token.map(Token::get),
+                ttl_ms: hold.map(|hold| ttl_ms(hold.ends_at, now)),
+                hold: view,
+            }
+        })
+        .collect();
+    let report = LockReport {
+        owner: None,
+        count: Some(0),
+        token: None,
+        // The last lease, if anybody has one.
+        ttl_ms: match (out, key_end) {
+            (0, _) => 0,
+            (_, None) => -1,
+            (_, Some(end)) => ttl_ms(end, now),
+        },
+        hold: None,
+        queue,
+    };
+    reply::permits_report(ctx, &report, limit.map(Permits::get), out, &holders);
 }
 
 /// Of a read-write lock the owner is the writer.

@@ -7,6 +7,7 @@ mod cancel;
 mod events;
 mod guard;
 mod info;
+mod limit;
 mod list;
 mod log;
 mod macquire;
@@ -37,6 +38,7 @@ pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> 
     register::<list::List>(ctx)?;
     register::<sessions::Sessions>(ctx)?;
     register::<log::Log>(ctx)?;
+    register::<limit::Limit>(ctx)?;
     register::<macquire::Macquire>(ctx)?;
     register::<mrelease::Mrelease>(ctx)?;
     register::<mrenew::Mrenew>(ctx)
@@ -72,16 +74,41 @@ fn names<'a>(args: Args<'a>, keys: &[NamedKey<'_>]) -> Result<Vec<Str<'a>>, Comm
 
 /// In a cluster, refuses READ and WRITE where the keys of a read-write lock are not all here.
 fn check_slot(ctx: Ctx<'_>, name: &[u8], mode: Mode) -> Result<(), CommandError> {
-    if mode == Mode::Plain || !ctx.in_cluster() {
+    if !matches!(mode, Mode::Read | Mode::Write) || !ctx.in_cluster() {
         return Ok(());
     }
-    if mode == Mode::Read && !rlock_core::names::timeouts_share_slot(name) {
+    if mode == Mode::Read && !rlock_core::names::side_keys_share_slot(name) {
         return Err(CommandError::TimeoutsInOtherSlot);
     }
     if slot_is_settled(ctx, name) {
         Ok(())
     } else {
         Err(CommandError::SlotOnItsWay)
+    }
+}
+
+/// Whose limit counts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LimitOf {
+    /// The one that is set for all.
+    All,
+    /// The caller's own, where none is set.
+    Caller,
+}
+
+/// In a cluster, refuses permits where the limit that is set for all cannot be looked at. For a
+/// name whose limit's key is in another slot none can be set, and the caller's own counts.
+fn check_limit_slot(ctx: Ctx<'_>, name: &[u8], limit: LimitOf) -> Result<(), CommandError> {
+    if !ctx.in_cluster() {
+        return Ok(());
+    }
+    if !rlock_core::names::side_keys_share_slot(name) && limit == LimitOf::All {
+        return Err(CommandError::LimitInOtherSlot);
+    }
+    if slot_is_settled(ctx, name) {
+        Ok(())
+    } else {
+        Err(CommandError::LimitOnItsWay)
     }
 }
 
@@ -108,15 +135,17 @@ fn user_of(user: Option<&OwnedStr>) -> &[u8] {
 
 const KEY: Argument = Argument::new(c"key", ArgumentKind::Key);
 const OWNER: Argument = Argument::new(c"owner", ArgumentKind::Text);
+const MODE: Argument = Argument::either(&[
+    Argument::word(c"READ", c"read"),
+    Argument::word(c"WRITE", c"write"),
+    Argument::word(c"PERMITS", c"permits"),
+]);
 const LEASE_MS: Argument = Argument::new(c"lease-ms", ArgumentKind::Integer);
 const TOKEN: Argument = Argument::option(c"TOKEN", c"token", ArgumentKind::Integer);
 const SESSION: Argument = Argument::option(c"SESSION", c"session", ArgumentKind::Text);
 const NUMKEYS: Argument = Argument::new(c"numkeys", ArgumentKind::Integer);
 const SOME_KEYS: Argument = Argument::many(c"key", ArgumentKind::Key);
-const MODE: Argument = Argument::either(&[
-    Argument::word(c"READ", c"read"),
-    Argument::word(c"WRITE", c"write"),
-]);
+const PERMITS_N: Argument = Argument::with_token(c"PERMITS", c"n", ArgumentKind::Integer);
 const WAIT: Argument = Argument::either(&[
     Argument::with_token(c"BLOCK", c"wait-ms", ArgumentKind::Integer),
     Argument::with_token(c"QUEUE", c"wait-ms", ArgumentKind::Integer),

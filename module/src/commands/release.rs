@@ -1,14 +1,16 @@
-//! `RLOCK.RELEASE key owner [READ | WRITE] [TOKEN token] [LEASE lease-ms]`: give one hold back.
+//! `RLOCK.RELEASE key owner [READ | WRITE | PERMITS n] [TOKEN token] [LEASE lease-ms]`: give one
+//! hold back.
 //!
 //! Replies the holds left, 0 when the lock is free or handed over; null if the owner does not hold
 //! it, or holds it with another token. The last release grants the next waiter in the same step,
 //! and publishes the unlock message. With holds left, `LEASE` starts the lease anew; without it the
 //! TTL stays. With `READ` or `WRITE` these are the holds in that mode; a writer who reads becomes a
-//! reader by its last release with `WRITE`.
+//! reader by its last release with `WRITE`. With `PERMITS` so many of the owner's permits are given
+//! back, and the reply is how many it has left.
 //!
 //! Replicated as `DEL`, and `HSET`, `PEXPIREAT` of the next hold with it in one transaction.
 
-use super::{KEY, MODE, OWNER, TOKEN, check_slot, decide};
+use super::{KEY, OWNER, PERMITS_N, TOKEN, check_slot, decide};
 use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
 use crate::reply;
 use crate::turn::Named;
@@ -20,7 +22,9 @@ impl Command for Release {
     const SPEC: Spec = Spec {
         name: c"rlock.release",
         summary: c"Gives one hold of a lock back; the last one hands the lock to the next waiter.",
-        complexity: c"O(1), a reader's O(N) with N reads if its lease is the longest",
+        complexity:
+            c"O(1), of a reader or of permits O(N) with N holders if its lease is the longest, \
+            and of permits for each waiter that is let in",
         since: c"0.1.0",
         arity: -3,
         flags: c"write fast",
@@ -29,7 +33,11 @@ impl Command for Release {
         arguments: &[
             KEY,
             OWNER,
-            MODE,
+            Argument::either(&[
+                Argument::word(c"READ", c"read"),
+                Argument::word(c"WRITE", c"write"),
+                PERMITS_N,
+            ]),
             TOKEN,
             Argument::option(c"LEASE", c"lease-ms", ArgumentKind::Integer),
         ],

@@ -1,10 +1,10 @@
-//! `RLOCK.RENEW key owner lease-ms [READ | WRITE] [TOKEN token] [SESSION session]`: start the lease
-//! anew.
+//! `RLOCK.RENEW key owner lease-ms [READ | WRITE | PERMITS] [TOKEN token] [SESSION session]`: start
+//! the lease anew.
 //!
 //! Replies 1 if the owner holds the lock (with that token), 0 if it is lost. Never revives a
 //! lock. With `SESSION` the hold belongs to that session from now on.
 //!
-//! Replicated as `PEXPIREAT`, a reader's timeout keys as `SET`.
+//! Replicated as `PEXPIREAT`, a reader's timeout keys as `SET`, permits as `HSET`.
 
 use super::wait::confirm;
 use super::{
@@ -20,7 +20,8 @@ impl Command for Renew {
     const SPEC: Spec = Spec {
         name: c"rlock.renew",
         summary: c"Starts the lease of a held lock anew, or tells that the lock is lost.",
-        complexity: c"O(1), a reader's O(N) with N reads if its lease is the longest",
+        complexity:
+            c"O(1), of a reader or of permits O(N) with N holders if its lease is the longest",
         since: c"0.1.0",
         arity: -4,
         flags: c"write fast",

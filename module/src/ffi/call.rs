@@ -247,6 +247,14 @@ impl<'a> Ctx<'a> {
         ));
     }
 
+    /// `SET` of a key that never expires.
+    pub(crate) fn replicate_set_forever(self, key: Str<'_>, value: Str<'_>) {
+        let (command, format) = (c"SET".as_ptr(), c"ss".as_ptr());
+        server!(RedisModule_Replicate(
+            self.raw, command, format, key.raw, value.raw
+        ));
+    }
+
     /// To replicas only: a message is not data, so the AOF has no use for it.
     pub(crate) fn replicate_message(self, command: &CStr, channel: Str<'_>, message: Str<'_>) {
         let (command, format) = (command.as_ptr(), c"Ass".as_ptr());

@@ -30,6 +30,7 @@ fn waited_for(stored: Stored) -> Locks {
         owner: b"bob",
         lease: Lease::from_ms(50).unwrap(),
         mode: Mode::Write,
+        asked: None,
         wait_mode: WaitMode::Block(Wait::from_ms(0).unwrap()),
         session: None,
         once: false,
@@ -125,6 +126,7 @@ fn a_release_that_could_not_look_at_all_asks_for_the_rest() {
         key: b"k",
         owner: b"alice",
         mode: Mode::Read,
+        permits: None,
         token: None,
         lease: None,
     };

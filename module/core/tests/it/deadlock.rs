@@ -116,6 +116,7 @@ impl Crossing {
             owner,
             lease: Lease::from_ms(INTEGER_MAX).unwrap(),
             mode: Mode::Plain,
+            asked: None,
             wait_mode: WaitMode::Block(Wait::from_ms(0).unwrap()),
             session: None,
             once: false,
@@ -255,6 +256,7 @@ impl Crossing {
             key: &place.1,
             owner,
             mode: Mode::Plain,
+            permits: None,
             token: None,
             lease: None,
         };

@@ -17,7 +17,7 @@ mod histories;
 mod requests;
 mod stored;
 
-pub use any_state::any_state;
+pub use any_state::{any_state, any_state_of_permits};
 pub use histories::{histories, read_write_histories};
 pub use requests::{globs, requests};
 pub use stored::stored;
@@ -121,6 +121,11 @@ proptest! {
     #[test]
     fn any_state_of_any_bytes(data in proptest::collection::vec(any::<u8>(), 0..600)) {
         any_state(&data);
+    }
+
+    #[test]
+    fn any_state_of_permits_of_any_bytes(data in proptest::collection::vec(any::<u8>(), 0..600)) {
+        any_state_of_permits(&data);
     }
 
     #[test]

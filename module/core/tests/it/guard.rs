@@ -2,8 +2,8 @@
 
 use rlock_core::request::Guard;
 use rlock_core::{
-    Command, CommandError, Count, Hash, Kind, Locks, Now, Outcome, Read, ReadHold, ReadWrite,
-    Stored, Token, Turn,
+    Command, CommandError, Count, Hash, Kind, Locks, Now, Outcome, PermitsReading, Read, ReadHold,
+    ReadWrite, Stored, Token, Turn,
 };
 
 const NOW: Now = Now {
@@ -26,6 +26,10 @@ fn guard(words: &str, stored: Stored) -> Result<Outcome, CommandError> {
 
 fn token(number: i64) -> Option<Token> {
     Token::new(number)
+}
+
+fn wrong_kind(held: Kind, asked: Kind) -> Result<Outcome, CommandError> {
+    Err(CommandError::WrongKind { held, asked })
 }
 
 fn plain(own: Option<Count>, others: bool) -> Stored {
@@ -64,7 +68,7 @@ fn a_plain_lock_guards_for_its_holder_and_others_are_told_its_token() {
         (
             "READ",
             plain(one, false),
-            Err(CommandError::WrongKind(Kind::Plain)),
+            wrong_kind(Kind::Plain, Kind::ReadWrite),
         ),
     ] {
         assert_eq!(guard(words, stored), expected, "{words:?} {stored:?}");
@@ -107,10 +111,59 @@ fn a_read_write_lock_guards_for_its_holder_in_this_mode() {
         ("WRITE TOKEN 7", writes, not_held(None)),
         ("WRITE", others_write, not_held(None)),
         ("READ", others_read, not_held(None)),
-        ("", reads, Err(CommandError::WrongKind(Kind::ReadWrite))),
+        ("", reads, wrong_kind(Kind::ReadWrite, Kind::Plain)),
     ] {
         let found = guard(words, Stored::ReadWrite(stored));
         assert_eq!(found, expected, "{words:?} {stored:?}");
+    }
+}
+
+#[test]
+fn permits_guard_for_whoever_holds_any_and_each_has_its_own_token() {
+    let now_ms = NOW.wall_us / 1000;
+    let permits = |fields: &[(&[u8], String)]| {
+        let mut reading = PermitsReading::new(b"alice", None, None, NOW);
+        for (field, value) in fields {
+            reading.field(field, value.as_bytes());
+        }
+        reading.found(None).stored(false)
+    };
+    let own = |ends_at: i64| (&b"alice"[..], format!("3:{ends_at}:t7"));
+    let bob = || (&b"bob"[..], format!("1:{}:t8", now_ms + 1));
+    let not_held = |present| Err(CommandError::NotHeld(present));
+    for (words, stored, expected) in [
+        ("PERMITS", permits(&[own(now_ms)]), Ok(Outcome::Guards)),
+        (
+            "TOKEN 7 PERMITS",
+            permits(&[own(now_ms), bob()]),
+            Ok(Outcome::Guards),
+        ),
+        (
+            "PERMITS TOKEN 8",
+            permits(&[own(now_ms), bob()]),
+            not_held(token(7)),
+        ),
+        // Its lease is over, whoever else has some.
+        ("PERMITS", permits(&[own(now_ms - 1)]), not_held(None)),
+        (
+            "PERMITS",
+            permits(&[own(now_ms - 1), bob()]),
+            not_held(None),
+        ),
+        ("PERMITS", permits(&[bob()]), not_held(None)),
+        ("PERMITS", Stored::Free, not_held(None)),
+        (
+            "",
+            permits(&[own(now_ms)]),
+            wrong_kind(Kind::Permits, Kind::Plain),
+        ),
+        (
+            "PERMITS",
+            plain(Some(Count::Valid(1)), false),
+            wrong_kind(Kind::Plain, Kind::Permits),
+        ),
+    ] {
+        assert_eq!(guard(words, stored), expected, "{words:?} {stored:?}");
     }
 }
 

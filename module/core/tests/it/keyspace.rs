@@ -156,6 +156,9 @@ impl Keyspace {
             Write::Delete => Err("a key is deleted that is not there".into()),
             // A lock that somebody else made a read-write one is broken, with all its readers.
             Write::DeleteTimeout(_) => Ok(()),
+            Write::SetPermits(..) | Write::SetLimit(_) | Write::DeleteLimit => {
+                Err("nobody asks for permits".into())
+            }
             Write::SetTimeout(..) => {
                 Err("a read-write lock is written, and none was asked for".into())
             }

@@ -33,6 +33,11 @@ fn first_of(holders: &[Box<[u8]>]) -> Option<HeldBy> {
     })
 }
 
+/// Where nobody asks for permits.
+fn no_permits() -> ! {
+    panic!("nobody asks for permits here")
+}
+
 /// Whoever may read nothing is told nothing, and the others the latest, each once.
 fn is_log_sound(locks: &Locks) -> Result<(), String> {
     let seen = |may_read: bool| {
@@ -67,6 +72,8 @@ mod sessions;
 mod together;
 // The read-write lock: a server, a twin and questions of its own.
 mod read_write;
+// Permits: the same.
+mod permits;
 // What a fuzzer asks. Public, because module/core/fuzz builds this file as its library.
 pub mod fuzz;
 mod guard;

@@ -2,10 +2,12 @@
 
 use proptest::prelude::*;
 use rlock_core::request::{
-    Acquire, Cancel, Events, KeyOnly, List, MultiAcquire, MultiRelease, MultiRenew, NamedKey,
-    Release, Renew,
+    Acquire, Cancel, Events, KeyOnly, Limit, List, MultiAcquire, MultiRelease, MultiRenew,
+    NamedKey, Release, Renew,
 };
-use rlock_core::{CommandError, Count, Glob, KEYS_MAX, Kind, Lease, Mode, Token, TokenMint, Wait};
+use rlock_core::{
+    Asked, CommandError, Count, Glob, KEYS_MAX, Kind, Lease, Mode, Permits, Token, TokenMint, Wait,
+};
 
 pub(crate) const LEASE: &str = "ERR lease-ms must be an integer from 1 to 9007199254740991";
 pub(crate) const WAIT: &str = "ERR wait-ms must be an integer from 0 to 9007199254740991";
@@ -21,6 +23,12 @@ pub(crate) const RESERVED: &str =
     "ERR owner must not be 'fence' or 'mode', fields of the lock itself";
 pub(crate) const WRITER: &str =
     "ERR owner must not end in ':write' with READ or WRITE, as a writer's field does";
+pub(crate) const PERMITS: &str = "ERR permits must be an integer from 1 to 2147483647";
+pub(crate) const LIMIT: &str = "ERR OF must be an integer from 1 to 2147483647";
+pub(crate) const LIMIT_TO_SET: &str = "ERR limit must be an integer from 0 to 2147483647";
+pub(crate) const PERMITS_ALONE: &str =
+    "ERR option 'PERMITS' cannot be combined with 'READ' or 'WRITE'";
+pub(crate) const OF_ALONE: &str = "ERR option 'OF' needs 'PERMITS'";
 pub(crate) const EITHER_MODE: &str = "ERR option 'WRITE' cannot be combined with 'READ'";
 pub(crate) const KEY_COUNT: &str =
     "ERR numkeys must be an integer from 1 to 1024, and so many keys must follow";
@@ -48,7 +56,23 @@ fn in_words(mode: Mode) -> &'static str {
         Mode::Plain => "",
         Mode::Read => " READ",
         Mode::Write => " WRITE",
+        Mode::Permits => " PERMITS",
     }
+}
+
+fn asked_in_words(asked: Option<Asked>) -> String {
+    let Some(Asked { permits, limit }) = asked else {
+        return String::new();
+    };
+    let limit = limit.map_or(String::new(), |limit| format!(" of {}", limit.get()));
+    format!(" {}{limit}", permits.get())
+}
+
+fn limit(args: &[&[u8]]) -> String {
+    shown(Limit::parse(args.iter().copied()), |limit| {
+        let Limit { key, limit } = limit;
+        format!("{} {:?}", key.escape_ascii(), limit.map(Permits::get))
+    })
 }
 
 fn acquire(args: &[&[u8]]) -> String {
@@ -58,14 +82,15 @@ fn acquire(args: &[&[u8]]) -> String {
             owner,
             lease,
             mode,
+            asked,
             wait_mode,
             session,
             once,
         } = acquire;
         let (key, owner) = (key.escape_ascii(), owner.escape_ascii());
         let session = session.map(|session| session.name.escape_ascii().to_string());
-        let mode = in_words(mode);
-        format!("{key} {owner} {lease:?}{mode} {wait_mode:?} {session:?} {once}")
+        let (mode, permits) = (in_words(mode), asked_in_words(asked));
+        format!("{key} {owner} {lease:?}{mode}{permits} {wait_mode:?} {session:?} {once}")
     })
 }
 
@@ -75,13 +100,15 @@ fn release(args: &[&[u8]]) -> String {
             key,
             owner,
             mode,
+            permits,
             token,
             lease,
         } = release;
         let token = token.map(Token::get);
         let (key, owner) = (key.escape_ascii(), owner.escape_ascii());
         let mode = in_words(mode);
-        format!("{key} {owner}{mode} {token:?} {lease:?}")
+        let permits = permits.map_or(String::new(), |permits| format!(" {}", permits.get()));
+        format!("{key} {owner}{mode}{permits} {token:?} {lease:?}")
     })
 }
 
@@ -725,6 +752,7 @@ fn a_hundred_arguments_are_read_to_the_first_wrong_one() {
 }
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "one table")]
 fn every_refusal_begins_with_a_code_word_and_stays_on_a_line() {
     let moved = CommandError::Moved {
         slot: 16_383,
@@ -750,12 +778,50 @@ fn every_refusal_begins_with_a_code_word_and_stays_on_a_line() {
             "WRONGTYPE Operation against a key holding the wrong kind of value",
         ),
         (
-            CommandError::WrongKind(Kind::ReadWrite),
+            wrong_kind(Kind::ReadWrite, Kind::Plain),
             "WRONGKIND the key holds a read-write lock, not a plain one",
         ),
         (
-            CommandError::WrongKind(Kind::Plain),
+            wrong_kind(Kind::Plain, Kind::ReadWrite),
             "WRONGKIND the key holds a plain lock, not a read-write one",
+        ),
+        (
+            wrong_kind(Kind::Permits, Kind::Plain),
+            "WRONGKIND the key holds permits, not a plain lock",
+        ),
+        (
+            wrong_kind(Kind::Permits, Kind::ReadWrite),
+            "WRONGKIND the key holds permits, not a read-write lock",
+        ),
+        (
+            wrong_kind(Kind::Plain, Kind::Permits),
+            "WRONGKIND the key holds a plain lock, not permits",
+        ),
+        (
+            wrong_kind(Kind::ReadWrite, Kind::Permits),
+            "WRONGKIND the key holds a read-write lock, not permits",
+        ),
+        (
+            CommandError::Held,
+            "HELD this owner holds permits of this key already, ONCE begins their lease anew",
+        ),
+        (
+            CommandError::NoLimit,
+            "NOLIMIT no limit is set with RLOCK.LIMIT, and PERMITS names none with OF",
+        ),
+        (
+            CommandError::PermitsNotHeld(3),
+            "ERR permits given back must not exceed those held, whose number is 3",
+        ),
+        (
+            CommandError::LimitInOtherSlot,
+            "CROSSSLOT key cannot have a limit in a cluster, its braces put the key of the limit \
+             in another slot: name the limit with OF",
+        ),
+        (
+            CommandError::LimitOnItsWay,
+            "TRYAGAIN the key's slot is on its way to another node, and with it the limit of \
+             permits",
         ),
         (
             CommandError::NoSessionConnection,
@@ -794,6 +860,74 @@ fn every_refusal_begins_with_a_code_word_and_stays_on_a_line() {
     for (refusal, text) in table {
         assert_eq!(refusal.to_string(), text);
     }
+}
+
+#[test]
+fn permits_and_limits_are_read_as_documented() {
+    let table = [
+        ("k o 1 PERMITS 3", "k o Lease(1) PERMITS 3 None None false"),
+        (
+            "k o 1 PERMITS 3 OF 5",
+            "k o Lease(1) PERMITS 3 of 5 None None false",
+        ),
+        (
+            "k o:write 1 of 5 BLOCK 0 permits 5",
+            "k o:write Lease(1) PERMITS 5 of 5 Block(Wait(0)) None false",
+        ),
+        (
+            "k o 1 PERMITS 2147483647 ONCE",
+            "k o Lease(1) PERMITS 2147483647 None None true",
+        ),
+        ("k o 1 PERMITS", "ERR option 'PERMITS' needs a value"),
+        ("k o 1 PERMITS 0", PERMITS),
+        ("k o 1 PERMITS -1", PERMITS),
+        ("k o 1 PERMITS 2147483648", PERMITS),
+        ("k o 1 PERMITS one", PERMITS),
+        ("k o 1 PERMITS 1 OF", "ERR option 'OF' needs a value"),
+        ("k o 1 PERMITS 1 OF 0", LIMIT),
+        ("k o 1 PERMITS 1 OF 2147483648", LIMIT),
+        (
+            "k o 1 PERMITS 6 OF 5",
+            "ERR permits must not exceed their limit, which is 5",
+        ),
+        ("k o 1 OF 5", OF_ALONE),
+        ("k o 1 READ PERMITS 1", PERMITS_ALONE),
+        ("k o 1 PERMITS 1 WRITE", PERMITS_ALONE),
+        (
+            "k o 1 PERMITS 1 PERMITS 1",
+            "ERR option 'PERMITS' is given twice",
+        ),
+        (
+            "k o 1 PERMITS 1 OF 1 OF 1",
+            "ERR option 'OF' is given twice",
+        ),
+    ];
+    for (line, expected) in table {
+        assert_eq!(acquire(&words(line)), expected, "{line}");
+    }
+    assert_eq!(release(&words("k o PERMITS 2")), "k o PERMITS 2 None None");
+    assert_eq!(release(&words("k o PERMITS 0")), PERMITS);
+    assert_eq!(
+        release(&words("k o PERMITS 1 OF 1")),
+        "ERR unknown option 'OF'"
+    );
+    assert_eq!(release(&words("k o READ PERMITS 1")), PERMITS_ALONE);
+    assert_eq!(
+        renew(&words("k o 1 PERMITS TOKEN 7")),
+        "k o Lease(1) PERMITS Some(7) None"
+    );
+    assert_eq!(renew(&words("k o 1 PERMITS 1")), "ERR unknown option '1'");
+    assert_eq!(limit(&words("k 8")), "k Some(8)");
+    assert_eq!(limit(&words("k 0")), "k None");
+    for wrong in ["k -1", "k 2147483648", "k x", "k 01"] {
+        assert_eq!(limit(&words(wrong)), LIMIT_TO_SET, "{wrong}");
+    }
+    assert_eq!(limit(&words("k")), ARITY);
+    assert_eq!(limit(&words("k 1 2")), ARITY);
+}
+
+fn wrong_kind(held: Kind, asked: Kind) -> CommandError {
+    CommandError::WrongKind { held, asked }
 }
 
 #[test]

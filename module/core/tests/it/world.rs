@@ -573,6 +573,7 @@ impl World {
             wait_mode: wait_mode(asked.waits),
             session: asked.session.map(|name| self.session(name)),
             mode: Mode::Plain,
+            asked: None,
             once: asked.once,
         };
         let command = Command::Acquire(&request);
@@ -895,6 +896,7 @@ impl World {
             key: &place.1,
             owner,
             mode: Mode::Plain,
+            permits: None,
             token: token.and_then(Token::new),
             lease: lease_ms.map(|ms| Lease::from_ms(ms).unwrap()),
         };

@@ -8,13 +8,14 @@
 
 use super::choices::Choices;
 use rlock_core::request::{
-    Acquire, Cancel, Events, MultiAcquire, MultiRelease, MultiRenew, NamedKey, Release, Renew,
-    SessionRef, WaitMode,
+    Acquire, Cancel, Events, Limit, MultiAcquire, MultiRelease, MultiRenew, NamedKey, Release,
+    Renew, SessionRef, WaitMode,
 };
 use rlock_core::{
-    BlockedClient, Command, CommandError, Count, Effect, HOLD_COUNT_MAX, Hash, INTEGER_MAX, Keys,
-    Lease, LockRef, Locks, Mode, NEVER, Now, Outcome, Purpose, Read, ReadHold, ReadWrite,
-    SessionId, SessionLimits, Stored, Subject, Token, Turn, Wait, WaitOutcome, WaiterId, Write,
+    Asked, BlockedClient, Command, CommandError, Count, Effect, HOLD_COUNT_MAX, Hash, INTEGER_MAX,
+    Keys, Lease, LockRef, Locks, Mode, NEVER, Now, Outcome, PERMITS_MAX, Permits, PermitsHash,
+    PermitsHold, Purpose, Read, ReadHold, ReadWrite, Room, SessionId, SessionLimits, Stored,
+    Subject, Token, Turn, Wait, WaitOutcome, WaiterId, Write,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +29,19 @@ const MODES: [Mode; 3] = [Mode::Plain, Mode::Read, Mode::Write];
 
 /// Any steps, over anything that is read.
 pub fn any_state(data: &[u8]) {
-    let mut core = Core::new(Choices::new(data));
+    any_steps(Core::new(Choices::new(data)));
+}
+
+/// The same with permits among them. (With a body of its own, so that the bytes which once found
+/// something go on saying the same.)
+pub fn any_state_of_permits(data: &[u8]) {
+    any_steps(Core {
+        has_permits: true,
+        ..Core::new(Choices::new(data))
+    });
+}
+
+fn any_steps(mut core: Core<'_>) {
     for _ in 0..200 {
         if core.choices.are_over() {
             break;
@@ -53,6 +66,7 @@ struct Core<'a> {
     listening: BTreeSet<usize>,
     clients: usize,
     last_token: i64,
+    has_permits: bool,
 }
 
 impl<'a> Core<'a> {
@@ -67,6 +81,7 @@ impl<'a> Core<'a> {
             listening: BTreeSet::new(),
             clients: CONNECTIONS,
             last_token: 0,
+            has_permits: false,
         }
     }
 
@@ -108,6 +123,9 @@ impl<'a> Core<'a> {
 
     /// Anything that a key can be read as.
     fn stored(&mut self) -> Stored {
+        if self.has_permits && self.choices.below(2) == 1 {
+            return self.permits_hash();
+        }
         match self.choices.below(8) {
             0 | 1 => Stored::Free,
             2 => Stored::NoHolder,
@@ -123,6 +141,49 @@ impl<'a> Core<'a> {
             }
             _ => self.read_write(),
         }
+    }
+
+    fn mode(&mut self) -> Mode {
+        if self.has_permits && self.choices.below(2) == 1 {
+            return Mode::Permits;
+        }
+        self.choices.of(&MODES)
+    }
+
+    fn permits(&mut self) -> Permits {
+        Permits::new(self.choices.of(&[1, 2, 3, PERMITS_MAX])).unwrap()
+    }
+
+    fn asked(&mut self, mode: Mode) -> Option<Asked> {
+        (mode == Mode::Permits).then(|| Asked {
+            permits: self.permits(),
+            limit: self.choices.maybe(|_| Permits::new(3).unwrap()),
+        })
+    }
+
+    /// Anything that a hash of permits can be read as.
+    fn permits_hash(&mut self) -> Stored {
+        let own = self.choices.one_in(3).then(|| PermitsHold {
+            permits: self.permits(),
+            ends_at: self.moment(),
+            token: self.token().unwrap_or(Token::new(7).unwrap()),
+        });
+        let is_there = own.is_some() || self.choices.one_in(2);
+        Stored::Permits(PermitsHash {
+            own,
+            others_end: (is_there && self.choices.one_in(2)).then(|| self.moment()),
+            room: match self.choices.below(5) {
+                0 => Room::Now,
+                1 => Room::Never,
+                2 => Room::NoLimit,
+                3 => Room::Unknown,
+                _ => Room::At(self.moment()),
+            },
+            over: self.choices.of(&[0, 100]),
+            limit: self.choices.maybe(|_| Permits::new(2).unwrap()),
+            ends_at: self.maybe_moment(),
+            is_there,
+        })
     }
 
     fn read_write(&mut self) -> Stored {
@@ -195,7 +256,17 @@ impl<'a> Core<'a> {
     fn seldom(&mut self) {
         let (lock, owner) = (self.lock(), self.choices.of(&OWNERS));
         let mut effects = Vec::new();
-        match self.choices.below(6) {
+        let also_limits = usize::from(self.has_permits);
+        match self.choices.below(6 + also_limits) {
+            6 => {
+                let key = lock.name;
+                let limit = self.choices.maybe(|_| Permits::new(2).unwrap());
+                let told = self.decide(Command::Limit(&Limit { key, limit }));
+                assert!(
+                    matches!(told, Ok(Outcome::Number(0..)) | Err(_)),
+                    "{told:?}"
+                );
+            }
             0 => {
                 let key = lock.name;
                 let told = self.decide(Command::Cancel(&Cancel { key, owner }));
@@ -289,7 +360,8 @@ impl<'a> Core<'a> {
         let request = Release {
             key: lock.name,
             owner,
-            mode: self.choices.of(&MODES),
+            mode: self.mode(),
+            permits: None,
             token: None,
             lease: None,
         };
@@ -320,11 +392,9 @@ impl<'a> Core<'a> {
     // --- Commands --------------------------------------------------------------------------------
 
     fn acquire(&mut self) {
-        let (lock, owner, mode) = (
-            self.lock(),
-            self.choices.of(&OWNERS),
-            self.choices.of(&MODES),
-        );
+        let (lock, owner) = (self.lock(), self.choices.of(&OWNERS));
+        let mode = self.mode();
+        let asked = self.asked(mode);
         let lease = self.lease();
         let (wait_mode, session) = self.wait_mode();
         let request = Acquire {
@@ -332,6 +402,7 @@ impl<'a> Core<'a> {
             owner,
             lease,
             mode,
+            asked,
             wait_mode,
             session,
             once: self.choices.one_in(3),
@@ -437,7 +508,8 @@ impl<'a> Core<'a> {
         let request = Release {
             key: lock.name,
             owner: self.choices.of(&OWNERS),
-            mode: self.choices.of(&MODES),
+            mode: self.mode(),
+            permits: None,
             token: self.token(),
             lease: self.choices.one_in(3).then(|| self.lease()),
         };
@@ -456,7 +528,7 @@ impl<'a> Core<'a> {
             key: lock.name,
             owner: self.choices.of(&OWNERS),
             lease: self.lease(),
-            mode: self.choices.of(&MODES),
+            mode: self.mode(),
             token: self.token(),
             session: self.choices.maybe(|_| session.into()),
         };

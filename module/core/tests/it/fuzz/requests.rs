@@ -2,14 +2,15 @@
 
 use super::choices::Choices;
 use crate::parsing::{
-    ALONE, ARITY, COUNT, EITHER, EITHER_MODE, GRACE, KEY_COUNT, LEASE, MATCH_LENGTH, OWNER_LENGTH,
-    RESERVED, SESSION_LENGTH, TOKEN, WAIT, WRITER, naive_matches,
+    ALONE, ARITY, COUNT, EITHER, EITHER_MODE, GRACE, KEY_COUNT, LEASE, LIMIT, LIMIT_TO_SET,
+    MATCH_LENGTH, OF_ALONE, OWNER_LENGTH, PERMITS as PERMITS_BOUNDS, PERMITS_ALONE, RESERVED,
+    SESSION_LENGTH, TOKEN, WAIT, WRITER, naive_matches,
 };
 use rlock_core::request::{
-    Acquire, Cancel, Events, Guard, KeyOnly, List, MultiAcquire, MultiRelease, MultiRenew,
+    Acquire, Cancel, Events, Guard, KeyOnly, Limit, List, MultiAcquire, MultiRelease, MultiRenew,
     NamedKey, Release, Renew, SessionRef, WaitMode, key_places,
 };
-use rlock_core::{CommandError, Glob, Lease, Mode, Now, Token, Wait};
+use rlock_core::{CommandError, Glob, Lease, Mode, Now, Permits, Token, Wait};
 
 /// What an argument is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +23,9 @@ enum Kind {
     Session,
     Wait,
     Token,
+    Permits,
+    Limit,
+    LimitToSet,
     Grace,
     Count,
     Pattern,
@@ -43,6 +47,7 @@ struct Grammar {
 }
 
 const MODES: [(&str, Kind); 2] = [("READ", Nothing), ("WRITE", Nothing)];
+const PERMITS: [(&str, Kind); 2] = [("PERMITS", Kind::Permits), ("OF", Kind::Limit)];
 const WAITS: [(&str, Kind); 4] = [
     ("BLOCK", Kind::Wait),
     ("QUEUE", Kind::Wait),
@@ -50,10 +55,12 @@ const WAITS: [(&str, Kind); 4] = [
     ("ONCE", Nothing),
 ];
 
-const GRAMMARS: [Grammar; 11] = [
+const GRAMMARS: [Grammar; 12] = [
     Grammar {
         fixed: &[Key, Owner, Kind::Lease],
-        options: &[MODES[0], MODES[1], WAITS[0], WAITS[1], WAITS[2], WAITS[3]],
+        options: &[
+            MODES[0], MODES[1], PERMITS[0], PERMITS[1], WAITS[0], WAITS[1], WAITS[2], WAITS[3],
+        ],
         is_fixed: false,
         parse: |args| Acquire::parse(args.iter().copied()).map(|of| acquire(&of)),
     },
@@ -62,6 +69,7 @@ const GRAMMARS: [Grammar; 11] = [
         options: &[
             MODES[0],
             MODES[1],
+            PERMITS[0],
             ("TOKEN", Kind::Token),
             ("LEASE", Kind::Lease),
         ],
@@ -70,7 +78,13 @@ const GRAMMARS: [Grammar; 11] = [
     },
     Grammar {
         fixed: &[Key, Owner, Kind::Lease],
-        options: &[MODES[0], MODES[1], ("TOKEN", Kind::Token), WAITS[2]],
+        options: &[
+            MODES[0],
+            MODES[1],
+            ("PERMITS", Nothing),
+            ("TOKEN", Kind::Token),
+            WAITS[2],
+        ],
         is_fixed: false,
         parse: |args| Renew::parse(args.iter().copied()).map(|of| renew(&of)),
     },
@@ -119,6 +133,16 @@ const GRAMMARS: [Grammar; 11] = [
         parse: |args| KeyOnly::parse(args.iter().copied()).map(|of| vec![of.key.to_vec()]),
     },
     Grammar {
+        fixed: &[Key, Kind::LimitToSet],
+        options: &[],
+        is_fixed: true,
+        parse: |args| {
+            let of = Limit::parse(args.iter().copied())?;
+            let limit = of.limit.map_or(0, of_permits);
+            Ok(vec![of.key.to_vec(), digits(limit)])
+        },
+    },
+    Grammar {
         fixed: &[],
         options: &[("MATCH", Pattern), ("COUNT", Count)],
         is_fixed: false,
@@ -132,7 +156,12 @@ const GRAMMARS: [Grammar; 11] = [
     },
     Grammar {
         fixed: &[Key, Owner],
-        options: &[MODES[0], MODES[1], ("TOKEN", Kind::Token)],
+        options: &[
+            MODES[0],
+            MODES[1],
+            ("PERMITS", Nothing),
+            ("TOKEN", Kind::Token),
+        ],
         is_fixed: false,
         parse: |args| match Guard::parse(args.iter().copied()) {
             // Nothing else is wrong with these.
@@ -307,6 +336,7 @@ fn argument(kind: Kind, choices: &mut Choices<'_>) -> Vec<u8> {
                 "7",
                 "0",
                 "1024",
+                "2147483647",
                 "9007199254740991",
                 "9223372036854775807",
             ])
@@ -321,7 +351,7 @@ fn anything(choices: &mut Choices<'_>) -> Vec<u8> {
         2 => choices
             .of(&[
                 "READ", "write", "BLOCK", "queue", "SESSION", "ONCE", "TOKEN", "LEASE", "MATCH",
-                "COUNT", "GRACE", "STOP",
+                "COUNT", "GRACE", "PERMITS", "of", "STOP",
             ])
             .into(),
         _ => choices
@@ -432,9 +462,16 @@ fn option<'g>(
     if given.iter().any(|(of, _)| of == name) {
         return Err(format!("ERR option '{shown}' is given twice"));
     }
-    let is_mode = |name: &str| MODES.iter().any(|(mode, _)| *mode == name);
-    if is_mode(name) && given.iter().any(|(of, _)| is_mode(of)) {
-        return Err(EITHER_MODE.into());
+    let is_mode = |name: &str| ["READ", "WRITE", "PERMITS"].contains(&name);
+    let other = given.iter().find(|(of, _)| is_mode(of));
+    if let Some((other, _)) = other.filter(|_| is_mode(name)) {
+        let is_permits = [name, *other].contains(&"PERMITS");
+        return Err(if is_permits {
+            PERMITS_ALONE
+        } else {
+            EITHER_MODE
+        }
+        .into());
     }
     check(*kind, &value)?;
     Ok((name, value))
@@ -452,7 +489,17 @@ fn go_together(given: &[(&str, Vec<u8>)], args: &Words) -> Result<(), String> {
     if (has("READ") || has("WRITE")) && args[1].ends_with(b":write") {
         return Err(WRITER.into());
     }
-    Ok(())
+    let value = |name| {
+        let of = given.iter().find(|(of, _)| *of == name);
+        of.and_then(|(_, value)| number(value))
+    };
+    match (has("PERMITS"), value("PERMITS"), value("OF")) {
+        (false, _, Some(_)) => Err(OF_ALONE.into()),
+        (true, permits, Some(limit)) if permits > Some(limit) => Err(format!(
+            "ERR permits must not exceed their limit, which is {limit}"
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Whether a value is within its bounds.
@@ -469,6 +516,9 @@ fn check(kind: Kind, value: &[u8]) -> Result<(), &'static str> {
         Kind::Lease => (within(1, MAX), LEASE),
         Kind::Wait => (within(0, MAX), WAIT),
         Kind::Token => (within(1, i64::MAX), TOKEN),
+        Kind::Permits => (within(1, 2_147_483_647), PERMITS_BOUNDS),
+        Kind::Limit => (within(1, 2_147_483_647), LIMIT),
+        Kind::LimitToSet => (within(0, 2_147_483_647), LIMIT_TO_SET),
         Grace => (within(0, MAX), GRACE),
         Count => (within(1, MAX), COUNT),
     };
@@ -528,8 +578,13 @@ fn mode_of(mode: Mode) -> Words {
         Mode::Plain => return Words::new(),
         Mode::Read => b"READ",
         Mode::Write => b"WRITE",
+        Mode::Permits => b"PERMITS",
     };
     vec![word.to_vec()]
+}
+
+fn of_permits(permits: Permits) -> i64 {
+    permits.get()
 }
 
 fn waits(wait_mode: WaitMode, session: Option<SessionRef<'_>>, once: bool) -> Words {
@@ -564,13 +619,20 @@ fn named(keys: &[NamedKey<'_>]) -> Words {
 fn acquire(of: &Acquire<'_>) -> Words {
     let fixed = vec![of.key.to_vec(), of.owner.to_vec(), lease_ms(of.lease)];
     let waits = waits(of.wait_mode, of.session, of.once);
-    [fixed, mode_of(of.mode), waits].concat()
+    let permits = of.asked.map(|asked| digits(of_permits(asked.permits)));
+    let limit = of.asked.and_then(|asked| asked.limit);
+    let limit = option_of("OF", limit.map(|limit| digits(of_permits(limit))));
+    let permits = permits.into_iter().collect();
+    [fixed, mode_of(of.mode), permits, limit, waits].concat()
 }
 
 fn release(of: &Release<'_>) -> Words {
     let fixed = vec![of.key.to_vec(), of.owner.to_vec()];
     let lease = option_of("LEASE", of.lease.map(lease_ms));
-    [fixed, mode_of(of.mode), token_of(of.token), lease].concat()
+    let permits = of.permits.map(|permits| digits(of_permits(permits)));
+    let permits = permits.into_iter().collect();
+    let token = token_of(of.token);
+    [fixed, mode_of(of.mode), permits, token, lease].concat()
 }
 
 fn renew(of: &Renew<'_>) -> Words {

@@ -199,6 +199,7 @@ impl World {
             owner,
             lease,
             mode,
+            asked: None,
             wait_mode: WaitMode::None,
             session: None,
             once,
@@ -228,6 +229,7 @@ impl World {
             key: self.name,
             owner,
             mode,
+            permits: None,
             token,
             lease,
         };
@@ -319,7 +321,7 @@ fn own(stored: Stored) -> Vec<(Mode, Count)> {
             (Mode::Read, hash.own_read.map(|own| own.count)),
             (Mode::Write, hash.own_write),
         ],
-        Stored::Free | Stored::NoHolder | Stored::OtherType => Vec::new(),
+        Stored::Free | Stored::NoHolder | Stored::Permits(_) | Stored::OtherType => Vec::new(),
     };
     let some = all.into_iter();
     some.filter_map(|(mode, count)| Some((mode, count?)))
@@ -331,7 +333,7 @@ fn is_of_what_is_stored(refusal: &CommandError, stored: Stored) {
     let own = || own(stored).into_iter().map(|(_, count)| count);
     let fits = match refusal {
         CommandError::WrongType => stored == Stored::OtherType,
-        CommandError::WrongKind(_) => matches!(stored, Stored::Plain(_) | Stored::ReadWrite(_)),
+        CommandError::WrongKind { .. } => matches!(stored, Stored::Plain(_) | Stored::ReadWrite(_)),
         CommandError::HoldCountMalformed => own().any(|count| count == Count::Malformed),
         CommandError::HoldCountOverflow => {
             own().any(|count| matches!(count, Count::Valid(held) if held >= 2_147_483_647))

@@ -378,6 +378,9 @@ impl Keyspace {
                 let value = Value::Text(value.text().bytes().to_vec());
                 self.set(&timeout_key(name, owner, key.number), value, Some(*end));
             }
+            Write::SetPermits(..) | Write::SetLimit(_) | Write::DeleteLimit => {
+                return Err("nobody asks for permits".into());
+            }
             Write::DeleteTimeout(key) => {
                 self.delete(&timeout_key(name, key.reader.name(caller), key.number));
             }

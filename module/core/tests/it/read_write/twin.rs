@@ -180,6 +180,7 @@ pub(crate) fn mode_text(mode: Mode) -> &'static str {
         Mode::Plain => "has",
         Mode::Read => "reads",
         Mode::Write => "writes",
+        Mode::Permits => crate::no_permits(),
     }
 }
 
@@ -211,6 +212,7 @@ impl Twin {
                         && self.line(lock).is_empty()
                         && !self.is_delayed())
             }
+            Mode::Permits => crate::no_permits(),
         };
         if !may_enter {
             return self.wait_in_line(lock, asked, now);
@@ -589,6 +591,7 @@ impl Twin {
             let mode = match first {
                 Mode::Plain => Mode::Plain,
                 Mode::Read | Mode::Write => Mode::Read,
+                Mode::Permits => crate::no_permits(),
             };
             self.published.push((lock.to_vec(), mode));
         } else if self.lets_first_in(lock) && first == Mode::Plain {
@@ -697,6 +700,7 @@ impl Twin {
             Mode::Plain => among(self.space.plain_owners(lock)),
             Mode::Read => self.reader(lock, owner).is_some(),
             Mode::Write => among(self.space.writers(lock)),
+            Mode::Permits => crate::no_permits(),
         }
     }
 
@@ -728,6 +732,7 @@ impl Twin {
                 let is_there = known.owner == owner && ends_at.is_some();
                 (is_there && known.ends_at == ends_at).then_some(known.token)
             }
+            Mode::Permits => crate::no_permits(),
         }
     }
 
@@ -755,6 +760,7 @@ impl Twin {
                 Some(reader.min(key)).filter(|end| *end != NEVER)
             }
             Mode::Plain | Mode::Write => self.space.get(lock)?.ends_at,
+            Mode::Permits => crate::no_permits(),
         }
     }
 
@@ -804,6 +810,7 @@ impl Twin {
             kind if kind == mode.kind() => None,
             Kind::Plain => Some(Reply::Refused(IS_PLAIN.into())),
             Kind::ReadWrite => Some(Reply::Refused(IS_READ_WRITE.into())),
+            Kind::Permits => crate::no_permits(),
         }
     }
 
@@ -935,6 +942,7 @@ impl Twin {
                 self.published.push((lock.to_vec(), Mode::Write));
                 self.changed.insert(lock.to_vec());
             }
+            Mode::Permits => crate::no_permits(),
         }
     }
 
@@ -1049,6 +1057,7 @@ impl Twin {
             // Who has waited keeps what is left, if that is more.
             Mode::Plain | Mode::Write if entry.waited && is_held && self.outlasts(lock, end) => {}
             Mode::Plain | Mode::Write => self.start_lease(lock, owner, mode, end),
+            Mode::Permits => crate::no_permits(),
         }
         if is_held {
             self.tally.reentries += 1;
@@ -1083,6 +1092,7 @@ impl Twin {
                 };
                 self.writer_tokens.insert(lock.to_vec(), known);
             }
+            Mode::Permits => crate::no_permits(),
         }
         let field = field_of(owner, mode);
         self.space.set_field(lock, &field, count.to_string());
@@ -1168,6 +1178,7 @@ impl Twin {
                     self.expire(lock, wanted.max(present));
                 }
             }
+            Mode::Permits => crate::no_permits(),
         }
     }
 
@@ -1283,6 +1294,7 @@ pub(crate) fn is_same(mode: Mode, recorded: Option<i64>, present: Option<i64>) -
     let unknown = match mode {
         Mode::Plain => recorded,
         Mode::Read | Mode::Write => present,
+        Mode::Permits => crate::no_permits(),
     };
     recorded == present || unknown.is_none()
 }
@@ -1292,5 +1304,6 @@ pub(crate) fn field_of(owner: &[u8], mode: Mode) -> Vec<u8> {
     match mode {
         Mode::Plain | Mode::Read => owner.to_vec(),
         Mode::Write => writer_field(owner),
+        Mode::Permits => crate::no_permits(),
     }
 }

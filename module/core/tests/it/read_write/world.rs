@@ -589,6 +589,7 @@ impl World {
             owner: asked.owner,
             lease: Lease::from_ms(asked.lease_ms).unwrap(),
             mode: asked.mode,
+            asked: None,
             wait_mode: match asked.waits {
                 Waits::No => WaitMode::None,
                 Waits::Block(ms) => WaitMode::Block(Wait::from_ms(ms).unwrap()),
@@ -682,6 +683,7 @@ impl World {
             key: lock,
             owner,
             mode,
+            permits: None,
             token: token.and_then(Token::new),
             lease: lease_ms.map(|ms| Lease::from_ms(ms).unwrap()),
         };
