@@ -549,12 +549,18 @@ impl World {
         }
         let clients: Vec<_> = {
             let mut clients = self.clients.borrow_mut();
-            let living = clients.iter_mut().filter(|process| !process.is_dead);
-            living.map(|process| process.client.take()).collect()
+            let all = clients.iter_mut().enumerate();
+            let living = all.filter(|(_, process)| !process.is_dead);
+            living
+                .filter_map(|(number, process)| Some((number, process.client.take()?)))
+                .collect()
         };
         self.judge.note(format_args!("all tasks have ended"));
-        for client in clients.into_iter().flatten() {
-            if timeout(SHUTDOWN_MAX, client.shutdown()).await.is_err() {
+        for (number, client) in clients {
+            let ended = timeout(SHUTDOWN_MAX, client.shutdown()).await;
+            // A process that is killed meanwhile shuts nothing down.
+            let is_dead = self.clients.borrow()[number].is_dead;
+            if ended.is_err() && !is_dead {
                 self.judge
                     .violation(format_args!("a shutdown has not ended"));
             }
