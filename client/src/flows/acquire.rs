@@ -59,7 +59,8 @@ impl Heard {
 
     /// Nothing was asked for before it.
     fn first(acquired: Acquired, target: &Target) -> Self {
-        let is_next = matches!(acquired, Acquired::Granted { count, .. } if target.counted(count));
+        let is_next =
+            matches!(acquired, Acquired::Granted { count, token } if target.counted(count, token));
         Self {
             acquired,
             most: u64::MAX,

@@ -373,7 +373,7 @@ impl Call {
                 let (since, length) = (told.since, self.lease.min(self.usage.options.lease));
                 // Who holds a lock does not wait for it; but one of several may be held.
                 let fresh = self.usage.target.mode != Mode::Several;
-                self.usage.target.counted(1);
+                self.usage.target.counted(1, token);
                 // What was told before this was about an earlier one.
                 self.usage.granted = told.number;
                 let here = told.by == at.route.node.session.number;

@@ -84,6 +84,8 @@ pub(super) struct Side {
     /// number than it should be, as when some have been lost.
     pub(super) count: u64,
     pub(super) is_miscounted: bool,
+    /// The token of the grant to a writer that was heard of last, which may be yet to be entered.
+    pub(super) last_token: u64,
     /// Whether the server may have more there than there are usages, until there are none.
     pub(super) has_more: bool,
     /// Until when the server may have what nobody here has any more.

@@ -139,12 +139,19 @@ impl Hold {
     }
 
     /// Whether its owner, who writes, has a newer hold, of which the server does not tell it apart:
-    /// that was granted when this one was over there already, or entered it.
+    /// that was granted when this one was over there already, or entered it. It may have been heard
+    /// of, and be asked about before it is given to anybody.
     pub(crate) fn is_overtaken(&self, now: Instant) -> bool {
-        let held = self.target.ledger.with(|state| self.target.held(state));
-        held.iter().any(|other| {
-            other.target.mode == Mode::Write && other.token > self.token && !other.is_over(now)
-        })
+        let (heard, held) = self.target.ledger.with(|state| {
+            let mut sides = self.target.sides(state);
+            let heard = sides.any(|side| side.last_token > self.token);
+            (heard, self.target.held(state))
+        });
+        heard
+            || held.iter().any(|other| {
+                let is_newer = other.target.mode == Mode::Write && other.token > self.token;
+                is_newer && !other.is_over(now)
+            })
     }
 
     /// Whether it has an entry of each of its locks, with whatever token.

@@ -88,7 +88,7 @@ impl Target {
         }
     }
 
-    fn sides<'a>(&'a self, state: &'a State) -> impl Iterator<Item = &'a Side> {
+    pub(super) fn sides<'a>(&'a self, state: &'a State) -> impl Iterator<Item = &'a Side> {
         let entries = state.entries(&self.entries);
         entries.map(|entry| entry.side(self.mode))
     }
@@ -272,10 +272,11 @@ impl Target {
     /// Once it was wrong it tells nothing until all has been given back. Behind a loss that nobody
     /// has heard of two calls are granted: the first is counted wrong, the second is one more than
     /// that, and the RELEASE of what was lost takes one of the two.
-    pub(crate) fn counted(&self, count: u64) -> bool {
+    pub(crate) fn counted(&self, count: u64, token: u64) -> bool {
         let mut is_next = false;
         if self.mode == Mode::Write {
             self.change(|side| {
+                side.last_token = token;
                 side.is_miscounted |= side.count.saturating_add(1) != count;
                 is_next = side.count > 0 && !side.is_miscounted;
                 side.count = count;
@@ -438,7 +439,7 @@ impl Drop for Usage {
         self.target.change(|side| {
             side.usages = side.usages.saturating_sub(1);
             if side.usages == 0 {
-                (side.promised, side.count) = (None, 0);
+                (side.promised, side.count, side.last_token) = (None, 0, 0);
                 (side.is_miscounted, side.has_more) = (false, false);
                 side.reserved.clear();
             }
