@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rlock_client::{Client, ClientBuilder, Error, LostReason, MultiGuard, ReadGuard};
+use rlock_client::{Client, ClientBuilder, Error, MultiGuard, ReadGuard};
 use rlock_tests::{Proxy, Server, until};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -33,7 +33,7 @@ fn free(server: &Server, name: &str) -> bool {
 
 /// Two guards of one writer, broken unheard. One is dropped, and the lock is written anew by
 /// the same owner, which is confirmed by a RENEW because the grant is old when it is heard. The
-/// other is dropped while that RENEW is under way.
+/// other is dropped while that RENEW is under way, and a RELEASE would take the new hold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_behind_the_confirming_renewal_leaves_no_guard_that_lies() {
     let server = Server::start();
@@ -53,18 +53,13 @@ async fn a_release_behind_the_confirming_renewal_leaves_no_guard_that_lies() {
     let next = soon(next).await.map(Result::ok).unwrap();
     // Refused, it has no guard that could lie.
     let Some(next) = next else { return };
-    near.heal();
-    until("released", || free(&server, "r"));
+    // The other was not given back: a newer grant had been heard of, if not yet entered.
     let mut alice = server.connect();
-    alice.run("RLOCK.ACQUIRE r alice 30000 WRITE").held();
-    // The question may have been on its way before the healing. The lease ends later.
-    let told = timeout(2500 * MS, next.lost()).await.ok();
+    let asked = alice.run("RLOCK.ACQUIRE r alice 30000 WRITE");
+    assert_eq!(asked.ints()[0], 0, "the guard says that it is held");
+    near.heal();
+    soon(next.unlock()).await.unwrap();
     far.heal();
-    assert_eq!(
-        told,
-        Some(LostReason::NotHeld),
-        "alice has the lock, and the guard says that it is held"
-    );
 }
 
 /// A wait for several beside a guard of one of them is granted, the word of it lost, and
