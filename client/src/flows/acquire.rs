@@ -71,9 +71,14 @@ impl Heard {
 
 impl Asked {
     /// Hands an ACQUIRE over, now.
-    pub(super) fn send(request: &Request, usage: &Usage, queued: bool, at: AttachedRoute) -> Self {
+    pub(super) fn send(
+        request: &Request,
+        usage: &Usage,
+        permit: Option<&mut QueuePermit>,
+        at: AttachedRoute,
+    ) -> Self {
         let turn = usage.target.turn();
-        let (lease, acquire) = acquire(request, usage, queued, &at);
+        let (lease, acquire) = acquire(request, usage, permit, &at);
         let (told, answer) = Answer::open();
         let target = Arc::clone(&usage.target);
         let unsent = at.route.send_then(acquire, move |answer| {
@@ -87,23 +92,23 @@ impl Asked {
     }
 }
 
-/// The ACQUIRE for a usage, with a place in the queue if it may be `queued`; with ONCE, and so
-/// harmless to send again, if nothing else of its owner is at the lock.
+/// The ACQUIRE for a usage, with a place in the queue if it has the permit for it; with ONCE, and
+/// so harmless to send again, if nothing else of its owner is at the lock.
 fn acquire(
     request: &Request,
     usage: &Usage,
-    queued: bool,
+    permit: Option<&mut QueuePermit>,
     at: &AttachedRoute,
 ) -> (Reserved, Command<Acquired>) {
-    let (subject, session) = (usage.target.subject(), &at.route.node.session.name);
+    let (subject, session) = (usage.target.subject(), &at.route.node.session);
     let now = Instant::now();
-    let wait_mode = if queued {
+    let lease = usage.lease(now, permit.is_some());
+    let wait_mode = permit.map_or(WaitMode::None, |permit| {
+        permit.mailbox.asks(session, &at.attachment);
         request.wait_mode
-    } else {
-        WaitMode::None
-    };
-    let lease = usage.lease(now, queued);
-    let acquire = request::acquire(subject, lease.lease, wait_mode, session, lease.is_alone);
+    });
+    let name = &session.name;
+    let acquire = request::acquire(subject, lease.lease, wait_mode, name, lease.is_alone);
     (lease, acquire.only_for(at.attachment.server()))
 }
 
@@ -210,15 +215,14 @@ impl Attempt {
     /// answer arrives; a task is for those that come to something else. Only who may not wait for
     /// longer than a time, or not at all, has one from the beginning, to watch that time while the
     /// connection is being made.
-    fn ask(self, at: AttachedRoute) {
-        let queued = self.permit.is_some();
+    fn ask(mut self, at: AttachedRoute) {
         if let WaitMode::Until(_) | WaitMode::None = self.request.wait_mode {
-            let asked = Asked::send(&self.request, &self.usage, queued, at);
+            let asked = Asked::send(&self.request, &self.usage, self.permit.as_mut(), at);
             return self.go_on(State::Asked(asked));
         }
         let (route, target) = (at.route.clone(), Arc::clone(&self.usage.target));
         let turn = target.turn();
-        let (lease, acquire) = acquire(&self.request, &self.usage, queued, &at);
+        let (lease, acquire) = acquire(&self.request, &self.usage, self.permit.as_mut(), &at);
         let unsent = route.send_then(acquire, move |answer| self.answered(at, lease, answer));
         drop(turn);
         // It gives back what it may have been granted.

@@ -257,7 +257,7 @@ impl Call {
             return self.pause(error);
         }
         self.begin(&at.route);
-        let asked = Asked::send(&self.request, &self.usage, self.permit.is_some(), at);
+        let asked = Asked::send(&self.request, &self.usage, self.permit.as_mut(), at);
         self.lease = asked.lease.lease.length;
         State::Asked(asked)
     }
@@ -282,6 +282,7 @@ impl Call {
         };
         match heard.acquired {
             Acquired::Granted { token, count } => {
+                self.heard_of(token, &at);
                 // Without ONCE a grant of which no word has come was entered once more.
                 // Of several the highest count is told, and not of which.
                 let names_one = self.usage.target.names.len() == 1;
@@ -349,7 +350,7 @@ impl Call {
     async fn news(&mut self, at: &AttachedRoute) -> Notification {
         loop {
             let told = match &mut self.permit {
-                Some(permit) => permit.mailbox.unread.recv().await,
+                Some(permit) => permit.mailbox.next().await,
                 None => None,
             };
             // Who does not wait in the queue hears nothing.
@@ -377,6 +378,9 @@ impl Call {
                 // What was told before this was about an earlier one.
                 self.usage.granted = told.number;
                 let here = told.by == at.route.node.session.number;
+                if here {
+                    self.heard_of(token, at);
+                }
                 // It was asked for when the wait began, and maybe with what was left of a hold that
                 // is over by now.
                 let is_whole = length >= self.usage.options.lease;
@@ -396,6 +400,14 @@ impl Call {
             }
             // See above: it is not told so.
             EventKind::Lost(_) => State::Ask(Some(Arc::clone(&at.attachment))),
+        }
+    }
+
+    /// This node has granted it: of an earlier grant there is no news from now on.
+    pub(super) fn heard_of(&mut self, token: u64, at: &AttachedRoute) {
+        if let Some(permit) = &mut self.permit {
+            let (session, attachment) = (&at.route.node.session, &at.attachment);
+            permit.mailbox.heard(session, attachment, token);
         }
     }
 

@@ -171,7 +171,13 @@ impl Call {
         let answer = match state {
             State::Confirm(Grant { token, .. }) => Ok(Acquired::Granted { token, count: 1 }),
             // It has come before that to the CANCEL.
-            State::Asked(asked) => asked.answer.await.map(|heard| heard.acquired),
+            State::Asked(asked) => {
+                let heard = asked.answer.await;
+                if let Ok(Acquired::Granted { token, .. }) = heard.as_ref().map(|h| h.acquired) {
+                    self.heard_of(token, &asked.at);
+                }
+                heard.map(|heard| heard.acquired)
+            }
             _ => Ok(Acquired::Queued),
         };
         match answer {
@@ -200,9 +206,9 @@ impl Call {
             let all_told = join_all(silent.iter().map(|node| node.session.all_told(left)));
             let told = tokio::select! {
                 biased;
-                told = permit.mailbox.unread.recv() => told,
+                told = permit.mailbox.next() => told,
                 // It may have been told between the two looks.
-                _ = all_told => permit.mailbox.unread.try_recv().ok(),
+                _ = all_told => permit.mailbox.next_unread(),
                 () = &mut over => return true,
             };
             let Some(told) = told else { return false };

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::error::LostReason;
 use crate::ledger::{Entry, EntryKey, Hold, Ledger, Owner, Target};
-use crate::wire::{Event, EventKind, SessionNumber};
+use crate::wire::{Attachment, Event, EventKind, ServerId, Session, SessionNumber};
 
 /// Where the news of a wait is put.
 pub(crate) type EventQueue = mpsc::UnboundedSender<Notification>;
@@ -96,7 +97,22 @@ fn is_unknown(holds: &[Arc<Hold>], token: u64) -> bool {
 /// What a wait hears.
 pub(crate) struct Mailbox {
     pub(crate) target: Arc<Target>,
-    pub(crate) unread: mpsc::UnboundedReceiver<Notification>,
+    unread: mpsc::UnboundedReceiver<Notification>,
+    /// One for each node where it was asked for.
+    old_news: SmallVec<[OldNews; 1]>,
+}
+
+/// Which grants are no news for a wait: those up to the newest that was heard of when it was asked
+/// for first, or by itself since. An event may be late: lost with the session connection, it is
+/// told by the next one. Meanwhile an earlier wait of the owner may have learnt of that grant from
+/// an answer, and have given it back; taken for this wait's, its guard would hold nothing.
+///
+/// What the owner's other calls have heard since says nothing: they may have entered what this
+/// wait was granted.
+struct OldNews {
+    by: SessionNumber,
+    server: ServerId,
+    up_to: u64,
 }
 
 impl Mailbox {
@@ -106,8 +122,66 @@ impl Mailbox {
         target.ledger.with(|state| {
             state.each_entry(&target.entries, |entry| entry.wait = Some(queue.clone()));
         });
-        let target = Arc::clone(target);
-        Self { target, unread }
+        Self {
+            target: Arc::clone(target),
+            unread,
+            old_news: SmallVec::new(),
+        }
+    }
+
+    /// An ACQUIRE is about to be handed over there.
+    pub(crate) fn asks(&mut self, session: &Session, attachment: &Attachment) {
+        let Some(server) = attachment.server() else {
+            return;
+        };
+        let mut asked = self.old_news.iter();
+        if !asked.any(|old| old.by == session.number && old.server == *server) {
+            self.old_news.retain(|old| old.by != session.number);
+            self.old_news.push(OldNews {
+                by: session.number,
+                server: server.clone(),
+                up_to: session.newest(server),
+            });
+        }
+    }
+
+    /// It has heard of this grant from there.
+    pub(crate) fn heard(&mut self, session: &Session, attachment: &Attachment, token: u64) {
+        if let Some(server) = attachment.server() {
+            session.heard(server, token);
+        }
+        let mut asked = self.old_news.iter_mut();
+        if let Some(old) = asked.find(|old| old.by == session.number) {
+            old.up_to = old.up_to.max(token);
+        }
+    }
+
+    /// The next news; waits for it. None if there will be none.
+    pub(crate) async fn next(&mut self) -> Option<Notification> {
+        loop {
+            let told = self.unread.recv().await?;
+            if !self.is_old(&told) {
+                return Some(told);
+            }
+        }
+    }
+
+    /// The same if it has come already.
+    pub(crate) fn next_unread(&mut self) -> Option<Notification> {
+        loop {
+            let told = self.unread.try_recv().ok()?;
+            if !self.is_old(&told) {
+                return Some(told);
+            }
+        }
+    }
+
+    fn is_old(&self, told: &Notification) -> bool {
+        let EventKind::Granted { token } = told.kind else {
+            return false;
+        };
+        let mut old_news = self.old_news.iter();
+        old_news.any(|old| old.by == told.by && token <= old.up_to)
     }
 
     /// Listens no more. The tokens of grants that were not read, and which are to be given back;
@@ -120,7 +194,7 @@ impl Mailbox {
             let first = state.entries(&target.entries).take(1);
             first.flat_map(Entry::held).collect()
         });
-        let unread = std::iter::from_fn(|| self.unread.try_recv().ok());
+        let unread = std::iter::from_fn(|| self.next_unread());
         let granted = unread.filter_map(|told| match told.kind {
             EventKind::Granted { token } if is_unknown(&holds, token) => Some((token, told.since)),
             _ => None,
@@ -193,6 +267,49 @@ mod tests {
     }
 
     #[test]
+    fn what_was_granted_before_a_wait_began_is_no_news_for_it() {
+        let ledger = Arc::<Ledger>::default();
+        let one = target(&ledger, &["a"]);
+        let server = ServerId::RunId("one".into());
+        let session = Session::new("client".into(), Duration::ZERO);
+        let attachment = session.attachment_at(&server, Instant::now());
+        let told = |token| {
+            let event = Event {
+                name: (*b"a").into(),
+                owner: b"client:1".to_vec(),
+                kind: EventKind::Granted { token },
+            };
+            let now = Instant::now();
+            ledger.deliver(event, now, session.number, now);
+        };
+        let next = |mailbox: &mut Mailbox| match mailbox.next_unread()?.kind {
+            EventKind::Granted { token } => Some(token),
+            _ => None,
+        };
+        let mut first = Mailbox::new(&one);
+        first.asks(&session, &attachment);
+        told(7);
+        assert_eq!(next(&mut first), Some(7));
+        first.heard(&session, &attachment, 8);
+        told(8);
+        assert_eq!(next(&mut first), None, "it has heard of it");
+        first.close();
+
+        let mut second = Mailbox::new(&one);
+        second.asks(&session, &attachment);
+        // Another wait hears of a newer one, and that says nothing about this.
+        session.heard(&server, 10);
+        second.asks(&session, &attachment);
+        told(8);
+        told(9);
+        assert_eq!(next(&mut second), Some(9));
+        let other = session.attachment_at(&ServerId::RunId("other".into()), Instant::now());
+        second.asks(&session, &other);
+        told(3);
+        assert_eq!(next(&mut second), Some(3), "its clock is behind");
+    }
+
+    #[test]
     fn a_grant_goes_to_the_wait_and_without_one_is_given_back() {
         let ledger = Arc::<Ledger>::default();
         let granted = || EventKind::Granted { token: 7 };
@@ -201,9 +318,9 @@ mod tests {
         let both = target(&ledger, &["b", "a"]);
         let mut mailbox = Mailbox::new(&both);
         assert!(!unheard(deliver(&ledger, "b", granted())));
-        let told = mailbox.unread.try_recv().expect("it was told");
+        let told = mailbox.next_unread().expect("it was told");
         assert!(matches!(told.kind, EventKind::Granted { token: 7 }));
-        assert!(mailbox.unread.try_recv().is_err());
+        assert!(mailbox.next_unread().is_none());
         assert!(!unheard(deliver(&ledger, "b", granted())));
         let tokens: Vec<_> = mailbox.close().iter().map(|of| of.0).collect();
         assert_eq!(tokens, [7], "unread");

@@ -1,7 +1,7 @@
 //! The session: on its connection the server tells us of grants and losses, and we know that it has
 //! not taken us for dead.
 
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::error::Error;
+use crate::locked;
 use crate::time::{drift, part};
 use crate::wire::connection::ServerId;
 use crate::{chance, metrics, trace};
@@ -26,6 +27,8 @@ pub(crate) struct Session {
     /// When the last call was sent whose answer has reached all whom it concerned. What has not
     /// been told in that answer has not happened before.
     pub(super) told: watch::Sender<Instant>,
+    /// The newest grant that a wait has heard of, and the server that has told it.
+    heard: Mutex<Option<(ServerId, u64)>>,
 }
 
 /// Tells the sessions of a client at its servers apart.
@@ -50,6 +53,7 @@ impl Session {
             life: watch::Sender::new(Life::New),
             first: OnceLock::new(),
             told: watch::Sender::new(Instant::now()),
+            heard: Mutex::default(),
         })
     }
 
@@ -159,6 +163,20 @@ impl Session {
         // The sender is `self`: there is no other end to this.
         let mut told = self.told.subscribe();
         let _ = told.wait_for(|sent| *sent >= moment).await;
+    }
+
+    /// A wait has heard that this server gave this token.
+    pub(crate) fn heard(&self, server: &ServerId, token: u64) {
+        let token = self.newest(server).max(token);
+        *locked(&self.heard) = Some((server.clone(), token));
+    }
+
+    /// The newest token that waits have heard this server give: what it grants from now on has a
+    /// newer one. Another server's clock may be behind.
+    pub(crate) fn newest(&self, server: &ServerId) -> u64 {
+        let heard = locked(&self.heard);
+        let by_it = heard.as_ref().filter(|(by, _)| by == server);
+        by_it.map_or(0, |(_, token)| *token)
     }
 
     /// The session connection is broken; what is held keeps the confidence it has.
