@@ -11,7 +11,9 @@ use tokio::runtime::Handle;
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking, yield_now};
 use tokio::time::{sleep, timeout};
 
-use super::client::{MS, calm, client, soon, two_clients};
+use super::client::{MS, calm, client, see_in_queue, soon, two_clients};
+use super::client_doubt::two_ways;
+use super::client_session::drops;
 
 /// Does it on a thread of its own, together with another.
 fn beside<T: Send + 'static>(
@@ -267,5 +269,87 @@ async fn tasks_of_one_scope_that_overlap_have_one_entry_for_each_guard() {
             soon(taken.unlock()).await.unwrap();
         }
         until("nothing is left", || server.run("DBSIZE") == 0);
+    }
+}
+
+/// A writer's grant is told by an event, and before that is heard the scope's other calls enter.
+/// Counted in the order in which it is heard, it would be one that nobody knows, and each call
+/// beside a release would give back what it was granted and ask again, until its time is up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_enter_before_a_queued_writer_hears_of_its_grant_are_granted() {
+    let server = Server::start();
+    let builder = calm().response_timeout(1_000 * MS);
+    let (client, _near, far) = two_ways(&server, builder).await;
+    let mut alice = server.connect();
+    alice.run("RLOCK.ACQUIRE w alice 600000 WRITE").held();
+    let lock = client.scope().rw_lock("w");
+    let queued = lock.clone();
+    let waiting = see_in_queue(&server, "w", async move { queued.write().await });
+    let writing = Arc::new(AtomicBool::new(false));
+    let tasks: Vec<_> = (0..16)
+        .map(|_| {
+            let (lock, writing) = (lock.clone(), Arc::clone(&writing));
+            tokio::spawn(async move {
+                let (mut granted, mut began) = (0, None);
+                while began.is_none_or(|began: Instant| began.elapsed() < 2_500 * MS) {
+                    match lock.try_write().await {
+                        Ok(_) => granted += 1,
+                        Err(error) if granted > 0 => panic!("after {granted}: {error:?}"),
+                        Err(_) => {}
+                    }
+                    let since = writing.load(Ordering::Relaxed).then(Instant::now);
+                    began = began.or(since);
+                }
+                granted
+            })
+        })
+        .collect();
+    far.delay(20 * MS);
+    alice.run("RLOCK.RELEASE w alice WRITE");
+    // From now on the scope writes, and its other calls enter.
+    let writer = soon(waiting).await.unwrap().unwrap();
+    writing.store(true, Ordering::Relaxed);
+    for task in tasks {
+        assert!(task.await.unwrap() > 0);
+    }
+    assert!(!writer.is_lost());
+}
+
+/// A writer's hold is broken, and nobody has heard of that yet. One thread drops its guard while
+/// another is granted the lock anew. Were the grant looked at for releases that name no token in
+/// one step, and be the ledger's in the next, such a release could be handed over in between, and
+/// take it. Longer in `make soak`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_writers_grant_is_not_taken_by_the_release_of_another_thread() {
+    let server = Server::start();
+    let (client, _near, far) = two_ways(&server, calm().response_timeout(30_000 * MS)).await;
+    far.delay(400 * MS);
+    let (mut operator, mut alice) = (server.connect(), server.connect());
+    let mut random = Random::new(7);
+    for round in 0..drops() / 10 {
+        let name = format!("w{round}");
+        let lock = client.scope().rw_lock(&*name);
+        let first = lock.write().await.unwrap();
+        assert_eq!(operator.run(format!("RLOCK.BREAK {name}")), 1);
+        let (start, spin) = (Arc::new(Barrier::new(2)), u128::from(random.below(250)));
+        let other = Arc::clone(&start);
+        let dropping = spawn_blocking(move || {
+            other.wait();
+            let at = Instant::now();
+            while at.elapsed().as_micros() < spin {
+                std::hint::spin_loop();
+            }
+            drop(first);
+        });
+        let taking = beside(&start, async move { lock.try_write().await });
+        if let Ok(guard) = taking.await.unwrap() {
+            let taken = alice.run(format!("RLOCK.ACQUIRE {name} alice 600000 WRITE"));
+            let valid_for = guard.valid_for();
+            assert!(
+                taken.ints()[0] == 0 || valid_for.is_zero(),
+                "round {round}: alice has {name}, and a guard says held for {valid_for:?}"
+            );
+        }
+        dropping.await.unwrap();
     }
 }

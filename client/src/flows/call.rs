@@ -9,8 +9,9 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::backoff::Backoff;
 use crate::error::Error;
+use crate::flows::held::Entered;
 use crate::flows::{
-    Aim, Asked, Context, Held, Permits, QueuePermit, Reply, Request, release, renew,
+    Aim, Asked, Context, Held, Permits, QueuePermit, Reply, Request, held, release, renew,
 };
 use crate::ledger::{Grant, Notification, Usage};
 use crate::time::{Lease, TIMEOUT_MAX};
@@ -115,7 +116,10 @@ impl Call {
         let context = Arc::clone(&self.request.context);
         loop {
             state = match state {
-                State::Granted(grant) => return self.deliver(grant, reply).await,
+                State::Granted(grant) => match held::enter(&context, &mut self.usage, &grant) {
+                    Some(entered) => return self.deliver(entered, reply).await,
+                    None => State::Confirm(grant),
+                },
                 State::Failed => break,
                 State::InTurn => {
                     let next;
@@ -196,8 +200,8 @@ impl Call {
     }
 
     /// Brings the caller what it is granted. What nobody takes is dropped, and so given back.
-    async fn deliver(self, grant: Grant, mut reply: Reply) {
-        let held = Held::new(&self.request.context, self.usage, grant);
+    async fn deliver(self, entered: Entered, mut reply: Reply) {
+        let held = Held::new(&self.request.context, self.usage, entered);
         // While the hold is known here, so that the same grant told twice is not taken for another.
         drop(self.permit);
         if self.request.passing {
@@ -282,7 +286,7 @@ impl Call {
         };
         match heard.acquired {
             Acquired::Granted { token, count } => {
-                self.heard_of(token, &at);
+                self.learnt(token, &at);
                 // Without ONCE a grant of which no word has come was entered once more.
                 // Of several the highest count is told, and not of which.
                 let names_one = self.usage.target.names.len() == 1;
@@ -378,9 +382,6 @@ impl Call {
                 // What was told before this was about an earlier one.
                 self.usage.granted = told.number;
                 let here = told.by == at.route.node.session.number;
-                if here {
-                    self.heard_of(token, at);
-                }
                 // It was asked for when the wait began, and maybe with what was left of a hold that
                 // is over by now.
                 let is_whole = length >= self.usage.options.lease;
@@ -403,11 +404,10 @@ impl Call {
         }
     }
 
-    /// This node has granted it: of an earlier grant there is no news from now on.
-    pub(super) fn heard_of(&mut self, token: u64, at: &AttachedRoute) {
-        if let Some(permit) = &mut self.permit {
-            let (session, attachment) = (&at.route.node.session, &at.attachment);
-            permit.mailbox.heard(session, attachment, token);
+    /// An answer has told of a grant: an event may tell of it once more, and late.
+    pub(super) fn learnt(&mut self, token: u64, at: &AttachedRoute) {
+        if let Some(permit) = self.permit.as_mut().filter(|_| self.queued || self.unheard) {
+            permit.mailbox.learnt(&at.route.node.session, token);
         }
     }
 
@@ -430,7 +430,7 @@ impl Call {
             attachment: Arc::clone(&at.attachment),
             fresh,
         };
-        if is_sure && at.is_fresh(lease) && !self.usage.may_have_been_released() {
+        if is_sure && at.is_fresh(lease) {
             State::Granted(grant)
         } else {
             State::Confirm(grant)
@@ -451,12 +451,15 @@ impl Call {
             return self.ran_out(grant);
         }
         let lease = |now| self.usage.lease(now, false);
+        let begun = context.ledger.number();
         let renewed = renew::ask(&context.router, target, grant.token, Aim::Hold, lease).await;
         let error = match renewed {
             Ok(told) if !told.held => return self.ran_out(grant),
             Ok(told) => match told.attachment {
                 Some(attachment) if !is_ambiguous => {
                     let lease = told.lease;
+                    // What was handed over before was carried out before.
+                    self.usage.begun = begun;
                     return State::Granted(Grant {
                         lease,
                         attachment,

@@ -174,7 +174,7 @@ impl Call {
             State::Asked(asked) => {
                 let heard = asked.answer.await;
                 if let Ok(Acquired::Granted { token, .. }) = heard.as_ref().map(|h| h.acquired) {
-                    self.heard_of(token, &asked.at);
+                    self.learnt(token, &asked.at);
                 }
                 heard.map(|heard| heard.acquired)
             }

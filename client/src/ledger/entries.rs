@@ -86,6 +86,8 @@ pub(super) struct Side {
     pub(super) is_miscounted: bool,
     /// The token of the grant to a writer that was heard of last, which may be yet to be entered.
     pub(super) last_token: u64,
+    /// That of a grant which was counted ahead of the event that is to tell of it.
+    pub(super) counted_ahead: u64,
     /// Whether the server may have more there than there are usages, until there are none.
     pub(super) has_more: bool,
     /// Until when the server may have what nobody here has any more.
@@ -100,6 +102,11 @@ impl Ledger {
     /// Does something with all of it. No hold may be dropped inside: that takes the lock again.
     pub(super) fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
         work(&mut locked(&self.state))
+    }
+
+    /// The next number, for what is about to be handed over.
+    pub(crate) fn number(&self) -> u64 {
+        self.with(State::number)
     }
 
     /// All holds that have guards.
@@ -215,6 +222,21 @@ impl Side {
         if self.usages > 0 {
             self.promised = self.promised.max(Some(lease.ends()));
         }
+    }
+
+    /// See [`Target::counted`](crate::ledger::Target::counted).
+    pub(super) fn counted(&mut self, count: u64, token: u64, is_waiting: bool) -> bool {
+        if count == 1 && token == self.counted_ahead {
+            return false;
+        }
+        let mut entries = self.count.saturating_add(1);
+        if is_waiting && self.count == 0 && count == 2 {
+            (entries, self.counted_ahead) = (2, token);
+        }
+        let is_first = self.count == 0;
+        self.is_miscounted |= entries != count;
+        (self.count, self.last_token) = (count, token);
+        !is_first && !self.is_miscounted
     }
 
     /// A guard gives back what it has. Whoever asks from now on does so behind that, and for a

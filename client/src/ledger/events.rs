@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::error::LostReason;
 use crate::ledger::{Entry, EntryKey, Hold, Ledger, Owner, Target};
-use crate::wire::{Attachment, Event, EventKind, ServerId, Session, SessionNumber};
+use crate::wire::{Event, EventKind, Session, SessionNumber};
 
 /// Where the news of a wait is put.
 pub(crate) type EventQueue = mpsc::UnboundedSender<Notification>;
@@ -98,21 +98,14 @@ fn is_unknown(holds: &[Arc<Hold>], token: u64) -> bool {
 pub(crate) struct Mailbox {
     pub(crate) target: Arc<Target>,
     unread: mpsc::UnboundedReceiver<Notification>,
-    /// One for each node where it was asked for.
-    old_news: SmallVec<[OldNews; 1]>,
-}
-
-/// Which grants are no news for a wait: those up to the newest that was heard of when it was asked
-/// for first, or by itself since. An event may be late: lost with the session connection, it is
-/// told by the next one. Meanwhile an earlier wait of the owner may have learnt of that grant from
-/// an answer, and have given it back; taken for this wait's, its guard would hold nothing.
-///
-/// What the owner's other calls have heard since says nothing: they may have entered what this
-/// wait was granted.
-struct OldNews {
-    by: SessionNumber,
-    server: ServerId,
-    up_to: u64,
+    /// Grants that are no news, and by whom they may be told.
+    ///
+    /// An event may come late, by the connection after the one that broke. Meanwhile an earlier
+    /// wait of the owner may have learnt of its grant from an answer, and have given it back; taken
+    /// for this wait's, its guard would hold nothing. What other calls of the owner are told is of
+    /// no use here: they may have entered what this wait was granted.
+    old_news: SmallVec<[(SessionNumber, u64); 1]>,
+    has_asked: bool,
 }
 
 impl Mailbox {
@@ -126,33 +119,29 @@ impl Mailbox {
             target: Arc::clone(target),
             unread,
             old_news: SmallVec::new(),
+            has_asked: false,
         }
     }
 
-    /// An ACQUIRE is about to be handed over there.
-    pub(crate) fn asks(&mut self, session: &Session, attachment: &Attachment) {
-        let Some(server) = attachment.server() else {
-            return;
-        };
-        let mut asked = self.old_news.iter();
-        if !asked.any(|old| old.by == session.number && old.server == *server) {
-            self.old_news.retain(|old| old.by != session.number);
-            self.old_news.push(OldNews {
-                by: session.number,
-                server: server.clone(),
-                up_to: session.newest(server),
-            });
+    /// An ACQUIRE is about to be handed over to this server.
+    pub(crate) fn asks(&mut self, session: &Session) {
+        for token in session.untold() {
+            self.knows(session.number, token);
         }
+        // What was told by then cannot be about it.
+        while !self.has_asked && self.unread.try_recv().is_ok() {}
+        self.has_asked = true;
     }
 
-    /// It has heard of this grant from there.
-    pub(crate) fn heard(&mut self, session: &Session, attachment: &Attachment, token: u64) {
-        if let Some(server) = attachment.server() {
-            session.heard(server, token);
-        }
-        let mut asked = self.old_news.iter_mut();
-        if let Some(old) = asked.find(|old| old.by == session.number) {
-            old.up_to = old.up_to.max(token);
+    /// An answer of this server has told it of a grant.
+    pub(crate) fn learnt(&mut self, session: &Session, token: u64) {
+        session.learnt(token);
+        self.knows(session.number, token);
+    }
+
+    fn knows(&mut self, by: SessionNumber, token: u64) {
+        if !self.old_news.contains(&(by, token)) {
+            self.old_news.push((by, token));
         }
     }
 
@@ -177,11 +166,7 @@ impl Mailbox {
     }
 
     fn is_old(&self, told: &Notification) -> bool {
-        let EventKind::Granted { token } = told.kind else {
-            return false;
-        };
-        let mut old_news = self.old_news.iter();
-        old_news.any(|old| old.by == told.by && token <= old.up_to)
+        matches!(told.kind, EventKind::Granted { token } if self.old_news.contains(&(told.by, token)))
     }
 
     /// Listens no more. The tokens of grants that were not read, and which are to be given back;
@@ -245,7 +230,8 @@ mod tests {
             attachment: Attachment::new(now, Duration::ZERO),
             fresh: true,
         };
-        (Hold::enter(&mut usage, grant, true, now).0, usage)
+        let entered = Hold::enter(&mut usage, &grant, true, now);
+        (entered.expect("no doubt").0, usage)
     }
 
     #[test]
@@ -270,9 +256,7 @@ mod tests {
     fn what_was_granted_before_a_wait_began_is_no_news_for_it() {
         let ledger = Arc::<Ledger>::default();
         let one = target(&ledger, &["a"]);
-        let server = ServerId::RunId("one".into());
         let session = Session::new("client".into(), Duration::ZERO);
-        let attachment = session.attachment_at(&server, Instant::now());
         let told = |token| {
             let event = Event {
                 name: (*b"a").into(),
@@ -287,26 +271,26 @@ mod tests {
             _ => None,
         };
         let mut first = Mailbox::new(&one);
-        first.asks(&session, &attachment);
+        first.asks(&session);
         told(7);
         assert_eq!(next(&mut first), Some(7));
-        first.heard(&session, &attachment, 8);
+        first.learnt(&session, 8);
+        first.asks(&session);
         told(8);
         assert_eq!(next(&mut first), None, "it has heard of it");
         first.close();
 
         let mut second = Mailbox::new(&one);
-        second.asks(&session, &attachment);
-        // Another wait hears of a newer one, and that says nothing about this.
-        session.heard(&server, 10);
-        second.asks(&session, &attachment);
+        told(5);
+        second.asks(&session);
         told(8);
-        told(9);
-        assert_eq!(next(&mut second), Some(9));
-        let other = session.attachment_at(&ServerId::RunId("other".into()), Instant::now());
-        second.asks(&session, &other);
-        told(3);
-        assert_eq!(next(&mut second), Some(3), "its clock is behind");
+        // The clock of another node is ahead, and a lock that has moved has a token of its.
+        told(6);
+        assert_eq!(next(&mut second), Some(6));
+        session.told.send_replace(Instant::now());
+        assert_eq!(session.untold().count(), 0, "all has been told");
+        told(8);
+        assert_eq!(next(&mut second), None, "though it was not read before");
     }
 
     #[test]

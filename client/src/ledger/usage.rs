@@ -272,14 +272,17 @@ impl Target {
     /// Once it was wrong it tells nothing until all has been given back. Behind a loss that nobody
     /// has heard of two calls are granted: the first is counted wrong, the second is one more than
     /// that, and the RELEASE of what was lost takes one of the two.
+    ///
+    /// A grant to a wait is told by an event, and that may come behind the answers to calls which
+    /// have entered it since: the first of these counts it too.
     pub(crate) fn counted(&self, count: u64, token: u64) -> bool {
         let mut is_next = false;
         if self.mode == Mode::Write {
-            self.change(|side| {
-                side.last_token = token;
-                side.is_miscounted |= side.count.saturating_add(1) != count;
-                is_next = side.count > 0 && !side.is_miscounted;
-                side.count = count;
+            self.ledger.with(|state| {
+                state.each_entry(&self.entries, |entry| {
+                    let is_waiting = entry.wait.is_some();
+                    is_next = entry.side_mut(self.mode).counted(count, token, is_waiting);
+                });
             });
         }
         is_next
@@ -439,7 +442,8 @@ impl Drop for Usage {
         self.target.change(|side| {
             side.usages = side.usages.saturating_sub(1);
             if side.usages == 0 {
-                (side.promised, side.count, side.last_token) = (None, 0, 0);
+                (side.promised, side.count) = (None, 0);
+                (side.last_token, side.counted_ahead) = (0, 0);
                 (side.is_miscounted, side.has_more) = (false, false);
                 side.reserved.clear();
             }
@@ -530,6 +534,7 @@ impl Drop for Reserved {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ledger::Mailbox;
 
     const LONG: HoldOptions = HoldOptions {
         lease: Duration::from_secs(30),
@@ -682,6 +687,24 @@ mod tests {
         assert_eq!(target.claim(LONG).options.lease, SHORT.lease);
         second.give_back();
         assert_eq!(target.claim(LONG).options.lease, LONG.lease);
+    }
+
+    #[test]
+    fn a_grant_that_its_event_tells_of_late_is_counted_by_the_first_answer() {
+        let ledger = Arc::<Ledger>::default();
+        let write = Owner::new("client", 1).target(&ledger, Mode::Write, &names(&["a"]));
+        let _usage = write.claim(LONG);
+        let mut mailbox = Mailbox::new(&write);
+        assert!(!write.counted(2, 7), "the wait's is not heard of yet");
+        assert!(write.counted(3, 7));
+        write.released(Released::Left(2));
+        assert!(!write.counted(1, 7), "its event");
+        mailbox.close();
+        assert!(write.counted(3, 7));
+        write.released(Released::Left(2));
+        // Both are lost, and nobody hears of it.
+        assert!(!write.counted(1, 9));
+        assert!(!write.counted(2, 9));
     }
 
     #[test]

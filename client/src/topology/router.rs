@@ -166,7 +166,7 @@ impl Router {
         known: Option<&Arc<Attachment>>,
     ) -> Result<AttachedRoute, Error> {
         let next = timeout(self.response_timeout, self.next(name, known));
-        let trouble = || self.home(name).session.trouble();
+        let trouble = || self.home(name).session.trouble().unasked();
         next.await.unwrap_or_else(|_| Err(trouble()))
     }
 
@@ -182,7 +182,9 @@ impl Router {
             route.clone()
         };
         let reached = timeout(self.response_timeout, self.attached_at(present, None));
-        reached.await.unwrap_or_else(|_| Err(session.trouble()))
+        reached
+            .await
+            .unwrap_or_else(|_| Err(session.trouble().unasked()))
     }
 
     /// Waits until the session is attached there, otherwise than it was `known`. Where that is, is

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use smallvec::SmallVec;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -26,9 +27,10 @@ pub(crate) struct Session {
     first: OnceLock<ServerId>,
     /// When the last call was sent whose answer has reached all whom it concerned. What has not
     /// been told in that answer has not happened before.
-    pub(super) told: watch::Sender<Instant>,
-    /// The newest grant that a wait has heard of, and the server that has told it.
-    heard: Mutex<Option<(ServerId, u64)>>,
+    pub(crate) told: watch::Sender<Instant>,
+    /// Grants that waits have learnt of from answers, and since when: their events may be yet to
+    /// come.
+    untold: Mutex<Vec<(u64, Instant)>>,
 }
 
 /// Tells the sessions of a client at its servers apart.
@@ -53,7 +55,7 @@ impl Session {
             life: watch::Sender::new(Life::New),
             first: OnceLock::new(),
             told: watch::Sender::new(Instant::now()),
-            heard: Mutex::default(),
+            untold: Mutex::default(),
         })
     }
 
@@ -165,18 +167,18 @@ impl Session {
         let _ = told.wait_for(|sent| *sent >= moment).await;
     }
 
-    /// A wait has heard that this server gave this token.
-    pub(crate) fn heard(&self, server: &ServerId, token: u64) {
-        let token = self.newest(server).max(token);
-        *locked(&self.heard) = Some((server.clone(), token));
+    /// A wait has learnt of this grant from an answer.
+    pub(crate) fn learnt(&self, token: u64) {
+        locked(&self.untold).push((token, Instant::now()));
     }
 
-    /// The newest token that waits have heard this server give: what it grants from now on has a
-    /// newer one. Another server's clock may be behind.
-    pub(crate) fn newest(&self, server: &ServerId) -> u64 {
-        let heard = locked(&self.heard);
-        let by_it = heard.as_ref().filter(|(by, _)| by == server);
-        by_it.map_or(0, |(_, token)| *token)
+    /// The grants that waits have learnt of, and of which events may tell yet. By the answer to a
+    /// call that was sent later, all has been told that happened before.
+    pub(crate) fn untold(&self) -> impl Iterator<Item = u64> {
+        let mut untold = locked(&self.untold);
+        untold.retain(|(_, learnt)| *learnt > *self.told.borrow());
+        let tokens: SmallVec<[_; 1]> = untold.iter().map(|(token, _)| *token).collect();
+        tokens.into_iter()
     }
 
     /// The session connection is broken; what is held keeps the confidence it has.
