@@ -12,7 +12,7 @@ const COMMANDS: &str = "+rlock.acquire +rlock.release +rlock.renew +rlock.cancel
                         +rlock.macquire +rlock.mrelease +rlock.mrenew";
 
 /// And for those that have it.
-const CATEGORY: &str = "+@lock -rlock.break -rlock.sessions -rlock.log";
+const CATEGORY: &str = "+@lock -rlock.break -rlock.limit -rlock.sessions -rlock.log";
 
 /// What else is sent on each new connection.
 fn introductions() -> &'static str {
@@ -85,6 +85,9 @@ async fn everything(server: &Server, client: Client) {
         server.waiting_owners("orders:3").is_empty()
     });
     guard.unlock().await.unwrap();
+    let exports = client.semaphore("orders:5", 3);
+    let permits = exports.acquire_many(2).await.unwrap();
+    permits.unlock().await.unwrap();
     soon(client.shutdown()).await;
     assert_eq!(denied(server), [""; 0]);
 }
@@ -107,11 +110,39 @@ async fn a_user_needs_what_is_documented_and_nothing_more() {
         );
         everything(&server, connect(&server).await.unwrap()).await;
         // Who knows a session's name could take it over, and RESET forgets what is asked about.
-        for command in ["RLOCK.SESSIONS", "RLOCK.LOG RESET", "RLOCK.BREAK orders:1"] {
+        for command in [
+            "RLOCK.SESSIONS",
+            "RLOCK.LOG RESET",
+            "RLOCK.BREAK orders:1",
+            "RLOCK.LIMIT orders:1 2",
+        ] {
             let told = server.run(format!("ACL DRYRUN clerk {command}"));
             assert!(told != "OK", "{command}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_sets_a_limit_needs_a_right_more_than_who_takes_permits() {
+    let server = Server::start();
+    able_clerk(&server);
+    let client = connect(&server).await.unwrap();
+    let refused = soon(client.set_limit("orders:5", 2)).await.unwrap_err();
+    let said = refused.to_string();
+    assert!(
+        refused.is_refused() && said.contains("'rlock.limit'"),
+        "{said}"
+    );
+    let documented = include_str!("../../client/README.md");
+    assert!(documented.contains("`+rlock.limit`"));
+    server.run("ACL SETUSER clerk +rlock.limit");
+    assert_eq!(soon(client.set_limit("orders:5", 2)).await.unwrap(), None);
+    let as_set = client.semaphore("orders:5", None);
+    let permits = soon(as_set.acquire_many(2)).await.unwrap();
+    soon(permits.unlock()).await.unwrap();
+    // No right to the key in which the limit is kept was needed, but one to the name.
+    let refused = soon(client.set_limit("stock", 2)).await.unwrap_err();
+    assert!(refused.is_refused(), "{refused}");
 }
 
 /// The lines for users in `redis.conf`, as they would stand there.
@@ -154,6 +185,7 @@ async fn the_users_in_the_file_can_do_what_they_are_for() {
         "RLOCK.SESSIONS",
         "RLOCK.CANCEL a o",
         "RLOCK.BREAK a",
+        "RLOCK.LIMIT a 2",
         "INFO",
         "CLIENT LIST",
         "SCAN 0",
@@ -170,6 +202,7 @@ async fn the_users_in_the_file_can_do_what_they_are_for() {
         ("worker", "RLOCK.SESSIONS"),
         ("worker", "RLOCK.LOG"),
         ("worker", "RLOCK.BREAK orders:1"),
+        ("worker", "RLOCK.LIMIT orders:1 2"),
         ("operator", "RLOCK.ACQUIRE a o 1"),
         ("operator", "CONFIG SET maxmemory 0"),
         ("operator", "DEL a"),

@@ -1,6 +1,8 @@
 //! What operators type: who holds what, who waits, and what to do about it.
 
 mod doctor;
+pub(crate) mod info;
+mod limit;
 mod ls;
 mod why;
 
@@ -9,10 +11,11 @@ use std::io::{self, IsTerminal as _, Write as _};
 use redis::cmd;
 use serde_json::{Value as Json, json};
 
-use crate::args::{Break, Cancel, Command, Info, Listing};
+use crate::admin::info::holders;
+use crate::args::{Break, Cancel, Command, Listing};
 use crate::connect::Connection;
 use crate::exit::Failure;
-use crate::reply::{field, given, list, number, say, say_json, say_table, shown, text, time};
+use crate::reply::{given, number, say, say_json, say_table, shown, text, time};
 use crate::server::Fleet;
 
 /// Carries the command out; its status.
@@ -25,12 +28,13 @@ pub(crate) fn carry_out(command: Command, connection: &Connection) -> Result<u8,
         let fleet = Fleet::connect(connection).await?;
         match command {
             Command::Ls(options) => ls::ls(&fleet, &options).await,
-            Command::Info(options) => info(&fleet, &options).await,
+            Command::Info(options) => info::info(&fleet, &options).await,
             Command::Why(options) => why::why(&fleet, &options).await,
             Command::Log(options) => log(&fleet, &options).await,
             Command::Sessions(options) => sessions(&fleet, &options).await,
             Command::Break(options) => break_lock(&fleet, &options).await,
             Command::Cancel(options) => cancel(&fleet, &options).await,
+            Command::Limit(options) => limit::limit(&fleet, &options).await,
             Command::Doctor(options) => doctor::doctor(&fleet, &options).await,
             // Those that need no such connection.
             Command::Run(_)
@@ -40,96 +44,6 @@ pub(crate) fn carry_out(command: Command, connection: &Connection) -> Result<u8,
             | Command::Man { .. } => Ok(0),
         }
     })
-}
-
-/// What the server tells of one lock.
-async fn ask_info(fleet: &Fleet, name: &std::ffi::OsStr) -> Result<Json, Failure> {
-    use std::os::unix::ffi::OsStrExt as _;
-    fleet.ask_for(cmd("RLOCK.INFO").arg(name.as_bytes())).await
-}
-
-async fn info(fleet: &Fleet, options: &Info) -> Result<u8, Failure> {
-    let info = ask_info(fleet, &options.name).await?;
-    if options.json {
-        say_json(&info)?;
-        return Ok(0);
-    }
-    let holders = holders(&info);
-    if holders.is_empty() {
-        say(format!("{} is free", shown(&given(&options.name))))?;
-    } else {
-        let rows: Vec<_> = holders
-            .iter()
-            .map(|holder| row_of_holder(holder, &info))
-            .collect();
-        say_table(&HOLDER_HEADS, &rows)?;
-    }
-    let queue = list(&info, "queue");
-    if !queue.is_empty() {
-        say("")?;
-        let rows = queue
-            .iter()
-            .enumerate()
-            .map(|(i, waiter)| row_of_waiter(i, waiter));
-        let rows: Vec<_> = rows.collect();
-        say_table(&WAITER_HEADS, &rows)?;
-    }
-    Ok(0)
-}
-
-pub(crate) const HOLDER_HEADS: [&str; 8] = [
-    "HOLDER",
-    "MODE",
-    "COUNT",
-    "HELD",
-    "LEASE LEFT",
-    "TOKEN",
-    "SESSION",
-    "CLIENT",
-];
-
-pub(crate) const WAITER_HEADS: [&str; 7] = [
-    "WAITER", "OWNER", "MODE", "WAITED", "LEFT", "SESSION", "CLIENT",
-];
-
-/// Who holds it: each reader and the writer, or the one holder.
-pub(crate) fn holders(info: &Json) -> Vec<&Json> {
-    let several = list(info, "holders");
-    match (several, field(info, "owner")) {
-        ([], None) => Vec::new(),
-        ([], Some(_)) => vec![info],
-        _ => several.iter().collect(),
-    }
-}
-
-pub(crate) fn row_of_holder(holder: &Json, info: &Json) -> Vec<String> {
-    let of = |name: &str| text(holder.get(name).unwrap_or(&Json::Null));
-    let mode = field(holder, "mode")
-        .or(field(info, "mode"))
-        .unwrap_or("lock");
-    vec![
-        of("owner"),
-        mode.to_owned(),
-        of("count"),
-        time(holder.get("held-ms").unwrap_or(&Json::Null)),
-        time(holder.get("ttl-ms").unwrap_or(&Json::Null)),
-        of("token"),
-        of("session"),
-        of("client-id"),
-    ]
-}
-
-pub(crate) fn row_of_waiter(index: usize, waiter: &Json) -> Vec<String> {
-    let of = |name: &str| text(waiter.get(name).unwrap_or(&Json::Null));
-    vec![
-        index.saturating_add(1).to_string(),
-        of("owner"),
-        field(waiter, "mode").unwrap_or("lock").to_owned(),
-        time(waiter.get("waited-ms").unwrap_or(&Json::Null)),
-        time(waiter.get("left-ms").unwrap_or(&Json::Null)),
-        of("session"),
-        of("client-id"),
-    ]
 }
 
 async fn log(fleet: &Fleet, options: &Listing) -> Result<u8, Failure> {
@@ -191,7 +105,7 @@ async fn sessions(fleet: &Fleet, options: &Listing) -> Result<u8, Failure> {
 async fn break_lock(fleet: &Fleet, options: &Break) -> Result<u8, Failure> {
     use std::os::unix::ffi::OsStrExt as _;
     if !options.yes {
-        let info = ask_info(fleet, &options.name).await?;
+        let info = info::ask(fleet, &options.name).await?;
         if !agreed(&given(&options.name), &info)? {
             return Ok(1);
         }
@@ -217,25 +131,45 @@ fn agreed(name: &str, info: &Json) -> Result<bool, Failure> {
             "break asks before it ends a hold, and there is no terminal: --yes answers",
         ));
     }
-    let holders: Vec<_> = holders(info)
-        .iter()
-        .filter_map(|one| Some(text(one.get("owner")?)))
-        .collect();
+    let holders = holders(info);
     if holders.is_empty() {
         return Ok(true); // the server says that it is free
     }
-    let holders = holders.join(", ");
+    let (goes, begins) = match holders.len() {
+        1 => ("goes", "one begins"),
+        _ => ("go", "ones begin"),
+    };
     let mut err = io::stderr();
     let asked = write!(
         err,
-        "{} is held by {holders}, which goes on while the next one begins. Break it? [y/N] ",
-        shown(name)
+        "{} is held by {}, which {goes} on while the next {begins}. Break it? [y/N] ",
+        shown(name),
+        named(&holders),
     );
     let mut answer = String::new();
     asked
         .and_then(|()| io::stdin().read_line(&mut answer))
         .map_err(|error| Failure::usage(format!("cannot ask: {error}")))?;
     Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
+}
+
+/// So many are named, of what may be thousands.
+const NAMED: usize = 5;
+
+/// The holders, and how many permits each has.
+fn named(holders: &[&Json]) -> String {
+    let each = holders.iter().take(NAMED).map(|one| {
+        let owner = text(one.get("owner").unwrap_or(&Json::Null));
+        match one.get("permits") {
+            Some(permits) => format!("{owner} ({})", info::permits(permits)),
+            None => owner,
+        }
+    });
+    let named = each.collect::<Vec<_>>().join(", ");
+    match holders.len().saturating_sub(NAMED) {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    }
 }
 
 async fn cancel(fleet: &Fleet, options: &Cancel) -> Result<u8, Failure> {
@@ -287,7 +221,21 @@ fn utc(ms: i64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::utc;
+    use super::*;
+
+    #[test]
+    fn the_holders_that_a_question_names_are_few() {
+        let of = |count: u32| -> Vec<Json> {
+            let each = (0..count).map(|number| json!({ "owner": number.to_string() }));
+            each.collect()
+        };
+        let named = |holders: &[Json]| named(&holders.iter().collect::<Vec<_>>());
+        assert_eq!(named(&of(5)), "0, 1, 2, 3, 4");
+        assert_eq!(named(&of(3_000)), "0, 1, 2, 3, 4 and 2995 more");
+        let of_permits = [(1, "alice"), (2, "b\r")];
+        let of_permits = of_permits.map(|(n, owner)| json!({ "owner": owner, "permits": n }));
+        assert_eq!(named(&of_permits), "alice (1 permit), b\\r (2 permits)");
+    }
 
     #[test]
     fn dates_are_those_of_the_calendar() {

@@ -12,6 +12,7 @@ use redis::{Cmd, cmd};
 
 use crate::connect::Connection;
 use crate::duration::parse;
+use crate::permits::{self, Asked};
 
 /// Distributed locks on Redis and Valkey: run a command under one, and see who holds what.
 ///
@@ -42,6 +43,8 @@ pub(crate) enum Command {
     Break(Break),
     /// Take an owner's wait out of a queue
     Cancel(Cancel),
+    /// Tell how many permits may be out, or set it for all who ask for them
+    Limit(Limit),
     /// Say what of the servers' settings is unsafe for locks, and what to do; status 1 if anything
     Doctor(Doctor),
     /// Watch the locks that are waited for, rates and sessions on a live screen
@@ -153,6 +156,20 @@ pub(crate) struct Cancel {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct Limit {
+    /// The name of the permits
+    pub(crate) name: OsString,
+
+    /// So many from now on, whatever those who ask name as their limit; 0 for none
+    #[arg(value_name = "N", allow_negative_numbers = true, value_parser = permits::parse_limit)]
+    pub(crate) most: Option<u32>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct Doctor {
     /// Print JSON
     #[arg(long)]
@@ -165,6 +182,8 @@ pub(crate) struct Doctor {
 /// lock back. If the lock is lost, the command is ended before another can have the lock; so it is
 /// if rlock is killed. Several plain locks are taken at once. With -s or -x they are taken one
 /// after the other, in the order of their names; if one cannot be had, the others are given back.
+/// With --permits it takes permits of a semaphore, so that so many commands run at a time and not
+/// one; all that is said of a lock is then said of them.
 ///
 /// Exit status: the command's own; 128 + n if signal n ended it; 1, or -E, if the lock was not
 /// acquired in time; 69 if the server is unreachable or unusable; 75 if the lock was lost and the
@@ -195,6 +214,16 @@ pub(crate) struct Run {
     /// Take a read-write lock alone; without -s and -x it is a plain lock
     #[arg(short = 'x', long)]
     pub(crate) exclusive: bool,
+
+    /// Take N permits, of which LIMIT may be out; without LIMIT, as many as `rlock limit` has set
+    #[arg(
+        long,
+        value_name = "N[/LIMIT]",
+        value_parser = permits::parse,
+        allow_hyphen_values = true, // so that -1 is refused as a value, with the bounds
+        conflicts_with_all = ["shared", "exclusive"]
+    )]
+    pub(crate) permits: Option<Asked>,
 
     /// How long the lock stays if the whole machine vanishes; renewed while the command runs [30s]
     #[arg(long, value_name = "DUR", value_parser = parse)]

@@ -18,6 +18,7 @@ mod duration;
 mod exit;
 mod exporter;
 mod pages;
+mod permits;
 mod reply;
 mod run;
 mod server;

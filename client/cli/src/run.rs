@@ -93,11 +93,19 @@ impl Plan {
         // A group that is told to end gets this time while the lock is still held.
         let longest = grace.checked_div(2).unwrap_or_default();
         let kill_after = run.kill_after.unwrap_or(KILL_AFTER.min(longest));
-        let kind = match (run.shared, run.exclusive) {
-            (true, _) => Kind::Read,
-            (_, true) => Kind::Write,
+        let kind = match (run.permits, run.shared, run.exclusive) {
+            (Some(asked), ..) => Kind::Permits(asked),
+            (_, true, _) => Kind::Read,
+            (_, _, true) => Kind::Write,
             _ => Kind::Plain,
         };
+        if run.permits.is_some() && run.names.len() > 1 {
+            // Each semaphore has a limit of its own, and an owner of its own would hold it.
+            return Err(Failure::usage(format!(
+                "--permits is for one NAME, and {} are given",
+                run.names.len()
+            )));
+        }
         if lease < GRACE_MIN {
             return Err(Failure::usage(format!(
                 "--lease {}: at least {min}: the lock of an rlock that was killed has to stay \
@@ -176,7 +184,13 @@ impl Plan {
         if error.is_not_acquired() {
             return Failure::silent(self.conflict);
         }
-        connection.failure(error)
+        let mut failure = connection.failure(error);
+        if error.is_refused() && error.to_string().contains("NOLIMIT") {
+            failure.text.push_str(
+                "; --permits N/LIMIT names a limit, and `rlock limit NAME LIMIT` sets one for all",
+            );
+        }
+        failure
     }
 
     /// The command has gone; the lock stays for its shortest time, unless a signal ends that, which

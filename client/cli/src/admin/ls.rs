@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget};
 use redis::{Cmd, Value, cmd, pipe};
 use serde_json::Value as Json;
 
-use crate::admin::holders;
+use crate::admin::info::{holders, longest_held, who_holds};
 use crate::args::Listing;
 use crate::exit::Failure;
 use crate::reply::{field, number, say, say_table, text, time, words};
@@ -72,21 +72,11 @@ fn say_objects(rows: &[Vec<String>]) -> Result<u8, Failure> {
 
 fn row(lock: &Json) -> Vec<String> {
     let of = |name: &str| text(lock.get(name).unwrap_or(&Json::Null));
-    let holders = holders(lock);
-    let holder = match &holders[..] {
-        [] => "-".to_owned(),
-        [one] => text(one.get("owner").unwrap_or(&Json::Null)),
-        several => format!("{} readers", several.len()),
-    };
-    let held = holders
-        .iter()
-        .filter_map(|one| one.get("held-ms").and_then(Json::as_i64))
-        .max();
     vec![
         of("name"),
         field(lock, "mode").unwrap_or("lock").to_owned(),
-        holder,
-        time(&Json::from(held)),
+        who_holds(lock),
+        time(&longest_held(lock)),
         time(lock.get("ttl-ms").unwrap_or(&Json::Null)),
         of("waiters"),
     ]
@@ -201,7 +191,11 @@ async fn describe(
     {
         rest = others;
         for (name, info) in some.iter().zip(node.infos(some).await?) {
-            if let Json::Object(mut info) = info {
+            // It may have been given back meanwhile, or be permits of which none are out.
+            let is_used = !holders(&info).is_empty() || number(&info, "waiters") > 0;
+            if let Json::Object(mut info) = info
+                && is_used
+            {
                 info.insert("name".to_owned(), Json::from(words(name)));
                 let lock = Found::new(&Json::Object(info), locks.as_json);
                 locks.all.push(lock);

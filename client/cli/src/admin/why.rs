@@ -5,10 +5,10 @@ use std::collections::{HashMap, HashSet};
 use redis::cmd;
 use serde_json::{Value as Json, json};
 
-use crate::admin::holders;
+use crate::admin::info::{self, Permits, holders, permits};
 use crate::args::Why;
 use crate::exit::Failure;
-use crate::reply::{field, given, list, say, say_json, shown, text, time, words};
+use crate::reply::{field, given, list, number, say, say_json, shown, text, time, words};
 use crate::server::Fleet;
 
 /// A lock that somebody waits for, and what the server tells of it.
@@ -29,11 +29,15 @@ struct Snapshot {
 pub(crate) async fn why(fleet: &Fleet, options: &Why) -> Result<u8, Failure> {
     let snapshot = Snapshot::take(fleet).await?;
     let asked = given(&options.name);
-    let info = super::ask_info(fleet, &options.name).await;
+    let info = info::ask(fleet, &options.name).await;
     let waits = !snapshot.waits_of(&asked).is_empty();
     let info = match info {
         Err(error) if !waits => return Err(error),
-        info => info.ok().filter(|info| !holders(info).is_empty()),
+        info => info.ok().filter(|info| {
+            // Permits are waited for also when none are out, if their limit was lowered.
+            let is_wanted = Permits::of(info).is_some() && number(info, "waiters") > 0;
+            is_wanted || !holders(info).is_empty()
+        }),
     };
     let mut walk = Walk::new(&snapshot);
     // The key of a lock, or else an owner that waits.
@@ -156,11 +160,14 @@ impl<'a> Walk<'a> {
 
     /// Who holds this lock.
     fn lock(&mut self, depth: usize, name: &'a str, info: &'a Json) {
+        let permits = Permits::of(info);
+        self.steps
+            .extend(permits.iter().map(|permits| permits.step(depth, name)));
         let holders = holders(info).into_iter().rev();
         let before = self.todo.len();
         let next = holders.map(|holder| (depth, Next::Holder(name, info, holder)));
         self.todo.extend(next);
-        if self.todo.len() == before {
+        if self.todo.len() == before && permits.is_none() {
             let free = json!({ "depth": depth, "lock": name, "free": true });
             self.steps.push(free);
         }
@@ -169,7 +176,8 @@ impl<'a> Walk<'a> {
     fn holder(&mut self, depth: usize, name: &str, info: &Json, holder: &'a Json) {
         let owner = field(holder, "owner").unwrap_or_default();
         self.steps.push(json!({
-            "depth": depth, "lock": name, "holder": owner, "mode": holder.get("mode"),
+            "depth": depth, "lock": name, "holder": owner,
+            "mode": field(holder, "mode").or(field(info, "mode")), "permits": holder.get("permits"),
             "held-ms": holder.get("held-ms"), "ttl-ms": holder.get("ttl-ms"),
             "token": holder.get("token"), "session": holder.get("session"),
             "client-id": holder.get("client-id"), "waiters": info.get("waiters"),
@@ -206,7 +214,7 @@ impl<'a> Walk<'a> {
         let of = |name: &str| waiter.and_then(|waiter| waiter.get(name));
         self.steps.push(json!({
             "depth": depth, "owner": owner, "waits-for": lock.name,
-            "place": place.saturating_add(1),
+            "place": place.saturating_add(1), "permits": of("permits"),
             "waited-ms": of("waited-ms"), "left-ms": of("left-ms"),
         }));
         let depth = depth.saturating_add(1);
@@ -245,6 +253,12 @@ fn indent(depth: u64) -> String {
     "  ".repeat(usize::try_from(depth).unwrap_or_default())
 }
 
+/// How many permits the holder of this step has, or the waiter asks for.
+fn number_of_permits(step: &Json) -> Option<String> {
+    let number = step.get("permits").filter(|number| !number.is_null());
+    number.map(permits)
+}
+
 /// One step as a line.
 fn line(step: &Json) -> String {
     let indent = indent(depth(step));
@@ -260,17 +274,24 @@ fn line(step: &Json) -> String {
             Some(ms) if !ms.is_null() => format!(" for {}", time(ms)),
             _ => String::new(),
         };
-        format!(
-            "{} is held by {}{held}, lease left {}, {session}; waiting: {}",
-            of("lock"),
-            of("holder"),
-            ms("ttl-ms"),
-            of("waiters"),
-        )
+        let (lock, holder, left) = (of("lock"), of("holder"), ms("ttl-ms"));
+        match number_of_permits(step) {
+            Some(permits) => {
+                format!("{lock}: {holder} has {permits}{held}, lease left {left}, {session}")
+            }
+            None => format!(
+                "{lock} is held by {holder}{held}, lease left {left}, {session}; waiting: {}",
+                of("waiters"),
+            ),
+        }
+    } else if let Some(permits) = Permits::of_step(step) {
+        permits.headline(field(step, "lock").unwrap_or_default())
     } else if step.get("waits-for").is_some() {
+        let permits = number_of_permits(step).map(|permits| format!("{permits} of "));
         format!(
-            "{} waits for {}, place {}, for {}",
+            "{} waits for {}{}, place {}, for {}",
             of("owner"),
+            permits.unwrap_or_default(),
             of("waits-for"),
             of("place"),
             ms("waited-ms")

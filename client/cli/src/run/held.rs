@@ -9,6 +9,8 @@ use std::time::Duration;
 use rlock_client::{Client, Error, Guard, LostReason};
 use tokio::time::Instant;
 
+use crate::permits::Asked;
+
 /// How a name is locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -18,6 +20,8 @@ pub(crate) enum Kind {
     Read,
     /// A read-write lock, alone.
     Write,
+    /// So many permits of a semaphore.
+    Permits(Asked),
 }
 
 /// For how long it is waited.
@@ -91,6 +95,10 @@ impl Held {
         match (names, kind) {
             ([name], Kind::Plain) => Self::take_one(client, name, wait).await,
             (_, Kind::Plain) => Self::take_several(client, names, wait).await,
+            // There is one name: the plan has refused more.
+            ([name, ..], Kind::Permits(asked)) => {
+                Self::take_permits(client, name, asked, wait).await
+            }
             _ => Self::take_each(client, names, kind, wait).await,
         }
     }
@@ -104,6 +112,23 @@ impl Held {
         let tokens = vec![(name.to_owned(), guard.token())];
         let guards: Vec<Box<dyn AnyGuard>> = vec![Box::new(guard)];
         Ok(Self { guards, tokens })
+    }
+
+    async fn take_permits(
+        client: &Client,
+        name: &OsStr,
+        Asked { permits, limit }: Asked,
+        wait: Wait,
+    ) -> Result<Self, Error> {
+        let semaphore = client.semaphore(name.as_bytes(), limit);
+        let (guard, token) = boxed(match wait {
+            Wait::Forever => semaphore.acquire_many(permits).await,
+            Wait::AtMost(time) => semaphore.acquire_many_timeout(permits, time).await,
+        }?);
+        Ok(Self {
+            guards: vec![guard],
+            tokens: vec![(name.to_owned(), token)],
+        })
     }
 
     async fn take_several(client: &Client, names: &[OsString], wait: Wait) -> Result<Self, Error> {

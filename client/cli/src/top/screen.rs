@@ -7,8 +7,8 @@ use ratatui::text::{Line, Text};
 use ratatui::widgets::{Paragraph, Row, Table, TableState};
 use serde_json::Value as Json;
 
-use crate::admin::{HOLDER_HEADS, WAITER_HEADS, holders, row_of_holder, row_of_waiter};
-use crate::reply::{list, number, shown, text, time, words};
+use crate::admin::info::{Permits, Table as Listed, holder_table, waiter_table};
+use crate::reply::{number, shown, text, time, words};
 use crate::top::State;
 
 pub(super) fn draw(frame: &mut Frame<'_>, state: &mut State) {
@@ -80,7 +80,7 @@ fn locks(frame: &mut Frame<'_>, state: &mut State, area: Rect) {
             shown(&lock.name),
             lock.waiters.to_string(),
             time(&Json::from(lock.longest_ms)),
-            shown(&lock.holder),
+            lock.holder.clone(),
             time(&lock.held_ms),
             time(&lock.ttl_ms),
         ]
@@ -132,15 +132,8 @@ fn sessions(frame: &mut Frame<'_>, state: &State, area: Rect) {
 
 /// One lock: who holds it, and its queue.
 fn detail(frame: &mut Frame<'_>, name: &str, info: &Json, area: Rect) {
-    let holders: Vec<_> = holders(info)
-        .into_iter()
-        .map(|one| row_of_holder(one, info))
-        .collect();
-    let queue = list(info, "queue").iter().enumerate();
-    let queue: Vec<_> = queue
-        .map(|(place, waiter)| row_of_waiter(place, waiter))
-        .collect();
-    let tall = u16::try_from(holders.len().min(8))
+    let holders = holder_table(info);
+    let tall = u16::try_from(holders.rows.len().min(8))
         .unwrap_or(8)
         .saturating_add(2);
     let parts = [
@@ -149,20 +142,19 @@ fn detail(frame: &mut Frame<'_>, name: &str, info: &Json, area: Rect) {
         Constraint::Min(1),
     ];
     let [title, above, below] = Layout::vertical(parts).areas(area);
-    let state = if holders.is_empty() {
-        "is free"
-    } else {
-        "is held"
+    let state = match Permits::of(info) {
+        Some(permits) => permits.headline(name),
+        None if holders.rows.is_empty() => format!("{} is free", shown(name)),
+        None => format!("{} is held", shown(name)),
     };
-    let name = shown(name);
-    frame.render_widget(Line::styled(format!("{name} {state}"), bold()), title);
-    frame.render_widget(even_table(&HOLDER_HEADS, holders), above);
-    frame.render_widget(even_table(&WAITER_HEADS, queue), below);
+    frame.render_widget(Line::styled(state, bold()), title);
+    frame.render_widget(even_table(holders), above);
+    frame.render_widget(even_table(waiter_table(info)), below);
 }
 
-fn even_table(heads: &[&'static str], rows: Vec<Vec<String>>) -> Table<'static> {
-    let widths: Vec<_> = heads.iter().map(|_| Constraint::Fill(1)).collect();
-    table(heads, rows, &widths)
+fn even_table(listed: Listed) -> Table<'static> {
+    let widths: Vec<_> = listed.heads.iter().map(|_| Constraint::Fill(1)).collect();
+    table(&listed.heads, listed.rows, &widths)
 }
 
 fn table(heads: &[&'static str], rows: Vec<Vec<String>>, widths: &[Constraint]) -> Table<'static> {

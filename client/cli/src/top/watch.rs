@@ -7,8 +7,9 @@ use std::time::Instant;
 use redis::cmd;
 use serde_json::Value as Json;
 
+use crate::admin::info::{longest_held, who_holds};
 use crate::exit::Failure;
-use crate::reply::{field, list, number, words};
+use crate::reply::{number, words};
 use crate::server::Fleet;
 
 /// So many locks are asked for, those with the most waiters, and so many sessions: each costs the
@@ -24,6 +25,7 @@ pub(super) struct Lock {
     pub(super) name: String,
     pub(super) waiters: i64,
     pub(super) longest_ms: i64,
+    /// Who, as it is shown.
     pub(super) holder: String,
     /// As milliseconds, or null.
     pub(super) held_ms: Json,
@@ -117,25 +119,13 @@ impl Sample {
 }
 
 fn described((key, waiters, longest_ms): (Vec<u8>, i64, i64), info: &Json) -> Lock {
-    let holders = list(info, "holders");
-    let holder = match (field(info, "owner"), holders) {
-        (Some(owner), _) => owner.to_owned(),
-        (None, [one]) => field(one, "owner").unwrap_or("-").to_owned(),
-        (None, []) => "-".to_owned(),
-        (None, several) => format!("{} readers", several.len()),
-    };
-    let of = |name: &str| {
-        let one = info.get(name).filter(|value| !value.is_null());
-        let one = one.or_else(|| holders.first().and_then(|holder| holder.get(name)));
-        one.cloned().unwrap_or_default()
-    };
     Lock {
         name: words(&key),
         key,
         waiters,
         longest_ms,
-        holder,
-        held_ms: of("held-ms"),
+        holder: who_holds(info),
+        held_ms: longest_held(info),
         ttl_ms: Json::from(number(info, "ttl-ms")),
     }
 }

@@ -37,18 +37,25 @@ fn ls_lists_locks_and_no_other_keys() {
     conn.run("RLOCK.ACQUIRE held alice 60000").held();
     conn.run("RLOCK.ACQUIRE read bob 60000 READ").held();
     conn.run("RLOCK.ACQUIRE read carol 60000 READ").held();
+    conn.run("RLOCK.ACQUIRE both dora 60000 WRITE").held();
+    conn.run("RLOCK.ACQUIRE both dora 60000 READ").held();
     conn.run("HSET user:7 name dora");
     conn.run("SET text 1");
     let _waiter = server.wait_in_queue("held", "erin");
     let text = printed(&server, &["ls"], 0);
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines.len(), 3, "{text}");
+    assert_eq!(lines.len(), 4, "{text}");
     assert!(
-        lines[1].starts_with("held  lock  alice"),
+        lines[1].starts_with("held  lock   alice"),
         "most waiters first: {text}"
     );
     assert!(lines[1].ends_with('1'), "{text}");
-    assert!(lines[2].starts_with("read  read  2 readers"), "{text}");
+    for held in ["read  read   2 readers", "both  write  dora "] {
+        assert!(
+            lines[2..].iter().any(|line| line.starts_with(held)),
+            "{text}"
+        );
+    }
     let found = json(&server, &["ls", "--match", "r*"], 0);
     assert_eq!(found.as_array().unwrap().len(), 1);
     assert_eq!(found[0]["name"], "read");
@@ -308,6 +315,149 @@ fn break_needs_a_yes_and_cancel_a_waiter() {
     assert_eq!(server.holder("a"), None);
 }
 
+/// As it is printed, without what differs from run to run.
+#[track_caller]
+fn lines(server: &Server, words: &[&str], status: i32) -> Vec<String> {
+    let text = printed(server, words, status);
+    let lines = text.lines().map(|line| {
+        let blanks = line.len() - line.trim_start().len();
+        let words = line.split_whitespace().map(|word| {
+            let is_time = word.starts_with(|first: char| first.is_ascii_digit())
+                && word.trim_end_matches([',', ';']).ends_with('s');
+            if is_time || word.len() >= 16 {
+                "…"
+            } else {
+                word
+            }
+        });
+        " ".repeat(blanks) + &words.collect::<Vec<_>>().join(" ")
+    });
+    lines.collect()
+}
+
+#[test]
+fn permits_are_shown_with_their_limit_holders_and_waiters() {
+    let server = Server::builder().config("rlock.fence-guard-ms 0").start();
+    let mut conn = server.session_connection("worker:7");
+    let acquire = |owner: &str, rest: &str| format!("RLOCK.ACQUIRE exports {owner} 60000 {rest}");
+    conn.run(acquire("alice", "PERMITS 2 OF 5 SESSION worker:7"))
+        .held();
+    let listed = "exports permits 2 permits: alice … … 0";
+    assert_eq!(lines(&server, &["ls"], 0)[1], listed);
+    assert_eq!(quiet_status(&server, &["limit", "exports", "5"]), 0);
+    conn.run(acquire("bob", "PERMITS 2")).held();
+    let _dora = server.blocked_in(&acquire("dora", "PERMITS 3 BLOCK 0"));
+    // One is free, and nobody passes dora.
+    let _erin = server.blocked_in(&acquire("erin", "PERMITS 1 BLOCK 60000"));
+    conn.cmd(&["HSET", "exports", "odd", "1"]);
+    let listed = "exports permits 4/5 permits: 2 holders … … 2";
+    assert_eq!(lines(&server, &["ls"], 0)[1..], [listed]);
+    let head = "exports: 4 of 5 permits out; 2 waiting, the first for 3";
+    let told = lines(&server, &["info", "exports"], 0);
+    assert_eq!(
+        told[..2],
+        [head, "HOLDER PERMITS HELD LEASE LEFT TOKEN SESSION CLIENT"]
+    );
+    assert!(told[2].starts_with("alice 2 … … … worker:7 "), "{told:?}");
+    assert_eq!(told[3], "bob 2 … … … - -");
+    let strange = "another program wrote, and it is no hold: odd";
+    let heads = "WAITER OWNER PERMITS WAITED LEFT SESSION CLIENT";
+    assert_eq!(told[4..7], [strange, "", heads]);
+    assert!(told[7].starts_with("1 dora 3 … no limit - "), "{told:?}");
+    assert!(told[8].starts_with("2 erin 1 … … - "), "{told:?}");
+    let told = lines(&server, &["why", "erin"], 0);
+    assert_eq!(
+        told[0],
+        "erin waits for 1 permit of exports, place 2, for …"
+    );
+    assert_eq!(told[1], format!("  {head}"));
+    let of_alice = "  exports: alice has 2 permits for … lease left … session worker:7, client ";
+    assert!(told[2].starts_with(of_alice), "{told:?}");
+    assert_eq!(told[3], "    alice waits for no lock: it works, or hangs");
+    let of_bob = "  exports: bob has 2 permits for … lease left … no session";
+    assert_eq!(told[4], of_bob);
+    assert_eq!(told.len(), 6, "and not the odd field: {told:?}");
+    assert_eq!(quiet_status(&server, &["cancel", "exports", "erin"]), 0);
+    assert_eq!(quiet_status(&server, &["limit", "exports", "1"]), 0);
+    assert_eq!(
+        json(&server, &["break", "--yes", "exports"], 0)["broken"],
+        true
+    );
+    // dora waits for more than there may be now.
+    let head = "exports: 0 of 1 permits out; 1 waiting, the first for 3";
+    assert_eq!(lines(&server, &["why", "exports"], 0), [head]);
+    assert_eq!(
+        lines(&server, &["ls"], 0)[1],
+        "exports permits 0/1 permits - … 1"
+    );
+    assert_eq!(quiet_status(&server, &["cancel", "exports", "dora"]), 0);
+    assert_eq!(
+        lines(&server, &["info", "exports"], 0),
+        ["exports: 0 of 1 permits out"]
+    );
+    let free = "exports is free, and no owner of that name waits";
+    assert_eq!(lines(&server, &["why", "exports"], 1), [free]);
+    conn.run("HSET exports mode permits odd 1");
+    assert_eq!(lines(&server, &["ls"], 0).len(), 1, "nobody has any");
+}
+
+#[test]
+fn limit_tells_sets_and_takes_away() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let told = json(&server, &["limit", "exports"], 0);
+    assert_eq!(
+        told,
+        serde_json::json!({ "limit": null, "permits": 0, "waiters": 0 })
+    );
+    let set = json(&server, &["limit", "exports", "2"], 0);
+    assert_eq!(set, serde_json::json!({ "before": null, "limit": 2 }));
+    conn.run("RLOCK.ACQUIRE exports alice 60000 PERMITS 2")
+        .held();
+    let mut bob = server.blocked_in("RLOCK.ACQUIRE exports bob 60000 PERMITS 1 BLOCK 0");
+    let told = json(&server, &["limit", "exports"], 0);
+    assert_eq!(
+        told,
+        serde_json::json!({ "limit": 2, "permits": 2, "waiters": 1 })
+    );
+    let said = printed(&server, &["limit", "exports", "3"], 0);
+    assert_eq!(said, "the limit is 3, and was 2 before\n");
+    bob.read().held();
+    let told = printed(&server, &["limit", "exports"], 0);
+    assert_eq!(told, "exports: 3 of 3 permits out\n");
+    let said = printed(&server, &["limit", "exports", "0"], 0);
+    assert_eq!(said, "the limit was 3, and none is set now\n");
+    let told = printed(&server, &["limit", "exports"], 0);
+    assert_eq!(told, "exports: 3 permits out, no limit is set\n");
+    assert_eq!(
+        printed(&server, &["limit", "exports", "0"], 0),
+        "no limit was set\n"
+    );
+    // What has no permits has no limit.
+    conn.run("RLOCK.ACQUIRE lock alice 60000").held();
+    conn.run("RLOCK.ACQUIRE read alice 60000 READ").held();
+    for name in ["lock", "read"] {
+        let (status, line) = status_and_line(&server, &["limit", name]);
+        assert_eq!(status, 69);
+        assert!(
+            line.contains(&format!("{name} is a lock, which has no permits")),
+            "{line}"
+        );
+        let (status, line) = status_and_line(&server, &["limit", name, "3"]);
+        assert_eq!(status, 69);
+        assert!(line.contains("WRONGKIND"), "{line}");
+    }
+    for wrong in ["-1", "some", "2147483648"] {
+        let output = output(&server, &["limit", "exports", wrong]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(64), "{said}");
+        assert!(
+            said.contains("'[N]': N is a number from 0 to 2147483647"),
+            "{said}"
+        );
+    }
+}
+
 /// What the doctor finds, one word each.
 #[track_caller]
 fn found(server: &Server, status: i32) -> Vec<String> {
@@ -408,6 +558,8 @@ fn who_lacks_a_right_is_told_which() {
         ("rlock.sessions", &["sessions"]),
         ("rlock.break", &["break", "--yes", "job"]),
         ("rlock.cancel", &["cancel", "job", "alice"]),
+        ("rlock.info", &["limit", "job"]),
+        ("rlock.limit", &["limit", "job", "3"]),
     ] {
         // A lock of his own, so that there is one to be asked about.
         server.run("RLOCK.ACQUIRE job alice 60000").held();

@@ -21,6 +21,9 @@ use crate::program::{Running, rlock};
 const LOCKS: u64 = 6;
 const CONTENDERS: u64 = 3;
 
+/// The last of the locks is a semaphore with one permit, which is no other promise.
+const LAST: &str = "lock-5";
+
 /// What happens to a round; most of them have to be killed, for their command would take long.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
@@ -111,10 +114,11 @@ fn round(server: &Server, name: &str, fate: Fate, random: &mut Random, end: Inst
         Fate::Ends => random.below(40),
         _ => 30_000,
     };
-    let mut command = rlock(
-        server,
-        &["run", "--grace", "1s", "--lease", "3s", name, "--"],
-    );
+    let mut command = rlock(server, &["run", "--grace", "1s", "--lease", "3s"]);
+    if name == LAST {
+        command.args(["--permits", "1/1"]);
+    }
+    command.args([name, "--"]);
     command.arg(env::current_exe().unwrap()).args(WORKER);
     command
         .env("OVERLAP_FILE", &file)

@@ -6,8 +6,8 @@ use std::process::Command;
 
 use crate::program::PROGRAM;
 
-const COMMANDS: [&str; 9] = [
-    "run", "ls", "info", "why", "log", "sessions", "break", "cancel", "doctor",
+const COMMANDS: [&str; 10] = [
+    "run", "ls", "info", "why", "log", "sessions", "break", "cancel", "limit", "doctor",
 ];
 
 #[track_caller]
@@ -26,6 +26,7 @@ fn bash_completes_commands_and_options() {
     for (words, expected) in [
         ("'' ", "doctor"),
         ("run --on-l", "--on-lost"),
+        ("run --per", "--permits"),
         ("wh", "why"),
     ] {
         let words: Vec<&str> = words.split(' ').filter(|word| !word.is_empty()).collect();
@@ -150,4 +151,8 @@ fn each_command_has_a_man_page_and_help() {
     }
     let run = fs::read_to_string(directory.path().join("rlock-run.1")).unwrap();
     assert!(run.contains("Exit status") && run.contains("kill\\-after"));
+    assert!(
+        run.contains("\\fB\\-\\-permits\\fR \\fI<N[/LIMIT]>"),
+        "{run}"
+    );
 }

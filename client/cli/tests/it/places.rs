@@ -53,6 +53,12 @@ fn a_cluster() {
         works(&place, &[name]);
     }
     works(&place, &names);
+    for name in &names {
+        let mut limit = Command::new(PROGRAM);
+        let output = limit.args(place).args(["limit", name, "3"]).output();
+        let said = String::from_utf8(output.unwrap().stdout).unwrap();
+        assert_eq!(said, "the limit is 3, and none was set before\n", "{name}");
+    }
     for node in shards.primaries() {
         let name = shards.name_at(node, "held");
         node.run(format!("RLOCK.ACQUIRE {name} alice 60000")).held();

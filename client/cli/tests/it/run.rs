@@ -69,6 +69,8 @@ fn wrong_use_gives_64_and_help_0() {
         &["run", "--lease", "500ms", "a", "--", "true"],
         &["run", "--kill-after", "3s", "a", "--", "true"],
         &["run", "-E", "256", "a", "--", "true"],
+        &["run", "--permits", "1/5", "-s", "a", "--", "true"],
+        &["run", "--permits", "1/5", "-x", "a", "--", "true"],
         &["--tls-cert", "x.pem", "run", "a", "--", "true"],
         &["walk"],
     ] {
@@ -87,6 +89,24 @@ fn wrong_use_gives_64_and_help_0() {
     }
     let (_, line) = status_and_line(&server, &["run", "--lease", "500ms", "a", "--", "true"]);
     assert!(line.contains("--lease 500ms: at least 1s"), "{line}");
+    for (permits, wrong) in [
+        ("0/5", "N is"),
+        ("-1/5", "N is"),
+        ("6/5", "N is"),
+        ("1/x", "LIMIT is"),
+    ] {
+        let output = output(&server, &["run", "--permits", permits, "a", "--", "true"]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(64), "{said}");
+        let expected = format!("'{permits}' for '--permits <N[/LIMIT]>': {wrong}");
+        assert!(said.contains(&expected), "{said}");
+    }
+    let words = ["run", "--permits", "1/5", "a", "b", "--", "true"];
+    let (status, line) = status_and_line(&server, &words);
+    assert_eq!(
+        (status, &*line),
+        (64, "rlock: --permits is for one NAME, and 2 are given\n")
+    );
     let words = ["run", "--lease", "1s", "a", "--", "true"];
     assert_eq!(
         quiet_status(&server, &words),
@@ -194,6 +214,109 @@ fn readers_run_together_and_a_writer_alone() {
         quiet_status(&server, &["run", "-x", "a", "b", "--", "true"]),
         0
     );
+}
+
+/// How many permits are out, and whether somebody waits.
+fn permits(server: &Server, name: &str) -> (i64, bool) {
+    let info = server.run(format!("RLOCK.INFO {name}"));
+    let is_free = !info.keys().contains(&"permits".to_owned());
+    let out = if is_free {
+        0
+    } else {
+        info.get("permits").int()
+    };
+    (out, info.get("waiters").int() > 0)
+}
+
+#[test]
+fn as_many_commands_run_as_there_are_permits() {
+    let server = Server::start();
+    let run = |permits: &str| {
+        rlock(
+            &server,
+            &["run", "--permits", permits, "a", "--", "sleep", "60"],
+        )
+    };
+    let status = |permits: &str| {
+        quiet_status(
+            &server,
+            &["run", "-n", "--permits", permits, "a", "--", "true"],
+        )
+    };
+    let mut first = Running::start(run("2/4"));
+    first.await_command();
+    let second = Running::start(run("1/4"));
+    second.await_command();
+    assert_eq!(permits(&server, "a"), (3, false));
+    assert_eq!((status("1/4"), status("2/4")), (0, 1));
+    let words = ["run", "-w", "0.3", "--permits", "2/4", "a", "--", "true"];
+    assert_eq!(quiet_status(&server, &words), 1, "in time");
+    // A limit that is set counts for those who wait, and in place of what they name.
+    let third = Running::start(run("3/4"));
+    until("it waits", || permits(&server, "a") == (3, true));
+    assert_eq!(quiet_status(&server, &["limit", "a", "6"]), 0);
+    third.await_command();
+    assert_eq!((status("1"), status("1/9")), (1, 1), "all six are out");
+    first.signal(Signal::SIGTERM);
+    assert_eq!(first.status(), 143);
+    assert_eq!(
+        (permits(&server, "a").0, status("2"), status("3")),
+        (4, 0, 1)
+    );
+    let (code, line) = status_and_line(&server, &["run", "--permits", "7", "a", "--", "true"]);
+    assert_eq!(code, 69);
+    assert!(
+        line.contains("permits must not exceed their limit, which is 6"),
+        "{line}"
+    );
+    let (code, line) = status_and_line(&server, &["run", "--permits", "1", "b", "--", "true"]);
+    assert_eq!(code, 69);
+    assert!(
+        line.contains("NOLIMIT") && line.contains("rlock limit NAME"),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_command_under_permits_knows_them_and_ends_as_under_a_lock() {
+    let server = Server::start();
+    let run = |options: &[&'static str], command: &[&'static str]| {
+        [&["run", "--permits", "2/2"], options, &["a", "--"], command].concat()
+    };
+    let script = r#"echo "$RLOCK_NAME $RLOCK_OWNER $RLOCK_TOKEN""#;
+    let told = output(&server, &run(&[], &["sh", "-c", script])).stdout;
+    let told = String::from_utf8(told).unwrap();
+    let [name, owner, token] = told.split_whitespace().collect::<Vec<_>>()[..] else {
+        panic!("{told}");
+    };
+    assert!(name == "a" && owner.ends_with(":1"), "{told}");
+    assert!(token.parse::<u64>().unwrap() > 1_000_000, "{told}");
+    assert_eq!(permits(&server, "a").0, 0, "given back");
+
+    let (status, line) = status_and_line(&server, &run(&["--max", "0.2"], &["sleep", "60"]));
+    assert_eq!(status, 124, "{line}");
+    let start = Instant::now();
+    assert_eq!(
+        quiet_status(&server, &run(&["--at-least", "0.4"], &["true"])),
+        0
+    );
+    assert!(start.elapsed() >= Duration::from_millis(400));
+
+    let mut command = rlock(&server, &run(&[], &["sleep", "60"]));
+    command.stderr(Stdio::null());
+    let mut running = Running::start(command);
+    running.await_command();
+    assert_eq!(server.run("RLOCK.BREAK a"), 1);
+    assert_eq!(running.status(), 75);
+
+    let mut running = Running::start(rlock(&server, &run(&["--grace", "1s"], &["sleep", "60"])));
+    let command = running.await_command();
+    running.signal(Signal::SIGKILL);
+    let ended = time_to_end(command);
+    assert!(ended < Duration::from_millis(500), "{ended:?}");
+    assert_eq!(permits(&server, "a").0, 2, "the grace is not over");
+    running.wait();
+    until("they are given back", || permits(&server, "a").0 == 0);
 }
 
 #[test]

@@ -87,11 +87,14 @@ fn first_words(screen: &str) -> Vec<String> {
 fn it_shows_hot_locks_sorts_filters_looks_into_one_and_leaves() {
     let server = Server::start();
     let mut conn = server.connect();
-    for name in ["apple", "pear", "plum"] {
+    conn.run("RLOCK.ACQUIRE apple alice 60000 PERMITS 2 OF 2")
+        .held();
+    for name in ["pear", "plum"] {
         conn.run(format!("RLOCK.ACQUIRE {name} alice 60000")).held();
     }
-    let waits = [("pear", "bob"), ("pear", "carol"), ("apple", "dora")];
+    let waits = [("pear", "bob"), ("pear", "carol")];
     let _waiters = waits.map(|(name, owner)| server.wait_in_queue(name, owner));
+    let _dora = server.blocked_in("RLOCK.ACQUIRE apple dora 60000 PERMITS 1 OF 2 BLOCK 0");
     let _session = server.session_connection("worker:7");
     let Some(screen) = Screen::start(&server) else {
         return;
@@ -103,10 +106,21 @@ fn it_shows_hot_locks_sorts_filters_looks_into_one_and_leaves() {
         seen.contains("waiters 3  locks waited for 2  sessions 1"),
         "{seen}"
     );
+    assert!(seen.contains("2 permits: alice"), "{seen}");
     screen.press(&[], "rates", |screen| screen.contains("grants 0.0/s"));
     // By the longest wait, by the longest hold, by the name.
     screen.press(&["s", "s", "s"], "by name", |screen| {
         screen.contains("sort (name)") && first_words(screen) == ["apple", "pear"]
+    });
+    let seen = screen.press(&["Enter"], "the permits", |screen| {
+        screen.contains("apple: 2 permits out, no limit is set; 1 waiting, the first for 1")
+    });
+    let row = |first| seen.lines().find(|line| line.starts_with(first)).unwrap();
+    let words = |first| row(first).split_whitespace().take(3).collect::<Vec<_>>();
+    assert_eq!(words("alice")[..2], ["alice", "2"], "{seen}");
+    assert_eq!(words("1"), ["1", "dora", "1"], "{seen}");
+    screen.press(&["Escape"], "all locks", |screen| {
+        first_words(screen).len() == 2
     });
     screen.press(&["/", "p", "e"], "the filter", |screen| {
         first_words(screen) == ["pear"]

@@ -154,7 +154,11 @@ fn printed(server: &Server, directory: &Path, typed: &str) -> String {
     assert_eq!(words[0], "rlock", "{typed}");
     let mut command = Command::new(PROGRAM);
     command.args(&words[1..]).current_dir(directory);
-    let output = command.env("RLOCK_URL", url(server)).output().unwrap();
+    // A command that is run may be the program again.
+    let own = Path::new(PROGRAM).parent().unwrap();
+    let path = format!("{}:{}", own.display(), std::env::var("PATH").unwrap());
+    let output = command.env("PATH", path).env("RLOCK_URL", url(server));
+    let output = output.output().unwrap();
     let text = String::from_utf8([output.stdout, output.stderr].concat()).expect("text");
     text.replace("Valkey ", "Redis ") // whichever is tested
 }
