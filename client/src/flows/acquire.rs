@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::error::Error;
-use crate::flows::{Call, Context, Held, State, held, release};
+use crate::flows::{Call, Context, Held, State, release};
 use crate::ledger::{Grant, HoldOptions, Mailbox, Reserved, Target, Usage};
 use crate::topology::AttachedRoute;
 use crate::wire::{Acquired, Answer, Command, WaitMode, request};
@@ -232,35 +232,34 @@ impl Attempt {
     /// Brings the caller a grant on which it can count as it is. What nobody takes is dropped, and
     /// so given back.
     fn answered(mut self, at: AttachedRoute, lease: Reserved, answer: Result<Acquired, Error>) {
-        let context = Arc::clone(&self.request.context);
-        let heard = answer.map(|acquired| Heard::first(acquired, &self.usage.target));
-        if let Ok(Heard {
-            acquired: Acquired::Granted { token, count },
-            is_next,
-            ..
-        }) = heard
-            && at.route.node.acknowledger.is_none()
-            && at.is_fresh(lease.counted())
-        {
-            let grant = Grant {
-                token,
-                lease: lease.counted(),
-                attachment: Arc::clone(&at.attachment),
-                fresh: count == 1,
-            };
-            self.usage.is_next = is_next;
-            if let Some(entered) = held::enter(&context, &mut self.usage, &grant) {
-                lease.keep();
-                let held = Held::new(&context, self.usage, entered);
+        let target = &self.usage.target;
+        match answer.map(|acquired| Heard::first(acquired, target)) {
+            Ok(Heard {
+                acquired: Acquired::Granted { token, count },
+                is_next,
+                ..
+            }) if at.route.node.acknowledger.is_none()
+                && at.is_fresh(lease.counted())
+                && (is_next || !self.usage.may_have_been_released()) =>
+            {
+                let grant = Grant {
+                    token,
+                    lease: lease.keep(),
+                    attachment: at.attachment,
+                    fresh: count == 1,
+                };
+                self.usage.is_next = is_next;
+                let held = Held::new(&self.request.context, self.usage, grant);
                 // While the hold is known here, so that the same grant told twice is not taken for
                 // another.
                 drop(self.permit);
                 let _ = self.reply.send(Ok(held));
-                return;
+            }
+            answer => {
+                let answer = Answer::told(answer);
+                self.go_on(State::Asked(Asked { at, lease, answer }));
             }
         }
-        let answer = Answer::told(heard);
-        self.go_on(State::Asked(Asked { at, lease, answer }));
     }
 
     fn go_on(self, state: State) {

@@ -9,9 +9,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::backoff::Backoff;
 use crate::error::Error;
-use crate::flows::held::Entered;
 use crate::flows::{
-    Aim, Asked, Context, Held, Permits, QueuePermit, Reply, Request, held, release, renew,
+    Aim, Asked, Context, Held, Permits, QueuePermit, Reply, Request, release, renew,
 };
 use crate::ledger::{Grant, Notification, Usage};
 use crate::time::{Lease, TIMEOUT_MAX};
@@ -116,10 +115,7 @@ impl Call {
         let context = Arc::clone(&self.request.context);
         loop {
             state = match state {
-                State::Granted(grant) => match held::enter(&context, &mut self.usage, &grant) {
-                    Some(entered) => return self.deliver(entered, reply).await,
-                    None => State::Confirm(grant),
-                },
+                State::Granted(grant) => return self.deliver(grant, reply).await,
                 State::Failed => break,
                 State::InTurn => {
                     let next;
@@ -200,8 +196,8 @@ impl Call {
     }
 
     /// Brings the caller what it is granted. What nobody takes is dropped, and so given back.
-    async fn deliver(self, entered: Entered, mut reply: Reply) {
-        let held = Held::new(&self.request.context, self.usage, entered);
+    async fn deliver(self, grant: Grant, mut reply: Reply) {
+        let held = Held::new(&self.request.context, self.usage, grant);
         // While the hold is known here, so that the same grant told twice is not taken for another.
         drop(self.permit);
         if self.request.passing {
@@ -430,7 +426,7 @@ impl Call {
             attachment: Arc::clone(&at.attachment),
             fresh,
         };
-        if is_sure && at.is_fresh(lease) {
+        if is_sure && at.is_fresh(lease) && !self.usage.may_have_been_released() {
             State::Granted(grant)
         } else {
             State::Confirm(grant)
@@ -451,15 +447,12 @@ impl Call {
             return self.ran_out(grant);
         }
         let lease = |now| self.usage.lease(now, false);
-        let begun = context.ledger.number();
         let renewed = renew::ask(&context.router, target, grant.token, Aim::Hold, lease).await;
         let error = match renewed {
             Ok(told) if !told.held => return self.ran_out(grant),
             Ok(told) => match told.attachment {
                 Some(attachment) if !is_ambiguous => {
                     let lease = told.lease;
-                    // What was handed over before was carried out before.
-                    self.usage.begun = begun;
                     return State::Granted(Grant {
                         lease,
                         attachment,

@@ -10,7 +10,6 @@ use crate::background::task;
 use crate::error::{Error, LostReason};
 use crate::flows::{Aim, Context, Report, dispatch, release, renew};
 use crate::ledger::{Grant, Hold, Usage};
-use crate::topology::Node;
 use crate::wire::Answer;
 
 /// What a guard has, in whatever mode; dropping it gives it back.
@@ -21,28 +20,13 @@ pub(crate) struct Held {
     usage: Option<Usage>,
 }
 
-/// What was granted for a usage is its hold from now on.
-pub(super) struct Entered {
-    hold: Arc<Hold>,
-    is_new: bool,
-    /// Where the lock is.
-    node: Arc<Node>,
-}
-
-/// Makes a grant the usage's hold; None if it may have been released by mistake.
-pub(super) fn enter(context: &Context, usage: &mut Usage, grant: &Grant) -> Option<Entered> {
-    let node = context.router.route(usage.target.key()).node;
-    let counts = node.acknowledger.is_none();
-    let (hold, is_new) = Hold::enter(usage, grant, counts, Instant::now())?;
-    Some(Entered { hold, is_new, node })
-}
-
 impl Held {
-    /// What was entered for this usage.
-    pub(super) fn new(context: &Arc<Context>, usage: Usage, entered: Entered) -> Self {
-        let hold = entered.hold;
-        if entered.is_new {
-            let session = &entered.node.session;
+    pub(crate) fn new(context: &Arc<Context>, mut usage: Usage, grant: Grant) -> Self {
+        let node = context.router.route(usage.target.key()).node;
+        let counts = node.acknowledger.is_none();
+        let (hold, is_new) = Hold::enter(&mut usage, grant, counts, Instant::now());
+        if is_new {
+            let session = &node.session;
             if usage.options.renewed {
                 context.watchdog.added(Instant::now());
             }

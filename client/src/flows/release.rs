@@ -116,7 +116,7 @@ pub(super) fn give_back(
         attachment: Attachment::new(since, Duration::ZERO),
         fresh: false,
     };
-    let hold = Hold::new(&usage, &grant);
+    let hold = Hold::new(&usage, grant);
     // Otherwise an entry that is left may be another guard's.
     if !usage.may_have_been_released() {
         hold.keep_tokens(Instant::now());

@@ -131,7 +131,7 @@ mod tests {
             attachment: Attachment::new(now, Duration::ZERO),
             fresh: true,
         };
-        let (hold, _) = Hold::enter(&mut usage, &grant, true, now).expect("no doubt");
+        let (hold, _) = Hold::enter(&mut usage, grant, true, now);
         (ledger, hold, usage)
     }
 

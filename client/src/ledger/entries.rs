@@ -104,11 +104,6 @@ impl Ledger {
         work(&mut locked(&self.state))
     }
 
-    /// The next number, for what is about to be handed over.
-    pub(crate) fn number(&self) -> u64 {
-        self.with(State::number)
-    }
-
     /// All holds that have guards.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
         let all = self.with(|state| {

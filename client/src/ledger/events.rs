@@ -230,8 +230,7 @@ mod tests {
             attachment: Attachment::new(now, Duration::ZERO),
             fresh: true,
         };
-        let entered = Hold::enter(&mut usage, &grant, true, now);
-        (entered.expect("no doubt").0, usage)
+        (Hold::enter(&mut usage, grant, true, now).0, usage)
     }
 
     #[test]

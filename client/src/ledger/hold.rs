@@ -71,28 +71,22 @@ impl Hold {
     /// What the owner was granted earlier of a fresh one is over, but for a writer who now reads
     /// too. Of holds that the server tells apart by their tokens it says so itself.
     ///
-    /// None if a RELEASE that names no token may have taken it: then nothing has changed. One that
-    /// is counted later sees this hold before it is handed over. Looked up in another step, it
-    /// could be counted and handed over in between, and the guard would live off nothing.
-    ///
     /// Where grants must be `acknowledged`, see [`take_over`](Self::take_over).
     pub(crate) fn enter(
         usage: &mut Usage,
-        grant: &Grant,
+        grant: Grant,
         acknowledged: bool,
         now: Instant,
-    ) -> Option<(Arc<Self>, bool)> {
+    ) -> (Arc<Self>, bool) {
         let target = Arc::clone(&usage.target);
         let fresh = grant.fresh;
         let granted = Self::new(usage, grant);
         // What was held before is dropped only when the ledger's lock is free again.
-        let entered = target.ledger.with(|state| {
-            if usage.is_in_doubt(state) {
-                return None;
-            }
+        let (before, hold, has_lost) = target.ledger.with(|state| {
             let before = target.held(state);
             let has_lost = granted.shows_a_loss(state, &before, now);
-            if !fresh {
+            // If a RELEASE may have taken an entry of it, one that is left is another guard's.
+            if !fresh && !usage.is_in_doubt(state) {
                 granted.keep_tokens_in(state, now);
             }
             // One that is only being given back has settled nothing for this one.
@@ -105,9 +99,8 @@ impl Hold {
             }
             let hold = Arc::clone(shared.unwrap_or(&granted));
             hold.guards.fetch_add(1, Ordering::Relaxed);
-            Some((before, hold, has_lost))
+            (before, hold, has_lost)
         });
-        let (before, hold, has_lost) = entered?;
         for earlier in before.iter().filter(|_| fresh || has_lost) {
             if earlier.is_superseded_by(&hold) {
                 earlier.lose(LostReason::NotHeld);
@@ -117,7 +110,7 @@ impl Hold {
         if !is_new {
             hold.changed.notify_waiters();
         }
-        Some((hold, is_new))
+        (hold, is_new)
     }
 
     /// Notes which tokens the locks have that were entered again, as far as is known.
@@ -195,11 +188,11 @@ impl Hold {
     }
 
     /// One of which the ledger does not know.
-    pub(crate) fn new(usage: &Usage, grant: &Grant) -> Arc<Self> {
+    pub(crate) fn new(usage: &Usage, grant: Grant) -> Arc<Self> {
         let options = usage.options;
         let begun = grant.lease.since;
         let cap = options.max_hold.and_then(|max| begun.checked_add(max));
-        let validity = Validity::new(grant.lease, Arc::clone(&grant.attachment)).within(cap);
+        let validity = Validity::new(grant.lease, grant.attachment).within(cap);
         let target = &usage.target;
         Arc::new(Self {
             target: Arc::clone(target),
@@ -489,7 +482,7 @@ pub(crate) mod tests {
             attachment,
             fresh: true,
         };
-        Hold::new(&target.claim(options), &grant)
+        Hold::new(&target.claim(options), grant)
     }
 
     /// One whose session sets no end.
@@ -733,7 +726,7 @@ pub(crate) mod tests {
             attachment: Attachment::new(now, Duration::ZERO),
             fresh: true,
         };
-        let (hold, _) = Hold::enter(&mut usage, &grant, true, now).expect("no doubt");
+        let (hold, _) = Hold::enter(&mut usage, grant, true, now);
         (hold, usage)
     }
 
