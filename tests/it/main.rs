@@ -89,6 +89,7 @@ mod client_scope; // locks that are taken for one owner
 mod client_seen; // what operators see of it
 mod client_sentinel; // a server that is replaced by another
 mod client_session; // its two connections
+mod client_stale; // word of an earlier ACQUIRE
 mod client_threads; // calls of one scope at once
 mod client_tls; // its connections encrypted
 mod client_unheard; // answers that never come

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::backoff::Backoff;
-use crate::error::Error;
+use crate::error::{Error, LostReason};
 use crate::flows::{
     Aim, Asked, Context, Held, Permits, QueuePermit, Reply, Request, release, renew,
 };
@@ -63,6 +63,8 @@ pub(super) struct Call {
     pub(super) queued: bool,
     /// Whether an ACQUIRE was sent of which nobody knows what has come of it.
     unheard: bool,
+    /// Whether what is told of its end may be about an earlier ACQUIRE than the last.
+    is_again: bool,
     pub(super) recall: Recall,
 }
 
@@ -105,6 +107,7 @@ impl Call {
             backoff: Backoff::new(),
             queued: false,
             unheard: false,
+            is_again: false,
             recall: Recall::BesideOthers,
         }
     }
@@ -256,6 +259,7 @@ impl Call {
         if let Err(error) = cleared {
             return self.pause(error);
         }
+        self.is_again = !self.routes.is_empty();
         self.begin(&at.route);
         let asked = Asked::send(&self.request, &self.usage, self.permit.as_mut(), at);
         self.lease = asked.lease.lease.length;
@@ -269,16 +273,27 @@ impl Call {
     }
 
     /// Waits for the answer. The event of the grant may overtake it; but only with ONCE it does not
-    /// matter which ACQUIRE of this call it is about.
+    /// matter which ACQUIRE of this call it is about. Another end may be that of an earlier one:
+    /// what the last was granted would be left behind.
     async fn hear(&mut self, asked: &mut Asked) -> State {
         let (at, is_once) = (asked.at.clone(), asked.lease.is_alone);
-        let answer = tokio::select! {
-            answer = &mut asked.answer => answer,
-            told = self.news(&at), if is_once => return self.told(told, &at),
+        let mut ended = None;
+        let answer = loop {
+            tokio::select! {
+                answer = &mut asked.answer => break answer,
+                told = self.news(&at), if is_once && ended.is_none() => {
+                    if !self.is_again || matches!(told.kind, EventKind::Granted { .. }) {
+                        return self.told(told, &at);
+                    }
+                    ended = Some(told);
+                }
+            }
         };
-        let heard = match answer {
-            Ok(heard) => heard,
-            Err(error) => return self.unanswered(error, &at),
+        let heard = match (answer, ended) {
+            (Ok(heard), None) => heard,
+            (Ok(heard), Some(_)) if !matches!(heard.acquired, Acquired::Queued) => heard,
+            (_, Some(told)) => return self.told(told, &at),
+            (Err(error), None) => return self.unanswered(error, &at),
         };
         match heard.acquired {
             Acquired::Granted { token, count } => {
@@ -388,11 +403,16 @@ impl Call {
                     here && is_whole && is_left && (fresh || self.usage.target.is_alone());
                 self.granted(token, Lease { since, length }, (fresh, is_sure), at)
             }
+            EventKind::TimedOut { lease_left } if self.is_again => {
+                self.failed(Error::not_acquired(lease_left))
+            }
             EventKind::TimedOut { lease_left } => self.refused(Error::not_acquired(lease_left)),
             EventKind::Failed(error) => {
                 // The server took it in, and did not keep it.
                 self.queued = true;
-                self.routes.pop();
+                if !self.is_again {
+                    self.routes.pop();
+                }
                 self.unanswered(error, at)
             }
             // See above: it is not told so.
@@ -481,10 +501,9 @@ impl Call {
     fn ran_out(&mut self, grant: &Grant) -> State {
         // What was entered again has another token, and ends with its lease.
         release::remains(&self.request.context, &self.usage, |_| grant.token);
-        let error = Error::not_acquired(None);
         match self.permit {
-            Some(_) => self.pause(error),
-            None => self.refused(error),
+            Some(_) => self.pause(Error::not_acquired(Some(Duration::ZERO))),
+            None => self.refused(Error::lost(LostReason::NotHeld)),
         }
     }
 

@@ -95,9 +95,9 @@ pub(crate) async fn verify(context: Arc<Context>, hold: Arc<Hold>, reason: LostR
         && hold.has_guards()
         && hold.lost(now()).is_none()
     {
-        // Before it is asked, too: what was granted in between may have gone again.
-        let before = hold.is_meant(now());
-        let released = hold.target.is_released_unnamed();
+        // Before it is asked, too: what was granted in between may have gone again, be it that its
+        // release went out with the question, and is answered.
+        let (before, asked) = (hold.is_meant(now()), hold.target.number());
         let lease = |now| hold.kept(now);
         let turn = hold.renewing.lock().await;
         let several = hold.target.mode == Mode::Several;
@@ -109,6 +109,7 @@ pub(crate) async fn verify(context: Arc<Context>, hold: Arc<Hold>, reason: LostR
             _ => false,
         };
         drop(turn);
+        let released = hold.target.is_released_since(asked);
         match told {
             Ok(told) if by_token && !released => {
                 let _ = hold.renewed(&told, now());

@@ -298,10 +298,15 @@ impl Target {
         }
     }
 
-    /// Whether a RELEASE without a token is under way there.
-    pub(crate) fn is_released_unnamed(&self) -> bool {
-        self.ledger
-            .with(|state| self.may_have_been_released(state, u64::MAX))
+    /// The number of what is about to be asked.
+    pub(crate) fn number(&self) -> u64 {
+        self.ledger.with(State::number)
+    }
+
+    /// Whether a RELEASE without a token may have been carried out behind what has this number.
+    pub(crate) fn is_released_since(&self, number: u64) -> bool {
+        let ledger = &self.ledger;
+        ledger.with(|state| self.may_have_been_released(state, number))
     }
 
     /// Whether one may have been carried out after a command that had this number before it was

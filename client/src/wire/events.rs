@@ -162,16 +162,16 @@ impl Events {
         }
         if line.attachment.confirm(sent, Instant::now()) {
             self.session.goes_on(&line.attachment);
-        } else {
-            // The session has outlived our confidence in it. What was held then stays lost, and
-            // an answer that is so late says nothing about the present.
-            self.session.broken(Error::not_attached());
-            line.attachment = self.session.attachment_at(&line.connection.server, sent);
-            if !line.attachment.is_over(Instant::now()) {
-                self.session.goes_on(&line.attachment);
-            }
+            return self.deliver(events, sent);
         }
+        // The session has outlived our confidence in it. What was held then stays lost, and an
+        // answer that is so late says nothing about the present.
+        self.session.broken(Error::not_attached());
         self.deliver(events, sent);
+        line.attachment = self.session.attachment_at(&line.connection.server, sent);
+        if !line.attachment.is_over(Instant::now()) {
+            self.session.goes_on(&line.attachment);
+        }
     }
 
     /// The answer to a call is overdue: connects anew, and keeps the call alive meanwhile. A server
@@ -286,10 +286,11 @@ impl Events {
         sleep(self.pauses.next_up_to(longest)).await;
     }
 
-    /// Has all holds confirmed.
+    /// Tells what has happened, and has all holds confirmed. In this order: a wait that asks anew
+    /// would take its earlier end for that of what it asks for now.
     fn attached(&self, line: &Line, events: Vec<Event>, sent: Instant) {
-        self.session.goes_on(&line.attachment);
         self.deliver(events, sent);
+        self.session.goes_on(&line.attachment);
         self.tell(|listener| listener.attached(&self.session, &line.attachment));
     }
 

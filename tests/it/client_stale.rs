@@ -1,0 +1,156 @@
+//! What is told of an earlier ACQUIRE of a call while its next one is under way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rlock_client::{Client, Error, Guard};
+use rlock_tests::{Proxy, Server, until};
+use tokio::task::JoinSet;
+
+use super::client::{MS, calls, calm, soon};
+use super::client_doubt::two_ways;
+use super::client_faults::{kill_session_connection, session_connection};
+
+const WAITS: i64 = 2_000;
+
+/// Many waits of a client, whose end the server cannot tell: its session connection is silent, and
+/// another is about to take its place.
+async fn waiting(server: &Server, timeout: Duration) -> (Client, JoinSet<Result<Guard, Error>>) {
+    let settings = calm().grace(Duration::from_secs(4));
+    let (client, near, far) = two_ways(server, settings).await;
+    near.lead_to(server.address());
+    let mut alice = server.connect();
+    for number in 0..WAITS {
+        alice.take(&format!("k{number}"), "alice");
+    }
+    let mut waits = JoinSet::new();
+    for number in 0..WAITS {
+        let lock = client.lock(format!("k{number}"));
+        waits.spawn(async move { lock.lock_timeout(timeout).await });
+    }
+    until("all wait", || server.info_number("rlock_waiters") == WAITS);
+    far.cut_to_server();
+    // Until the server has answered the last call that has reached it, which lasts 146 ms.
+    tokio::time::sleep(300 * MS).await;
+    waits.spawn(async move {
+        // Kept as long as the others wait.
+        let (_near, _far) = (near, far);
+        std::future::pending().await
+    });
+    (client, waits)
+}
+
+/// The calls hear that they have not got the lock.
+async fn refused(mut waits: JoinSet<Result<Guard, Error>>) {
+    for _ in 0..WAITS {
+        match soon(waits.join_next()).await.unwrap().unwrap() {
+            Ok(guard) => soon(guard.unlock()).await.unwrap(),
+            Err(error) => assert!(error.is_not_acquired(), "{error}"),
+        }
+    }
+}
+
+/// The waits run out, and the locks become free. The calls ask again as soon as the session is
+/// attached, and before they are told of that end. Told of it, a call is over, and what its second
+/// ACQUIRE was granted nobody hears of.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_call_that_is_told_of_its_timeout_while_it_asks_again_leaves_no_hold() {
+    let server = Server::start();
+    let (client, waits) = waiting(&server, 1500 * MS).await;
+    until("out", || server.info_number("rlock_waiters") == 0);
+    assert_eq!(server.run("FLUSHALL").text(), "OK");
+    refused(waits).await;
+    soon(client.shutdown()).await;
+    let left = server.run("DBSIZE").int();
+    assert_eq!(left, 0, "holds that have no guards");
+}
+
+/// The same with waits that an operator ends, and locks that stay taken: the second ACQUIRE stands
+/// in the queue for as long as the call was to wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_call_that_is_told_of_its_end_while_it_asks_again_leaves_no_waiter() {
+    let server = Server::start();
+    let (client, waits) = waiting(&server, Duration::from_secs(3600)).await;
+    let mut operator = server.connect();
+    for number in 0..WAITS {
+        let name = format!("k{number}");
+        for owner in server.waiting_owners(&name) {
+            assert_eq!(operator.run(format!("RLOCK.CANCEL {name} {owner}")), 1);
+        }
+    }
+    refused(waits).await;
+    soon(client.shutdown()).await;
+    let left = server.info_number("rlock_waiters");
+    assert_eq!(left, 0, "waiters of calls that have ended");
+}
+
+/// A try is granted, and heard of when its lease is over. Nobody has the lock then, and none is
+/// held without an expiry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_try_whose_grant_has_run_out_is_not_told_that_somebody_else_has_the_lock() {
+    let server = Server::start();
+    let (client, near, _far) = two_ways(&server, calm()).await;
+    near.delay(400 * MS);
+    let lock = client.lock("k").lease(300 * MS);
+    let error = soon(lock.try_lock()).await.unwrap_err();
+    assert_eq!(server.run("EXISTS k"), 0);
+    assert!(!error.is_not_acquired(), "{error}");
+}
+
+/// A writer's hold is broken. While the client is about to ask about it, another write of the same
+/// scope is granted and dropped, and given back behind that question.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broken_writer_is_not_confirmed_by_a_grant_that_is_given_back() {
+    let server = Server::start();
+    let (near, far) = (Proxy::to(server.address()), Proxy::to(server.address()));
+    near.lead_to(far.address());
+    let url = format!("redis://{}", near.address());
+    let client = calm().connect(&url).await.unwrap();
+    // The session's connection is not cut.
+    near.lead_to(server.address());
+    let before = session_connection(&server);
+    kill_session_connection(&server);
+    until("it goes another way", || {
+        session_connection(&server).is_some_and(|now| Some(now) != before)
+    });
+    let lock = client.scope().rw_lock("r");
+    let writer = Arc::new(lock.write().await.unwrap());
+    far.cut_to_client();
+    // The question waits for this renewal, which is carried out before the lock is broken.
+    let renewed = Arc::clone(&writer);
+    let renewed = tokio::spawn(async move { renewed.renew().await });
+    until("renewed", || calls(&server, "renew") == 1);
+    assert_eq!(server.run("RLOCK.BREAK r"), 1);
+    until("told", || server.info_number("rlock_unfetched_events") == 0);
+    tokio::time::sleep(100 * MS).await;
+    let again = tokio::spawn(async move { lock.write_timeout(Duration::from_secs(60)).await });
+    until("granted", || server.run("EXISTS r") == 1);
+    again.abort();
+    until("called back", || calls(&server, "cancel") == 1);
+    // So many answers to hear at once that what is asked meanwhile goes out together.
+    let mut noise = JoinSet::new();
+    let before = calls(&server, "acquire");
+    for number in 0..200 {
+        let other = client.lock(format!("k{number}"));
+        noise.spawn(async move { other.try_lock().await });
+        tokio::time::sleep(MS).await;
+    }
+    until("asked", || calls(&server, "acquire") >= before + 200);
+    far.heal();
+    soon(renewed).await.unwrap().unwrap();
+    let others = soon(noise.join_all()).await;
+    until("it is given back", || server.run("EXISTS r") == 0);
+    let mut lost = false;
+    for _ in 0..200 {
+        lost |= writer.is_lost();
+        tokio::time::sleep(10 * MS).await;
+    }
+    let mut alice = server.connect();
+    alice.run("RLOCK.ACQUIRE r alice 600000 WRITE").held();
+    assert!(
+        lost,
+        "alice writes, and the guard is held for {:?}",
+        writer.valid_for()
+    );
+    drop(others);
+}
