@@ -25,9 +25,11 @@ use std::time::Duration;
 use redis::{Cmd, FromRedisValue};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
 
 use crate::api::setters;
 use crate::mode::{Multi, Permits, Plain, Read, Single, Write};
+use crate::time::MILLI;
 use crate::{ClientBuilder, Error, ErrorKind, LostReason, Owner, QuorumBuilder, QuorumError};
 
 mod twin;
@@ -556,7 +558,11 @@ impl QuorumGuard {
     }
 }
 
-/// The thread on which everything runs. It ends with this value.
+/// For so long a thread goes on at most when nobody has anything of its client any more.
+const LINGERS: Duration = Duration::from_secs(5);
+
+/// The thread on which everything runs. It ends with this value, and with what is given back last:
+/// a guard that is dropped behind its client is to be heard of by the server.
 struct Runtime {
     handle: Handle,
     /// The thread waits for the other end of this.
@@ -571,7 +577,16 @@ impl Runtime {
         let handle = runtime.handle().clone();
         let (running, over) = oneshot::channel::<()>();
         // The sender says nothing; it goes.
-        let run = move || drop(runtime.block_on(over));
+        let run = move || {
+            runtime.block_on(async {
+                let _ = over.await;
+                let tasks = runtime.metrics();
+                let began = Instant::now();
+                while tasks.num_alive_tasks() > 0 && began.elapsed() < LINGERS {
+                    sleep(MILLI).await;
+                }
+            });
+        };
         let thread = thread::Builder::new().name("rlock-client".to_owned());
         thread.spawn(run).map_err(no_thread)?;
         Ok(Self {

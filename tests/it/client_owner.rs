@@ -438,7 +438,7 @@ async fn a_release_of_a_lost_hold_leaves_no_guard_that_lies() {
     until("it is released", || server.run("EXISTS k") == 0);
     valve.open(ACQUIRE);
     let error = soon(next).await.unwrap().unwrap_err();
-    assert!(error.is_not_acquired(), "{error}");
+    assert!(error.is_lost(), "{error}");
     valve.open(EVENTS);
     // What is told late of the one could be taken for word of the next.
     see_told(&server);

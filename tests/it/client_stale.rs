@@ -84,6 +84,43 @@ async fn a_call_that_is_told_of_its_end_while_it_asks_again_leaves_no_waiter() {
     assert_eq!(left, 0, "waiters of calls that have ended");
 }
 
+/// The next call of the same scope hears of the end of what was left in the queue, and takes it for
+/// its own: `lock()` says that it has not got the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_lock_is_not_told_of_the_end_of_an_earlier_calls_second_wait() {
+    let server = Server::start();
+    let settings = calm().grace(Duration::from_secs(4));
+    let (client, near, far) = two_ways(&server, settings).await;
+    near.lead_to(server.address());
+    let mut alice = server.connect();
+    for number in 0..WAITS {
+        alice.take(&format!("k{number}"), "alice");
+    }
+    let mut waits = JoinSet::new();
+    for number in 0..WAITS {
+        let lock = client.scope().lock(format!("k{number}"));
+        waits.spawn(async move {
+            let first = lock.lock_timeout(1500 * MS).await;
+            let error = first.expect_err("alice has it");
+            assert!(error.is_not_acquired(), "{error}");
+            lock.lock().await
+        });
+    }
+    until("all wait", || server.info_number("rlock_waiters") == WAITS);
+    far.cut_to_server();
+    until("out", || server.info_number("rlock_waiters") == 0);
+    until("all wait again", || {
+        server.info_number("rlock_waiters") >= WAITS * 9 / 10
+    });
+    tokio::time::sleep(500 * MS).await;
+    assert_eq!(server.run("FLUSHALL").text(), "OK");
+    let mut refused = 0;
+    while let Some(outcome) = soon(waits.join_next()).await {
+        refused += i64::from(outcome.unwrap().is_err_and(|error| error.is_not_acquired()));
+    }
+    assert_eq!(refused, 0, "calls of lock() that end without the lock");
+}
+
 /// A try is granted, and heard of when its lease is over. Nobody has the lock then, and none is
 /// held without an expiry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -153,4 +190,95 @@ async fn a_broken_writer_is_not_confirmed_by_a_grant_that_is_given_back() {
         writer.valid_for()
     );
     drop(others);
+}
+
+/// The reply to the first of two commands is lost, and the second is answered what the first has
+/// set.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_limit_before_is_not_the_one_that_was_just_set() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.address());
+    let url = format!("redis://{}", proxy.address());
+    let client = calm().grace(Duration::ZERO).connect(&url).await.unwrap();
+    client
+        .lock("k")
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
+    assert_eq!(client.set_limit("s", 5).await.unwrap(), None);
+    tokio::time::sleep(100 * MS).await;
+    proxy.cut_to_client();
+    let other = client.clone();
+    let set = tokio::spawn(async move { other.set_limit("s", 8).await });
+    until("it is set", || server.run("GET {s}:rlock_limit") == "8");
+    proxy.sever();
+    proxy.heal();
+    let before = soon(set).await.unwrap();
+    if let Ok(before) = before {
+        assert_eq!(before, Some(5));
+    }
+}
+
+/// The last thing that goes of a client without async is a guard.
+#[test]
+fn a_guard_that_outlives_its_blocking_client_is_given_back() {
+    let server = Server::start();
+    let url = format!("redis://{}", server.address());
+    for round in 0..50 {
+        let client = rlock_client::blocking::Client::connect_with(calm(), &url).unwrap();
+        let guard = client.lock(format!("k{round}")).lock().unwrap();
+        drop(client);
+        drop(guard);
+    }
+    until("all are given back", || server.run("DBSIZE") == 0);
+}
+
+/// A writer's hold is broken, and word of it goes with the session connection. When that is there
+/// again all holds are confirmed, and at that moment another write of the scope has the lock, which
+/// is dropped before anybody has it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_writer_broken_unheard_is_not_confirmed_by_a_grant_that_is_given_back() {
+    let server = Server::start();
+    let [near, far, third] = [(); 3].map(|()| Proxy::to(server.address()));
+    near.lead_to(far.address());
+    let url = format!("redis://{}", near.address());
+    let client = calm().connect(&url).await.unwrap();
+    // The commands go by far, and the session by the third.
+    near.lead_to(third.address());
+    let before = session_connection(&server);
+    kill_session_connection(&server);
+    until("it goes another way", || {
+        session_connection(&server).is_some_and(|now| Some(now) != before)
+    });
+    let lock = client.scope().rw_lock("r");
+    let writer = lock.write().await.unwrap();
+    third.cut_to_client();
+    assert_eq!(server.run("RLOCK.BREAK r"), 1);
+    until("told", || server.info_number("rlock_unfetched_events") == 0);
+    far.cut_to_client();
+    let next = tokio::spawn(async move { lock.write_timeout(Duration::from_secs(60)).await });
+    until("granted", || server.run("EXISTS r") == 1);
+    let renewals = calls(&server, "renew");
+    third.sever();
+    third.heal();
+    until("confirming", || calls(&server, "renew") > renewals);
+    next.abort();
+    until("called back", || calls(&server, "cancel") == 1);
+    far.heal();
+    until("it is given back", || server.run("EXISTS r") == 0);
+    let mut lost = false;
+    for _ in 0..200 {
+        lost |= writer.is_lost();
+        tokio::time::sleep(10 * MS).await;
+    }
+    let mut alice = server.connect();
+    alice.run("RLOCK.ACQUIRE r alice 600000 WRITE").held();
+    assert!(
+        lost,
+        "alice writes, and the guard is held for {:?}",
+        writer.valid_for()
+    );
 }

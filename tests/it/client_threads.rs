@@ -6,12 +6,12 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use rlock_client::{Client, Error, Guard, MultiGuard, Scope};
-use rlock_tests::{Proxy, Random, Reply, Server, until};
+use rlock_tests::{Pair, Proxy, Random, Reply, Server, until};
 use tokio::runtime::Handle;
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking, yield_now};
 use tokio::time::{sleep, timeout};
 
-use super::client::{MS, calm, client, see_in_queue, soon, two_clients};
+use super::client::{MS, calm, client, connect, patient, see_in_queue, soon, two_clients};
 use super::client_doubt::two_ways;
 use super::client_session::drops;
 
@@ -351,5 +351,46 @@ async fn a_writers_grant_is_not_taken_by_the_release_of_another_thread() {
             );
         }
         dropping.await.unwrap();
+    }
+}
+
+/// Two threads of one scope renew at once what they hold of one lock. Where grants must be
+/// acknowledged, who has asked for less may be handed over last.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_acknowledged_renewal_that_asks_for_less_cuts_no_others_lease() {
+    const AT_ONCE: usize = 8;
+    let pair = Pair::start();
+    let settings = patient().acknowledged_by(1, Duration::from_secs(10));
+    let client = connect(settings, &pair.primary).await;
+    let mut conn = pair.primary.connect();
+    let mut held = Vec::new();
+    for number in 0..20 * AT_ONCE {
+        let (scope, name) = (client.scope(), format!("k{number}"));
+        let both = scope.multi([&*name, &*format!("l{number}")]);
+        let both = both.lease(Duration::from_secs(10)).lock().await.unwrap();
+        let one = scope.lock(&*name).lease(Duration::from_secs(5));
+        let one = one.lock().await.unwrap();
+        held.push((name, Arc::new(both), Arc::new(one)));
+    }
+    for _ in 0..drops() / 2_500 {
+        // For longer than what a guard takes off for the drift of clocks.
+        sleep(200 * MS).await;
+        for some in held.chunks(AT_ONCE) {
+            let start = Arc::new(Barrier::new(2 * some.len()));
+            let mut renewals = Vec::new();
+            for (_, both, one) in some {
+                let (both, one) = (Arc::clone(both), Arc::clone(one));
+                renewals.push(beside(&start, async move { one.renew().await }));
+                renewals.push(beside(&start, async move { both.renew().await }));
+            }
+            for renewal in renewals {
+                renewal.await.unwrap().unwrap();
+            }
+            for (name, both, _) in some {
+                let left = conn.run(format!("PTTL {name}")).int();
+                let left = Duration::from_millis(left.unsigned_abs());
+                assert!(both.valid_for() <= left, "{:?}, {left:?}", both.valid_for());
+            }
+        }
     }
 }

@@ -95,9 +95,7 @@ pub(crate) async fn verify(context: Arc<Context>, hold: Arc<Hold>, reason: LostR
         && hold.has_guards()
         && hold.lost(now()).is_none()
     {
-        // Before it is asked, too: what was granted in between may have gone again, be it that its
-        // release went out with the question, and is answered.
-        let (before, asked) = (hold.is_meant(now()), hold.target.number());
+        let before = hold.look(now());
         let lease = |now| hold.kept(now);
         let turn = hold.renewing.lock().await;
         let several = hold.target.mode == Mode::Several;
@@ -109,20 +107,20 @@ pub(crate) async fn verify(context: Arc<Context>, hold: Arc<Hold>, reason: LostR
             _ => false,
         };
         drop(turn);
-        let released = hold.target.is_released_since(asked);
+        let released = hold.target.is_released_since(before.number);
         match told {
             Ok(told) if by_token && !released => {
                 let _ = hold.renewed(&told, now());
                 return;
             }
-            Ok(told) if told.held => match (before, hold.is_meant(now())) {
-                (Some(true), Some(true)) if !released => {
+            Ok(told) if told.held => match hold.was_meant(&before, now()) {
+                Some(true) => {
                     // Whether it was lost meanwhile the guard will say.
                     let _ = hold.renewed(&told, now());
                     return;
                 }
-                (Some(false), _) | (_, Some(false)) => return hold.lose(reason),
-                _ => {}
+                Some(false) => return hold.lose(reason),
+                None => {}
             },
             Err(_) if context.router.are_several() => {}
             Ok(_) | Err(_) => return hold.lose(reason),

@@ -7,7 +7,8 @@ use crate::flows::Context;
 use crate::topology::Redirects;
 use crate::wire::request;
 
-/// Sets it where the permits are; the limit before, if there was one.
+/// Sets it where the permits are; the limit before, if there was one. It is sent once: the second
+/// of two commands would tell what the first has set.
 pub(crate) async fn set(
     context: &Context,
     name: &Arc<[u8]>,
@@ -19,16 +20,11 @@ pub(crate) async fn set(
     }
     let mut redirects = Redirects::new(router, name);
     let mut route = router.route(name);
-    let mut broken = false;
     loop {
         let error = match route.send(request::limit(name, limit)).await {
             Ok(before) => return Ok(u32::try_from(before).ok().filter(|before| *before > 0)),
             Err(error) => error,
         };
-        // To set it twice does no harm, and the next connection may be a good one.
-        if error.is_broken_connection() && !std::mem::replace(&mut broken, true) {
-            continue;
-        }
         route = redirects.next(error, &route, None).await?.route;
     }
 }

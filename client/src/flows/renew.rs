@@ -52,10 +52,13 @@ pub(crate) async fn ask(
         let renewal = renewal.only_for(server);
         let answer = match &route.node.acknowledger {
             Some(acknowledger) if aim == Aim::Lease => {
-                // It goes another way, in no order with the others.
+                // It goes another way, but in order with the others that do: each grant counts on
+                // one of them.
+                let answer = acknowledger.renew(route.address(renewal));
                 drop(turn);
-                let answer = acknowledger.renew(route.address(renewal)).await;
-                answer.map(|(held, by_enough)| (held, Some(by_enough)))
+                answer
+                    .await
+                    .map(|(held, by_enough)| (held, Some(by_enough)))
             }
             acknowledger => {
                 let answer = route.send(renewal);
@@ -116,18 +119,22 @@ pub(crate) async fn renew(
 ) -> Result<(), Error> {
     let lease = |now| lease(hold, now);
     let _turn = hold.renewing.lock().await;
-    let before = hold.attachment();
+    let (attachment, before) = (hold.attachment(), hold.look(Instant::now()));
     let mut told = ask(router, &hold.target, hold.token, aim, &lease).await;
+    // Word of a loss may have gone with the connection, and what is held may be another grant.
     if let Ok(told) = &mut told
         && told.held
-        && hold.target.mode == Mode::Several
+        && !hold.target.mode.has_token()
         && told
             .attachment
             .as_ref()
-            .is_some_and(|now| !Arc::ptr_eq(now, &before))
-        && hold.is_meant(Instant::now()) != Some(true)
+            .is_some_and(|now| !Arc::ptr_eq(now, &attachment))
+        && hold.was_meant(&before, Instant::now()) != Some(true)
     {
-        // Word of a loss may have gone with the connection.
+        // A writer's names no token: it is asked about again.
+        if hold.target.mode == Mode::Write {
+            return Err(Error::not_attached());
+        }
         told.held = has_tokens(router, hold, &lease).await?;
     }
     metrics::renewed(told.as_ref().ok().map(|told| told.held));

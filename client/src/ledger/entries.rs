@@ -230,7 +230,9 @@ impl Side {
         }
         let is_first = self.count == 0;
         self.is_miscounted |= entries != count;
-        (self.count, self.last_token) = (count, token);
+        self.count = count;
+        // The event of an earlier grant may come late.
+        self.last_token = self.last_token.max(token);
         !is_first && !self.is_miscounted
     }
 

@@ -166,7 +166,8 @@ impl Mailbox {
     }
 
     fn is_old(&self, told: &Notification) -> bool {
-        matches!(told.kind, EventKind::Granted { token } if self.old_news.contains(&(told.by, token)))
+        let by = told.by;
+        matches!(told.kind, EventKind::Granted { token } if self.old_news.contains(&(by, token)))
     }
 
     /// Listens no more. The tokens of grants that were not read, and which are to be given back;

@@ -388,6 +388,30 @@ impl Hold {
         });
         at_rest.then_some(is_only)
     }
+
+    /// What is known before the server is asked about it.
+    pub(crate) fn look(self: &Arc<Self>, now: Instant) -> Look {
+        let (is_meant, number) = (self.is_meant(now), self.target.number());
+        Look { is_meant, number }
+    }
+
+    /// Whether the server meant this hold when it was asked behind that look, and said yes. None if
+    /// that cannot be told: what was granted in between may have gone again, be it that its release
+    /// went out with the question, and is answered.
+    pub(crate) fn was_meant(self: &Arc<Self>, before: &Look, now: Instant) -> Option<bool> {
+        match (before.is_meant, self.is_meant(now)) {
+            (Some(false), _) | (_, Some(false)) => Some(false),
+            (Some(true), Some(true)) if !self.target.is_released_since(before.number) => Some(true),
+            _ => None,
+        }
+    }
+}
+
+/// See [`Hold::look`].
+pub(crate) struct Look {
+    is_meant: Option<bool>,
+    /// That of the question.
+    pub(crate) number: u64,
 }
 
 /// Until when a hold may be called held. Time is an argument.
