@@ -140,6 +140,9 @@ impl Client {
     ///
     /// The user needs the right to `RLOCK.LIMIT`, of the ACL category `admin`.
     ///
+    /// If the connection breaks before the answer is there, it is set once more. Then what is told
+    /// as the limit before may be this one.
+    ///
     /// # Cancel safety
     ///
     /// If the future is dropped the limit may or may not have been set.
