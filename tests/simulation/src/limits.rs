@@ -220,13 +220,11 @@ impl Limits {
         }
         let since = *fit_since.entry(lock).or_insert(now);
         let longest = here().map(|wait| wait.since.max(since).elapsed()).max();
-        longest
-            .filter(|longest| *longest > self.unheard)
-            .map(|longest| {
-                format!(
-                    "a call waits for permits of {lock}, for which there was room for {longest:?}"
-                )
-            })
+        let longest = longest.filter(|longest| *longest > self.unheard)?;
+        let lock = name(lock);
+        Some(format!(
+            "a call waits for permits of {lock}, for which there was room for {longest:?}"
+        ))
     }
 }
 
@@ -253,9 +251,12 @@ pub(crate) fn are_kept(shares: &[Share], has_order: bool) -> Vec<String> {
         };
         let out: u32 = shares.iter().filter(is_before).map(|of| of.permits).sum();
         if out > own.limit {
-            let Share { token, limit, .. } = own;
+            let Share {
+                token, limit, lock, ..
+            } = own;
+            let lock = name(*lock);
             wrong.push(format!(
-                "with token {token} {out} permits are out, and {limit} may be"
+                "with token {token} {out} permits of {lock} are out, and {limit} may be"
             ));
         }
     }
