@@ -128,12 +128,15 @@ fn queued_waiters_are_small_and_leave_nothing(lock: impl Fn(usize) -> String) {
             server.info_number("rlock_sessions") == 0
         });
         assert_eq!(server.info_number("rlock_waiters"), 0);
-        (with_them - before, used_memory(&server) - before)
+        (before, with_them - before)
     };
     cost(); // what the server allocates once and keeps
-    let (grown, left) = cost();
+    let (before, grown) = cost();
     assert!(grown < 1024 * 10_000, "{grown} bytes for ten thousand");
-    assert!(left < 100_000, "{left} bytes left of {grown}");
+    // On a busy machine more was there still for a moment: it may be buffers of clients.
+    until("it is given back", || {
+        used_memory(&server) - before < 100_000
+    });
 }
 
 #[test]
@@ -169,12 +172,14 @@ fn holders_of_permits_need_less_than_a_kilobyte_each_and_leave_nothing() {
         life.close();
         until("all have been given back", || server.run("DBSIZE") == 0);
         assert_eq!(server.info_number("rlock_session_holds"), 0);
-        (with_them - before, used_memory(&server) - before)
+        (before, with_them - before)
     };
     cost(); // what the server allocates once and keeps
-    let (grown, left) = cost();
+    let (before, grown) = cost();
     assert!(grown < 1024 * 2_000, "{grown} bytes for two thousand");
-    assert!(left < 50_000, "{left} bytes left of {grown}");
+    until("it is given back", || {
+        used_memory(&server) - before < 50_000
+    });
 }
 
 #[test]
