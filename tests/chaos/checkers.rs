@@ -9,6 +9,7 @@ use holds::{Hold, SETTLING, holds};
 
 mod holds; // how long who surely held what; no checker itself
 
+mod capacity; // no more permits than there may be
 mod entries; // each owner: its count, and no hold lost without a cause
 mod exclusion; // one owner at a time, one writer or many readers
 mod immortal; // no hold outlives those who could renew it
@@ -34,8 +35,9 @@ impl Violation {
 /// Finds the violations of a history.
 pub(crate) type Checker = fn(&History) -> Vec<Violation>;
 
-pub(crate) const ALL: [(&str, Checker); 7] = [
+pub(crate) const ALL: [(&str, Checker); 8] = [
     ("mutual exclusion", exclusion::check),
+    ("permits", capacity::check),
     ("re-entrance", entries::check),
     ("tokens grow", tokens::check),
     ("first come, first served", order::check),

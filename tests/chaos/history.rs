@@ -23,7 +23,8 @@
 //!
 //! IDs are `PROCESS.NUMBER`, or `PROCESS_SESSION.NUMBER` where a process has sessions that end
 //! before it does: `closed` then names the session, and what befalls the process befalls each.
-//! MODE is `plain`, `read` or `write`; TIE is `free`, or `session` for a hold that ends with a
+//! MODE is `plain`, `read`, `write`, or `permits:N` for so many of [`LIMIT`] permits, and COUNT is
+//! that number then; TIE is `free`, or `session` for a hold that ends with a
 //! connection. Times are microseconds of the clock that all processes share.
 
 use std::collections::HashMap;
@@ -47,6 +48,39 @@ pub(crate) enum Mode {
     Plain,
     Read,
     Write,
+    /// So many, of [`LIMIT`] at most.
+    Permits(u32),
+}
+
+/// So many permits may be out of each semaphore of the storm.
+pub(crate) const LIMIT: u32 = 3;
+
+impl Mode {
+    /// The count of an owner that has it for the first time.
+    pub(crate) fn first_count(self) -> u32 {
+        match self {
+            Self::Permits(permits) => permits,
+            Self::Plain | Self::Read | Self::Write => 1,
+        }
+    }
+
+    /// The count of an owner who had this count and is granted it again.
+    pub(crate) fn next_count(self, count: u32) -> u32 {
+        match self {
+            // With `ONCE`: the lease starts anew.
+            Self::Permits(_) => count,
+            Self::Plain | Self::Read | Self::Write => count + 1,
+        }
+    }
+
+    /// Permits go back together.
+    pub(crate) fn given_back(self) -> u32 {
+        self.first_count()
+    }
+
+    pub(crate) fn is_permits(self) -> bool {
+        matches!(self, Self::Permits(_))
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -318,7 +352,7 @@ fn mode(word: &str) -> Option<Mode> {
         "plain" => Mode::Plain,
         "read" => Mode::Read,
         "write" => Mode::Write,
-        _ => return None,
+        _ => Mode::Permits(word.strip_prefix("permits:")?.parse().ok()?),
     })
 }
 

@@ -28,6 +28,8 @@ pub(crate) struct Round {
 struct Figures {
     asked: usize,
     granted: usize,
+    /// Permits, those that were asked for again among them.
+    permits: usize,
     entered: usize,
     refused: usize,
     released: usize,
@@ -131,6 +133,7 @@ impl Figures {
             let told = operation.told.as_ref().map(|(_, told)| told);
             let counter = match (operation.ask, told) {
                 (_, None) => &mut figures.never_told,
+                (_, Some(Told::Held { .. })) if operation.mode.is_permits() => &mut figures.permits,
                 (_, Some(Told::Held { count: 1, .. })) => &mut figures.granted,
                 (_, Some(Told::Held { .. } | Told::Entered { .. })) => &mut figures.entered,
                 (_, Some(Told::Refused | Told::Error | Told::Lost)) => &mut figures.refused,
@@ -145,6 +148,7 @@ impl Figures {
     fn add(&mut self, other: Self) {
         self.asked += other.asked;
         self.granted += other.granted;
+        self.permits += other.permits;
         self.entered += other.entered;
         self.refused += other.refused;
         self.released += other.released;
@@ -216,6 +220,7 @@ impl fmt::Display for Report {
         for (what, count) in [
             ("asked", all.asked),
             ("granted", all.granted),
+            ("granted permits", all.permits),
             ("entered again", all.entered),
             ("released", all.released),
             ("refused, timed out, lost", all.refused),

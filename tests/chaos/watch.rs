@@ -117,7 +117,12 @@ fn holders(info: &Reply) -> String {
         };
         format!("{}/{mode}/{token}", of.get("owner").text())
     };
-    if info.keys().iter().any(|key| key == "holders") {
+    let has = |what: &str| info.keys().iter().any(|key| key == what);
+    if has("holders") && has("permits") {
+        let holders = info.get("holders").array().iter();
+        return list(holders.map(|holder| one(holder, &permits(holder))));
+    }
+    if has("holders") {
         let holders = info.get("holders").array().iter();
         return list(holders.map(|holder| one(holder, &holder.get("mode").text())));
     }
@@ -130,14 +135,21 @@ fn holders(info: &Reply) -> String {
 fn queue(info: &Reply) -> String {
     let waiters = info.get("queue").array().iter();
     list(waiters.map(|waiter| {
-        let has_mode = waiter.keys().iter().any(|key| key == "mode");
-        let mode = if has_mode {
+        let has = |what: &str| waiter.keys().iter().any(|key| key == what);
+        let mode = if has("permits") {
+            permits(waiter)
+        } else if has("mode") {
             waiter.get("mode").text()
         } else {
             "plain".to_owned()
         };
         format!("{}/{mode}", waiter.get("owner").text())
     }))
+}
+
+/// The mode of one who has permits, or waits for them.
+fn permits(of: &Reply) -> String {
+    format!("permits:{}", of.get("permits").int())
 }
 
 fn list(items: impl Iterator<Item = String>) -> String {

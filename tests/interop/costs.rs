@@ -114,7 +114,7 @@ fn ours() -> Cost {
 
 /// How many commands have run whose names begin so, and how many in all, without the looks of the
 /// harness.
-fn commands(server: &Server, prefix: &str) -> (u64, u64) {
+pub(crate) fn commands(server: &Server, prefix: &str) -> (u64, u64) {
     let stats = server.run("INFO commandstats").text().to_lowercase();
     let (mut such, mut all) = (0, 0);
     for line in stats

@@ -20,6 +20,8 @@ mod lock; // Redisson's RLock and ours
 mod other_locks; // its fair, fenced and spin locks on a name of ours
 mod read_write; // its RReadWriteLock and ours
 
+mod semaphores; // its RSemaphore, its RPermitExpirableSemaphore, and our permits
+
 mod cluster; // sharded messages
 
 mod fleet; // moving over, and back

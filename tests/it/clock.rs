@@ -44,6 +44,25 @@ fn a_clock_that_goes_forward_ends_leases_and_hands_over() {
     assert!(token > former);
 }
 
+/// As guarantees.md says: their fields stay until a grant finds many of them.
+#[test]
+fn permits_that_a_clock_which_was_ahead_had_ended_are_held_again_until_they_are_broken() {
+    let server = Server::builder().settable_clock().start();
+    let mut conn = server.connect();
+    let take = |owner: &str, lease: i64| format!("RLOCK.ACQUIRE k {owner} {lease} PERMITS 1 OF 2");
+    let day = 24 * AN_HOUR * 1000;
+    conn.run(take("alice", 30_000)).held();
+    conn.run(take("bob", day)).held();
+    server.step_clock(AN_HOUR);
+    conn.run(take("carol", day)).held();
+    assert_eq!(conn.run("RLOCK.RENEW k alice 30000 PERMITS"), 0);
+    server.step_clock(0);
+    assert_eq!(conn.run("RLOCK.INFO k").get("permits").int(), 3);
+    conn.run(take("dave", 30_000)).refused();
+    assert_eq!(conn.run("RLOCK.BREAK k"), 1);
+    conn.run(take("dave", 30_000)).held();
+}
+
 #[test]
 fn tokens_grow_whatever_the_clock_does() {
     let server = Server::builder().settable_clock().start();

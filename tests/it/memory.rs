@@ -1,6 +1,6 @@
 //! What has been given back is given back.
 
-use rlock_tests::{Conn, Server, until};
+use rlock_tests::{Conn, Reply, Server, until};
 
 /// Bytes in use, after the server has had time to free what it frees later.
 fn used_memory(server: &Server) -> i64 {
@@ -86,14 +86,14 @@ fn waiters_that_have_left_give_their_memory_back() {
     });
 }
 
-/// Puts owners in queues, one for each command, for the session `s`.
+/// Puts owners in queues, one for each command, for the session `s`. `lock` names the lock, with
+/// the mode if it is not plain.
 fn queue_all(conn: &mut Conn, waiters: usize, lock: impl Fn(usize) -> String) {
     for from in (0..waiters).step_by(1000) {
         let wait = |i| {
-            format!(
-                "RLOCK.ACQUIRE {} owner{i} 600000 QUEUE 0 SESSION s",
-                lock(i)
-            )
+            let lock = lock(i);
+            let (name, mode) = lock.split_once(' ').unwrap_or((&lock, ""));
+            format!("RLOCK.ACQUIRE {name} owner{i} 600000 {mode} QUEUE 0 SESSION s")
         };
         let waits: Vec<_> = (from..waiters.min(from + 1000)).map(wait).collect();
         for reply in conn.pipeline(&waits) {
@@ -109,7 +109,11 @@ fn queued_waiters_are_small_and_leave_nothing(lock: impl Fn(usize) -> String) {
     let mut conn = server.connect();
     for from in (0..WAITERS).step_by(1000) {
         let takes: Vec<_> = (from..from + 1000)
-            .map(|i| format!("RLOCK.ACQUIRE {} alice 600000 ONCE", lock(i)))
+            .map(|i| {
+                let lock = lock(i);
+                let (name, mode) = lock.split_once(' ').unwrap_or((&lock, ""));
+                format!("RLOCK.ACQUIRE {name} alice 600000 {mode} ONCE")
+            })
             .collect();
         run_all(&mut conn, &takes);
     }
@@ -124,12 +128,15 @@ fn queued_waiters_are_small_and_leave_nothing(lock: impl Fn(usize) -> String) {
             server.info_number("rlock_sessions") == 0
         });
         assert_eq!(server.info_number("rlock_waiters"), 0);
-        (with_them - before, used_memory(&server) - before)
+        (before, with_them - before)
     };
     cost(); // what the server allocates once and keeps
-    let (grown, left) = cost();
+    let (before, grown) = cost();
     assert!(grown < 1024 * 10_000, "{grown} bytes for ten thousand");
-    assert!(left < 100_000, "{left} bytes left of {grown}");
+    // On a busy machine more was there still for a moment: it may be buffers of clients.
+    until("it is given back", || {
+        used_memory(&server) - before < 100_000
+    });
 }
 
 #[test]
@@ -140,6 +147,58 @@ fn ten_thousand_queued_waiters_on_as_many_locks_need_less_than_a_kilobyte_each()
 #[test]
 fn ten_thousand_queued_waiters_on_one_lock_need_less_than_a_kilobyte_each() {
     queued_waiters_are_small_and_leave_nothing(|_| "lock".to_owned());
+}
+
+#[test]
+fn ten_thousand_queued_waiters_for_permits_need_less_than_a_kilobyte_each() {
+    queued_waiters_are_small_and_leave_nothing(|_| "exports PERMITS 5 OF 5".to_owned());
+}
+
+#[test]
+fn holders_of_permits_need_less_than_a_kilobyte_each_and_leave_nothing() {
+    const HOLDERS: usize = 2_000;
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut cost = || {
+        let before = used_memory(&server);
+        let life = server.session_connection("s");
+        let take = |i| format!("RLOCK.ACQUIRE k owner{i} 600000 PERMITS 1 OF {HOLDERS} SESSION s");
+        run_all(&mut conn, &(0..HOLDERS).map(take).collect::<Vec<_>>());
+        assert_eq!(
+            server.run("RLOCK.INFO k").get("permits"),
+            &Reply::Int(2_000)
+        );
+        let with_them = used_memory(&server);
+        life.close();
+        until("all have been given back", || server.run("DBSIZE") == 0);
+        assert_eq!(server.info_number("rlock_session_holds"), 0);
+        (before, with_them - before)
+    };
+    cost(); // what the server allocates once and keeps
+    let (before, grown) = cost();
+    assert!(grown < 1024 * 2_000, "{grown} bytes for two thousand");
+    until("it is given back", || {
+        used_memory(&server) - before < 50_000
+    });
+}
+
+#[test]
+fn holders_of_permits_whose_leases_end_do_not_add_up() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    // With it the key stays, and their fields in it.
+    conn.run("RLOCK.ACQUIRE k stays 600000 PERMITS 1 OF 100000")
+        .held();
+    for round in 0..20 {
+        let take = |i| format!("RLOCK.ACQUIRE k owner{round}-{i} 1 PERMITS 1 OF 100000");
+        run_all(&mut conn, &(0..200).map(take).collect::<Vec<_>>());
+    }
+    // So many may stay until the next grant.
+    until("their fields are gone", || {
+        conn.run("RLOCK.ACQUIRE k looks 1 PERMITS 1 OF 100000 ONCE")
+            .held();
+        server.run("HLEN k").int() <= 20
+    });
 }
 
 /// What one of a hundred hand-overs takes while so many wait, in microseconds.

@@ -140,6 +140,9 @@ impl Client {
     ///
     /// The user needs the right to `RLOCK.LIMIT`, of the ACL category `admin`.
     ///
+    /// If the connection breaks before the answer is there, nobody knows whether it was set: it is
+    /// not sent again, since the answer would tell this limit as the one before.
+    ///
     /// # Cancel safety
     ///
     /// If the future is dropped the limit may or may not have been set.

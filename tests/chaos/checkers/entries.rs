@@ -36,7 +36,9 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
 
 fn wrong_at_first(operation: &Operation, told: &Told) -> Option<String> {
     match (operation.ask, told) {
-        (Ask::Acquire { .. }, Told::Held { count, .. }) if *count != 1 => {
+        (Ask::Acquire { .. }, Told::Held { count, .. })
+            if *count != operation.mode.first_count() =>
+        {
             Some("though it did not hold it before".to_owned())
         }
         (Ask::Release, Told::Left(_)) => Some("and held nothing".to_owned()),
@@ -65,14 +67,16 @@ fn wrong_with(
         {
             surely.then(|| format!("though it surely held it with token {}", lasting.token()))
         }
-        (Ask::Acquire { .. }, Told::Held { count: now, .. }) if *now != count + 1 => {
+        (Ask::Acquire { .. }, Told::Held { count: now, .. })
+            if *now != operation.mode.next_count(count) =>
+        {
             // A writer's second token can also be that of a new hold.
             let is_new = operation.mode == Mode::Write && *now == 1 && !surely;
             let is_explained = is_new || *now <= count && lasting.may_be_fewer(history, at);
             (!is_explained).then(|| format!("having held it {count} times"))
         }
         (Ask::Release, Told::Left(0)) if lasting.may_be_the_last(history, at) => None,
-        (Ask::Release, Told::Left(left)) if left + 1 != count => {
+        (Ask::Release, Told::Left(left)) if left + operation.mode.given_back() != count => {
             let is_explained = *left < count && lasting.may_be_fewer(history, at);
             (!is_explained).then(|| format!("having held it {count} times"))
         }
@@ -105,6 +109,30 @@ mod tests {
         let first = "ask 1.1 10000 a k plain free acquire 1000 none
              told 1.1 20000 held 2 7";
         assert_eq!(says(check, first).len(), 1);
+    }
+
+    #[test]
+    fn permits_are_counted_as_they_were_asked_for() {
+        let then = |held: u32, rest: &str| {
+            let history = format!(
+                "ask 1.1 10000 a k permits:2 free acquire 1000 none
+                 told 1.1 20000 held {held} 7
+                 {rest}"
+            );
+            says(check, &history).len()
+        };
+        let again = |told: &str| {
+            let again = "ask 1.2 30000 a k permits:2 free acquire 1000 none";
+            then(2, &format!("{again}\ntold 1.2 40000 {told}"))
+        };
+        let release = |told: &str| {
+            let release = "ask 1.2 30000 a k permits:2 free release";
+            then(2, &format!("{release}\ntold 1.2 40000 {told}"))
+        };
+        assert_eq!((then(2, ""), then(1, ""), then(3, "")), (0, 1, 1));
+        assert_eq!((again("held 2 7"), again("held 4 7")), (0, 1));
+        assert_eq!((release("left 0"), release("left 1")), (0, 1));
+        assert_eq!(release("lost"), 1);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! At most one owner holds a lock; of a read-write lock, one writer or any number of readers.
+//! At most one owner holds a lock; of a read-write lock, one writer or any number of readers. Of
+//! permits `capacity.rs` speaks.
 //!
 //! The tokens are the order of the grants, so there is nothing to search for as a checker of
 //! linearizability must: if a hold with a smaller token surely lasted until after a larger one was
@@ -51,10 +52,12 @@ fn wrong(earlier: &Hold<'_>, later: &Hold<'_>) -> Violation {
 
 fn excludes(earlier: &Hold<'_>, later: &Hold<'_>) -> bool {
     let both_read = earlier.mode == Mode::Read && later.mode == Mode::Read;
+    let both_permits = earlier.mode.is_permits() && later.mode.is_permits();
     earlier.until > later.told
         && (earlier.token < later.token || later.until > earlier.told)
         && earlier.owner != later.owner
         && !both_read
+        && !both_permits
 }
 
 #[cfg(test)]

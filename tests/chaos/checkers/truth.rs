@@ -34,7 +34,7 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
                 let whose = (lock, holder.owner.as_str(), holder.mode);
                 if let Some(at) = gone.get(&whose)
                     && *at < sample.asked
-                    && !may_be_back(history, *at, sample.asked)
+                    && !may_be_back(history, holder.mode, *at, sample.asked)
                     && told.insert(whose.1)
                 {
                     let what = format!(
@@ -85,13 +85,15 @@ fn gone(history: &History) -> BTreeMap<(&str, &str, Mode), Time> {
     gone
 }
 
-/// A replica that is promoted may have missed a release.
-fn may_be_back(history: &History, gone: Time, seen: Time) -> bool {
+/// A replica that is promoted may have missed a release. Permits are held again whose leases had
+/// ended by a clock that was ahead, if they were still stored when it was set back.
+fn may_be_back(history: &History, mode: Mode, gone: Time, seen: Time) -> bool {
+    let is_cause = |kind: &str| kind == "promote" || kind == "clock" && mode.is_permits();
     let between = |fault: &Fault| fault.begin <= seen && fault.end >= gone;
     history
         .faults
         .iter()
-        .any(|fault| fault.kind == "promote" && between(fault))
+        .any(|fault| is_cause(fault.kind.as_str()) && between(fault))
 }
 
 #[cfg(test)]
@@ -124,6 +126,38 @@ mod tests {
         assert_eq!(held_and_then(&format!("{release}{seen}")), 1);
         let promoted = "fault 45000 46000 promote";
         assert_eq!(held_and_then(&format!("{release}{seen}{promoted}")), 0);
+    }
+
+    #[test]
+    fn permits_may_be_back_where_the_clock_was_set() {
+        let lost = |mode: &str, fault: &str| {
+            let history = format!(
+                "ask 1.1 10000 a k {mode} free acquire 1000 none
+                 told 1.1 20000 held 2 7
+                 ask 1.2 30000 a k {mode} free release
+                 told 1.2 40000 lost
+                 {fault}
+                 info 50000 51000 k a/{mode}/7 -"
+            );
+            says(check, &history).len()
+        };
+        let set = "fault 25000 45000 clock";
+        assert_eq!((lost("permits:2", set), lost("plain", set)), (0, 1));
+        assert_eq!(lost("permits:2", ""), 1);
+    }
+
+    #[test]
+    fn a_hold_of_fewer_permits_than_were_granted_is_found() {
+        let seen = |holder: &str| {
+            let history = format!(
+                "ask 1.1 10000 a k permits:2 free acquire 1000 none
+                 told 1.1 20000 held 2 7
+                 info 30000 31000 k {holder} -"
+            );
+            says(check, &history).len()
+        };
+        assert_eq!(seen("a/permits:2/7,b/permits:1/8"), 0);
+        assert_eq!(seen("a/permits:1/7"), 1);
     }
 
     #[test]

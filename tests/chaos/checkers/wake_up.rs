@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::Violation;
-use crate::history::{Ask, History, MS, Mode, Sample, Time};
+use crate::history::{Ask, History, LIMIT, MS, Mode, Sample, Time};
 
 const BOUND: Time = 50 * MS;
 
@@ -94,11 +94,15 @@ fn could_enter<'a>(
             .iter()
             .all(|holder| holder.mode == Mode::Read);
         let readable = *mode == Mode::Read && by_readers;
+        let fits = match *mode {
+            Mode::Permits(permits) => out(sample) + permits <= LIMIT,
+            Mode::Plain | Mode::Read | Mode::Write => false,
+        };
         let is_first = sample
             .queue
             .first()
             .is_some_and(|(first, _)| first == owner);
-        is_first && (sample.holders.is_empty() || readable)
+        is_first && (sample.holders.is_empty() || readable || fits)
     };
     let others = wanted.get(owner.as_str()).copied().unwrap_or_default();
     let is_its_own = |sample: &Sample| {
@@ -110,6 +114,12 @@ fn could_enter<'a>(
             .is_some_and(|sample| is_open(sample) || others.len() > 1 && is_its_own(sample))
     });
     (is_open(sample) && all_open).then_some(owner)
+}
+
+/// How many permits; of a lock one for each holder.
+fn out(sample: &Sample) -> u32 {
+    let holders = sample.holders.iter();
+    holders.map(|holder| holder.mode.first_count()).sum()
 }
 
 /// Whether the server was not allowed to write meanwhile, or its clock was set.
@@ -150,6 +160,13 @@ mod tests {
         assert_eq!(seen("info AT k x/read/7 a/read"), 1);
         assert_eq!(seen("info AT k x/read/7 a/write"), 0);
         assert_eq!(seen("info AT k x/read/7,y/write/8 a/read"), 0);
+    }
+
+    #[test]
+    fn a_waiter_for_permits_that_are_free_is_found() {
+        let queue = |asked: u32| format!("info AT k x/permits:1/7 a/permits:{asked},b/permits:1");
+        assert_eq!(seen(&queue(2)), 1);
+        assert_eq!(seen(&queue(3)), 0, "nor may the other one pass it");
     }
 
     #[test]

@@ -6,16 +6,19 @@ use std::time::Duration;
 use rlock_tests::{Conn, Reply};
 
 use super::Life;
+use crate::history::LIMIT;
 use crate::random::Random;
 
-/// Plain locks, read-write locks, and those of which several are taken at once.
+/// Plain locks, read-write locks, those of which several are taken at once, and semaphores.
 pub(crate) type Locks = &'static [&'static str];
 
-pub(crate) const LOCKS: Locks = &["p0", "p1", "p2", "rw0", "rw1", "s0", "s1", "s2"];
+pub(crate) const LOCKS: Locks = &[
+    "p0", "p1", "p2", "rw0", "rw1", "s0", "s1", "s2", "sem0", "sem1",
+];
 
 /// All in one slot of a cluster.
 pub(crate) const LOCKS_OF_A_SLOT: Locks = &[
-    "{c}p0", "{c}p1", "{c}p2", "{c}rw0", "{c}rw1", "{c}s0", "{c}s1", "{c}s2",
+    "{c}p0", "{c}p1", "{c}p2", "{c}rw0", "{c}rw1", "{c}s0", "{c}s1", "{c}s2", "{c}sem0", "{c}sem1",
 ];
 
 const LEASES_MS: [u64; 3] = [300, 1000, 2500];
@@ -34,8 +37,9 @@ const REPLY_WITHIN: Duration = Duration::from_millis(1500);
 pub(super) struct Use {
     pub(super) owner: String,
     pub(super) locks: Vec<&'static str>,
-    /// `READ`, `WRITE` or nothing.
+    /// `READ`, `WRITE`, `PERMITS` or nothing.
     mode: &'static str,
+    permits: u32,
     tie: &'static str,
     lease: u64,
     /// What `RLOCK.RELEASE` is to compare.
@@ -44,12 +48,14 @@ pub(super) struct Use {
 
 impl Use {
     pub(super) fn new(life: &Life, random: &mut Random, tie: &'static str) -> Self {
+        let permits = permits(random);
         let (locks, mode) = match random.within(0, 100) {
             0..45 => (vec![*random.pick(&life.locks[..3])], ""),
             45..60 => (vec![*random.pick(&life.locks[3..5])], "READ"),
             60..70 => (vec![*random.pick(&life.locks[3..5])], "WRITE"),
+            70..85 => (vec![*random.pick(&life.locks[8..])], "PERMITS"),
             _ => {
-                let mut several = life.locks[5..].to_vec();
+                let mut several = life.locks[5..8].to_vec();
                 for _ in 0..random.within(0, 3) {
                     let left = random.within(0, several.len() as u64);
                     several.remove(usize::try_from(left).expect("an index"));
@@ -61,6 +67,7 @@ impl Use {
             owner: life.owner(),
             locks,
             mode,
+            permits,
             tie,
             lease: *random.pick(&LEASES_MS),
             token: None,
@@ -73,6 +80,7 @@ impl Use {
             owner,
             locks: locks.to_vec(),
             mode,
+            permits: 0,
             tie: "session",
             lease: LEASE_OF_A_SESSION_MS,
             token: None,
@@ -93,6 +101,29 @@ impl Use {
         (self.mode == "WRITE").then_some(reading)
     }
 
+    pub(super) fn is_of_permits(&self) -> bool {
+        self.mode == "PERMITS"
+    }
+
+    /// The count of an owner that has it for the first time.
+    pub(super) fn count(&self) -> u32 {
+        if self.is_of_permits() {
+            self.permits
+        } else {
+            1
+        }
+    }
+
+    /// The mode as ACQUIRE is told.
+    fn asked(&self) -> String {
+        let (mode, permits) = (self.mode, self.permits);
+        if self.is_of_permits() {
+            format!("{mode} {permits} OF {LIMIT}")
+        } else {
+            mode.to_owned()
+        }
+    }
+
     pub(super) fn is_of_one(&self) -> bool {
         self.locks.len() == 1
     }
@@ -110,6 +141,7 @@ impl Use {
     fn line(&self) -> String {
         let mode = match self.mode {
             "" => "plain".to_owned(),
+            "PERMITS" => format!("permits:{}", self.permits),
             mode => mode.to_lowercase(),
         };
         format!(
@@ -125,7 +157,8 @@ impl Use {
         let command = if self.is_of_one() {
             format!(
                 "RLOCK.ACQUIRE {} {owner} {lease} {} {rest}",
-                self.locks[0], self.mode
+                self.locks[0],
+                self.asked()
             )
         } else {
             let locks = self.locks.join(" ");
@@ -157,12 +190,14 @@ impl Use {
     pub(super) fn release(&self) -> Asked {
         let owner = &self.owner;
         let command = if self.is_of_one() {
+            let permits = self.is_of_permits().then(|| self.permits.to_string());
+            let permits = permits.unwrap_or_default();
             let token = self
                 .token
                 .map(|token| format!("TOKEN {token}"))
                 .unwrap_or_default();
             format!(
-                "RLOCK.RELEASE {} {owner} {} {token}",
+                "RLOCK.RELEASE {} {owner} {} {permits} {token}",
                 self.locks[0], self.mode
             )
         } else {
@@ -199,7 +234,7 @@ impl Use {
     /// What an event means that says so.
     pub(super) fn granted(&self, token: i64) -> String {
         if self.is_of_one() {
-            format!("held 1 {token}")
+            format!("held {} {token}", self.count())
         } else {
             format!("entered {token}")
         }
@@ -216,6 +251,11 @@ impl Use {
             other => refusal(other),
         }
     }
+}
+
+/// How many permits one asks for: all of them now and then.
+pub(super) fn permits(random: &mut Random) -> u32 {
+    *random.pick(&[1, 1, 1, 2, 2, LIMIT])
 }
 
 /// A command, and the line that says so.

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rlock_client::{Client, Guard};
+use rlock_client::{Client, Error, Guard, PermitsGuard};
 use rlock_tests::Sentinels;
 use tokio::time::{sleep, timeout};
 
+use super::commands::permits;
 use super::{Life, sure, told};
-use crate::history::now;
+use crate::history::{LIMIT, now};
 use crate::random::Random;
 
 const TASKS: usize = 6;
@@ -67,12 +68,26 @@ async fn connect(life: &Life) -> Client {
 
 async fn task(life: Arc<Life>, client: Client, mut random: Random) {
     while life.goes_on() {
-        let names = [&life.locks[..3], &life.locks[5..]].concat();
+        let names = [&life.locks[..3], &life.locks[5..8]].concat();
         let name = *random.pick(&names);
         let lease = random
             .percent(30)
             .then(|| Duration::from_millis(random.within(300, 1500)));
-        if let Some(guard) = lock(&life, &client, &mut random, name, lease).await {
+        if random.percent(20) {
+            let name = *random.pick(&life.locks[8..]);
+            if let Some(guard) = acquire(&life, &client, &mut random, name, lease).await {
+                let permits = guard.permits();
+                look_at(&mut random, name, &guard).await;
+                give_back(
+                    &life,
+                    &mut random,
+                    name,
+                    guard,
+                    &format!("permits:{permits}"),
+                )
+                .await;
+            }
+        } else if let Some(guard) = lock(&life, &client, &mut random, name, lease).await {
             hold(&life, &client, &mut random, name, guard).await;
         }
         sleep(Duration::from_millis(random.within(1, 20))).await;
@@ -100,18 +115,52 @@ async fn lock(
         1 => timeout(patience, lock.lock()).await.ok()?,
         _ => lock.lock_timeout(patience).await,
     };
+    granted(&id, 1, result)
+}
+
+/// Writes down what has come of a call.
+fn granted<M>(id: &str, count: u32, result: Result<Guard<M>, Error>) -> Option<Guard<M>> {
     match result {
         Ok(guard) => {
-            told(&id, format!("held 1 {} {}", guard.token(), guard.owner()));
+            let (token, owner) = (guard.token(), guard.owner());
+            told(id, format!("held {count} {token} {owner}"));
             Some(guard)
         }
         Err(error) => {
             if error.is_not_acquired() {
-                told(&id, "refused");
+                told(id, "refused");
             }
             None
         }
     }
+}
+
+async fn acquire(
+    life: &Life,
+    client: &Client,
+    random: &mut Random,
+    name: &str,
+    lease: Option<Duration>,
+) -> Option<PermitsGuard> {
+    let semaphore = client.semaphore(name, LIMIT);
+    let semaphore = match lease {
+        Some(lease) => semaphore.lease(lease),
+        None => semaphore,
+    };
+    let lease = lease.unwrap_or(LEASE).as_millis();
+    let count = permits(random);
+    let id = life.ask(format!(
+        "? {name} permits:{count} session acquire {lease} guard"
+    ));
+    let patience = Duration::from_millis(random.within(1, 1500));
+    let result = match random.within(0, 4) {
+        0 => semaphore.try_acquire_many(count).await,
+        1 => timeout(patience, semaphore.acquire_many(count))
+            .await
+            .ok()?,
+        _ => semaphore.acquire_many_timeout(count, patience).await,
+    };
+    granted(&id, count, result)
 }
 
 /// Looks at the guard again and again, and gives the lock back in one way or another.
@@ -121,22 +170,7 @@ async fn hold(life: &Life, client: &Client, random: &mut Random, name: &str, gua
     } else {
         None
     };
-    // A few stay for long, so that what happens to processes and networks happens to holders.
-    let looks = if random.percent(8) {
-        random.within(100, 400)
-    } else {
-        random.within(1, 8)
-    };
-    for _ in 0..looks {
-        if !is_sure(name, &guard) {
-            break;
-        }
-        if random.percent(3) {
-            // Renewed or not: what counts is what the guard says afterwards.
-            let _ = guard.renew().await;
-        }
-        sleep(Duration::from_millis(random.within(1, 10))).await;
-    }
+    look_at(random, name, &guard).await;
     let last = match inner {
         Some(inner) => {
             drop(guard);
@@ -145,7 +179,31 @@ async fn hold(life: &Life, client: &Client, random: &mut Random, name: &str, gua
         }
         None => guard,
     };
-    let id = life.ask(format!("{} {name} plain session release", last.owner()));
+    give_back(life, random, name, last, "plain").await;
+}
+
+/// Looks at a guard again and again while it says "held", and renews it now and then.
+async fn look_at<M>(random: &mut Random, name: &str, guard: &Guard<M>) {
+    // A few stay for long, so that what happens to processes and networks happens to holders.
+    let looks = if random.percent(8) {
+        random.within(100, 400)
+    } else {
+        random.within(1, 8)
+    };
+    for _ in 0..looks {
+        if !is_sure(name, guard) {
+            break;
+        }
+        if random.percent(3) {
+            // Renewed or not: what counts is what the guard says afterwards.
+            let _ = guard.renew().await;
+        }
+        sleep(Duration::from_millis(random.within(1, 10))).await;
+    }
+}
+
+async fn give_back<M>(life: &Life, random: &mut Random, name: &str, last: Guard<M>, mode: &str) {
+    let id = life.ask(format!("{} {name} {mode} session release", last.owner()));
     if random.percent(70) {
         if last.unlock().await.is_ok() {
             told(&id, "left 0");
@@ -175,7 +233,7 @@ async fn enter_again(life: &Life, client: &Client, name: &str, guard: &Guard) ->
 }
 
 /// Writes down that the guard said so, at a time before it did.
-fn is_sure(name: &str, guard: &Guard) -> bool {
+fn is_sure<M>(name: &str, guard: &Guard<M>) -> bool {
     let at = now();
     let is_sure = !guard.is_lost();
     if is_sure {

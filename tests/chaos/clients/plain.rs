@@ -43,8 +43,10 @@ fn once(life: &Life, random: &mut Random, conn: &mut Conn) -> io::Result<()> {
     the_use.token = (the_use.has_a_token() && random.percent(30)).then_some(token);
     let mut count = 1;
     if the_use.is_of_one() && random.percent(25) {
-        let again = acquire(life, conn, &the_use, "none", "", Duration::ZERO)?;
-        count += usize::from(again.is_some());
+        // Of permits an owner has one hold.
+        let once = if the_use.is_of_permits() { "ONCE" } else { "" };
+        let again = acquire(life, conn, &the_use, "none", once, Duration::ZERO)?;
+        count += usize::from(again.is_some() && once.is_empty());
         // Another one, if the first hold was over by then.
         the_use.token = the_use.token.and(again).or(the_use.token);
     }

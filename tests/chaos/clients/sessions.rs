@@ -128,16 +128,18 @@ impl<'a> Session<'a> {
             let owner = owner.text();
             match kind.text().as_str() {
                 "granted" => {
-                    let the_use = self.end_wait(&owner, format!("held 1 {}", value.int()));
+                    let the_use = self.end_wait(&owner, |the_use| {
+                        format!("held {} {}", the_use.count(), value.int())
+                    });
                     if let Some(the_use) = the_use {
                         self.keep(random, the_use);
                     }
                 }
-                "timeout" => drop(self.end_wait(&owner, "refused".to_owned())),
+                "timeout" => drop(self.end_wait(&owner, |_| "refused".to_owned())),
                 "error" => {
                     let code = value.text();
                     let code = code.split(' ').next().unwrap_or("ERR");
-                    drop(self.end_wait(&owner, format!("error {code}")));
+                    drop(self.end_wait(&owner, |_| format!("error {code}")));
                 }
                 // What is lost one need not give back.
                 "lost" => self.holds.retain(|(_, the_use)| the_use.owner != owner),
@@ -147,13 +149,13 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn end_wait(&mut self, owner: &str, what: String) -> Option<Use> {
+    fn end_wait(&mut self, owner: &str, what: impl Fn(&Use) -> String) -> Option<Use> {
         let at = self
             .waits
             .iter()
             .position(|(_, the_use)| the_use.owner == owner)?;
         let (id, the_use) = self.waits.remove(at);
-        told(&id, what);
+        told(&id, what(&the_use));
         Some(the_use)
     }
 }

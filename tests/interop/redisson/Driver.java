@@ -13,6 +13,8 @@ import java.util.concurrent.locks.LockSupport;
 import org.redisson.Redisson;
 import org.redisson.api.RFencedLock;
 import org.redisson.api.RLock;
+import org.redisson.api.RPermitExpirableSemaphore;
+import org.redisson.api.RSemaphore;
 import org.redisson.api.RedissonClient;
 import org.redisson.client.codec.StringCodec;
 import org.redisson.config.BaseConfig;
@@ -42,6 +44,12 @@ import org.redisson.config.Config;
  * kind name count | ttl | token               a number
  * kind name rounds n pause-us                 n: so often counter:name was read under the lock and
  *                                             it and copy:name written, with pauses up to that long
+ * sem name set n                             true, false: whether it had no limit before
+ * sem name acquire | release                 ok
+ * sem name free                              a number: the permits that are left
+ * sem name turns n hold-us                   n: so often a permit was taken, held and given back
+ * expirable …                                the same with the other kind of semaphore, of which
+ *                                            acquire and turns may name a lease-ms at the end
  * kind name reads n pause-us                  n: so often the two were read under the lock, and
  *                                             found equal
  * </pre>
@@ -53,6 +61,8 @@ import org.redisson.config.Config;
 public final class Driver {
     private static final Map<String, RedissonClient> CLIENTS = new ConcurrentHashMap<>();
     private static final Map<String, Owner> OWNERS = new ConcurrentHashMap<>();
+    /** Of the expirable semaphore, by the thread that has it. */
+    private static final Map<String, String> PERMITS = new ConcurrentHashMap<>();
 
     public static void main(String[] arguments) throws Exception {
         BufferedReader input =
@@ -115,6 +125,11 @@ public final class Driver {
                 return CLIENTS.get(client).getId() + ":" + Thread.currentThread().getId();
             case "parked":
                 return isParked(OWNERS.get(words.get(1)));
+            case "sem":
+                return onSemaphore(CLIENTS.get(client).getSemaphore(words.get(1)), words);
+            case "expirable":
+                return onExpirable(
+                        CLIENTS.get(client).getPermitExpirableSemaphore(words.get(1)), words);
             default:
                 return onLock(CLIENTS.get(client), words);
         }
@@ -198,6 +213,67 @@ public final class Driver {
             default:
                 throw new IllegalArgumentException("unknown: " + words.get(2));
         }
+    }
+
+    private static Object onSemaphore(RSemaphore semaphore, List<String> words)
+            throws InterruptedException {
+        switch (words.get(2)) {
+            case "set":
+                return semaphore.trySetPermits(Integer.parseInt(words.get(3)));
+            case "acquire":
+                semaphore.acquire();
+                return "ok";
+            case "release":
+                semaphore.release();
+                return "ok";
+            case "free":
+                return semaphore.availablePermits();
+            case "turns":
+                long count = Long.parseLong(words.get(3));
+                for (long turn = 0; turn < count; turn++) {
+                    semaphore.acquire();
+                    LockSupport.parkNanos(Long.parseLong(words.get(4)) * 1000);
+                    semaphore.release();
+                }
+                return count;
+            default:
+                throw new IllegalArgumentException("unknown: " + words.get(2));
+        }
+    }
+
+    private static Object onExpirable(RPermitExpirableSemaphore semaphore, List<String> words)
+            throws InterruptedException {
+        switch (words.get(2)) {
+            case "set":
+                return semaphore.trySetPermits(Integer.parseInt(words.get(3)));
+            case "acquire":
+                PERMITS.put(Thread.currentThread().getName(), permit(semaphore, words, 3));
+                return "ok";
+            case "release":
+                semaphore.release(PERMITS.remove(Thread.currentThread().getName()));
+                return "ok";
+            case "free":
+                return semaphore.availablePermits();
+            case "turns":
+                long count = Long.parseLong(words.get(3));
+                for (long turn = 0; turn < count; turn++) {
+                    String permit = permit(semaphore, words, 5);
+                    LockSupport.parkNanos(Long.parseLong(words.get(4)) * 1000);
+                    semaphore.release(permit);
+                }
+                return count;
+            default:
+                throw new IllegalArgumentException("unknown: " + words.get(2));
+        }
+    }
+
+    /** With the lease that the word at that place names, if there is one. */
+    private static String permit(
+            RPermitExpirableSemaphore semaphore, List<String> words, int place)
+            throws InterruptedException {
+        return words.size() > place
+                ? semaphore.acquire(Long.parseLong(words.get(place)), TimeUnit.MILLISECONDS)
+                : semaphore.acquire();
     }
 
     private static RLock lock(RedissonClient client, String kind, String name)

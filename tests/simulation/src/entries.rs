@@ -115,9 +115,10 @@ impl Entries {
                     continue;
                 }
                 let here = held.iter().filter(is_of);
-                let guards = here.filter(|held| held.locks.contains(&lock)).count();
+                let here = here.filter(|held| held.locks.contains(&lock));
+                let guards: u64 = here.map(|held| held.entries()).sum();
                 let count = server.count(&name, &owner);
-                let is_wrong = usize::try_from(count) != Ok(guards);
+                let is_wrong = count != guards;
                 if is_wrong && self.wrong.borrow_mut().insert((owner.clone(), lock)) {
                     wrong.push(format!(
                         "the server counts {count} of {owner} at {name}, who has {guards} guards"

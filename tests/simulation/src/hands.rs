@@ -181,6 +181,7 @@ impl Draw {
             Mode::Several => self.pick(&OVERLAPPING).unwrap_or(&[0]).to_vec(),
             Mode::Plain => vec![self.0.u8(0..2)],
             Mode::Read | Mode::Write => vec![3],
+            Mode::Permits => self.locks(mode),
         };
         let verb = match self.0.u8(0..4) {
             _ if tries => Verb::Try,
@@ -192,6 +193,7 @@ impl Draw {
         Step {
             locks,
             mode,
+            asked: None,
             verb,
             lease: (leases && self.one_in(3)).then(|| self.ms(&[200, 500, 1_000])),
             drop_after: self.one_in(12).then(|| self.ms(&[0, 1, 10, 100])),
@@ -207,7 +209,7 @@ impl Draw {
     }
 
     /// Has the calls of most steps begin ahead.
-    fn go_ahead(&mut self, task: &mut Task) {
+    pub(crate) fn go_ahead(&mut self, task: &mut Task) {
         let mut before: Option<bool> = None;
         for step in &mut task.steps {
             let is_ahead = before.is_some() && !self.one_in(4);

@@ -6,12 +6,13 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
-use rlock_client::mode::{Multi, Plain, Read, Write};
+use rlock_client::mode::{Multi, Permits, Plain, Read, Write};
 use rlock_client::{Guard, QuorumGuard};
 use rlock_test::Server;
 use tokio::time::Instant;
 
 use crate::entries::Entries;
+use crate::limits::{self, Limits, Share};
 use crate::nodes::Nodes;
 use crate::schedule::{FaultKind, Mode, Schedule};
 use crate::sentinels::Service;
@@ -36,6 +37,7 @@ pub(crate) enum AnyGuard {
     Read(Guard<Read>),
     Write(Guard<Write>),
     Several(Guard<Multi>),
+    Permits(Guard<Permits>),
     /// At a majority, with the name of the one who has it.
     Quorum(QuorumGuard, String),
 }
@@ -48,6 +50,7 @@ macro_rules! of_any {
             AnyGuard::Read($inner) => $work,
             AnyGuard::Write($inner) => $work,
             AnyGuard::Several($inner) => $work,
+            AnyGuard::Permits($inner) => $work,
         }
     };
 }
@@ -85,7 +88,7 @@ impl AnyGuard {
     }
 
     fn is_exclusive(&self) -> bool {
-        !matches!(self, Self::Read(_))
+        !matches!(self, Self::Read(_) | Self::Permits(_))
     }
 }
 
@@ -105,6 +108,8 @@ pub(crate) struct Held {
     pub(crate) shared_lease: Cell<Option<Duration>>,
     /// For so long it cannot be lost, if nothing goes wrong and its owner has nothing else there.
     pub(crate) lasts: Cell<Duration>,
+    /// Of a semaphore's permits.
+    share: Option<Share>,
     since: Instant,
 }
 
@@ -114,6 +119,11 @@ impl Held {
         let guard = self.guard.borrow();
         let guard = guard.as_ref().filter(|guard| !guard.is_lost())?;
         Some(guard.is_exclusive())
+    }
+
+    /// How often the server must count its owner for it.
+    pub(crate) fn entries(&self) -> u64 {
+        self.share.map_or(1, |share| share.permits.into())
     }
 }
 
@@ -197,6 +207,7 @@ pub(crate) struct Judge {
     stood: RefCell<BTreeMap<usize, Duration>>,
     pub(crate) surplus: Rc<Surplus>,
     pub(crate) entries: Rc<Entries>,
+    pub(crate) limits: Rc<Limits>,
     allows: Allows,
 }
 
@@ -215,6 +226,16 @@ pub(crate) fn name(lock: u8) -> String {
         format!("lock-{lock}")
     } else {
         format!("{{lock}}-{lock}")
+    }
+}
+
+/// The key in which its limit is kept.
+pub(crate) fn limit_name(semaphore: u8) -> String {
+    let name = name(semaphore);
+    if semaphore < TAGGED {
+        format!("{{{name}}}:rlock_limit")
+    } else {
+        format!("{name}:rlock_limit")
     }
 }
 
@@ -238,6 +259,7 @@ impl Judge {
             started: Instant::now(),
             surplus: Rc::new(Surplus::of(schedule, &servers, ALL_LOCKS)),
             entries: Rc::new(Entries::of(schedule, &servers, ALL_LOCKS)),
+            limits: Rc::new(Limits::of(schedule)),
             allows: Allows::of(schedule),
             servers,
             service,
@@ -491,6 +513,7 @@ impl Judge {
         locks: &[u8],
         tokens_before: u64,
         by: (usize, bool),
+        limit: u32,
     ) -> Rc<Held> {
         let (owner, token) = (guard.owner(), guard.token());
         // A lock that is entered again keeps its token, also one that its owner had lost sight of.
@@ -507,6 +530,15 @@ impl Judge {
                 "token {token} of {owner} at {locks:?} is not above {tokens_before}"
             ));
         }
+        let share = match &guard {
+            AnyGuard::Permits(guard) => Some(Share {
+                lock: locks.first().copied().unwrap_or_default(),
+                permits: guard.permits(),
+                limit,
+                token,
+            }),
+            _ => None,
+        };
         self.owners.borrow_mut().insert(token, owner.clone());
         let mut tokens = self.tokens.borrow_mut();
         for lock in locks {
@@ -523,6 +555,7 @@ impl Judge {
             lease: Cell::new(None),
             shared_lease: Cell::new(None),
             lasts: Cell::default(),
+            share,
             since: Instant::now(),
         });
         self.held.borrow_mut().push(Rc::clone(&held));
@@ -641,8 +674,10 @@ impl Judge {
                         && other.locks.contains(lock)
                         && other.says_held().is_some()
                 };
-                let guards = all.iter().filter(same).count();
-                let is_short = count > 0 && guards > usize::try_from(count).unwrap_or(0);
+                let guards: u64 = all.iter().filter(same).map(|held| held.entries()).sum();
+                // Permits have one guard.
+                let is_more = one.share.is_some() && guards < count;
+                let is_short = count > 0 && (guards > count || is_more);
                 if is_up && is_short && !self.may_have_failed_over() {
                     let owner = &one.owner;
                     wrong.push(format!(
@@ -660,8 +695,41 @@ impl Judge {
                 }
             }
         }
+        wrong.extend(self.look_at_permits(&all));
         for what in wrong {
             self.violation(format_args!("{what}"));
         }
+    }
+
+    // --- Permits ---------------------------------------------------------------------------------
+
+    /// What is wrong with the permits of those who say that they have some, and with those that are
+    /// out at servers.
+    fn look_at_permits(&self, held: &[Rc<Held>]) -> Vec<String> {
+        let is_seen = |held: &&Rc<Held>| {
+            held.has_grace && !self.is_excused(held) && held.says_held().is_some()
+        };
+        let shares: Vec<_> = held
+            .iter()
+            .filter(is_seen)
+            .filter_map(|of| of.share)
+            .collect();
+        // Nodes of a cluster count their tokens each for itself.
+        let is_one = self.nodes.is_none() && !self.may_have_failed_over();
+        let has_order = is_one && !self.allows.old_tokens;
+        let mut wrong = limits::are_kept(&shares, has_order);
+        let is_sound = !self.allows.trouble && self.servers.len() == 1;
+        for lock in self.limits.semaphores() {
+            let holders = self.seen(lock, "").map(|seen| seen.holders);
+            let count = |owner: &String| self.seen(lock, owner).map_or(0, |seen| seen.count);
+            let out = holders.iter().flatten().map(count).sum();
+            wrong.extend(self.limits.is_kept_at(lock, out));
+            wrong.extend(
+                self.limits
+                    .nobody_waits_for_free_ones(lock, out)
+                    .filter(|_| is_sound),
+            );
+        }
+        wrong
     }
 }

@@ -11,8 +11,10 @@
 mod entries;
 pub mod hands;
 pub mod judge;
+mod limits;
 pub mod moves;
 pub mod nodes;
+pub mod permits;
 mod replicas;
 pub mod run;
 pub mod schedule;

@@ -67,9 +67,12 @@ pub(crate) fn put_in_one_slot(schedule: &mut Schedule) {
     for task in &mut schedule.tasks {
         tag(&mut task.steps);
     }
+    for set in &mut schedule.limits {
+        tag_one(&mut set.lock);
+    }
     for fault in &mut schedule.faults {
         if let FaultKind::MoveSlot { lock, .. } = &mut fault.kind {
-            *lock = lock.saturating_add(TAGGED);
+            tag_one(lock);
         }
     }
 }
@@ -77,9 +80,15 @@ pub(crate) fn put_in_one_slot(schedule: &mut Schedule) {
 fn tag(steps: &mut [Step]) {
     for step in steps {
         for lock in &mut step.locks {
-            *lock = lock.saturating_add(TAGGED);
+            tag_one(lock);
         }
         tag(&mut step.inside);
+    }
+}
+
+fn tag_one(lock: &mut u8) {
+    if *lock < TAGGED {
+        *lock += TAGGED;
     }
 }
 

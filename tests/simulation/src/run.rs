@@ -10,8 +10,9 @@ use rlock_test::{Contents, Direction, Host, Network, Server, Stats};
 use tokio::task::{AbortHandle, JoinHandle, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::judge::{Judge, Report};
+use crate::judge::{Judge, Report, limit_name, name};
 use crate::nodes::Nodes;
+use crate::permits::{SetLimit, semaphores};
 use crate::schedule::{self, Fault, FaultKind, Owning, Schedule};
 use crate::sentinels::{self, SERVICE, Service, server_address as address};
 use crate::stops::StopKind;
@@ -155,6 +156,13 @@ impl World {
                 tasks.push(task);
             }
         }
+        for set in &self.schedule.limits {
+            if let Some(process) = self.clients.borrow_mut().get_mut(set.client) {
+                let task = spawn_local(process.host.run(Rc::clone(self).set_limit(*set)));
+                process.tasks.push(task.abort_handle());
+                tasks.push(task);
+            }
+        }
         let looks = spawn_local(Rc::clone(self).look());
         for fault in &self.schedule.faults {
             spawn_local(Rc::clone(self).fault(*fault));
@@ -211,6 +219,43 @@ impl World {
             },
         };
         task.run(&plan.steps).await;
+    }
+
+    /// Sets a limit.
+    async fn set_limit(self: Rc<Self>, set: SetLimit) {
+        let SetLimit {
+            at,
+            client: number,
+            lock,
+            limit,
+        } = set;
+        sleep(at).await;
+        let Some(setup) = self.schedule.clients.get(number) else {
+            return;
+        };
+        let Some(AnyClient::One(client)) = self.client(number, setup).await else {
+            return;
+        };
+        let judge = &self.judge;
+        let place = judge.limits.sets(lock, limit);
+        judge.note(format_args!(
+            "client {number}: limit {limit:?} of {}",
+            name(lock)
+        ));
+        match client.set_limit(name(lock), limit).await {
+            Ok(before) => {
+                judge.count("limit set");
+                judge.note(format_args!("client {number}: in the place of {before:?}"));
+                if !judge.limits.is_set(lock, place, before) {
+                    judge.violation(format_args!("{before:?} was no limit of {}", name(lock)));
+                }
+            }
+            Err(error) => {
+                judge.count("limit not set");
+                judge.note(format_args!("client {number}: the limit, {error}"));
+                judge.must_not_fail(number, &error.to_string());
+            }
+        }
     }
 
     /// The client of a process, connected by its first task.
@@ -356,7 +401,7 @@ impl World {
             }
             FaultKind::Delete(lock) => {
                 self.judge.count("delete");
-                server.delete(&crate::judge::name(lock));
+                server.delete(&name(lock));
             }
             FaultKind::Flush => {
                 self.judge.count("flush");
@@ -388,7 +433,7 @@ impl World {
             }
             FaultKind::MoveSlot { lock, to, by_keys } => {
                 let Some(nodes) = &self.nodes else { return };
-                let name = crate::judge::name(lock);
+                let name = name(lock);
                 match by_keys {
                     Some(how) => {
                         if let Some(gone) = nodes.move_by_keys(&name, to, how).await {
@@ -566,6 +611,7 @@ impl World {
             }
         }
         self.judge.note(format_args!("all clients have shut down"));
+        self.take_limits_away();
         // The last message is under way.
         sleep(Duration::from_secs(1)).await;
         // What a dead process held ends with its lease, and so does what a lost reply has left.
@@ -577,6 +623,7 @@ impl World {
             left.next()
         };
         while let Some(left) = left() {
+            self.take_limits_away();
             let is_session = left
                 == Contents {
                     sessions: left.sessions,
@@ -595,6 +642,18 @@ impl World {
         }
         if begun.elapsed() > Duration::from_secs(1) {
             self.judge.count("something left for a while");
+        }
+    }
+
+    /// Limits that were set stay until somebody takes them away, at replicas too.
+    fn take_limits_away(&self) {
+        if self.schedule.limits.is_empty() {
+            return;
+        }
+        for server in &self.servers {
+            for lock in semaphores() {
+                server.delete(&limit_name(lock));
+            }
         }
     }
 

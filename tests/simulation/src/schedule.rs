@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::hands::{self, Ahead};
 use crate::moves::{self, ByKeys};
 use crate::nodes::Clustered;
+use crate::permits::{self, Asked, SetLimit};
 use crate::replicas;
 use crate::sentinels::{Failover, Old, SentinelFault, SentinelFaultKind, Watched};
 use crate::stops::{self, Stop};
@@ -34,6 +35,9 @@ pub struct Schedule {
     pub clients: Vec<Client>,
     /// What they do.
     pub tasks: Vec<Task>,
+    /// The limits of semaphores that they set.
+    #[serde(default)]
+    pub limits: Vec<SetLimit>,
     /// What goes wrong.
     pub faults: Vec<Fault>,
     /// Whether the servers have much else to do: see `Server::make_busy`.
@@ -91,6 +95,9 @@ pub struct Step {
     pub locks: Vec<u8>,
     /// How.
     pub mode: Mode,
+    /// How many permits, of a semaphore.
+    #[serde(default)]
+    pub asked: Option<Asked>,
     /// By which verb.
     pub verb: Verb,
     /// A lease that the watchdog does not renew.
@@ -129,6 +136,15 @@ pub enum Mode {
     Write,
     /// Several at once.
     Several,
+    /// Some of the permits of a semaphore. Whatever its task's owner is, the call is one of its
+    /// own.
+    Permits,
+}
+
+impl Mode {
+    pub(crate) fn is_permits(self) -> bool {
+        self == Self::Permits
+    }
 }
 
 /// The verb of a call.
@@ -301,6 +317,7 @@ impl Schedule {
             draw.all_sorts(seed)
         };
         hands::add(&mut schedule, seed);
+        permits::add(&mut schedule, seed);
         schedule
     }
 
@@ -445,7 +462,8 @@ impl Schedule {
     /// How many parts could be left out.
     pub fn size(&self) -> usize {
         let steps = self.tasks.iter().map(|task| size_of(&task.steps));
-        steps.sum::<usize>().saturating_add(self.faults.len())
+        let others = self.faults.len().saturating_add(self.limits.len());
+        steps.sum::<usize>().saturating_add(others)
     }
 }
 
@@ -505,6 +523,7 @@ impl Draw {
             grant_delay,
             clients,
             tasks,
+            limits: Vec::new(),
             faults,
             is_busy: lag.is_none() && self.one_in(3),
         };
@@ -704,6 +723,7 @@ impl Draw {
         Step {
             locks: self.locks(mode),
             mode,
+            asked: None,
             verb,
             lease: self.one_in(4).then(|| self.ms(&[200, 1_000, 20_000])),
             drop_after: self.one_in(5).then(|| self.time(5_000)),
@@ -726,6 +746,7 @@ impl Draw {
     pub(crate) fn locks(&mut self, mode: Mode) -> Vec<u8> {
         match mode {
             Mode::Plain => vec![self.0.u8(0..LOCKS)],
+            Mode::Permits => vec![permits::SEMAPHORES],
             Mode::Read | Mode::Write => vec![self.0.u8(LOCKS..LOCKS.saturating_add(2))],
             Mode::Several => {
                 let mut all: Vec<u8> = (0..LOCKS).collect();
@@ -849,7 +870,7 @@ const RESET: Duration = Duration::from_millis(50);
 const SLACK: Duration = Duration::from_millis(150);
 
 /// Has nobody wait without limit while it holds something.
-fn avoid_circles(steps: &mut [Step]) {
+pub(crate) fn avoid_circles(steps: &mut [Step]) {
     for step in steps {
         for inner in &mut step.inside {
             if matches!(inner.verb, Verb::Lock) {
@@ -891,6 +912,9 @@ impl fmt::Display for Schedule {
             for step in &task.steps {
                 writeln!(f, "    {step:?}")?;
             }
+        }
+        for set in &self.limits {
+            writeln!(f, "{set:?}")?;
         }
         for fault in &self.faults {
             writeln!(

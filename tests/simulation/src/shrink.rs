@@ -1,5 +1,6 @@
 //! Making a schedule that fails as short as it can be and still fail.
 
+use crate::permits::Asked;
 use crate::schedule::{Schedule, Step};
 
 /// Leaves out whatever can be left out such that it still fails.
@@ -36,7 +37,8 @@ fn parts(schedule: &Schedule) -> usize {
 /// What a step may be without: whether it has it, and leaving it out.
 type Part = (fn(&Step) -> bool, fn(&mut Step));
 
-const OPTIONS: [Part; 7] = [
+const OPTIONS: [Part; 8] = [
+    (|step| many(step).is_some(), take_one),
     (|step| step.stop.is_some(), |step| step.stop = None),
     (|step| step.ahead.is_some(), |step| step.ahead = None),
     (|step| step.renews, |step| step.renews = false),
@@ -52,12 +54,22 @@ const OPTIONS: [Part; 7] = [
     ),
 ];
 
+fn many(step: &Step) -> Option<Asked> {
+    step.asked.filter(|asked| asked.permits > 1)
+}
+
+fn take_one(step: &mut Step) {
+    if let Some(asked) = &mut step.asked {
+        asked.permits = 1;
+    }
+}
+
 fn options_of(step: &Step) -> usize {
     let own = OPTIONS.iter().filter(|(has, _)| has(step)).count();
     own + step.inside.iter().map(options_of).sum::<usize>()
 }
 
-/// The same without one part: a fault, a task, a step, an option of a step.
+/// The same without one part: a fault, a limit, a task, a step, an option of a step.
 fn without(schedule: &Schedule, place: usize) -> Option<Schedule> {
     let mut shorter = schedule.clone();
     if place < shorter.faults.len() {
@@ -65,6 +77,11 @@ fn without(schedule: &Schedule, place: usize) -> Option<Schedule> {
         return Some(shorter);
     }
     let place = place - shorter.faults.len();
+    if place < shorter.limits.len() {
+        shorter.limits.remove(place);
+        return Some(shorter);
+    }
+    let place = place - shorter.limits.len();
     if place < shorter.tasks.len() {
         shorter.tasks.remove(place);
         return Some(shorter);

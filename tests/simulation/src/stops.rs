@@ -81,7 +81,7 @@ pub(crate) fn are_in(schedule: &Schedule) -> bool {
 }
 
 /// All steps, those inside others too.
-fn steps(schedule: &Schedule) -> Vec<&Step> {
+pub(crate) fn steps(schedule: &Schedule) -> Vec<&Step> {
     fn with_inner(step: &Step) -> Vec<&Step> {
         let inner = step.inside.iter().flat_map(with_inner);
         std::iter::once(step).chain(inner).collect()

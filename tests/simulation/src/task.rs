@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::hands::{self, Ahead, Before, Begun};
 use crate::judge::{AnyGuard, Held, Judge, name};
+use crate::permits::Asked;
 use crate::schedule::{self, End, Mode, Step, Verb};
 use crate::stops::{Calling, Stop, StopKind};
 
@@ -100,7 +101,8 @@ impl Task {
                 if let Some(held) = &held {
                     self.give_back(step, held).await;
                 }
-                self.judge.asks_no_more(&self.owner_name(), &step.locks);
+                let owner = self.owner_name(step);
+                self.judge.asks_no_more(&owner, &step.locks);
                 if !begun.is_empty()
                     && let Some(next) = ahead(Before::Call)
                 {
@@ -110,8 +112,18 @@ impl Task {
         })
     }
 
-    fn owner_name(&self) -> String {
-        let owner = self.owner.as_ref().map(ToString::to_string);
+    /// Whose the call of a step is; none if it is an owner of its own.
+    fn owner(&self, step: &Step) -> Option<&Owner> {
+        let owner = self.owner.as_ref();
+        owner.filter(|_| !step.mode.is_permits())
+    }
+
+    fn is_own(&self, step: &Step) -> bool {
+        self.is_own || step.mode.is_permits()
+    }
+
+    fn owner_name(&self, step: &Step) -> String {
+        let owner = self.owner(step).map(ToString::to_string);
         owner.unwrap_or_default()
     }
 
@@ -119,8 +131,8 @@ impl Task {
     fn begin<'a>(&'a self, step: &'a Step) -> Begun<'a> {
         Begun::of(|unwatched| {
             Box::pin(async move {
-                if self.owner.is_some() {
-                    self.judge.asks(&self.owner_name(), &step.locks);
+                if self.owner(step).is_some() {
+                    self.judge.asks(&self.owner_name(step), &step.locks);
                 }
                 self.take(step, &unwatched).await
             })
@@ -147,10 +159,14 @@ impl Task {
         let (judge, started) = (&self.judge, Instant::now());
         let stood = judge.stood(self.process);
         judge.note(format_args!("task {number}: {verb:?} {mode:?} {locks:?}"));
-        let owner = self.owner_name();
+        let owner = self.owner_name(step);
         let under_way = judge.surplus.begins(&owner, locks);
         let _works = judge.entries.works(&owner);
-        let waits = mode == Mode::Plain && matches!(verb, Verb::Lock) && self.is_own;
+        let is_own = self.is_own(step);
+        let is_in_order = matches!(mode, Mode::Plain | Mode::Permits) && is_own;
+        let waits = is_in_order && matches!(verb, Verb::Lock);
+        let asked = locks.first().copied().zip(step.asked);
+        let waiting = asked.map(|(lock, asked)| judge.limits.waits(lock, asked));
         let place = judge.asked((self.process, locks), waits);
         let call = until_woken(step.drop_when_woken, self.call(step));
         let call = self.in_call(step, Calling::Taking, call);
@@ -159,7 +175,7 @@ impl Task {
             Some(after) => timeout(after, call).await.ok().flatten(),
             None => call.await,
         };
-        drop(under_way);
+        drop((under_way, waiting));
         let Some(result) = result else {
             judge.note(format_args!("task {number}: dropped the call"));
             judge.count("call dropped");
@@ -170,7 +186,7 @@ impl Task {
         };
         let stood = judge.stood(self.process).saturating_sub(stood);
         let waited = started.elapsed().saturating_sub(stood);
-        self.in_time(verb, waited.saturating_sub(unwatched.get()));
+        self.in_time(step, waited.saturating_sub(unwatched.get()));
         match result {
             Ok(guard) => {
                 let (owner, token) = (guard.owner(), guard.token());
@@ -178,18 +194,21 @@ impl Task {
                     "task {number}: has {locks:?} as {owner}, {token}"
                 ));
                 judge.count("guard");
+                judge.count_all("guard of permits", mode.is_permits().into());
                 judge.granted((self.process, locks), place, token);
                 let has_grace = !self.setup.grace.is_zero();
                 let by = (self.process, has_grace);
                 // An owner that was made for this call has a name from now on.
                 drop(judge.entries.works(&owner));
-                let held = judge.taken(guard, mode, locks, tokens, by);
+                let limit = asked.map(|(lock, of)| judge.limits.most(lock, of, started));
+                let limit = limit.unwrap_or_default();
+                let held = judge.taken(guard, mode, locks, tokens, by, limit);
                 // At a majority no call asks for a lease of its own.
                 let is_renewed =
                     step.lease.is_none() || matches!(self.client, AnyClient::Quorum(_));
                 let lease = is_renewed.then_some(self.setup.lease);
-                held.lease.set(lease.filter(|_| self.is_own));
-                let shared = (!self.is_own).then_some(self.setup.lease);
+                held.lease.set(lease.filter(|_| is_own));
+                let shared = (!is_own).then_some(self.setup.lease);
                 held.shared_lease.set(shared);
                 let asked = if is_renewed { None } else { step.lease };
                 let asked = asked.unwrap_or(self.setup.lease);
@@ -200,14 +219,14 @@ impl Task {
                 Some(held)
             }
             Err(error) => {
-                self.is_refused(&error);
+                self.is_refused(step, started, &error);
                 None
             }
         }
     }
 
     /// A call has not brought a guard.
-    fn is_refused(&self, error: &Refusal) {
+    fn is_refused(&self, step: &Step, since: Instant, error: &Refusal) {
         let (judge, number) = (&self.judge, self.number);
         judge.note(format_args!("task {number}: {}", error.text));
         judge.count(error.kind);
@@ -215,10 +234,18 @@ impl Task {
             judge.entries.is_unsure();
         }
         if !["not acquired", "not acquired by a majority", "deadlock"].contains(&error.kind)
-            && (error.kind != "refused" || self.is_own)
+            && (error.kind != "refused" || self.is_own(step) && !self.may_be_refused(step, since))
         {
             judge.must_not_fail(number, &error.text);
         }
+    }
+
+    /// Whether there may have been no limit since then, or one that is too low.
+    fn may_be_refused(&self, step: &Step, since: Instant) -> bool {
+        let asked = step.locks.first().zip(step.asked);
+        asked.is_some_and(|(lock, asked)| {
+            self.judge.limits.least(*lock, asked, since) < asked.permits
+        })
     }
 
     /// A call, in whose midst something may happen. None if it was dropped.
@@ -291,6 +318,7 @@ impl Task {
                 try_write,
                 write_timeout
             ),
+            Mode::Permits => self.call_for_permits(client, step, first).await,
             Mode::Several => {
                 let names = step.locks.iter().map(|lock| name(*lock));
                 taken!(
@@ -302,6 +330,29 @@ impl Task {
                 )
             }
         }
+    }
+
+    async fn call_for_permits(
+        &self,
+        client: &Client,
+        step: &Step,
+        lock: u8,
+    ) -> Result<AnyGuard, Refusal> {
+        let none = Asked {
+            permits: 1,
+            limit: None,
+        };
+        let Asked { permits, limit } = step.asked.unwrap_or(none);
+        let mut semaphore = client.semaphore(name(lock), limit);
+        if let Some(lease) = step.lease {
+            semaphore = semaphore.lease(lease);
+        }
+        let guard = match step.verb {
+            Verb::Lock => semaphore.acquire_many(permits).await,
+            Verb::Try => semaphore.try_acquire_many(permits).await,
+            Verb::Within(time) => semaphore.acquire_many_timeout(permits, time).await,
+        };
+        Ok(AnyGuard::Permits(guard?))
     }
 
     async fn call_quorum(
@@ -320,13 +371,14 @@ impl Task {
     }
 
     /// A call ends in the time that its documentation says.
-    fn in_time(&self, verb: Verb, took: Duration) {
+    fn in_time(&self, step: &Step, took: Duration) {
+        let verb = step.verb;
         let reply = self.setup.response_timeout;
         // A message may be under way for so long, and this is how far timers are off.
         let mut slack = self.latency.saturating_mul(8).saturating_add(SLACK);
         if let Some(within) = self.setup.acknowledged {
             // Calls of one owner for one lock are acknowledged in turn.
-            if !self.is_own {
+            if !self.is_own(step) {
                 return;
             }
             // While one acknowledgement is waited for, the next waits; and the connection for it

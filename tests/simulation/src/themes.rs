@@ -38,6 +38,7 @@ fn step(mode: Mode, locks: &[u8], hold_ms: u64) -> Step {
     Step {
         locks: locks.to_vec(),
         mode,
+        asked: None,
         verb: Verb::Lock,
         lease: None,
         drop_after: None,
@@ -96,6 +97,7 @@ impl Draw {
             grant_delay: Duration::ZERO,
             clients: plan.clients,
             tasks: plan.tasks,
+            limits: Vec::new(),
             faults,
             is_busy: plan.is_busy,
         }
