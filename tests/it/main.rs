@@ -40,6 +40,7 @@ mod deadlock; // waits that could never end
 mod events; // what a session is told of
 mod log; // what an operator is told of afterwards
 mod sessions; // what ends with a connection
+mod wanted; // what a holder is told of those who wait
 
 mod clock; // a wall clock that is set
 mod denied; // a server that refuses to write

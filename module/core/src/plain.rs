@@ -162,6 +162,9 @@ impl Decision<'_> {
         let told = Rc::clone(&owner);
         self.locks
             .tell_granted(&lock, waiter.reply_to, told, held, grant, self.effects);
+        if waiter.wanted {
+            self.ask_if_wanted(&owner, Mode::Plain);
+        }
     }
 }
 

@@ -718,6 +718,7 @@ impl Locks {
                 mode: Mode::Plain,
                 token: None,
                 session: request.session,
+                wanted: false,
             };
             let one = self
                 .decision(lock, place, now, effects)
