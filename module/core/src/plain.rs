@@ -55,6 +55,8 @@ impl Decision<'_> {
         }
         let wanted = entry.lease.end(self.now);
         let ends_at = if entry.keeps(hash.ends_at, wanted) {
+            // A script may have begun it, and nobody has heard yet when it ends.
+            self.check_after(hash.ends_at);
             hash.ends_at
         } else {
             self.start_lease(hash, wanted)

@@ -732,6 +732,20 @@ fn once_failed() -> Vec<(&'static str, Vec<Op>)> {
             foreign(Change::Expire { ms: 50 }),
             Op::Exec,
         ],
+    ),
+    (
+        "a script takes the lock for the first in the queue, whose wait is granted on top of that: \
+         the next is granted at the end of the script's lease",
+        vec![
+            acquire(1, 50, Waits::No),
+            acquire(0, 1, Waits::Block(0)),
+            acquire(2, 1, Waits::Block(60)),
+            foreign(Change::Take {
+                owner,
+                lease_ms: Some(7),
+            }),
+            Op::Pass { ms: 7 },
+        ],
     )]
     .into_iter()
     .chain(once_failed_with_sessions())
