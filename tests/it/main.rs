@@ -93,6 +93,7 @@ mod client_session; // its two connections
 mod client_threads; // calls of one scope at once
 mod client_tls; // its connections encrypted
 mod client_unheard; // answers that never come
+mod client_wanted; // what its guards hear of those who wait
 
 mod commands_doc; // docs/commands.md
 mod errors_doc; // the errors in it
