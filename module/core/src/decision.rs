@@ -111,20 +111,6 @@ impl Decision<'_> {
         is_reconciled: bool,
         waiters_max: u32,
     ) -> Result<Acquired, CommandError> {
-        let acquired = self.take_or_wait(stored, request, is_reconciled, waiters_max)?;
-        if request.wanted && matches!(acquired, Acquired::Held { .. }) {
-            self.ask_if_wanted(request.owner, request.mode);
-        }
-        Ok(acquired)
-    }
-
-    fn take_or_wait(
-        &mut self,
-        stored: Stored,
-        request: &Acquire<'_>,
-        is_reconciled: bool,
-        waiters_max: u32,
-    ) -> Result<Acquired, CommandError> {
         let session = self.locks.listened(request.session)?;
         if request.mode == Mode::Permits {
             return self.acquire_permits(&stored, request, session, is_reconciled, waiters_max);
@@ -187,7 +173,7 @@ impl Decision<'_> {
     ) -> Result<Acquired, CommandError> {
         wish.ttl_ms = self.locks.ttl_or_delay_ms(wish.ttl_ms, self.now);
         if request.wait_mode == WaitMode::None {
-            if wish.is_kept_out() {
+            if self.locks.holds.any_asks() && wish.is_kept_out() {
                 self.tell_wanted_in_vain(request.owner, request.mode);
             }
             return Ok(Acquired::NotHeld {

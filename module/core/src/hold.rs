@@ -260,6 +260,7 @@ impl SessionHolds {
         }
     }
 
+    /// Whether anybody is to be told: where not, as mostly, nobody is looked for.
     pub(crate) fn any_asks(&self) -> bool {
         !self.asking.is_empty()
     }

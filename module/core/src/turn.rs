@@ -645,7 +645,12 @@ impl Locks {
                         return Ok(None);
                     }
                     Acquired::MustWait(wish) => return self.begin_wait(turn, wish, now),
-                    acquired => acquired.into(),
+                    acquired => {
+                        if request.wanted && matches!(acquired, Acquired::Held { .. }) {
+                            decision.ask_if_wanted(request.owner, request.mode);
+                        }
+                        acquired.into()
+                    }
                 }
             }
             Command::Release(request) => Outcome::Left(decision.release(stored, request)?),

@@ -59,7 +59,7 @@ impl Wish {
 
     /// Whether others' holds keep the caller out, and not just its place behind other waiters.
     pub(crate) fn is_kept_out(&self) -> bool {
-        self.is_out_of_date || self.lease_ends != LeaseEnds::Promised
+        self.is_out_of_date || !matches!(self.lease_ends, LeaseEnds::Promised)
     }
 
     fn lease_end(&self, place: usize) -> Option<i64> {
@@ -267,7 +267,7 @@ impl Locks {
         if let Some(session) = session {
             self.sessions.add_waiter(session, first);
         }
-        if is_new && wish.is_kept_out() {
+        if is_new && self.holds.any_asks() && wish.is_kept_out() {
             self.tell_wanted_by_newcomer(&waiters, effects);
         }
         self.note_peak();

@@ -51,7 +51,9 @@ impl Decision<'_> {
 
     /// The first in the queue cannot come in.
     pub(crate) fn tell_wanted(&mut self, queue: RecordId) {
-        self.locks.tell_wanted_by_queue(queue, self.effects);
+        if self.locks.holds.any_asks() {
+            self.locks.tell_wanted_by_queue(queue, self.effects);
+        }
     }
 }
 
@@ -91,9 +93,6 @@ impl Locks {
         waiters: &[WaiterId],
         effects: &mut Vec<Effect>,
     ) {
-        if !self.holds.any_asks() {
-            return;
-        }
         for id in waiters {
             let (Some(lock), Some(waiter)) = (self.lock_of(*id), self.table.get(*id)) else {
                 continue;
@@ -132,9 +131,6 @@ impl Locks {
         mode: Mode,
         effects: &mut Vec<Effect>,
     ) {
-        if !self.holds.any_asks() {
-            return;
-        }
         let Some(record) = self.table.find(lock) else {
             return;
         };
@@ -145,9 +141,6 @@ impl Locks {
     }
 
     fn tell_wanted_by_queue(&mut self, queue: RecordId, effects: &mut Vec<Effect>) {
-        if !self.holds.any_asks() {
-            return;
-        }
         let keeps_out = |(_, hold): &(HoldId, &SessionHold)| {
             let (owner, mode) = (&hold.owner, hold.mode);
             self.table.is_anybody_kept_out(queue, owner, mode)
