@@ -363,6 +363,9 @@ twin! {
         /// Starts the lease anew.
         async fn renew(&self) -> Result<(), Error>;
 
+        /// Waits until somebody waits for the lock whom this hold keeps out.
+        async fn wanted(&self) -> Result<(), Error>;
+
         /// Gives the lock back and waits for the server's word.
         async fn unlock(self) -> Result<(), Error>;
     }
@@ -425,6 +428,25 @@ impl Guard<Write> {
 }
 
 impl<M> Guard<M> {
+    /// Waits until somebody waits for the lock whom this hold keeps out, at most this long: whether
+    /// somebody does. With a timeout of zero it only looks, and never waits for the server. See
+    /// [`crate::Guard::wanted`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// # Panics
+    ///
+    /// Inside an async task.
+    pub fn wanted_within(&self, timeout: Duration) -> Result<bool, Error> {
+        let wanted = async { tokio::time::timeout(timeout, self.inner.wanted()).await };
+        match self.runtime.handle.block_on(wanted) {
+            Ok(wanted) => wanted.map(|()| true),
+            Err(_) => Ok(false),
+        }
+    }
+
     /// Waits until the lock is lost, at most this long: why, or `None` if it is still held.
     ///
     /// # Panics

@@ -28,6 +28,9 @@ pub(crate) mod guarded;
 
 pub(crate) mod limit;
 
+mod wanted;
+pub(crate) use wanted::wanted;
+
 mod watchdog;
 use watchdog::Watchdog;
 

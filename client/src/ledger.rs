@@ -25,5 +25,9 @@ mod hold;
 pub(crate) use hold::tests::hold as a_hold;
 pub(crate) use hold::{Grant, Hold, Renewal};
 
+mod wanted;
+pub(crate) use wanted::Next;
+use wanted::Wanted;
+
 #[cfg(test)]
 mod model;

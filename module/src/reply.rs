@@ -31,6 +31,7 @@ pub(crate) fn events(ctx: Ctx<'_>, events: &[Event]) {
             EventKind::Timeout { .. } => b"timeout",
             EventKind::Lost(_) => b"lost",
             EventKind::Error(_) => b"error",
+            EventKind::Wanted { .. } => b"wanted",
         };
         ctx.reply_array(4);
         ctx.reply_bytes(kind);
@@ -43,6 +44,7 @@ pub(crate) fn events(ctx: Ctx<'_>, events: &[Event]) {
             EventKind::Lost(LostReason::Broken) => ctx.reply_bytes(b"broken"),
             EventKind::Lost(LostReason::Deleted) => ctx.reply_bytes(b"deleted"),
             EventKind::Error(refusal) => ctx.reply_bytes(text_of(ctx, refusal).as_bytes()),
+            EventKind::Wanted { waiters } => ctx.reply_integer((*waiters).into()),
         }
     }
 }

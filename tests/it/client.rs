@@ -935,6 +935,9 @@ fn the_examples_run() {
     assert!(prices.starts_with("10 changes, and no reader"), "{prices}");
     let exports = example(&server, "exports");
     assert_eq!(exports, "40 exports, never more than the limit at a time\n");
+    let yields = example(&server, "yield");
+    let last = yields.lines().last().unwrap();
+    assert!(!last.contains(" 0 times"), "{yields}");
     let philosophers = example(&server, "philosophers");
     assert_eq!(philosophers, "5 philosophers had 50 meals\n");
     // The stock and two prices.

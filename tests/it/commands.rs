@@ -346,6 +346,18 @@ fn acquire_and_renew_refuse_what_is_wrong_about_a_session() {
             "ERR option 'QUEUE' needs 'SESSION'",
         ),
         (
+            "RLOCK.ACQUIRE k a 1 BLOCK 1 WANTED",
+            "ERR option 'WANTED' needs 'SESSION'",
+        ),
+        (
+            "RLOCK.RENEW held alice 1 WANTED",
+            "ERR option 'WANTED' needs 'SESSION'",
+        ),
+        (
+            "RLOCK.ACQUIRE k a 1 WANTED SESSION s wanted",
+            &twice("wanted"),
+        ),
+        (
             "RLOCK.ACQUIRE k a 1 QUEUE 0 SESSION s BLOCK 0",
             "ERR option 'QUEUE' cannot be combined with 'BLOCK'",
         ),
@@ -1464,6 +1476,14 @@ fn errors_about_several_locks_are_exact() {
         (
             "RLOCK.MACQUIRE a 1 1 k QUEUE 0",
             "ERR option 'QUEUE' needs 'SESSION'",
+        ),
+        (
+            "RLOCK.MACQUIRE a 1 1 k WANTED",
+            "ERR option 'WANTED' needs 'SESSION'",
+        ),
+        (
+            "RLOCK.MRENEW alice 1 1 x SESSION s WANTED",
+            &unknown("WANTED"),
         ),
         ("RLOCK.MACQUIRE a 1 1 k BLOCK -1", WAIT_BOUNDS),
         ("RLOCK.MACQUIRE a 1 1 k SESSION s", no_session),

@@ -314,6 +314,9 @@ fn events_are_of_the_kinds_that_are_documented() {
         conn.take(name, "bob");
         conn.queue(name, "a", "s");
     }
+    conn.run("RLOCK.ACQUIRE wanted a 30000 SESSION s WANTED")
+        .held();
+    conn.run("RLOCK.ACQUIRE wanted b 30000").refused();
     conn.run("RLOCK.RENEW expired a 1 SESSION s");
     conn.run("RLOCK.BREAK broken");
     conn.run("DEL deleted");
@@ -329,7 +332,7 @@ fn events_are_of_the_kinds_that_are_documented() {
                 values.insert(value.text());
             }
         }
-        seen.len() == 4 && seen.get("lost").is_some_and(|reasons| reasons.len() == 3)
+        seen.len() == 5 && seen.get("lost").is_some_and(|reasons| reasons.len() == 3)
     });
     let table = tables("docs/commands.md", "## RLOCK.EVENTS").remove(0);
     let kinds: BTreeSet<_> = table.iter().map(|row| row[0].replace('`', "")).collect();

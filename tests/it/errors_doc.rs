@@ -41,7 +41,7 @@ const RIGHT: [(&str, &str); 8] = [
 ];
 
 /// What is wrong. An empty word is written as `''`, and LONG is a pattern of a byte too many.
-const WRONG: [&[(&str, &str)]; 88] = [
+const WRONG: [&[(&str, &str)]; 89] = [
     &[],
     &[("LEASE", "0")],
     &[("LEASE", "9007199254740992")],
@@ -97,6 +97,7 @@ const WRONG: [&[(&str, &str)]; 88] = [
     &[("OPTIONS", "QUEUE 1 QUEUE 1")],
     &[("OPTIONS", "QUEUE 1 BLOCK 1")],
     &[("OPTIONS", "SESSION s#")],
+    &[("OPTIONS", "WANTED")],
     &[("OPTIONS", "SESSION nobody")],
     &[("OPTIONS", "SESSION theirs")],
     &[("SESSION", "theirs")],

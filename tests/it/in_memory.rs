@@ -34,7 +34,8 @@ fn command(random: &mut Random) -> String {
     let session = if wait.is_empty() && random.below(2) == 0 {
         String::new()
     } else {
-        format!("SESSION {session}")
+        let wanted = random.pick(&["", "WANTED"]);
+        format!("SESSION {session} {wanted}")
     };
     let once = random.pick(&["", "ONCE"]);
     let keys = match random.below(3) {
@@ -47,7 +48,10 @@ fn command(random: &mut Random) -> String {
         0..7 => format!("RLOCK.ACQUIRE {key} {owner} {lease} {mode} {wait} {session} {once}"),
         7..13 if several => format!("RLOCK.MRELEASE {owner} {keys}"),
         7..13 => format!("RLOCK.RELEASE {key} {owner} {mode}"),
-        13..15 if several => format!("RLOCK.MRENEW {owner} {lease} {keys} {session}"),
+        13..15 if several => {
+            let session = session.replace("WANTED", "");
+            format!("RLOCK.MRENEW {owner} {lease} {keys} {session}")
+        }
         13..15 => format!("RLOCK.RENEW {key} {owner} {lease} {mode} {session}"),
         15 => format!("RLOCK.CANCEL {key} {owner}"),
         16 => format!("RLOCK.BREAK {key}"),

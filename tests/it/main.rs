@@ -40,6 +40,7 @@ mod deadlock; // waits that could never end
 mod events; // what a session is told of
 mod log; // what an operator is told of afterwards
 mod sessions; // what ends with a connection
+mod wanted; // what a holder is told of those who wait
 
 mod clock; // a wall clock that is set
 mod denied; // a server that refuses to write
@@ -93,6 +94,7 @@ mod client_stale; // word of an earlier ACQUIRE
 mod client_threads; // calls of one scope at once
 mod client_tls; // its connections encrypted
 mod client_unheard; // answers that never come
+mod client_wanted; // what its guards hear of those who wait
 
 mod commands_doc; // docs/commands.md
 mod errors_doc; // the errors in it

@@ -5,6 +5,7 @@ use std::iter;
 use std::marker::PhantomData;
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
@@ -52,6 +53,8 @@ pub struct Guard<M = Plain> {
     others: Vec<Held>,
     /// With these all names, as they were given.
     names: Box<[Arc<[u8]>]>,
+    /// How often it was wanted, as far as this guard has told.
+    heard: AtomicU64,
     mode: PhantomData<fn() -> M>,
 }
 
@@ -247,6 +250,7 @@ impl<M> Guard<M> {
             held: acquire::start(request).await?,
             others: Vec::new(),
             names: Box::default(),
+            heard: AtomicU64::new(0),
             mode: PhantomData,
         })
     }
@@ -268,7 +272,7 @@ impl<M> Guard<M> {
     }
 
     /// And those of the parts that were taken in other commands.
-    fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
+    fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> + Clone {
         let all = iter::once(&self.held).chain(&self.others);
         all.map(|held| &held.hold)
     }
@@ -332,6 +336,60 @@ impl<M> Guard<M> {
     /// ```
     pub async fn lost(&self) -> LostReason {
         flows::lost(self.holds()).await
+    }
+
+    /// Ends when somebody waits for the lock whom this hold keeps out, so that a long task can give
+    /// it back at a good moment. Whoever ignores it keeps the lock.
+    ///
+    /// A plain lock and a writer keep everybody out, a reader keeps writers out, and permits
+    /// everybody for whom too few are left. A caller that was refused because of this hold and did
+    /// not wait, by `try_lock()`, counts as well. Of several locks it ends with the first that
+    /// somebody wants.
+    ///
+    /// The first call asks the server to tell, by a renewal: one round trip in the background, and
+    /// nothing more until it has told. Called again after that it asks again, and ends at once if
+    /// somebody waits still. All guards of one owner hear of it, each once, also of what was told
+    /// before the call. After a reconnect or a failover the server is asked anew while somebody
+    /// waits here, and at the next call otherwise.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped nothing is forgotten: what is told meanwhile ends the next call at
+    /// once. So it can be one arm of a `select!` in a loop, or be looked at between two steps with
+    /// a timeout of zero.
+    ///
+    /// # Errors
+    ///
+    /// - Lost: the lock is not held any more, and nobody needs to give it back.
+    /// - Refused: the server's answer, such as that its module is older than this and knows no
+    ///   `WANTED`.
+    ///
+    /// While the server cannot be asked it goes on trying, as long as the lock may be held.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn index(_chapter: u32) {}
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// use std::time::Duration;
+    /// use tokio::time::timeout;
+    ///
+    /// let lock = client.lock("reindex");
+    /// let mut guard = lock.lock().await?;
+    /// for chapter in 0..1000 {
+    ///     index(chapter).await;
+    ///     // A good moment. Is anybody waiting?
+    ///     if let Ok(wanted) = timeout(Duration::ZERO, guard.wanted()).await {
+    ///         wanted?; // lost, if that is an error
+    ///         guard.unlock().await?;
+    ///         guard = lock.lock().await?; // behind those who wait
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn wanted(&self) -> Result<(), Error> {
+        flows::wanted(&self.held.context, self.holds(), &self.heard).await
     }
 
     /// Starts the lease anew, for all guards of this hold. One round trip. The watchdog does this

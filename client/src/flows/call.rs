@@ -377,7 +377,10 @@ impl Call {
                 _ if here => return told,
                 EventKind::Granted { .. } if self.usage.target.is_alone() => return told,
                 EventKind::Granted { token } => self.give_back(token, told.since),
-                EventKind::TimedOut { .. } | EventKind::Lost(_) | EventKind::Failed(_) => {}
+                EventKind::TimedOut { .. }
+                | EventKind::Lost(_)
+                | EventKind::Failed(_)
+                | EventKind::Wanted => {}
             }
         }
     }
@@ -416,7 +419,7 @@ impl Call {
                 self.unanswered(error, at)
             }
             // See above: it is not told so.
-            EventKind::Lost(_) => State::Ask(Some(Arc::clone(&at.attachment))),
+            EventKind::Lost(_) | EventKind::Wanted => State::Ask(Some(Arc::clone(&at.attachment))),
         }
     }
 

@@ -25,19 +25,22 @@ pub(crate) enum Aim {
     Hold,
     /// A lease that counts, once enough have it.
     Lease,
+    /// As [`Hold`](Self::Hold), and the session is to be told when the lock is wanted.
+    Wanted,
 }
 
-/// Renews what has this token, where it is by now, with a lease that is to be asked for when the
-/// command is sent.
+/// Renews what has this token, or its owner's hold whatever its token, where it is by now, with a
+/// lease that is to be asked for when the command is sent.
 pub(crate) async fn ask(
     router: &Router,
     target: &Target,
-    token: u64,
+    token: impl Into<Option<u64>>,
     aim: Aim,
     lease: impl Fn(Instant) -> Reserved,
 ) -> Result<Renewal, Error> {
     let mut redirects = Redirects::new(router, target.key());
     let mut route = router.route(target.key());
+    let (token, wanted) = (token.into(), aim == Aim::Wanted);
     let mut broken = false;
     loop {
         let session = &route.node.session;
@@ -47,7 +50,7 @@ pub(crate) async fn ask(
         let turn = target.turn();
         let lease = lease(Instant::now());
         let length = lease.lease.length;
-        let renewal = request::renew(target.subject(), length, Some(token), &session.name);
+        let renewal = request::renew(target.subject(), length, token, &session.name, wanted);
         let server = attachment.as_ref().and_then(|one| one.server());
         let renewal = renewal.only_for(server);
         let answer = match &route.node.acknowledger {

@@ -9,7 +9,7 @@ use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
 
 use crate::error::{Error, LostReason};
-use crate::ledger::{Entry, HoldOptions, Reserved, State, Target, Usage};
+use crate::ledger::{Entry, HoldOptions, Reserved, State, Target, Usage, Wanted};
 use crate::time::{Lease, MILLI, drift, valid_until, whole_millis};
 use crate::wire::{Attachment, Mode};
 use crate::{metrics, trace};
@@ -33,6 +33,8 @@ pub(crate) struct Hold {
     lost: OnceLock<LostReason>,
     /// Tells those who wait for its end that this has moved.
     pub(crate) changed: Notify,
+    /// Whether somebody waits whom it keeps out.
+    pub(crate) wanted: Wanted,
     /// How many guards have it. Whoever renews it or asks about it may keep it for longer.
     guards: AtomicUsize,
     /// Held by who renews it and waits for the answer. Renewals go by two connections where grants
@@ -204,6 +206,7 @@ impl Hold {
             validity: ArcSwap::from_pointee(validity),
             lost: OnceLock::new(),
             changed: Notify::new(),
+            wanted: Wanted::default(),
             guards: AtomicUsize::new(0),
             renewing: Mutex::new(()),
             span: trace::hold(target, &target.owner, target.mode, grant.token),

@@ -96,6 +96,8 @@ pub(crate) enum EventKind {
     Lost(LostReason),
     /// The wait is over, with an error.
     Failed(Error),
+    /// Somebody wants the lock that is held.
+    Wanted,
 }
 
 /// Who has what a connection has written: whether the server has it on its disk, as far as that was
@@ -181,6 +183,7 @@ pub(super) fn read_events(reply: &Value) -> Option<Vec<Event>> {
                 lease_left: time_left(read(&value)?),
             },
             b"lost" => EventKind::Lost(LostReason::from_server(&text()?)),
+            b"wanted" => EventKind::Wanted,
             b"error" => EventKind::Failed(Error::from_text(&String::from_utf8_lossy(&text()?))),
             // A kind that a later server may add is nothing to us.
             _ => continue,
@@ -368,6 +371,7 @@ mod tests {
             event("invented", Value::Nil),
             event("timeout", Value::Int(-1)),
             event("lost", text("broken")),
+            event("wanted", Value::Int(0)),
             event("error", text("WRONGTYPE not a lock")),
         ]);
         let events = read_events(&reply).expect("well formed");
@@ -381,6 +385,7 @@ mod tests {
             EventKind::Granted { token: 7 },
             EventKind::TimedOut { lease_left: None },
             EventKind::Lost(LostReason::Broken),
+            EventKind::Wanted,
             EventKind::Failed(error),
         ] = news.as_slice()
         else {

@@ -252,16 +252,18 @@ pub(crate) fn release(
     Command::new(cmd, 1, |reply, _| read_released(reply))
 }
 
-/// `RLOCK.RENEW … [TOKEN token] SESSION session`, or `RLOCK.MRENEW`: whether it is still held, of
-/// several locks whether all are.
+/// `RLOCK.RENEW … [TOKEN token] SESSION session [WANTED]`, or `RLOCK.MRENEW`, which cannot ask
+/// whether it is wanted: whether it is still held, of several locks whether all are.
 pub(crate) fn renew(
     subject: Subject<'_>,
     lease: Duration,
     token: Option<u64>,
     session: &str,
+    wanted: bool,
 ) -> Command<bool> {
     let mut cmd = subject.cmd(RENEW, Some(lease));
     cmd.arg(subject.token(token)).arg("SESSION").arg(session);
+    cmd.arg(wanted.then_some("WANTED"));
     Command::new(cmd, subject.names.len(), read_all_renewed)
 }
 
@@ -377,8 +379,12 @@ mod tests {
                 "RLOCK.RELEASE n o TOKEN 7",
             ),
             (
-                plain(|o| renew(o, LEASE, Some(7), "s")),
+                plain(|o| renew(o, LEASE, Some(7), "s", false)),
                 "RLOCK.RENEW n o 30000 TOKEN 7 SESSION s",
+            ),
+            (
+                plain(|o| renew(o, LEASE, None, "s", true)),
+                "RLOCK.RENEW n o 30000 SESSION s WANTED",
             ),
             (plain(cancel), "RLOCK.CANCEL n o"),
             (
@@ -403,7 +409,7 @@ mod tests {
     fn readers_and_writers_say_so_and_a_writer_names_no_token() {
         let acquire = |o: Subject<'_>| acquire(o, lease(), WaitMode::Forever, "s", true);
         let release = |o: Subject<'_>| release(o, Some(7), Some(LEASE));
-        let renew = |o: Subject<'_>| renew(o, LEASE, Some(7), "s");
+        let renew = |o: Subject<'_>| renew(o, LEASE, Some(7), "s", false);
         let cases = [
             (
                 read(acquire),
@@ -454,7 +460,9 @@ mod tests {
                 "RLOCK.RELEASE n o PERMITS 2 TOKEN 7",
             ),
             (
-                about(permits(Some(5)), &["n"], |o| renew(o, LEASE, Some(7), "s")),
+                about(permits(Some(5)), &["n"], |o| {
+                    renew(o, LEASE, Some(7), "s", false)
+                }),
                 "RLOCK.RENEW n o 30000 PERMITS TOKEN 7 SESSION s",
             ),
             (
@@ -482,7 +490,7 @@ mod tests {
                 "RLOCK.MRELEASE o 2 b a",
             ),
             (
-                several(|o| renew(o, LEASE, Some(7), "s")),
+                several(|o| renew(o, LEASE, Some(7), "s", false)),
                 "RLOCK.MRENEW o 30000 2 b a SESSION s",
             ),
             (several(cancel), "RLOCK.CANCEL b o"),
@@ -501,7 +509,7 @@ mod tests {
             owner: b"o",
         };
         let renewed = |n| {
-            let renewal = renew(subject, LEASE, Some(7), "s");
+            let renewal = renew(subject, LEASE, Some(7), "s", false);
             renewal.reader.read(&Value::Int(n)).ok()
         };
         assert_eq!(
@@ -543,7 +551,9 @@ mod tests {
             owner: b"o",
         };
         for reply in [Value::Okay, Value::Int(2)] {
-            let error = renew(subject, LEASE, Some(1), "s").reader.read(&reply);
+            let error = renew(subject, LEASE, Some(1), "s", false)
+                .reader
+                .read(&reply);
             assert!(error.expect_err("no such reply").is_unknown());
         }
     }

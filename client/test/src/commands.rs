@@ -396,6 +396,7 @@ fn event(event: &Event) -> Frame {
         EventKind::Lost(LostReason::Broken) => ("lost", blob("broken")),
         EventKind::Lost(LostReason::Deleted) => ("lost", blob("deleted")),
         EventKind::Error(refusal) => ("error", blob(refusal.to_string())),
+        EventKind::Wanted { waiters } => ("wanted", number((*waiters).into())),
     };
     let (name, owner) = (event.lock.name.to_vec(), event.owner.to_vec());
     array(vec![blob(kind), blob(name), blob(owner), value])

@@ -173,6 +173,9 @@ impl Decision<'_> {
     ) -> Result<Acquired, CommandError> {
         wish.ttl_ms = self.locks.ttl_or_delay_ms(wish.ttl_ms, self.now);
         if request.wait_mode == WaitMode::None {
+            if self.locks.holds.any_asks() && wish.is_kept_out() {
+                self.tell_wanted_in_vain(request.owner, request.mode);
+            }
             return Ok(Acquired::NotHeld {
                 ttl_ms: wish.ttl_ms,
             });
@@ -287,6 +290,9 @@ impl Decision<'_> {
             Stored::ReadWrite(hash) => self.renew_read_write(&hash, request, session),
             Stored::Permits(hash) => self.renew_permits(&hash, request, session),
             Stored::Free | Stored::NoHolder | Stored::OtherType => {}
+        }
+        if request.wanted {
+            self.ask_if_wanted(request.owner, request.mode);
         }
         Ok(true)
     }
@@ -481,7 +487,12 @@ impl Decision<'_> {
             None if stored.lets_in(mode) && self.may_grant(&stored, mode) => {
                 self.hand_over(&stored, Some(mode.message_when_free()));
             }
-            None => self.check_after(stored.ends_for(mode)),
+            None => {
+                if !stored.is_free() {
+                    self.tell_wanted(queue);
+                }
+                self.check_after(stored.ends_for(mode));
+            }
         }
     }
 
@@ -706,7 +717,7 @@ impl Decision<'_> {
 
     // --- Holds of sessions -----------------------------------------------------------------------
 
-    fn session_hold(&self, owner: &[u8], mode: Mode) -> Option<HoldId> {
+    pub(crate) fn session_hold(&self, owner: &[u8], mode: Mode) -> Option<HoldId> {
         let record = self.locks.table.find(self.at)?;
         let index = self.locks.table.holds(record)?;
         self.locks.holds.find(index, owner, mode)

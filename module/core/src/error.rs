@@ -77,6 +77,8 @@ pub enum CommandError {
     BlockAndQueue,
     /// QUEUE without a session to be told through.
     QueueWithoutSession,
+    /// WANTED without a session to be told through.
+    WantedWithoutSession,
     /// A session that nobody listens to.
     NoSession,
     /// A session that another ACL user began.
@@ -206,6 +208,7 @@ impl fmt::Display for CommandError {
                 f.write_str("ERR option 'QUEUE' cannot be combined with 'BLOCK'")
             }
             Self::QueueWithoutSession => f.write_str("ERR option 'QUEUE' needs 'SESSION'"),
+            Self::WantedWithoutSession => f.write_str("ERR option 'WANTED' needs 'SESSION'"),
             Self::NoSession => f.write_str(
                 "NOSESSION nobody listens to this session, RLOCK.EVENTS must be called first",
             ),
@@ -382,7 +385,8 @@ mod tests {
             CommandError::SessionLength => CommandError::Grace,
             CommandError::Grace => CommandError::BlockAndQueue,
             CommandError::BlockAndQueue => CommandError::QueueWithoutSession,
-            CommandError::QueueWithoutSession => CommandError::NoSession,
+            CommandError::QueueWithoutSession => CommandError::WantedWithoutSession,
+            CommandError::WantedWithoutSession => CommandError::NoSession,
             CommandError::NoSession => CommandError::SessionOfAnother,
             CommandError::SessionOfAnother => CommandError::TooManySessions(7),
             CommandError::TooManySessions(_) => CommandError::OutOfMemory,
@@ -459,6 +463,6 @@ mod tests {
             );
             count += 1;
         }
-        assert_eq!(count, 63, "all have been looked at");
+        assert_eq!(count, 64, "all have been looked at");
     }
 }

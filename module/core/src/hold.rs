@@ -6,6 +6,7 @@
 
 use crate::arena::{Arena, Id};
 use crate::session::SessionId;
+use crate::table::RecordId;
 use crate::{LockKey, Mode, Now, Token};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -30,6 +31,8 @@ pub(crate) struct SessionHold {
     check_at: Option<i64>,
     /// Whether it stands among those to look at.
     dirty: bool,
+    /// The record of its lock, while its session is to be told that the lock is wanted.
+    asks_at: Option<RecordId>,
 }
 
 impl SessionHold {
@@ -143,6 +146,8 @@ pub(crate) struct SessionHolds {
     arena: Arena<SessionHold>,
     checks: BTreeSet<(i64, HoldId)>,
     dirty: VecDeque<HoldId>,
+    /// Those whose sessions are to be told that their locks are wanted, by the locks' records.
+    asking: BTreeSet<(RecordId, HoldId)>,
 }
 
 impl SessionHolds {
@@ -190,6 +195,7 @@ impl SessionHolds {
             ends_at: None,
             check_at: None,
             dirty: false,
+            asks_at: None,
         })?);
         index.insert(self, id, &of, mode);
         Some(id)
@@ -230,7 +236,41 @@ impl SessionHolds {
         if let Some(check_at) = hold.check_at {
             self.checks.remove(&(check_at, id));
         }
+        if let Some(record) = hold.asks_at {
+            self.asking.remove(&(record, id));
+        }
         Some(hold)
+    }
+
+    // --- Who asks whether its lock is wanted -----------------------------------------------------
+
+    /// The hold's session is to be told when its lock, which has this record, is wanted.
+    pub(crate) fn ask_if_wanted(&mut self, id: HoldId, record: RecordId) {
+        if let Some(hold) = self.arena.get_mut(id.0) {
+            hold.asks_at = Some(record);
+            self.asking.insert((record, id));
+        }
+    }
+
+    /// It was told.
+    pub(crate) fn ask_no_more(&mut self, id: HoldId) {
+        let hold = self.arena.get_mut(id.0);
+        if let Some(record) = hold.and_then(|hold| hold.asks_at.take()) {
+            self.asking.remove(&(record, id));
+        }
+    }
+
+    /// Whether anybody is to be told: where not, as mostly, nobody is looked for.
+    pub(crate) fn any_asks(&self) -> bool {
+        !self.asking.is_empty()
+    }
+
+    /// The holds of a lock that ask.
+    pub(crate) fn asking(&self, record: RecordId) -> impl Iterator<Item = (HoldId, &SessionHold)> {
+        let first = (record, HoldId(Id::FIRST));
+        let of_lock = self.asking.range(first..);
+        let of_lock = of_lock.take_while(move |(of, _)| *of == record);
+        of_lock.filter_map(|(_, id)| Some((*id, self.get(*id)?)))
     }
 
     // --- Noticing a loss -------------------------------------------------------------------------

@@ -60,6 +60,7 @@ mod time;
 mod token;
 mod turn;
 mod wait;
+mod wanted;
 
 pub use deadlock::{CHAIN_MAX, Circle, LOOKS_MAX};
 pub use effect::{Effect, Field, Grant, Holder, TimeoutKey, Value, WaitOutcome, Write};

@@ -190,10 +190,14 @@ impl Locks {
             };
             let held = self.enter_all(several, &entry, now, effects);
             let ((count, token), _) = held.ok_or(CommandError::KeyCount)?;
+            if request.wanted {
+                self.ask_if_several_wanted(several, request.owner, now, effects);
+            }
             return Ok(Acquired::Held { count, token });
         }
         let ttl_ms = self.ttl_or_delay_ms(ttl_of_others_ms(several.stored, now), now);
         if request.wait_mode == WaitMode::None {
+            self.tell_several_wanted(several, request.owner, effects);
             return Ok(Acquired::NotHeld { ttl_ms });
         }
         if self.own_multi(several.locks, request).is_none() {
@@ -390,6 +394,9 @@ impl Locks {
         };
         let told = Rc::clone(&owner);
         self.tell_granted(told_under, waiter.reply_to, told, held, grant, effects);
+        if waiter.wanted {
+            self.ask_if_several_wanted(several, &owner, now, effects);
+        }
     }
 }
 

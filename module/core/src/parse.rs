@@ -73,6 +73,10 @@ impl<T> Once<T> {
     pub(crate) fn get(self) -> Option<T> {
         self.0
     }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.is_some()
+    }
 }
 
 pub(crate) fn unknown(word: &[u8]) -> CommandError {

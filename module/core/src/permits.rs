@@ -207,7 +207,10 @@ impl Decision<'_> {
         match hash.room {
             Room::Now if self.locks.grant_delay.lasts(self.now) => self.check_after(None),
             Room::Now => self.hand_over_permits(id, &hash, asked),
-            _ => self.check_after(hash.room_at()),
+            _ => {
+                self.tell_wanted(queue);
+                self.check_after(hash.room_at());
+            }
         }
     }
 
@@ -248,6 +251,9 @@ impl Decision<'_> {
         let told = Rc::clone(&owner);
         self.locks
             .tell_granted(&lock, waiter.reply_to, told, permits, grant, self.effects);
+        if waiter.wanted {
+            self.ask_if_wanted(&owner, Mode::Permits);
+        }
         // Perhaps the next one fits as well.
         self.reconcile_now();
     }

@@ -55,6 +55,8 @@ impl Decision<'_> {
         }
         let wanted = entry.lease.end(self.now);
         let ends_at = if entry.keeps(hash.ends_at, wanted) {
+            // A script may have begun it, and nobody has heard yet when it ends.
+            self.check_after(hash.ends_at);
             hash.ends_at
         } else {
             self.start_lease(hash, wanted)
@@ -162,6 +164,9 @@ impl Decision<'_> {
         let told = Rc::clone(&owner);
         self.locks
             .tell_granted(&lock, waiter.reply_to, told, held, grant, self.effects);
+        if waiter.wanted {
+            self.ask_if_wanted(&owner, Mode::Plain);
+        }
     }
 }
 

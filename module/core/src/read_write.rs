@@ -278,6 +278,9 @@ impl Decision<'_> {
         let told = Rc::clone(&owner);
         self.locks
             .tell_granted(&lock, waiter.reply_to, told, count, grant, self.effects);
+        if waiter.wanted {
+            self.ask_if_wanted(&owner, mode);
+        }
         // A reader comes in with it, and a writer is to know when the last reader's lease ends.
         let next = self.queue().and_then(|queue| self.locks.table.first(queue));
         if mode == Mode::Read && next.is_some_and(|(_, next)| next.multi.is_none()) {

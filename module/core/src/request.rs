@@ -7,7 +7,7 @@ use crate::{Asked, CommandError, Lease, LockRef, Mode, Permits, Token, WRITER_SU
 use std::collections::BTreeSet;
 
 /// `RLOCK.ACQUIRE key owner lease-ms [READ | WRITE | PERMITS n [OF limit]]
-/// [BLOCK wait-ms | QUEUE wait-ms] [SESSION session] [ONCE]`
+/// [BLOCK wait-ms | QUEUE wait-ms] [SESSION session] [WANTED] [ONCE]`
 #[derive(Clone, Copy, Debug)]
 pub struct Acquire<'a> {
     /// The lock's name.
@@ -24,6 +24,8 @@ pub struct Acquire<'a> {
     pub wait_mode: WaitMode,
     /// The session that the hold is to belong to.
     pub session: Option<SessionRef<'a>>,
+    /// Tell the session once when somebody waits whom the hold keeps out.
+    pub wanted: bool,
     /// Do not count again what this owner already holds or waits for.
     pub once: bool,
 }
@@ -82,6 +84,7 @@ impl<'a> Acquire<'a> {
         let AcquireOptions {
             wait_mode,
             session,
+            wanted,
             once,
         } = options;
         Ok(Self {
@@ -92,6 +95,7 @@ impl<'a> Acquire<'a> {
             asked,
             wait_mode,
             session,
+            wanted,
             once,
         })
     }
@@ -163,6 +167,7 @@ impl ModeOption {
 struct AcquireOptions<'a> {
     wait_mode: WaitMode,
     session: Option<SessionRef<'a>>,
+    wanted: bool,
     once: bool,
 }
 
@@ -173,7 +178,7 @@ impl<'a> AcquireOptions<'a> {
         mut other: impl FnMut(&'a [u8], &mut Arguments<I>) -> Result<bool, CommandError>,
     ) -> Result<Self, CommandError> {
         let (mut block, mut queue) = (Once::new(), Once::new());
-        let (mut session, mut once) = (Once::new(), Once::new());
+        let (mut session, mut wanted, mut once) = (Once::new(), Once::new(), Once::new());
         while let Some(word) = args.option() {
             if word.eq_ignore_ascii_case(b"BLOCK") {
                 block.set(word, parse::wait(args.value(word)?))?;
@@ -183,6 +188,8 @@ impl<'a> AcquireOptions<'a> {
                 session.set(word, parse::session(args.value(word)?))?;
             } else if word.eq_ignore_ascii_case(b"ONCE") {
                 once.set(word, Ok(()))?;
+            } else if word.eq_ignore_ascii_case(b"WANTED") {
+                wanted.set(word, Ok(()))?;
             } else if !other(word, &mut args)? {
                 return Err(parse::unknown(word));
             }
@@ -200,8 +207,17 @@ impl<'a> AcquireOptions<'a> {
         Ok(Self {
             wait_mode,
             session,
+            wanted: wanted_for(session, &wanted)?,
             once,
         })
+    }
+}
+
+/// WANTED, which needs a session that is told.
+fn wanted_for(session: Option<SessionRef<'_>>, wanted: &Once<()>) -> Result<bool, CommandError> {
+    match (wanted.is_set(), session) {
+        (true, None) => Err(CommandError::WantedWithoutSession),
+        (is_set, _) => Ok(is_set),
     }
 }
 
@@ -256,7 +272,8 @@ impl<'a> Release<'a> {
     }
 }
 
-/// `RLOCK.RENEW key owner lease-ms [READ | WRITE | PERMITS] [TOKEN token] [SESSION session]`
+/// `RLOCK.RENEW key owner lease-ms [READ | WRITE | PERMITS] [TOKEN token] [SESSION session]
+/// [WANTED]`
 #[derive(Clone, Copy, Debug)]
 pub struct Renew<'a> {
     /// The lock's name.
@@ -271,6 +288,8 @@ pub struct Renew<'a> {
     pub token: Option<Token>,
     /// The session that the hold is to belong to from now on.
     pub session: Option<SessionRef<'a>>,
+    /// Tell the session once when somebody waits whom the hold keeps out.
+    pub wanted: bool,
 }
 
 impl<'a> Renew<'a> {
@@ -283,18 +302,21 @@ impl<'a> Renew<'a> {
         let (key, owner) = (args.next()?, owner(args.next()?)?);
         let lease = parse::lease(args.next()?)?;
         let mut mode = ModeOption::new();
-        let (mut token, mut session) = (Once::new(), Once::new());
+        let (mut token, mut session, mut wanted) = (Once::new(), Once::new(), Once::new());
         while let Some(word) = args.option() {
             if word.eq_ignore_ascii_case(b"TOKEN") {
                 token.set(word, parse::token(args.value(word)?))?;
             } else if word.eq_ignore_ascii_case(b"SESSION") {
                 session.set(word, parse::session(args.value(word)?))?;
+            } else if word.eq_ignore_ascii_case(b"WANTED") {
+                wanted.set(word, Ok(()))?;
             } else if !mode.set_without_number(word)? {
                 return Err(parse::unknown(word));
             }
         }
-        let mode = mode.get(owner)?;
         let (token, session) = (token.get(), session.get());
+        let wanted = wanted_for(session, &wanted)?;
+        let mode = mode.get(owner)?;
         Ok(Self {
             key,
             owner,
@@ -302,6 +324,7 @@ impl<'a> Renew<'a> {
             mode,
             token,
             session,
+            wanted,
         })
     }
 }
@@ -369,7 +392,7 @@ pub struct NamedKey<'a> {
 }
 
 /// `RLOCK.MACQUIRE owner lease-ms numkeys key [key ...] [BLOCK wait-ms | QUEUE wait-ms]
-/// [SESSION session] [ONCE]`
+/// [SESSION session] [WANTED] [ONCE]`
 #[derive(Clone, Debug)]
 pub struct MultiAcquire<'a> {
     /// Who asks.
@@ -382,6 +405,8 @@ pub struct MultiAcquire<'a> {
     pub wait_mode: WaitMode,
     /// The session that the holds are to belong to.
     pub session: Option<SessionRef<'a>>,
+    /// Tell the session once of each hold when somebody waits whom it keeps out.
+    pub wanted: bool,
     /// Do not count again what this owner already holds or waits for.
     pub once: bool,
 }
@@ -399,6 +424,7 @@ impl<'a> MultiAcquire<'a> {
         let AcquireOptions {
             wait_mode,
             session,
+            wanted,
             once,
         } = AcquireOptions::parse(args, |_, _| Ok(false))?;
         Ok(Self {
@@ -407,6 +433,7 @@ impl<'a> MultiAcquire<'a> {
             keys,
             wait_mode,
             session,
+            wanted,
             once,
         })
     }

@@ -54,6 +54,11 @@ pub enum EventKind {
     Lost(LostReason),
     /// A queued waiter left the queue because there is nothing to wait for.
     Error(CommandError),
+    /// Somebody waits whom a hold keeps out, or was refused because of it.
+    Wanted {
+        /// How many wait.
+        waiters: u32,
+    },
 }
 
 /// Why a hold has ended.

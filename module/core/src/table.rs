@@ -86,6 +86,8 @@ pub(crate) struct Newcomer<'a> {
     pub(crate) reply_to: ReplyTarget,
     /// The session that the hold is to belong to, and with which the wait ends.
     pub(crate) session: Option<SessionId>,
+    /// Whether the session is to be told when the lock is wanted that it was granted.
+    pub(crate) wanted: bool,
     /// The wait for several locks that this is part of.
     pub(crate) multi: Option<MultiId>,
 }
@@ -109,6 +111,8 @@ pub(crate) struct Waiter {
     pub(crate) lease: Lease,
     pub(crate) reply_to: ReplyTarget,
     pub(crate) session: Option<SessionId>,
+    /// Whether the session is to be told when the lock is wanted that it was granted.
+    pub(crate) wanted: bool,
     /// Monotonic, in milliseconds.
     pub(crate) since: i64,
     /// Monotonic, in milliseconds; none without limit.
@@ -137,6 +141,8 @@ struct WaitQueue {
     multis: u32,
     /// How many of them wait for permits and named no limit.
     without_limit: u32,
+    /// How many of them wait to read.
+    readers: u32,
     /// Those whose owner waits for another lock as well, by their order.
     multi_queue_waiters: BTreeMap<u64, WaiterId>,
     positions: Positions,
@@ -620,6 +626,23 @@ impl LockTable {
             .map_or(0, |record| record.queue.length)
     }
 
+    /// Whether a hold in this mode keeps somebody in a queue out. A reader lets others read, and an
+    /// owner, who stands in a queue once, does not wait for what it holds.
+    pub(crate) fn is_anybody_kept_out(&self, id: RecordId, owner: &[u8], mode: Mode) -> bool {
+        let Some(LockRecord { queue, .. }) = self.records.get(id.0) else {
+            return false;
+        };
+        let lets_in = |of: Mode| mode == Mode::Read && of == Mode::Read;
+        let readers = if lets_in(Mode::Read) {
+            queue.readers
+        } else {
+            0
+        };
+        let own = self.waiter_of(id, owner);
+        let is_own = own.is_some_and(|(_, waiter)| !lets_in(waiter.mode));
+        queue.length.saturating_sub(readers) > u32::from(is_own)
+    }
+
     pub(crate) fn record_of(&self, id: WaiterId) -> Option<RecordId> {
         self.waiters.get(id.0).map(|waiter| waiter.record)
     }
@@ -743,6 +766,7 @@ impl LockTable {
             lease: newcomer.lease,
             reply_to: newcomer.reply_to,
             session: newcomer.session,
+            wanted: newcomer.wanted,
             since: now.mono_ms,
             wait_end: newcomer.wait.end(now),
             record: record_id,
@@ -767,6 +791,8 @@ impl LockTable {
         queue.multis = queue.multis.saturating_add(newcomer.multi.is_some().into());
         let without_limit = names_no_limit(newcomer.asked).into();
         queue.without_limit = queue.without_limit.saturating_add(without_limit);
+        let reads = (newcomer.mode == Mode::Read).into();
+        queue.readers = queue.readers.saturating_add(reads);
         queue.joined = order.saturating_add(1);
         queue.positions.joined(order);
         if queue.length == 1 {
@@ -789,6 +815,7 @@ impl LockTable {
             self.wait_ends.remove(&(end, id));
         }
         waiter.lease = newcomer.lease;
+        waiter.wanted = newcomer.wanted;
         waiter.wait_end = newcomer.wait.end(now);
         self.wait_ends.extend(waiter.wait_end.map(|end| (end, id)));
         let reply_to = std::mem::replace(&mut waiter.reply_to, newcomer.reply_to);
@@ -819,6 +846,8 @@ impl LockTable {
         queue.multis = queue.multis.saturating_sub(waiter.multi.is_some().into());
         let without_limit = names_no_limit(waiter.asked).into();
         queue.without_limit = queue.without_limit.saturating_sub(without_limit);
+        let reads = (waiter.mode == Mode::Read).into();
+        queue.readers = queue.readers.saturating_sub(reads);
         queue.multi_queue_waiters.remove(&waiter.order);
         queue.positions.left(waiter.order);
         let is_empty = queue.length == 0;
@@ -1109,6 +1138,7 @@ mod tests {
                 client_id: 0,
             },
             session: None,
+            wanted: false,
             multi: None,
         };
         table.join(lock, &newcomer, NOW).unwrap().0

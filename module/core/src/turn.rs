@@ -645,7 +645,12 @@ impl Locks {
                         return Ok(None);
                     }
                     Acquired::MustWait(wish) => return self.begin_wait(turn, wish, now),
-                    acquired => acquired.into(),
+                    acquired => {
+                        if request.wanted && matches!(acquired, Acquired::Held { .. }) {
+                            decision.ask_if_wanted(request.owner, request.mode);
+                        }
+                        acquired.into()
+                    }
                 }
             }
             Command::Release(request) => Outcome::Left(decision.release(stored, request)?),
@@ -718,6 +723,7 @@ impl Locks {
                 mode: Mode::Plain,
                 token: None,
                 session: request.session,
+                wanted: false,
             };
             let one = self
                 .decision(lock, place, now, effects)

@@ -57,6 +57,11 @@ impl Wish {
         }
     }
 
+    /// Whether others' holds keep the caller out, and not just its place behind other waiters.
+    pub(crate) fn is_kept_out(&self) -> bool {
+        self.is_out_of_date || !matches!(self.lease_ends, LeaseEnds::Promised)
+    }
+
     fn lease_end(&self, place: usize) -> Option<i64> {
         match &self.lease_ends {
             LeaseEnds::Promised => None,
@@ -222,6 +227,7 @@ impl Locks {
             wait,
             reply_to,
             session,
+            wanted: terms.wanted,
             multi: None,
         };
         self.outdate();
@@ -260,6 +266,9 @@ impl Locks {
         }
         if let Some(session) = session {
             self.sessions.add_waiter(session, first);
+        }
+        if is_new && self.holds.any_asks() && wish.is_kept_out() {
+            self.tell_wanted_by_newcomer(&waiters, effects);
         }
         self.note_peak();
         let position = match terms.wait_mode {
@@ -375,6 +384,7 @@ struct Terms<'a> {
     lease: Lease,
     wait_mode: WaitMode,
     session: Option<SessionRef<'a>>,
+    wanted: bool,
 }
 
 impl<'a> Terms<'a> {
@@ -386,6 +396,7 @@ impl<'a> Terms<'a> {
                 lease: request.lease,
                 wait_mode: request.wait_mode,
                 session: request.session,
+                wanted: request.wanted,
             }),
             Command::MultiAcquire(request) => Some(Self {
                 mode: Mode::Plain,
@@ -393,6 +404,7 @@ impl<'a> Terms<'a> {
                 lease: request.lease,
                 wait_mode: request.wait_mode,
                 session: request.session,
+                wanted: request.wanted,
             }),
             _ => None,
         }

@@ -1,13 +1,15 @@
 //! `RLOCK.ACQUIRE key owner lease-ms [READ | WRITE | PERMITS n [OF limit]]
-//! [BLOCK wait-ms | QUEUE wait-ms] [SESSION session] [ONCE]`: take the lock, or wait for it.
+//! [BLOCK wait-ms | QUEUE wait-ms] [SESSION session] [WANTED] [ONCE]`: take the lock, or wait for
+//! it.
 //!
 //! Replies `[count, token]` when held, `[0, ttl-ms]` when not, `[-1, position]` when queued. A free
 //! lock is taken with count 1 and a new token; an owner who holds it re-enters, and its lease
 //! starts anew. `BLOCK` waits in the queue, first come first served, where the server can block the
 //! client; elsewhere the reply is as without it. `QUEUE` waits in the same queue for a session,
-//! which is told by RLOCK.EVENTS. With `SESSION` the hold ends with the session. `ONCE` makes
-//! ACQUIRE idempotent: a hold is not counted again, and a waiter keeps its place in the queue. A
-//! wait that could never end is refused.
+//! which is told by RLOCK.EVENTS. With `SESSION` the hold ends with the session, and with `WANTED`
+//! the session is told once when somebody waits whom the hold keeps out. `ONCE` makes ACQUIRE
+//! idempotent: a hold is not counted again, and a waiter keeps its place in the queue. A wait that
+//! could never end is refused.
 //!
 //! `READ` and `WRITE` make it a read-write lock: any number of readers, or one writer, who may read
 //! as well. Readers that come after a waiting writer stand behind it.
@@ -20,8 +22,8 @@
 
 use super::wait::{acquire, confirm, wait_if_allowed};
 use super::{
-    KEY, LEASE_MS, LimitOf, ONCE, OWNER, PERMITS_N, SESSION, WAIT, check_limit_slot, check_slot,
-    named_by, user_naming,
+    KEY, LEASE_MS, LimitOf, ONCE, OWNER, PERMITS_N, SESSION, WAIT, WANTED, check_limit_slot,
+    check_slot, named_by, user_naming,
 };
 use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
 use crate::turn::Named;
@@ -57,6 +59,7 @@ impl Command for Acquire {
             ]),
             WAIT,
             SESSION,
+            WANTED,
             ONCE,
         ],
     };

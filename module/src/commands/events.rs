@@ -2,9 +2,9 @@
 //! fetch what happened to the session's waits and holds.
 //!
 //! Replies an array of `[kind, key, owner, value]`, oldest first: `granted` with the token,
-//! `timeout` with the ttl-ms, `lost` with `expired`, `broken` or `deleted`, `error` with the error
-//! that a blocked waiter would get. Empty at the end of wait-ms; without `BLOCK` it answers at
-//! once.
+//! `timeout` with the ttl-ms, `lost` with `expired`, `broken` or `deleted`, `wanted` with the
+//! number of waiters, `error` with the error that a blocked waiter would get. Empty at the end of
+//! wait-ms; without `BLOCK` it answers at once.
 //!
 //! When the session connection closes, the session's waiters leave their queues and grants not yet
 //! fetched are taken back; its holds are released at once, or after grace-ms if no connection has

@@ -1,5 +1,6 @@
 //! `RLOCK.MACQUIRE owner lease-ms numkeys key [key ...] [BLOCK wait-ms | QUEUE wait-ms]
-//! [SESSION session] [ONCE]`: take several locks at once, all or none, or wait for all of them.
+//! [SESSION session] [WANTED] [ONCE]`: take several locks at once, all or none, or wait for all of
+//! them.
 //!
 //! Replies `[count, token]` when held: the highest hold count, and the token of those that are
 //! newly taken, or the largest if none is; `[0, ttl-ms]` when not, with what is left of the longest
@@ -11,7 +12,7 @@
 
 use super::wait::{acquire, confirm_several, wait_if_allowed};
 use super::{
-    LEASE_MS, NUMKEYS, ONCE, OWNER, SESSION, SOME_KEYS, WAIT, named_by, names, user_naming,
+    LEASE_MS, NUMKEYS, ONCE, OWNER, SESSION, SOME_KEYS, WAIT, WANTED, named_by, names, user_naming,
 };
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::turn::Named;
@@ -30,7 +31,9 @@ impl Command for Macquire {
         flags: c"write deny-oom getkeys-api",
         categories: c"write lock",
         keys: Keys::CountedAt(3, Access::Update),
-        arguments: &[OWNER, LEASE_MS, NUMKEYS, SOME_KEYS, WAIT, SESSION, ONCE],
+        arguments: &[
+            OWNER, LEASE_MS, NUMKEYS, SOME_KEYS, WAIT, SESSION, WANTED, ONCE,
+        ],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {

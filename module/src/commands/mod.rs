@@ -150,4 +150,5 @@ const WAIT: Argument = Argument::either(&[
     Argument::with_token(c"BLOCK", c"wait-ms", ArgumentKind::Integer),
     Argument::with_token(c"QUEUE", c"wait-ms", ArgumentKind::Integer),
 ]);
+const WANTED: Argument = Argument::option(c"WANTED", c"wanted", ArgumentKind::Word);
 const ONCE: Argument = Argument::option(c"ONCE", c"once", ArgumentKind::Word);

@@ -1,14 +1,16 @@
-//! `RLOCK.RENEW key owner lease-ms [READ | WRITE | PERMITS] [TOKEN token] [SESSION session]`: start
-//! the lease anew.
+//! `RLOCK.RENEW key owner lease-ms [READ | WRITE | PERMITS] [TOKEN token] [SESSION session]
+//! [WANTED]`: start the lease anew.
 //!
 //! Replies 1 if the owner holds the lock (with that token), 0 if it is lost. Never revives a
-//! lock. With `SESSION` the hold belongs to that session from now on.
+//! lock. With `SESSION` the hold belongs to that session from now on, and with `WANTED` the session
+//! is told once when somebody waits whom the hold keeps out.
 //!
 //! Replicated as `PEXPIREAT`, a reader's timeout keys as `SET`, permits as `HSET`.
 
 use super::wait::confirm;
 use super::{
-    KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, check_slot, decide_number, named_by, user_naming,
+    KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, WANTED, check_slot, decide_number, named_by,
+    user_naming,
 };
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use crate::turn::Named;
@@ -27,7 +29,7 @@ impl Command for Renew {
         flags: c"write fast",
         categories: c"write fast lock",
         keys: Keys::First(Access::Update),
-        arguments: &[KEY, OWNER, LEASE_MS, MODE, TOKEN, SESSION],
+        arguments: &[KEY, OWNER, LEASE_MS, MODE, TOKEN, SESSION, WANTED],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {

@@ -33,6 +33,7 @@ pub(super) fn acquire(
         Outcome::MustWait { ttl_ms } => {
             changes::listen(ctx);
             if !wait(ctx, &mut turn, wait_mode) {
+                effects::without_keys(ctx, |locks, _, effects| locks.turn_away(&mut turn, effects));
                 reply::not_acquired(ctx, ttl_ms);
             }
         }

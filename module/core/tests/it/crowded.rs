@@ -33,6 +33,7 @@ fn waited_for(stored: Stored) -> Locks {
         asked: None,
         wait_mode: WaitMode::Block(Wait::from_ms(0).unwrap()),
         session: None,
+        wanted: false,
         once: false,
     };
     let mut turn = Turn::of(Command::Acquire(&request), 0, 10);

@@ -119,6 +119,7 @@ impl Crossing {
             asked: None,
             wait_mode: WaitMode::Block(Wait::from_ms(0).unwrap()),
             session: None,
+            wanted: false,
             once: false,
         };
         self.ask(
@@ -142,6 +143,7 @@ impl Crossing {
             keys: keys.collect(),
             wait_mode: WaitMode::Block(Wait::from_ms(0).unwrap()),
             session: None,
+            wanted: false,
             once: false,
         };
         self.ask(Command::MultiAcquire(&request), places, true)

@@ -682,10 +682,15 @@ fn seen_at(world: &World, locks: &[usize]) -> Option<String> {
             let TwinWaiter {
                 owner,
                 is_queued,
+                wanted,
                 together,
                 ..
             } = waiter;
-            write!(text, " {owner:?}/{wait_left:?}/{is_queued}/{together:?}").unwrap();
+            write!(
+                text,
+                " {owner:?}/{wait_left:?}/{is_queued}/{wanted}/{together:?}"
+            )
+            .unwrap();
         }
     }
     for grant in world.under_way() {
@@ -720,8 +725,12 @@ fn seen_of_sessions_at(world: &World, locks: &[usize]) -> Option<String> {
     }
     for ((place, owner), hold) in &life.holds {
         let lease_left = hold.ends_at.map(|end| end - now.wall_ms());
-        let session = hold.session;
-        write!(text, "; {place:?} {owner:?} {session} {lease_left:?}").unwrap();
+        let (session, asks) = (hold.session, hold.asks_if_wanted);
+        write!(
+            text,
+            "; {place:?} {owner:?} {session} {lease_left:?} {asks}"
+        )
+        .unwrap();
     }
     write!(text, "; {:?}", world.called_and_blocked()).unwrap();
     let events = life.sessions.values().map(|session| session.events.len());

@@ -160,7 +160,7 @@ impl Ledger {
 
     /// Invariant 10.
     pub(crate) fn is_told(&mut self, name: Name, event: &TwinEvent) -> Result<(), String> {
-        if let News::Lost(_) = event.news {
+        if let News::Lost(_) | News::Wanted(_) = event.news {
             return Ok(());
         }
         let wait = (name, event.place.clone(), event.owner.clone());
@@ -195,7 +195,7 @@ impl Ledger {
         self.untold.retain(|(of, _, _), _| *of != name);
         let session = twin.life.sessions.get(&name);
         for (event, _) in session.map_or(&[][..], |session| &session.events) {
-            if !matches!(event.news, News::Lost(_)) {
+            if !matches!(event.news, News::Lost(_) | News::Wanted(_)) {
                 let wait = (name, event.place.clone(), event.owner.clone());
                 *self.untold.entry(wait).or_default() += 1;
             }

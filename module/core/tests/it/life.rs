@@ -19,6 +19,8 @@ pub(crate) enum News {
     Timeout(i64),
     Lost(&'static str),
     Error(String),
+    /// Somebody wants the lock, and so many wait.
+    Wanted(i64),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,6 +63,8 @@ pub(crate) struct TwinHold {
     pub(crate) token: Option<i64>,
     /// When its lease ends, as far as anybody has looked.
     pub(crate) ends_at: Option<i64>,
+    /// Whether its session is to hear when the lock is wanted.
+    pub(crate) asks_if_wanted: bool,
 }
 
 /// A hold that must end.
@@ -322,11 +326,12 @@ impl Life {
     ) {
         let at = (place.clone(), owner.to_vec());
         match (session, self.holds.get_mut(&at)) {
-            (Some(session), _) => {
+            (Some(session), known) => {
                 let hold = TwinHold {
                     session,
                     token,
                     ends_at,
+                    asks_if_wanted: known.is_some_and(|known| known.asks_if_wanted),
                 };
                 self.holds.insert(at, hold);
             }
@@ -399,7 +404,9 @@ impl Life {
 pub(crate) fn in_any_order(mut events: Vec<TwinEvent>) -> Vec<TwinEvent> {
     let together = |one: &TwinEvent, next: &TwinEvent| match (&one.news, &next.news) {
         (News::Error(text), News::Error(next)) => text == next,
-        (News::Lost(_), News::Lost(_)) => one.place == next.place,
+        (News::Lost(_), News::Lost(_)) | (News::Wanted(_), News::Wanted(_)) => {
+            one.place == next.place
+        }
         _ => false,
     };
     for run in events.chunk_by_mut(together) {

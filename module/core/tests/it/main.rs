@@ -70,6 +70,7 @@ mod model;
 mod parsing;
 mod sessions;
 mod together;
+mod wanted;
 // The read-write lock: a server, a twin and questions of its own.
 mod read_write;
 // Permits: the same.

@@ -649,6 +649,31 @@ proptest! {
     }
 }
 
+/// Sessions that ask to be told when their locks are wanted, mostly.
+fn history_of_asking() -> impl Strategy<Value = Vec<Op>> {
+    let asks = || proptest::bool::weighted(0.8).prop_map(|asks| Op::AskIfWanted { asks });
+    let steps = prop_oneof![
+        8 => of_sessions(),
+        4 => of_several(),
+        4 => belongs_to_a_session(),
+        2 => op(),
+        1 => prop_oneof![Just(40i64), Just(1200)].prop_map(|delay_ms| Op::Start { delay_ms }),
+        2 => asks(),
+    ];
+    proptest::collection::vec(steps, 1..50).prop_map(|steps| {
+        let listens = |session| Op::Events {
+            session,
+            client: session,
+            block_ms: None,
+            grace_ms: 20,
+        };
+        [listens(0), listens(1), Op::AskIfWanted { asks: true }]
+            .into_iter()
+            .chain(steps)
+            .collect()
+    })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: CASES / 4,
@@ -658,6 +683,11 @@ proptest! {
         ))),
         ..ProptestConfig::default()
     })]
+
+    #[test]
+    fn core_and_twin_agree_when_holds_ask_if_wanted(history in history_of_asking()) {
+        replay(&history).map_err(TestCaseError::fail)?;
+    }
 
     #[test]
     fn core_and_twin_agree_when_sessions_end_together(history in history_of_endings()) {
@@ -701,6 +731,20 @@ fn once_failed() -> Vec<(&'static str, Vec<Op>)> {
             foreign(Change::Write { owner, value }),
             foreign(Change::Expire { ms: 50 }),
             Op::Exec,
+        ],
+    ),
+    (
+        "a script takes the lock for the first in the queue, whose wait is granted on top of that: \
+         the next is granted at the end of the script's lease",
+        vec![
+            acquire(1, 50, Waits::No),
+            acquire(0, 1, Waits::Block(0)),
+            acquire(2, 1, Waits::Block(60)),
+            foreign(Change::Take {
+                owner,
+                lease_ms: Some(7),
+            }),
+            Op::Pass { ms: 7 },
         ],
     )]
     .into_iter()

@@ -18,6 +18,7 @@ pub(crate) const GRACE: &str = "ERR grace-ms must be an integer from 0 to 900719
 pub(crate) const SESSION_LENGTH: &str = "ERR session must have 1 to 1024 bytes";
 pub(crate) const EITHER: &str = "ERR option 'QUEUE' cannot be combined with 'BLOCK'";
 pub(crate) const ALONE: &str = "ERR option 'QUEUE' needs 'SESSION'";
+pub(crate) const WANTED_ALONE: &str = "ERR option 'WANTED' needs 'SESSION'";
 pub(crate) const OWNER_LENGTH: &str = "ERR owner must have 1 to 1024 bytes";
 pub(crate) const RESERVED: &str =
     "ERR owner must not be 'fence' or 'mode', fields of the lock itself";
@@ -85,12 +86,14 @@ fn acquire(args: &[&[u8]]) -> String {
             asked,
             wait_mode,
             session,
+            wanted,
             once,
         } = acquire;
         let (key, owner) = (key.escape_ascii(), owner.escape_ascii());
         let session = session.map(|session| session.name.escape_ascii().to_string());
         let (mode, permits) = (in_words(mode), asked_in_words(asked));
-        format!("{key} {owner} {lease:?}{mode}{permits} {wait_mode:?} {session:?} {once}")
+        let wanted = if wanted { " wanted" } else { "" };
+        format!("{key} {owner} {lease:?}{mode}{permits} {wait_mode:?} {session:?} {once}{wanted}")
     })
 }
 
@@ -121,12 +124,14 @@ fn renew(args: &[&[u8]]) -> String {
             mode,
             token,
             session,
+            wanted,
         } = renew;
         let token = token.map(Token::get);
         let (key, owner) = (key.escape_ascii(), owner.escape_ascii());
         let session = session.map(|session| session.name.escape_ascii().to_string());
         let mode = in_words(mode);
-        format!("{key} {owner} {lease:?}{mode} {token:?} {session:?}")
+        let wanted = if wanted { " wanted" } else { "" };
+        format!("{key} {owner} {lease:?}{mode} {token:?} {session:?}{wanted}")
     })
 }
 
@@ -144,11 +149,13 @@ fn acquire_several(args: &[&[u8]]) -> String {
             keys,
             wait_mode,
             session,
+            wanted,
             once,
         } = acquire;
         let (owner, keys) = (owner.escape_ascii(), in_places(&keys));
         let session = session.map(|session| session.name.escape_ascii().to_string());
-        format!("{owner} {lease:?} {keys} {wait_mode:?} {session:?} {once}")
+        let wanted = if wanted { " wanted" } else { "" };
+        format!("{owner} {lease:?} {keys} {wait_mode:?} {session:?} {once}{wanted}")
     })
 }
 
@@ -289,6 +296,21 @@ fn acquire_reads_what_concerns_sessions() {
                 "k o Lease(1) Block(Wait(7)) Some(\"s\") false",
             ),
             ("k o 1 SESSION s", "k o Lease(1) None Some(\"s\") false"),
+            (
+                "k o 1 wanted SESSION s",
+                "k o Lease(1) None Some(\"s\") false wanted",
+            ),
+            (
+                "k wanted 1 READ SESSION WANTED QUEUE 0 ONCE WANTED",
+                "k wanted Lease(1) READ Queue(Wait(0)) Some(\"WANTED\") true wanted",
+            ),
+            ("k o 1 WANTED", WANTED_ALONE),
+            ("k o 1 WANTED BLOCK 1", WANTED_ALONE),
+            (
+                "k o 1 SESSION s WANTED wanted",
+                "ERR option 'wanted' is given twice",
+            ),
+            ("k o 1 SESSION s WANTED 1", "ERR unknown option '1'"),
             ("k o 1 QUEUE", "ERR option 'QUEUE' needs a value"),
             ("k o 1 QUEUE -1", WAIT),
             ("k o 1 QUEUE 9007199254740992", WAIT),
@@ -342,6 +364,15 @@ fn release_and_renew_read_their_arguments() {
             (
                 "k o 5 session s token 8",
                 "k o Lease(5) Some(8) Some(\"s\")",
+            ),
+            (
+                "k o 5 WaNtEd WRITE session s",
+                "k o Lease(5) WRITE None Some(\"s\") wanted",
+            ),
+            ("k o 5 WANTED TOKEN 8", WANTED_ALONE),
+            (
+                "k o 5 WANTED SESSION s WANTED",
+                "ERR option 'WANTED' is given twice",
             ),
             ("k o 5 SESSION", "ERR option 'SESSION' needs a value"),
             (
@@ -473,6 +504,11 @@ fn acquire_several_reads_its_arguments() {
                 "o 1 2 a b BLOCK 0",
                 "o Lease(1) 4:a,5:b Block(Wait(0)) None false",
             ),
+            (
+                "o 1 2 wanted b SESSION s WANTED",
+                "o Lease(1) 4:wanted,5:b None Some(\"s\") false wanted",
+            ),
+            ("o 1 1 k WANTED", WANTED_ALONE),
             ("o:write 1 1 k", "o:write Lease(1) 4:k None None false"),
             ("", ARITY),
             ("o", ARITY),
@@ -525,6 +561,7 @@ fn release_and_renew_several_read_their_arguments() {
     check(
         renew_several,
         &[
+            ("o 5 1 k SESSION s WANTED", "ERR unknown option 'WANTED'"),
             ("o 5 1 k", "o Lease(5) 4:k None"),
             ("o 5 3 a a b session s", "o Lease(5) 4:a,6:b Some(\"s\")"),
             ("o 5 1 SESSION", "o Lease(5) 4:SESSION None"),

@@ -11,6 +11,7 @@ use rlock_core::{Mode, Now};
 use std::collections::{BTreeMap, BTreeSet};
 
 mod several;
+mod wanted;
 
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 const WRONG_KIND: &str = "WRONGKIND the key holds a read-write lock, not a plain one";
@@ -71,6 +72,7 @@ pub(crate) struct TwinWaiter {
     /// Whether it hears by an event of its session, and not on its own connection.
     pub(crate) is_queued: bool,
     pub(crate) session: Option<Name>,
+    pub(crate) wanted: bool,
     pub(crate) lease_ms: i64,
     pub(crate) since: i64,
     /// On the monotonic clock; none without limit.
@@ -119,6 +121,8 @@ pub(crate) struct Twin {
     /// Waiters that left because there is nothing to wait for.
     pub(crate) refused: u64,
     pub(crate) life: Life,
+    /// Whether commands for a session ask to be told when the lock is wanted.
+    pub(crate) asks_if_wanted: bool,
     /// Whether the core refused the present wait as one without an end.
     pub(crate) is_found: bool,
     last_token: i64,
@@ -149,6 +153,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) lease_ms: i64,
     pub(crate) waits: Waits,
     pub(crate) session: Option<Name>,
+    pub(crate) wanted: bool,
     pub(crate) once: bool,
     /// Whether it has waited, and is granted now.
     pub(crate) waited: bool,
@@ -164,6 +169,7 @@ impl<'a> Asked<'a> {
             lease_ms: waiter.lease_ms,
             waits: Waits::No,
             session: waiter.session,
+            wanted: waiter.wanted,
             once: false,
             waited: true,
             seat: waiter.seat,
@@ -174,6 +180,11 @@ impl<'a> Asked<'a> {
 
 impl Twin {
     pub(crate) fn acquire(&mut self, place: &Place, asked: Asked<'_>, now: Now) -> Reply {
+        let reply = self.take_or_wait(place, asked, now);
+        self.asking(reply, place, asked.owner, asked.wanted)
+    }
+
+    fn take_or_wait(&mut self, place: &Place, asked: Asked<'_>, now: Now) -> Reply {
         if let Some(refused) = self
             .unfetched_grants(asked.session)
             .or(self.not_plain(place))
@@ -246,7 +257,12 @@ impl Twin {
     fn wait_in_line(&mut self, place: &Place, asked: Asked<'_>, now: Now) -> Reply {
         let ttl_ms = self.or_delay(self.ttl_ms(place, now));
         let wait_ms = match asked.waits {
-            Waits::No => return Reply::NotHeld { ttl_ms },
+            Waits::No => {
+                if !self.is_free(place) {
+                    self.is_wanted_by(place, asked.owner);
+                }
+                return Reply::NotHeld { ttl_ms };
+            }
             Waits::Block(ms) | Waits::Queue(ms) => ms,
         };
         let newcomer = TwinWaiter {
@@ -254,6 +270,7 @@ impl Twin {
             seat: asked.seat,
             is_queued: matches!(asked.waits, Waits::Queue(_)),
             session: asked.session,
+            wanted: asked.wanted,
             lease_ms: asked.lease_ms,
             since: now.mono_ms,
             wait_end: (wait_ms > 0).then(|| now.mono_ms + wait_ms),
@@ -281,7 +298,11 @@ impl Twin {
             _ => {
                 let line = self.lines.entry(place.clone()).or_default();
                 line.push(newcomer);
-                line.len() - 1
+                let at = line.len() - 1;
+                if !self.is_free(place) {
+                    self.is_wanted_by(place, asked.owner);
+                }
+                at
             }
         };
         let position = i64::try_from(at + 1).unwrap();
@@ -400,6 +421,20 @@ impl Twin {
     }
 
     pub(crate) fn renew(
+        &mut self,
+        place: &Place,
+        owner: &[u8],
+        lease_ms: i64,
+        token: Option<i64>,
+        session: Option<Name>,
+        now: Now,
+    ) -> Reply {
+        let reply = self.renew_one(place, owner, lease_ms, token, session, now);
+        let asks = self.asks_if_wanted(session);
+        self.asking(reply, place, owner, asks)
+    }
+
+    pub(super) fn renew_one(
         &mut self,
         place: &Place,
         owner: &[u8],
@@ -592,6 +627,7 @@ impl Twin {
                     let others = waiter.together.clone().unwrap_or_default();
                     self.changed.retain(|(place, _)| !others.contains(place));
                 }
+                self.tell_who_keeps_out(place, None);
             }
             Some(_) => {}
             None if self.is_free(place) => self.find_free(place, now),
@@ -605,6 +641,8 @@ impl Twin {
                 if held.is_some_and(|held| held < COUNT_MAX) {
                     self.published.push((place.clone(), Mode::Plain));
                     self.grant_first(place, now);
+                } else {
+                    self.tell_who_keeps_out(place, None);
                 }
             }
         }
@@ -858,6 +896,9 @@ impl Twin {
             self.tally.reentries += 1;
         }
         self.bind(place, &owner, waiter.session);
+        if waiter.wanted {
+            self.ask_if_wanted(place, &owner);
+        }
         self.changed.push((place.clone(), Some(owner)));
     }
 

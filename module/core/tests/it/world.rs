@@ -86,6 +86,10 @@ pub(crate) enum Op {
     As {
         user: usize,
     },
+    /// Commands for a session ask to be told when the lock is wanted, from now on or no more.
+    AskIfWanted {
+        asks: bool,
+    },
     /// The server allows so much from now on.
     Allow {
         sessions: u32,
@@ -391,6 +395,9 @@ impl World {
             crate::is_log_sound(&self.locks)?;
             invariants::is_at_rest(&self.locks, &self.twin, unseen, others, set_back_ms, now)?;
             invariants::sessions_are_at_rest(&self.locks, &self.twin, &self.unseen_holds, now)?;
+            if self.unseen.is_empty() && self.written_by_others.is_empty() {
+                self.twin.nobody_is_left_to_be_told()?;
+            }
         }
         self.compare()
     }
@@ -446,6 +453,7 @@ impl World {
                     lease_ms,
                     waits,
                     session,
+                    wanted: self.twin.asks_if_wanted(session),
                     once,
                     waited: false,
                     seat: self.seats,
@@ -542,6 +550,7 @@ impl World {
                 self.twin.delay_left_ms = (end - self.clock.now.mono_ms).max(0);
             }
             Op::As { user } => self.twin.life.user = user,
+            Op::AskIfWanted { asks } => self.twin.asks_if_wanted = asks,
             Op::Allow {
                 sessions,
                 events,
@@ -574,6 +583,7 @@ impl World {
             session: asked.session.map(|name| self.session(name)),
             mode: Mode::Plain,
             asked: None,
+            wanted: asked.wanted,
             once: asked.once,
         };
         let command = Command::Acquire(&request);
@@ -921,6 +931,7 @@ impl World {
             mode: Mode::Plain,
             token: token.and_then(Token::new),
             session: session.map(|name| self.session(name)),
+            wanted: self.twin.asks_if_wanted(session),
         };
         self.decide_one(Command::Renew(&request), place, |twin, now| {
             twin.renew(place, owner, lease_ms, token, session, now)

@@ -405,6 +405,7 @@ impl<'a> Core<'a> {
             asked,
             wait_mode,
             session,
+            wanted: session.is_some(),
             once: self.choices.one_in(3),
         };
         self.ask(Command::Acquire(&request), wait_mode);
@@ -471,6 +472,7 @@ impl<'a> Core<'a> {
                 .collect(),
             wait_mode,
             session,
+            wanted: session.is_some(),
             once: self.choices.one_in(3),
         };
         self.ask(Command::MultiAcquire(&request), wait_mode);
@@ -524,14 +526,16 @@ impl<'a> Core<'a> {
     fn renew(&mut self) {
         let lock = self.lock();
         let session = self.choices.of(&SESSIONS);
-        let request = Renew {
+        let mut request = Renew {
             key: lock.name,
             owner: self.choices.of(&OWNERS),
             lease: self.lease(),
             mode: self.mode(),
             token: self.token(),
             session: self.choices.maybe(|_| session.into()),
+            wanted: false,
         };
+        request.wanted = request.session.is_some();
         let renewed = self.decide(Command::Renew(&request));
         assert!(
             matches!(renewed, Ok(Outcome::Number(0 | 1)) | Err(_)),

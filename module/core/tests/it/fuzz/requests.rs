@@ -4,7 +4,7 @@ use super::choices::Choices;
 use crate::parsing::{
     ALONE, ARITY, COUNT, EITHER, EITHER_MODE, GRACE, KEY_COUNT, LEASE, LIMIT, LIMIT_TO_SET,
     MATCH_LENGTH, OF_ALONE, OWNER_LENGTH, PERMITS as PERMITS_BOUNDS, PERMITS_ALONE, RESERVED,
-    SESSION_LENGTH, TOKEN, WAIT, WRITER, naive_matches,
+    SESSION_LENGTH, TOKEN, WAIT, WANTED_ALONE, WRITER, naive_matches,
 };
 use rlock_core::request::{
     Acquire, Cancel, Events, Guard, KeyOnly, Limit, List, MultiAcquire, MultiRelease, MultiRenew,
@@ -48,11 +48,12 @@ struct Grammar {
 
 const MODES: [(&str, Kind); 2] = [("READ", Nothing), ("WRITE", Nothing)];
 const PERMITS: [(&str, Kind); 2] = [("PERMITS", Kind::Permits), ("OF", Kind::Limit)];
-const WAITS: [(&str, Kind); 4] = [
+const WAITS: [(&str, Kind); 5] = [
     ("BLOCK", Kind::Wait),
     ("QUEUE", Kind::Wait),
     ("SESSION", Session),
     ("ONCE", Nothing),
+    ("WANTED", Nothing),
 ];
 
 const GRAMMARS: [Grammar; 12] = [
@@ -60,6 +61,7 @@ const GRAMMARS: [Grammar; 12] = [
         fixed: &[Key, Owner, Kind::Lease],
         options: &[
             MODES[0], MODES[1], PERMITS[0], PERMITS[1], WAITS[0], WAITS[1], WAITS[2], WAITS[3],
+            WAITS[4],
         ],
         is_fixed: false,
         parse: |args| Acquire::parse(args.iter().copied()).map(|of| acquire(&of)),
@@ -84,6 +86,7 @@ const GRAMMARS: [Grammar; 12] = [
             ("PERMITS", Nothing),
             ("TOKEN", Kind::Token),
             WAITS[2],
+            WAITS[4],
         ],
         is_fixed: false,
         parse: |args| Renew::parse(args.iter().copied()).map(|of| renew(&of)),
@@ -351,7 +354,7 @@ fn anything(choices: &mut Choices<'_>) -> Vec<u8> {
         2 => choices
             .of(&[
                 "READ", "write", "BLOCK", "queue", "SESSION", "ONCE", "TOKEN", "LEASE", "MATCH",
-                "COUNT", "GRACE", "PERMITS", "of", "STOP",
+                "COUNT", "GRACE", "PERMITS", "of", "STOP", "WANTED",
             ])
             .into(),
         _ => choices
@@ -486,6 +489,9 @@ fn go_together(given: &[(&str, Vec<u8>)], args: &Words) -> Result<(), String> {
     if has("QUEUE") && !has("SESSION") {
         return Err(ALONE.into());
     }
+    if has("WANTED") && !has("SESSION") {
+        return Err(WANTED_ALONE.into());
+    }
     if (has("READ") || has("WRITE")) && args[1].ends_with(b":write") {
         return Err(WRITER.into());
     }
@@ -587,7 +593,7 @@ fn of_permits(permits: Permits) -> i64 {
     permits.get()
 }
 
-fn waits(wait_mode: WaitMode, session: Option<SessionRef<'_>>, once: bool) -> Words {
+fn waits(wait_mode: WaitMode, session: Option<SessionRef<'_>>, once: bool, wanted: bool) -> Words {
     let (block, queue) = match wait_mode {
         WaitMode::None => (None, None),
         WaitMode::Block(wait) => (Some(digits(wait.ms())), None),
@@ -599,12 +605,17 @@ fn waits(wait_mode: WaitMode, session: Option<SessionRef<'_>>, once: bool) -> Wo
         option_of("QUEUE", queue),
         session_of(session),
         once,
+        wanted_of(wanted),
     ]
     .concat()
 }
 
 fn session_of(session: Option<SessionRef<'_>>) -> Words {
     option_of("SESSION", session.map(|session| session.name.to_vec()))
+}
+
+fn wanted_of(wanted: bool) -> Words {
+    wanted.then(|| b"WANTED".to_vec()).into_iter().collect()
 }
 
 fn token_of(token: Option<Token>) -> Words {
@@ -618,7 +629,7 @@ fn named(keys: &[NamedKey<'_>]) -> Words {
 
 fn acquire(of: &Acquire<'_>) -> Words {
     let fixed = vec![of.key.to_vec(), of.owner.to_vec(), lease_ms(of.lease)];
-    let waits = waits(of.wait_mode, of.session, of.once);
+    let waits = waits(of.wait_mode, of.session, of.once, of.wanted);
     let permits = of.asked.map(|asked| digits(of_permits(asked.permits)));
     let limit = of.asked.and_then(|asked| asked.limit);
     let limit = option_of("OF", limit.map(|limit| digits(of_permits(limit))));
@@ -642,13 +653,14 @@ fn renew(of: &Renew<'_>) -> Words {
         mode_of(of.mode),
         token_of(of.token),
         session_of(of.session),
+        wanted_of(of.wanted),
     ]
     .concat()
 }
 
 fn acquire_several(of: &MultiAcquire<'_>) -> Words {
     let fixed = vec![of.owner.to_vec(), lease_ms(of.lease)];
-    let waits = waits(of.wait_mode, of.session, of.once);
+    let waits = waits(of.wait_mode, of.session, of.once, of.wanted);
     [fixed, named(&of.keys), waits].concat()
 }
 

@@ -202,6 +202,7 @@ impl World {
             asked: None,
             wait_mode: WaitMode::None,
             session: None,
+            wanted: false,
             once,
         };
         let (acquired, effects) = self.decide(Command::Acquire(&request), stored);
@@ -259,6 +260,7 @@ impl World {
             mode,
             token: None,
             session: None,
+            wanted: false,
         };
         let (renewed, effects) = self.decide(Command::Renew(&request), stored);
         match renewed {

@@ -126,6 +126,12 @@ fn history(op: impl Strategy<Value = Op>) -> impl Strategy<Value = Vec<Op>> {
     })
 }
 
+/// The session asks to be told when somebody waits, mostly.
+fn asking() -> impl Strategy<Value = Op> {
+    let asks = proptest::bool::weighted(0.8).prop_map(|asks| Op::AskIfWanted { asks });
+    prop_oneof![10 => ours(), 3 => among_any_hands(), 2 => asks]
+}
+
 fn config() -> ProptestConfig {
     ProptestConfig {
         cases: CASES,
@@ -143,6 +149,11 @@ proptest! {
     #[test]
     fn core_and_twin_agree_on_any_history(history in history(ours())) {
         replay(&history, true).map_err(TestCaseError::fail)?;
+        replay(&history, false).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
+    fn core_and_twin_agree_when_holds_ask_if_wanted(history in history(asking())) {
         replay(&history, false).map_err(TestCaseError::fail)?;
     }
 

@@ -11,6 +11,8 @@ pub(crate) struct Hold {
     pub(crate) end: i64,
     pub(crate) token: i64,
     pub(crate) of_session: bool,
+    /// Whether the session is to hear when somebody waits for what it holds.
+    pub(crate) asks_if_wanted: bool,
 }
 
 /// One who waits for some.
@@ -21,6 +23,7 @@ pub(crate) struct Waiter {
     pub(crate) of: Option<i64>,
     pub(crate) lease_ms: i64,
     pub(crate) of_session: bool,
+    pub(crate) wanted: bool,
     /// The blocked client; none of one that is queued for the session.
     pub(crate) client: Option<usize>,
     /// Monotonic, in milliseconds.
@@ -47,6 +50,7 @@ pub(crate) enum Heard {
     NotAcquired { ttl_ms: i64 },
     Refused(String),
     Lost(&'static str),
+    Wanted(usize),
 }
 
 /// To whom it is said.
@@ -77,6 +81,8 @@ pub(crate) struct Twin {
     pub(crate) queue: Vec<Waiter>,
     pub(crate) told: Vec<(To, Heard)>,
     pub(crate) is_attached: bool,
+    /// Whether commands for the session ask to be told when somebody waits.
+    pub(crate) asks_if_wanted: bool,
     pub(crate) delay_end: i64,
     last_token: i64,
 }
@@ -135,6 +141,18 @@ impl Twin {
     // --- Commands --------------------------------------------------------------------------------
 
     pub(crate) fn acquire(&mut self, request: &Request, now: Now) -> Reply {
+        let reply = self.take_or_wait(request, now);
+        if let Reply::Held { .. } = reply {
+            self.ask_if_wanted(
+                request.owner,
+                request.of_session && self.asks_if_wanted,
+                now,
+            );
+        }
+        reply
+    }
+
+    fn take_or_wait(&mut self, request: &Request, now: Now) -> Reply {
         let Request {
             owner, permits, of, ..
         } = *request;
@@ -168,8 +186,24 @@ impl Twin {
             let token = self.grant(owner, permits, request.lease_ms, request.of_session, now);
             return Reply::Held { permits, token };
         }
+        self.wait_in_queue(request, place, fits, now)
+    }
+
+    fn wait_in_queue(
+        &mut self,
+        request: &Request,
+        place: Option<usize>,
+        fits: bool,
+        now: Now,
+    ) -> Reply {
+        let Request {
+            owner, permits, of, ..
+        } = *request;
         let ttl_ms = self.ttl_ms(permits, of, now);
         let Some(wait_ms) = request.wait_ms else {
+            if !fits {
+                self.tell_who_keeps_out(&[owner]);
+            }
             return Reply::NotHeld { ttl_ms };
         };
         let waiter = Waiter {
@@ -178,6 +212,7 @@ impl Twin {
             of,
             lease_ms: request.lease_ms,
             of_session: request.of_session,
+            wanted: request.of_session && self.asks_if_wanted,
             client: request.is_blocked.then_some(request.client),
             wait_end: (wait_ms > 0).then(|| now.mono_ms + wait_ms),
         };
@@ -195,7 +230,12 @@ impl Twin {
                     "QUEUEFULL too many waiters, {limit} {WAITERS_MAX}"
                 ));
             }
-            None => self.queue.push(waiter),
+            None => {
+                self.queue.push(waiter);
+                if !fits {
+                    self.tell_who_keeps_out(&[owner]);
+                }
+            }
         }
         if request.is_blocked {
             Reply::Waits
@@ -252,6 +292,7 @@ impl Twin {
         };
         hold.end = now.wall_ms() + lease_ms;
         hold.of_session |= of_session;
+        self.ask_if_wanted(owner, of_session && self.asks_if_wanted, now);
         Reply::Number(1)
     }
 
@@ -364,13 +405,19 @@ impl Twin {
                 continue;
             }
             let fits = self.fits(first.permits, first.of, self.holds.values());
-            if !fits || self.delay_left(now) > 0 {
+            if !fits {
+                let waiting: Vec<usize> = self.queue.iter().map(|of| of.owner).collect();
+                return self.tell_who_keeps_out(&waiting);
+            }
+            if self.delay_left(now) > 0 {
                 return;
             }
             self.queue.remove(0);
             let (owner, permits) = (first.owner, first.permits);
             let token = self.grant(owner, permits, first.lease_ms, first.of_session, now);
             self.tell(&first, Heard::Granted { token });
+            let hold = self.holds.get_mut(&owner).unwrap();
+            hold.asks_if_wanted = first.wanted;
         }
     }
 
@@ -388,9 +435,31 @@ impl Twin {
             end: now.wall_ms() + lease_ms,
             token,
             of_session,
+            asks_if_wanted: false,
         };
         self.holds.insert(owner, hold);
         token
+    }
+
+    /// A hold asks, and hears at once if the first in the queue cannot come in.
+    fn ask_if_wanted(&mut self, owner: usize, asks: bool, now: Now) {
+        if asks {
+            self.holds.get_mut(&owner).unwrap().asks_if_wanted = true;
+            self.settle(now);
+        }
+    }
+
+    /// Tells those who asked that somebody of these does not get what it wants.
+    fn tell_who_keeps_out(&mut self, owners: &[usize]) {
+        let length = self.queue.len();
+        for (holder, hold) in &mut self.holds {
+            let keeps_out = owners.iter().any(|owner| owner != holder);
+            if hold.asks_if_wanted && keeps_out {
+                hold.asks_if_wanted = false;
+                self.told
+                    .push((To::Session(*holder), Heard::Wanted(length)));
+            }
+        }
     }
 
     fn tell(&mut self, waiter: &Waiter, heard: Heard) {

@@ -63,6 +63,10 @@ pub(crate) enum Op {
     /// The session's connection fetches its events, or closes.
     Fetch,
     Close,
+    /// Commands for the session ask to be told when somebody waits, from now on or no more.
+    AskIfWanted {
+        asks: bool,
+    },
     /// Somebody else deletes the key.
     Delete,
     /// Somebody else writes the limit's key, and it is noticed within a second.
@@ -240,6 +244,7 @@ impl World {
                     mode: Mode::Permits,
                     token: token.and_then(Token::new),
                     session: of_session.then_some(SESSION.into()),
+                    wanted: of_session && self.twin.asks_if_wanted,
                 };
                 let of_core = self.decide(Command::Renew(&request))?;
                 let of_twin = self.twin.renew(owner, lease_ms, token, of_session, now);
@@ -287,6 +292,7 @@ impl World {
                 (self.session, self.connection) = (None, self.connection + 1);
                 self.twin.end_session(now);
             }
+            Op::AskIfWanted { asks } => self.twin.asks_if_wanted = asks,
             Op::Delete => {
                 (self.space.hash, self.space.ends_at) = (None, None);
                 self.twin.lose_all("deleted", now);
@@ -333,6 +339,7 @@ impl World {
                 end,
                 token,
                 of_session: false,
+                asks_if_wanted: false,
             };
             self.twin.holds.insert(owner, hold);
             self.locks.changed(at());
@@ -420,6 +427,7 @@ impl World {
                 EventKind::Lost(LostReason::Broken) => Heard::Lost("broken"),
                 EventKind::Lost(LostReason::Deleted) => Heard::Lost("deleted"),
                 EventKind::Error(refusal) => Heard::Refused(refusal.to_string()),
+                EventKind::Wanted { waiters } => Heard::Wanted(usize::try_from(*waiters).unwrap()),
             };
             self.told.push((To::Session(index_of(&event.owner)), heard));
         }
@@ -444,6 +452,7 @@ impl World {
                 Some(wait) => WaitMode::Queue(wait),
             },
             session: of.of_session.then_some(SESSION.into()),
+            wanted: of.of_session && self.twin.asks_if_wanted,
             once: of.once,
         };
         let command = Command::Acquire(&request);

@@ -15,6 +15,8 @@ pub(crate) enum News {
     Timeout(i64),
     Lost(&'static str),
     Error(String),
+    /// Somebody wants the lock, and so many wait.
+    Wanted(i64),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,6 +54,8 @@ pub(crate) struct TwinHold {
     pub(crate) token: Option<i64>,
     /// When its lease ends, as far as anybody has looked.
     pub(crate) ends_at: Option<i64>,
+    /// Whether its session is to hear when the lock is wanted.
+    pub(crate) asks_if_wanted: bool,
 }
 
 /// A hold that must end.
@@ -217,11 +221,12 @@ impl Life {
         ends_at: Option<i64>,
     ) {
         match (session, self.holds.get_mut(&of)) {
-            (Some(session), _) => {
+            (Some(session), known) => {
                 let hold = TwinHold {
                     session,
                     token,
                     ends_at,
+                    asks_if_wanted: known.is_some_and(|known| known.asks_if_wanted),
                 };
                 self.holds.insert(of, hold);
             }

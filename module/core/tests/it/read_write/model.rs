@@ -389,6 +389,17 @@ fn history(op: impl Strategy<Value = Op>) -> impl Strategy<Value = Vec<Op>> {
     })
 }
 
+/// Sessions that ask to be told when their locks are wanted, mostly.
+fn asking() -> impl Strategy<Value = Op> {
+    let asks = || proptest::bool::weighted(0.8).prop_map(|asks| Op::AskIfWanted { asks });
+    prop_oneof![
+        8 => belongs_to_a_session(),
+        8 => ours(),
+        2 => with_a_delay(),
+        3 => asks(),
+    ]
+}
+
 fn config() -> ProptestConfig {
     ProptestConfig {
         cases: CASES,
@@ -420,6 +431,11 @@ proptest! {
 
     #[test]
     fn core_and_twin_agree_beside_redisson(history in history(beside_redisson())) {
+        replay(&history, Reading::All).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
+    fn core_and_twin_agree_when_holds_ask_if_wanted(history in history(asking())) {
         replay(&history, Reading::All).map_err(TestCaseError::fail)?;
     }
 

@@ -9,6 +9,8 @@ use super::life::{HoldName, Life, Name, News, TwinEnding, TwinEvent};
 use rlock_core::{Kind, Mode, NEVER, Now};
 use std::collections::{BTreeMap, BTreeSet};
 
+mod wanted;
+
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 const IS_READ_WRITE: &str = "WRONGKIND the key holds a read-write lock, not a plain one";
 const IS_PLAIN: &str = "WRONGKIND the key holds a plain lock, not a read-write one";
@@ -61,6 +63,7 @@ pub(crate) struct TwinWaiter {
     /// Whether it hears by an event of its session, and not on its own connection.
     pub(crate) is_queued: bool,
     pub(crate) session: Option<Name>,
+    pub(crate) wanted: bool,
     pub(crate) lease_ms: i64,
     pub(crate) since: i64,
     /// On the monotonic clock; none without limit.
@@ -107,6 +110,8 @@ pub(crate) struct Twin {
     /// Waiters that left because there is nothing to wait for.
     pub(crate) refused: u64,
     pub(crate) life: Life,
+    /// Whether commands for a session ask to be told when the lock is wanted.
+    pub(crate) asks_if_wanted: bool,
     /// Whether the core refused the present wait as one without an end.
     pub(crate) is_found: bool,
     writer_tokens: BTreeMap<Vec<u8>, WriterToken>,
@@ -188,6 +193,12 @@ impl Twin {
     // --- Commands --------------------------------------------------------------------------------
 
     pub(crate) fn acquire(&mut self, lock: &[u8], asked: Asked<'_>, now: Now) -> Reply {
+        let reply = self.take_or_wait(lock, asked, now);
+        let asks = self.asks_if_wanted(asked.session);
+        self.asking(reply, (lock, asked.owner, asked.mode), asks)
+    }
+
+    fn take_or_wait(&mut self, lock: &[u8], asked: Asked<'_>, now: Now) -> Reply {
         if let Some(refused) = self
             .unfetched_grants(asked.session)
             .or(self.not_a_lock(lock))
@@ -235,7 +246,13 @@ impl Twin {
     fn wait_in_line(&mut self, lock: &[u8], asked: Asked<'_>, now: Now) -> Reply {
         let ttl_ms = self.or_delay(self.ttl_ms(lock, now));
         let wait_ms = match asked.waits {
-            Waits::No => return Reply::NotHeld { ttl_ms },
+            Waits::No => {
+                if !self.is_free(lock) {
+                    let wants = (asked.owner.to_vec(), asked.mode);
+                    self.tell_who_keeps_out(lock, &[wants]);
+                }
+                return Reply::NotHeld { ttl_ms };
+            }
             Waits::Block(ms) | Waits::Queue(ms) => ms,
         };
         let place = self.place_in_line(lock, asked.owner, asked.mode);
@@ -250,6 +267,7 @@ impl Twin {
             seat: asked.seat,
             is_queued: matches!(asked.waits, Waits::Queue(_)),
             session: asked.session,
+            wanted: self.asks_if_wanted(asked.session),
             lease_ms: asked.lease_ms,
             since: now.mono_ms,
             wait_end: (wait_ms > 0).then(|| now.mono_ms + wait_ms),
@@ -278,7 +296,12 @@ impl Twin {
             _ => {
                 let line = self.lines.entry(lock.to_vec()).or_default();
                 line.push(newcomer);
-                line.len() - 1
+                let at = line.len() - 1;
+                if !self.is_free(lock) {
+                    let wants = (asked.owner.to_vec(), asked.mode);
+                    self.tell_who_keeps_out(lock, &[wants]);
+                }
+                at
             }
         };
         self.tally.waiters_peak = self.tally.waiters_peak.max(self.waiting());
@@ -421,7 +444,8 @@ impl Twin {
         self.life.confirm(lock, owner, mode);
         self.bind(lock, owner, mode, session);
         self.tally.renewals += 1;
-        Reply::Number(1)
+        let asks = self.asks_if_wanted(session);
+        self.asking(Reply::Number(1), (lock, owner, mode), asks)
     }
 
     pub(crate) fn cancel(&mut self, lock: &[u8], owner: &[u8], now: Now) -> Reply {
@@ -600,6 +624,8 @@ impl Twin {
         }
         if self.lets_first_in(lock) {
             self.grant_first(lock, now);
+        } else if !self.is_free(lock) {
+            self.tell_who_keeps_out_any(lock);
         }
     }
 
@@ -1001,6 +1027,9 @@ impl Twin {
         // Readers that are next come in with it.
         self.changed.insert(lock.to_vec());
         self.tell(lock, &waiter, Heard::Granted { count, token });
+        if waiter.wanted {
+            self.ask_if_wanted(lock, &waiter.owner, waiter.mode);
+        }
     }
 
     /// An owner enters a lock that lets it in.

@@ -96,6 +96,10 @@ pub(crate) enum Op {
         changes: Vec<Change>,
         told: bool,
     },
+    /// Commands for a session ask to be told when the lock is wanted, from now on or no more.
+    AskIfWanted {
+        asks: bool,
+    },
     /// The server becomes a replica, and primary again.
     Failover {
         guard_ms: i64,
@@ -265,6 +269,9 @@ impl World {
             crate::is_log_sound(&self.locks)?;
             invariants::is_at_rest(&self.locks, &self.twin, &self.unseen, set_back_ms, now)?;
             invariants::sessions_are_at_rest(&self.locks, &self.twin, &self.unseen_holds, now)?;
+            if self.unseen.is_empty() {
+                self.twin.nobody_is_left_to_be_told()?;
+            }
         }
         self.compare()?;
         Ok(of_core)
@@ -405,6 +412,7 @@ impl World {
                 let end = self.started_at + delay_ms;
                 self.twin.delay_left_ms = (end - self.clock.now.mono_ms).max(0);
             }
+            Op::AskIfWanted { asks } => self.twin.asks_if_wanted = *asks,
             Op::Multi => self.in_multi = true,
             Op::Exec => self.in_multi = false,
             Op::Tick { decisions } => self.tick(*decisions)?,
@@ -596,6 +604,7 @@ impl World {
                 Waits::Queue(ms) => WaitMode::Queue(Wait::from_ms(ms).unwrap()),
             },
             session: asked.session.map(|name| SESSIONS[name].into()),
+            wanted: self.twin.asks_if_wanted(asked.session),
             once: asked.once,
         };
         let command = Command::Acquire(&request);
@@ -709,6 +718,7 @@ impl World {
             mode,
             token: token.and_then(Token::new),
             session: session.map(|name| SESSIONS[name].into()),
+            wanted: self.twin.asks_if_wanted(session),
         };
         self.decide(Command::Renew(&request), |twin, now| {
             twin.renew(lock, owner, mode, lease_ms, token, session, now)
@@ -1070,6 +1080,7 @@ fn shown(event: &Event) -> TwinEvent {
         EventKind::Lost(LostReason::Broken) => News::Lost("broken"),
         EventKind::Lost(LostReason::Deleted) => News::Lost("deleted"),
         EventKind::Error(refusal) => News::Error(refusal.to_string()),
+        EventKind::Wanted { waiters } => News::Wanted((*waiters).into()),
     };
     TwinEvent {
         news,

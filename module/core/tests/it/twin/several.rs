@@ -37,6 +37,7 @@ impl Twin {
         };
         if places.iter().all(is_to_be_had) {
             let (count, token, _) = self.enter_all(places, asked, now);
+            self.ask_of_all(places, asked);
             return Reply::Held { count, token };
         }
         self.wait_in_all_lines(places, asked, now)
@@ -84,7 +85,14 @@ impl Twin {
     fn wait_in_all_lines(&mut self, places: &[Place], asked: Asked<'_>, now: Now) -> Reply {
         let ttl_ms = self.or_delay(self.ttl_of_others(places, asked.owner, now));
         let wait_ms = match asked.waits {
-            Waits::No => return Reply::NotHeld { ttl_ms },
+            Waits::No => {
+                for place in places {
+                    if !self.is_free(place) && self.hold(place, asked.owner).is_none() {
+                        self.is_wanted_by(place, asked.owner);
+                    }
+                }
+                return Reply::NotHeld { ttl_ms };
+            }
             Waits::Block(ms) | Waits::Queue(ms) => ms,
         };
         let is_queued = matches!(asked.waits, Waits::Queue(_));
@@ -93,6 +101,7 @@ impl Twin {
             seat: asked.seat,
             is_queued,
             session: asked.session,
+            wanted: asked.wanted,
             lease_ms: asked.lease_ms,
             since: now.mono_ms,
             wait_end: (wait_ms > 0).then(|| now.mono_ms + wait_ms),
@@ -125,6 +134,9 @@ impl Twin {
             for place in places {
                 let line = self.lines.entry(place.clone()).or_default();
                 line.push(newcomer.clone());
+            }
+            for place in places {
+                self.is_wanted_by(place, asked.owner);
             }
         }
         let place_in = |place| {
@@ -217,7 +229,7 @@ impl Twin {
         }
         let renewed = places
             .iter()
-            .map(|place| self.renew(place, owner, lease_ms, None, session, now))
+            .map(|place| self.renew_one(place, owner, lease_ms, None, session, now))
             .filter(|reply| *reply == Reply::Number(1));
         Reply::Number(i64::try_from(renewed.count()).unwrap())
     }
@@ -287,6 +299,14 @@ impl Twin {
             several,
         };
         self.tell(&places[0], waiter, heard);
+        self.ask_of_all(&places, asked);
+    }
+
+    /// Each of the holds asks whether its lock is wanted, if they are to.
+    fn ask_of_all(&mut self, places: &[Place], asked: Asked<'_>) {
+        for place in places.iter().filter(|_| asked.wanted) {
+            self.ask_if_wanted(place, asked.owner);
+        }
     }
 
     /// There is nothing to wait for.

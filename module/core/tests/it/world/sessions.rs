@@ -252,6 +252,7 @@ fn shown(event: &Event) -> TwinEvent {
         EventKind::Lost(LostReason::Broken) => News::Lost("broken"),
         EventKind::Lost(LostReason::Deleted) => News::Lost("deleted"),
         EventKind::Error(refusal) => News::Error(refusal.to_string()),
+        EventKind::Wanted { waiters } => News::Wanted((*waiters).into()),
     };
     TwinEvent {
         news,

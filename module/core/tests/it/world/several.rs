@@ -28,6 +28,7 @@ impl World {
                     lease_ms: *lease_ms,
                     waits,
                     session: *session,
+                    wanted: self.twin.asks_if_wanted(*session),
                     once: *once,
                     waited: false,
                     seat: self.seats,
@@ -65,6 +66,7 @@ impl World {
                 .into_iter()
                 .flat_map(|name| [b"SESSION".to_vec(), name]),
         );
+        args.extend(asked.wanted.then(|| b"wanted".to_vec()));
         args.extend(asked.once.then(|| b"ONCE".to_vec()));
         let mut request = MultiAcquire::parse(args.iter().map(Vec::as_slice))
             .map_err(|refusal| format!("{args:?}: {refusal}"))?;

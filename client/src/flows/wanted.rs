@@ -1,0 +1,123 @@
+//! Hearing that a lock is wanted: the server is asked to tell, by a renewal, and does so once.
+
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use futures_util::future::try_join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::background::task;
+use crate::backoff::Backoff;
+use crate::error::{Error, LostReason};
+use crate::flows::{Aim, Context, renew};
+use crate::ledger::{Hold, Next};
+use crate::topology::Router;
+use crate::wire::Mode;
+
+/// Ends when one of these is wanted that were not `heard` of yet, or is lost.
+pub(crate) async fn wanted<'a>(
+    context: &Arc<Context>,
+    holds: impl Iterator<Item = &'a Arc<Hold>> + Clone,
+    heard: &AtomicU64,
+) -> Result<(), Error> {
+    let lost = holds.clone().find_map(|hold| hold.lost(Instant::now()));
+    if let Some(reason) = lost {
+        return Err(Error::lost(reason));
+    }
+    let told = || -> u64 { holds.clone().map(|hold| hold.wanted.told()).sum() };
+    // Told while nobody waited for it, or to another guard.
+    let known = told();
+    if heard.swap(known, Ordering::Relaxed) < known {
+        return Ok(());
+    }
+    let mut waiting: FuturesUnordered<_> = holds
+        .clone()
+        .map(|hold| until_wanted(context, hold))
+        .collect();
+    let word = waiting.next().await;
+    heard.store(told(), Ordering::Relaxed);
+    // A guard has something.
+    word.unwrap_or(Ok(()))
+}
+
+async fn until_wanted(context: &Arc<Context>, hold: &Arc<Hold>) -> Result<(), Error> {
+    let known = hold.wanted.told();
+    loop {
+        // Listens before it looks: what changes in between is heard.
+        let mut changed = pin!(hold.changed.notified());
+        changed.as_mut().enable();
+        let end = hold.end();
+        if let Some(reason) = hold.lost(Instant::now()) {
+            return Err(Error::lost(reason));
+        }
+        if hold.wanted.told() > known {
+            return Ok(());
+        }
+        match hold.wanted.next(&hold.attachment()) {
+            Next::Wait => {}
+            // In a task of its own: whoever looks again and again, and never waits for long, would
+            // otherwise ask again and again.
+            Next::Ask => {
+                let asking = ask_until_answered(Arc::downgrade(context), Arc::downgrade(hold));
+                context.background.runtime.spawn(task(asking));
+            }
+            Next::Fail(error) => return Err(error),
+        }
+        tokio::select! {
+            () = sleep_until(end) => {}
+            () = changed => {}
+        }
+    }
+}
+
+/// Asks until there is an answer, or nobody is left whom it concerns.
+async fn ask_until_answered(context: Weak<Context>, hold: Weak<Hold>) {
+    let mut backoff = Backoff::new();
+    // In the pauses nothing is kept: the client may end with its last guard.
+    while let (Some(context), Some(hold)) = (context.upgrade(), hold.upgrade()) {
+        let is_over = !hold.has_guards() || hold.lost(Instant::now()).is_some();
+        let (told, by) = (hold.wanted.told(), hold.attachment());
+        let outcome = if is_over {
+            Some(None)
+        } else {
+            match ask(&context.router, &hold).await {
+                Ok(()) => {
+                    hold.wanted.agreed(told, by);
+                    hold.changed.notify_waiters();
+                    return;
+                }
+                Err(error) if error.is_unanswered() => None,
+                Err(error) => Some(Some(error)),
+            }
+        };
+        if let Some(error) = outcome {
+            hold.wanted.failed(error);
+            hold.changed.notify_waiters();
+            return;
+        }
+        drop((context, hold));
+        sleep(backoff.next()).await;
+    }
+}
+
+/// Asks the server to tell, of each of several locks. A renewal of several cannot ask, and of each
+/// its owner has one hold, whatever its token.
+async fn ask(router: &Router, hold: &Arc<Hold>) -> Result<(), Error> {
+    if hold.target.mode != Mode::Several {
+        return renew::renew(router, hold, Aim::Wanted, Hold::kept).await;
+    }
+    let _turn = hold.renewing.lock().await;
+    let lease = |now| hold.kept(now);
+    let each = hold.target.names.iter().map(|name| async move {
+        let one = hold.target.one(name);
+        renew::ask(router, &one, None, Aim::Wanted, lease).await
+    });
+    let told = try_join_all(each).await?;
+    if told.iter().all(|told| told.held) {
+        return Ok(());
+    }
+    hold.lose(LostReason::NotHeld);
+    Err(Error::lost(LostReason::NotHeld))
+}

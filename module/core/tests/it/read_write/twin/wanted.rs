@@ -1,0 +1,78 @@
+//! WANTED: who hears that somebody waits whom its hold keeps out.
+
+use super::{Reply, Twin};
+use crate::read_write::life::{HoldName, Name, News};
+use rlock_core::Mode;
+
+/// Readers let others read, and nobody waits for what it holds.
+fn keeps_out((_, holder, held_as): &HoldName, owner: &[u8], mode: Mode) -> bool {
+    holder != owner && !(*held_as == Mode::Read && mode == Mode::Read)
+}
+
+impl Twin {
+    /// Whether a command for this session asks to be told.
+    pub(crate) fn asks_if_wanted(&self, session: Option<Name>) -> bool {
+        self.asks_if_wanted && session.is_some()
+    }
+
+    /// The owner's hold asks. Who has the lock alone hears at once if somebody waits; beside a
+    /// reader others may come in first.
+    pub(super) fn ask_if_wanted(&mut self, lock: &[u8], owner: &[u8], mode: Mode) {
+        let of = (lock.to_vec(), owner.to_vec(), mode);
+        if let Some(hold) = self.life.holds.get_mut(&of) {
+            hold.asks_if_wanted = true;
+        }
+        if mode != Mode::Read {
+            self.tell_who_keeps_out_any(lock);
+        }
+    }
+
+    /// What an ACQUIRE or RENEW was answered: a hold of it asks, if it is to.
+    pub(super) fn asking(&mut self, reply: Reply, of: (&[u8], &[u8], Mode), asks: bool) -> Reply {
+        if asks && matches!(reply, Reply::Held { .. } | Reply::Number(1)) {
+            self.ask_if_wanted(of.0, of.1, of.2);
+        }
+        reply
+    }
+
+    /// Tells the holds that ask and keep somebody in the line out.
+    pub(super) fn tell_who_keeps_out_any(&mut self, lock: &[u8]) {
+        let line = self.line(lock).iter();
+        let waiting: Vec<_> = line.map(|of| (of.owner.clone(), of.mode)).collect();
+        self.tell_who_keeps_out(lock, &waiting);
+    }
+
+    /// Tells the holds that ask and keep one of these out.
+    pub(super) fn tell_who_keeps_out(&mut self, lock: &[u8], kept_out: &[(Vec<u8>, Mode)]) {
+        let length = i64::try_from(self.line(lock).len()).unwrap();
+        let mut told = Vec::new();
+        for (of, hold) in &mut self.life.holds {
+            let is_wanted = of.0 == lock
+                && kept_out
+                    .iter()
+                    .any(|(owner, mode)| keeps_out(of, owner, *mode));
+            if hold.asks_if_wanted && is_wanted {
+                hold.asks_if_wanted = false;
+                told.push((hold.session, of.clone()));
+            }
+        }
+        for (session, (lock, owner, mode)) in told {
+            let news = News::Wanted(length);
+            self.life.tell(session, news, &lock, &owner, mode);
+        }
+    }
+
+    /// With nothing left to do, a hold that asks keeps out nobody in the line.
+    pub(crate) fn nobody_is_left_to_be_told(&self) -> Result<(), String> {
+        let is_left = |of: &HoldName| {
+            let mut line = self.line(&of.0).iter();
+            !self.is_free(&of.0) && line.any(|waiter| keeps_out(of, &waiter.owner, waiter.mode))
+        };
+        let asking = self.life.holds.iter();
+        let mut asking = asking.filter(|(_, hold)| hold.asks_if_wanted);
+        match asking.find(|(of, _)| is_left(of)) {
+            Some(hold) => Err(format!("{hold:?} asks, and was not told who waits")),
+            None => Ok(()),
+        }
+    }
+}
