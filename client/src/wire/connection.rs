@@ -155,7 +155,15 @@ impl Connector {
             return false;
         };
         let before = self.latest.borrow().clone();
-        match self.reach(&client, asked).await {
+        // While nothing is in use, whoever connects asks too, and has the time of a reply for one
+        // that stands still. Waited for here as well, it would put off the next question, and be
+        // in use when it goes on as a primary that was replaced meanwhile.
+        let limit = before.server.is_none().then_some(within);
+        let reached = timeout(limit.unwrap_or(Duration::MAX), self.reach(&client, asked));
+        let Ok(reached) = reached.await else {
+            return false;
+        };
+        match reached {
             // The same server under another name is no other.
             Ok(there) => before.server.is_some() && !before.is(&there.server),
             Err(error) if error.has_code("READONLY") => {

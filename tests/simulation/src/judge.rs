@@ -568,6 +568,10 @@ impl Judge {
         self.held
             .borrow_mut()
             .retain(|other| !Rc::ptr_eq(other, held));
+        // From now on its RELEASE may end what a failover has left.
+        if let Some(at) = self.entered_again.borrow_mut().get_mut(&held.owner) {
+            *at = Instant::now();
+        }
         held.guard.take()
     }
 

@@ -29,6 +29,9 @@ pub(crate) struct Surplus {
     is_sound: bool,
     /// Whether owners are there whose processes are dead, or stand still for a while.
     any_silent: bool,
+    /// Whether a clock is set back: a lease is drawn out by that, and who gives a hold back tries for
+    /// no longer than it was to last.
+    draws_out: bool,
     locks: u8,
     /// So many places in queues the calls under way may have.
     places: Cell<usize>,
@@ -75,6 +78,7 @@ impl Surplus {
             .clients
             .iter()
             .map(|client| client.response_timeout);
+        let sets_back = |fault: &Fault| matches!(fault.kind, FaultKind::StepClock(by) if by < 0);
         let is_kill = |fault: &Fault| matches!(fault.kind, FaultKind::Kill(_));
         Self {
             server,
@@ -82,6 +86,7 @@ impl Surplus {
             round: leases.chain(answers).max().unwrap_or_default() + SLACK,
             is_sound: !schedule.has_faults(),
             any_silent: schedule.faults.iter().any(is_kill) || stops::are_in(schedule),
+            draws_out: schedule.faults.iter().any(sets_back),
             locks,
             ..Self::default()
         }
@@ -160,7 +165,7 @@ impl Surplus {
         shares: impl Fn(&str) -> bool,
     ) -> Vec<String> {
         let mut wrong = Vec::new();
-        if self.any_silent {
+        if self.any_silent || self.draws_out {
             return wrong;
         }
         let mut held_since = self.held_since.borrow_mut();
