@@ -29,8 +29,8 @@ pub(crate) struct Surplus {
     is_sound: bool,
     /// Whether owners are there whose processes are dead, or stand still for a while.
     any_silent: bool,
-    /// Whether a clock is set back: a lease is drawn out by that, and who gives a hold back tries for
-    /// no longer than it was to last.
+    /// Whether a clock is set back: that draws a lease out, and who gives a hold back tries for no
+    /// longer than it was to last.
     draws_out: bool,
     locks: u8,
     /// So many places in queues the calls under way may have.
