@@ -180,14 +180,16 @@ impl Service {
 
     /// Whether a guard of this client may yet count on what a failover has lost, and does not know
     /// of it: what a replica has acknowledged none loses, unless another was promoted that had
-    /// less.
+    /// less, or most sentinels name a primary that was replaced: the new one ends the session then,
+    /// and the old one, which goes on, confirms it.
     pub(crate) fn excuses(&self, client: usize, given_back: Option<Duration>) -> bool {
         let Some(setup) = self.clients.get(client) else {
             return false;
         };
         let copies = usize::try_from(setup.copies).unwrap_or_default();
         let has_all = !self.has_overtaken.get() || copies + 1 >= self.servers.len();
-        let is_kept = setup.acknowledged.is_some() && has_all;
+        let is_told = self.told.borrow().get(client).is_some_and(Option::is_some);
+        let is_kept = setup.acknowledged.is_some() && has_all && is_told;
         let may_be_lost = !is_kept && !self.knows(client, setup);
         let may_be_telling = given_back.is_some_and(|since| since <= self.knows_after(setup));
         self.has_lost.get() && (may_be_telling || may_be_lost)
