@@ -908,3 +908,29 @@ fn a_full_queue_refuses_readers_and_writers() {
         Reply::Int(2)
     );
 }
+
+/// A wait for several locks ends when its key becomes a read-write lock. Who stands behind it is to
+/// be let in by what is its own, and not by what the other's owner holds.
+#[test]
+fn who_waits_behind_one_for_several_locks_is_not_let_in_beside_the_writer() {
+    for mode in ["READ", "WRITE"] {
+        let server = Server::start();
+        let mut conn = server.connect();
+        let mut session = server.session_connection("s");
+        conn.run("RLOCK.ACQUIRE w m 30000 WRITE").held();
+        conn.take("k", "a");
+        conn.run("RLOCK.MACQUIRE m 30000 2 k j QUEUE 0 SESSION s")
+            .queued();
+        let queue = format!("RLOCK.ACQUIRE k o 30000 {mode} QUEUE 0 SESSION s");
+        let replies = conn.pipeline(&["RENAME w k", &queue]);
+        assert_eq!(replies[1].queued(), 2);
+        let mut told = Vec::new();
+        until("the wait for several is told", || {
+            told.extend(session.run("RLOCK.EVENTS s").events());
+            !told.is_empty()
+        });
+        assert_eq!(conn.run("RLOCK.RENEW k m 30000 WRITE"), 1);
+        let renewed = conn.run(format!("RLOCK.RENEW k o 30000 {mode}"));
+        assert_eq!(renewed, 0, "{mode} beside the writer m: {told:?}");
+    }
+}

@@ -466,7 +466,13 @@ impl Decision<'_> {
             }
         }
         if let Some(kind) = stored.kind().filter(|kind| *kind != Kind::Plain) {
+            let first = self.locks.table.first(queue).map(|(id, _)| id);
             self.dismiss_multis(queue, kind);
+            if first != self.locks.table.first(queue).map(|(id, _)| id) {
+                // What is stored was read for another owner: whoever is first now would be let in
+                // by what that one holds.
+                return self.reconcile_now();
+            }
         }
         let first = self.locks.table.first(queue);
         let Some((multi, mode, owner)) =
