@@ -3,8 +3,8 @@
 use crate::ffi::{Key, KeyType, OwnedStr, Scan, Str};
 use crate::keys::{OpenLock, go_on_if};
 use rlock_core::{
-    Asked, HeldBy, MODE_FIELD, Mode, Now, Permits, PermitsHold, PermitsReading, ReadDepth, Stored,
-    Task, is_permits_mode, names,
+    Asked, FENCE_FIELD, HeldBy, MODE_FIELD, Mode, Now, Permits, PermitsHold, PermitsReading,
+    ReadDepth, Stored, Task, is_permits_mode, names,
 };
 use std::ops::ControlFlow;
 
@@ -19,6 +19,9 @@ pub(crate) struct Question {
     /// Whether the limit counts, also where there are none out.
     is_about_permits: bool,
 }
+
+/// No limit is longer than this, in decimal digits.
+const LIMIT_LEN_MAX: usize = 20;
 
 impl From<&Task> for Question {
     fn from(task: &Task) -> Self {
@@ -95,7 +98,8 @@ impl OpenLock<'_> {
             });
         } else if has_others && depth != ReadDepth::Own {
             self.key.each_field(|field, value| {
-                go_on_if(field == owner || !reading.other_in_brief(value))
+                let is_hold = field != owner && field != FENCE_FIELD;
+                go_on_if(!is_hold || !reading.other_in_brief(value))
             });
         }
         reading
@@ -139,6 +143,8 @@ impl OpenLock<'_> {
         }
         let key = Key::open_to_peek(ctx, name.as_str());
         match key.key_type() {
+            // Another program's: read whole at each look, a large one would stop the server.
+            KeyType::String if key.len() > LIMIT_LEN_MAX => None,
             KeyType::String if self.key.is_writable() => Some(key.string()),
             KeyType::String => {
                 drop(key);
@@ -154,7 +160,8 @@ impl OpenLock<'_> {
         let mut holders = Vec::new();
         self.key.each_field(|field, value| {
             let hold = PermitsHold::from_field(value);
-            if field != MODE_FIELD && !hold.is_some_and(|hold| hold.is_over(now)) {
+            let is_hold = field != MODE_FIELD && field != FENCE_FIELD;
+            if is_hold && !hold.is_some_and(|hold| hold.is_over(now)) {
                 holders.push((field.into(), hold));
             }
             ControlFlow::Continue(())
@@ -167,7 +174,7 @@ impl OpenLock<'_> {
         let mut first = None;
         self.key.each_field(|field, value| {
             let hold = PermitsHold::from_field(value).filter(|hold| !hold.is_over(now));
-            first = hold.map(|hold| HeldBy {
+            first = hold.filter(|_| field != FENCE_FIELD).map(|hold| HeldBy {
                 owner: field.into(),
                 mode: Mode::Permits,
                 token: Some(hold.token),

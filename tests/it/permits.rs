@@ -579,3 +579,75 @@ fn waits_for_permits_are_no_part_of_the_search_for_a_deadlock() {
     conn.let_go("k", "bob");
     alice.read().held();
 }
+
+// --- What an attack has found -------------------------------------------------------------------
+
+/// A wait for several locks ends when its key becomes permits. Who stands behind it is told by what
+/// is its own, and not by what was read for the other.
+#[test]
+fn who_waits_behind_one_for_several_locks_is_measured_by_the_limit_that_is_set() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut session = server.session_connection("s");
+    conn.run("RLOCK.LIMIT p 1");
+    conn.run("RLOCK.ACQUIRE q holder 30000 PERMITS 1 OF 1")
+        .held();
+    conn.take("p", "a");
+    conn.run("RLOCK.MACQUIRE m 30000 2 p j QUEUE 0 SESSION s")
+        .queued();
+    let queue = "RLOCK.ACQUIRE p o 30000 PERMITS 1 QUEUE 0 SESSION s";
+    let replies = conn.pipeline(&["RENAME q p", queue]);
+    assert_eq!(replies[1].queued(), 2);
+    let mut told = Vec::new();
+    until("the wait for several is told", || {
+        told.extend(session.run("RLOCK.EVENTS s").events());
+        !told.is_empty()
+    });
+    assert_eq!(told.len(), 1, "the limit is set all the time: {told:?}");
+    assert_eq!(server.waiting_owners("p"), ["o"]);
+}
+
+#[test]
+fn who_waits_behind_one_for_several_locks_is_not_told_that_it_holds_what_the_other_does() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut session = server.session_connection("s");
+    conn.run("RLOCK.ACQUIRE q m 30000 PERMITS 1 OF 1").held();
+    conn.take("p", "a");
+    conn.run("RLOCK.MACQUIRE m 30000 2 p j QUEUE 0 SESSION s")
+        .queued();
+    let queue = "RLOCK.ACQUIRE p o 30000 PERMITS 1 OF 1 QUEUE 0 SESSION s";
+    let replies = conn.pipeline(&["RENAME q p", queue]);
+    assert_eq!(replies[1].queued(), 2);
+    let mut told = Vec::new();
+    until("the wait for several is told", || {
+        told.extend(session.run("RLOCK.EVENTS s").events());
+        !told.is_empty()
+    });
+    assert_eq!(told.len(), 1, "o holds nothing: {told:?}");
+}
+
+/// No owner can be called so, and BREAK leaves such fields out: they keep no permits.
+#[test]
+fn fields_of_the_lock_itself_keep_no_permits() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.run("HSET p mode permits fence 2:9999999999999:t5");
+    takes(&mut conn, "alice", "2 OF 2");
+    assert_eq!(out(&server), 2);
+    assert_eq!(conn.run("RLOCK.BREAK p"), 1);
+}
+
+/// Another program may have written anything where the limit is kept. Read whole at each look, a
+/// large value would stop the server.
+#[test]
+fn a_large_value_where_the_limit_is_kept_is_no_limit() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.run("SETRANGE {p}:rlock_limit 100 x");
+    takes(&mut conn, "alice", "1 OF 2");
+    let error = conn.run("RLOCK.ACQUIRE p bob 30000 PERMITS 1").error();
+    assert!(error.starts_with("NOLIMIT "), "{error}");
+    assert_eq!(conn.run("RLOCK.LIMIT p 3"), 0);
+    takes(&mut conn, "bob", "1");
+}

@@ -7,7 +7,8 @@
 
 use crate::text::Text;
 use crate::{
-    INTEGER_MAX, Lease, MODE_FIELD, Now, PERMITS_MAX, PERMITS_MODE, ReadDepth, Stored, Token, parse,
+    FENCE_FIELD, INTEGER_MAX, Lease, MODE_FIELD, Now, PERMITS_MAX, PERMITS_MODE, ReadDepth, Stored,
+    Token, parse,
 };
 use std::num::NonZeroU32;
 
@@ -229,7 +230,7 @@ impl<'a> PermitsReading<'a> {
     /// The hash is there, and has this field.
     pub fn field(&mut self, field: &[u8], value: &[u8]) {
         self.is_there = true;
-        if field == MODE_FIELD {
+        if field == MODE_FIELD || field == FENCE_FIELD {
             return;
         }
         let Some(hold) = PermitsHold::from_field(value) else {
