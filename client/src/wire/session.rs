@@ -164,7 +164,7 @@ impl Session {
     pub(crate) async fn all_told(&self, moment: Instant) {
         // The sender is `self`: there is no other end to this.
         let mut told = self.told.subscribe();
-        let _ = told.wait_for(|sent| *sent >= moment).await;
+        let _ = told.wait_for(|sent| *sent > moment).await;
     }
 
     /// A wait has learnt of this grant from an answer.
@@ -176,7 +176,7 @@ impl Session {
     /// call that was sent later, all has been told that happened before.
     pub(crate) fn untold(&self) -> impl Iterator<Item = u64> {
         let mut untold = locked(&self.untold);
-        untold.retain(|(_, learnt)| *learnt > *self.told.borrow());
+        untold.retain(|(_, learnt)| *learnt >= *self.told.borrow());
         let tokens: SmallVec<[_; 1]> = untold.iter().map(|(token, _)| *token).collect();
         tokens.into_iter()
     }
