@@ -39,10 +39,10 @@ twin! {
     /// A connection to one server on which locks are taken: [`crate::Client`] for programs without
     /// async. Cheap to clone; clones are the same client.
     ///
-    /// Its thread ends when the last clone and the last [`Guard`] have gone. What is then still
-    /// being given back is left to the server, which releases it after the
-    /// [grace](crate::ClientBuilder::grace); call [`shutdown`](Self::shutdown) to wait for it
-    /// instead.
+    /// Its thread ends when the last clone and the last [`Guard`] have gone and what they gave back
+    /// has been heard of, within five seconds. If the program ends before, the server releases it
+    /// after the [grace](crate::ClientBuilder::grace); call [`shutdown`](Self::shutdown) to wait
+    /// for it instead.
     #[derive(Clone)]
     Client {
         /// Names a lock, without I/O.
