@@ -19,12 +19,17 @@ pub(super) async fn two_ways(server: &Server, builder: ClientBuilder) -> (Client
         .await
         .unwrap();
     near.lead_to(far.address());
+    connect_session_anew(server);
+    (client, near, far)
+}
+
+/// The client connects its session anew, by the way that is open to it now.
+pub(super) fn connect_session_anew(server: &Server) {
     let before = session_connection(server).unwrap();
     kill_session_connection(server);
-    until("the session goes by far", || {
+    until("the session has another connection", || {
         session_connection(server).is_some_and(|id| id != before)
     });
-    (client, near, far)
 }
 
 fn free(server: &Server, name: &str) -> bool {

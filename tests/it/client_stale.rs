@@ -1,4 +1,5 @@
-//! What is told of an earlier ACQUIRE of a call while its next one is under way.
+//! What is heard is about something earlier: the end of a former wait, the answer to a former
+//! command, a hold that was another's. And a last guard that goes when nobody is there to hear.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,8 +9,7 @@ use rlock_tests::{Proxy, Server, until};
 use tokio::task::JoinSet;
 
 use super::client::{MS, calls, calm, soon};
-use super::client_doubt::two_ways;
-use super::client_faults::{kill_session_connection, session_connection};
+use super::client_doubt::{connect_session_anew, two_ways};
 
 const WAITS: i64 = 2_000;
 
@@ -145,11 +145,7 @@ async fn a_broken_writer_is_not_confirmed_by_a_grant_that_is_given_back() {
     let client = calm().connect(&url).await.unwrap();
     // The session's connection is not cut.
     near.lead_to(server.address());
-    let before = session_connection(&server);
-    kill_session_connection(&server);
-    until("it goes another way", || {
-        session_connection(&server).is_some_and(|now| Some(now) != before)
-    });
+    connect_session_anew(&server);
     let lock = client.scope().rw_lock("r");
     let writer = Arc::new(lock.write().await.unwrap());
     far.cut_to_client();
@@ -177,18 +173,9 @@ async fn a_broken_writer_is_not_confirmed_by_a_grant_that_is_given_back() {
     soon(renewed).await.unwrap().unwrap();
     let others = soon(noise.join_all()).await;
     until("it is given back", || server.run("EXISTS r") == 0);
-    let mut lost = false;
-    for _ in 0..200 {
-        lost |= writer.is_lost();
-        tokio::time::sleep(10 * MS).await;
-    }
     let mut alice = server.connect();
     alice.run("RLOCK.ACQUIRE r alice 600000 WRITE").held();
-    assert!(
-        lost,
-        "alice writes, and the guard is held for {:?}",
-        writer.valid_for()
-    );
+    soon(writer.lost()).await;
     drop(others);
 }
 
@@ -248,11 +235,7 @@ async fn a_writer_broken_unheard_is_not_confirmed_by_a_grant_that_is_given_back(
     let client = calm().connect(&url).await.unwrap();
     // The commands go by far, and the session by the third.
     near.lead_to(third.address());
-    let before = session_connection(&server);
-    kill_session_connection(&server);
-    until("it goes another way", || {
-        session_connection(&server).is_some_and(|now| Some(now) != before)
-    });
+    connect_session_anew(&server);
     let lock = client.scope().rw_lock("r");
     let writer = lock.write().await.unwrap();
     third.cut_to_client();
@@ -269,16 +252,7 @@ async fn a_writer_broken_unheard_is_not_confirmed_by_a_grant_that_is_given_back(
     until("called back", || calls(&server, "cancel") == 1);
     far.heal();
     until("it is given back", || server.run("EXISTS r") == 0);
-    let mut lost = false;
-    for _ in 0..200 {
-        lost |= writer.is_lost();
-        tokio::time::sleep(10 * MS).await;
-    }
     let mut alice = server.connect();
     alice.run("RLOCK.ACQUIRE r alice 600000 WRITE").held();
-    assert!(
-        lost,
-        "alice writes, and the guard is held for {:?}",
-        writer.valid_for()
-    );
+    soon(writer.lost()).await;
 }

@@ -1,5 +1,6 @@
 //! Permits: a counting semaphore whose permits have owners.
 
+use std::fs;
 use std::time::Duration;
 
 use rlock_tests::{Cluster, Conn, Feed, Pair, Reply, Server, aof, in_sync, slot_of, until};
@@ -582,8 +583,22 @@ fn waits_for_permits_are_no_part_of_the_search_for_a_deadlock() {
 
 // --- What an attack has found -------------------------------------------------------------------
 
-/// A wait for several locks ends when its key becomes permits. Who stands behind it is told by what
-/// is its own, and not by what was read for the other.
+/// A wait of m for several locks is first at p, and ends when p becomes the permits of q. What the
+/// session is told then, if o has queued behind it with this command.
+fn told_behind_several(conn: &mut Conn, session: &mut Conn, queue: &str) -> Vec<(String, Reply)> {
+    conn.take("p", "a");
+    conn.run("RLOCK.MACQUIRE m 30000 2 p j QUEUE 0 SESSION s")
+        .queued();
+    let replies = conn.pipeline(&["RENAME q p", queue]);
+    assert_eq!(replies[1].queued(), 2);
+    let mut told = Vec::new();
+    until("the wait for several is told", || {
+        told.extend(session.run("RLOCK.EVENTS s").events());
+        !told.is_empty()
+    });
+    told
+}
+
 #[test]
 fn who_waits_behind_one_for_several_locks_is_measured_by_the_limit_that_is_set() {
     let server = Server::start();
@@ -592,17 +607,8 @@ fn who_waits_behind_one_for_several_locks_is_measured_by_the_limit_that_is_set()
     conn.run("RLOCK.LIMIT p 1");
     conn.run("RLOCK.ACQUIRE q holder 30000 PERMITS 1 OF 1")
         .held();
-    conn.take("p", "a");
-    conn.run("RLOCK.MACQUIRE m 30000 2 p j QUEUE 0 SESSION s")
-        .queued();
     let queue = "RLOCK.ACQUIRE p o 30000 PERMITS 1 QUEUE 0 SESSION s";
-    let replies = conn.pipeline(&["RENAME q p", queue]);
-    assert_eq!(replies[1].queued(), 2);
-    let mut told = Vec::new();
-    until("the wait for several is told", || {
-        told.extend(session.run("RLOCK.EVENTS s").events());
-        !told.is_empty()
-    });
+    let told = told_behind_several(&mut conn, &mut session, queue);
     assert_eq!(told.len(), 1, "the limit is set all the time: {told:?}");
     assert_eq!(server.waiting_owners("p"), ["o"]);
 }
@@ -613,17 +619,8 @@ fn who_waits_behind_one_for_several_locks_is_not_told_that_it_holds_what_the_oth
     let mut conn = server.connect();
     let mut session = server.session_connection("s");
     conn.run("RLOCK.ACQUIRE q m 30000 PERMITS 1 OF 1").held();
-    conn.take("p", "a");
-    conn.run("RLOCK.MACQUIRE m 30000 2 p j QUEUE 0 SESSION s")
-        .queued();
     let queue = "RLOCK.ACQUIRE p o 30000 PERMITS 1 OF 1 QUEUE 0 SESSION s";
-    let replies = conn.pipeline(&["RENAME q p", queue]);
-    assert_eq!(replies[1].queued(), 2);
-    let mut told = Vec::new();
-    until("the wait for several is told", || {
-        told.extend(session.run("RLOCK.EVENTS s").events());
-        !told.is_empty()
-    });
+    let told = told_behind_several(&mut conn, &mut session, queue);
     assert_eq!(told.len(), 1, "o holds nothing: {told:?}");
 }
 
@@ -638,16 +635,29 @@ fn fields_of_the_lock_itself_keep_no_permits() {
     assert_eq!(conn.run("RLOCK.BREAK p"), 1);
 }
 
-/// Another program may have written anything where the limit is kept. Read whole at each look, a
+/// Another program may have written anything where the limit is kept. Copied at each look, a
 /// large value would stop the server.
 #[test]
-fn a_large_value_where_the_limit_is_kept_is_no_limit() {
+fn a_large_value_where_the_limit_is_kept_is_no_limit_and_is_not_copied() {
+    const SIZE_KIB: u64 = 64 * 1024;
     let server = Server::start();
     let mut conn = server.connect();
-    conn.run("SETRANGE {p}:rlock_limit 100 x");
+    conn.run(format!("SETRANGE {{p}}:rlock_limit {} x", SIZE_KIB * 1024));
+    let most = || most_resident_kib(server.process_id());
+    let before = most();
     takes(&mut conn, "alice", "1 OF 2");
     let error = conn.run("RLOCK.ACQUIRE p bob 30000 PERMITS 1").error();
     assert!(error.starts_with("NOLIMIT "), "{error}");
+    let grown = most() - before;
+    assert!(grown < SIZE_KIB / 2, "{grown} KiB");
     assert_eq!(conn.run("RLOCK.LIMIT p 3"), 0);
     takes(&mut conn, "bob", "1");
+}
+
+/// The most memory that a process has ever had.
+fn most_resident_kib(process_id: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process_id}/status")).unwrap();
+    let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let most = most.unwrap().split_whitespace().next().unwrap();
+    most.parse().unwrap()
 }
