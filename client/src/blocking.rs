@@ -227,6 +227,15 @@ twin! {
     }
 }
 
+impl Lock {
+    /// Keeps the lock here after its use: see [`crate::Lock::keep`].
+    #[must_use = "this gives a lock that is kept, and takes nothing"]
+    pub fn keep(mut self, idle: Duration) -> Self {
+        self.inner = self.inner.keep(idle);
+        self
+    }
+}
+
 twin! {
     /// A read-write lock by its name: [`crate::RwLock`] for programs without async.
     ///

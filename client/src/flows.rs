@@ -15,6 +15,9 @@ use call::{Call, Recall, State};
 
 mod withdraw;
 
+mod keep;
+pub(crate) use keep::{Keeper, Kept, KeptKey};
+
 mod held;
 pub(crate) use held::{Held, lost};
 

@@ -76,6 +76,7 @@ mod client_doubt;
 mod client_faults; // what it says when processes and networks fail
 mod client_former; // connections and servers that were given up
 mod client_guard; // commands that are run only while its guard is held
+mod client_keep; // locks that it keeps for their next use
 mod client_late; // what arrives when nobody waits for it any more
 mod client_multi; // several locks at once
 mod client_overlap; // single and several locks of a scope that overlap, when something goes wrong

@@ -9,18 +9,21 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::api::Guard;
 use crate::error::Error;
-use crate::flows::{Context, Request};
+use crate::flows::{Context, Keeper, KeptKey, Request};
 use crate::ledger::{HoldOptions, Owner};
-use crate::time::{part, whole_millis};
+use crate::time::{MILLIS_MAX, part, whole_millis, within};
 use crate::wire::{Mode, WaitMode};
 
 #[derive(Clone)]
 pub(crate) struct AcquireOptions {
     pub(crate) context: Arc<Context>,
+    pub(crate) keeper: Arc<Keeper>,
     pub(crate) names: SmallVec<[Arc<[u8]>; 1]>,
     pub(crate) lease: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) owner: Option<Owner>,
+    /// For how long it is kept after its use.
+    pub(crate) kept_for: Option<Duration>,
 }
 
 impl AcquireOptions {
@@ -31,6 +34,9 @@ impl AcquireOptions {
 
     /// The guard must be of the mode.
     pub(crate) async fn take<M>(&self, mode: Mode, wait_mode: WaitMode) -> Result<Guard<M>, Error> {
+        if let Some(idle) = self.kept_for {
+            return self.take_kept(idle, wait_mode).await;
+        }
         let parts = match self.names.as_slice() {
             [] => return Err(Error::refused("several locks at once need a name")),
             [_] => Vec::new(),
@@ -42,6 +48,33 @@ impl AcquireOptions {
             return Box::pin(self.take_parts(&owner, mode, parts, wait_mode)).await;
         }
         self.take_part(&owner, mode, &self.names, wait_mode).await
+    }
+
+    /// A lock that is kept: at once, if it is here.
+    pub(crate) async fn take_kept<M>(
+        &self,
+        idle: Duration,
+        wait_mode: WaitMode,
+    ) -> Result<Guard<M>, Error> {
+        within("keep", idle, MILLIS_MAX).map_err(Error::refused)?;
+        if self.owner.is_some() {
+            let both = "a lock is kept for whoever comes next here, or has an owner: not both";
+            return Err(Error::refused(both));
+        }
+        let Some(name) = self.names.first() else {
+            return Err(Error::refused("a lock needs a name"));
+        };
+        let kept = self.keeper.lock(KeptKey {
+            name: Arc::clone(name),
+            options: self.hold_options(),
+            idle,
+        });
+        if let Some(held) = kept.take_now(&self.context) {
+            return Ok(Guard::of(held));
+        }
+        // As above.
+        let taken = Box::pin(kept.take(&self.context, wait_mode)).await;
+        taken.map(Guard::of)
     }
 
     /// What can be taken in one command. The owner is the one that was named, or one that was
@@ -60,6 +93,7 @@ impl AcquireOptions {
             wait_mode,
             own: self.owner.is_none(),
             passing: false,
+            kept: None,
         };
         Guard::acquire(request).await
     }

@@ -1,11 +1,12 @@
 //! The settings of a client, with their defaults and the reasons for them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::Client;
 use crate::chance;
 use crate::error::Error;
-use crate::flows::{Context, Settings};
+use crate::flows::{Context, Keeper, Settings};
 use crate::time::{MILLI, MILLIS_MAX, TIMEOUT_MAX, part, whole_millis, within};
 use crate::topology::{Identity, Router};
 use crate::wire::{Connector, Dialer, Durability};
@@ -32,6 +33,7 @@ pub struct ClientBuilder {
     lease: Duration,
     renew_every: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
+    kept_max: usize,
     grace: Duration,
     durability: Option<Durability>,
     sentinels: Option<Vec<String>>,
@@ -44,6 +46,7 @@ impl ClientBuilder {
             lease: LEASE,
             renew_every: None,
             max_hold: None,
+            kept_max: KEPT_MAX,
             grace: GRACE,
             durability: None,
             sentinels: None,
@@ -80,6 +83,19 @@ impl ClientBuilder {
         self
     }
 
+    /// How many locks are kept at most while nobody uses them: see [`Lock::keep`]. When one more
+    /// comes, that which was not used for longest is given back. 1,000 unless set; with 0 none is
+    /// kept.
+    ///
+    /// A kept lock is some KB here, a hold in the server, and one renewal in
+    /// [each interval](Self::renew_every).
+    ///
+    /// [`Lock::keep`]: crate::Lock::keep
+    pub fn kept_max(mut self, most: usize) -> Self {
+        self.kept_max = most;
+        self
+    }
+
     /// How long the server keeps this client's locks after its connection has closed. Whole
     /// milliseconds; 5 s unless set.
     ///
@@ -102,7 +118,7 @@ impl ClientBuilder {
     /// Opens connections so, and not over sockets.
     #[cfg(feature = "test-util")]
     pub fn dial(mut self, dial: impl crate::test_util::Dial) -> Self {
-        self.dialer.instead = Some(std::sync::Arc::new(dial));
+        self.dialer.instead = Some(Arc::new(dial));
         self
     }
 
@@ -370,7 +386,8 @@ impl ClientBuilder {
             };
             Router::start(first, cluster, identity)
         });
-        Client { context }
+        let keeper = Keeper::new(Arc::clone(&context), self.kept_max);
+        Client { context, keeper }
     }
 
     /// What cannot be kept of these settings, and within which bounds it could.
@@ -439,6 +456,9 @@ const LABEL_MAX: usize = 256;
 
 /// Redisson's, so that a lock behaves alike in both.
 const LEASE: Duration = Duration::from_secs(30);
+
+/// More than most programs use in turns, and few for the server.
+const KEPT_MAX: usize = 1_000;
 
 /// Short enough that a crash is noticed soon, long enough for a reconnect and for the pauses of a
 /// busy machine.

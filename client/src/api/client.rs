@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::api::{AcquireOptions, ClientBuilder, Lock, MultiLock, RwLock, Scope, Semaphore};
 use crate::error::Error;
-use crate::flows::{Context, limit as limits};
+use crate::flows::{Context, Keeper, limit as limits};
 use crate::ledger::Owner;
 
 /// A connection to one server on which locks are taken. Cheap to clone; clones are the same
@@ -22,6 +22,7 @@ use crate::ledger::Owner;
 #[derive(Clone)]
 pub struct Client {
     pub(crate) context: Arc<Context>,
+    pub(crate) keeper: Arc<Keeper>,
 }
 
 impl Client {
@@ -212,10 +213,12 @@ impl Client {
     fn options(&self, names: impl IntoIterator<Item = Arc<[u8]>>) -> AcquireOptions {
         AcquireOptions {
             context: Arc::clone(&self.context),
+            keeper: Arc::clone(&self.keeper),
             names: names.into_iter().collect(),
             lease: None,
             max_hold: None,
             owner: None,
+            kept_for: None,
         }
     }
 

@@ -222,6 +222,7 @@ impl Guard<Write> {
             wait_mode: WaitMode::None,
             own: false,
             passing: false,
+            kept: None,
         };
         let reader = Guard::acquire(request).await;
         // Held until now, and so when the reading began.
@@ -246,13 +247,17 @@ impl<M> Guard<M> {
     /// All that this future owns is the receiving end. If it is dropped here, the attempt sees
     /// that and undoes what it has begun; what is in the channel already is dropped with it.
     pub(crate) async fn acquire(request: Request) -> Result<Self, Error> {
-        Ok(Self {
-            held: acquire::start(request).await?,
+        acquire::start(request).await.map(Self::of)
+    }
+
+    pub(crate) fn of(held: Held) -> Self {
+        Self {
+            held,
             others: Vec::new(),
             names: Box::default(),
             heard: AtomicU64::new(0),
             mode: PhantomData,
-        })
+        }
     }
 
     /// Adds a part that was taken in a command of its own; these are all names.

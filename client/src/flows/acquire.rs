@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::error::Error;
-use crate::flows::{Call, Context, Held, State, release};
+use crate::flows::{Call, Context, Held, Kept, State, release};
 use crate::ledger::{Grant, HoldOptions, Mailbox, Reserved, Target, Usage};
 use crate::topology::AttachedRoute;
 use crate::wire::{Acquired, Answer, Command, WaitMode, request};
@@ -29,6 +29,8 @@ pub(crate) struct Request {
     /// Whether it is taken only to be given back: then no replica need know of it, and a client
     /// that shuts down takes it all the same.
     pub(crate) passing: bool,
+    /// Where it is to be kept: who waits there hears that it is not to be had at once.
+    pub(crate) kept: Option<Arc<Kept>>,
 }
 
 /// An ACQUIRE under way.
@@ -172,7 +174,12 @@ pub(crate) fn start(request: Request) -> Answer<Held> {
     let foreign = || (!is_ours).then(|| Error::refused("the owner belongs to another client"));
     let shut_down = context.background.closing.is_cancelled() && !request.passing;
     let shut_down = shut_down.then(Error::shut_down);
-    if let Some(refusal) = shut_down.or_else(foreign) {
+    // It would be entered beside the guard that has it then.
+    let kept = || {
+        let is_kept = request.target.owner.is_kept() && request.kept.is_none();
+        is_kept.then(|| Error::refused("the owner is that of a kept lock, which others use next"))
+    };
+    if let Some(refusal) = shut_down.or_else(foreign).or_else(kept) {
         return Answer::told(Err(refusal));
     }
     // An owner who waits in the queue already asks without joining it a second time.

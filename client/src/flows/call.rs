@@ -321,6 +321,9 @@ impl Call {
             Acquired::Queued if self.permit.is_some() => {
                 (self.queued, self.hops) = (true, 0);
                 self.last = Error::not_attached();
+                if let Some(kept) = &self.request.kept {
+                    kept.is_away(&self.request.context);
+                }
                 State::Queued(at)
             }
             Acquired::Queued => self.failed(Error::no_reply(None)),

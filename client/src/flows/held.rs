@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::background::task;
 use crate::error::{Error, LostReason};
-use crate::flows::{Aim, Context, Report, dispatch, release, renew};
+use crate::flows::{Aim, Context, Kept, Report, dispatch, release, renew};
 use crate::ledger::{Grant, Hold, Usage};
 use crate::wire::Answer;
 
@@ -18,6 +18,8 @@ pub(crate) struct Held {
     pub(crate) hold: Arc<Hold>,
     /// `None` once the hold has been given back.
     usage: Option<Usage>,
+    /// Where it is kept for its next use, instead of being given back to the server.
+    pub(super) kept: Option<Arc<Kept>>,
 }
 
 impl Held {
@@ -43,11 +45,27 @@ impl Held {
             let verifying = dispatch::verify(Arc::clone(context), Arc::clone(&hold), reason);
             context.background.runtime.spawn(task(verifying));
         }
+        Self::of(context, hold, usage, None)
+    }
+
+    /// A guard's part in a hold that is there already.
+    pub(super) fn of(
+        context: &Arc<Context>,
+        hold: Arc<Hold>,
+        usage: Usage,
+        kept: Option<Arc<Kept>>,
+    ) -> Self {
         Self {
             context: Arc::clone(context),
             hold,
             usage: Some(usage),
+            kept,
         }
+    }
+
+    /// For another guard: nothing is given back.
+    pub(super) fn into_usage(mut self) -> Option<Usage> {
+        self.usage.take()
     }
 
     /// The same once it is where it should be; without that it is given back.
@@ -69,10 +87,20 @@ impl Held {
     }
 
     fn give_back(&mut self, report: Option<Report>) {
-        if let Some(mut usage) = self.usage.take() {
+        let Some(usage) = self.usage.take() else {
+            return;
+        };
+        let left = match self.kept.take() {
+            Some(kept) => kept.put_back(&self.context, &self.hold, usage),
+            None => Some(usage),
+        };
+        if let Some(mut usage) = left {
             usage.give_back();
             self.hold.loses_guard();
             release::start(&self.context, usage, Some(Arc::clone(&self.hold)), report);
+        } else if let Some(report) = report {
+            // Whoever asked has gone, if it hears nothing.
+            let _ = report.send(Ok(()));
         }
     }
 }

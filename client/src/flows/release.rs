@@ -83,6 +83,7 @@ async fn untold_part(context: &Arc<Context>, hold: &Hold, name: &Arc<[u8]>) -> R
         wait_mode: WaitMode::None,
         own: false,
         passing: true,
+        kept: None,
     });
     let lost = Error::lost(LostReason::NotHeld);
     match entered.await {

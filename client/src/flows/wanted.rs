@@ -55,20 +55,26 @@ async fn until_wanted(context: &Arc<Context>, hold: &Arc<Hold>) -> Result<(), Er
         if hold.wanted.told() > known {
             return Ok(());
         }
-        match hold.wanted.next(&hold.attachment()) {
-            Next::Wait => {}
-            // In a task of its own: whoever looks again and again, and never waits for long, would
-            // otherwise ask again and again.
-            Next::Ask => {
-                let asking = ask_until_answered(Arc::downgrade(context), Arc::downgrade(hold));
-                context.background.runtime.spawn(task(asking));
-            }
-            Next::Fail(error) => return Err(error),
-        }
+        listen(context, hold)?;
         tokio::select! {
             () = sleep_until(end) => {}
             () = changed => {}
         }
+    }
+}
+
+/// Sees to it that the server tells when it is wanted.
+pub(super) fn listen(context: &Arc<Context>, hold: &Arc<Hold>) -> Result<(), Error> {
+    match hold.wanted.next(&hold.attachment()) {
+        Next::Wait => Ok(()),
+        // In a task of its own: whoever looks again and again, and never waits for long, would
+        // otherwise ask again and again.
+        Next::Ask => {
+            let asking = ask_until_answered(Arc::downgrade(context), Arc::downgrade(hold));
+            context.background.runtime.spawn(task(asking));
+            Ok(())
+        }
+        Next::Fail(error) => Err(error),
     }
 }
 

@@ -133,7 +133,7 @@ impl State {
 
     /// Another target has this owner at this lock.
     pub(super) fn enter(&mut self, owner: &Owner, name: &Arc<[u8]>) -> EntryId {
-        let (name, owner) = (Arc::clone(name), Arc::clone(&owner.0).into());
+        let (name, owner) = (Arc::clone(name), Arc::clone(&owner.name).into());
         let key = EntryKey { name, owner };
         let entries = &mut self.entries;
         let id = *self.ids.entry(key).or_insert_with_key(|key| {

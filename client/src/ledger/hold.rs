@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::error::{Error, LostReason};
 use crate::ledger::{Entry, HoldOptions, Reserved, State, Target, Usage, Wanted};
-use crate::time::{Lease, MILLI, drift, valid_until, whole_millis};
+use crate::time::{Lease, MILLI, drift, part, valid_until, whole_millis};
 use crate::wire::{Attachment, Mode};
 use crate::{metrics, trace};
 
@@ -231,6 +231,18 @@ impl Hold {
             None => self.end().saturating_duration_since(now),
             Some(_) => Duration::ZERO,
         }
+    }
+
+    /// Whether half is left of a lease of its own, and of the longest that it may be held.
+    pub(crate) fn leaves_half(&self, now: Instant) -> bool {
+        let is_half =
+            |end: Instant, of: Duration| end.saturating_duration_since(now) >= part(of, 2);
+        let (cap, longest) = (self.cap, self.options.max_hold);
+        let lease = self.options.renewed || is_half(self.end(), self.options.lease);
+        lease
+            && cap
+                .zip(longest)
+                .is_none_or(|(cap, longest)| is_half(cap, longest))
     }
 
     /// When it is lost unless something more is heard.

@@ -31,28 +31,49 @@ use std::sync::Arc;
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Owner(pub(super) Arc<str>);
+pub struct Owner {
+    pub(super) name: Arc<str>,
+    /// What it is granted is kept here, and used by one guard after the other.
+    is_kept: bool,
+}
 
 impl Owner {
     pub(crate) fn new(client: &str, number: u64) -> Self {
         let number = number.to_string();
         // Half of what it costs to format it: every call has an owner.
-        Self([client, ":", &number].concat().into())
+        let name = [client, ":", &number].concat().into();
+        Self {
+            name,
+            is_kept: false,
+        }
+    }
+
+    /// The same, for a lock that is kept.
+    pub(crate) fn of_kept(self) -> Self {
+        let is_kept = true;
+        Self { is_kept, ..self }
+    }
+
+    pub(crate) fn is_kept(&self) -> bool {
+        self.is_kept
     }
 
     /// The one whom the server names so.
     pub(crate) fn named(text: &[u8]) -> Self {
-        Self(String::from_utf8_lossy(text).into())
+        Self {
+            name: String::from_utf8_lossy(text).into(),
+            is_kept: false,
+        }
     }
 
     /// The owner as the server knows it: the field of the lock's hash.
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.name
     }
 
     /// Whether the client with this id has minted it.
     pub(crate) fn is_of(&self, client: &str) -> bool {
-        let number = self.0.strip_prefix(client);
+        let number = self.name.strip_prefix(client);
         number.is_some_and(|number| number.starts_with(':'))
     }
 }

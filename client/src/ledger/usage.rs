@@ -19,7 +19,7 @@ use crate::wire::{Mode, Released, Subject};
 pub(crate) type Permit = Arc<tokio::sync::Mutex<()>>;
 
 /// What a hold is taken for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct HoldOptions {
     /// In whole milliseconds.
     pub(crate) lease: Duration,

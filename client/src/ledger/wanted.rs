@@ -44,6 +44,11 @@ impl Wanted {
         self.told.load(Ordering::Acquire)
     }
 
+    /// It is wanted, or may be without our hearing of it.
+    pub(crate) fn tell(&self) {
+        self.told.fetch_add(1, Ordering::Release);
+    }
+
     fn asked(&self) -> MutexGuard<'_, Asked> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -92,7 +97,7 @@ impl Ledger {
             entry.map_or_else(Vec::new, |entry| entry.held().collect())
         });
         for hold in held {
-            hold.wanted.told.fetch_add(1, Ordering::Release);
+            hold.wanted.tell();
             hold.changed.notify_waiters();
         }
     }

@@ -1,0 +1,394 @@
+//! A client keeps a lock for its next use, until somebody else wants it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rlock_client::{Client, Guard, Lock, LostReason, blocking};
+use rlock_tests::{Server, until};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::client::{calls, calm, client, connect, poll_once, soon, two_clients, url};
+
+/// Longer than any test.
+const LONG: Duration = Duration::from_secs(600);
+
+fn kept(client: &Client, name: &str) -> Lock {
+    client.lock(name).keep(LONG)
+}
+
+/// Takes it and gives it back, and waits until the server was asked to tell.
+async fn leave_idle(server: &Server, lock: &Lock) -> u64 {
+    let before = calls(server, "renew");
+    let guard = soon(lock.lock()).await.unwrap();
+    until("the server is asked to tell", || {
+        calls(server, "renew") > before
+    });
+    let token = guard.token();
+    guard.unlock().await.unwrap();
+    token
+}
+
+fn is_held(server: &Server, name: &str) -> bool {
+    server.holder(name).is_some()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_server_is_asked_once_and_has_it_back_when_it_was_idle_for_long_enough() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.lock("k").keep(Duration::from_millis(300));
+    let first = lock.lock().await.unwrap();
+    let token = first.token();
+    drop(first);
+    let mut used = Instant::now();
+    for _ in 0..10_000 {
+        // Stopped for so long, it has given it back.
+        if used.elapsed() > Duration::from_millis(200) {
+            return;
+        }
+        let guard = lock.lock().await.unwrap();
+        assert_eq!(guard.token(), token);
+        assert!(!guard.is_lost());
+        guard.unlock().await.unwrap();
+        used = Instant::now();
+    }
+    assert_eq!(calls(&server, "acquire"), 1);
+    assert_eq!(calls(&server, "release"), 0);
+    until("it is given back", || !is_held(&server, "k"));
+    assert!(used.elapsed() >= Duration::from_millis(299));
+    assert!(lock.lock().await.unwrap().token() > token);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_wants_it_has_it_at_once_if_it_is_idle() {
+    let server = Server::start();
+    let [client, rival] = two_clients(&server).await;
+    let lock = kept(&client, "k");
+    for round in 0..20 {
+        let token = leave_idle(&server, &lock).await;
+        let other = rival.lock("k");
+        let guard = if round % 2 == 0 {
+            soon(other.lock()).await.unwrap()
+        } else {
+            // Who does not wait is refused once.
+            assert!(other.try_lock().await.unwrap_err().is_not_acquired());
+            until("it is given back", || !is_held(&server, "k"));
+            other.try_lock().await.unwrap()
+        };
+        assert!(guard.token() > token);
+        guard.unlock().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_wants_it_has_it_after_its_present_use_and_before_those_who_wait_here() {
+    let server = Server::start();
+    let [client, rival] = two_clients(&server).await;
+    let lock = kept(&client, "k");
+    let guard = lock.lock().await.unwrap();
+    let (second, third) = (lock.lock(), lock.lock());
+    tokio::pin!(second, third);
+    assert!(poll_once(second.as_mut()).await.is_pending());
+    assert!(poll_once(third.as_mut()).await.is_pending());
+    assert_eq!(calls(&server, "acquire"), 1, "they wait here");
+    let other = rival.lock("k");
+    let other = other.lock();
+    tokio::pin!(other);
+    assert!(poll_once(other.as_mut()).await.is_pending());
+    until("all wait in the server", || {
+        server.waiting_owners("k").len() == 3
+    });
+    // And so does who comes now.
+    let fourth = lock.lock();
+    tokio::pin!(fourth);
+    assert!(poll_once(fourth.as_mut()).await.is_pending());
+    until("it waits there too", || {
+        server.waiting_owners("k").len() == 4
+    });
+    let first = guard.token();
+    guard.unlock().await.unwrap();
+    let others = soon(other).await.unwrap();
+    assert!(others.token() > first);
+    assert!(poll_once(second.as_mut()).await.is_pending());
+    others.unlock().await.unwrap();
+    let second = soon(second).await.unwrap();
+    assert!(poll_once(third.as_mut()).await.is_pending());
+    drop(second);
+    let third = soon(third).await.unwrap();
+    assert!(poll_once(fourth.as_mut()).await.is_pending());
+    drop(third);
+    let fourth = soon(fourth).await.unwrap();
+    let token = fourth.token();
+    fourth.unlock().await.unwrap();
+    // Nobody waits any more: it is kept again.
+    assert_eq!(lock.lock().await.unwrap().token(), token);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn those_who_wait_here_are_served_in_order_and_may_go() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = kept(&client, "k");
+    let guard = lock.lock().await.unwrap();
+    let token = guard.token();
+    // Refused, in its time, and without asking the server.
+    let error = lock.try_lock().await.unwrap_err();
+    assert!(error.is_not_acquired());
+    assert!(error.lease_left().unwrap() > Duration::ZERO);
+    let waited = lock.lock_timeout(Duration::from_millis(20)).await;
+    assert!(waited.unwrap_err().is_not_acquired());
+    let mut waits = Vec::new();
+    for _ in 0..6 {
+        let mut wait = Box::pin(lock.lock());
+        assert!(poll_once(wait.as_mut()).await.is_pending());
+        waits.push(wait);
+    }
+    drop(waits.remove(3));
+    drop(waits.remove(0));
+    guard.unlock().await.unwrap();
+    for _ in 0..4 {
+        for later in waits.iter_mut().skip(1) {
+            assert!(poll_once(later.as_mut()).await.is_pending());
+        }
+        let guard = soon(waits.remove(0)).await.unwrap();
+        assert_eq!(guard.token(), token);
+        drop(guard);
+    }
+    // One that was given the lock, and never looked.
+    let guard = lock.lock().await.unwrap();
+    let mut wait = Box::pin(lock.lock());
+    assert!(poll_once(wait.as_mut()).await.is_pending());
+    drop(guard);
+    drop(wait);
+    assert_eq!(lock.try_lock().await.unwrap().token(), token);
+    assert_eq!(calls(&server, "acquire"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_lost_is_not_handed_on() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = kept(&client, "k");
+    let token = leave_idle(&server, &lock).await;
+    server.run("RLOCK.BREAK k");
+    until("the client knows", || calls(&server, "release") > 0);
+    let guard = lock.lock().await.unwrap();
+    assert!(guard.token() > token);
+    // And while it is used: who waits here asks the server.
+    let waiting = lock.lock();
+    tokio::pin!(waiting);
+    assert!(poll_once(waiting.as_mut()).await.is_pending());
+    server.run("RLOCK.BREAK k");
+    let next = soon(waiting).await.unwrap();
+    assert_eq!(soon(guard.lost()).await, LostReason::Broken);
+    assert!(next.token() > guard.token());
+    assert!(guard.unlock().await.unwrap_err().is_lost());
+    assert!(!next.is_lost());
+    next.unlock().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_is_handed_on_while_half_of_a_lease_and_of_the_longest_hold_are_left() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let limited = |name| {
+        let lock = client.lock(name);
+        [
+            lock.clone().lease(Duration::from_secs(2)),
+            lock.max_hold(Duration::from_secs(2)),
+        ]
+    };
+    for (name, lock) in ["lease", "longest"].into_iter().zip(limited("k")) {
+        let lock = lock.keep(LONG);
+        let begun = Instant::now();
+        let token = lock.lock().await.unwrap().token();
+        let guard = lock.lock().await.unwrap();
+        // Unless this was stopped for a second.
+        assert!(guard.token() == token || begun.elapsed() > Duration::from_millis(900));
+        drop(guard);
+        tokio::time::sleep_until(begun + Duration::from_millis(1_050)).await;
+        let guard = lock.lock().await.unwrap();
+        assert!(guard.token() > token, "{name}");
+        drop(guard);
+        until("it is free", || {
+            server.run("RLOCK.BREAK k");
+            !is_held(&server, "k")
+        });
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn its_owner_takes_nothing_else_and_it_has_no_other_owner() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = kept(&client, "k");
+    let guard = lock.lock().await.unwrap();
+    for other in ["k", "other"] {
+        let again = client.lock(other).owner(guard.owner());
+        let refused = again.lock().await.unwrap_err();
+        assert!(refused.is_refused(), "{refused}");
+        assert!(again.try_lock().await.unwrap_err().is_refused());
+    }
+    let several = client.multi(["l", "m"]).owner(guard.owner());
+    assert!(several.try_lock().await.unwrap_err().is_refused());
+    let refused = kept(&client, "k").owner(&client.owner()).lock().await;
+    assert!(refused.unwrap_err().is_refused());
+    let refused = client.scope().lock("k").keep(LONG).try_lock().await;
+    assert!(refused.unwrap_err().is_refused());
+    for idle in [Duration::ZERO, Duration::MAX] {
+        let refused = client.lock("k").keep(idle).lock().await.unwrap_err();
+        assert!(refused.is_refused(), "{refused}");
+        let text = refused.to_string();
+        assert!(
+            text.contains("keep from 1 to 9007199254740991 ms"),
+            "{text}"
+        );
+    }
+    assert_eq!(calls(&server, "acquire"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_more_are_kept_than_may_be_and_the_oldest_go_first() {
+    let server = Server::start();
+    let client = connect(calm().kept_max(3), &server).await;
+    let names = ["a", "b", "c", "d", "e"];
+    let use_it = async |name: &str| soon(kept(&client, name).lock()).await.unwrap();
+    for name in ["a", "b", "c"] {
+        use_it(name).await.unlock().await.unwrap();
+    }
+    // Not the oldest any more.
+    drop(use_it("a").await);
+    // What is used does not count.
+    let used = use_it("d").await;
+    assert!(["a", "b", "c"].iter().all(|name| is_held(&server, name)));
+    used.unlock().await.unwrap();
+    until("one has gone", || !is_held(&server, "b"));
+    use_it("e").await.unlock().await.unwrap();
+    until("another has gone", || !is_held(&server, "c"));
+    let held: Vec<_> = names.iter().filter(|name| is_held(&server, name)).collect();
+    assert_eq!(held, [&"a", &"d", &"e"]);
+
+    let none = connect(calm().kept_max(0), &server).await;
+    soon(kept(&none, "none").lock())
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
+    until("it is given back", || !is_held(&server, "none"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_goes_back_with_the_client() {
+    let server = Server::start();
+    let [client, other] = two_clients(&server).await;
+    let idle = leave_idle(&server, &kept(&client, "idle")).await;
+    let used = kept(&client, "used").lock().await.unwrap();
+    let waiting = kept(&client, "used");
+    let waiting = waiting.lock();
+    tokio::pin!(waiting);
+    assert!(poll_once(waiting.as_mut()).await.is_pending());
+    soon(client.shutdown()).await;
+    assert!(!is_held(&server, "idle"));
+    let ended = soon(waiting).await.unwrap_err();
+    assert!(ended.is_unavailable(), "{ended}");
+    assert!(!used.is_lost());
+    used.unlock().await.unwrap();
+    soon(client.shutdown()).await;
+    assert!(!is_held(&server, "used"));
+
+    // With its last handle, and what is used with its guard.
+    assert!(leave_idle(&server, &kept(&other, "idle")).await > idle);
+    let used = kept(&other, "used").lock().await.unwrap();
+    drop(other);
+    until("it is given back", || !is_held(&server, "idle"));
+    assert!(is_held(&server, "used"));
+    drop(used);
+    until("it is given back", || !is_held(&server, "used"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_cannot_hear_of_others_keeps_nothing() {
+    let server = Server::start();
+    let client = client(&server).await;
+    server.run("ACL SETUSER default -rlock.renew");
+    let lock = kept(&client, "k");
+    for round in 1..=3 {
+        lock.lock().await.unwrap().unlock().await.unwrap();
+        until("it is given back", || !is_held(&server, "k"));
+        assert_eq!(calls(&server, "acquire"), round);
+    }
+}
+
+/// Takes the lock again and again, by all its verbs, and counts beside a counter that nothing else
+/// protects. Some give up, and some calls are dropped.
+async fn count(lock: Lock, inside: Arc<AtomicU64>, total: Arc<AtomicU64>, number: u64) {
+    for round in 0..400_u64 {
+        let patience = Duration::from_micros(number * 97 % 500 + round % 50);
+        let guard = match (round + number) % 4 {
+            0 => lock.try_lock().await.ok(),
+            1 => lock.lock_timeout(patience).await.ok(),
+            2 => {
+                let taken = tokio::time::timeout(patience, lock.lock()).await;
+                taken.ok().map(Result::unwrap)
+            }
+            _ => Some(soon(lock.lock()).await.unwrap()),
+        };
+        let Some(guard) = guard else { continue };
+        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two owners");
+        if round % 8 == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1, "two owners");
+        total.fetch_add(1, Ordering::SeqCst);
+        check(guard, round).await;
+    }
+}
+
+async fn check(guard: Guard, round: u64) {
+    assert!(!guard.is_lost());
+    if round % 3 == 0 {
+        guard.unlock().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn tasks_of_several_processes_exclude_each_other_and_leave_nothing_behind() {
+    let server = Server::start();
+    let (inside, total) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+    let mut tasks = JoinSet::new();
+    let clients = two_clients(&server).await;
+    let strangers = client(&server).await;
+    let locks = clients.iter().map(|client| kept(client, "k"));
+    let short = clients[0].lock("k").keep(Duration::from_millis(1));
+    let locks: Vec<_> = locks.chain([short, strangers.lock("k")]).collect();
+    for number in 0..12_u64 {
+        let lock = locks[usize::try_from(number).unwrap() % locks.len()].clone();
+        tasks.spawn(count(lock, inside.clone(), total.clone(), number));
+    }
+    while let Some(task) = tasks.join_next().await {
+        task.unwrap();
+    }
+    assert!(total.load(Ordering::SeqCst) >= 1_200);
+    for client in clients.iter().chain([&strangers]) {
+        soon(client.shutdown()).await;
+    }
+    assert!(!is_held(&server, "k"));
+    assert!(server.waiting_owners("k").is_empty());
+}
+
+#[test]
+fn without_async_it_is_the_same() {
+    let server = Server::start();
+    let client = blocking::Client::connect(&url(&server)).unwrap();
+    let lock = client.lock("k").keep(LONG);
+    let token = lock.lock().unwrap().token();
+    for _ in 0..100 {
+        let guard = lock.lock().unwrap();
+        assert_eq!(guard.token(), token);
+        guard.unlock().unwrap();
+    }
+    assert_eq!(calls(&server, "acquire"), 1);
+}
