@@ -338,7 +338,7 @@ async fn count(lock: Lock, inside: Arc<AtomicU64>, total: Arc<AtomicU64>, number
         };
         let Some(guard) = guard else { continue };
         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two owners");
-        if round % 8 == 0 {
+        if round.is_multiple_of(8) {
             tokio::task::yield_now().await;
         }
         assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1, "two owners");
@@ -349,7 +349,7 @@ async fn count(lock: Lock, inside: Arc<AtomicU64>, total: Arc<AtomicU64>, number
 
 async fn check(guard: Guard, round: u64) {
     assert!(!guard.is_lost());
-    if round % 3 == 0 {
+    if round.is_multiple_of(3) {
         guard.unlock().await.unwrap();
     }
 }

@@ -22,6 +22,8 @@ pub(crate) struct Entries {
     /// What was begun last may go on for so long when nobody waits for it any more.
     rest: Duration,
     owners: RefCell<BTreeMap<String, Doing>>,
+    /// Whose lock may be there without a guard.
+    kept: RefCell<BTreeSet<String>>,
     /// What has been reported.
     wrong: RefCell<BTreeSet<(String, u8)>>,
     /// So many connections the clients have opened, if none was broken.
@@ -84,6 +86,11 @@ impl Entries {
         self.is_unsure.set(true);
     }
 
+    /// What this owner has is kept when no guard has it.
+    pub(crate) fn is_kept(&self, owner: &str) {
+        self.kept.borrow_mut().insert(owner.to_owned());
+    }
+
     /// Something is done for this owner until what this gives is dropped.
     pub(crate) fn works(self: &Rc<Self>, owner: &str) -> Works {
         let works = Works {
@@ -118,7 +125,8 @@ impl Entries {
                 let here = here.filter(|held| held.locks.contains(&lock));
                 let guards: u64 = here.map(|held| held.entries()).sum();
                 let count = server.count(&name, &owner);
-                let is_wrong = count != guards;
+                let is_idle = guards == 0 && count == 1 && self.kept.borrow().contains(&owner);
+                let is_wrong = count != guards && !is_idle;
                 if is_wrong && self.wrong.borrow_mut().insert((owner.clone(), lock)) {
                     wrong.push(format!(
                         "the server counts {count} of {owner} at {name}, who has {guards} guards"

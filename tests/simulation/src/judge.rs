@@ -110,6 +110,8 @@ pub(crate) struct Held {
     pub(crate) lasts: Cell<Duration>,
     /// Of a semaphore's permits.
     share: Option<Share>,
+    /// Whether its owner is that of one guard after the other, and never of two.
+    is_kept: Cell<bool>,
     since: Instant,
 }
 
@@ -178,6 +180,9 @@ impl Allows {
 /// The tokens of calls in their order; none if one has brought no guard.
 type Order = Vec<Option<u64>>;
 
+/// Which client keeps which locks, idle for how long, and with which lease.
+pub(crate) type Terms = (usize, Vec<u8>, Duration, Option<Duration>);
+
 /// Looks at all of it.
 pub(crate) struct Judge {
     started: Instant,
@@ -197,8 +202,12 @@ pub(crate) struct Judge {
     entered_again: RefCell<BTreeMap<String, Instant>>,
     report: RefCell<Report>,
     names: Cell<u64>,
+    /// How many guards of kept locks there were.
+    grants: Cell<u64>,
     /// What each client was granted of each lock, in the order in which it asked.
     orders: RefCell<BTreeMap<(usize, u8), Order>>,
+    /// The same of those who would keep it, on each client's terms.
+    kept_orders: RefCell<BTreeMap<Terms, Order>>,
     /// So many commands that renew may have been sent.
     renewals: Cell<f64>,
     /// Which processes stand still, and since when.
@@ -271,7 +280,9 @@ impl Judge {
             entered_again: RefCell::default(),
             report: RefCell::default(),
             names: Cell::new(0),
+            grants: Cell::new(0),
             orders: RefCell::default(),
+            kept_orders: RefCell::default(),
             renewals: Cell::new(0.0),
             still: RefCell::default(),
             stood: RefCell::default(),
@@ -427,11 +438,50 @@ impl Judge {
         }
     }
 
+    /// A call begins that waits, and would keep the lock. Its place in their order.
+    pub(crate) fn asked_to_keep(&self, terms: Terms) -> (Terms, usize) {
+        let mut orders = self.kept_orders.borrow_mut();
+        let order = orders.entry(terms.clone()).or_default();
+        order.push(None);
+        (terms, order.len().saturating_sub(1))
+    }
+
+    /// It has brought a guard.
+    pub(crate) fn granted_to_keep(&self, place: Option<(Terms, usize)>) {
+        let Some((terms, place)) = place else { return };
+        let number = self.grants.get().saturating_add(1);
+        self.grants.set(number);
+        let mut orders = self.kept_orders.borrow_mut();
+        let entry = orders.get_mut(&terms).and_then(|of| of.get_mut(place));
+        if let Some(entry) = entry {
+            // Those who share a hold have one token.
+            *entry = Some(number);
+        }
+    }
+
+    /// It is one that is kept idle for so long, and then must go back.
+    pub(crate) fn is_kept(&self, held: &Held, idle: Duration) {
+        held.is_kept.set(true);
+        self.surplus.is_kept(&held.owner, idle);
+        self.entries.is_kept(&held.owner);
+        // The server is asked to tell, and the watchdog goes on while nobody uses it.
+        let lease = held.lease.get().map(|lease| lease.as_secs_f64());
+        let rounds = lease.map_or(0.0, |lease| idle.as_secs_f64() * 3.0 / lease);
+        self.renewals.set(self.renewals.get() + rounds.ceil() + 2.0);
+        self.count("guard of a kept lock");
+    }
+
     /// Calls of one client join the queue in the order in which they were made, and are granted in
     /// it, if nothing goes wrong.
     pub(crate) fn in_order(&self) {
         if self.allows.trouble || self.allows.asks_again || self.servers.len() > 1 {
             return;
+        }
+        for (terms, order) in &*self.kept_orders.borrow() {
+            let grants: Vec<_> = order.iter().flatten().collect();
+            if !grants.is_sorted() {
+                self.violation(format_args!("{terms:?} kept out of order: {grants:?}"));
+            }
         }
         for ((client, lock), order) in &*self.orders.borrow() {
             let tokens: Vec<_> = order.iter().flatten().collect();
@@ -556,6 +606,7 @@ impl Judge {
             shared_lease: Cell::new(None),
             lasts: Cell::default(),
             share,
+            is_kept: Cell::default(),
             since: Instant::now(),
         });
         self.held.borrow_mut().push(Rc::clone(&held));
@@ -656,7 +707,7 @@ impl Judge {
                 };
                 let shared = one.locks.iter().find(|lock| other.locks.contains(lock));
                 if let Some(lock) = shared
-                    && one.owner != other.owner
+                    && (one.owner != other.owner || one.is_kept.get())
                     && (is_exclusive || other_is)
                 {
                     let (one, other) = (&one.owner, &other.owner);

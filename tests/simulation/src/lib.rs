@@ -11,6 +11,7 @@
 mod entries;
 pub mod hands;
 pub mod judge;
+mod kept;
 mod limits;
 pub mod moves;
 pub mod nodes;

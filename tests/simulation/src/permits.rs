@@ -214,6 +214,7 @@ impl Draw {
             drop_when_woken: self.one_in(8).then(|| self.up_to(1, 2)),
             stop: None,
             ahead: None,
+            kept: None,
             hold: Duration::from_millis(self.0.u64(0..=longest.unwrap_or_default())),
             inside: Vec::new(),
             renews: self.one_in(8),

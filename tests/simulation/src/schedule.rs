@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::hands::{self, Ahead};
+use crate::kept;
 use crate::moves::{self, ByKeys};
 use crate::nodes::Clustered;
 use crate::permits::{self, Asked, SetLimit};
@@ -98,6 +99,10 @@ pub struct Step {
     /// How many permits, of a semaphore.
     #[serde(default)]
     pub asked: Option<Asked>,
+    /// For so long it is kept for its next use: a plain lock. Whatever its task's owner is, the call
+    /// is one of its own.
+    #[serde(default)]
+    pub kept: Option<Duration>,
     /// By which verb.
     pub verb: Verb,
     /// A lease that the watchdog does not renew.
@@ -123,6 +128,13 @@ pub struct Step {
     pub downgrades: bool,
     /// How it ends.
     pub end: End,
+}
+
+impl Step {
+    /// Whether its call is an owner of its own, whatever its task's is.
+    pub(crate) fn has_own_owner(&self) -> bool {
+        self.mode.is_permits() || self.kept.is_some()
+    }
 }
 
 /// How a lock is held.
@@ -318,6 +330,7 @@ impl Schedule {
         };
         hands::add(&mut schedule, seed);
         permits::add(&mut schedule, seed);
+        kept::add(&mut schedule, seed);
         schedule
     }
 
@@ -392,6 +405,7 @@ impl Schedule {
             let step = |step: &Step| {
                 let is_dropped = step.drop_after.is_some() || step.drop_when_woken.is_some();
                 let is_dropped = is_dropped || step.stop.is_some() || step.ahead.is_some();
+                let is_dropped = is_dropped || step.kept.is_some();
                 step.lease.is_none() && !is_dropped && step.inside.is_empty() && !step.downgrades
             };
             task.owner == Owning::Call && task.steps.iter().all(step)
@@ -418,7 +432,7 @@ impl Schedule {
                 let is_dropped = step.drop_after.is_some() || step.drop_when_woken.is_some();
                 let is_long = step.lease.is_some_and(|lease| lease >= BRIEF_MIN);
                 let is_one = step.inside.is_empty() && step.mode == Mode::Plain;
-                let is_one = is_one && step.ahead.is_none();
+                let is_one = is_one && step.ahead.is_none() && step.kept.is_none();
                 is_long && is_one && !is_dropped && !step.renews
             };
             matches!(task.owner, Owning::Call | Owning::Task) && task.steps.iter().all(step)
@@ -730,6 +744,7 @@ impl Draw {
             drop_when_woken: self.one_in(10).then(|| self.0.u8(0..3)),
             stop: None,
             ahead: None,
+            kept: None,
             hold: self.time(8_000),
             inside: (0..inner)
                 .map(|_| self.step(owner, at_quorum, depth.saturating_add(1)))

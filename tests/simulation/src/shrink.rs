@@ -37,10 +37,11 @@ fn parts(schedule: &Schedule) -> usize {
 /// What a step may be without: whether it has it, and leaving it out.
 type Part = (fn(&Step) -> bool, fn(&mut Step));
 
-const OPTIONS: [Part; 8] = [
+const OPTIONS: [Part; 9] = [
     (|step| many(step).is_some(), take_one),
     (|step| step.stop.is_some(), |step| step.stop = None),
     (|step| step.ahead.is_some(), |step| step.ahead = None),
+    (|step| step.kept.is_some(), |step| step.kept = None),
     (|step| step.renews, |step| step.renews = false),
     (|step| step.downgrades, |step| step.downgrades = false),
     (|step| step.lease.is_some(), |step| step.lease = None),

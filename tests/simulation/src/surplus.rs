@@ -41,6 +41,8 @@ pub(crate) struct Surplus {
     shortest: RefCell<BTreeMap<Place, Duration>>,
     too_many_since: Cell<Option<Instant>>,
     held_since: RefCell<BTreeMap<Place, Instant>>,
+    /// Who may keep a lock that nobody uses, and for how long.
+    kept: RefCell<BTreeMap<String, Duration>>,
     /// Owners whose last wait for a lock was in the queue.
     queued: RefCell<BTreeMap<(String, String), bool>>,
 }
@@ -114,6 +116,12 @@ impl Surplus {
         granted.are_renewed &= is_renewed;
     }
 
+    /// Its owner may hold a lock for so long without a guard, if nobody else wants it.
+    pub(crate) fn is_kept(&self, owner: &str, idle: Duration) {
+        let mut kept = self.kept.borrow_mut();
+        kept.insert(owner.to_owned(), idle);
+    }
+
     /// For how long a guard lasts of which the call said so: its owner's guard before it may have
     /// settled that, and not be given back yet.
     pub(crate) fn shortest(&self, owner: &str, locks: &[u8], lasts: Duration) -> Duration {
@@ -178,7 +186,10 @@ impl Surplus {
                 }
                 let place = (owner, lock);
                 let since = before.get(&place).copied().unwrap_or_else(Instant::now);
-                if self.lasts(since) {
+                let idle = self.kept.borrow().get(&place.0).copied();
+                // While nobody waits for it, whom it keeps out.
+                let idle = idle.filter(|_| server.waiters() == 0).unwrap_or_default();
+                if self.lasts(since) && since.elapsed() > idle + LASTING {
                     let (owner, lock) = (&place.0, name(lock));
                     wrong.push(format!("{owner} holds {lock}, and nobody has a guard"));
                 }

@@ -115,11 +115,11 @@ impl Task {
     /// Whose the call of a step is; none if it is an owner of its own.
     fn owner(&self, step: &Step) -> Option<&Owner> {
         let owner = self.owner.as_ref();
-        owner.filter(|_| !step.mode.is_permits())
+        owner.filter(|_| !step.has_own_owner())
     }
 
     fn is_own(&self, step: &Step) -> bool {
-        self.is_own || step.mode.is_permits()
+        self.is_own || step.has_own_owner()
     }
 
     fn owner_name(&self, step: &Step) -> String {
@@ -164,10 +164,14 @@ impl Task {
         let _works = judge.entries.works(&owner);
         let is_own = self.is_own(step);
         let is_in_order = matches!(mode, Mode::Plain | Mode::Permits) && is_own;
-        let waits = is_in_order && matches!(verb, Verb::Lock);
+        // Those who would keep it wait apart from others of their process.
+        let waits = is_in_order && matches!(verb, Verb::Lock) && step.kept.is_none();
+        let waits_to_keep = step.kept.filter(|_| matches!(verb, Verb::Lock));
         let asked = locks.first().copied().zip(step.asked);
         let waiting = asked.map(|(lock, asked)| judge.limits.waits(lock, asked));
         let place = judge.asked((self.process, locks), waits);
+        let terms = waits_to_keep.map(|idle| (self.process, locks.clone(), idle, step.lease));
+        let kept_place = terms.map(|terms| judge.asked_to_keep(terms));
         let call = until_woken(step.drop_when_woken, self.call(step));
         let call = self.in_call(step, Calling::Taking, call);
         let call = async { call.await.flatten() };
@@ -196,6 +200,7 @@ impl Task {
                 judge.count("guard");
                 judge.count_all("guard of permits", mode.is_permits().into());
                 judge.granted((self.process, locks), place, token);
+                judge.granted_to_keep(kept_place);
                 let has_grace = !self.setup.grace.is_zero();
                 let by = (self.process, has_grace);
                 // An owner that was made for this call has a name from now on.
@@ -203,16 +208,26 @@ impl Task {
                 let limit = asked.map(|(lock, of)| judge.limits.most(lock, of, started));
                 let limit = limit.unwrap_or_default();
                 let held = judge.taken(guard, mode, locks, tokens, by, limit);
+
                 // At a majority no call asks for a lease of its own.
                 let is_renewed =
                     step.lease.is_none() || matches!(self.client, AnyClient::Quorum(_));
                 let lease = is_renewed.then_some(self.setup.lease);
                 held.lease.set(lease.filter(|_| is_own));
+                if let Some(idle) = step.kept {
+                    judge.is_kept(&held, idle);
+                }
                 let shared = (!is_own).then_some(self.setup.lease);
                 held.shared_lease.set(shared);
                 let asked = if is_renewed { None } else { step.lease };
                 let asked = asked.unwrap_or(self.setup.lease);
-                let (name, lasts) = (&held.owner, self.lasts(asked, is_renewed));
+                // What is kept is handed on while half of its lease is left.
+                let least = if step.kept.is_some() {
+                    asked / 2
+                } else {
+                    asked
+                };
+                let (name, lasts) = (&held.owner, self.lasts(least, is_renewed));
                 let lasts = lasts.saturating_sub(unwatched.get());
                 judge.surplus.granted(name, asked, is_renewed);
                 held.lasts.set(judge.surplus.shortest(name, locks, lasts));
@@ -294,6 +309,9 @@ impl Task {
                 Ok(guard.map($kind)?)
             }};
         }
+        if let Some(idle) = step.kept {
+            return self.call_for_kept(client, step, first, idle).await;
+        }
         match step.mode {
             Mode::Plain => {
                 taken!(
@@ -330,6 +348,25 @@ impl Task {
                 )
             }
         }
+    }
+
+    async fn call_for_kept(
+        &self,
+        client: &Client,
+        step: &Step,
+        lock: u8,
+        idle: Duration,
+    ) -> Result<AnyGuard, Refusal> {
+        let mut lock = client.lock(name(lock)).keep(idle);
+        if let Some(lease) = step.lease {
+            lock = lock.lease(lease);
+        }
+        let guard = match step.verb {
+            Verb::Lock => lock.lock().await,
+            Verb::Try => lock.try_lock().await,
+            Verb::Within(time) => lock.lock_timeout(time).await,
+        };
+        Ok(AnyGuard::Plain(guard?))
     }
 
     async fn call_for_permits(

@@ -45,6 +45,7 @@ fn step(mode: Mode, locks: &[u8], hold_ms: u64) -> Step {
         drop_when_woken: None,
         stop: None,
         ahead: None,
+        kept: None,
         hold: ms(hold_ms),
         inside: Vec::new(),
         renews: false,
