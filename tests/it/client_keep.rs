@@ -379,6 +379,25 @@ async fn tasks_of_several_processes_exclude_each_other_and_leave_nothing_behind(
     assert!(server.waiting_owners("k").is_empty());
 }
 
+#[tokio::test]
+async fn who_does_nothing_else_hears_of_others_all_the_same() {
+    let server = Server::start();
+    let lock = kept(&client(&server).await, "k");
+    let url = url(&server);
+    let others = std::thread::spawn(move || {
+        let client = blocking::Client::connect(&url).unwrap();
+        for _ in 0..10 {
+            client.lock("k").lock().unwrap().unlock().unwrap();
+        }
+    });
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !others.is_finished() {
+        assert!(Instant::now() < deadline, "they wait for ever");
+        drop(lock.lock().await.unwrap());
+    }
+    others.join().unwrap();
+}
+
 #[test]
 fn without_async_it_is_the_same() {
     let server = Server::start();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
+use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::api::Guard;
@@ -69,6 +70,9 @@ impl AcquireOptions {
             options: self.hold_options(),
             idle,
         });
+        // Who does nothing but this would let no other task of its thread run, and so never hear that
+        // the lock is wanted.
+        consume_budget().await;
         if let Some(held) = kept.take_now(&self.context) {
             return Ok(Guard::of(held));
         }

@@ -5,7 +5,7 @@
 //! A part measures (`measure`), and makes its tables and plots from its file alone (`report`,
 //! `plots`), so that these can be made anew: [`Words::plots_only`].
 //!
-//! - `uncontended`, `hand_over`, `contended`, `crates`, `growth`, `memory`, `tax`: the parts
+//! - `uncontended`, `hand_over`, `contended`, `crates`, `growth`, `memory`, `tax`, `kept`: the parts
 //! - `redisson`: the one contender that is no Rust, for `crates`
 //! - `host`, `load`, `wire`, `waiters`: servers, and the commands sent to them
 //! - `rounds`, `results`, `numbers`, `report`, `plot`: turns, files, figures, tables, pictures
@@ -32,6 +32,7 @@ mod crates;
 mod growth;
 mod hand_over;
 mod host;
+mod kept;
 mod load;
 mod memory;
 mod numbers;
@@ -73,7 +74,7 @@ struct Part {
     plots: fn(&Results) -> Vec<(&'static str, String)>,
 }
 
-const PARTS: [Part; 7] = [
+const PARTS: [Part; 8] = [
     Part {
         name: uncontended::PART,
         measure: uncontended::measure,
@@ -115,6 +116,12 @@ const PARTS: [Part; 7] = [
         measure: tax::measure,
         report: tax::report,
         plots: tax::plots,
+    },
+    Part {
+        name: kept::PART,
+        measure: kept::measure,
+        report: kept::report,
+        plots: kept::plots,
     },
 ];
 
