@@ -62,7 +62,7 @@ pub(super) struct Call {
     /// wait goes on until the server is back.
     pub(super) queued: bool,
     /// Whether an ACQUIRE was sent of which nobody knows what has come of it.
-    unheard: bool,
+    pub(super) unheard: bool,
     /// Whether what is told of its end may be about an earlier ACQUIRE than the last.
     is_again: bool,
     pub(super) recall: Recall,

@@ -183,7 +183,8 @@ impl Call {
         match answer {
             Ok(Acquired::Granted { token, .. }) => self.give_back(token, Instant::now()),
             Ok(Acquired::NotHeld { .. }) => {}
-            Err(error) if !error.is_unknown() => {}
+            // The last was not sent. One before it may have been carried out, of which no word came.
+            Err(error) if !error.is_unknown() && !self.queued && !self.unheard => {}
             Ok(Acquired::Queued) | Err(_) => return self.take_back(silent).await,
         }
         true
