@@ -37,25 +37,26 @@ impl Lock {
         self.options.name()
     }
 
-    /// Keeps the lock here after `unlock()`, or when its guard is dropped, for up to `idle`: the next
-    /// call of this process for the same lock then gets it without asking the server, in
-    /// less than a microsecond. For a process that takes the same lock again and again: of a shard, of a tenant.
+    /// Keeps the lock here after `unlock()`, or when its guard is dropped, for up to `idle`: the
+    /// next call of this process for the same lock then gets it without asking the server, in less
+    /// than a microsecond. For a process that takes the same lock again and again: of a shard, of a
+    /// tenant.
     ///
     /// As soon as anybody else wants the lock it goes to them: at once if nobody uses it here, and
     /// at the end of the present use otherwise. The calls of this process that wait for it line up
     /// in the server then, like all others. Here too they are served first come first served.
     ///
     /// - Guards that follow each other so have the same [token](Guard::token) and
-    ///   [owner](Guard::owner), for nobody else had the lock in between. That owner takes no other lock:
-    ///   it is refused.
+    ///   [owner](Guard::owner), for nobody else had the lock in between. That owner takes no other
+    ///   lock: it is refused.
     /// - The guard of a lock that was lost meanwhile is never handed on. What a guard promises is
     ///   unchanged.
     /// - With a [`lease`](Self::lease) of its own or a [`max_hold`](Self::max_hold), which go on
     ///   while it is kept, a kept lock is handed on as long as half of them is left.
     /// - Locks are kept apart by their terms: calls with another lease, `max_hold` or `idle` take
     ///   the lock from each other as strangers do.
-    /// - While a lock is kept and idle the server shows it as held, and others wait for it for about
-    ///   one round trip. **Their `try_lock()` may be refused, once**.
+    /// - While a lock is kept and idle the server shows it as held, and others wait for it for
+    ///   about one round trip. **Their `try_lock()` may be refused, once**.
     ///
     /// At most [`kept_max`](crate::ClientBuilder::kept_max) locks are kept idle. Not with an
     /// [`owner`](Self::owner) or in a [`Scope`](crate::Scope), which `lock()` then refuses; `idle`

@@ -5,7 +5,8 @@
 //! A part measures (`measure`), and makes its tables and plots from its file alone (`report`,
 //! `plots`), so that these can be made anew: [`Words::plots_only`].
 //!
-//! - `uncontended`, `hand_over`, `contended`, `crates`, `growth`, `memory`, `tax`, `kept`: the parts
+//! - `uncontended`, `hand_over`, `contended`, `crates`, `growth`, `memory`, `tax`, `kept`: the
+//!   parts
 //! - `redisson`: the one contender that is no Rust, for `crates`
 //! - `host`, `load`, `wire`, `waiters`: servers, and the commands sent to them
 //! - `rounds`, `results`, `numbers`, `report`, `plot`: turns, files, figures, tables, pictures

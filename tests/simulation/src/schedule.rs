@@ -99,8 +99,8 @@ pub struct Step {
     /// How many permits, of a semaphore.
     #[serde(default)]
     pub asked: Option<Asked>,
-    /// For so long it is kept for its next use: a plain lock. Whatever its task's owner is, the call
-    /// is one of its own.
+    /// For so long it is kept for its next use: a plain lock. Whatever its task's owner is, the
+    /// call is one of its own.
     #[serde(default)]
     pub kept: Option<Duration>,
     /// By which verb.
