@@ -183,7 +183,7 @@ impl Call {
         match answer {
             Ok(Acquired::Granted { token, .. }) => self.give_back(token, Instant::now()),
             Ok(Acquired::NotHeld { .. }) => {}
-            // The last was not sent. One before it may have been carried out, of which no word came.
+            // It was not sent; one before it may have been carried out, of which no word came.
             Err(error) if !error.is_unknown() && !self.queued && !self.unheard => {}
             Ok(Acquired::Queued) | Err(_) => return self.take_back(silent).await,
         }
