@@ -4,7 +4,7 @@
 //! A grant's place in the order is its token. A wait that ended without a grant, or of which that
 //! is not known, has no place and proves nothing.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::holds::{Hold, SETTLING};
 use super::{Violation, holds_of_one_primary};
@@ -18,7 +18,12 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
     for of_one_lock in holds.chunk_by(|a, b| a.lock == b.lock) {
         // Of those with a smaller token, who asked last.
         let mut latest = &of_one_lock[0];
+        let mut grants = HashSet::new();
         for hold in of_one_lock {
+            // A kept lock that is handed on is granted by nobody.
+            if !grants.insert((hold.owner, hold.token)) {
+                continue;
+            }
             let waited = since.get(&(hold.lock, hold.owner));
             if let Some(at) = waited
                 // A grant that was asked for later is of another wait.

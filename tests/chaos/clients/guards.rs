@@ -1,6 +1,7 @@
 //! An application with the client crate: tasks that share a client, take guards and look at them.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rlock_client::{Client, Error, Guard, PermitsGuard};
@@ -16,6 +17,9 @@ const TASKS: usize = 6;
 
 /// Of the locks that the watchdog renews.
 const LEASE: Duration = Duration::from_secs(1);
+
+/// A kept lock that nobody uses goes back after so long.
+const IDLE: Duration = Duration::from_millis(300);
 
 /// A guard that hears nothing says so within it: the checkers count on that.
 const GRACE: Duration = Duration::from_secs(1);
@@ -87,8 +91,12 @@ async fn task(life: Arc<Life>, client: Client, mut random: Random) {
                 )
                 .await;
             }
-        } else if let Some(guard) = lock(&life, &client, &mut random, name, lease).await {
-            hold(&life, &client, &mut random, name, guard).await;
+        } else {
+            let keeps = random.percent(40);
+            let guard = lock(&life, &client, &mut random, name, lease, keeps).await;
+            if let Some(guard) = guard {
+                hold(&life, &client, &mut random, name, guard, keeps).await;
+            }
         }
         sleep(Duration::from_millis(random.within(1, 20))).await;
     }
@@ -100,8 +108,10 @@ async fn lock(
     random: &mut Random,
     name: &str,
     lease: Option<Duration>,
+    keeps: bool,
 ) -> Option<Guard> {
     let lock = client.lock(name);
+    let lock = if keeps { lock.keep(IDLE) } else { lock };
     let lock = match lease {
         Some(lease) => lock.lease(lease),
         None => lock,
@@ -115,15 +125,25 @@ async fn lock(
         1 => timeout(patience, lock.lock()).await.ok()?,
         _ => lock.lock_timeout(patience).await,
     };
+    let is_handed_on = |guard: &Guard| keeps && !TOKENS.lock().unwrap().insert(guard.token());
+    if let Some(guard) = result.as_ref().ok().filter(|guard| is_handed_on(guard)) {
+        // What was asked for then is not what this process was granted, and kept. How long that
+        // lasts only the guard says.
+        let id = life.ask(format!("? {name} plain session acquire 0 guard"));
+        say_granted(&id, 1, guard);
+        return result.ok();
+    }
     granted(&id, 1, result)
 }
+
+/// Of the kept locks that this process was granted.
+static TOKENS: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
 /// Writes down what has come of a call.
 fn granted<M>(id: &str, count: u32, result: Result<Guard<M>, Error>) -> Option<Guard<M>> {
     match result {
         Ok(guard) => {
-            let (token, owner) = (guard.token(), guard.owner());
-            told(id, format!("held {count} {token} {owner}"));
+            say_granted(id, count, &guard);
             Some(guard)
         }
         Err(error) => {
@@ -133,6 +153,11 @@ fn granted<M>(id: &str, count: u32, result: Result<Guard<M>, Error>) -> Option<G
             None
         }
     }
+}
+
+fn say_granted<M>(id: &str, count: u32, guard: &Guard<M>) {
+    let (token, owner) = (guard.token(), guard.owner());
+    told(id, format!("held {count} {token} {owner}"));
 }
 
 async fn acquire(
@@ -164,8 +189,18 @@ async fn acquire(
 }
 
 /// Looks at the guard again and again, and gives the lock back in one way or another.
-async fn hold(life: &Life, client: &Client, random: &mut Random, name: &str, guard: Guard) {
-    let inner = if random.percent(20) {
+///
+/// Of a kept lock nothing is told when it is given back: the server may have it then, or this
+/// process still. Its next guard here says so by its token.
+async fn hold(
+    life: &Life,
+    client: &Client,
+    random: &mut Random,
+    name: &str,
+    guard: Guard,
+    is_kept: bool,
+) {
+    let inner = if !is_kept && random.percent(20) {
         enter_again(life, client, name, &guard).await
     } else {
         None
@@ -179,7 +214,12 @@ async fn hold(life: &Life, client: &Client, random: &mut Random, name: &str, gua
         }
         None => guard,
     };
-    give_back(life, random, name, last, "plain").await;
+    if is_kept {
+        life.ask(format!("{} {name} plain session release", last.owner()));
+        drop(last);
+    } else {
+        give_back(life, random, name, last, "plain").await;
+    }
 }
 
 /// Looks at a guard again and again while it says "held", and renews it now and then.
