@@ -12,6 +12,7 @@ mod entries;
 pub mod hands;
 pub mod judge;
 mod limits;
+pub mod listens;
 pub mod moves;
 pub mod nodes;
 pub mod permits;
