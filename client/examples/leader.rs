@@ -1,103 +1,159 @@
-//! Leader election: of three candidates one leads at a time, and does what only one may do.
+//! Leader election: of several processes one leads at a time, and does what only one may do.
 //!
-//! Who leads holds a lock, and the others wait for it in the server's queue. A leader that dies, or
-//! loses touch with the server, is followed by the next in milliseconds after its grace; one that
-//! resigns at once. What it writes is guarded: a command of a former leader changes nothing.
+//! Who leads holds a lock, and the others wait for it in the server's queue. A leader that dies is
+//! followed by the next after its grace, one that stands still at the end of its lease, and one
+//! that resigns at once. What it writes is guarded: a command of a former leader changes nothing.
 //!
-//! `cargo run --example leader [redis://127.0.0.1:6379]`, with the RLOCK module in the server.
+//! In as many terminals as you like, with the RLOCK module in the server:
+//! `cargo run --example leader redis://127.0.0.1:6379 ann`, then `bob`, then `cyd`. Each tells what
+//! it believes, with the time in microseconds. Kill one, stop one (Ctrl-Z) and let it go on (`fg`),
+//! or end one in good order (Ctrl-C).
 
 #![allow(
     clippy::print_stdout,
-    clippy::arithmetic_side_effects,
+    clippy::print_stderr,
     reason = "an example tells what it does"
 )]
 
+use std::env;
 use std::error::Error;
-use std::time::{Duration, Instant};
+use std::process;
+use std::time::{Duration, Instant, SystemTime};
 
 use rlock_client::redis::cmd;
 use rlock_client::{Client, Guard};
-use tokio::task::JoinSet;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{sleep, timeout};
 
 const NAME: &str = "{example}:leader";
-const LOG: &str = "{example}:log";
+const STEPS: &str = "{example}:steps";
+/// A leader that dies is followed after this time, and one that hears nothing from the server for
+/// as long leads no more.
+const GRACE: Duration = Duration::from_millis(500);
+/// A leader that stands still, with its connections open, is followed within this time.
+const LEASE: Duration = Duration::from_secs(2);
 /// For so long a leader stays before it hands over to whoever waits.
-const TERM: Duration = Duration::from_millis(200);
+const TERM: Duration = Duration::from_secs(1);
+/// One piece of work.
+const STEP: Duration = Duration::from_millis(20);
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
+/// How leading has ended.
+enum End {
+    Lost,
+    /// The term is over, and another waits.
+    Moves,
+    /// This process was told to end.
+    Leaves,
+}
+
 #[tokio::main]
 async fn main() -> Result<()> {
-    let mut candidates = JoinSet::new();
-    // Three clients stand for three processes. The label is what `rlock info` shows.
-    for name in ["ann", "bob", "cyd"] {
-        let client = Client::builder().label(name).connect(&url()).await?;
-        candidates.spawn(candidate(name, client));
-    }
-    while let Some(ended) = candidates.join_next().await {
-        ended??;
-    }
-    let client = Client::connect(&url()).await?;
-    let guard = client.lock(NAME).lock().await?;
-    let log: Vec<String> = guard.call(cmd("LRANGE").arg(LOG).arg(0).arg(-1)).await?;
-    guard.call::<()>(cmd("DEL").arg(LOG)).await?;
-    guard.unlock().await?;
-    let mut terms = log;
-    terms.dedup();
-    println!("{} terms, one after the other", terms.len());
+    let mut arguments = env::args().skip(1);
+    let url = arguments.next().or_else(|| env::var("RLOCK_URL").ok());
+    let url = url.unwrap_or_else(|| "redis://127.0.0.1:6379".to_owned());
+    let name = arguments
+        .next()
+        .unwrap_or_else(|| process::id().to_string());
+    // The label is what `rlock info` and `rlock sessions` show.
+    let client = Client::builder().label(&name).grace(GRACE).lease(LEASE);
+    let client = client.connect(&url).await?;
+    candidate(&name, &client).await?;
+    // What was given back is known to the server when this ends.
+    client.shutdown().await;
     Ok(())
 }
 
-/// Campaigns, leads for a term, resigns and ends.
-async fn candidate(name: &str, client: Client) -> Result<()> {
+/// Campaigns and leads, again and again, until the process is told to end.
+async fn candidate(name: &str, client: &Client) -> Result<()> {
+    let mut told_to_end = [
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::interrupt())?,
+    ];
     loop {
-        let guard = client.lock(NAME).lock().await?; // the campaign: waits its turn
-        println!("{name} leads, with token {}", guard.token());
-        let resigned = tokio::select! {
-            // This does not ask the server, and ends before anybody else leads.
-            reason = guard.lost() => {
-                println!("{name} leads no more: {reason}");
-                false
-            }
-            outcome = lead(name, &guard) => outcome?,
+        let lock = client.lock(NAME);
+        let guard = tokio::select! {
+            guard = lock.lock() => guard, // the campaign: waits its turn
+            // Dropped, the call leaves the queue.
+            () = is_told(&mut told_to_end) => return Ok(()),
         };
-        if resigned {
-            // What was begun has been ended by now. The next leads with the reply to this.
-            guard.unlock().await?;
-            client.shutdown().await;
+        let guard = match guard {
+            Err(error) if error.is_unavailable() || error.is_unknown() => {
+                eprintln!("{name} campaigns once more: {error}");
+                sleep(Duration::from_secs(1)).await;
+                continue;
+            }
+            guard => guard?,
+        };
+        let end = tokio::select! {
+            biased;
+            // This does not ask the server, and ends before anybody else leads. The step that was
+            // begun ends here, at its `await`.
+            _reason = guard.lost() => End::Lost,
+            end = lead(name, &guard, &mut told_to_end) => end?,
+        };
+        if matches!(end, End::Lost) {
+            println!("{} {name} leads no more", micros());
+            continue;
+        }
+        println!("{} {name} resigns", micros());
+        // No step is under way any more. The next leads with the reply to this.
+        if let Err(error) = guard.unlock().await {
+            eprintln!("{name} had lost it, or does not know: {error}");
+        }
+        if matches!(end, End::Leaves) {
             return Ok(());
         }
     }
 }
 
-/// The work, in steps. Whether the term is over: false if leadership was lost under a step.
-async fn lead(name: &str, guard: &Guard) -> Result<bool> {
+/// The work, in steps, and why there is no other one.
+async fn lead(name: &str, guard: &Guard, told_to_end: &mut [Signal; 2]) -> Result<End> {
     let since = Instant::now();
     loop {
-        sleep(Duration::from_millis(20)).await;
+        // The time comes first. The guard speaks of that moment and of the present one, but after
+        // that the process may be stopped for as long as you like before it comes to print.
+        let at = micros();
+        if guard.is_lost() {
+            return Ok(End::Lost);
+        }
+        println!("{at} {name} leads, with token {}", guard.token());
+        sleep(STEP).await;
         // Only the leader of this very term writes, however late the command arrives.
-        match guard.call::<()>(cmd("RPUSH").arg(LOG).arg(name)).await {
-            Err(error) if error.is_lost() => return Ok(false),
+        let mut count = cmd("HINCRBY");
+        match guard.call::<()>(count.arg(STEPS).arg(name).arg(1)).await {
+            Err(error) if error.is_lost() => return Ok(End::Lost),
+            // Not counted, or counted without a word of it. Whether it leads still the guard knows.
+            Err(error) if error.is_unavailable() || error.is_unknown() => {}
             written => written?,
         }
-        // A planned move: at the end of its term it resigns if another waits, and stays otherwise.
-        // To look does not ask the server: it has been asked to tell.
-        if let Ok(wanted) = timeout(Duration::ZERO, guard.wanted()).await
-            && since.elapsed() >= TERM
-        {
-            return Ok(wanted.is_ok()); // not if leadership was lost
+        if timeout(Duration::ZERO, is_told(told_to_end)).await.is_ok() {
+            return Ok(End::Leaves);
         }
-        // The last one has nobody to hand over to.
-        if since.elapsed() >= TERM * 2 {
-            return Ok(true);
+        // A planned move: at the end of its term it resigns if another waits, and stays otherwise.
+        // To look does not ask the server each time: it has been asked to tell.
+        if since.elapsed() >= TERM
+            && let Ok(wanted) = timeout(Duration::ZERO, guard.wanted()).await
+        {
+            return match wanted {
+                Err(error) if error.is_lost() => Ok(End::Lost),
+                wanted => Ok(wanted.map(|()| End::Moves)?),
+            };
         }
     }
 }
 
-fn url() -> String {
-    let given = std::env::args()
-        .nth(1)
-        .or_else(|| std::env::var("RLOCK_URL").ok());
-    given.unwrap_or_else(|| "redis://127.0.0.1:6379".to_owned())
+/// Ends when a signal tells this process to end.
+async fn is_told([terminate, interrupt]: &mut [Signal; 2]) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+/// The time, on a clock that all processes of this machine share.
+fn micros() -> u128 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.unwrap_or_default().as_micros()
 }

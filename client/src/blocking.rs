@@ -572,12 +572,34 @@ twin! {
         /// Starts the lease anew on every server.
         async fn renew(&self) -> Result<(), QuorumError>;
 
+        /// Waits until somebody else tries to get the lock.
+        async fn wanted(&self) -> Result<(), QuorumError>;
+
         /// Gives the lock back on all servers and waits until a majority has confirmed it.
         async fn unlock(self) -> Result<(), QuorumError>;
     }
 }
 
 impl QuorumGuard {
+    /// Waits until somebody else tries to get the lock, at most this long: whether somebody does.
+    /// With a timeout of zero it only looks, and never waits for a server. See
+    /// [`crate::QuorumGuard::wanted`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// # Panics
+    ///
+    /// Inside an async task.
+    pub fn wanted_within(&self, timeout: Duration) -> Result<bool, QuorumError> {
+        let wanted = async { tokio::time::timeout(timeout, self.inner.wanted()).await };
+        match self.runtime.handle.block_on(wanted) {
+            Ok(wanted) => wanted.map(|()| true),
+            Err(_) => Ok(false),
+        }
+    }
+
     /// Waits until the lock is lost, at most this long: why, or `None` if it is still held.
     ///
     /// # Panics

@@ -17,6 +17,7 @@ mod order; // first come, first served
 mod tokens; // each larger than any before
 mod truth; // what clients are told is what the server says to others
 mod wake_up; // nobody waits for a free lock
+mod wanted; // a holder is told of those whom it keeps out, and of nobody else
 
 /// Something that must not be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +36,7 @@ impl Violation {
 /// Finds the violations of a history.
 pub(crate) type Checker = fn(&History) -> Vec<Violation>;
 
-pub(crate) const ALL: [(&str, Checker); 8] = [
+pub(crate) const ALL: [(&str, Checker); 9] = [
     ("mutual exclusion", exclusion::check),
     ("permits", capacity::check),
     ("re-entrance", entries::check),
@@ -44,6 +45,7 @@ pub(crate) const ALL: [(&str, Checker); 8] = [
     ("no lost wake-up", wake_up::check),
     ("no immortal lock", immortal::check),
     ("told and true", truth::check),
+    ("wanted", wanted::check),
 ];
 
 /// What is proven to be held, but for what a primary that had been replaced may have granted. The

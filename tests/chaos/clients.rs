@@ -302,6 +302,11 @@ fn queued(id: &str) {
     println!("| queued {id} {}", now());
 }
 
+/// An event has said that somebody wants what this owner holds.
+fn wanted(lock: &str, owner: &str) {
+    println!("| wanted {} {lock} {owner}", now());
+}
+
 /// A guard has said that it holds.
 fn sure(at: u64, lock: &str, owner: impl Display) {
     println!("| sure {at} {lock} {owner}");

@@ -13,6 +13,7 @@
 //! told    ID TIME refused | left N | renewed N | lost | error CODE
 //! told    ID TIME gave N                       several locks: one hold of each of so many
 //! sure    TIME LOCK OWNER                      a guard says that it holds
+//! wanted  TIME LOCK OWNER                      an event says that somebody wants what it holds
 //! closed  TIME PROCESS                         it closes the connection its sessions live by
 //! died    TIME PROCESS
 //! fault   BEGIN END KIND [LOCK or PROCESS]
@@ -143,6 +144,14 @@ pub(crate) struct Belief {
     pub(crate) owner: String,
 }
 
+/// A session was told that what this owner holds is wanted.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    pub(crate) at: Time,
+    pub(crate) lock: String,
+    pub(crate) owner: String,
+}
+
 /// What `RLOCK.INFO` said.
 #[derive(Debug, Clone)]
 pub(crate) struct Sample {
@@ -176,6 +185,7 @@ pub(crate) struct Fault {
 pub(crate) struct History {
     pub(crate) operations: Vec<Operation>,
     pub(crate) beliefs: Vec<Belief>,
+    pub(crate) wanted: Vec<Wanted>,
     pub(crate) samples: Vec<Sample>,
     pub(crate) faults: Vec<Fault>,
     /// When a process closed the connection of its sessions, or of the one named.
@@ -235,6 +245,11 @@ impl History {
                 }
             }
             "sure" => self.beliefs.push(Belief {
+                at: words.next()?.parse().ok()?,
+                lock: words.next()?.to_owned(),
+                owner: words.next()?.to_owned(),
+            }),
+            "wanted" => self.wanted.push(Wanted {
                 at: words.next()?.parse().ok()?,
                 lock: words.next()?.to_owned(),
                 owner: words.next()?.to_owned(),

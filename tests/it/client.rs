@@ -938,8 +938,6 @@ fn the_examples_run() {
     let yields = example(&server, "yield");
     let last = yields.lines().last().unwrap();
     assert!(!last.contains(" 0 times"), "{yields}");
-    let leader = example(&server, "leader");
-    assert_eq!(leader.lines().last(), Some("3 terms, one after the other"));
     let philosophers = example(&server, "philosophers");
     assert_eq!(philosophers, "5 philosophers had 50 meals\n");
     // The stock and two prices.

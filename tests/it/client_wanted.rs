@@ -1,13 +1,18 @@
 //! A guard hears that somebody waits whom it keeps out.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
-use rlock_client::{Guard, LostReason, blocking};
+use rlock_client::{
+    ErrorKind, Guard, LostReason, QuorumBuilder, QuorumClient, QuorumGuard, blocking,
+};
 use rlock_tests::{Server, Shards, until};
 use tokio::time::timeout;
 
-use super::client::{calls, calm, client, soon, two_clients, url, wait_in_queue};
+use super::client::{MS, calls, calm, client, soon, two_clients, url, wait_in_queue};
 use super::client_doubt::two_ways;
+use super::client_quorum::within_grace;
 
 /// Whether it was told by now, without waiting for the server.
 async fn is_told<M>(guard: &Guard<M>) -> bool {
@@ -171,4 +176,130 @@ fn without_async_it_is_looked_at_or_waited_for() {
     server.run("RLOCK.BREAK k");
     until("it is lost", || guard.is_lost());
     assert!(guard.wanted().unwrap_err().is_lost());
+}
+
+/// Settings with which no part is lost where all stands still for a while, and asked for anew.
+fn settings() -> QuorumBuilder {
+    within_grace(Duration::from_secs(300))
+}
+
+/// Three servers of a quorum, a client of theirs, and a rival.
+async fn three() -> ([Server; 3], QuorumClient, QuorumClient) {
+    let servers: [Server; 3] = std::array::from_fn(|_| Server::start());
+    let connect = async || {
+        let connecting = async {
+            loop {
+                // On a busy machine a majority may not answer in time.
+                if let Ok(client) = settings().connect(servers.each_ref().map(url)).await {
+                    return client;
+                }
+            }
+        };
+        soon(connecting).await
+    };
+    let (client, rival) = (connect().await, connect().await);
+    (servers, client, rival)
+}
+
+/// Takes the lock at all three.
+async fn take(client: &QuorumClient) -> QuorumGuard {
+    loop {
+        // A busy machine may make it too late, and what a rival had is on its way back.
+        let Ok(guard) = soon(client.lock("k").lock()).await else {
+            continue;
+        };
+        until("all have joined", || guard.tokens().len() == 3);
+        return guard;
+    }
+}
+
+/// The guard hears that others are refused at this server. The first of them may come before the
+/// server was asked to tell: what it has been sent by then may be another renewal.
+async fn hears_of_others_at(server: &Server, guard: &QuorumGuard) {
+    let heard = async {
+        loop {
+            want(server, "");
+            if let Ok(told) = timeout(20 * MS, guard.wanted()).await {
+                return told;
+            }
+        }
+    };
+    soon(heard).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn at_a_majority_it_ends_as_soon_as_one_server_tells() {
+    let (servers, client, rival) = three().await;
+    let asked = || servers.each_ref().map(|server| calls(server, "renew"));
+    let guard = take(&client).await;
+    for _ in 0..1_000 {
+        assert!(timeout(Duration::ZERO, guard.wanted()).await.is_err());
+    }
+    until("all are asked", || asked().iter().all(|times| *times > 0));
+    assert!(asked().iter().sum::<u64>() < 10, "not each time");
+    hears_of_others_at(&servers[2], &guard).await;
+    // Told once, it is asked again.
+    let before = asked()[2];
+    assert!(timeout(Duration::ZERO, guard.wanted()).await.is_err());
+    until("it is asked again", || asked()[2] > before);
+    servers[2].freeze();
+    hears_of_others_at(&servers[1], &guard).await;
+    servers[2].thaw();
+    soon(guard.unlock()).await.unwrap();
+
+    // One that tries again and again.
+    let guard = take(&client).await;
+    let trying = tokio::spawn(async move { rival.lock("k").lock().await });
+    soon(guard.wanted()).await.unwrap();
+    soon(guard.unlock()).await.unwrap();
+    let theirs = soon(trying).await.unwrap().unwrap();
+    soon(theirs.unlock()).await.unwrap();
+
+    let guard = take(&client).await;
+    let (wanted, ()) = tokio::join!(soon(guard.wanted()), async {
+        for server in &servers[..2] {
+            server.run("RLOCK.BREAK k");
+        }
+    });
+    assert!(wanted.unwrap_err().is_lost());
+    assert!(soon(guard.wanted()).await.unwrap_err().is_lost());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn at_a_majority_servers_that_refuse_to_tell_matter_when_none_is_left() {
+    let (servers, client, _rival) = three().await;
+    let guard = take(&client).await;
+    for server in &servers[..2] {
+        server.run("ACL SETUSER default -rlock.renew");
+    }
+    hears_of_others_at(&servers[2], &guard).await;
+    servers[2].run("ACL SETUSER default -rlock.renew");
+    let refused = soon(guard.wanted()).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Refused, "{refused}");
+    assert!(refused.servers().all(|(_, error)| error.is_some()));
+}
+
+#[test]
+fn at_a_majority_without_async_it_is_looked_at_or_waited_for() {
+    let servers: [Server; 3] = std::array::from_fn(|_| Server::start());
+    let urls = servers.each_ref().map(url);
+    let client = blocking::QuorumClient::connect_with(settings(), urls).unwrap();
+    let guard = client.lock("k").lock().unwrap();
+    until("all have joined", || guard.tokens().len() == 3);
+    assert!(!guard.wanted_within(Duration::ZERO).unwrap());
+    until("it is told", || {
+        want(&servers[0], "");
+        guard.wanted_within(20 * MS).unwrap()
+    });
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            until("it is told again", || {
+                want(&servers[0], "");
+                is_over.load(Ordering::SeqCst)
+            });
+        });
+        guard.wanted().unwrap();
+        is_over.store(true, Ordering::SeqCst);
+    });
 }

@@ -397,6 +397,17 @@ impl<M> Guard<M> {
         flows::wanted(&self.held.context, self.holds(), &self.heard).await
     }
 
+    /// The same for a part of something larger, which counts for itself what it has heard. The
+    /// guard is not kept: it may be given back meanwhile.
+    pub(crate) fn wanted_apart(
+        &self,
+        heard: Arc<AtomicU64>,
+    ) -> impl Future<Output = Result<(), Error>> + use<M> {
+        let (context, holds) = (Arc::clone(&self.held.context), self.holds());
+        let holds: Vec<_> = holds.cloned().collect();
+        async move { flows::wanted(&context, holds.iter(), &heard).await }
+    }
+
     /// Starts the lease anew, for all guards of this hold. One round trip. The watchdog does this
     /// by itself for locks that were given no lease. Not past
     /// [`max_hold`](crate::ClientBuilder::max_hold).

@@ -221,11 +221,13 @@ impl Kept {
         }
         let now = Instant::now();
         let unfit = inside.take_idle();
+        // The guard does not know yet that it has lost it. Those in line came before.
+        let is_lost = matches!(&inside.here, Here::Used(hold) if hold.is_over(now));
+        let gone = is_lost.then(|| self.line_up(&mut inside, context));
         let waits = !matches!(wait_mode, WaitMode::None);
         let next = match &inside.here {
-            Here::Used(hold) if !hold.is_over(now) && !waits => Err(not_acquired(hold, now)),
-            Here::Used(hold) if !hold.is_over(now) => Ok(self.wait(&mut inside, wait_mode)),
-            Here::Asked if waits => Ok(self.wait(&mut inside, wait_mode)),
+            Here::Used(hold) if !waits => Err(not_acquired(hold, now)),
+            Here::Used(_) | Here::Asked if waits => Ok(self.wait(&mut inside, wait_mode)),
             _ => {
                 let asking = self.ask(&mut inside, context, wait_mode);
                 if let Here::Away = inside.here {
@@ -235,6 +237,7 @@ impl Kept {
             }
         };
         drop(inside);
+        drop(gone);
         // Behind what was asked for, so that nobody is let in between who came later.
         self.give_back(context, unfit);
         next

@@ -27,23 +27,26 @@ pub(crate) async fn wanted<'a>(
         return Err(Error::lost(reason));
     }
     let told = || -> u64 { holds.clone().map(|hold| hold.wanted.told()).sum() };
+    // Each is looked at once: what is told after this look, by another thread, ends the wait.
+    let mut known: u64 = 0;
+    let mut waiting = FuturesUnordered::new();
+    for hold in holds.clone() {
+        let told = hold.wanted.told();
+        known = known.saturating_add(told);
+        waiting.push(until_wanted(context, hold, told));
+    }
     // Told while nobody waited for it, or to another guard.
-    let known = told();
     if heard.swap(known, Ordering::Relaxed) < known {
         return Ok(());
     }
-    let mut waiting: FuturesUnordered<_> = holds
-        .clone()
-        .map(|hold| until_wanted(context, hold))
-        .collect();
     let word = waiting.next().await;
     heard.store(told(), Ordering::Relaxed);
     // A guard has something.
     word.unwrap_or(Ok(()))
 }
 
-async fn until_wanted(context: &Arc<Context>, hold: &Arc<Hold>) -> Result<(), Error> {
-    let known = hold.wanted.told();
+/// Ends when it was told more often than is known.
+async fn until_wanted(context: &Arc<Context>, hold: &Arc<Hold>, known: u64) -> Result<(), Error> {
     loop {
         // Listens before it looks: what changes in between is heard.
         let mut changed = pin!(hold.changed.notified());

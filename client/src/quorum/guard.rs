@@ -15,6 +15,7 @@ use tokio::time::sleep;
 
 use crate::api::Guard;
 use crate::background::task;
+use crate::error::ErrorKind;
 use crate::flows::lost;
 use crate::locked;
 use crate::quorum::{Parts, QuorumError, QuorumLock, Round};
@@ -125,6 +126,83 @@ impl QuorumGuard {
     /// ```
     pub async fn lost(&self) -> QuorumError {
         until_lost(&self.parts).await
+    }
+
+    /// Ends when somebody else tries to get the lock, as far as one of the servers has told, so
+    /// that a long task can give it back at a good moment. Whoever ignores it keeps the lock.
+    ///
+    /// Others do not wait in a queue but try [again and again](QuorumLock), at all servers. So the
+    /// first server that has refused one of them for this guard tells, and a majority need not. The
+    /// others tell of the same try a little later, each for itself: called again after that it may
+    /// end at once.
+    ///
+    /// The first call asks each server to tell, by a renewal in the background; called again it
+    /// asks those again that have told.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped nothing is forgotten: what is told meanwhile ends the next call at
+    /// once. So it can be one arm of a `select!` in a loop, or be looked at between two steps with
+    /// a timeout of zero.
+    ///
+    /// # Errors
+    ///
+    /// - Lost: fewer than a majority still hold it, and nobody needs to give it back.
+    /// - Refused: what each server has answered where none that holds it can tell, such as that its
+    ///   module is older than this and knows no `WANTED`.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn index(_chapter: u32) {}
+    /// # async fn example(
+    /// #     client: rlock_client::QuorumClient,
+    /// # ) -> Result<(), rlock_client::QuorumError> {
+    /// use std::time::Duration;
+    /// use tokio::time::{sleep, timeout};
+    ///
+    /// let lock = client.lock("reindex");
+    /// let mut guard = lock.lock().await?;
+    /// for chapter in 0..1000 {
+    ///     index(chapter).await;
+    ///     // A good moment. Does anybody else try?
+    ///     if let Ok(wanted) = timeout(Duration::ZERO, guard.wanted()).await {
+    ///         wanted?; // lost, if that is an error
+    ///         guard.unlock().await?;
+    ///         // Longer than the pause between two tries of the others.
+    ///         sleep(Duration::from_millis(300)).await;
+    ///         guard = lock.lock().await?;
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn wanted(&self) -> Result<(), QuorumError> {
+        let mut refused = locked(&self.parts).no_answers();
+        loop {
+            let (mut listening, lost) = {
+                let mut parts = locked(&self.parts);
+                let lost = parts.lost();
+                (parts.listen(&refused), lost)
+            };
+            if let Some(lost) = lost {
+                return Err(lost);
+            }
+            let Some((server, told)) = listening.next().await else {
+                let (core, what) = (&self.lock.core, "could be asked to tell");
+                return Err(core.error(ErrorKind::Refused, what, refused));
+            };
+            match told {
+                Ok(()) => return Ok(()),
+                // It may be held there again, and where it was not before.
+                Err(error) if error.is_lost() => {}
+                Err(error) => {
+                    if let Some(answer) = refused.get_mut(server) {
+                        *answer = Some(error);
+                    }
+                }
+            }
+        }
     }
 
     /// Starts the lease anew on every server. A lock that was given a lease is also taken again

@@ -2,8 +2,10 @@
 
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
 use crate::api::Guard;
@@ -31,6 +33,8 @@ struct Part {
     why_not: Option<Error>,
     /// Of the first grant.
     token: Option<u64>,
+    /// How often this grant was wanted, as far as its guard has told.
+    heard: Arc<AtomicU64>,
     /// Whether it has not answered since it was asked last.
     is_asked: bool,
 }
@@ -79,6 +83,7 @@ impl Parts {
             guard: None,
             why_not: Some(Error::too_slow(lock.core.builder.server_timeout)),
             token: None,
+            heard: Arc::default(),
             is_asked: false,
         };
         Self {
@@ -132,6 +137,7 @@ impl Parts {
             Ok(guard) if part.live().is_none() => {
                 part.token.get_or_insert(guard.token());
                 part.guard = Some(Arc::new(guard));
+                part.heard = Arc::default();
                 part.why_not = None;
             }
             Err(error) if part.guard.is_none() => part.why_not = Some(error),
@@ -222,6 +228,21 @@ impl Parts {
         self.servers.iter().map(Part::live)
     }
 
+    /// Listens whether it is wanted, at each server for itself, but for those that have refused to
+    /// tell.
+    pub(crate) fn listen(
+        &self,
+        refused: &Answers,
+    ) -> FuturesUnordered<impl Future<Output = (usize, Result<(), Error>)> + use<>> {
+        let parts = self.servers.iter().zip(refused).enumerate();
+        let listening = parts.filter_map(|(server, (part, refused))| {
+            let guard = part.live().filter(|_| refused.is_none())?;
+            let wanted = guard.wanted_apart(Arc::clone(&part.heard));
+            Some(async move { (server, wanted.await) })
+        });
+        listening.collect()
+    }
+
     /// What has become of a renewal, given the guards whose renewal failed.
     ///
     /// What has confirmed it and was lost since, to an operator for one, is not held any more. And
@@ -236,6 +257,11 @@ impl Parts {
             _ => part.trouble(),
         };
         self.servers.iter().zip(failed).map(answer).collect()
+    }
+
+    /// Nothing is wrong yet.
+    pub(crate) fn no_answers(&self) -> Answers {
+        self.servers.iter().map(|_| None).collect()
     }
 
     /// What is wrong with each server's part.

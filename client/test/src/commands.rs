@@ -322,6 +322,7 @@ fn guard(engine: &mut Engine, rest: &[Bytes], db: i32, now: Now) -> Result<Frame
     };
     engine.check_slot(request.key, request.mode)?;
     engine.decide(Command::Guard(&request), db, now)?;
+    engine.runs_guarded(&request, words, db, now);
     Ok(reply)
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use rlock_core::request::{self, SessionRef, WaitMode};
 use rlock_core::{
     Command, CommandError, Effect, Event, Gauges, Joined, Keys, LockKey, LockRef, Locks, Mode, Now,
@@ -34,6 +35,8 @@ pub(crate) struct Engine {
     is_interrupted: bool,
     /// Connections that are gone, of which the server is about to hear.
     closing: Vec<Closing>,
+    /// What was run under a lock, if the server has not been told yet.
+    guarded: Option<Guarded>,
 }
 
 /// A connection that is gone, with the call that waited on it.
@@ -41,6 +44,19 @@ pub(crate) struct Engine {
 pub(crate) struct Closing {
     pub(crate) client_id: u64,
     pub(crate) listener: Option<Listener>,
+}
+
+/// A command that was run under a lock, by `RLOCK.GUARD`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Guarded {
+    /// The lock.
+    pub name: String,
+    /// For whom.
+    pub owner: String,
+    /// The arguments of the command.
+    pub words: Vec<String>,
+    /// All who held the lock then, by what is stored.
+    pub holders: Vec<String>,
 }
 
 /// Who listens to which session.
@@ -133,6 +149,29 @@ impl Engine {
     /// Who has this lock.
     pub(crate) fn holders(&mut self, db: i32, name: &[u8], now: Now) -> Vec<Box<[u8]>> {
         self.keys.open(db, name, now).holders()
+    }
+
+    /// A command is run under this lock, for this owner.
+    pub(crate) fn runs_guarded(
+        &mut self,
+        request: &request::Guard<'_>,
+        words: &[Bytes],
+        db: i32,
+        now: Now,
+    ) {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let holders = self.holders(db, request.key, now);
+        self.guarded = Some(Guarded {
+            name: text(request.key),
+            owner: text(request.owner),
+            words: words.iter().map(|word| text(word)).collect(),
+            holders: holders.iter().map(|holder| text(holder)).collect(),
+        });
+    }
+
+    /// What was run under a lock since this was asked last.
+    pub(crate) fn take_guarded(&mut self) -> Option<Guarded> {
+        self.guarded.take()
     }
 
     /// How often this owner has this lock.

@@ -43,6 +43,7 @@ mod sentinel;
 mod server;
 mod wire;
 
+pub use engine::Guarded;
 pub use network::{CutOne, Direction, Host, KEEPALIVE, Network};
 pub use sentinel::Sentinel;
 pub use server::{Cluster, Contents, Resharding, Server, Stats};

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::chance::Chance;
 use crate::commands::{self, Client, Connections, Copied, Identity, Reply};
-use crate::engine::{Closing, Engine, Listener};
+use crate::engine::{Closing, Engine, Guarded, Listener};
 use crate::keyspace::Keyspace;
 use crate::life::while_alive;
 use crate::resp::Resp;
@@ -68,6 +68,7 @@ struct Inner {
     /// If it is a node of a cluster.
     membership: RefCell<Option<Membership>>,
     observer: RefCell<Observer>,
+    guarded: RefCell<GuardedObserver>,
 }
 
 /// Who is told of each command and its answer.
@@ -75,6 +76,18 @@ struct Inner {
 struct Observer(Option<Listening>);
 
 type Listening = Box<dyn Fn(&str)>;
+
+/// Who is told of each command that is run under a lock.
+#[derive(Default)]
+struct GuardedObserver(Option<ListeningToGuarded>);
+
+type ListeningToGuarded = Box<dyn Fn(&Guarded)>;
+
+impl fmt::Debug for GuardedObserver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("GuardedObserver").finish_non_exhaustive()
+    }
+}
 
 impl fmt::Debug for Observer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -146,6 +159,7 @@ impl Server {
             replication: Replication::default(),
             membership: RefCell::default(),
             observer: RefCell::default(),
+            guarded: RefCell::default(),
         };
         let server = Self {
             inner: Rc::new(inner),
@@ -283,6 +297,13 @@ impl Server {
         self.inner
             .observer
             .replace(Observer(Some(Box::new(observer))));
+    }
+
+    /// Tells of each command that is run under a lock (`RLOCK.GUARD`), with those who hold it then.
+    /// It must not call the server.
+    pub fn observe_guarded(&self, observer: impl Fn(&Guarded) + 'static) {
+        let observer = GuardedObserver(Some(Box::new(observer)));
+        self.inner.guarded.replace(observer);
     }
 
     /// Whether its process is there and does not stand still.
@@ -514,7 +535,12 @@ impl Inner {
             client.written = written;
         }
         engine.set_asking(false);
+        let guarded = engine.take_guarded();
         drop(engine);
+        if let (Some(guarded), GuardedObserver(Some(observer))) = (guarded, &*self.guarded.borrow())
+        {
+            observer(&guarded);
+        }
         if let Reply::Now(Frame::SimpleError { data, .. }) = &reply {
             self.count(|stats| {
                 let asked = data.starts_with("ASK ");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rlock_tests::{Conn, Reply};
 
 use super::commands::{Use, refusal};
-use super::{Life, queued, told};
+use super::{Life, queued, told, wanted};
 use crate::random::Random;
 
 /// How many waits a session has at most.
@@ -72,7 +72,8 @@ impl<'a> Session<'a> {
     fn queue(&mut self, random: &mut Random) -> io::Result<()> {
         let the_use = Use::new(self.life, random, "session");
         let wait = random.within(50, 2000);
-        let rest = format!("QUEUE {wait} SESSION {}", self.name);
+        let asks = random.pick(&["WANTED", ""]);
+        let rest = format!("QUEUE {wait} SESSION {} {asks}", self.name);
         let acquire = the_use.acquire("queue", &rest);
         let (id, reply) = acquire.send(self.life, &mut self.commands, Duration::ZERO)?;
         if let Some((count, token)) = Use::held(&reply) {
@@ -122,7 +123,7 @@ impl<'a> Session<'a> {
             return Err(io::Error::other(String::from_utf8_lossy(text).into_owned()));
         }
         for event in reply.array() {
-            let [kind, _, owner, value] = event.array() else {
+            let [kind, lock, owner, value] = event.array() else {
                 panic!("not an event, but {event:?}");
             };
             let owner = owner.text();
@@ -143,6 +144,7 @@ impl<'a> Session<'a> {
                 }
                 // What is lost one need not give back.
                 "lost" => self.holds.retain(|(_, the_use)| the_use.owner != owner),
+                "wanted" => wanted(&lock.text(), &owner),
                 other => panic!("an event of the kind {other:?}"),
             }
         }

@@ -205,6 +205,8 @@ impl Draw {
             inside: Vec::new(),
             renews: self.one_in(12),
             downgrades: mode == Mode::Write && self.one_in(6),
+            calls: 0,
+            listens: None,
             end: self.end(),
         }
     }

@@ -7,12 +7,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rlock_client::mode::{Multi, Permits, Plain, Read, Write};
-use rlock_client::{Guard, QuorumGuard};
-use rlock_test::Server;
+use rlock_client::redis::cmd;
+use rlock_client::{Error, Guard, QuorumGuard};
+use rlock_test::{Guarded, Server};
 use tokio::time::Instant;
 
 use crate::entries::Entries;
 use crate::limits::{self, Limits, Share};
+use crate::listens::Listening;
 use crate::nodes::Nodes;
 use crate::schedule::{FaultKind, Mode, Schedule};
 use crate::sentinels::Service;
@@ -87,6 +89,37 @@ impl AnyGuard {
         )
     }
 
+    /// Ends when somebody is kept out. At a majority nobody listens.
+    pub(crate) async fn wanted(&self) -> Result<(), Error> {
+        of_any!(self, guard => guard.wanted().await, _ => {
+            let _ = guard;
+            std::future::pending().await
+        })
+    }
+
+    /// Has a command run under it that answers with this text. None if that cannot be.
+    pub(crate) async fn echo(&self, text: &str) -> Option<Result<String, Error>> {
+        let mut echo = cmd("ECHO");
+        echo.arg(text);
+        match self {
+            Self::Plain(guard) => Some(guard.call(&echo).await),
+            Self::Read(guard) => Some(guard.call(&echo).await),
+            Self::Write(guard) => Some(guard.call(&echo).await),
+            Self::Permits(guard) => Some(guard.call(&echo).await),
+            Self::Several(_) | Self::Quorum(..) => None,
+        }
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        match self {
+            Self::Plain(_) | Self::Quorum(..) => Mode::Plain,
+            Self::Read(_) => Mode::Read,
+            Self::Write(_) => Mode::Write,
+            Self::Several(_) => Mode::Several,
+            Self::Permits(_) => Mode::Permits,
+        }
+    }
+
     fn is_exclusive(&self) -> bool {
         !matches!(self, Self::Read(_) | Self::Permits(_))
     }
@@ -121,6 +154,10 @@ impl Held {
         let guard = self.guard.borrow();
         let guard = guard.as_ref().filter(|guard| !guard.is_lost())?;
         Some(guard.is_exclusive())
+    }
+
+    pub(crate) fn since(&self) -> Instant {
+        self.since
     }
 
     /// How often the server must count its owner for it.
@@ -217,6 +254,11 @@ pub(crate) struct Judge {
     pub(crate) surplus: Rc<Surplus>,
     pub(crate) entries: Rc<Entries>,
     pub(crate) limits: Rc<Limits>,
+    pub(crate) listening: Rc<Listening>,
+    /// When a process last went on that had stood still.
+    went_on: Cell<Option<Instant>>,
+    /// How often each command was run that a guard was to have run.
+    guarded: RefCell<BTreeMap<String, u64>>,
     allows: Allows,
 }
 
@@ -269,6 +311,9 @@ impl Judge {
             surplus: Rc::new(Surplus::of(schedule, &servers, ALL_LOCKS)),
             entries: Rc::new(Entries::of(schedule, &servers, ALL_LOCKS)),
             limits: Rc::new(Limits::of(schedule)),
+            listening: Rc::new(Listening::of(schedule)),
+            went_on: Cell::default(),
+            guarded: RefCell::default(),
             allows: Allows::of(schedule),
             servers,
             service,
@@ -353,6 +398,7 @@ impl Judge {
         let since = self.still.borrow_mut().remove(&client);
         let stood = since.map(|since| since.elapsed()).unwrap_or_default();
         *self.stood.borrow_mut().entry(client).or_default() += stood;
+        self.went_on.set(Some(Instant::now()));
         // What has happened meanwhile it can only learn from now on.
         if let Some(service) = &self.service {
             service.goes_on(client);
@@ -555,6 +601,13 @@ impl Judge {
         self.renewals.set(self.renewals.get() + 1.0);
     }
 
+    /// The server is asked to tell when these are wanted, which is a renewal each.
+    pub(crate) fn asks_to_be_told(&self, locks: &[u8]) {
+        for _ in locks {
+            self.renews();
+        }
+    }
+
     /// Somebody has a guard.
     pub(crate) fn taken(
         &self,
@@ -682,6 +735,10 @@ impl Judge {
         for held in &held {
             self.must_last(held);
         }
+        let still = |client| self.still.borrow().contains_key(&client);
+        for what in self.listening.look(still, self.went_on.get()) {
+            self.violation(format_args!("{what}"));
+        }
     }
 
     /// Guards that say that they are held must be alone, and the server must say the same; and it
@@ -753,6 +810,37 @@ impl Judge {
         wrong.extend(self.look_at_permits(&all));
         for what in wrong {
             self.violation(format_args!("{what}"));
+        }
+    }
+
+    // --- Commands that are run under locks -------------------------------------------------------
+
+    /// A server runs one. Whoever it is run for must hold the lock, and it is run once.
+    pub(crate) fn runs(&self, guarded: &Guarded) {
+        let Guarded {
+            name,
+            owner,
+            words,
+            holders,
+        } = guarded;
+        let text = words.last().cloned().unwrap_or_default();
+        if !holders.contains(owner) {
+            self.violation(format_args!(
+                "{text} was run for {owner}, and {holders:?} hold {name}"
+            ));
+        }
+        let mut all = self.guarded.borrow_mut();
+        let times = all.entry(text.clone()).or_default();
+        *times = times.saturating_add(1);
+        if *times > 1 {
+            self.violation(format_args!("{text} was run {times} times"));
+        }
+    }
+
+    /// A guard was told that it was run.
+    pub(crate) fn was_run(&self, text: &str) {
+        if !self.guarded.borrow().contains_key(text) {
+            self.violation(format_args!("{text} was not run"));
         }
     }
 

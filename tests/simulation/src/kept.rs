@@ -86,7 +86,9 @@ impl Draw {
     fn keep_of(&mut self, steps: &mut [Step], idle: Duration) {
         for step in steps {
             self.keep_of(&mut step.inside, idle);
-            if step.mode == Mode::Plain && step.locks.len() == 1 && self.one_in(2) {
+            let is_one = step.mode == Mode::Plain && step.locks.len() == 1;
+            // How it listens is judged as if a grant had one guard.
+            if is_one && step.listens.is_none() && step.calls == 0 && self.one_in(2) {
                 step.kept = Some(idle);
             }
         }
@@ -112,6 +114,8 @@ impl Draw {
             ahead: None,
             hold: Duration::from_millis(self.0.u64(0..=longest.unwrap_or_default())),
             inside: Vec::new(),
+            listens: None,
+            calls: 0,
             renews: self.one_in(16),
             downgrades: false,
             end: self

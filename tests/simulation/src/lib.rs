@@ -13,6 +13,7 @@ pub mod hands;
 pub mod judge;
 mod kept;
 mod limits;
+pub mod listens;
 pub mod moves;
 pub mod nodes;
 pub mod permits;

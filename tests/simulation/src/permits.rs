@@ -219,6 +219,8 @@ impl Draw {
             inside: Vec::new(),
             renews: self.one_in(8),
             downgrades: false,
+            calls: 0,
+            listens: None,
             end: self
                 .pick(&[End::Unlock, End::UnlockUnheard, End::Drop])
                 .unwrap_or(End::Drop),

@@ -148,10 +148,24 @@ impl World {
         if self.is_verbose || self.schedule.is_brief() {
             self.listen_in();
         }
+        for server in &self.servers {
+            let judge = Rc::downgrade(&self.judge);
+            server.observe_guarded(move |guarded| {
+                if let Some(judge) = judge.upgrade() {
+                    judge.runs(guarded);
+                }
+            });
+        }
         let mut tasks = Vec::new();
         for (number, plan) in self.schedule.tasks.iter().enumerate() {
             if let Some(process) = self.clients.borrow_mut().get_mut(plan.client) {
-                let task = spawn_local(process.host.run(Rc::clone(self).task(number)));
+                // Also if its process dies before it begins.
+                let (world, active) = (Rc::clone(self), self.judge.listening.task());
+                let task = async move {
+                    let _active = active;
+                    world.task(number).await;
+                };
+                let task = spawn_local(process.host.run(task));
                 process.tasks.push(task.abort_handle());
                 tasks.push(task);
             }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hands::{self, Ahead};
 use crate::kept;
+use crate::listens::{self, Listens};
 use crate::moves::{self, ByKeys};
 use crate::nodes::Clustered;
 use crate::permits::{self, Asked, SetLimit};
@@ -126,6 +127,12 @@ pub struct Step {
     pub renews: bool,
     /// Whether a writer becomes a reader half way.
     pub downgrades: bool,
+    /// So many commands are run under it half way.
+    #[serde(default)]
+    pub calls: u8,
+    /// Whether it is held for as long as nobody else wants it.
+    #[serde(default)]
+    pub listens: Option<Listens>,
     /// How it ends.
     pub end: End,
 }
@@ -330,6 +337,7 @@ impl Schedule {
         };
         hands::add(&mut schedule, seed);
         permits::add(&mut schedule, seed);
+        listens::add(&mut schedule, seed);
         kept::add(&mut schedule, seed);
         schedule
     }
@@ -405,7 +413,7 @@ impl Schedule {
             let step = |step: &Step| {
                 let is_dropped = step.drop_after.is_some() || step.drop_when_woken.is_some();
                 let is_dropped = is_dropped || step.stop.is_some() || step.ahead.is_some();
-                let is_dropped = is_dropped || step.kept.is_some();
+                let is_dropped = is_dropped || step.kept.is_some() || step.listens.is_some();
                 step.lease.is_none() && !is_dropped && step.inside.is_empty() && !step.downgrades
             };
             task.owner == Owning::Call && task.steps.iter().all(step)
@@ -432,7 +440,8 @@ impl Schedule {
                 let is_dropped = step.drop_after.is_some() || step.drop_when_woken.is_some();
                 let is_long = step.lease.is_some_and(|lease| lease >= BRIEF_MIN);
                 let is_one = step.inside.is_empty() && step.mode == Mode::Plain;
-                let is_one = is_one && step.ahead.is_none() && step.kept.is_none();
+                let is_one = is_one && step.ahead.is_none();
+                let is_one = is_one && step.kept.is_none() && step.listens.is_none();
                 is_long && is_one && !is_dropped && !step.renews
             };
             matches!(task.owner, Owning::Call | Owning::Task) && task.steps.iter().all(step)
@@ -751,6 +760,8 @@ impl Draw {
                 .collect(),
             renews: self.one_in(6),
             downgrades: mode == Mode::Write && self.one_in(3),
+            calls: 0,
+            listens: None,
             end: self
                 .pick(&[End::Unlock, End::Unlock, End::UnlockUnheard, End::Drop])
                 .unwrap_or(End::Drop),

@@ -37,13 +37,15 @@ fn parts(schedule: &Schedule) -> usize {
 /// What a step may be without: whether it has it, and leaving it out.
 type Part = (fn(&Step) -> bool, fn(&mut Step));
 
-const OPTIONS: [Part; 9] = [
+const OPTIONS: [Part; 11] = [
     (|step| many(step).is_some(), take_one),
     (|step| step.stop.is_some(), |step| step.stop = None),
     (|step| step.ahead.is_some(), |step| step.ahead = None),
     (|step| step.kept.is_some(), |step| step.kept = None),
     (|step| step.renews, |step| step.renews = false),
     (|step| step.downgrades, |step| step.downgrades = false),
+    (|step| step.listens.is_some(), |step| step.listens = None),
+    (|step| step.calls > 0, |step| step.calls = 0),
     (|step| step.lease.is_some(), |step| step.lease = None),
     (
         |step| step.drop_after.is_some(),

@@ -31,6 +31,8 @@ pub enum Calling {
     Downgrading,
     /// `unlock()`.
     Unlocking,
+    /// `wanted()`.
+    Listening,
 }
 
 /// What happens there.

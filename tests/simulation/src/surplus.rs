@@ -267,7 +267,7 @@ impl Drop for UnderWay {
     }
 }
 
-fn is_over_at(fault: &Fault) -> Duration {
+pub(crate) fn is_over_at(fault: &Fault) -> Duration {
     let lasts = match fault.kind {
         FaultKind::Cut { lasts, .. }
         | FaultKind::CutOne { lasts, .. }

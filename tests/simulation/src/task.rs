@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::future::poll_fn;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::hands::{self, Ahead, Before, Begun};
 use crate::judge::{AnyGuard, Held, Judge, name};
+use crate::listens::Listens;
 use crate::permits::Asked;
 use crate::schedule::{self, End, Mode, Step, Verb};
 use crate::stops::{Calling, Stop, StopKind};
@@ -172,6 +173,7 @@ impl Task {
         let place = judge.asked((self.process, locks), waits);
         let terms = waits_to_keep.map(|idle| (self.process, locks.clone(), idle, step.lease));
         let kept_place = terms.map(|terms| judge.asked_to_keep(terms));
+        let asking = judge.listening.asks(step, self.process, is_own);
         let call = until_woken(step.drop_when_woken, self.call(step));
         let call = self.in_call(step, Calling::Taking, call);
         let call = async { call.await.flatten() };
@@ -201,6 +203,7 @@ impl Task {
                 judge.count_all("guard of permits", mode.is_permits().into());
                 judge.granted((self.process, locks), place, token);
                 judge.granted_to_keep(kept_place);
+                judge.listening.is_granted(&asking, &owner);
                 let has_grace = !self.setup.grace.is_zero();
                 let by = (self.process, has_grace);
                 // An owner that was made for this call has a name from now on.
@@ -208,36 +211,44 @@ impl Task {
                 let limit = asked.map(|(lock, of)| judge.limits.most(lock, of, started));
                 let limit = limit.unwrap_or_default();
                 let held = judge.taken(guard, mode, locks, tokens, by, limit);
-
-                // At a majority no call asks for a lease of its own.
-                let is_renewed =
-                    step.lease.is_none() || matches!(self.client, AnyClient::Quorum(_));
-                let lease = is_renewed.then_some(self.setup.lease);
-                held.lease.set(lease.filter(|_| is_own));
-                if let Some(idle) = step.kept {
-                    judge.is_kept(&held, idle);
-                }
-                let shared = (!is_own).then_some(self.setup.lease);
-                held.shared_lease.set(shared);
-                let asked = if is_renewed { None } else { step.lease };
-                let asked = asked.unwrap_or(self.setup.lease);
-                // What is kept is handed on while half of its lease is left.
-                let least = if step.kept.is_some() {
-                    asked / 2
-                } else {
-                    asked
-                };
-                let (name, lasts) = (&held.owner, self.lasts(least, is_renewed));
-                let lasts = lasts.saturating_sub(unwatched.get());
-                judge.surplus.granted(name, asked, is_renewed);
-                held.lasts.set(judge.surplus.shortest(name, locks, lasts));
+                self.has_lease(step, &held, unwatched.get());
                 Some(held)
             }
             Err(error) => {
+                if error.kind == "not acquired" {
+                    judge.listening.is_refused(&asking);
+                }
                 self.is_refused(step, started, &error);
                 None
             }
         }
+    }
+
+    /// How long a guard lasts in any case, and what renews it. Its call was not watched for so
+    /// long.
+    fn has_lease(&self, step: &Step, held: &Held, unwatched: Duration) {
+        let is_own = self.is_own(step);
+        // At a majority no call asks for a lease of its own.
+        let is_renewed = step.lease.is_none() || matches!(self.client, AnyClient::Quorum(_));
+        let lease = is_renewed.then_some(self.setup.lease);
+        held.lease.set(lease.filter(|_| is_own));
+        let shared = (!is_own).then_some(self.setup.lease);
+        held.shared_lease.set(shared);
+        let asked = if is_renewed { None } else { step.lease };
+        let asked = asked.unwrap_or(self.setup.lease);
+        if let Some(idle) = step.kept {
+            self.judge.is_kept(held, idle);
+        }
+        // What is kept is handed on while half of its lease is left.
+        let least = match step.kept {
+            Some(_) => asked / 2,
+            None => asked,
+        };
+        let (name, lasts) = (&held.owner, self.lasts(least, is_renewed));
+        let lasts = lasts.saturating_sub(unwatched);
+        let surplus = &self.judge.surplus;
+        surplus.granted(name, asked, is_renewed);
+        held.lasts.set(surplus.shortest(name, &step.locks, lasts));
     }
 
     /// A call has not brought a guard.
@@ -483,11 +494,116 @@ impl Task {
                 }
             }
         }
+        for _ in 0..step.calls {
+            self.run_under_it(held).await;
+        }
         if !step.inside.is_empty() {
             self.run(&step.inside).await;
         }
+        if let Some(listens) = step.listens {
+            self.listen(step, listens, held).await;
+        }
         sleep(half).await;
         self.judge.look();
+    }
+
+    /// Has a command run under a lock.
+    #[expect(
+        clippy::await_holding_refcell_ref,
+        reason = "nobody else takes the guard away, and it is to be looked at meanwhile"
+    )]
+    async fn run_under_it(&self, held: &Held) {
+        let (judge, number, text) = (&self.judge, self.number, self.judge.new_name());
+        let guard = held.guard.borrow();
+        let Some(guard) = guard.as_ref() else { return };
+        match guard.echo(&text).await {
+            None => {}
+            Some(Ok(answer)) => {
+                judge.count("run under a lock");
+                judge.was_run(&answer);
+            }
+            Some(Err(error)) => {
+                judge.note(format_args!("task {number}: under it, {error}"));
+                judge.count("not run under a lock");
+                if judge.is_renewed(held) {
+                    judge.must_not_fail(number, &error.to_string());
+                }
+            }
+        }
+    }
+
+    /// Holds it for as long as nobody wants it, or as planned.
+    async fn listen(&self, step: &Step, listens: Listens, held: &Rc<Held>) {
+        let (judge, number) = (&self.judge, self.number);
+        let mode = held.guard.borrow().as_ref().map(AnyGuard::mode);
+        let Some(mode) = mode else { return };
+        let is_own = self.is_own(step);
+        let hearing = judge
+            .listening
+            .listens(held, (mode, is_own), listens, &self.setup);
+        let (end, mut left) = (Instant::now() + listens.longest, listens.ignores);
+        let mut planned = step.stop.filter(|stop| stop.of == Calling::Listening);
+        judge.asks_to_be_told(&step.locks);
+        while Instant::now() < end && !judge.listening.is_idle() {
+            let call = self.until_wanted(listens, held, end);
+            let dropped = |_| judge.count("dropped at a poll");
+            match Stop::within(planned.take(), call, dropped).await {
+                None => judge.listening.again(&hearing),
+                Some(None) => {}
+                Some(Some(Ok(()))) => {
+                    judge.note(format_args!("task {number}: {:?} is wanted", step.locks));
+                    judge.count("wanted");
+                    judge.asks_to_be_told(&step.locks);
+                    if let Some(wrong) = judge.listening.is_told(&hearing) {
+                        judge.violation(format_args!("{wrong}"));
+                    }
+                    if left == 0 {
+                        return;
+                    }
+                    left -= 1;
+                }
+                Some(Some(Err(error))) => {
+                    judge.note(format_args!("task {number}: listening, {error}"));
+                    judge.count("not heard");
+                    if !error.is_lost() || judge.is_renewed(held) {
+                        judge.must_not_fail(number, &error.to_string());
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// None if nobody has wanted it so far.
+    #[expect(
+        clippy::await_holding_refcell_ref,
+        reason = "nobody else takes the guard away, and it is to be looked at meanwhile"
+    )]
+    async fn until_wanted(
+        &self,
+        listens: Listens,
+        held: &Held,
+        end: Instant,
+    ) -> Option<Result<(), Error>> {
+        let guard = held.guard.borrow();
+        let guard = guard.as_ref()?;
+        if let Some(every) = listens.every {
+            let told = timeout(Duration::ZERO, guard.wanted()).await.ok();
+            if told.is_none() {
+                sleep(every).await;
+            }
+            return told;
+        }
+        // One call for all the time: what it has asked for is not asked for by a later one.
+        let mut wanted = pin!(guard.wanted());
+        while Instant::now() < end && !self.judge.listening.is_idle() {
+            tokio::select! {
+                biased;
+                told = &mut wanted => return Some(told),
+                () = sleep(IDLE_EVERY) => {}
+            }
+        }
+        None
     }
 
     async fn give_back(&self, step: &Step, held: &Rc<Held>) {
@@ -551,6 +667,9 @@ fn kind_of(error: &Error) -> &'static str {
         "refused"
     }
 }
+
+/// So often a task that listens looks whether any other does something else.
+const IDLE_EVERY: Duration = Duration::from_secs(1);
 
 /// So many times a reply may take `try_lock()` at most.
 const TRY_TIMEOUTS: u32 = 4;

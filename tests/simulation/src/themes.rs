@@ -50,6 +50,8 @@ fn step(mode: Mode, locks: &[u8], hold_ms: u64) -> Step {
         inside: Vec::new(),
         renews: false,
         downgrades: false,
+        calls: 0,
+        listens: None,
         end: End::Unlock,
     }
 }

@@ -1,5 +1,6 @@
 //! Histories: the core beside the twins, with every invariant looked at after each step. The first
-//! byte says whether anything happens, or sessions end in one moment again and again.
+//! byte says whether anything happens, or sessions end in one moment again and again; and whether
+//! commands for sessions ask to be told when their locks are wanted.
 
 use super::choices::Choices;
 use crate::read_write::{foreign, keyspace::Reading, world as read_write};
@@ -31,7 +32,8 @@ const COUNTS: [&str; 14] = [
 pub fn histories(data: &[u8]) {
     let mut choices = Choices::new(data);
     let mut history = Vec::new();
-    let is_of_endings = choices.one_in(2);
+    let (is_of_endings, asks) = kind(&mut choices);
+    history.extend(asks.then_some(Op::AskIfWanted { asks }));
     if is_of_endings {
         history.extend([0, 1].map(listens));
     }
@@ -51,7 +53,8 @@ pub fn histories(data: &[u8]) {
 pub fn read_write_histories(data: &[u8]) {
     let mut choices = Choices::new(data);
     let mut history = Vec::new();
-    let is_of_endings = choices.one_in(2);
+    let (is_of_endings, asks) = kind(&mut choices);
+    history.extend(asks.then_some(read_write::Op::AskIfWanted { asks }));
     if is_of_endings {
         history.extend([0, 1].map(read_write_listens));
     }
@@ -76,6 +79,12 @@ pub fn read_write_histories(data: &[u8]) {
             panic!("{wrong}");
         }
     }
+}
+
+/// Whether sessions end in one moment, and whether they ask to be told when their locks are wanted.
+fn kind(choices: &mut Choices<'_>) -> (bool, bool) {
+    let kind = choices.below(4);
+    (kind % 2 == 1, kind >= 2)
 }
 
 fn lease(choices: &mut Choices<'_>) -> i64 {
