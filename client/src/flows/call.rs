@@ -243,9 +243,8 @@ impl Call {
     async fn ask(&mut self, known: Option<&Arc<Attachment>>, there: Option<&Route>) -> State {
         let (router, key) = (&self.request.context.router, self.usage.target.key());
         let next = match there {
-            Some(route) => router.reach(route.clone()).await,
             None if self.queued => router.next(key, known).await,
-            None => router.next_within(key, known).await,
+            _ => router.next_within(key, known, there.cloned()).await,
         };
         let at = match next {
             Ok(at) => at,

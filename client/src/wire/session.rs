@@ -120,10 +120,10 @@ impl Session {
         }
     }
 
-    /// Why there is no attachment.
+    /// Why there is no attachment, and the server is not asked.
     pub(crate) fn trouble(&self) -> Error {
         match &*self.life.borrow() {
-            Life::Broken(error) => error.clone(),
+            Life::Broken(error) => error.clone().unasked(),
             Life::New | Life::Attached(_) => Error::not_attached(),
         }
     }
