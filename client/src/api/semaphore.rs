@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::api::{AcquireOptions, PermitsGuard};
+use crate::api::{AcquireOptions, PermitsGuard, setters};
 use crate::error::Error;
 use crate::wire::{Asked, Mode, WaitMode};
 
@@ -51,21 +51,7 @@ impl Semaphore {
         self.options.name()
     }
 
-    /// Sets a lease of this length, which the watchdog does not renew. Whole milliseconds; a part
-    /// of one is cut off.
-    #[must_use = "this gives a semaphore with the lease, and takes nothing"]
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.options.lease = Some(lease);
-        self
-    }
-
-    /// Limits how long permits are held: see
-    /// [`ClientBuilder::max_hold`](crate::ClientBuilder::max_hold), which this overrides.
-    #[must_use = "this gives a semaphore with the limit, and takes nothing"]
-    pub fn max_hold(mut self, longest: Duration) -> Self {
-        self.options.max_hold = Some(longest);
-        self
-    }
+    setters! { self, self.options; lease; max_hold; }
 
     /// Takes a permit, waiting in the queue for as long as it takes.
     ///
