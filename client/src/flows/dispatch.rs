@@ -13,7 +13,7 @@ use crate::flows::{Aim, Context, release, renew};
 use crate::ledger::{Delivered, Hold};
 use crate::time::part;
 use crate::topology::slot_of;
-use crate::wire::{Attachment, Event, EventKind, Listener, Mode, ServerId, Session};
+use crate::wire::{Attachment, Event, Listener, Mode, ServerId, Session};
 
 impl Listener for Context {
     fn may_attach(&self, session: &Session, server: &ServerId) -> bool {
@@ -24,10 +24,6 @@ impl Listener for Context {
         let mut lost = Vec::new();
         for event in events {
             let (ledger, now) = (&self.ledger, Instant::now());
-            if let EventKind::Wanted = event.kind {
-                ledger.deliver_wanted(event);
-                continue;
-            }
             match ledger.deliver(event, since, session.number, now) {
                 Delivered::Done => {}
                 Delivered::Lost(holds, reason) => {

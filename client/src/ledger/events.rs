@@ -56,20 +56,22 @@ impl Ledger {
                 return (Vec::new(), Some(kind));
             };
             let held: Vec<_> = entry.held().collect();
-            if let EventKind::Lost(reason) = kind {
+            match (&kind, &entry.wait) {
                 // Also for what is granted already, and not heard of yet.
-                entry.lost = Some((number, reason));
-            } else if let Some(wait) = &entry.wait {
+                (EventKind::Lost(reason), _) => entry.lost = Some((number, *reason)),
+                (EventKind::Wanted, _) | (_, None) => {}
                 // Under the lock: a mailbox that goes away now finds it when it looks through what
                 // was not read.
-                let notification = Notification {
-                    kind,
-                    number,
-                    since,
-                    by,
-                };
-                let unread = wait.send(notification).err();
-                return (held, unread.map(|unread| unread.0.kind));
+                (_, Some(wait)) => {
+                    let notification = Notification {
+                        kind,
+                        number,
+                        since,
+                        by,
+                    };
+                    let unread = wait.send(notification).err();
+                    return (held, unread.map(|unread| unread.0.kind));
+                }
             }
             (held, Some(kind))
         });
@@ -83,6 +85,13 @@ impl Ledger {
                 name: key.name,
                 token,
             },
+            Some(EventKind::Wanted) => {
+                // All guards of the owner hear it, for the event names the owner alone.
+                for hold in holds {
+                    hold.is_wanted();
+                }
+                Delivered::Done
+            }
             _ => Delivered::Done,
         }
     }
