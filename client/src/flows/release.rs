@@ -113,7 +113,7 @@ pub(super) fn give_back(
     let grant = Grant {
         token,
         lease: usage.options.lease_from(since),
-        attachment: Attachment::new(since, Duration::ZERO),
+        attachment: Attachment::new(None, since, Duration::ZERO),
         fresh: false,
     };
     let hold = Hold::new(&usage, grant);
@@ -232,7 +232,7 @@ impl Release {
     /// loss: whoever hears of it may drop a guard, and it is our turn.
     fn takes_nothing_else(&self) -> bool {
         let (target, now) = (&self.usage.target, Instant::now());
-        let is_last = |hold: &Arc<Hold>| !hold.is_over(now) && !hold.is_overtaken(now);
+        let is_last = |hold: &Arc<Hold>| !hold.is_over(now) && !hold.is_overtaken();
         match target.mode {
             Mode::Plain | Mode::Read | Mode::Permits(_) => self.hold.is_some() || target.is_alone(),
             Mode::Write => target.is_alone() || self.hold.as_ref().is_some_and(is_last),

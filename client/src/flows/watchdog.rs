@@ -128,7 +128,7 @@ mod tests {
         let grant = Grant {
             token: 7,
             lease: usage.lease(now, false).keep(),
-            attachment: Attachment::new(now, Duration::ZERO),
+            attachment: Attachment::new(None, now, Duration::ZERO),
             fresh: true,
         };
         let (hold, _) = Hold::enter(&mut usage, grant, true, now);

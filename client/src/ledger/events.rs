@@ -237,7 +237,7 @@ mod tests {
         let grant = Grant {
             token,
             lease: usage.lease(now, false).keep(),
-            attachment: Attachment::new(now, Duration::ZERO),
+            attachment: Attachment::new(None, now, Duration::ZERO),
             fresh: true,
         };
         (Hold::enter(&mut usage, grant, true, now).0, usage)

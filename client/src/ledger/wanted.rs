@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn the_server_is_asked_once_and_again_when_it_has_told_or_its_word_may_be_lost() {
-        let attachment = || Attachment::new(Instant::now(), Duration::ZERO);
+        let attachment = || Attachment::new(None, Instant::now(), Duration::ZERO);
         let (first, second) = (attachment(), attachment());
         let wanted = Wanted::default();
         assert!(!is_asked(&wanted, &first));

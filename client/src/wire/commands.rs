@@ -20,7 +20,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::background::task;
-use crate::backoff::Pace;
+use crate::backoff::{PAUSE_MAX, Pace};
 use crate::error::Error;
 use crate::wire::connection::{Connection, Connector, Replies, Values};
 use crate::wire::former::{Former, Purpose};
@@ -145,7 +145,7 @@ async fn drive(
                 // What is still to come there keeps nobody waiting who asks elsewhere.
                 tokio::spawn(task(old.in_flight.end()));
             }
-            pace.keep().await;
+            pace.keep(PAUSE_MAX).await;
             match Link::open(&connector).await {
                 Ok(good) => link = Some(good),
                 Err(error) => {
