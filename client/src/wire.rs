@@ -30,7 +30,7 @@ mod former;
 
 // What is said, and answered.
 pub(crate) mod request;
-pub(crate) use request::{Asked, Command, Mode, Subject, WaitMode};
+pub(crate) use request::{Command, Mode, Subject, WaitMode};
 
 mod reply;
 #[cfg(test)]

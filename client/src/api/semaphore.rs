@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::api::{AcquireOptions, PermitsGuard, setters};
 use crate::error::Error;
-use crate::wire::{Asked, Mode, WaitMode};
+use crate::wire::{Mode, WaitMode};
 
 /// A counting semaphore by its name, made by [`Client::semaphore`](crate::Client::semaphore): it
 /// lets owners in as long as no more permits are out than its limit. Cheap to clone; nothing is
@@ -191,7 +191,7 @@ impl Semaphore {
 
     async fn take(&self, permits: u32, wait_mode: WaitMode) -> Result<PermitsGuard, Error> {
         let limit = self.limit;
-        let asked = Asked { permits, limit };
-        self.options.take(Mode::Permits(asked), wait_mode).await
+        let mode = Mode::Permits { permits, limit };
+        self.options.take(mode, wait_mode).await
     }
 }

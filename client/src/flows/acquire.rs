@@ -102,7 +102,7 @@ fn acquire(
 ) -> (Reserved, Command<Acquired>) {
     let (subject, session) = (usage.target.subject(), &at.route.node.session);
     let now = Instant::now();
-    let lease = usage.lease(now, permit.is_some());
+    let lease = usage.lease(now);
     let wait_mode = permit.map_or(WaitMode::None, |permit| {
         permit.mailbox.asks(session);
         request.wait_mode

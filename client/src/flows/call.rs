@@ -50,8 +50,9 @@ pub(super) struct Call {
     deadline: Instant,
     /// What the caller is told if its time is up while nothing is under way.
     last: Error,
-    /// The lease that was last asked for.
+    /// The lease that was last asked for, and the number of the ACQUIRE.
     pub(super) lease: Duration,
+    asked: u64,
     /// Where something of it may be: where it was asked for last, and before that if nobody has
     /// said since that the lock is not there any more.
     pub(super) routes: Vec<Route>,
@@ -86,9 +87,11 @@ impl Call {
         permit: Option<QueuePermit>,
         state: &State,
     ) -> Self {
-        let (lease, routes) = match state {
-            State::Asked(asked) => (asked.lease.lease, vec![asked.at.route.clone()]),
-            _ => (usage.options.lease_from(Instant::now()), Vec::new()),
+        let (lease, asked, routes) = match state {
+            State::Asked(Asked { lease, at, .. }) => {
+                (lease.lease, lease.number, vec![at.route.clone()])
+            }
+            _ => (usage.options.lease_from(Instant::now()), 0, Vec::new()),
         };
         let began = lease.since;
         Self {
@@ -98,6 +101,7 @@ impl Call {
                 WaitMode::Forever => began.checked_add(TIMEOUT_MAX).unwrap_or(began),
             },
             lease: lease.length,
+            asked,
             request,
             usage,
             permit,
@@ -261,7 +265,7 @@ impl Call {
         self.is_again = !self.routes.is_empty();
         self.begin(&at.route);
         let asked = Asked::send(&self.request, &self.usage, self.permit.as_mut(), at);
-        self.lease = asked.lease.lease.length;
+        (self.lease, self.asked) = (asked.lease.lease.length, asked.lease.number);
         State::Asked(asked)
     }
 
@@ -400,7 +404,7 @@ impl Call {
                 let is_whole = length >= self.usage.options.lease;
                 // From now on nobody asks for less. Somebody may have before.
                 self.usage.target.promise(Lease { since, length });
-                let is_left = !self.usage.may_have_been_cut();
+                let is_left = !self.usage.may_have_been_cut(self.asked);
                 let is_sure =
                     here && is_whole && is_left && (fresh || self.usage.target.is_alone());
                 self.granted(token, Lease { since, length }, (fresh, is_sure), at)
@@ -468,7 +472,7 @@ impl Call {
         if is_unnamed && grant.lease.ends() <= Instant::now() {
             return self.ran_out(grant);
         }
-        let lease = |now| self.usage.lease(now, false);
+        let lease = |now| self.usage.lease(now);
         let renewed = renew::ask(&context.router, target, grant.token, Aim::Hold, lease).await;
         let error = match renewed {
             Ok(told) if !told.held => return self.ran_out(grant),

@@ -127,7 +127,7 @@ mod tests {
         let now = Instant::now();
         let grant = Grant {
             token: 7,
-            lease: usage.lease(now, false).keep(),
+            lease: usage.lease(now).keep(),
             attachment: Attachment::new(None, now, Duration::ZERO),
             fresh: true,
         };

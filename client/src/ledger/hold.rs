@@ -744,7 +744,7 @@ pub(crate) mod tests {
         let mut usage = owner.target(ledger, mode, &names).claim(OPTIONS);
         let grant = Grant {
             token,
-            lease: usage.lease(now, false).keep(),
+            lease: usage.lease(now).keep(),
             attachment: Attachment::new(None, now, Duration::ZERO),
             fresh: true,
         };
