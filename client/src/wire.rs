@@ -17,8 +17,8 @@ pub(crate) mod sentinel_watch;
 mod commands;
 pub(crate) use commands::{Answer, Commands, Then};
 
-mod events;
-pub(crate) use events::{Events, Listener};
+pub(crate) mod events;
+pub(crate) use events::Listener;
 
 mod session;
 pub(crate) use session::{Attachment, Session, SessionNumber};

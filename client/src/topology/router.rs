@@ -40,13 +40,18 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    /// Hands a command over: see [`Commands::send`](crate::wire::Commands::send).
+    /// Hands a command over, and gives its answer. It is carried out even if that is dropped.
     pub(crate) fn send<T: Send + 'static>(&self, command: Command<T>) -> Answer<T> {
-        self.node.commands.send(self.address(command))
+        let (told, answer) = Answer::open();
+        // If it is not sent, the answer says that there is no runtime.
+        let _unsent = self.send_then(command, |answer| {
+            // A caller that no longer listens has its own way of undoing what it asked for.
+            let _ = told.send(answer);
+        });
+        answer
     }
 
-    /// As [`send`](Self::send): see
-    /// [`Commands::send_then`](crate::wire::Commands::send_then).
+    /// Hands a command over: see [`Commands::send_then`](crate::wire::Commands::send_then).
     pub(crate) fn send_then<T: 'static>(
         &self,
         command: Command<T>,

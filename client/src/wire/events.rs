@@ -39,7 +39,7 @@ pub(crate) trait Listener: Send + Sync {
 }
 
 /// What the task works with. It does not keep the client alive.
-pub(crate) struct Events {
+struct Events {
     session: Arc<Session>,
     connector: Connector,
     listener: Weak<dyn Listener>,
@@ -71,38 +71,30 @@ enum Heard {
     Elsewhere(Result<Fresh, Error>, Option<Answer>),
 }
 
+/// Attaches and listens until it is aborted, with the node.
+///
+/// If another connection takes the session over, it is taken back: it may be our own, given up long
+/// ago, or that of another node of this client, of which nobody knows yet that it is the same
+/// server. A stranger who knows the session's name can only be as slow and as often.
+pub(crate) async fn run(connector: Connector, session: Arc<Session>, listener: Weak<dyn Listener>) {
+    let mut events = Events {
+        session,
+        connector,
+        listener,
+        pace: Pace::default(),
+    };
+    let mut line = events.attach().await;
+    loop {
+        let error = events.listen(&mut line).await;
+        events.broken(error);
+        events.give_up(line.connection.id());
+        // The old connection is kept until then: if only its replies are late, closing it would
+        // cost our waiters their places.
+        line = events.attach().await;
+    }
+}
+
 impl Events {
-    /// Nothing is connected yet.
-    pub(crate) fn new(
-        connector: Connector,
-        session: Arc<Session>,
-        listener: Weak<dyn Listener>,
-    ) -> Self {
-        Self {
-            pace: Pace::default(),
-            session,
-            connector,
-            listener,
-        }
-    }
-
-    /// Attaches and listens until it is aborted, with the node.
-    ///
-    /// If another connection takes the session over, it is taken back: it may be our own, given up
-    /// long ago, or that of another node of this client, of which nobody knows yet that it is the
-    /// same server. A stranger who knows the session's name can only be as slow and as often.
-    pub(crate) async fn run(mut self) {
-        let mut line = self.attach().await;
-        loop {
-            let error = self.listen(&mut line).await;
-            self.broken(error);
-            self.give_up(line.connection.id());
-            // The old connection is kept until then: if only its replies are late, closing it would
-            // cost our waiters their places.
-            line = self.attach().await;
-        }
-    }
-
     /// Tells the client, unless that has gone.
     fn tell(&self, tell: impl FnOnce(Arc<dyn Listener>)) {
         if let Some(client) = self.listener.upgrade() {
