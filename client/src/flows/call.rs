@@ -367,12 +367,9 @@ impl Call {
     /// would enter it once more than there are guards, so it is given back there.
     async fn news(&mut self, at: &AttachedRoute) -> Notification {
         loop {
-            let told = match &mut self.permit {
-                Some(permit) => permit.mailbox.next().await,
-                None => None,
-            };
+            let told = async { self.permit.as_mut()?.mailbox.next().await };
             // Who does not wait in the queue hears nothing.
-            let Some(told) = told else {
+            let Some(told) = told.await else {
                 return std::future::pending().await;
             };
             let here = told.by == at.route.node.session.number;
@@ -380,10 +377,7 @@ impl Call {
                 _ if here => return told,
                 EventKind::Granted { .. } if self.usage.target.is_alone() => return told,
                 EventKind::Granted { token } => self.give_back(token, told.since),
-                EventKind::TimedOut { .. }
-                | EventKind::Lost(_)
-                | EventKind::Failed(_)
-                | EventKind::Wanted => {}
+                _ => {}
             }
         }
     }

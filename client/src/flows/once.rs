@@ -20,12 +20,11 @@ pub(crate) async fn guarded(router: &Router, hold: &Hold, command: &Cmd) -> Resu
         let server = attachment.as_ref().and_then(|one| one.server());
         route.send(request::guard(target.subject(), hold.token, command).only_for(server))
     });
-    let outcome = guarded.await;
-    let has_gone = |error: &Error| error.has_code(request::NOT_HELD);
-    if outcome.as_ref().is_err_and(has_gone) {
-        hold.lose(LostReason::NotHeld);
-    }
-    outcome
+    guarded.await.inspect_err(|error| {
+        if error.has_code(request::NOT_HELD) {
+            hold.lose(LostReason::NotHeld);
+        }
+    })
 }
 
 /// Sets the limit where the permits are; the limit before, if there was one. It is sent once: the second

@@ -374,7 +374,7 @@ impl Release {
 
     /// Tells what the server said. "Not held" after a try whose reply was lost is that try's own
     /// doing, if the lease cannot have run out in between.
-    fn end(mut self, released: Released) {
+    fn end(self, released: Released) {
         self.usage.target.released(released);
         match released {
             Released::Freed => self.is_freed(),
@@ -384,9 +384,7 @@ impl Release {
             }
             // Entered once more than anybody here knows, by a call whose answer was lost.
             Released::Left(_) if self.usage.target.is_alone() => {
-                // This one was carried out, whatever the next finds.
-                (self.unknown, self.tries) = (true, 0);
-                return self.begin();
+                return self.once_more();
             }
             _ => {}
         }
@@ -412,7 +410,11 @@ impl Release {
         let rest = Mode::Permits { permits, limit };
         let rest = target.owner.target(ledger, rest, &target.names);
         self.usage = rest.claim(self.usage.options);
-        // This one was carried out, whatever the next finds.
+        self.once_more();
+    }
+
+    /// This one was carried out, whatever the next finds.
+    fn once_more(mut self) {
         (self.unknown, self.tries) = (true, 0);
         self.begin();
     }
