@@ -31,8 +31,8 @@ impl Backoff {
     }
 }
 
-/// How fast connections may follow each other: a peer that closes each at its first command is asked
-/// ever more slowly, however fast the commands come, and so are two servers between which our
+/// How fast connections may follow each other: a peer that closes each at its first command is
+/// asked ever more slowly, however fast the commands come, and so are two servers between which our
 /// connections follow each other. The pauses begin anew only when one has lasted.
 #[derive(Default)]
 pub(crate) struct Pace {

@@ -1,5 +1,5 @@
-//! Commands that are sent once, and followed to where they are carried out: one that the server runs
-//! only if a hold is held, and the limit of permits, which is about no owner.
+//! Commands that are sent once, and followed to where they are carried out: one that the server
+//! runs only if a hold is held, and the limit of permits, which is about no owner.
 
 use std::sync::Arc;
 
@@ -27,8 +27,8 @@ pub(crate) async fn guarded(router: &Router, hold: &Hold, command: &Cmd) -> Resu
     })
 }
 
-/// Sets the limit where the permits are; the limit before, if there was one. It is sent once: the second
-/// of two commands would tell what the first has set.
+/// Sets the limit where the permits are; the limit before, if there was one. It is sent once: the
+/// second of two commands would tell what the first has set.
 pub(crate) async fn set_limit(
     context: &Context,
     name: &Arc<[u8]>,

@@ -165,8 +165,8 @@ impl Router {
         self.attached_at(|| self.route(name), known).await
     }
 
-    /// As [`next`](Self::next), or `there`, where a node has sent us; and after the time for a reply
-    /// says why it is not attached.
+    /// As [`next`](Self::next), or `there`, where a node has sent us; and after the time for a
+    /// reply says why it is not attached.
     ///
     /// A node to which another sends may turn out to be known by another address, and then it is
     /// attached there and never here.
@@ -228,10 +228,10 @@ impl Router {
     }
 
     /// Has something asked where this lock is by now. Each node that sends it on, or at which the
-    /// session is not attached, has said that it did nothing, so asking at the next does no harm. If
-    /// asking `twice` does none either, it is asked again when the connection has broken: the next
-    /// may be a good one. The last error stands if asking again is of no use, or takes longer than
-    /// the reply to a command may.
+    /// session is not attached, has said that it did nothing, so asking at the next does no harm.
+    /// If asking `twice` does none either, it is asked again when the connection has broken: the
+    /// next may be a good one. The last error stands if asking again is of no use, or takes longer
+    /// than the reply to a command may.
     ///
     /// Beside the route there is by what it was attached before anything is sent: what is confirmed
     /// now counts on this or a later one.
