@@ -31,8 +31,9 @@ impl Backoff {
     }
 }
 
-/// How fast connections may follow each other on which somebody waits: a peer that closes each at
-/// its first command is not called any faster than this, however fast the commands come.
+/// How fast connections may follow each other: a peer that closes each at its first command is
+/// asked ever more slowly, however fast the commands come, and so are two servers between which our
+/// connections follow each other. The pauses begin anew only when one has lasted.
 #[derive(Default)]
 pub(crate) struct Pace {
     /// When the last was tried, and the pauses between those that did not last.
@@ -40,11 +41,11 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Waits until there may be another connection.
-    pub(crate) async fn keep(&mut self) {
+    /// Waits until there may be another connection; for no longer than this, or the first pause.
+    pub(crate) async fn keep(&mut self, longest: Duration) {
         let pauses = match self.last.take() {
             Some((since, mut pauses)) if since.elapsed() < LASTING => {
-                sleep(pauses.next_up_to(PAUSE_MAX)).await;
+                sleep(pauses.next_up_to(longest)).await;
                 pauses
             }
             Some(_) | None => Backoff::new(),
@@ -59,9 +60,10 @@ pub(crate) fn part_of(longest: Duration, share: u32) -> Duration {
 }
 
 /// A connection that was tried so long ago is no reason to pause before the next.
-pub(crate) const LASTING: Duration = Duration::from_secs(1);
+const LASTING: Duration = Duration::from_secs(1);
 
-const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// The longest pause where commands wait for the connection.
+pub(crate) const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 const FIRST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_secs(1);

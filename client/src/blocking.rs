@@ -287,6 +287,8 @@ twin! {
     /// ```
     #[derive(Clone)]
     Semaphore {
+        setters! { self, self.inner.options; lease; max_hold; }
+
         /// Takes a permit, waiting in the queue for as long as it takes.
         async fn acquire(&self) -> Result<PermitsGuard, Error> as twin;
 
@@ -308,23 +310,6 @@ twin! {
             permits: u32,
             timeout: Duration
         ) -> Result<PermitsGuard, Error> as twin;
-    }
-}
-
-impl Semaphore {
-    /// Sets a lease of this length, which the watchdog does not renew: see
-    /// [`crate::Semaphore::lease`].
-    #[must_use = "this gives a semaphore with the lease, and takes nothing"]
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.inner = self.inner.lease(lease);
-        self
-    }
-
-    /// Limits how long permits are held: see [`crate::Semaphore::max_hold`].
-    #[must_use = "this gives a semaphore with the limit, and takes nothing"]
-    pub fn max_hold(mut self, longest: Duration) -> Self {
-        self.inner = self.inner.max_hold(longest);
-        self
     }
 }
 

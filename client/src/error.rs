@@ -57,60 +57,60 @@ pub enum ErrorKind {
     NotAcknowledged,
 }
 
+/// What kind of error it is, and for kinds a method that says whether it is of that one.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $is:ident: $kind:ident;)*) => {
+        /// What kind of error this is.
+        pub fn kind(&self) -> crate::ErrorKind {
+            self.kind
+        }
+
+        $(
+            $(#[$doc])*
+            pub fn $is(&self) -> bool {
+                self.kind == crate::ErrorKind::$kind
+            }
+        )*
+    };
+}
+pub(crate) use kinds;
+
 impl Error {
-    /// What kind of error this is.
-    pub fn kind(&self) -> ErrorKind {
-        self.kind
-    }
+    kinds! {
+        /// Whether the server answered that somebody else has the lock. Then
+        /// [`lease_left`](Self::lease_left) tells for how long at most, unless renewed.
+        is_not_acquired: NotAcquired;
 
-    /// Whether the server answered that somebody else has the lock. Then
-    /// [`lease_left`](Self::lease_left) tells for how long at most, unless renewed.
-    pub fn is_not_acquired(&self) -> bool {
-        self.kind == ErrorKind::NotAcquired
-    }
+        /// Whether the lock had been lost: its lease ran out, or it was broken or deleted.
+        is_lost: Lost;
 
-    /// Whether the lock had been lost: its lease ran out, or it was broken or deleted.
-    pub fn is_lost(&self) -> bool {
-        self.kind == ErrorKind::Lost
-    }
+        /// Whether the server did not carry the command out: it could not be reached, or it
+        /// answered that it is loading, busy, a replica, without a leader, full of sessions or
+        /// unable to write just now. Trying again is safe.
+        is_unavailable: Unavailable;
 
-    /// Whether the server did not carry the command out: it could not be reached, or it answered
-    /// that it is loading, busy, a replica, without a leader, full of sessions or unable to write
-    /// just now. Trying again is safe.
-    pub fn is_unavailable(&self) -> bool {
-        self.kind == ErrorKind::Unavailable
-    }
+        /// Whether the command was sent and its reply never came, so that the server may or may not
+        /// have carried it out.
+        is_unknown: Unknown;
 
-    /// Whether the command was sent and its reply never came, so that the server may or may not
-    /// have carried it out.
-    pub fn is_unknown(&self) -> bool {
-        self.kind == ErrorKind::Unknown
-    }
+        /// Whether the server refused a wait that could never have ended; the message names the
+        /// circle.
+        is_deadlock: Deadlock;
 
-    /// Whether the server refused a wait that could never have ended; the message names the circle.
-    pub fn is_deadlock(&self) -> bool {
-        self.kind == ErrorKind::Deadlock
-    }
+        /// Whether the server answered that it does not know the `RLOCK.*` commands.
+        is_module_not_loaded: ModuleNotLoaded;
 
-    /// Whether the server answered that it does not know the `RLOCK.*` commands.
-    pub fn is_module_not_loaded(&self) -> bool {
-        self.kind == ErrorKind::ModuleNotLoaded
-    }
+        /// Whether the server refused the command, such as for a lease of zero or a key that holds
+        /// another type. The message is the server's. Several locks without a name are not asked
+        /// for, nor is anything for an [`Owner`](crate::Owner) of another client, or with
+        /// [settings](crate::ClientBuilder) that are out of their bounds.
+        is_refused: Refused;
 
-    /// Whether the server refused the command, such as for a lease of zero or a key that holds
-    /// another type. The message is the server's. Several locks without a name are not asked for,
-    /// nor is anything for an [`Owner`](crate::Owner) of another client, or with
-    /// [settings](crate::ClientBuilder) that are out of their bounds.
-    pub fn is_refused(&self) -> bool {
-        self.kind == ErrorKind::Refused
-    }
-
-    /// Whether the lock was granted but not enough replicas, or disks, acknowledged that in time:
-    /// see [`ClientBuilder::acknowledged_by`](crate::ClientBuilder::acknowledged_by). It is given
-    /// back in the background. Or whether that is so of a [renewal](crate::Guard::renew): the guard
-    /// then stays valid for as long as it was.
-    pub fn is_not_acknowledged(&self) -> bool {
-        self.kind == ErrorKind::NotAcknowledged
+        /// Whether the lock was granted but not enough replicas, or disks, acknowledged that in
+        /// time: see [`ClientBuilder::acknowledged_by`](crate::ClientBuilder::acknowledged_by). It
+        /// is given back in the background. Or whether that is so of a
+        /// [renewal](crate::Guard::renew): the guard then stays valid for as long as it was.
+        is_not_acknowledged: NotAcknowledged;
     }
 
     /// Whether no word came from the server: it was not asked, or did not answer.

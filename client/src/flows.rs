@@ -27,9 +27,7 @@ use release::Report;
 pub(crate) mod renew;
 pub(crate) use renew::Aim;
 
-pub(crate) mod guarded;
-
-pub(crate) mod limit;
+pub(crate) mod once;
 
 mod wanted;
 pub(crate) use wanted::wanted;

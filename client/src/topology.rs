@@ -1,7 +1,7 @@
 //! Where a lock is: which node serves it, and whether the session is attached there.
 
 mod router;
-pub(crate) use router::{AttachedRoute, MAX_REDIRECTS, Redirects, Route, Router};
+pub(crate) use router::{AttachedRoute, MAX_REDIRECTS, Route, Router};
 
 mod node;
 pub(crate) use node::{Identity, Node};

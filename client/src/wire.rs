@@ -17,8 +17,8 @@ pub(crate) mod sentinel_watch;
 mod commands;
 pub(crate) use commands::{Answer, Commands, Then};
 
-mod events;
-pub(crate) use events::{Events, Listener};
+pub(crate) mod events;
+pub(crate) use events::Listener;
 
 mod session;
 pub(crate) use session::{Attachment, Session, SessionNumber};
@@ -30,7 +30,7 @@ mod former;
 
 // What is said, and answered.
 pub(crate) mod request;
-pub(crate) use request::{Asked, Command, Mode, Subject, WaitMode};
+pub(crate) use request::{Command, Mode, Subject, WaitMode};
 
 mod reply;
 #[cfg(test)]

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::api::mode::{Multi, Permits, Plain, Read, Single, Write};
 use crate::error::{Error, LostReason};
-use crate::flows::{self, Aim, Held, Request, acquire, guarded, renew};
+use crate::flows::{self, Aim, Held, Request, acquire, once, renew};
 use crate::ledger::{Hold, Owner};
 use crate::wire::{Mode, WaitMode};
 
@@ -78,7 +78,7 @@ impl Guard<Permits> {
     /// How many permits these are.
     pub fn permits(&self) -> u32 {
         match self.hold().target.mode {
-            Mode::Permits(asked) => asked.permits,
+            Mode::Permits { permits, .. } => permits,
             Mode::Plain | Mode::Read | Mode::Write | Mode::Several => 0,
         }
     }
@@ -133,7 +133,7 @@ impl<M: Single> Guard<M> {
                 "a cursor is to be an argument like others, since nothing goes on with it here",
             ));
         }
-        let reply = guarded::call(&self.held.context.router, self.hold(), command).await?;
+        let reply = once::guarded(&self.held.context.router, self.hold(), command).await?;
         from_redis_value(reply).map_err(|error| Error::no_reply(Some(error.into())))
     }
 }

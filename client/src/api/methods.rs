@@ -2,7 +2,7 @@
 //! verbs.
 
 /// The settings of a lock, which are fields of the place that is named first; each may have more to
-/// say than what is true of all. A lock of a quorum has no owner.
+/// say than what is true of all. Locks of a quorum and semaphores have no owner.
 macro_rules! setters {
     (
         $this:ident, $kept:expr;
@@ -14,7 +14,7 @@ macro_rules! setters {
         /// part of one is cut off.
         ///
         $(#[$lease_doc])*
-        #[must_use = "this gives a lock with the lease, and takes nothing"]
+        #[must_use = "this gives one with the lease, and takes nothing"]
         pub fn lease(mut $this, lease: std::time::Duration) -> Self {
             $kept.lease = Some(lease);
             $this
@@ -24,7 +24,7 @@ macro_rules! setters {
         /// [`ClientBuilder::max_hold`](crate::ClientBuilder::max_hold), which this overrides.
         ///
         $(#[$max_hold_doc])*
-        #[must_use = "this gives a lock with the limit, and takes nothing"]
+        #[must_use = "this gives one with the limit, and takes nothing"]
         pub fn max_hold(mut $this, longest: std::time::Duration) -> Self {
             $kept.max_hold = Some(longest);
             $this
@@ -35,7 +35,7 @@ macro_rules! setters {
             /// [`Owner`](crate::Owner). A [`Scope`](crate::Scope) sets it for all of its locks.
             ///
             $(#[$owner_doc])*
-            #[must_use = "this gives a lock with the owner, and takes nothing"]
+            #[must_use = "this gives one with the owner, and takes nothing"]
             pub fn $owner(mut $this, owner: &crate::Owner) -> Self {
                 $kept.owner = Some(owner.clone());
                 $this

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::api::{AcquireOptions, PermitsGuard};
+use crate::api::{AcquireOptions, PermitsGuard, setters};
 use crate::error::Error;
-use crate::wire::{Asked, Mode, WaitMode};
+use crate::wire::{Mode, WaitMode};
 
 /// A counting semaphore by its name, made by [`Client::semaphore`](crate::Client::semaphore): it
 /// lets owners in as long as no more permits are out than its limit. Cheap to clone; nothing is
@@ -51,21 +51,7 @@ impl Semaphore {
         self.options.name()
     }
 
-    /// Sets a lease of this length, which the watchdog does not renew. Whole milliseconds; a part
-    /// of one is cut off.
-    #[must_use = "this gives a semaphore with the lease, and takes nothing"]
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.options.lease = Some(lease);
-        self
-    }
-
-    /// Limits how long permits are held: see
-    /// [`ClientBuilder::max_hold`](crate::ClientBuilder::max_hold), which this overrides.
-    #[must_use = "this gives a semaphore with the limit, and takes nothing"]
-    pub fn max_hold(mut self, longest: Duration) -> Self {
-        self.options.max_hold = Some(longest);
-        self
-    }
+    setters! { self, self.options; lease; max_hold; }
 
     /// Takes a permit, waiting in the queue for as long as it takes.
     ///
@@ -205,7 +191,7 @@ impl Semaphore {
 
     async fn take(&self, permits: u32, wait_mode: WaitMode) -> Result<PermitsGuard, Error> {
         let limit = self.limit;
-        let asked = Asked { permits, limit };
-        self.options.take(Mode::Permits(asked), wait_mode).await
+        let mode = Mode::Permits { permits, limit };
+        self.options.take(mode, wait_mode).await
     }
 }

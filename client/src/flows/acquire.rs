@@ -104,7 +104,7 @@ fn acquire(
 ) -> (Reserved, Command<Acquired>) {
     let (subject, session) = (usage.target.subject(), &at.route.node.session);
     let now = Instant::now();
-    let lease = usage.lease(now, permit.is_some());
+    let lease = usage.lease(now);
     let wait_mode = permit.map_or(WaitMode::None, |permit| {
         permit.mailbox.asks(session);
         request.wait_mode
@@ -239,34 +239,29 @@ impl Attempt {
     /// Brings the caller a grant on which it can count as it is. What nobody takes is dropped, and
     /// so given back.
     fn answered(mut self, at: AttachedRoute, lease: Reserved, answer: Result<Acquired, Error>) {
-        let target = &self.usage.target;
-        match answer.map(|acquired| Heard::first(acquired, target)) {
-            Ok(Heard {
-                acquired: Acquired::Granted { token, count },
-                is_next,
-                ..
-            }) if at.route.node.acknowledger.is_none()
-                && at.is_fresh(lease.counted())
-                && (is_next || !self.usage.may_have_been_released()) =>
-            {
-                let grant = Grant {
-                    token,
-                    lease: lease.keep(),
-                    attachment: at.attachment,
-                    fresh: count == 1,
-                };
-                self.usage.is_next = is_next;
-                let held = Held::new(&self.request.context, self.usage, grant);
-                // While the hold is known here, so that the same grant told twice is not taken for
-                // another.
-                drop(self.permit);
-                let _ = self.reply.send(Ok(held));
-            }
-            answer => {
-                let answer = Answer::told(answer);
-                self.go_on(State::Asked(Asked { at, lease, answer }));
-            }
+        let answer = answer.map(|acquired| Heard::first(acquired, &self.usage.target));
+        if let Ok(heard) = &answer
+            && let Acquired::Granted { token, count } = heard.acquired
+            && at.route.node.acknowledger.is_none()
+            && at.is_fresh(lease.counted())
+            && (heard.is_next || !self.usage.may_have_been_released())
+        {
+            let grant = Grant {
+                token,
+                lease: lease.keep(),
+                attachment: at.attachment,
+                fresh: count == 1,
+            };
+            self.usage.is_next = heard.is_next;
+            let held = Held::new(&self.request.context, self.usage, grant);
+            // While the hold is known here, so that the same grant told twice is not taken for
+            // another.
+            drop(self.permit);
+            let _ = self.reply.send(Ok(held));
+            return;
         }
+        let answer = Answer::told(answer);
+        self.go_on(State::Asked(Asked { at, lease, answer }));
     }
 
     fn go_on(self, state: State) {

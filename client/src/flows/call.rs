@@ -50,8 +50,9 @@ pub(super) struct Call {
     deadline: Instant,
     /// What the caller is told if its time is up while nothing is under way.
     last: Error,
-    /// The lease that was last asked for.
+    /// The lease that was last asked for, and the number of the ACQUIRE.
     pub(super) lease: Duration,
+    asked: u64,
     /// Where something of it may be: where it was asked for last, and before that if nobody has
     /// said since that the lock is not there any more.
     pub(super) routes: Vec<Route>,
@@ -86,9 +87,11 @@ impl Call {
         permit: Option<QueuePermit>,
         state: &State,
     ) -> Self {
-        let (lease, routes) = match state {
-            State::Asked(asked) => (asked.lease.lease, vec![asked.at.route.clone()]),
-            _ => (usage.options.lease_from(Instant::now()), Vec::new()),
+        let (lease, asked, routes) = match state {
+            State::Asked(Asked { lease, at, .. }) => {
+                (lease.lease, lease.number, vec![at.route.clone()])
+            }
+            _ => (usage.options.lease_from(Instant::now()), 0, Vec::new()),
         };
         let began = lease.since;
         Self {
@@ -98,6 +101,7 @@ impl Call {
                 WaitMode::Forever => began.checked_add(TIMEOUT_MAX).unwrap_or(began),
             },
             lease: lease.length,
+            asked,
             request,
             usage,
             permit,
@@ -243,9 +247,8 @@ impl Call {
     async fn ask(&mut self, known: Option<&Arc<Attachment>>, there: Option<&Route>) -> State {
         let (router, key) = (&self.request.context.router, self.usage.target.key());
         let next = match there {
-            Some(route) => router.reach(route.clone()).await,
             None if self.queued => router.next(key, known).await,
-            None => router.next_within(key, known).await,
+            _ => router.next_within(key, known, there.cloned()).await,
         };
         let at = match next {
             Ok(at) => at,
@@ -262,7 +265,7 @@ impl Call {
         self.is_again = !self.routes.is_empty();
         self.begin(&at.route);
         let asked = Asked::send(&self.request, &self.usage, self.permit.as_mut(), at);
-        self.lease = asked.lease.lease.length;
+        (self.lease, self.asked) = (asked.lease.lease.length, asked.lease.number);
         State::Asked(asked)
     }
 
@@ -367,12 +370,9 @@ impl Call {
     /// would enter it once more than there are guards, so it is given back there.
     async fn news(&mut self, at: &AttachedRoute) -> Notification {
         loop {
-            let told = match &mut self.permit {
-                Some(permit) => permit.mailbox.next().await,
-                None => None,
-            };
+            let told = async { self.permit.as_mut()?.mailbox.next().await };
             // Who does not wait in the queue hears nothing.
-            let Some(told) = told else {
+            let Some(told) = told.await else {
                 return std::future::pending().await;
             };
             let here = told.by == at.route.node.session.number;
@@ -380,10 +380,7 @@ impl Call {
                 _ if here => return told,
                 EventKind::Granted { .. } if self.usage.target.is_alone() => return told,
                 EventKind::Granted { token } => self.give_back(token, told.since),
-                EventKind::TimedOut { .. }
-                | EventKind::Lost(_)
-                | EventKind::Failed(_)
-                | EventKind::Wanted => {}
+                _ => {}
             }
         }
     }
@@ -404,7 +401,7 @@ impl Call {
                 let is_whole = length >= self.usage.options.lease;
                 // From now on nobody asks for less. Somebody may have before.
                 self.usage.target.promise(Lease { since, length });
-                let is_left = !self.usage.may_have_been_cut();
+                let is_left = !self.usage.may_have_been_cut(self.asked);
                 let is_sure =
                     here && is_whole && is_left && (fresh || self.usage.target.is_alone());
                 self.granted(token, Lease { since, length }, (fresh, is_sure), at)
@@ -472,7 +469,7 @@ impl Call {
         if is_unnamed && grant.lease.ends() <= Instant::now() {
             return self.ran_out(grant);
         }
-        let lease = |now| self.usage.lease(now, false);
+        let lease = |now| self.usage.lease(now);
         let renewed = renew::ask(&context.router, target, grant.token, Aim::Hold, lease).await;
         let error = match renewed {
             Ok(told) if !told.held => return self.ran_out(grant),

@@ -13,7 +13,7 @@ use crate::flows::{Aim, Context, release, renew};
 use crate::ledger::{Delivered, Hold};
 use crate::time::part;
 use crate::topology::slot_of;
-use crate::wire::{Attachment, Event, EventKind, Listener, Mode, ServerId, Session};
+use crate::wire::{Attachment, Event, Listener, Mode, ServerId, Session};
 
 impl Listener for Context {
     fn may_attach(&self, session: &Session, server: &ServerId) -> bool {
@@ -24,10 +24,6 @@ impl Listener for Context {
         let mut lost = Vec::new();
         for event in events {
             let (ledger, now) = (&self.ledger, Instant::now());
-            if let EventKind::Wanted = event.kind {
-                ledger.deliver_wanted(event);
-                continue;
-            }
             match ledger.deliver(event, since, session.number, now) {
                 Delivered::Done => {}
                 Delivered::Lost(holds, reason) => {
@@ -102,32 +98,28 @@ pub(crate) async fn verify(context: Arc<Context>, hold: Arc<Hold>, reason: LostR
         let before = hold.look(now());
         let lease = |now| hold.kept(now);
         let turn = hold.renewing.lock().await;
-        let several = hold.target.mode == Mode::Several;
         let told = renew::ask(&context.router, &hold.target, hold.token, Aim::Hold, lease).await;
-        let by_token = match &told {
-            Ok(told) if told.held && several => renew::has_tokens(&context.router, &hold, lease)
+        let is_held = told.as_ref().is_ok_and(|told| told.held);
+        let by_tokens = is_held
+            && hold.target.mode == Mode::Several
+            && renew::has_tokens(&context.router, &hold, lease)
                 .await
-                .unwrap_or(false),
-            _ => false,
-        };
+                .is_ok_and(|has| has);
         drop(turn);
-        let released = hold.target.is_released_since(before.number);
-        match told {
-            Ok(told) if by_token && !released => {
+        let is_meant = if by_tokens && !hold.target.is_released_since(before.number) {
+            Some(true)
+        } else {
+            hold.was_meant(&before, now())
+        };
+        match (told, is_meant) {
+            (Ok(told), Some(true)) if is_held => {
+                // Whether it was lost meanwhile the guard will say.
                 let _ = hold.renewed(&told, now());
                 return;
             }
-            Ok(told) if told.held => match hold.was_meant(&before, now()) {
-                Some(true) => {
-                    // Whether it was lost meanwhile the guard will say.
-                    let _ = hold.renewed(&told, now());
-                    return;
-                }
-                Some(false) => return hold.lose(reason),
-                None => {}
-            },
-            Err(_) if context.router.are_several() => {}
-            Ok(_) | Err(_) => return hold.lose(reason),
+            (Ok(_), None) if is_held => {}
+            (Err(_), _) if context.router.are_several() => {}
+            _ => return hold.lose(reason),
         }
         // A wait may be under way for hours: it is asked no more often than the hold is renewed.
         let longest = part(hold.options.lease, 3);

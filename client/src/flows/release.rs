@@ -14,7 +14,7 @@ use crate::flows::{Context, Request, acquire};
 use crate::ledger::{Grant, Hold, HoldOptions, Owner, UnnamedRelease, Usage};
 use crate::topology::{MAX_REDIRECTS, Route};
 use crate::trace;
-use crate::wire::{Answer, Asked, Attachment, Command, Mode, Released, Then, WaitMode, request};
+use crate::wire::{Answer, Attachment, Command, Mode, Released, Then, WaitMode, request};
 
 /// Where it is told how it went: after the second try at the latest, while the background goes on
 /// trying.
@@ -114,7 +114,7 @@ pub(super) fn give_back(
     let grant = Grant {
         token,
         lease: usage.options.lease_from(since),
-        attachment: Attachment::new(since, Duration::ZERO),
+        attachment: Attachment::new(None, since, Duration::ZERO),
         fresh: false,
     };
     let hold = Hold::new(&usage, grant);
@@ -142,7 +142,7 @@ pub(super) async fn give_back_any(
     };
     // How many permits it was granted the answer tells, when one of them is given back.
     let (permits, limit) = (1, None);
-    let permit = Mode::Permits(Asked { permits, limit });
+    let permit = Mode::Permits { permits, limit };
     for mode in [Mode::Plain, Mode::Read, Mode::Write, permit] {
         let target = owner.target(&context.ledger, mode, slice::from_ref(&name));
         match give_back(&context, target.claim(options), token, Instant::now()).await {
@@ -233,9 +233,11 @@ impl Release {
     /// loss: whoever hears of it may drop a guard, and it is our turn.
     fn takes_nothing_else(&self) -> bool {
         let (target, now) = (&self.usage.target, Instant::now());
-        let is_last = |hold: &Arc<Hold>| !hold.is_over(now) && !hold.is_overtaken(now);
+        let is_last = |hold: &Arc<Hold>| !hold.is_over(now) && !hold.is_overtaken();
         match target.mode {
-            Mode::Plain | Mode::Read | Mode::Permits(_) => self.hold.is_some() || target.is_alone(),
+            Mode::Plain | Mode::Read | Mode::Permits { .. } => {
+                self.hold.is_some() || target.is_alone()
+            }
             Mode::Write => target.is_alone() || self.hold.as_ref().is_some_and(is_last),
             // The server does not tell of several whether any of them is held still.
             Mode::Several => target.alone_at(now).count() == target.names.len(),
@@ -373,19 +375,17 @@ impl Release {
 
     /// Tells what the server said. "Not held" after a try whose reply was lost is that try's own
     /// doing, if the lease cannot have run out in between.
-    fn end(mut self, released: Released) {
+    fn end(self, released: Released) {
         self.usage.target.released(released);
         match released {
             Released::Freed => self.is_freed(),
             // It was not known how many permits it had.
-            Released::Left(left) if matches!(self.usage.target.mode, Mode::Permits(_)) => {
+            Released::Left(left) if matches!(self.usage.target.mode, Mode::Permits { .. }) => {
                 return self.give_back_rest(left);
             }
             // Entered once more than anybody here knows, by a call whose answer was lost.
             Released::Left(_) if self.usage.target.is_alone() => {
-                // This one was carried out, whatever the next finds.
-                (self.unknown, self.tries) = (true, 0);
-                return self.begin();
+                return self.once_more();
             }
             _ => {}
         }
@@ -408,10 +408,14 @@ impl Release {
     fn give_back_rest(mut self, left: u32) {
         let (ledger, target) = (&self.context.ledger, &self.usage.target);
         let (permits, limit) = (left, None);
-        let rest = Mode::Permits(Asked { permits, limit });
+        let rest = Mode::Permits { permits, limit };
         let rest = target.owner.target(ledger, rest, &target.names);
         self.usage = rest.claim(self.usage.options);
-        // This one was carried out, whatever the next finds.
+        self.once_more();
+    }
+
+    /// This one was carried out, whatever the next finds.
+    fn once_more(mut self) {
         (self.unknown, self.tries) = (true, 0);
         self.begin();
     }

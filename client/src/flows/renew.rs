@@ -10,8 +10,8 @@ use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::flows::Context;
 use crate::ledger::{Hold, Renewal, Reserved, Target};
-use crate::topology::{Redirects, Router};
-use crate::wire::{Mode, request};
+use crate::topology::{Route, Router};
+use crate::wire::{Attachment, Mode, request};
 use crate::{metrics, trace};
 
 /// What to ask for where grants must be acknowledged: see [`Acknowledger`]. Elsewhere it is the
@@ -38,57 +38,37 @@ pub(crate) async fn ask(
     aim: Aim,
     lease: impl Fn(Instant) -> Reserved,
 ) -> Result<Renewal, Error> {
-    let mut redirects = Redirects::new(router, target.key());
-    let mut route = router.route(target.key());
-    let (token, wanted) = (token.into(), aim == Aim::Wanted);
-    let mut broken = false;
-    loop {
-        let session = &route.node.session;
-        // Taken before anything is sent: what is confirmed now counts on this or a later one. And
-        // the time that goes by counts: the lease may begin when this is sent.
-        let attachment = session.attachment();
+    let (token, wanted, lease) = (token.into(), aim == Aim::Wanted, &lease);
+    let once = |route: Route, attachment: Option<Arc<Attachment>>| async move {
+        let name = &route.node.session.name;
         let turn = target.turn();
+        // The time that goes by counts: the lease may begin when this is sent.
         let lease = lease(Instant::now());
-        let length = lease.lease.length;
-        let renewal = request::renew(target.subject(), length, token, &session.name, wanted);
-        let server = attachment.as_ref().and_then(|one| one.server());
-        let renewal = renewal.only_for(server);
-        let answer = match &route.node.acknowledger {
+        let renewal = request::renew(target.subject(), lease.lease.length, token, name, wanted);
+        let renewal = renewal.only_for(attachment.as_ref().and_then(|one| one.server()));
+        let (held, acknowledged) = match &route.node.acknowledger {
             Some(acknowledger) if aim == Aim::Lease => {
                 // It goes another way, but in order with the others that do: each grant counts on
                 // one of them.
                 let answer = acknowledger.renew(route.address(renewal));
                 drop(turn);
-                answer
-                    .await
-                    .map(|(held, by_enough)| (held, Some(by_enough)))
+                let (held, by_enough) = answer.await?;
+                (held, Some(by_enough))
             }
             acknowledger => {
                 let answer = route.send(renewal);
                 drop(turn);
-                answer
-                    .await
-                    .map(|held| (held, acknowledger.is_none().then_some(Ok(()))))
+                (answer.await?, acknowledger.is_none().then_some(Ok(())))
             }
         };
-        let error = match answer {
-            Ok((held, acknowledged)) => {
-                return Ok(Renewal {
-                    held,
-                    lease: lease.answered(held),
-                    attachment,
-                    acknowledged,
-                });
-            }
-            Err(error) => error,
-        };
-        // Renewing twice does no harm, and the next connection may be a good one.
-        if error.is_broken_connection() && !std::mem::replace(&mut broken, true) {
-            continue;
-        }
-        let next = redirects.next(error, &route, attachment.as_ref()).await?;
-        route = next.route;
-    }
+        Ok(Renewal {
+            held,
+            lease: lease.answered(held),
+            attachment,
+            acknowledged,
+        })
+    };
+    router.carry_out(target.key(), true, once).await
 }
 
 /// Whether the server has several locks by the tokens of this hold. To the command for all it says

@@ -127,8 +127,8 @@ mod tests {
         let now = Instant::now();
         let grant = Grant {
             token: 7,
-            lease: usage.lease(now, false).keep(),
-            attachment: Attachment::new(now, Duration::ZERO),
+            lease: usage.lease(now).keep(),
+            attachment: Attachment::new(None, now, Duration::ZERO),
             fresh: true,
         };
         let (hold, _) = Hold::enter(&mut usage, grant, true, now);

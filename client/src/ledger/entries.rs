@@ -74,10 +74,8 @@ pub(super) struct Side {
     pub(super) options: Option<HoldOptions>,
     /// Until when somebody was promised the lock.
     pub(super) promised: Option<Instant>,
-    /// The number of the last command that asked for a lease, and that of the last which may be in
-    /// the queue.
+    /// The number of the last command that asked for a lease.
     pub(super) asked: u64,
-    pub(super) queued: u64,
     /// The ends of the leases that commands under way ask for, by the commands' numbers.
     pub(super) reserved: SmallVec<[(u64, Instant); 1]>,
     /// How often the server has a writer's, by its last word; and whether that was ever another
@@ -185,7 +183,7 @@ impl Entry {
             Mode::Plain | Mode::Several => &self.plain,
             Mode::Read => &self.read,
             Mode::Write => &self.write,
-            Mode::Permits(_) => &self.permits,
+            Mode::Permits { .. } => &self.permits,
         }
     }
 
@@ -194,7 +192,7 @@ impl Entry {
             Mode::Plain | Mode::Several => &mut self.plain,
             Mode::Read => &mut self.read,
             Mode::Write => &mut self.write,
-            Mode::Permits(_) => &mut self.permits,
+            Mode::Permits { .. } => &mut self.permits,
         }
     }
 

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use smallvec::SmallVec;
 use tokio::sync::mpsc;
+use tokio::task::unconstrained;
 use tokio::time::Instant;
 
 use crate::error::LostReason;
@@ -56,20 +58,22 @@ impl Ledger {
                 return (Vec::new(), Some(kind));
             };
             let held: Vec<_> = entry.held().collect();
-            if let EventKind::Lost(reason) = kind {
+            match (&kind, &entry.wait) {
                 // Also for what is granted already, and not heard of yet.
-                entry.lost = Some((number, reason));
-            } else if let Some(wait) = &entry.wait {
+                (EventKind::Lost(reason), _) => entry.lost = Some((number, *reason)),
+                (EventKind::Wanted, _) | (_, None) => {}
                 // Under the lock: a mailbox that goes away now finds it when it looks through what
                 // was not read.
-                let notification = Notification {
-                    kind,
-                    number,
-                    since,
-                    by,
-                };
-                let unread = wait.send(notification).err();
-                return (held, unread.map(|unread| unread.0.kind));
+                (_, Some(wait)) => {
+                    let notification = Notification {
+                        kind,
+                        number,
+                        since,
+                        by,
+                    };
+                    let unread = wait.send(notification).err();
+                    return (held, unread.map(|unread| unread.0.kind));
+                }
             }
             (held, Some(kind))
         });
@@ -83,6 +87,13 @@ impl Ledger {
                 name: key.name,
                 token,
             },
+            Some(EventKind::Wanted) => {
+                // All guards of the owner hear it, for the event names the owner alone.
+                for hold in holds {
+                    hold.is_wanted();
+                }
+                Delivered::Done
+            }
             _ => Delivered::Done,
         }
     }
@@ -157,12 +168,8 @@ impl Mailbox {
 
     /// The same if it has come already.
     pub(crate) fn next_unread(&mut self) -> Option<Notification> {
-        loop {
-            let told = self.unread.try_recv().ok()?;
-            if !self.is_old(&told) {
-                return Some(told);
-            }
-        }
+        // Whatever else the task has done in its turn: what is there is not left.
+        unconstrained(self.next()).now_or_never().flatten()
     }
 
     fn is_old(&self, told: &Notification) -> bool {
@@ -227,8 +234,8 @@ mod tests {
         let now = Instant::now();
         let grant = Grant {
             token,
-            lease: usage.lease(now, false).keep(),
-            attachment: Attachment::new(now, Duration::ZERO),
+            lease: usage.lease(now).keep(),
+            attachment: Attachment::new(None, now, Duration::ZERO),
             fresh: true,
         };
         (Hold::enter(&mut usage, grant, true, now).0, usage)

@@ -9,7 +9,7 @@ use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
 
 use crate::error::{Error, LostReason};
-use crate::ledger::{Entry, HoldOptions, Reserved, State, Target, Usage, Wanted};
+use crate::ledger::{Entry, HoldOptions, Reserved, Side, State, Target, Usage, Wanted};
 use crate::time::{Lease, MILLI, drift, part, valid_until, whole_millis};
 use crate::wire::{Attachment, Mode};
 use crate::{metrics, trace};
@@ -143,17 +143,12 @@ impl Hold {
     /// Whether its owner, who writes, has a newer hold, of which the server does not tell it apart:
     /// that was granted when this one was over there already, or entered it. It may have been heard
     /// of, and be asked about before it is given to anybody.
-    pub(crate) fn is_overtaken(&self, now: Instant) -> bool {
-        let (heard, held) = self.target.ledger.with(|state| {
-            let mut sides = self.target.sides(state);
-            let heard = sides.any(|side| side.last_token > self.token);
-            (heard, self.target.held(state))
-        });
-        heard
-            || held.iter().any(|other| {
-                let is_newer = other.target.mode == Mode::Write && other.token > self.token;
-                is_newer && !other.is_over(now)
-            })
+    pub(crate) fn is_overtaken(&self) -> bool {
+        let target = &self.target;
+        let is_newer = |side: &Side| side.last_token > self.token;
+        target
+            .ledger
+            .with(|state| target.sides(state).any(is_newer))
     }
 
     /// Whether it has an entry of each of its locks, with whatever token.
@@ -526,7 +521,7 @@ pub(crate) mod tests {
 
     /// One whose session sets no end.
     pub(crate) fn hold(sent: Instant, options: HoldOptions) -> Arc<Hold> {
-        let attachment = Attachment::new(sent, Duration::ZERO);
+        let attachment = Attachment::new(None, sent, Duration::ZERO);
         granted(attachment, lease_from(sent, options.lease), options)
     }
 
@@ -576,7 +571,7 @@ pub(crate) mod tests {
     #[test]
     fn the_session_ends_it_when_that_comes_first() {
         let sent = Instant::now();
-        let attachment = Attachment::new(sent, GRACE);
+        let attachment = Attachment::new(None, sent, GRACE);
         let hold = || granted(Arc::clone(&attachment), lease_from(sent, LEASE), OPTIONS);
         let confirmed = hold();
         assert_eq!(confirmed.valid_for(sent), Duration::from_millis(988));
@@ -589,9 +584,9 @@ pub(crate) mod tests {
     #[test]
     fn a_new_attachment_counts_only_once_the_hold_is_confirmed_under_it() {
         let sent = Instant::now();
-        let first = Attachment::new(sent, GRACE);
+        let first = Attachment::new(None, sent, GRACE);
         let hold = granted(first, lease_from(sent, LEASE), OPTIONS);
-        let next = Attachment::new(after(sent, 900), GRACE);
+        let next = Attachment::new(None, after(sent, 900), GRACE);
         assert_eq!(hold.end(), after(sent, 988));
         assert!(!Arc::ptr_eq(&hold.attachment(), &next));
         let confirmed = Renewal {
@@ -606,11 +601,11 @@ pub(crate) mod tests {
     #[test]
     fn what_was_asked_for_last_says_on_which_session_a_hold_counts() {
         let sent = Instant::now();
-        let left = Attachment::new(after(sent, 400), GRACE);
+        let left = Attachment::new(None, after(sent, 400), GRACE);
         let hold = granted(Arc::clone(&left), lease_from(sent, LEASE), OPTIONS);
         // The node to which the lock has moved was heard from a little earlier.
         let confirmed = Renewal {
-            attachment: Some(Attachment::new(after(sent, 300), GRACE)),
+            attachment: Some(Attachment::new(None, after(sent, 300), GRACE)),
             ..renewal(after(sent, 500))
         };
         assert_eq!(hold.renewed(&confirmed, after(sent, 600)), Ok(()));
@@ -627,11 +622,11 @@ pub(crate) mod tests {
     fn without_an_acknowledgement_the_session_is_confirmed_and_the_lease_ends_as_before() {
         let sent = Instant::now();
         let grace = Duration::from_secs(4);
-        let first = Attachment::new(sent, grace);
+        let first = Attachment::new(None, sent, grace);
         let hold = || granted(Arc::clone(&first), lease_from(sent, LEASE), OPTIONS);
         let (lost, acknowledged_late) = (hold(), hold());
         let unacknowledged = Renewal {
-            attachment: Some(Attachment::new(after(sent, 8_000), grace)),
+            attachment: Some(Attachment::new(None, after(sent, 8_000), grace)),
             acknowledged: Some(Err(Error::no_reply(None))),
             ..renewal(after(sent, 3_000))
         };
@@ -761,8 +756,8 @@ pub(crate) mod tests {
         let mut usage = owner.target(ledger, mode, &names).claim(OPTIONS);
         let grant = Grant {
             token,
-            lease: usage.lease(now, false).keep(),
-            attachment: Attachment::new(now, Duration::ZERO),
+            lease: usage.lease(now).keep(),
+            attachment: Attachment::new(None, now, Duration::ZERO),
             fresh: true,
         };
         let (hold, _) = Hold::enter(&mut usage, grant, true, now);

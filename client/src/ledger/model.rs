@@ -165,7 +165,7 @@ impl World {
             let grant = Grant {
                 token: self.tokens,
                 lease,
-                attachment: Attachment::new(now, Duration::ZERO),
+                attachment: Attachment::new(None, now, Duration::ZERO),
                 fresh: false,
             };
             thing.hold = Some(Hold::enter(usage, grant, true, now).0);

@@ -357,8 +357,8 @@ pub(crate) struct Usage {
 
 impl Usage {
     /// The whole lease, to be asked for now; or, where a hold is entered again that may not last
-    /// for so long, as much as is left of it. It may be for a place in the queue.
-    pub(crate) fn lease(&self, now: Instant, queued: bool) -> Reserved {
+    /// for so long, as much as is left of it.
+    pub(crate) fn lease(&self, now: Instant) -> Reserved {
         let target = &self.target;
         let (lease, _held) = target.ledger.with(|state| {
             let held = target.held(state);
@@ -367,23 +367,20 @@ impl Usage {
             let is_shared = target.is_shared(state);
             let entered = live.find(|hold| is_shared && hold.target.shares_with(target));
             let whole = entered.map_or(self.options.lease, |hold| hold.lease_anew(now));
-            let lease = target.lease_in(state, whole, now);
-            if queued {
-                target.each_side(state, |side| side.queued = lease.number);
-            }
-            (lease, held)
+            (target.lease_in(state, whole, now), held)
         });
         lease
     }
 
-    /// Whether another command has asked for a lease since this went into the queue. It may have
-    /// been carried out behind the grant, before anybody knew of that, and have cut it short.
-    pub(crate) fn may_have_been_cut(&self) -> bool {
+    /// Whether another command has asked for a lease since the one of this number, which went into
+    /// the queue. It may have been carried out behind the grant, before anybody knew of that, and
+    /// have cut it short.
+    pub(crate) fn may_have_been_cut(&self, queued: u64) -> bool {
         let target = &self.target;
-        target.ledger.with(|state| {
-            let mut sides = target.sides(state);
-            sides.any(|side| side.asked > side.queued)
-        })
+        let is_later = |side: &Side| side.asked > queued;
+        target
+            .ledger
+            .with(|state| target.sides(state).any(is_later))
     }
 
     /// It is a guard's from now on.
@@ -722,12 +719,17 @@ mod tests {
         ];
         let (waiting, beside) = (both.claim(LONG), one.claim(SHORT));
         let now = Instant::now();
-        beside.lease(now, false).answered(true);
-        waiting.lease(now, true).answered(false);
-        assert!(!waiting.may_have_been_cut());
-        beside.lease(now, false).answered(true);
-        assert!(waiting.may_have_been_cut());
-        waiting.lease(now, true).answered(false);
-        assert!(!waiting.may_have_been_cut());
+        beside.lease(now).answered(true);
+        let queued = || {
+            let lease = waiting.lease(now);
+            let number = lease.number;
+            lease.answered(false);
+            number
+        };
+        let first = queued();
+        assert!(!waiting.may_have_been_cut(first));
+        beside.lease(now).answered(true);
+        assert!(waiting.may_have_been_cut(first));
+        assert!(!waiting.may_have_been_cut(queued()));
     }
 }

@@ -1,11 +1,12 @@
 //! What a hold knows of those who wait for its lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::error::Error;
-use crate::ledger::{EntryKey, Ledger};
-use crate::wire::{Attachment, Event};
+use crate::ledger::Hold;
+use crate::locked;
+use crate::wire::Attachment;
 
 /// Whether the server was asked to tell when a lock is wanted, and how often it has told.
 #[derive(Default)]
@@ -49,13 +50,9 @@ impl Wanted {
         self.told.fetch_add(1, Ordering::Release);
     }
 
-    fn asked(&self) -> MutexGuard<'_, Asked> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// What to do in order to be told, for a hold that counts on this attachment.
     pub(crate) fn next(&self, present: &Arc<Attachment>) -> Next {
-        let mut asked = self.asked();
+        let mut asked = locked(&self.asked);
         match &*asked {
             Asked::UnderWay => return Next::Wait,
             Asked::Until { told, by } if *told == self.told() && Arc::ptr_eq(by, present) => {
@@ -76,30 +73,20 @@ impl Wanted {
     /// The server tells once from now on. It had told so often, and the hold counted on this
     /// attachment, before it was asked.
     pub(crate) fn agreed(&self, told: u64, by: Arc<Attachment>) {
-        *self.asked() = Asked::Until { told, by };
+        *locked(&self.asked) = Asked::Until { told, by };
     }
 
     /// The server does not tell: why, unless nobody wants to know any more.
     pub(crate) fn failed(&self, error: Option<Error>) {
-        *self.asked() = error.map_or(Asked::Not, Asked::Refused);
+        *locked(&self.asked) = error.map_or(Asked::Not, Asked::Refused);
     }
 }
 
-impl Ledger {
-    /// The server tells that a lock is wanted: all guards of its owner there hear it, for the event
-    /// names the owner alone.
-    pub(crate) fn deliver_wanted(&self, event: Event) {
-        let (name, owner) = (event.name.into(), event.owner.into());
-        let key = EntryKey { name, owner };
-        // What is held is dropped when the ledger's lock is free again.
-        let held: Vec<_> = self.with(|state| {
-            let entry = state.find(&key);
-            entry.map_or_else(Vec::new, |entry| entry.held().collect())
-        });
-        for hold in held {
-            hold.wanted.tell();
-            hold.changed.notify_waiters();
-        }
+impl Hold {
+    /// The server tells that it is wanted: all guards hear it.
+    pub(super) fn is_wanted(&self) {
+        self.wanted.tell();
+        self.changed.notify_waiters();
     }
 }
 
@@ -115,7 +102,7 @@ mod tests {
 
     #[test]
     fn the_server_is_asked_once_and_again_when_it_has_told_or_its_word_may_be_lost() {
-        let attachment = || Attachment::new(Instant::now(), Duration::ZERO);
+        let attachment = || Attachment::new(None, Instant::now(), Duration::ZERO);
         let (first, second) = (attachment(), attachment());
         let wanted = Wanted::default();
         assert!(!is_asked(&wanted, &first));

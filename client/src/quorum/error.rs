@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, kinds};
 
 /// Why a call to a quorum did not do what it was asked to, and what each server had to do with it.
 ///
@@ -56,25 +56,16 @@ impl QuorumError {
         }
     }
 
-    /// What kind of error this is.
-    pub fn kind(&self) -> ErrorKind {
-        self.kind
-    }
+    kinds! {
+        /// Whether enough servers answered and somebody else has the lock, or tried to get it at
+        /// the same moment.
+        is_not_acquired: NotAcquired;
 
-    /// Whether enough servers answered and somebody else has the lock, or tried to get it at the
-    /// same moment.
-    pub fn is_not_acquired(&self) -> bool {
-        self.kind == ErrorKind::NotAcquired
-    }
+        /// Whether the lock had been lost: fewer than a majority of the servers still held it.
+        is_lost: Lost;
 
-    /// Whether the lock had been lost: fewer than a majority of the servers still held it.
-    pub fn is_lost(&self) -> bool {
-        self.kind == ErrorKind::Lost
-    }
-
-    /// Whether too few servers could be asked, or answered in time. Trying again is safe.
-    pub fn is_unavailable(&self) -> bool {
-        self.kind == ErrorKind::Unavailable
+        /// Whether too few servers could be asked, or answered in time. Trying again is safe.
+        is_unavailable: Unavailable;
     }
 
     /// Every server, by its address, with its own error; without one if it did what it was asked

@@ -5,12 +5,13 @@
 //! It does not renew: each server's hold is renewed by the watchdog of that server's client.
 
 use std::fmt;
+use std::mem;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::api::Guard;
@@ -42,7 +43,8 @@ use crate::quorum::{Parts, QuorumError, QuorumLock, Round};
 pub struct QuorumGuard {
     lock: QuorumLock,
     parts: Arc<Mutex<Parts>>,
-    keeper: Option<JoinHandle<()>>,
+    /// What looks after it.
+    keeper: JoinSet<()>,
 }
 
 impl QuorumGuard {
@@ -51,7 +53,8 @@ impl QuorumGuard {
         let lock = parts.lock.clone();
         let parts = Arc::new(Mutex::new(parts));
         let keeping = keep(Arc::clone(&parts), lock.lease.is_none(), round);
-        let keeper = Some(lock.core.background.runtime.spawn(task(keeping)));
+        let mut keeper = JoinSet::new();
+        keeper.spawn_on(task(keeping), &lock.core.background.runtime);
         Self {
             lock,
             parts,
@@ -319,13 +322,11 @@ impl Drop for QuorumGuard {
         // What is taken out is dropped here, and so given back; unless unlock() has done so.
         let left = locked(&self.parts).take();
         drop(left);
-        if let Some(keeper) = self.keeper.take() {
-            keeper.abort();
-            // What it had still asked for is given back when it has ended, which shutdown() waits
-            // for.
-            let ended = async move { drop(keeper.await) };
-            self.lock.core.background.spawn(ended);
-        }
+        let mut keeper = mem::take(&mut self.keeper);
+        keeper.abort_all();
+        // What it had still asked for is given back when it has ended, which shutdown() waits for.
+        let ended = async move { keeper.shutdown().await };
+        self.lock.core.background.spawn(ended);
     }
 }
 

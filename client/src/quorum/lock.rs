@@ -9,8 +9,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{Instant, sleep};
 
 use crate::api::{Guard, setters};
-use crate::backoff::part_of;
-use crate::chance::random;
+use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind};
 use crate::quorum::{Core, Member, Parts, QuorumError, QuorumGuard};
 
@@ -168,7 +167,7 @@ impl QuorumLock {
     }
 
     async fn acquire(&self, deadline: Option<Instant>) -> Result<QuorumGuard, QuorumError> {
-        let mut pauses = 0;
+        let mut pauses = Backoff::new();
         let mut unasked_since = None;
         loop {
             // A try that fails has given back, or is giving back, all that it was granted.
@@ -186,8 +185,9 @@ impl QuorumLock {
             if unasked || left.is_zero() || self.core.background.closing.is_cancelled() {
                 return tried;
             }
-            sleep(pause_after(pauses).min(left)).await;
-            pauses = pauses.saturating_add(1);
+            // Random, because two clients that took half of the servers each would otherwise do so
+            // again and again.
+            sleep(pauses.next_up_to(PAUSE_MAX).min(left)).await;
         }
     }
 
@@ -246,39 +246,5 @@ impl fmt::Debug for QuorumLock {
     }
 }
 
-/// A pause of random length, up to a longest that doubles from 20 ms to 200 ms.
-///
-/// Random, because two clients that took half of the servers each would otherwise do so again and
-/// again. Short, because nobody tells a client that the lock is free: for so long it may lie idle.
-fn pause_after(pauses: u32) -> Duration {
-    let doubled = PAUSE_FIRST.saturating_mul(2_u32.saturating_pow(pauses));
-    part_of(doubled.min(PAUSE_MAX), random())
-}
-
-const PAUSE_FIRST: Duration = Duration::from_millis(20);
+/// Short, because nobody tells a client that the lock is free: for so long it may lie idle.
 const PAUSE_MAX: Duration = Duration::from_millis(200);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn from_nothing_to_the_longest() {
-        assert_eq!(part_of(PAUSE_MAX, 0), Duration::ZERO);
-        assert_eq!(part_of(PAUSE_MAX, u32::MAX), PAUSE_MAX);
-        let half = part_of(PAUSE_MAX, u32::MAX / 2);
-        assert!(half > Duration::from_millis(99) && half <= Duration::from_millis(100));
-    }
-
-    #[test]
-    fn the_longest_doubles_up_to_its_end_and_two_clients_differ() {
-        let mut differ = false;
-        for (pauses, longest) in (0..).zip([20, 40, 80, 160, 200, 200]) {
-            let (one, other) = (pause_after(pauses), pause_after(pauses));
-            assert!(one.max(other) <= Duration::from_millis(longest));
-            differ |= one != other;
-        }
-        assert!(differ);
-        assert!(pause_after(u32::MAX) <= PAUSE_MAX);
-    }
-}

@@ -301,8 +301,9 @@ impl Router {
 }
 
 async fn ask(node: Arc<Node>) -> Told {
-    let ranges = node.commands.send(request::slots()).await?;
-    Ok((node.address.clone(), ranges))
+    let (address, sent_by) = (node.address.clone(), None);
+    let ranges = Route { node, sent_by }.send(request::slots()).await?;
+    Ok((address, ranges))
 }
 
 async fn ask_anew(seed: Connector) -> Told {

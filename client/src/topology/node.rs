@@ -11,7 +11,7 @@ use crate::background::task;
 use crate::error::Error;
 use crate::locked;
 use crate::wire::{
-    Acknowledger, Address, Commands, Connector, Durability, Events, Listener, ServerId, Session,
+    Acknowledger, Address, Commands, Connector, Durability, Listener, ServerId, Session, events,
     sentinel_watch,
 };
 
@@ -53,8 +53,8 @@ impl Node {
         }
         let session = Session::new(Arc::clone(&identity.session), grace);
         let listener = Weak::clone(&identity.listener);
-        let events = Events::new(connector.clone(), Arc::clone(&session), listener);
-        tasks.spawn_on(task(events.run()), runtime);
+        let events = events::run(connector.clone(), Arc::clone(&session), listener);
+        tasks.spawn_on(task(events), runtime);
         Arc::new(Self {
             address: connector.address(),
             commands: Commands::start(runtime, connector),

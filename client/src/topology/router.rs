@@ -1,6 +1,7 @@
 //! Where a lock is: which node has it, and whether the session is attached there. And where to ask
 //! again if a command was not carried out: at another node, or when the session is attached anew.
 
+use std::mem;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -39,13 +40,18 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    /// Hands a command over: see [`Commands::send`](crate::wire::Commands::send).
+    /// Hands a command over, and gives its answer. It is carried out even if that is dropped.
     pub(crate) fn send<T: Send + 'static>(&self, command: Command<T>) -> Answer<T> {
-        self.node.commands.send(self.address(command))
+        let (told, answer) = Answer::open();
+        // If it is not sent, the answer says that there is no runtime.
+        let _unsent = self.send_then(command, |answer| {
+            // A caller that no longer listens has its own way of undoing what it asked for.
+            let _ = told.send(answer);
+        });
+        answer
     }
 
-    /// As [`send`](Self::send): see
-    /// [`Commands::send_then`](crate::wire::Commands::send_then).
+    /// Hands a command over: see [`Commands::send_then`](crate::wire::Commands::send_then).
     pub(crate) fn send_then<T: 'static>(
         &self,
         command: Command<T>,
@@ -110,7 +116,7 @@ impl Router {
     pub(crate) fn trouble(&self) -> Option<Error> {
         let session = &self.only.as_ref()?.session;
         let broken = session.attachment().is_none();
-        broken.then(|| session.trouble().unasked())
+        broken.then(|| session.trouble())
     }
 
     /// To which server the session is attached, if there is but one.
@@ -159,32 +165,26 @@ impl Router {
         self.attached_at(|| self.route(name), known).await
     }
 
-    /// As [`next`](Self::next), and after the time for a reply says why there is none.
+    /// As [`next`](Self::next), or `there`, where a node has sent us; and after the time for a
+    /// reply says why it is not attached.
+    ///
+    /// A node to which another sends may turn out to be known by another address, and then it is
+    /// attached there and never here.
     pub(crate) async fn next_within(
         &self,
         name: &[u8],
         known: Option<&Arc<Attachment>>,
+        mut there: Option<Route>,
     ) -> Result<AttachedRoute, Error> {
-        let next = timeout(self.response_timeout, self.next(name, known));
-        let trouble = || self.home(name).session.trouble().unasked();
-        next.await.unwrap_or_else(|_| Err(trouble()))
-    }
-
-    /// Waits until the session is attached at this route, and after the time for a reply says why
-    /// it is not.
-    ///
-    /// A node to which another sends may turn out to be known by another address, and then it is
-    /// attached there and never here.
-    pub(crate) async fn reach(&self, mut route: Route) -> Result<AttachedRoute, Error> {
-        let session = Arc::clone(&route.node.session);
-        let present = || {
-            route.node = self.present(&route.node);
-            route.clone()
+        let mut present = || match &mut there {
+            Some(there) => {
+                there.node = self.present(&there.node);
+                there.clone()
+            }
+            None => self.route(name),
         };
-        let reached = timeout(self.response_timeout, self.attached_at(present, None));
-        reached
-            .await
-            .unwrap_or_else(|_| Err(session.trouble().unasked()))
+        let next = timeout(self.response_timeout, self.attached_at(&mut present, known)).await;
+        next.unwrap_or_else(|_| Err(present().node.session.trouble()))
     }
 
     /// Waits until the session is attached there, otherwise than it was `known`. Where that is, is
@@ -227,68 +227,61 @@ impl Router {
         }
     }
 
+    /// Has something asked where this lock is by now. Each node that sends it on, or at which the
+    /// session is not attached, has said that it did nothing, so asking at the next does no harm.
+    /// If asking `twice` does none either, it is asked again when the connection has broken: the
+    /// next may be a good one. The last error stands if asking again is of no use, or takes longer
+    /// than the reply to a command may.
+    ///
+    /// Beside the route there is by what it was attached before anything is sent: what is confirmed
+    /// now counts on this or a later one.
+    pub(crate) async fn carry_out<T, A: Future<Output = Result<T, Error>>>(
+        &self,
+        name: &[u8],
+        mut twice: bool,
+        ask: impl Fn(Route, Option<Arc<Attachment>>) -> A,
+    ) -> Result<T, Error> {
+        let (began, mut backoff) = (Instant::now(), Backoff::new());
+        let (mut hops, mut attached_anew) = (0_u32, false);
+        let mut route = self.route(name);
+        loop {
+            let attachment = route.node.session.attachment();
+            let error = match ask(route.clone(), attachment.clone()).await {
+                Err(error) => error,
+                answer => return answer,
+            };
+            if error.is_broken_connection() && mem::take(&mut twice) {
+                continue;
+            }
+            let in_time = began.elapsed() < self.response_timeout;
+            if error.has_code("NOSESSION") {
+                // Connections may break one after the other: each time nothing was done.
+                if mem::replace(&mut attached_anew, true) && !in_time {
+                    return Err(error);
+                }
+                let next = self.next_within(name, attachment.as_ref(), None).await;
+                route = next.map_err(|_| error)?.route;
+                continue;
+            }
+            let there = self.redirected(&error, &route);
+            if there.is_none() && !(error.is_try_again() && self.are_several()) {
+                return Err(error);
+            }
+            if !in_time {
+                return Err(error.misdirected());
+            }
+            hops = hops.saturating_add(1);
+            // Two nodes that have not yet heard of a move send us to each other.
+            if there.is_none() || hops > MAX_REDIRECTS {
+                sleep(backoff.next()).await;
+            }
+            route = self.next_within(name, None, there).await?.route;
+        }
+    }
+
     /// Whether a lock may be at another node than the one that speaks of it.
     pub(crate) fn are_several(&self) -> bool {
         self.only.is_none()
-    }
-}
-
-/// The way of one command to where it is carried out. Each of its stops has said that it did
-/// nothing, so asking at the next does no harm.
-pub(crate) struct Redirects<'a> {
-    router: &'a Router,
-    name: &'a [u8],
-    began: Instant,
-    hops: u32,
-    backoff: Backoff,
-    attached_anew: bool,
-}
-
-impl<'a> Redirects<'a> {
-    pub(crate) fn new(router: &'a Router, name: &'a [u8]) -> Self {
-        Self {
-            router,
-            name,
-            began: Instant::now(),
-            hops: 0,
-            backoff: Backoff::new(),
-            attached_anew: false,
-        }
-    }
-
-    /// Where to ask after this error, as soon as the session is attached there; or the error to
-    /// tell, if asking again is of no use or takes longer than the reply to a command may.
-    pub(crate) async fn next(
-        &mut self,
-        error: Error,
-        route: &Route,
-        attachment: Option<&Arc<Attachment>>,
-    ) -> Result<AttachedRoute, Error> {
-        let in_time = self.began.elapsed() < self.router.response_timeout;
-        if error.has_code("NOSESSION") {
-            // Connections may break one after the other: each time nothing was done.
-            if std::mem::replace(&mut self.attached_anew, true) && !in_time {
-                return Err(error);
-            }
-            let next = self.router.next_within(self.name, attachment).await;
-            return next.map_err(|_| error);
-        }
-        let there = self.router.redirected(&error, route);
-        if there.is_none() && !(error.is_try_again() && self.router.are_several()) {
-            return Err(error);
-        }
-        if !in_time {
-            return Err(error.misdirected());
-        }
-        self.hops = self.hops.saturating_add(1);
-        // Two nodes that have not yet heard of a move send us to each other.
-        if there.is_none() || self.hops > MAX_REDIRECTS {
-            sleep(self.backoff.next()).await;
-        }
-        match there {
-            Some(there) => self.router.reach(there).await,
-            None => self.router.next_within(self.name, None).await,
-        }
     }
 }
 

@@ -20,7 +20,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::background::task;
-use crate::backoff::Pace;
+use crate::backoff::{PAUSE_MAX, Pace};
 use crate::error::Error;
 use crate::wire::connection::{Connection, Connector, Replies, Values};
 use crate::wire::former::{Former, Purpose};
@@ -54,18 +54,7 @@ impl Commands {
     }
 
     /// Hands a command over, at once and without waiting: its place in the order is fixed when
-    /// this returns. It is carried out even if the answer is dropped.
-    pub(crate) fn send<T: Send + 'static>(&self, command: Command<T>) -> Answer<T> {
-        let (told, answer) = Answer::open();
-        // If it is not sent, the answer says that there is no runtime.
-        let _unsent = self.send_then(command, |answer| {
-            // A caller that no longer listens has its own way of undoing what it asked for.
-            let _ = told.send(answer);
-        });
-        answer
-    }
-
-    /// As [`send`](Self::send), and says what to do with the answer, there in the task.
+    /// this returns. What to do with the answer is done there in the task.
     /// If that has gone, and the runtime with it, this comes back.
     pub(crate) fn send_then<T: 'static>(
         &self,
@@ -145,7 +134,7 @@ async fn drive(
                 // What is still to come there keeps nobody waiting who asks elsewhere.
                 tokio::spawn(task(old.in_flight.end()));
             }
-            pace.keep().await;
+            pace.keep(PAUSE_MAX).await;
             match Link::open(&connector).await {
                 Ok(good) => link = Some(good),
                 Err(error) => {

@@ -85,10 +85,7 @@ impl Connector {
         let asked = Instant::now();
         let client = self.find().await?;
         let reached = self.reach(&client, asked).await;
-        if reached.is_err() {
-            self.forget();
-        }
-        reached
+        reached.inspect_err(|_| self.forget())
     }
 
     /// Connects to this server, if it is a primary, and tells the other connections that it is the
@@ -160,17 +157,15 @@ impl Connector {
         // in use when it goes on as a primary that was replaced meanwhile.
         let limit = before.server.is_none().then_some(within);
         let reached = timeout(limit.unwrap_or(Duration::MAX), self.reach(&client, asked));
-        let Ok(reached) = reached.await else {
-            return false;
-        };
-        match reached {
+        match reached.await {
+            Err(_) => false,
             // The same server under another name is no other.
-            Ok(there) => before.server.is_some() && !before.is(&there.server),
-            Err(error) if error.has_code("READONLY") => {
+            Ok(Ok(there)) => before.server.is_some() && !before.is(&there.server),
+            Ok(Err(error)) if error.has_code("READONLY") => {
                 self.forget();
                 false
             }
-            Err(_) => {
+            Ok(Err(_)) => {
                 self.has_found(None, asked);
                 true
             }

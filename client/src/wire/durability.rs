@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::background::task;
-use crate::backoff::Pace;
+use crate::backoff::{PAUSE_MAX, Pace};
 use crate::error::{Error, ErrorKind};
 use crate::wire::commands::Answer;
 use crate::wire::connection::{Connection, Connector, Values, within};
@@ -97,7 +97,7 @@ async fn run(
         let connection = if let Some(good) = present.take().filter(|one| !one.is_over()) {
             Ok(good)
         } else {
-            pace.keep().await;
+            pace.keep(PAUSE_MAX).await;
             Former::open_next(&connector, Purpose::Copies).await
         };
         let asked = match &connection {

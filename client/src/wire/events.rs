@@ -6,9 +6,9 @@ use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
-use crate::backoff::{Backoff, LASTING};
+use crate::backoff::Pace;
 use crate::error::Error;
 use crate::wire::connection::{Connection, Connector, ServerId};
 use crate::wire::former::{ClientId, Purpose, kills};
@@ -39,21 +39,16 @@ pub(crate) trait Listener: Send + Sync {
 }
 
 /// What the task works with. It does not keep the client alive.
-pub(crate) struct Events {
+struct Events {
     session: Arc<Session>,
     connector: Connector,
     listener: Weak<dyn Listener>,
-    /// The pauses before the next connection. They begin anew only when one has lasted: a peer that
-    /// closes each connection at its first call is asked ever more slowly, and so are two servers
-    /// between which our connections follow each other.
-    pauses: Backoff,
+    pace: Pace,
 }
 
 /// A connection on which the session is attached.
 struct Line {
     connection: Connection,
-    /// Since when.
-    since: Instant,
     /// Another that was attached at the same time. Its call may have been the last of the two to
     /// reach the server, and closing it would then cost our waiters their places: so it is kept
     /// until a later call is answered here.
@@ -76,39 +71,30 @@ enum Heard {
     Elsewhere(Result<Fresh, Error>, Option<Answer>),
 }
 
+/// Attaches and listens until it is aborted, with the node.
+///
+/// If another connection takes the session over, it is taken back: it may be our own, given up long
+/// ago, or that of another node of this client, of which nobody knows yet that it is the same
+/// server. A stranger who knows the session's name can only be as slow and as often.
+pub(crate) async fn run(connector: Connector, session: Arc<Session>, listener: Weak<dyn Listener>) {
+    let mut events = Events {
+        session,
+        connector,
+        listener,
+        pace: Pace::default(),
+    };
+    let mut line = events.attach().await;
+    loop {
+        let error = events.listen(&mut line).await;
+        events.broken(error);
+        events.give_up(line.connection.id());
+        // The old connection is kept until then: if only its replies are late, closing it would
+        // cost our waiters their places.
+        line = events.attach().await;
+    }
+}
+
 impl Events {
-    /// Nothing is connected yet.
-    pub(crate) fn new(
-        connector: Connector,
-        session: Arc<Session>,
-        listener: Weak<dyn Listener>,
-    ) -> Self {
-        Self {
-            pauses: Backoff::new(),
-            session,
-            connector,
-            listener,
-        }
-    }
-
-    /// Attaches and listens until it is aborted, with the node.
-    ///
-    /// If another connection takes the session over, it is taken back: it may be our own, given up
-    /// long ago, or that of another node of this client, of which nobody knows yet that it is the
-    /// same server. A stranger who knows the session's name can only be as slow and as often.
-    pub(crate) async fn run(mut self) {
-        let mut line = self.attach().await;
-        loop {
-            let error = self.listen(&mut line).await;
-            self.broken(error);
-            self.give_up(line.connection.id());
-            self.pause().await;
-            // The old connection is kept until then: if only its replies are late, closing it would
-            // cost our waiters their places.
-            line = self.attach().await;
-        }
-    }
-
     /// Tells the client, unless that has gone.
     fn tell(&self, tell: impl FnOnce(Arc<dyn Listener>)) {
         if let Some(client) = self.listener.upgrade() {
@@ -157,9 +143,6 @@ impl Events {
 
     fn answered(&mut self, line: &mut Line, sent: Instant, events: Vec<Event>) {
         line.former = None;
-        if line.since.elapsed() >= LASTING {
-            self.pauses = Backoff::new();
-        }
         if line.attachment.confirm(sent, Instant::now()) {
             self.session.goes_on(&line.attachment);
             return self.deliver(events, sent);
@@ -269,21 +252,7 @@ impl Events {
                 }
                 Err(error) => self.broken(error),
             }
-            self.pause().await;
         }
-    }
-
-    /// Pauses before the next connection: for so short a time that it costs no guard, while there
-    /// is one that can be kept. A node that stays away is not called any faster by a client with a
-    /// short grace than by others.
-    async fn pause(&mut self) {
-        let grace = self.session.grace;
-        let longest = if self.session.told.borrow().elapsed() < grace {
-            part_of_grace(grace, 4)
-        } else {
-            Duration::MAX
-        };
-        sleep(self.pauses.next_up_to(longest)).await;
     }
 
     /// Tells what has happened, and has all holds confirmed. In this order: a wait that asks anew
@@ -294,14 +263,22 @@ impl Events {
         self.tell(|listener| listener.attached(&self.session, &line.attachment));
     }
 
-    /// Connects until it works.
+    /// Connects until it works. Pauses before it for so short a time that it costs no guard, while
+    /// there is one that can be kept. A node that stays away is not called any faster by a client
+    /// with a short grace than by others.
     async fn open(&mut self) -> Connection {
         loop {
+            let grace = self.session.grace;
+            let longest = if self.session.told.borrow().elapsed() < grace {
+                part_of_grace(grace, 4)
+            } else {
+                Duration::MAX
+            };
+            self.pace.keep(longest).await;
             match self.connector.open().await {
                 Ok(connection) => return connection,
                 Err(error) => self.broken(error),
             }
-            self.pause().await;
         }
     }
 
@@ -330,7 +307,6 @@ impl Events {
         let line = Box::new(Line {
             attachment: self.session.attachment_at(&connection.server, sent),
             connection,
-            since: Instant::now(),
             former: None,
         });
         Ok((line, events, sent))

@@ -22,23 +22,18 @@ pub(crate) enum Mode {
     Read,
     Write,
     Several,
-    /// So many permits.
-    Permits(Asked),
-}
-
-/// The permits that are asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Asked {
-    pub(crate) permits: u32,
-    /// What counts where no limit is set for all.
-    pub(crate) limit: Option<u32>,
+    Permits {
+        permits: u32,
+        /// What counts where no limit is set for all.
+        limit: Option<u32>,
+    },
 }
 
 impl Mode {
     /// Whether the server can tell by its token whether a hold is this one. A writer's is kept in
     /// memory only, and the commands for several locks name none.
     pub(crate) fn has_token(self) -> bool {
-        matches!(self, Self::Plain | Self::Read | Self::Permits(_))
+        matches!(self, Self::Plain | Self::Read | Self::Permits { .. })
     }
 }
 
@@ -78,14 +73,14 @@ impl Subject<'_> {
         cmd.arg(match self.mode {
             Mode::Read => Some("READ"),
             Mode::Write => Some("WRITE"),
-            Mode::Permits(_) => Some("PERMITS"),
+            Mode::Permits { .. } => Some("PERMITS"),
             Mode::Plain | Mode::Several => None,
         });
-        if let Mode::Permits(asked) = self.mode {
+        if let Mode::Permits { permits, limit } = self.mode {
             // Otherwise the hold says how many.
             let takes_or_gives = one == ACQUIRE[0] || one == RELEASE[0];
-            cmd.arg(takes_or_gives.then_some(asked.permits));
-            let limit = asked.limit.filter(|_| one == ACQUIRE[0]);
+            cmd.arg(takes_or_gives.then_some(permits));
+            let limit = limit.filter(|_| one == ACQUIRE[0]);
             cmd.arg(limit.map(|limit| ("OF", limit)));
         }
         cmd
@@ -204,7 +199,7 @@ pub(crate) fn acquire(
     };
     cmd.arg(wait.map(|wait| ("QUEUE", wait)));
     // The owner of permits is one call's, which has one hold.
-    let is_permits = matches!(subject.mode, Mode::Permits(_));
+    let is_permits = matches!(subject.mode, Mode::Permits { .. });
     let once = once || is_permits;
     cmd.arg("SESSION").arg(session).arg(once.then_some("ONCE"));
     let read = if is_permits {
@@ -443,7 +438,7 @@ mod tests {
     fn permits_say_how_many_and_are_always_asked_for_once() {
         let permits = |limit| {
             let permits = 2;
-            Mode::Permits(Asked { permits, limit })
+            Mode::Permits { permits, limit }
         };
         let acquire = |o: Subject<'_>| acquire(o, lease(), WaitMode::Forever, "s", false);
         let cases = [

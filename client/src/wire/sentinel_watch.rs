@@ -9,7 +9,7 @@ use redis::{PushInfo, PushKind};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::backoff::{Backoff, LASTING, part_of};
+use crate::backoff::{Backoff, Pace, part_of};
 use crate::chance::random;
 use crate::error::Error;
 use crate::time::part;
@@ -69,19 +69,15 @@ async fn follow(connector: &Connector, address: &Address, interval: Duration) {
 /// let us listen is not asked to again.
 async fn listen(connector: &Connector, told: watch::Sender<Address>) {
     let mut sentinels: Vec<_> = connector.sentinels.iter().collect();
-    let mut backoff = Backoff::new();
+    let mut pace = Pace::default();
     sentinels.sort_by_cached_key(|_| random());
     while let Some(sentinel) = sentinels.first() {
-        let since = Instant::now();
+        pace.keep(Duration::MAX).await;
         let heard = listen_to(sentinel, connector, &told).await;
-        if heard.is_ok() && since.elapsed() >= LASTING {
-            backoff = Backoff::new();
-        }
         sentinels.rotate_left(1);
         if heard.is_err_and(|error| error.is_refused()) {
             sentinels.pop();
         }
-        sleep(backoff.next()).await;
     }
 }
 

@@ -1,7 +1,7 @@
 //! The session: on its connection the server tells us of grants and losses, and we know that it has
 //! not taken us for dead.
 
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -120,10 +120,10 @@ impl Session {
         }
     }
 
-    /// Why there is no attachment.
+    /// Why there is no attachment, and the server is not asked.
     pub(crate) fn trouble(&self) -> Error {
         match &*self.life.borrow() {
-            Life::Broken(error) => error.clone(),
+            Life::Broken(error) => error.clone().unasked(),
             Life::New | Life::Attached(_) => Error::not_attached(),
         }
     }
@@ -131,18 +131,9 @@ impl Session {
     /// This server has answered the first EVENTS of a connection, or the first after a silence that
     /// was too long, sent at `sent`. It is not the present attachment before it
     /// [goes on](Self::goes_on).
-    pub(crate) fn attachment_at(
-        self: &Arc<Self>,
-        server: &ServerId,
-        sent: Instant,
-    ) -> Arc<Attachment> {
+    pub(crate) fn attachment_at(&self, server: &ServerId, sent: Instant) -> Arc<Attachment> {
         self.first.get_or_init(|| server.clone());
-        Arc::new(Attachment {
-            session: Arc::downgrade(self),
-            server: Some(server.clone()),
-            grace: self.grace,
-            until: confident_until(sent, self.grace).map(ArcSwap::from_pointee),
-        })
+        Attachment::new((self.number, server.clone()), sent, self.grace)
     }
 
     /// This attachment is the present one if there is none: it is new, or the same goes on after a
@@ -196,33 +187,36 @@ impl Session {
 /// has not yet confirmed keeps the old one's end: the server may have given it away in between.
 #[derive(Debug)]
 pub(crate) struct Attachment {
-    /// Which session is attached by it.
-    session: Weak<Session>,
-    /// Which server knows it.
-    server: Option<ServerId>,
+    /// Which session is attached by it, and which server knows it.
+    by: Option<(SessionNumber, ServerId)>,
     grace: Duration,
     /// Without a grace the session says nothing about how long a hold lasts.
     until: Option<ArcSwap<Instant>>,
 }
 
 impl Attachment {
-    /// One that no server knows.
-    pub(crate) fn new(sent: Instant, grace: Duration) -> Arc<Self> {
+    /// One that was confirmed by a call which was sent then; `None` if no server knows it.
+    pub(crate) fn new(
+        by: impl Into<Option<(SessionNumber, ServerId)>>,
+        sent: Instant,
+        grace: Duration,
+    ) -> Arc<Self> {
         Arc::new(Self {
-            session: Weak::new(),
-            server: None,
+            by: by.into(),
             grace,
             until: confident_until(sent, grace).map(ArcSwap::from_pointee),
         })
     }
 
     pub(crate) fn server(&self) -> Option<&ServerId> {
-        self.server.as_ref()
+        self.by.as_ref().map(|(_, server)| server)
     }
 
     /// Whether this session is, or was, attached by it.
     pub(crate) fn is_of(&self, session: &Session) -> bool {
-        std::ptr::eq(self.session.as_ptr(), session)
+        self.by
+            .as_ref()
+            .is_some_and(|(by, _)| *by == session.number)
     }
 
     /// Until when the server cannot have ended the session; `None` without limit.
@@ -285,7 +279,7 @@ mod tests {
     fn confidence_lasts_from_the_sending_for_the_grace_less_the_drift() {
         let sent = Instant::now();
         assert_eq!(confident_until(sent, GRACE), Some(after(sent, 988)));
-        let attachment = Attachment::new(sent, GRACE);
+        let attachment = Attachment::new(None, sent, GRACE);
         assert!(attachment.confirm(after(sent, 250), after(sent, 500)));
         assert_eq!(attachment.until(), Some(after(sent, 1_238)));
     }
@@ -293,7 +287,7 @@ mod tests {
     #[test]
     fn an_answer_that_comes_too_late_brings_nothing_back() {
         let sent = Instant::now();
-        let attachment = Attachment::new(sent, GRACE);
+        let attachment = Attachment::new(None, sent, GRACE);
         assert!(!attachment.confirm(after(sent, 250), after(sent, 988)));
         assert_eq!(attachment.until(), Some(after(sent, 988)));
     }
@@ -320,7 +314,7 @@ mod tests {
     #[test]
     fn without_a_grace_the_session_sets_no_end() {
         let sent = Instant::now();
-        let attachment = Attachment::new(sent, Duration::ZERO);
+        let attachment = Attachment::new(None, sent, Duration::ZERO);
         assert_eq!(attachment.until(), None);
         assert!(attachment.confirm(sent, after(sent, 100_000)));
     }
