@@ -151,6 +151,11 @@ impl Engine {
         self.keys.open(db, name, now).holders()
     }
 
+    /// How many wait for this lock.
+    pub(crate) fn waiting(&self, db: i32, name: &[u8], now: Now) -> usize {
+        self.locks.queue(LockRef { db, name }, now).len()
+    }
+
     /// A command is run under this lock, for this owner.
     pub(crate) fn runs_guarded(
         &mut self,

@@ -267,6 +267,13 @@ impl Server {
         self.inner.engine.borrow().gauges().waiters
     }
 
+    /// How many wait for this lock.
+    pub fn waiting(&self, name: &str) -> usize {
+        let now = self.inner.now();
+        let engine = self.inner.engine.borrow();
+        engine.waiting(0, name.as_bytes(), now)
+    }
+
     /// What it knows of locks.
     pub fn contents(&self) -> Contents {
         let now = self.inner.now();

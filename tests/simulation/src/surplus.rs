@@ -40,7 +40,8 @@ pub(crate) struct Surplus {
     /// For how long the shortest of an owner's holds lasts.
     shortest: RefCell<BTreeMap<Place, Duration>>,
     too_many_since: Cell<Option<Instant>>,
-    held_since: RefCell<BTreeMap<Place, Instant>>,
+    /// Since when somebody holds a lock without a guard, and whether that may last.
+    held_since: RefCell<BTreeMap<(String, u8, bool), Instant>>,
     /// Who may keep a lock that nobody uses, and for how long.
     kept: RefCell<BTreeMap<String, Duration>>,
     /// Owners whose last wait for a lock was in the queue.
@@ -184,12 +185,12 @@ impl Surplus {
                 if shares(&owner) || held.iter().any(|held| has(&held)) {
                     continue;
                 }
-                let place = (owner, lock);
+                let idle = self.kept.borrow().get(&owner).copied();
+                // What is kept may be there for longer while nobody waits whom it keeps out.
+                let idle = idle.filter(|_| server.waiting(&name(lock)) == 0);
+                let place = (owner, lock, idle.is_some());
                 let since = before.get(&place).copied().unwrap_or_else(Instant::now);
-                let idle = self.kept.borrow().get(&place.0).copied();
-                // While nobody waits for it, whom it keeps out.
-                let idle = idle.filter(|_| server.waiters() == 0).unwrap_or_default();
-                if self.lasts(since) && since.elapsed() > idle + LASTING {
+                if self.lasts(since) && since.elapsed() > idle.unwrap_or_default() + LASTING {
                     let (owner, lock) = (&place.0, name(lock));
                     wrong.push(format!("{owner} holds {lock}, and nobody has a guard"));
                 }
