@@ -240,11 +240,11 @@ impl Task {
             self.judge.is_kept(held, idle);
         }
         // What is kept is handed on while half of its lease is left.
-        let least = match step.kept {
+        let sure = match step.kept {
             Some(_) => asked / 2,
             None => asked,
         };
-        let (name, lasts) = (&held.owner, self.lasts(least, is_renewed));
+        let (name, lasts) = (&held.owner, self.lasts(sure, is_renewed));
         let lasts = lasts.saturating_sub(unwatched);
         let surplus = &self.judge.surplus;
         surplus.granted(name, asked, is_renewed);
