@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rlock_client::{Client, Guard, Lock, LostReason, blocking};
-use rlock_tests::{Server, until};
+use rlock_tests::{Proxy, Server, until};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -174,8 +174,13 @@ async fn what_was_lost_is_not_handed_on() {
     let token = leave_idle(&server, &lock).await;
     server.run("RLOCK.BREAK k");
     until("the client knows", || calls(&server, "release") > 0);
+    let before = calls(&server, "renew");
     let guard = lock.lock().await.unwrap();
     assert!(guard.token() > token);
+    // Otherwise the answer to that may tell of the loss first.
+    until("the server is asked to tell", || {
+        calls(&server, "renew") > before
+    });
     // And while it is used: who waits here asks the server.
     let waiting = lock.lock();
     tokio::pin!(waiting);
@@ -396,6 +401,172 @@ async fn who_does_nothing_else_hears_of_others_all_the_same() {
         drop(lock.lock().await.unwrap());
     }
     others.join().unwrap();
+}
+
+/// Nobody but this one task ever wants the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_tries_is_not_refused_by_what_it_keeps_itself() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.lock("k");
+    let terms = [
+        lock.clone().lease(Duration::from_secs(1)),
+        lock.max_hold(Duration::from_secs(1)),
+    ];
+    let mut refused = Vec::new();
+    for lock in terms.map(|lock| lock.keep(LONG)) {
+        lock.try_lock().await.unwrap().unlock().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        match lock.try_lock().await {
+            Ok(guard) => guard.unlock().await.unwrap(),
+            Err(error) => refused.push(error.to_string()),
+        }
+        server.run("RLOCK.BREAK k");
+        until("it is free", || !is_held(&server, "k"));
+    }
+    assert!(refused.is_empty(), "refused by nobody: {refused:?}");
+}
+
+/// The server does not answer, and both say so without `keep`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn that_the_server_does_not_answer_is_not_told_as_refused() {
+    for keeps in [false, true] {
+        let server = Server::start();
+        let builder = Client::builder()
+            .grace(Duration::from_secs(300))
+            .response_timeout(Duration::from_secs(2));
+        let client = connect(builder, &server).await;
+        let lock = client.lock("k");
+        let lock = if keeps { lock.keep(LONG) } else { lock };
+        server.freeze();
+        let patience = Duration::from_millis(200);
+        let (first, second) =
+            tokio::join!(lock.lock_timeout(patience), lock.lock_timeout(patience));
+        server.thaw();
+        let told = [first, second].map(|one| one.unwrap_err());
+        assert!(
+            told.iter().all(|error| !error.is_not_acquired()),
+            "keeps {keeps}: {told:?}"
+        );
+    }
+}
+
+/// The first call has failed, and its caller does something else: the next is told of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_behind_a_call_that_has_failed_is_told_too() {
+    for keeps in [false, true] {
+        let mut server = Server::start();
+        let builder = Client::builder()
+            .grace(Duration::from_secs(300))
+            .response_timeout(Duration::from_millis(500));
+        let client = connect(builder, &server).await;
+        let lock = client.lock("k");
+        let lock = if keeps { lock.keep(LONG) } else { lock };
+        server.kill();
+        let first = lock.lock();
+        tokio::pin!(first);
+        assert!(poll_once(first.as_mut()).await.is_pending());
+        let second = tokio::time::timeout(Duration::from_secs(8), lock.lock()).await;
+        assert!(second.is_ok(), "keeps {keeps}: it never came");
+        client.shutdown().await;
+    }
+}
+
+/// Both are polled, one after the other, while another guard has it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn they_are_served_in_the_order_in_which_they_are_first_polled() {
+    for keeps in [false, true] {
+        let server = Server::start();
+        let client = client(&server).await;
+        let lock = client.lock("k");
+        let lock = if keeps { lock.keep(LONG) } else { lock };
+        let held = lock.lock().await.unwrap();
+        let (told, mut order) = tokio::sync::mpsc::unbounded_channel();
+        let (polled, is_polled) = std::sync::mpsc::channel();
+        let (next, go_on) = std::sync::mpsc::channel::<()>();
+        let first = lock.clone();
+        let second: &'static Lock = Box::leak(Box::new(lock.clone()));
+        let (one, two) = (told.clone(), told);
+        tokio::spawn(async move {
+            // Its task has had its share, as one that reads from a channel at times has.
+            while tokio::task::coop::has_budget_remaining() {
+                tokio::task::coop::consume_budget().await;
+            }
+            let mut first = Box::pin(first.lock());
+            assert!(poll_once(first.as_mut()).await.is_pending());
+            polled.send(()).unwrap();
+            tokio::task::block_in_place(|| go_on.recv().unwrap());
+            let guard = first.await.unwrap();
+            one.send(1).unwrap();
+            drop(guard);
+        });
+        tokio::task::block_in_place(|| is_polled.recv().unwrap());
+        let mut second = Box::pin(second.lock());
+        assert!(poll_once(second.as_mut()).await.is_pending());
+        next.send(()).unwrap();
+        tokio::spawn(async move {
+            let guard = second.await.unwrap();
+            two.send(2).unwrap();
+            drop(guard);
+        });
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        drop(held);
+        assert_eq!(soon(order.recv()).await, Some(1), "keeps {keeps}");
+    }
+}
+
+/// Used again, they are not idle, and do not count.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_used_does_not_count_against_what_is_idle() {
+    let server = Server::start();
+    let client = connect(calm().kept_max(3), &server).await;
+    let use_it = async |name: &str| soon(kept(&client, name).lock()).await.unwrap();
+    for name in ["x", "a", "b"] {
+        use_it(name).await.unlock().await.unwrap();
+    }
+    let used = [use_it("a").await, use_it("b").await];
+    use_it("c").await.unlock().await.unwrap();
+    // Idle are x and c.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(is_held(&server, "c"));
+    assert!(
+        is_held(&server, "x"),
+        "two of three were idle, and one went"
+    );
+    drop(used);
+}
+
+/// With a grace of zero the server frees it with the connection. The client knows that it has none,
+/// and goes on to hand the lock to calls that come long after somebody else has it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_went_with_the_connection_is_not_handed_on() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.address());
+    let builder = calm().grace(Duration::ZERO);
+    let builder = builder.response_timeout(Duration::from_secs(1));
+    let url = format!("redis://{}", proxy.address());
+    let client = builder.connect(&url).await.unwrap();
+    let lock = kept(&client, "k");
+    let first = leave_idle(&server, &lock).await;
+    proxy.cut_to_server();
+    proxy.cut_to_client();
+    proxy.sever();
+    until("the server frees it", || !is_held(&server, "k"));
+    let others = server.run("RLOCK.ACQUIRE k alice 600000").held();
+    until("the client knows that it is not connected", || {
+        let plain = tokio::task::block_in_place(|| {
+            tokio::runtime::Handle::current().block_on(client.lock("k").try_lock())
+        });
+        plain.is_err_and(|error| error.is_unavailable())
+    });
+    let mut handed_on = Vec::new();
+    for _ in 0..5 {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        if let Ok(guard) = lock.lock_timeout(Duration::from_millis(10)).await {
+            handed_on.push((guard.is_lost(), guard.token() == first));
+        }
+    }
+    assert!(handed_on.is_empty(), "{others:?} has it: {handed_on:?}");
 }
 
 #[test]

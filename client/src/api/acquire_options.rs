@@ -70,10 +70,10 @@ impl AcquireOptions {
             options: self.hold_options(),
             idle,
         });
-        // Who does nothing but this would let no other task of its thread run, and so never hear
-        // that the lock is wanted.
-        consume_budget().await;
         if let Some(held) = kept.take_now(&self.context) {
+            // Who does nothing but this would let no other task of its thread run, and so never
+            // hear that the lock is wanted.
+            consume_budget().await;
             return Ok(Guard::of(held));
         }
         // As above.

@@ -49,8 +49,8 @@ impl Lock {
     /// - Guards that follow each other so have the same [token](Guard::token) and
     ///   [owner](Guard::owner), for nobody else had the lock in between. That owner takes no other
     ///   lock: it is refused.
-    /// - The guard of a lock that was lost meanwhile is never handed on. What a guard promises is
-    ///   unchanged.
+    /// - A lock that was lost meanwhile, as far as this client knows, is never handed on; nor is
+    ///   one while the server is not heard. What a guard promises is unchanged.
     /// - With a [`lease`](Self::lease) of its own or a [`max_hold`](Self::max_hold), which go on
     ///   while it is kept, a kept lock is handed on as long as half of them is left.
     /// - Locks are kept apart by their terms: calls with another lease, `max_hold` or `idle` take

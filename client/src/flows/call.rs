@@ -147,6 +147,9 @@ impl Call {
         self.permit.as_mut().map(QueuePermit::ends);
         // If the caller has gone there is nobody to tell.
         let _ = reply.send(Err(self.last.clone()));
+        if let Some(kept) = &self.request.kept {
+            kept.is_away(&context);
+        }
         // What the server may know of the call is undone. For a while the client's shutdown waits
         // for that, and after that only the client's end is its own.
         let limit = WITHDRAW_FOR.min(self.usage.options.lease);

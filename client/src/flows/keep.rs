@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::mem;
 use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
@@ -27,6 +28,8 @@ pub(crate) struct Keeper {
     pub(crate) context: Arc<Context>,
     /// So many are kept idle.
     most: usize,
+    /// So many are idle now.
+    idle: Arc<AtomicUsize>,
     stock: Mutex<Stock>,
 }
 
@@ -57,6 +60,8 @@ pub(crate) struct KeptKey {
 pub(crate) struct Kept {
     key: KeptKey,
     keeper: Weak<Keeper>,
+    /// How many are idle of all.
+    idle: Arc<AtomicUsize>,
     inside: Mutex<Inside>,
 }
 
@@ -113,6 +118,7 @@ impl Keeper {
         Arc::new(Self {
             context,
             most,
+            idle: Arc::default(),
             stock: Mutex::default(),
         })
     }
@@ -130,6 +136,7 @@ impl Keeper {
         let kept = Arc::new(Kept {
             key: key.clone(),
             keeper: Arc::downgrade(self),
+            idle: Arc::clone(&self.idle),
             inside: Mutex::default(),
         });
         stock.locks.insert(key, Arc::downgrade(&kept));
@@ -138,17 +145,10 @@ impl Keeper {
 
     /// Gives back what has been idle for longest, until no more are kept than may be.
     fn make_room(&self) {
-        loop {
-            let oldest = {
-                let mut stock = self.stock();
-                if stock.idle.len() <= self.most {
-                    return;
-                }
-                stock.idle.pop_first()
-            };
-            if let Some((place, kept)) = oldest {
-                kept.must_leave(self, place);
-            }
+        while self.idle.load(Ordering::Relaxed) > self.most {
+            let oldest = self.stock().idle.pop_first();
+            let Some((place, kept)) = oldest else { return };
+            kept.must_leave(self, place);
         }
     }
 }
@@ -157,7 +157,7 @@ impl Drop for Keeper {
     fn drop(&mut self) {
         let stock = mem::take(&mut *self.stock());
         for kept in stock.idle.into_values() {
-            let idle = kept.inside().take_idle();
+            let idle = kept.take_out(&mut kept.inside());
             kept.give_back(&self.context, idle);
         }
     }
@@ -185,7 +185,7 @@ impl Kept {
     fn take_idle(self: &Arc<Self>, inside: &mut Inside, context: &Arc<Context>) -> Option<Held> {
         let idle = match &inside.here {
             Here::Idle(idle) if is_fit(context, &idle.hold, Instant::now()) => {
-                inside.take_idle()?
+                self.take_out(inside)?
             }
             _ => return None,
         };
@@ -203,7 +203,7 @@ impl Kept {
     ) -> Result<Held, Error> {
         let turn = match self.begin(context, wait_mode)? {
             Next::Take(turn) => turn,
-            Next::Wait(mut waiting) => waiting.turn(wait_mode).await?,
+            Next::Wait(mut waiting) => waiting.turn(context, wait_mode).await?,
         };
         match turn {
             Turn::Yours(held) => Ok(held),
@@ -220,7 +220,10 @@ impl Kept {
             return Ok(Next::Take(Turn::Yours(held)));
         }
         let now = Instant::now();
-        let unfit = inside.take_idle();
+        // Before the lock is asked for: what this process keeps is in nobody's way.
+        let unfit = self.take_out(&mut inside);
+        let was_here = unfit.is_some();
+        release(context, unfit);
         // The guard does not know yet that it has lost it. Those in line came before.
         let is_lost = matches!(&inside.here, Here::Used(hold) if hold.is_over(now));
         let gone = is_lost.then(|| self.line_up(&mut inside, context));
@@ -238,19 +241,25 @@ impl Kept {
         };
         drop(inside);
         drop(gone);
-        // Behind what was asked for, so that nobody is let in between who came later.
-        self.give_back(context, unfit);
+        if was_here {
+            self.leaves();
+        }
         next
     }
 
     /// What no guard has any more.
     fn give_back(&self, context: &Arc<Context>, idle: Option<Idle>) {
-        if let Some(idle) = idle {
-            // Who watches it has nothing more to do.
-            idle.hold.changed.notify_waiters();
+        if idle.is_some() {
             self.leaves();
-            drop(Held::of(context, idle.hold, idle.usage, None));
+            release(context, idle);
         }
+    }
+
+    /// What is idle here, if anything is.
+    fn take_out(&self, inside: &mut Inside) -> Option<Idle> {
+        let idle = inside.take_idle()?;
+        self.idle.fetch_sub(1, Ordering::Relaxed);
+        Some(idle)
     }
 
     fn wait(self: &Arc<Self>, inside: &mut Inside, wait_mode: WaitMode) -> Next {
@@ -296,8 +305,8 @@ impl Kept {
         }
     }
 
-    /// The server has put a call of ours into its queue: somebody else has the lock, and those who
-    /// wait here line up there too.
+    /// The server has put a call of ours into its queue, or the call has failed, of which its
+    /// caller may hear late: those who wait here ask the server too.
     pub(super) fn is_away(self: &Arc<Self>, context: &Arc<Context>) {
         let mut inside = self.inside();
         if let Here::Asked = inside.here {
@@ -333,8 +342,9 @@ impl Kept {
         let keeper = self.keeper.upgrade();
         let mut inside = self.inside();
         let since = Instant::now();
-        let Some(keeper) = keeper.as_ref().filter(|_| is_fit(context, hold, since)) else {
-            let is_used = inside.is_used(hold);
+        let is_used = inside.is_used(hold);
+        let is_fit = is_used && is_fit(context, hold, since);
+        let Some(keeper) = keeper.as_ref().filter(|_| is_fit) else {
             let gone = is_used.then(|| self.line_up(&mut inside, context));
             drop(inside);
             drop(gone);
@@ -342,9 +352,6 @@ impl Kept {
             hold.changed.notify_waiters();
             return Some(usage);
         };
-        if !inside.is_used(hold) {
-            return Some(usage);
-        }
         let usage = self.hand_over(&mut inside, context, hold, usage)?;
         let until = since.checked_add(self.key.idle);
         if until.is_some_and(|until| inside.next_look.is_some_and(|next| until < next)) {
@@ -353,11 +360,12 @@ impl Kept {
         }
         let hold = Arc::clone(hold);
         inside.here = Here::Idle(Idle { hold, usage, since });
+        self.idle.fetch_add(1, Ordering::Relaxed);
         if inside.place.is_none() {
             inside.place = Some(keeper.stock().put(self, since));
-            drop(inside);
-            keeper.make_room();
         }
+        drop(inside);
+        keeper.make_room();
         None
     }
 
@@ -393,7 +401,7 @@ impl Kept {
                 inside.place = Some(keeper.stock().put(&self, idle.since));
                 None
             }
-            _ => inside.take_idle(),
+            _ => self.take_out(&mut inside),
         };
         drop(inside);
         self.give_back(&keeper.context, idle);
@@ -432,7 +440,7 @@ impl Kept {
             Here::Idle(idle) if Arc::ptr_eq(&idle.hold, hold) => {
                 let until = idle.since.checked_add(self.key.idle).filter(|_| !is_over);
                 if until.is_none_or(|until| until <= now) {
-                    let idle = inside.take_idle();
+                    let idle = self.take_out(&mut inside);
                     drop(inside);
                     self.give_back(context, idle);
                     return None;
@@ -491,9 +499,21 @@ fn may_be_kept(context: &Context, hold: &Hold, now: Instant) -> bool {
 }
 
 /// Whether it may be given to the next caller, for whom at least half of the lease and of the
-/// longest hold have to be left that it asked for.
+/// longest hold have to be left that it asked for. And the session has to be there under which it
+/// is held: of what was lost without it, a guard would hear too late.
 fn is_fit(context: &Context, hold: &Hold, now: Instant) -> bool {
-    may_be_kept(context, hold, now) && hold.leaves_half(now)
+    let attached = context.router.attached(hold.target.key());
+    let is_heard_of = attached.is_some_and(|at| Arc::ptr_eq(&at.attachment, &hold.attachment()));
+    is_heard_of && may_be_kept(context, hold, now) && hold.leaves_half(now)
+}
+
+/// Gives what is idle back to the server.
+fn release(context: &Arc<Context>, idle: Option<Idle>) {
+    if let Some(idle) = idle {
+        // Who watches it has nothing more to do.
+        idle.hold.changed.notify_waiters();
+        drop(Held::of(context, idle.hold, idle.usage, None));
+    }
 }
 
 fn not_acquired(hold: &Hold, now: Instant) -> Error {
@@ -513,21 +533,30 @@ struct Waiting {
 }
 
 impl Waiting {
-    async fn turn(&mut self, wait_mode: WaitMode) -> Result<Turn, Error> {
-        let late = async {
-            match wait_mode {
-                WaitMode::Until(deadline) => sleep_until(deadline).await,
-                WaitMode::None | WaitMode::Forever => std::future::pending().await,
-            }
-        };
+    async fn turn(&mut self, context: &Context, wait_mode: WaitMode) -> Result<Turn, Error> {
         tokio::select! {
             biased;
             turn = &mut self.told => turn.map_err(|_| Error::shut_down()),
-            () = late => Err(match &self.kept.inside().here {
-                Here::Used(hold) => not_acquired(hold, Instant::now()),
-                _ => Error::not_acquired(Some(Duration::ZERO)),
-            }),
+            () = context.background.closing.cancelled() => Err(Error::shut_down()),
+            error = self.kept.late(context, wait_mode) => Err(error),
         }
+    }
+}
+
+impl Kept {
+    /// Ends when the time of one in line is up. While the server has not answered the first call,
+    /// nobody knows whether it can be had: that is waited for as long as for any answer.
+    async fn late(&self, context: &Context, wait_mode: WaitMode) -> Error {
+        let WaitMode::Until(deadline) = wait_mode else {
+            return std::future::pending().await;
+        };
+        sleep_until(deadline).await;
+        if let Here::Used(hold) = &self.inside().here {
+            return not_acquired(hold, Instant::now());
+        }
+        let answered = deadline.checked_add(context.router.response_timeout);
+        sleep_until(answered.unwrap_or(deadline)).await;
+        Error::unavailable("the server has not answered a call before this")
     }
 }
 
@@ -559,7 +588,7 @@ impl Asking {
         let mut inside = lock.inside();
         inside.asking = inside.asking.saturating_sub(1);
         // One that the server has given us anew was lost here.
-        let lost = inside.take_idle();
+        let lost = lock.take_out(&mut inside);
         // Others have asked before those who may still come: it goes back for them.
         let is_wanted = inside.asking > 0;
         let gone = is_wanted.then(|| lock.line_up(&mut inside, &self.context));
