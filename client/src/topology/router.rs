@@ -215,13 +215,19 @@ impl Router {
         loop {
             let moved = self.moves.notified();
             let home = self.home(name);
-            // Sent by the slot's owner, it waits in the queue where the slot is to be.
-            let sent_by = route.sent_by.as_ref();
-            let as_ever = route.is_at(&home) || sent_by.is_some_and(|by| Arc::ptr_eq(by, &home));
+            // Sent by the slot's owner, it waits in the queue where the slot is to be: as long as that
+            // node is there. Should it be replaced, the owner may have taken the slot back meanwhile,
+            // and says nothing of it.
+            let is_sent = route
+                .sent_by
+                .as_ref()
+                .is_some_and(|by| Arc::ptr_eq(by, &home));
+            let as_ever = route.is_at(&home) || is_sent && route.node.is_attached();
             let left = tokio::select! {
                 left = route.node.session.next_attachment(Some(attachment)) => left,
                 left = home.session.next_attachment(None), if !as_ever => left,
                 () = moved => continue,
+                () = sleep(LOOK_EVERY), if is_sent => continue,
             };
             return left.map(drop);
         }
@@ -288,6 +294,9 @@ impl Router {
 /// So often in a row nodes may send a command on. Two that have not yet heard of a move send it to
 /// each other until they have.
 pub(crate) const MAX_REDIRECTS: u32 = 5;
+
+/// So often it is looked whether a node is there to which a slot is on its way.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// A grant older than this part of the lease is confirmed first.
 const FRESH_PART: u32 = 3;
