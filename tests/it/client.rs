@@ -938,6 +938,8 @@ fn the_examples_run() {
     let yields = example(&server, "yield");
     let last = yields.lines().last().unwrap();
     assert!(!last.contains(" 0 times"), "{yields}");
+    let shards = example(&server, "shards");
+    assert!(shards.starts_with("20000 changes, 0 lost"), "{shards}");
     let philosophers = example(&server, "philosophers");
     assert_eq!(philosophers, "5 philosophers had 50 meals\n");
     // The stock and two prices.
