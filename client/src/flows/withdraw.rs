@@ -127,28 +127,41 @@ impl Call {
     /// connection. Beside other holds of the owner ONCE is not sent, and asked for again they would
     /// be held once more than there are guards.
     ///
-    /// What was not granted is not given back by this either: the server says that it is not held.
+    /// Whether they were granted shows at one that the owner does not hold otherwise. Were all of
+    /// them held otherwise, there would have been no wait.
     pub(super) async fn undo_unheard_grant(&self, at: &AttachedRoute) -> Result<(), Error> {
         let target = &self.usage.target;
-        if target.mode != Mode::Several || target.is_alone() {
+        if target.mode != Mode::Several || self.usage.target.is_alone() {
             return Ok(());
         }
-        let unnamed = target.unnamed_release();
-        let turn = target.turn();
-        // What another call may have been granted in between is not among them.
-        let names: Vec<_> = target.alone_at(Instant::now()).cloned().collect();
-        if names.is_empty() {
-            unnamed.was_not_sent();
+        let Some(name) = target.alone_at(Instant::now()).next() else {
             return Ok(());
-        }
-        let left = Subject {
-            names: &names,
-            ..target.subject()
         };
-        let released = at.route.send(request::release(left, None, None));
-        drop(turn);
-        released.await?;
-        drop(unnamed);
+        let one = Subject {
+            mode: Mode::Plain,
+            names: std::slice::from_ref(name),
+            owner: target.owner.as_str().as_bytes(),
+        };
+        let session = &at.route.node.session.name;
+        let granted = request::renew(one, self.lease, None, session, false);
+        if at.route.send(granted).await? {
+            // Another call may have been granted one of them in between: that is not given back.
+            let unnamed = target.unnamed_release();
+            let turn = target.turn();
+            let names: Vec<_> = target.alone_at(Instant::now()).cloned().collect();
+            if names.is_empty() {
+                unnamed.was_not_sent();
+                return Ok(());
+            }
+            let left = Subject {
+                names: &names,
+                ..target.subject()
+            };
+            let released = at.route.send(request::release(left, None, None));
+            drop(turn);
+            released.await?;
+            drop(unnamed);
+        }
         Ok(())
     }
 

@@ -215,9 +215,9 @@ impl Router {
         loop {
             let moved = self.moves.notified();
             let home = self.home(name);
-            // Sent by the slot's owner, it waits in the queue where the slot is to be: as long as that
-            // node is there. Should it be replaced, the owner may have taken the slot back meanwhile,
-            // and says nothing of it.
+            // Sent by the slot's owner, it waits in the queue where the slot is to be: as long as
+            // that node is there. Should it be replaced, the owner may have taken the slot back
+            // meanwhile, and says nothing of it.
             let is_sent = route
                 .sent_by
                 .as_ref()
