@@ -34,6 +34,24 @@ fn out(server: &Server) -> i64 {
 // --- What is stored -----------------------------------------------------------------------------
 
 #[test]
+fn a_key_that_somebody_has_made_endless_does_not_end_with_a_shorter_lease() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    takes(&mut conn, "alice", "1 OF 3");
+    takes(&mut conn, "bob", "2 OF 3");
+    conn.run("PERSIST p");
+    // Whose fields are not read may hold for longer.
+    assert_eq!(conn.run("RLOCK.RELEASE p bob PERMITS 1"), 1);
+    assert_eq!(conn.run("PTTL p"), -1);
+    conn.run("RLOCK.RENEW p bob 50 PERMITS");
+    assert_eq!(conn.run("PTTL p"), -1);
+    until("bob's lease is over", || out(&server) == 1);
+    // What is read as a whole has an end again.
+    takes(&mut conn, "carol", "1 OF 3");
+    assert!(conn.run("PTTL p").int() > 0);
+}
+
+#[test]
 fn permits_are_a_field_for_each_owner_and_the_longest_lease_is_the_keys() {
     let server = Server::start();
     let mut conn = server.connect();

@@ -176,10 +176,13 @@ impl PermitsHash {
     }
 
     /// When the key must expire if the owner's own hold ends then, or is over; none if that is when
-    /// it expires now.
+    /// it expires now. One that somebody has made endless stays so if the others were not read:
+    /// theirs may last for longer.
     pub(crate) fn key_end(&self, own_end: Option<i64>) -> Option<i64> {
-        let others_end = self.others_end.filter(|end| *end != crate::NEVER);
-        let end = own_end.max(others_end);
+        if self.others_end == Some(crate::NEVER) {
+            return None;
+        }
+        let end = own_end.max(self.others_end);
         end.filter(|_| end != self.ends_at)
     }
 
