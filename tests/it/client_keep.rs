@@ -225,6 +225,17 @@ async fn it_is_handed_on_while_half_of_a_lease_and_of_the_longest_hold_are_left(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_is_handed_on_with_a_lease_that_is_longer_than_the_grace() {
+    let server = Server::start();
+    let client = connect(calm().grace(Duration::from_secs(15)), &server).await;
+    let lock = kept(&client, "k").lease(Duration::from_secs(300));
+    for _ in 0..3 {
+        lock.lock().await.unwrap().unlock().await.unwrap();
+    }
+    assert_eq!(calls(&server, "acquire"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn its_owner_takes_nothing_else_and_it_has_no_other_owner() {
     let server = Server::start();
     let client = client(&server).await;

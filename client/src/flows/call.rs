@@ -218,7 +218,11 @@ impl Call {
             result = held.acknowledged() => result,
             () = reply.closed() => return,
         };
+        let has_failed = result.is_err();
         let _ = reply.send(result);
+        if let Some(kept) = self.request.kept.as_ref().filter(|_| has_failed) {
+            kept.is_away(&self.request.context);
+        }
     }
 
     /// Waits until the owner has left the queue. The usage ends here: until its turn comes, the

@@ -27,6 +27,12 @@ impl Listener for Context {
             match ledger.deliver(event, since, session.number, now) {
                 Delivered::Done => {}
                 Delivered::Lost(holds, reason) => {
+                    // Its owner has had one grant only, so it is meant; and until the server has
+                    // said so once more, it would be handed on.
+                    for kept in holds.iter().filter(|hold| hold.target.owner.is_kept()) {
+                        kept.wanted.tell();
+                        kept.changed.notify_waiters();
+                    }
                     lost.extend(holds.into_iter().map(|hold| (hold, reason)));
                 }
                 Delivered::Orphan { owner, name, token } => {

@@ -233,7 +233,8 @@ impl Hold {
         let is_half =
             |end: Instant, of: Duration| end.saturating_duration_since(now) >= part(of, 2);
         let (cap, longest) = (self.cap, self.options.max_hold);
-        let lease = self.options.renewed || is_half(self.end(), self.options.lease);
+        let lease_end = self.validity.load().ends;
+        let lease = self.options.renewed || is_half(lease_end, self.options.lease);
         lease
             && cap
                 .zip(longest)
