@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::client::{calls, calm, client, connect, poll_once, soon, two_clients, url};
+use super::client_doubt::two_ways;
 
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(600);
@@ -192,6 +193,25 @@ async fn what_was_lost_is_not_handed_on() {
     assert!(guard.unlock().await.unwrap_err().is_lost());
     assert!(!next.is_lost());
     next.unlock().await.unwrap();
+}
+
+/// The client asks the server once more whether it is lost. Whoever asked for the lock meanwhile
+/// would be handed what somebody else may have.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_server_said_was_lost_is_not_handed_on_before_that_is_confirmed() {
+    let server = Server::start();
+    let (client, near, _far) = two_ways(&server, calm()).await;
+    let lock = kept(&client, "k");
+    leave_idle(&server, &lock).await;
+    near.cut_to_server();
+    server.run("RLOCK.BREAK k");
+    let handed_on = async || {
+        let taken = tokio::time::timeout(Duration::from_millis(50), lock.lock()).await;
+        taken.is_ok()
+    };
+    let told = async { while handed_on().await {} };
+    soon(told).await;
+    near.heal();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

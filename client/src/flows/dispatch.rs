@@ -30,7 +30,7 @@ impl Listener for Context {
                     // Its owner has had one grant only, so it is meant; and until the server has
                     // said so once more, it would be handed on.
                     for kept in holds.iter().filter(|hold| hold.target.owner.is_kept()) {
-                        kept.wanted.tell();
+                        kept.wanted.must_go_back();
                         kept.changed.notify_waiters();
                     }
                     lost.extend(holds.into_iter().map(|hold| (hold, reason)));

@@ -157,8 +157,9 @@ impl Drop for Keeper {
     fn drop(&mut self) {
         let stock = mem::take(&mut *self.stock());
         for kept in stock.idle.into_values() {
-            let idle = kept.take_out(&mut kept.inside());
-            kept.give_back(&self.context, idle);
+            let mut inside = kept.inside();
+            let idle = kept.take_out(&mut inside);
+            kept.give_back(&self.context, inside, idle);
         }
     }
 }
@@ -247,11 +248,19 @@ impl Kept {
         next
     }
 
-    /// What no guard has any more.
-    fn give_back(&self, context: &Arc<Context>, idle: Option<Idle>) {
-        if idle.is_some() {
+    /// What no guard has any more. The RELEASE is handed over under the mutex: a call that finds
+    /// nothing here asks behind it, and is not refused by it.
+    fn give_back(
+        &self,
+        context: &Arc<Context>,
+        inside: MutexGuard<'_, Inside>,
+        idle: Option<Idle>,
+    ) {
+        let was_here = idle.is_some();
+        release(context, idle);
+        drop(inside);
+        if was_here {
             self.leaves();
-            release(context, idle);
         }
     }
 
@@ -403,8 +412,7 @@ impl Kept {
             }
             _ => self.take_out(&mut inside),
         };
-        drop(inside);
-        self.give_back(&keeper.context, idle);
+        self.give_back(&keeper.context, inside, idle);
     }
 
     /// Gives its place up, unless it has something.
@@ -441,8 +449,7 @@ impl Kept {
                 let until = idle.since.checked_add(self.key.idle).filter(|_| !is_over);
                 if until.is_none_or(|until| until <= now) {
                     let idle = self.take_out(&mut inside);
-                    drop(inside);
-                    self.give_back(context, idle);
+                    self.give_back(context, inside, idle);
                     return None;
                 }
                 inside.next_look = until.map(|until| until.min(hold.end()));
@@ -495,7 +502,7 @@ impl Inside {
 
 /// Whether it may be kept: nobody else wants it, and the client goes on.
 fn may_be_kept(context: &Context, hold: &Hold, now: Instant) -> bool {
-    !hold.is_over(now) && hold.wanted.told() == 0 && !context.background.closing.is_cancelled()
+    !hold.is_over(now) && hold.wanted.may_be_kept() && !context.background.closing.is_cancelled()
 }
 
 /// Whether it may be given to the next caller, for whom at least half of the lease and of the
@@ -595,9 +602,8 @@ impl Asking {
         if !is_wanted {
             inside.here = Here::Used(Arc::clone(&hold));
         }
-        drop(inside);
+        lock.give_back(&self.context, inside, lost);
         drop(gone);
-        lock.give_back(&self.context, lost);
         if is_wanted {
             return taken;
         }
@@ -639,7 +645,7 @@ async fn watch(
             (Some(context), Some(kept)) => {
                 // Who cannot hear of others must not keep the lock from them.
                 if wanted::listen(&context, &hold).is_err() {
-                    hold.wanted.tell();
+                    hold.wanted.must_go_back();
                 }
                 kept.look(&context, &hold)
             }

@@ -1,6 +1,6 @@
 //! What a hold knows of those who wait for its lock.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::error::Error;
@@ -12,6 +12,7 @@ use crate::wire::Attachment;
 #[derive(Default)]
 pub(crate) struct Wanted {
     told: AtomicU64,
+    goes_back: AtomicBool,
     asked: Mutex<Asked>,
 }
 
@@ -45,9 +46,19 @@ impl Wanted {
         self.told.load(Ordering::Acquire)
     }
 
-    /// It is wanted, or may be without our hearing of it.
-    pub(crate) fn tell(&self) {
+    /// The server has told that somebody waits.
+    fn tell(&self) {
         self.told.fetch_add(1, Ordering::Release);
+    }
+
+    /// It must not be kept here: it is lost, or nobody would hear that it is wanted.
+    pub(crate) fn must_go_back(&self) {
+        self.goes_back.store(true, Ordering::Release);
+    }
+
+    /// Whether it may be kept here, as far as others are concerned.
+    pub(crate) fn may_be_kept(&self) -> bool {
+        self.told() == 0 && !self.goes_back.load(Ordering::Acquire)
     }
 
     /// What to do in order to be told, for a hold that counts on this attachment.
