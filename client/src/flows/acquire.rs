@@ -111,6 +111,8 @@ fn acquire(
     });
     let name = &session.name;
     let acquire = request::acquire(subject, lease.lease, wait_mode, name, lease.is_alone);
+    // Asked for behind the grant, a caller who is refused in between would not be told of.
+    let acquire = acquire.wanted(request.kept.is_some());
     (lease, acquire.only_for(at.attachment.server()))
 }
 

@@ -477,7 +477,8 @@ impl Call {
             return self.ran_out(grant);
         }
         let lease = |now| self.usage.lease(now);
-        let renewed = renew::ask(&context.router, target, grant.token, Aim::Hold, lease).await;
+        let aim = (Aim::Hold, self.request.kept.is_some());
+        let renewed = renew::ask(&context.router, target, grant.token, aim, lease).await;
         let error = match renewed {
             Ok(told) if !told.held => return self.ran_out(grant),
             Ok(told) => match told.attachment {

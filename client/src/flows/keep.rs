@@ -644,7 +644,7 @@ async fn watch(
         let next = match (context.upgrade(), kept.upgrade()) {
             (Some(context), Some(kept)) => {
                 // Who cannot hear of others must not keep the lock from them.
-                if wanted::listen(&context, &hold).is_err() {
+                if hold.wanted.may_be_kept() && wanted::listen(&context, &hold).is_err() {
                     hold.wanted.must_go_back();
                 }
                 kept.look(&context, &hold)

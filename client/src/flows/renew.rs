@@ -25,8 +25,6 @@ pub(crate) enum Aim {
     Hold,
     /// A lease that counts, once enough have it.
     Lease,
-    /// As [`Hold`](Self::Hold), and the session is to be told when the lock is wanted.
-    Wanted,
 }
 
 /// Renews what has this token, or its owner's hold whatever its token, where it is by now, with a
@@ -35,17 +33,19 @@ pub(crate) async fn ask(
     router: &Router,
     target: &Target,
     token: impl Into<Option<u64>>,
-    aim: Aim,
+    (aim, wanted): (Aim, bool),
     lease: impl Fn(Instant) -> Reserved,
 ) -> Result<Renewal, Error> {
-    let (token, wanted, lease) = (token.into(), aim == Aim::Wanted, &lease);
+    let (token, lease) = (token.into(), &lease);
     let once = |route: Route, attachment: Option<Arc<Attachment>>| async move {
         let name = &route.node.session.name;
         let turn = target.turn();
         // The time that goes by counts: the lease may begin when this is sent.
         let lease = lease(Instant::now());
-        let renewal = request::renew(target.subject(), lease.lease.length, token, name, wanted);
-        let renewal = renewal.only_for(attachment.as_ref().and_then(|one| one.server()));
+        let renewal = request::renew(target.subject(), lease.lease.length, token, name);
+        let renewal = renewal
+            .wanted(wanted)
+            .only_for(attachment.as_ref().and_then(|one| one.server()));
         let (held, acknowledged) = match &route.node.acknowledger {
             Some(acknowledger) if aim == Aim::Lease => {
                 // It goes another way, but in order with the others that do: each grant counts on
@@ -84,7 +84,10 @@ pub(crate) async fn has_tokens(
         let (one, kept) = (hold.target.one(name), hold.token_at(name));
         let mut found = false;
         for token in [kept, hold.token] {
-            found = found || ask(router, &one, token, Aim::Hold, &lease).await?.held;
+            found = found
+                || ask(router, &one, token, (Aim::Hold, false), &lease)
+                    .await?
+                    .held;
         }
         if !found {
             return Ok(false);
@@ -103,6 +106,7 @@ pub(crate) async fn renew(
     let lease = |now| lease(hold, now);
     let _turn = hold.renewing.lock().await;
     let (attachment, before) = (hold.attachment(), hold.look(Instant::now()));
+    let aim = (aim, hold.is_to_hear());
     let mut told = ask(router, &hold.target, hold.token, aim, &lease).await;
     // Word of a loss may have gone with the connection, and what is held may be another grant.
     if let Ok(told) = &mut told
@@ -122,6 +126,9 @@ pub(crate) async fn renew(
     }
     metrics::renewed(told.as_ref().ok().map(|told| told.held));
     let told = told?;
+    if hold.target.mode == Mode::Several {
+        hold.wanted.ask_anew();
+    }
     let still = hold.renewed(&told, Instant::now());
     still.map_err(Error::lost)?;
     told.acknowledged.unwrap_or(Ok(()))

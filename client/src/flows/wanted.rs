@@ -68,7 +68,7 @@ async fn until_wanted(context: &Arc<Context>, hold: &Arc<Hold>, known: u64) -> R
 
 /// Sees to it that the server tells when it is wanted.
 pub(super) fn listen(context: &Arc<Context>, hold: &Arc<Hold>) -> Result<(), Error> {
-    match hold.wanted.next(&hold.attachment()) {
+    match hold.wanted.next() {
         Next::Wait => Ok(()),
         // In a task of its own: whoever looks again and again, and never waits for long, would
         // otherwise ask again and again.
@@ -87,13 +87,13 @@ async fn ask_until_answered(context: Weak<Context>, hold: Weak<Hold>) {
     // In the pauses nothing is kept: the client may end with its last guard.
     while let (Some(context), Some(hold)) = (context.upgrade(), hold.upgrade()) {
         let is_over = !hold.has_guards() || hold.lost(Instant::now()).is_some();
-        let (told, by) = (hold.wanted.told(), hold.attachment());
+        let told = hold.wanted.told();
         let outcome = if is_over {
             Some(None)
         } else {
             match ask(&context.router, &hold).await {
                 Ok(()) => {
-                    hold.wanted.agreed(told, by);
+                    hold.wanted.agreed(told);
                     hold.changed.notify_waiters();
                     return;
                 }
@@ -111,17 +111,18 @@ async fn ask_until_answered(context: Weak<Context>, hold: Weak<Hold>) {
     }
 }
 
-/// Asks the server to tell, of each of several locks. A renewal of several cannot ask, and of each
-/// its owner has one hold, whatever its token.
+/// Asks the server to tell: as each renewal does by now, but for one of several locks, which cannot
+/// ask. Each of them is asked about by itself, and of each its owner has one hold, whatever its
+/// token.
 async fn ask(router: &Router, hold: &Arc<Hold>) -> Result<(), Error> {
     if hold.target.mode != Mode::Several {
-        return renew::renew(router, hold, Aim::Wanted, Hold::kept).await;
+        return renew::renew(router, hold, Aim::Hold, Hold::kept).await;
     }
     let _turn = hold.renewing.lock().await;
     let lease = |now| hold.kept(now);
     let each = hold.target.names.iter().map(|name| async move {
         let one = hold.target.one(name);
-        renew::ask(router, &one, None, Aim::Wanted, lease).await
+        renew::ask(router, &one, None, (Aim::Hold, true), lease).await
     });
     let told = try_join_all(each).await?;
     if told.iter().all(|told| told.held) {

@@ -143,7 +143,7 @@ impl Call {
             owner: target.owner.as_str().as_bytes(),
         };
         let session = &at.route.node.session.name;
-        let granted = request::renew(one, self.lease, None, session, false);
+        let granted = request::renew(one, self.lease, None, session);
         if at.route.send(granted).await? {
             // Another call may have been granted one of them in between: that is not given back.
             let unnamed = target.unnamed_release();

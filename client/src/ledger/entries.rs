@@ -55,6 +55,8 @@ pub(super) struct Entry {
     holds: Vec<Weak<Hold>>,
     /// The last loss that was told, and its number.
     pub(super) lost: Option<(u64, LostReason)>,
+    /// How often it was told that the lock is wanted, and no hold was there.
+    pub(super) wanted: u64,
     plain: Side,
     read: Side,
     write: Side,

@@ -61,6 +61,9 @@ impl Ledger {
             match (&kind, &entry.wait) {
                 // Also for what is granted already, and not heard of yet.
                 (EventKind::Lost(reason), _) => entry.lost = Some((number, *reason)),
+                (EventKind::Wanted, _) if held.is_empty() => {
+                    entry.wanted = entry.wanted.saturating_add(1);
+                }
                 (EventKind::Wanted, _) | (_, None) => {}
                 // Under the lock: a mailbox that goes away now finds it when it looks through what
                 // was not read.
@@ -319,5 +322,22 @@ mod tests {
         // One that a reply has brought before.
         let _held = held(&both, 7);
         assert!(!unheard(deliver(&ledger, "b", granted())));
+    }
+
+    /// A kept lock asks with its ACQUIRE, whose answer may be heard after the event. Nobody would
+    /// tell of that waiter again.
+    #[test]
+    fn what_is_wanted_before_its_grant_was_heard_of_is_not_kept() {
+        let ledger = Arc::<Ledger>::default();
+        let names = [Arc::from(*b"a")];
+        let target = |owner: Owner| owner.target(&ledger, Mode::Plain, &names);
+        let is_wanted = |target: Arc<Target>| {
+            deliver(&ledger, "a", EventKind::Wanted);
+            let (hold, _usage) = held(&target, 7);
+            hold.wanted.told() > 0
+        };
+        assert!(is_wanted(target(Owner::new("client", 1).of_kept())));
+        // It may be about a hold that has gone: who asks behind the grant is told at once.
+        assert!(!is_wanted(target(Owner::new("client", 1))));
     }
 }

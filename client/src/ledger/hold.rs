@@ -1,5 +1,6 @@
 //! What is known about one hold: its token, and until when it may be called held.
 
+use std::mem;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -100,6 +101,12 @@ impl Hold {
                 state.each_entry(&target.entries, |entry| entry.add(&granted));
             }
             let hold = Arc::clone(shared.unwrap_or(&granted));
+            // Told ahead of the answer that brings the grant.
+            if target.owner.is_kept() {
+                state.each_entry(&target.entries, |entry| {
+                    hold.wanted.tell(mem::take(&mut entry.wanted));
+                });
+            }
             hold.guards.fetch_add(1, Ordering::Relaxed);
             (before, hold, has_lost)
         });
@@ -201,7 +208,8 @@ impl Hold {
             validity: ArcSwap::from_pointee(validity),
             lost: OnceLock::new(),
             changed: Notify::new(),
-            wanted: Wanted::default(),
+            // What is kept has asked with its ACQUIRE.
+            wanted: Wanted::new(target.owner.is_kept()),
             guards: AtomicUsize::new(0),
             renewing: Mutex::new(()),
             span: trace::hold(target, &target.owner, target.mode, grant.token),

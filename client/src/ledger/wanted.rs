@@ -1,12 +1,12 @@
 //! What a hold knows of those who wait for its lock.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use crate::error::Error;
 use crate::ledger::Hold;
 use crate::locked;
-use crate::wire::Attachment;
+use crate::wire::Mode;
 
 /// Whether the server was asked to tell when a lock is wanted, and how often it has told.
 #[derive(Default)]
@@ -23,9 +23,8 @@ enum Asked {
     Not,
     /// A task is about it.
     UnderWay,
-    /// The server has agreed, which tells once. It was told so often by then, and the hold counted
-    /// on this attachment: with a later one its word may have been lost on the way.
-    Until { told: u64, by: Arc<Attachment> },
+    /// The server has agreed, which tells once; and it was told so often by then.
+    Until { told: u64 },
     /// The server has refused.
     Refused(Error),
 }
@@ -41,14 +40,23 @@ pub(crate) enum Next {
 }
 
 impl Wanted {
+    /// Of a hold that may have asked with its ACQUIRE.
+    pub(super) fn new(is_asked: bool) -> Self {
+        let wanted = Self::default();
+        if is_asked {
+            wanted.agreed(0);
+        }
+        wanted
+    }
+
     /// How often it was told.
     pub(crate) fn told(&self) -> u64 {
         self.told.load(Ordering::Acquire)
     }
 
-    /// The server has told that somebody waits.
-    fn tell(&self) {
-        self.told.fetch_add(1, Ordering::Release);
+    /// The server has told so often that somebody waits.
+    pub(super) fn tell(&self, times: u64) {
+        self.told.fetch_add(times, Ordering::Release);
     }
 
     /// It must not be kept here: it is lost, or nobody would hear that it is wanted.
@@ -61,14 +69,31 @@ impl Wanted {
         self.told() == 0 && !self.goes_back.load(Ordering::Acquire)
     }
 
-    /// What to do in order to be told, for a hold that counts on this attachment.
-    pub(crate) fn next(&self, present: &Arc<Attachment>) -> Next {
+    /// Whether each renewal is to ask once more: the server's word may be lost with a connection,
+    /// and a node forgets that it was asked when the slot goes to another, also if it comes back
+    /// before anybody here has noticed.
+    fn is_asked(&self) -> bool {
+        match &*locked(&self.asked) {
+            Asked::UnderWay => true,
+            Asked::Until { told } => *told == self.told(),
+            Asked::Not | Asked::Refused(_) => false,
+        }
+    }
+
+    /// For several locks, of which a renewal cannot ask: those who listen do it as often.
+    pub(crate) fn ask_anew(&self) {
+        let mut asked = locked(&self.asked);
+        if let Asked::Until { .. } = &*asked {
+            *asked = Asked::Not;
+        }
+    }
+
+    /// What to do in order to be told.
+    pub(crate) fn next(&self) -> Next {
         let mut asked = locked(&self.asked);
         match &*asked {
             Asked::UnderWay => return Next::Wait,
-            Asked::Until { told, by } if *told == self.told() && Arc::ptr_eq(by, present) => {
-                return Next::Wait;
-            }
+            Asked::Until { told } if *told == self.told() => return Next::Wait,
             Asked::Not | Asked::Until { .. } | Asked::Refused(_) => {}
         }
         match std::mem::replace(&mut *asked, Asked::UnderWay) {
@@ -81,10 +106,9 @@ impl Wanted {
         }
     }
 
-    /// The server tells once from now on. It had told so often, and the hold counted on this
-    /// attachment, before it was asked.
-    pub(crate) fn agreed(&self, told: u64, by: Arc<Attachment>) {
-        *locked(&self.asked) = Asked::Until { told, by };
+    /// The server tells once from now on. It had told so often before it was asked.
+    pub(crate) fn agreed(&self, told: u64) {
+        *locked(&self.asked) = Asked::Until { told };
     }
 
     /// The server does not tell: why, unless nobody wants to know any more.
@@ -96,41 +120,47 @@ impl Wanted {
 impl Hold {
     /// The server tells that it is wanted: all guards hear it.
     pub(super) fn is_wanted(&self) {
-        self.wanted.tell();
+        self.wanted.tell(1);
         self.changed.notify_waiters();
+    }
+
+    /// Whether a renewal is to ask the server to tell when it is wanted.
+    pub(crate) fn is_to_hear(&self) -> bool {
+        self.target.mode != Mode::Several && self.wanted.is_asked()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
-    use tokio::time::Instant;
 
-    fn is_asked(wanted: &Wanted, by: &Arc<Attachment>) -> bool {
-        !matches!(wanted.next(by), Next::Ask)
+    fn is_asked(wanted: &Wanted) -> bool {
+        !matches!(wanted.next(), Next::Ask)
     }
 
     #[test]
-    fn the_server_is_asked_once_and_again_when_it_has_told_or_its_word_may_be_lost() {
-        let attachment = || Attachment::new(None, Instant::now(), Duration::ZERO);
-        let (first, second) = (attachment(), attachment());
+    fn the_server_is_asked_once_and_again_when_it_has_told() {
         let wanted = Wanted::default();
-        assert!(!is_asked(&wanted, &first));
-        assert!(is_asked(&wanted, &first), "it is under way");
-        wanted.agreed(0, Arc::clone(&first));
-        assert!(is_asked(&wanted, &first));
-        assert!(!is_asked(&wanted, &second), "attached anew");
+        assert!(!wanted.is_asked());
+        assert!(!is_asked(&wanted));
+        assert!(is_asked(&wanted), "it is under way");
+        wanted.agreed(0);
+        assert!(is_asked(&wanted) && wanted.is_asked());
+        wanted.ask_anew();
+        assert!(!is_asked(&wanted), "of several locks");
+        wanted.ask_anew();
+        assert!(is_asked(&wanted), "that is under way");
         // Told before the answer to the asking came.
-        wanted.told.fetch_add(1, Ordering::Relaxed);
-        wanted.agreed(0, Arc::clone(&second));
-        assert!(!is_asked(&wanted, &second));
-        wanted.agreed(1, Arc::clone(&second));
-        assert!(is_asked(&wanted, &second));
+        wanted.tell(1);
+        wanted.agreed(0);
+        assert!(!wanted.is_asked() && !is_asked(&wanted));
+        wanted.agreed(1);
+        assert!(is_asked(&wanted));
         wanted.failed(None);
-        assert!(!is_asked(&wanted, &second));
+        assert!(!is_asked(&wanted));
         wanted.failed(Some(Error::refused("no")));
-        assert!(matches!(wanted.next(&second), Next::Fail(_)));
-        assert!(!is_asked(&wanted, &second), "asked anew");
+        assert!(matches!(wanted.next(), Next::Fail(_)));
+        assert!(!is_asked(&wanted), "asked anew");
+        assert!(Wanted::new(true).is_asked());
     }
 }

@@ -134,6 +134,12 @@ impl<T> Command<T> {
         }
     }
 
+    /// `WANTED`: the session is to be told when the lock is wanted. Of several it cannot be asked.
+    pub(crate) fn wanted(mut self, wanted: bool) -> Self {
+        self.call.cmd.arg(wanted.then_some("WANTED"));
+        self
+    }
+
     /// The same, for this server only: what another says about a hold must not count here.
     pub(crate) fn only_for(mut self, server: Option<&ServerId>) -> Self {
         self.call.only = server.cloned();
@@ -247,18 +253,16 @@ pub(crate) fn release(
     Command::new(cmd, 1, |reply, _| read_released(reply))
 }
 
-/// `RLOCK.RENEW … [TOKEN token] SESSION session [WANTED]`, or `RLOCK.MRENEW`, which cannot ask
-/// whether it is wanted: whether it is still held, of several locks whether all are.
+/// `RLOCK.RENEW … [TOKEN token] SESSION session`, or `RLOCK.MRENEW`: whether it is still held, of
+/// several locks whether all are.
 pub(crate) fn renew(
     subject: Subject<'_>,
     lease: Duration,
     token: Option<u64>,
     session: &str,
-    wanted: bool,
 ) -> Command<bool> {
     let mut cmd = subject.cmd(RENEW, Some(lease));
     cmd.arg(subject.token(token)).arg("SESSION").arg(session);
-    cmd.arg(wanted.then_some("WANTED"));
     Command::new(cmd, subject.names.len(), read_all_renewed)
 }
 
@@ -305,7 +309,7 @@ fn millis(duration: Duration) -> u64 {
 }
 
 /// As many arguments an ACQUIRE may have beside the names, and as long they usually are: its own
-/// name, the owner, the lease, a mode, QUEUE, SESSION, ONCE.
+/// name, the owner, the lease, a mode or WANTED, QUEUE, SESSION, ONCE.
 const OTHERS_MAX: usize = 9;
 const OTHERS_BYTES: usize = 112;
 
@@ -374,11 +378,11 @@ mod tests {
                 "RLOCK.RELEASE n o TOKEN 7",
             ),
             (
-                plain(|o| renew(o, LEASE, Some(7), "s", false)),
+                plain(|o| renew(o, LEASE, Some(7), "s")),
                 "RLOCK.RENEW n o 30000 TOKEN 7 SESSION s",
             ),
             (
-                plain(|o| renew(o, LEASE, None, "s", true)),
+                plain(|o| renew(o, LEASE, None, "s").wanted(true)),
                 "RLOCK.RENEW n o 30000 SESSION s WANTED",
             ),
             (plain(cancel), "RLOCK.CANCEL n o"),
@@ -404,7 +408,7 @@ mod tests {
     fn readers_and_writers_say_so_and_a_writer_names_no_token() {
         let acquire = |o: Subject<'_>| acquire(o, lease(), WaitMode::Forever, "s", true);
         let release = |o: Subject<'_>| release(o, Some(7), Some(LEASE));
-        let renew = |o: Subject<'_>| renew(o, LEASE, Some(7), "s", false);
+        let renew = |o: Subject<'_>| renew(o, LEASE, Some(7), "s");
         let cases = [
             (
                 read(acquire),
@@ -455,9 +459,7 @@ mod tests {
                 "RLOCK.RELEASE n o PERMITS 2 TOKEN 7",
             ),
             (
-                about(permits(Some(5)), &["n"], |o| {
-                    renew(o, LEASE, Some(7), "s", false)
-                }),
+                about(permits(Some(5)), &["n"], |o| renew(o, LEASE, Some(7), "s")),
                 "RLOCK.RENEW n o 30000 PERMITS TOKEN 7 SESSION s",
             ),
             (
@@ -485,7 +487,7 @@ mod tests {
                 "RLOCK.MRELEASE o 2 b a",
             ),
             (
-                several(|o| renew(o, LEASE, Some(7), "s", false)),
+                several(|o| renew(o, LEASE, Some(7), "s")),
                 "RLOCK.MRENEW o 30000 2 b a SESSION s",
             ),
             (several(cancel), "RLOCK.CANCEL b o"),
@@ -504,7 +506,7 @@ mod tests {
             owner: b"o",
         };
         let renewed = |n| {
-            let renewal = renew(subject, LEASE, Some(7), "s", false);
+            let renewal = renew(subject, LEASE, Some(7), "s");
             renewal.reader.read(&Value::Int(n)).ok()
         };
         assert_eq!(
@@ -546,9 +548,7 @@ mod tests {
             owner: b"o",
         };
         for reply in [Value::Okay, Value::Int(2)] {
-            let error = renew(subject, LEASE, Some(1), "s", false)
-                .reader
-                .read(&reply);
+            let error = renew(subject, LEASE, Some(1), "s").reader.read(&reply);
             assert!(error.expect_err("no such reply").is_unknown());
         }
     }

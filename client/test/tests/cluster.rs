@@ -138,3 +138,41 @@ fn a_replica_takes_the_place_of_its_node_with_what_it_has() -> Result<(), Error>
         kept.unlock().await
     })
 }
+
+/// A node forgets that it was asked to tell as soon as another serves the slot, and the client does
+/// not notice a slot that is back soon.
+#[test]
+fn who_waits_is_heard_of_when_a_slot_has_left_and_come_back() -> Result<(), Error> {
+    rlock_test::run(9, async |network| {
+        let cluster = network.cluster(&NODES);
+        let (one, two) = (connect(&network).await?, connect(&network).await?);
+        let long = Duration::from_secs(3_600);
+        let kept = one.lock("{a}kept").keep(long).lock().await?;
+        kept.unlock().await?;
+        let held = one.lock("{a}held").lock().await?;
+        let several = one.multi(["{a}one", "{a}two"]).lock().await?;
+        let yields_several = async {
+            several.wanted().await?;
+            several.unlock().await
+        };
+        let yields = async {
+            held.wanted().await?;
+            held.unlock().await
+        };
+        let comes_back = async {
+            sleep(Duration::from_secs(1)).await;
+            let (from, to) = (cluster.node_of("{a}"), other(&cluster, "{a}"));
+            assert!(cluster.move_slot("{a}", to));
+            sleep(Duration::from_secs(1)).await;
+            assert!(cluster.move_slot("{a}", from));
+            for name in ["{a}kept", "{a}held", "{a}two"] {
+                let lock = two.lock(name);
+                let guard = lock.lock_timeout(Duration::from_secs(30)).await?;
+                guard.unlock().await?;
+            }
+            Ok::<_, Error>(())
+        };
+        tokio::try_join!(yields, yields_several, comes_back)?;
+        Ok(())
+    })
+}
