@@ -22,9 +22,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use crate::background::task;
 use crate::backoff::{PAUSE_MAX, Pace};
 use crate::error::Error;
-use crate::wire::connection::{Connection, Connector, Replies, Values};
-use crate::wire::former::{Former, Purpose};
-use crate::wire::request::{Call, Command};
+use crate::wire::{Call, Command, Connection, Connector, Former, Purpose, Replies, Values};
 
 /// The handle of the task, which ends with it.
 pub(crate) struct Commands {

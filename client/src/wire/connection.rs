@@ -12,11 +12,8 @@ use tokio::task::unconstrained;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::Error;
-use crate::wire::dial::{Dialer, Pushes, Socket};
-use crate::wire::endpoint::Address;
-use crate::wire::former::{ClientId, Former};
 use crate::wire::reply::read_handshake;
-use crate::wire::request::{self, Call, Command};
+use crate::wire::{Address, Call, ClientId, Command, Dialer, Former, Pushes, Socket, request};
 
 /// Opens connections to the server, wherever that is at the moment: it is looked up before each.
 /// Clones open connections of the same client.

@@ -8,7 +8,7 @@ use redis::aio::MultiplexedConnection;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::error::Error;
-use crate::wire::endpoint::Certificates;
+use crate::wire::Certificates;
 
 /// What goes through a socket. Clones share it, and it closes with the last.
 #[derive(Clone)]

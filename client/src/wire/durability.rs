@@ -14,10 +14,9 @@ use tokio::sync::{mpsc, oneshot};
 use crate::background::task;
 use crate::backoff::{PAUSE_MAX, Pace};
 use crate::error::{Error, ErrorKind};
-use crate::wire::commands::Answer;
-use crate::wire::connection::{Connection, Connector, Values, within};
-use crate::wire::former::{Former, Purpose};
-use crate::wire::request::{self, Command};
+use crate::wire::{
+    Answer, Command, Connection, Connector, Former, Purpose, Values, request, within,
+};
 
 /// Who must have a grant before it counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

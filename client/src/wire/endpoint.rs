@@ -12,9 +12,7 @@ use tokio::sync::watch;
 use crate::error::Error;
 use crate::locked;
 use crate::time::part;
-use crate::wire::connection::Connector;
-use crate::wire::dial::Dialer;
-use crate::wire::former::Former;
+use crate::wire::{Connector, Dialer, Former};
 
 /// Where a node listens.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -10,11 +10,10 @@ use tokio::time::{Instant, timeout};
 
 use crate::backoff::Pace;
 use crate::error::Error;
-use crate::wire::connection::{Connection, Connector, ServerId};
-use crate::wire::former::{ClientId, Purpose, kills};
-use crate::wire::reply::Event;
-use crate::wire::request;
-use crate::wire::session::{Attachment, Session, part_of_grace};
+use crate::wire::{
+    Attachment, ClientId, Connection, Connector, Event, Purpose, ServerId, Session, kills,
+    part_of_grace, request,
+};
 
 /// Who hears what happens at the servers of a client.
 pub(crate) trait Listener: Send + Sync {

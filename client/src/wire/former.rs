@@ -4,8 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::error::Error;
 use crate::locked;
-use crate::wire::connection::{Connection, Connector, ServerId, within};
-use crate::wire::request::{self, Call};
+use crate::wire::{Call, Connection, Connector, ServerId, request, within};
 
 /// The connections that a client has opened, as one of its nodes sees them: which of them were
 /// before the node's present ones.

@@ -78,7 +78,6 @@ pub(crate) enum Released {
 }
 
 /// What has happened to one owner at one lock.
-#[derive(Clone, Debug)]
 pub(crate) struct Event {
     pub(crate) name: Vec<u8>,
     pub(crate) owner: Vec<u8>,
@@ -259,7 +258,6 @@ impl Redirect {
 }
 
 /// A run of slots and who serves it, as a node of the cluster tells it.
-#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) first: u16,
     pub(crate) last: u16,

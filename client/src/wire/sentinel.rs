@@ -10,8 +10,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::error::Error;
 use crate::locked;
 use crate::time::TIMEOUT_MAX;
-use crate::wire::connection::Connector;
-use crate::wire::endpoint::Address;
+use crate::wire::{Address, Connector};
 
 impl Connector {
     /// Asks all sentinels at once, each for no longer than `within`. What more than half of them
@@ -64,9 +63,10 @@ impl Connector {
         let answer = connection.redis.send_packed_command(&question).await;
         let answer = answer.and_then(Value::extract_error);
         match answer.map_err(Error::could_not_connect)? {
-            Value::Nil => Err(Error::refused(format!(
-                "it knows no service called {service}"
-            ))),
+            Value::Nil => {
+                let unknown = format!("it knows no service called {service}");
+                Err(Error::refused(unknown))
+            }
             answer => {
                 read_address(&answer).ok_or_else(|| Error::refused("the reply is not a sentinel's"))
             }

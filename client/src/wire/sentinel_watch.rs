@@ -13,9 +13,7 @@ use crate::backoff::{Backoff, Pace, part_of};
 use crate::chance::random;
 use crate::error::Error;
 use crate::time::part;
-use crate::wire::connection::Connector;
-use crate::wire::endpoint::Address;
-use crate::wire::session::part_of_grace;
+use crate::wire::{Address, Connector, part_of_grace};
 
 /// Asks until it is aborted, with the node. That it also listens to one of them makes it quicker;
 /// what is promised is that it asks.

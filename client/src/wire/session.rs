@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::error::Error;
 use crate::locked;
 use crate::time::{drift, part};
-use crate::wire::connection::ServerId;
+use crate::wire::ServerId;
 use crate::{chance, metrics, trace};
 
 /// One client's session at one server.
@@ -214,9 +214,7 @@ impl Attachment {
 
     /// Whether this session is, or was, attached by it.
     pub(crate) fn is_of(&self, session: &Session) -> bool {
-        self.by
-            .as_ref()
-            .is_some_and(|(by, _)| *by == session.number)
+        matches!(&self.by, Some((by, _)) if *by == session.number)
     }
 
     /// Until when the server cannot have ended the session; `None` without limit.
