@@ -181,16 +181,13 @@ impl QuorumGuard {
     /// # }
     /// ```
     pub async fn wanted(&self) -> Result<(), QuorumError> {
-        let mut refused = locked(&self.parts).no_answers();
+        let mut refused = vec![None; self.lock.core.members.len()];
         loop {
-            let (mut listening, lost) = {
+            let mut listening = {
                 let mut parts = locked(&self.parts);
-                let lost = parts.lost();
-                (parts.listen(&refused), lost)
+                parts.still_held()?;
+                parts.listen(&refused)
             };
-            if let Some(lost) = lost {
-                return Err(lost);
-            }
             let Some((server, told)) = listening.next().await else {
                 let (core, what) = (&self.lock.core, "could be asked to tell");
                 return Err(core.error(ErrorKind::Refused, what, refused));
@@ -249,14 +246,12 @@ impl QuorumGuard {
         if self.lock.lease.is_some() {
             locked(parts).take_again(&mut round);
         }
-        let renewing = join_all(locked(parts).live().map(|guard| {
-            let guard = guard.cloned();
-            async move {
-                let guard = guard?;
-                let error = core.in_time(guard.renew()).await.err()?;
-                Some((guard, error))
-            }
-        }));
+        let renew = async |guard: Option<Arc<Guard>>| {
+            let guard = guard?;
+            let error = core.in_time(guard.renew()).await.err()?;
+            Some((guard, error))
+        };
+        let renewing = join_all(locked(parts).live().map(|guard| renew(guard.cloned())));
         let joining = async {
             while let Some((server, answer)) = round.next().await {
                 locked(parts).join_late(server, answer);
@@ -264,9 +259,7 @@ impl QuorumGuard {
         };
         let (failed, ()) = tokio::join!(renewing, joining);
         let answers = locked(parts).renewed(failed);
-        if let Some(lost) = locked(parts).lost() {
-            return Err(lost);
-        }
+        locked(parts).still_held()?;
         core.confirmed("have confirmed the renewal", answers)
     }
 

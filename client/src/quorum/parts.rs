@@ -186,8 +186,7 @@ impl Parts {
 
     /// How many are kept, of which some may have ended.
     pub(crate) fn kept(&self) -> usize {
-        let guards = self.servers.iter().flat_map(|part| &part.guard);
-        guards.count()
+        self.servers.iter().flat_map(|part| &part.guard).count()
     }
 
     /// Gives back all that is held.
@@ -221,6 +220,10 @@ impl Parts {
             self.give_back();
         }
         self.lost.clone()
+    }
+
+    pub(crate) fn still_held(&mut self) -> Result<(), QuorumError> {
+        self.lost().map_or(Ok(()), Err)
     }
 
     /// What counts of each server.
@@ -259,11 +262,6 @@ impl Parts {
         self.servers.iter().zip(failed).map(answer).collect()
     }
 
-    /// Nothing is wrong yet.
-    pub(crate) fn no_answers(&self) -> Answers {
-        self.servers.iter().map(|_| None).collect()
-    }
-
     /// What is wrong with each server's part.
     pub(crate) fn troubles(&self) -> Answers {
         self.servers.iter().map(Part::trouble).collect()
@@ -277,9 +275,7 @@ impl Parts {
 
     /// Takes out what is to be given back. What is left counts as lost, so nothing joins any more.
     pub(crate) fn take(&mut self) -> Result<Vec<(usize, Guard)>, QuorumError> {
-        if let Some(lost) = self.lost() {
-            return Err(lost);
-        }
+        self.still_held()?;
         let parts = self.servers.iter_mut().enumerate();
         let guards = parts.filter_map(|(server, part)| {
             // A renewal by hand borrows the guard whose end this is: no other has it.
