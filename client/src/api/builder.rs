@@ -397,17 +397,14 @@ impl ClientBuilder {
             Some(Durability { on_disk: true, .. }) => "acknowledged_on_disk",
             _ => "acknowledged_by",
         };
+        let response_timeout = Some(self.dialer.response_timeout);
         let acknowledged_within = self.durability.map(|wanted| wanted.within);
         for (setting, time, longest) in [
             ("lease", Some(self.lease), MILLIS_MAX),
             ("renew_every", self.renew_every, part(self.lease, 2)),
             ("max_hold", self.max_hold, MILLIS_MAX),
             ("grace is zero or", grace, MILLIS_MAX),
-            (
-                "response_timeout",
-                Some(self.dialer.response_timeout),
-                TIMEOUT_MAX,
-            ),
+            ("response_timeout", response_timeout, TIMEOUT_MAX),
             (acknowledged, acknowledged_within, MILLIS_MAX),
         ] {
             time.map_or(Ok(()), |time| within(setting, time, longest))?;

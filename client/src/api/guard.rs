@@ -227,13 +227,11 @@ impl Guard<Write> {
         let reader = Guard::acquire(request).await;
         // Held until now, and so when the reading began.
         self.still_held()?;
-        let reader = match reader {
+        if reader.as_ref().is_err_and(Error::is_not_acquired) {
             // Who writes may read: somebody else writes by now.
-            Err(error) if error.is_not_acquired() => {
-                return Err(Error::lost(LostReason::NotHeld));
-            }
-            reader => reader?,
-        };
+            return Err(Error::lost(LostReason::NotHeld));
+        }
+        let reader = reader?;
         match self.unlock().await {
             Err(error) if !error.is_unanswered() => Err(error),
             _ => Ok(reader),

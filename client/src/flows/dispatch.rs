@@ -106,17 +106,13 @@ pub(crate) async fn verify(context: Arc<Context>, hold: Arc<Hold>, reason: LostR
         let turn = hold.renewing.lock().await;
         let told = renew::ask(&context.router, &hold.target, hold.token, Aim::Hold, lease).await;
         let is_held = told.as_ref().is_ok_and(|told| told.held);
-        let by_tokens = is_held
-            && hold.target.mode == Mode::Several
-            && renew::has_tokens(&context.router, &hold, lease)
-                .await
-                .is_ok_and(|has| has);
+        let has_tokens = || renew::has_tokens(&context.router, &hold, lease);
+        let is_several = hold.target.mode == Mode::Several;
+        let by_tokens = is_held && is_several && has_tokens().await.unwrap_or(false);
         drop(turn);
-        let is_meant = if by_tokens && !hold.target.is_released_since(before.number) {
-            Some(true)
-        } else {
-            hold.was_meant(&before, now())
-        };
+        let by_tokens = by_tokens && !hold.target.is_released_since(before.number);
+        let is_meant = by_tokens.then_some(true);
+        let is_meant = is_meant.or_else(|| hold.was_meant(&before, now()));
         match (told, is_meant) {
             (Ok(told), Some(true)) if is_held => {
                 // Whether it was lost meanwhile the guard will say.

@@ -108,10 +108,8 @@ pub(crate) async fn renew(
     if let Ok(told) = &mut told
         && told.held
         && !hold.target.mode.has_token()
-        && told
-            .attachment
-            .as_ref()
-            .is_some_and(|now| !Arc::ptr_eq(now, &attachment))
+        && let Some(present) = &told.attachment
+        && !Arc::ptr_eq(present, &attachment)
         && hold.was_meant(&before, Instant::now()) != Some(true)
     {
         // A writer's names no token: it is asked about again.

@@ -80,9 +80,8 @@ async fn round_of(context: &Arc<Context>, asked: &mut JoinSet<bool>) -> bool {
     let is_live = |hold: &Arc<Hold>| hold.options.renewed && hold.lost(Instant::now()).is_none();
     for hold in context.ledger.holds().into_iter().filter(is_live) {
         let node = context.router.route(hold.target.key()).node;
-        let (_, holds) = nodes
-            .entry(node.session.number)
-            .or_insert((node, Vec::new()));
+        let number = node.session.number;
+        let (_, holds) = nodes.entry(number).or_insert((node, Vec::new()));
         holds.push(hold);
     }
     for (node, holds) in nodes.into_values() {

@@ -140,7 +140,7 @@ impl Call {
         let one = Subject {
             mode: Mode::Plain,
             names: std::slice::from_ref(name),
-            owner: target.owner.as_str().as_bytes(),
+            ..target.subject()
         };
         let session = &at.route.node.session.name;
         let granted = request::renew(one, self.lease, None, session, false);

@@ -144,11 +144,8 @@ impl Hold {
     /// that was granted when this one was over there already, or entered it. It may have been heard
     /// of, and be asked about before it is given to anybody.
     pub(crate) fn is_overtaken(&self) -> bool {
-        let target = &self.target;
         let is_newer = |side: &Side| side.last_token > self.token;
-        target
-            .ledger
-            .with(|state| target.sides(state).any(is_newer))
+        self.target.any_side(is_newer)
     }
 
     /// Whether it has an entry of each of its locks, with whatever token.
@@ -232,13 +229,10 @@ impl Hold {
     pub(crate) fn leaves_half(&self, now: Instant) -> bool {
         let is_half =
             |end: Instant, of: Duration| end.saturating_duration_since(now) >= part(of, 2);
-        let (cap, longest) = (self.cap, self.options.max_hold);
+        let cap = self.cap.zip(self.options.max_hold);
         let lease_end = self.validity.load().ends;
         let lease = self.options.renewed || is_half(lease_end, self.options.lease);
-        lease
-            && cap
-                .zip(longest)
-                .is_none_or(|(cap, longest)| is_half(cap, longest))
+        lease && cap.is_none_or(|(cap, longest)| is_half(cap, longest))
     }
 
     /// When it is lost unless something more is heard.

@@ -98,6 +98,11 @@ impl Target {
         self.ledger.with(|state| self.each_side(state, work));
     }
 
+    /// Whether it is so of what the owner has at any of the locks.
+    pub(super) fn any_side(&self, is: impl FnMut(&Side) -> bool) -> bool {
+        self.ledger.with(|state| self.sides(state).any(is))
+    }
+
     pub(super) fn each_side(&self, state: &mut State, mut work: impl FnMut(&mut Side)) {
         state.each_entry(&self.entries, |entry| work(entry.side_mut(self.mode)));
     }
@@ -112,11 +117,9 @@ impl Target {
     /// The same, if guards have any of it.
     pub(crate) fn guarded(&self) -> SmallVec<[Arc<Hold>; 2]> {
         self.ledger.with(|state| {
-            if self.sides(state).any(|side| side.guards > 0) {
-                self.held(state)
-            } else {
-                SmallVec::new()
-            }
+            let is_guarded = self.sides(state).any(|side| side.guards > 0);
+            let held = is_guarded.then(|| self.held(state));
+            held.unwrap_or_default()
         })
     }
 
@@ -376,11 +379,7 @@ impl Usage {
     /// the queue. It may have been carried out behind the grant, before anybody knew of that, and
     /// have cut it short.
     pub(crate) fn may_have_been_cut(&self, queued: u64) -> bool {
-        let target = &self.target;
-        let is_later = |side: &Side| side.asked > queued;
-        target
-            .ledger
-            .with(|state| target.sides(state).any(is_later))
+        self.target.any_side(|side| side.asked > queued)
     }
 
     /// It is a guard's from now on.

@@ -218,10 +218,8 @@ impl Router {
             // Sent by the slot's owner, it waits in the queue where the slot is to be: as long as
             // that node is there. Should it be replaced, the owner may have taken the slot back
             // meanwhile, and says nothing of it.
-            let is_sent = route
-                .sent_by
-                .as_ref()
-                .is_some_and(|by| Arc::ptr_eq(by, &home));
+            let sent_by = route.sent_by.as_ref();
+            let is_sent = sent_by.is_some_and(|by| Arc::ptr_eq(by, &home));
             let as_ever = route.is_at(&home) || is_sent && route.node.is_attached();
             let left = tokio::select! {
                 left = route.node.session.next_attachment(Some(attachment)) => left,
