@@ -52,18 +52,12 @@ twin! {
         fn rw_lock(&self, name: impl Into<Vec<u8>>) -> RwLock as twin;
 
         /// Names a counting semaphore, without I/O.
-        fn semaphore(
-            &self,
-            name: impl Into<Vec<u8>>,
-            limit: impl Into<Option<u32>>
-        ) -> Semaphore as twin;
+        fn semaphore(&self, name: impl Into<Vec<u8>>, limit: impl Into<Option<u32>>)
+            -> Semaphore as twin;
 
         /// Sets how many permits of a semaphore may be out, for all who ask for them.
-        async fn set_limit(
-            &self,
-            name: impl Into<Vec<u8>>,
-            limit: impl Into<Option<u32>>
-        ) -> Result<Option<u32>, Error>;
+        async fn set_limit(&self, name: impl Into<Vec<u8>>, limit: impl Into<Option<u32>>)
+            -> Result<Option<u32>, Error>;
 
         /// Names several locks that are taken at once, without I/O.
         fn multi(&self, names: impl IntoIterator<Item = impl Into<Vec<u8>>>) -> MultiLock as twin;
@@ -305,11 +299,8 @@ twin! {
         async fn acquire_timeout(&self, timeout: Duration) -> Result<PermitsGuard, Error> as twin;
 
         /// Takes so many permits at once, waiting in the queue for at most `timeout`.
-        async fn acquire_many_timeout(
-            &self,
-            permits: u32,
-            timeout: Duration
-        ) -> Result<PermitsGuard, Error> as twin;
+        async fn acquire_many_timeout(&self, permits: u32, timeout: Duration)
+            -> Result<PermitsGuard, Error> as twin;
     }
 }
 

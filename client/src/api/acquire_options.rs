@@ -52,11 +52,7 @@ impl AcquireOptions {
     }
 
     /// A lock that is kept: at once, if it is here.
-    pub(crate) async fn take_kept<M>(
-        &self,
-        idle: Duration,
-        wait_mode: WaitMode,
-    ) -> Result<Guard<M>, Error> {
+    async fn take_kept<M>(&self, idle: Duration, wait_mode: WaitMode) -> Result<Guard<M>, Error> {
         within("keep", idle, MILLIS_MAX).map_err(Error::refused)?;
         if self.owner.is_some() {
             let both = "a lock is kept for whoever comes next here, or has an owner: not both";

@@ -283,12 +283,8 @@ impl ClientBuilder {
     /// Shows this certificate to servers and sentinels that ask for one: its chain and its key, in
     /// PEM. It counts where a URL asks for TLS (`rediss://`).
     #[cfg(feature = "tls")]
-    pub fn client_certificate(
-        mut self,
-        pem: impl Into<Vec<u8>>,
-        key_pem: impl Into<Vec<u8>>,
-    ) -> Self {
-        self.dialer.certificates.own = Some((pem.into(), key_pem.into()));
+    pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        self.dialer.certificates.own = Some((pem.into(), key.into()));
         self
     }
 

@@ -186,12 +186,12 @@ impl Call {
     /// time on top is for its answer to arrive. The same time is for the connection of a call that
     /// does not wait in the queue.
     fn time_up(&self, state: &State) -> Instant {
-        let until = match state {
-            State::Ask(_) | State::AskThere(_) | State::Pause(_) if self.permit.is_some() => None,
-            _ => Some(self.request.context.router.response_timeout),
+        let in_line = self.permit.is_some();
+        let on_top = match state {
+            State::Ask(_) | State::AskThere(_) | State::Pause(_) if in_line => Duration::ZERO,
+            _ => self.request.context.router.response_timeout,
         };
-        let until = until.and_then(|on_top| self.deadline.checked_add(on_top));
-        until.unwrap_or(self.deadline)
+        self.deadline.checked_add(on_top).unwrap_or(self.deadline)
     }
 
     /// What the caller hears if its time is up now.
@@ -322,11 +322,8 @@ impl Call {
             Acquired::NotHeld { lease_left } => {
                 let next = self.refused(Error::not_acquired(lease_left));
                 let waits = !matches!(self.request.wait_mode, WaitMode::None);
-                if waits && self.permit.is_none() {
-                    State::InTurn
-                } else {
-                    next
-                }
+                let in_turn = waits && self.permit.is_none();
+                if in_turn { State::InTurn } else { next }
             }
             Acquired::Queued if self.permit.is_some() => {
                 (self.queued, self.hops) = (true, 0);
@@ -599,11 +596,8 @@ async fn ending(
 /// Of two errors the one that leaves more open: that a later try was refused says nothing about
 /// an earlier one, whose reply was lost.
 fn prefer_unknown(first: Error, second: Error) -> Error {
-    if first.is_unknown() && second.is_unavailable() {
-        first
-    } else {
-        second
-    }
+    let is_known_less = first.is_unknown() && second.is_unavailable();
+    if is_known_less { first } else { second }
 }
 
 /// So often a wait looks whether there is still something of it at the nodes where it stood before.

@@ -87,9 +87,8 @@ impl Held {
     }
 
     fn give_back(&mut self, report: Option<Report>) {
-        let Some(usage) = self.usage.take() else {
-            return;
-        };
+        let usage = self.usage.take();
+        let Some(usage) = usage else { return };
         let left = match self.kept.take() {
             Some(kept) => kept.put_back(&self.context, &self.hold, usage),
             None => Some(usage),

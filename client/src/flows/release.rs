@@ -129,12 +129,7 @@ pub(super) fn give_back(
 
 /// Gives a grant back for which nobody listens. What it was for is not known: a lock of another
 /// kind says so, and a read-write lock whether it is this owner who reads.
-pub(super) async fn give_back_any(
-    context: Arc<Context>,
-    owner: Owner,
-    name: Arc<[u8]>,
-    token: u64,
-) {
+pub(super) async fn give_back_any(context: Arc<Context>, owner: Owner, key: Arc<[u8]>, token: u64) {
     let options = HoldOptions {
         lease: context.settings.lease,
         renewed: false,
@@ -144,7 +139,7 @@ pub(super) async fn give_back_any(
     let (permits, limit) = (1, None);
     let permit = Mode::Permits { permits, limit };
     for mode in [Mode::Plain, Mode::Read, Mode::Write, permit] {
-        let target = owner.target(&context.ledger, mode, slice::from_ref(&name));
+        let target = owner.target(&context.ledger, mode, slice::from_ref(&key));
         match give_back(&context, target.claim(options), token, Instant::now()).await {
             Err(error) if error.has_code("WRONGKIND") => {}
             Err(error) if error.is_lost() && mode == Mode::Read => {}
@@ -345,9 +340,8 @@ impl Release {
     /// have.
     fn leave(&self) {
         let target = &self.usage.target;
-        let Some(hold) = self.hold.as_ref().filter(|_| self.unknown) else {
-            return;
-        };
+        let hold = self.hold.as_ref().filter(|_| self.unknown);
+        let Some(hold) = hold else { return };
         if target.mode == Mode::Several {
             for name in target.alone_at(Instant::now()) {
                 // It goes on by itself.

@@ -60,9 +60,8 @@ pub(crate) async fn run(watchdog: Arc<Watchdog>, context: Weak<Context>) {
         let due = next.wait_for(Option::is_some).await.map(|due| *due);
         let Ok(Some(round)) = due else { return };
         sleep_until(round).await;
-        let Some(context) = context.upgrade() else {
-            return;
-        };
+        let context = context.upgrade();
+        let Some(context) = context else { return };
         let started = Instant::now();
         let confirmed = round_of(&context, &mut asked);
         let confirmed = timeout(watchdog.interval, confirmed).await;

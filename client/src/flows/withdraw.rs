@@ -27,9 +27,8 @@ impl Call {
         if self.routes.is_empty() {
             return;
         }
-        let Some(silent) = self.call_back().await else {
-            return;
-        };
+        let silent = self.call_back().await;
+        let Some(silent) = silent else { return };
         // Otherwise it listens first: left unheard, the news of this wait would be taken for that
         // of the owner's next one here.
         if !self.request.own {
@@ -103,13 +102,12 @@ impl Call {
         self.begin(&at.route);
         let mut silent = Vec::new();
         for (route, cancelled) in self.cancel().await {
+            let is_there = self.queued && route.is_at(&at.route.node);
             match cancelled {
                 Ok(0) if self.recall != Recall::Unheard => {}
                 Ok(_) => silent.push(route.node),
                 // Where it may still stand it would be in its own way.
-                Err(error)
-                    if self.queued && error.is_unanswered() && route.is_at(&at.route.node) =>
-                {
+                Err(error) if is_there && error.is_unanswered() => {
                     self.recall = Recall::Unheard;
                     return Err(error);
                 }
@@ -200,10 +198,9 @@ impl Call {
     async fn take_back(&mut self, mut silent: Vec<Arc<Node>>) -> bool {
         let left = Instant::now();
         let mut over = pin!(sleep(self.lease));
-        while !silent.is_empty() {
-            let Some(permit) = &mut self.permit else {
-                break;
-            };
+        while !silent.is_empty()
+            && let Some(permit) = &mut self.permit
+        {
             let all_told = join_all(silent.iter().map(|node| node.session.all_told(left)));
             let told = tokio::select! {
                 biased;

@@ -149,12 +149,13 @@ impl State {
 
     /// A target has gone.
     pub(super) fn leave(&mut self, ids: &[EntryId]) {
+        self.each_entry(ids, |entry| entry.targets = entry.targets.saturating_sub(1));
         for id in ids {
-            let Some(entry) = self.entries.get_mut(*id) else {
-                continue;
-            };
-            entry.targets = entry.targets.saturating_sub(1);
-            if entry.targets == 0 {
+            if self
+                .entries
+                .get(*id)
+                .is_some_and(|entry| entry.targets == 0)
+            {
                 let entry = self.entries.remove(*id);
                 self.ids.remove(&entry.key);
             }

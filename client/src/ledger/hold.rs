@@ -103,10 +103,12 @@ impl Hold {
             hold.guards.fetch_add(1, Ordering::Relaxed);
             (before, hold, has_lost)
         });
-        for earlier in before.iter().filter(|_| fresh || has_lost) {
-            if earlier.is_superseded_by(&hold) {
-                earlier.lose(LostReason::NotHeld);
-            }
+        let may_be_lost = fresh || has_lost;
+        for earlier in before
+            .iter()
+            .filter(|one| may_be_lost && one.is_superseded_by(&hold))
+        {
+            earlier.lose(LostReason::NotHeld);
         }
         let is_new = Arc::ptr_eq(&hold, &granted);
         if !is_new {

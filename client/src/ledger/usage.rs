@@ -261,10 +261,8 @@ impl Target {
     /// A RELEASE without a token is about to be handed over, or sent again.
     pub(crate) fn unnamed_release(self: &Arc<Self>) -> UnnamedRelease {
         self.change(|side| side.unnamed_releases = side.unnamed_releases.saturating_add(1));
-        UnnamedRelease {
-            target: Arc::clone(self),
-            in_order: false,
-        }
+        let (target, in_order) = (Arc::clone(self), false);
+        UnnamedRelease { target, in_order }
     }
 
     /// Notes how often the server says that a writer holds it, to be called in the order of the

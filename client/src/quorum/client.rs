@@ -263,9 +263,8 @@ fn connectors<U: AsRef<str>>(
     let named = connectors.len();
     if named < SERVERS_MIN || named.is_multiple_of(2) {
         let what = "a quorum takes an odd number of servers";
-        return Err(no_quorum(format!(
-            "{what}, {SERVERS_MIN} or more: not {named}"
-        )));
+        let what = format!("{what}, {SERVERS_MIN} or more: not {named}");
+        return Err(no_quorum(what));
     }
     Ok(connectors)
 }

@@ -66,11 +66,9 @@ impl Part {
 
     /// Whether it may be taken again: not where an operator has ended it.
     fn is_missing(&self) -> bool {
-        let Some(guard) = &self.guard else {
-            return true;
-        };
+        let Some(held) = &self.guard else { return true };
         let ended = |reason| matches!(reason, Broken | Deleted | MaxHold);
-        guard.lost_already().is_some_and(|reason| !ended(reason))
+        held.lost_already().is_some_and(|reason| !ended(reason))
     }
 }
 
@@ -129,9 +127,8 @@ impl Parts {
     /// Adds what a server has granted, or why it has not. What is of no use is given back at once.
     pub(crate) fn join(&mut self, server: usize, answer: Result<Guard, Error>) {
         let answer = answer.and_then(|guard| self.only_vote(guard));
-        let Some(part) = self.servers.get_mut(server) else {
-            return;
-        };
+        let part = self.servers.get_mut(server);
+        let Some(part) = part else { return };
         part.is_asked = false;
         match answer {
             Ok(guard) if part.live().is_none() => {

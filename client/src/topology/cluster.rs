@@ -147,9 +147,8 @@ impl Router {
         let mut nodes = map.nodes.values().chain(&map.replaced);
         // The only server is not among them.
         let is_of_it = |node: &&Arc<Node>| node.session.number == session.number;
-        let Some(node) = &nodes.find(is_of_it).cloned() else {
-            return true;
-        };
+        let node = nodes.find(is_of_it).cloned();
+        let Some(node) = &node else { return true };
         let mut others = map.nodes.values().filter(|one| !Arc::ptr_eq(one, node));
         let twin = others.find(|one| one.is_attached_to(server)).cloned();
         if node.set_twin(twin.as_ref()) {

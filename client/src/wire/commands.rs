@@ -105,11 +105,9 @@ struct Request {
 /// What to do with a reply.
 pub(crate) type Then = Box<dyn FnOnce(Result<Value, Error>) + Send>;
 
-async fn drive(
-    connector: Connector,
-    links: watch::Sender<u64>,
-    mut queue: mpsc::UnboundedReceiver<Request>,
-) {
+type Queue = mpsc::UnboundedReceiver<Request>;
+
+async fn drive(connector: Connector, links: watch::Sender<u64>, mut queue: Queue) {
     // Why this one failed nobody wants to know: the first request tries again.
     let mut link = Link::open(&connector).await.ok();
     let next_link = || links.send_modify(|link| *link = link.saturating_add(1));

@@ -99,9 +99,8 @@ impl Connector {
         let address = client.get_connection_info().addr().to_string();
         let (is_replica, client_id, run_id) = read_handshake(&answers);
         if is_replica {
-            return Err(Error::unavailable(format!(
-                "READONLY the server at {address} is a replica"
-            )));
+            let readonly = format!("READONLY the server at {address} is a replica");
+            return Err(Error::unavailable(readonly));
         }
         let server = match run_id {
             Some(run_id) => ServerId::RunId(run_id.into()),
@@ -145,9 +144,8 @@ impl Connector {
     /// Whether the server was given up for another.
     pub(crate) async fn ask_sentinels(&self, within: Duration) -> bool {
         let (within, asked) = (self.dialer.response_timeout.min(within), Instant::now());
-        let Some(client) = self.named_otherwise(within).await else {
-            return false;
-        };
+        let client = self.named_otherwise(within).await;
+        let Some(client) = client else { return false };
         let before = self.latest.borrow().clone();
         // While nothing is in use, whoever connects asks too, and has the time of a reply for one
         // that stands still. Waited for here as well, it would put off the next question, and be

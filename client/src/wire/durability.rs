@@ -51,6 +51,8 @@ pub(crate) struct Acknowledger {
     requests: mpsc::UnboundedSender<Request>,
 }
 
+type Queue = mpsc::UnboundedReceiver<Request>;
+
 struct Request {
     renewal: Command<bool>,
     reply: oneshot::Sender<Result<Acknowledged, Error>>,
@@ -78,16 +80,12 @@ impl Acknowledger {
     }
 }
 
-async fn run(
-    connector: Connector,
-    durability: Durability,
-    mut requests: mpsc::UnboundedReceiver<Request>,
-) {
+async fn run(connector: Connector, durability: Durability, mut queue: Queue) {
     let limit = connector.dialer.response_timeout;
     let limit = limit.saturating_add(durability.within);
     let (mut batch, mut pace, mut present) = (Vec::new(), Pace::default(), None::<Connection>);
     // All that have come while the last wait lasted share the next.
-    while requests.recv_many(&mut batch, usize::MAX).await > 0 {
+    while queue.recv_many(&mut batch, usize::MAX).await > 0 {
         batch.retain(|request| !request.reply.is_closed());
         if batch.is_empty() {
             continue;

@@ -157,9 +157,8 @@ impl fmt::Debug for Certificates {
 fn read(url: &str) -> Result<ConnectionInfo, Error> {
     let asks_for_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
     if asks_for_tls && cfg!(not(feature = "tls")) {
-        return Err(Error::unavailable(
-            "the URL asks for TLS, which needs the crate's feature `tls`",
-        ));
+        let missing = "the URL asks for TLS, which needs the crate's feature `tls`";
+        return Err(Error::unavailable(missing));
     }
     let unreadable = |error| Error::unavailable("the URL cannot be read").with_source(error);
     let info = url.into_connection_info().map_err(unreadable)?;

@@ -268,12 +268,9 @@ impl Events {
     async fn open(&mut self) -> Connection {
         loop {
             let grace = self.session.grace;
-            let longest = if self.session.told.borrow().elapsed() < grace {
-                part_of_grace(grace, 4)
-            } else {
-                Duration::MAX
-            };
-            self.pace.keep(longest).await;
+            let in_grace = self.session.told.borrow().elapsed() < grace;
+            let longest = in_grace.then(|| part_of_grace(grace, 4));
+            self.pace.keep(longest.unwrap_or(Duration::MAX)).await;
             match self.connector.open().await {
                 Ok(connection) => return connection,
                 Err(error) => self.broken(error),

@@ -71,9 +71,8 @@ impl Former {
 
     /// This connection of the node is for this from now on.
     pub(crate) fn add(&self, id: Option<ClientId>, purpose: Purpose) {
-        let Some(id) = id.filter(|(server, _)| server.is_surely(server)) else {
-            return;
-        };
+        let id = id.filter(|(server, _)| server.is_surely(server));
+        let Some(id) = id else { return };
         let mut opened = locked(&self.opened);
         opened.retain(|one| one.id != id);
         if opened.len() == KEPT_MAX {

@@ -21,9 +21,9 @@ pub(crate) enum Mode {
     Read,
     Write,
     Several,
+    /// The limit counts where none is set for all.
     Permits {
         permits: u32,
-        /// What counts where no limit is set for all.
         limit: Option<u32>,
     },
 }
@@ -218,14 +218,10 @@ pub(crate) fn limit(name: &Arc<[u8]>, limit: u32) -> Command<u64> {
 }
 
 /// `RLOCK.EVENTS session [BLOCK wait-ms] GRACE grace-ms`. Without a wait it answers at once.
-pub(crate) fn events(
-    session: &str,
-    wait: Option<Duration>,
-    grace: Duration,
-) -> Command<Vec<Event>> {
+pub(crate) fn events(name: &str, wait: Option<Duration>, grace: Duration) -> Command<Vec<Event>> {
     let mut cmd = redis::cmd("RLOCK.EVENTS");
     let wait = wait.map(|wait| ("BLOCK", millis(wait).max(1)));
-    cmd.arg(session).arg(wait);
+    cmd.arg(name).arg(wait);
     cmd.arg("GRACE").arg(millis(grace));
     Command::new(cmd, 0, |reply, _| read_events(reply))
 }

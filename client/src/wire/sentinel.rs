@@ -63,10 +63,9 @@ impl Connector {
         let answer = connection.redis.send_packed_command(&question).await;
         let answer = answer.and_then(Value::extract_error);
         match answer.map_err(Error::could_not_connect)? {
-            Value::Nil => {
-                let unknown = format!("it knows no service called {service}");
-                Err(Error::refused(unknown))
-            }
+            Value::Nil => Err(Error::refused(format!(
+                "it knows no service called {service}"
+            ))),
             answer => {
                 read_address(&answer).ok_or_else(|| Error::refused("the reply is not a sentinel's"))
             }

@@ -25,27 +25,23 @@ pub(crate) async fn run(connector: Connector, grace: Duration) {
     );
 }
 
-async fn ask_again(
-    connector: &Connector,
-    interval: Duration,
-    mut switches: watch::Receiver<Address>,
-) {
+async fn ask_again(connector: &Connector, every: Duration, mut switches: watch::Receiver<Address>) {
     let mut began = Instant::now();
     loop {
         // Otherwise one that tells of switches without end has all asked without end.
         sleep(PAUSE_MIN).await;
         // Counted from the start of the last question: silent sentinels do not put off the next.
-        let next = began.checked_add(pause(interval)).unwrap_or(began);
+        let next = began.checked_add(pause(every)).unwrap_or(began);
         tokio::select! {
             () = sleep_until(next) => {}
             // Not told any more once nobody may listen.
             Ok(()) = switches.changed() => {
                 let address = switches.borrow_and_update().clone();
-                follow(connector, &address, interval).await;
+                follow(connector, &address, every).await;
             }
         }
         began = Instant::now();
-        connector.ask_sentinels(part(interval, ANSWER_PART)).await;
+        connector.ask_sentinels(part(every, ANSWER_PART)).await;
     }
 }
 

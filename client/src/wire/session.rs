@@ -230,16 +230,14 @@ impl Attachment {
     /// An EVENTS call sent at `sent` was answered: whether in time. Once out of touch for too
     /// long, guards have said that they are lost; nothing may bring them back.
     pub(crate) fn confirm(&self, sent: Instant, now: Instant) -> bool {
-        let Some(until) = &self.until else {
-            return true;
-        };
+        let Some(end) = &self.until else { return true };
         // Only the task of the session connection confirms, so nobody writes in between.
-        let present = **until.load();
+        let present = **end.load();
         if now >= present {
             return false;
         }
         if let Some(confident) = confident_until(sent, self.grace) {
-            until.store(Arc::new(confident.max(present)));
+            end.store(Arc::new(confident.max(present)));
         }
         true
     }
