@@ -26,6 +26,10 @@ pub mod test_util;
 mod time;
 mod trace;
 
+// What every layer needs of them.
+use background::task;
+use backoff::Backoff;
+
 pub use api::{
     Client, ClientBuilder, Guard, Lock, MultiGuard, MultiLock, PermitsGuard, ReadGuard, RwLock,
     Scope, Semaphore, WriteGuard, mode,

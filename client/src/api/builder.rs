@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::Client;
-use crate::chance;
-use crate::error::Error;
 use crate::flows::{Context, Keeper, Settings};
 use crate::time::{MILLI, MILLIS_MAX, TIMEOUT_MAX, part, whole_millis, within};
 use crate::topology::{Identity, Router};
 use crate::wire::{Connector, Dialer, Durability};
+use crate::{Error, chance};
 
 /// Settings for a [`Client`]; made by [`Client::builder`].
 ///

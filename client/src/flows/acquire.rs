@@ -11,12 +11,11 @@ use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use crate::error::Error;
 use crate::flows::{Call, Context, Held, Kept, State, release};
 use crate::ledger::{Grant, HoldOptions, Mailbox, Reserved, Target, Usage};
 use crate::topology::AttachedRoute;
 use crate::wire::{Acquired, Answer, Command, WaitMode, request};
-use crate::{metrics, trace};
+use crate::{Error, metrics, trace};
 
 /// What a caller asked for.
 pub(crate) struct Request {

@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::backoff::Backoff;
-use crate::error::{Error, LostReason};
 use crate::flows::{
     Aim, Asked, Context, Held, Permits, QueuePermit, Reply, Request, release, renew,
 };
@@ -16,6 +14,7 @@ use crate::ledger::{Grant, Notification, Usage};
 use crate::time::{Lease, TIMEOUT_MAX};
 use crate::topology::{AttachedRoute, MAX_REDIRECTS, Route};
 use crate::wire::{Acquired, Attachment, EventKind, Mode, WaitMode};
+use crate::{Backoff, Error, LostReason};
 
 /// Where a call is.
 pub(super) enum State {

@@ -6,14 +6,12 @@ use std::sync::Arc;
 use futures_util::stream::{self, StreamExt};
 use tokio::time::{Instant, sleep};
 
-use crate::background::task;
-use crate::backoff::Backoff;
-use crate::error::LostReason;
 use crate::flows::{Aim, Context, release, renew};
 use crate::ledger::{Delivered, Hold};
 use crate::time::part;
 use crate::topology::slot_of;
 use crate::wire::{Attachment, Event, Listener, Mode, ServerId, Session};
+use crate::{Backoff, LostReason, task};
 
 impl Listener for Context {
     fn may_attach(&self, session: &Session, server: &ServerId) -> bool {

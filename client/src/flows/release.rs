@@ -8,13 +8,11 @@ use futures_util::future::join_all;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
-use crate::backoff::Backoff;
-use crate::error::{Error, LostReason};
 use crate::flows::{Context, Request, acquire};
 use crate::ledger::{Grant, Hold, HoldOptions, Owner, UnnamedRelease, Usage};
 use crate::topology::{MAX_REDIRECTS, Route};
-use crate::trace;
 use crate::wire::{Answer, Attachment, Command, Mode, Released, Then, WaitMode, request};
+use crate::{Backoff, Error, LostReason, trace};
 
 /// Where it is told how it went: after the second try at the latest, while the background goes on
 /// trying.

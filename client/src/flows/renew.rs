@@ -6,13 +6,11 @@ use std::sync::Arc;
 use futures_util::stream::{self, StreamExt};
 use tokio::time::{Instant, sleep};
 
-use crate::backoff::Backoff;
-use crate::error::Error;
 use crate::flows::Context;
 use crate::ledger::{Hold, Renewal, Reserved, Target};
 use crate::topology::{Route, Router};
 use crate::wire::{Attachment, Mode, request};
-use crate::{metrics, trace};
+use crate::{Backoff, Error, metrics, trace};
 
 /// What to ask for where grants must be acknowledged: see [`Acknowledger`]. Elsewhere it is the
 /// same.

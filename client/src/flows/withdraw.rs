@@ -6,13 +6,11 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 
-use crate::background::task;
-use crate::backoff::Backoff;
-use crate::error::Error;
 use crate::flows::{Call, Recall, State, release, renew};
 use crate::ledger::Grant;
 use crate::topology::{AttachedRoute, Node, Route};
 use crate::wire::{Acquired, EventKind, Mode, Subject, request};
+use crate::{Backoff, Error, task};
 
 impl Call {
     /// Takes the waiter out of the queue and gives back what it may have been granted meanwhile.

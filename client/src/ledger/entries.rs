@@ -7,11 +7,10 @@ use slab::Slab;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use crate::error::LostReason;
 use crate::ledger::{EventQueue, Hold, HoldOptions, Owner, Permit};
-use crate::locked;
 use crate::time::Lease;
 use crate::wire::Mode;
+use crate::{LostReason, locked};
 
 /// What the owners of one client have, at whatever node: a lock may move from one to another.
 #[derive(Default)]

@@ -8,11 +8,10 @@ use arc_swap::ArcSwap;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
 
-use crate::error::{Error, LostReason};
 use crate::ledger::{Entry, HoldOptions, Reserved, Side, State, Target, Usage, Wanted};
 use crate::time::{Lease, MILLI, drift, part, valid_until, whole_millis};
 use crate::wire::{Attachment, Mode};
-use crate::{metrics, trace};
+use crate::{Error, LostReason, metrics, trace};
 
 /// One hold of one owner, shared by all its guards, which read it without a lock. A hold of several
 /// locks is lost with any.

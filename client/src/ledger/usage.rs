@@ -9,11 +9,10 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use crate::error::LostReason;
 use crate::ledger::{Entry, EntryId, Hold, Ledger, Owner, Side, State};
-use crate::locked;
 use crate::time::{Lease, up_to_whole_millis};
 use crate::wire::{Mode, Released, Subject};
+use crate::{LostReason, locked};
 
 /// Held by whoever stands in the queue.
 pub(crate) type Permit = Arc<tokio::sync::Mutex<()>>;

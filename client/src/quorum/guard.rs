@@ -15,11 +15,9 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::api::Guard;
-use crate::background::task;
-use crate::error::ErrorKind;
 use crate::flows::lost;
-use crate::locked;
 use crate::quorum::{Parts, QuorumError, QuorumLock, Round};
+use crate::{ErrorKind, locked, task};
 
 /// A lock that is held on a majority of servers; made by [`QuorumLock::lock`] and its siblings.
 ///

@@ -8,13 +8,11 @@ use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::backoff::Backoff;
-use crate::error::Error;
-use crate::locked;
 use crate::topology::{Name, Names, Node, Route, Router, Table, slot_of};
 use crate::wire::{
     Address, Connector, Listener, NAMELESS, Range, Redirect, ServerId, Session, request,
 };
+use crate::{Backoff, Error, locked};
 
 /// A cluster, as far as it is known. Its nodes are connected to when something is to be asked
 /// there.

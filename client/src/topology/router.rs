@@ -8,11 +8,10 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::backoff::Backoff;
-use crate::error::Error;
 use crate::time::{Lease, part};
 use crate::topology::{Identity, Map, Node, slot_of};
 use crate::wire::{Answer, Attachment, Command, Connector, ServerId, Then};
+use crate::{Backoff, Error};
 
 /// The servers of a client: one, or the nodes of a cluster.
 pub(crate) struct Router {

@@ -19,10 +19,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::yield_now;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::background::task;
 use crate::backoff::{PAUSE_MAX, Pace};
-use crate::error::Error;
 use crate::wire::{Call, Command, Connection, Connector, Former, Purpose, Replies, Values};
+use crate::{Error, task};
 
 /// The handle of the task, which ends with it.
 pub(crate) struct Commands {

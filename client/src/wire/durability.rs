@@ -11,12 +11,11 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::background::task;
 use crate::backoff::{PAUSE_MAX, Pace};
-use crate::error::{Error, ErrorKind};
 use crate::wire::{
     Answer, Command, Connection, Connector, Former, Purpose, Values, request, within,
 };
+use crate::{Error, ErrorKind, task};
 
 /// Who must have a grant before it counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,10 +9,9 @@ use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 use tokio::sync::watch;
 
-use crate::error::Error;
-use crate::locked;
 use crate::time::part;
 use crate::wire::{Connector, Dialer, Former};
+use crate::{Error, locked};
 
 /// Where a node listens.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -2,9 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::error::Error;
-use crate::locked;
 use crate::wire::{Call, Connection, Connector, ServerId, request, within};
+use crate::{Error, locked};
 
 /// The connections that a client has opened, as one of its nodes sees them: which of them were
 /// before the node's present ones.

@@ -7,10 +7,9 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{Value, from_redis_value_ref};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::error::Error;
-use crate::locked;
 use crate::time::TIMEOUT_MAX;
 use crate::wire::{Address, Connector};
+use crate::{Error, locked};
 
 impl Connector {
     /// Asks all sentinels at once, each for no longer than `within`. What more than half of them

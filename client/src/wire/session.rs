@@ -10,11 +10,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::error::Error;
-use crate::locked;
 use crate::time::{drift, part};
 use crate::wire::ServerId;
-use crate::{chance, metrics, trace};
+use crate::{Error, chance, locked, metrics, trace};
 
 /// One client's session at one server.
 pub(crate) struct Session {
