@@ -26,9 +26,10 @@ pub mod test_util;
 mod time;
 mod trace;
 
-// What every layer needs of them.
+// What most layers need of them.
 use background::task;
-use backoff::Backoff;
+use backoff::{Backoff, PAUSE_MAX, Pace};
+use time::{Lease, TIMEOUT_MAX, part};
 
 pub use api::{
     Client, ClientBuilder, Guard, Lock, MultiGuard, MultiLock, PermitsGuard, ReadGuard, RwLock,

@@ -58,11 +58,8 @@ impl AcquireOptions {
             let both = "a lock is kept for whoever comes next here, or has an owner: not both";
             return Err(Error::refused(both));
         }
-        let Some(name) = self.names.first() else {
-            return Err(Error::refused("a lock needs a name"));
-        };
         let kept = self.keeper.lock(KeptKey {
-            name: Arc::clone(name),
+            name: self.names.first().cloned().unwrap_or_default(),
             options: self.hold_options(),
             idle,
         });
@@ -138,9 +135,8 @@ impl AcquireOptions {
             }
             taken.still_held()
         };
-        let Err(error) = rest.await else {
-            return Ok(taken);
-        };
+        let rest = rest.await;
+        let Err(error) = rest else { return Ok(taken) };
         // Given back before the caller hears that the rest cannot be had: what it does next may
         // count on that.
         let limit = limit.or_else(|| Instant::now().checked_add(response_timeout));

@@ -11,10 +11,9 @@ use crate::flows::{
     Aim, Asked, Context, Held, Permits, QueuePermit, Reply, Request, release, renew,
 };
 use crate::ledger::{Grant, Notification, Usage};
-use crate::time::{Lease, TIMEOUT_MAX};
 use crate::topology::{AttachedRoute, MAX_REDIRECTS, Route};
 use crate::wire::{Acquired, Attachment, EventKind, Mode, WaitMode};
-use crate::{Backoff, Error, LostReason};
+use crate::{Backoff, Error, Lease, LostReason, TIMEOUT_MAX};
 
 /// Where a call is.
 pub(super) enum State {
@@ -134,7 +133,7 @@ impl Call {
                     tokio::select! {
                         biased;
                         next = self.step(&mut present) => next,
-                        end = ending(&context, &mut reply, in_line, deadline) => {
+                        end = ended(&context, &mut reply, in_line, deadline) => {
                             self.last = end.unwrap_or_else(|| self.late(&present));
                             state = present;
                             break;
@@ -238,7 +237,7 @@ impl Call {
         };
         let (permits, last, next) = tokio::select! {
             permits = permits => (Some(permits), last, State::Ask(None)),
-            end = ending(&request.context, reply, true, self.deadline) => {
+            end = ended(&request.context, reply, true, self.deadline) => {
                 (None, end.unwrap_or(last), State::Failed)
             }
         };
@@ -579,16 +578,11 @@ impl Call {
 /// Ends when the caller waits no more: its time is up, for which there is no error here; or, if it
 /// waits in the queue, it is gone or the client shuts down. One that only asks hears the answer,
 /// and what it is granted and nobody takes is given back.
-async fn ending(
-    context: &Context,
-    reply: &mut Reply,
-    in_line: bool,
-    deadline: Instant,
-) -> Option<Error> {
+async fn ended(context: &Context, reply: &mut Reply, waits: bool, until: Instant) -> Option<Error> {
     tokio::select! {
-        () = reply.closed(), if in_line => Some(Error::shut_down()),
-        () = context.background.closing.cancelled(), if in_line => Some(Error::shut_down()),
-        () = sleep_until(deadline) => None,
+        () = reply.closed(), if waits => Some(Error::shut_down()),
+        () = context.background.closing.cancelled(), if waits => Some(Error::shut_down()),
+        () = sleep_until(until) => None,
     }
 }
 

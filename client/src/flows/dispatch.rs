@@ -8,10 +8,9 @@ use tokio::time::{Instant, sleep};
 
 use crate::flows::{Aim, Context, release, renew};
 use crate::ledger::{Delivered, Hold};
-use crate::time::part;
 use crate::topology::slot_of;
 use crate::wire::{Attachment, Event, Listener, Mode, ServerId, Session};
-use crate::{Backoff, LostReason, task};
+use crate::{Backoff, LostReason, part, task};
 
 impl Listener for Context {
     fn may_attach(&self, session: &Session, server: &ServerId) -> bool {

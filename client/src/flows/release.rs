@@ -1,6 +1,5 @@
 //! Giving a hold back, and seeing to it that the server knows.
 
-use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -137,7 +136,7 @@ pub(super) async fn give_back_any(context: Arc<Context>, owner: Owner, key: Arc<
     let (permits, limit) = (1, None);
     let permit = Mode::Permits { permits, limit };
     for mode in [Mode::Plain, Mode::Read, Mode::Write, permit] {
-        let target = owner.target(&context.ledger, mode, slice::from_ref(&key));
+        let target = owner.target(&context.ledger, mode, std::slice::from_ref(&key));
         match give_back(&context, target.claim(options), token, Instant::now()).await {
             Err(error) if error.has_code("WRONGKIND") => {}
             Err(error) if error.is_lost() && mode == Mode::Read => {}
@@ -369,16 +368,13 @@ impl Release {
     /// doing, if the lease cannot have run out in between.
     fn end(self, released: Released) {
         self.usage.target.released(released);
+        let are_permits = matches!(self.usage.target.mode, Mode::Permits { .. });
         match released {
             Released::Freed => self.is_freed(),
             // It was not known how many permits it had.
-            Released::Left(left) if matches!(self.usage.target.mode, Mode::Permits { .. }) => {
-                return self.give_back_rest(left);
-            }
+            Released::Left(left) if are_permits => return self.give_back_rest(left),
             // Entered once more than anybody here knows, by a call whose answer was lost.
-            Released::Left(_) if self.usage.target.is_alone() => {
-                return self.once_more();
-            }
+            Released::Left(_) if self.usage.target.is_alone() => return self.once_more(),
             _ => {}
         }
         let outcome = match (released, self.lost()) {

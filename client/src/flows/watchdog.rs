@@ -8,12 +8,11 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::background::task;
 use crate::flows::{Aim, Context, renew};
 use crate::ledger::{Hold, Ledger};
-use crate::time::part;
 use crate::topology::Node;
 use crate::wire::SessionNumber;
+use crate::{part, task};
 
 /// When the holds of the ledger that were given no lease are renewed.
 pub(crate) struct Watchdog {

@@ -130,9 +130,8 @@ impl Call {
         if target.mode != Mode::Several || self.usage.target.is_alone() {
             return Ok(());
         }
-        let Some(name) = target.alone_at(Instant::now()).next() else {
-            return Ok(());
-        };
+        let name = target.alone_at(Instant::now()).next();
+        let Some(name) = name else { return Ok(()) };
         let one = Subject {
             mode: Mode::Plain,
             names: std::slice::from_ref(name),

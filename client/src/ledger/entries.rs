@@ -8,9 +8,8 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::ledger::{EventQueue, Hold, HoldOptions, Owner, Permit};
-use crate::time::Lease;
 use crate::wire::Mode;
-use crate::{LostReason, locked};
+use crate::{Lease, LostReason, locked};
 
 /// What the owners of one client have, at whatever node: a lock may move from one to another.
 #[derive(Default)]

@@ -1,8 +1,6 @@
 //! What an owner has at its locks, or may have: its guards, and its commands that are under way.
 
 use std::fmt;
-use std::mem;
-use std::slice;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
@@ -74,7 +72,7 @@ impl Target {
 
     /// One of its locks alone.
     pub(crate) fn one(&self, name: &Arc<[u8]>) -> Arc<Self> {
-        let names = slice::from_ref(name);
+        let names = std::slice::from_ref(name);
         self.owner.target(&self.ledger, Mode::Plain, names)
     }
 
@@ -402,7 +400,7 @@ impl Usage {
 
     /// It is that of a command under way again.
     pub(crate) fn give_back(&mut self) {
-        if mem::take(&mut self.is_guarded) {
+        if std::mem::take(&mut self.is_guarded) {
             let mode = self.target.mode;
             self.target.change(|side| side.lose_guard(mode));
         }

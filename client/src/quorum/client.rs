@@ -14,8 +14,7 @@ use tokio::time::timeout;
 use crate::api::{Client, ClientBuilder};
 use crate::background::Background;
 use crate::error::{Error, ErrorKind};
-use crate::quorum::majority::{done, doubt, majority, refusal};
-use crate::quorum::{Answers, QuorumError, QuorumLock};
+use crate::quorum::{Answers, QuorumError, QuorumLock, done, doubt, majority, refusal};
 use crate::time::{MILLIS_MAX, within};
 use crate::wire::Connector;
 

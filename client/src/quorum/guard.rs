@@ -5,7 +5,6 @@
 //! It does not renew: each server's hold is renewed by the watchdog of that server's client.
 
 use std::fmt;
-use std::mem;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -42,7 +41,7 @@ pub struct QuorumGuard {
     lock: QuorumLock,
     parts: Arc<Mutex<Parts>>,
     /// What looks after it.
-    keeper: JoinSet<()>,
+    tasks: JoinSet<()>,
 }
 
 impl QuorumGuard {
@@ -51,13 +50,9 @@ impl QuorumGuard {
         let lock = parts.lock.clone();
         let parts = Arc::new(Mutex::new(parts));
         let keeping = keep(Arc::clone(&parts), lock.lease.is_none(), round);
-        let mut keeper = JoinSet::new();
-        keeper.spawn_on(task(keeping), &lock.core.background.runtime);
-        Self {
-            lock,
-            parts,
-            keeper,
-        }
+        let mut tasks = JoinSet::new();
+        tasks.spawn_on(task(keeping), &lock.core.background.runtime);
+        Self { lock, parts, tasks }
     }
 
     /// The lock's name.
@@ -313,10 +308,10 @@ impl Drop for QuorumGuard {
         // What is taken out is dropped here, and so given back; unless unlock() has done so.
         let left = locked(&self.parts).take();
         drop(left);
-        let mut keeper = mem::take(&mut self.keeper);
-        keeper.abort_all();
+        let mut tasks = std::mem::take(&mut self.tasks);
+        tasks.abort_all();
         // What it had still asked for is given back when it has ended, which shutdown() waits for.
-        let ended = async move { keeper.shutdown().await };
+        let ended = async move { tasks.shutdown().await };
         self.lock.core.background.spawn(ended);
     }
 }

@@ -1,6 +1,5 @@
 //! What each server has granted or said instead, and whether that makes a majority.
 
-use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -8,12 +7,10 @@ use std::time::Duration;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
+use crate::LostReason::{Broken, Deleted, MaxHold};
 use crate::api::Guard;
-use crate::error::LostReason::{Broken, Deleted, MaxHold};
-use crate::error::{Error, ErrorKind};
-use crate::quorum::majority::{refusal, validity};
-use crate::quorum::{Answers, Member, QuorumError, QuorumLock, Round};
-use crate::time::TIMEOUT_MAX;
+use crate::quorum::{Answers, Member, QuorumError, QuorumLock, Round, refusal, validity};
+use crate::{Error, ErrorKind, TIMEOUT_MAX};
 
 /// The lock on all servers, in the order in which they were named.
 pub(crate) struct Parts {
@@ -99,7 +96,7 @@ impl Parts {
         for (server, part) in parts.filter(|(_, part)| part.is_missing()) {
             part.let_go();
             // A renewal by hand asks in any case: it may have been given up while it waited.
-            if !mem::replace(&mut part.is_asked, true) || self.lock.lease.is_some() {
+            if !std::mem::replace(&mut part.is_asked, true) || self.lock.lease.is_some() {
                 round.push(self.lock.take(server, &part.member, max_hold));
             }
         }
@@ -150,10 +147,8 @@ impl Parts {
         let granted_by = server(&guard);
         let by = |held: &Arc<Guard>| granted_by.is_some() && server(held) == granted_by;
         let twin = self.servers.iter().find(|part| part.live().is_some_and(by));
-        let Some(Part { member, .. }) = twin else {
-            return Ok(guard);
-        };
-        let twin = format!("the same server as {}", member.address);
+        let Some(twin) = twin else { return Ok(guard) };
+        let twin = format!("the same server as {}", twin.member.address);
         Err(Error::unavailable(twin))
     }
 

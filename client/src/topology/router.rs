@@ -8,10 +8,9 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::time::{Lease, part};
 use crate::topology::{Identity, Map, Node, slot_of};
 use crate::wire::{Answer, Attachment, Command, Connector, ServerId, Then};
-use crate::{Backoff, Error};
+use crate::{Backoff, Error, Lease, part};
 
 /// The servers of a client: one, or the nodes of a cluster.
 pub(crate) struct Router {

@@ -19,9 +19,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::yield_now;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::backoff::{PAUSE_MAX, Pace};
-use crate::wire::{Call, Command, Connection, Connector, Former, Purpose, Replies, Values};
-use crate::{Error, task};
+use crate::wire::{Call, Command, Connection, Connector, Purpose, Replies, Values};
+use crate::{Error, PAUSE_MAX, Pace, task};
 
 /// The handle of the task, which ends with it.
 pub(crate) struct Commands {
@@ -164,7 +163,7 @@ struct Link {
 impl Link {
     async fn open(connector: &Connector) -> Result<Self, Error> {
         Ok(Self {
-            connection: Former::open_next(connector, Purpose::Commands).await?,
+            connection: connector.open_next(Purpose::Commands).await?,
             in_flight: InFlight::new(connector.dialer.response_timeout),
         })
     }

@@ -1,6 +1,5 @@
 //! Opening connections, to a primary and to what tells of it, and asking on them.
 
-use std::iter;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -260,7 +259,7 @@ impl Connection {
         command: Command<T>,
         behind: Vec<Call>,
     ) -> Result<T, Error> {
-        let calls: Vec<_> = iter::once(command.call).chain(behind).collect();
+        let calls: Vec<_> = std::iter::once(command.call).chain(behind).collect();
         let replies = self.ask(calls.into_iter());
         let is_other = |latest: &Latest| !latest.is(&self.server);
         let replies = tokio::select! {

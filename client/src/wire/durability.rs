@@ -11,11 +11,8 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::backoff::{PAUSE_MAX, Pace};
-use crate::wire::{
-    Answer, Command, Connection, Connector, Former, Purpose, Values, request, within,
-};
-use crate::{Error, ErrorKind, task};
+use crate::wire::{Answer, Command, Connection, Connector, Purpose, Values, request, within};
+use crate::{Error, ErrorKind, PAUSE_MAX, Pace, task};
 
 /// Who must have a grant before it counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +91,7 @@ async fn run(connector: Connector, durability: Durability, mut queue: Queue) {
             Ok(good)
         } else {
             pace.keep(PAUSE_MAX).await;
-            Former::open_next(&connector, Purpose::Copies).await
+            connector.open_next(Purpose::Copies).await
         };
         let asked = match &connection {
             Ok(connection) => ask(connection, durability, limit, &mut batch).await,

@@ -9,9 +9,8 @@ use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 use tokio::sync::watch;
 
-use crate::time::part;
 use crate::wire::{Connector, Dialer, Former};
-use crate::{Error, locked};
+use crate::{Error, locked, part};
 
 /// Where a node listens.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -101,15 +100,14 @@ pub(crate) struct Certificates {
 }
 
 impl Certificates {
-    #[cfg_attr(
-        not(feature = "tls"),
-        expect(clippy::unused_self, reason = "there are none without the feature")
-    )]
     fn client(&self, info: ConnectionInfo) -> Result<redis::Client, Error> {
         #[cfg(feature = "tls")]
         if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
             return self.tls_client(info);
         }
+        // There are none without the feature.
+        #[cfg(not(feature = "tls"))]
+        let Self {} = self;
         redis::Client::open(info).map_err(Error::could_not_connect)
     }
 

@@ -8,12 +8,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use crate::backoff::Pace;
-use crate::error::Error;
 use crate::wire::{
     Attachment, ClientId, Connection, Connector, Event, Purpose, ServerId, Session, kills,
     part_of_grace, request,
 };
+use crate::{Error, Pace};
 
 /// Who hears what happens at the servers of a client.
 pub(crate) trait Listener: Send + Sync {

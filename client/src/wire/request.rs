@@ -201,8 +201,8 @@ pub(crate) fn acquire(
     cmd.arg(wait.map(|wait| ("QUEUE", wait)));
     // The owner of permits is one call's, which has one hold.
     let is_permits = matches!(subject.mode, Mode::Permits { .. });
-    let once = once || is_permits;
-    cmd.arg("SESSION").arg(session).arg(once.then_some("ONCE"));
+    let once = (once || is_permits).then_some("ONCE");
+    cmd.arg("SESSION").arg(session).arg(once);
     let read = if is_permits {
         |reply: &Value, _| read_acquired_permits(reply)
     } else {

@@ -7,9 +7,8 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{Value, from_redis_value_ref};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::time::TIMEOUT_MAX;
 use crate::wire::{Address, Connector};
-use crate::{Error, locked};
+use crate::{Error, TIMEOUT_MAX, locked};
 
 impl Connector {
     /// Asks all sentinels at once, each for no longer than `within`. What more than half of them
@@ -61,13 +60,12 @@ impl Connector {
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(&*service);
         let answer = connection.redis.send_packed_command(&question).await;
         let answer = answer.and_then(Value::extract_error);
+        let other_reply = || Error::refused("the reply is not a sentinel's");
         match answer.map_err(Error::could_not_connect)? {
             Value::Nil => Err(Error::refused(format!(
                 "it knows no service called {service}"
             ))),
-            answer => {
-                read_address(&answer).ok_or_else(|| Error::refused("the reply is not a sentinel's"))
-            }
+            answer => read_address(&answer).ok_or_else(other_reply),
         }
     }
 }

@@ -11,9 +11,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::backoff::{Backoff, Pace, part_of};
 use crate::chance::random;
-use crate::error::Error;
-use crate::time::part;
 use crate::wire::{Address, Connector, part_of_grace};
+use crate::{Error, part};
 
 /// Asks until it is aborted, with the node. That it also listens to one of them makes it quicker;
 /// what is promised is that it asks.
