@@ -27,9 +27,10 @@ mod time;
 mod trace;
 
 // What most layers need of them.
-use background::task;
+use background::{Background, task};
 use backoff::{Backoff, PAUSE_MAX, Pace};
-use time::{Lease, TIMEOUT_MAX, part};
+use time::{Lease, MILLI, MILLIS_MAX, TIMEOUT_MAX};
+use time::{drift, part, up_to_whole_millis, valid_until, whole_millis, within};
 
 pub use api::{
     Client, ClientBuilder, Guard, Lock, MultiGuard, MultiLock, PermitsGuard, ReadGuard, RwLock,

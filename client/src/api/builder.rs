@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use crate::api::Client;
 use crate::flows::{Context, Keeper, Settings};
-use crate::time::{MILLI, MILLIS_MAX, TIMEOUT_MAX, part, whole_millis, within};
 use crate::topology::{Identity, Router};
 use crate::wire::{Connector, Dialer, Durability};
-use crate::{Error, chance};
+use crate::{Error, MILLI, MILLIS_MAX, TIMEOUT_MAX, chance, part, whole_millis, within};
 
 /// Settings for a [`Client`]; made by [`Client::builder`].
 ///

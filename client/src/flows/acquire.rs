@@ -245,12 +245,7 @@ impl Attempt {
             && at.is_fresh(lease.counted())
             && (heard.is_next || !self.usage.may_have_been_released())
         {
-            let grant = Grant {
-                token,
-                lease: lease.keep(),
-                attachment: at.attachment,
-                fresh: count == 1,
-            };
+            let grant = Grant::new(token, lease.keep(), at.attachment, count == 1);
             self.usage.is_next = heard.is_next;
             let held = Held::new(&self.request.context, self.usage, grant);
             // While the hold is known here, so that the same grant told twice is not taken for

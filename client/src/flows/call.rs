@@ -252,7 +252,7 @@ impl Call {
     async fn ask(&mut self, known: Option<&Arc<Attachment>>, there: Option<&Route>) -> State {
         let (router, key) = (&self.request.context.router, self.usage.target.key());
         let next = match there {
-            None if self.queued => router.next(key, known).await,
+            None if self.queued => router.attached_at(|| router.route(key), known).await,
             _ => router.next_within(key, known, there.cloned()).await,
         };
         let at = match next {
@@ -445,12 +445,7 @@ impl Call {
         // Whoever asks from now on knows of it. Who is there already may have asked for less since
         // it began, for one of several locks.
         self.usage.target.promise(lease);
-        let grant = Grant {
-            token,
-            lease,
-            attachment: Arc::clone(&at.attachment),
-            fresh,
-        };
+        let grant = Grant::new(token, lease, Arc::clone(&at.attachment), fresh);
         if is_sure && at.is_fresh(lease) && !self.usage.may_have_been_released() {
             State::Granted(grant)
         } else {
@@ -477,12 +472,8 @@ impl Call {
             Ok(told) if !told.held => return self.ran_out(grant),
             Ok(told) => match told.attachment {
                 Some(attachment) if !is_ambiguous => {
-                    let lease = told.lease;
-                    return State::Granted(Grant {
-                        lease,
-                        attachment,
-                        ..*grant
-                    });
+                    let (lease, fresh) = (told.lease, grant.fresh);
+                    return State::Granted(Grant::new(grant.token, lease, attachment, fresh));
                 }
                 // Nothing is broken: it is given back, and asked for again. Not left for ONCE to
                 // take over: alone now, it may be beside others when that is sent.

@@ -85,7 +85,7 @@ impl Held {
         outcome
     }
 
-    fn give_back(&mut self, report: Option<Report>) {
+    fn give_back(&mut self, report: Report) {
         let usage = self.usage.take();
         let Some(usage) = usage else { return };
         let left = match self.kept.take() {

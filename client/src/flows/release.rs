@@ -15,16 +15,11 @@ use crate::{Backoff, Error, LostReason, trace};
 
 /// Where it is told how it went: after the second try at the latest, while the background goes on
 /// trying.
-pub(crate) type Report = oneshot::Sender<Result<(), Error>>;
+pub(crate) type Report = Option<oneshot::Sender<Result<(), Error>>>;
 
 /// Sends RELEASE at once and leaves the rest to the background. With a report it is told how that
 /// went.
-pub(crate) fn start(
-    context: &Arc<Context>,
-    usage: Usage,
-    hold: Option<Arc<Hold>>,
-    report: Option<Report>,
-) {
+pub(crate) fn start(context: &Arc<Context>, usage: Usage, hold: Option<Arc<Hold>>, report: Report) {
     let target = &usage.target;
     let release = Release {
         context: Arc::clone(context),
@@ -82,7 +77,6 @@ async fn untold_part(context: &Arc<Context>, hold: &Hold, name: &Arc<[u8]>) -> R
         passing: true,
         kept: None,
     });
-    let lost = Error::lost(LostReason::NotHeld);
     match entered.await {
         Ok(mut entered) if entered.hold.token <= hold.token => {
             let ours = give_back(context, usage, entered.hold.token, Instant::now());
@@ -94,7 +88,7 @@ async fn untold_part(context: &Arc<Context>, hold: &Hold, name: &Arc<[u8]>) -> R
             usage.may_be_left(Instant::now());
             Ok(())
         }
-        _ => Err(lost),
+        _ => Err(Error::lost(LostReason::NotHeld)),
     }
 }
 
@@ -108,13 +102,9 @@ pub(super) fn give_back(
     token: u64,
     since: Instant,
 ) -> Answer<()> {
-    let grant = Grant {
-        token,
-        lease: usage.options.lease_from(since),
-        attachment: Attachment::new(None, since, Duration::ZERO),
-        fresh: false,
-    };
-    let hold = Hold::new(&usage, grant);
+    let lease = usage.options.lease_from(since);
+    let attachment = Attachment::new(None, since, Duration::ZERO);
+    let hold = Hold::new(&usage, Grant::new(token, lease, attachment, false));
     // Otherwise an entry that is left may be another guard's.
     if !usage.may_have_been_released() {
         hold.keep_tokens(Instant::now());
@@ -153,7 +143,7 @@ struct Release {
     /// so none can be swept away by a RELEASE that is sent again.
     usage: Usage,
     hold: Option<Arc<Hold>>,
-    report: Option<Report>,
+    report: Report,
     span: trace::Span,
     began: Instant,
     tries: u32,
@@ -266,10 +256,8 @@ impl Release {
                 outcome => outcome,
             });
             let outcome = join_all(parts).await.into_iter().collect();
-            if let Some(report) = report {
-                // Whoever dropped unlock() does not want to know.
-                let _ = report.send(outcome);
-            }
+            // Whoever dropped unlock() does not want to know.
+            let _ = report.map(|report| report.send(outcome));
         });
     }
 
@@ -310,9 +298,8 @@ impl Release {
         if self.tries > if there.is_some() { MAX_REDIRECTS } else { 1 } {
             let in_time = self.began.elapsed() < router.response_timeout;
             let patient = there.is_some() && in_time;
-            if let Some(report) = self.report.take_if(|_| !patient) {
-                let _ = report.send(Err(error.misdirected()));
-            }
+            let report = self.report.take_if(|_| !patient);
+            let _ = report.map(|report| report.send(Err(error.misdirected())));
             sleep(self.backoff.next()).await;
         }
         let route = there.unwrap_or_else(|| router.route(self.usage.target.key()));
@@ -415,9 +402,7 @@ impl Release {
         }
         // Before the caller is told, so that what it asks next finds the owner free.
         drop(self);
-        if let Some(report) = report {
-            // Whoever dropped unlock() does not want to know.
-            let _ = report.send(outcome);
-        }
+        // Whoever dropped unlock() does not want to know.
+        let _ = report.map(|report| report.send(outcome));
     }
 }

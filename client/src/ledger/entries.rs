@@ -139,9 +139,8 @@ impl State {
                 ..Entry::default()
             })
         });
-        if let Some(entry) = self.entries.get_mut(id) {
-            entry.targets = entry.targets.saturating_add(1);
-        }
+        let enter = |entry: &mut Entry| entry.targets = entry.targets.saturating_add(1);
+        self.each_entry(&[id], enter);
         id
     }
 

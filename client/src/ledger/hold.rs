@@ -9,9 +9,10 @@ use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
 
 use crate::ledger::{Entry, HoldOptions, Reserved, Side, State, Target, Usage, Wanted};
-use crate::time::{Lease, MILLI, drift, part, valid_until, whole_millis};
 use crate::wire::{Attachment, Mode};
-use crate::{Error, LostReason, metrics, trace};
+use crate::{
+    Error, Lease, LostReason, MILLI, drift, metrics, part, trace, valid_until, whole_millis,
+};
 
 /// One hold of one owner, shared by all its guards, which read it without a lock. A hold of several
 /// locks is lost with any.
@@ -63,6 +64,17 @@ pub(crate) struct Grant {
     pub(crate) attachment: Arc<Attachment>,
     /// Whether the owner is known to have held nothing of it before.
     pub(crate) fresh: bool,
+}
+
+impl Grant {
+    pub(crate) fn new(token: u64, lease: Lease, attachment: Arc<Attachment>, fresh: bool) -> Self {
+        Self {
+            token,
+            lease,
+            attachment,
+            fresh,
+        }
+    }
 }
 
 impl Hold {
@@ -397,7 +409,7 @@ impl Hold {
 
     /// What is known before the server is asked about it.
     pub(crate) fn look(self: &Arc<Self>, now: Instant) -> Look {
-        let (is_meant, number) = (self.is_meant(now), self.target.number());
+        let (is_meant, number) = (self.is_meant(now), self.target.ledger.with(State::number));
         Look { is_meant, number }
     }
 

@@ -8,9 +8,8 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::ledger::{Entry, EntryId, Hold, Ledger, Owner, Side, State};
-use crate::time::{Lease, up_to_whole_millis};
 use crate::wire::{Mode, Released, Subject};
-use crate::{LostReason, locked};
+use crate::{Lease, LostReason, locked, up_to_whole_millis};
 
 /// Held by whoever stands in the queue.
 pub(crate) type Permit = Arc<tokio::sync::Mutex<()>>;
@@ -294,11 +293,6 @@ impl Target {
                 side.is_miscounted |= matches!(released, Released::Left(_)) != (side.count > 0);
             });
         }
-    }
-
-    /// The number of what is about to be asked.
-    pub(crate) fn number(&self) -> u64 {
-        self.ledger.with(State::number)
     }
 
     /// Whether a RELEASE without a token may have been carried out behind what has this number.

@@ -153,18 +153,8 @@ impl Router {
         Some(AttachedRoute { route, attachment })
     }
 
-    /// Waits until the session is attached where to ask about this lock, otherwise than it was
-    /// `known`.
-    pub(crate) async fn next(
-        &self,
-        name: &[u8],
-        known: Option<&Arc<Attachment>>,
-    ) -> Result<AttachedRoute, Error> {
-        self.attached_at(|| self.route(name), known).await
-    }
-
-    /// As [`next`](Self::next), or `there`, where a node has sent us; and after the time for a
-    /// reply says why it is not attached.
+    /// As [`attached_at`](Self::attached_at) where the lock is, or `there`, where a node has sent
+    /// us; and after the time for a reply says why it is not attached.
     ///
     /// A node to which another sends may turn out to be known by another address, and then it is
     /// attached there and never here.
@@ -187,7 +177,7 @@ impl Router {
 
     /// Waits until the session is attached there, otherwise than it was `known`. Where that is, is
     /// looked up again whenever a lock has moved.
-    async fn attached_at(
+    pub(crate) async fn attached_at(
         &self,
         mut there: impl FnMut() -> Route,
         known: Option<&Arc<Attachment>>,

@@ -167,10 +167,9 @@ pub(super) fn read_events(reply: &Value) -> Option<Vec<Event>> {
     for event in reply.as_sequence()? {
         let (kind, name, owner, value): (Vec<u8>, Vec<u8>, Vec<u8>, Value) = read(event)?;
         let text = || read::<Vec<u8>>(&value);
+        let token = || read_count(&value);
         let kind = match &*kind {
-            b"granted" => EventKind::Granted {
-                token: read_count(&value)?,
-            },
+            b"granted" => EventKind::Granted { token: token()? },
             b"timeout" => EventKind::TimedOut {
                 lease_left: time_left(read(&value)?),
             },

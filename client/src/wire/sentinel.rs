@@ -10,6 +10,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::wire::{Address, Connector};
 use crate::{Error, TIMEOUT_MAX, locked};
 
+/// Where the primary is, and whether more than half of all sentinels say so.
+type Named = (Address, bool);
+
 impl Connector {
     /// Asks all sentinels at once, each for no longer than `within`. What more than half of them
     /// say is taken at once: a dead sentinel then costs no time, and one that is cut off from the
@@ -17,11 +20,7 @@ impl Connector {
     /// what most of those say who answer no later than `soon` after the first that knows something;
     /// but if one of them names what a majority named before, it is that, so that changing answers
     /// do not lead to and fro. Beside it, whether more than half of all that were asked say so.
-    pub(super) async fn primary(
-        &self,
-        within: Duration,
-        soon: Duration,
-    ) -> Result<(Address, bool), Error> {
+    pub(super) async fn primary(&self, within: Duration, soon: Duration) -> Result<Named, Error> {
         let before = locked(&self.agreed).clone();
         let asked = self.sentinels.iter().map(|one| self.named_by(one, within));
         let mut asked = asked.collect::<FuturesUnordered<_>>();

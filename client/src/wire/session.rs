@@ -10,9 +10,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::time::{drift, part};
 use crate::wire::ServerId;
-use crate::{Error, chance, locked, metrics, trace};
+use crate::{Error, chance, drift, locked, metrics, part, trace};
 
 /// One client's session at one server.
 pub(crate) struct Session {
