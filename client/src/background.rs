@@ -7,7 +7,6 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 /// Runs tasks, and counts them and what else is not done yet. Clones share the count.
-#[derive(Clone)]
 pub(crate) struct Background {
     pub(crate) runtime: Handle,
     /// What is not done yet: tasks, and whatever else has a token of it.

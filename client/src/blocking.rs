@@ -25,7 +25,7 @@ use std::time::Duration;
 use redis::{Cmd, FromRedisValue};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::api::setters;
 use crate::mode::{Multi, Permits, Plain, Read, Single, Write};
@@ -52,18 +52,12 @@ twin! {
         fn rw_lock(&self, name: impl Into<Vec<u8>>) -> RwLock as twin;
 
         /// Names a counting semaphore, without I/O.
-        fn semaphore(
-            &self,
-            name: impl Into<Vec<u8>>,
-            limit: impl Into<Option<u32>>
-        ) -> Semaphore as twin;
+        fn semaphore(&self, name: impl Into<Vec<u8>>, limit: impl Into<Option<u32>>)
+            -> Semaphore as twin;
 
         /// Sets how many permits of a semaphore may be out, for all who ask for them.
-        async fn set_limit(
-            &self,
-            name: impl Into<Vec<u8>>,
-            limit: impl Into<Option<u32>>
-        ) -> Result<Option<u32>, Error>;
+        async fn set_limit(&self, name: impl Into<Vec<u8>>, limit: impl Into<Option<u32>>)
+            -> Result<Option<u32>, Error>;
 
         /// Names several locks that are taken at once, without I/O.
         fn multi(&self, names: impl IntoIterator<Item = impl Into<Vec<u8>>>) -> MultiLock as twin;
@@ -305,11 +299,8 @@ twin! {
         async fn acquire_timeout(&self, timeout: Duration) -> Result<PermitsGuard, Error> as twin;
 
         /// Takes so many permits at once, waiting in the queue for at most `timeout`.
-        async fn acquire_many_timeout(
-            &self,
-            permits: u32,
-            timeout: Duration
-        ) -> Result<PermitsGuard, Error> as twin;
+        async fn acquire_many_timeout(&self, permits: u32, timeout: Duration)
+            -> Result<PermitsGuard, Error> as twin;
     }
 }
 
@@ -434,11 +425,8 @@ impl<M> Guard<M> {
     ///
     /// Inside an async task.
     pub fn wanted_within(&self, timeout: Duration) -> Result<bool, Error> {
-        let wanted = async { tokio::time::timeout(timeout, self.inner.wanted()).await };
-        match self.runtime.handle.block_on(wanted) {
-            Ok(wanted) => wanted.map(|()| true),
-            Err(_) => Ok(false),
-        }
+        let wanted = self.runtime.within(timeout, self.inner.wanted());
+        Ok(wanted.transpose()?.is_some())
     }
 
     /// Waits until the lock is lost, at most this long: why, or `None` if it is still held.
@@ -447,8 +435,7 @@ impl<M> Guard<M> {
     ///
     /// Inside an async task.
     pub fn lost_within(&self, timeout: Duration) -> Option<LostReason> {
-        let lost = async { tokio::time::timeout(timeout, self.inner.lost()).await };
-        self.runtime.handle.block_on(lost).ok()
+        self.runtime.within(timeout, self.inner.lost())
     }
 }
 
@@ -578,11 +565,8 @@ impl QuorumGuard {
     ///
     /// Inside an async task.
     pub fn wanted_within(&self, timeout: Duration) -> Result<bool, QuorumError> {
-        let wanted = async { tokio::time::timeout(timeout, self.inner.wanted()).await };
-        match self.runtime.handle.block_on(wanted) {
-            Ok(wanted) => wanted.map(|()| true),
-            Err(_) => Ok(false),
-        }
+        let wanted = self.runtime.within(timeout, self.inner.wanted());
+        Ok(wanted.transpose()?.is_some())
     }
 
     /// Waits until the lock is lost, at most this long: why, or `None` if it is still held.
@@ -591,8 +575,7 @@ impl QuorumGuard {
     ///
     /// Inside an async task.
     pub fn lost_within(&self, timeout: Duration) -> Option<QuorumError> {
-        let lost = async { tokio::time::timeout(timeout, self.inner.lost()).await };
-        self.runtime.handle.block_on(lost).ok()
+        self.runtime.within(timeout, self.inner.lost())
     }
 }
 
@@ -631,5 +614,11 @@ impl Runtime {
             handle,
             _running: running,
         })
+    }
+
+    /// What comes of the work, if it is done within the time.
+    fn within<T>(&self, limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+        let within = async { timeout(limit, work).await };
+        self.handle.block_on(within).ok()
     }
 }

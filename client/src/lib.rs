@@ -26,6 +26,12 @@ pub mod test_util;
 mod time;
 mod trace;
 
+// What most layers need of them.
+use background::{Background, task};
+use backoff::{Backoff, PAUSE_MAX, Pace};
+use time::{Lease, MILLI, MILLIS_MAX, TIMEOUT_MAX};
+use time::{drift, part, up_to_whole_millis, valid_until, whole_millis, within};
+
 pub use api::{
     Client, ClientBuilder, Guard, Lock, MultiGuard, MultiLock, PermitsGuard, ReadGuard, RwLock,
     Scope, Semaphore, WriteGuard, mode,

@@ -37,30 +37,17 @@ static INSTRUMENTS: std::sync::LazyLock<Instruments> = std::sync::LazyLock::new(
         let counter = meter.u64_counter(name).with_unit(unit);
         counter.with_description(what).build()
     };
+    let waits = "How long lock() and its siblings took, with a lock at their end or without.";
+    let holds = "From a grant until its last guard has given it back.";
+    let lost = "Holds that were lost, by `rlock.reason`.";
+    let renewals = "Answers to renewals, by `rlock.outcome`: `held`, `lost` or `error`.";
+    let reconnects = "Times at which the session connection was there again.";
     Instruments {
-        waits: seconds(
-            "rlock.client.wait.duration",
-            "How long lock() and its siblings took, with a lock at their end or without.",
-        ),
-        holds: seconds(
-            "rlock.client.hold.duration",
-            "From a grant until its last guard has given it back.",
-        ),
-        lost: count(
-            "rlock.client.lost",
-            "{hold}",
-            "Holds that were lost, by `rlock.reason`.",
-        ),
-        renewals: count(
-            "rlock.client.renewals",
-            "{renewal}",
-            "Answers to renewals, by `rlock.outcome`: `held`, `lost` or `error`.",
-        ),
-        reconnects: count(
-            "rlock.client.reconnects",
-            "{connection}",
-            "Times at which the session connection was there again.",
-        ),
+        waits: seconds("rlock.client.wait.duration", waits),
+        holds: seconds("rlock.client.hold.duration", holds),
+        lost: count("rlock.client.lost", "{hold}", lost),
+        renewals: count("rlock.client.renewals", "{renewal}", renewals),
+        reconnects: count("rlock.client.reconnects", "{connection}", reconnects),
     }
 });
 

@@ -20,7 +20,7 @@ pub use error::QuorumError;
 
 // Behind the scenes.
 mod majority; // the arithmetic
-use majority::Answers;
+use majority::{Answers, done, doubt, majority, refusal, validity};
 
 mod parts; // what each server has granted
 use parts::Parts;

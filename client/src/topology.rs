@@ -10,7 +10,7 @@ mod cluster;
 use cluster::Map;
 
 mod names;
-use names::{Name, Names};
+use names::{Name, Names, name_of};
 
 mod slots;
 use slots::Table;

@@ -29,16 +29,11 @@ macro_rules! span {
     };
 }
 
-pub(crate) fn wait(name: &impl Display, owner: &impl Display, mode: impl Debug) -> Span {
+pub(crate) fn wait(name: impl Display, owner: impl Display, mode: impl Debug) -> Span {
     span!("wait", %name, %owner, ?mode)
 }
 
-pub(crate) fn hold(
-    name: &impl Display,
-    owner: &impl Display,
-    mode: impl Debug,
-    token: u64,
-) -> Span {
+pub(crate) fn hold(name: impl Display, owner: impl Display, mode: impl Debug, token: u64) -> Span {
     span!("hold", %name, %owner, ?mode, token, lost = tracing::field::Empty)
 }
 
@@ -46,7 +41,7 @@ pub(crate) fn renew(holds: usize) -> Span {
     span!("renew", holds)
 }
 
-pub(crate) fn release(name: &impl Display, owner: &impl Display, mode: impl Debug) -> Span {
+pub(crate) fn release(name: impl Display, owner: impl Display, mode: impl Debug) -> Span {
     span!("release", %name, %owner, ?mode)
 }
 

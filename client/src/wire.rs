@@ -1,13 +1,16 @@
 //! The connections to one server and what is said on them. Nothing else speaks RESP.
 
 mod connection;
+use connection::{Connection, Replies, Values, within};
 pub(crate) use connection::{Connector, ServerId};
 
 mod endpoint;
 pub(crate) use endpoint::Address;
+use endpoint::Certificates;
 
 mod dial;
 pub(crate) use dial::Dialer;
+use dial::{Pushes, Socket};
 
 // Where the server is, if sentinels say so.
 mod sentinel;
@@ -21,15 +24,18 @@ pub(crate) mod events;
 pub(crate) use events::Listener;
 
 mod session;
+use session::part_of_grace;
 pub(crate) use session::{Attachment, Session, SessionNumber};
 
 mod durability;
 pub(crate) use durability::{Acknowledger, Durability};
 
 mod former;
+use former::{ClientId, Former, Purpose, kills};
 
 // What is said, and answered.
 pub(crate) mod request;
+use request::Call;
 pub(crate) use request::{Command, Mode, Subject, WaitMode};
 
 mod reply;

@@ -9,11 +9,10 @@ use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::api::Guard;
-use crate::error::Error;
 use crate::flows::{Context, Keeper, KeptKey, Request};
-use crate::ledger::{HoldOptions, Owner};
-use crate::time::{MILLIS_MAX, part, whole_millis, within};
+use crate::ledger::{HoldOptions, Owner, Target};
 use crate::wire::{Mode, WaitMode};
+use crate::{Error, MILLIS_MAX, part, whole_millis, within};
 
 #[derive(Clone)]
 pub(crate) struct AcquireOptions {
@@ -48,25 +47,19 @@ impl AcquireOptions {
             // Most calls do not come here, and their futures need not have the room for it.
             return Box::pin(self.take_parts(&owner, mode, parts, wait_mode)).await;
         }
-        self.take_part(&owner, mode, &self.names, wait_mode).await
+        let target = owner.target(&self.context.ledger, mode, &self.names);
+        self.take_part(target, wait_mode).await
     }
 
     /// A lock that is kept: at once, if it is here.
-    pub(crate) async fn take_kept<M>(
-        &self,
-        idle: Duration,
-        wait_mode: WaitMode,
-    ) -> Result<Guard<M>, Error> {
+    async fn take_kept<M>(&self, idle: Duration, wait_mode: WaitMode) -> Result<Guard<M>, Error> {
         within("keep", idle, MILLIS_MAX).map_err(Error::refused)?;
         if self.owner.is_some() {
             let both = "a lock is kept for whoever comes next here, or has an owner: not both";
             return Err(Error::refused(both));
         }
-        let Some(name) = self.names.first() else {
-            return Err(Error::refused("a lock needs a name"));
-        };
         let kept = self.keeper.lock(KeptKey {
-            name: Arc::clone(name),
+            name: self.names.first().cloned().unwrap_or_default(),
             options: self.hold_options(),
             idle,
         });
@@ -83,18 +76,12 @@ impl AcquireOptions {
 
     /// What can be taken in one command. The owner is the one that was named, or one that was
     /// minted for this call and is nobody else's.
-    async fn take_part<M>(
-        &self,
-        owner: &Owner,
-        mode: Mode,
-        names: &[Arc<[u8]>],
-        wait_mode: WaitMode,
-    ) -> Result<Guard<M>, Error> {
+    async fn take_part<M>(&self, target: Arc<Target>, wait: WaitMode) -> Result<Guard<M>, Error> {
         let request = Request {
             context: Arc::clone(&self.context),
-            target: owner.target(&self.context.ledger, mode, names),
+            target,
             options: self.hold_options(),
-            wait_mode,
+            wait_mode: wait,
             own: self.owner.is_none(),
             passing: false,
             kept: None,
@@ -116,7 +103,8 @@ impl AcquireOptions {
     ) -> Result<Guard<M>, Error> {
         let mut parts = parts.into_iter();
         let first = parts.next().unwrap_or_default();
-        let mut taken: Guard<M> = self.take_part(owner, mode, &first, wait_mode).await?;
+        let target = |part: &[_]| owner.target(&self.context.ledger, mode, part);
+        let mut taken: Guard<M> = self.take_part(target(&first), wait_mode).await?;
         // A server that does not answer is not waited for beyond the time at which the call has to
         // return; the background goes on.
         let response_timeout = self.context.router.response_timeout;
@@ -127,7 +115,7 @@ impl AcquireOptions {
         let rest = async {
             while let Some(part) = parts.next() {
                 let next = tokio::select! {
-                    next = self.take_part(owner, mode, &part, wait_mode) => next?,
+                    next = self.take_part(target(&part), wait_mode) => next?,
                     error = self.keep(&taken) => return Err(error),
                 };
                 // The lease begins with the last of the grants.
@@ -142,9 +130,8 @@ impl AcquireOptions {
             }
             taken.still_held()
         };
-        let Err(error) = rest.await else {
-            return Ok(taken);
-        };
+        let rest = rest.await;
+        let Err(error) = rest else { return Ok(taken) };
         // Given back before the caller hears that the rest cannot be had: what it does next may
         // count on that.
         let limit = limit.or_else(|| Instant::now().checked_add(response_timeout));

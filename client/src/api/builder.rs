@@ -4,12 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::Client;
-use crate::chance;
-use crate::error::Error;
 use crate::flows::{Context, Keeper, Settings};
-use crate::time::{MILLI, MILLIS_MAX, TIMEOUT_MAX, part, whole_millis, within};
 use crate::topology::{Identity, Router};
 use crate::wire::{Connector, Dialer, Durability};
+use crate::{Error, MILLI, MILLIS_MAX, TIMEOUT_MAX, chance, part, whole_millis, within};
 
 /// Settings for a [`Client`]; made by [`Client::builder`].
 ///
@@ -283,12 +281,8 @@ impl ClientBuilder {
     /// Shows this certificate to servers and sentinels that ask for one: its chain and its key, in
     /// PEM. It counts where a URL asks for TLS (`rediss://`).
     #[cfg(feature = "tls")]
-    pub fn client_certificate(
-        mut self,
-        pem: impl Into<Vec<u8>>,
-        key_pem: impl Into<Vec<u8>>,
-    ) -> Self {
-        self.dialer.certificates.own = Some((pem.into(), key_pem.into()));
+    pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        self.dialer.certificates.own = Some((pem.into(), key.into()));
         self
     }
 
@@ -397,17 +391,14 @@ impl ClientBuilder {
             Some(Durability { on_disk: true, .. }) => "acknowledged_on_disk",
             _ => "acknowledged_by",
         };
+        let response_timeout = Some(self.dialer.response_timeout);
         let acknowledged_within = self.durability.map(|wanted| wanted.within);
         for (setting, time, longest) in [
             ("lease", Some(self.lease), MILLIS_MAX),
             ("renew_every", self.renew_every, part(self.lease, 2)),
             ("max_hold", self.max_hold, MILLIS_MAX),
             ("grace is zero or", grace, MILLIS_MAX),
-            (
-                "response_timeout",
-                Some(self.dialer.response_timeout),
-                TIMEOUT_MAX,
-            ),
+            ("response_timeout", response_timeout, TIMEOUT_MAX),
             (acknowledged, acknowledged_within, MILLIS_MAX),
         ] {
             time.map_or(Ok(()), |time| within(setting, time, longest))?;

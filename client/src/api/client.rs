@@ -204,10 +204,8 @@ impl Client {
     /// # }
     /// ```
     pub fn scope(&self) -> Scope {
-        Scope {
-            client: self.clone(),
-            owner: self.owner(),
-        }
+        let (client, owner) = (self.clone(), self.owner());
+        Scope { client, owner }
     }
 
     fn options(&self, names: impl IntoIterator<Item = Arc<[u8]>>) -> AcquireOptions {

@@ -1,9 +1,7 @@
 //! A lock that is held.
 
 use std::fmt;
-use std::iter;
 use std::marker::PhantomData;
-use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -227,13 +225,11 @@ impl Guard<Write> {
         let reader = Guard::acquire(request).await;
         // Held until now, and so when the reading began.
         self.still_held()?;
-        let reader = match reader {
+        if reader.as_ref().is_err_and(Error::is_not_acquired) {
             // Who writes may read: somebody else writes by now.
-            Err(error) if error.is_not_acquired() => {
-                return Err(Error::lost(LostReason::NotHeld));
-            }
-            reader => reader?,
-        };
+            return Err(Error::lost(LostReason::NotHeld));
+        }
+        let reader = reader?;
         match self.unlock().await {
             Err(error) if !error.is_unanswered() => Err(error),
             _ => Ok(reader),
@@ -265,7 +261,7 @@ impl<M> Guard<M> {
         // The first name's part is the guard's own.
         let part_names = &part.hold().target.names;
         if names.first().is_some_and(|one| part_names.contains(one)) {
-            mem::swap(&mut self.held, &mut part.held);
+            std::mem::swap(&mut self.held, &mut part.held);
         }
         self.others.push(part.held);
         self.names = names.into();
@@ -278,7 +274,7 @@ impl<M> Guard<M> {
 
     /// And those of the parts that were taken in other commands.
     fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> + Clone {
-        let all = iter::once(&self.held).chain(&self.others);
+        let all = std::iter::once(&self.held).chain(&self.others);
         all.map(|held| &held.hold)
     }
 

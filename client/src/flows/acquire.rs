@@ -11,12 +11,11 @@ use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use crate::error::Error;
 use crate::flows::{Call, Context, Held, Kept, State, release};
 use crate::ledger::{Grant, HoldOptions, Mailbox, Reserved, Target, Usage};
 use crate::topology::AttachedRoute;
 use crate::wire::{Acquired, Answer, Command, WaitMode, request};
-use crate::{metrics, trace};
+use crate::{Error, metrics, trace};
 
 /// What a caller asked for.
 pub(crate) struct Request {
@@ -248,12 +247,7 @@ impl Attempt {
             && at.is_fresh(lease.counted())
             && (heard.is_next || !self.usage.may_have_been_released())
         {
-            let grant = Grant {
-                token,
-                lease: lease.keep(),
-                attachment: at.attachment,
-                fresh: count == 1,
-            };
+            let grant = Grant::new(token, lease.keep(), at.attachment, count == 1);
             self.usage.is_next = heard.is_next;
             let held = Held::new(&self.request.context, self.usage, grant);
             // While the hold is known here, so that the same grant told twice is not taken for

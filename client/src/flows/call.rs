@@ -7,15 +7,13 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::backoff::Backoff;
-use crate::error::{Error, LostReason};
 use crate::flows::{
     Aim, Asked, Context, Held, Permits, QueuePermit, Reply, Request, release, renew,
 };
 use crate::ledger::{Grant, Notification, Usage};
-use crate::time::{Lease, TIMEOUT_MAX};
 use crate::topology::{AttachedRoute, MAX_REDIRECTS, Route};
 use crate::wire::{Acquired, Attachment, EventKind, Mode, WaitMode};
+use crate::{Backoff, Error, Lease, LostReason, TIMEOUT_MAX};
 
 /// Where a call is.
 pub(super) enum State {
@@ -135,7 +133,7 @@ impl Call {
                     tokio::select! {
                         biased;
                         next = self.step(&mut present) => next,
-                        end = ending(&context, &mut reply, in_line, deadline) => {
+                        end = ended(&context, &mut reply, in_line, deadline) => {
                             self.last = end.unwrap_or_else(|| self.late(&present));
                             state = present;
                             break;
@@ -186,12 +184,12 @@ impl Call {
     /// time on top is for its answer to arrive. The same time is for the connection of a call that
     /// does not wait in the queue.
     fn time_up(&self, state: &State) -> Instant {
-        let until = match state {
-            State::Ask(_) | State::AskThere(_) | State::Pause(_) if self.permit.is_some() => None,
-            _ => Some(self.request.context.router.response_timeout),
+        let in_line = self.permit.is_some();
+        let on_top = match state {
+            State::Ask(_) | State::AskThere(_) | State::Pause(_) if in_line => Duration::ZERO,
+            _ => self.request.context.router.response_timeout,
         };
-        let until = until.and_then(|on_top| self.deadline.checked_add(on_top));
-        until.unwrap_or(self.deadline)
+        self.deadline.checked_add(on_top).unwrap_or(self.deadline)
     }
 
     /// What the caller hears if its time is up now.
@@ -239,7 +237,7 @@ impl Call {
         };
         let (permits, last, next) = tokio::select! {
             permits = permits => (Some(permits), last, State::Ask(None)),
-            end = ending(&request.context, reply, true, self.deadline) => {
+            end = ended(&request.context, reply, true, self.deadline) => {
                 (None, end.unwrap_or(last), State::Failed)
             }
         };
@@ -254,7 +252,7 @@ impl Call {
     async fn ask(&mut self, known: Option<&Arc<Attachment>>, there: Option<&Route>) -> State {
         let (router, key) = (&self.request.context.router, self.usage.target.key());
         let next = match there {
-            None if self.queued => router.next(key, known).await,
+            None if self.queued => router.attached_at(|| router.route(key), known).await,
             _ => router.next_within(key, known, there.cloned()).await,
         };
         let at = match next {
@@ -322,11 +320,8 @@ impl Call {
             Acquired::NotHeld { lease_left } => {
                 let next = self.refused(Error::not_acquired(lease_left));
                 let waits = !matches!(self.request.wait_mode, WaitMode::None);
-                if waits && self.permit.is_none() {
-                    State::InTurn
-                } else {
-                    next
-                }
+                let in_turn = waits && self.permit.is_none();
+                if in_turn { State::InTurn } else { next }
             }
             Acquired::Queued if self.permit.is_some() => {
                 (self.queued, self.hops) = (true, 0);
@@ -450,12 +445,7 @@ impl Call {
         // Whoever asks from now on knows of it. Who is there already may have asked for less since
         // it began, for one of several locks.
         self.usage.target.promise(lease);
-        let grant = Grant {
-            token,
-            lease,
-            attachment: Arc::clone(&at.attachment),
-            fresh,
-        };
+        let grant = Grant::new(token, lease, Arc::clone(&at.attachment), fresh);
         if is_sure && at.is_fresh(lease) && !self.usage.may_have_been_released() {
             State::Granted(grant)
         } else {
@@ -483,12 +473,8 @@ impl Call {
             Ok(told) if !told.held => return self.ran_out(grant),
             Ok(told) => match told.attachment {
                 Some(attachment) if !is_ambiguous => {
-                    let lease = told.lease;
-                    return State::Granted(Grant {
-                        lease,
-                        attachment,
-                        ..*grant
-                    });
+                    let (lease, fresh) = (told.lease, grant.fresh);
+                    return State::Granted(Grant::new(grant.token, lease, attachment, fresh));
                 }
                 // Nothing is broken: it is given back, and asked for again. Not left for ONCE to
                 // take over: alone now, it may be beside others when that is sent.
@@ -584,27 +570,19 @@ impl Call {
 /// Ends when the caller waits no more: its time is up, for which there is no error here; or, if it
 /// waits in the queue, it is gone or the client shuts down. One that only asks hears the answer,
 /// and what it is granted and nobody takes is given back.
-async fn ending(
-    context: &Context,
-    reply: &mut Reply,
-    in_line: bool,
-    deadline: Instant,
-) -> Option<Error> {
+async fn ended(context: &Context, reply: &mut Reply, waits: bool, until: Instant) -> Option<Error> {
     tokio::select! {
-        () = reply.closed(), if in_line => Some(Error::shut_down()),
-        () = context.background.closing.cancelled(), if in_line => Some(Error::shut_down()),
-        () = sleep_until(deadline) => None,
+        () = reply.closed(), if waits => Some(Error::shut_down()),
+        () = context.background.closing.cancelled(), if waits => Some(Error::shut_down()),
+        () = sleep_until(until) => None,
     }
 }
 
 /// Of two errors the one that leaves more open: that a later try was refused says nothing about
 /// an earlier one, whose reply was lost.
 fn prefer_unknown(first: Error, second: Error) -> Error {
-    if first.is_unknown() && second.is_unavailable() {
-        first
-    } else {
-        second
-    }
+    let is_known_less = first.is_unknown() && second.is_unavailable();
+    if is_known_less { first } else { second }
 }
 
 /// So often a wait looks whether there is still something of it at the nodes where it stood before.

@@ -6,14 +6,11 @@ use std::sync::Arc;
 use futures_util::stream::{self, StreamExt};
 use tokio::time::{Instant, sleep};
 
-use crate::background::task;
-use crate::backoff::Backoff;
-use crate::error::LostReason;
 use crate::flows::{Aim, Context, release, renew};
 use crate::ledger::{Delivered, Hold};
-use crate::time::part;
 use crate::topology::slot_of;
 use crate::wire::{Attachment, Event, Listener, Mode, ServerId, Session};
+use crate::{Backoff, LostReason, part, task};
 
 impl Listener for Context {
     fn may_attach(&self, session: &Session, server: &ServerId) -> bool {
@@ -107,17 +104,13 @@ pub(crate) async fn verify(context: Arc<Context>, hold: Arc<Hold>, reason: LostR
         let aim = (Aim::Hold, hold.is_to_hear());
         let told = renew::ask(&context.router, &hold.target, hold.token, aim, lease).await;
         let is_held = told.as_ref().is_ok_and(|told| told.held);
-        let by_tokens = is_held
-            && hold.target.mode == Mode::Several
-            && renew::has_tokens(&context.router, &hold, lease)
-                .await
-                .is_ok_and(|has| has);
+        let has_tokens = || renew::has_tokens(&context.router, &hold, lease);
+        let is_several = hold.target.mode == Mode::Several;
+        let by_tokens = is_held && is_several && has_tokens().await.unwrap_or(false);
         drop(turn);
-        let is_meant = if by_tokens && !hold.target.is_released_since(before.number) {
-            Some(true)
-        } else {
-            hold.was_meant(&before, now())
-        };
+        let by_tokens = by_tokens && !hold.target.is_released_since(before.number);
+        let is_meant = by_tokens.then_some(true);
+        let is_meant = is_meant.or_else(|| hold.was_meant(&before, now()));
         match (told, is_meant) {
             (Ok(told), Some(true)) if is_held => {
                 // Whether it was lost meanwhile the guard will say.

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{Instant, sleep_until};
 
-use crate::background::task;
-use crate::error::{Error, LostReason};
 use crate::flows::{Aim, Context, Kept, Report, dispatch, release, renew};
 use crate::ledger::{Grant, Hold, Usage};
 use crate::wire::Answer;
+use crate::{Error, LostReason, task};
 
 /// What a guard has, in whatever mode; dropping it gives it back.
 pub(crate) struct Held {
@@ -86,10 +85,9 @@ impl Held {
         outcome
     }
 
-    fn give_back(&mut self, report: Option<Report>) {
-        let Some(usage) = self.usage.take() else {
-            return;
-        };
+    fn give_back(&mut self, report: Report) {
+        let usage = self.usage.take();
+        let Some(usage) = usage else { return };
         let left = match self.kept.take() {
             Some(kept) => kept.put_back(&self.context, &self.hold, usage),
             None => Some(usage),

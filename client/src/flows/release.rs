@@ -1,6 +1,5 @@
 //! Giving a hold back, and seeing to it that the server knows.
 
-use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,26 +7,19 @@ use futures_util::future::join_all;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
-use crate::backoff::Backoff;
-use crate::error::{Error, LostReason};
 use crate::flows::{Context, Request, acquire};
 use crate::ledger::{Grant, Hold, HoldOptions, Owner, UnnamedRelease, Usage};
 use crate::topology::{MAX_REDIRECTS, Route};
-use crate::trace;
 use crate::wire::{Answer, Attachment, Command, Mode, Released, Then, WaitMode, request};
+use crate::{Backoff, Error, LostReason, trace};
 
 /// Where it is told how it went: after the second try at the latest, while the background goes on
 /// trying.
-pub(crate) type Report = oneshot::Sender<Result<(), Error>>;
+pub(crate) type Report = Option<oneshot::Sender<Result<(), Error>>>;
 
 /// Sends RELEASE at once and leaves the rest to the background. With a report it is told how that
 /// went.
-pub(crate) fn start(
-    context: &Arc<Context>,
-    usage: Usage,
-    hold: Option<Arc<Hold>>,
-    report: Option<Report>,
-) {
+pub(crate) fn start(context: &Arc<Context>, usage: Usage, hold: Option<Arc<Hold>>, report: Report) {
     let target = &usage.target;
     let release = Release {
         context: Arc::clone(context),
@@ -85,7 +77,6 @@ async fn untold_part(context: &Arc<Context>, hold: &Hold, name: &Arc<[u8]>) -> R
         passing: true,
         kept: None,
     });
-    let lost = Error::lost(LostReason::NotHeld);
     match entered.await {
         Ok(mut entered) if entered.hold.token <= hold.token => {
             let ours = give_back(context, usage, entered.hold.token, Instant::now());
@@ -97,7 +88,7 @@ async fn untold_part(context: &Arc<Context>, hold: &Hold, name: &Arc<[u8]>) -> R
             usage.may_be_left(Instant::now());
             Ok(())
         }
-        _ => Err(lost),
+        _ => Err(Error::lost(LostReason::NotHeld)),
     }
 }
 
@@ -111,13 +102,9 @@ pub(super) fn give_back(
     token: u64,
     since: Instant,
 ) -> Answer<()> {
-    let grant = Grant {
-        token,
-        lease: usage.options.lease_from(since),
-        attachment: Attachment::new(None, since, Duration::ZERO),
-        fresh: false,
-    };
-    let hold = Hold::new(&usage, grant);
+    let lease = usage.options.lease_from(since);
+    let attachment = Attachment::new(None, since, Duration::ZERO);
+    let hold = Hold::new(&usage, Grant::new(token, lease, attachment, false));
     // Otherwise an entry that is left may be another guard's.
     if !usage.may_have_been_released() {
         hold.keep_tokens(Instant::now());
@@ -129,12 +116,7 @@ pub(super) fn give_back(
 
 /// Gives a grant back for which nobody listens. What it was for is not known: a lock of another
 /// kind says so, and a read-write lock whether it is this owner who reads.
-pub(super) async fn give_back_any(
-    context: Arc<Context>,
-    owner: Owner,
-    name: Arc<[u8]>,
-    token: u64,
-) {
+pub(super) async fn give_back_any(context: Arc<Context>, owner: Owner, key: Arc<[u8]>, token: u64) {
     let options = HoldOptions {
         lease: context.settings.lease,
         renewed: false,
@@ -144,7 +126,7 @@ pub(super) async fn give_back_any(
     let (permits, limit) = (1, None);
     let permit = Mode::Permits { permits, limit };
     for mode in [Mode::Plain, Mode::Read, Mode::Write, permit] {
-        let target = owner.target(&context.ledger, mode, slice::from_ref(&name));
+        let target = owner.target(&context.ledger, mode, std::slice::from_ref(&key));
         match give_back(&context, target.claim(options), token, Instant::now()).await {
             Err(error) if error.has_code("WRONGKIND") => {}
             Err(error) if error.is_lost() && mode == Mode::Read => {}
@@ -161,7 +143,7 @@ struct Release {
     /// so none can be swept away by a RELEASE that is sent again.
     usage: Usage,
     hold: Option<Arc<Hold>>,
-    report: Option<Report>,
+    report: Report,
     span: trace::Span,
     began: Instant,
     tries: u32,
@@ -274,10 +256,8 @@ impl Release {
                 outcome => outcome,
             });
             let outcome = join_all(parts).await.into_iter().collect();
-            if let Some(report) = report {
-                // Whoever dropped unlock() does not want to know.
-                let _ = report.send(outcome);
-            }
+            // Whoever dropped unlock() does not want to know.
+            let _ = report.map(|report| report.send(outcome));
         });
     }
 
@@ -318,9 +298,8 @@ impl Release {
         if self.tries > if there.is_some() { MAX_REDIRECTS } else { 1 } {
             let in_time = self.began.elapsed() < router.response_timeout;
             let patient = there.is_some() && in_time;
-            if let Some(report) = self.report.take_if(|_| !patient) {
-                let _ = report.send(Err(error.misdirected()));
-            }
+            let report = self.report.take_if(|_| !patient);
+            let _ = report.map(|report| report.send(Err(error.misdirected())));
             sleep(self.backoff.next()).await;
         }
         let route = there.unwrap_or_else(|| router.route(self.usage.target.key()));
@@ -345,9 +324,8 @@ impl Release {
     /// have.
     fn leave(&self) {
         let target = &self.usage.target;
-        let Some(hold) = self.hold.as_ref().filter(|_| self.unknown) else {
-            return;
-        };
+        let hold = self.hold.as_ref().filter(|_| self.unknown);
+        let Some(hold) = hold else { return };
         if target.mode == Mode::Several {
             for name in target.alone_at(Instant::now()) {
                 // It goes on by itself.
@@ -377,16 +355,13 @@ impl Release {
     /// doing, if the lease cannot have run out in between.
     fn end(self, released: Released) {
         self.usage.target.released(released);
+        let are_permits = matches!(self.usage.target.mode, Mode::Permits { .. });
         match released {
             Released::Freed => self.is_freed(),
             // It was not known how many permits it had.
-            Released::Left(left) if matches!(self.usage.target.mode, Mode::Permits { .. }) => {
-                return self.give_back_rest(left);
-            }
+            Released::Left(left) if are_permits => return self.give_back_rest(left),
             // Entered once more than anybody here knows, by a call whose answer was lost.
-            Released::Left(_) if self.usage.target.is_alone() => {
-                return self.once_more();
-            }
+            Released::Left(_) if self.usage.target.is_alone() => return self.once_more(),
             _ => {}
         }
         let outcome = match (released, self.lost()) {
@@ -427,9 +402,7 @@ impl Release {
         }
         // Before the caller is told, so that what it asks next finds the owner free.
         drop(self);
-        if let Some(report) = report {
-            // Whoever dropped unlock() does not want to know.
-            let _ = report.send(outcome);
-        }
+        // Whoever dropped unlock() does not want to know.
+        let _ = report.map(|report| report.send(outcome));
     }
 }

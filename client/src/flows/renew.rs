@@ -6,13 +6,11 @@ use std::sync::Arc;
 use futures_util::stream::{self, StreamExt};
 use tokio::time::{Instant, sleep};
 
-use crate::backoff::Backoff;
-use crate::error::Error;
 use crate::flows::Context;
 use crate::ledger::{Hold, Renewal, Reserved, Target};
 use crate::topology::{Route, Router};
 use crate::wire::{Attachment, Mode, request};
-use crate::{metrics, trace};
+use crate::{Backoff, Error, metrics, trace};
 
 /// What to ask for where grants must be acknowledged: see [`Acknowledger`]. Elsewhere it is the
 /// same.
@@ -112,10 +110,8 @@ pub(crate) async fn renew(
     if let Ok(told) = &mut told
         && told.held
         && !hold.target.mode.has_token()
-        && told
-            .attachment
-            .as_ref()
-            .is_some_and(|now| !Arc::ptr_eq(now, &attachment))
+        && let Some(present) = &told.attachment
+        && !Arc::ptr_eq(present, &attachment)
         && hold.was_meant(&before, Instant::now()) != Some(true)
     {
         // A writer's names no token: it is asked about again.

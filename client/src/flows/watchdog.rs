@@ -8,12 +8,11 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::background::task;
 use crate::flows::{Aim, Context, renew};
 use crate::ledger::{Hold, Ledger};
-use crate::time::part;
 use crate::topology::Node;
 use crate::wire::SessionNumber;
+use crate::{part, task};
 
 /// When the holds of the ledger that were given no lease are renewed.
 pub(crate) struct Watchdog {
@@ -60,9 +59,8 @@ pub(crate) async fn run(watchdog: Arc<Watchdog>, context: Weak<Context>) {
         let due = next.wait_for(Option::is_some).await.map(|due| *due);
         let Ok(Some(round)) = due else { return };
         sleep_until(round).await;
-        let Some(context) = context.upgrade() else {
-            return;
-        };
+        let context = context.upgrade();
+        let Some(context) = context else { return };
         let started = Instant::now();
         let confirmed = round_of(&context, &mut asked);
         let confirmed = timeout(watchdog.interval, confirmed).await;
@@ -80,9 +78,8 @@ async fn round_of(context: &Arc<Context>, asked: &mut JoinSet<bool>) -> bool {
     let is_live = |hold: &Arc<Hold>| hold.options.renewed && hold.lost(Instant::now()).is_none();
     for hold in context.ledger.holds().into_iter().filter(is_live) {
         let node = context.router.route(hold.target.key()).node;
-        let (_, holds) = nodes
-            .entry(node.session.number)
-            .or_insert((node, Vec::new()));
+        let number = node.session.number;
+        let (_, holds) = nodes.entry(number).or_insert((node, Vec::new()));
         holds.push(hold);
     }
     for (node, holds) in nodes.into_values() {

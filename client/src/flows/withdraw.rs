@@ -6,13 +6,11 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 
-use crate::background::task;
-use crate::backoff::Backoff;
-use crate::error::Error;
 use crate::flows::{Call, Recall, State, release, renew};
 use crate::ledger::Grant;
 use crate::topology::{AttachedRoute, Node, Route};
 use crate::wire::{Acquired, EventKind, Mode, Subject, request};
+use crate::{Backoff, Error, task};
 
 impl Call {
     /// Takes the waiter out of the queue and gives back what it may have been granted meanwhile.
@@ -27,9 +25,8 @@ impl Call {
         if self.routes.is_empty() {
             return;
         }
-        let Some(silent) = self.call_back().await else {
-            return;
-        };
+        let silent = self.call_back().await;
+        let Some(silent) = silent else { return };
         // Otherwise it listens first: left unheard, the news of this wait would be taken for that
         // of the owner's next one here.
         if !self.request.own {
@@ -103,13 +100,12 @@ impl Call {
         self.begin(&at.route);
         let mut silent = Vec::new();
         for (route, cancelled) in self.cancel().await {
+            let is_there = self.queued && route.is_at(&at.route.node);
             match cancelled {
                 Ok(0) if self.recall != Recall::Unheard => {}
                 Ok(_) => silent.push(route.node),
                 // Where it may still stand it would be in its own way.
-                Err(error)
-                    if self.queued && error.is_unanswered() && route.is_at(&at.route.node) =>
-                {
+                Err(error) if is_there && error.is_unanswered() => {
                     self.recall = Recall::Unheard;
                     return Err(error);
                 }
@@ -134,13 +130,12 @@ impl Call {
         if target.mode != Mode::Several || self.usage.target.is_alone() {
             return Ok(());
         }
-        let Some(name) = target.alone_at(Instant::now()).next() else {
-            return Ok(());
-        };
+        let name = target.alone_at(Instant::now()).next();
+        let Some(name) = name else { return Ok(()) };
         let one = Subject {
             mode: Mode::Plain,
             names: std::slice::from_ref(name),
-            owner: target.owner.as_str().as_bytes(),
+            ..target.subject()
         };
         let session = &at.route.node.session.name;
         let granted = request::renew(one, self.lease, None, session);
@@ -200,10 +195,9 @@ impl Call {
     async fn take_back(&mut self, mut silent: Vec<Arc<Node>>) -> bool {
         let left = Instant::now();
         let mut over = pin!(sleep(self.lease));
-        while !silent.is_empty() {
-            let Some(permit) = &mut self.permit else {
-                break;
-            };
+        while !silent.is_empty()
+            && let Some(permit) = &mut self.permit
+        {
             let all_told = join_all(silent.iter().map(|node| node.session.all_told(left)));
             let told = tokio::select! {
                 biased;

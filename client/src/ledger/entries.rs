@@ -7,11 +7,9 @@ use slab::Slab;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use crate::error::LostReason;
 use crate::ledger::{EventQueue, Hold, HoldOptions, Owner, Permit};
-use crate::locked;
-use crate::time::Lease;
 use crate::wire::Mode;
+use crate::{Lease, LostReason, locked};
 
 /// What the owners of one client have, at whatever node: a lock may move from one to another.
 #[derive(Default)]
@@ -143,20 +141,20 @@ impl State {
                 ..Entry::default()
             })
         });
-        if let Some(entry) = self.entries.get_mut(id) {
-            entry.targets = entry.targets.saturating_add(1);
-        }
+        let enter = |entry: &mut Entry| entry.targets = entry.targets.saturating_add(1);
+        self.each_entry(&[id], enter);
         id
     }
 
     /// A target has gone.
     pub(super) fn leave(&mut self, ids: &[EntryId]) {
+        self.each_entry(ids, |entry| entry.targets = entry.targets.saturating_sub(1));
         for id in ids {
-            let Some(entry) = self.entries.get_mut(*id) else {
-                continue;
-            };
-            entry.targets = entry.targets.saturating_sub(1);
-            if entry.targets == 0 {
+            if self
+                .entries
+                .get(*id)
+                .is_some_and(|entry| entry.targets == 0)
+            {
                 let entry = self.entries.remove(*id);
                 self.ids.remove(&entry.key);
             }

@@ -9,11 +9,11 @@ use arc_swap::ArcSwap;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
 
-use crate::error::{Error, LostReason};
 use crate::ledger::{Entry, HoldOptions, Reserved, Side, State, Target, Usage, Wanted};
-use crate::time::{Lease, MILLI, drift, part, valid_until, whole_millis};
 use crate::wire::{Attachment, Mode};
-use crate::{metrics, trace};
+use crate::{
+    Error, Lease, LostReason, MILLI, drift, metrics, part, trace, valid_until, whole_millis,
+};
 
 /// One hold of one owner, shared by all its guards, which read it without a lock. A hold of several
 /// locks is lost with any.
@@ -67,6 +67,17 @@ pub(crate) struct Grant {
     pub(crate) fresh: bool,
 }
 
+impl Grant {
+    pub(crate) fn new(token: u64, lease: Lease, attachment: Arc<Attachment>, fresh: bool) -> Self {
+        Self {
+            token,
+            lease,
+            attachment,
+            fresh,
+        }
+    }
+}
+
 impl Hold {
     /// Makes a grant the hold of one more guard: one that is there already and has its token, or a
     /// new one. Whether it is new.
@@ -110,10 +121,12 @@ impl Hold {
             hold.guards.fetch_add(1, Ordering::Relaxed);
             (before, hold, has_lost)
         });
-        for earlier in before.iter().filter(|_| fresh || has_lost) {
-            if earlier.is_superseded_by(&hold) {
-                earlier.lose(LostReason::NotHeld);
-            }
+        let may_be_lost = fresh || has_lost;
+        for earlier in before
+            .iter()
+            .filter(|one| may_be_lost && one.is_superseded_by(&hold))
+        {
+            earlier.lose(LostReason::NotHeld);
         }
         let is_new = Arc::ptr_eq(&hold, &granted);
         if !is_new {
@@ -151,11 +164,8 @@ impl Hold {
     /// that was granted when this one was over there already, or entered it. It may have been heard
     /// of, and be asked about before it is given to anybody.
     pub(crate) fn is_overtaken(&self) -> bool {
-        let target = &self.target;
         let is_newer = |side: &Side| side.last_token > self.token;
-        target
-            .ledger
-            .with(|state| target.sides(state).any(is_newer))
+        self.target.any_side(is_newer)
     }
 
     /// Whether it has an entry of each of its locks, with whatever token.
@@ -240,13 +250,10 @@ impl Hold {
     pub(crate) fn leaves_half(&self, now: Instant) -> bool {
         let is_half =
             |end: Instant, of: Duration| end.saturating_duration_since(now) >= part(of, 2);
-        let (cap, longest) = (self.cap, self.options.max_hold);
+        let cap = self.cap.zip(self.options.max_hold);
         let lease_end = self.validity.load().ends;
         let lease = self.options.renewed || is_half(lease_end, self.options.lease);
-        lease
-            && cap
-                .zip(longest)
-                .is_none_or(|(cap, longest)| is_half(cap, longest))
+        lease && cap.is_none_or(|(cap, longest)| is_half(cap, longest))
     }
 
     /// When it is lost unless something more is heard.
@@ -410,7 +417,7 @@ impl Hold {
 
     /// What is known before the server is asked about it.
     pub(crate) fn look(self: &Arc<Self>, now: Instant) -> Look {
-        let (is_meant, number) = (self.is_meant(now), self.target.number());
+        let (is_meant, number) = (self.is_meant(now), self.target.ledger.with(State::number));
         Look { is_meant, number }
     }
 

@@ -42,10 +42,8 @@ impl Owner {
         let number = number.to_string();
         // Half of what it costs to format it: every call has an owner.
         let name = [client, ":", &number].concat().into();
-        Self {
-            name,
-            is_kept: false,
-        }
+        let is_kept = false;
+        Self { name, is_kept }
     }
 
     /// The same, for a lock that is kept.
@@ -60,10 +58,8 @@ impl Owner {
 
     /// The one whom the server names so.
     pub(crate) fn named(text: &[u8]) -> Self {
-        Self {
-            name: String::from_utf8_lossy(text).into(),
-            is_kept: false,
-        }
+        let (name, is_kept) = (String::from_utf8_lossy(text).into(), false);
+        Self { name, is_kept }
     }
 
     /// The owner as the server knows it: the field of the lock's hash.

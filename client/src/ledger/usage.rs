@@ -1,19 +1,15 @@
 //! What an owner has at its locks, or may have: its guards, and its commands that are under way.
 
 use std::fmt;
-use std::mem;
-use std::slice;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use crate::error::LostReason;
 use crate::ledger::{Entry, EntryId, Hold, Ledger, Owner, Side, State};
-use crate::locked;
-use crate::time::{Lease, up_to_whole_millis};
 use crate::wire::{Mode, Released, Subject};
+use crate::{Lease, LostReason, locked, up_to_whole_millis};
 
 /// Held by whoever stands in the queue.
 pub(crate) type Permit = Arc<tokio::sync::Mutex<()>>;
@@ -75,7 +71,7 @@ impl Target {
 
     /// One of its locks alone.
     pub(crate) fn one(&self, name: &Arc<[u8]>) -> Arc<Self> {
-        let names = slice::from_ref(name);
+        let names = std::slice::from_ref(name);
         self.owner.target(&self.ledger, Mode::Plain, names)
     }
 
@@ -98,6 +94,11 @@ impl Target {
         self.ledger.with(|state| self.each_side(state, work));
     }
 
+    /// Whether it is so of what the owner has at any of the locks.
+    pub(super) fn any_side(&self, is: impl FnMut(&Side) -> bool) -> bool {
+        self.ledger.with(|state| self.sides(state).any(is))
+    }
+
     pub(super) fn each_side(&self, state: &mut State, mut work: impl FnMut(&mut Side)) {
         state.each_entry(&self.entries, |entry| work(entry.side_mut(self.mode)));
     }
@@ -112,11 +113,9 @@ impl Target {
     /// The same, if guards have any of it.
     pub(crate) fn guarded(&self) -> SmallVec<[Arc<Hold>; 2]> {
         self.ledger.with(|state| {
-            if self.sides(state).any(|side| side.guards > 0) {
-                self.held(state)
-            } else {
-                SmallVec::new()
-            }
+            let is_guarded = self.sides(state).any(|side| side.guards > 0);
+            let held = is_guarded.then(|| self.held(state));
+            held.unwrap_or_default()
         })
     }
 
@@ -258,10 +257,8 @@ impl Target {
     /// A RELEASE without a token is about to be handed over, or sent again.
     pub(crate) fn unnamed_release(self: &Arc<Self>) -> UnnamedRelease {
         self.change(|side| side.unnamed_releases = side.unnamed_releases.saturating_add(1));
-        UnnamedRelease {
-            target: Arc::clone(self),
-            in_order: false,
-        }
+        let (target, in_order) = (Arc::clone(self), false);
+        UnnamedRelease { target, in_order }
     }
 
     /// Notes how often the server says that a writer holds it, to be called in the order of the
@@ -296,11 +293,6 @@ impl Target {
                 side.is_miscounted |= matches!(released, Released::Left(_)) != (side.count > 0);
             });
         }
-    }
-
-    /// The number of what is about to be asked.
-    pub(crate) fn number(&self) -> u64 {
-        self.ledger.with(State::number)
     }
 
     /// Whether a RELEASE without a token may have been carried out behind what has this number.
@@ -376,11 +368,7 @@ impl Usage {
     /// the queue. It may have been carried out behind the grant, before anybody knew of that, and
     /// have cut it short.
     pub(crate) fn may_have_been_cut(&self, queued: u64) -> bool {
-        let target = &self.target;
-        let is_later = |side: &Side| side.asked > queued;
-        target
-            .ledger
-            .with(|state| target.sides(state).any(is_later))
+        self.target.any_side(|side| side.asked > queued)
     }
 
     /// It is a guard's from now on.
@@ -406,7 +394,7 @@ impl Usage {
 
     /// It is that of a command under way again.
     pub(crate) fn give_back(&mut self) {
-        if mem::take(&mut self.is_guarded) {
+        if std::mem::take(&mut self.is_guarded) {
             let mode = self.target.mode;
             self.target.change(|side| side.lose_guard(mode));
         }

@@ -12,12 +12,9 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use crate::api::{Client, ClientBuilder};
-use crate::background::Background;
-use crate::error::{Error, ErrorKind};
-use crate::quorum::majority::{done, doubt, majority, refusal};
-use crate::quorum::{Answers, QuorumError, QuorumLock};
-use crate::time::{MILLIS_MAX, within};
+use crate::quorum::{Answers, QuorumError, QuorumLock, done, doubt, majority, refusal};
 use crate::wire::Connector;
+use crate::{Background, Error, ErrorKind, MILLIS_MAX, within};
 
 /// A connection to several independent servers, on which a lock is held as long as more than half
 /// of them say so (the algorithm known as Redlock). Cheap to clone; clones are the same client.
@@ -263,9 +260,8 @@ fn connectors<U: AsRef<str>>(
     let named = connectors.len();
     if named < SERVERS_MIN || named.is_multiple_of(2) {
         let what = "a quorum takes an odd number of servers";
-        return Err(no_quorum(format!(
-            "{what}, {SERVERS_MIN} or more: not {named}"
-        )));
+        let what = format!("{what}, {SERVERS_MIN} or more: not {named}");
+        return Err(no_quorum(what));
     }
     Ok(connectors)
 }
@@ -300,7 +296,9 @@ impl Core {
         let routers = self.members.iter().map(|one| &one.client.context.router);
         let mut trying = pin!(join_all(routers.clone().map(|one| one.tried())));
         // Each until it is connected to, or says that it never will be.
-        let mut reaching: FuturesUnordered<_> = routers.map(|one| one.next(&[], None)).collect();
+        let mut reaching: FuturesUnordered<_> = routers
+            .map(async |one| one.attached_at(|| one.route(&[]), None).await)
+            .collect();
         let mut all_tried = false;
         loop {
             let answers: Answers = self.members.iter().map(|one| one.client().err()).collect();

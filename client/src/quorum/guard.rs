@@ -5,7 +5,6 @@
 //! It does not renew: each server's hold is renewed by the watchdog of that server's client.
 
 use std::fmt;
-use std::mem;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,11 +14,9 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::api::Guard;
-use crate::background::task;
-use crate::error::ErrorKind;
 use crate::flows::lost;
-use crate::locked;
 use crate::quorum::{Parts, QuorumError, QuorumLock, Round};
+use crate::{ErrorKind, locked, task};
 
 /// A lock that is held on a majority of servers; made by [`QuorumLock::lock`] and its siblings.
 ///
@@ -44,7 +41,7 @@ pub struct QuorumGuard {
     lock: QuorumLock,
     parts: Arc<Mutex<Parts>>,
     /// What looks after it.
-    keeper: JoinSet<()>,
+    tasks: JoinSet<()>,
 }
 
 impl QuorumGuard {
@@ -53,13 +50,9 @@ impl QuorumGuard {
         let lock = parts.lock.clone();
         let parts = Arc::new(Mutex::new(parts));
         let keeping = keep(Arc::clone(&parts), lock.lease.is_none(), round);
-        let mut keeper = JoinSet::new();
-        keeper.spawn_on(task(keeping), &lock.core.background.runtime);
-        Self {
-            lock,
-            parts,
-            keeper,
-        }
+        let mut tasks = JoinSet::new();
+        tasks.spawn_on(task(keeping), &lock.core.background.runtime);
+        Self { lock, parts, tasks }
     }
 
     /// The lock's name.
@@ -181,16 +174,13 @@ impl QuorumGuard {
     /// # }
     /// ```
     pub async fn wanted(&self) -> Result<(), QuorumError> {
-        let mut refused = locked(&self.parts).no_answers();
+        let mut refused = vec![None; self.lock.core.members.len()];
         loop {
-            let (mut listening, lost) = {
+            let mut listening = {
                 let mut parts = locked(&self.parts);
-                let lost = parts.lost();
-                (parts.listen(&refused), lost)
+                parts.still_held()?;
+                parts.listen(&refused)
             };
-            if let Some(lost) = lost {
-                return Err(lost);
-            }
             let Some((server, told)) = listening.next().await else {
                 let (core, what) = (&self.lock.core, "could be asked to tell");
                 return Err(core.error(ErrorKind::Refused, what, refused));
@@ -249,14 +239,12 @@ impl QuorumGuard {
         if self.lock.lease.is_some() {
             locked(parts).take_again(&mut round);
         }
-        let renewing = join_all(locked(parts).live().map(|guard| {
-            let guard = guard.cloned();
-            async move {
-                let guard = guard?;
-                let error = core.in_time(guard.renew()).await.err()?;
-                Some((guard, error))
-            }
-        }));
+        let renew = async |guard: Option<Arc<Guard>>| {
+            let guard = guard?;
+            let error = core.in_time(guard.renew()).await.err()?;
+            Some((guard, error))
+        };
+        let renewing = join_all(locked(parts).live().map(|guard| renew(guard.cloned())));
         let joining = async {
             while let Some((server, answer)) = round.next().await {
                 locked(parts).join_late(server, answer);
@@ -264,9 +252,7 @@ impl QuorumGuard {
         };
         let (failed, ()) = tokio::join!(renewing, joining);
         let answers = locked(parts).renewed(failed);
-        if let Some(lost) = locked(parts).lost() {
-            return Err(lost);
-        }
+        locked(parts).still_held()?;
         core.confirmed("have confirmed the renewal", answers)
     }
 
@@ -322,10 +308,10 @@ impl Drop for QuorumGuard {
         // What is taken out is dropped here, and so given back; unless unlock() has done so.
         let left = locked(&self.parts).take();
         drop(left);
-        let mut keeper = mem::take(&mut self.keeper);
-        keeper.abort_all();
+        let mut tasks = std::mem::take(&mut self.tasks);
+        tasks.abort_all();
         // What it had still asked for is given back when it has ended, which shutdown() waits for.
-        let ended = async move { keeper.shutdown().await };
+        let ended = async move { tasks.shutdown().await };
         self.lock.core.background.spawn(ended);
     }
 }

@@ -9,9 +9,8 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{Instant, sleep};
 
 use crate::api::{Guard, setters};
-use crate::backoff::Backoff;
-use crate::error::{Error, ErrorKind};
 use crate::quorum::{Core, Member, Parts, QuorumError, QuorumGuard};
+use crate::{Backoff, Error, ErrorKind};
 
 /// A lock by its name on every server of a quorum, made by
 /// [`QuorumClient::lock`](crate::QuorumClient::lock). Cheap to clone; nothing is taken until one of

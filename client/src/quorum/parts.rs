@@ -1,6 +1,5 @@
 //! What each server has granted or said instead, and whether that makes a majority.
 
-use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -8,12 +7,10 @@ use std::time::Duration;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
+use crate::LostReason::{Broken, Deleted, MaxHold};
 use crate::api::Guard;
-use crate::error::LostReason::{Broken, Deleted, MaxHold};
-use crate::error::{Error, ErrorKind};
-use crate::quorum::majority::{refusal, validity};
-use crate::quorum::{Answers, Member, QuorumError, QuorumLock, Round};
-use crate::time::TIMEOUT_MAX;
+use crate::quorum::{Answers, Member, QuorumError, QuorumLock, Round, refusal, validity};
+use crate::{Error, ErrorKind, TIMEOUT_MAX};
 
 /// The lock on all servers, in the order in which they were named.
 pub(crate) struct Parts {
@@ -66,11 +63,9 @@ impl Part {
 
     /// Whether it may be taken again: not where an operator has ended it.
     fn is_missing(&self) -> bool {
-        let Some(guard) = &self.guard else {
-            return true;
-        };
+        let Some(held) = &self.guard else { return true };
         let ended = |reason| matches!(reason, Broken | Deleted | MaxHold);
-        guard.lost_already().is_some_and(|reason| !ended(reason))
+        held.lost_already().is_some_and(|reason| !ended(reason))
     }
 }
 
@@ -101,7 +96,7 @@ impl Parts {
         for (server, part) in parts.filter(|(_, part)| part.is_missing()) {
             part.let_go();
             // A renewal by hand asks in any case: it may have been given up while it waited.
-            if !mem::replace(&mut part.is_asked, true) || self.lock.lease.is_some() {
+            if !std::mem::replace(&mut part.is_asked, true) || self.lock.lease.is_some() {
                 round.push(self.lock.take(server, &part.member, max_hold));
             }
         }
@@ -129,9 +124,8 @@ impl Parts {
     /// Adds what a server has granted, or why it has not. What is of no use is given back at once.
     pub(crate) fn join(&mut self, server: usize, answer: Result<Guard, Error>) {
         let answer = answer.and_then(|guard| self.only_vote(guard));
-        let Some(part) = self.servers.get_mut(server) else {
-            return;
-        };
+        let part = self.servers.get_mut(server);
+        let Some(part) = part else { return };
         part.is_asked = false;
         match answer {
             Ok(guard) if part.live().is_none() => {
@@ -153,10 +147,8 @@ impl Parts {
         let granted_by = server(&guard);
         let by = |held: &Arc<Guard>| granted_by.is_some() && server(held) == granted_by;
         let twin = self.servers.iter().find(|part| part.live().is_some_and(by));
-        let Some(Part { member, .. }) = twin else {
-            return Ok(guard);
-        };
-        let twin = format!("the same server as {}", member.address);
+        let Some(twin) = twin else { return Ok(guard) };
+        let twin = format!("the same server as {}", twin.member.address);
         Err(Error::unavailable(twin))
     }
 
@@ -186,8 +178,7 @@ impl Parts {
 
     /// How many are kept, of which some may have ended.
     pub(crate) fn kept(&self) -> usize {
-        let guards = self.servers.iter().flat_map(|part| &part.guard);
-        guards.count()
+        self.servers.iter().flat_map(|part| &part.guard).count()
     }
 
     /// Gives back all that is held.
@@ -221,6 +212,10 @@ impl Parts {
             self.give_back();
         }
         self.lost.clone()
+    }
+
+    pub(crate) fn still_held(&mut self) -> Result<(), QuorumError> {
+        self.lost().map_or(Ok(()), Err)
     }
 
     /// What counts of each server.
@@ -259,11 +254,6 @@ impl Parts {
         self.servers.iter().zip(failed).map(answer).collect()
     }
 
-    /// Nothing is wrong yet.
-    pub(crate) fn no_answers(&self) -> Answers {
-        self.servers.iter().map(|_| None).collect()
-    }
-
     /// What is wrong with each server's part.
     pub(crate) fn troubles(&self) -> Answers {
         self.servers.iter().map(Part::trouble).collect()
@@ -277,9 +267,7 @@ impl Parts {
 
     /// Takes out what is to be given back. What is left counts as lost, so nothing joins any more.
     pub(crate) fn take(&mut self) -> Result<Vec<(usize, Guard)>, QuorumError> {
-        if let Some(lost) = self.lost() {
-            return Err(lost);
-        }
+        self.still_held()?;
         let parts = self.servers.iter_mut().enumerate();
         let guards = parts.filter_map(|(server, part)| {
             // A renewal by hand borrows the guard whose end this is: no other has it.

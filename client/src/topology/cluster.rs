@@ -8,13 +8,11 @@ use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::backoff::Backoff;
-use crate::error::Error;
-use crate::locked;
 use crate::topology::{Name, Names, Node, Route, Router, Table, slot_of};
 use crate::wire::{
     Address, Connector, Listener, NAMELESS, Range, Redirect, ServerId, Session, request,
 };
+use crate::{Backoff, Error, locked};
 
 /// A cluster, as far as it is known. Its nodes are connected to when something is to be asked
 /// there.
@@ -147,9 +145,8 @@ impl Router {
         let mut nodes = map.nodes.values().chain(&map.replaced);
         // The only server is not among them.
         let is_of_it = |node: &&Arc<Node>| node.session.number == session.number;
-        let Some(node) = &nodes.find(is_of_it).cloned() else {
-            return true;
-        };
+        let node = nodes.find(is_of_it).cloned();
+        let Some(node) = &node else { return true };
         let mut others = map.nodes.values().filter(|one| !Arc::ptr_eq(one, node));
         let twin = others.find(|one| one.is_attached_to(server)).cloned();
         if node.set_twin(twin.as_ref()) {

@@ -31,14 +31,9 @@ pub(crate) struct Names {
 
 impl Names {
     /// Takes over what the node at `asked` says. Forgets all of which it does not tell, but not
-    /// those who are still `serving`.
-    pub(crate) fn learn(
-        &mut self,
-        ranges: &[Range],
-        asked: &Address,
-        serving: &BTreeSet<Arc<Name>>,
-    ) {
-        self.addresses.retain(|name, _| serving.contains(name));
+    /// those who are still `used`.
+    pub(crate) fn learn(&mut self, ranges: &[Range], asked: &Address, used: &BTreeSet<Arc<Name>>) {
+        self.addresses.retain(|name, _| used.contains(name));
         for node in ranges.iter().flat_map(|range| &range.nodes) {
             let at = |host| asked.or_at(host, node.port);
             let hosts = std::iter::once(node.host.clone());

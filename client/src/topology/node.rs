@@ -7,13 +7,11 @@ use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
-use crate::background::task;
-use crate::error::Error;
-use crate::locked;
 use crate::wire::{
     Acknowledger, Address, Commands, Connector, Durability, Listener, ServerId, Session, events,
     sentinel_watch,
 };
+use crate::{Error, locked, task};
 
 /// A server, the task that carries commands to it, and the one that keeps the session attached.
 /// Both begin unconnected and connect by themselves; they end with it.

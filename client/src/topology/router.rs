@@ -8,11 +8,9 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::backoff::Backoff;
-use crate::error::Error;
-use crate::time::{Lease, part};
 use crate::topology::{Identity, Map, Node, slot_of};
 use crate::wire::{Answer, Attachment, Command, Connector, ServerId, Then};
+use crate::{Backoff, Error, Lease, part};
 
 /// The servers of a client: one, or the nodes of a cluster.
 pub(crate) struct Router {
@@ -155,18 +153,8 @@ impl Router {
         Some(AttachedRoute { route, attachment })
     }
 
-    /// Waits until the session is attached where to ask about this lock, otherwise than it was
-    /// `known`.
-    pub(crate) async fn next(
-        &self,
-        name: &[u8],
-        known: Option<&Arc<Attachment>>,
-    ) -> Result<AttachedRoute, Error> {
-        self.attached_at(|| self.route(name), known).await
-    }
-
-    /// As [`next`](Self::next), or `there`, where a node has sent us; and after the time for a
-    /// reply says why it is not attached.
+    /// As [`attached_at`](Self::attached_at) where the lock is, or `there`, where a node has sent
+    /// us; and after the time for a reply says why it is not attached.
     ///
     /// A node to which another sends may turn out to be known by another address, and then it is
     /// attached there and never here.
@@ -189,7 +177,7 @@ impl Router {
 
     /// Waits until the session is attached there, otherwise than it was `known`. Where that is, is
     /// looked up again whenever a lock has moved.
-    async fn attached_at(
+    pub(crate) async fn attached_at(
         &self,
         mut there: impl FnMut() -> Route,
         known: Option<&Arc<Attachment>>,
@@ -218,10 +206,8 @@ impl Router {
             // Sent by the slot's owner, it waits in the queue where the slot is to be: as long as
             // that node is there. Should it be replaced, the owner may have taken the slot back
             // meanwhile, and says nothing of it.
-            let is_sent = route
-                .sent_by
-                .as_ref()
-                .is_some_and(|by| Arc::ptr_eq(by, &home));
+            let sent_by = route.sent_by.as_ref();
+            let is_sent = sent_by.is_some_and(|by| Arc::ptr_eq(by, &home));
             let as_ever = route.is_at(&home) || is_sent && route.node.is_attached();
             let left = tokio::select! {
                 left = route.node.session.next_attachment(Some(attachment)) => left,

@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::topology::Name;
-use crate::topology::names::name_of;
+use crate::topology::{Name, name_of};
 use crate::wire::{Address, Range, SLOTS};
 
 /// Who serves which slot, as far as is known.

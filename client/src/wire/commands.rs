@@ -19,12 +19,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::yield_now;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::background::task;
-use crate::backoff::{PAUSE_MAX, Pace};
-use crate::error::Error;
-use crate::wire::connection::{Connection, Connector, Replies, Values};
-use crate::wire::former::{Former, Purpose};
-use crate::wire::request::{Call, Command};
+use crate::wire::{Call, Command, Connection, Connector, Purpose, Replies, Values};
+use crate::{Error, PAUSE_MAX, Pace, task};
 
 /// The handle of the task, which ends with it.
 pub(crate) struct Commands {
@@ -107,11 +103,9 @@ struct Request {
 /// What to do with a reply.
 pub(crate) type Then = Box<dyn FnOnce(Result<Value, Error>) + Send>;
 
-async fn drive(
-    connector: Connector,
-    links: watch::Sender<u64>,
-    mut queue: mpsc::UnboundedReceiver<Request>,
-) {
+type Queue = mpsc::UnboundedReceiver<Request>;
+
+async fn drive(connector: Connector, links: watch::Sender<u64>, mut queue: Queue) {
     // Why this one failed nobody wants to know: the first request tries again.
     let mut link = Link::open(&connector).await.ok();
     let next_link = || links.send_modify(|link| *link = link.saturating_add(1));
@@ -169,7 +163,7 @@ struct Link {
 impl Link {
     async fn open(connector: &Connector) -> Result<Self, Error> {
         Ok(Self {
-            connection: Former::open_next(connector, Purpose::Commands).await?,
+            connection: connector.open_next(Purpose::Commands).await?,
             in_flight: InFlight::new(connector.dialer.response_timeout),
         })
     }

@@ -1,6 +1,5 @@
 //! Opening connections, to a primary and to what tells of it, and asking on them.
 
-use std::iter;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,11 +11,8 @@ use tokio::task::unconstrained;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::Error;
-use crate::wire::dial::{Dialer, Pushes, Socket};
-use crate::wire::endpoint::Address;
-use crate::wire::former::{ClientId, Former};
 use crate::wire::reply::read_handshake;
-use crate::wire::request::{self, Call, Command};
+use crate::wire::{Address, Call, ClientId, Command, Dialer, Former, Pushes, Socket, request};
 
 /// Opens connections to the server, wherever that is at the moment: it is looked up before each.
 /// Clones open connections of the same client.
@@ -102,9 +98,8 @@ impl Connector {
         let address = client.get_connection_info().addr().to_string();
         let (is_replica, client_id, run_id) = read_handshake(&answers);
         if is_replica {
-            return Err(Error::unavailable(format!(
-                "READONLY the server at {address} is a replica"
-            )));
+            let readonly = format!("READONLY the server at {address} is a replica");
+            return Err(Error::unavailable(readonly));
         }
         let server = match run_id {
             Some(run_id) => ServerId::RunId(run_id.into()),
@@ -148,9 +143,8 @@ impl Connector {
     /// Whether the server was given up for another.
     pub(crate) async fn ask_sentinels(&self, within: Duration) -> bool {
         let (within, asked) = (self.dialer.response_timeout.min(within), Instant::now());
-        let Some(client) = self.named_otherwise(within).await else {
-            return false;
-        };
+        let client = self.named_otherwise(within).await;
+        let Some(client) = client else { return false };
         let before = self.latest.borrow().clone();
         // While nothing is in use, whoever connects asks too, and has the time of a reply for one
         // that stands still. Waited for here as well, it would put off the next question, and be
@@ -265,7 +259,7 @@ impl Connection {
         command: Command<T>,
         behind: Vec<Call>,
     ) -> Result<T, Error> {
-        let calls: Vec<_> = iter::once(command.call).chain(behind).collect();
+        let calls: Vec<_> = std::iter::once(command.call).chain(behind).collect();
         let replies = self.ask(calls.into_iter());
         let is_other = |latest: &Latest| !latest.is(&self.server);
         let replies = tokio::select! {

@@ -8,15 +8,15 @@ use redis::aio::MultiplexedConnection;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::error::Error;
-use crate::wire::endpoint::Certificates;
+use crate::wire::Certificates;
 
 /// What goes through a socket. Clones share it, and it closes with the last.
 #[derive(Clone)]
 pub(crate) struct Socket {
     pub(super) redis: MultiplexedConnection,
+    /// What it does it does when the last clone is dropped.
     #[cfg(feature = "test-util")]
-    #[expect(dead_code, reason = "what it does it does when it is dropped")]
-    driver: Option<Arc<tokio_util::task::AbortOnDropHandle<()>>>,
+    _driver: Option<Arc<tokio_util::task::AbortOnDropHandle<()>>>,
 }
 
 /// What the server says without being asked. It ends when the connection is closed.
@@ -73,7 +73,7 @@ impl Dialer {
         let socket = Socket {
             redis: redis.await.map_err(Error::could_not_connect)?,
             #[cfg(feature = "test-util")]
-            driver: None,
+            _driver: None,
         };
         Ok((socket, pushes))
     }
@@ -89,10 +89,9 @@ async fn connect_instead(
     let stream = dial.dial(&info.addr().to_string()).await?;
     let opened = MultiplexedConnection::new_with_config(info.redis_settings(), stream, config);
     let (redis, driver) = opened.await?;
-    let driver =
-        tokio_util::task::AbortOnDropHandle::new(tokio::spawn(crate::background::task(driver)));
+    let driver = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(crate::task(driver)));
     Ok(Socket {
         redis,
-        driver: Some(Arc::new(driver)),
+        _driver: Some(Arc::new(driver)),
     })
 }

@@ -11,13 +11,8 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::background::task;
-use crate::backoff::{PAUSE_MAX, Pace};
-use crate::error::{Error, ErrorKind};
-use crate::wire::commands::Answer;
-use crate::wire::connection::{Connection, Connector, Values, within};
-use crate::wire::former::{Former, Purpose};
-use crate::wire::request::{self, Command};
+use crate::wire::{Answer, Command, Connection, Connector, Purpose, Values, request, within};
+use crate::{Error, ErrorKind, PAUSE_MAX, Pace, task};
 
 /// Who must have a grant before it counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +47,8 @@ pub(crate) struct Acknowledger {
     requests: mpsc::UnboundedSender<Request>,
 }
 
+type Queue = mpsc::UnboundedReceiver<Request>;
+
 struct Request {
     renewal: Command<bool>,
     reply: oneshot::Sender<Result<Acknowledged, Error>>,
@@ -79,16 +76,12 @@ impl Acknowledger {
     }
 }
 
-async fn run(
-    connector: Connector,
-    durability: Durability,
-    mut requests: mpsc::UnboundedReceiver<Request>,
-) {
+async fn run(connector: Connector, durability: Durability, mut queue: Queue) {
     let limit = connector.dialer.response_timeout;
     let limit = limit.saturating_add(durability.within);
     let (mut batch, mut pace, mut present) = (Vec::new(), Pace::default(), None::<Connection>);
     // All that have come while the last wait lasted share the next.
-    while requests.recv_many(&mut batch, usize::MAX).await > 0 {
+    while queue.recv_many(&mut batch, usize::MAX).await > 0 {
         batch.retain(|request| !request.reply.is_closed());
         if batch.is_empty() {
             continue;
@@ -98,7 +91,7 @@ async fn run(
             Ok(good)
         } else {
             pace.keep(PAUSE_MAX).await;
-            Former::open_next(&connector, Purpose::Copies).await
+            connector.open_next(Purpose::Copies).await
         };
         let asked = match &connection {
             Ok(connection) => ask(connection, durability, limit, &mut batch).await,

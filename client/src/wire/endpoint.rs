@@ -9,12 +9,8 @@ use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 use tokio::sync::watch;
 
-use crate::error::Error;
-use crate::locked;
-use crate::time::part;
-use crate::wire::connection::Connector;
-use crate::wire::dial::Dialer;
-use crate::wire::former::Former;
+use crate::wire::{Connector, Dialer, Former};
+use crate::{Error, locked, part};
 
 /// Where a node listens.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -104,15 +100,14 @@ pub(crate) struct Certificates {
 }
 
 impl Certificates {
-    #[cfg_attr(
-        not(feature = "tls"),
-        expect(clippy::unused_self, reason = "there are none without the feature")
-    )]
     fn client(&self, info: ConnectionInfo) -> Result<redis::Client, Error> {
         #[cfg(feature = "tls")]
         if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
             return self.tls_client(info);
         }
+        // There are none without the feature.
+        #[cfg(not(feature = "tls"))]
+        let Self {} = self;
         redis::Client::open(info).map_err(Error::could_not_connect)
     }
 
@@ -159,9 +154,8 @@ impl fmt::Debug for Certificates {
 fn read(url: &str) -> Result<ConnectionInfo, Error> {
     let asks_for_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
     if asks_for_tls && cfg!(not(feature = "tls")) {
-        return Err(Error::unavailable(
-            "the URL asks for TLS, which needs the crate's feature `tls`",
-        ));
+        let missing = "the URL asks for TLS, which needs the crate's feature `tls`";
+        return Err(Error::unavailable(missing));
     }
     let unreadable = |error| Error::unavailable("the URL cannot be read").with_source(error);
     let info = url.into_connection_info().map_err(unreadable)?;

@@ -8,13 +8,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use crate::backoff::Pace;
-use crate::error::Error;
-use crate::wire::connection::{Connection, Connector, ServerId};
-use crate::wire::former::{ClientId, Purpose, kills};
-use crate::wire::reply::Event;
-use crate::wire::request;
-use crate::wire::session::{Attachment, Session, part_of_grace};
+use crate::wire::{
+    Attachment, ClientId, Connection, Connector, Event, Purpose, ServerId, Session, kills,
+    part_of_grace, request,
+};
+use crate::{Error, Pace};
 
 /// Who hears what happens at the servers of a client.
 pub(crate) trait Listener: Send + Sync {
@@ -269,12 +267,9 @@ impl Events {
     async fn open(&mut self) -> Connection {
         loop {
             let grace = self.session.grace;
-            let longest = if self.session.told.borrow().elapsed() < grace {
-                part_of_grace(grace, 4)
-            } else {
-                Duration::MAX
-            };
-            self.pace.keep(longest).await;
+            let in_grace = self.session.told.borrow().elapsed() < grace;
+            let longest = in_grace.then(|| part_of_grace(grace, 4));
+            self.pace.keep(longest.unwrap_or(Duration::MAX)).await;
             match self.connector.open().await {
                 Ok(connection) => return connection,
                 Err(error) => self.broken(error),

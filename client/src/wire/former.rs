@@ -2,10 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::error::Error;
-use crate::locked;
-use crate::wire::connection::{Connection, Connector, ServerId, within};
-use crate::wire::request::{self, Call};
+use crate::wire::{Call, Connection, Connector, ServerId, request, within};
+use crate::{Error, locked};
 
 /// The connections that a client has opened, as one of its nodes sees them: which of them were
 /// before the node's present ones.
@@ -45,6 +43,23 @@ pub(crate) enum Purpose {
 /// Which client a connection is at which server. No number is given twice in one life of a server.
 pub(crate) type ClientId = (ServerId, u64);
 
+impl Connector {
+    /// Opens the next connection for this purpose, for which the node has one at a time.
+    pub(crate) async fn open_next(&self, purpose: Purpose) -> Result<Connection, Error> {
+        let next = self.open().await?;
+        let former = self.former.before(&next.server, purpose);
+        if !former.is_empty() {
+            // With a time of its own: where the way is long, the handshake may have used up its.
+            let limit = self.dialer.response_timeout;
+            let closed = within(limit, next.ask(kills(&former).into_iter())).await;
+            closed.map_err(Error::unasked)?;
+            self.former.are_closed(&former);
+        }
+        self.former.add(next.id(), purpose);
+        Ok(next)
+    }
+}
+
 impl Former {
     /// The same connections, as another node sees them.
     pub(crate) fn of_other_node(&self) -> Self {
@@ -52,29 +67,10 @@ impl Former {
         Self { opened, node }
     }
 
-    /// Opens the next connection for this purpose, for which the node has one at a time.
-    pub(crate) async fn open_next(
-        connector: &Connector,
-        purpose: Purpose,
-    ) -> Result<Connection, Error> {
-        let next = connector.open().await?;
-        let former = connector.former.before(&next.server, purpose);
-        if !former.is_empty() {
-            // With a time of its own: where the way is long, the handshake may have used up its.
-            let limit = connector.dialer.response_timeout;
-            let closed = within(limit, next.ask(kills(&former).into_iter())).await;
-            closed.map_err(Error::unasked)?;
-            connector.former.are_closed(&former);
-        }
-        connector.former.add(next.id(), purpose);
-        Ok(next)
-    }
-
     /// This connection of the node is for this from now on.
     pub(crate) fn add(&self, id: Option<ClientId>, purpose: Purpose) {
-        let Some(id) = id.filter(|(server, _)| server.is_surely(server)) else {
-            return;
-        };
+        let id = id.filter(|(server, _)| server.is_surely(server));
+        let Some(id) = id else { return };
         let mut opened = locked(&self.opened);
         opened.retain(|one| one.id != id);
         if opened.len() == KEPT_MAX {

@@ -52,12 +52,8 @@ fn read<T: FromRedisValue>(value: &Value) -> Option<T> {
 /// What an ACQUIRE came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
-    /// Held, with this fencing token.
-    Granted {
-        token: u64,
-        /// How often the owner holds it by now.
-        count: u64,
-    },
+    /// Held, with this fencing token, and so often by its owner by now.
+    Granted { token: u64, count: u64 },
     /// In line; what comes of it is told by an event.
     Queued,
     /// Not held; what is left of the present lease, `None` if the key has no expiry.
@@ -78,7 +74,6 @@ pub(crate) enum Released {
 }
 
 /// What has happened to one owner at one lock.
-#[derive(Clone, Debug)]
 pub(crate) struct Event {
     pub(crate) name: Vec<u8>,
     pub(crate) owner: Vec<u8>,
@@ -122,11 +117,8 @@ fn read_range(range: &Value) -> Option<Range> {
     // Without its primary nothing can be said of the range.
     let is_of_use = nodes.first().is_some_and(is_known);
     nodes.retain(|node| is_of_use && is_known(node));
-    Some(Range {
-        first: u16::try_from(*first).ok()?,
-        last: u16::try_from(*last).ok()?,
-        nodes,
-    })
+    let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
+    Some(Range { first, last, nodes })
 }
 
 /// A node. With no host it is where the one that was asked is. One that should be called by its
@@ -175,10 +167,9 @@ pub(super) fn read_events(reply: &Value) -> Option<Vec<Event>> {
     for event in reply.as_sequence()? {
         let (kind, name, owner, value): (Vec<u8>, Vec<u8>, Vec<u8>, Value) = read(event)?;
         let text = || read::<Vec<u8>>(&value);
+        let token = || read_count(&value);
         let kind = match &*kind {
-            b"granted" => EventKind::Granted {
-                token: read_count(&value)?,
-            },
+            b"granted" => EventKind::Granted { token: token()? },
             b"timeout" => EventKind::TimedOut {
                 lease_left: time_left(read(&value)?),
             },
@@ -221,10 +212,10 @@ pub(super) fn read_all_renewed(reply: &Value, locks: usize) -> Option<bool> {
 }
 
 pub(super) fn read_count(reply: &Value) -> Option<u64> {
-    match reply {
-        Value::Int(count) => u64::try_from(*count).ok(),
-        _ => None,
-    }
+    let Value::Int(count) = reply else {
+        return None;
+    };
+    u64::try_from(*count).ok()
 }
 
 /// Where a node says that a command has to go. Such a command has not been carried out.
@@ -259,7 +250,6 @@ impl Redirect {
 }
 
 /// A run of slots and who serves it, as a node of the cluster tells it.
-#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) first: u16,
     pub(crate) last: u16,

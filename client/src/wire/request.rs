@@ -7,13 +7,12 @@ use redis::{Arg, Cmd, Pipeline, Value};
 use tokio::time::Instant;
 
 use crate::time::{Lease, MILLIS_MAX, up_to_whole_millis};
-use crate::wire::connection::ServerId;
-use crate::wire::durability::Durability;
 use crate::wire::reply::{
     Acquired, Event, Range, Reader, Released, read_acquired, read_acquired_permits,
     read_all_released, read_all_renewed, read_copied, read_count, read_events, read_released,
     read_slots,
 };
+use crate::wire::{Durability, ServerId};
 
 /// How a lock is held, as commands say it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,9 +21,9 @@ pub(crate) enum Mode {
     Read,
     Write,
     Several,
+    /// The limit counts where none is set for all.
     Permits {
         permits: u32,
-        /// What counts where no limit is set for all.
         limit: Option<u32>,
     },
 }
@@ -102,7 +101,6 @@ impl Subject<'_> {
 }
 
 /// A command on its way out, and how to read what comes back.
-#[derive(Clone)]
 pub(crate) struct Command<T> {
     pub(crate) call: Call,
     pub(crate) reader: Reader<T>,
@@ -161,8 +159,11 @@ pub(crate) fn handshake(label: Option<&str>) -> Pipeline {
 
 /// `CLIENT KILL ID client`: the server closes that connection, and reads nothing more from it.
 pub(crate) fn kill(client: u64) -> Call {
-    let mut cmd = redis::cmd("CLIENT");
-    cmd.arg("KILL").arg("ID").arg(client);
+    let cmd = redis::cmd("CLIENT")
+        .arg("KILL")
+        .arg("ID")
+        .arg(client)
+        .take();
     Command::new(cmd, 0, |reply, _| read_count(reply)).call
 }
 
@@ -206,8 +207,8 @@ pub(crate) fn acquire(
     cmd.arg(wait.map(|wait| ("QUEUE", wait)));
     // The owner of permits is one call's, which has one hold.
     let is_permits = matches!(subject.mode, Mode::Permits { .. });
-    let once = once || is_permits;
-    cmd.arg("SESSION").arg(session).arg(once.then_some("ONCE"));
+    let once = (once || is_permits).then_some("ONCE");
+    cmd.arg("SESSION").arg(session).arg(once);
     let read = if is_permits {
         |reply: &Value, _| read_acquired_permits(reply)
     } else {
@@ -218,20 +219,15 @@ pub(crate) fn acquire(
 
 /// `RLOCK.LIMIT key limit`: the limit before, 0 if there was none.
 pub(crate) fn limit(name: &Arc<[u8]>, limit: u32) -> Command<u64> {
-    let mut cmd = redis::cmd("RLOCK.LIMIT");
-    cmd.arg(&**name).arg(limit);
+    let cmd = redis::cmd("RLOCK.LIMIT").arg(&**name).arg(limit).take();
     Command::new(cmd, 1, |reply, _| read_count(reply))
 }
 
 /// `RLOCK.EVENTS session [BLOCK wait-ms] GRACE grace-ms`. Without a wait it answers at once.
-pub(crate) fn events(
-    session: &str,
-    wait: Option<Duration>,
-    grace: Duration,
-) -> Command<Vec<Event>> {
+pub(crate) fn events(name: &str, wait: Option<Duration>, grace: Duration) -> Command<Vec<Event>> {
     let mut cmd = redis::cmd("RLOCK.EVENTS");
     let wait = wait.map(|wait| ("BLOCK", millis(wait).max(1)));
-    cmd.arg(session).arg(wait);
+    cmd.arg(name).arg(wait);
     cmd.arg("GRACE").arg(millis(grace));
     Command::new(cmd, 0, |reply, _| read_events(reply))
 }
@@ -299,8 +295,7 @@ pub(crate) fn cancel(subject: Subject<'_>) -> Command<u64> {
 
 /// `CLUSTER SLOTS`: who serves which slots.
 pub(crate) fn slots() -> Command<Vec<Range>> {
-    let mut cmd = redis::cmd("CLUSTER");
-    cmd.arg("SLOTS");
+    let cmd = redis::cmd("CLUSTER").arg("SLOTS").take();
     Command::new(cmd, 0, |reply, _| read_slots(reply))
 }
 

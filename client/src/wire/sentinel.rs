@@ -7,11 +7,11 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{Value, from_redis_value_ref};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::error::Error;
-use crate::locked;
-use crate::time::TIMEOUT_MAX;
-use crate::wire::connection::Connector;
-use crate::wire::endpoint::Address;
+use crate::wire::{Address, Connector};
+use crate::{Error, TIMEOUT_MAX, locked};
+
+/// Where the primary is, and whether more than half of all sentinels say so.
+type Named = (Address, bool);
 
 impl Connector {
     /// Asks all sentinels at once, each for no longer than `within`. What more than half of them
@@ -20,11 +20,7 @@ impl Connector {
     /// what most of those say who answer no later than `soon` after the first that knows something;
     /// but if one of them names what a majority named before, it is that, so that changing answers
     /// do not lead to and fro. Beside it, whether more than half of all that were asked say so.
-    pub(super) async fn primary(
-        &self,
-        within: Duration,
-        soon: Duration,
-    ) -> Result<(Address, bool), Error> {
+    pub(super) async fn primary(&self, within: Duration, soon: Duration) -> Result<Named, Error> {
         let before = locked(&self.agreed).clone();
         let asked = self.sentinels.iter().map(|one| self.named_by(one, within));
         let mut asked = asked.collect::<FuturesUnordered<_>>();
@@ -63,13 +59,12 @@ impl Connector {
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(&*service);
         let answer = connection.redis.send_packed_command(&question).await;
         let answer = answer.and_then(Value::extract_error);
+        let other_reply = || Error::refused("the reply is not a sentinel's");
         match answer.map_err(Error::could_not_connect)? {
             Value::Nil => Err(Error::refused(format!(
                 "it knows no service called {service}"
             ))),
-            answer => {
-                read_address(&answer).ok_or_else(|| Error::refused("the reply is not a sentinel's"))
-            }
+            answer => read_address(&answer).ok_or_else(other_reply),
         }
     }
 }

@@ -11,11 +11,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::backoff::{Backoff, Pace, part_of};
 use crate::chance::random;
-use crate::error::Error;
-use crate::time::part;
-use crate::wire::connection::Connector;
-use crate::wire::endpoint::Address;
-use crate::wire::session::part_of_grace;
+use crate::wire::{Address, Connector, part_of_grace};
+use crate::{Error, part};
 
 /// Asks until it is aborted, with the node. That it also listens to one of them makes it quicker;
 /// what is promised is that it asks.
@@ -27,27 +24,23 @@ pub(crate) async fn run(connector: Connector, grace: Duration) {
     );
 }
 
-async fn ask_again(
-    connector: &Connector,
-    interval: Duration,
-    mut switches: watch::Receiver<Address>,
-) {
+async fn ask_again(connector: &Connector, every: Duration, mut switches: watch::Receiver<Address>) {
     let mut began = Instant::now();
     loop {
         // Otherwise one that tells of switches without end has all asked without end.
         sleep(PAUSE_MIN).await;
         // Counted from the start of the last question: silent sentinels do not put off the next.
-        let next = began.checked_add(pause(interval)).unwrap_or(began);
+        let next = began.checked_add(pause(every)).unwrap_or(began);
         tokio::select! {
             () = sleep_until(next) => {}
             // Not told any more once nobody may listen.
             Ok(()) = switches.changed() => {
                 let address = switches.borrow_and_update().clone();
-                follow(connector, &address, interval).await;
+                follow(connector, &address, every).await;
             }
         }
         began = Instant::now();
-        connector.ask_sentinels(part(interval, ANSWER_PART)).await;
+        connector.ask_sentinels(part(every, ANSWER_PART)).await;
     }
 }
 

@@ -10,11 +10,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::error::Error;
-use crate::locked;
-use crate::time::{drift, part};
-use crate::wire::connection::ServerId;
-use crate::{chance, metrics, trace};
+use crate::wire::ServerId;
+use crate::{Error, chance, drift, locked, metrics, part, trace};
 
 /// One client's session at one server.
 pub(crate) struct Session {
@@ -214,9 +211,7 @@ impl Attachment {
 
     /// Whether this session is, or was, attached by it.
     pub(crate) fn is_of(&self, session: &Session) -> bool {
-        self.by
-            .as_ref()
-            .is_some_and(|(by, _)| *by == session.number)
+        matches!(&self.by, Some((by, _)) if *by == session.number)
     }
 
     /// Until when the server cannot have ended the session; `None` without limit.
@@ -232,16 +227,14 @@ impl Attachment {
     /// An EVENTS call sent at `sent` was answered: whether in time. Once out of touch for too
     /// long, guards have said that they are lost; nothing may bring them back.
     pub(crate) fn confirm(&self, sent: Instant, now: Instant) -> bool {
-        let Some(until) = &self.until else {
-            return true;
-        };
+        let Some(end) = &self.until else { return true };
         // Only the task of the session connection confirms, so nobody writes in between.
-        let present = **until.load();
+        let present = **end.load();
         if now >= present {
             return false;
         }
         if let Some(confident) = confident_until(sent, self.grace) {
-            until.store(Arc::new(confident.max(present)));
+            end.store(Arc::new(confident.max(present)));
         }
         true
     }
