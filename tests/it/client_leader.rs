@@ -144,8 +144,19 @@ struct Candidates {
     lines: Arc<Mutex<Vec<Line>>>,
 }
 
+/// What cargo does with the example.
+fn cargo(verb: &str) -> Command {
+    let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let mut command = Command::new(cargo);
+    command.args([verb, "--quiet", "--package", "rlock-client"]);
+    command.args(["--example", "leader"]);
+    command
+}
+
 impl Candidates {
     fn start() -> Self {
+        // Nobody waits for a compiler with a deadline.
+        assert!(cargo("build").status().unwrap().success());
         let mut candidates = Self {
             server: Server::start(),
             processes: HashMap::new(),
@@ -159,10 +170,8 @@ impl Candidates {
     }
 
     fn begin(&mut self, name: &'static str) {
-        let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-        let mut child = Command::new(cargo)
-            .args(["run", "--quiet", "--package", "rlock-client"])
-            .args(["--example", "leader", "--", &url(&self.server), name])
+        let mut child = cargo("run")
+            .args(["--", &url(&self.server), name])
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
