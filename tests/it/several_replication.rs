@@ -192,7 +192,7 @@ fn keyspace(server: &Server) -> BTreeMap<String, (Vec<String>, i64)> {
 }
 
 #[test]
-fn a_replica_equals_its_primary_after_random_traffic() {
+pub(super) fn a_replica_equals_its_primary_after_random_traffic() {
     for plain in [true, false] {
         let pair = if plain {
             Pair::with_plain_replica()
@@ -238,7 +238,7 @@ fn the_append_only_file_replays_without_the_module() {
 }
 
 #[test]
-fn an_append_only_file_written_anew_holds_the_same() {
+pub(super) fn an_append_only_file_written_anew_holds_the_same() {
     let mut server = Server::builder().config("appendonly yes").start();
     traffic(&server, u64::from(server.process_id()));
     hold_some(&server);
@@ -256,7 +256,7 @@ fn an_append_only_file_written_anew_holds_the_same() {
 
 /// Readers and writers of a few locks, each of which checks who else is inside.
 #[test]
-fn no_writer_is_inside_beside_anybody_and_all_get_their_turn() {
+pub(super) fn no_writer_is_inside_beside_anybody_and_all_get_their_turn() {
     const THREADS: usize = 10;
     const ROUNDS: usize = 60;
     let server = Server::start();

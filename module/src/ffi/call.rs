@@ -255,6 +255,41 @@ impl<'a> Ctx<'a> {
         ));
     }
 
+    /// `RLOCK.APPLY key change`.
+    pub(crate) fn replicate_apply(self, key: Str<'_>, change: &[u8]) {
+        let (command, format) = (APPLY.as_ptr(), c"sb".as_ptr());
+        let start: *const c_char = change.as_ptr().cast();
+        server!(RedisModule_Replicate(
+            self.raw,
+            command,
+            format,
+            key.raw,
+            start,
+            change.len()
+        ));
+    }
+
+    /// `RLOCK.APPLY key change [key change ...]`.
+    pub(crate) fn replicate_apply_of_several(self, words: &[Str<'_>]) {
+        let (command, format) = (APPLY.as_ptr(), c"v".as_ptr());
+        let (list, len) = (words.as_ptr(), words.len());
+        server!(RedisModule_Replicate(self.raw, command, format, list, len));
+    }
+
+    /// The command as it came, to those whom this server tells of changes in turn.
+    pub(crate) fn replicate_verbatim(self) {
+        server!(RedisModule_ReplicateVerbatim(self.raw));
+    }
+
+    /// Whether this command came from the primary or the append-only file.
+    pub(crate) fn is_replayed(self) -> bool {
+        // The interface's REDISMODULE_CLIENT_ID_AOF.
+        let is_from_file = || self.client_id() == u64::MAX;
+        let flags = self.flags();
+        let is_from_primary = flags.any(raw::REDISMODULE_CTX_FLAGS_REPLICATED);
+        !flags.any(raw::REDISMODULE_CTX_FLAGS_LUA) && (is_from_primary || is_from_file())
+    }
+
     /// To replicas only: a message is not data, so the AOF has no use for it.
     pub(crate) fn replicate_message(self, command: &CStr, channel: Str<'_>, message: Str<'_>) {
         let (command, format) = (command.as_ptr(), c"Ass".as_ptr());
@@ -557,6 +592,9 @@ impl Drop for CallReply {
     }
 }
 
+/// The command that tells of a change in few bytes.
+const APPLY: &CStr = c"RLOCK.APPLY";
+
 /// What a caller may read.
 pub(crate) enum Reader {
     /// All of it: there is no user behind the call. Such is one that another module makes in
@@ -610,6 +648,11 @@ impl<'a> Str<'a> {
             raw,
             keeper: PhantomData,
         }
+    }
+
+    /// Whether it is the very same string, not only an equal one.
+    pub(crate) fn is_same(self, other: Str<'_>) -> bool {
+        self.raw == other.raw
     }
 
     pub(crate) fn bytes(self) -> &'a [u8] {

@@ -116,6 +116,7 @@ required!(
     RedisModule_PublishMessageShard,
     RedisModule_RegisterInfoFunc,
     RedisModule_Replicate,
+    RedisModule_ReplicateVerbatim,
     RedisModule_ReplyWithArray,
     RedisModule_ReplyWithCallReply,
     RedisModule_ReplyWithError,

@@ -1,0 +1,171 @@
+//! What replicas and the append-only file are told of a change: one list of writes, in two encodings
+//! (`rlock.replicate`).
+//!
+//! - `plain`: each write is a command of the server, told as soon as it is made
+//! - `compact`: the writes to the keys of locks are one `RLOCK.APPLY`, with the unlock message in
+//!   it, and those to the keys beside them another. Between the two others may hear of a key that
+//!   expires, and what they do then comes after the first on every replica, as it does here.
+//!
+//! A change of one plain command stays that command: it is no longer than the other form, and every
+//! server knows it.
+
+use crate::config::{REPLICATE, ReplicateMode};
+use crate::ffi::{Ctx, Field, OwnedStr, Str};
+use crate::{publish, state};
+use rlock_core::change::ChangeWriter;
+use rlock_core::{Effect, Mode, Text, Write};
+
+/// The way of one decision's writes to replicas and the append-only file.
+pub(crate) struct Stream<'a> {
+    ctx: Ctx<'a>,
+    /// For whom it was decided.
+    caller: &'a [u8],
+    compact: Option<Compact<'a>>,
+}
+
+/// Writes that are not told yet.
+struct Compact<'a> {
+    /// The lock that the last of them is about.
+    lock: Option<Str<'a>>,
+    writer: ChangeWriter,
+    /// Those to other locks before, as the arguments of the command.
+    before: Vec<(Str<'a>, OwnedStr)>,
+}
+
+/// A write as the server has it: what the plain commands are made of.
+pub(crate) enum Made<'m> {
+    Set(Field<'m>, Option<Field<'m>>),
+    Remove(Str<'m>),
+    ExpireAt(i64),
+    Delete,
+    /// A string at another key, and when it expires.
+    SetSide(Str<'m>, Str<'m>, Option<i64>),
+    DeleteSide(Str<'m>),
+}
+
+impl<'a> Stream<'a> {
+    pub(crate) fn begin(ctx: Ctx<'a>, caller: Str<'a>, effects: &[Effect]) -> Self {
+        let is_compact =
+            REPLICATE.mode() == ReplicateMode::compact && is_of_several_commands(ctx, effects);
+        Self {
+            ctx,
+            caller: caller.bytes(),
+            compact: is_compact.then(Compact::begin),
+        }
+    }
+
+    pub(crate) fn is_compact(&self) -> bool {
+        self.compact.is_some()
+    }
+
+    /// Tells of a write that has been made.
+    #[inline]
+    pub(crate) fn write(&mut self, lock: Str<'a>, write: &Write, made: &Made<'_>) {
+        match &mut self.compact {
+            None => tell_plainly(self.ctx, lock, made),
+            Some(compact) => compact.of(lock).add(write, self.caller),
+        }
+    }
+
+    /// Adds the unlock message; it is not there in the plain form, where it is told when it is
+    /// published.
+    pub(crate) fn publish(&mut self, lock: Str<'a>, held_as: Mode) {
+        if let Some(compact) = &mut self.compact
+            && let Some(message) = publish::to_replicas(self.ctx, held_as)
+        {
+            compact.of(lock).publish(message);
+        }
+    }
+
+    /// Tells what has not been told.
+    pub(crate) fn flush(&mut self) {
+        if let Some(compact) = &mut self.compact {
+            compact.flush(self.ctx);
+        }
+    }
+}
+
+impl Drop for Stream<'_> {
+    fn drop(&mut self) {
+        if let Some(compact) = &mut self.compact {
+            let memory = std::mem::take(&mut compact.writer).into_memory();
+            if memory.capacity() <= SPARE_CHANGE_MAX {
+                state::with(|state| state.spare_change = memory);
+            }
+        }
+    }
+}
+
+/// Memory that is used again, unless it grew beyond this.
+const SPARE_CHANGE_MAX: usize = 4096;
+
+impl<'a> Compact<'a> {
+    fn begin() -> Self {
+        let memory = state::with(|state| std::mem::take(&mut state.spare_change));
+        Self {
+            lock: None,
+            writer: ChangeWriter::with(memory),
+            before: Vec::new(),
+        }
+    }
+
+    /// The change of this lock.
+    fn of(&mut self, lock: Str<'a>) -> &mut ChangeWriter {
+        match self.lock {
+            Some(before) if before.is_same(lock) => {}
+            Some(before) => {
+                self.finish(before);
+                self.lock = Some(lock);
+            }
+            None => self.lock = Some(lock),
+        }
+        &mut self.writer
+    }
+
+    fn finish(&mut self, lock: Str<'a>) {
+        self.before.push((lock, OwnedStr::new(self.writer.bytes())));
+        self.writer.clear();
+    }
+
+    fn flush(&mut self, ctx: Ctx<'_>) {
+        let Some(lock) = self.lock.take() else {
+            return;
+        };
+        if self.before.is_empty() {
+            ctx.replicate_apply(lock, self.writer.bytes());
+            return self.writer.clear();
+        }
+        self.finish(lock);
+        let mut words = Vec::with_capacity(self.before.len().saturating_mul(2));
+        for (lock, change) in &self.before {
+            words.extend([*lock, change.as_str()]);
+        }
+        ctx.replicate_apply_of_several(&words);
+        self.before.clear();
+    }
+}
+
+/// Whether a change would be more than one plain command.
+fn is_of_several_commands(ctx: Ctx<'_>, effects: &[Effect]) -> bool {
+    let is_command = |effect: &&Effect| match effect {
+        Effect::Write { .. } => true,
+        Effect::Publish { held_as, .. } => publish::to_replicas(ctx, *held_as).is_some(),
+        _ => false,
+    };
+    effects.iter().filter(is_command).take(2).count() == 2
+}
+
+fn tell_plainly(ctx: Ctx<'_>, lock: Str<'_>, made: &Made<'_>) {
+    match made {
+        Made::Set(field, None) => ctx.replicate_hset(lock, *field),
+        Made::Set(first, Some(second)) => ctx.replicate_hset_both(lock, *first, *second),
+        Made::Remove(field) => ctx.replicate_hdel(lock, *field),
+        Made::ExpireAt(at) => ctx.replicate_pexpireat(lock, Text::number(*at).bytes()),
+        Made::Delete => ctx.replicate_del(lock),
+        Made::SetSide(key, value, Some(at)) => {
+            ctx.replicate_set(*key, *value, Text::number(*at).bytes());
+        }
+        Made::SetSide(key, value, None) => ctx.replicate_set_forever(*key, *value),
+        Made::DeleteSide(key) => ctx.replicate_del(*key),
+    }
+}
