@@ -59,30 +59,24 @@ pub(crate) fn carry_out<'a>(
     }
     let (mut side_keys, mut has_side_keys) = (Vec::new(), false);
     for effect in &effects {
-        match effect {
-            Effect::Write { lock, write } => {
-                if let Some(lock) = locks.get_mut(*lock) {
-                    let is_own = carry_out_write(lock, caller, write, &mut stream);
-                    lock.is_written |= is_own;
-                    has_side_keys |= !is_own;
-                }
-            }
-            Effect::Publish { lock, held_as } => {
-                if let Some(lock) = locks.get(*lock) {
-                    stream.publish(lock.name, *held_as);
-                }
-            }
-            _ => {}
+        if let Effect::Write { lock, write } = effect
+            && let Some(lock) = locks.get_mut(*lock)
+        {
+            let is_own = carry_out_write(lock, caller, write, &mut stream);
+            lock.is_written |= is_own;
+            has_side_keys |= !is_own;
         }
     }
-    stream.flush();
+    if has_side_keys {
+        stream.flush();
+    }
     for lock in locks.iter() {
         lock.key.set_aside();
     }
     if has_side_keys {
         write_side_keys(locks, caller, &effects, &mut side_keys, &mut stream);
-        stream.flush();
     }
+    stream.finish(locks, &effects);
     for lock in locks.iter().filter(|lock| lock.is_written) {
         ctx.signal_modified(lock.name);
     }

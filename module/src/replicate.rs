@@ -11,9 +11,10 @@
 
 use crate::config::{REPLICATE, ReplicateMode};
 use crate::ffi::{Ctx, Field, OwnedStr, Str};
+use crate::keys::OpenLock;
 use crate::{publish, state};
 use rlock_core::change::ChangeWriter;
-use rlock_core::{Effect, Mode, Text, Write};
+use rlock_core::{Effect, Text, Write};
 
 /// The way of one decision's writes to replicas and the append-only file.
 pub(crate) struct Stream<'a> {
@@ -67,14 +68,21 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Adds the unlock message; it is not there in the plain form, where it is told when it is
-    /// published.
-    pub(crate) fn publish(&mut self, lock: Str<'a>, held_as: Mode) {
-        if let Some(compact) = &mut self.compact
-            && let Some(message) = publish::to_replicas(self.ctx, held_as)
-        {
-            compact.of(lock).publish(message);
+    /// Tells all that has not been told, and of the unlock messages. In the plain form these are
+    /// told when they are published.
+    pub(crate) fn finish(&mut self, locks: &[OpenLock<'a>], effects: &[Effect]) {
+        let Some(compact) = &mut self.compact else {
+            return;
+        };
+        for effect in effects {
+            if let Effect::Publish { lock, held_as } = effect
+                && let Some(lock) = locks.get(*lock)
+                && let Some(message) = publish::to_replicas(self.ctx, *held_as)
+            {
+                compact.of(lock.name).publish(message);
+            }
         }
+        compact.flush(self.ctx);
     }
 
     /// Tells what has not been told.

@@ -55,7 +55,6 @@ again!(failover {
 });
 again!(permits {
     permits_reach_replicas_as_plain_commands,
-    permits_and_their_limit_survive_a_restart_and_a_failover
 });
 again!(read_write {
     a_writers_token_is_unknown_after_a_restart_and_a_reentry_mints_one,
@@ -79,7 +78,6 @@ again!(several {
 });
 again!(kill {
     with_every_write_on_disk_a_kill_loses_nothing_that_was_acknowledged,
-    a_server_without_the_module_finds_the_same_after_a_kill,
     with_everysec_a_kill_loses_only_the_end_of_the_history
 });
 again!(freed {

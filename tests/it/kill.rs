@@ -203,7 +203,7 @@ pub(super) fn with_every_write_on_disk_a_kill_loses_nothing_that_was_acknowledge
 }
 
 #[test]
-pub(super) fn a_server_without_the_module_finds_the_same_after_a_kill() {
+fn a_server_without_the_module_finds_the_same_after_a_kill() {
     let mut server = Server::builder()
         .config("appendonly yes")
         .config("appendfsync always")

@@ -492,7 +492,7 @@ pub(super) fn permits_reach_replicas_as_plain_commands() {
 }
 
 #[test]
-pub(super) fn permits_and_their_limit_survive_a_restart_and_a_failover() {
+fn permits_and_their_limit_survive_a_restart_and_a_failover() {
     let pair = Pair::start();
     let mut conn = pair.primary.connect();
     conn.run("RLOCK.LIMIT p 3");

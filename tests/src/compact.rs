@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::env;
+use std::fmt::Write as _;
 
 use rlock_core::change::{Message, Step, Steps};
 use rlock_core::{Mode, Text, names};
@@ -80,7 +81,7 @@ fn steps_of(key: &[u8], change: &[u8]) -> Vec<String> {
                 let is_next = std::mem::replace(&mut is_open, more);
                 match commands.last_mut() {
                     Some(last) if is_next => {
-                        *last += &format!(" {pair}");
+                        let _ = write!(last, " {pair}");
                         continue;
                     }
                     _ => format!("HSET {name} {pair}"),
