@@ -2,7 +2,7 @@
 
 mod replicate;
 
-pub(crate) use replicate::{REPLICATE, REPLICATE_DEFAULT, ReplicateMode};
+pub(crate) use replicate::{REPLICATE, REPLICATE_DEFAULT};
 
 use crate::ffi::{OwnedStr, ServerLocked};
 use redis_module::configuration::{ConfigurationContext, ConfigurationValue};

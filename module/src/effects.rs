@@ -6,7 +6,7 @@ use crate::replicate::{Made, Stream};
 use crate::state::{self, Blocked, Granted, Words};
 use crate::{clock, publish, pump};
 use rlock_core::Holder;
-use rlock_core::{Effect, FENCE_FIELD, Field, Locks, MODE_FIELD, Now, Value, Write, names};
+use rlock_core::{Effect, Field, Locks, Now, Value, Write, names};
 use std::ffi::CStr;
 use std::rc::Rc;
 
@@ -76,6 +76,7 @@ pub(crate) fn carry_out<'a>(
     if has_side_keys {
         write_side_keys(locks, caller, &effects, &mut side_keys, &mut stream);
     }
+    let is_told = stream.is_compact();
     stream.finish(locks, &effects);
     for lock in locks.iter().filter(|lock| lock.is_written) {
         ctx.signal_modified(lock.name);
@@ -96,7 +97,6 @@ pub(crate) fn carry_out<'a>(
             Effect::Publish { lock, held_as } => {
                 if let Some(lock) = locks.get(*lock) {
                     let name = lock.name.bytes();
-                    let is_told = stream.is_compact();
                     publish::unlocked(ctx, name, *held_as, lock.is_deleted, is_told, &lock.words);
                 }
             }
@@ -396,16 +396,6 @@ pub(crate) enum Word<'a> {
 }
 
 impl<'a> Word<'a> {
-    /// Of a field's name or a value, as it is stored.
-    pub(crate) fn of_bytes(bytes: &[u8], words: &'a Words) -> Self {
-        match bytes {
-            b"1" => Self::Known(words.one.as_str()),
-            FENCE_FIELD => Self::Known(words.fence.as_str()),
-            MODE_FIELD => Self::Known(words.mode.as_str()),
-            _ => Self::Made(OwnedStr::new(bytes)),
-        }
-    }
-
     fn of_field(field: &Field, caller: Str<'a>, words: &'a Words) -> Self {
         match field {
             Field::Owner(Holder::Caller) => Self::Known(caller),
@@ -417,14 +407,14 @@ impl<'a> Word<'a> {
         }
     }
 
-    fn of_value(value: Value, words: &'a Words) -> Self {
+    pub(crate) fn of_value(value: Value, words: &'a Words) -> Self {
         match value {
             Value::Number(1) => Self::Known(words.one.as_str()),
             _ => Self::Made(OwnedStr::new(value.text().bytes())),
         }
     }
 
-    fn as_str(&self) -> Str<'_> {
+    pub(crate) fn as_str(&self) -> Str<'_> {
         match self {
             Self::Known(known) => *known,
             Self::Made(made) => made.as_str(),

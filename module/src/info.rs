@@ -1,6 +1,6 @@
 //! `INFO rlock`: what happened so far, and how many wait now.
 
-use crate::config::{REPLICATE, ReplicateMode};
+use crate::config::REPLICATE;
 use crate::ffi::{InfoPage, InfoSection};
 use crate::{clock, state};
 use rlock_core::{Histogram, PatternCounters};
@@ -44,13 +44,7 @@ impl InfoSection for Section {
         page.number(c"sessions", size(gauges.sessions));
         page.number(c"session_holds", size(gauges.session_holds));
         page.number(c"unfetched_events", size(gauges.unfetched_events));
-        page.text(
-            c"replicate",
-            match REPLICATE.mode() {
-                ReplicateMode::plain => c"plain",
-                ReplicateMode::compact => c"compact",
-            },
-        );
+        page.number(c"replicate_compact", u64::from(REPLICATE.is_compact()));
         page.number(c"changes_applied", applied);
         page.number(c"changes_refused", refused);
         page.number(c"grant_delay_left_ms", u64::try_from(delay_ms).unwrap_or(0));

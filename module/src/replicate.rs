@@ -6,10 +6,11 @@
 //!   it, and those to the keys beside them another. Between the two others may hear of a key that
 //!   expires, and what they do then comes after the first on every replica, as it does here.
 //!
-//! A change of one plain command stays that command: it is no longer than the other form, and every
-//! server knows it.
+//! A change that is one `DEL` or one `PEXPIREAT` stays that command, which is as short, and does no
+//! harm at a server that has not understood what was before. (A lone `HSET` would: a lock without an
+//! end.)
 
-use crate::config::{REPLICATE, ReplicateMode};
+use crate::config::REPLICATE;
 use crate::ffi::{Ctx, Field, OwnedStr, Str};
 use crate::keys::OpenLock;
 use crate::{publish, state};
@@ -19,13 +20,13 @@ use rlock_core::{Effect, Text, Write};
 /// The way of one decision's writes to replicas and the append-only file.
 pub(crate) struct Stream<'a> {
     ctx: Ctx<'a>,
-    /// For whom it was decided.
-    caller: &'a [u8],
     compact: Option<Compact<'a>>,
 }
 
 /// Writes that are not told yet.
 struct Compact<'a> {
+    /// For whom they were decided.
+    caller: &'a [u8],
     /// The lock that the last of them is about.
     lock: Option<Str<'a>>,
     writer: ChangeWriter,
@@ -46,12 +47,10 @@ pub(crate) enum Made<'m> {
 
 impl<'a> Stream<'a> {
     pub(crate) fn begin(ctx: Ctx<'a>, caller: Str<'a>, effects: &[Effect]) -> Self {
-        let is_compact =
-            REPLICATE.mode() == ReplicateMode::compact && is_of_several_commands(ctx, effects);
+        let is_compact = REPLICATE.is_compact() && is_worth_it(ctx, effects);
         Self {
             ctx,
-            caller: caller.bytes(),
-            compact: is_compact.then(Compact::begin),
+            compact: is_compact.then(|| Compact::begin(caller)),
         }
     }
 
@@ -64,25 +63,17 @@ impl<'a> Stream<'a> {
     pub(crate) fn write(&mut self, lock: Str<'a>, write: &Write, made: &Made<'_>) {
         match &mut self.compact {
             None => tell_plainly(self.ctx, lock, made),
-            Some(compact) => compact.of(lock).add(write, self.caller),
+            Some(compact) => compact.write(lock, write),
         }
     }
 
     /// Tells all that has not been told, and of the unlock messages. In the plain form these are
     /// told when they are published.
-    pub(crate) fn finish(&mut self, locks: &[OpenLock<'a>], effects: &[Effect]) {
-        let Some(compact) = &mut self.compact else {
-            return;
-        };
-        for effect in effects {
-            if let Effect::Publish { lock, held_as } = effect
-                && let Some(lock) = locks.get(*lock)
-                && let Some(message) = publish::to_replicas(self.ctx, *held_as)
-            {
-                compact.of(lock.name).publish(message);
-            }
+    #[inline]
+    pub(crate) fn finish(self, locks: &[OpenLock<'a>], effects: &[Effect]) {
+        if let Some(compact) = self.compact {
+            compact.finish(self.ctx, locks, effects);
         }
-        compact.flush(self.ctx);
     }
 
     /// Tells what has not been told.
@@ -93,28 +84,25 @@ impl<'a> Stream<'a> {
     }
 }
 
-impl Drop for Stream<'_> {
-    fn drop(&mut self) {
-        if let Some(compact) = &mut self.compact {
-            let memory = std::mem::take(&mut compact.writer).into_memory();
-            if memory.capacity() <= SPARE_CHANGE_MAX {
-                state::with(|state| state.spare_change = memory);
-            }
-        }
-    }
-}
-
 /// Memory that is used again, unless it grew beyond this.
 const SPARE_CHANGE_MAX: usize = 4096;
 
 impl<'a> Compact<'a> {
-    fn begin() -> Self {
+    #[inline(never)]
+    fn begin(caller: Str<'a>) -> Self {
         let memory = state::with(|state| std::mem::take(&mut state.spare_change));
         Self {
+            caller: caller.bytes(),
             lock: None,
             writer: ChangeWriter::with(memory),
             before: Vec::new(),
         }
+    }
+
+    #[inline(never)]
+    fn write(&mut self, lock: Str<'a>, write: &Write) {
+        let caller = self.caller;
+        self.of(lock).add(write, caller);
     }
 
     /// The change of this lock.
@@ -122,7 +110,7 @@ impl<'a> Compact<'a> {
         match self.lock {
             Some(before) if before.is_same(lock) => {}
             Some(before) => {
-                self.finish(before);
+                self.end(before);
                 self.lock = Some(lock);
             }
             None => self.lock = Some(lock),
@@ -130,9 +118,26 @@ impl<'a> Compact<'a> {
         &mut self.writer
     }
 
-    fn finish(&mut self, lock: Str<'a>) {
+    fn end(&mut self, lock: Str<'a>) {
         self.before.push((lock, OwnedStr::new(self.writer.bytes())));
         self.writer.clear();
+    }
+
+    #[inline(never)]
+    fn finish(mut self, ctx: Ctx<'a>, locks: &[OpenLock<'a>], effects: &[Effect]) {
+        for effect in effects {
+            if let Effect::Publish { lock, held_as } = effect
+                && let Some(lock) = locks.get(*lock)
+                && let Some(message) = publish::to_replicas(ctx, *held_as)
+            {
+                self.of(lock.name).publish(message);
+            }
+        }
+        self.flush(ctx);
+        let memory = self.writer.into_memory();
+        if memory.capacity() <= SPARE_CHANGE_MAX {
+            state::with(|state| state.spare_change = memory);
+        }
     }
 
     fn flush(&mut self, ctx: Ctx<'_>) {
@@ -143,7 +148,7 @@ impl<'a> Compact<'a> {
             ctx.replicate_apply(lock, self.writer.bytes());
             return self.writer.clear();
         }
-        self.finish(lock);
+        self.end(lock);
         let mut words = Vec::with_capacity(self.before.len().saturating_mul(2));
         for (lock, change) in &self.before {
             words.extend([*lock, change.as_str()]);
@@ -153,16 +158,21 @@ impl<'a> Compact<'a> {
     }
 }
 
-/// Whether a change would be more than one plain command.
-fn is_of_several_commands(ctx: Ctx<'_>, effects: &[Effect]) -> bool {
-    let is_command = |effect: &&Effect| match effect {
+/// Whether a change is more than a `DEL` or a `PEXPIREAT`.
+fn is_worth_it(ctx: Ctx<'_>, effects: &[Effect]) -> bool {
+    let is_told = |effect: &&Effect| match effect {
         Effect::Write { .. } => true,
         Effect::Publish { held_as, .. } => publish::to_replicas(ctx, *held_as).is_some(),
         _ => false,
     };
-    effects.iter().filter(is_command).take(2).count() == 2
+    let mut told = effects.iter().filter(is_told);
+    let Some(Effect::Write { write, .. }) = told.next() else {
+        return false;
+    };
+    !matches!(write, Write::Delete | Write::ExpireAt(_)) || told.next().is_some()
 }
 
+#[inline]
 fn tell_plainly(ctx: Ctx<'_>, lock: Str<'_>, made: &Made<'_>) {
     match made {
         Made::Set(field, None) => ctx.replicate_hset(lock, *field),

@@ -14,7 +14,7 @@ const CLIENTS: u64 = 8;
 const COMMANDS_EACH: usize = 250;
 
 /// Traffic of all clients at once; an observer looks for two holders that exclude each other.
-fn traffic(server: &Server, seed: u64) {
+pub(super) fn traffic(server: &Server, seed: u64) {
     let working = AtomicUsize::new(usize::try_from(CLIENTS).unwrap());
     thread::scope(|scope| {
         for client in 0..CLIENTS {
@@ -147,7 +147,7 @@ fn one_command(random: &mut Random, session: &str) -> String {
 }
 
 /// What is held at the end, and long enough to compare, whatever the traffic has left.
-fn hold_some(server: &Server) {
+pub(super) fn hold_some(server: &Server) {
     let mut conn = server.connect();
     for command in [
         "RLOCK.ACQUIRE left0 alice 600000 READ",
@@ -168,7 +168,7 @@ fn hold_some(server: &Server) {
 }
 
 /// All keys with their contents and expiries.
-fn keyspace(server: &Server) -> BTreeMap<String, (Vec<String>, i64)> {
+pub(super) fn keyspace(server: &Server) -> BTreeMap<String, (Vec<String>, i64)> {
     let mut conn = server.connect();
     let mut names = Vec::new();
     // Those that have run out are named no more, but the server counts them until it removes them.

@@ -1,11 +1,11 @@
-//! `rlock.replicate compact`: the same tests in both settings, and `RLOCK.APPLY` as the plain commands
-//! that it stands for.
+//! `rlock.replicate compact`: the same tests in both settings, and `RLOCK.APPLY` as the plain
+//! commands that it stands for.
 
 use std::cell::Cell;
 use std::env;
 use std::fmt::Write as _;
 
-use rlock_core::change::{Message, Step, Steps};
+use rlock_core::change::{Message, NameBuffer, Step, Steps};
 use rlock_core::{Mode, Text, names};
 
 use crate::reply::Reply;
@@ -71,13 +71,14 @@ fn bytes(word: &Reply) -> &[u8] {
 
 fn steps_of(key: &[u8], change: &[u8]) -> Vec<String> {
     let name = text(key);
-    let steps = Steps::of(key, change).unwrap_or_else(|| panic!("no change: {change:?}"));
+    let steps = Steps::of(change).unwrap_or_else(|| panic!("no change: {change:?}"));
     let (mut commands, mut is_open) = (Vec::<String>::new(), false);
     for step in steps {
+        let mut buffer = NameBuffer::default();
         let command = match step {
             Step::Set { field, value, more } => {
-                let mut buffer = Text::empty();
-                let pair = format!("{} {}", text(&field), text(value.bytes(&mut buffer)));
+                let field = text(&field.bytes(&mut buffer));
+                let pair = format!("{field} {}", text(value.bytes(&mut Text::empty())));
                 let is_next = std::mem::replace(&mut is_open, more);
                 match commands.last_mut() {
                     Some(last) if is_next => {
@@ -87,14 +88,24 @@ fn steps_of(key: &[u8], change: &[u8]) -> Vec<String> {
                     _ => format!("HSET {name} {pair}"),
                 }
             }
-            Step::Remove(field) => format!("HDEL {name} {}", text(&field)),
+            Step::Remove(field) => format!("HDEL {name} {}", text(field.bytes(&mut buffer))),
             Step::ExpireAt(at) => format!("PEXPIREAT {name} {at}"),
             Step::Delete => format!("DEL {name}"),
-            Step::SetSide { key, value, at } => {
-                let end = at.map(|at| format!(" PXAT {at}")).unwrap_or_default();
-                format!("SET {} {}{end}", text(&key), text(value.bytes()))
+            Step::SetTimeout {
+                reader,
+                number,
+                value,
+                at,
+            } => {
+                let side = names::timeout_key(key, reader.bytes(&mut buffer), number);
+                format!("SET {} {value} PXAT {at}", text(&side))
             }
-            Step::DeleteSide(key) => format!("DEL {}", text(&key)),
+            Step::DeleteTimeout(reader, number) => {
+                let side = names::timeout_key(key, reader.bytes(&mut buffer), number);
+                format!("DEL {}", text(&side))
+            }
+            Step::SetLimit(limit) => format!("SET {} {limit}", text(&names::limit_key(key))),
+            Step::DeleteLimit => format!("DEL {}", text(&names::limit_key(key))),
             Step::Publish(message) => {
                 commands.extend(published(key, message));
                 continue;

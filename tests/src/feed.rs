@@ -43,9 +43,9 @@ impl Feed {
         feed
     }
 
-    /// The commands since the last call, in order, one text each, `RLOCK.APPLY` as those that it stands
-    /// for; `SELECT 0` and the replication's
-    /// own words are left out, `MULTI` and `EXEC` are not.
+    /// The commands since the last call, in order, one text each; `SELECT 0` and the replication's
+    /// own words are left out, `MULTI` and `EXEC` are not. `RLOCK.APPLY` is told as those commands
+    /// that it stands for.
     ///
     /// A mark is sent through the server: everything done before the call comes before it.
     #[track_caller]

@@ -13,64 +13,145 @@
 //! are read, they are steps or they are none: nothing panics, and nothing grows with a number that
 //! is claimed in them.
 
-use crate::{Field, Mode, PERMITS_MODE, PermitsHold, Text, Token, Value, Write, names};
+use crate::names;
+use crate::text::Text;
+use crate::{FENCE_FIELD, Field, MODE_FIELD, Mode, Permits, PermitsHold, Token, Value, Write};
 use std::borrow::Cow;
 
 /// One plain command, as it was read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step<'a> {
     /// `HSET` of a field. If there is more, the next step is of the same command.
     Set {
-        /// Its name.
-        field: Cow<'a, [u8]>,
+        /// Which.
+        field: FieldName<'a>,
         /// Its value.
-        value: StepValue<'a>,
+        value: FieldValue<'a>,
         /// Whether the next step sets another field by the same command.
         more: bool,
     },
     /// `HDEL` of a field.
-    Remove(Cow<'a, [u8]>),
+    Remove(Name<'a>),
     /// `PEXPIREAT`, in milliseconds of the wall clock.
     ExpireAt(i64),
     /// `DEL`.
     Delete,
-    /// `SET` of another key, with an expiry if it has one.
-    SetSide {
-        /// The key.
-        key: Vec<u8>,
+    /// `SET` of a reader's timeout key.
+    SetTimeout {
+        /// Whose.
+        reader: Name<'a>,
+        /// The number of the key.
+        number: i64,
         /// Its value.
-        value: Text,
+        value: i64,
         /// When it expires, in milliseconds of the wall clock.
-        at: Option<i64>,
+        at: i64,
     },
-    /// `DEL` of another key.
-    DeleteSide(Vec<u8>),
+    /// `DEL` of a reader's timeout key: whose, and its number.
+    DeleteTimeout(Name<'a>, i64),
+    /// `SET` of the key of the limit of permits.
+    SetLimit(i64),
+    /// `DEL` of that key.
+    DeleteLimit,
     /// The unlock message.
     Publish(Message),
 }
 
+/// A field, as it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FieldName<'a> {
+    /// An owner's; or any other.
+    Named(Name<'a>),
+    /// An owner's as the writer.
+    Writer(Name<'a>),
+    /// That of the fencing token.
+    Fence,
+    /// That which makes it a read-write lock, or permits.
+    Mode,
+}
+
+impl FieldName<'_> {
+    /// Its name.
+    pub fn bytes<'b>(&'b self, buffer: &'b mut NameBuffer) -> Cow<'b, [u8]> {
+        match self {
+            Self::Named(name) => Cow::Borrowed(name.bytes(buffer)),
+            Self::Writer(name) => Cow::Owned(names::writer_field(name.bytes(buffer))),
+            Self::Fence => Cow::Borrowed(FENCE_FIELD),
+            Self::Mode => Cow::Borrowed(MODE_FIELD),
+        }
+    }
+}
+
 /// What is stored in a field.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StepValue<'a> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FieldValue<'a> {
     /// A number, a token or a mode.
-    Short(Text),
+    Short(Value),
     /// An owner's permits.
     Permits(PermitsHold),
     /// Anything else.
     Plain(&'a [u8]),
 }
 
-impl StepValue<'_> {
-    /// The value's bytes, put together in `buffer` where they have to be.
+impl FieldValue<'_> {
+    /// Its bytes, put together in `buffer` where they have to be.
     pub fn bytes<'b>(&'b self, buffer: &'b mut Text<52>) -> &'b [u8] {
         match self {
-            Self::Short(text) => text.bytes(),
-            Self::Permits(hold) => {
-                *buffer = hold.text();
-                buffer.bytes()
-            }
-            Self::Plain(bytes) => bytes,
+            Self::Short(value) => *buffer = Text::empty().after_all(value.text().bytes()),
+            Self::Permits(hold) => *buffer = hold.text(),
+            Self::Plain(bytes) => return bytes,
         }
+        buffer.bytes()
+    }
+}
+
+/// A name as it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Name<'a> {
+    /// As it is.
+    InFull(&'a [u8]),
+    /// `<uuid>:<number>`.
+    OfUuid(&'a [u8; 16], i64),
+}
+
+/// Where a name is put together.
+#[derive(Debug)]
+pub struct NameBuffer {
+    bytes: [u8; UUID_LEN + 1 + 20],
+}
+
+impl Default for NameBuffer {
+    fn default() -> Self {
+        let bytes = [b'-'; UUID_LEN + 1 + 20];
+        Self { bytes }
+    }
+}
+
+impl Name<'_> {
+    /// Its bytes.
+    pub fn bytes<'b>(&'b self, buffer: &'b mut NameBuffer) -> &'b [u8] {
+        let (uuid, number) = match self {
+            Self::InFull(name) => return name,
+            Self::OfUuid(uuid, number) => (uuid, number),
+        };
+        let text = &mut buffer.bytes;
+        let digit = |value: u8| HEX.get(usize::from(value & 0xf)).copied().unwrap_or(b'0');
+        for (byte, [high, low]) in uuid.iter().zip(PLACES) {
+            if let Some(place) = text.get_mut(high) {
+                *place = digit(*byte >> 4);
+            }
+            if let Some(place) = text.get_mut(low) {
+                *place = digit(*byte);
+            }
+        }
+        let number = Text::<24>::number(*number);
+        let colon = text.iter_mut().skip(UUID_LEN);
+        let rest = std::iter::once(&b':').chain(number.bytes());
+        for (place, byte) in colon.zip(rest) {
+            *place = *byte;
+        }
+        let end = number.bytes().len().saturating_add(UUID_LEN + 1);
+        text.get(..end).unwrap_or_default()
     }
 }
 
@@ -410,24 +491,15 @@ const HEX: [u8; 16] = *b"0123456789abcdef";
 /// The steps of a change, of which each was looked at.
 #[derive(Clone, Debug)]
 pub struct Steps<'a> {
-    key: &'a [u8],
     rest: &'a [u8],
-    last_name: Option<ReadName<'a>>,
+    last_name: Option<Name<'a>>,
     base_ms: i64,
 }
 
-/// A name as it was read.
-#[derive(Clone, Copy, Debug)]
-enum ReadName<'a> {
-    InFull(&'a [u8]),
-    OfUuid(&'a [u8], i64),
-}
-
 impl<'a> Steps<'a> {
-    /// Reads a change of this key. None if these bytes are no change.
-    pub fn of(key: &'a [u8], bytes: &'a [u8]) -> Option<Self> {
+    /// Reads a change of a key. None if these bytes are no change.
+    pub fn of(bytes: &'a [u8]) -> Option<Self> {
         let steps = Self {
-            key,
             rest: bytes,
             last_name: None,
             base_ms: 0,
@@ -450,26 +522,23 @@ impl<'a> Steps<'a> {
         let first = self.byte()?;
         let more = first & kind::MORE != 0;
         let set = |field, value| Step::Set { field, value, more };
-        let of_mode = |value: &[u8]| {
-            let value = StepValue::Short(Text::word(value));
-            set(Cow::Borrowed(crate::MODE_FIELD), value)
-        };
+        let short = |field, value| set(field, FieldValue::Short(value));
         let step = match first & kind::MASK {
-            kind::SET => set(self.name()?, StepValue::Short(Text::number(self.number()?))),
-            kind::SET_WRITER => {
-                let field = Cow::Owned(names::writer_field(&self.name()?));
-                set(field, StepValue::Short(Text::number(self.number()?)))
-            }
-            kind::SET_FENCE => {
-                let value = Value::Fence(self.token()?).text();
-                set(Cow::Borrowed(crate::FENCE_FIELD), StepValue::Short(value))
-            }
-            kind::SET_READ => of_mode(b"read"),
-            kind::SET_WRITE => of_mode(b"write"),
-            kind::SET_OF_PERMITS => of_mode(PERMITS_MODE),
+            kind::SET => short(
+                FieldName::Named(self.name()?),
+                Value::Number(self.number()?),
+            ),
+            kind::SET_WRITER => short(
+                FieldName::Writer(self.name()?),
+                Value::Number(self.number()?),
+            ),
+            kind::SET_FENCE => short(FieldName::Fence, Value::Fence(self.token()?)),
+            kind::SET_READ => short(FieldName::Mode, Value::Mode(Mode::Read)),
+            kind::SET_WRITE => short(FieldName::Mode, Value::Mode(Mode::Write)),
+            kind::SET_OF_PERMITS => short(FieldName::Mode, Value::Mode(Mode::Permits)),
             kind::SET_PERMITS => {
-                let owner = self.name()?;
-                let permits = crate::Permits::new(self.number()?)?;
+                let owner = FieldName::Named(self.name()?);
+                let permits = Permits::new(self.number()?)?;
                 let token = self.token()?;
                 let ends_at = self.time()?;
                 let hold = PermitsHold {
@@ -477,33 +546,28 @@ impl<'a> Steps<'a> {
                     ends_at,
                     token,
                 };
-                set(owner, StepValue::Permits(hold))
+                set(owner, FieldValue::Permits(hold))
             }
             kind::SET_IN_FULL => {
-                let field = self.name()?;
-                set(field, StepValue::Plain(self.plain()?))
+                let field = FieldName::Named(self.name()?);
+                set(field, FieldValue::Plain(self.plain()?))
             }
             kind::REMOVE => Step::Remove(self.name()?),
             kind::EXPIRE_AT => Step::ExpireAt(self.time()?),
             kind::DELETE => Step::Delete,
             kind::SET_TIMEOUT => {
-                let owner = self.name()?;
-                let key = names::timeout_key(self.key, &owner, self.number()?);
-                let value = self.number()?;
+                let (reader, number, value) = (self.name()?, self.number()?, self.number()?);
                 self.base_ms = base_of(value, self.base_ms);
-                let (value, at) = (Text::number(value), Some(self.time()?));
-                Step::SetSide { key, value, at }
+                Step::SetTimeout {
+                    reader,
+                    number,
+                    value,
+                    at: self.time()?,
+                }
             }
-            kind::DELETE_TIMEOUT => {
-                let owner = self.name()?;
-                Step::DeleteSide(names::timeout_key(self.key, &owner, self.number()?))
-            }
-            kind::SET_LIMIT => Step::SetSide {
-                key: names::limit_key(self.key),
-                value: Text::number(self.number()?),
-                at: None,
-            },
-            kind::DELETE_LIMIT => Step::DeleteSide(names::limit_key(self.key)),
+            kind::DELETE_TIMEOUT => Step::DeleteTimeout(self.name()?, self.number()?),
+            kind::SET_LIMIT => Step::SetLimit(self.number()?),
+            kind::DELETE_LIMIT => Step::DeleteLimit,
             kind::PUBLISH => message(first, Mode::Plain),
             kind::PUBLISH_READ => message(first, Mode::Read),
             kind::PUBLISH_WRITE => message(first, Mode::Write),
@@ -565,12 +629,13 @@ impl<'a> Steps<'a> {
         Some(self.base_ms.wrapping_add(from_base))
     }
 
-    fn name(&mut self) -> Option<Cow<'a, [u8]>> {
+    fn name(&mut self) -> Option<Name<'a>> {
         let name = match *self.rest.first()? {
             NAME_OF_UUID => {
                 self.byte()?;
-                let uuid = self.take(16)?;
-                ReadName::OfUuid(uuid, self.number().filter(|number| *number >= 0)?)
+                let (uuid, rest) = self.rest.split_first_chunk::<16>()?;
+                self.rest = rest;
+                Name::OfUuid(uuid, self.number().filter(|number| *number >= 0)?)
             }
             SAME_NAME => {
                 self.byte()?;
@@ -578,14 +643,11 @@ impl<'a> Steps<'a> {
             }
             _ => {
                 let len = self.length(NAME_IN_FULL)?;
-                ReadName::InFull(self.take(len)?)
+                Name::InFull(self.take(len)?)
             }
         };
         self.last_name = Some(name);
-        Some(match name {
-            ReadName::InFull(name) => Cow::Borrowed(name),
-            ReadName::OfUuid(uuid, number) => Cow::Owned(text_of(uuid, number)),
-        })
+        Some(name)
     }
 
     fn plain(&mut self) -> Option<&'a [u8]> {
@@ -608,20 +670,4 @@ fn message(first: u8, held_as: Mode) -> Step<'static> {
         classic: first & kind::CLASSIC != 0,
         sharded: first & kind::SHARDED != 0,
     })
-}
-
-/// `<uuid>:<number>`.
-fn text_of(uuid: &[u8], number: i64) -> Vec<u8> {
-    let mut text = Vec::with_capacity(UUID_LEN.saturating_add(20));
-    for byte in uuid {
-        if DASHES.contains(&text.len()) {
-            text.push(b'-');
-        }
-        for digit in [byte >> 4, byte & 0xf] {
-            text.extend(HEX.get(usize::from(digit)));
-        }
-    }
-    text.push(b':');
-    text.extend_from_slice(Text::<24>::number(number).bytes());
-    text
 }

@@ -406,7 +406,9 @@ mod tests {
             CommandError::NoSessionConnection => CommandError::CannotBlock,
             CommandError::CannotBlock => CommandError::Deadlock(Circle::of_reader(b"X", b"X")),
             CommandError::Deadlock(_) => CommandError::ChainTooLong,
-            CommandError::ChainTooLong => CommandError::NoCall,
+            CommandError::ChainTooLong => CommandError::NotReplayed,
+            CommandError::NotReplayed => CommandError::NoChange,
+            CommandError::NoChange => CommandError::NoCall,
             CommandError::NoCall => CommandError::NotGuarded(word(), NotGuarded::Unknown),
             CommandError::NotGuarded(_, why) => {
                 let next = match why {
@@ -474,6 +476,6 @@ mod tests {
             );
             count += 1;
         }
-        assert_eq!(count, 64, "all have been looked at");
+        assert_eq!(count, 66, "all have been looked at");
     }
 }

@@ -1,8 +1,7 @@
 //! `RLOCK.APPLY key change [key change ...]`: what a primary with `rlock.replicate` `compact` tells
 //! its replicas and its append-only file, in place of plain commands.
 //!
-//! Replies OK. It is no command for clients: they, scripts and other modules are refused. Whatever
-//! bytes arrive, all of them are looked at before anything is changed.
+//! It is no command for clients: they, scripts and other modules are refused. Whatever bytes arrive, all of them are looked at before anything is changed.
 //!
 //! Each step does to its key what its plain command would, with the same events. Replicated as it
 //! came, for the append-only file of a replica.
@@ -11,11 +10,11 @@ use crate::effects::{Pair, Word};
 use crate::ffi::{
     self, Args, Argument, ArgumentKind, Command, Ctx, EventClass, Key, KeyType, Keys,
 };
-use crate::ffi::{OwnedStr, Spec, Str};
+use crate::ffi::{OwnedStr, ReplayedFrom, Spec, Str};
 use crate::publish;
 use crate::state::{self, Words};
-use rlock_core::change::{Step, StepValue, Steps};
-use rlock_core::{CommandError, Text};
+use rlock_core::change::{FieldName, FieldValue, Message, Name, NameBuffer, Step, Steps};
+use rlock_core::{CommandError, Value, names};
 use std::ffi::CStr;
 use std::rc::Rc;
 
@@ -38,25 +37,33 @@ impl Command for Apply {
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        if !ctx.is_replayed() {
-            return Err(CommandError::NotReplayed);
-        }
+        let from = ctx.replayed_from().ok_or(CommandError::NotReplayed)?;
         if !each_change(args, |_, _| ()) {
             state::with(|state| count(&mut state.changes_refused));
             return Err(CommandError::NoChange);
         }
-        state::with(|state| count(&mut state.changes_applied));
+        let words = state::with(|state| {
+            count(&mut state.changes_applied);
+            Rc::clone(&state.words)
+        });
         // First of all: what others do when they hear of the change comes after it.
         ctx.replicate_verbatim();
-        let words = state::with(|state| Rc::clone(&state.words));
         let mut is_wrong_type = false;
-        each_change(args, |key, steps| {
-            is_wrong_type |= Applied::new(ctx, key, &words).run(steps);
+        each_change(args, |name, mut steps| {
+            let mut applied = Applied {
+                ctx,
+                from,
+                name,
+                words: &words,
+                key: Key::open_to_write(ctx, name),
+                events: Events::default(),
+            };
+            is_wrong_type |= applied.run(&mut steps);
         });
         if is_wrong_type {
             return Err(CommandError::WrongType);
         }
-        ctx.reply_ok();
+        // Whoever sends this reads no reply.
         Ok(())
     }
 }
@@ -70,7 +77,7 @@ fn each_change<'a>(args: Args<'a>, mut on_each: impl FnMut(Str<'a>, Steps<'a>)) 
     let mut place = 1;
     while let Ok(key) = args.at(place) {
         let change = args.at(place.saturating_add(1)).ok();
-        let Some(steps) = change.and_then(|change| Steps::of(key.bytes(), change.bytes())) else {
+        let Some(steps) = change.and_then(|change| Steps::of(change.bytes())) else {
             return false;
         };
         on_each(key, steps);
@@ -81,86 +88,118 @@ fn each_change<'a>(args: Args<'a>, mut on_each: impl FnMut(Str<'a>, Steps<'a>)) 
 
 type Event = (EventClass, &'static CStr);
 
+/// Events of a key that nobody has heard of yet.
+#[derive(Default)]
+struct Events {
+    list: [Option<Event>; 4],
+    len: usize,
+}
+
 /// A lock's key while a change is applied to it.
 struct Applied<'a> {
     ctx: Ctx<'a>,
+    from: ReplayedFrom,
     name: Str<'a>,
     words: &'a Words,
     /// Closed while others hear of events.
     key: Key<'a>,
-    events: Vec<Event>,
+    events: Events,
 }
 
 impl<'a> Applied<'a> {
-    fn new(ctx: Ctx<'a>, name: Str<'a>, words: &'a Words) -> Self {
-        Self {
-            ctx,
-            name,
-            words,
-            key: Key::open_to_write(ctx, name),
-            events: Vec::new(),
-        }
-    }
-
-    /// Applies all steps. Whether the key, or one beside it, was of another type than a step is for.
-    fn run(mut self, mut steps: Steps<'_>) -> bool {
+    /// Applies all steps. Whether the key was of another type than a step is for.
+    fn run(&mut self, steps: &mut Steps<'_>) -> bool {
         let mut is_wrong_type = false;
         while let Some(step) = steps.next() {
-            let is_of_hash = matches!(step, Step::Set { .. } | Step::Remove(_));
-            let key_type = self.key.key_type();
-            if is_of_hash && !matches!(key_type, KeyType::Missing | KeyType::Hash) {
-                is_wrong_type = true;
-                continue;
-            }
-            let is_there = key_type != KeyType::Missing;
             match step {
                 Step::Set { field, value, more } => {
-                    self.set(&field, &value, more, &mut steps);
+                    if self.is_of_other_type() {
+                        is_wrong_type = true;
+                        continue;
+                    }
+                    self.set(field, value, more, steps);
                     self.event((EventClass::Hash, c"hset"));
                 }
-                Step::Remove(field) => self.remove(&field),
-                Step::ExpireAt(at) if is_there => {
+                Step::Remove(_) if self.is_of_other_type() => is_wrong_type = true,
+                Step::Remove(field) => self.remove(field.bytes(&mut NameBuffer::default())),
+                Step::ExpireAt(at) if self.is_there() => {
                     self.key.set_expires_at(at);
                     self.event((EventClass::Generic, c"expire"));
                 }
-                Step::Delete if is_there => {
+                Step::Delete if self.is_there() => {
                     self.key.delete();
                     self.event((EventClass::Generic, c"del"));
                 }
                 Step::ExpireAt(_) | Step::Delete => {}
-                Step::SetSide { key, value, at } => self.set_side(&key, &value, at),
-                Step::DeleteSide(key) => self.delete_side(&key),
-                Step::Publish(message) => {
-                    self.tell();
-                    // The append-only file is no place for messages.
-                    if !self.ctx.flags().loading() {
-                        publish::replayed(self.ctx, self.name.bytes(), message, self.words);
-                    }
+                Step::SetTimeout {
+                    reader,
+                    number,
+                    value,
+                    at,
+                } => self.set_side(&self.timeout_key(reader, number), value, Some(at)),
+                Step::DeleteTimeout(reader, number) => {
+                    self.delete_side(&self.timeout_key(reader, number));
                 }
+                Step::SetLimit(limit) => self.set_side(&self.limit_key(), limit, None),
+                Step::DeleteLimit => self.delete_side(&self.limit_key()),
+                Step::Publish(message) => self.publish(message),
             }
         }
         self.tell();
         is_wrong_type
     }
 
+    fn is_of_other_type(&self) -> bool {
+        !matches!(self.key.key_type(), KeyType::Missing | KeyType::Hash)
+    }
+
+    fn is_there(&self) -> bool {
+        self.key.key_type() != KeyType::Missing
+    }
+
     /// Sets a field, and the others of the same command.
-    fn set(&mut self, field: &[u8], value: &StepValue<'_>, more: bool, steps: &mut Steps<'_>) {
+    fn set(
+        &mut self,
+        field: FieldName<'_>,
+        value: FieldValue<'_>,
+        more: bool,
+        steps: &mut Steps<'_>,
+    ) {
         let first = self.pair(field, value);
         let second = more.then(|| steps.next()).flatten();
         let Some(Step::Set { field, value, more }) = second else {
             return self.key.hash_set(first.as_field());
         };
-        let second = self.pair(&field, &value);
+        let second = self.pair(field, value);
         self.key.hash_set_both(first.as_field(), second.as_field());
-        if more && let Some(Step::Set { field, value, more }) = steps.next() {
-            self.set(&field, &value, more, steps);
+        let mut more = more;
+        while more
+            && let Some(Step::Set {
+                field,
+                value,
+                more: another,
+            }) = steps.next()
+        {
+            let next = self.pair(field, value);
+            self.key.hash_set(next.as_field());
+            more = another;
         }
     }
 
-    fn pair(&self, field: &[u8], value: &StepValue<'_>) -> Pair<'a> {
-        let mut buffer = Text::empty();
-        let value = Word::of_bytes(value.bytes(&mut buffer), self.words);
-        Pair(Word::of_bytes(field, self.words), value)
+    fn pair(&self, field: FieldName<'_>, value: FieldValue<'_>) -> Pair<'a> {
+        let field = match field {
+            FieldName::Fence => Word::Known(self.words.fence.as_str()),
+            FieldName::Mode => Word::Known(self.words.mode.as_str()),
+            FieldName::Named(_) | FieldName::Writer(_) => {
+                Word::Made(OwnedStr::new(&field.bytes(&mut NameBuffer::default())))
+            }
+        };
+        let value = match value {
+            FieldValue::Short(value) => Word::of_value(value, self.words),
+            FieldValue::Permits(hold) => Word::Made(OwnedStr::new(hold.text().bytes())),
+            FieldValue::Plain(bytes) => Word::Made(OwnedStr::new(bytes)),
+        };
+        Pair(field, value)
     }
 
     /// With its last field the hash goes as well.
@@ -171,14 +210,24 @@ impl<'a> Applied<'a> {
         }
         self.key.hash_delete(field.as_str());
         self.event((EventClass::Hash, c"hdel"));
-        if self.key.key_type() == KeyType::Missing {
+        if !self.is_there() {
             self.event((EventClass::Generic, c"del"));
         }
     }
 
-    fn set_side(&mut self, key: &[u8], value: &Text, at: Option<i64>) {
+    fn timeout_key(&self, reader: Name<'_>, number: i64) -> Vec<u8> {
+        let reader = reader.bytes(&mut NameBuffer::default()).to_vec();
+        names::timeout_key(self.name.bytes(), &reader, number)
+    }
+
+    fn limit_key(&self) -> Vec<u8> {
+        names::limit_key(self.name.bytes())
+    }
+
+    fn set_side(&mut self, key: &[u8], value: i64, at: Option<i64>) {
         self.tell();
-        let (name, value) = (OwnedStr::new(key), OwnedStr::new(value.bytes()));
+        let value = Word::of_value(Value::Number(value), self.words);
+        let name = OwnedStr::new(key);
         let mut key = Key::open_to_write(self.ctx, name.as_str());
         key.set_string(value.as_str());
         if let Some(at) = at {
@@ -201,16 +250,30 @@ impl<'a> Applied<'a> {
         }
     }
 
+    /// When the append-only file is read, messages in it are of the past.
+    fn publish(&mut self, message: Message) {
+        self.tell();
+        if self.from == ReplayedFrom::Primary {
+            publish::replayed(self.ctx, self.name.bytes(), message, self.words);
+        }
+    }
+
     fn event(&mut self, event: Event) {
-        self.events.push(event);
+        if self.events.len >= self.events.list.len() {
+            self.tell();
+        }
+        if let Some(place) = self.events.list.get_mut(self.events.len) {
+            *place = Some(event);
+            self.events.len = self.events.len.saturating_add(1);
+        }
     }
 
     /// Tells what was done to the lock's key so far.
     fn tell(&mut self) {
-        if !self.events.is_empty() {
+        if self.events.len > 0 {
             self.key.set_aside();
             let events = std::mem::take(&mut self.events);
-            self.tell_of(self.name, events);
+            self.tell_of(self.name, events.list.into_iter().flatten());
         }
     }
 

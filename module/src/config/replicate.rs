@@ -23,15 +23,20 @@ enum_configuration! {
 pub(crate) struct Replicate(AtomicI32);
 
 impl Replicate {
+    /// Every command asks.
     #[inline]
-    pub(crate) fn mode(&self) -> ReplicateMode {
-        ReplicateMode::try_from(self.0.load(Ordering::Relaxed)).unwrap_or(REPLICATE_DEFAULT)
+    pub(crate) fn is_compact(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
     }
 }
 
 impl ConfigurationValue<ReplicateMode> for Replicate {
     fn get(&self, _ctx: &ConfigurationContext) -> ReplicateMode {
-        self.mode()
+        if self.is_compact() {
+            ReplicateMode::compact
+        } else {
+            ReplicateMode::plain
+        }
     }
 
     fn set(&self, _ctx: &ConfigurationContext, mode: ReplicateMode) -> Result<(), RedisError> {

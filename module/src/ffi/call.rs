@@ -281,13 +281,17 @@ impl<'a> Ctx<'a> {
         server!(RedisModule_ReplicateVerbatim(self.raw));
     }
 
-    /// Whether this command came from the primary or the append-only file.
-    pub(crate) fn is_replayed(self) -> bool {
-        // The interface's REDISMODULE_CLIENT_ID_AOF.
-        let is_from_file = || self.client_id() == u64::MAX;
+    /// Whether this command came from the primary or the append-only file, and not by a script.
+    pub(crate) fn replayed_from(self) -> Option<ReplayedFrom> {
         let flags = self.flags();
-        let is_from_primary = flags.any(raw::REDISMODULE_CTX_FLAGS_REPLICATED);
-        !flags.any(raw::REDISMODULE_CTX_FLAGS_LUA) && (is_from_primary || is_from_file())
+        if flags.any(raw::REDISMODULE_CTX_FLAGS_LUA) {
+            return None;
+        }
+        if flags.any(raw::REDISMODULE_CTX_FLAGS_REPLICATED) {
+            return Some(ReplayedFrom::Primary);
+        }
+        // The number by which the interface tells the client of the file.
+        (self.client_id() == u64::MAX).then_some(ReplayedFrom::File)
     }
 
     /// To replicas only: a message is not data, so the AOF has no use for it.
@@ -590,6 +594,14 @@ impl Drop for CallReply {
     fn drop(&mut self) {
         server!(RedisModule_FreeCallReply(self.0));
     }
+}
+
+/// From where a command came that tells of a change.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReplayedFrom {
+    Primary,
+    /// The append-only file.
+    File,
 }
 
 /// The command that tells of a change in few bytes.

@@ -1,7 +1,7 @@
 //! What `RLOCK.APPLY` carries: any bytes, and any writes, which come back as they were.
 
 use super::choices::Choices;
-use rlock_core::change::{ChangeWriter, Message, Step, Steps};
+use rlock_core::change::{ChangeWriter, Message, NameBuffer, Step, Steps};
 use rlock_core::{
     Field, Holder, Mode, Permits, PermitsHold, Text, TimeoutKey, Token, Value, Write, names,
 };
@@ -17,7 +17,7 @@ const CALLERS: [&[u8]; 5] = [
 
 /// Any bytes are steps, or none; and any writes are read as the plain commands that they are.
 pub fn changes(data: &[u8]) {
-    if let Some(steps) = Steps::of(KEY, data) {
+    if let Some(steps) = Steps::of(data) {
         assert!(steps.count() > 0, "nothing is no change");
     }
     let mut choices = Choices::new(data);
@@ -39,7 +39,7 @@ pub fn changes(data: &[u8]) {
         writer.add(&write, &caller);
         expected.extend(plain(&write, &caller));
     }
-    let steps = Steps::of(KEY, writer.bytes()).expect("what was written is a change");
+    let steps = Steps::of(writer.bytes()).expect("what was written is a change");
     let found: Vec<_> = steps.map(|step| read(&step)).collect();
     assert_eq!(found, expected, "{:?}", writer.bytes());
 }
@@ -171,19 +171,31 @@ fn plain(write: &Write, caller: &[u8]) -> Vec<String> {
 }
 
 fn read(step: &Step<'_>) -> String {
+    let mut buffer = NameBuffer::default();
     match step {
         Step::Set { field, value, more } => {
-            let mut buffer = Text::empty();
-            let value = text(value.bytes(&mut buffer));
-            format!("set {}={value} {more}", text(field))
+            let mut value_buffer = Text::empty();
+            let value = text(value.bytes(&mut value_buffer));
+            format!("set {}={value} {more}", text(&field.bytes(&mut buffer)))
         }
-        Step::Remove(field) => format!("remove {}", text(field)),
+        Step::Remove(field) => format!("remove {}", text(field.bytes(&mut buffer))),
         Step::ExpireAt(at) => format!("expire {at}"),
         Step::Delete => "delete".to_owned(),
-        Step::SetSide { key, value, at } => {
-            format!("side {}={} {at:?}", text(key), text(value.bytes()))
+        Step::SetTimeout {
+            reader,
+            number,
+            value,
+            at,
+        } => {
+            let key = names::timeout_key(KEY, reader.bytes(&mut buffer), *number);
+            format!("side {}={value} {:?}", text(&key), Some(at))
         }
-        Step::DeleteSide(key) => format!("no side {}", text(key)),
+        Step::DeleteTimeout(reader, number) => {
+            let key = names::timeout_key(KEY, reader.bytes(&mut buffer), *number);
+            format!("no side {}", text(&key))
+        }
+        Step::SetLimit(limit) => format!("side {}={limit} None", text(&names::limit_key(KEY))),
+        Step::DeleteLimit => format!("no side {}", text(&names::limit_key(KEY))),
         Step::Publish(message) => format!("{message:?}"),
     }
 }
@@ -205,7 +217,7 @@ fn the_beginning_of_a_change_is_read_as_something() {
     // Sixteen bytes of a UUID, eight of a token, and few besides.
     assert_eq!(bytes.len(), 34, "{bytes:?}");
     for len in 0..bytes.len() {
-        let is_change = Steps::of(KEY, &bytes[..len]).is_some();
+        let is_change = Steps::of(&bytes[..len]).is_some();
         assert_eq!(is_change, len == before_end, "{len}");
     }
 }
