@@ -76,7 +76,6 @@ pub(crate) fn carry_out<'a>(
     if has_side_keys {
         write_side_keys(locks, caller, &effects, &mut side_keys, &mut stream);
     }
-    let is_told = stream.is_compact();
     stream.finish(locks, &effects);
     for lock in locks.iter().filter(|lock| lock.is_written) {
         ctx.signal_modified(lock.name);
@@ -97,6 +96,7 @@ pub(crate) fn carry_out<'a>(
             Effect::Publish { lock, held_as } => {
                 if let Some(lock) = locks.get(*lock) {
                     let name = lock.name.bytes();
+                    let is_told = stream.is_compact();
                     publish::unlocked(ctx, name, *held_as, lock.is_deleted, is_told, &lock.words);
                 }
             }

@@ -1,5 +1,5 @@
-//! What replicas and the append-only file are told of a change: one list of writes, in two encodings
-//! (`rlock.replicate`).
+//! What replicas and the append-only file are told of a change: one list of writes, in two
+//! encodings (`rlock.replicate`).
 //!
 //! - `plain`: each write is a command of the server, told as soon as it is made
 //! - `compact`: the writes to the keys of locks are one `RLOCK.APPLY`, with the unlock message in
@@ -7,8 +7,8 @@
 //!   expires, and what they do then comes after the first on every replica, as it does here.
 //!
 //! A change that is one `DEL` or one `PEXPIREAT` stays that command, which is as short, and does no
-//! harm at a server that has not understood what was before. (A lone `HSET` would: a lock without an
-//! end.)
+//! harm at a server that has not understood what was before. (A lone `HSET` would: a lock without
+//! an end.)
 
 use crate::config::REPLICATE;
 use crate::ffi::{Ctx, Field, OwnedStr, Str};
@@ -70,8 +70,8 @@ impl<'a> Stream<'a> {
     /// Tells all that has not been told, and of the unlock messages. In the plain form these are
     /// told when they are published.
     #[inline]
-    pub(crate) fn finish(self, locks: &[OpenLock<'a>], effects: &[Effect]) {
-        if let Some(compact) = self.compact {
+    pub(crate) fn finish(&mut self, locks: &[OpenLock<'a>], effects: &[Effect]) {
+        if let Some(compact) = &mut self.compact {
             compact.finish(self.ctx, locks, effects);
         }
     }
@@ -124,7 +124,7 @@ impl<'a> Compact<'a> {
     }
 
     #[inline(never)]
-    fn finish(mut self, ctx: Ctx<'a>, locks: &[OpenLock<'a>], effects: &[Effect]) {
+    fn finish(&mut self, ctx: Ctx<'a>, locks: &[OpenLock<'a>], effects: &[Effect]) {
         for effect in effects {
             if let Effect::Publish { lock, held_as } = effect
                 && let Some(lock) = locks.get(*lock)
@@ -134,7 +134,7 @@ impl<'a> Compact<'a> {
             }
         }
         self.flush(ctx);
-        let memory = self.writer.into_memory();
+        let memory = std::mem::take(&mut self.writer).into_memory();
         if memory.capacity() <= SPARE_CHANGE_MAX {
             state::with(|state| state.spare_change = memory);
         }

@@ -49,6 +49,8 @@ fn main() -> ExitCode {
     counted.add(blocked::IN_QUEUE, blocked::count_in_queue(&mut server));
 
     drop(server);
+    let of_primary = folder.with_file_name("instructions-primary");
+    replica::count_primary(&of_primary, &mut counted);
     replica::count(&folder.with_file_name("instructions-replica"), &mut counted);
 
     println!("profiles, for callgrind_annotate: {}\n", folder.display());

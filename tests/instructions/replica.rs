@@ -74,6 +74,30 @@ pub(crate) fn count(folder: &Path, figures: &mut Figures) {
     }
 }
 
+/// The same at a primary that has a replica.
+pub(crate) fn count_primary(folder: &Path, figures: &mut Figures) {
+    let mut primary = Counted::start(folder);
+    let replica = Server::start();
+    replica.run(format!("REPLICAOF 127.0.0.1 {}", primary.server.port()));
+    let mut subscriber = replica.connect();
+    subscriber.run("SUBSCRIBE redisson_lock__channel:{lock:0}");
+    rlock_tests::until("messages are told to it", || {
+        run(primary.conn());
+        subscriber.settle();
+        subscriber.read_now().is_some()
+    });
+    subscriber.close();
+    for (form, name) in [
+        ("plain", "ACQUIRE + RELEASE with a replica"),
+        ("compact", "ACQUIRE + RELEASE with a replica, compact"),
+    ] {
+        set_form(primary.conn(), form);
+        let cost = difference(&mut primary, KEYS, |primary| run(primary.conn()));
+        primary.keep_profile(name);
+        figures.add(name, cost);
+    }
+}
+
 /// So many pairs for each key make what the replica does besides small.
 const TIMES_EACH: usize = 10;
 

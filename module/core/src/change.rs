@@ -6,12 +6,12 @@
 //! - a number: seven bits a byte, the lowest first, and the eighth bit says that more follow
 //! - a time: the milliseconds from the time of the last token in this change, which is in
 //!   microseconds, or from 1970 if there was none; as a number of which the last bit is the sign
-//! - a name: 0, the sixteen bytes of a UUID and a number, for `<uuid>:<number>`; 1 for the same name
-//!   as before; else its length and 2, and its bytes
+//! - a name: 0, the sixteen bytes of a UUID and a number, for `<uuid>:<number>`; 1 for the name
+//!   before it; else its length and 2, and its bytes
 //!
-//! What cannot be written so is written in full, so the bytes come back as they were. Whatever bytes
-//! are read, they are steps or they are none: nothing panics, and nothing grows with a number that
-//! is claimed in them.
+//! What cannot be written so is written in full, so everything comes back as it was. Any bytes are
+//! steps or they are none: nothing panics, and nothing grows with a number that is claimed in
+//! them.
 
 use crate::names;
 use crate::text::Text;

@@ -1,7 +1,8 @@
 //! `RLOCK.APPLY key change [key change ...]`: what a primary with `rlock.replicate` `compact` tells
 //! its replicas and its append-only file, in place of plain commands.
 //!
-//! It is no command for clients: they, scripts and other modules are refused. Whatever bytes arrive, all of them are looked at before anything is changed.
+//! It is no command for clients: they, scripts and other modules are refused. Whatever bytes
+//! arrive, all of them are looked at before anything is changed.
 //!
 //! Each step does to its key what its plain command would, with the same events. Replicated as it
 //! came, for the append-only file of a replica.

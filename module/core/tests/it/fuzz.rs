@@ -9,7 +9,8 @@
     reason = "a body is there to panic, and a table of what may happen is one table"
 )]
 
-// The bodies: changes in few bytes; arguments; what others left in the keyspace; steps without a server, a keyspace or
+// The bodies: changes in few bytes; arguments; what others left in the keyspace; steps without a
+// server, a keyspace or
 // sense; and histories, with the twins beside them.
 mod any_state;
 mod changes;
