@@ -310,21 +310,17 @@ impl FalsePrimary {
         assert_eq!(replica.run(format!("REPLICAOF 127.0.0.1 {port}")), "OK");
         let (mut stream, _) = listener.accept().unwrap();
         let mut heard = Vec::new();
-        loop {
+        let mut is_asked = false;
+        while !is_asked {
             let mut chunk = [0; 1024];
             let count = stream.read(&mut chunk).unwrap();
             assert!(count > 0, "the replica has gone");
             heard.extend_from_slice(&chunk[..count]);
-            let text = String::from_utf8_lossy(&heard).to_ascii_uppercase();
-            // A command may come in parts, but no word does.
-            let commands = text.matches("REPLCONF\r\n").count() + text.matches("PING\r\n").count();
-            if text.ends_with("\r\n") {
-                heard.clear();
-                stream
-                    .write_all("+OK\r\n".repeat(commands).as_bytes())
-                    .unwrap();
-                if text.contains("PSYNC") {
-                    break;
+            while let Some((command, length)) = Reply::decode(&heard) {
+                heard.drain(..length);
+                is_asked = command.texts()[0].eq_ignore_ascii_case("PSYNC");
+                if !is_asked {
+                    stream.write_all(b"+OK\r\n").unwrap();
                 }
             }
         }
