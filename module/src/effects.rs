@@ -2,9 +2,11 @@
 
 use crate::ffi::{self, Ctx, EventClass, Key, KeyType, OwnedStr, Str};
 use crate::keys::OpenLock;
+use crate::replicate::{Made, Stream};
 use crate::state::{self, Blocked, Granted, Words};
 use crate::{clock, publish, pump};
-use rlock_core::{Effect, Field, Holder, Locks, Now, PermitsHold, Text, Value, Write, names};
+use rlock_core::Holder;
+use rlock_core::{Effect, Field, Locks, Now, Value, Write, names};
 use std::ffi::CStr;
 use std::rc::Rc;
 
@@ -38,31 +40,43 @@ pub(crate) fn tell_all(ctx: Ctx<'_>, effects: Vec<Effect>) {
 /// Timeout keys and limits are written last, with the locks' own keys closed. One that is there
 /// already may have expired, and others hear of that at once: whatever they do to the lock then
 /// comes after what is written here.
-pub(crate) fn carry_out(
-    ctx: Ctx<'_>,
-    locks: &mut [OpenLock<'_>],
-    caller: Str<'_>,
+pub(crate) fn carry_out<'a>(
+    ctx: Ctx<'a>,
+    locks: &mut [OpenLock<'a>],
+    caller: Str<'a>,
     effects: Vec<Effect>,
 ) {
     if effects.is_empty() {
         return keep_list(effects);
+    }
+    let mut stream = Stream::begin(ctx, caller, &effects);
+    if stream.is_compact() {
+        // To open a key may expire it. Whatever others do then must come before all that is told
+        // at once here.
+        for lock in locks.iter() {
+            lock.key.take_up();
+        }
     }
     let (mut side_keys, mut has_side_keys) = (Vec::new(), false);
     for effect in &effects {
         if let Effect::Write { lock, write } = effect
             && let Some(lock) = locks.get_mut(*lock)
         {
-            let is_own = carry_out_write(lock, caller, write);
+            let is_own = carry_out_write(lock, caller, write, &mut stream);
             lock.is_written |= is_own;
             has_side_keys |= !is_own;
         }
+    }
+    if has_side_keys {
+        stream.flush();
     }
     for lock in locks.iter() {
         lock.key.set_aside();
     }
     if has_side_keys {
-        write_side_keys(locks, caller, &effects, &mut side_keys);
+        write_side_keys(locks, caller, &effects, &mut side_keys, &mut stream);
     }
+    stream.finish(locks, &effects);
     for lock in locks.iter().filter(|lock| lock.is_written) {
         ctx.signal_modified(lock.name);
     }
@@ -82,7 +96,8 @@ pub(crate) fn carry_out(
             Effect::Publish { lock, held_as } => {
                 if let Some(lock) = locks.get(*lock) {
                     let name = lock.name.bytes();
-                    publish::unlocked(ctx, name, *held_as, lock.is_deleted, &lock.words);
+                    let is_told = stream.is_compact();
+                    publish::unlocked(ctx, name, *held_as, lock.is_deleted, is_told, &lock.words);
                 }
             }
             _ => tell(ctx, effect),
@@ -206,26 +221,50 @@ const EVENTS_OF_DEL: &[(EventClass, &CStr)] = &[(EventClass::Generic, c"del")];
 
 /// Writes into the lock's own key and to replicas. False if it is another key that is to be
 /// written.
-fn carry_out_write(lock: &mut OpenLock<'_>, caller: Str<'_>, write: &Write) -> bool {
-    let (ctx, name) = (lock.ctx, lock.name);
+fn carry_out_write<'a>(
+    lock: &mut OpenLock<'a>,
+    caller: Str<'_>,
+    write: &Write,
+    stream: &mut Stream<'a>,
+) -> bool {
+    let name = lock.name;
     match write {
-        Write::Set(first, second) => set(lock, caller, first, second.as_ref()),
+        Write::Set(first, second) => {
+            let words = Rc::clone(&lock.words);
+            let first = Pair::of(first, caller, &words);
+            let second = second.as_ref().map(|pair| Pair::of(pair, caller, &words));
+            set(lock, stream, write, &first, second.as_ref());
+        }
         Write::SetPermits(holder, hold, is_first) => {
-            set_permits(lock, holder.name(caller.bytes()), hold, *is_first);
+            let words = Rc::clone(&lock.words);
+            let owner = OwnedStr::new(holder.name(caller.bytes()));
+            let value = OwnedStr::new(hold.text().bytes());
+            let own = Pair(Word::Made(owner), Word::Made(value));
+            let mode = || {
+                Pair(
+                    Word::Known(words.mode.as_str()),
+                    Word::Known(words.permits.as_str()),
+                )
+            };
+            if *is_first {
+                set(lock, stream, write, &mode(), Some(&own));
+            } else {
+                set(lock, stream, write, &own, None);
+            }
         }
         Write::Remove(field) => {
             let words = Rc::clone(&lock.words);
             let field = Word::of_field(field, caller, &words);
             lock.key.hash_delete(field.as_str());
-            ctx.replicate_hdel(name, field.as_str());
+            stream.write(name, write, &Made::Remove(field.as_str()));
         }
         Write::ExpireAt(at) => {
             lock.key.set_expires_at(*at);
-            ctx.replicate_pexpireat(name, Text::number(*at).bytes());
+            stream.write(name, write, &Made::ExpireAt(*at));
         }
         Write::Delete => {
             lock.key.delete();
-            ctx.replicate_del(name);
+            stream.write(name, write, &Made::Delete);
         }
         Write::SetTimeout(..)
         | Write::DeleteTimeout(_)
@@ -236,18 +275,19 @@ fn carry_out_write(lock: &mut OpenLock<'_>, caller: Str<'_>, write: &Write) -> b
 }
 
 /// Writes the timeout keys of readers and the limits among the effects.
-fn write_side_keys(
-    locks: &[OpenLock<'_>],
+fn write_side_keys<'a>(
+    locks: &[OpenLock<'a>],
     caller: Str<'_>,
     effects: &[Effect],
     side_keys: &mut SideKeys,
+    stream: &mut Stream<'a>,
 ) {
     let _unfinished = Unfinished::begin();
     for effect in effects {
         if let Effect::Write { lock, write } = effect
             && let Some(lock) = locks.get(*lock)
             && let Some(key) = side_key(lock, write, caller)
-            && let Some(events) = write_side_key(lock, key.as_str(), write)
+            && let Some(events) = write_side_key(lock, key.as_str(), write, stream)
         {
             side_keys.push((key, events));
         }
@@ -255,33 +295,34 @@ fn write_side_keys(
 }
 
 /// The events of what was written; none if nothing was.
-fn write_side_key(
-    lock: &OpenLock<'_>,
+fn write_side_key<'a>(
+    lock: &OpenLock<'a>,
     key: Str<'_>,
     write: &Write,
+    stream: &mut Stream<'a>,
 ) -> Option<&'static [(EventClass, &'static CStr)]> {
     let mut open = Key::open_to_write(lock.ctx, key);
     match write {
         Write::SetTimeout(_, value, at) => {
             let words = Rc::clone(&lock.words);
             let value = Word::of_value(*value, &words);
-            let at_text = Text::number(*at);
             open.set_string(value.as_str());
             open.set_expires_at(*at);
-            let ctx = lock.ctx;
-            ctx.replicate_set(key, value.as_str(), at_text.bytes());
+            let made = Made::SetSide(key, value.as_str(), Some(*at));
+            stream.write(lock.name, write, &made);
             Some(EVENTS_OF_SET)
         }
         Write::SetLimit(value) => {
             let words = Rc::clone(&lock.words);
             let value = Word::of_value(*value, &words);
             open.set_string(value.as_str());
-            lock.ctx.replicate_set_forever(key, value.as_str());
+            let made = Made::SetSide(key, value.as_str(), None);
+            stream.write(lock.name, write, &made);
             Some(EVENTS_OF_LIMIT)
         }
         _ if open.key_type() != KeyType::Missing => {
             open.delete();
-            lock.ctx.replicate_del(key);
+            stream.write(lock.name, write, &Made::DeleteSide(key));
             Some(EVENTS_OF_DEL)
         }
         _ => None,
@@ -317,48 +358,39 @@ fn side_key(lock: &OpenLock<'_>, write: &Write, caller: Str<'_>) -> Option<Owned
     Some(OwnedStr::new(&key))
 }
 
-fn set(
-    lock: &mut OpenLock<'_>,
-    caller: Str<'_>,
-    first: &(Field, Value),
-    second: Option<&(Field, Value)>,
+/// Sets a field of the lock's hash, or two.
+fn set<'a>(
+    lock: &mut OpenLock<'a>,
+    stream: &mut Stream<'a>,
+    write: &Write,
+    first: &Pair<'_>,
+    second: Option<&Pair<'_>>,
 ) {
-    let (ctx, name, words) = (lock.ctx, lock.name, Rc::clone(&lock.words));
-    let pair = |(field, value): &(Field, Value)| {
-        let field = Word::of_field(field, caller, &words);
-        (field, Word::of_value(*value, &words))
-    };
-    let (first, second) = (pair(first), second.map(pair));
-    let first = (first.0.as_str(), first.1.as_str());
-    match &second {
-        None => {
-            lock.key.hash_set(first);
-            ctx.replicate_hset(name, first);
-        }
-        Some((field, value)) => {
-            let second = (field.as_str(), value.as_str());
-            lock.key.hash_set_both(first, second);
-            ctx.replicate_hset_both(name, first, second);
-        }
+    let first = first.as_field();
+    let second = second.map(Pair::as_field);
+    match second {
+        None => lock.key.hash_set(first),
+        Some(second) => lock.key.hash_set_both(first, second),
     }
+    stream.write(lock.name, write, &Made::Set(first, second));
 }
 
-fn set_permits(lock: &mut OpenLock<'_>, owner: &[u8], hold: &PermitsHold, is_first: bool) {
-    let (ctx, name, words) = (lock.ctx, lock.name, Rc::clone(&lock.words));
-    let (owner, value) = (OwnedStr::new(owner), OwnedStr::new(hold.text().bytes()));
-    let own = (owner.as_str(), value.as_str());
-    if is_first {
-        let mode = (words.mode.as_str(), words.permits.as_str());
-        lock.key.hash_set_both(mode, own);
-        ctx.replicate_hset_both(name, mode, own);
-    } else {
-        lock.key.hash_set(own);
-        ctx.replicate_hset(name, own);
+/// A field with its value.
+pub(crate) struct Pair<'a>(pub(crate) Word<'a>, pub(crate) Word<'a>);
+
+impl<'a> Pair<'a> {
+    fn of((field, value): &(Field, Value), caller: Str<'a>, words: &'a Words) -> Self {
+        let field = Word::of_field(field, caller, words);
+        Self(field, Word::of_value(*value, words))
+    }
+
+    pub(crate) fn as_field(&self) -> ffi::Field<'_> {
+        (self.0.as_str(), self.1.as_str())
     }
 }
 
 /// A string of the server: one that is there already, or one that is made for this write.
-enum Word<'a> {
+pub(crate) enum Word<'a> {
     Known(Str<'a>),
     Made(OwnedStr),
 }
@@ -375,14 +407,14 @@ impl<'a> Word<'a> {
         }
     }
 
-    fn of_value(value: Value, words: &'a Words) -> Self {
+    pub(crate) fn of_value(value: Value, words: &'a Words) -> Self {
         match value {
             Value::Number(1) => Self::Known(words.one.as_str()),
             _ => Self::Made(OwnedStr::new(value.text().bytes())),
         }
     }
 
-    fn as_str(&self) -> Str<'_> {
+    pub(crate) fn as_str(&self) -> Str<'_> {
         match self {
             Self::Known(known) => *known,
             Self::Made(made) => made.as_str(),

@@ -6,6 +6,7 @@
 //! - `keys`: a lock's key as plain values; `read_write`: a read-write lock's keys; `permits`: those
 //!   of permits
 //! - `effects`: the one place that acts on the server
+//! - `replicate`: what replicas and the append-only file are told
 //! - `publish`: the unlock message
 //! - `blocking`: clients that wait, for a lock or for events
 //! - `turn`: driving the core's loop
@@ -38,6 +39,7 @@ mod permits;
 mod publish;
 mod pump;
 mod read_write;
+mod replicate;
 mod reply;
 mod state;
 mod turn;
@@ -48,8 +50,9 @@ use config::{
     GRANT_DELAY_MS_BOUNDS, GRANT_DELAY_MS_DEFAULT, LOG_HOLDS_MS, LOG_HOLDS_MS_BOUNDS,
     LOG_HOLDS_MS_DEFAULT, LOG_LEN_MAX, LOG_LEN_MAX_BOUNDS, LOG_LEN_MAX_DEFAULT, LOG_WAITS_MS,
     LOG_WAITS_MS_BOUNDS, LOG_WAITS_MS_DEFAULT, METRICS_PATTERNS, METRICS_PATTERNS_DEFAULT, PUBLISH,
-    PUBLISH_DEFAULT, SESSIONS_MAX, SESSIONS_MAX_BOUNDS, SESSIONS_MAX_DEFAULT, WAITERS_PER_LOCK_MAX,
-    WAITERS_PER_LOCK_MAX_BOUNDS, WAITERS_PER_LOCK_MAX_DEFAULT,
+    PUBLISH_DEFAULT, REPLICATE, REPLICATE_DEFAULT, SESSIONS_MAX, SESSIONS_MAX_BOUNDS,
+    SESSIONS_MAX_DEFAULT, WAITERS_PER_LOCK_MAX, WAITERS_PER_LOCK_MAX_BOUNDS,
+    WAITERS_PER_LOCK_MAX_DEFAULT,
 };
 use ffi::Ctx;
 use redis_module::alloc::RedisAlloc;
@@ -133,6 +136,7 @@ redis_module! {
         bool: [],
         enum: [
             ["publish", &PUBLISH, PUBLISH_DEFAULT, ConfigurationFlags::DEFAULT, None],
+            ["replicate", &REPLICATE, REPLICATE_DEFAULT, ConfigurationFlags::DEFAULT, None],
         ],
         module_args_as_configuration: true,
     ]

@@ -4,28 +4,69 @@ use crate::clock;
 use crate::config::{PUBLISH, PublishMode};
 use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr};
 use crate::state::Words;
+use rlock_core::change::Message;
 use rlock_core::{Mode, names};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Publishes that a lock was released which was held in this mode. If it is free now, this wakes
-/// the first in the queue of Redisson's fair lock as well.
-pub(crate) fn unlocked(ctx: Ctx<'_>, name: &[u8], held_as: Mode, is_free: bool, words: &Words) {
+/// the first in the queue of Redisson's fair lock as well. Replicas may have been told of the
+/// first of the two messages already.
+pub(crate) fn unlocked(
+    ctx: Ctx<'_>,
+    name: &[u8],
+    held_as: Mode,
+    is_free: bool,
+    is_told: bool,
+    words: &Words,
+) {
     let Some(to) = Channels::new(ctx) else { return };
-    let (channel, message) = match held_as {
-        Mode::Plain => (names::lock_channel(name), &words.unlocked),
-        // Of a read-write lock's waiters `0` wakes one in each process, `1` all.
-        Mode::Read => (names::read_write_channel(name), &words.unlocked),
-        Mode::Write => (names::read_write_channel(name), &words.write_unlocked),
-        // Nobody but us knows of permits.
-        Mode::Permits => return,
+    let Some((channel, message)) = unlock_message(name, held_as, words) else {
+        return;
     };
-    to.publish(ctx, &OwnedStr::concat(&channel), message);
+    to.publish(ctx, &OwnedStr::concat(&channel), message, !is_told);
     if held_as == Mode::Plain
         && is_free
         && let Some(first) = first_of_fair_queue(ctx, name)
     {
         let channel = names::fair_channel(name, first.as_str().bytes());
-        to.publish(ctx, &OwnedStr::new(&channel), &words.unlocked);
+        to.publish(ctx, &OwnedStr::new(&channel), &words.unlocked, true);
+    }
+}
+
+/// The channel and the message; nobody but us knows of permits.
+fn unlock_message<'a>(
+    name: &'a [u8],
+    held_as: Mode,
+    words: &'a Words,
+) -> Option<(names::Parts<'a>, &'a OwnedStr)> {
+    match held_as {
+        Mode::Plain => Some((names::lock_channel(name), &words.unlocked)),
+        // Of a read-write lock's waiters `0` wakes one in each process, `1` all.
+        Mode::Read => Some((names::read_write_channel(name), &words.unlocked)),
+        Mode::Write => Some((names::read_write_channel(name), &words.write_unlocked)),
+        Mode::Permits => None,
+    }
+}
+
+/// What replicas are to be told of the unlock message, if there are any.
+pub(crate) fn to_replicas(ctx: Ctx<'_>, held_as: Mode) -> Option<Message> {
+    let to = Channels::new(ctx).filter(|to| to.replicas && held_as != Mode::Permits)?;
+    Some(Message {
+        held_as,
+        classic: to.classic,
+        sharded: to.sharded,
+    })
+}
+
+/// Publishes what the primary has told.
+pub(crate) fn replayed(ctx: Ctx<'_>, name: &[u8], message: Message, words: &Words) {
+    let to = Channels {
+        classic: message.classic,
+        sharded: message.sharded,
+        replicas: false,
+    };
+    if let Some((channel, message)) = unlock_message(name, message.held_as, words) {
+        to.publish(ctx, &OwnedStr::concat(&channel), message, false);
     }
 }
 
@@ -104,18 +145,19 @@ impl Channels {
         })
     }
 
-    fn publish(&self, ctx: Ctx<'_>, channel: &OwnedStr, message: &OwnedStr) {
+    fn publish(&self, ctx: Ctx<'_>, channel: &OwnedStr, message: &OwnedStr, tell_replicas: bool) {
         let (channel, message) = (channel.as_str(), message.as_str());
+        let replicas = self.replicas && tell_replicas;
         if self.classic {
             ctx.publish(channel, message);
         }
         if self.sharded {
             ctx.publish_sharded(channel, message);
         }
-        if self.classic && self.replicas {
+        if self.classic && replicas {
             ctx.replicate_message(c"PUBLISH", channel, message);
         }
-        if self.sharded && self.replicas {
+        if self.sharded && replicas {
             ctx.replicate_message(c"SPUBLISH", channel, message);
         }
     }

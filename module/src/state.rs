@@ -52,6 +52,12 @@ pub(crate) struct State {
     pub(crate) own_event: Option<usize>,
     /// An empty list to be used again, so that a decision allocates nothing.
     pub(crate) spare_effects: Vec<Effect>,
+    /// Memory to be used again for what is told to replicas in few bytes.
+    pub(crate) spare_change: Vec<u8>,
+    /// How many changes a primary, or the append-only file, has told of with RLOCK.APPLY.
+    pub(crate) changes_applied: u64,
+    /// How many of these could not be understood.
+    pub(crate) changes_refused: u64,
     /// How far the readers of a lock were swept, of locks with many.
     pub(crate) sweeps: HashMap<LockKey, Scan>,
     /// Which commands of the server RLOCK.GUARD runs, as far as it was asked for them.

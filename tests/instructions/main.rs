@@ -20,10 +20,13 @@ mod blocked;
 mod counted;
 mod figures;
 mod operations;
+mod replica;
 mod scripts;
 
 use std::path::Path;
 use std::process::ExitCode;
+
+use rlock_tests::Conn;
 
 use counted::Counted;
 use figures::Figures;
@@ -44,6 +47,11 @@ fn main() -> ExitCode {
     }
     counted.add(blocked::ALONE, blocked::count_alone(&mut server));
     counted.add(blocked::IN_QUEUE, blocked::count_in_queue(&mut server));
+
+    drop(server);
+    let of_primary = folder.with_file_name("instructions-primary");
+    replica::count_primary(&of_primary, &mut counted);
+    replica::count(&folder.with_file_name("instructions-replica"), &mut counted);
 
     println!("profiles, for callgrind_annotate: {}\n", folder.display());
     if accept {
@@ -77,12 +85,23 @@ fn count(server: &mut Counted, operation: &Operation) -> u64 {
     };
     let set = format!("CONFIG SET rlock.publish {publish}");
     assert_eq!(server.conn().run(set), "OK");
+    let form = if operations::is_compact(operation.name) {
+        "compact"
+    } else {
+        "plain"
+    };
+    set_form(server.conn(), form);
     server.run(&for_keys(&operation.before));
     let steps = for_keys(&operation.steps);
     let cost = difference(server, KEYS, |server| server.run(&steps));
     server.keep_profile(operation.name);
     server.run(&for_keys(&operation.after));
     cost
+}
+
+fn set_form(conn: &mut Conn, form: &str) {
+    let set = format!("CONFIG SET rlock.replicate {form}");
+    assert_eq!(conn.run(set), "OK");
 }
 
 /// The instructions of each of the `many` operations that `run` does.

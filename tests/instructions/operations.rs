@@ -36,6 +36,11 @@ pub(crate) const YARDSTICK: &str = "SET NX PX + DEL";
 /// This one is counted with `rlock.publish off`.
 pub(crate) const UNPUBLISHED: &str = "ACQUIRE + RELEASE, publish off";
 
+/// What is counted with `rlock.replicate compact`.
+pub(crate) fn is_compact(name: &str) -> bool {
+    name.ends_with(", compact")
+}
+
 pub(crate) fn all(scripts: Scripts) -> Vec<Operation> {
     let by_script = scripts.clone();
     vec![
@@ -43,18 +48,18 @@ pub(crate) fn all(scripts: Scripts) -> Vec<Operation> {
         operation("the same with scripts", move |key| scripts.pair(key, OWNER)),
         operation("ACQUIRE + RELEASE", |key| pair(key, "", "")),
         operation(UNPUBLISHED, |key| pair(key, "", "")),
+        operation("ACQUIRE + RELEASE, compact", |key| pair(key, "", "")),
         operation("ACQUIRE READ + RELEASE READ", |key| {
+            pair(key, " READ", " READ")
+        }),
+        operation("ACQUIRE READ + RELEASE READ, compact", |key| {
             pair(key, " READ", " READ")
         }),
         operation("ACQUIRE WRITE + RELEASE WRITE", |key| {
             pair(key, " WRITE", " WRITE")
         }),
-        operation("MACQUIRE + MRELEASE of three", |key| {
-            let keys = format!("3 {key}:a {key}:b {key}:c");
-            let acquire = format!("RLOCK.MACQUIRE {OWNER} {LEASE_MS} {keys}");
-            let release = format!("RLOCK.MRELEASE {OWNER} {keys}");
-            vec![step(acquire, "[1, _]"), step(release, "3")]
-        }),
+        operation("MACQUIRE + MRELEASE of three", pair_of_three),
+        operation("MACQUIRE + MRELEASE of three, compact", pair_of_three),
         of_held("re-entry + RELEASE", |key| {
             let reentry = acquire(key, OWNER, "", "[2, _]");
             vec![reentry, release(key, OWNER, "", "1")]
@@ -135,9 +140,16 @@ fn elsewhere(key: &str) -> String {
     format!("elsewhere:{key}")
 }
 
-fn pair(key: &str, how: &str, mode: &str) -> Vec<Step> {
+pub(crate) fn pair(key: &str, how: &str, mode: &str) -> Vec<Step> {
     let take = acquire(key, OWNER, how, "[1, _]");
     vec![take, release(key, OWNER, mode, "0")]
+}
+
+fn pair_of_three(key: &str) -> Vec<Step> {
+    let keys = format!("3 {key}:a {key}:b {key}:c");
+    let acquire = format!("RLOCK.MACQUIRE {OWNER} {LEASE_MS} {keys}");
+    let release = format!("RLOCK.MRELEASE {OWNER} {keys}");
+    vec![step(acquire, "[1, _]"), step(release, "3")]
 }
 
 /// From one owner to the other, who waits for the session and fetches what it is told.

@@ -18,6 +18,7 @@
 //! - [`Sentinels`], [`Shards`]: a pair that three sentinels watch, and a cluster with replicas
 //! - [`Certificates`]: servers that speak TLS
 //! - [`Feed`], [`aof`]: the exact commands that a server sends to replicas and writes to disk
+//! - [`in_compact_form()`]: a test once more, with servers that replicate in the compact form
 //! - [`eventually()`]: wait until, with a deadline; no test sleeps and hopes
 //! - [`on_time()`]: how late something is, on a machine that is busy at any time
 //! - [`Random`]: chance that a seed replays
@@ -25,7 +26,8 @@
 //!
 //! Environment: `RLOCK_SERVER` (path of the server, else `redis-server`), `RLOCK_MODULE` (path of
 //! the module, else the one that cargo built beside the test), `RLOCK_VALGRIND=1` (the servers run
-//! under valgrind, and must end without an error).
+//! under valgrind, and must end without an error), `RLOCK_REPLICATE=compact` (the servers replicate
+//! in the compact form, unless a test says otherwise).
 
 #![allow(
     clippy::unwrap_used,
@@ -41,6 +43,7 @@
 pub mod scripts;
 
 mod certificates;
+mod compact;
 mod conn;
 mod eventually;
 mod feed;
@@ -53,6 +56,7 @@ mod topology;
 mod version;
 
 pub use certificates::Certificates;
+pub use compact::{in_compact_form, is_compact};
 pub use conn::Conn;
 pub use eventually::{eventually, on_time, patience, until};
 pub use feed::{Feed, aof};

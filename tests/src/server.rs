@@ -14,6 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tempfile::TempDir;
 
 use crate::certificates::Certificates;
+use crate::compact::is_compact;
 use crate::conn::Conn;
 use crate::eventually::{eventually, patience, until};
 use crate::nodes_file::agree_on_shards;
@@ -193,6 +194,10 @@ impl Builder {
         panic!("the server does not start:\n{last_failure}");
     }
 
+    fn is_set(&self, option: &str) -> bool {
+        self.config.iter().any(|line| line.starts_with(option))
+    }
+
     /// The whole configuration file.
     fn file(&self, directory: &Path, ports: Ports) -> String {
         let Ports { plain, bus, tls } = ports;
@@ -235,6 +240,9 @@ impl Builder {
                 path.display(),
                 self.module_arguments
             );
+        }
+        if self.module && is_compact() && !self.is_set("rlock.replicate") {
+            file += "rlock.replicate compact\n";
         }
         file + &self.config.join("\n") + "\n"
     }

@@ -100,6 +100,10 @@ pub enum CommandError {
     ChainTooLong,
     /// GUARD without a command to be run.
     NoCall,
+    /// APPLY that came neither from a primary nor from the append-only file.
+    NotReplayed,
+    /// APPLY of what is no change.
+    NoChange,
     /// A command that GUARD does not run.
     NotGuarded(Word, NotGuarded),
     /// GUARD by an owner who does not hold the lock: the token of the present hold.
@@ -243,6 +247,13 @@ impl fmt::Display for CommandError {
                 "QUEUEFULL more than {CHAIN_MAX} owners, or {LOOKS_MAX} of their waits and holds, \
                  would have to be looked at to rule out a deadlock"
             ),
+            Self::NotReplayed => f.write_str(
+                "ERR RLOCK.APPLY is what a primary tells its replicas and its append-only file, \
+                 and no command for clients",
+            ),
+            Self::NoChange => {
+                f.write_str("ERR RLOCK.APPLY cannot be understood, nothing is changed")
+            }
             Self::NoCall => f.write_str("ERR CALL and the command to be run must follow"),
             Self::NotGuarded(command, why) => {
                 write!(
@@ -395,7 +406,9 @@ mod tests {
             CommandError::NoSessionConnection => CommandError::CannotBlock,
             CommandError::CannotBlock => CommandError::Deadlock(Circle::of_reader(b"X", b"X")),
             CommandError::Deadlock(_) => CommandError::ChainTooLong,
-            CommandError::ChainTooLong => CommandError::NoCall,
+            CommandError::ChainTooLong => CommandError::NotReplayed,
+            CommandError::NotReplayed => CommandError::NoChange,
+            CommandError::NoChange => CommandError::NoCall,
             CommandError::NoCall => CommandError::NotGuarded(word(), NotGuarded::Unknown),
             CommandError::NotGuarded(_, why) => {
                 let next = match why {
@@ -463,6 +476,6 @@ mod tests {
             );
             count += 1;
         }
-        assert_eq!(count, 64, "all have been looked at");
+        assert_eq!(count, 66, "all have been looked at");
     }
 }

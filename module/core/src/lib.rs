@@ -26,6 +26,7 @@
 
 mod agenda;
 mod arena;
+pub mod change;
 mod deadlock;
 mod decision;
 mod effect;

@@ -52,7 +52,8 @@ impl Text {
 }
 
 impl<const N: usize> Text<N> {
-    pub(crate) fn empty() -> Self {
+    /// No text.
+    pub fn empty() -> Self {
         Self {
             buffer: [0; N],
             start: N,

@@ -2,6 +2,7 @@
 //! request, loads what is stored, lets the core decide, and replies.
 
 mod acquire;
+mod apply;
 mod break_hold;
 mod cancel;
 mod events;
@@ -41,7 +42,8 @@ pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> 
     register::<limit::Limit>(ctx)?;
     register::<macquire::Macquire>(ctx)?;
     register::<mrelease::Mrelease>(ctx)?;
-    register::<mrenew::Mrenew>(ctx)
+    register::<mrenew::Mrenew>(ctx)?;
+    register::<apply::Apply>(ctx)
 }
 
 /// Runs the turn of a command, and returns what it came to.

@@ -255,6 +255,45 @@ impl<'a> Ctx<'a> {
         ));
     }
 
+    /// `RLOCK.APPLY key change`.
+    pub(crate) fn replicate_apply(self, key: Str<'_>, change: &[u8]) {
+        let (command, format) = (APPLY.as_ptr(), c"sb".as_ptr());
+        let start: *const c_char = change.as_ptr().cast();
+        server!(RedisModule_Replicate(
+            self.raw,
+            command,
+            format,
+            key.raw,
+            start,
+            change.len()
+        ));
+    }
+
+    /// `RLOCK.APPLY key change [key change ...]`.
+    pub(crate) fn replicate_apply_of_several(self, words: &[Str<'_>]) {
+        let (command, format) = (APPLY.as_ptr(), c"v".as_ptr());
+        let (list, len) = (words.as_ptr(), words.len());
+        server!(RedisModule_Replicate(self.raw, command, format, list, len));
+    }
+
+    /// The command as it came, to those whom this server tells of changes in turn.
+    pub(crate) fn replicate_verbatim(self) {
+        server!(RedisModule_ReplicateVerbatim(self.raw));
+    }
+
+    /// Whether this command came from the primary or the append-only file, and not by a script.
+    pub(crate) fn replayed_from(self) -> Option<ReplayedFrom> {
+        let flags = self.flags();
+        if flags.any(raw::REDISMODULE_CTX_FLAGS_LUA) {
+            return None;
+        }
+        if flags.any(raw::REDISMODULE_CTX_FLAGS_REPLICATED) {
+            return Some(ReplayedFrom::Primary);
+        }
+        // The number by which the interface tells the client of the file.
+        (self.client_id() == u64::MAX).then_some(ReplayedFrom::File)
+    }
+
     /// To replicas only: a message is not data, so the AOF has no use for it.
     pub(crate) fn replicate_message(self, command: &CStr, channel: Str<'_>, message: Str<'_>) {
         let (command, format) = (command.as_ptr(), c"Ass".as_ptr());
@@ -557,6 +596,17 @@ impl Drop for CallReply {
     }
 }
 
+/// From where a command came that tells of a change.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReplayedFrom {
+    Primary,
+    /// The append-only file.
+    File,
+}
+
+/// The command that tells of a change in few bytes.
+const APPLY: &CStr = c"RLOCK.APPLY";
+
 /// What a caller may read.
 pub(crate) enum Reader {
     /// All of it: there is no user behind the call. Such is one that another module makes in
@@ -610,6 +660,11 @@ impl<'a> Str<'a> {
             raw,
             keeper: PhantomData,
         }
+    }
+
+    /// Whether it is the very same string, not only an equal one.
+    pub(crate) fn is_same(self, other: Str<'_>) -> bool {
+        self.raw == other.raw
     }
 
     pub(crate) fn bytes(self) -> &'a [u8] {

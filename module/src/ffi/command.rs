@@ -38,6 +38,8 @@ pub(crate) enum Keys {
     None,
     /// The first argument.
     First(Access),
+    /// Every other argument, from the first on.
+    EveryOther(Access),
     /// Those after the argument at this place, which says how many; the command's name has 0. Needs
     /// the flag `getkeys-api`.
     CountedAt(c_int, Access),
@@ -50,9 +52,10 @@ impl Keys {
     fn access(self) -> Option<Access> {
         match self {
             Self::None => None,
-            Self::First(access) | Self::CountedAt(_, access) | Self::FirstAndGuarded(access) => {
-                Some(access)
-            }
+            Self::First(access)
+            | Self::EveryOther(access)
+            | Self::CountedAt(_, access)
+            | Self::FirstAndGuarded(access) => Some(access),
         }
     }
 }
@@ -176,16 +179,20 @@ impl Argument {
 pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> Result<(), &'static CStr> {
     let spec = &C::SPEC;
     let name = spec.name.as_ptr();
-    let only_first = matches!(spec.keys, Keys::First(_));
-    let (flags, key) = (spec.flags.as_ptr(), c_int::from(only_first));
+    let flags = spec.flags.as_ptr();
+    let (first, last, step) = match spec.keys {
+        Keys::First(_) => (1, 1, 1),
+        Keys::EveryOther(_) => (1, -1, 2),
+        Keys::None | Keys::CountedAt(..) | Keys::FirstAndGuarded(_) => (0, 0, 0),
+    };
     if server!(RedisModule_CreateCommand(
         ctx.raw,
         name,
         Some(on_command::<C>),
         flags,
-        key,
-        key,
-        key
+        first,
+        last,
+        step
     )) != OK
     {
         return Err(spec.name);
@@ -238,7 +245,7 @@ extern "C" fn on_command<C: Command>(
         guarded((), || match C::SPEC.keys {
             Keys::CountedAt(place, access) => tell_keys(ctx, args, place, access),
             Keys::FirstAndGuarded(access) => tell_guarded_keys(ctx, args, access),
-            Keys::None | Keys::First(_) => {}
+            Keys::None | Keys::First(_) | Keys::EveryOther(_) => {}
         });
         return OK;
     }
@@ -376,9 +383,13 @@ fn key_spec(keys: Keys) -> raw::RedisModuleCommandKeySpec {
         return spec;
     }
     spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
+    let (lastkey, keystep) = match keys {
+        Keys::EveryOther(_) => (-1, 2),
+        _ => (0, 1),
+    };
     spec.fk.range = raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_1 {
-        lastkey: 0,
-        keystep: 1,
+        lastkey,
+        keystep,
         limit: 0,
     };
     spec

@@ -12,7 +12,7 @@ use crate::reply::{say, say_json};
 use crate::server::{Fleet, Node, said};
 
 /// The options that are looked at.
-const OPTIONS: [&str; 7] = [
+const OPTIONS: [&str; 8] = [
     "maxmemory",
     "maxmemory-policy",
     "appendonly",
@@ -20,6 +20,7 @@ const OPTIONS: [&str; 7] = [
     "maxclients",
     "min-replicas-to-write",
     "rlock.grant-delay-ms",
+    "rlock.replicate",
 ];
 
 /// What is wrong with a server.
@@ -227,6 +228,17 @@ impl Examined {
                 "it is a replica, which grants nothing".to_owned(),
                 "connect to its primary, or name the sentinels with --sentinel",
             ));
+            let refused = self.number("unexpected_error_replies");
+            if refused > 0 {
+                found.push((
+                    "replication",
+                    format!(
+                        "it could not carry out {refused} commands of its primary: see its log"
+                    ),
+                    "load the module if it is missing, and let it sync anew: REPLICAOF NO ONE, \
+                     then REPLICAOF its primary",
+                ));
+            }
         }
         if self.module.is_none() {
             found.push((
@@ -290,6 +302,16 @@ impl Examined {
                 "min-replicas-to-write",
                 "a primary that is cut off from its replicas goes on granting".to_owned(),
                 "CONFIG SET min-replicas-to-write 1, and min-replicas-max-lag to a few seconds",
+            ));
+        }
+        if replicas > 0 && self.config("rlock.replicate") == "compact" {
+            found.push((
+                "replicate",
+                format!(
+                    "rlock.replicate is compact: of its {replicas} replicas, one without the \
+                     module has no locks, and this server cannot see that"
+                ),
+                "ask each with rlock doctor: it must have the module; or set rlock.replicate plain",
             ));
         }
     }

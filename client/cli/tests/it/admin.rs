@@ -657,6 +657,18 @@ fn doctor_looks_at_replicas_and_at_clocks() {
     let pair = Pair::start();
     assert_eq!(found(&pair.primary, 1), ["min-replicas-to-write"]);
     assert!(found(&pair.replica, 1).contains(&"role".to_owned()));
+    pair.primary.run("CONFIG SET rlock.replicate compact");
+    let both = ["min-replicas-to-write", "replicate"];
+    assert_eq!(found(&pair.primary, 1), both);
+    // One that lacks the module cannot carry out what it is told.
+    let plain = Server::builder().without_module().start();
+    plain.run(format!("REPLICAOF 127.0.0.1 {}", pair.primary.port()));
+    until("it has errors", || {
+        let mut conn = pair.primary.connect();
+        conn.run("RLOCK.ACQUIRE k alice 30000").held();
+        plain.info_number("unexpected_error_replies") > 0
+    });
+    assert!(found(&plain, 1).contains(&"replication".to_owned()));
     let server = Server::builder()
         .settable_clock()
         .config("appendonly yes")
