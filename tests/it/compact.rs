@@ -189,7 +189,7 @@ impl Drop for Over<'_> {
 
 /// Readers, and what scripts of others do to their keys.
 fn foreign_writes(server: &Server, seed: u64, is_over: &AtomicBool) {
-    let (mut conn, mut random) = (server.connect(), Random::new(seed ^ 13));
+    let (mut conn, mut random) = (server.connect(), Random::new(seed ^ 0b1101));
     while !is_over.load(Ordering::Relaxed) {
         let name = random.pick(&["f0", "f1"]);
         let owner = format!("owner{}", random.below(4));
@@ -405,9 +405,8 @@ fn whatever_bytes_a_primary_sends_the_replica_lives_and_changes_nothing_by_nonse
         match random.below(3) {
             0 => change.truncate(random.index(change.len())),
             1 => {
-                change = (0..random.below(40))
-                    .map(|_| any_byte(&mut random))
-                    .collect()
+                let bytes = 0..random.below(40);
+                change = bytes.map(|_| any_byte(&mut random)).collect();
             }
             _ => {
                 let place = random.index(change.len());

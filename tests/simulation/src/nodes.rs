@@ -124,6 +124,13 @@ impl Nodes {
         given_back.is_some_and(|since| since <= knows) || !is_kept && since.elapsed() <= knows
     }
 
+    /// A client is no longer cut off from a node. If it knew no other, it had nobody to ask.
+    pub(crate) fn is_mended(&self, client: usize) {
+        if self.count == 1 {
+            self.goes_on(client);
+        }
+    }
+
     /// A client has stood still.
     pub(crate) fn goes_on(&self, client: usize) {
         self.stood.borrow_mut().insert(client, Instant::now());

@@ -383,6 +383,9 @@ impl World {
                 }
                 sleep(lasts).await;
                 host.mend(&at);
+                if let Some(nodes) = &self.nodes {
+                    nodes.is_mended(client);
+                }
                 self.judge.note(format_args!("client {client} is mended"));
             }
             FaultKind::Reset(_)
