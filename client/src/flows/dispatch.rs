@@ -101,8 +101,7 @@ pub(crate) async fn verify(context: Arc<Context>, hold: Arc<Hold>, reason: LostR
         let before = hold.look(now());
         let lease = |now| hold.kept(now);
         let turn = hold.renewing.lock().await;
-        let aim = (Aim::Hold, hold.is_to_hear());
-        let told = renew::ask(&context.router, &hold.target, hold.token, aim, lease).await;
+        let told = renew::ask_about(&context.router, &hold, Aim::Hold, lease).await;
         let is_held = told.as_ref().is_ok_and(|told| told.held);
         let has_tokens = || renew::has_tokens(&context.router, &hold, lease);
         let is_several = hold.target.mode == Mode::Several;

@@ -69,6 +69,29 @@ pub(crate) async fn ask(
     router.carry_out(target.key(), true, once).await
 }
 
+/// The same for a hold. While it listens, the session is to be told when the lock is wanted: by a
+/// server that knows the word. An older one refuses the whole command, and the hold must not go for
+/// that.
+pub(crate) async fn ask_about(
+    router: &Router,
+    hold: &Hold,
+    aim: Aim,
+    lease: impl Fn(Instant) -> Reserved,
+) -> Result<Renewal, Error> {
+    let wanted = hold.is_to_hear();
+    let told = ask(router, &hold.target, hold.token, (aim, wanted), &lease).await;
+    let refused = match told {
+        Err(error) if wanted && error.is_refused() => error,
+        told => return told,
+    };
+    let told = ask(router, &hold.target, hold.token, (aim, false), lease).await;
+    // Otherwise it refuses everything just now, as while it is loading.
+    if told.is_ok() {
+        hold.wanted.failed(Some(refused));
+    }
+    told
+}
+
 /// Whether the server has several locks by the tokens of this hold. To the command for all it says
 /// that the owner has them, and not by which of its holds: one of them may have been broken, and
 /// taken again with others. One that seemed to be entered once more has this grant's own token
@@ -104,8 +127,7 @@ pub(crate) async fn renew(
     let lease = |now| lease(hold, now);
     let _turn = hold.renewing.lock().await;
     let (attachment, before) = (hold.attachment(), hold.look(Instant::now()));
-    let aim = (aim, hold.is_to_hear());
-    let mut told = ask(router, &hold.target, hold.token, aim, &lease).await;
+    let mut told = ask_about(router, hold, aim, &lease).await;
     // Word of a loss may have gone with the connection, and what is held may be another grant.
     if let Ok(told) = &mut told
         && told.held

@@ -42,11 +42,11 @@ pub(crate) enum Next {
 impl Wanted {
     /// Of a hold that may have asked with its ACQUIRE.
     pub(super) fn new(is_asked: bool) -> Self {
-        let wanted = Self::default();
-        if is_asked {
-            wanted.agreed(0);
+        let asked = is_asked.then_some(Asked::Until { told: 0 });
+        Self {
+            asked: Mutex::new(asked.unwrap_or_default()),
+            ..Self::default()
         }
-        wanted
     }
 
     /// How often it was told.
@@ -106,9 +106,13 @@ impl Wanted {
         }
     }
 
-    /// The server tells once from now on. It had told so often before it was asked.
+    /// The server tells once from now on, unless it has refused meanwhile. It had told so often
+    /// before it was asked.
     pub(crate) fn agreed(&self, told: u64) {
-        *locked(&self.asked) = Asked::Until { told };
+        let mut asked = locked(&self.asked);
+        if let Asked::UnderWay = &*asked {
+            *asked = Asked::Until { told };
+        }
     }
 
     /// The server does not tell: why, unless nobody wants to know any more.

@@ -78,3 +78,23 @@ fn after_a_failover_the_new_primary_is_asked() -> Result<(), Error> {
         Ok(())
     })
 }
+
+/// With `WANTED` an older server refuses a renewal, and the hold is there all the same.
+#[test]
+fn a_guard_that_listens_outlives_an_upgrade_that_is_undone() -> Result<(), Error> {
+    rlock_test::run(3, async |network| {
+        let server = network.server("one:6379");
+        let client = connect(&network).await?;
+        let guard = client.lock("a").lock().await?;
+        assert!(timeout(Duration::ZERO, guard.wanted()).await.is_err());
+        sleep(ms(500)).await;
+        server.crash(false);
+        server.be_of_version_0_1();
+        server.restart();
+        let wanted = guard.wanted().await;
+        assert!(wanted.expect_err("nobody will tell").is_refused());
+        sleep(Duration::from_secs(60)).await;
+        assert!(!guard.is_lost());
+        guard.unlock().await
+    })
+}
