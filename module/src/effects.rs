@@ -306,6 +306,8 @@ fn write_side_key<'a>(
         Write::SetTimeout(_, value, at) => {
             let words = Rc::clone(&lock.words);
             let value = Word::of_value(*value, &words);
+            // One that is there is made anew.
+            stream.makes(|| true);
             open.set_string(value.as_str());
             open.set_expires_at(*at);
             let made = Made::SetSide(key, value.as_str(), Some(*at));
@@ -315,6 +317,8 @@ fn write_side_key<'a>(
         Write::SetLimit(value) => {
             let words = Rc::clone(&lock.words);
             let value = Word::of_value(*value, &words);
+            // One that is there is made anew.
+            stream.makes(|| true);
             open.set_string(value.as_str());
             let made = Made::SetSide(key, value.as_str(), None);
             stream.write(lock.name, write, &made);
@@ -368,6 +372,7 @@ fn set<'a>(
 ) {
     let first = first.as_field();
     let second = second.map(Pair::as_field);
+    stream.makes(|| lock.key.key_type() == KeyType::Missing);
     match second {
         None => lock.key.hash_set(first),
         Some(second) => lock.key.hash_set_both(first, second),

@@ -6,9 +6,9 @@
 //!   it, and those to the keys beside them another. Between the two others may hear of a key that
 //!   expires, and what they do then comes after the first on every replica, as it does here.
 //!
-//! A change that is one `DEL` or one `PEXPIREAT` stays that command, which is as short, and does no
-//! harm at a server that has not understood what was before. (A lone `HSET` would: a lock without
-//! an end.)
+//! A change that is one `DEL` stays that command, which is as short, and does no harm at a server
+//! that has not understood what was before. (A lone `HSET` would: a lock without an end. So would a
+//! `PEXPIREAT`: it would prolong what an earlier owner held.)
 
 use crate::config::REPLICATE;
 use crate::ffi::{Ctx, Field, OwnedStr, Str};
@@ -64,6 +64,18 @@ impl<'a> Stream<'a> {
         match &mut self.compact {
             None => tell_plainly(self.ctx, lock, made),
             Some(compact) => compact.write(lock, write),
+        }
+    }
+
+    /// A key is about to be made. Other modules hear of that at once, by the event `new`, and what
+    /// they do then is told at once: it must come behind what was done before.
+    #[inline]
+    pub(crate) fn makes(&mut self, is_new: impl FnOnce() -> bool) {
+        if let Some(compact) = &mut self.compact
+            && compact.lock.is_some()
+            && is_new()
+        {
+            compact.flush(self.ctx);
         }
     }
 
@@ -158,7 +170,7 @@ impl<'a> Compact<'a> {
     }
 }
 
-/// Whether a change is more than a `DEL` or a `PEXPIREAT`.
+/// Whether a change is more than a `DEL`.
 fn is_worth_it(ctx: Ctx<'_>, effects: &[Effect]) -> bool {
     let is_told = |effect: &&Effect| match effect {
         Effect::Write { .. } => true,
@@ -169,7 +181,7 @@ fn is_worth_it(ctx: Ctx<'_>, effects: &[Effect]) -> bool {
     let Some(Effect::Write { write, .. }) = told.next() else {
         return false;
     };
-    !matches!(write, Write::Delete | Write::ExpireAt(_)) || told.next().is_some()
+    !matches!(write, Write::Delete) || told.next().is_some()
 }
 
 #[inline]

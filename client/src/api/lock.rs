@@ -60,7 +60,8 @@ impl Lock {
     ///
     /// At most [`kept_max`](crate::ClientBuilder::kept_max) locks are kept idle. Not with an
     /// [`owner`](Self::owner) or in a [`Scope`](crate::Scope), which `lock()` then refuses; `idle`
-    /// is from 1 to 2^53-1 ms. With a server whose module knows no `WANTED` nothing is kept.
+    /// is from 1 to 2^53-1 ms. A server whose module is older and knows no
+    /// `WANTED` refuses it.
     ///
     /// # Examples
     ///

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use crate::background::{Background, task};
 use crate::flows::{Watchdog, watchdog};
-use crate::ledger::{Ledger, Owner};
+use crate::ledger::{HoldOptions, Ledger, Owner};
 use crate::topology::Router;
 use crate::wire::Listener;
 
@@ -60,6 +60,13 @@ impl Context {
                 background: Background::new(runtime),
             }
         })
+    }
+
+    /// Whether the watchdog asks about such a hold: to renew its lease; or, in a cluster, to have it
+    /// belong to the session. A node forgets to whom a hold belongs when the slot goes to another,
+    /// and nobody here hears of a slot that is back soon.
+    pub(crate) fn is_looked_after(&self, options: &HoldOptions) -> bool {
+        options.renewed || self.router.are_several()
     }
 
     /// A new owner, unlike any other.

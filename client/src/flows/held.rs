@@ -28,7 +28,7 @@ impl Held {
         let (hold, is_new) = Hold::enter(&mut usage, grant, counts, Instant::now());
         if is_new {
             let session = &node.session;
-            if usage.options.renewed {
+            if context.is_looked_after(&usage.options) {
                 context.watchdog.added(Instant::now());
             }
             // Beside a session that was attached in this very moment, and has had the holds
@@ -41,6 +41,10 @@ impl Held {
             }
         }
         if let Some(reason) = usage.doubt() {
+            // Until the server has said so once more, it would be handed on.
+            if hold.target.owner.is_kept() {
+                hold.wanted.must_go_back();
+            }
             let verifying = dispatch::verify(Arc::clone(context), Arc::clone(&hold), reason);
             context.background.runtime.spawn(task(verifying));
         }

@@ -75,7 +75,9 @@ async fn round_of(context: &Arc<Context>, asked: &mut JoinSet<bool>) -> bool {
     let mut confirmed = true;
     let mut nodes: BTreeMap<SessionNumber, (Arc<Node>, Vec<Arc<Hold>>)> = BTreeMap::new();
     // The others are not worth a renewal.
-    let is_live = |hold: &Arc<Hold>| hold.options.renewed && hold.lost(Instant::now()).is_none();
+    let is_live = |hold: &Arc<Hold>| {
+        context.is_looked_after(&hold.options) && hold.lost(Instant::now()).is_none()
+    };
     for hold in context.ledger.holds().into_iter().filter(is_live) {
         let node = context.router.route(hold.target.key()).node;
         let number = node.session.number;

@@ -225,8 +225,8 @@ impl Server {
         self.inner.engine.borrow_mut().strain(chance);
     }
 
-    /// From now on it is as of version 0.1.0, before `WANTED`: it refuses a command with it. So what
-    /// a client of today does at a server that was not upgraded yet can be tested.
+    /// From now on it is as of version 0.1.0, before `WANTED`: it refuses a command with it. So
+    /// what a client of today does at a server that was not upgraded yet can be tested.
     pub fn be_of_version_0_1(&self) {
         self.inner.is_older.set(true);
     }

@@ -149,6 +149,9 @@ fn who_waits_is_heard_of_when_a_slot_has_left_and_come_back() -> Result<(), Erro
         let long = Duration::from_secs(3_600);
         let kept = one.lock("{a}kept").keep(long).lock().await?;
         kept.unlock().await?;
+        // Which the watchdog need not renew.
+        let leased = one.lock("{a}leased").lease(long).keep(long).lock().await?;
+        leased.unlock().await?;
         let held = one.lock("{a}held").lock().await?;
         let several = one.multi(["{a}one", "{a}two"]).lock().await?;
         let yields_several = async {
@@ -165,7 +168,7 @@ fn who_waits_is_heard_of_when_a_slot_has_left_and_come_back() -> Result<(), Erro
             assert!(cluster.move_slot("{a}", to));
             sleep(Duration::from_secs(1)).await;
             assert!(cluster.move_slot("{a}", from));
-            for name in ["{a}kept", "{a}held", "{a}two"] {
+            for name in ["{a}kept", "{a}leased", "{a}held", "{a}two"] {
                 let lock = two.lock(name);
                 let guard = lock.lock_timeout(Duration::from_secs(30)).await?;
                 guard.unlock().await?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rlock_client::{Client, Error};
-use rlock_test::Network;
+use rlock_test::{Direction, Network};
 use tokio::time::{Instant, sleep, timeout};
 
 fn ms(ms: u64) -> Duration {
@@ -96,5 +96,42 @@ fn a_guard_that_listens_outlives_an_upgrade_that_is_undone() -> Result<(), Error
         sleep(Duration::from_secs(60)).await;
         assert!(!guard.is_lost());
         guard.unlock().await
+    })
+}
+
+/// Word of the loss comes before the answer that brings the grant. Until the server has said so
+/// once more, the next caller would be given what somebody else has by now.
+#[test]
+fn a_kept_lock_whose_loss_was_told_ahead_is_not_handed_on() -> Result<(), Error> {
+    rlock_test::run(4, async |network| {
+        let server = network.server("one:6379");
+        let host = network.host();
+        let client = Client::builder().dial(host.dial());
+        let client = client.connect("redis://one").await?;
+        let other = connect(&network).await?;
+        // Both connections are used.
+        client.lock("x").lock().await?.unlock().await?;
+        sleep(ms(100)).await;
+        let name = "a";
+        let lock = client.lock(name).keep(ms(100_000));
+        // The second brings the answers to commands, the first the events.
+        let cut = host.cut_one("one:6379", 1, Direction::ToHost);
+        let mut first = Box::pin(lock.lock());
+        assert!(timeout(ms(100), &mut first).await.is_err());
+        server.delete(name);
+        let others = other.lock(name).lock().await?;
+        sleep(ms(500)).await;
+        let mut next = Box::pin(lock.lock());
+        assert!(timeout(ms(100), &mut next).await.is_err());
+        cut.expect("it is connected").end(true);
+        let first = first.await?;
+        let lost = first.token();
+        host.cut("one:6379", Direction::ToServer);
+        drop(first);
+        if let Ok(next) = timeout(ms(1), next).await {
+            assert_ne!(next?.token(), lost);
+        }
+        host.mend("one:6379");
+        others.unlock().await
     })
 }

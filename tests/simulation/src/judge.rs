@@ -382,6 +382,14 @@ impl Judge {
         self.started.elapsed()
     }
 
+    /// A client is no longer cut off from a server.
+    pub(crate) fn is_mended(&self, client: usize) {
+        self.note(format_args!("client {client} is mended"));
+        if let Some(nodes) = &self.nodes {
+            nodes.is_mended(client);
+        }
+    }
+
     /// A process is dead: nobody counts on its guards.
     pub(crate) fn dead(&self, client: usize) {
         self.held.borrow_mut().retain(|held| held.client != client);

@@ -464,6 +464,11 @@ impl Listening {
                 (SETTLED, self.quiet_from)
             };
             let from = listener.since.max(quiet).max(went_on.unwrap_or(self.begun));
+            // Who asks for permits may have them beside the guard, and wait for an acknowledgement.
+            let longest = |call: &Call| match call.mode {
+                Mode::Permits => SETTLED,
+                _ => longest,
+            };
             let is_late = |call: &&Call| {
                 call.is_own
                     && call.waits
@@ -471,7 +476,7 @@ impl Listening {
                     && !still(call.client)
                     && self.may_be_looked_at(call)
                     && call.conflicts(&listener.held.locks, listener.mode)
-                    && now.saturating_duration_since(from.max(call.begun)) > longest
+                    && now.saturating_duration_since(from.max(call.begun)) > longest(call)
             };
             let is_due = self.is_sound && !listener.is_acknowledged;
             let due = listener.due.filter(|due| is_due && *due < now);

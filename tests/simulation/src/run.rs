@@ -383,10 +383,7 @@ impl World {
                 }
                 sleep(lasts).await;
                 host.mend(&at);
-                if let Some(nodes) = &self.nodes {
-                    nodes.is_mended(client);
-                }
-                self.judge.note(format_args!("client {client} is mended"));
+                self.judge.is_mended(client);
             }
             FaultKind::Reset(_)
             | FaultKind::CutOne { .. }

@@ -109,6 +109,21 @@ const FIELDS: &[(&str, Kind, &str)] = &[
         Time,
         "Time until the server grants locks after its start.",
     ),
+    (
+        "rlock_replicate_compact",
+        Gauge,
+        "1 if changes are told to replicas and the append-only file in few bytes.",
+    ),
+    (
+        "rlock_changes_applied",
+        Counter,
+        "Changes in few bytes that were applied.",
+    ),
+    (
+        "rlock_changes_refused",
+        Counter,
+        "Changes in few bytes that could not be understood.",
+    ),
 ];
 
 /// The parts of a pattern's line.
