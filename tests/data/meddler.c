@@ -12,8 +12,8 @@
 #define OK 0
 #define ERR 1
 #define API_VERSION 1
-/* Generic, string, hash, expired, evicted. */
-#define EVENTS ((1 << 2) | (1 << 3) | (1 << 6) | (1 << 8) | (1 << 9))
+/* Generic, string, hash, expired, evicted, new. */
+#define EVENTS ((1 << 2) | (1 << 3) | (1 << 6) | (1 << 8) | (1 << 9) | (1 << 14))
 
 typedef struct Context Context;
 typedef struct String String;

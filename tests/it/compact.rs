@@ -463,6 +463,42 @@ fn what_is_no_change_in_the_append_only_file_changes_nothing() {
     assert_eq!(server.info_number("rlock_changes_applied"), 1);
 }
 
+/// A module hears of a new key in the midst of a change. What it does then must not come before
+/// what was done before it.
+#[test]
+fn what_another_module_does_when_a_key_is_made_keeps_its_place() {
+    let pair = Pair::of(
+        Server::builder().config("rlock.replicate compact"),
+        Server::builder(),
+    );
+    let (primary, replica) = (&pair.primary, &pair.replica);
+    primary.load_c_module("meddler");
+    let mut conn = primary.connect();
+    let mut meddle = |before: &[&str], on: &str, command: &str| {
+        for command in before {
+            conn.run(*command);
+        }
+        conn.run(format!("MEDDLER.ON new {on}"));
+        conn.run(command);
+        in_sync(primary, replica);
+        let (ours, theirs) = (digest_without_mark(primary), digest_without_mark(replica));
+        assert_eq!(ours, theirs, "{on}: {command}");
+        let ends = |server: &Server| server.run("PEXPIRETIME a");
+        assert_eq!(ends(primary), ends(replica), "{on}: {command}");
+        conn.run("FLUSHALL");
+    };
+    meddle(&[], "b 0 DEL a", "RLOCK.MACQUIRE o 600000 2 a b");
+    meddle(&[], "b 0 EXPIRE a 5", "RLOCK.MACQUIRE o 600000 2 a b");
+    let reads = ["RLOCK.ACQUIRE l o 600000 READ"; 2];
+    let timeout = "{l}:o:rwlock_timeout";
+    let deletes = format!("{timeout}:2 0 DEL {timeout}:1");
+    meddle(&reads, &deletes, "RLOCK.RENEW l o 700000 READ");
+    let waits = ["RLOCK.ACQUIRE k o1 600000", "RLOCK.EVENTS s GRACE 60000"];
+    let waits = [&waits[..], &["RLOCK.ACQUIRE k o2 600000 QUEUE 0 SESSION s"]].concat();
+    meddle(&waits, "k 0 HSET k created 1", "RLOCK.RELEASE k o1");
+    assert_eq!(primary.run("MEDDLER.DONE"), Reply::Int(4));
+}
+
 /// A replica that lacks the module has none of the locks, and says so in its log and in INFO.
 #[test]
 fn a_replica_without_the_module_has_no_lock_and_counts_errors() {
