@@ -350,9 +350,8 @@ impl<M> Guard<M> {
     /// The first call asks the server to tell, by a renewal: one round trip in the background, and
     /// then the watchdog's renewals repeat it until it has told; of several locks, of which these
     /// cannot ask, one renewal more of each. Called again after that it asks again, and ends at
-    /// once if somebody waits still. All guards of one owner hear of it, each once, also of what was told
-    /// before the call. After a reconnect or a failover the server is asked anew while somebody
-    /// waits here, and at the next call otherwise.
+    /// once if somebody waits still. All guards of one owner hear of it, each once, also of what
+    /// was told before the call. After a reconnect or a failover the server is asked anew.
     ///
     /// # Cancel safety
     ///

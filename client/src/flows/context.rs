@@ -63,8 +63,8 @@ impl Context {
     }
 
     /// Whether the watchdog asks about such a hold: to renew its lease; or, in a cluster, to have
-    /// it belong to the session. A node forgets to whom a hold belongs when the slot goes to another,
-    /// and nobody here hears of a slot that is back soon.
+    /// it belong to the session. A node forgets to whom a hold belongs when the slot goes to
+    /// another, and nobody here hears of a slot that is back soon.
     pub(crate) fn is_looked_after(&self, options: &HoldOptions) -> bool {
         options.renewed || self.router.are_several()
     }
