@@ -5,8 +5,7 @@ use crate::keys::OpenLock;
 use crate::replicate::{Made, Stream};
 use crate::state::{self, Blocked, Granted, Words};
 use crate::{clock, publish, pump};
-use rlock_core::Holder;
-use rlock_core::{Effect, Field, Locks, Now, Value, Write, names};
+use rlock_core::{Effect, Field, Holder, Locks, Now, Value, Write, names};
 use std::ffi::CStr;
 use std::rc::Rc;
 

@@ -3,8 +3,9 @@
 //!
 //! - `plain`: each write is a command of the server, told as soon as it is made
 //! - `compact`: the writes to the keys of locks are one `RLOCK.APPLY`, with the unlock message in
-//!   it, and those to the keys beside them another. Between the two others may hear of a key that
-//!   expires, and what they do then comes after the first on every replica, as it does here.
+//!   it, and those to the keys beside them another. Another begins also where a key is made. At
+//!   these places other modules may hear of a key that expires or is new, and what they do then
+//!   must come behind what was done before it, on every replica as here.
 //!
 //! A change that is one `DEL` stays that command, which is as short, and does no harm at a server
 //! that has not understood what was before. (A lone `HSET` would: a lock without an end. So would a

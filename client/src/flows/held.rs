@@ -41,7 +41,8 @@ impl Held {
             }
         }
         if let Some(reason) = usage.doubt() {
-            // Until the server has said so once more, it would be handed on.
+            // Word of the loss came ahead of the answer: until the server has said so once more,
+            // the next caller would be handed what another client may have by now.
             if hold.target.owner.is_kept() {
                 hold.wanted.must_go_back();
             }

@@ -144,6 +144,7 @@ pub(crate) async fn renew(
     }
     metrics::renewed(told.as_ref().ok().map(|told| told.held));
     let told = told?;
+    // It could not ask whether these are wanted: whoever listens asks again.
     if hold.target.mode == Mode::Several {
         hold.wanted.ask_anew();
     }

@@ -111,8 +111,8 @@ async fn ask_until_answered(context: Weak<Context>, hold: Weak<Hold>) {
     }
 }
 
-/// Asks the server to tell: as each renewal does by now, but for one of several locks, which cannot
-/// ask. Each of them is asked about by itself, and of each its owner has one hold, whatever its
+/// Asks the server to tell. A renewal of one lock does so while its hold listens. One of several
+/// cannot: each lock is asked about by itself, and of each its owner has one hold, whatever its
 /// token.
 async fn ask(router: &Router, hold: &Arc<Hold>) -> Result<(), Error> {
     if hold.target.mode != Mode::Several {

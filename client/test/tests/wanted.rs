@@ -95,6 +95,8 @@ fn a_guard_that_listens_outlives_an_upgrade_that_is_undone() -> Result<(), Error
         assert!(wanted.expect_err("nobody will tell").is_refused());
         sleep(Duration::from_secs(60)).await;
         assert!(!guard.is_lost());
+        let kept = client.lock("b").keep(ms(1_000)).lock().await;
+        assert!(kept.expect_err("it could not be heard of").is_refused());
         guard.unlock().await
     })
 }
