@@ -20,20 +20,7 @@ pub(crate) type Report = Option<oneshot::Sender<Result<(), Error>>>;
 /// Sends RELEASE at once and leaves the rest to the background. With a report it is told how that
 /// went.
 pub(crate) fn start(context: &Arc<Context>, usage: Usage, hold: Option<Arc<Hold>>, report: Report) {
-    let target = &usage.target;
-    let release = Release {
-        context: Arc::clone(context),
-        span: trace::release(&**target, &target.owner, target.mode),
-        unnamed: None,
-        usage,
-        hold,
-        report,
-        began: Instant::now(),
-        tries: 0,
-        backoff: Backoff::new(),
-        unknown: false,
-    };
-    release.begin();
+    Release::new(context, usage, hold, report).begin();
 }
 
 /// Of several locks whose hold is lost, or may be: gives back those that are still held with these
@@ -43,26 +30,41 @@ pub(crate) fn remains(
     usage: &Usage,
     token: impl Fn(&[u8]) -> u64,
 ) -> Vec<Answer<()>> {
+    parts(context, usage, None, token)
+}
+
+/// The same, of this hold, if it has an entry of each.
+fn parts(
+    context: &Arc<Context>,
+    usage: &Usage,
+    whole: Option<&Arc<Hold>>,
+    token: impl Fn(&[u8]) -> u64,
+) -> Vec<Answer<()>> {
     let target = &usage.target;
     if target.mode != Mode::Several {
         return Vec::new();
     }
-    let part = |name: &Arc<[u8]>| part(context, usage, name, token(name));
+    let part = |name: &Arc<[u8]>| part(context, usage, whole, name, token(name));
     target.names.iter().map(part).collect()
 }
 
 /// Gives one of several locks back.
-fn part(context: &Arc<Context>, usage: &Usage, name: &Arc<[u8]>, token: u64) -> Answer<()> {
-    let one = usage.target.one(name);
-    give_back(context, one.claim(usage.options), token, Instant::now())
+fn part(
+    context: &Arc<Context>,
+    usage: &Usage,
+    whole: Option<&Arc<Hold>>,
+    name: &Arc<[u8]>,
+    token: u64,
+) -> Answer<()> {
+    let one = usage.target.one(name).claim(usage.options);
+    give_back_of(context, whole, one, token, Instant::now())
 }
 
 /// Gives back one lock of several that has another token than is known here: it was entered again,
 /// and who had it has gone, or is not known yet. What the owner has there alone needs no token;
 /// beside others, to be entered once more tells it: one newer than these several is another hold.
-async fn untold_part(context: &Arc<Context>, hold: &Hold, name: &Arc<[u8]>) -> Result<(), Error> {
-    let target = hold.target.one(name);
-    let usage = target.claim(hold.options);
+async fn untold_part(context: &Arc<Context>, whole: &Hold, usage: Usage) -> Result<(), Error> {
+    let target = Arc::clone(&usage.target);
     if target.is_alone() {
         let (report, outcome) = Answer::open();
         start(context, usage, None, Some(report));
@@ -71,14 +73,14 @@ async fn untold_part(context: &Arc<Context>, hold: &Hold, name: &Arc<[u8]>) -> R
     let entered = acquire::start(Request {
         context: Arc::clone(context),
         target,
-        options: hold.options,
+        options: whole.options,
         wait_mode: WaitMode::None,
         own: false,
         passing: true,
         kept: None,
     });
     match entered.await {
-        Ok(mut entered) if entered.hold.token <= hold.token => {
+        Ok(mut entered) if entered.hold.token <= whole.token => {
             let ours = give_back(context, usage, entered.hold.token, Instant::now());
             let both = join_all([ours, entered.release()]).await;
             both.into_iter().collect()
@@ -102,6 +104,17 @@ pub(super) fn give_back(
     token: u64,
     since: Instant,
 ) -> Answer<()> {
+    give_back_of(context, None, usage, token, since)
+}
+
+/// The same, as one of the locks of this hold, which has an entry of each.
+fn give_back_of(
+    context: &Arc<Context>,
+    whole: Option<&Arc<Hold>>,
+    usage: Usage,
+    token: u64,
+    since: Instant,
+) -> Answer<()> {
     let lease = usage.options.lease_from(since);
     let attachment = Attachment::new(None, since, Duration::ZERO);
     let hold = Hold::new(&usage, Grant::new(token, lease, attachment, false));
@@ -110,7 +123,9 @@ pub(super) fn give_back(
         hold.keep_tokens(Instant::now());
     }
     let (report, outcome) = Answer::open();
-    start(context, usage, Some(hold), Some(report));
+    let release = Release::new(context, usage, Some(hold), Some(report));
+    let whole = whole.cloned();
+    Release { whole, ..release }.begin();
     outcome
 }
 
@@ -143,6 +158,8 @@ struct Release {
     /// so none can be swept away by a RELEASE that is sent again.
     usage: Usage,
     hold: Option<Arc<Hold>>,
+    /// That of several locks, with an entry of each, of which this gives one back.
+    whole: Option<Arc<Hold>>,
     report: Report,
     span: trace::Span,
     began: Instant,
@@ -153,6 +170,23 @@ struct Release {
 }
 
 impl Release {
+    fn new(context: &Arc<Context>, usage: Usage, hold: Option<Arc<Hold>>, report: Report) -> Self {
+        let target = &usage.target;
+        Self {
+            context: Arc::clone(context),
+            span: trace::release(&**target, &target.owner, target.mode),
+            unnamed: None,
+            usage,
+            hold,
+            whole: None,
+            report,
+            began: Instant::now(),
+            tries: 0,
+            backoff: Backoff::new(),
+            unknown: false,
+        }
+    }
+
     /// The first try. It is handed over here and not in a task, so that an ACQUIRE which the caller
     /// sends next comes after.
     fn begin(mut self) {
@@ -239,24 +273,30 @@ impl Release {
             return self.cannot_be_sent();
         };
         let context = Arc::clone(&self.context);
-        let parts = remains(&context, &self.usage, |name| hold.token_at(name));
-        if parts.is_empty() || hold.lost(now).is_some() {
+        let is_held = hold.lost(now).is_none();
+        let whole = is_held.then_some(&hold).filter(|hold| hold.is_whole());
+        let parts = parts(&context, &self.usage, whole, |name| hold.token_at(name));
+        if parts.is_empty() || !is_held {
             return self.cannot_be_sent();
         }
         let report = self.report.take();
         // From now on a part may be all that the owner has there, and is tried again then.
         drop(self);
-        let tracker = Arc::clone(&context);
-        tracker.background.spawn(async move {
-            let parts = hold.target.names.iter().zip(parts);
-            let parts = parts.map(async |(name, part)| match part.await {
-                Err(error) if error.is_lost() && hold.is_whole() => {
-                    untold_part(&context, &hold, name).await
-                }
-                outcome => outcome,
-            });
+        context.background.spawn(async move {
             let outcome = join_all(parts).await.into_iter().collect();
             // Whoever dropped unlock() does not want to know.
+            let _ = report.map(|report| report.send(outcome));
+        });
+    }
+
+    /// Goes on with one of several locks that the server does not know by the token of these. The
+    /// usage goes along: an ACQUIRE that was sent in between as the only one of its owner, with
+    /// ONCE, would take over the very entry that is given back here, and its guard would lose it.
+    fn go_on_untold(mut self, whole: Arc<Hold>) {
+        let (context, report) = (Arc::clone(&self.context), self.report.take());
+        let Self { usage, .. } = self;
+        Arc::clone(&context).background.spawn(async move {
+            let outcome = untold_part(&context, &whole, usage).await;
             let _ = report.map(|report| report.send(outcome));
         });
     }
@@ -329,7 +369,13 @@ impl Release {
         if target.mode == Mode::Several {
             for name in target.alone_at(Instant::now()) {
                 // It goes on by itself.
-                drop(part(&self.context, &self.usage, name, hold.token_at(name)));
+                drop(part(
+                    &self.context,
+                    &self.usage,
+                    None,
+                    name,
+                    hold.token_at(name),
+                ));
             }
         }
     }
@@ -353,7 +399,7 @@ impl Release {
 
     /// Tells what the server said. "Not held" after a try whose reply was lost is that try's own
     /// doing, if the lease cannot have run out in between.
-    fn end(self, released: Released) {
+    fn end(mut self, released: Released) {
         self.usage.target.released(released);
         let are_permits = matches!(self.usage.target.mode, Mode::Permits { .. });
         match released {
@@ -371,6 +417,9 @@ impl Release {
                 // The server knows it by its token: nor do the other guards of this hold have it.
                 if let Some(hold) = self.hold.as_ref().filter(|_| self.unnamed.is_none()) {
                     hold.lose(LostReason::NotHeld);
+                }
+                if let Some(whole) = self.whole.take() {
+                    return self.go_on_untold(whole);
                 }
                 Err(Error::lost(lost.unwrap_or(LostReason::NotHeld)))
             }
