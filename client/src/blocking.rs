@@ -18,7 +18,6 @@
 //! # Ok::<(), rlock_client::Error>(())
 //! ```
 
-use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -30,7 +29,10 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::api::setters;
 use crate::mode::{Multi, Permits, Plain, Read, Single, Write};
 use crate::time::MILLI;
-use crate::{ClientBuilder, Error, ErrorKind, LostReason, Owner, QuorumBuilder, QuorumError};
+use crate::{Error, LostReason, Owner, QuorumError};
+
+mod builder;
+pub use builder::{ClientBuilder, QuorumBuilder};
 
 mod twin;
 use twin::{HasTwin, forward, twin};
@@ -81,33 +83,7 @@ impl Client {
     ///
     /// Inside an async task.
     pub fn connect(url: &str) -> Result<Self, Error> {
-        Self::connect_with(crate::Client::builder(), url)
-    }
-
-    /// Connects with settings other than the defaults.
-    ///
-    /// # Errors
-    ///
-    /// As [`connect`](Self::connect).
-    ///
-    /// # Panics
-    ///
-    /// Inside an async task.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// use std::time::Duration;
-    ///
-    /// let settings = rlock_client::Client::builder().lease(Duration::from_secs(10));
-    /// let client =
-    ///     rlock_client::blocking::Client::connect_with(settings, "redis://127.0.0.1:6379")?;
-    /// # Ok::<(), rlock_client::Error>(())
-    /// ```
-    pub fn connect_with(settings: ClientBuilder, url: &str) -> Result<Self, Error> {
-        let runtime = Arc::new(Runtime::start()?);
-        let client = runtime.handle.block_on(settings.connect(url))?;
-        Ok(client.twin(&runtime))
+        Self::builder().connect(url)
     }
 
     /// Connects to a cluster with the default settings: see
@@ -131,25 +107,12 @@ impl Client {
     pub fn connect_cluster<U: AsRef<str>>(
         urls: impl IntoIterator<Item = U>,
     ) -> Result<Self, Error> {
-        Self::connect_cluster_with(crate::Client::builder(), urls)
+        Self::builder().connect_cluster(urls)
     }
 
-    /// Connects to a cluster with settings other than the defaults.
-    ///
-    /// # Errors
-    ///
-    /// As [`connect_cluster`](Self::connect_cluster).
-    ///
-    /// # Panics
-    ///
-    /// Inside an async task.
-    pub fn connect_cluster_with<U: AsRef<str>>(
-        settings: ClientBuilder,
-        urls: impl IntoIterator<Item = U>,
-    ) -> Result<Self, Error> {
-        let runtime = Arc::new(Runtime::start()?);
-        let client = runtime.handle.block_on(settings.connect_cluster(urls))?;
-        Ok(client.twin(&runtime))
+    /// Begins with the default settings.
+    pub fn builder() -> ClientBuilder {
+        crate::Client::builder().into()
     }
 
     /// Waits until what was dropped has been given back: see [`crate::Client::shutdown`].
@@ -375,10 +338,14 @@ impl Guard<Permits> {
     }
 }
 
-impl<M: Single> Guard<M> {
-    forward! { crate::Guard:
-        /// The lock's name.
-        fn name(&self) -> &[u8];
+// As at `crate::Guard`.
+impl<M> Guard<M> {
+    /// The lock's name.
+    pub fn name(&self) -> &[u8]
+    where
+        M: Single,
+    {
+        self.inner.name()
     }
 
     /// Has the server run a Redis command, if this hold is still held there.
@@ -390,7 +357,10 @@ impl<M: Single> Guard<M> {
     /// # Panics
     ///
     /// Inside an async task.
-    pub fn call<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, Error> {
+    pub fn call<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, Error>
+    where
+        M: Single,
+    {
         self.runtime.handle.block_on(self.inner.call(command))
     }
 }
@@ -475,26 +445,12 @@ impl QuorumClient {
     ///
     /// Inside an async task.
     pub fn connect<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Self, QuorumError> {
-        Self::connect_with(crate::QuorumClient::builder(), urls)
+        Self::builder().connect(urls)
     }
 
-    /// Connects with settings other than the defaults.
-    ///
-    /// # Errors
-    ///
-    /// As [`connect`](Self::connect).
-    ///
-    /// # Panics
-    ///
-    /// Inside an async task.
-    pub fn connect_with<U: AsRef<str>>(
-        settings: QuorumBuilder,
-        urls: impl IntoIterator<Item = U>,
-    ) -> Result<Self, QuorumError> {
-        let runtime = Runtime::start()
-            .map_err(|error| QuorumError::new(ErrorKind::Unavailable, error.to_string()))?;
-        let client = runtime.handle.block_on(settings.connect(urls))?;
-        Ok(client.twin(&Arc::new(runtime)))
+    /// Begins with the default settings.
+    pub fn builder() -> QuorumBuilder {
+        crate::QuorumClient::builder().into()
     }
 
     /// Waits until what was dropped has been given back: see [`crate::QuorumClient::shutdown`].

@@ -32,7 +32,8 @@ pub struct Error {
     kind: ErrorKind,
     detail: Cow<'static, str>,
     lease_left: Option<Duration>,
-    source: Option<RedisError>,
+    /// What it came from, which the text says.
+    cause: Option<RedisError>,
 }
 
 /// The kinds of [`Error`], for a `match`.
@@ -132,7 +133,7 @@ impl Error {
             kind,
             detail: detail.into(),
             lease_left: None,
-            source: None,
+            cause: None,
         }
     }
 
@@ -144,10 +145,13 @@ impl Error {
         Self::new(ErrorKind::Refused, detail)
     }
 
-    /// The same, and what it came from.
-    pub(crate) fn with_source(self, source: impl Into<Option<RedisError>>) -> Self {
-        let source = source.into();
-        Self { source, ..self }
+    /// The same because of this, which the text says as well.
+    pub(crate) fn because(mut self, cause: impl Into<Option<RedisError>>) -> Self {
+        self.cause = cause.into();
+        if let Some(cause) = &self.cause {
+            self.detail = format!("{}: {cause}", self.detail).into();
+        }
+        self
     }
 
     pub(crate) fn not_acquired(lease_left: Option<Duration>) -> Self {
@@ -177,7 +181,7 @@ impl Error {
     /// nothing has been sent, so nothing is unknown.
     pub(crate) fn unasked(self) -> Self {
         if self.is_unknown() {
-            return Self::unavailable("its connection is broken").with_source(self.source);
+            return Self::unavailable("its connection is broken").because(self.cause);
         }
         self
     }
@@ -190,12 +194,11 @@ impl Error {
 
     /// No connection; or one that the server ended with a word of its own, such as that it does not
     /// know the password.
-    pub(crate) fn could_not_connect(source: RedisError) -> Self {
-        let error = match source.code() {
-            Some(code) => Self::from_server(code, source.detail()),
-            None => Self::unavailable("no connection"),
-        };
-        error.with_source(source)
+    pub(crate) fn could_not_connect(cause: RedisError) -> Self {
+        match cause.code() {
+            Some(code) => Self::from_server(code, cause.detail()),
+            None => Self::unavailable("no connection").because(cause),
+        }
     }
 
     /// Not sent: the session is attached to another server than the commands go to just now.
@@ -214,8 +217,7 @@ impl Error {
         let other = errors.iter().find(|error| !error.is_refused());
         let kind = other.map_or(ErrorKind::Refused, |_| ErrorKind::Unavailable);
         let each: Vec<_> = errors.iter().map(|error| &*error.detail).collect();
-        let source = errors.iter().find_map(|error| error.source.clone());
-        Self::new(kind, each.join("; ")).with_source(source)
+        Self::new(kind, each.join("; "))
     }
 
     /// The same, said by one of several.
@@ -230,7 +232,7 @@ impl Error {
         if !self.is_unanswered() {
             return self;
         }
-        Self::new(ErrorKind::NotAcknowledged, self.to_string()).with_source(self.source)
+        Self::new(ErrorKind::NotAcknowledged, self.to_string())
     }
 
     /// An error reply to WAIT or WAITAOF, which older servers do not know.
@@ -248,9 +250,9 @@ impl Error {
         refused && !self.has_code("OOM")
     }
 
-    pub(crate) fn no_reply(source: Option<RedisError>) -> Self {
+    pub(crate) fn no_reply(cause: Option<RedisError>) -> Self {
         let detail = "it may or may not have been carried out";
-        Self::new(ErrorKind::Unknown, detail).with_source(source)
+        Self::new(ErrorKind::Unknown, detail).because(cause)
     }
 
     /// An error reply of the server, by its code word.
@@ -313,7 +315,7 @@ impl Error {
     /// Whether sending the command again at once may help: its connection broke under it. After a
     /// timeout it would not, for it would queue behind the first.
     pub(crate) fn is_broken_connection(&self) -> bool {
-        self.is_unknown() && !self.source.as_ref().is_some_and(RedisError::is_timeout)
+        self.is_unknown() && !self.cause.as_ref().is_some_and(RedisError::is_timeout)
     }
 }
 
@@ -338,11 +340,9 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(self.source.as_ref()?)
-    }
-}
+/// Without a source: the text says what an error came from, and whoever prints the chain of sources
+/// would read it twice.
+impl std::error::Error for Error {}
 
 /// Why a hold is over although nobody unlocked it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -493,20 +493,26 @@ mod tests {
     }
 
     #[test]
-    fn the_source_is_kept() {
-        let source = RedisError::from(std::io::Error::other("the cable is out"));
-        let error = Error::could_not_connect(source);
-        let source = std::error::Error::source(&error)
-            .expect("a source")
-            .to_string();
-        assert!(source.contains("the cable is out"), "{source}");
+    fn the_text_says_the_cause_once() {
+        let cable = RedisError::from(std::io::Error::other("the cable is out"));
+        let error = Error::could_not_connect(cable);
+        assert!(std::error::Error::source(&error).is_none());
+        let text = "unavailable: no connection: the cable is out";
+        assert_eq!(
+            error.clone().of("a:1").to_string(),
+            text.replace("no", "a:1: no")
+        );
+        assert_eq!(error.unasked().to_string(), text);
+        let wrong = redis::make_extension_error("WRONGPASS".into(), Some("no".into()));
+        let error = Error::could_not_connect(wrong);
+        assert_eq!(error.to_string(), "refused: WRONGPASS no");
     }
 
     #[test]
     fn why_nothing_was_asked_is_what_broke_the_connection_and_never_unknown() {
         let text = |error: Error| error.unasked().to_string();
         let reset = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "gone").into();
-        let broken = "unavailable: its connection is broken";
+        let broken = "unavailable: its connection is broken: gone";
         assert_eq!(text(Error::no_reply(Some(reset))), broken);
         let loading = text(reply("LOADING", "the dataset"));
         assert_eq!(loading, "unavailable: LOADING the dataset");

@@ -749,7 +749,9 @@ async fn a_slot_that_moves_to_and_fro_under_traffic_loses_no_update() {
 #[test]
 fn without_async_too() {
     let shards = Shards::start();
-    let client = blocking::Client::connect_cluster_with(calm(), [url(&shards.nodes()[0])]).unwrap();
+    let client = blocking::ClientBuilder::from(calm())
+        .connect_cluster([url(&shards.nodes()[0])])
+        .unwrap();
     let names = a_name_each(&shards, "k");
     let guard = client.multi(refs(&names)).lock().unwrap();
     assert!(guard.token_of(&names[2]).is_some());

@@ -830,7 +830,9 @@ async fn shutdown_ends_what_is_pending() {
 #[test]
 fn programs_without_async_have_the_same_locks() {
     let server = Server::start();
-    let client = blocking::Client::connect_with(calm(), &url(&server)).unwrap();
+    let client = blocking::ClientBuilder::from(calm())
+        .connect(&url(&server))
+        .unwrap();
     let locks = client.multi(["a", "b"]);
     let guard = locks.lock().unwrap();
     assert_eq!(guard.names().len(), 2);

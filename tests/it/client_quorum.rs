@@ -695,7 +695,9 @@ fn a_guard_may_be_dropped_outside_a_runtime_and_after_its_end() {
 fn a_program_without_async_locks_the_same_way() {
     let mut five = Five::start();
     five.0[0].kill();
-    let client = blocking::QuorumClient::connect_with(settings(), five.urls()).unwrap();
+    let client = blocking::QuorumBuilder::from(settings())
+        .connect(five.urls())
+        .unwrap();
     let lock = client.lock("k");
     let guard = lock.lock().unwrap();
     assert!(!guard.is_lost() && guard.tokens().len() >= 3);

@@ -821,7 +821,9 @@ async fn shutdown_ends_what_is_pending() {
 #[test]
 fn programs_without_async_have_the_same_lock() {
     let server = Server::start();
-    let client = blocking::Client::connect_with(calm(), &url(&server)).unwrap();
+    let client = blocking::ClientBuilder::from(calm())
+        .connect(&url(&server))
+        .unwrap();
     let lock = client.rw_lock("k");
     let readers = (lock.read().unwrap(), lock.try_read().unwrap());
     let third = lock.read_timeout(Duration::from_secs(9)).unwrap();

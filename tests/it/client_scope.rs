@@ -146,7 +146,9 @@ async fn a_lock_that_is_dropped_and_taken_again_costs_no_renewal() {
 #[test]
 fn scopes_without_async_do_the_same() {
     let server = Server::start();
-    let client = blocking::Client::connect_with(calm(), &url(&server)).unwrap();
+    let client = blocking::ClientBuilder::from(calm())
+        .connect(&url(&server))
+        .unwrap();
     let [first, second] = [client.scope(), client.scope()];
     let p = first.lock("p").lock().unwrap();
     let again = first.multi(["p", "r"]).lock().unwrap();

@@ -98,7 +98,9 @@ async fn the_primary_is_found_as_long_as_a_sentinel_lives() {
 async fn blocking_lock(watched: &Sentinels) {
     let builder = steadfast().sentinels(urls(watched));
     let locked = tokio::task::spawn_blocking(move || {
-        let client = blocking::Client::connect_with(builder, &service()).unwrap();
+        let client = blocking::ClientBuilder::from(builder)
+            .connect(&service())
+            .unwrap();
         client.lock("other").lock().unwrap().unlock().unwrap();
     });
     locked.await.unwrap();

@@ -349,7 +349,9 @@ async fn a_session_that_is_taken_over_is_taken_back() {
 #[test]
 fn programs_without_async_have_the_same_locks() {
     let server = Server::start();
-    let client = blocking::Client::connect_with(calm(), &url(&server)).unwrap();
+    let client = blocking::ClientBuilder::from(calm())
+        .connect(&url(&server))
+        .unwrap();
     let guard = client.lock("k").lock().unwrap();
     assert_eq!(server.holder("k").as_deref(), Some(guard.owner().as_str()));
     assert!(client.lock("k").try_lock().unwrap_err().is_not_acquired());

@@ -215,7 +215,9 @@ fn a_guard_that_outlives_its_blocking_client_is_given_back() {
     let server = Server::start();
     let url = format!("redis://{}", server.address());
     for round in 0..50 {
-        let client = rlock_client::blocking::Client::connect_with(calm(), &url).unwrap();
+        let client = rlock_client::blocking::ClientBuilder::from(calm())
+            .connect(&url)
+            .unwrap();
         let guard = client.lock(format!("k{round}")).lock().unwrap();
         drop(client);
         drop(guard);

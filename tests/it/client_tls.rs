@@ -2,9 +2,10 @@
 
 use std::error::Error as _;
 use std::fs;
+use std::net::TcpListener;
 use std::time::Duration;
 
-use rlock_client::{ClientBuilder, Error, QuorumClient, blocking};
+use rlock_client::{ClientBuilder, QuorumClient, blocking};
 use rlock_tests::{Certificates, Sentinels, Server, Shards, in_sync, until};
 
 use super::client::{calm, soon, wait_in_queue};
@@ -24,12 +25,6 @@ fn known(certificates: &Certificates) -> ClientBuilder {
         fs::read(certificates.client_certificate()).unwrap(),
         fs::read(certificates.client_key()).unwrap(),
     )
-}
-
-/// The error with what caused it.
-fn whole(error: &Error) -> String {
-    let cause = error.source().map(ToString::to_string);
-    format!("{error}: {}", cause.unwrap_or_default())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -65,13 +60,65 @@ async fn a_server_without_a_trusted_certificate_is_not_used() {
     let server = Server::builder().tls(&certificates).start();
     let error = calm().connect(&url(&server)).await.unwrap_err();
     assert!(error.is_unavailable(), "{error}");
-    assert!(whole(&error).contains("UnknownIssuer"), "{}", whole(&error));
+    assert!(error.to_string().contains("UnknownIssuer"), "{error}");
     // The certificate is for this address and for `localhost`, and for nothing else.
     let other = url(&server).replace("127.0.0.1", "127.0.0.2");
     let error = trusting(&certificates).connect(&other).await.unwrap_err();
     assert!(error.is_unavailable(), "{error}");
     let named = url(&server).replace("127.0.0.1", "localhost");
     trusting(&certificates).connect(&named).await.unwrap();
+}
+
+/// Programs print an error and not its sources: what is wrong stands in its text, once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_reason_why_there_is_no_connection_is_said_once() {
+    if !Certificates::are_understood() {
+        return;
+    }
+    let certificates = Certificates::new();
+    let server = Server::builder().tls(&certificates).start();
+    let nobody = {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap();
+        port.local_addr().unwrap()
+    };
+    let plain_text_to_tls = format!("redis://{}", server.tls_address());
+    let tls_to_plain_text = format!("rediss://{}", server.address());
+    let cases = [
+        (
+            calm(),
+            url(&server),
+            "no connection: invalid peer certificate",
+        ),
+        (calm(), plain_text_to_tls, "no connection: "),
+        // The server reads on, and the client waits for as long as it may.
+        (
+            calm().response_timeout(Duration::from_millis(300)),
+            tls_to_plain_text,
+            "no connection: ",
+        ),
+        (
+            calm(),
+            format!("redis://{nobody}"),
+            "no connection: Connection refused",
+        ),
+        (
+            calm().root_certificate("none"),
+            url(&server),
+            "the certificates or the key cannot be read: no certificate in PEM",
+        ),
+    ];
+    let mut texts = Vec::new();
+    for (settings, url, reason) in cases {
+        let error = settings.connect(&url).await.unwrap_err();
+        assert!(error.is_unavailable(), "{error}");
+        assert!(error.source().is_none(), "{error}");
+        let text = error.to_string();
+        assert_eq!(text.matches(reason).count(), 1, "{url}: {text}");
+        texts.push(text);
+    }
+    texts.sort();
+    texts.dedup();
+    assert_eq!(texts.len(), 5, "{texts:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -84,7 +131,7 @@ async fn a_server_that_asks_for_a_certificate_is_shown_it() {
     let server = strict.start();
     let error = trusting(&certificates).connect(&url(&server)).await;
     let error = error.unwrap_err();
-    assert!(error.is_unavailable(), "{}", whole(&error));
+    assert!(error.is_unavailable(), "{error}");
     let client = known(&certificates).connect(&url(&server)).await.unwrap();
     let guard = client.lock("k").lock().await.unwrap();
     guard.unlock().await.unwrap();
@@ -97,7 +144,9 @@ fn programs_without_async_are_encrypted_too() {
     }
     let certificates = Certificates::new();
     let server = Server::builder().tls(&certificates).start();
-    let client = blocking::Client::connect_with(trusting(&certificates), &url(&server)).unwrap();
+    let client = blocking::ClientBuilder::from(trusting(&certificates))
+        .connect(&url(&server))
+        .unwrap();
     client.lock("k").lock().unwrap().unlock().unwrap();
 }
 
@@ -137,7 +186,7 @@ async fn sentinels_are_asked_over_tls_also_for_a_primary_without_tls() {
     let builder = calm().sentinels(&sentinels);
     let error = soon(builder.connect(&service)).await.unwrap_err();
     assert!(error.is_unavailable(), "{error}");
-    assert!(whole(&error).contains("UnknownIssuer"), "{}", whole(&error));
+    assert!(error.to_string().contains("UnknownIssuer"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

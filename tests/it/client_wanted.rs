@@ -283,7 +283,9 @@ async fn at_a_majority_servers_that_refuse_to_tell_matter_when_none_is_left() {
 fn at_a_majority_without_async_it_is_looked_at_or_waited_for() {
     let servers: [Server; 3] = std::array::from_fn(|_| Server::start());
     let urls = servers.each_ref().map(url);
-    let client = blocking::QuorumClient::connect_with(settings(), urls).unwrap();
+    let client = blocking::QuorumBuilder::from(settings())
+        .connect(urls)
+        .unwrap();
     let guard = client.lock("k").lock().unwrap();
     until("all have joined", || guard.tokens().len() == 3);
     assert!(!guard.wanted_within(Duration::ZERO).unwrap());

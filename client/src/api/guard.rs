@@ -82,9 +82,13 @@ impl Guard<Permits> {
     }
 }
 
-impl<M: Single> Guard<M> {
+// The bound is each method's own, so that the compiler says what to use for several locks.
+impl<M> Guard<M> {
     /// The lock's name.
-    pub fn name(&self) -> &[u8] {
+    pub fn name(&self) -> &[u8]
+    where
+        M: Single,
+    {
         self.hold().target.key()
     }
 
@@ -108,7 +112,7 @@ impl<M: Single> Guard<M> {
     /// - Refused: the command's own error, in the server's words; or it cannot be guarded.
     /// - Unavailable: it was not run.
     /// - Unknown: it may or may not have been run, and is not sent again. Or it was run, and its
-    ///   reply is none of type `T`, which the error's source says.
+    ///   reply is none of type `T`, which the text says.
     ///
     /// # Examples
     ///
@@ -124,7 +128,10 @@ impl<M: Single> Guard<M> {
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn call<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, Error> {
+    pub async fn call<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, Error>
+    where
+        M: Single,
+    {
         self.still_held()?;
         if command.in_scan_mode() {
             return Err(Error::refused(

@@ -1,7 +1,9 @@
 //! A named lock and the three ways of taking it.
 
+use std::pin::Pin;
 use std::time::Duration;
 
+use crate::Error;
 use crate::api::{AcquireOptions, Guard, setters, verbs};
 use crate::wire::{Mode, WaitMode};
 
@@ -27,6 +29,7 @@ use crate::wire::{Mode, WaitMode};
 /// whatever a later call says. An owner is in a lock's queue once: a second call waits here until
 /// the first has ended.
 #[derive(Clone, Debug)]
+#[must_use = "it takes nothing until lock() is called and awaited"]
 pub struct Lock {
     pub(crate) options: AcquireOptions,
 }
@@ -107,5 +110,24 @@ impl Lock {
         try_lock;
         /// Takes the lock, waiting in the queue for at most `timeout`.
         lock_timeout;
+    }
+}
+
+/// Awaiting a lock is calling its [`lock()`](Lock::lock).
+///
+/// # Examples
+///
+/// ```no_run
+/// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+/// let guard = client.lock("orders").await?;
+/// # Ok(())
+/// # }
+/// ```
+impl IntoFuture for Lock {
+    type Output = Result<Guard, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.lock().await })
     }
 }

@@ -27,17 +27,34 @@ pub enum Permits {}
 /// enum Another {}
 /// impl rlock_client::mode::Single for Another {}
 /// ```
+///
+/// What a guard of several locks cannot do the compiler says, and what to use instead:
+///
+/// ```compile_fail,E0277
+/// fn name(guard: &rlock_client::MultiGuard) -> &[u8] {
+///     guard.name()
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "a guard of several locks at once has no one name, and guards no command",
+    label = "this guard holds several locks",
+    note = "`guard.names()` and `guard.token_of(name)` say it of each; `client.lock(name)` takes one"
+)]
 pub trait Single: sealed::Sealed {}
 
 /// What other crates can neither name nor implement.
 mod sealed {
     #[expect(unnameable_types, reason = "that is what it is for")]
     pub trait Sealed {}
-
-    impl Sealed for super::Plain {}
-    impl Sealed for super::Read {}
-    impl Sealed for super::Write {}
-    impl Sealed for super::Permits {}
 }
 
-impl<M: sealed::Sealed> Single for M {}
+macro_rules! single {
+    ($($mode:ty),*) => {
+        $(
+            impl sealed::Sealed for $mode {}
+            impl Single for $mode {}
+        )*
+    };
+}
+
+single!(Plain, Read, Write, Permits);

@@ -41,6 +41,7 @@ use crate::wire::{Mode, WaitMode};
 /// guard was the first to take are given back with it. What it had entered again is not, since that
 /// could take what is theirs: it ends with its lease.
 #[derive(Clone, Debug)]
+#[must_use = "it takes nothing until lock() is called and awaited"]
 pub struct MultiLock {
     pub(crate) options: AcquireOptions,
 }

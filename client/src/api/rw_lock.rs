@@ -42,6 +42,7 @@ use crate::wire::{Mode, WaitMode};
 ///
 /// Reading and writing are two holds of the owner, each with a lease and a token of its own.
 #[derive(Clone, Debug)]
+#[must_use = "it takes nothing until read() or write() is called and awaited"]
 pub struct RwLock {
     pub(crate) options: AcquireOptions,
 }

@@ -40,6 +40,7 @@ use crate::wire::{Mode, WaitMode};
 /// # }
 /// ```
 #[derive(Clone, Debug)]
+#[must_use = "it takes nothing until acquire() is called and awaited"]
 pub struct Semaphore {
     pub(crate) options: AcquireOptions,
     pub(crate) limit: Option<u32>,

@@ -118,7 +118,7 @@ impl Certificates {
         use rustls::pki_types::pem::PemObject;
 
         let unreadable = |source: redis::RedisError| {
-            Error::unavailable("the certificates or the key cannot be read").with_source(source)
+            Error::unavailable("the certificates or the key cannot be read").because(source)
         };
         // The library takes what has no certificate in it for none at all: with no roots nobody is
         // trusted, and nobody is told why. What is one and cannot be read it says itself.
@@ -157,7 +157,7 @@ fn read(url: &str) -> Result<ConnectionInfo, Error> {
         let missing = "the URL asks for TLS, which needs the crate's feature `tls`";
         return Err(Error::unavailable(missing));
     }
-    let unreadable = |error| Error::unavailable("the URL cannot be read").with_source(error);
+    let unreadable = |error| Error::unavailable("the URL cannot be read").because(error);
     let info = url.into_connection_info().map_err(unreadable)?;
     // The server, too, learns by it that a peer has vanished, and ends its session.
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
