@@ -85,6 +85,7 @@ impl AcquireOptions {
             own: self.owner.is_none(),
             passing: false,
             kept: None,
+            waits_since: None,
         };
         Guard::acquire(request).await
     }

@@ -228,6 +228,7 @@ impl Guard<Write> {
             own: false,
             passing: false,
             kept: None,
+            waits_since: None,
         };
         let reader = Guard::acquire(request).await;
         // Held until now, and so when the reading began.
@@ -397,6 +398,9 @@ impl<M> Guard<M> {
     /// # }
     /// ```
     pub async fn wanted(&self) -> Result<(), Error> {
+        if self.held.is_waited_for_here() {
+            return self.still_held();
+        }
         flows::wanted(&self.held.context, self.holds(), &self.heard).await
     }
 

@@ -58,6 +58,14 @@ impl Lock {
     ///   while it is kept, a kept lock is handed on as long as half of them is left.
     /// - Locks are kept apart by their terms: calls with another lease, `max_hold` or `idle` take
     ///   the lock from each other as strangers do.
+    /// - While calls of this process stand in the server's queue it is not kept. Where that never
+    ///   ends, because several tasks take it without a pause, each use asks the server from the
+    ///   first interruption on; as soon as none of them stands there it is kept again.
+    /// - `unlock()` says that the guard has given it back here; what the server knows of it the
+    ///   next call hears. What is idle goes back to the server with
+    ///   [`shutdown()`](crate::Client::shutdown): a program that ends without it leaves it held for
+    ///   the [grace](crate::ClientBuilder::grace).
+    /// - [`Guard::wanted`] ends for callers of this process, too.
     /// - While a lock is kept and idle the server shows it as held, and others wait for it for
     ///   about one round trip. **Their `try_lock()` may be refused, once**.
     ///

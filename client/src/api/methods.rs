@@ -13,6 +13,10 @@ macro_rules! setters {
         /// Sets a lease of this length, which the watchdog does not renew. Whole milliseconds; a
         /// part of one is cut off.
         ///
+        /// In a cluster the client tells the server now and then what is left of it, since the
+        /// slot may have moved: there the server may keep the lock for longer by as long as such a
+        /// command is on its way. The guard ends with the lease that was asked for.
+        ///
         $(#[$lease_doc])*
         #[must_use = "this gives one with the lease, and takes nothing"]
         pub fn lease(mut $this, lease: std::time::Duration) -> Self {

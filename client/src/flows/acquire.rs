@@ -30,6 +30,9 @@ pub(crate) struct Request {
     pub(crate) passing: bool,
     /// Where it is to be kept: who waits there hears that it is not to be had at once.
     pub(crate) kept: Option<Arc<Kept>>,
+    /// Since when its caller waits in the line of a lock that is kept, if it does: a server that
+    /// has gone ends no wait.
+    pub(crate) waits_since: Option<Instant>,
 }
 
 /// An ACQUIRE under way.
@@ -132,13 +135,13 @@ pub(super) struct QueuePermit {
 }
 
 impl QueuePermit {
-    pub(super) fn new(context: &Arc<Context>, usage: &Usage, permits: Permits) -> Self {
+    pub(super) fn new(request: &Request, usage: &Usage, permits: Permits) -> Self {
         let target = &usage.target;
         Self {
             mailbox: Mailbox::new(target),
             span: trace::wait(target, &target.owner, target.mode),
-            since: Some(Instant::now()),
-            context: Arc::downgrade(context),
+            since: Some(request.waits_since.unwrap_or_else(Instant::now)),
+            context: Arc::downgrade(&request.context),
             options: usage.options,
             _permits: permits,
         }
@@ -194,7 +197,7 @@ pub(crate) fn start(request: Request) -> Answer<Held> {
     let (reply, answer) = Answer::open();
     let usage = request.target.claim(request.options);
     let attempt = Attempt {
-        permit: permits.map(|permits| QueuePermit::new(&context, &usage, permits)),
+        permit: permits.map(|permits| QueuePermit::new(&request, &usage, permits)),
         usage,
         reply,
         pending: context.background.pending.token(),

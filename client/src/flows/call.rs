@@ -100,6 +100,7 @@ impl Call {
             },
             lease: lease.length,
             asked,
+            queued: request.waits_since.is_some(),
             request,
             usage,
             permit,
@@ -107,7 +108,6 @@ impl Call {
             routes,
             hops: 0,
             backoff: Backoff::new(),
-            queued: false,
             unheard: false,
             is_again: false,
             recall: Recall::BesideOthers,
@@ -212,6 +212,9 @@ impl Call {
             let _ = reply.send(Ok(held));
             return;
         }
+        if let Some(kept) = &self.request.kept {
+            kept.is_granted(&held.hold);
+        }
         let result = tokio::select! {
             result = held.acknowledged() => result,
             () = reply.closed() => return,
@@ -242,7 +245,7 @@ impl Call {
             }
         };
         let usage = request.target.claim(request.options);
-        let permit = permits.map(|permits| QueuePermit::new(&request.context, &usage, permits));
+        let permit = permits.map(|permits| QueuePermit::new(&request, &usage, permits));
         let call = Self::new(request, usage, permit, &next);
         (Self { last, ..call }, next)
     }

@@ -67,6 +67,11 @@ impl Held {
         }
     }
 
+    /// Whether callers of this process wait for it, where it is kept.
+    pub(crate) fn is_waited_for_here(&self) -> bool {
+        self.kept.as_ref().is_some_and(|kept| kept.has_line())
+    }
+
     /// For another guard: nothing is given back.
     pub(super) fn into_usage(mut self) -> Option<Usage> {
         self.usage.take()

@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 use crate::error::Error;
 use crate::flows::{Context, Held, Request, acquire, wanted};
 use crate::ledger::{Hold, HoldOptions, Usage};
-use crate::locked;
 use crate::wire::{Answer, Mode, WaitMode};
+use crate::{locked, metrics};
 
 /// All that a client keeps. It ends, and gives back what is idle, with the last of its handles:
 /// the client, its clones and what they have named.
@@ -85,8 +85,8 @@ enum Here {
     #[default]
     Away,
     /// The first call has asked the server, which may still give it the lock at once: those after
-    /// it wait for that.
-    Asked,
+    /// it wait for that. Or it has given it, and that is yet to be acknowledged.
+    Asked(Option<Arc<Hold>>),
     /// A guard has it.
     Used(Arc<Hold>),
     Idle(Idle),
@@ -102,6 +102,7 @@ struct Idle {
 
 struct Waiter {
     number: u64,
+    since: Instant,
     wait_mode: WaitMode,
     turn: oneshot::Sender<Turn>,
 }
@@ -111,6 +112,8 @@ enum Turn {
     Yours(Held),
     /// Everybody has lined up in the server.
     Asked(Asking),
+    /// The time was up before it was known who has it: somebody here does.
+    Late(Error),
 }
 
 impl Keeper {
@@ -191,6 +194,7 @@ impl Kept {
             _ => return None,
         };
         inside.here = Here::Used(Arc::clone(&idle.hold));
+        idle.hold.wanted.begins_anew();
         let kept = Some(Arc::clone(self));
         Some(Held::of(context, idle.hold, idle.usage, kept))
     }
@@ -204,10 +208,18 @@ impl Kept {
     ) -> Result<Held, Error> {
         let turn = match self.begin(context, wait_mode)? {
             Next::Take(turn) => turn,
-            Next::Wait(mut waiting) => waiting.turn(context, wait_mode).await?,
+            Next::Wait(mut waiting) => {
+                let turn = waiting.turn(context, wait_mode).await;
+                // One that has asked the server is measured by that call.
+                if !matches!(turn, Ok(Turn::Asked(_))) {
+                    metrics::waited(waiting.since);
+                }
+                turn?
+            }
         };
         match turn {
             Turn::Yours(held) => Ok(held),
+            Turn::Late(error) => Err(error),
             Turn::Asked(mut asking) => {
                 let held = (&mut asking.answer).await?;
                 Ok(asking.entered(held))
@@ -230,12 +242,15 @@ impl Kept {
         let gone = is_lost.then(|| self.line_up(&mut inside, context));
         let waits = !matches!(wait_mode, WaitMode::None);
         let next = match &inside.here {
-            Here::Used(hold) if !waits => Err(not_acquired(hold, now)),
-            Here::Used(_) | Here::Asked if waits => Ok(self.wait(&mut inside, wait_mode)),
+            Here::Used(hold) if !waits => {
+                hold.is_wanted_here();
+                Err(not_acquired(hold, now))
+            }
+            Here::Used(_) | Here::Asked(_) if waits => Ok(self.wait(&mut inside, wait_mode)),
             _ => {
-                let asking = self.ask(&mut inside, context, wait_mode);
+                let asking = self.ask(&mut inside, context, wait_mode, None);
                 if let Here::Away = inside.here {
-                    inside.here = Here::Asked;
+                    inside.here = Here::Asked(None);
                 }
                 Ok(Next::Take(Turn::Asked(asking)))
             }
@@ -274,14 +289,23 @@ impl Kept {
     fn wait(self: &Arc<Self>, inside: &mut Inside, wait_mode: WaitMode) -> Next {
         inside.waiters = inside.waiters.saturating_add(1);
         let (turn, told) = oneshot::channel();
-        let number = inside.waiters;
+        let (number, since) = (inside.waiters, Instant::now());
         inside.line.push_back(Waiter {
             number,
+            since,
             wait_mode,
             turn,
         });
+        if let Here::Used(hold) = &inside.here {
+            hold.is_wanted_here();
+        }
         let kept = Arc::clone(self);
-        Next::Wait(Waiting { kept, number, told })
+        Next::Wait(Waiting {
+            kept,
+            number,
+            since,
+            told,
+        })
     }
 
     /// Asks the server, for an owner of its own. It is handed over at once, and so under the mutex:
@@ -291,6 +315,7 @@ impl Kept {
         inside: &mut Inside,
         context: &Arc<Context>,
         wait_mode: WaitMode,
+        waits_since: Option<Instant>,
     ) -> Asking {
         inside.asking = inside.asking.saturating_add(1);
         let name = std::slice::from_ref(&self.key.name);
@@ -305,6 +330,7 @@ impl Kept {
             own: true,
             passing: false,
             kept: Some(Arc::clone(self)),
+            waits_since,
         });
         Asking {
             kept: Arc::clone(self),
@@ -318,11 +344,25 @@ impl Kept {
     /// caller may hear late: those who wait here ask the server too.
     pub(super) fn is_away(self: &Arc<Self>, context: &Arc<Context>) {
         let mut inside = self.inside();
-        if let Here::Asked = inside.here {
+        if let Here::Asked(_) = inside.here {
             let gone = self.line_up(&mut inside, context);
             drop(inside);
             drop(gone);
         }
+    }
+
+    /// The server has given it to a call of ours, and that is yet to be acknowledged.
+    pub(super) fn is_granted(&self, hold: &Arc<Hold>) {
+        let mut inside = self.inside();
+        if let Here::Asked(granted) = &mut inside.here {
+            *granted = Some(Arc::clone(hold));
+            inside.tell_late(hold);
+        }
+    }
+
+    /// Whether somebody waits here.
+    pub(super) fn has_line(&self) -> bool {
+        self.inside().has_line()
     }
 
     /// Everybody in line asks the server, in order, and so do those who come from now on, until all
@@ -333,7 +373,7 @@ impl Kept {
         let line = mem::take(&mut inside.line);
         let mut gone = Vec::new();
         for waiter in line.into_iter().filter(|waiter| !waiter.turn.is_closed()) {
-            let asking = self.ask(inside, context, waiter.wait_mode);
+            let asking = self.ask(inside, context, waiter.wait_mode, Some(waiter.since));
             gone.extend(waiter.turn.send(Turn::Asked(asking)).err());
         }
         inside.is_nobodys();
@@ -386,6 +426,7 @@ impl Kept {
         hold: &Arc<Hold>,
         mut usage: Usage,
     ) -> Option<Usage> {
+        hold.wanted.begins_anew();
         while let Some(waiter) = inside.line.pop_front() {
             let kept = Some(Arc::clone(self));
             let next = Held::of(context, Arc::clone(hold), usage, kept);
@@ -420,7 +461,7 @@ impl Kept {
         let mut inside = self.inside();
         let place = match inside.here {
             Here::Used(_) | Here::Idle(_) => None,
-            Here::Away | Here::Asked | Here::Wanted => inside.place.take(),
+            Here::Away | Here::Asked(_) | Here::Wanted => inside.place.take(),
         };
         drop(inside);
         if let (Some(place), Some(keeper)) = (place, self.keeper.upgrade()) {
@@ -478,6 +519,26 @@ impl Inside {
         matches!(&self.here, Here::Used(used) if Arc::ptr_eq(used, hold))
     }
 
+    fn has_line(&self) -> bool {
+        self.line.iter().any(|waiter| !waiter.turn.is_closed())
+    }
+
+    /// Those in line whose time is up hear that this hold keeps them out.
+    fn tell_late(&mut self, hold: &Hold) {
+        let now = Instant::now();
+        let is_late = |waiter: &Waiter| match waiter.wait_mode {
+            WaitMode::Until(deadline) => deadline <= now,
+            WaitMode::None | WaitMode::Forever => false,
+        };
+        let line = mem::take(&mut self.line).into_iter();
+        let (late, in_time): (Vec<_>, Vec<_>) = line.partition(is_late);
+        self.line = in_time.into();
+        for waiter in late {
+            // Who does not hear it has gone.
+            let _ = waiter.turn.send(Turn::Late(not_acquired(hold, now)));
+        }
+    }
+
     /// Nobody here has it any more, or who has it gives it back to the server.
     fn is_nobodys(&mut self) {
         self.here = match self.asking {
@@ -524,7 +585,7 @@ fn release(context: &Arc<Context>, idle: Option<Idle>) {
 }
 
 fn not_acquired(hold: &Hold, now: Instant) -> Error {
-    Error::not_acquired(Some(hold.end().saturating_duration_since(now)))
+    Error::not_acquired(Some(hold.lease_left(now)))
 }
 
 enum Next {
@@ -536,6 +597,7 @@ enum Next {
 struct Waiting {
     kept: Arc<Kept>,
     number: u64,
+    since: Instant,
     told: oneshot::Receiver<Turn>,
 }
 
@@ -558,7 +620,7 @@ impl Kept {
             return std::future::pending().await;
         };
         sleep_until(deadline).await;
-        if let Here::Used(hold) = &self.inside().here {
+        if let Here::Used(hold) | Here::Asked(Some(hold)) = &self.inside().here {
             return not_acquired(hold, Instant::now());
         }
         let answered = deadline.checked_add(context.router.response_timeout);
@@ -600,6 +662,7 @@ impl Asking {
         let is_wanted = inside.asking > 0;
         let gone = is_wanted.then(|| lock.line_up(&mut inside, &self.context));
         if !is_wanted {
+            inside.tell_late(&hold);
             inside.here = Here::Used(Arc::clone(&hold));
         }
         lock.give_back(&self.context, inside, lost);
@@ -622,7 +685,7 @@ impl Drop for Asking {
         }
         let mut inside = self.kept.inside();
         inside.asking = inside.asking.saturating_sub(1);
-        let is_last = inside.asking == 0 && matches!(inside.here, Here::Asked | Here::Wanted);
+        let is_last = inside.asking == 0 && matches!(inside.here, Here::Asked(_) | Here::Wanted);
         let gone = is_last.then(|| self.kept.line_up(&mut inside, &self.context));
         drop(inside);
         drop(gone);

@@ -26,12 +26,13 @@ pub(crate) async fn wanted<'a>(
     if let Some(reason) = lost {
         return Err(Error::lost(reason));
     }
-    let told = || -> u64 { holds.clone().map(|hold| hold.wanted.told()).sum() };
+    let told = || -> u64 { holds.clone().map(|hold| hold.wanted.heard()).sum() };
     // Each is looked at once: what is told after this look, by another thread, ends the wait.
     let mut known: u64 = 0;
     let mut waiting = FuturesUnordered::new();
     for hold in holds.clone() {
-        let told = hold.wanted.told();
+        hold.wanted.forgets_refusal();
+        let told = hold.wanted.heard();
         known = known.saturating_add(told);
         waiting.push(until_wanted(context, hold, told));
     }
@@ -55,7 +56,7 @@ async fn until_wanted(context: &Arc<Context>, hold: &Arc<Hold>, known: u64) -> R
         if let Some(reason) = hold.lost(Instant::now()) {
             return Err(Error::lost(reason));
         }
-        if hold.wanted.told() > known {
+        if hold.wanted.heard() > known {
             return Ok(());
         }
         listen(context, hold)?;

@@ -256,6 +256,11 @@ impl Hold {
         lease && cap.is_none_or(|(cap, longest)| is_half(cap, longest))
     }
 
+    /// How long the server keeps it if nothing more is asked.
+    pub(crate) fn lease_left(&self, now: Instant) -> Duration {
+        self.validity.load().ends.saturating_duration_since(now)
+    }
+
     /// When it is lost unless something more is heard.
     pub(crate) fn end(&self) -> Instant {
         let validity = self.validity.load();

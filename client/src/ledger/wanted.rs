@@ -12,6 +12,9 @@ use crate::wire::Mode;
 #[derive(Default)]
 pub(crate) struct Wanted {
     told: AtomicU64,
+    /// How often callers of this process wanted it since it was last handed to one of them, which
+    /// the server does not know.
+    told_here: AtomicU64,
     goes_back: AtomicBool,
     asked: Mutex<Asked>,
 }
@@ -54,6 +57,17 @@ impl Wanted {
         self.told.load(Ordering::Acquire)
     }
 
+    /// How often its present guards may have heard.
+    pub(crate) fn heard(&self) -> u64 {
+        self.told()
+            .saturating_add(self.told_here.load(Ordering::Acquire))
+    }
+
+    /// It is handed to the next guard, which has yet to hear of anybody.
+    pub(crate) fn begins_anew(&self) {
+        self.told_here.store(0, Ordering::Release);
+    }
+
     /// The server has told so often that somebody waits.
     pub(super) fn tell(&self, times: u64) {
         self.told.fetch_add(times, Ordering::Release);
@@ -84,6 +98,15 @@ impl Wanted {
     pub(crate) fn ask_anew(&self) {
         let mut asked = locked(&self.asked);
         if let Asked::Until { .. } = &*asked {
+            *asked = Asked::Not;
+        }
+    }
+
+    /// Somebody wants to hear from now on: a refusal is an earlier one's, and perhaps that of
+    /// another server.
+    pub(crate) fn forgets_refusal(&self) {
+        let mut asked = locked(&self.asked);
+        if let Asked::Refused(_) = &*asked {
             *asked = Asked::Not;
         }
     }
@@ -125,6 +148,12 @@ impl Hold {
     /// The server tells that it is wanted: all guards hear it.
     pub(super) fn is_wanted(&self) {
         self.wanted.tell(1);
+        self.changed.notify_waiters();
+    }
+
+    /// The same by a caller of this process, who waits for it here or was refused.
+    pub(crate) fn is_wanted_here(&self) {
+        self.wanted.told_here.fetch_add(1, Ordering::Release);
         self.changed.notify_waiters();
     }
 

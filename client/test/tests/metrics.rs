@@ -64,17 +64,26 @@ fn waits_holds_losses_renewals_and_reconnects_are_measured() -> Result<(), Error
         server.delete("k");
         guard.lost().await;
         drop(guard);
+        // Of a lock that is kept one call waits for the other, and the server has one hold.
+        let kept = client.lock("kept").keep(SECOND);
+        let guard = kept.lock().await?;
+        let second = kept.clone();
+        let second = tokio::spawn(async move { second.lock().await });
+        sleep(4 * SECOND).await;
+        guard.unlock().await?;
+        second.await.unwrap()?.unlock().await?;
+        sleep(2 * SECOND).await;
         client.shutdown().await;
         Ok::<_, Error>(())
     })?;
     provider.force_flush().unwrap();
     let measured = measured(&exporter);
     let expected = [
-        ("rlock.client.wait.duration", (2, 25)),
-        ("rlock.client.hold.duration", (2, 26)),
+        ("rlock.client.wait.duration", (4, 29)),
+        ("rlock.client.hold.duration", (3, 31)),
         ("rlock.client.lost Deleted", (1, 0)),
-        // The last after the break.
-        ("rlock.client.renewals held", (3, 0)),
+        // One after the break, and the last of the lock that is kept.
+        ("rlock.client.renewals held", (4, 0)),
         ("rlock.client.reconnects", (1, 0)),
     ];
     let expected = expected.map(|(name, figures)| (name.to_owned(), figures));

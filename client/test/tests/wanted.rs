@@ -137,3 +137,35 @@ fn a_kept_lock_whose_loss_was_told_ahead_is_not_handed_on() -> Result<(), Error>
         others.unlock().await
     })
 }
+
+/// Nobody listened then; the refusal is that of a server which has been replaced since.
+#[test]
+fn a_guard_is_not_told_later_that_a_former_server_was_older() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let primary = network.server("one:6379");
+        let replica = network.replica("two:6379", &primary);
+        replica.be_of_version_0_1();
+        let sentinel = network.sentinel("sentinel:26379", "orders");
+        sentinel.set_primary("one:6379");
+        let settings = Client::builder()
+            .dial(network.host().dial())
+            .grace(ms(20_000))
+            .sentinels(["redis://sentinel"]);
+        let client = settings.connect("redis://orders").await?;
+        let guard = client.lock("k").lock().await?;
+        assert!(timeout(Duration::ZERO, guard.wanted()).await.is_err());
+        sleep(ms(2_000)).await;
+        replica.promote();
+        primary.replicate(&replica);
+        sentinel.set_primary("two:6379");
+        sleep(ms(30_000)).await;
+        primary.promote();
+        replica.replicate(&primary);
+        sentinel.set_primary("one:6379");
+        sleep(ms(60_000)).await;
+        assert!(!guard.is_lost());
+        let wanted = timeout(ms(5_000), guard.wanted()).await;
+        assert!(wanted.is_err(), "{wanted:?}, and the server knows the word");
+        guard.unlock().await
+    })
+}

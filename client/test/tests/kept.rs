@@ -1,0 +1,173 @@
+//! Locks that are kept, and callers of the same process who want them, at the server in memory.
+
+use std::time::Duration;
+
+use rlock_client::{Client, ClientBuilder, Error, Lock};
+use rlock_test::{Direction, Network};
+use tokio::task::{JoinHandle, spawn_local};
+use tokio::time::{Instant, sleep, timeout};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+async fn connect(network: &Network, settings: ClientBuilder) -> Result<Client, Error> {
+    let settings = settings.dial(network.host().dial());
+    settings.connect("redis://one").await
+}
+
+fn wait(lock: &Lock) -> JoinHandle<Result<(), Error>> {
+    let lock = lock.clone();
+    spawn_local(async move { lock.lock().await?.unlock().await })
+}
+
+/// Holds the lock for a minute.
+fn hold(lock: &Lock) -> JoinHandle<Result<(), Error>> {
+    let lock = lock.clone();
+    spawn_local(async move {
+        let _guard = lock.lock().await?;
+        sleep(MINUTE).await;
+        Ok(())
+    })
+}
+
+/// The server is not asked by them, and so tells nothing.
+#[test]
+fn a_guard_hears_of_callers_of_its_own_process() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let _server = network.server("one:6379");
+        let client = connect(&network, Client::builder()).await?;
+        let lock = client.lock("k").keep(HOUR);
+        let guard = lock.lock().await?;
+        assert!(timeout(MINUTE, guard.wanted()).await.is_err());
+        // Who is refused is told of once.
+        assert!(lock.try_lock().await.is_err());
+        assert!(timeout(MINUTE, guard.wanted()).await.is_ok());
+        assert!(timeout(MINUTE, guard.wanted()).await.is_err());
+        // Who comes while it listens, and as long as that one waits.
+        let later = lock.clone();
+        let waiting = spawn_local(async move {
+            sleep(ms(10)).await;
+            later.lock().await?.unlock().await
+        });
+        assert!(timeout(MINUTE, guard.wanted()).await.is_ok());
+        assert!(timeout(MINUTE, guard.wanted()).await.is_ok());
+        guard.unlock().await?;
+        waiting.await.expect("it ends")?;
+        // The next guard has not to hear of those before it.
+        let guard = lock.lock().await?;
+        assert!(timeout(MINUTE, guard.wanted()).await.is_err());
+        guard.unlock().await
+    })
+}
+
+/// It has waited for its turn when the server goes; its first command is sent after that.
+#[test]
+fn a_wait_survives_an_outage_in_which_the_lock_goes_back() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let server = network.server("one:6379");
+        let client = connect(&network, Client::builder().grace(MINUTE)).await?;
+        let lock = client.lock("k").keep(HOUR);
+        let guard = lock.lock().await?;
+        let waiting = wait(&lock);
+        sleep(10 * ms(1_000)).await;
+        server.crash(false);
+        sleep(ms(500)).await;
+        drop(guard);
+        sleep(ms(4_000)).await;
+        server.restart();
+        timeout(MINUTE, waiting)
+            .await
+            .expect("it ends")
+            .expect("it ends")
+    })
+}
+
+#[test]
+fn a_wait_survives_a_failover() -> Result<(), Error> {
+    rlock_test::run(3, async |network| {
+        let cluster = network.cluster(&["one:6379", "two:6379", "three:6379"]);
+        let node = cluster.node_of("k");
+        let replica = network.server("replica:6379");
+        cluster.add_replica(node, &replica);
+        let settings = Client::builder().dial(network.host().dial()).grace(MINUTE);
+        let client = settings.connect_cluster(["redis://one"]).await?;
+        let lock = client.lock("k").keep(HOUR);
+        let guard = lock.lock().await?;
+        let waiting = wait(&lock);
+        sleep(ms(2_000)).await;
+        cluster.node(node).crash(false);
+        sleep(ms(1_000)).await;
+        drop(guard);
+        sleep(ms(9_000)).await;
+        cluster.replace(node, "replica:6379", &replica);
+        timeout(MINUTE, waiting)
+            .await
+            .expect("it ends")
+            .expect("it ends")
+    })
+}
+
+/// Its time is up before the answer to the first call is there: as soon as that has the lock, it
+/// is known who keeps the second out.
+#[test]
+fn who_waits_behind_the_first_call_hears_in_time_that_somebody_has_it() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let _server = network.server("one:6379");
+        let host = network.host();
+        let settings = Client::builder().dial(host.dial());
+        let client = settings.connect("redis://one").await?;
+        client.lock("other").lock().await?.unlock().await?;
+        sleep(ms(100)).await;
+        let commands = 1;
+        let cut = host.cut_one("one:6379", commands, Direction::ToHost);
+        let lock = client.lock("k").keep(HOUR);
+        let first = hold(&lock);
+        sleep(ms(10)).await;
+        spawn_local(async move {
+            sleep(ms(300)).await;
+            cut.expect("a connection").end(true);
+        });
+        let began = Instant::now();
+        let error = lock.lock_timeout(ms(200)).await.expect_err("it is held");
+        assert!(error.is_not_acquired(), "{error}");
+        assert!(began.elapsed() < ms(1_000), "{:?}", began.elapsed());
+        first.await.expect("it ends")
+    })
+}
+
+/// The server has granted it to the first call at once; the replica says so late.
+#[test]
+fn who_waits_behind_a_call_that_is_yet_to_be_acknowledged_hears_so_in_time() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let server = network.server("one:6379");
+        let replica = network.replica("two:6379", &server);
+        replica.set_lag(ms(500));
+        let settings = Client::builder().acknowledged_by(1, ms(2_000));
+        let client = connect(&network, settings).await?;
+        let lock = client.lock("k").keep(HOUR);
+        let first = hold(&lock);
+        sleep(ms(10)).await;
+        let began = Instant::now();
+        let error = lock.lock_timeout(ms(50)).await.expect_err("it is granted");
+        assert!(error.is_not_acquired(), "{error}");
+        assert!(began.elapsed() < ms(400), "{:?}", began.elapsed());
+        first.await.expect("it ends")
+    })
+}
+
+#[test]
+fn who_is_refused_hears_what_is_left_of_the_lease_and_not_of_the_grace() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let _server = network.server("one:6379");
+        let client = connect(&network, Client::builder()).await?;
+        let lock = client.lock("k").lease(HOUR).keep(HOUR);
+        let guard = lock.lock().await?;
+        let refused = lock.try_lock().await.expect_err("it is held");
+        assert!(refused.lease_left() > Some(HOUR / 2), "{refused}");
+        guard.unlock().await
+    })
+}
