@@ -134,6 +134,8 @@ pub(crate) struct Twin {
     /// What was in the way of those who wait for several locks, by seat, when they were last looked
     /// at.
     blocked: BTreeMap<usize, Place>,
+    /// Which of them could have had all then, but for the delay after the start.
+    kept_back: BTreeSet<usize>,
     /// The locks that were freed in this turn by holds that had to end.
     pub(crate) freed: BTreeSet<Place>,
 }

@@ -156,6 +156,9 @@ impl Twin {
         if let Some(place) = self.blocked.remove(&old.seat) {
             self.blocked.insert(newcomer.seat, place);
         }
+        if self.kept_back.remove(&old.seat) {
+            self.kept_back.insert(newcomer.seat);
+        }
         let moved = TwinWaiter {
             since: old.since,
             together: old.together.clone(),
@@ -256,12 +259,14 @@ impl Twin {
                 return self.refuse_wait(place, &waiter, &text);
             }
         }
+        self.kept_back.remove(&waiter.seat);
         let mut places = waiter.together.iter().flatten();
         let blocked_at = places.find(|place| !self.can_have(place, &waiter)).cloned();
         if let Some(place) = blocked_at {
             self.blocked.insert(waiter.seat, place);
         } else if self.must_await_the_delay(&waiter) {
             self.blocked.remove(&waiter.seat);
+            self.kept_back.insert(waiter.seat);
         } else {
             self.grant_joint(&waiter, now);
             self.blocked.remove(&waiter.seat);
@@ -371,7 +376,9 @@ impl Twin {
                     .blocked
                     .get(&waiter.seat)
                     .is_some_and(|at| *at != place);
-                if self.can_have_all(waiter) && !blocked_elsewhere {
+                // Who is kept back by the delay is looked at when that ends.
+                let kept_back = self.is_delayed() && self.kept_back.contains(&waiter.seat);
+                if self.can_have_all(waiter) && !blocked_elsewhere && !kept_back {
                     return Err(format!("{waiter:?} can have all, and is left to wait"));
                 }
             }
