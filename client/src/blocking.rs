@@ -48,21 +48,21 @@ twin! {
     #[derive(Clone)]
     Client {
         /// Names a lock, without I/O.
-        fn lock(&self, name: impl Into<Vec<u8>>) -> Lock as twin;
+        fn lock(&self, name: impl AsRef<[u8]>) -> Lock as twin;
 
         /// Names a read-write lock, without I/O.
-        fn rw_lock(&self, name: impl Into<Vec<u8>>) -> RwLock as twin;
+        fn rw_lock(&self, name: impl AsRef<[u8]>) -> RwLock as twin;
 
         /// Names a counting semaphore, without I/O.
-        fn semaphore(&self, name: impl Into<Vec<u8>>, limit: impl Into<Option<u32>>)
+        fn semaphore(&self, name: impl AsRef<[u8]>, limit: impl Into<Option<u32>>)
             -> Semaphore as twin;
 
         /// Sets how many permits of a semaphore may be out, for all who ask for them.
-        async fn set_limit(&self, name: impl Into<Vec<u8>>, limit: impl Into<Option<u32>>)
+        async fn set_limit(&self, name: impl AsRef<[u8]>, limit: impl Into<Option<u32>>)
             -> Result<Option<u32>, Error>;
 
         /// Names several locks that are taken at once, without I/O.
-        fn multi(&self, names: impl IntoIterator<Item = impl Into<Vec<u8>>>) -> MultiLock as twin;
+        fn multi(&self, names: impl IntoIterator<Item = impl AsRef<[u8]>>) -> MultiLock as twin;
 
         /// One unit of work that takes several locks, for one owner.
         fn scope(&self) -> Scope as twin;
@@ -141,13 +141,13 @@ twin! {
     #[derive(Clone)]
     Scope {
         /// Names a lock that is taken for this scope, without I/O.
-        fn lock(&self, name: impl Into<Vec<u8>>) -> Lock as twin;
+        fn lock(&self, name: impl AsRef<[u8]>) -> Lock as twin;
 
         /// Names a read-write lock that is taken for this scope, without I/O.
-        fn rw_lock(&self, name: impl Into<Vec<u8>>) -> RwLock as twin;
+        fn rw_lock(&self, name: impl AsRef<[u8]>) -> RwLock as twin;
 
         /// Names several locks that are taken at once, for this scope, without I/O.
-        fn multi(&self, names: impl IntoIterator<Item = impl Into<Vec<u8>>>) -> MultiLock as twin;
+        fn multi(&self, names: impl IntoIterator<Item = impl AsRef<[u8]>>) -> MultiLock as twin;
 
         /// Who takes the locks.
         fn owner(&self) -> &Owner;
@@ -430,7 +430,7 @@ twin! {
     #[derive(Clone)]
     QuorumClient {
         /// Names a lock, without I/O.
-        fn lock(&self, name: impl Into<Vec<u8>>) -> QuorumLock as twin;
+        fn lock(&self, name: impl AsRef<[u8]>) -> QuorumLock as twin;
     }
 }
 

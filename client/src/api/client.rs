@@ -93,8 +93,8 @@ impl Client {
     /// both through a [`scope`](Self::scope): only then does the server see deadlocks.
     ///
     /// The name is the key under which the server keeps the lock: any bytes.
-    pub fn lock(&self, name: impl Into<Vec<u8>>) -> Lock {
-        let options = self.options([name.into().into()]);
+    pub fn lock(&self, name: impl AsRef<[u8]>) -> Lock {
+        let options = self.options([name.as_ref().into()]);
         Lock { options }
     }
 
@@ -111,8 +111,8 @@ impl Client {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn rw_lock(&self, name: impl Into<Vec<u8>>) -> RwLock {
-        let options = self.options([name.into().into()]);
+    pub fn rw_lock(&self, name: impl AsRef<[u8]>) -> RwLock {
+        let options = self.options([name.as_ref().into()]);
         RwLock { options }
     }
 
@@ -128,8 +128,8 @@ impl Client {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn semaphore(&self, name: impl Into<Vec<u8>>, limit: impl Into<Option<u32>>) -> Semaphore {
-        let options = self.options([name.into().into()]);
+    pub fn semaphore(&self, name: impl AsRef<[u8]>, limit: impl Into<Option<u32>>) -> Semaphore {
+        let options = self.options([name.as_ref().into()]);
         let limit = limit.into();
         Semaphore { options, limit }
     }
@@ -163,10 +163,10 @@ impl Client {
     /// ```
     pub async fn set_limit(
         &self,
-        name: impl Into<Vec<u8>>,
+        name: impl AsRef<[u8]>,
         limit: impl Into<Option<u32>>,
     ) -> Result<Option<u32>, Error> {
-        let (name, limit) = (Arc::from(name.into()), limit.into());
+        let (name, limit) = (Arc::from(name.as_ref()), limit.into());
         once::set_limit(&self.context, &name, limit.unwrap_or(0)).await
     }
 
@@ -182,8 +182,8 @@ impl Client {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn multi<N: Into<Vec<u8>>>(&self, names: impl IntoIterator<Item = N>) -> MultiLock {
-        let names = names.into_iter().map(|name| Arc::from(name.into()));
+    pub fn multi<N: AsRef<[u8]>>(&self, names: impl IntoIterator<Item = N>) -> MultiLock {
+        let names = names.into_iter().map(|name| Arc::from(name.as_ref()));
         let mut seen = HashSet::new();
         let options = self.options(names.filter(|name| seen.insert(Arc::clone(name))));
         MultiLock { options }

@@ -60,13 +60,13 @@ pub struct Scope {
 impl Scope {
     /// Names a lock that is taken for this scope: see [`Client::lock`](crate::Client::lock). No
     /// I/O.
-    pub fn lock(&self, name: impl Into<Vec<u8>>) -> Lock {
+    pub fn lock(&self, name: impl AsRef<[u8]>) -> Lock {
         self.client.lock(name).owner(&self.owner)
     }
 
     /// Names a read-write lock that is taken for this scope: see
     /// [`Client::rw_lock`](crate::Client::rw_lock). No I/O.
-    pub fn rw_lock(&self, name: impl Into<Vec<u8>>) -> RwLock {
+    pub fn rw_lock(&self, name: impl AsRef<[u8]>) -> RwLock {
         self.client.rw_lock(name).owner(&self.owner)
     }
 
@@ -74,7 +74,7 @@ impl Scope {
     /// [`Client::multi`](crate::Client::multi). No I/O.
     ///
     /// Those that the scope holds already are entered again, and it waits for the others only.
-    pub fn multi<N: Into<Vec<u8>>>(&self, names: impl IntoIterator<Item = N>) -> MultiLock {
+    pub fn multi<N: AsRef<[u8]>>(&self, names: impl IntoIterator<Item = N>) -> MultiLock {
         self.client.multi(names).owner(&self.owner)
     }
 

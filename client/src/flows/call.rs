@@ -375,11 +375,11 @@ impl Call {
     /// would enter it once more than there are guards, so it is given back there.
     async fn news(&mut self, at: &AttachedRoute) -> Notification {
         loop {
-            let told = async { self.permit.as_mut()?.mailbox.next().await };
             // Who does not wait in the queue hears nothing.
-            let Some(told) = told.await else {
+            let Some(permit) = &self.permit else {
                 return std::future::pending().await;
             };
+            let told = permit.mailbox.next().await;
             let here = told.by == at.route.node.session.number;
             match told.kind {
                 _ if here => return told,

@@ -196,12 +196,12 @@ impl Call {
         let left = Instant::now();
         let mut over = pin!(sleep(self.lease));
         while !silent.is_empty()
-            && let Some(permit) = &mut self.permit
+            && let Some(permit) = &self.permit
         {
             let all_told = join_all(silent.iter().map(|node| node.session.all_told(left)));
             let told = tokio::select! {
                 biased;
-                told = permit.mailbox.next() => told,
+                told = permit.mailbox.next() => Some(told),
                 // It may have been told between the two looks.
                 _ = all_told => permit.mailbox.next_unread(),
                 () = &mut over => return true,

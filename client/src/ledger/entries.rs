@@ -47,10 +47,10 @@ pub(super) struct Entry {
     /// the owner, not the wait: with two waits in the queue, undoing one would take out the other.
     pub(super) permit: Permit,
     /// The wait that is to hear of what the server tells.
-    pub(super) wait: Option<EventQueue>,
+    pub(super) wait: Option<Arc<EventQueue>>,
     /// There may be several: as a reader and as a writer, or with other locks. Those that have gone
     /// stay until another comes.
-    holds: Vec<Weak<Hold>>,
+    holds: SmallVec<[Weak<Hold>; 1]>,
     /// The last loss that was told, and its number.
     pub(super) lost: Option<(u64, LostReason)>,
     /// How often it was told that the lock is wanted, and no hold was there.

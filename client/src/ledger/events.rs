@@ -1,19 +1,36 @@
 //! Who is to hear of what the servers tell: the waits and the holds of a client, by name and owner.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
 
-use futures_util::FutureExt;
 use smallvec::SmallVec;
-use tokio::sync::mpsc;
-use tokio::task::unconstrained;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::error::LostReason;
 use crate::ledger::{Entry, EntryKey, Hold, Ledger, Owner, Target};
+use crate::locked;
 use crate::wire::{Event, EventKind, Session, SessionNumber};
 
-/// Where the news of a wait is put.
-pub(crate) type EventQueue = mpsc::UnboundedSender<Notification>;
+/// Where the news of a wait is put. Most waits hear nothing, since their lock is free: a channel
+/// would make room for many words first.
+#[derive(Default)]
+pub(super) struct EventQueue {
+    unread: Mutex<VecDeque<Notification>>,
+    told: Notify,
+}
+
+impl EventQueue {
+    fn tell(&self, notification: Notification) {
+        locked(&self.unread).push_back(notification);
+        // The one who reads it may have looked already and be about to wait: then it looks again.
+        self.told.notify_one();
+    }
+
+    fn next(&self) -> Option<Notification> {
+        locked(&self.unread).pop_front()
+    }
+}
 
 /// News for a wait.
 pub(crate) struct Notification {
@@ -74,8 +91,8 @@ impl Ledger {
                         since,
                         by,
                     };
-                    let unread = wait.send(notification).err();
-                    return (held, unread.map(|unread| unread.0.kind));
+                    wait.tell(notification);
+                    return (held, None);
                 }
             }
             (held, Some(kind))
@@ -111,7 +128,7 @@ fn is_unknown(holds: &[Arc<Hold>], token: u64) -> bool {
 /// What a wait hears.
 pub(crate) struct Mailbox {
     pub(crate) target: Arc<Target>,
-    unread: mpsc::UnboundedReceiver<Notification>,
+    queue: Arc<EventQueue>,
     /// Grants that are no news, and by whom they may be told.
     ///
     /// An event may come late, by the connection after the one that broke. Meanwhile an earlier
@@ -125,13 +142,14 @@ pub(crate) struct Mailbox {
 impl Mailbox {
     /// Listens for news of a wait, from now on. There is one wait of an owner at a lock at a time.
     pub(crate) fn new(target: &Arc<Target>) -> Self {
-        let (queue, unread) = mpsc::unbounded_channel();
+        let queue = Arc::<EventQueue>::default();
         target.ledger.with(|state| {
-            state.each_entry(&target.entries, |entry| entry.wait = Some(queue.clone()));
+            let listen = |entry: &mut Entry| entry.wait = Some(Arc::clone(&queue));
+            state.each_entry(&target.entries, listen);
         });
         Self {
             target: Arc::clone(target),
-            unread,
+            queue,
             old_news: SmallVec::new(),
             has_asked: false,
         }
@@ -143,7 +161,7 @@ impl Mailbox {
             self.knows(session.number, token);
         }
         // What was told by then cannot be about it.
-        while !self.has_asked && self.unread.try_recv().is_ok() {}
+        while !self.has_asked && self.queue.next().is_some() {}
         self.has_asked = true;
     }
 
@@ -159,20 +177,19 @@ impl Mailbox {
         }
     }
 
-    /// The next news; waits for it. None if there will be none.
-    pub(crate) async fn next(&mut self) -> Option<Notification> {
+    /// The next news; waits for it.
+    pub(crate) async fn next(&self) -> Notification {
         loop {
-            let told = self.unread.recv().await?;
-            if !self.is_old(&told) {
-                return Some(told);
+            if let Some(told) = self.next_unread() {
+                return told;
             }
+            self.queue.told.notified().await;
         }
     }
 
     /// The same if it has come already.
-    pub(crate) fn next_unread(&mut self) -> Option<Notification> {
-        // Whatever else the task has done in its turn: what is there is not left.
-        unconstrained(self.next()).now_or_never().flatten()
+    pub(crate) fn next_unread(&self) -> Option<Notification> {
+        std::iter::from_fn(|| self.queue.next()).find(|told| !self.is_old(told))
     }
 
     fn is_old(&self, told: &Notification) -> bool {
@@ -185,7 +202,7 @@ impl Mailbox {
     pub(crate) fn close(&mut self) -> Vec<(u64, Instant)> {
         let target = Arc::clone(&self.target);
         // Grants of several locks are told under the first.
-        let holds: Vec<_> = target.ledger.with(|state| {
+        let holds: SmallVec<[_; 1]> = target.ledger.with(|state| {
             state.each_entry(&target.entries, |entry| entry.wait = None);
             let first = state.entries(&target.entries).take(1);
             first.flat_map(Entry::held).collect()

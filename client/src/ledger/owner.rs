@@ -1,7 +1,10 @@
 //! Who holds or waits: an owner is a value, not a thread.
 
 use std::fmt;
+use std::io::Write;
 use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 /// Who holds a lock: the client's id and a number, `<client uuid>:<number>`.
 ///
@@ -39,10 +42,12 @@ pub struct Owner {
 
 impl Owner {
     pub(crate) fn new(client: &str, number: u64) -> Self {
-        let number = number.to_string();
-        // Half of what it costs to format it: every call has an owner.
-        let name = [client, ":", &number].concat().into();
-        let is_kept = false;
+        let mut text = SmallVec::<[u8; 64]>::new();
+        // Every call has an owner: put together without memory of its own. To write there does not
+        // fail, and all of it is text.
+        text.extend_from_slice(client.as_bytes());
+        let _ = write!(text, ":{number}");
+        let (name, is_kept) = (String::from_utf8_lossy(&text).into(), false);
         Self { name, is_kept }
     }
 

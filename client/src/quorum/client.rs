@@ -95,10 +95,10 @@ impl QuorumClient {
     /// let one_of_many = client.lock(format!("order:{}", 4711));
     /// # }
     /// ```
-    pub fn lock(&self, name: impl Into<Vec<u8>>) -> QuorumLock {
+    pub fn lock(&self, name: impl AsRef<[u8]>) -> QuorumLock {
         QuorumLock {
             core: Arc::clone(&self.core),
-            name: name.into().into(),
+            name: name.as_ref().into(),
             lease: None,
             max_hold: None,
         }

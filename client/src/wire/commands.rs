@@ -184,10 +184,11 @@ impl Link {
             return;
         }
         let mut expected = SmallVec::with_capacity(batch.len());
-        let replies = self.connection.ask(batch.drain(..).map(|request| {
+        let calls = batch.drain(..).map(|request| {
             expected.push(request.then);
             request.call
-        }));
+        });
+        let replies = self.connection.ask(calls, self.in_flight.spare.take());
         self.in_flight.begin(replies, expected);
     }
 }
@@ -198,6 +199,8 @@ impl Link {
 /// The server answers in that order, and time runs out in it too, so only the first is looked at.
 struct InFlight {
     exchanges: VecDeque<Exchange>,
+    /// The memory of one that has been answered, for the next.
+    spare: Option<Replies>,
     /// Set for the time of the first, or of one before it: most replies come in time, and to set it
     /// for each would cost more than to look now and then in vain.
     alarm: Pin<Box<Sleep>>,
@@ -223,6 +226,7 @@ impl InFlight {
     fn new(response_timeout: Duration) -> Self {
         Self {
             exchanges: VecDeque::new(),
+            spare: None,
             alarm: Box::pin(sleep_until(Instant::now())),
             is_broken: false,
             silent_since: None,
@@ -242,10 +246,10 @@ impl InFlight {
         // all, and nothing that is sent later can get before it. Nobody is to be woken yet: it is
         // polled again when it is the first.
         let mut nobody = Context::from_waker(Waker::noop());
-        if let Poll::Ready(told) = replies.as_mut().poll(&mut nobody) {
+        if let Poll::Ready(told) = replies.poll(&mut nobody) {
             // The thread stood still meanwhile. Those before it have their replies too, and are to
             // hear them first: who counts what the server grants and takes back counts in order.
-            replies = Box::pin(future::ready(told));
+            replies.set(future::ready(told));
         }
         self.exchanges.push_back(Exchange {
             until,
@@ -284,7 +288,7 @@ impl InFlight {
                 return Poll::Ready(None);
             };
             loop {
-                if let Poll::Ready(replies) = first.replies.as_mut().poll(cx) {
+                if let Poll::Ready(replies) = first.replies.poll(cx) {
                     return Poll::Ready(Some(replies));
                 }
                 if Instant::now() >= first.until {
@@ -298,6 +302,8 @@ impl InFlight {
         let (Some(replies), Some(first)) = (replies, self.exchanges.pop_front()) else {
             return false;
         };
+        // One that was not answered is dropped: nobody waits for it any more.
+        self.spare = replies.is_ok().then_some(first.replies);
         self.end_one(replies, first.expected);
         true
     }
@@ -360,7 +366,7 @@ mod tests {
         reply: impl Future<Output = Value> + Send + 'static,
         then: impl FnOnce(Result<Value, Error>) + Send + 'static,
     ) {
-        let replies = Box::pin(async { Ok(SmallVec::from([reply.await])) });
+        let replies = Replies::new(async { Ok(SmallVec::from([reply.await])) });
         let expected: [Then; 1] = [Box::new(then)];
         in_flight.begin(replies, expected.into());
     }

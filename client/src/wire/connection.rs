@@ -1,6 +1,5 @@
 //! Opening connections, to a primary and to what tells of it, and asking on them.
 
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use smallvec::{SmallVec, smallvec};
 use tokio::sync::watch;
 use tokio::task::unconstrained;
 use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::ReusableBoxFuture;
 
 use crate::error::Error;
 use crate::wire::reply::read_handshake;
@@ -221,8 +221,13 @@ impl Connection {
         self.pushes.is_closed() || !self.latest.borrow().is(&self.server)
     }
 
-    /// Sends the calls in one write and waits for the reply to each.
-    pub(crate) fn ask(&self, calls: impl ExactSizeIterator<Item = Call>) -> Replies {
+    /// Sends the calls in one write and waits for the reply to each. `spare` is what an earlier one
+    /// has left, and is used again.
+    pub(crate) fn ask(
+        &self,
+        calls: impl ExactSizeIterator<Item = Call>,
+        spare: Option<Replies>,
+    ) -> Replies {
         let mut socket = self.socket.clone();
         let mut calls = calls.peekable();
         if calls.len() == 1
@@ -230,7 +235,7 @@ impl Connection {
         {
             // All there is if only one task locks; a pipeline of one would cost more.
             let reply = async move { Ok(smallvec![socket.redis.send_packed_command(&cmd).await?]) };
-            return Box::pin(unconstrained(reply));
+            return replies(unconstrained(reply), spare);
         }
         let mut pipeline = Pipeline::with_capacity(calls.len());
         let mut asked = Vec::new();
@@ -241,14 +246,15 @@ impl Connection {
             }
             pipeline.add_command(call.cmd);
         }
-        Box::pin(unconstrained(async move {
+        let all = async move {
             let count = pipeline.len();
             let replies = socket.redis.send_packed_commands(&pipeline, 0, count);
             let mut replies = replies.await?;
             let mut places = 0..count;
             replies.retain(|_| places.next().is_none_or(|place| !asked.contains(&place)));
             Ok(replies.into())
-        }))
+        };
+        replies(unconstrained(all), spare)
     }
 
     /// Sends the call, with these behind it in one write, and waits for its reply, but not if
@@ -260,7 +266,7 @@ impl Connection {
         behind: Vec<Call>,
     ) -> Result<T, Error> {
         let calls: Vec<_> = std::iter::once(command.call).chain(behind).collect();
-        let replies = self.ask(calls.into_iter());
+        let replies = self.ask(calls.into_iter(), None);
         let is_other = |latest: &Latest| !latest.is(&self.server);
         let replies = tokio::select! {
             replies = replies => replies,
@@ -276,7 +282,18 @@ impl Connection {
 /// What comes back, as many as were asked for. In a box: it is large, and handed on a few times.
 /// Unconstrained, because a first poll that is put off for lack of budget would leave the place in
 /// the connection's line open.
-pub(crate) type Replies = Pin<Box<dyn Future<Output = RedisResult<Values>> + Send>>;
+pub(crate) type Replies = ReusableBoxFuture<'static, RedisResult<Values>>;
+
+fn replies(
+    work: impl Future<Output = RedisResult<Values>> + Send + 'static,
+    spare: Option<Replies>,
+) -> Replies {
+    let Some(mut spare) = spare else {
+        return ReusableBoxFuture::new(work);
+    };
+    spare.set(work);
+    spare
+}
 
 pub(crate) type Values = SmallVec<[Value; 1]>;
 
@@ -358,7 +375,7 @@ pub(crate) mod tests {
             let calls: Vec<_> = calls
                 .map(|(number, asking)| call(&format!("ECHO {number}"), *asking))
                 .collect();
-            let replies = within(LIMIT, connection.ask(calls.into_iter())).await;
+            let replies = within(LIMIT, connection.ask(calls.into_iter(), None)).await;
             let numbers = (0..).take(asking.len()).map(Value::Int);
             assert_eq!(
                 replies.expect("replies").to_vec(),
@@ -367,7 +384,7 @@ pub(crate) mod tests {
         }
         assert!(!connection.is_over());
         let quit = [call("QUIT", false)].into_iter();
-        let replies = within(LIMIT, connection.ask(quit)).await;
+        let replies = within(LIMIT, connection.ask(quit, None)).await;
         assert_eq!(replies.expect("replies").to_vec(), [Value::Okay]);
         let asked = server.await.expect("it ends");
         let asked: Vec<_> = asked.iter().map(String::as_str).collect();

@@ -126,7 +126,7 @@ async fn ask(
     let wait = request::wait_for_copies(durability);
     let calls = batch.iter().map(|one| &one.renewal.call);
     let calls: Vec<_> = calls.chain([&wait.call]).cloned().collect();
-    let mut replies = within(limit, connection.ask(calls.into_iter())).await?;
+    let mut replies = within(limit, connection.ask(calls.into_iter(), None)).await?;
     let copied = replies.pop().ok_or_else(|| Error::no_reply(None))?;
     let (local, replicas) = wait.reader.read(&copied).map_err(Error::of_wait)?;
     Ok((replies, durability.check(local, replicas)))

@@ -51,7 +51,7 @@ impl Connector {
         if !former.is_empty() {
             // With a time of its own: where the way is long, the handshake may have used up its.
             let limit = self.dialer.response_timeout;
-            let closed = within(limit, next.ask(kills(&former).into_iter())).await;
+            let closed = within(limit, next.ask(kills(&former).into_iter(), None)).await;
             closed.map_err(Error::unasked)?;
             self.former.are_closed(&former);
         }
