@@ -76,8 +76,8 @@ fn tick(ctx: Ctx<'_>) {
     if was_set {
         pump::stop(ctx);
     }
-    // Also one that the pump has left for us.
-    pump::arm(ctx, now);
+    // Also for what the pump and the commands have left for us.
+    pump::arm_at_tick(ctx, now);
 }
 
 fn wall_ahead_ms(now: Now) -> i64 {

@@ -12,13 +12,32 @@ use rlock_core::{Locks, Now, Turn};
 
 /// Makes sure that the timer fires when the next thing is due, and that there is none when nothing
 /// is: the server refuses to unload a module that has a timer.
+///
+/// For what is not due soon it is armed by the server's next tick: most holds of sessions are given
+/// back before that, and a timer made and stopped for each costs more than the rest of its record.
+#[inline]
 pub(crate) fn arm(ctx: Ctx<'_>, now: Now) {
+    arm_within(ctx, now, SOON_MS);
+}
+
+/// The same, however late it is due: for the server's tick.
+pub(crate) fn arm_at_tick(ctx: Ctx<'_>, now: Now) {
+    arm_within(ctx, now, i64::MAX);
+}
+
+/// The server ticks once a second or more often.
+const SOON_MS: i64 = 2000;
+
+fn arm_within(ctx: Ctx<'_>, now: Now, within_ms: i64) {
     let (outdated, start_after_ms) = state::with(|state| {
         if state.pumping {
             // It is armed when it is done; before, it would fire again for what it is doing.
             return (None, None);
         }
         let after_ms = state.locks.next_deadline(now);
+        if after_ms.is_some_and(|after_ms| after_ms > within_ms) {
+            return (None, None);
+        }
         let due = after_ms.map(|after_ms| now.after(after_ms));
         match (&state.timer, due) {
             // One that fires too early finds nothing to do, and is set anew.
