@@ -2,10 +2,11 @@
 
 use crate::ffi::{self, Ctx, EventClass, Key, KeyType, OwnedStr, Str};
 use crate::keys::OpenLock;
+use crate::read_write::{timeout_key, writer_field};
 use crate::replicate::{Made, Stream};
 use crate::state::{self, Blocked, Granted, Words};
 use crate::{clock, publish, pump};
-use rlock_core::{Effect, Field, Holder, Locks, Now, Value, Write, names};
+use rlock_core::{Effect, Field, Holder, Locks, Mode, Now, Value, Write, names};
 use std::ffi::CStr;
 use std::rc::Rc;
 
@@ -353,12 +354,14 @@ impl Drop for Unfinished {
 /// The key beside the lock's own that is to be written.
 fn side_key(lock: &OpenLock<'_>, write: &Write, caller: Str<'_>) -> Option<OwnedStr> {
     let name = lock.name.bytes();
-    let key = match write {
-        Write::SetTimeout(key, ..) | Write::DeleteTimeout(key) => key.name(name, caller.bytes()),
-        Write::SetLimit(_) | Write::DeleteLimit => names::limit_key(name),
-        _ => return None,
-    };
-    Some(OwnedStr::new(&key))
+    match write {
+        Write::SetTimeout(key, ..) | Write::DeleteTimeout(key) => {
+            let reader = key.reader.name(caller.bytes());
+            Some(timeout_key(name, reader, key.number))
+        }
+        Write::SetLimit(_) | Write::DeleteLimit => Some(OwnedStr::new(&names::limit_key(name))),
+        _ => None,
+    }
 }
 
 /// Sets a field of the lock's hash, or two.
@@ -405,7 +408,8 @@ impl<'a> Word<'a> {
             Field::Owner(Holder::Caller) => Self::Known(caller),
             Field::Fence => Self::Known(words.fence.as_str()),
             Field::Mode => Self::Known(words.mode.as_str()),
-            Field::Owner(_) | Field::Writer(_) | Field::Named(_) => {
+            Field::Writer(holder) => Self::Made(writer_field(holder.name(caller.bytes()))),
+            Field::Owner(_) | Field::Named(_) => {
                 Self::Made(OwnedStr::new(&field.name(caller.bytes())))
             }
         }
@@ -414,6 +418,8 @@ impl<'a> Word<'a> {
     pub(crate) fn of_value(value: Value, words: &'a Words) -> Self {
         match value {
             Value::Number(1) => Self::Known(words.one.as_str()),
+            Value::Mode(Mode::Read) => Self::Known(words.read.as_str()),
+            Value::Mode(Mode::Write) => Self::Known(words.write.as_str()),
             _ => Self::Made(OwnedStr::new(value.text().bytes())),
         }
     }

@@ -108,7 +108,13 @@ impl<'a> OpenLock<'a> {
             }
             let count = own.map(|count| Count::from_field(count.as_str().bytes()));
             let known = known.saturating_add(1);
-            return ReadWriteHash::new(self, &mode).load(owner.bytes(), count, known, look);
+            let hash = ReadWriteHash::new(self, &mode);
+            let others = self.key.len() > known;
+            let hash = match task {
+                Some(task) if !task.needs_readers_ends(count, others) => hash.without_ends(),
+                _ => hash,
+            };
+            return hash.load(owner.bytes(), count, known, look);
         }
         // Where fields can have a TTL of their own, they are counted after it until the server
         // removes them: that there are others is no proof that one of them is alive.

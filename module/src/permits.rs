@@ -145,7 +145,7 @@ impl OpenLock<'_> {
         match key.key_type() {
             // Another program's: read whole at each look, a large one would stop the server.
             KeyType::String if key.len() > LIMIT_LEN_MAX => None,
-            KeyType::String if self.key.is_writable() => Some(key.string()),
+            KeyType::String if self.key.is_writable() => Some(key.string(<[u8]>::to_vec)),
             KeyType::String => {
                 drop(key);
                 self.key.set_aside();

@@ -6,10 +6,10 @@
 use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Presence, Scan};
 use crate::keys::{OpenLock, count_true, go_on_if};
 use rlock_core::{
-    Count, FENCE_FIELD, MODE_FIELD, Mode, NEVER, ReadDepth, ReadHold, ReadWrite, Stored, Token,
-    WRITER_SUFFIX, names,
+    Count, FENCE_FIELD, MODE_FIELD, Mode, NEVER, ReadDepth, ReadHold, ReadWrite, Stored, Text,
+    Token, WRITER_SUFFIX, names,
 };
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -17,7 +17,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) struct ReadWriteHash<'l, 'a> {
     lock: &'l OpenLock<'a>,
     mode: ModeField,
-    ends_at: Option<i64>,
+    /// When the key expires, once somebody has asked.
+    ends_at: OnceCell<Option<i64>>,
+    /// Whether the ends of the readers' leases are wanted.
+    wants_ends: bool,
     /// Whether to look at a timeout key may delete it, and make other modules write this one.
     peek_may_expire: bool,
     /// Whether somebody could not be looked at because of that.
@@ -68,10 +71,23 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         Self {
             lock,
             mode,
-            ends_at: lock.key.expires_at(),
+            ends_at: OnceCell::new(),
+            wants_ends: true,
             peek_may_expire: Key::peek_may_expire(),
             is_partial: Cell::new(false),
         }
+    }
+
+    /// The same, where it does not count when the key expires, nor when the leases of its readers
+    /// end, as long as it is read: each is a look-up of its own in the server.
+    pub(crate) fn without_ends(mut self) -> Self {
+        self.wants_ends = self.mode != ModeField::Read;
+        self
+    }
+
+    fn ends_at(&self) -> Option<i64> {
+        let ask = || self.wants_ends.then(|| self.lock.key.expires_at());
+        *self.ends_at.get_or_init(|| ask().flatten())
     }
 
     /// What is stored, as this owner sees it whose field has this count. So many fields are known.
@@ -82,9 +98,12 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         known: usize,
         look: ReadDepth,
     ) -> Stored {
-        let own_field = names::writer_field(owner);
         let key = &self.lock.key;
-        let own_write = key.hash_get_one(OwnedStr::new(&own_field).as_str());
+        // Where all fields are known there is no writer's among them.
+        let own_field = (key.len() > known).then(|| writer_field(owner));
+        let own_write = own_field
+            .as_ref()
+            .and_then(|field| key.hash_get_one(field.as_str()));
         let known = known.saturating_add(count_true(&[own_write.is_some()]));
         // A writer's lease is never shorter than all of its own as a reader.
         let own_is_whole = own_write.is_some() || look.own_is_whole();
@@ -96,7 +115,8 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             OtherHolders::default()
         } else {
             let is_brief = look.others_are_brief(self.outlives(own_read));
-            let others = |most| self.others(owner, &own_field, is_brief, most);
+            let own_field = own_field.as_ref().map(|field| field.as_str().bytes());
+            let others = |most| self.others(owner, own_field, is_brief, most);
             // For a brief look somebody's latest timeout key is enough, and as a rule it is there.
             // One field that claims any number of them must not make each of many steps long.
             let latest = is_brief.then(|| others(1));
@@ -114,13 +134,13 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             own_write,
             own_read,
             others_read: others.read,
-            ends_at: self.ends_at,
+            ends_at: self.ends_at(),
             is_partial: self.is_partial.get(),
         })
     }
 
     fn end(&self) -> i64 {
-        self.ends_at.unwrap_or(NEVER)
+        self.ends_at().unwrap_or(NEVER)
     }
 
     /// Whether the key outlives the owner's own reading: then it ends with the lease of somebody
@@ -132,13 +152,14 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
     fn others(
         &self,
         owner: &[u8],
-        own_writer: &[u8],
+        own_writer: Option<&[u8]>,
         is_brief: bool,
         timeouts_max: usize,
     ) -> OtherHolders {
         let mut others = OtherHolders::default();
         let is_known = |field: &[u8]| {
-            field == owner || field == own_writer || field == FENCE_FIELD || field == MODE_FIELD
+            let is_own = field == owner || Some(field) == own_writer;
+            is_own || field == FENCE_FIELD || field == MODE_FIELD
         };
         self.lock.key.each_field(|field, value| {
             if is_known(field) {
@@ -174,7 +195,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         timeouts_max: usize,
         tokens: bool,
     ) -> Option<ReadHold> {
-        let untold = ReadHold {
+        let untold = || ReadHold {
             count,
             token: None,
             ends_at: self.end(),
@@ -183,13 +204,13 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         };
         let last = match count {
             Count::Valid(last) if self.mode != ModeField::Odd => last,
-            _ => return Some(untold),
+            _ => return Some(untold()),
         };
         let mut hold: Option<ReadHold> = None;
         for number in (1..=last).rev().take(timeouts_max) {
             if !take_look(self.lock.name.bytes().len()) {
                 self.is_partial.set(true);
-                return hold.or(Some(untold));
+                return hold.or_else(|| Some(untold()));
             }
             // The tokens of the latest, and of the latest of the others.
             let with_token = tokens && hold.is_none_or(|hold| hold.rest_ends_at.is_none());
@@ -216,7 +237,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
     }
 
     fn timeout(&self, owner: &[u8], number: i64, with_token: bool) -> Option<Timeout> {
-        let name = OwnedStr::new(&names::timeout_key(self.lock.name.bytes(), owner, number));
+        let name = timeout_key(self.lock.name.bytes(), owner, number);
         if self.peek_may_expire {
             self.lock.key.set_aside();
         }
@@ -224,7 +245,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         let token = match key.key_type() {
             KeyType::Missing => return None,
             KeyType::String if with_token && self.lock.key.is_writable() => {
-                Token::from_timeout(&key.string())
+                key.string(Token::from_timeout)
             }
             KeyType::String if with_token => {
                 let value = self.lock.ctx.get(name.as_str());
@@ -232,7 +253,8 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             }
             _ => None,
         };
-        let ends_at = key.expires_at().unwrap_or(NEVER);
+        let ends_at = self.wants_ends.then(|| key.expires_at());
+        let ends_at = ends_at.flatten().unwrap_or(NEVER);
         Some(Timeout { token, ends_at })
     }
 
@@ -345,6 +367,17 @@ struct Timeout {
     ends_at: i64,
 }
 
+/// The field of an owner as the writer.
+pub(crate) fn writer_field(owner: &[u8]) -> OwnedStr {
+    OwnedStr::concat(&[owner, WRITER_SUFFIX])
+}
+
+/// The name of a reader's timeout key.
+pub(crate) fn timeout_key(name: &[u8], reader: &[u8], number: i64) -> OwnedStr {
+    let number = Text::number(number);
+    OwnedStr::concat(&names::timeout_key_parts(name, reader, &number))
+}
+
 /// Whether all the keys of a read-write lock are here: not while its slot of a cluster is on its
 /// way to another node, when the hash may be here and timeout keys there.
 pub(crate) fn slot_is_settled(ctx: Ctx<'_>, name: &[u8]) -> bool {
@@ -354,7 +387,7 @@ pub(crate) fn slot_is_settled(ctx: Ctx<'_>, name: &[u8]) -> bool {
     // Two keys of the slot that are never there. At neither end of its way does the server answer
     // for several that it does not have; for one it would, at the end to which it comes, if the
     // client has just sent `ASKING`.
-    let never = [0, -1].map(|number| OwnedStr::new(&names::timeout_key(name, &[], number)));
+    let never = [0, -1].map(|number| timeout_key(name, &[], number));
     let [one, other] = never.each_ref().map(OwnedStr::as_str);
     ctx.presence_of_both(one, other) == Presence::Here
 }

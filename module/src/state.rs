@@ -5,7 +5,7 @@ use crate::pump::Armed;
 use rlock_core::guarded::{Guarded, NotGuarded};
 use rlock_core::{
     Effect, FENCE_FIELD, Grant, LockKey, LockRef, Locks, MODE_FIELD, Mode, Now, PERMITS_MODE,
-    SessionId, Task, Turn, WaitOutcome, WaiterId,
+    SessionId, Task, Turn, Value, WaitOutcome, WaiterId,
 };
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -74,6 +74,8 @@ pub(crate) struct Words {
     pub(crate) fence: OwnedStr,
     pub(crate) mode: OwnedStr,
     pub(crate) permits: OwnedStr,
+    pub(crate) read: OwnedStr,
+    pub(crate) write: OwnedStr,
     pub(crate) one: OwnedStr,
     pub(crate) unlocked: OwnedStr,
     pub(crate) write_unlocked: OwnedStr,
@@ -85,6 +87,8 @@ impl Default for Words {
             fence: OwnedStr::new(FENCE_FIELD),
             mode: OwnedStr::new(MODE_FIELD),
             permits: OwnedStr::new(PERMITS_MODE),
+            read: OwnedStr::new(Value::Mode(Mode::Read).text().bytes()),
+            write: OwnedStr::new(Value::Mode(Mode::Write).text().bytes()),
             one: OwnedStr::new(b"1"),
             unlocked: OwnedStr::new(b"0"),
             write_unlocked: OwnedStr::new(b"1"),

@@ -4,6 +4,8 @@
 //! cluster. A name that has a brace already is taken as it is, which is Redisson's rule, with its
 //! trap: `a{b` has a brace but no tag.
 
+use crate::Text;
+
 /// A name in its parts, which belong one behind the other.
 pub type Parts<'a> = [&'a [u8]; 4];
 
@@ -34,10 +36,14 @@ pub fn fair_channel(name: &[u8], waiter: &[u8]) -> Vec<u8> {
 
 /// A reader's timeout key with this number.
 pub fn timeout_key(name: &[u8], owner: &[u8], number: i64) -> Vec<u8> {
+    timeout_key_parts(name, owner, &Text::number(number)).concat()
+}
+
+/// The same in its parts, which belong one behind the other.
+pub fn timeout_key_parts<'a>(name: &'a [u8], owner: &'a [u8], number: &'a Text) -> [&'a [u8]; 7] {
     let [_, open, name, close] = with_tag(&[], name);
-    let number = number.to_string();
     let suffix = b":rwlock_timeout:";
-    [open, name, close, b":", owner, suffix, number.as_bytes()].concat()
+    [open, name, close, b":", owner, suffix, number.bytes()]
 }
 
 /// The key of the limit of permits.

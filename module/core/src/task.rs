@@ -94,14 +94,28 @@ impl<'a> Command<'a> {
         }
     }
 
-    /// Whether a plain lock that its owner has entered once is free after it, or its lease begun
-    /// anew; or the command asks only whether it is held, whose end nobody needs.
-    pub(crate) fn replaces_own_lease(&self) -> bool {
-        matches!(
-            self,
-            Self::Acquire(_) | Self::Release(_) | Self::Renew(_) | Self::Guard(_)
-        )
+    pub(crate) fn verb(&self) -> Verb {
+        match self {
+            Self::Acquire(_) => Verb::Acquire,
+            Self::Release(_) => Verb::Release,
+            Self::Renew(_) => Verb::Renew,
+            Self::Guard(_) => Verb::Guard,
+            Self::Limit(_) => Verb::Limit,
+            _ => Verb::Other,
+        }
     }
+}
+
+/// Which command it is, as far as less need be read for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Acquire,
+    Release,
+    Renew,
+    Guard,
+    Limit,
+    /// Another, or none.
+    Other,
 }
 
 /// What is to be read next.
@@ -115,12 +129,8 @@ pub struct Task {
     pub purpose: Purpose,
     /// The permits that the owner asks for or waits for: all the holders' are to be read.
     pub asked: Option<Asked>,
-    /// Whether the command tells the token of whoever has the lock.
-    pub(crate) tells_token: bool,
-    /// Whether the command ends the owner's lease or begins it anew.
-    pub(crate) replaces_own_lease: bool,
-    /// Whether the command sets the limit of permits.
-    pub(crate) sets_limit: bool,
+    /// For which command.
+    pub(crate) verb: Verb,
     pub(crate) epoch: u64,
 }
 
@@ -199,20 +209,27 @@ pub struct Reading<'a> {
 impl Task {
     /// Whether it is about permits, also where nobody holds any: then the limit is to be read.
     pub fn is_about_permits(&self) -> bool {
-        self.asked.is_some() || self.sets_limit
+        self.asked.is_some() || self.verb == Verb::Limit
     }
 
     /// Whether it counts when the lease of a plain lock ends: not if the command's owner alone has
-    /// it, entered once, and gives it back or begins its lease anew. That is the common case, and
-    /// the end is a look-up of its own in the server.
+    /// it, entered once, and gives it back, begins its lease anew, or asks only whether it is held.
+    /// That is the common case, and the end is a look-up of its own in the server.
     pub fn needs_end(&self, own: Option<Count>, others: bool) -> bool {
-        others || !self.replaces_own_lease || own != Some(Count::Valid(1))
+        let is_of_others = matches!(self.verb, Verb::Limit | Verb::Other);
+        others || is_of_others || own != Some(Count::Valid(1))
+    }
+
+    /// Whether it counts when the key of a lock that is read expires, and when its readers' leases
+    /// end: not if the command's owner alone is in it, entered once, and gives that back.
+    pub fn needs_readers_ends(&self, own: Option<Count>, others: bool) -> bool {
+        others || self.verb != Verb::Release || own != Some(Count::Valid(1))
     }
 
     /// Whether the token of a plain lock counts: of whose hold it is, only the holder asks, or a
     /// guarded command that is refused.
     pub fn needs_token(&self, own: Option<Count>) -> bool {
-        own.is_some() || self.tells_token
+        own.is_some() || self.verb == Verb::Guard
     }
 
     /// What was found for it.

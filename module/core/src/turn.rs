@@ -35,7 +35,7 @@ use crate::multi::{MultiId, Several, ttl_of_others_ms};
 use crate::request::{MultiRenew, Renew};
 use crate::stored::{ReadDepth, Stored};
 use crate::table::{LockKey, LockRef, RecordId};
-use crate::task::{Command, Keys, Purpose, Read, Reading, Subject, Task};
+use crate::task::{Command, Keys, Purpose, Read, Reading, Subject, Task, Verb};
 use crate::wait::Wish;
 use crate::{Asked, CommandError, Effect, Kind, Mode, Now, Token, WaitOutcome};
 use std::rc::Rc;
@@ -312,9 +312,7 @@ impl Locks {
             depth,
             purpose,
             asked: None,
-            replaces_own_lease: false,
-            sets_limit: false,
-            tells_token: false,
+            verb: Verb::Other,
             epoch: self.epoch,
         }
     }
@@ -323,9 +321,7 @@ impl Locks {
         let command = turn.command?;
         Some(Task {
             asked: self.asked_by_command(turn, command),
-            sets_limit: matches!(command, Command::Limit(_)),
-            replaces_own_lease: command.replaces_own_lease(),
-            tells_token: matches!(command, Command::Guard(_)),
+            verb: command.verb(),
             ..self.task(Subject::Command, command.depth(), Purpose::Command)
         })
     }

@@ -252,18 +252,18 @@ impl<'a> Key<'a> {
 
     // --- Strings, lists and sorted sets ---
 
-    /// The value of a string, for a command that writes: the server gives it out as plain bytes
-    /// only, and from now on keeps it so (`OBJECT ENCODING` is `raw`). [`Ctx::get`] changes
-    /// nothing.
-    pub(crate) fn string(&self) -> Vec<u8> {
+    /// Reads the value of a string, for a command that writes: the server gives it out as plain
+    /// bytes only, and from now on keeps it so (`OBJECT ENCODING` is `raw`). [`Ctx::get`] changes
+    /// nothing. `read` must not call the server.
+    pub(crate) fn string<R>(&self, read: impl FnOnce(&[u8]) -> R) -> R {
         let mut len = 0;
         let mode = int(raw::REDISMODULE_READ);
         let start = server!(RedisModule_StringDMA(self.raw(), &raw mut len, mode));
         if start.is_null() {
-            return Vec::new();
+            return read(&[]);
         }
         // SAFETY: the server's value is `len` bytes from `start` until the key is written to.
-        unsafe { std::slice::from_raw_parts(start.cast::<u8>(), len) }.to_vec()
+        read(unsafe { std::slice::from_raw_parts(start.cast::<u8>(), len) })
     }
 
     /// Makes the key a string with this value, whatever it was.

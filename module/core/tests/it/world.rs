@@ -8,8 +8,8 @@ use crate::twin::{Asked, Heard, Reply, Twin, TwinWaiter, Waits};
 use rlock_core::request::{Acquire, Cancel, Release, Renew, SessionRef, WaitMode};
 use rlock_core::{
     BlockedClient, Command, CommandError, Counters, DECISIONS_MAX, Effect, Grant, Keys, Lease,
-    LockKey, LockRef, Locks, Mode, Now, Outcome, Purpose, Read, SessionLimits, Stored, Subject,
-    Task, Token, Turn, Value, Wait, WaitOutcome, WaiterId, Write,
+    LockKey, LockRef, Locks, Mode, NEVER, Now, Outcome, Purpose, Read, ReadWrite, SessionLimits,
+    Stored, Subject, Task, Token, Turn, Value, Wait, WaitOutcome, WaiterId, Write,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -1379,6 +1379,18 @@ pub(crate) fn as_needed(task: &Task, stored: Stored) -> Stored {
             hash.ends_at = None;
             Stored::Plain(hash)
         }
+        Stored::ReadWrite(mut hash) if !needs_readers_ends(task, &hash) => {
+            hash.ends_at = None;
+            if let Some(own) = &mut hash.own_read {
+                own.ends_at = NEVER;
+            }
+            Stored::ReadWrite(hash)
+        }
         _ => stored,
     }
+}
+
+fn needs_readers_ends(task: &Task, hash: &ReadWrite) -> bool {
+    let others = hash.own_write.is_some() || hash.others_write || hash.others_read.is_some();
+    task.needs_readers_ends(hash.own_read.map(|own| own.count), others)
 }
