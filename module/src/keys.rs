@@ -97,7 +97,7 @@ impl<'a> OpenLock<'a> {
 
     /// Without a task, all of it.
     fn load_hash(&self, owner: Str<'_>, look: ReadDepth, task: Option<&Task>, now: Now) -> Stored {
-        let [own, fence] = self.key.hash_get([owner, self.words.fence.as_str()]);
+        let [own, fence] = self.own_and_fence(owner, task);
         let known = count_true(&[own.is_some(), fence.is_some()]);
         let others = self.key.len() > known;
         // Of a plain lock that is held by this owner, that is all there is.
@@ -133,6 +133,18 @@ impl<'a> OpenLock<'a> {
             others,
             ends_at: needs_end.then(|| self.key.expires_at()).flatten(),
         })
+    }
+
+    /// The owner's field, and that of the token where it counts: not for somebody who has no part
+    /// in the lock, unless it may be the hash's only field.
+    fn own_and_fence(&self, owner: Str<'_>, task: Option<&Task>) -> [Option<OwnedStr>; 2] {
+        let fence = self.words.fence.as_str();
+        if !task.is_some_and(Task::is_newcomers) {
+            return self.key.hash_get([owner, fence]);
+        }
+        let own = self.key.hash_get_one(owner);
+        let counts = own.is_some() || self.key.len() == 1;
+        [own, counts.then(|| self.key.hash_get_one(fence)).flatten()]
     }
 
     /// What is stored, whoever has it: a plain lock as its holder sees it, with who that is; a

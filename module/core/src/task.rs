@@ -232,6 +232,12 @@ impl Task {
         own.is_some() || self.verb == Verb::Guard
     }
 
+    /// Whether its owner mostly has no part in a lock that is held: then the owner's field is
+    /// looked for alone, and the token if it is there.
+    pub fn is_newcomers(&self) -> bool {
+        self.verb == Verb::Acquire
+    }
+
     /// What was found for it.
     pub fn found<'a>(&'a self, read: Read<'a>) -> Reading<'a> {
         Reading { task: self, read }
