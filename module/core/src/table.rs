@@ -923,17 +923,20 @@ impl LockTable {
     }
 
     fn remove_place(&mut self, gone: &Waiter) {
-        let Some(places) = self.waits.get_mut(&gone.owner) else {
+        // Taken out, and put back where there are others. Mostly there is one: it is hashed once.
+        let Some(mut places) = self.waits.remove(&gone.owner) else {
             return;
         };
         if let Places::One(..) = places {
-            self.waits.remove(&gone.owner);
             if self.waits.is_empty() {
                 self.waits.shrink_to(ROOM_KEPT);
             }
-        } else if let Some((record, waiter)) = places.remove(gone.record) {
+            return;
+        }
+        if let Some((record, waiter)) = places.remove(gone.record) {
             self.mark_multi_queue(record, waiter, false);
         }
+        self.waits.insert(Rc::clone(&gone.owner), places);
     }
 
     fn mark_multi_queue(&mut self, record: RecordId, waiter: WaiterId, waits: bool) {
