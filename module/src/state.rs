@@ -8,6 +8,7 @@ use rlock_core::{
     SessionId, Task, Turn, Value, WaitOutcome, WaiterId,
 };
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::rc::Rc;
 
 static STATE: ServerLocked<State> = ServerLocked::new();
@@ -32,7 +33,7 @@ pub(crate) struct State {
     /// Queues, sessions, and the last token.
     pub(crate) locks: Locks,
     /// The clients that the server keeps waiting for us.
-    pub(crate) blocked: HashMap<Handle, Blocked>,
+    pub(crate) blocked: BlockedClients,
     /// Clients whose grant is written but not delivered: of this turn of the event loop, and most
     /// often none.
     pub(crate) undelivered: Undelivered,
@@ -93,6 +94,32 @@ impl Default for Words {
             unlocked: OwnedStr::new(b"0"),
             write_unlocked: OwnedStr::new(b"1"),
         }
+    }
+}
+
+/// Clients by their handles, which nobody can choose: they need no hash against attacks, which
+/// takes longer than what is done with the client.
+type BlockedClients = HashMap<Handle, Blocked, BuildHasherDefault<HandleHasher>>;
+
+/// Spreads addresses.
+#[derive(Default)]
+pub(crate) struct HandleHasher(usize);
+
+impl Hasher for HandleHasher {
+    fn finish(&self) -> u64 {
+        // The map goes by the last bits, of which those of an address are zeros, and by the first.
+        let address = u64::try_from(self.0).unwrap_or(u64::MAX);
+        address.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32)
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_usize(self.0.wrapping_mul(256).wrapping_add((*byte).into()));
+        }
+    }
+
+    fn write_usize(&mut self, address: usize) {
+        self.0 = address;
     }
 }
 
@@ -159,7 +186,7 @@ impl Undelivered {
     }
 
     /// The clients that an owner's grants are on their way to.
-    fn of_owner(&mut self, owner: &[u8], blocked: &HashMap<Handle, Blocked>) -> &[Handle] {
+    fn of_owner(&mut self, owner: &[u8], blocked: &BlockedClients) -> &[Handle] {
         for client in self.clients.iter().skip(self.indexed) {
             if let Some(Blocked::Granted(granted)) = blocked.get(client) {
                 let of_owner = self.by_owner.entry(Rc::clone(&granted.owner));
