@@ -76,8 +76,8 @@ fn tick(ctx: Ctx<'_>) {
     if was_set {
         pump::stop(ctx);
     }
-    // Also for what the pump and the commands have left for us.
-    pump::arm_at_tick(ctx, now);
+    // Also for what the pump has left for us, and for what is due soon by now.
+    pump::arm(ctx, now);
 }
 
 fn wall_ahead_ms(now: Now) -> i64 {

@@ -187,6 +187,10 @@ fn deinit(context: &Context) -> Status {
         ));
         return Status::Err;
     }
+    if changes::at_work() && pump::is_due() {
+        context.log_warning("rlock cannot be unloaded, sessions hold locks");
+        return Status::Err;
+    }
     pump::stop(Ctx::of(context));
     state::clear();
     config::clear();

@@ -11,31 +11,18 @@ use crate::{clock, cluster, effects, state};
 use rlock_core::{Locks, Now, Turn};
 
 /// Makes sure that the timer fires when the next thing is due, and that there is none when nothing
-/// is: the server refuses to unload a module that has a timer.
+/// is: the server refuses to unload a module that has a timer. So do we while anything is due.
 ///
-/// For what is not due soon it is armed by the server's next tick: most holds of sessions are given
-/// back before that, and a timer made and stopped for each costs more than the rest of its record.
-#[inline]
+/// For what is not due soon one of the server's next ticks will arm it. Most holds of sessions are
+/// given back before that, and a timer made and stopped for each costs as much as its record.
 pub(crate) fn arm(ctx: Ctx<'_>, now: Now) {
-    arm_within(ctx, now, SOON_MS);
-}
-
-/// The same, however late it is due: for the server's tick.
-pub(crate) fn arm_at_tick(ctx: Ctx<'_>, now: Now) {
-    arm_within(ctx, now, i64::MAX);
-}
-
-/// The server ticks once a second or more often.
-const SOON_MS: i64 = 2000;
-
-fn arm_within(ctx: Ctx<'_>, now: Now, within_ms: i64) {
     let (outdated, start_after_ms) = state::with(|state| {
         if state.pumping {
             // It is armed when it is done; before, it would fire again for what it is doing.
             return (None, None);
         }
         let after_ms = state.locks.next_deadline(now);
-        if after_ms.is_some_and(|after_ms| after_ms > within_ms) {
+        if after_ms.is_some_and(|after_ms| after_ms > SOON_MS) {
             return (None, None);
         }
         let due = after_ms.map(|after_ms| now.after(after_ms));
@@ -51,6 +38,15 @@ fn arm_within(ctx: Ctx<'_>, now: Now, within_ms: i64) {
     if let Some(after_ms) = start_after_ms {
         start(ctx, now, after_ms);
     }
+}
+
+/// The server ticks once a second or more often.
+const SOON_MS: i64 = 2000;
+
+/// Whether anything is due, if only later.
+pub(crate) fn is_due() -> bool {
+    let now = clock::now();
+    state::with(|state| state.locks.next_deadline(now).is_some())
 }
 
 /// Stops the timer: for good, or to be armed anew.

@@ -782,6 +782,18 @@ fn unloading_is_refused_while_a_session_waits() {
 }
 
 #[test]
+fn unloading_is_refused_while_a_session_holds() {
+    let server = Server::start();
+    let mut life = server.session_connection("s");
+    life.take_for("k", "bob", "s");
+    assert!(life.run("MODULE UNLOAD rlock").is_error());
+    life.let_go("k", "bob");
+    if Version::at_hand().can_unload_modules() {
+        assert_eq!(life.run("MODULE UNLOAD rlock"), "OK");
+    }
+}
+
+#[test]
 fn unloading_is_refused_while_a_client_waits() {
     let server = Server::start();
     let mut alice = server.connect();

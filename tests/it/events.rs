@@ -513,6 +513,18 @@ fn a_hold_whose_lease_ends_is_lost() {
     );
 }
 
+/// Its end is too far away for a timer at once: a tick of the server sees to that.
+#[test]
+fn a_hold_whose_lease_of_several_ticks_ends_is_lost() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let (mut listener, _) = listener(&server, "");
+    conn.run("DEBUG SET-ACTIVE-EXPIRE 0");
+    conn.run("RLOCK.ACQUIRE k bob 2500 SESSION s").held();
+    let told = listener.read().event();
+    assert_eq!(told, ("lost k bob".to_owned(), "expired".into()));
+}
+
 #[test]
 fn a_hold_that_was_overwritten_is_lost_as_soon_as_anybody_asks_for_it() {
     let server = Server::start();
