@@ -118,10 +118,15 @@ def third_party(foreign, every, extra):
     return "\n".join(lines) + "\n"
 
 
+def purl_of(package):
+    return f"pkg:cargo/{package['name']}@{package['version']}"
+
+
 def component(package, sums):
     name, version = package["name"], package["version"]
-    purl = f"pkg:cargo/{name}@{version}"
-    told = {"type": "library", "bom-ref": purl, "name": name, "version": version, "scope": "required"}
+    purl = purl_of(package)
+    told = {"type": "library", "bom-ref": purl, "name": name, "version": version,
+            "scope": "required"}
     if (name, version) in sums:
         told["hashes"] = [{"alg": "SHA-256", "content": sums[name, version]}]
     told["licenses"] = [{"expression": expression(package)}]
@@ -136,7 +141,7 @@ def bill(triple, chosen, edges, extra):
     version = next(package["version"] for package in chosen.values() if package["name"] == OURS[0])
     ref = f"rlock-{version}-{triple}"
     seconds = int(os.environ["SOURCE_DATE_EPOCH"])
-    purls = {id: f"pkg:cargo/{package['name']}@{package['version']}" for id, package in chosen.items()}
+    purls = {id: purl_of(package) for id, package in chosen.items()}
     ours = [id for id, package in chosen.items() if package["name"] in OURS]
     components = [component(package, sums) for package in chosen.values()]
     for name, its, licence, _ in extra:
