@@ -14,9 +14,7 @@ fn block(page: &str, name: &str) -> String {
     let begin = format!("  {name}: |\n");
     let rest = page.split(&begin).nth(1).expect("the block");
     let lines = rest.lines().take_while(|line| line.starts_with("    "));
-    lines
-        .map(|line| format!("{}\n", line.trim_start()))
-        .collect()
+    lines.map(str::trim_start).collect::<Vec<_>>().join("\n")
 }
 
 /// A server with these settings, but for those that say where it is.
@@ -40,6 +38,7 @@ fn instructions(path: &str) -> Vec<(String, String)> {
 }
 
 #[test]
+#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
 fn compose_and_kubernetes_files_name_only_what_they_have() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
     let python = |arguments: &[&str]| {
@@ -153,6 +152,7 @@ fn the_kubernetes_example_has_a_configuration_and_users_that_a_server_takes() {
 }
 
 #[test]
+#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
 fn systemd_finds_nothing_wrong_with_the_unit_for_a_server() {
     let name = "redis-rlock.service";
     let unit = read(&format!("packaging/systemd/{name}"));
