@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help run cli test soak chaos simulate check test-servers prometheus interop languages memcheck fuzz \
-	faults simulate-faults bench plots instructions install clean
+	faults simulate-faults bench plots instructions dist dist-check dist-arm64 dist-debian install clean
 
 # Tests run in their crate's folder, so a relative path to a server is made absolute here.
 ifneq (,$(findstring /,$(RLOCK_SERVER)))
@@ -10,7 +10,7 @@ override export RLOCK_SERVER := $(abspath $(RLOCK_SERVER))
 endif
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## Build the module and start a server with it on 127.0.0.1:6379, or PORT=
 	@scripts/run
@@ -79,6 +79,18 @@ plots: ## Draw the tables and plots of docs/bench from its files again
 instructions: ## Count the server's instructions an operation; ACCEPT=1 keeps the figures
 	@scripts/install valgrind
 	cargo bench -p rlock-tests --bench instructions -- $(if $(ACCEPT),--accept)
+
+dist: install ## Everything to install without a compiler, for two machines: target/dist
+	@scripts/dist
+
+dist-check: ## Build that once more elsewhere, compare, and look into it
+	@scripts/dist-check
+
+dist-arm64: install ## Run what `make dist` made for aarch64, under qemu
+	@scripts/dist-arm64
+
+dist-debian: ## Install, upgrade, use and purge the packages; as root, and nothing stays
+	@scripts/dist-debian
 
 install: ## Install what the build and the tests need and this machine lacks
 	@scripts/install

@@ -103,6 +103,7 @@ mod client_wanted; // what its guards hear of those who wait
 mod commands_doc; // docs/commands.md
 mod errors_doc; // the errors in it
 mod languages; // the programs in docs/languages.md
+mod packaging; // what containers, Kubernetes and systemd read
 mod readme; // the transcript in README.md
 mod tidy;
 
