@@ -8,7 +8,7 @@ pub(crate) use context::{Context, Settings};
 
 pub(crate) mod acquire;
 pub(crate) use acquire::Request;
-use acquire::{Asked, Permits, QueuePermit, Reply};
+use acquire::{Asked, Permits, QueuePermit, Reply, Waited};
 
 mod call;
 use call::{Call, Recall, State};

@@ -85,7 +85,7 @@ impl AcquireOptions {
             own: self.owner.is_none(),
             passing: false,
             kept: None,
-            waits_since: None,
+            waited: None,
         };
         Guard::acquire(request).await
     }

@@ -228,7 +228,7 @@ impl Guard<Write> {
             own: false,
             passing: false,
             kept: None,
-            waits_since: None,
+            waited: None,
         };
         let reader = Guard::acquire(request).await;
         // Held until now, and so when the reading began.

@@ -38,7 +38,7 @@ pub enum Permits {}
 #[diagnostic::on_unimplemented(
     message = "a guard of several locks at once has no one name, and guards no command",
     label = "this guard holds several locks",
-    note = "`guard.names()` and `guard.token_of(name)` say it of each; `client.lock(name)` takes one"
+    note = "`guard.names()` and `guard.token_of(name)` say it of each of them"
 )]
 pub trait Single: sealed::Sealed {}
 

@@ -30,9 +30,17 @@ pub(crate) struct Request {
     pub(crate) passing: bool,
     /// Where it is to be kept: who waits there hears that it is not to be had at once.
     pub(crate) kept: Option<Arc<Kept>>,
-    /// Since when its caller waits in the line of a lock that is kept, if it does: a server that
-    /// has gone ends no wait.
-    pub(crate) waits_since: Option<Instant>,
+    /// The wait that it goes on with, of a caller in the line of a lock that is kept.
+    pub(crate) waited: Option<Waited>,
+}
+
+/// A wait that began here, and goes on in the server.
+#[derive(Clone, Copy)]
+pub(crate) struct Waited {
+    pub(crate) since: Instant,
+    /// Whether it was for a hold of this process: then the server was there, and that it has gone
+    /// since ends no wait.
+    pub(crate) was_held_up: bool,
 }
 
 /// An ACQUIRE under way.
@@ -140,7 +148,11 @@ impl QueuePermit {
         Self {
             mailbox: Mailbox::new(target),
             span: trace::wait(target, &target.owner, target.mode),
-            since: Some(request.waits_since.unwrap_or_else(Instant::now)),
+            since: Some(
+                request
+                    .waited
+                    .map_or_else(Instant::now, |waited| waited.since),
+            ),
             context: Arc::downgrade(&request.context),
             options: usage.options,
             _permits: permits,

@@ -100,7 +100,7 @@ impl Call {
             },
             lease: lease.length,
             asked,
-            queued: request.waits_since.is_some(),
+            queued: request.waited.is_some_and(|waited| waited.was_held_up),
             request,
             usage,
             permit,

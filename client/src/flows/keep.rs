@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
-use crate::flows::{Context, Held, Request, acquire, wanted};
+use crate::flows::{Context, Held, Request, Waited, acquire, wanted};
 use crate::ledger::{Hold, HoldOptions, Usage};
 use crate::wire::{Answer, Mode, WaitMode};
 use crate::{locked, metrics};
@@ -102,7 +102,7 @@ struct Idle {
 
 struct Waiter {
     number: u64,
-    since: Instant,
+    waited: Waited,
     wait_mode: WaitMode,
     turn: oneshot::Sender<Turn>,
 }
@@ -290,9 +290,10 @@ impl Kept {
         inside.waiters = inside.waiters.saturating_add(1);
         let (turn, told) = oneshot::channel();
         let (number, since) = (inside.waiters, Instant::now());
+        let was_held_up = matches!(inside.here, Here::Used(_));
         inside.line.push_back(Waiter {
             number,
-            since,
+            waited: Waited { since, was_held_up },
             wait_mode,
             turn,
         });
@@ -315,7 +316,7 @@ impl Kept {
         inside: &mut Inside,
         context: &Arc<Context>,
         wait_mode: WaitMode,
-        waits_since: Option<Instant>,
+        waited: Option<Waited>,
     ) -> Asking {
         inside.asking = inside.asking.saturating_add(1);
         let name = std::slice::from_ref(&self.key.name);
@@ -330,7 +331,7 @@ impl Kept {
             own: true,
             passing: false,
             kept: Some(Arc::clone(self)),
-            waits_since,
+            waited,
         });
         Asking {
             kept: Arc::clone(self),
@@ -373,7 +374,7 @@ impl Kept {
         let line = mem::take(&mut inside.line);
         let mut gone = Vec::new();
         for waiter in line.into_iter().filter(|waiter| !waiter.turn.is_closed()) {
-            let asking = self.ask(inside, context, waiter.wait_mode, Some(waiter.since));
+            let asking = self.ask(inside, context, waiter.wait_mode, Some(waiter.waited));
             gone.extend(waiter.turn.send(Turn::Asked(asking)).err());
         }
         inside.is_nobodys();
@@ -663,6 +664,9 @@ impl Asking {
         let gone = is_wanted.then(|| lock.line_up(&mut inside, &self.context));
         if !is_wanted {
             inside.tell_late(&hold);
+            for waiter in &mut inside.line {
+                waiter.waited.was_held_up = true;
+            }
             inside.here = Here::Used(Arc::clone(&hold));
         }
         lock.give_back(&self.context, inside, lost);

@@ -78,7 +78,7 @@ async fn untold_part(context: &Arc<Context>, whole: &Hold, usage: Usage) -> Resu
         own: false,
         passing: true,
         kept: None,
-        waits_since: None,
+        waited: None,
     });
     match entered.await {
         Ok(mut entered) if entered.hold.token <= whole.token => {
