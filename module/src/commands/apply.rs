@@ -26,7 +26,7 @@ impl Command for Apply {
         name: c"rlock.apply",
         summary: c"Applies a change of locks that the primary or the append-only file tells of.",
         complexity: c"O(N) with N steps of the change",
-        since: c"0.1.0",
+        since: c"0.2.0",
         arity: -3,
         flags: c"write fast",
         categories: c"write fast dangerous lock",

@@ -19,7 +19,7 @@ impl Command for Log {
         name: c"rlock.log",
         summary: c"Tells what happened to locks lately that an operator may ask about.",
         complexity: c"O(N) with N entries",
-        since: c"0.1.0",
+        since: c"0.2.0",
         arity: -1,
         flags: c"readonly",
         categories: c"read lock",

@@ -473,7 +473,7 @@ fn doctor_has_nothing_to_say_of_a_sound_server() {
     assert_eq!(found(&server, 0), Vec::<String>::new());
     let text = printed(&server, &["doctor"], 0);
     assert!(
-        text.contains("module rlock 0.1.0, a primary with 0 replicas"),
+        text.contains("module rlock 0.2.0, a primary with 0 replicas"),
         "{text}"
     );
     assert!(text.ends_with("nothing is unsafe for locks\n"), "{text}");
