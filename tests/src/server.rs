@@ -643,16 +643,29 @@ impl Ports {
     }
 }
 
+/// The C compiler of this machine with its flags, as build scripts find them: `CC`, `CFLAGS` and
+/// their siblings count.
+#[track_caller]
+fn c_compiler(directory: &Path) -> Command {
+    // A build script is told these by cargo; a test is not, and runs where it was compiled for.
+    let target = env!("TARGET");
+    let mut build = cc::Build::new();
+    build.target(target).host(target).opt_level(0).debug(false);
+    build.out_dir(directory).cargo_metadata(false);
+    build.pic(true).warnings(true).extra_warnings(true);
+    build.warnings_into_errors(true);
+    build.get_compiler().to_command()
+}
+
 /// Compiles a library from `tests/data` with the C compiler. Its path.
 #[track_caller]
 pub fn compile(name: &str, directory: &Path) -> String {
     let source = format!("{}/data/{name}.c", env!("CARGO_MANIFEST_DIR"));
     let object = directory.join(format!("{name}.so")).display().to_string();
-    let output = Command::new("cc")
-        .args(["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"])
-        .args(["-o", &object, &source])
+    let output = c_compiler(directory)
+        .args(["-shared", "-o", &object, &source])
         .output()
-        .expect("a C compiler called cc");
+        .expect("a C compiler, or the one that CC names");
     let complaints = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success(),
