@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help run cli test soak chaos simulate check test-servers prometheus interop languages memcheck fuzz \
-	faults simulate-faults bench plots instructions install clean
+	faults simulate-faults bench plots instructions release-check install clean
 
 # Tests run in their crate's folder, so a relative path to a server is made absolute here.
 ifneq (,$(findstring /,$(RLOCK_SERVER)))
@@ -79,6 +79,9 @@ plots: ## Draw the tables and plots of docs/bench from its files again
 instructions: ## Count the server's instructions an operation; ACCEPT=1 keeps the figures
 	@scripts/install valgrind
 	cargo bench -p rlock-tests --bench instructions -- $(if $(ACCEPT),--accept)
+
+release-check: install ## What a release is checked for beside the tests; STEPS=, ACCEPT=1, BASELINE=
+	ACCEPT=$(ACCEPT) BASELINE=$(BASELINE) scripts/release-check $(STEPS)
 
 install: ## Install what the build and the tests need and this machine lacks
 	@scripts/install
