@@ -2,7 +2,8 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help run cli test soak chaos simulate check test-servers prometheus interop languages memcheck fuzz \
-	faults simulate-faults bench plots instructions dist dist-check dist-arm64 dist-debian install clean
+	faults simulate-faults bench plots instructions dist dist-check dist-arm64 dist-debian release-check \
+	install clean
 
 # Tests run in their crate's folder, so a relative path to a server is made absolute here.
 ifneq (,$(findstring /,$(RLOCK_SERVER)))
@@ -91,6 +92,9 @@ dist-arm64: install ## Run what `make dist` made for aarch64, under qemu
 
 dist-debian: ## Install, upgrade, use and purge the packages; as root, and nothing stays
 	@scripts/dist-debian
+
+release-check: install ## What a release is checked for beside the tests; STEPS=, ACCEPT=1, BASELINE=
+	ACCEPT=$(ACCEPT) BASELINE=$(BASELINE) scripts/release-check $(STEPS)
 
 install: ## Install what the build and the tests need and this machine lacks
 	@scripts/install

@@ -54,6 +54,8 @@ mod kill; // what a killed server has on its disk
 mod replication; // replicas, AOF, RDB, messages, notifications
 mod several_replication; // the same of readers, writers and several locks at once
 
+mod golden; // what earlier versions have left: files, and what their clients send
+
 mod compact; // changes that are told in few bytes
 
 mod atomic_migration; // slots that move as a whole

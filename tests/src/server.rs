@@ -49,6 +49,8 @@ pub struct Builder {
     module_arguments: String,
     kind: Kind,
     settable_clock: bool,
+    clock_ahead: i64,
+    data: Option<PathBuf>,
     small_disk: bool,
     tls: Option<Tls>,
     under: Vec<String>,
@@ -85,6 +87,21 @@ impl Builder {
     #[must_use]
     pub fn settable_clock(mut self) -> Self {
         self.settable_clock = true;
+        self
+    }
+
+    /// The same, and whenever it starts its clock is this many seconds ahead of the real one, or
+    /// behind it.
+    #[must_use]
+    pub fn clock_ahead(mut self, seconds: i64) -> Self {
+        self.clock_ahead = seconds;
+        self.settable_clock()
+    }
+
+    /// A server that finds a copy of this folder's files in its directory when it first starts.
+    #[must_use]
+    pub fn data(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.data = Some(folder.into());
         self
     }
 
@@ -174,6 +191,9 @@ impl Builder {
     #[track_caller]
     pub fn start(self) -> Server {
         let directory = tempfile::tempdir().expect("a temporary directory");
+        if let Some(data) = &self.data {
+            copy_folder(data, directory.path());
+        }
         let mut last_failure = String::new();
         // Another process may take a port between our look and the server's bind.
         for _ in 0..10 {
@@ -248,6 +268,20 @@ impl Builder {
     }
 }
 
+/// Copies what is in one folder to another, which is there.
+fn copy_folder(from: &Path, to: &Path) {
+    let entries = fs::read_dir(from).unwrap_or_else(|e| panic!("{}: {e}", from.display()));
+    for entry in entries.map(|entry| entry.expect("an entry")) {
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            fs::create_dir(&target).expect("a new folder");
+            copy_folder(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), &target).expect("a copy");
+        }
+    }
+}
+
 /// What a server says of a port that another process has.
 const IN_USE: &str = "Address already in use";
 
@@ -275,6 +309,8 @@ impl Server {
             module_arguments,
             kind: Kind::Alone,
             settable_clock: false,
+            clock_ahead: 0,
+            data: None,
             small_disk: false,
             tls: None,
             under: Vec::new(),
@@ -643,16 +679,29 @@ impl Ports {
     }
 }
 
+/// The C compiler of this machine with its flags, as build scripts find them: `CC`, `CFLAGS` and
+/// their siblings count.
+#[track_caller]
+fn c_compiler(directory: &Path) -> Command {
+    // A build script is told these by cargo; a test is not, and runs where it was compiled for.
+    let target = env!("TARGET");
+    let mut build = cc::Build::new();
+    build.target(target).host(target).opt_level(0).debug(false);
+    build.out_dir(directory).cargo_metadata(false);
+    build.pic(true).warnings(true).extra_warnings(true);
+    build.warnings_into_errors(true);
+    build.get_compiler().to_command()
+}
+
 /// Compiles a library from `tests/data` with the C compiler. Its path.
 #[track_caller]
 pub fn compile(name: &str, directory: &Path) -> String {
     let source = format!("{}/data/{name}.c", env!("CARGO_MANIFEST_DIR"));
     let object = directory.join(format!("{name}.so")).display().to_string();
-    let output = Command::new("cc")
-        .args(["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"])
-        .args(["-o", &object, &source])
+    let output = c_compiler(directory)
+        .args(["-shared", "-o", &object, &source])
         .output()
-        .expect("a C compiler called cc");
+        .expect("a C compiler, or the one that CC names");
     let complaints = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success(),
@@ -682,7 +731,8 @@ impl Running {
         };
         if how.settable_clock {
             let clock = directory.join("clock");
-            fs::write(&clock, 0_i64.to_ne_bytes()).expect("a file");
+            let us = how.clock_ahead.saturating_mul(1_000_000);
+            fs::write(&clock, us.to_ne_bytes()).expect("a file");
             server.env("LD_PRELOAD", compile("clock", directory));
             server.env("RLOCK_TEST_CLOCK", clock);
         }

@@ -1,0 +1,9 @@
+//! Tells the tests for which target they were compiled: what they compile themselves is for it too.
+
+use std::env;
+
+fn main() {
+    let target = env::var("TARGET").unwrap_or_default();
+    println!("cargo::rustc-env=TARGET={target}");
+    println!("cargo::rerun-if-changed=build.rs");
+}
