@@ -318,3 +318,52 @@ fn figures_in_the_documents_are_those_that_were_measured() {
         );
     }
 }
+
+/// Where the crate is published its README stands alone: its links lead to docs.rs, and nothing of
+/// its examples is hidden. What they lead to is looked for in the sources.
+#[test]
+fn the_crates_readme_links_to_what_there_is_and_hides_nothing() {
+    let readme = read("client/README.md");
+    let page = "https://docs.rs/rlock-client/latest/rlock_client/";
+    let links: Vec<_> = readme
+        .lines()
+        .filter_map(|line| line.split_once(page))
+        .collect();
+    assert!(links.len() > 20);
+    let of_client = |(path, _): &(String, String)| path.contains("/client/src/");
+    let sources = ours(&[".rs"]).into_iter().filter(of_client);
+    let sources: String = sources.map(|(_, text)| text).collect();
+    for (name, link) in links {
+        let (item, anchor) = link.split_once(".html").expect("a page");
+        let item = item.replace('.', " ");
+        assert!(
+            sources.contains(&format!("pub {item}")),
+            "{name} is no {item}"
+        );
+        if let Some(method) = anchor.strip_prefix("#method.") {
+            let is_there = [
+                format!("fn {method}("),
+                format!("fn {method}<"),
+                format!(" {method};"),
+                format!(" {method}:"),
+            ];
+            assert!(is_there.iter().any(|of| sources.contains(of)), "{name}");
+        }
+    }
+    let mut in_rust = false;
+    for line in readme.lines() {
+        in_rust = if line.starts_with("```") {
+            line.starts_with("```rust")
+        } else {
+            in_rust
+        };
+        assert!(!(in_rust && line.starts_with("# ")), "hidden: {line}");
+    }
+    for link in readme.split("](").skip(1) {
+        let to = link.split(')').next().unwrap_or_default();
+        assert!(
+            to.starts_with('#') || to.starts_with("https://"),
+            "leads nowhere there: {to}"
+        );
+    }
+}
