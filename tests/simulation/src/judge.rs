@@ -19,6 +19,7 @@ use crate::nodes::Nodes;
 use crate::schedule::{FaultKind, Mode, Schedule};
 use crate::sentinels::Service;
 use crate::surplus::Surplus;
+use crate::task::Refusal;
 
 /// What a run has shown.
 #[derive(Debug, Default)]
@@ -89,12 +90,13 @@ impl AnyGuard {
         )
     }
 
-    /// Ends when somebody is kept out. At a majority nobody listens.
-    pub(crate) async fn wanted(&self) -> Result<(), Error> {
-        of_any!(self, guard => guard.wanted().await, _ => {
-            let _ = guard;
-            std::future::pending().await
-        })
+    /// Ends when somebody is kept out.
+    pub(crate) async fn wanted(&self) -> Result<(), Refusal> {
+        of_any!(
+            self,
+            guard => guard.wanted().await.map_err(Refusal::from),
+            _ => guard.wanted().await.map_err(Refusal::from)
+        )
     }
 
     /// Has a command run under it that answers with this text. None if that cannot be.

@@ -36,10 +36,12 @@ pub struct Listens {
 /// seeds; a sixteenth of all are about little else. The others stay as they are.
 pub(crate) fn add(schedule: &mut Schedule, seed: u64) {
     let mut draw = Draw(fastrand::Rng::with_seed(seed.wrapping_add(0x11573)));
-    if schedule.servers > 1 {
-        return;
-    }
     match draw.0.u8(0..16) {
+        _ if schedule.servers > 1 => {
+            if draw.one_in(3) {
+                draw.have_some_listen(schedule);
+            }
+        }
         0 => draw.make_listeners(schedule),
         1 | 2 => draw.have_some_listen(schedule),
         _ => {}
@@ -212,6 +214,8 @@ pub(crate) struct Listening {
     is_sound: bool,
     /// In a cluster several locks are taken one node after the other.
     is_cluster: bool,
+    /// Whether locks are taken at a majority. Then each server tells of a call for itself.
+    is_quorum: bool,
     /// When all faults are over.
     quiet_from: Instant,
     /// How late a message may be heard.
@@ -302,6 +306,12 @@ impl Listening {
     pub(crate) fn of(schedule: &Schedule) -> Self {
         let quiet = schedule.faults.iter().map(is_over_at).max();
         let now = Instant::now();
+        let is_quorum = schedule.servers > 1;
+        let pause = if is_quorum {
+            QUORUM_PAUSE
+        } else {
+            Duration::ZERO
+        };
         Self {
             calls: RefCell::default(),
             listeners: RefCell::default(),
@@ -309,8 +319,9 @@ impl Listening {
             tasks: Cell::new(0),
             is_sound: !schedule.has_faults(),
             is_cluster: schedule.clustered.is_some(),
+            is_quorum,
             quiet_from: now + quiet.unwrap_or_default(),
-            unheard: schedule.latency * 10 + UNHEARD,
+            unheard: schedule.latency * 10 + UNHEARD + pause,
             begun: now,
         }
     }
@@ -408,10 +419,11 @@ impl Listening {
     pub(crate) fn is_told(&self, listens: &Hearing) -> Option<String> {
         let mut listeners = self.listeners.borrow_mut();
         let listener = listeners.get_mut(&listens.number)?;
-        let from = if self.is_sound && listener.is_own {
-            listener.told
-        } else {
-            self.begun
+        let from = match self.is_sound && listener.is_own {
+            // The other servers may tell of the same call when it is long over.
+            true if self.is_quorum => listener.held.since(),
+            true => listener.told,
+            false => self.begun,
         };
         let has_asked = |call: &Call| {
             let is_other = call.owner.as_deref() != Some(&*listener.held.owner);
@@ -492,6 +504,9 @@ impl Listening {
 
 /// How far timers are off, and how late a busy server does what it has to do.
 const UNHEARD: Duration = Duration::from_millis(300);
+
+/// Whoever waits for a majority tries again in this time.
+const QUORUM_PAUSE: Duration = Duration::from_millis(500);
 
 /// In this time clients have found each other again, and know what they hold.
 const SETTLED: Duration = Duration::from_secs(60);

@@ -33,10 +33,10 @@ impl AnyClient {
     }
 }
 
-/// Why a call has not brought a guard.
-struct Refusal {
-    kind: &'static str,
-    text: String,
+/// Why a call has not brought a guard, or why one does not hear any more that it is wanted.
+pub(crate) struct Refusal {
+    pub(crate) kind: &'static str,
+    pub(crate) text: String,
 }
 
 impl From<Error> for Refusal {
@@ -51,6 +51,8 @@ impl From<QuorumError> for Refusal {
     fn from(error: QuorumError) -> Self {
         let kind = if error.is_not_acquired() {
             "not acquired by a majority"
+        } else if error.is_lost() {
+            "lost"
         } else {
             "no majority"
         };
@@ -215,7 +217,7 @@ impl Task {
                 Some(held)
             }
             Err(error) => {
-                if error.kind == "not acquired" {
+                if ["not acquired", "not acquired by a majority"].contains(&error.kind) {
                     judge.listening.is_refused(&asking);
                 }
                 self.is_refused(step, started, &error);
@@ -563,10 +565,10 @@ impl Task {
                     left -= 1;
                 }
                 Some(Some(Err(error))) => {
-                    judge.note(format_args!("task {number}: listening, {error}"));
+                    judge.note(format_args!("task {number}: listening, {}", error.text));
                     judge.count("not heard");
-                    if !error.is_lost() || judge.is_renewed(held) {
-                        judge.must_not_fail(number, &error.to_string());
+                    if error.kind != "lost" || judge.is_renewed(held) {
+                        judge.must_not_fail(number, &error.text);
                     }
                     return;
                 }
@@ -584,7 +586,7 @@ impl Task {
         listens: Listens,
         held: &Held,
         end: Instant,
-    ) -> Option<Result<(), Error>> {
+    ) -> Option<Result<(), Refusal>> {
         let guard = held.guard.borrow();
         let guard = guard.as_ref()?;
         if let Some(every) = listens.every {
