@@ -3,6 +3,9 @@
 //! A client here runs a tokio runtime on a thread of its own, which renews leases and listens to
 //! the server; the calls wait for it.
 //!
+//! A child that is made by `fork()` has no such thread: there no call on its parent's client ever
+//! ends, and its parent's guards say what they said at that moment. It makes a client of its own.
+//!
 //! None of these may be called from inside an async task: there use the types of the same names at
 //! the top of this crate.
 //!

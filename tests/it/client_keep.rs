@@ -616,3 +616,27 @@ fn without_async_it_is_the_same() {
     }
     assert_eq!(calls(&server, "acquire"), 1);
 }
+
+/// Its session has ended with its connections, and nobody would hear of a loss: grace zero, so that
+/// the server has given the lock to another at once.
+#[test]
+fn what_a_runtime_has_kept_that_has_ended_is_not_handed_on() {
+    let server = Server::start();
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(2).enable_all().build().unwrap()
+    };
+    let (first, second) = (runtime(), runtime());
+    let settings = Client::builder().grace(Duration::ZERO);
+    let connecting = async { settings.connect(&url(&server)).await.unwrap() };
+    let lock = kept(&first.block_on(connecting), "k");
+    first.block_on(leave_idle(&lock));
+    assert!(is_held(&server, "k"));
+    first.shutdown_timeout(LONG);
+    second.block_on(async {
+        let rival = connect(&server, Client::builder()).await;
+        let guard = soon(rival.lock("k").lock()).await.unwrap();
+        assert!(soon(lock.lock()).await.is_err());
+        guard.unlock().await.unwrap();
+    });
+}

@@ -101,7 +101,8 @@ impl ClientBuilder {
     /// waits this long for a client that has lost its connection and comes back. In turn a guard
     /// is valid only while the server was heard from within the grace: a pause of the process, the
     /// network or the server that is longer costs the locks held. One that is shorter than nine
-    /// tenths of the grace, less 100 ms, costs none, and no command more than usual. For that a
+    /// tenths of the grace, less 100 ms, costs none, and no renewal; from a quarter of the grace on
+    /// the client connects once more meanwhile, in case it is the connection that is silent. A
     /// client asks some 28 times in a grace of 5 s, and 18 times in one of 1 s.
     ///
     /// It is zero, or from 1 to 2^53-1 ms. With zero the server hands a dead process's locks on at

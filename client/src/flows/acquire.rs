@@ -268,6 +268,9 @@ impl Attempt {
             // While the hold is known here, so that the same grant told twice is not taken for
             // another.
             drop(self.permit);
+            if let Some(kept) = &self.request.kept {
+                kept.is_granted(&held.hold);
+            }
             let _ = self.reply.send(Ok(held));
             return;
         }

@@ -246,6 +246,10 @@ impl Kept {
                 hold.is_wanted_here();
                 Err(not_acquired(hold, now))
             }
+            // Asked now, the server might let it pass those who wait here.
+            Here::Asked(_) if !waits && inside.has_line() => {
+                Err(Error::not_acquired(Some(Duration::ZERO)))
+            }
             Here::Used(_) | Here::Asked(_) if waits => Ok(self.wait(&mut inside, wait_mode)),
             _ => {
                 let asking = self.ask(&mut inside, context, wait_mode, None);
@@ -352,7 +356,8 @@ impl Kept {
         }
     }
 
-    /// The server has given it to a call of ours, and that is yet to be acknowledged.
+    /// The server has given it to a call of ours, and that is yet to be acknowledged, or to be heard
+    /// of by its caller.
     pub(super) fn is_granted(&self, hold: &Arc<Hold>) {
         let mut inside = self.inside();
         if let Here::Asked(granted) = &mut inside.here {

@@ -12,7 +12,7 @@ use crate::wire::{
     Attachment, ClientId, Connection, Connector, Event, Purpose, ServerId, Session, kills,
     part_of_grace, request,
 };
-use crate::{Error, Pace};
+use crate::{Error, Pace, part};
 
 /// Who hears what happens at the servers of a client.
 pub(crate) trait Listener: Send + Sync {
@@ -42,6 +42,15 @@ struct Events {
     connector: Connector,
     listener: Weak<dyn Listener>,
     pace: Pace,
+    /// How late the answers come. Where the way is long each of them would be overdue.
+    late: Duration,
+}
+
+/// A runtime that ends takes this along. Kept locks would be handed on, of whose loss nobody hears.
+impl Drop for Events {
+    fn drop(&mut self) {
+        self.session.ended();
+    }
 }
 
 /// A connection on which the session is attached.
@@ -80,6 +89,7 @@ pub(crate) async fn run(connector: Connector, session: Arc<Session>, listener: W
         connector,
         listener,
         pace: Pace::default(),
+        late: Duration::ZERO,
     };
     let mut line = events.attach().await;
     loop {
@@ -107,15 +117,15 @@ impl Events {
 
     /// Calls and delivers until a call fails.
     async fn listen(&mut self, line: &mut Line) -> Error {
-        let wait = wait_in(self.session.grace);
-        let within = wait.saturating_add(self.slack());
+        let longest = wait_in(self.session.grace);
         let mut at_once = false;
         loop {
+            let within = longest.saturating_add(self.slack());
             let sent = Instant::now();
             // Asked at once whether the session is there after a silence that was too long, and so
             // that the other connection can be closed; but not again and again.
             at_once = !at_once && (line.attachment.is_over(sent) || line.former.is_some());
-            let wait = Some(wait).filter(|_| !at_once);
+            let wait = Some(longest).filter(|_| !at_once);
             let call = request::events(&self.session.name, wait, self.session.grace);
             let id = line.connection.id();
             let heard = {
@@ -125,6 +135,10 @@ impl Events {
                     Err(_) => self.overdue(asked, id).await,
                 }
             };
+            if let Some(late) = sent.elapsed().checked_sub(wait.unwrap_or_default()) {
+                // Forgotten by and by: one silence says little about those to come.
+                self.late = late.max(part(self.late, 8).saturating_mul(7));
+            }
             match heard {
                 Heard::Here(Ok(events)) => self.answered(line, sent, events),
                 Heard::Elsewhere(Ok(fresh), old) => self.replace(line, sent, fresh, old),
@@ -323,10 +337,14 @@ impl Events {
         self.session.told.send_replace(sent);
     }
 
-    /// How long after its time an answer is overdue. With a grace there must be time left to
-    /// connect anew and have the holds confirmed.
+    /// How long after its time an answer is overdue: later than answers usually come. With a grace
+    /// there must be time left to connect anew and have the holds confirmed.
     fn slack(&self) -> Duration {
-        part_of_grace(self.session.grace, 4).min(self.connector.dialer.response_timeout)
+        let grace = |of| part_of_grace(self.session.grace, of);
+        let usual = self.late.saturating_mul(2).min(grace(2));
+        grace(4)
+            .max(usual)
+            .min(self.connector.dialer.response_timeout)
     }
 }
 
@@ -349,7 +367,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(2);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::time::{drift, part};
+    use crate::time::drift;
 
     #[test]
     fn a_silence_of_nine_tenths_of_the_grace_less_100_ms_leaves_time_for_the_answer() {

@@ -169,6 +169,11 @@ impl Session {
         tokens.into_iter()
     }
 
+    /// Nothing keeps it attached any more: the client has gone, or its runtime has.
+    pub(crate) fn ended(&self) {
+        self.life.send_replace(Life::Broken(Error::shut_down()));
+    }
+
     /// The session connection is broken; what is held keeps the confidence it has.
     pub(crate) fn broken(&self, error: Error) {
         if let Life::Attached(_) = &*self.life.borrow() {

@@ -1,5 +1,8 @@
 //! Locks that are kept, and callers of the same process who want them, at the server in memory.
 
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::Poll;
 use std::time::Duration;
 
 use rlock_client::{Client, ClientBuilder, Error, Lock};
@@ -17,6 +20,14 @@ fn ms(ms: u64) -> Duration {
 async fn connect(network: &Network, settings: ClientBuilder) -> Result<Client, Error> {
     let settings = settings.dial(network.host().dial());
     settings.connect("redis://one").await
+}
+
+async fn poll_once<T>(mut call: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+    poll_fn(|context| match call.as_mut().poll(context) {
+        Poll::Ready(ended) => Poll::Ready(Some(ended)),
+        Poll::Pending => Poll::Ready(None),
+    })
+    .await
 }
 
 fn wait(lock: &Lock) -> JoinHandle<Result<(), Error>> {
@@ -156,6 +167,58 @@ fn who_waits_behind_a_call_that_is_yet_to_be_acknowledged_hears_so_in_time() -> 
         assert!(error.is_not_acquired(), "{error}");
         assert!(began.elapsed() < ms(400), "{:?}", began.elapsed());
         first.await.expect("it ends")
+    })
+}
+
+/// The server has granted it to the first call, whose caller does not look yet.
+#[test]
+fn who_waits_behind_a_call_that_nobody_polls_hears_in_time_that_it_is_granted() -> Result<(), Error>
+{
+    rlock_test::run(1, async |network| {
+        let _server = network.server("one:6379");
+        let client = connect(&network, Client::builder()).await?;
+        let lock = client.lock("k").keep(HOUR);
+        let mut first = pin!(lock.lock());
+        assert!(poll_once(first.as_mut()).await.is_none());
+        sleep(ms(100)).await;
+        let began = Instant::now();
+        let error = lock.lock_timeout(ms(50)).await.expect_err("it is granted");
+        assert!(error.is_not_acquired(), "{error}");
+        assert!(began.elapsed() < ms(400), "{:?}", began.elapsed());
+        first.await?.unlock().await
+    })
+}
+
+/// The first call was refused, of which no word has come; the lock is free by then.
+#[test]
+fn a_try_does_not_pass_who_waits_in_its_process() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let _server = network.server("one:6379");
+        let host = network.host();
+        let settings = Client::builder().dial(host.dial());
+        let client = settings.connect("redis://one").await?;
+        let other = connect(&network, Client::builder()).await?;
+        client.lock("other").lock().await?.unlock().await?;
+        sleep(ms(100)).await;
+        let others = other.lock("k").lock().await?;
+        let commands = 1;
+        let cut = host.cut_one("one:6379", commands, Direction::ToHost);
+        let lock = client.lock("k").keep(HOUR);
+        let first = lock.clone();
+        let first = spawn_local(async move { first.try_lock().await.is_ok() });
+        sleep(ms(20)).await;
+        let waiting = hold(&lock);
+        sleep(ms(20)).await;
+        others.unlock().await?;
+        sleep(ms(20)).await;
+        let last = lock.clone();
+        let last = spawn_local(async move { last.try_lock().await.map(drop) });
+        sleep(ms(20)).await;
+        cut.expect("a connection").end(true);
+        assert!(!first.await.expect("it ends"), "another process has it");
+        let error = last.await.expect("it ends").expect_err("others wait");
+        assert!(error.is_not_acquired(), "{error}");
+        waiting.await.expect("it ends")
     })
 }
 

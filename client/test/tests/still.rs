@@ -90,3 +90,23 @@ fn a_server_killed_while_it_stood_still_does_nothing_it_was_sent() -> Result<(),
         call.await?.unlock().await
     })
 }
+
+/// The answers come later than usual, and each is overdue by the share of the grace that there is
+/// for one. What is dialled then is of no use: the old answer comes first.
+#[test]
+fn a_long_way_to_the_server_opens_no_connection_again_and_again() -> Result<(), Error> {
+    rlock_test::run(3, async |network| {
+        let _server = network.server("locks:6379");
+        let host = network.host();
+        host.set_latency(Duration::from_millis(200));
+        let settings = Client::builder().dial(host.dial());
+        let settings = settings.grace(Duration::from_secs(1));
+        let client = settings.connect("redis://locks:6379").await?;
+        let guard = client.lock("orders").lock().await?;
+        sleep(Duration::from_secs(60)).await;
+        assert!(!guard.is_lost());
+        let dials = host.dials();
+        assert!(dials < 10, "{dials} connections in a minute");
+        guard.unlock().await
+    })
+}

@@ -6,6 +6,7 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::pin::Pin;
 use std::time::Duration;
 
+use futures_util::future::{select_all, try_join_all};
 use rlock_client::{Client, Error, Guard, LostReason};
 use tokio::time::Instant;
 
@@ -180,19 +181,14 @@ impl Held {
 
     /// Ends when one of them is lost.
     pub(crate) async fn lost(&self) -> LostReason {
-        let mut each: Vec<_> = self.guards.iter().map(|guard| guard.lost()).collect();
-        std::future::poll_fn(|context| {
-            let mut polled = each.iter_mut().map(|lost| lost.as_mut().poll(context));
-            let lost = polled.find(std::task::Poll::is_ready);
-            lost.unwrap_or(std::task::Poll::Pending)
-        })
-        .await
+        select_all(self.guards.iter().map(|guard| guard.lost()))
+            .await
+            .0
     }
 
+    /// Renews them all at once, in the time of one renewal.
     pub(crate) async fn renew(&self) -> Result<(), Error> {
-        for guard in &self.guards {
-            guard.renew().await?;
-        }
+        try_join_all(self.guards.iter().map(|guard| guard.renew())).await?;
         Ok(())
     }
 

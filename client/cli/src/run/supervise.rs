@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::unix::net::UnixStream as Link;
+use std::pin::Pin;
 use std::process::Child;
 use std::time::Duration;
 
@@ -47,6 +48,9 @@ pub(crate) struct Supervisor<'a> {
     /// While the command stands stopped after this process was stopped with it, until the server
     /// has confirmed the lock: whether the command is given the terminal then.
     resuming: Option<bool>,
+    /// A renewal under way. It goes on whatever else happens meanwhile: begun anew with each event
+    /// it would never end where the server is far away.
+    renewing: Option<Renewing<'a>>,
     /// Whether SIGINT has ended the command.
     interrupted: bool,
     /// Whether this process was sent a SIGINT itself, and has passed it on.
@@ -107,6 +111,7 @@ impl<'a> Supervisor<'a> {
             group: None,
             lost: false,
             resuming: None,
+            renewing: None,
             interrupted: false,
             passed_interrupt_on: false,
             told_to_end: None,
@@ -185,13 +190,19 @@ impl<'a> Supervisor<'a> {
     async fn next(&mut self) -> Event {
         let wake_at = self.wake_at();
         let lost = self.lost;
-        let renews = self.resuming.is_some() || self.deadline.needs_renewal();
+        if self.resuming.is_some() || self.deadline.needs_renewal() {
+            let held = self.held;
+            self.renewing.get_or_insert_with(|| Box::pin(renew(held)));
+        }
         tokio::select! {
             biased;
             report = next_of(&mut self.reports) => Event::Report(report),
             signal = self.signals.next() => Event::Signal(signal),
             reason = self.held.lost(), if !lost => Event::Lost(reason),
-            (sent, renewed) = renew(self.held), if renews && !lost => Event::Renewed(sent, renewed),
+            (sent, renewed) = outcome_of(&mut self.renewing), if !lost => {
+                self.renewing = None;
+                Event::Renewed(sent, renewed)
+            }
             () = sleep_until(wake_at) => Event::Tick,
         }
     }
@@ -422,6 +433,8 @@ impl<'a> Supervisor<'a> {
             // If that fails nothing was stopped.
             let _ = sys::stop_as_ctrl_z();
             self.resuming = Some(had_terminal || wants_terminal);
+            // One that was sent before says nothing of the time for which this stood still.
+            self.renewing = None;
             if self.advance() <= since_boot() {
                 self.lose("it was stopped for too long").await;
             } else if self.plan.on_lost == OnLost::Ignore {
@@ -507,6 +520,17 @@ async fn renew(held: &Held) -> (Now, Result<(), Error>) {
         sleep(AGAIN).await;
     }
     (sent, renewed)
+}
+
+/// When it was sent, and how it went.
+type Renewing<'a> = Pin<Box<dyn Future<Output = (Now, Result<(), Error>)> + 'a>>;
+
+/// Nothing comes of a renewal that is not under way.
+async fn outcome_of(renewing: &mut Option<Renewing<'_>>) -> (Now, Result<(), Error>) {
+    match renewing {
+        Some(renewing) => renewing.await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Waits for every child that has ended, and as process 1 of a container for those of others; but

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nix::pty::openpty;
 use nix::sys::signal::Signal;
-use rlock_tests::{Server, until};
+use rlock_tests::{Proxy, Server, until};
 
 use crate::program::{PROGRAM, Running, children, has_ended, name, state, url};
 
@@ -172,6 +172,23 @@ fn ctrl_z_stops_both_and_fg_goes_on() {
     let rlock = shell.rlock();
     assert_eq!(state(rlock), Some('T'));
     shell.type_and_see("fg\n", "run a -- cat");
+    shell.type_and_see("two\n", "two\r\ntwo");
+    shell.type_and_see("\u{4}echo st''atus $?\n", "status 0");
+}
+
+/// The server confirms each lock after more than a tenth of the grace, in which other things happen.
+#[test]
+fn ctrl_z_and_fg_with_a_server_that_is_far_away() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.address());
+    proxy.delay(Duration::from_millis(150));
+    let mut shell = Shell::start(&server);
+    shell.type_keys(&format!("export RLOCK_URL=redis://{}\n", proxy.address()));
+    shell.type_and_see("$rlock run --grace 2s -s a b c -- cat\n", "cat");
+    until("it runs", || server.holder("c").is_some());
+    shell.type_and_see("one\n", "one\r\none");
+    shell.type_and_see("\u{1a}", "Stopped");
+    shell.type_and_see("fg\n", "run --grace");
     shell.type_and_see("two\n", "two\r\ntwo");
     shell.type_and_see("\u{4}echo st''atus $?\n", "status 0");
 }
