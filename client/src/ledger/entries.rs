@@ -103,8 +103,8 @@ impl Ledger {
         work(&mut locked(&self.state))
     }
 
-    /// All holds that have guards, a few at a time: to look at a hundred thousand takes long, and in
-    /// between the ledger's lock is free, and other tasks may run.
+    /// All holds that have guards, a few at a time: to look at a hundred thousand takes long, and
+    /// in between the ledger's lock is free, and other tasks may run.
     pub(crate) fn holds(&self) -> impl Iterator<Item = Vec<Arc<Hold>>> {
         (0..).step_by(HOLDS_AT_ONCE).map_while(|from: EntryId| {
             let ids = from..from.saturating_add(HOLDS_AT_ONCE);

@@ -329,8 +329,8 @@ pub(crate) fn report(results: &Results) -> Report {
         against(HAND_OVER, PUBLISH, RLOCK),
     );
     report.gain = Some(format!(
-        "- Over a network on which a packet takes 1 ms, the next in the queue has the lock after {} \
-         times the round trip of a PING: by publish and retry it takes {} times as long, and by \
+        "- Over a network on which a packet takes 1 ms, the next in the queue has the lock after \
+         {} times the round trip of a PING: by publish and retry it takes {} times as long, and by \
          polling every 10 ms {} times.",
         against(HAND_OVER, RLOCK, PING),
         against(HAND_OVER, PUBLISH, RLOCK),

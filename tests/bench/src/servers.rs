@@ -1,5 +1,5 @@
-//! Part 9: other servers: uncontended locks on each that `scripts/servers` could get, and on the same
-//! with threads for its sockets.
+//! Part 9: other servers: uncontended locks on each that `scripts/servers` could get, and on the
+//! same with threads for its sockets.
 
 use std::env;
 

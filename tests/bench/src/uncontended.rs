@@ -282,8 +282,8 @@ pub(crate) fn report(results: &Results) -> Report {
         against(16, SCRIPTS),
     ));
     report.cost = Some(format!(
-        "- Of bare `SET NX PX` and `DEL`, which delete whoever's lock it is, it does {} of the pairs \
-         a second, and {} of them with 16 commands in a pipeline; of `SET NX PX` and a \
+        "- Of bare `SET NX PX` and `DEL`, which delete whoever's lock it is, it does {} of the \
+         pairs a second, and {} of them with 16 commands in a pipeline; of `SET NX PX` and a \
          compare-and-delete script {} and {}.",
         against(1, SET_DEL),
         against(16, SET_DEL),
