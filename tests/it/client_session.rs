@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use rlock_client::{Client, LostReason, blocking};
 use rlock_tests::{Server, patience, until};
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing::span;
 
@@ -245,6 +246,69 @@ async fn a_hundred_thousand_locks_taken_and_dropped_leak_nothing() {
     println!("100,000 locks taken and dropped: {grown} KiB more than after 10,000");
     assert!(grown < 2_048, "{grown} KiB");
     assert_eq!(server.run("DBSIZE"), 0);
+}
+
+/// For how long another task of this thread was kept from running at most until it is over, and how
+/// long another client's PING took at most.
+async fn longest_pauses(
+    server: &Server,
+    mut is_over: impl FnMut() -> bool + Send + 'static,
+) -> [Duration; 2] {
+    let mut conn = server.connect();
+    let over = Arc::<AtomicBool>::default();
+    let is_over_now = Arc::clone(&over);
+    let pings = thread::spawn(move || {
+        let mut longest = Duration::ZERO;
+        while !is_over() {
+            for _ in 0..1_000 {
+                let begun = Instant::now();
+                conn.run("PING");
+                longest = longest.max(begun.elapsed());
+            }
+        }
+        is_over_now.store(true, Ordering::Release);
+        longest
+    });
+    let (mut longest, mut last) = (Duration::ZERO, Instant::now());
+    while !over.load(Ordering::Acquire) {
+        tokio::task::yield_now().await;
+        longest = longest.max(last.elapsed());
+        last = Instant::now();
+    }
+    [longest, pings.join().unwrap()]
+}
+
+#[tokio::test]
+#[ignore = "heavy, and it must be alone in its process: make soak"]
+async fn renewals_of_a_hundred_thousand_locks_keep_nobody_waiting() {
+    const LOCKS: u64 = 100_000;
+    let server = Arc::new(Server::start());
+    let builder = Client::builder().lease(MS * 3_600_000);
+    let builder = builder.renew_every(MS * 30_000);
+    let client = builder.connect(&url(&server)).await.unwrap();
+    let mut guards = Vec::new();
+    for some in 0..LOCKS / 1_000 {
+        let mut takes = JoinSet::new();
+        for number in 0..1_000 {
+            let lock = client.lock(format!("k{some}:{number}"));
+            takes.spawn(async move { lock.lock().await.unwrap() });
+        }
+        guards.extend(takes.join_all().await);
+    }
+    let quiet = Instant::now();
+    let idle = longest_pauses(&server, move || quiet.elapsed() > MS * 1_000).await;
+    let before = calls(&server, "renew");
+    let (asked, deadline) = (Arc::clone(&server), quiet + patience(MS * 120_000));
+    let is_over = move || calls(&asked, "renew") >= before + LOCKS || Instant::now() > deadline;
+    let renewing = longest_pauses(&server, is_over).await;
+    assert!(calls(&server, "renew") >= before + LOCKS);
+    println!(
+        "longest pause of another task, and of another client: {idle:?} while nothing is renewed, \
+         {renewing:?} while {LOCKS} locks are"
+    );
+    // A machine that is busy with something else has long pauses too, but not such.
+    assert!(renewing.iter().all(|pause| *pause < MS * 2_000));
+    assert!(guards.iter().all(|guard| !guard.is_lost()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

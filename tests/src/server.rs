@@ -53,6 +53,7 @@ pub struct Builder {
     data: Option<PathBuf>,
     small_disk: bool,
     tls: Option<Tls>,
+    program: Option<String>,
     under: Vec<String>,
     config: Vec<String>,
 }
@@ -75,6 +76,13 @@ struct Tls {
 }
 
 impl Builder {
+    /// Starts this server, and not the one to test.
+    #[must_use]
+    pub fn program(mut self, path: &str) -> Self {
+        self.program = Some(path.to_owned());
+        self
+    }
+
     /// Starts the server through another program: its name, and its arguments before those of the
     /// server.
     #[must_use]
@@ -313,6 +321,7 @@ impl Server {
             data: None,
             small_disk: false,
             tls: None,
+            program: None,
             under: Vec::new(),
             config: Vec::new(),
         }
@@ -720,9 +729,9 @@ impl Running {
             .open(directory.join("output"));
         let output = output.expect("a file");
         let mut server = match &how.under[..] {
-            [] => command(),
+            [] => command(how),
             [program, arguments @ ..] => {
-                let command = command();
+                let command = command(how);
                 let mut under = Command::new(program);
                 under.args(arguments).arg(command.get_program());
                 under.args(command.get_args());
@@ -821,9 +830,10 @@ impl Drop for Running {
 }
 
 /// The server's command line, without its configuration file.
-fn command() -> Command {
+fn command(how: &Builder) -> Command {
+    let program = how.program.clone().unwrap_or_else(server_program);
     if !under_valgrind() {
-        return Command::new(server_program());
+        return Command::new(program);
     }
     let mut command = Command::new("valgrind");
     command
@@ -841,7 +851,7 @@ fn command() -> Command {
             env!("CARGO_MANIFEST_DIR"),
             "/data/valgrind.supp"
         ))
-        .arg(server_program());
+        .arg(program);
     command
 }
 

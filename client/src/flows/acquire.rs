@@ -23,7 +23,8 @@ pub(crate) struct Request {
     pub(crate) target: Arc<Target>,
     pub(crate) options: HoldOptions,
     pub(crate) wait_mode: WaitMode,
-    /// Whether the owner was minted for this call: until there is a guard nobody else can have it.
+    /// Whether the owner was minted for this call: until there is a guard nobody else can have it,
+    /// nor stand in the queue for it.
     pub(crate) own: bool,
     /// Whether it is taken only to be given back: then no replica need know of it, and a client
     /// that shuts down takes it all the same.
@@ -201,6 +202,7 @@ pub(crate) fn start(request: Request) -> Answer<Held> {
     // An owner who waits in the queue already asks without joining it a second time.
     let permits: Option<Permits> = match request.wait_mode {
         WaitMode::None => None,
+        _ if request.own => Some(Permits::new()),
         WaitMode::Until(_) | WaitMode::Forever => {
             let permits = request.target.permits().into_iter();
             permits.map(|permit| permit.try_lock_owned().ok()).collect()

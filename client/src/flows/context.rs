@@ -5,11 +5,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, yield_now};
 
 use crate::background::{Background, task};
 use crate::flows::{Watchdog, watchdog};
-use crate::ledger::{HoldOptions, Ledger, Owner};
+use crate::ledger::{Hold, HoldOptions, Ledger, Owner};
 use crate::topology::Router;
 use crate::wire::Listener;
 
@@ -67,6 +67,16 @@ impl Context {
     /// another, and nobody here hears of a slot that is back soon.
     pub(crate) fn is_looked_after(&self, options: &HoldOptions) -> bool {
         options.renewed || self.router.are_several()
+    }
+
+    /// Holds of which this is so. Other tasks run in between.
+    pub(super) async fn holds(&self, is: impl Fn(&Hold) -> bool) -> Vec<Arc<Hold>> {
+        let mut holds = Vec::new();
+        for some in self.ledger.holds() {
+            holds.extend(some.into_iter().filter(|hold| is(hold)));
+            yield_now().await;
+        }
+        holds
     }
 
     /// A new owner, unlike any other.

@@ -48,22 +48,21 @@ impl Listener for Context {
     }
 
     fn attached(self: Arc<Self>, session: &Arc<Session>, attachment: &Arc<Attachment>) {
-        // Those of the locks that it serves, and of those that have gone there ahead of their slot:
-        // these count on it though another node serves the slot.
-        let depends = |hold: &Hold| {
-            let home = || self.router.route(hold.target.key()).node;
-            hold.attachment().is_of(session) || home().session.number == session.number
-        };
-        let mut holds = self.ledger.holds();
-        // The others were granted or confirmed since.
-        holds.retain(|hold| depends(hold) && !Arc::ptr_eq(&hold.attachment(), attachment));
-        if holds.is_empty() {
-            return;
-        }
-        // Attached anew, it is all begun anew.
         let (session, attachment) = (Arc::clone(session), Arc::clone(attachment));
-        let is_present = move || session.is_attached_by(&attachment);
-        tokio::spawn(task(renew::confirm(self, holds, is_present)));
+        tokio::spawn(task(async move {
+            // Those of the locks that it serves, and of those that have gone there ahead of their
+            // slot: these count on it though another node serves the slot.
+            let depends = |hold: &Hold| {
+                let home = || self.router.route(hold.target.key()).node;
+                hold.attachment().is_of(&session) || home().session.number == session.number
+            };
+            // The others were granted or confirmed since.
+            let is_earlier = |hold: &Hold| !Arc::ptr_eq(&hold.attachment(), &attachment);
+            let holds = self.holds(|hold| depends(hold) && is_earlier(hold)).await;
+            // Attached anew, it is all begun anew.
+            let is_present = || session.is_attached_by(&attachment);
+            renew::confirm(self, holds, is_present).await;
+        }));
     }
 
     fn broken(&self) {
@@ -71,13 +70,16 @@ impl Listener for Context {
     }
 
     fn moved(self: Arc<Self>, slots: &BTreeSet<u16>) {
-        let mut holds = self.ledger.holds();
-        holds.retain(|hold| slots.contains(&slot_of(hold.target.key())));
-        tokio::spawn(task(renew::confirm(self, holds, || true)));
+        let slots = slots.clone();
+        tokio::spawn(task(async move {
+            let has_moved = |hold: &Hold| slots.contains(&slot_of(hold.target.key()));
+            let holds = self.holds(has_moved).await;
+            renew::confirm(self, holds, || true).await;
+        }));
     }
 
     fn counts_on(&self, session: &Session) -> bool {
-        let mut holds = self.ledger.holds().into_iter();
+        let mut holds = self.ledger.holds().flatten();
         holds.any(|hold| hold.attachment().is_of(session) && hold.lost(Instant::now()).is_none())
     }
 }

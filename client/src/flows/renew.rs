@@ -4,6 +4,7 @@ use std::future::ready;
 use std::sync::Arc;
 
 use futures_util::stream::{self, StreamExt};
+use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, sleep};
 
 use crate::flows::Context;
@@ -154,10 +155,16 @@ pub(crate) async fn renew(
 }
 
 /// Renews these, those with a lease of their own only up to the end they have. Those of which
-/// nothing was learned, or not enough have the lease.
+/// nothing was learned, or not enough have the lease. Other tasks run in between.
 pub(crate) async fn renew_all(router: &Router, holds: Vec<Arc<Hold>>, aim: Aim) -> Vec<Arc<Hold>> {
     let span = trace::renew(holds.len());
     let asked = stream::iter(holds).map(|hold| async move {
+        // What is passed over takes time as well, and may be all of them.
+        consume_budget().await;
+        // What nobody else has any more has been given back.
+        if Arc::strong_count(&hold) == 1 || hold.lost(Instant::now()).is_some() {
+            return None;
+        }
         let error = renew(router, &hold, aim, Hold::kept).await.err()?;
         // Of a loss the guard says why. A refusal is no word of one: the server may be loading, or
         // have been made a replica. The guard hears of it when its lease ends unconfirmed.
@@ -175,12 +182,7 @@ pub(crate) async fn confirm(
     is_of_use: impl Fn() -> bool,
 ) {
     let mut backoff = Backoff::new();
-    loop {
-        // What nobody else has any more has been given back.
-        holds.retain(|hold| Arc::strong_count(hold) > 1 && hold.lost(Instant::now()).is_none());
-        if holds.is_empty() || !is_of_use() {
-            return;
-        }
+    while !holds.is_empty() && is_of_use() {
         holds = renew_all(&context.router, holds, Aim::Hold).await;
         if !holds.is_empty() {
             sleep(backoff.next()).await;

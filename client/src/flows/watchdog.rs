@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::flows::{Aim, Context, renew};
@@ -46,7 +46,7 @@ impl Watchdog {
         let parts = if confirmed { 1 } else { RETRY_PARTS };
         let next = started.checked_add(part(self.interval, parts));
         self.next
-            .send_modify(|due| *due = next.filter(|_| !ledger.holds().is_empty()));
+            .send_modify(|due| *due = next.filter(|_| ledger.holds().flatten().next().is_some()));
     }
 }
 
@@ -74,15 +74,15 @@ pub(crate) async fn run(watchdog: Arc<Watchdog>, context: Weak<Context>) {
 async fn round_of(context: &Arc<Context>, asked: &mut JoinSet<bool>) -> bool {
     let mut confirmed = true;
     let mut nodes: BTreeMap<SessionNumber, (Arc<Node>, Vec<Arc<Hold>>)> = BTreeMap::new();
-    // The others are not worth a renewal.
-    let is_live = |hold: &Arc<Hold>| {
-        context.is_looked_after(&hold.options) && hold.lost(Instant::now()).is_none()
-    };
-    for hold in context.ledger.holds().into_iter().filter(is_live) {
-        let node = context.router.route(hold.target.key()).node;
-        let number = node.session.number;
-        let (_, holds) = nodes.entry(number).or_insert((node, Vec::new()));
-        holds.push(hold);
+    for some in context.ledger.holds() {
+        let is_looked_after = |hold: &Arc<Hold>| context.is_looked_after(&hold.options);
+        for hold in some.into_iter().filter(is_looked_after) {
+            let node = context.router.route(hold.target.key()).node;
+            let number = node.session.number;
+            let (_, holds) = nodes.entry(number).or_insert((node, Vec::new()));
+            holds.push(hold);
+        }
+        yield_now().await;
     }
     for (node, holds) in nodes.into_values() {
         let Ok(turn) = Arc::clone(&node.renewing).try_lock_owned() else {

@@ -45,7 +45,8 @@ pub(super) struct Entry {
     targets: usize,
     /// An owner stands in a lock's queue once at a time, in whatever mode. CANCEL and events name
     /// the owner, not the wait: with two waits in the queue, undoing one would take out the other.
-    pub(super) permit: Permit,
+    /// Most owners take one lock once, and none of them needs it.
+    pub(super) permit: Option<Permit>,
     /// The wait that is to hear of what the server tells.
     pub(super) wait: Option<Arc<EventQueue>>,
     /// There may be several: as a reader and as a writer, or with other locks. Those that have gone
@@ -102,17 +103,26 @@ impl Ledger {
         work(&mut locked(&self.state))
     }
 
-    /// All holds that have guards.
-    pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
-        let all = self.with(|state| {
-            let entries = state.entries.iter();
-            let held = entries.flat_map(|(id, entry)| entry.held().map(move |hold| (id, hold)));
-            held.collect::<Vec<_>>()
-        });
-        // Of several locks at once it is the same one at each.
-        let is_first = |(id, hold): &(EntryId, Arc<Hold>)| hold.target.entries.first() == Some(id);
-        let all = all.into_iter().filter(is_first);
-        all.map(|(_, hold)| hold).collect()
+    /// All holds that have guards, a few at a time: to look at a hundred thousand takes long, and
+    /// in between the ledger's lock is free, and other tasks may run.
+    pub(crate) fn holds(&self) -> impl Iterator<Item = Vec<Arc<Hold>>> {
+        (0..).step_by(HOLDS_AT_ONCE).map_while(|from: EntryId| {
+            let ids = from..from.saturating_add(HOLDS_AT_ONCE);
+            let held: Vec<_> = self.with(|state| {
+                let entries = ids.filter_map(|id| state.entries.get(id).zip(Some(id)));
+                let held = entries.flat_map(|(entry, id)| entry.held().map(move |hold| (id, hold)));
+                (from < state.entries.capacity()).then(|| held.collect())
+            })?;
+            // Of several locks at once it is the same one at each.
+            let is_first =
+                |(id, hold): &(EntryId, Arc<Hold>)| hold.target.entries.first() == Some(id);
+            Some(
+                held.into_iter()
+                    .filter(is_first)
+                    .map(|(_, hold)| hold)
+                    .collect(),
+            )
+        })
     }
 
     /// Whether nobody has anything anywhere.
@@ -246,3 +256,6 @@ impl Side {
         }
     }
 }
+
+/// So many entries are looked at in one step.
+pub(super) const HOLDS_AT_ONCE: usize = 512;

@@ -2,21 +2,19 @@
 
 use std::mem;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::ledger::{Entry, HoldOptions, Reserved, Side, State, Target, Usage, Wanted};
 use crate::wire::{Attachment, Mode};
 use crate::{
-    Error, Lease, LostReason, MILLI, drift, metrics, part, trace, valid_until, whole_millis,
+    Error, Lease, LostReason, MILLI, drift, locked, metrics, part, trace, valid_until, whole_millis,
 };
 
-/// One hold of one owner, shared by all its guards, which read it without a lock. A hold of several
-/// locks is lost with any.
+/// One hold of one owner, shared by all its guards. A hold of several locks is lost with any.
 pub(crate) struct Hold {
     pub(crate) target: Arc<Target>,
     pub(crate) token: u64,
@@ -28,8 +26,8 @@ pub(crate) struct Hold {
     begun: Instant,
     /// When it ends at the latest, however often it is renewed.
     cap: Option<Instant>,
-    /// Replaced as a whole, so that who reads it waits for nobody.
-    validity: ArcSwap<Validity>,
+    /// Locked only to be copied or changed: nothing is called meanwhile.
+    validity: Mutex<Validity>,
     /// Why it is lost, once it is.
     lost: OnceLock<LostReason>,
     /// Tells those who wait for its end that this has moved.
@@ -40,7 +38,7 @@ pub(crate) struct Hold {
     guards: AtomicUsize,
     /// Held by who renews it and waits for the answer. Renewals go by two connections where grants
     /// must be acknowledged, so that one could overtake another that asked for less.
-    pub(crate) renewing: Mutex<()>,
+    pub(crate) renewing: tokio::sync::Mutex<()>,
     span: trace::Span,
 }
 
@@ -215,13 +213,13 @@ impl Hold {
             options,
             begun,
             cap,
-            validity: ArcSwap::from_pointee(validity),
+            validity: Mutex::new(validity),
             lost: OnceLock::new(),
             changed: Notify::new(),
             // What is kept has asked with its ACQUIRE.
             wanted: Wanted::new(target.owner.is_kept()),
             guards: AtomicUsize::new(0),
-            renewing: Mutex::new(()),
+            renewing: tokio::sync::Mutex::default(),
             span: trace::hold(target, &target.owner, target.mode, grant.token),
         })
     }
@@ -251,19 +249,19 @@ impl Hold {
         let is_half =
             |end: Instant, of: Duration| end.saturating_duration_since(now) >= part(of, 2);
         let cap = self.cap.zip(self.options.max_hold);
-        let lease_end = self.validity.load().ends;
+        let lease_end = locked(&self.validity).ends;
         let lease = self.options.renewed || is_half(lease_end, self.options.lease);
         lease && cap.is_none_or(|(cap, longest)| is_half(cap, longest))
     }
 
     /// How long the server keeps it if nothing more is asked.
     pub(crate) fn lease_left(&self, now: Instant) -> Duration {
-        self.validity.load().ends.saturating_duration_since(now)
+        locked(&self.validity).ends.saturating_duration_since(now)
     }
 
     /// When it is lost unless something more is heard.
     pub(crate) fn end(&self) -> Instant {
-        let validity = self.validity.load();
+        let validity = locked(&self.validity);
         let session = validity.attachment.until();
         session.map_or(validity.until, |session| session.min(validity.until))
     }
@@ -284,7 +282,7 @@ impl Hold {
 
     /// Why it ends where it does.
     fn reason(&self, now: Instant) -> LostReason {
-        let validity = self.validity.load();
+        let validity = locked(&self.validity);
         let slack = MILLI.saturating_add(MILLI);
         let ends = validity.ends.checked_add(slack);
         let is_capped = |cap| ends.is_none_or(|ends| ends >= cap);
@@ -313,7 +311,7 @@ impl Hold {
 
     /// What it was last confirmed under.
     pub(crate) fn attachment(&self) -> Arc<Attachment> {
-        Arc::clone(&self.validity.load().attachment)
+        Arc::clone(&locked(&self.validity).attachment)
     }
 
     /// As much of the whole lease as the longest hold allows.
@@ -334,7 +332,7 @@ impl Hold {
         if self.options.renewed {
             return self.anew(now);
         }
-        let ends = self.validity.load().ends;
+        let ends = locked(&self.validity).ends;
         let left = whole_millis(ends.saturating_duration_since(now));
         self.target.lease(left.max(MILLI), now)
     }
@@ -364,22 +362,18 @@ impl Hold {
     }
 
     fn confirm(&self, renewal: &Renewal) {
-        self.validity.rcu(|present| {
-            let mut present = Validity::clone(present);
-            let attachment = renewal.attachment.as_ref().unwrap_or(&present.attachment);
-            let mut renewed = Validity::new(renewal.lease, Arc::clone(attachment)).within(self.cap);
-            // Where nobody was asked, the lease ends for the same reason as before.
-            if let Some(acknowledged) = &renewal.acknowledged {
-                present.is_unacknowledged = acknowledged.is_err();
-            }
-            if !matches!(renewal.acknowledged, Some(Ok(()))) {
-                // The server's word alone: the session keeps the hold, and its lease ends as
-                // before.
-                (renewed.ends, renewed.until) = (present.ends, present.until);
-            }
-            present.join(renewed);
-            present
-        });
+        let mut present = locked(&self.validity);
+        let attachment = renewal.attachment.as_ref().unwrap_or(&present.attachment);
+        let mut renewed = Validity::new(renewal.lease, Arc::clone(attachment)).within(self.cap);
+        // Where nobody was asked, the lease ends for the same reason as before.
+        if let Some(acknowledged) = &renewal.acknowledged {
+            present.is_unacknowledged = acknowledged.is_err();
+        }
+        if !matches!(renewal.acknowledged, Some(Ok(()))) {
+            // The server's word alone: the session keeps the hold, and its lease ends as before.
+            (renewed.ends, renewed.until) = (present.ends, present.until);
+        }
+        present.join(renewed);
     }
 
     /// Makes `granted` part of this hold, if it is the same one entered again and not yet lost.
@@ -389,15 +383,12 @@ impl Hold {
         if !is_same || self.is_over(now) {
             return false;
         }
-        let again = Validity::clone(&granted.validity.load()).within(self.cap);
-        self.validity.rcu(|present| {
-            let (mut present, mut again) = (Validity::clone(present), again.clone());
-            if !acknowledged {
-                again.until = present.until;
-            }
-            present.join(again);
-            present
-        });
+        let mut again = locked(&granted.validity).clone().within(self.cap);
+        let mut present = locked(&self.validity);
+        if !acknowledged {
+            again.until = present.until;
+        }
+        present.join(again);
         true
     }
 
@@ -495,6 +486,7 @@ impl Validity {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::ledger::entries::HOLDS_AT_ONCE;
     use crate::ledger::{Ledger, Owner};
 
     const LEASE: Duration = Duration::from_secs(10);
@@ -829,11 +821,22 @@ pub(crate) mod tests {
         let owner = Owner::new("client", 1);
         let both = entered(&ledger, &owner, (Mode::Several, &["b", "c"]), 7);
         let one = entered(&ledger, &owner, (Mode::Plain, &["c"]), 7);
-        assert_eq!(ledger.holds().len(), 2);
+        assert_eq!(ledger.holds().flatten().count(), 2);
         drop(one);
-        assert_eq!(ledger.holds().len(), 1);
+        assert_eq!(ledger.holds().flatten().count(), 1);
         assert!(!ledger.is_empty());
         drop(both);
-        assert!(ledger.holds().is_empty() && ledger.is_empty());
+        assert_eq!(ledger.holds().flatten().count(), 0);
+        assert!(ledger.is_empty());
+    }
+    #[test]
+    fn holds_come_a_few_at_a_time_and_none_is_left_out() {
+        let ledger = Arc::<Ledger>::default();
+        let owner = Owner::new("client", 1);
+        let names: Vec<_> = (0..1_500).map(|number| number.to_string()).collect();
+        let enter = |name: &String| entered(&ledger, &owner, (Mode::Plain, &[name]), 7);
+        let _held: Vec<_> = names.iter().map(enter).collect();
+        assert!(ledger.holds().all(|some| some.len() <= HOLDS_AT_ONCE));
+        assert_eq!(ledger.holds().flatten().count(), names.len());
     }
 }

@@ -262,7 +262,8 @@ impl World {
             let usage = thing.usage.as_ref().expect("it is there");
             assert_eq!(usage.may_have_been_released(), under_way || ended);
         }
-        let known: BTreeSet<_> = self.ledger.holds().iter().map(Arc::as_ptr).collect();
+        let known = self.ledger.holds().flatten();
+        let known: BTreeSet<_> = known.map(|hold| Arc::as_ptr(&hold)).collect();
         let holds = self.things.values().filter_map(|thing| thing.hold.as_ref());
         assert_eq!(known, holds.map(Arc::as_ptr).collect());
     }

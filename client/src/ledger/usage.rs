@@ -134,10 +134,13 @@ impl Target {
     pub(crate) fn permits(&self) -> SmallVec<[Permit; 1]> {
         let mut entries = self.entries.clone();
         entries.sort_unstable();
+        let mut permits = SmallVec::new();
         self.ledger.with(|state| {
-            let entries = state.entries(&entries);
-            entries.map(|entry| Arc::clone(&entry.permit)).collect()
-        })
+            state.each_entry(&entries, |entry| {
+                permits.push(Arc::clone(entry.permit.get_or_insert_default()));
+            });
+        });
+        permits
     }
 
     /// Held from the decision what a command says until it is handed over. Of two threads that

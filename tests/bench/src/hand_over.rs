@@ -336,12 +336,6 @@ pub(crate) fn report(results: &Results) -> Report {
         against_ping(4096, BLOCKED),
     );
     report.at_most("… queued", 1.25, against_ping(4096, QUEUED));
-    report.figure = Some(format!(
-        "- The next in the queue has the lock after {} times the round trip of a PING with 1 \
-         waiting, and {} times with 4,096.",
-        figure(against_ping(1, BLOCKED).median),
-        figure(against_ping(4096, BLOCKED).median)
-    ));
     report
 }
 

@@ -24,7 +24,7 @@ impl Cores {
             taken: numbers.first().copied().zip(numbers.get(1).copied()),
             count: numbers.len(),
         };
-        cores.go_to(|(_, load)| load);
+        cores.go_to(|(_, load)| vec![load]);
         cores
     }
 
@@ -43,17 +43,28 @@ impl Cores {
     /// Starts a server there: a process begins on the core of the thread that starts it, and so do
     /// all the threads that it will have.
     pub(crate) fn start(self, how: Builder) -> Server {
-        self.go_to(|(server, _)| server);
+        self.start_on(how, |(server, _)| vec![server])
+    }
+
+    /// The same on both cores: one that has threads for its sockets.
+    pub(crate) fn start_on_both(self, how: Builder) -> Server {
+        self.start_on(how, |(server, load)| vec![server, load])
+    }
+
+    fn start_on(self, how: Builder, cores: impl Fn((usize, usize)) -> Vec<usize>) -> Server {
+        self.go_to(cores);
         // Thousands of clients that wait, some of them twice.
         let server = how.config("maxclients 18000").start();
-        self.go_to(|(_, load)| load);
+        self.go_to(|(_, load)| vec![load]);
         server
     }
 
-    fn go_to(self, one: impl Fn((usize, usize)) -> usize) {
+    fn go_to(self, some: impl Fn((usize, usize)) -> Vec<usize>) {
         if let Some(cores) = self.taken {
             let mut set = CpuSet::new();
-            set.set(one(cores));
+            for core in some(cores) {
+                set.set(core);
+            }
             sched_setaffinity(None, &set).unwrap();
         }
     }

@@ -5,8 +5,8 @@
 //! A part measures (`measure`), and makes its tables and plots from its file alone (`report`,
 //! `plots`), so that these can be made anew: [`Words::plots_only`].
 //!
-//! - `uncontended`, `hand_over`, `contended`, `crates`, `growth`, `memory`, `tax`, `kept`: the
-//!   parts
+//! - `uncontended`, `hand_over`, `contended`, `crates`, `growth`, `memory`, `tax`, `kept`,
+//!   `servers`, `network`: the parts
 //! - `redisson`: the one contender that is no Rust, for `crates`
 //! - `host`, `load`, `wire`, `waiters`: servers, and the commands sent to them
 //! - `rounds`, `results`, `numbers`, `report`, `plot`: turns, files, figures, tables, pictures
@@ -36,12 +36,14 @@ mod host;
 mod kept;
 mod load;
 mod memory;
+mod network;
 mod numbers;
 mod plot;
 mod redisson;
 mod report;
 mod results;
 mod rounds;
+mod servers;
 mod tax;
 mod uncontended;
 mod waiters;
@@ -75,7 +77,7 @@ struct Part {
     plots: fn(&Results) -> Vec<(&'static str, String)>,
 }
 
-const PARTS: [Part; 8] = [
+const PARTS: [Part; 10] = [
     Part {
         name: uncontended::PART,
         measure: uncontended::measure,
@@ -124,11 +126,23 @@ const PARTS: [Part; 8] = [
         report: kept::report,
         plots: kept::plots,
     },
+    Part {
+        name: servers::PART,
+        measure: servers::measure,
+        report: servers::report,
+        plots: servers::plots,
+    },
+    Part {
+        name: network::PART,
+        measure: network::measure,
+        report: network::report,
+        plots: network::plots,
+    },
 ];
 
 /// The line that says on what it was measured.
 const RUN: &str = "run.txt";
-/// The three figures that the README shows, a sentence each.
+/// What the README shows, a sentence each: what one gains, and what it costs.
 const FIGURES: &str = "figures.md";
 
 /// Runs the benchmark.
@@ -192,8 +206,10 @@ fn tables(folder: &Path) -> String {
     }
     let line = fs::read_to_string(folder.join(RUN)).unwrap_or_default();
     let parts: String = reports.iter().map(|report| report.text.as_str()).collect();
-    let figures = reports.iter().filter_map(|report| report.figure.clone());
-    let figures = figures.collect::<Vec<_>>().join("\n");
+    let gains = reports.iter().filter_map(|report| report.gain.clone());
+    let costs = reports.iter().filter_map(|report| report.cost.clone());
+    let [gains, costs] = [gains.collect::<Vec<_>>(), costs.collect()].map(|lines| lines.join("\n"));
+    let figures = format!("{gains}\n\nWhat it costs:\n\n{costs}");
     fs::write(folder.join(FIGURES), format!("{figures}\n")).unwrap();
     let text = format!(
         "# What `make bench` measured\n\n{line}\nMedians of the rounds; in brackets the least and \

@@ -7,8 +7,9 @@ use crate::numbers::Spread;
 pub(crate) struct Report {
     pub(crate) text: String,
     pub(crate) targets: Vec<Target>,
-    /// The one figure of it that matters most, in a sentence.
-    pub(crate) figure: Option<String>,
+    /// What one gains, and what it costs: the figures of it that matter most, a sentence each.
+    pub(crate) gain: Option<String>,
+    pub(crate) cost: Option<String>,
 }
 
 /// A figure that was to be reached.

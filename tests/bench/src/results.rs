@@ -60,6 +60,11 @@ impl Results {
         });
     }
 
+    /// Where anything was measured, each once, in order of appearance.
+    pub(crate) fn cases(&self) -> Vec<String> {
+        each_once(self.rows.iter().map(|row| row.at.case.clone()))
+    }
+
     /// The sizes at which a contender was measured, each once, in order of appearance.
     pub(crate) fn sizes(&self, case: &str) -> Vec<u64> {
         let sizes = self.rows.iter().filter(|row| row.at.case == case);
@@ -169,6 +174,7 @@ mod tests {
     fn rows_are_found_by_where_they_were_measured() {
         let results = some();
         let there = at("alone", 16);
+        assert_eq!(results.cases(), ["alone"]);
         assert_eq!(results.sizes("alone"), [16, 1]);
         assert_eq!(results.contenders(&there), ["we", "they"]);
         assert_eq!(results.values(&there, "we", "speed"), [10.0, 30.0, 20.0]);
