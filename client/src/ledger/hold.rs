@@ -2,19 +2,21 @@
 
 use std::mem;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use arc_swap::ArcSwapOption;
+use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
 
 use crate::ledger::{Entry, HoldOptions, Reserved, Side, State, Target, Usage, Wanted};
 use crate::wire::{Attachment, Mode};
 use crate::{
-    Error, Lease, LostReason, MILLI, drift, locked, metrics, part, trace, valid_until, whole_millis,
+    Error, Lease, LostReason, MILLI, drift, metrics, part, trace, valid_until, whole_millis,
 };
 
-/// One hold of one owner, shared by all its guards. A hold of several locks is lost with any.
+/// One hold of one owner, shared by all its guards, which read it without a lock. A hold of several
+/// locks is lost with any.
 pub(crate) struct Hold {
     pub(crate) target: Arc<Target>,
     pub(crate) token: u64,
@@ -26,8 +28,11 @@ pub(crate) struct Hold {
     begun: Instant,
     /// When it ends at the latest, however often it is renewed.
     cap: Option<Instant>,
-    /// Locked only to be copied or changed: nothing is called meanwhile.
-    validity: Mutex<Validity>,
+    /// What it was granted with.
+    first: Validity,
+    /// What has come of that since, if anything: most holds are given back before. Replaced as a
+    /// whole, so that who reads it waits for nobody.
+    latest: ArcSwapOption<Validity>,
     /// Why it is lost, once it is.
     lost: OnceLock<LostReason>,
     /// Tells those who wait for its end that this has moved.
@@ -38,7 +43,7 @@ pub(crate) struct Hold {
     guards: AtomicUsize,
     /// Held by who renews it and waits for the answer. Renewals go by two connections where grants
     /// must be acknowledged, so that one could overtake another that asked for less.
-    pub(crate) renewing: tokio::sync::Mutex<()>,
+    pub(crate) renewing: Mutex<()>,
     span: trace::Span,
 }
 
@@ -204,7 +209,7 @@ impl Hold {
         let options = usage.options;
         let begun = grant.lease.since;
         let cap = options.max_hold.and_then(|max| begun.checked_add(max));
-        let validity = Validity::new(grant.lease, grant.attachment).within(cap);
+        let first = Validity::new(grant.lease, grant.attachment).within(cap);
         let target = &usage.target;
         Arc::new(Self {
             target: Arc::clone(target),
@@ -213,13 +218,14 @@ impl Hold {
             options,
             begun,
             cap,
-            validity: Mutex::new(validity),
+            first,
+            latest: ArcSwapOption::empty(),
             lost: OnceLock::new(),
             changed: Notify::new(),
             // What is kept has asked with its ACQUIRE.
             wanted: Wanted::new(target.owner.is_kept()),
             guards: AtomicUsize::new(0),
-            renewing: tokio::sync::Mutex::default(),
+            renewing: Mutex::default(),
             span: trace::hold(target, &target.owner, target.mode, grant.token),
         })
     }
@@ -249,21 +255,43 @@ impl Hold {
         let is_half =
             |end: Instant, of: Duration| end.saturating_duration_since(now) >= part(of, 2);
         let cap = self.cap.zip(self.options.max_hold);
-        let lease_end = locked(&self.validity).ends;
+        let lease_end = self.lease_end();
         let lease = self.options.renewed || is_half(lease_end, self.options.lease);
         lease && cap.is_none_or(|(cap, longest)| is_half(cap, longest))
     }
 
     /// How long the server keeps it if nothing more is asked.
     pub(crate) fn lease_left(&self, now: Instant) -> Duration {
-        locked(&self.validity).ends.saturating_duration_since(now)
+        self.lease_end().saturating_duration_since(now)
+    }
+
+    fn lease_end(&self) -> Instant {
+        self.validity(|validity| validity.ends)
+    }
+
+    fn validity<T>(&self, read: impl FnOnce(&Validity) -> T) -> T {
+        read(self.latest.load().as_deref().unwrap_or(&self.first))
+    }
+
+    fn set_validity(&self, change: impl Fn(&mut Validity)) {
+        self.latest.rcu(|latest| {
+            let mut next = latest.as_deref().unwrap_or(&self.first).clone();
+            change(&mut next);
+            Some(Arc::new(next))
+        });
     }
 
     /// When it is lost unless something more is heard.
     pub(crate) fn end(&self) -> Instant {
-        let validity = locked(&self.validity);
-        let session = validity.attachment.until();
-        session.map_or(validity.until, |session| session.min(validity.until))
+        self.validity(
+            |Validity {
+                 until, attachment, ..
+             }| {
+                attachment
+                    .until()
+                    .map_or(*until, |session| session.min(*until))
+            },
+        )
     }
 
     /// Why it is lost, if it is. Whoever has been told stays told, whatever is confirmed later.
@@ -282,15 +310,20 @@ impl Hold {
 
     /// Why it ends where it does.
     fn reason(&self, now: Instant) -> LostReason {
-        let validity = locked(&self.validity);
+        let Validity {
+            ends,
+            until,
+            is_unacknowledged,
+            ..
+        } = self.validity(Validity::clone);
         let slack = MILLI.saturating_add(MILLI);
-        let ends = validity.ends.checked_add(slack);
+        let ends = ends.checked_add(slack);
         let is_capped = |cap| ends.is_none_or(|ends| ends >= cap);
-        if now < validity.until {
+        if now < until {
             LostReason::SessionUnconfirmed
         } else if self.cap.is_some_and(is_capped) {
             LostReason::MaxHold
-        } else if validity.is_unacknowledged {
+        } else if is_unacknowledged {
             LostReason::NotAcknowledged
         } else {
             LostReason::Expired
@@ -311,7 +344,7 @@ impl Hold {
 
     /// What it was last confirmed under.
     pub(crate) fn attachment(&self) -> Arc<Attachment> {
-        Arc::clone(&locked(&self.validity).attachment)
+        self.validity(|validity| Arc::clone(&validity.attachment))
     }
 
     /// As much of the whole lease as the longest hold allows.
@@ -332,8 +365,7 @@ impl Hold {
         if self.options.renewed {
             return self.anew(now);
         }
-        let ends = locked(&self.validity).ends;
-        let left = whole_millis(ends.saturating_duration_since(now));
+        let left = whole_millis(self.lease_left(now));
         self.target.lease(left.max(MILLI), now)
     }
 
@@ -362,18 +394,20 @@ impl Hold {
     }
 
     fn confirm(&self, renewal: &Renewal) {
-        let mut present = locked(&self.validity);
-        let attachment = renewal.attachment.as_ref().unwrap_or(&present.attachment);
-        let mut renewed = Validity::new(renewal.lease, Arc::clone(attachment)).within(self.cap);
-        // Where nobody was asked, the lease ends for the same reason as before.
-        if let Some(acknowledged) = &renewal.acknowledged {
-            present.is_unacknowledged = acknowledged.is_err();
-        }
-        if !matches!(renewal.acknowledged, Some(Ok(()))) {
-            // The server's word alone: the session keeps the hold, and its lease ends as before.
-            (renewed.ends, renewed.until) = (present.ends, present.until);
-        }
-        present.join(renewed);
+        self.set_validity(|present| {
+            let attachment = renewal.attachment.as_ref().unwrap_or(&present.attachment);
+            let mut renewed = Validity::new(renewal.lease, Arc::clone(attachment)).within(self.cap);
+            // Where nobody was asked, the lease ends for the same reason as before.
+            if let Some(acknowledged) = &renewal.acknowledged {
+                present.is_unacknowledged = acknowledged.is_err();
+            }
+            if !matches!(renewal.acknowledged, Some(Ok(()))) {
+                // The server's word alone: the session keeps the hold, and its lease ends as
+                // before.
+                (renewed.ends, renewed.until) = (present.ends, present.until);
+            }
+            present.join(renewed);
+        });
     }
 
     /// Makes `granted` part of this hold, if it is the same one entered again and not yet lost.
@@ -383,12 +417,14 @@ impl Hold {
         if !is_same || self.is_over(now) {
             return false;
         }
-        let mut again = locked(&granted.validity).clone().within(self.cap);
-        let mut present = locked(&self.validity);
-        if !acknowledged {
-            again.until = present.until;
-        }
-        present.join(again);
+        let again = granted.validity(Validity::clone).within(self.cap);
+        self.set_validity(|present| {
+            let mut again = again.clone();
+            if !acknowledged {
+                again.until = present.until;
+            }
+            present.join(again);
+        });
         true
     }
 
@@ -829,6 +865,7 @@ pub(crate) mod tests {
         assert_eq!(ledger.holds().flatten().count(), 0);
         assert!(ledger.is_empty());
     }
+
     #[test]
     fn holds_come_a_few_at_a_time_and_none_is_left_out() {
         let ledger = Arc::<Ledger>::default();

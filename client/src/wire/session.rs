@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -192,7 +193,7 @@ pub(crate) struct Attachment {
     by: Option<(SessionNumber, ServerId)>,
     grace: Duration,
     /// Without a grace the session says nothing about how long a hold lasts.
-    until: Option<Mutex<Instant>>,
+    until: Option<ArcSwap<Instant>>,
 }
 
 impl Attachment {
@@ -205,7 +206,7 @@ impl Attachment {
         Arc::new(Self {
             by: by.into(),
             grace,
-            until: confident_until(sent, grace).map(Mutex::new),
+            until: confident_until(sent, grace).map(ArcSwap::from_pointee),
         })
     }
 
@@ -220,7 +221,7 @@ impl Attachment {
 
     /// Until when the server cannot have ended the session; `None` without limit.
     pub(crate) fn until(&self) -> Option<Instant> {
-        self.until.as_ref().map(|until| *locked(until))
+        self.until.as_ref().map(|until| **until.load())
     }
 
     /// Whether nothing can count on it any more.
@@ -232,11 +233,14 @@ impl Attachment {
     /// long, guards have said that they are lost; nothing may bring them back.
     pub(crate) fn confirm(&self, sent: Instant, now: Instant) -> bool {
         let Some(end) = &self.until else { return true };
-        let mut present = locked(end);
-        if now >= *present {
+        // Only the task of the session connection confirms, so nobody writes in between.
+        let present = **end.load();
+        if now >= present {
             return false;
         }
-        *present = (*present).max(confident_until(sent, self.grace).unwrap_or(sent));
+        if let Some(confident) = confident_until(sent, self.grace) {
+            end.store(Arc::new(confident.max(present)));
+        }
         true
     }
 }
