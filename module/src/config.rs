@@ -8,7 +8,7 @@ use crate::ffi::{OwnedStr, ServerLocked};
 use redis_module::configuration::{ConfigurationContext, ConfigurationValue};
 use redis_module::{RedisError, RedisString, enum_configuration};
 use rlock_core::{LogOptions, PATTERN_LEN_MAX, PATTERNS_MAX, are_patterns};
-use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering};
 
 /// `rlock.max-waiters-per-lock`: how many may wait for one lock; one more is refused with
 /// QUEUEFULL.
@@ -98,6 +98,11 @@ impl ConfigurationValue<PublishMode> for Publish {
         Ok(())
     }
 }
+
+/// `rlock.wake-fair-queue`: whether what leaves a lock free looks for those who wait for Redisson's
+/// fair lock of that name. Takes effect with the next command.
+pub(crate) static WAKE_FAIR_QUEUE: AtomicBool = AtomicBool::new(WAKE_FAIR_QUEUE_DEFAULT);
+pub(crate) const WAKE_FAIR_QUEUE_DEFAULT: bool = true;
 
 /// `rlock.metrics-patterns`: by which names of locks INFO counts. Takes effect at once.
 pub(crate) static METRICS_PATTERNS: MetricsPatterns = MetricsPatterns;

@@ -57,7 +57,7 @@ pub(crate) fn carry_out<'a>(
             lock.key.take_up();
         }
     }
-    let (mut side_keys, mut has_side_keys) = (Vec::new(), false);
+    let (mut side_keys, mut has_side_keys) = (SideKeys::default(), false);
     for effect in &effects {
         if let Effect::Write { lock, write } = effect
             && let Some(lock) = locks.get_mut(*lock)
@@ -80,7 +80,7 @@ pub(crate) fn carry_out<'a>(
     for lock in locks.iter().filter(|lock| lock.is_written) {
         ctx.signal_modified(lock.name);
     }
-    for (key, events) in &side_keys {
+    for (key, events) in side_keys.iter() {
         ctx.signal_modified(key.as_str());
         for (class, event) in *events {
             notify(ctx, *class, event, key.as_str());
@@ -209,8 +209,29 @@ fn tell(ctx: Ctx<'_>, effect: &Effect) {
 
 // --- Writes --------------------------------------------------------------------------------------
 
-/// Keys beside the locks' own that were written, with the events to be told.
-type SideKeys = Vec<(OwnedStr, &'static [(EventClass, &'static CStr)])>;
+/// A key beside a lock's own that was written, with the events to be told.
+type SideKey = (OwnedStr, &'static [(EventClass, &'static CStr)]);
+
+/// All of them. Mostly there is none or one, and then no list is allocated.
+#[derive(Default)]
+struct SideKeys {
+    first: Option<SideKey>,
+    others: Vec<SideKey>,
+}
+
+impl SideKeys {
+    fn push(&mut self, key: SideKey) {
+        if self.first.is_none() {
+            self.first = Some(key);
+        } else {
+            self.others.push(key);
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &SideKey> {
+        self.first.iter().chain(&self.others)
+    }
+}
 
 const EVENTS_OF_SET: &[(EventClass, &CStr)] = &[
     (EventClass::String, c"set"),

@@ -52,7 +52,7 @@ use config::{
     LOG_WAITS_MS_BOUNDS, LOG_WAITS_MS_DEFAULT, METRICS_PATTERNS, METRICS_PATTERNS_DEFAULT, PUBLISH,
     PUBLISH_DEFAULT, REPLICATE, REPLICATE_DEFAULT, SESSIONS_MAX, SESSIONS_MAX_BOUNDS,
     SESSIONS_MAX_DEFAULT, WAITERS_PER_LOCK_MAX, WAITERS_PER_LOCK_MAX_BOUNDS,
-    WAITERS_PER_LOCK_MAX_DEFAULT,
+    WAITERS_PER_LOCK_MAX_DEFAULT, WAKE_FAIR_QUEUE, WAKE_FAIR_QUEUE_DEFAULT,
 };
 use ffi::Ctx;
 use redis_module::alloc::RedisAlloc;
@@ -133,7 +133,12 @@ redis_module! {
                 ConfigurationFlags::DEFAULT, None
             ],
         ],
-        bool: [],
+        bool: [
+            [
+                "wake-fair-queue", &WAKE_FAIR_QUEUE, WAKE_FAIR_QUEUE_DEFAULT,
+                ConfigurationFlags::DEFAULT, None
+            ],
+        ],
         enum: [
             ["publish", &PUBLISH, PUBLISH_DEFAULT, ConfigurationFlags::DEFAULT, None],
             ["replicate", &REPLICATE, REPLICATE_DEFAULT, ConfigurationFlags::DEFAULT, None],

@@ -1,7 +1,7 @@
 //! The unlock messages that Redisson's clients wait for.
 
 use crate::clock;
-use crate::config::{PUBLISH, PublishMode};
+use crate::config::{PUBLISH, PublishMode, WAKE_FAIR_QUEUE};
 use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr};
 use crate::state::Words;
 use rlock_core::change::Message;
@@ -26,6 +26,7 @@ pub(crate) fn unlocked(
     to.publish(ctx, &OwnedStr::concat(&channel), message, !is_told);
     if held_as == Mode::Plain
         && is_free
+        && WAKE_FAIR_QUEUE.load(Ordering::Relaxed)
         && let Some(first) = first_of_fair_queue(ctx, name)
     {
         let channel = names::fair_channel(name, first.as_str().bytes());

@@ -16,20 +16,33 @@ use rlock_core::{Locks, Now, Turn};
 /// For what is not due soon one of the server's next ticks will arm it. Most holds of sessions are
 /// given back before that, and a timer made and stopped for each costs as much as its record.
 pub(crate) fn arm(ctx: Ctx<'_>, now: Now) {
-    let (outdated, start_after_ms) = state::with(|state| {
+    arm_at(ctx, now, true);
+}
+
+/// The same. If the moment is not full, the wall clock alone was read for it: then both are read
+/// where the other counts, for what is due or for the timer.
+pub(crate) fn arm_at(ctx: Ctx<'_>, now: Now, is_full: bool) {
+    let (outdated, start_after_ms, now) = state::with(|state| {
         if state.pumping {
             // It is armed when it is done; before, it would fire again for what it is doing.
-            return (None, None);
+            return (None, None, now);
         }
-        let after_ms = state.locks.next_deadline(now);
-        if after_ms.is_some_and(|after_ms| after_ms > SOON_MS) {
-            return (None, None);
+        if state.timer.is_none() && state.locks.is_quiet() {
+            return (None, None, now);
         }
+        let full = || if is_full { now } else { clock::now() };
+        let by_now = if state.locks.is_timed() { full() } else { now };
+        let after_ms = state.locks.next_deadline(by_now);
+        let is_idle = after_ms.is_none() && state.timer.is_none();
+        if is_idle || after_ms.is_some_and(|after_ms| after_ms > SOON_MS) {
+            return (None, None, now);
+        }
+        let now = full();
         let due = after_ms.map(|after_ms| now.after(after_ms));
         match (&state.timer, due) {
             // One that fires too early finds nothing to do, and is set anew.
-            (Some(armed), Some(due)) if armed.due.mono_ms <= due.mono_ms => (None, None),
-            _ => (state.timer.take(), after_ms),
+            (Some(armed), Some(due)) if armed.due.mono_ms <= due.mono_ms => (None, None, now),
+            _ => (state.timer.take(), after_ms, now),
         }
     });
     if let Some(armed) = outdated {

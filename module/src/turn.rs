@@ -37,11 +37,18 @@ pub(crate) fn run_then(
     then: impl FnOnce(&Result<Outcome, CommandError>),
 ) {
     let mut then = Some(then);
-    let (mut now, mut is_first, mut roams) = (clock::now(), true, false);
+    // A caller that is to wait joins a queue later, at a moment of its own.
+    let mut is_full = state::with(|state| state.locks.is_timed());
+    let mut now = if is_full {
+        clock::now()
+    } else {
+        clock::wall_now()
+    };
+    let (mut is_first, mut roams) = (true, false);
     let db = ctx.db();
     while let Some(task) = state::with(|state| state.next_task(turn, now)) {
         if !std::mem::take(&mut is_first) {
-            now = clock::now();
+            (now, is_full) = (clock::now(), true);
         }
         // Others' locks may be in other databases.
         if task.subject != Subject::Command {
@@ -56,7 +63,7 @@ pub(crate) fn run_then(
             then(outcome);
         }
     }
-    pump::arm(ctx, now);
+    pump::arm_at(ctx, now, is_full);
     // What it has brought about may have been in another database.
     if roams {
         ctx.select_db(db);

@@ -348,6 +348,7 @@ fn options_with_their_defaults() {
         .map(|p| (p[0].as_str(), p[1].as_str()))
         .collect();
     assert_eq!(told["rlock.publish"], "auto");
+    assert_eq!(told["rlock.wake-fair-queue"], "yes");
     // The harness may say otherwise.
     assert!(is_compact() || told["rlock.replicate"] == "plain");
     assert_eq!(told["rlock.max-waiters-per-lock"], "100000");
@@ -373,6 +374,7 @@ fn options_have_bounds() {
             &["auto", "classic", "sharded", "both", "off"][..],
             &["on", "", "1"][..],
         ),
+        ("wake-fair-queue", &["no", "yes"], &["auto", "", "1"]),
         (
             "max-waiters-per-lock",
             &["1", "100000"],

@@ -500,6 +500,25 @@ pub(super) fn publishing_follows_its_option() {
 }
 
 #[test]
+pub(super) fn the_head_of_redissons_fair_queue_is_woken_unless_an_option_says_no() {
+    let server = Server::start();
+    let mut head = server.connect();
+    head.run("SUBSCRIBE redisson_lock__channel:{k}:java:1");
+    let mut alice = server.connect();
+    alice.run("RPUSH redisson_lock_queue:{k} java:1 java:2");
+    for (wakes, times) in [("yes", 1), ("no", 0), ("yes", 1)] {
+        let set = format!("CONFIG SET rlock.wake-fair-queue {wakes}");
+        assert_eq!(alice.run(set), "OK");
+        alice.take("k", "alice");
+        alice.let_go("k", "alice");
+        for _ in 0..times {
+            assert_eq!(head.read().texts()[2], "0", "{wakes}");
+        }
+        head.expect_nothing_yet();
+    }
+}
+
+#[test]
 pub(super) fn in_a_cluster_the_message_goes_to_both_kinds_of_subscribers_once() {
     let cluster = Cluster::start();
     let mut classic = cluster.first.connect();

@@ -53,6 +53,12 @@ impl Agenda {
         self.now.is_empty() && self.later.is_empty()
     }
 
+    /// Whether there is nothing to do, now or later.
+    #[inline]
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.is_empty() && self.is_idle() && self.crowded.is_empty()
+    }
+
     /// Whether a command has nothing to do beside itself.
     pub(crate) fn is_idle(&self) -> bool {
         self.now.is_empty() && self.sweep.is_none() && self.writers_to_check == 0

@@ -106,14 +106,14 @@ impl Decision<'_> {
     /// ACQUIRE: take it, enter it once more, or say that it is held.
     pub(crate) fn acquire(
         &mut self,
-        stored: Stored,
+        stored: &Stored,
         request: &Acquire<'_>,
         is_reconciled: bool,
         waiters_max: u32,
     ) -> Result<Acquired, CommandError> {
         let session = self.locks.listened(request.session)?;
         if request.mode == Mode::Permits {
-            return self.acquire_permits(&stored, request, session, is_reconciled, waiters_max);
+            return self.acquire_permits(stored, request, session, is_reconciled, waiters_max);
         }
         if stored.is_free() {
             let Some(queue) = self.queue() else {
@@ -131,14 +131,12 @@ impl Decision<'_> {
             self.check_kind_of_first(queue, request.mode)?;
             return self.wait_for(Wish::promised(), request, waiters_max);
         }
-        self.check_kind(&stored, request.mode.kind())?;
+        self.check_kind(stored, request.mode.kind())?;
         match stored {
-            Stored::ReadWrite(hash) => {
-                self.acquire_read_write(&hash, request, session, waiters_max)
-            }
+            Stored::ReadWrite(hash) => self.acquire_read_write(hash, request, session, waiters_max),
             Stored::Plain(hash) => {
                 if let Some(own) = hash.own {
-                    let (count, token) = self.reenter(&hash, own, &Entry::of(request, session))?;
+                    let (count, token) = self.reenter(hash, own, &Entry::of(request, session))?;
                     return Ok(Acquired::Held { count, token });
                 }
                 self.check_after(hash.ends_at);
@@ -151,7 +149,7 @@ impl Decision<'_> {
         }
     }
 
-    fn take(&mut self, stored: Stored, entry: &Entry<'_>) -> Acquired {
+    fn take(&mut self, stored: &Stored, entry: &Entry<'_>) -> Acquired {
         if stored.leaves_hash() {
             self.write(Write::Delete);
         }
@@ -239,7 +237,7 @@ impl Decision<'_> {
     /// RELEASE: give one hold back. The holds left; none if the owner does not hold it.
     pub(crate) fn release(
         &mut self,
-        stored: Stored,
+        stored: &Stored,
         request: &Release<'_>,
     ) -> Result<Option<i64>, CommandError> {
         let left = self.give_back(stored, request)?;
@@ -251,7 +249,7 @@ impl Decision<'_> {
 
     pub(crate) fn give_back(
         &mut self,
-        stored: Stored,
+        stored: &Stored,
         request: &Release<'_>,
     ) -> Result<Option<i64>, CommandError> {
         let Some(own) = self.own_hold(stored, request.mode, request.token, request.owner)? else {
@@ -261,9 +259,9 @@ impl Decision<'_> {
             return Err(CommandError::HoldCountMalformed);
         };
         let left = match stored {
-            Stored::Plain(hash) => self.leave_plain(&hash, held, request),
-            Stored::ReadWrite(hash) => self.leave_read_write(&hash, held, request),
-            Stored::Permits(hash) => self.leave_permits(&hash, request)?,
+            Stored::Plain(hash) => self.leave_plain(hash, held, request),
+            Stored::ReadWrite(hash) => self.leave_read_write(hash, held, request),
+            Stored::Permits(hash) => self.leave_permits(hash, request)?,
             Stored::Free | Stored::NoHolder | Stored::OtherType => 0,
         };
         Ok(Some(left))
@@ -272,7 +270,7 @@ impl Decision<'_> {
     /// RENEW: start the lease anew. Whether the owner still holds it.
     pub(crate) fn renew(
         &mut self,
-        stored: Stored,
+        stored: &Stored,
         request: &Renew<'_>,
     ) -> Result<bool, CommandError> {
         let session = self.locks.listened(request.session)?;
@@ -286,9 +284,9 @@ impl Decision<'_> {
             .sessions
             .confirm(self.at, request.owner, request.mode, false);
         match stored {
-            Stored::Plain(hash) => self.renew_plain(&hash, request, session),
-            Stored::ReadWrite(hash) => self.renew_read_write(&hash, request, session),
-            Stored::Permits(hash) => self.renew_permits(&hash, request, session),
+            Stored::Plain(hash) => self.renew_plain(hash, request, session),
+            Stored::ReadWrite(hash) => self.renew_read_write(hash, request, session),
+            Stored::Permits(hash) => self.renew_permits(hash, request, session),
             Stored::Free | Stored::NoHolder | Stored::OtherType => {}
         }
         if request.wanted {
@@ -300,12 +298,12 @@ impl Decision<'_> {
     /// GUARD: refused unless the owner holds the lock.
     pub(crate) fn guard(
         &mut self,
-        stored: Stored,
+        stored: &Stored,
         request: &Guard<'_>,
     ) -> Result<(), CommandError> {
         let own = self.own_hold(stored, request.mode, request.token, request.owner)?;
         own.map(drop)
-            .ok_or_else(|| CommandError::NotHeld(self.present_token(&stored, request.mode)))
+            .ok_or_else(|| CommandError::NotHeld(self.present_token(stored, request.mode)))
     }
 
     /// The token of whoever has the lock, where it is known and there is one: of a read lock and
@@ -327,7 +325,7 @@ impl Decision<'_> {
     }
 
     /// CANCEL: the owner's waiter leaves the queue. How many there were.
-    pub(crate) fn cancel(&mut self, stored: Stored, owner: &[u8]) -> i64 {
+    pub(crate) fn cancel(&mut self, stored: &Stored, owner: &[u8]) -> i64 {
         let queue = self.queue();
         let waiter = queue.and_then(|queue| self.locks.table.waiter_of(queue, owner));
         let Some(id) = waiter.map(|(id, _)| id) else {
@@ -345,7 +343,7 @@ impl Decision<'_> {
     /// fields of a read-write lock's readers, or those who hold permits. Whether there was one.
     pub(crate) fn break_hold(
         &mut self,
-        stored: Stored,
+        stored: &Stored,
         holders: &[(Box<[u8]>, Count)],
     ) -> Result<bool, CommandError> {
         let held_as = match stored {
@@ -362,7 +360,7 @@ impl Decision<'_> {
             }
         };
         count(&mut self.locks.counters.breaks);
-        self.log_broken(&stored, held_as, holders);
+        self.log_broken(stored, held_as, holders);
         self.locks.table.forget_writer(self.at);
         self.lose_holds(Some(LostReason::Broken));
         if held_as == Mode::Permits {
@@ -378,15 +376,15 @@ impl Decision<'_> {
 
     /// Ends a hold, if it is still the one that was meant. The key may have outlived the readers
     /// that ended before it.
-    pub(crate) fn end(&mut self, release: &PendingRelease, stored: Stored, outlived: bool) {
-        if !self.is_hold(&stored, &release.owner, release.mode, release.token) {
+    pub(crate) fn end(&mut self, release: &PendingRelease, stored: &Stored, outlived: bool) {
+        if !self.is_hold(stored, &release.owner, release.mode, release.token) {
             // Not the sessions' holds: thousands may end here, and each would mark all the others.
             if let Some(queue) = self.queue() {
                 self.locks.mark_queue(queue);
             }
             match stored {
-                Stored::ReadWrite(hash) if outlived => self.end_key_with_readers(&hash),
-                Stored::Permits(hash) if outlived => self.end_key_with_permits(&hash),
+                Stored::ReadWrite(hash) if outlived => self.end_key_with_readers(hash),
+                Stored::Permits(hash) if outlived => self.end_key_with_permits(hash),
                 // With the last permits the key goes.
                 Stored::NoHolder if outlived && release.mode == Mode::Permits => {
                     self.write(Write::Delete);
@@ -399,15 +397,15 @@ impl Decision<'_> {
             return self.take_back(release, stored);
         }
         match stored {
-            Stored::Plain(hash) => self.end_plain(&hash, &release.owner),
-            Stored::ReadWrite(hash) => self.end_read_write(&hash, &release.owner, release.mode),
-            Stored::Permits(hash) => self.end_permits(&hash, &release.owner),
+            Stored::Plain(hash) => self.end_plain(hash, &release.owner),
+            Stored::ReadWrite(hash) => self.end_read_write(hash, &release.owner, release.mode),
+            Stored::Permits(hash) => self.end_permits(hash, &release.owner),
             Stored::Free | Stored::NoHolder | Stored::OtherType => {}
         }
         count(&mut self.locks.counters.session_releases);
     }
 
-    fn take_back(&mut self, release: &PendingRelease, stored: Stored) {
+    fn take_back(&mut self, release: &PendingRelease, stored: &Stored) {
         let name = self.at.name;
         let request = Release {
             key: name,
@@ -439,12 +437,12 @@ impl Decision<'_> {
     }
 
     /// Tells a session if its hold is lost.
-    pub(crate) fn check_hold(&mut self, id: HoldId, stored: Stored) {
+    pub(crate) fn check_hold(&mut self, id: HoldId, stored: &Stored) {
         let Some(hold) = self.locks.holds.get(id) else {
             return;
         };
         let (owner, mode, token) = (Rc::clone(&hold.owner), hold.mode, hold.token);
-        if self.is_hold(&stored, &owner, mode, token) {
+        if self.is_hold(stored, &owner, mode, token) {
             self.locks.holds.check_after(id, stored.own_end(mode));
         } else {
             self.lose(id, None);
@@ -453,7 +451,7 @@ impl Decision<'_> {
 
     /// Brings a queue in agreement with its key, as read for the owner that is first in it: grants
     /// it if it can have the lock, and otherwise looks again when the lease is over.
-    pub(crate) fn reconcile(&mut self, queue: RecordId, stored: Stored) {
+    pub(crate) fn reconcile(&mut self, queue: RecordId, stored: &Stored) {
         if matches!(stored, Stored::OtherType) {
             return self
                 .locks
@@ -489,9 +487,9 @@ impl Decision<'_> {
                 }
                 self.check_after(stored.ends_at());
             }
-            None if mode == Mode::Permits => self.reconcile_permits(queue, &stored),
-            None if stored.lets_in(mode) && self.may_grant(&stored, mode) => {
-                self.hand_over(&stored, Some(mode.message_when_free()));
+            None if mode == Mode::Permits => self.reconcile_permits(queue, stored),
+            None if stored.lets_in(mode) && self.may_grant(stored, mode) => {
+                self.hand_over(stored, Some(mode.message_when_free()));
             }
             None => {
                 if !stored.is_free() {
@@ -647,12 +645,12 @@ impl Decision<'_> {
     /// token.
     fn own_hold(
         &mut self,
-        stored: Stored,
+        stored: &Stored,
         mode: Mode,
         token: Option<Token>,
         owner: &[u8],
     ) -> Result<Option<Count>, CommandError> {
-        self.check_kind(&stored, mode.kind())?;
+        self.check_kind(stored, mode.kind())?;
         if stored.is_free() {
             // As soon as this command is over, waiters are granted and lost holds are told.
             self.locks.mark_dirty(self.at);

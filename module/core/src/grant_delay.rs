@@ -58,14 +58,20 @@ impl GrantDelay {
         self.ends_at.saturating_sub(now.mono_ms).max(0)
     }
 
+    /// Whether there is none, or its end was noticed.
+    #[inline]
+    pub(crate) fn is_over(&self) -> bool {
+        self.ends_at == OVER
+    }
+
     /// Milliseconds until the queues must be marked dirty because it ends; none if they were.
     pub(crate) fn deadline(&self, now: Now) -> Option<i64> {
-        (self.ends_at != OVER).then(|| self.left_ms(now))
+        (!self.is_over()).then(|| self.left_ms(now))
     }
 
     /// Whether it has ended since this was asked last.
     pub(crate) fn take_end(&mut self, now: Now) -> bool {
-        let has_ended = self.ends_at != OVER && !self.lasts(now);
+        let has_ended = !self.is_over() && !self.lasts(now);
         if has_ended {
             self.ends_at = OVER;
         }

@@ -176,8 +176,44 @@ impl Locks {
 
     // --- What time brings ------------------------------------------------------------------------
 
+    /// Whether nothing is known of any lock or session, and nothing is left to be done.
+    #[inline]
+    pub fn is_quiet(&self) -> bool {
+        self.table.is_quiet()
+            && self.sessions.len() == 0
+            && self.agenda.is_quiet()
+            && self.log_lines.are_whole()
+            && self.grant_delay.is_over()
+    }
+
+    /// Whether anything that is known now is timed by the monotonic clock: a wait, a session whose
+    /// grace or whose call of EVENTS ends, the delay after a start, or what is yet to be done or
+    /// logged. While nothing is, a command's decision needs the wall clock alone.
+    #[inline]
+    pub fn is_timed(&self) -> bool {
+        !self.is_quiet() && self.has_timed()
+    }
+
+    fn has_timed(&self) -> bool {
+        self.table.any_queue()
+            || self.table.any_pending()
+            || self.sessions.next_deadline().is_some()
+            || !self.agenda.is_quiet()
+            || !self.log_lines.are_whole()
+            || !self.grant_delay.is_over()
+    }
+
     /// Milliseconds until something is due; none if nothing ever is.
+    #[inline]
     pub fn next_deadline(&self, now: Now) -> Option<i64> {
+        // The common case.
+        if self.is_quiet() {
+            return None;
+        }
+        self.nearest_deadline(now)
+    }
+
+    fn nearest_deadline(&self, now: Now) -> Option<i64> {
         let is_marked = !self.agenda.is_empty() || self.holds.any_dirty();
         if is_marked || self.sessions.any_overflowing() {
             return Some(0);

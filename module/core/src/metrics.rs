@@ -51,7 +51,8 @@ pub(crate) fn count(counter: &mut u64) {
 /// How many values fell below each bound.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Histogram {
-    below: [u64; Self::BOUNDS.len()],
+    /// Those above the bound before and not above this one.
+    within: [u64; Self::BOUNDS.len()],
     count: u64,
     sum: u64,
 }
@@ -64,10 +65,9 @@ impl Histogram {
 
     pub(crate) fn record(&mut self, value: i64) {
         let value = u64::try_from(value).unwrap_or(0);
-        for (bound, below) in Self::BOUNDS.iter().zip(&mut self.below) {
-            if value <= *bound {
-                count(below);
-            }
+        let bucket = Self::BOUNDS.iter().position(|bound| value <= *bound);
+        if let Some(within) = bucket.and_then(|bucket| self.within.get_mut(bucket)) {
+            count(within);
         }
         count(&mut self.count);
         self.sum = self.sum.saturating_add(value);
@@ -75,7 +75,12 @@ impl Histogram {
 
     /// Each bound, and how many values were not above it.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        Self::BOUNDS.into_iter().zip(self.below)
+        let add = |below: &mut u64, within: u64| {
+            *below = below.saturating_add(within);
+            Some(*below)
+        };
+        let below = self.within.into_iter().scan(0, add);
+        Self::BOUNDS.into_iter().zip(below)
     }
 
     /// How many values there were.

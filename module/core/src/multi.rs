@@ -149,9 +149,9 @@ pub(crate) struct Several<'a> {
 }
 
 impl Several<'_> {
-    pub(crate) fn each(&self) -> impl Iterator<Item = (usize, LockRef<'_>, Stored)> {
+    pub(crate) fn each(&self) -> impl Iterator<Item = (usize, LockRef<'_>, &Stored)> {
         let locks = self.locks.iter().zip(self.stored).enumerate();
-        locks.map(|(place, (lock, stored))| (place, *lock, *stored))
+        locks.map(|(place, (lock, stored))| (place, *lock, stored))
     }
 }
 
@@ -167,7 +167,7 @@ impl Locks {
         effects: &mut Vec<Effect>,
     ) -> Result<Acquired, CommandError> {
         let session = self.listened(request.session)?;
-        let is_promised = |(_, lock, stored): (_, LockRef<'_>, Stored)| {
+        let is_promised = |(_, lock, stored): (_, LockRef<'_>, &Stored)| {
             stored.is_free() && self.table.queue(lock).is_some()
         };
         if !is_reconciled && several.each().any(is_promised) {
@@ -270,7 +270,7 @@ impl Locks {
     ) -> Result<i64, CommandError> {
         for (place, lock, stored) in several.each() {
             let mut decision = self.decision(lock, place, now, effects);
-            decision.check_kind(&stored, Kind::Plain)?;
+            decision.check_kind(stored, Kind::Plain)?;
             if let Some((Count::Malformed, _)) = stored.own(Mode::Plain) {
                 return Err(CommandError::HoldCountMalformed);
             }
@@ -402,11 +402,11 @@ impl Locks {
 
 impl Decision<'_> {
     /// Whether the owner could have this one of several.
-    fn can_have(&mut self, stored: Stored, once: bool) -> Result<bool, CommandError> {
-        self.check_kind(&stored, Kind::Plain)?;
+    fn can_have(&mut self, stored: &Stored, once: bool) -> Result<bool, CommandError> {
+        self.check_kind(stored, Kind::Plain)?;
         match (stored, self.queue()) {
             (Stored::Plain(Hash { own: None, .. }), _) => Ok(false),
-            (Stored::Plain(Hash { own: Some(own), .. }), _) => match own {
+            (Stored::Plain(Hash { own: Some(own), .. }), _) => match *own {
                 Count::Malformed => Err(CommandError::HoldCountMalformed),
                 Count::Valid(held) if once || Count::next(held).is_some() => Ok(true),
                 Count::Valid(_) => Err(CommandError::HoldCountOverflow),
@@ -423,12 +423,12 @@ impl Decision<'_> {
     /// Enters one of several locks, with this token if it is newly taken.
     fn enter_plain(
         &mut self,
-        stored: Stored,
+        stored: &Stored,
         entry: &Entry<'_>,
         new: Option<Token>,
     ) -> Option<(i64, Token)> {
         let held = match (stored, new) {
-            (Stored::Plain(hash), _) => self.reenter(&hash, hash.own?, entry).ok()?,
+            (Stored::Plain(hash), _) => self.reenter(hash, hash.own?, entry).ok()?,
             (_, Some(token)) => {
                 if stored.leaves_hash() {
                     self.write(Write::Delete);
@@ -444,7 +444,7 @@ impl Decision<'_> {
 
     /// Gives back one hold of one lock of a MRELEASE; none if the owner has none. Nobody is granted
     /// before all are given back.
-    fn give_back_one(&mut self, stored: Stored, owner: &[u8]) -> Option<GivenBack> {
+    fn give_back_one(&mut self, stored: &Stored, owner: &[u8]) -> Option<GivenBack> {
         let Stored::Plain(hash) = stored else {
             self.locks.mark_dirty(self.at);
             return None;
@@ -467,7 +467,7 @@ impl Decision<'_> {
             token: None,
             lease: None,
         };
-        self.leave_plain(&hash, held, &request);
+        self.leave_plain(hash, held, &request);
         Some(GivenBack::Held)
     }
 

@@ -2,6 +2,7 @@
 
 use crate::error::Word;
 use crate::request::SessionRef;
+use crate::text::eight_read;
 use crate::{
     CommandError, FENCE_FIELD, INTEGER_MAX, KEYS_MAX, Lease, MATCH_LEN_MAX, MODE_FIELD,
     OWNER_LEN_MAX, Permits, SESSION_LEN_MAX, Token, Wait,
@@ -190,8 +191,13 @@ pub(crate) fn integer(bytes: &[u8]) -> Option<i64> {
     // Counting downwards, because the smallest i64 has no positive twin. The first digits cannot
     // overflow, and of most numbers those are all.
     let (first, rest) = digits.split_at(digits.len().min(DIGITS_THAT_FIT));
+    let (eights, others) = first.as_chunks::<8>();
     let mut value: i64 = 0;
-    for &char in first {
+    for eight in eights {
+        let eight = eight_read(*eight)?;
+        value = value.wrapping_mul(100_000_000).wrapping_sub(eight.into());
+    }
+    for &char in others {
         value = value.wrapping_mul(10).wrapping_sub(digit(char)?);
     }
     for &char in rest {

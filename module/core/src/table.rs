@@ -316,6 +316,12 @@ impl LockTable {
         found
     }
 
+    /// Whether nothing is known of any lock.
+    #[inline]
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.records.len() == 0
+    }
+
     pub(crate) fn lock_of(&self, id: RecordId) -> Option<&LockKey> {
         self.records.get(id.0).map(|record| &record.lock)
     }
@@ -754,8 +760,7 @@ impl LockTable {
         now: Now,
     ) -> Option<(WaiterId, RecordId)> {
         let record_id = self.find_or_open(lock)?;
-        let known = self.waiting(newcomer.owner).cloned();
-        let owner = known.unwrap_or_else(|| Rc::from(newcomer.owner));
+        let owner: Rc<[u8]> = Rc::from(newcomer.owner);
         let queue = &self.records.get(record_id.0)?.queue;
         let (order, last) = (queue.joined, queue.last);
         let waiter = Waiter {
@@ -798,7 +803,12 @@ impl LockTable {
         if queue.length == 1 {
             self.queues = self.queues.saturating_add(1);
         }
-        self.add_place(owner, record_id, id);
+        // An owner that waits elsewhere too is kept once.
+        if let Some(known) = self.add_place(owner, record_id, id)
+            && let Some(waiter) = self.waiters.get_mut(id.0)
+        {
+            waiter.owner = known;
+        }
         Some((id, record_id))
     }
 
@@ -906,18 +916,27 @@ impl LockTable {
         within.filter_map(|(_, id)| self.waiters.get(id.0).map(|waiter| &waiter.owner))
     }
 
-    fn add_place(&mut self, owner: Rc<[u8]>, record: RecordId, waiter: WaiterId) {
+    /// Returns the owner's name as it is kept, if it waits elsewhere already.
+    fn add_place(
+        &mut self,
+        owner: Rc<[u8]>,
+        record: RecordId,
+        waiter: WaiterId,
+    ) -> Option<Rc<[u8]>> {
         use std::collections::hash_map::Entry;
         match self.waits.entry(owner) {
             Entry::Vacant(none) => {
                 none.insert(Places::One(record, waiter));
+                None
             }
             Entry::Occupied(mut places) => {
+                let known = Rc::clone(places.key());
                 let was_one = places.get_mut().add(record, waiter);
                 // With a second queue the owner's waiter in the first counts, too.
                 for (record, waiter) in was_one.into_iter().chain([(record, waiter)]) {
                     self.mark_multi_queue(record, waiter, true);
                 }
+                Some(known)
             }
         }
     }

@@ -8,39 +8,61 @@ pub struct Text<const N: usize = 24> {
     start: usize,
 }
 
-/// The numbers from 0 to 99, in two digits each.
-#[allow(clippy::indexing_slicing, reason = "the compiler runs it")]
-const PAIRS: [[u8; 2]; 100] = {
-    let (mut pairs, mut tens, mut at) = ([[b'0'; 2]; 100], b'0', 0);
-    while tens <= b'9' {
-        let mut ones = b'0';
-        while ones <= b'9' {
-            pairs[at] = [tens, ones];
-            (ones, at) = (ones + 1, at + 1);
-        }
-        tens += 1;
-    }
-    pairs
-};
+/// Numbers are read and written eight digits at a time: a token has sixteen, and nearly every
+/// command has one to read or write.
+const EIGHT_DIGITS: u64 = 100_000_000;
+
+/// Eight digits of a number below [`EIGHT_DIGITS`], each in a byte of its own, the first in the
+/// lowest. Two numbers of four digits are parted into four of two, and these into eight of one.
+fn eight_digits(number: u64) -> u64 {
+    let (high, low) = (number / 10_000, number % 10_000);
+    let fours = high | (low << 32);
+    let hundreds = (fours.wrapping_mul(10_486) >> 20) & 0x0000_007f_0000_007f;
+    let twos = hundreds | (fours.wrapping_sub(hundreds.wrapping_mul(100)) << 16);
+    let tens = (twos.wrapping_mul(103) >> 10) & 0x000f_000f_000f_000f;
+    tens | (twos.wrapping_sub(tens.wrapping_mul(10)) << 8)
+}
+
+/// The number that eight characters are, if all of them are digits.
+pub(crate) fn eight_read(digits: [u8; 8]) -> Option<u32> {
+    let text = u64::from_le_bytes(digits);
+    let above = text.wrapping_add(0x0606_0606_0606_0606);
+    let is_digits = text & HIGH_HALVES == ZEROS && above & HIGH_HALVES == ZEROS;
+    let ones = text & 0x0f0f_0f0f_0f0f_0f0f;
+    let twos = (ones.wrapping_mul(0x0a01) >> 8) & 0x00ff_00ff_00ff_00ff;
+    let fours = (twos.wrapping_mul(0x0064_0001) >> 16) & 0x0000_ffff_0000_ffff;
+    let number = fours.wrapping_mul(0x2710_0000_0001) >> 32;
+    u32::try_from(number).ok().filter(|_| is_digits)
+}
+
+/// `0` eight times.
+const ZEROS: u64 = 0x3030_3030_3030_3030;
+const HIGH_HALVES: u64 = 0xf0f0_f0f0_f0f0_f0f0;
 
 impl Text {
     /// A number in decimal.
     pub fn number(number: i64) -> Self {
-        let (mut buffer, mut start) = ([0; 24], 0);
-        let mut rest = number.unsigned_abs();
-        // Two digits at a time, from the last on. There are 19 at most, so there is room before
-        // them.
-        let (pairs, _) = buffer.as_chunks_mut::<2>();
-        for (at, place) in pairs.iter_mut().enumerate().rev() {
-            let pair = usize::try_from(rest % 100).ok();
-            *place = *pair.and_then(|pair| PAIRS.get(pair)).unwrap_or(b"00");
-            rest /= 100;
-            if rest == 0 {
-                let leading_zero = usize::from(place[0] == b'0');
-                start = at.saturating_mul(2).saturating_add(leading_zero);
-                break;
-            }
+        let number_abs = number.unsigned_abs();
+        // Eight digits at a time. There are 19 at most, so there is room before them.
+        let (above, last) = (number_abs / EIGHT_DIGITS, number_abs % EIGHT_DIGITS);
+        let (first, middle) = (above / EIGHT_DIGITS, above % EIGHT_DIGITS);
+        let (digits, leading, at) = if above == 0 {
+            ([0, 0, eight_digits(last)], eight_digits(last), 16)
+        } else if first == 0 {
+            let middle = eight_digits(middle);
+            ([0, middle, eight_digits(last)], middle, 8)
+        } else {
+            let first = eight_digits(first);
+            ([first, eight_digits(middle), eight_digits(last)], first, 0)
+        };
+        let mut buffer = [0; 24];
+        let (eights, _) = buffer.as_chunks_mut::<8>();
+        for (place, digits) in eights.iter_mut().zip(digits) {
+            *place = (digits | ZEROS).to_le_bytes();
         }
+        // The last digit stays, if it is a zero too.
+        let leading_zeros = usize::try_from(leading.trailing_zeros() / 8).unwrap_or(7);
+        let start = leading_zeros.min(7).saturating_add(at);
         let text = Self { buffer, start };
         if number < 0 { text.after(b'-') } else { text }
     }
@@ -104,6 +126,22 @@ mod tests {
             i64::MIN,
         ] {
             assert_eq!(Text::number(number).bytes(), number.to_string().as_bytes());
+        }
+        for number in (0..EIGHT_DIGITS).step_by(9_973).chain([EIGHT_DIGITS - 1]) {
+            let text = format!("{number:08}");
+            assert_eq!(
+                (eight_digits(number) | ZEROS).to_le_bytes(),
+                *text.as_bytes()
+            );
+            let read = eight_read(*text.as_bytes().first_chunk().unwrap());
+            assert_eq!(read.map(u64::from), Some(number));
+        }
+        for byte in (0..=u8::MAX).filter(|byte| !byte.is_ascii_digit()) {
+            for at in 0..8 {
+                let mut text = *b"12345678";
+                text[at] = byte;
+                assert_eq!(eight_read(text), None, "{}", text.escape_ascii());
+            }
         }
         assert_eq!(Text::number(17).after(b't').bytes(), b"t17");
         assert_eq!(Text::word(b"write").bytes(), b"write");

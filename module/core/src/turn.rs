@@ -542,7 +542,7 @@ impl Locks {
             self.sweep_all(turn, &task.subject);
         }
         match (task.purpose, &task.subject) {
-            (Purpose::Command, _) => self.decide_command(turn, read, now, effects),
+            (Purpose::Command, _) => self.decide_command(turn, &read, now, effects),
             (Purpose::Holders, _) => self.decide_search(turn, &read, now),
             (Purpose::TimeOut, _) => self.decide_timeout(&read, now, effects),
             (Purpose::LongWait, Subject::One(lock, _)) => {
@@ -575,7 +575,7 @@ impl Locks {
     fn decide_command(
         &mut self,
         turn: &mut Turn<'_>,
-        read: Read<'_>,
+        read: &Read<'_>,
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
@@ -584,12 +584,12 @@ impl Locks {
             // Of a wait that ends nothing but the lease's rest is told.
             (Keys::One(name), Read::Unknown) if matches!(command, Command::Cancel(_)) => {
                 let at = LockRef { db: turn.db, name };
-                self.decide_about_one(turn, command, at, Stored::NoHolder, now, effects)
+                self.decide_about_one(turn, command, at, &Stored::NoHolder, now, effects)
             }
             (_, Read::Unknown) => Err(CommandError::SlotOnItsWay),
             (Keys::One(name), Read::One(stored)) => {
                 let at = LockRef { db: turn.db, name };
-                self.decide_about_one(turn, command, at, *stored, now, effects)
+                self.decide_about_one(turn, command, at, stored, now, effects)
             }
             (Keys::One(name), Read::Holds(stored, holders)) => {
                 // The hold that was meant has ended already, in this very turn.
@@ -626,7 +626,7 @@ impl Locks {
         turn: &mut Turn<'_>,
         command: Command<'_>,
         at: LockRef<'_>,
-        stored: Stored,
+        stored: &Stored,
         now: Now,
         effects: &mut Vec<Effect>,
     ) -> Result<Option<Outcome>, CommandError> {
@@ -656,7 +656,7 @@ impl Locks {
                 Outcome::Guards
             }
             Command::Cancel(request) => Outcome::Number(decision.cancel(stored, request.owner)),
-            Command::Limit(request) => Outcome::Number(decision.set_limit(&stored, request.limit)?),
+            Command::Limit(request) => Outcome::Number(decision.set_limit(stored, request.limit)?),
             _ => return Err(CommandError::Unsettled),
         }))
     }
@@ -707,7 +707,7 @@ impl Locks {
     ) -> Result<i64, CommandError> {
         for (place, lock, stored) in several.each() {
             let mut decision = self.decision(lock, place, now, effects);
-            decision.check_kind(&stored, Kind::Plain)?;
+            decision.check_kind(stored, Kind::Plain)?;
         }
         self.listened(request.session)?;
         let mut renewed: i64 = 0;
@@ -758,7 +758,7 @@ impl Locks {
                 wish.is_out_of_date = true;
             }
             self.decision(lock.as_ref(), 0, now, effects)
-                .end(&release, **stored, outlived);
+                .end(&release, stored, outlived);
             turn.freed |= effects.iter().skip(written).any(Effect::is_deletion);
         }
     }
@@ -777,7 +777,7 @@ impl Locks {
         match read {
             Read::One(stored) => {
                 self.decision(lock.as_ref(), 0, now, effects)
-                    .reconcile(queue, *stored);
+                    .reconcile(queue, stored);
             }
             Read::Elsewhere(error) => {
                 self.table.forget_writer(lock.as_ref());
@@ -831,7 +831,7 @@ impl Locks {
         match read {
             Read::One(stored) => self
                 .decision(lock.as_ref(), 0, now, effects)
-                .check_hold(id, **stored),
+                .check_hold(id, stored),
             // Served by another node now: the hold is not lost, but no longer ours to watch.
             Read::Elsewhere(_) => {
                 self.table.forget_writer(lock.as_ref());

@@ -695,7 +695,20 @@ impl OwnedStr {
     pub(crate) fn concat(parts: &[&[u8]]) -> Self {
         let mut buffer = [0; 256];
         let mut rest = &mut buffer[..];
-        let fits = parts.iter().all(|part| rest.write_all(part).is_ok());
+        let mut add = |part: &[u8]| match part {
+            // Half of the parts are so short, and a call to copy one takes longer than this.
+            [] => true,
+            [byte] => match std::mem::take(&mut rest) {
+                [place, others @ ..] => {
+                    *place = *byte;
+                    rest = others;
+                    true
+                }
+                [] => false,
+            },
+            _ => rest.write_all(part).is_ok(),
+        };
+        let fits = parts.iter().all(|part| add(part));
         let left = rest.len();
         match buffer.get(..buffer.len().saturating_sub(left)) {
             Some(whole) if fits => Self::new(whole),
