@@ -167,11 +167,15 @@ fn every_figure_of_the_readme_is_in_the_tables_of_the_benchmark() {
     let readme = read("README.md");
     let section = readme.split("\n## How fast\n").nth(1).unwrap();
     let section = section.split("\n## ").next().unwrap();
-    let tables = figures(&read("docs/bench/tables.md"));
+    // Medians, and not the least and the largest beside them.
+    let tables = read("docs/bench/tables.md");
+    let medians = tables.split('(');
+    let medians = medians.map(|part| part.split_once(')').map_or(part, |(_, rest)| rest));
+    let medians = figures(&medians.collect::<String>());
     let said = figures(section);
     assert!(said.len() > 10, "nothing found is nothing looked at");
     for figure in said {
-        assert!(tables.contains(&figure), "{figure} was not measured");
+        assert!(medians.contains(&figure), "{figure} was not measured");
     }
 }
 
