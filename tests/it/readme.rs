@@ -1,6 +1,6 @@
 //! README.md, as whoever reads it first will try it: the transcripts in it and in
-//! docs/operations.md, played back; its program in Rust; and that all else in it is run and measured
-//! elsewhere.
+//! docs/operations.md, played back; its program in Rust; and that all else in it is run and
+//! measured elsewhere.
 //!
 //! How to write a transcript:
 //!
