@@ -19,8 +19,9 @@ run: ## Build the module and start a server with it on 127.0.0.1:6379, or PORT=
 cli: install ## Build the program `rlock`: target/release/rlock
 	cargo build --release -p rlock-cli
 
+# Most tests wait most of the time, for servers and for leases to end.
 test: install ## Run every test; RLOCK_SERVER= names another server
-	cargo test --no-fail-fast
+	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(($$(nproc) * 2))} cargo test --no-fail-fast
 
 soak: install ## The heavy tests, with the figures they print
 	RLOCK_DROPS=100000 cargo test --release -p rlock-tests --test it -- \
@@ -29,7 +30,7 @@ soak: install ## The heavy tests, with the figures they print
 chaos: install ## A storm over real servers and its checkers; CHAOS_SECONDS=, CHAOS_SEED=, CHAOS_MENU=
 	CHAOS_SECONDS=$(or $(CHAOS_SECONDS),1800) CHAOS_SEED=$(CHAOS_SEED) CHAOS_ROUND=$(CHAOS_ROUND) \
 		CHAOS_MENU="$(CHAOS_MENU)" \
-		cargo test -p rlock-tests --test chaos -- --ignored --exact storm --nocapture
+		cargo test --test chaos -- --ignored --exact storm --nocapture
 
 simulate: install ## Simulate clients, links and servers from seeds; SECONDS=, SEED=, FROM=, FILE=, ONLY=
 	SIMULATE_SECONDS=$(or $(SECONDS),60) SIMULATE_SEED=$(SEED) SIMULATE_FROM=$(FROM) \
@@ -49,7 +50,7 @@ test-servers: install ## The integration tests on every Redis and Valkey that ca
 
 prometheus: install ## What `rlock exporter` tells, to a real Prometheus and promtool
 	@scripts/install prometheus
-	RLOCK_PROMETHEUS=1 cargo test -p rlock-cli --test it exporter::
+	RLOCK_PROMETHEUS=1 cargo test --test it exporter::
 
 interop: ## The tests beside a real Redisson, which is Java
 	@scripts/install javac mvn

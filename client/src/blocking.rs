@@ -297,7 +297,7 @@ twin! {
 
 twin! {
     /// A lock that is held: [`crate::Guard`] for programs without async, with the same promise.
-    #[must_use = "dropping the guard gives the lock back at once"]
+    #[must_use = "dropped, as by `let _ =`, it gives the lock back at once: give it a name"]
     Guard<M = Plain> {
         /// Who holds the lock.
         fn owner(&self) -> &Owner;
@@ -486,7 +486,7 @@ twin! {
 twin! {
     /// A lock that is held on a majority of servers: [`crate::QuorumGuard`] for programs without
     /// async, with the same promise.
-    #[must_use = "dropping the guard gives the lock back at once"]
+    #[must_use = "dropped, as by `let _ =`, it gives the lock back at once: give it a name"]
     QuorumGuard {
         /// The lock's name.
         fn name(&self) -> &[u8];

@@ -18,9 +18,10 @@ use std::time::{Duration, SystemTime};
 use rlock_tests::{Server, eventually, until};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::client::url;
+use super::client::{cargo, url};
 
 const NAMES: [&str; 3] = ["ann", "bob", "cyd"];
+const EXAMPLE: &str = "leader";
 const LOCK: &str = "{example}:leader";
 
 /// The time on the clock of the example, in microseconds.
@@ -144,19 +145,10 @@ struct Candidates {
     lines: Arc<Mutex<Vec<Line>>>,
 }
 
-/// What cargo does with the example.
-fn cargo(verb: &str) -> Command {
-    let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let mut command = Command::new(cargo);
-    command.args([verb, "--quiet", "--package", "rlock-client"]);
-    command.args(["--example", "leader"]);
-    command
-}
-
 impl Candidates {
     fn start() -> Self {
         // Nobody waits for a compiler with a deadline.
-        assert!(cargo("build").status().unwrap().success());
+        assert!(cargo("build", EXAMPLE).status().unwrap().success());
         let mut candidates = Self {
             server: Server::start(),
             processes: HashMap::new(),
@@ -170,7 +162,7 @@ impl Candidates {
     }
 
     fn begin(&mut self, name: &'static str) {
-        let mut child = cargo("run")
+        let mut child = cargo("run", EXAMPLE)
             .args(["--", &url(&self.server), name])
             .stdout(Stdio::piped())
             .spawn()

@@ -1,5 +1,5 @@
 //! Races between what a client does and what it is told, on real servers; more of them are in
-//! `client/test/tests/races.rs`.
+//! `client/test/tests/it/races.rs`.
 
 use std::time::{Duration, Instant};
 

@@ -6,7 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rlock_tests::{Conn, Reply, Server, eventually};
+use rlock_tests::{Conn, Reply, Server, eventually, until};
+
+use super::client::{client, soon, wait_in_queue};
 
 const LEASE_MS: i64 = 3_600_000;
 /// How long after the files were made a server finds them, by its own clock.
@@ -345,4 +347,125 @@ fn a_client_of_0_1_0_is_answered_as_it_was_then() {
     }
     assert!(compared > 30, "nothing found is nothing looked at");
     assert!(tokens.len() > 5, "{tokens:?}");
+}
+
+/// The commands of a client, as 0.1.0 knew them: how many words come before the names or options,
+/// whether names follow, with their number in front, and the options without a value and with one.
+const OF_0_1_0: [(&str, usize, bool, &[&str], &[&str]); 8] = [
+    (
+        "ACQUIRE",
+        3,
+        false,
+        &["READ", "WRITE", "ONCE"],
+        &["BLOCK", "QUEUE", "SESSION"],
+    ),
+    ("RELEASE", 2, false, &["READ", "WRITE"], &["TOKEN", "LEASE"]),
+    ("RENEW", 3, false, &["READ", "WRITE"], &["TOKEN", "SESSION"]),
+    ("CANCEL", 2, false, &[], &[]),
+    ("EVENTS", 1, false, &[], &["BLOCK", "GRACE"]),
+    (
+        "MACQUIRE",
+        2,
+        true,
+        &["ONCE"],
+        &["BLOCK", "QUEUE", "SESSION"],
+    ),
+    ("MRELEASE", 1, true, &[], &[]),
+    ("MRENEW", 2, true, &[], &["SESSION"]),
+];
+
+/// Whether a server of 0.1.0 would have carried it out.
+fn was_known_to_0_1_0(name: &str, words: &[&str]) -> bool {
+    let Some((_, before, has_names, flags, options)) = OF_0_1_0.iter().find(|of| of.0 == name)
+    else {
+        return false;
+    };
+    let mut words = words.iter().skip(*before);
+    if *has_names {
+        let names = words.next().unwrap().parse::<usize>().unwrap();
+        words.nth(names - 1).unwrap();
+    }
+    while let Some(word) = words.next() {
+        if options.contains(word) {
+            words.next().expect("a value");
+        } else if !flags.contains(word) {
+            return false;
+        }
+    }
+    true
+}
+
+/// So a new client works with an old server as well: what that answers is what today's server
+/// answers to the client of then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn todays_client_sends_0_1_0_only_what_that_knows_unless_it_is_asked_for_newer_things() {
+    let server = Server::start();
+    let mut monitor = server.connect();
+    monitor.run("MONITOR");
+    let client = client(&server).await;
+    let guard = client.lock("k").lock().await.unwrap();
+    let refused = client.lock("k").try_lock().await;
+    assert!(refused.unwrap_err().is_not_acquired());
+    let waiting = wait_in_queue(&server, &client, "k");
+    let dropped = wait_in_queue(&server, &client, "k");
+    dropped.abort();
+    until("it has left the queue", || {
+        server.waiting_owners("k").len() == 1
+    });
+    soon(guard.renew()).await.unwrap();
+    soon(guard.unlock()).await.unwrap();
+    let guard = soon(waiting).await.unwrap().unwrap();
+    soon(guard.unlock()).await.unwrap();
+    let scope = client.scope();
+    let outer = scope.lock("k").lock().await.unwrap();
+    let inner = scope.lock("k").lock().await.unwrap();
+    soon(inner.unlock()).await.unwrap();
+    soon(outer.unlock()).await.unwrap();
+    let prices = client.rw_lock("prices");
+    soon(prices.read().await.unwrap().unlock()).await.unwrap();
+    let writer = prices.write().await.unwrap();
+    soon(writer.renew()).await.unwrap();
+    let reader = soon(writer.downgrade()).await.unwrap();
+    soon(reader.renew()).await.unwrap();
+    soon(reader.unlock()).await.unwrap();
+    let both = client.multi(["a", "b"]).lock().await.unwrap();
+    soon(both.renew()).await.unwrap();
+    soon(both.unlock()).await.unwrap();
+    soon(client.shutdown()).await;
+    server.run("ECHO over");
+
+    let mut seen = HashMap::new();
+    loop {
+        let line = monitor.read().text();
+        let words: Vec<_> = line.split('"').skip(1).step_by(2).collect();
+        if words == ["ECHO", "over"] {
+            break;
+        }
+        if let Some(name) = words[0].strip_prefix("RLOCK.") {
+            // The harness looks into queues.
+            if name == "INFO" {
+                continue;
+            }
+            assert!(was_known_to_0_1_0(name, &words[1..]), "{line}");
+            *seen.entry(name.to_owned()).or_insert(0) += 1;
+        }
+    }
+    assert_eq!(seen.len(), OF_0_1_0.len(), "{seen:?}");
+}
+
+#[test]
+fn what_0_1_0_did_not_know_is_noticed() {
+    for (line, known) in [
+        ("ACQUIRE k o 1 QUEUE 0 SESSION s ONCE", true),
+        ("ACQUIRE k o 1 SESSION s WANTED", false),
+        ("ACQUIRE k o 1 PERMITS 2", false),
+        ("MACQUIRE o 1 2 QUEUE ONCE SESSION s ONCE", true),
+        ("MACQUIRE o 1 1 a b", false),
+        ("RELEASE k o WRITE TOKEN 7", true),
+        ("RENEW k o 1 SESSION s WANTED", false),
+        ("GUARD k o CALL PING", false),
+    ] {
+        let words: Vec<_> = line.split(' ').collect();
+        assert_eq!(was_known_to_0_1_0(words[0], &words[1..]), known, "{line}");
+    }
 }

@@ -1,6 +1,8 @@
-//! The transcripts in README.md and docs/operations.md, played back.
+//! README.md, as whoever reads it first will try it: the transcripts in it and in
+//! docs/operations.md, played back; its program in Rust; and that all else in it is run and
+//! measured elsewhere.
 //!
-//! How to write it:
+//! How to write a transcript:
 //!
 //! - Played is what stands in blocks fenced as `console`. A line that begins with the prompt
 //!   `127.0.0.1:6379> ` is a command, the lines below it are what `redis-cli` prints. Blocks whose
@@ -14,14 +16,18 @@
 //!   All else must match to the letter.
 //! - redis-cli's own remarks (`Reading messages…`, `(1.23s)`) may stand there and are passed over.
 
+use rlock_client::{Client, Error};
 use rlock_tests::{Conn, Server, eventually};
+
+use super::client::url;
+use super::tidy::read;
 
 const PROMPT: &str = "127.0.0.1:6379> ";
 
 #[test]
 fn the_transcript_is_what_happens() {
     for document in ["README.md", "docs/operations.md"] {
-        let blocks = blocks_of(&super::tidy::read(document));
+        let blocks = blocks_of(&read(document));
         let commands = blocks
             .concat()
             .iter()
@@ -64,18 +70,134 @@ fn a_transcript_with_a_mistake_is_noticed() {
     }
 }
 
-/// The lines of each block to be played.
-fn blocks_of(text: &str) -> Vec<Vec<String>> {
+/// README.md has these lines as they stand here, with an address in place of `&url`.
+async fn program_of_the_readme(url: String) -> Result<(), Error> {
+    let client = Client::connect(&url).await?;
+    let guard = client.lock("stock:42").lock().await?;
+    // … the lock is held; the watchdog renews the lease …
+    guard.unlock().await?;
+
+    let prices = client.rw_lock("prices").write().await?; // or read(), together with other readers
+    let prices = prices.downgrade().await?;
+    let both = client.multi(["account:1", "account:2"]).lock().await?; // all or none
+
+    prices.unlock().await?;
+    both.unlock().await
+}
+
+#[tokio::test]
+async fn the_program_is_compiled_and_runs_as_it_is_shown() {
+    let readme = read("README.md").replace("\"redis://127.0.0.1:6379\"", "&url");
+    let shown = &fenced(&readme, "rust")[0];
+    assert_eq!(shown[0], "use rlock_client::Client;");
+    let own = include_str!("readme.rs");
+    for line in &shown[1..] {
+        let indented = format!("\n    {line}\n");
+        assert!(line.is_empty() || own.contains(&indented), "{line}");
+    }
+    let server = Server::start();
+    program_of_the_readme(url(&server)).await.unwrap();
+}
+
+#[test]
+fn the_crates_versions_and_the_servers_are_those_that_are_tested() {
+    let (readme, cargo) = (read("README.md"), read("Cargo.toml"));
+    let setting = |name: &str| {
+        let line = cargo.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split('"').nth(1).unwrap().to_owned()
+    };
+    let (version, rust) = (setting("version"), setting("rust-version"));
+    let minor = version.rsplit_once('.').unwrap().0;
+    let line = format!("rlock-client = \"{minor}\" # Rust {rust} or newer");
+    assert!(fenced(&readme, "toml")[0].contains(&line), "no line {line}");
+    assert!(readme.contains(&format!("with Rust {rust} or newer")));
+    // The names of servers in scripts/servers end with versions; what moves has an x.
+    let tested = readme.split("The tests run on").nth(1).unwrap();
+    let tested = tested.split("\n\n").next().unwrap();
+    let servers = read("scripts/servers");
+    let names = servers.split("matrix='").nth(1).unwrap();
+    let names = names.split('\'').next().unwrap();
+    let names = names.lines().filter_map(|line| line.split(' ').next());
+    let versions = names.filter_map(|name| name.split_once('-'));
+    let versions = versions.filter(|(_, version)| version.parse::<f64>().is_ok());
+    let versions: Vec<_> = versions.collect();
+    assert!(versions.len() > 2, "{versions:?}");
+    for (server, version) in versions {
+        assert!(tested.contains(version), "{server} {version}: {tested}");
+    }
+}
+
+/// What is typed into a shell stands in a table with what runs it, or why nothing does.
+#[test]
+fn every_command_for_a_shell_is_run_by_what_the_table_says() {
+    let typed = |document: &str| {
+        let blocks = fenced(&read(document), "console").concat();
+        let lines = blocks.iter().filter_map(|line| line.strip_prefix("$ "));
+        let lines = lines.map(|line| line.split(" # ").next().unwrap().trim_end().to_owned());
+        lines.collect::<Vec<_>>()
+    };
+    let mut typed = [typed("README.md"), typed("docs/install.md")].concat();
+    assert!(typed.len() > 20, "nothing found is nothing looked at");
+    typed.sort();
+    typed.dedup();
+    let page = read("docs/testing.md");
+    let table = page.split("\n## What the documents tell to type\n").nth(1);
+    let table = table.unwrap().split("\n## ").next().unwrap();
+    let rows = table.lines().filter(|line| line.starts_with("| `"));
+    let mut listed: Vec<_> = rows
+        .flat_map(|row| {
+            let cell = row.split(" | ").next().unwrap();
+            let commands = cell.split('`').skip(1).step_by(2);
+            commands.map(|command| command.replace("\\|", "|"))
+        })
+        .collect();
+    listed.sort();
+    assert_eq!(typed, listed);
+}
+
+/// Whatever they are, and whatever is said of them.
+#[test]
+fn every_figure_of_the_readme_is_in_the_tables_of_the_benchmark() {
+    let figures = |text: &str| -> Vec<String> {
+        let is_part = |c: char| c.is_ascii_digit() || c == '.' || c == ',';
+        let words = text.split(|c| !is_part(c));
+        let words = words.map(|word| word.trim_matches(['.', ',']));
+        let figures = words.filter(|word| !word.is_empty());
+        figures.map(str::to_owned).collect()
+    };
+    let readme = read("README.md");
+    let section = readme.split("\n## How fast\n").nth(1).unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    // Medians, and not the least and the largest beside them.
+    let tables = read("docs/bench/tables.md");
+    let medians = tables.split('(');
+    let medians = medians.map(|part| part.split_once(')').map_or(part, |(_, rest)| rest));
+    let medians = figures(&medians.collect::<String>());
+    let said = figures(section);
+    assert!(said.len() > 10, "nothing found is nothing looked at");
+    for figure in said {
+        assert!(medians.contains(&figure), "{figure} was not measured");
+    }
+}
+
+/// The lines of each block that is fenced so.
+fn fenced(text: &str, mark: &str) -> Vec<Vec<String>> {
     let mut blocks = Vec::new();
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
-        if line.starts_with("```console") {
+        if line.strip_prefix("```") == Some(mark) {
             let block = lines.by_ref().take_while(|line| !line.starts_with("```"));
-            blocks.push(block.map(str::to_owned).collect::<Vec<_>>());
+            blocks.push(block.map(str::to_owned).collect());
         } else if line.starts_with("```") {
             lines.by_ref().find(|line| line.starts_with("```"));
         }
     }
+    blocks
+}
+
+/// The lines of each block to be played.
+fn blocks_of(text: &str) -> Vec<Vec<String>> {
+    let mut blocks = fenced(text, "console");
     blocks.retain(|block| block.first().is_some_and(|first| !first.starts_with('$')));
     blocks
 }

@@ -44,7 +44,7 @@ use crate::wire::{Mode, WaitMode};
 /// and the write that follows, and on most systems the monotonic clock stands still while the
 /// machine is suspended. Where that matters, let the resource refuse [tokens](Self::token) smaller
 /// than the largest it has seen.
-#[must_use = "dropping the guard gives the lock back at once"]
+#[must_use = "dropped, as by `let _ =`, it gives the lock back at once: give it a name"]
 pub struct Guard<M = Plain> {
     held: Held,
     /// What was taken in other commands: several locks that are in several slots.
@@ -84,7 +84,7 @@ impl Guard<Permits> {
 
 // The bound is each method's own, so that the compiler says what to use for several locks.
 impl<M> Guard<M> {
-    /// The lock's name.
+    /// The lock's name: bytes, as in Redis. `String::from_utf8_lossy(guard.name())` can be printed.
     pub fn name(&self) -> &[u8]
     where
         M: Single,

@@ -1,5 +1,8 @@
 //! Several locks that are taken at once.
 
+use std::pin::Pin;
+
+use crate::Error;
 use crate::api::{AcquireOptions, MultiGuard, setters, verbs};
 use crate::wire::{Mode, WaitMode};
 
@@ -63,5 +66,24 @@ impl MultiLock {
         lock_timeout;
         /// - Refused also: no name, more than 1,024 of them, or one that is no plain lock.
         /// - Lost also: in a cluster, a part was lost while the others were waited for.
+    }
+}
+
+/// Awaiting several locks is calling their [`lock()`](MultiLock::lock).
+///
+/// # Examples
+///
+/// ```no_run
+/// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+/// let guard = client.multi(["account:1", "account:2"]).await?;
+/// # Ok(())
+/// # }
+/// ```
+impl IntoFuture for MultiLock {
+    type Output = Result<MultiGuard, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.lock().await })
     }
 }

@@ -36,7 +36,7 @@ use crate::{ErrorKind, locked, task};
 /// so, as long as a majority is held all the while; but not where an operator broke or deleted it.
 ///
 /// Like any guard it cannot stop what has been started: see [`tokens`](Self::tokens).
-#[must_use = "dropping the guard gives the lock back at once"]
+#[must_use = "dropped, as by `let _ =`, it gives the lock back at once: give it a name"]
 pub struct QuorumGuard {
     lock: QuorumLock,
     parts: Arc<Mutex<Parts>>,
