@@ -160,15 +160,25 @@ pub(crate) struct Granted {
     pub(crate) confirmed: bool,
 }
 
+impl Granted {
+    fn names(&self) -> impl Iterator<Item = &Rc<[u8]>> {
+        let several = self.grant.several.as_deref();
+        let one = several.is_none().then_some(&self.lock.name);
+        let several = several.into_iter().flatten();
+        one.into_iter().chain(several.map(|(lock, _)| &lock.name))
+    }
+}
+
 /// Which clients have a grant on its way.
 #[derive(Default)]
 pub(crate) struct Undelivered {
     /// Those granted since there was none on its way; some may have been delivered already.
     clients: Vec<Handle>,
     count: usize,
-    /// The first `indexed` of these, by owner. Made when a confirmation asks, which is seldom, so
-    /// that a hand-over does not pay for it.
-    by_owner: HashMap<Rc<[u8]>, Vec<Handle>>,
+    /// The first `indexed` of these, by owner and name of the lock: one owner may have thousands on
+    /// their way, and ask about each. Made when a confirmation asks, which is seldom, so that a
+    /// hand-over does not pay for it.
+    by_owner: HashMap<Rc<[u8]>, HashMap<Rc<[u8]>, Vec<Handle>>>,
     indexed: usize,
 }
 
@@ -185,16 +195,21 @@ impl Undelivered {
         }
     }
 
-    /// The clients that an owner's grants are on their way to.
-    fn of_owner(&mut self, owner: &[u8], blocked: &BlockedClients) -> &[Handle] {
+    /// The clients that an owner's grants of a lock with this name are on their way to.
+    fn of(&mut self, owner: &[u8], name: &[u8], blocked: &BlockedClients) -> &[Handle] {
         for client in self.clients.iter().skip(self.indexed) {
             if let Some(Blocked::Granted(granted)) = blocked.get(client) {
                 let of_owner = self.by_owner.entry(Rc::clone(&granted.owner));
-                of_owner.or_default().push(*client);
+                let of_owner = of_owner.or_default();
+                for name in granted.names() {
+                    of_owner.entry(Rc::clone(name)).or_default().push(*client);
+                }
             }
         }
         self.indexed = self.clients.len();
-        self.by_owner.get(owner).map_or(&[], Vec::as_slice)
+        let of_owner = self.by_owner.get(owner);
+        let of_lock = of_owner.and_then(|of_owner| of_owner.get(name));
+        of_lock.map_or(&[], Vec::as_slice)
     }
 }
 
@@ -256,7 +271,7 @@ impl State {
         if self.undelivered.count == 0 {
             return;
         }
-        for client in self.undelivered.of_owner(owner, &self.blocked) {
+        for client in self.undelivered.of(owner, lock.name, &self.blocked) {
             if let Some(Blocked::Granted(granted)) = self.blocked.get_mut(client)
                 && granted.grant.mode == mode
                 && *granted.owner == *owner

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rlock_tests::{Conn, Server, patience, under_valgrind, until};
+use rlock_tests::{Conn, Reply, Server, patience, under_valgrind, until};
 
 use crate::noise::Noise;
 
@@ -204,4 +204,45 @@ fn noise_at_the_port_disturbs_nobody() {
     assert_eq!(server.connect().let_go("held", "alice"), 0);
     waiting.read().held();
     assert_eq!(server.run("PING"), "PONG", "with seed {seed}");
+}
+
+/// Each renewal looks for the grants of that lock alone, and not through all that are on their way
+/// to its owner, which would be the square of their number.
+#[test]
+fn renewals_beside_thousands_of_undelivered_grants_cost_what_others_do() {
+    let server = Server::builder().config("maxclients 10000").start();
+    let mut admin = server.connect();
+    let size = 3_000;
+    let all = |command: fn(usize) -> String| (0..size).map(command);
+    admin.pipeline(&all(|n| format!("RLOCK.ACQUIRE {n} h 600000")).collect::<Vec<_>>());
+    let waiting: Vec<_> = (0..size)
+        .map(|number| {
+            let mut conn = server.connect();
+            conn.send(format!("RLOCK.ACQUIRE {number} x 600000 BLOCK 0"));
+            conn
+        })
+        .collect();
+    until("all wait", || server.info_number("rlock_waiters") == 3_000);
+    let mut took = |commands: Vec<String>| {
+        let mut packet = vec!["MULTI".to_owned()];
+        packet.extend(commands);
+        admin.pipeline(&packet);
+        let before = server.processor_time();
+        let Reply::Array(replies) = admin.run("EXEC") else {
+            panic!("not carried out")
+        };
+        assert!(replies.iter().skip(size).all(|reply| *reply != 0));
+        server.processor_time().saturating_sub(before)
+    };
+    let renew = all(|n| format!("RLOCK.RENEW {n} x 600000"));
+    let undelivered = all(|n| format!("RLOCK.RELEASE {n} h")).chain(renew.clone());
+    let undelivered = took(undelivered.collect());
+    drop(waiting);
+    // As many, and nothing is on its way.
+    let renewed = took(renew.clone().chain(renew).collect());
+    let least = Duration::from_millis(20);
+    assert!(
+        undelivered < renewed.max(least) * 6,
+        "{undelivered:?}, and {renewed:?} without"
+    );
 }

@@ -115,6 +115,8 @@ impl Decision<'_> {
         self.unbind(owner, Mode::Plain);
         if hash.others {
             self.write(Write::Remove(Field::Owner(Holder::Caller)));
+            // Another field with a TTL of its own may be over, and is counted still.
+            self.reconcile_now();
         } else {
             self.free(Mode::Plain);
         }
