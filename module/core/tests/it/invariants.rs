@@ -1,8 +1,8 @@
 //! What must be true after every step, whatever happened (the contract's P1 and its consequences):
 //!
 //! 1. **One holder, or readers.** No hold is written into a lock that somebody else is in, but of
-//!    readers beside readers (`Keyspace::carry_out` refuses it), and what is stored is what the twin
-//!    stores.
+//!    readers beside readers (`Keyspace::carry_out` refuses it), and what is stored is what the
+//!    twin stores.
 //! 2. **First come first served.** A grant goes to the waiter that has been longest in line.
 //! 3. **Nobody waits while the lock is free**, once the driver has settled what was marked; but for
 //!    the delay after a start, in which nobody is granted a lock.

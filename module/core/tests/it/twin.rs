@@ -1,5 +1,5 @@
-//! The naive lock, of whatever kind, that always tells the truth: a list of waiters, searched from the
-//! front, and the contract's sentences in the order in which they stand there.
+//! The naive lock, of whatever kind, that always tells the truth: a list of waiters, searched from
+//! the front, and the contract's sentences in the order in which they stand there.
 //!
 //! It shares no decision with the core: it writes its own keyspace by itself, and its error texts
 //! are its own. Where the core and the twin disagree, one of them is wrong.
@@ -79,7 +79,7 @@ pub(crate) struct TwinWaiter {
     pub(crate) since: i64,
     /// On the monotonic clock; none without limit.
     pub(crate) wait_end: Option<i64>,
-    /// Of a wait for several locks, all of them, as they were named: it stands in the queue of each.
+    /// Of a wait for several locks, all of them, as they were named: it stands in each queue.
     pub(crate) together: Option<Vec<Place>>,
 }
 

@@ -683,7 +683,8 @@ impl World {
         Ok((of_core, of_twin))
     }
 
-    /// A command has looked at a lock. That others took it for the first in its queue it cannot tell.
+    /// A command has looked at a lock. That others took it for the first in its queue, it cannot
+    /// tell.
     fn is_seen(&mut self, place: &Place) {
         if self.twin.is_free(place) || !self.twin.lets_first_in(place) {
             self.unseen.remove(place);

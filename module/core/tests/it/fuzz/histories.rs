@@ -82,8 +82,8 @@ fn history_of(
     agree(&history);
 }
 
-/// Core and twin, whichever way the keys are read: a short look is enough only where nobody shortens
-/// what others hold.
+/// Core and twin, whichever way the keys are read: a short look is enough only where nobody
+/// shortens what others hold.
 fn agree(history: &[Op]) {
     let mut ops = history.iter();
     let is_alone = !ops.any(|op| matches!(op, Op::Foreign { .. }));
