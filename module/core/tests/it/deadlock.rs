@@ -1,7 +1,7 @@
 //! Waits that could never end: the core's search against a naive one, over many owners and locks.
 
 use crate::circles::{Graph, Standing};
-use crate::keyspace::{Keyspace, Place};
+use crate::keyspace::{Keyspace, Place, Reading};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use rlock_core::request::{Acquire, Cancel, MultiAcquire, NamedKey, Release, WaitMode};
@@ -225,7 +225,7 @@ impl Crossing {
                 }
                 (Subject::Command, None) => return Err("a command that nobody sent".into()),
             };
-            let read = |place| self.space.read(place, &owner);
+            let read = |place| self.space.read(place, &owner, task.depth, Reading::All);
             let stored: Vec<Stored> = places.iter().map(read).collect();
             let holders = self.space.holders(&places[0]);
             let is_break = matches!(command, Some((Command::Break(_), _)));

@@ -1,26 +1,18 @@
 //! Every order in which two or three owners, or a session, can get in each other's way, to a stated
 //! depth.
-//!
-//! The walk goes breadth first from an empty server through an alphabet of things that can happen;
-//! a state that was met before, as far as anybody can tell it from outside, is not entered again by
-//! the same last step. (By another it is: what a step leaves behind inside the core would show in
-//! the next ones.) The first failure is therefore a shortest one; it prints the history that
-//! replays it.
 
 use crate::circles::Standing;
-use crate::keyspace::Value;
-use crate::life::{News, TwinEvent};
-use crate::twin::{TwinWaiter, Waits};
-use crate::world::{Change, Interruption, Named, OWNERS, Op, World, place, replay, replay_to};
-use rlock_core::INTEGER_MAX;
-use std::collections::BTreeSet;
-use std::fmt::Write as _;
+use crate::foreign::Change;
+use crate::twin::Waits;
+use crate::walk::{
+    SIZE_MAX, all_waits_end, depth, fetch_all, seen, walk, walk_to_moments, walk_where,
+};
+use crate::world::{Interruption, Named, OWNERS, Op, World, place};
+use rlock_core::{INTEGER_MAX, Mode};
 
 /// A hold's lease; a wait with a limit ends before it.
 const LEASE_MS: i64 = 20;
 const WAIT_MS: i64 = 8;
-/// Holds and lines longer than this are not followed: their like was seen with shorter ones.
-const SIZE_MAX: usize = 3;
 
 #[test]
 fn two_owners_in_any_order() {
@@ -54,12 +46,7 @@ fn two_owners_after_a_start_in_any_order() {
 
 #[test]
 fn one_session_in_any_order() {
-    let walked = walk(
-        &alphabet_of_a_session(),
-        depth(5, 7),
-        seen_of_sessions,
-        Some(fetch_all),
-    );
+    let walked = walk(&alphabet_of_a_session(), depth(5, 7), seen, Some(fetch_all));
     walked.is_more_than(2_000);
 }
 
@@ -68,8 +55,7 @@ fn one_session_in_any_order() {
 /// between any two steps, is the first to see it.
 #[test]
 fn two_sessions_end_in_one_moment_in_any_order() {
-    let seen = |world: &World| seen_of_sessions_at(world, &[0, 1]);
-    let walked = walk_to_moments(&letters_of_two_sessions(), &moments(), depth(3, 5), seen);
+    let walked = walk_to_moments(&[], &letters_of_two_sessions(), &moments(), depth(3, 5));
     walked.is_more_than(150);
 }
 
@@ -77,15 +63,13 @@ fn two_sessions_end_in_one_moment_in_any_order() {
 /// or another session ends while a key is read.
 #[test]
 fn two_sessions_end_beside_other_changes_in_any_order() {
-    let seen = |world: &World| seen_of_sessions_at(world, &[0, 1]);
     let letters = letters_of_two_holders();
-    let walked = walk_to_moments(&letters, &moments_of_changes(), depth(3, 5), seen);
+    let walked = walk_to_moments(&[], &letters, &moments_of_changes(), depth(3, 5));
     walked.is_more_than(50);
 }
 
 #[test]
 fn two_locks_together_in_any_order() {
-    let seen = |world: &World| seen_at(world, &[0, 1]);
     let walked = walk(&alphabet_of_several(), depth(4, 6), seen, None);
     walked.is_more_than(2_000);
 }
@@ -131,21 +115,13 @@ fn nobody_waits_together_for_ever_in_any_order() {
     walked.has_refused(100);
 }
 
-/// How deep the walk goes: less deep where nothing is optimized.
-fn depth(debug: usize, release: usize) -> usize {
-    if cfg!(debug_assertions) {
-        debug
-    } else {
-        release
-    }
-}
-
 /// Everything that can happen, to one lock.
 fn alphabet(owners: usize) -> Vec<Op> {
     let lock = 0;
     let acquire = |owner, waits, once| Op::Acquire {
         lock,
         owner,
+        mode: Mode::Plain,
         lease_ms: LEASE_MS,
         waits,
         session: None,
@@ -160,12 +136,14 @@ fn alphabet(owners: usize) -> Vec<Op> {
             Op::Release {
                 lock,
                 owner,
+                mode: Mode::Plain,
                 token,
                 lease_ms: None,
             },
             Op::Renew {
                 lock,
                 owner,
+                mode: Mode::Plain,
                 lease_ms: LEASE_MS,
                 token,
                 session: None,
@@ -182,12 +160,12 @@ fn alphabet(owners: usize) -> Vec<Op> {
         Op::Deliver,
         Op::Foreign {
             lock,
-            change: Change::Delete,
+            changes: vec![Change::Delete],
             told: true,
         },
         Op::Foreign {
             lock,
-            change: Change::Delete,
+            changes: vec![Change::Delete],
             told: false,
         },
     ]);
@@ -202,6 +180,7 @@ fn alphabet_of_a_session() -> Vec<Op> {
     let acquire = |owner, waits, session, once| Op::Acquire {
         lock,
         owner,
+        mode: Mode::Plain,
         lease_ms: LEASE_MS,
         waits,
         session,
@@ -213,6 +192,7 @@ fn alphabet_of_a_session() -> Vec<Op> {
             Op::Release {
                 lock,
                 owner,
+                mode: Mode::Plain,
                 token,
                 lease_ms: None,
             },
@@ -236,6 +216,7 @@ fn alphabet_of_a_session() -> Vec<Op> {
         Op::Renew {
             lock,
             owner: 1,
+            mode: Mode::Plain,
             lease_ms: LEASE_MS,
             token,
             session: Some(session),
@@ -246,20 +227,11 @@ fn alphabet_of_a_session() -> Vec<Op> {
         Op::PassDeadline { more_ms: 0 },
         Op::Foreign {
             lock,
-            change: Change::Delete,
+            changes: vec![Change::Delete],
             told: true,
         },
     ]);
     ops
-}
-
-fn listens(session: usize) -> Op {
-    Op::Events {
-        session,
-        client: session,
-        block_ms: None,
-        grace_ms: 0,
-    }
 }
 
 fn both(owner: usize, waits: Waits, session: Option<usize>) -> Op {
@@ -277,6 +249,7 @@ fn one(lock: usize, owner: usize, waits: Waits, session: Option<usize>) -> Op {
     Op::Acquire {
         lock,
         owner,
+        mode: Mode::Plain,
         lease_ms: LEASE_MS,
         waits,
         session,
@@ -317,7 +290,7 @@ fn letters_of_two_holders() -> Vec<Op> {
 fn moments_of_changes() -> Vec<Vec<Op>> {
     let change = |change| Op::Foreign {
         lock: 0,
-        change,
+        changes: vec![change],
         told: true,
     };
     let taken = Change::Take {
@@ -352,6 +325,7 @@ fn moments() -> Vec<Vec<Op>> {
     let release = |lock, owner| Op::Release {
         lock,
         owner,
+        mode: Mode::Plain,
         token: Named::No,
         lease_ms: None,
     };
@@ -402,6 +376,7 @@ fn alphabet_of_several() -> Vec<Op> {
     let acquire = |owner, lock| Op::Acquire {
         lock,
         owner,
+        mode: Mode::Plain,
         lease_ms: LEASE_MS,
         waits: Waits::Block(0),
         session: None,
@@ -418,6 +393,7 @@ fn alphabet_of_several() -> Vec<Op> {
     let release = |owner, lock| Op::Release {
         lock,
         owner,
+        mode: Mode::Plain,
         token: Named::No,
         lease_ms: None,
     };
@@ -444,7 +420,7 @@ fn alphabet_of_several() -> Vec<Op> {
     };
     let changed = |change, told| Op::Foreign {
         lock: 1,
-        change,
+        changes: vec![change],
         told,
     };
     let mut ops: Vec<Op> = (0..2).flat_map(of_owner).collect();
@@ -469,6 +445,7 @@ fn alphabet_of_waits() -> Vec<Op> {
                 Op::Acquire {
                     lock,
                     owner,
+                    mode: Mode::Plain,
                     lease_ms: INTEGER_MAX,
                     waits: Waits::Block(0),
                     session: None,
@@ -477,6 +454,7 @@ fn alphabet_of_waits() -> Vec<Op> {
                 Op::Release {
                     lock,
                     owner,
+                    mode: Mode::Plain,
                     token: Named::No,
                     lease_ms: None,
                 },
@@ -500,243 +478,6 @@ fn keeps_what_it_waits_for(world: &World, op: &Op) -> bool {
     !line.any(|of| of.joint.is_some() && holds(of))
 }
 
-#[derive(Default)]
-struct Walked {
-    states: usize,
-    steps: usize,
-    refused: u64,
-    /// Whether every state was met that there is, as far as the walk was to go.
-    is_complete: bool,
-}
-
-impl Walked {
-    fn has_refused(&self, waits: u64) {
-        let refused = self.refused;
-        assert!(refused > waits, "only {refused} waits were refused");
-    }
-
-    /// A walk that goes nowhere proves nothing.
-    fn is_more_than(&self, states: usize) {
-        eprintln!("{} states, {} histories", self.states, self.steps);
-        assert!(self.states > states, "only {} states were met", self.states);
-    }
-}
-
-/// `seen` is all that decides what can happen next, with times as distances: two histories that
-/// lead to the same text have the same future. None where the walk goes no further. What is true of
-/// each state is `checked`.
-fn walk(
-    alphabet: &[Op],
-    depth: usize,
-    seen: impl Fn(&World) -> Option<String>,
-    checked: Option<fn(World) -> Result<(), String>>,
-) -> Walked {
-    walk_where(|_, _| true, alphabet, depth, seen, checked)
-}
-
-/// The same, of what is `allowed` to happen next.
-fn walk_where(
-    allowed: impl Fn(&World, &Op) -> bool,
-    alphabet: &[Op],
-    depth: usize,
-    seen: impl Fn(&World) -> Option<String>,
-    checked: Option<fn(World) -> Result<(), String>>,
-) -> Walked {
-    let mut walked = Walked::default();
-    let mut met = BTreeSet::new();
-    let mut frontier: Vec<Vec<Op>> = vec![Vec::new()];
-    for _ in 0..depth {
-        let mut next = Vec::new();
-        for history in &frontier {
-            let before = replay_to(history)
-                .unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
-            let ops = alphabet.iter().enumerate();
-            for (last, op) in ops.filter(|(_, op)| allowed(&before, op)) {
-                let history: Vec<Op> = history.iter().chain([op]).cloned().collect();
-                let world = replay_to(&history)
-                    .unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
-                walked.steps += 1;
-                walked.refused += world.counters().deadlocks_refused;
-                let Some(state) = seen(&world) else {
-                    continue;
-                };
-                if met.insert((state, last)) {
-                    let checked = checked.map_or(Ok(()), |checked| checked(world));
-                    checked.unwrap_or_else(|wrong| panic!("{wrong}\nafter {history:?}"));
-                    next.push(history);
-                }
-            }
-        }
-        frontier = next;
-    }
-    walked.states = met.len();
-    walked.is_complete = frontier.is_empty();
-    walked
-}
-
-/// From two sessions that are there, through all that these letters lead to; and then each of these
-/// moments.
-fn walk_to_moments(
-    letters: &[Op],
-    moments: &[Vec<Op>],
-    depth: usize,
-    seen: impl Fn(&World) -> Option<String>,
-) -> Walked {
-    let mut walked = Walked::default();
-    let mut met = BTreeSet::new();
-    let mut frontier = vec![vec![listens(0), listens(1)]];
-    for _ in 0..=depth {
-        let mut next = Vec::new();
-        for history in &frontier {
-            for moment in moments {
-                let history: Vec<Op> = history.iter().chain(moment).cloned().collect();
-                replay(&history)
-                    .unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
-                walked.steps += 1;
-            }
-            for letter in letters {
-                let history: Vec<Op> = history.iter().chain([letter]).cloned().collect();
-                let world = replay_to(&history)
-                    .unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
-                if seen(&world).is_some_and(|state| met.insert(state)) {
-                    next.push(history);
-                }
-            }
-        }
-        frontier = next;
-    }
-    walked.states = met.len();
-    walked
-}
-
-fn fetch_all(mut world: World) -> Result<(), String> {
-    world.fetch_all()
-}
-
-fn all_waits_end(mut world: World) -> Result<(), String> {
-    loop {
-        let graph = world.twin.graph();
-        let is_free = |owner: &&[u8]| graph.waits_for(owner).is_empty();
-        let holds = |owner: &[u8], lock| {
-            let holders = graph.holders.get(&place(lock));
-            holders.is_some_and(|holders| holders.contains(owner))
-        };
-        let given_back: Vec<Op> = OWNERS
-            .iter()
-            .enumerate()
-            .filter(|(_, owner)| is_free(owner))
-            .flat_map(|(at, owner)| (0..2).map(move |lock| (at, *owner, lock)))
-            .filter(|(_, owner, lock)| holds(owner, *lock))
-            .map(|(owner, _, lock)| Op::Release {
-                lock,
-                owner,
-                token: Named::No,
-                lease_ms: None,
-            })
-            .collect();
-        if given_back.is_empty() {
-            break;
-        }
-        for op in &given_back {
-            world.step(op)?;
-        }
-    }
-    if world.twin.waiting() == 0 {
-        Ok(())
-    } else {
-        Err(format!(
-            "these wait for each other: {:?}",
-            world.twin.graph()
-        ))
-    }
-}
-
-fn is_small(world: &World, lock: usize) -> bool {
-    let counts = OWNERS.iter().filter_map(|owner| count(world, lock, owner));
-    counts
-        .max()
-        .is_none_or(|held| held.len() == 1 && held.as_slice() <= b"3")
-        && world.twin.line(&place(lock)).len() <= SIZE_MAX
-}
-
-fn seen(world: &World) -> Option<String> {
-    seen_at(world, &[0])
-}
-
-fn seen_at(world: &World, locks: &[usize]) -> Option<String> {
-    let is_small = locks.iter().all(|lock| is_small(world, *lock));
-    if !is_small || world.under_way().count() > SIZE_MAX {
-        return None;
-    }
-    let now = world.now();
-    let mut text = format!("{:?} ", world.next_deadline());
-    for lock in locks {
-        for owner in OWNERS {
-            write!(text, "{:?} ", count(world, *lock, owner)).unwrap();
-        }
-        let is_other = world.twin.is_other_type(&place(*lock));
-        let lease_left = world.twin.ttl_ms(&place(*lock), now);
-        write!(text, "{is_other} {lease_left}:").unwrap();
-        for waiter in world.twin.line(&place(*lock)) {
-            let wait_left = waiter.wait_end.map(|end| end - now.mono_ms);
-            let TwinWaiter {
-                owner,
-                is_queued,
-                wanted,
-                together,
-                ..
-            } = waiter;
-            write!(
-                text,
-                " {owner:?}/{wait_left:?}/{is_queued}/{wanted}/{together:?}"
-            )
-            .unwrap();
-        }
-    }
-    for grant in world.under_way() {
-        write!(text, " {grant:?}").unwrap();
-    }
-    Some(text)
-}
-
-fn seen_of_sessions(world: &World) -> Option<String> {
-    seen_of_sessions_at(world, &[0])
-}
-
-fn seen_of_sessions_at(world: &World, locks: &[usize]) -> Option<String> {
-    let mut text = seen_at(world, locks)?;
-    let (now, life) = (world.now(), &world.twin.life);
-    for session in life.sessions.values() {
-        let grace_left = session.grace_end.map(|end| end - now.mono_ms);
-        let listens = session
-            .listener
-            .map(|(_, until)| until.map(|end| end - now.mono_ms));
-        let at = session.client.map(|client| world.connection_of(client));
-        write!(text, "; {at:?} {grace_left:?} {listens:?}").unwrap();
-        for (event, confirmed) in &session.events {
-            let present = world.twin.token(&event.place);
-            let news = match event.news {
-                News::Granted { token, .. } => format!("granted {}", present == Some(token)),
-                _ => format!("{:?}", event.news),
-            };
-            let TwinEvent { place, owner, .. } = event;
-            write!(text, " {news} {place:?} {owner:?} {confirmed}").unwrap();
-        }
-    }
-    for ((place, owner), hold) in &life.holds {
-        let lease_left = hold.ends_at.map(|end| end - now.wall_ms());
-        let (session, asks) = (hold.session, hold.asks_if_wanted);
-        write!(
-            text,
-            "; {place:?} {owner:?} {session} {lease_left:?} {asks}"
-        )
-        .unwrap();
-    }
-    write!(text, "; {:?}", world.called_and_blocked()).unwrap();
-    let events = life.sessions.values().map(|session| session.events.len());
-    (events.sum::<usize>() <= SIZE_MAX).then_some(text)
-}
-
 fn seen_of_waits(world: &World) -> String {
     let graph = world.twin.graph();
     let line = |line: &Vec<Standing>| {
@@ -745,11 +486,4 @@ fn seen_of_waits(world: &World) -> String {
     };
     let lines: Vec<_> = graph.lines.iter().map(|(at, of)| (at, line(of))).collect();
     format!("{:?} {lines:?}", graph.holders)
-}
-
-fn count(world: &World, lock: usize, owner: &[u8]) -> Option<Vec<u8>> {
-    match &world.twin.space.get(&place(lock))?.value {
-        Value::Hash(fields) => fields.get(owner).cloned(),
-        Value::Text => None,
-    }
 }

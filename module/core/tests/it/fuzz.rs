@@ -21,7 +21,7 @@ mod stored;
 
 pub use any_state::{any_state, any_state_of_permits};
 pub use changes::changes;
-pub use histories::{histories, read_write_histories};
+pub use histories::{histories, mixed_histories, read_write_histories};
 pub use requests::{globs, requests};
 pub use stored::stored;
 
@@ -144,5 +144,10 @@ proptest! {
     #[test]
     fn read_write_histories_of_any_bytes(data in proptest::collection::vec(any::<u8>(), 0..300)) {
         read_write_histories(&data);
+    }
+
+    #[test]
+    fn mixed_histories_of_any_bytes(data in proptest::collection::vec(any::<u8>(), 0..300)) {
+        mixed_histories(&data);
     }
 }

@@ -1,7 +1,8 @@
 //! What must be true after every step, whatever happened (the contract's P1 and its consequences):
 //!
-//! 1. **One holder.** No hold is written into a lock that somebody else is in
-//!    (`Keyspace::carry_out` refuses it), and what is stored is what the twin stores.
+//! 1. **One holder, or readers.** No hold is written into a lock that somebody else is in, but of
+//!    readers beside readers (`Keyspace::carry_out` refuses it), and what is stored is what the
+//!    twin stores.
 //! 2. **First come first served.** A grant goes to the waiter that has been longest in line.
 //! 3. **Nobody waits while the lock is free**, once the driver has settled what was marked; but for
 //!    the delay after a start, in which nobody is granted a lock.
@@ -18,11 +19,13 @@
 //!     its session lives; and never is there one for a wait that was none.
 //! 11. **No hold is lost without word.** What is on record is in the key, or the key is looked at
 //!     just after the end of the lease.
+//! 12. **The keys are the layout's**, as long as nobody else writes to them.
 
-use crate::keyspace::{Keyspace, Place, Value, owners};
-use crate::life::{Name, News, TwinEvent};
-use crate::twin::{Asked, Tally, Twin, Waits};
-use rlock_core::{FENCE_FIELD, LockRef, Locks, Now, Token};
+use crate::keyspace::{Entry, Keyspace, Place, Value, number, timeout_key};
+use crate::life::{HoldName, Name, News, TwinEvent, is_same};
+use crate::twin::{Asked, Tally, Twin, TwinWaiter, Waits, field_of};
+use crate::world::{LOCKS, OWNERS, place};
+use rlock_core::{FENCE_FIELD, LockRef, Locks, Mode, Now, Token};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Who sat down where and when: kept from what is asked and told alone, apart from the twin.
@@ -43,6 +46,18 @@ struct Seated {
     queued_for: Option<Name>,
     /// Of a wait for several locks, all of them, as they were named.
     together: Option<Vec<Place>>,
+}
+
+/// What somebody is told who waited.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Granted<'a> {
+    pub(crate) place: &'a Place,
+    pub(crate) seat: usize,
+    pub(crate) mode: Mode,
+    pub(crate) count: i64,
+    pub(crate) token: i64,
+    /// Of several locks at once, each with the token of its hold.
+    pub(crate) several: &'a [(Place, i64)],
 }
 
 impl Ledger {
@@ -104,13 +119,19 @@ impl Ledger {
     /// Invariants 2 and 5. Of several locks each is given in its turn, or was its owner's already.
     pub(crate) fn is_granted(
         &mut self,
-        place: &Place,
-        seat: usize,
-        (count, token): (i64, Token),
-        several: &[(Place, i64)],
+        granted: &Granted<'_>,
         space: &Keyspace,
+        twin: &Twin,
     ) -> Result<(), String> {
-        let one = several.is_empty().then_some((place.clone(), token.get()));
+        let Granted {
+            place,
+            seat,
+            mode,
+            count,
+            token,
+            several,
+        } = *granted;
+        let one = several.is_empty().then_some((place.clone(), token));
         for (place, token) in several.iter().chain(&one) {
             let line = self.lines.entry(place.clone()).or_default();
             let at = line.iter().position(|of| of.seat == seat);
@@ -124,19 +145,28 @@ impl Ledger {
                     "{seat} is granted {several:?}, not what it waits for"
                 ));
             }
-            let Some(Value::Hash(fields)) = space.get(place).map(|entry| &entry.value) else {
-                return Err("a grant is told and nothing is stored".into());
-            };
-            let stored = fields.get(&owner).and_then(|count| number(count));
-            // Queued waiters of the same owner may have been granted with it, and heard by events.
-            let with_it = |of: &Seated| of.queued_for.is_some() && of.owner == owner;
+            let stored = space.field(place, &field_of(&owner, mode));
+            let stored = stored.and_then(|count| number(count));
+            // Those who are queued were granted before it, and hear by events.
+            let with_it = |of: &Seated| of.queued_for.is_some() && twin.waiter(of.seat).is_none();
             let held_before = !several.is_empty() && stored.is_some_and(|stored| stored > 1);
             if !held_before && !line[..at].iter().all(with_it) {
                 return Err(format!("granted out of turn: {seat} at {at} of {line:?}"));
             }
-            let fence = format!("t{token}").into_bytes();
+            let is_its = match mode {
+                Mode::Plain => {
+                    let fence = format!("t{token}").into_bytes();
+                    space.field(place, FENCE_FIELD) == Some(&fence)
+                }
+                Mode::Read => space
+                    .reader(place, &owner)
+                    .is_some_and(|of| of.token == Some(*token)),
+                // Only the server knows it.
+                Mode::Write => true,
+                Mode::Permits => crate::no_permits(),
+            };
             let is_less = |stored: i64| several.is_empty() && stored < count;
-            if stored.is_none_or(is_less) || fields.get(FENCE_FIELD) != Some(&fence) {
+            if stored.is_none_or(is_less) || !is_its {
                 return Err("a grant is told before it is written".into());
             }
         }
@@ -175,7 +205,7 @@ impl Ledger {
     /// Invariant 10: with everything fetched, only those who wait have heard nothing.
     pub(crate) fn all_is_told(&self, name: Name, twin: &Twin) -> Result<(), String> {
         for ((of, place, owner), untold) in &self.untold {
-            let is_such = |waiter: &&crate::twin::TwinWaiter| {
+            let is_such = |waiter: &&TwinWaiter| {
                 let is_own = waiter.session == Some(name) && waiter.owner == *owner;
                 waiter.is_queued && is_own && waiter.hears_under(place) == place
             };
@@ -194,7 +224,8 @@ impl Ledger {
     pub(crate) fn loses_its_line(&mut self, name: Name, twin: &Twin) {
         self.untold.retain(|(of, _, _), _| *of != name);
         let session = twin.life.sessions.get(&name);
-        for (event, _) in session.map_or(&[][..], |session| &session.events) {
+        for of in session.map_or(&[][..], |session| &session.events) {
+            let event = &of.event;
             if !matches!(event.news, News::Lost(_) | News::Wanted(_)) {
                 let wait = (name, event.place.clone(), event.owner.clone());
                 *self.untold.entry(wait).or_default() += 1;
@@ -231,6 +262,7 @@ pub(crate) fn views_are_true(locks: &Locks, twin: &Twin, now: Now) -> Result<(),
             && shown.iter().zip(line).all(|(shown, waiter)| {
                 let left_ms = waiter.wait_end.map_or(-1, |end| (end - now.mono_ms).max(0));
                 *shown.owner == *waiter.owner
+                    && shown.mode == waiter.mode
                     && Some(shown.client_id) == twin.client_of(waiter)
                     && shown.waited_ms == now.mono_ms - waiter.since
                     && shown.left_ms == left_ms
@@ -291,7 +323,8 @@ pub(crate) fn is_at_rest(
         if twin.is_delayed() && due_in > twin.delay_left_ms {
             return Err(format!("due in {due_in}: grants begin before"));
         }
-        if unseen.contains(place) {
+        let is_mixed = twin.is_mixed(place);
+        if unseen.contains(place) || is_mixed && twin.space.mode(place).is_some() {
             continue;
         }
         if twin.is_other_type(place) {
@@ -299,8 +332,8 @@ pub(crate) fn is_at_rest(
         }
         let first = &line[0];
         match &first.together {
-            None if twin.is_free(place) && !twin.is_delayed() => {
-                return Err(format!("{line:?} wait for {place:?}, which is free"));
+            None if twin.lets_first_in(place) && (!is_mixed || twin.is_free(place)) => {
+                return Err(format!("{line:?} wait for {place:?}, and need not"));
             }
             // It may be free while the first in line waits for others with it.
             Some(together) if together.iter().all(|place| !unseen.contains(place)) => {
@@ -313,9 +346,9 @@ pub(crate) fn is_at_rest(
             }
             _ => {}
         }
-        let entry = twin.space.get(place).filter(|_| !twin.is_free(place));
-        let lease_end = entry.and_then(|entry| entry.ends_at);
-        if lease_end.is_some_and(|end| due_in > end + 1 - now.wall_ms()) {
+        let lease_end = twin.lease_before(place, first.mode);
+        let lease_end = lease_end.filter(|_| !twin.is_free(place));
+        if lease_end.is_some_and(|end| due_in > (end + 1).saturating_sub(now.wall_ms())) {
             return Err(format!(
                 "due in {due_in}: the lease of {place:?} ends before"
             ));
@@ -348,7 +381,7 @@ pub(crate) fn sessions_are_true(locks: &Locks, twin: &Twin) -> Result<(), String
 pub(crate) fn sessions_are_at_rest(
     locks: &Locks,
     twin: &Twin,
-    unseen: &BTreeSet<(Place, Vec<u8>, Option<i64>)>,
+    unseen: &BTreeSet<(HoldName, Option<i64>)>,
     now: Now,
 ) -> Result<(), String> {
     let due_in = locks.next_deadline(now).unwrap_or(i64::MAX);
@@ -368,19 +401,21 @@ pub(crate) fn sessions_are_at_rest(
             return Err(format!("{name}, {session:?} waits for what is there"));
         }
     }
-    for ((place, owner), hold) in &twin.life.holds {
+    for (of, hold) in &twin.life.holds {
+        let (place, owner, mode) = of;
+        let is_unseen = unseen.contains(&(of.clone(), hold.token));
+        if is_unseen && *mode != Mode::Plain {
+            continue;
+        }
         if let Some(end) = hold.ends_at
             && due_in > (end + 1).saturating_sub(now.wall_ms())
         {
             return Err(format!("due in {due_in}: {hold:?} ends before"));
         }
-        let is_there = match twin.space.get(place).map(|entry| &entry.value) {
-            Some(Value::Hash(fields)) => owners(fields).any(|of| of == owner),
-            _ => false,
-        };
-        let is_there = is_there && hold.is(twin.token(place));
-        if !is_there && !unseen.contains(&(place.clone(), owner.clone(), hold.token)) {
-            return Err(format!("{owner:?} has lost {place:?} and nobody says so"));
+        let is_there = twin.holds(place, owner, *mode)
+            && is_same(*mode, hold.token, twin.token(place, owner, *mode));
+        if !is_there && !is_unseen {
+            return Err(format!("{of:?} is lost and nobody says so"));
         }
     }
     Ok(())
@@ -432,6 +467,55 @@ pub(crate) fn counters_add_up(locks: &Locks, twin: &Twin, ledger: &Ledger) -> Re
     Ok(())
 }
 
-fn number(value: &[u8]) -> Option<i64> {
-    str::from_utf8(value).ok()?.parse().ok()
+/// Invariant 12: no field and no key but those of the layout, none without an expiry, and no hash
+/// that ends before a hold in it.
+pub(crate) fn keys_are_ours(space: &Keyspace, twin: &Twin) -> Result<(), String> {
+    for at in (0..LOCKS.len()).map(place) {
+        let Some(entry) = space.get(&at) else {
+            continue;
+        };
+        let Value::Hash(fields) = &entry.value else {
+            return Err(format!("{entry:?} is no lock"));
+        };
+        let is_plain = space.mode(&at).is_none();
+        if is_plain != fields.contains_key(&b"fence"[..]) {
+            return Err(format!("{entry:?} is neither kind"));
+        }
+        let (writers, readers) = (space.writers(&at), space.readers(&at));
+        let says_write = space.mode(&at) == Some(b"write");
+        if says_write == writers.is_empty() && !is_plain {
+            return Err(format!("{entry:?} says a wrong mode"));
+        }
+        let is_alone = readers.iter().all(|(owner, _)| writers.contains(owner));
+        if writers.len() > 1 || (!writers.is_empty() && !is_alone) {
+            return Err(format!("{entry:?} has too many in it"));
+        }
+        let longest = readers.iter().map(|(_, reader)| reader.ends_at).max();
+        if longest > entry.ends_at {
+            return Err(format!("{entry:?} ends before {readers:?}"));
+        }
+        let first = twin.line(&at).first();
+        let is_alone = first.is_some_and(|first| first.together.is_none());
+        if is_alone && twin.is_free(&at) && !twin.is_delayed() {
+            return Err(format!("{entry:?} is free, and somebody waits"));
+        }
+    }
+    let is_timeout = |key: &Place| {
+        let digits = key.1.iter().rposition(|byte| *byte == b':');
+        let Some(number) = number(&key.1[digits.map_or(0, |at| at + 1)..]) else {
+            return false;
+        };
+        let of_lock = |at: Place| {
+            let mut owners = OWNERS.iter();
+            owners.any(|owner| timeout_key(&at, owner, number) == *key)
+        };
+        (0..LOCKS.len()).map(place).any(of_lock)
+    };
+    let is_lock = |key: &Place| (0..LOCKS.len()).any(|lock| place(lock) == *key);
+    let is_ours =
+        |key: &Place, entry: &Entry| entry.ends_at.is_some() && (is_lock(key) || is_timeout(key));
+    match space.entries().find(|(key, entry)| !is_ours(key, entry)) {
+        Some((key, entry)) => Err(format!("{key:?}: {entry:?}")),
+        None => Ok(()),
+    }
 }

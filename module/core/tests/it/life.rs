@@ -1,8 +1,8 @@
 //! The naive sessions: a map from names to what belongs to them, searched from one end to the
-//! other.
+//! other. Their holds are of one mode each.
 
 use crate::keyspace::Place;
-use rlock_core::{Now, SessionLimits};
+use rlock_core::{Mode, Now, SessionLimits};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A session, by its place among the names in `world::SESSIONS`.
@@ -51,9 +51,21 @@ pub(crate) struct TwinSession {
     pub(crate) grace_end: Option<i64>,
     /// Who waits for events, and until when.
     pub(crate) listener: Option<(usize, Option<i64>)>,
-    /// Each with whether its owner has heard of it by another way.
-    pub(crate) events: Vec<(TwinEvent, bool)>,
+    pub(crate) events: Vec<Unfetched>,
 }
+
+/// An event that nobody has fetched yet.
+#[derive(Clone, Debug)]
+pub(crate) struct Unfetched {
+    pub(crate) event: TwinEvent,
+    /// Of a grant, how the lock was granted.
+    mode: Mode,
+    /// Whether the owner has heard of it by another way.
+    is_confirmed: bool,
+}
+
+/// Which hold: the lock, the owner, how.
+pub(crate) type HoldName = (Place, Vec<u8>, Mode);
 
 /// A hold that belongs to a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,8 +82,7 @@ pub(crate) struct TwinHold {
 /// A hold that must end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TwinEnding {
-    pub(crate) place: Place,
-    pub(crate) owner: Vec<u8>,
+    pub(crate) hold: HoldName,
     pub(crate) token: Option<i64>,
     /// Whether all of it ends, or what one grant added.
     pub(crate) whole: bool,
@@ -90,7 +101,7 @@ pub(crate) struct Life {
     /// Sessions that ended because of that, of whose end their clients are yet to hear.
     pub(crate) untold_ends: BTreeSet<(u64, Name)>,
     pub(crate) sessions: BTreeMap<Name, TwinSession>,
-    pub(crate) holds: BTreeMap<(Place, Vec<u8>), TwinHold>,
+    pub(crate) holds: BTreeMap<HoldName, TwinHold>,
     pub(crate) endings: Vec<TwinEnding>,
     /// Who was called, in any order.
     pub(crate) called: Vec<(usize, Call)>,
@@ -118,12 +129,41 @@ impl Default for Life {
     }
 }
 
-impl TwinHold {
-    /// Whether this is the hold, which the owner has with this token. That of a script has none,
-    /// and the key has one if somebody else in it was given it.
-    pub(crate) fn is(&self, token: Option<i64>) -> bool {
-        self.token.is_none() || self.token == token
+impl TwinSession {
+    /// What is there to be fetched, without the numbers that differ from history to history.
+    pub(crate) fn events_shown(
+        &self,
+        present: impl Fn(&Place, &[u8], Mode) -> Option<i64>,
+    ) -> Vec<String> {
+        let shown = |of: &Unfetched| {
+            let Unfetched {
+                event,
+                mode,
+                is_confirmed,
+            } = of;
+            let TwinEvent { news, place, owner } = event;
+            let news = match news {
+                News::Granted { token, .. } => {
+                    format!("granted {}", present(place, owner, *mode) == Some(*token))
+                }
+                news => format!("{news:?}"),
+            };
+            format!("{news} {place:?} {owner:?} {mode:?} {is_confirmed}")
+        };
+        self.events.iter().map(shown).collect()
     }
+}
+
+/// Whether a hold on record is the one that is there. A writer whose token is not known cannot be
+/// told from a later one; nor can a reader of whom only a script's timeout keys are left, nor a
+/// script's plain hold, which has a token as soon as somebody else in the hash gets one.
+pub(crate) fn is_same(mode: Mode, recorded: Option<i64>, present: Option<i64>) -> bool {
+    let unknown = match mode {
+        Mode::Plain => recorded,
+        Mode::Read | Mode::Write => present,
+        Mode::Permits => crate::no_permits(),
+    };
+    recorded == present || unknown.is_none()
 }
 
 impl Life {
@@ -196,10 +236,10 @@ impl Life {
         let session = self.sessions.get_mut(&name).unwrap();
         session.is_woken = false;
         let events = std::mem::take(&mut session.events);
-        events.into_iter().map(|(event, _)| event).collect()
+        events.into_iter().map(|of| of.event).collect()
     }
 
-    pub(crate) fn tell(&mut self, name: Name, news: News, place: &Place, owner: &[u8]) {
+    pub(crate) fn tell(&mut self, name: Name, news: News, place: &Place, owner: &[u8], mode: Mode) {
         let Some(session) = self.sessions.get_mut(&name) else {
             return;
         };
@@ -208,7 +248,11 @@ impl Life {
             place: place.clone(),
             owner: owner.to_vec(),
         };
-        session.events.push((event, false));
+        session.events.push(Unfetched {
+            event,
+            mode,
+            is_confirmed: false,
+        });
         if let Some((listener, _)) = session.listener.take() {
             self.called.push((listener, Call::Woken));
             session.is_woken = true;
@@ -225,63 +269,72 @@ impl Life {
         session.client = None;
         session.listener = None;
         session.is_woken = false;
-        let has_grace = session.grace_ms > 0;
-        let end = now.mono_ms + session.grace_ms;
-        session.grace_end = has_grace.then_some(end);
-        let is_unheard = |(event, confirmed): &(TwinEvent, bool)| {
-            !confirmed && matches!(event.news, News::Granted { .. })
-        };
-        let events = std::mem::take(&mut session.events);
-        let (unfetched_grants, kept) = events.into_iter().partition(is_unheard);
-        session.events = kept;
-        let unfetched_grants: Vec<_> = unfetched_grants;
-        for (event, _) in unfetched_grants {
-            if let News::Granted { token, several } = event.news {
-                self.take_back(event.place, &event.owner, token, several);
+        let (mut unfetched, mut kept) = (Vec::new(), Vec::new());
+        for of in std::mem::take(&mut session.events) {
+            match of.event.news {
+                News::Granted { token, several } if !of.is_confirmed => {
+                    let TwinEvent { place, owner, .. } = of.event;
+                    unfetched.extend(each_of(place, token, several).map(|(place, token)| {
+                        TwinEnding {
+                            hold: (place, owner.clone(), of.mode),
+                            token: Some(token),
+                            whole: false,
+                        }
+                    }));
+                }
+                _ => kept.push(of),
             }
         }
+        session.events = kept;
         // With nothing to lose it need not wait for its end.
-        let session = &self.sessions[&name];
         let has_none =
             session.events.is_empty() && self.holds.values().all(|hold| hold.session != name);
-        if !has_grace || has_none {
-            self.end(name);
+        if session.grace_ms > 0 && !has_none {
+            session.grace_end = Some(now.mono_ms + session.grace_ms);
+            self.endings.extend(unfetched);
+            return;
         }
+        self.end_with(name, unfetched);
     }
 
-    /// A grant went unfetched: what it gave is to end.
+    /// A grant did not arrive: what it gave is to end.
     pub(crate) fn take_back(
         &mut self,
         place: Place,
         owner: &[u8],
+        mode: Mode,
         token: i64,
         several: Vec<(Place, i64)>,
     ) {
-        let one = several.is_empty().then_some((place, token));
-        for (place, token) in several.into_iter().chain(one) {
-            self.endings.push(TwinEnding {
-                place,
-                owner: owner.to_vec(),
-                token: Some(token),
-                whole: false,
-            });
-        }
+        let each = each_of(place, token, several);
+        self.endings.extend(each.map(|(place, token)| TwinEnding {
+            hold: (place, owner.to_vec(), mode),
+            token: Some(token),
+            whole: false,
+        }));
     }
 
-    fn end(&mut self, name: Name) {
+    /// The session ends. What it reads goes first, and then what nobody fetched.
+    fn end_with(&mut self, name: Name, unfetched: Vec<TwinEnding>) {
         self.sessions.remove(&name);
         self.overflowing.remove(&name);
-        for ((place, owner), hold) in &self.holds {
-            if hold.session == name {
-                self.endings.push(TwinEnding {
-                    place: place.clone(),
-                    owner: owner.clone(),
-                    token: hold.token,
-                    whole: true,
-                });
-            }
+        self.end_holds(name, |mode| mode == Mode::Read);
+        self.endings.extend(unfetched);
+        self.end_holds(name, |_| true);
+    }
+
+    /// The session's holds of these modes are to end.
+    fn end_holds(&mut self, name: Name, is_meant: impl Fn(Mode) -> bool) {
+        let is_meant =
+            |(_, _, mode): &HoldName, hold: &TwinHold| hold.session == name && is_meant(*mode);
+        for (of, hold) in self.holds.iter().filter(|(of, hold)| is_meant(of, hold)) {
+            self.endings.push(TwinEnding {
+                hold: of.clone(),
+                token: hold.token,
+                whole: true,
+            });
         }
-        self.holds.retain(|_, hold| hold.session != name);
+        self.holds.retain(|of, hold| !is_meant(of, hold));
     }
 
     /// Waits for events and graces end.
@@ -300,7 +353,7 @@ impl Life {
             }
         }
         for name in over {
-            self.end(name);
+            self.end_with(name, Vec::new());
         }
     }
 
@@ -318,14 +371,12 @@ impl Life {
     /// otherwise to the one it belonged to.
     pub(crate) fn bind(
         &mut self,
-        place: &Place,
-        owner: &[u8],
+        of: HoldName,
         session: Option<Name>,
         token: Option<i64>,
         ends_at: Option<i64>,
     ) {
-        let at = (place.clone(), owner.to_vec());
-        match (session, self.holds.get_mut(&at)) {
+        match (session, self.holds.get_mut(&of)) {
             (Some(session), known) => {
                 let hold = TwinHold {
                     session,
@@ -333,11 +384,12 @@ impl Life {
                     ends_at,
                     asks_if_wanted: known.is_some_and(|known| known.asks_if_wanted),
                 };
-                self.holds.insert(at, hold);
+                self.holds.insert(of, hold);
             }
             (None, Some(hold)) => {
-                hold.ends_at = ends_at;
+                // A hold that a script took gets its token when it is entered again.
                 hold.token = token.or(hold.token);
+                hold.ends_at = ends_at;
             }
             (None, None) => {}
         }
@@ -346,57 +398,55 @@ impl Life {
     /// The owner was told that it holds the lock: what the grant gave it there is not taken back.
     /// Of several locks it may have held this one before, and then knows of the grant only if it
     /// was told the count.
-    pub(crate) fn confirm(&mut self, place: &Place, owner: &[u8], knows_count: bool) {
-        for session in self.sessions.values_mut() {
-            for (event, confirmed) in &mut session.events {
-                if event.owner != owner {
-                    continue;
+    pub(crate) fn confirm(&mut self, place: &Place, owner: &[u8], mode: Mode, knows_count: bool) {
+        let sessions = self.sessions.values_mut();
+        for of in sessions.flat_map(|session| &mut session.events) {
+            if of.event.owner != owner || of.mode != mode {
+                continue;
+            }
+            match &mut of.event.news {
+                News::Granted { several, token } if !several.is_empty() => {
+                    several
+                        .retain(|(at, of_hold)| at != place || !(knows_count || of_hold == token));
+                    of.is_confirmed |= several.is_empty();
                 }
-                match &mut event.news {
-                    News::Granted { several, token } if !several.is_empty() => {
-                        several.retain(|(of, of_hold)| {
-                            of != place || !(knows_count || of_hold == token)
-                        });
-                        *confirmed |= several.is_empty();
-                    }
-                    _ => *confirmed |= event.place == *place,
-                }
+                _ => of.is_confirmed |= of.event.place == *place,
             }
         }
     }
 
     /// The owner has given the lock back: that is no loss.
-    pub(crate) fn unbind(&mut self, place: &Place, owner: &[u8]) {
-        self.holds.remove(&(place.clone(), owner.to_vec()));
+    pub(crate) fn unbind(&mut self, of: &HoldName) {
+        self.holds.remove(of);
     }
 
     pub(crate) fn lose_all(&mut self, place: &Place, reason: Option<&'static str>, now: Now) {
-        let of_lock = self.holds.keys().filter(|(of, _)| of == place);
-        let owners: Vec<Vec<u8>> = of_lock.map(|(_, owner)| owner.clone()).collect();
-        for owner in owners {
-            self.lose(place, &owner, reason, now);
+        let of_lock = self.holds.keys().filter(|(of, ..)| of == place);
+        for of in of_lock.cloned().collect::<Vec<_>>() {
+            self.lose(&of, reason, now);
         }
     }
 
-    pub(crate) fn lose(
-        &mut self,
-        place: &Place,
-        owner: &[u8],
-        reason: Option<&'static str>,
-        now: Now,
-    ) {
-        let hold = self.holds.remove(&(place.clone(), owner.to_vec()));
-        if let Some(TwinHold {
-            session, ends_at, ..
-        }) = hold
-        {
-            let over = ends_at.is_some_and(|end| end <= now.wall_ms());
-            let by_time = if over { "expired" } else { "deleted" };
+    pub(crate) fn lose(&mut self, of: &HoldName, reason: Option<&'static str>, now: Now) {
+        if let Some(hold) = self.holds.remove(of) {
+            let is_over = hold.ends_at.is_some_and(|end| end <= now.wall_ms());
+            let by_time = if is_over { "expired" } else { "deleted" };
             self.lost += 1;
+            let (place, owner, mode) = of;
             let news = News::Lost(reason.unwrap_or(by_time));
-            self.tell(session, news, place, owner);
+            self.tell(hold.session, news, place, owner, *mode);
         }
     }
+}
+
+/// The locks that a grant gave, each with the token of its hold.
+fn each_of(
+    place: Place,
+    token: i64,
+    several: Vec<(Place, i64)>,
+) -> impl Iterator<Item = (Place, i64)> {
+    let one = several.is_empty().then_some((place, token));
+    several.into_iter().chain(one)
 }
 
 /// Brings events into one order whose order among themselves nobody promises: those who leave

@@ -54,7 +54,9 @@ fn is_log_sound(locks: &Locks) -> Result<(), String> {
     }
 }
 
-// What stands in for the server: a map, and a driver that does what the module does.
+// What stands in for the server: a map, what others write into it, and a driver that does what the
+// module does.
+mod foreign;
 mod keyspace;
 mod world;
 // What says whether the core is right: a lock too simple to be wrong, and the promises in words.
@@ -70,10 +72,13 @@ mod model;
 mod parsing;
 mod sessions;
 mod together;
+mod walk;
 mod wanted;
-// The read-write lock: a server, a twin and questions of its own.
+// Locks of all kinds at the same names.
+mod mixed;
+// The read-write lock: questions of its own.
 mod read_write;
-// Permits: the same.
+// Permits: a server, a twin and questions of their own.
 mod permits;
 // What a fuzzer asks. Public, because module/core/fuzz builds this file as its library.
 pub mod fuzz;

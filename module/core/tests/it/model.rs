@@ -3,14 +3,14 @@
 //! A failure prints the shortest history found that still fails, as the code that replays it (put
 //! it into [`REPLAYS`]), and the seed goes to `tests/proptest-regressions/`.
 
+use crate::foreign::Change;
+use crate::keyspace::Reading;
 use crate::life::Name;
 use crate::twin::Waits;
-use crate::world::{
-    Change, Interruption, LOCKS, Named, OWNERS, Op, SESSIONS, TOGETHER, USERS, replay,
-};
+use crate::world::{Interruption, LOCKS, Named, OWNERS, Op, SESSIONS, TOGETHER, USERS, replay};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
-use rlock_core::INTEGER_MAX;
+use rlock_core::{INTEGER_MAX, Mode};
 
 /// Fewer where nothing is optimized.
 const CASES: u32 = if cfg!(debug_assertions) {
@@ -19,35 +19,36 @@ const CASES: u32 = if cfg!(debug_assertions) {
     20_000
 };
 
-fn lock() -> impl Strategy<Value = usize> {
+pub(crate) fn lock() -> impl Strategy<Value = usize> {
     // Mostly one lock, so that owners meet.
     prop_oneof![4 => Just(0), 1 => 0..LOCKS.len()]
 }
 
-fn owner() -> impl Strategy<Value = usize> {
+pub(crate) fn owner() -> impl Strategy<Value = usize> {
     0..OWNERS.len()
 }
 
-fn lease() -> impl Strategy<Value = i64> {
+pub(crate) fn lease() -> impl Strategy<Value = i64> {
     prop_oneof![
-        Just(1),
-        Just(7),
-        Just(50),
-        Just(800),
-        Just(4000),
-        Just(INTEGER_MAX)
+        1 => Just(1),
+        2 => Just(7),
+        1 => Just(12),
+        3 => Just(50),
+        2 => Just(800),
+        1 => Just(4000),
+        1 => Just(INTEGER_MAX),
     ]
 }
 
-fn wait() -> impl Strategy<Value = i64> {
-    prop_oneof![2 => Just(0), 1 => Just(1), 1 => Just(7), 1 => Just(60), 1 => Just(2500)]
+pub(crate) fn wait() -> impl Strategy<Value = i64> {
+    prop_oneof![2 => Just(0), 1 => Just(1), 1 => Just(9), 1 => Just(60), 1 => Just(2500)]
 }
 
-fn token() -> impl Strategy<Value = Named> {
+pub(crate) fn token() -> impl Strategy<Value = Named> {
     prop_oneof![2 => Just(Named::No), 2 => Just(Named::Present), 1 => Just(Named::Stale)]
 }
 
-fn count_field() -> impl Strategy<Value = &'static str> {
+pub(crate) fn count_field() -> impl Strategy<Value = &'static str> {
     proptest::sample::select(vec![
         "1",
         "2",
@@ -77,17 +78,17 @@ fn change() -> impl Strategy<Value = Change> {
         4 => Just(Change::Delete),
         2 => Just(Change::SetText),
         3 => (owner(), lease).prop_map(|(owner, lease_ms)| Change::Take { owner, lease_ms }),
-        3 => (owner(), count_field()).prop_map(|(owner, value)| Change::Write { owner, value }),
-        1 => fence_field().prop_map(|value| Change::WriteFence { value }),
-        1 => Just(Change::WriteMode),
+        3 => (owner(), count_field()).prop_map(|(owner, value)| Change::SetCount { owner, value }),
+        1 => fence_field().prop_map(|value| Change::SetFence { value }),
+        1 => Just(Change::SetMode { value: "read" }),
         1 => write_lease.prop_map(|lease_ms| Change::TakeToWrite { lease_ms }),
-        2 => owner().prop_map(|owner| Change::Remove { owner }),
+        2 => owner().prop_map(|owner| Change::RemoveCount { owner }),
         2 => (0i64..2000).prop_map(|ms| Change::Expire { ms }),
         1 => Just(Change::Persist),
     ]
 }
 
-fn acquire() -> impl Strategy<Value = Op> {
+pub(crate) fn acquire(mode: impl Strategy<Value = Mode>) -> impl Strategy<Value = Op> {
     let block = prop_oneof![1 => Just(Waits::No), 4 => wait().prop_map(Waits::Block)];
     let alone = (Just(None), block);
     let waits = prop_oneof![
@@ -97,11 +98,12 @@ fn acquire() -> impl Strategy<Value = Op> {
     ];
     let how = prop_oneof![1 => alone, 1 => (session().prop_map(Some), waits)];
     let once = proptest::bool::weighted(0.3);
-    let asked = (lock(), owner(), lease(), how, once);
+    let asked = (lock(), owner(), mode, lease(), how, once);
     asked.prop_map(
-        |(lock, owner, lease_ms, (session, waits), once)| Op::Acquire {
+        |(lock, owner, mode, lease_ms, (session, waits), once)| Op::Acquire {
             lock,
             owner,
+            mode,
             lease_ms,
             waits,
             session,
@@ -110,7 +112,7 @@ fn acquire() -> impl Strategy<Value = Op> {
     )
 }
 
-fn session() -> impl Strategy<Value = Name> {
+pub(crate) fn session() -> impl Strategy<Value = Name> {
     prop_oneof![4 => Just(0), 1 => 0..SESSIONS.len()]
 }
 
@@ -118,7 +120,7 @@ fn client() -> impl Strategy<Value = usize> {
     0usize..3
 }
 
-fn events() -> impl Strategy<Value = Op> {
+pub(crate) fn events() -> impl Strategy<Value = Op> {
     let block = prop_oneof![1 => Just(None), 2 => wait().prop_map(Some)];
     let grace = prop_oneof![1 => Just(0), 2 => Just(30), 1 => Just(3000)];
     (session(), client(), block, grace).prop_map(|(session, client, block_ms, grace_ms)| {
@@ -131,22 +133,25 @@ fn events() -> impl Strategy<Value = Op> {
     })
 }
 
-fn release() -> impl Strategy<Value = Op> {
+pub(crate) fn release(mode: impl Strategy<Value = Mode>) -> impl Strategy<Value = Op> {
     let lease = prop_oneof![2 => Just(None), 1 => lease().prop_map(Some)];
-    (lock(), owner(), token(), lease).prop_map(|(lock, owner, token, lease_ms)| Op::Release {
+    let asked = (lock(), owner(), mode, token(), lease);
+    asked.prop_map(|(lock, owner, mode, token, lease_ms)| Op::Release {
         lock,
         owner,
+        mode,
         token,
         lease_ms,
     })
 }
 
-fn renew() -> impl Strategy<Value = Op> {
+pub(crate) fn renew(mode: impl Strategy<Value = Mode>) -> impl Strategy<Value = Op> {
     let session = prop_oneof![2 => Just(None), 1 => session().prop_map(Some)];
-    let asked = (lock(), owner(), lease(), token(), session);
-    asked.prop_map(|(lock, owner, lease_ms, token, session)| Op::Renew {
+    let asked = (lock(), owner(), mode, lease(), token(), session);
+    asked.prop_map(|(lock, owner, mode, lease_ms, token, session)| Op::Renew {
         lock,
         owner,
+        mode,
         lease_ms,
         token,
         session,
@@ -156,7 +161,7 @@ fn renew() -> impl Strategy<Value = Op> {
 fn foreign() -> impl Strategy<Value = Op> {
     (lock(), change(), proptest::bool::weighted(0.8)).prop_map(|(lock, change, told)| Op::Foreign {
         lock,
-        change,
+        changes: vec![change],
         told,
     })
 }
@@ -165,7 +170,11 @@ fn foreign() -> impl Strategy<Value = Op> {
 fn script() -> impl Strategy<Value = Vec<Op>> {
     let told = proptest::bool::weighted(0.8);
     (lock(), proptest::collection::vec(change(), 2..4), told).prop_map(|(lock, changes, told)| {
-        let change = |change| Op::Foreign { lock, change, told };
+        let change = |change| Op::Foreign {
+            lock,
+            changes: vec![change],
+            told,
+        };
         let changes = changes.into_iter().map(change);
         [Op::Multi]
             .into_iter()
@@ -200,6 +209,7 @@ fn of_sessions() -> impl Strategy<Value = Op> {
     let acquire = acquire.prop_map(|(lock, owner, (session, waits), once)| Op::Acquire {
         lock,
         owner,
+        mode: Mode::Plain,
         lease_ms: 50,
         waits,
         session,
@@ -209,6 +219,7 @@ fn of_sessions() -> impl Strategy<Value = Op> {
     let renew = (lock(), owner(), bound).prop_map(|(lock, owner, session)| Op::Renew {
         lock,
         owner,
+        mode: Mode::Plain,
         lease_ms: 50,
         token: Named::No,
         session,
@@ -224,7 +235,7 @@ fn of_sessions() -> impl Strategy<Value = Op> {
     prop_oneof![
         8 => acquire,
         5 => events,
-        4 => release(),
+        4 => release(Just(Mode::Plain)),
         3 => renew,
         3 => (0usize..2).prop_map(|client| Op::Close { client }),
         2 => Just(Op::Deliver),
@@ -235,7 +246,7 @@ fn of_sessions() -> impl Strategy<Value = Op> {
         1 => lock().prop_map(|lock| Op::Break { lock }),
         1 => (lock(), change()).prop_map(|(lock, change)| Op::Foreign {
             lock,
-            change,
+            changes: vec![change],
             told: true,
         }),
         2 => (0i64..60).prop_map(|ms| Op::Pass { ms }),
@@ -272,7 +283,7 @@ fn locks_together() -> impl Strategy<Value = Vec<usize>> {
     proptest::collection::vec(proptest::sample::select(TOGETHER.to_vec()), 1..5)
 }
 
-fn acquire_several() -> impl Strategy<Value = Op> {
+pub(crate) fn acquire_several() -> impl Strategy<Value = Op> {
     let waits = prop_oneof![
         2 => (Just(None), wait().prop_map(Waits::Block)),
         1 => waits_of_sessions(),
@@ -291,11 +302,11 @@ fn acquire_several() -> impl Strategy<Value = Op> {
     )
 }
 
-fn release_several() -> impl Strategy<Value = Op> {
+pub(crate) fn release_several() -> impl Strategy<Value = Op> {
     (locks_together(), owner()).prop_map(|(locks, owner)| Op::MultiRelease { locks, owner })
 }
 
-fn renew_several() -> impl Strategy<Value = Op> {
+pub(crate) fn renew_several() -> impl Strategy<Value = Op> {
     let session = proptest::option::weighted(0.3, session());
     (locks_together(), owner(), lease(), session).prop_map(|(locks, owner, lease_ms, session)| {
         Op::MultiRenew {
@@ -319,6 +330,7 @@ fn of_several() -> impl Strategy<Value = Op> {
         |(lock, owner, lease_ms, (session, waits), once)| Op::Acquire {
             lock,
             owner,
+            mode: Mode::Plain,
             lease_ms,
             waits,
             session,
@@ -328,6 +340,7 @@ fn of_several() -> impl Strategy<Value = Op> {
     let release = (lock(), owner()).prop_map(|(lock, owner)| Op::Release {
         lock,
         owner,
+        mode: Mode::Plain,
         token: Named::No,
         lease_ms: None,
     });
@@ -344,7 +357,11 @@ fn of_several() -> impl Strategy<Value = Op> {
         1 => client().prop_map(|client| Op::Close { client }),
         2 => (0usize..6).prop_map(|client| Op::Disconnect { client }),
         1 => Just(Op::Deliver),
-        2 => foreign.prop_map(|(lock, change, told)| Op::Foreign { lock, change, told }),
+        2 => foreign.prop_map(|(lock, change, told)| Op::Foreign {
+        lock,
+        changes: vec![change],
+        told,
+    }),
         2 => (0i64..70).prop_map(|ms| Op::Pass { ms }),
         3 => (0i64..2).prop_map(|more_ms| Op::PassDeadline { more_ms }),
         1 => prop_oneof![
@@ -361,7 +378,7 @@ fn of_several() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn interrupt() -> impl Strategy<Value = Op> {
+pub(crate) fn interrupt() -> impl Strategy<Value = Op> {
     let by = prop_oneof![
         3 => Just(Interruption::Timer),
         2 => (0usize..2).prop_map(Interruption::Close),
@@ -387,6 +404,7 @@ fn belongs_to_a_session() -> impl Strategy<Value = Op> {
     let one = asked.prop_map(|(lock, owner, (session, waits))| Op::Acquire {
         lock,
         owner,
+        mode: Mode::Plain,
         lease_ms: 800,
         waits,
         session,
@@ -404,6 +422,7 @@ fn belongs_to_a_session() -> impl Strategy<Value = Op> {
     let given_back = (lock(), owner()).prop_map(|(lock, owner)| Op::Release {
         lock,
         owner,
+        mode: Mode::Plain,
         token: Named::No,
         lease_ms: None,
     });
@@ -454,7 +473,11 @@ fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
 
 fn touched(lock: usize, change: Change) -> Op {
     let told = true;
-    Op::Foreign { lock, change, told }
+    Op::Foreign {
+        lock,
+        changes: vec![change],
+        told,
+    }
 }
 
 /// A session has a lock for which two others wait, so that its end may grant one too many.
@@ -472,6 +495,7 @@ fn held_and_waited_for() -> impl Strategy<Value = Vec<Op>> {
         let acquire = |(after, (session, waits))| Op::Acquire {
             lock,
             owner: (holder + after) % OWNERS.len(),
+            mode: Mode::Plain,
             lease_ms: 800,
             waits,
             session,
@@ -494,6 +518,7 @@ fn asked_for_in_the_moment() -> impl Strategy<Value = Vec<Op>> {
         let acquire = |lock, after, waits, session| Op::Acquire {
             lock,
             owner: (holder + after) % OWNERS.len(),
+            mode: Mode::Plain,
             lease_ms,
             waits,
             session,
@@ -561,18 +586,18 @@ fn history() -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(steps, 1..60).prop_map(|steps| steps.concat())
 }
 
-fn clock_step() -> impl Strategy<Value = i64> {
+pub(crate) fn clock_step() -> impl Strategy<Value = i64> {
     prop_oneof![Just(-5000), Just(-40), -3i64..3, Just(45), Just(4000)]
 }
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
-        12 => acquire(),
+        12 => acquire(Just(Mode::Plain)),
         7 => events(),
         3 => client().prop_map(|client| Op::Close { client }),
         1 => client().prop_map(|client| Op::Unblock { client }),
-        6 => release(),
-        3 => renew(),
+        6 => release(Just(Mode::Plain)),
+        3 => renew(Just(Mode::Plain)),
         3 => acquire_several(),
         1 => release_several(),
         1 => renew_several(),
@@ -628,24 +653,24 @@ proptest! {
 
     #[test]
     fn core_and_twin_agree_on_any_history(history in history()) {
-        replay(&history).map_err(TestCaseError::fail)?;
+        replay(&history, Reading::All).map_err(TestCaseError::fail)?;
     }
 
     #[test]
     fn core_and_twin_agree_on_any_history_of_sessions(history in history_of_sessions()) {
-        replay(&history).map_err(TestCaseError::fail)?;
+        replay(&history, Reading::All).map_err(TestCaseError::fail)?;
     }
 
     #[test]
     fn core_and_twin_agree_on_any_history_with_a_delay(history in history_with_a_delay()) {
-        replay(&history).map_err(TestCaseError::fail)?;
+        replay(&history, Reading::All).map_err(TestCaseError::fail)?;
     }
 
     #[test]
     fn core_and_twin_agree_on_any_history_of_several_locks(
         history in proptest::collection::vec(of_several(), 1..50),
     ) {
-        replay(&history).map_err(TestCaseError::fail)?;
+        replay(&history, Reading::All).map_err(TestCaseError::fail)?;
     }
 }
 
@@ -686,12 +711,12 @@ proptest! {
 
     #[test]
     fn core_and_twin_agree_when_holds_ask_if_wanted(history in history_of_asking()) {
-        replay(&history).map_err(TestCaseError::fail)?;
+        replay(&history, Reading::All).map_err(TestCaseError::fail)?;
     }
 
     #[test]
     fn core_and_twin_agree_when_sessions_end_together(history in history_of_endings()) {
-        replay(&history).map_err(TestCaseError::fail)?;
+        replay(&history, Reading::All).map_err(TestCaseError::fail)?;
     }
 }
 
@@ -699,7 +724,7 @@ proptest! {
 #[test]
 fn what_once_failed_holds() {
     for (what, history) in once_failed() {
-        if let Err(wrong) = replay(&history) {
+        if let Err(wrong) = replay(&history, Reading::All) {
             panic!("{what}: {wrong}");
         }
     }
@@ -709,6 +734,7 @@ fn once_failed() -> Vec<(&'static str, Vec<Op>)> {
     let acquire = |owner, lease_ms, waits| Op::Acquire {
         lock: 0,
         owner,
+        mode: Mode::Plain,
         lease_ms,
         waits,
         session: None,
@@ -716,7 +742,7 @@ fn once_failed() -> Vec<(&'static str, Vec<Op>)> {
     };
     let foreign = |change| Op::Foreign {
         lock: 0,
-        change,
+        changes: vec![change],
         told: true,
     };
     let (owner, value) = (0, "1");
@@ -728,7 +754,7 @@ fn once_failed() -> Vec<(&'static str, Vec<Op>)> {
             acquire(0, 7, Waits::Block(0)),
             acquire(2, 7, Waits::Block(0)),
             Op::Multi,
-            foreign(Change::Write { owner, value }),
+            foreign(Change::SetCount { owner, value }),
             foreign(Change::Expire { ms: 50 }),
             Op::Exec,
         ],
@@ -768,6 +794,7 @@ fn two_multi_waits_of_one_owner() -> (&'static str, Vec<Op>) {
     let alone = Op::Acquire {
         lock: 1,
         owner: 1,
+        mode: Mode::Plain,
         lease_ms: 1,
         waits: Waits::Block(0),
         session: None,
@@ -791,6 +818,7 @@ fn search_that_ends_a_hold() -> (&'static str, Vec<Op>) {
     let acquire = |lock, waits, session| Op::Acquire {
         lock,
         owner: 0,
+        mode: Mode::Plain,
         lease_ms: 800,
         waits,
         session: Some(session),
@@ -826,10 +854,10 @@ fn search_that_ends_a_hold() -> (&'static str, Vec<Op>) {
 fn by_script(owner: usize) -> Op {
     Op::Foreign {
         lock: 0,
-        change: Change::Take {
+        changes: vec![Change::Take {
             owner,
             lease_ms: None,
-        },
+        }],
         told: true,
     }
 }
@@ -848,6 +876,7 @@ fn queues(owner: usize, session: Name) -> Op {
     Op::Acquire {
         lock: 0,
         owner,
+        mode: Mode::Plain,
         lease_ms: 50,
         waits: Waits::Queue(0),
         session: Some(session),
@@ -859,6 +888,7 @@ fn blocks(owner: usize) -> Op {
     Op::Acquire {
         lock: 0,
         owner,
+        mode: Mode::Plain,
         lease_ms: 50,
         waits: Waits::Block(0),
         session: None,
@@ -870,6 +900,7 @@ fn renews(owner: usize, session: Option<Name>) -> Op {
     Op::Renew {
         lock: 0,
         owner,
+        mode: Mode::Plain,
         lease_ms: 50,
         token: Named::No,
         session,
@@ -913,6 +944,7 @@ fn once_failed_when_interrupted() -> Vec<(&'static str, Vec<Op>)> {
     let acquire = |lock, owner, waits, session| Op::Acquire {
         lock,
         owner,
+        mode: Mode::Plain,
         lease_ms: 50,
         waits,
         session,
@@ -979,10 +1011,10 @@ fn once_failed_with_scripts() -> Vec<(&'static str, Vec<Op>)> {
                 by_script(0),
                 Op::Foreign {
                     lock: 0,
-                    change: Change::Write {
+                    changes: vec![Change::SetCount {
                         owner: 1,
                         value: "1",
-                    },
+                    }],
                     told: true,
                 },
                 renews(1, Some(0)),
@@ -999,6 +1031,7 @@ fn what_took_time_is_counted() {
     let acquire = |owner, waits| Op::Acquire {
         lock: 0,
         owner,
+        mode: Mode::Plain,
         lease_ms: 50,
         waits,
         session: None,
@@ -1007,6 +1040,7 @@ fn what_took_time_is_counted() {
     let release = |owner| Op::Release {
         lock: 0,
         owner,
+        mode: Mode::Plain,
         token: Named::No,
         lease_ms: None,
     };
@@ -1022,7 +1056,7 @@ fn what_took_time_is_counted() {
         Op::Pass { ms: 60 },
         release(2),
     ];
-    let world = replay(&history).unwrap();
+    let world = replay(&history, Reading::All).unwrap();
     let counters = world.counters();
     assert_eq!(counters.expiries, 1);
     assert_eq!((counters.hold_ms.count(), counters.hold_ms.sum()), (1, 27));

@@ -1,8 +1,10 @@
 //! Sessions, told as short stories: who may name them, and how much there may be of them. (The twin
 //! is beside each step here, too.)
 
+use crate::keyspace::Reading;
 use crate::twin::Waits;
 use crate::world::{Named, OWNERS, Op, World, place, replay_to};
+use rlock_core::Mode;
 
 const A: usize = 0;
 const B: usize = 1;
@@ -22,6 +24,7 @@ fn acquire(owner: usize, lock: usize, waits: Waits, session: Option<usize>) -> O
     Op::Acquire {
         lock,
         owner,
+        mode: Mode::Plain,
         lease_ms: 1_000_000,
         waits,
         session,
@@ -45,6 +48,7 @@ fn releases(owner: usize, lock: usize) -> Op {
     Op::Release {
         lock,
         owner,
+        mode: Mode::Plain,
         token: Named::No,
         lease_ms: None,
     }
@@ -54,6 +58,7 @@ fn renews(owner: usize, lock: usize, session: Option<usize>) -> Op {
     Op::Renew {
         lock,
         owner,
+        mode: Mode::Plain,
         lease_ms: 1_000_000,
         token: Named::No,
         session,
@@ -73,12 +78,12 @@ fn allows(sessions: u32, events: u32) -> Op {
 }
 
 fn after(history: &[Op]) -> World {
-    replay_to(history).unwrap_or_else(|wrong| panic!("{wrong}"))
+    replay_to(history, Reading::All).unwrap_or_else(|wrong| panic!("{wrong}"))
 }
 
 fn holders(world: &World, lock: usize) -> Vec<Vec<u8>> {
-    let holds = world.twin.holds_of(&place(lock));
-    holds.into_iter().map(|(owner, _)| owner).collect()
+    let holders = world.space().holders(&place(lock)).into_iter();
+    holders.map(Vec::from).collect()
 }
 
 /// Two events, of which the second is one too many: a hold that was lost, and a grant. And a waiter

@@ -1,9 +1,12 @@
 //! Several locks at once, told as short stories: what the contract promises of them, and how it
 //! ends. (The twin is beside each step here, too.)
 
+use crate::foreign::Change;
+use crate::keyspace::Reading;
 use crate::twin::Waits;
-use crate::world::{Change, Named, OWNERS, Op, SESSIONS, place, replay_to};
+use crate::world::{Named, OWNERS, Op, SESSIONS, place, replay_to};
 use rlock_core::INTEGER_MAX;
+use rlock_core::Mode;
 
 const A: usize = 0;
 const B: usize = 1;
@@ -21,6 +24,7 @@ fn acquire(owner: usize, lock: usize, waits: Waits) -> Op {
     Op::Acquire {
         lock,
         owner,
+        mode: Mode::Plain,
         lease_ms: INTEGER_MAX,
         waits,
         session: None,
@@ -63,6 +67,7 @@ fn release(owner: usize, lock: usize) -> Op {
     Op::Release {
         lock,
         owner,
+        mode: Mode::Plain,
         token: Named::No,
         lease_ms: None,
     }
@@ -84,7 +89,11 @@ fn listen(session: usize, grace_ms: i64) -> Op {
 
 fn by_others(lock: usize, change: Change) -> Op {
     let told = true;
-    Op::Foreign { lock, change, told }
+    Op::Foreign {
+        lock,
+        changes: vec![change],
+        told,
+    }
 }
 
 /// In a transaction nothing is done but what a command does itself.
@@ -94,7 +103,7 @@ fn in_one_step(op: Op) -> Vec<Op> {
 
 /// Who holds the first two locks in the end, and who is in their lines.
 fn ends_with(history: &[Op], [first, second]: [(&[usize], &[usize]); 2]) {
-    let world = replay_to(history).unwrap_or_else(|wrong| panic!("{wrong}"));
+    let world = replay_to(history, Reading::All).unwrap_or_else(|wrong| panic!("{wrong}"));
     let graph = world.twin.graph();
     for (lock, (holders, line)) in [first, second].into_iter().enumerate() {
         let name = |owner: &usize| OWNERS[*owner].to_vec();
@@ -242,7 +251,11 @@ fn a_wait_ends_in_all_lines_at_once() {
             take(A, 0),
             wait_for_all(B, &[0, 3]),
             wait(C, 0),
-            Op::Foreign { lock, change, told },
+            Op::Foreign {
+                lock,
+                changes: vec![change],
+                told,
+            },
             release(A, 0),
         ];
         ends_with(&story, [(&[C], &[]), (&[], &[])]);
@@ -309,6 +322,7 @@ fn what_ends_with_a_session_is_taken_anew_and_not_entered_again() {
     let bound = |owner, lock| Op::Acquire {
         lock,
         owner,
+        mode: Mode::Plain,
         lease_ms: INTEGER_MAX,
         waits: Waits::No,
         session: Some(0),

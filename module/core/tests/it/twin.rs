@@ -1,20 +1,21 @@
-//! The naive lock that always tells the truth: a list of waiters, searched from the front, and the
-//! contract's sentences in the order in which they stand there.
+//! The naive lock, of whatever kind, that always tells the truth: a list of waiters, searched from
+//! the front, and the contract's sentences in the order in which they stand there.
 //!
 //! It shares no decision with the core: it writes its own keyspace by itself, and its error texts
 //! are its own. Where the core and the twin disagree, one of them is wrong.
 
 use crate::circles::{Graph, Standing};
-use crate::keyspace::{Entry, Fields, Keyspace, Place, Value, owners};
-use crate::life::{Life, Name, News, TwinEnding, TwinEvent};
-use rlock_core::{Mode, Now};
+use crate::keyspace::{Keyspace, Place, Reader, Value, number, timeout_key, writer_field};
+use crate::life::{HoldName, Life, Name, News, TwinEnding, TwinEvent, is_same};
+use rlock_core::{Kind, Mode, NEVER, Now};
 use std::collections::{BTreeMap, BTreeSet};
 
 mod several;
 mod wanted;
 
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
-const WRONG_KIND: &str = "WRONGKIND the key holds a read-write lock, not a plain one";
+const IS_READ_WRITE: &str = "WRONGKIND the key holds a read-write lock, not a plain one";
+const IS_PLAIN: &str = "WRONGKIND the key holds a plain lock, not a read-write one";
 const OVERFLOW: &str = "ERR hold count must stay within 1 to 2147483647";
 const MALFORMED: &str = "ERR hold count of this owner is not an integer from 1 to 2147483647, \
                          it was written by somebody else";
@@ -68,6 +69,7 @@ pub(crate) enum Heard {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TwinWaiter {
     pub(crate) owner: Vec<u8>,
+    pub(crate) mode: Mode,
     pub(crate) seat: usize,
     /// Whether it hears by an event of its session, and not on its own connection.
     pub(crate) is_queued: bool,
@@ -77,12 +79,27 @@ pub(crate) struct TwinWaiter {
     pub(crate) since: i64,
     /// On the monotonic clock; none without limit.
     pub(crate) wait_end: Option<i64>,
-    /// Of a wait for several locks, all of them, as they were named: it stands in the line of each.
+    /// Of a wait for several locks, all of them, as they were named: it stands in each queue.
     pub(crate) together: Option<Vec<Place>>,
 }
 
 impl TwinWaiter {
-    /// The lock under which it hears, standing in the line of this one.
+    fn new(asked: Asked<'_>, wait_ms: i64, together: Option<Vec<Place>>, now: Now) -> Self {
+        Self {
+            owner: asked.owner.to_vec(),
+            mode: asked.mode,
+            seat: asked.seat,
+            is_queued: matches!(asked.waits, Waits::Queue(_)),
+            session: asked.session,
+            wanted: asked.wanted,
+            lease_ms: asked.lease_ms,
+            since: now.mono_ms,
+            wait_end: (wait_ms > 0).then(|| now.mono_ms + wait_ms),
+            together,
+        }
+    }
+
+    /// The lock under which it hears, standing in the queue of this one.
     pub(crate) fn hears_under<'a>(&'a self, place: &'a Place) -> &'a Place {
         let first = self.together.as_ref().and_then(|places| places.first());
         first.unwrap_or(place)
@@ -110,12 +127,21 @@ pub(crate) struct Tally {
     pub(crate) sessions_overflowed: u64,
 }
 
+/// What this server knows of a lock's writer, and nobody else does.
+#[derive(Clone, Debug)]
+struct WriterToken {
+    owner: Vec<u8>,
+    token: i64,
+    /// When the key was to expire when we last wrote to it.
+    ends_at: Option<i64>,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Twin {
     pub(crate) space: Keyspace,
     pub(crate) lines: BTreeMap<Place, Vec<TwinWaiter>>,
     pub(crate) heard: Vec<(usize, Heard)>,
-    /// The unlock messages of this step, each with the way in which the lock was held.
+    /// The unlock messages, by lock and by how it was held.
     pub(crate) published: Vec<(Place, Mode)>,
     pub(crate) tally: Tally,
     /// Waiters that left because there is nothing to wait for.
@@ -125,19 +151,27 @@ pub(crate) struct Twin {
     pub(crate) asks_if_wanted: bool,
     /// Whether the core refused the present wait as one without an end.
     pub(crate) is_found: bool,
-    last_token: i64,
-    /// What is left of the time after the start in which nobody is granted a lock.
-    pub(crate) delay_left_ms: i64,
-    /// What was freed, or given to whom, in this step: who has waited for that is to have it within
-    /// the step.
+    writer_tokens: BTreeMap<Place, WriterToken>,
+    /// The locks that were freed in this turn by holds that had to end.
+    pub(crate) freed: BTreeSet<Place>,
+    /// How often a lock became free by what was given back or ended.
+    deletions: u64,
+    /// What this turn freed, or opened to more readers: whoever can have it is to have it before
+    /// the turn is over. And what it gave to whom, who may have waited for that together with
+    /// others.
     changed: Vec<(Place, Option<Vec<u8>>)>,
     /// What was in the way of those who wait for several locks, by seat, when they were last looked
     /// at.
     blocked: BTreeMap<usize, Place>,
     /// Which of them could have had all then, but for the delay after the start.
     kept_back: BTreeSet<usize>,
-    /// The locks that were freed in this turn by holds that had to end.
-    pub(crate) freed: BTreeSet<Place>,
+    /// Locks at which holds have ended and more must end: the last sets the key's end right.
+    outlived: BTreeSet<Place>,
+    /// Whether the hold that ends is not the last that must end at its lock.
+    others_end_too: bool,
+    last_token: i64,
+    /// What is left of the time after the start in which nobody is granted a lock.
+    pub(crate) delay_left_ms: i64,
 }
 
 /// Whether and how an ACQUIRE waits, and for how long.
@@ -152,108 +186,110 @@ pub(crate) enum Waits {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked<'a> {
     pub(crate) owner: &'a [u8],
+    pub(crate) mode: Mode,
     pub(crate) lease_ms: i64,
     pub(crate) waits: Waits,
     pub(crate) session: Option<Name>,
     pub(crate) wanted: bool,
     pub(crate) once: bool,
-    /// Whether it has waited, and is granted now.
-    pub(crate) waited: bool,
     pub(crate) seat: usize,
     pub(crate) waiters_max: usize,
 }
 
-impl<'a> Asked<'a> {
-    /// As it was sent by one whose wait is over.
-    pub(super) fn granted(waiter: &'a TwinWaiter) -> Self {
+impl Asked<'_> {
+    fn entry(&self) -> Entry {
+        Entry {
+            owner: self.owner.to_vec(),
+            mode: self.mode,
+            lease_ms: self.lease_ms,
+            waited: false,
+            session: self.session,
+            once: self.once,
+            token: None,
+            looks_at_all: self.once || self.mode == Mode::Write && self.waits != Waits::No,
+        }
+    }
+}
+
+/// An entry that is to be made, by whoever asked for it.
+#[derive(Clone, Debug)]
+struct Entry {
+    owner: Vec<u8>,
+    mode: Mode,
+    lease_ms: i64,
+    session: Option<Name>,
+    once: bool,
+    /// Whether it has waited, and is granted now.
+    waited: bool,
+    /// The token of what is newly taken, where it is not its own.
+    token: Option<i64>,
+    /// Whether it is known when the leases of all other readers end.
+    looks_at_all: bool,
+}
+
+impl Entry {
+    fn granted(waiter: &TwinWaiter) -> Self {
         Self {
-            owner: &waiter.owner,
+            owner: waiter.owner.clone(),
+            mode: waiter.mode,
             lease_ms: waiter.lease_ms,
-            waits: Waits::No,
             session: waiter.session,
-            wanted: waiter.wanted,
             once: false,
             waited: true,
-            seat: waiter.seat,
-            waiters_max: 0,
+            token: None,
+            looks_at_all: waiter.mode != Mode::Read,
         }
     }
 }
 
 impl Twin {
+    // --- Commands --------------------------------------------------------------------------------
+
     pub(crate) fn acquire(&mut self, place: &Place, asked: Asked<'_>, now: Now) -> Reply {
         let reply = self.take_or_wait(place, asked, now);
-        self.asking(reply, place, asked.owner, asked.wanted)
+        self.asking(reply, (place, asked.owner, asked.mode), asked.wanted)
     }
 
     fn take_or_wait(&mut self, place: &Place, asked: Asked<'_>, now: Now) -> Reply {
-        if let Some(refused) = self
-            .unfetched_grants(asked.session)
-            .or(self.not_plain(place))
-        {
+        if let Some(refused) = self.not_listened(asked.session).or(self.not_a_lock(place)) {
             return refused;
         }
-        // Newcomers never overtake a waiter.
-        if self.is_free(place) && self.line(place).is_empty() && !self.is_delayed() {
-            let token = self.mint(now);
-            self.take(
-                place,
-                asked.owner,
-                token,
-                asked.lease_ms,
-                asked.session,
-                now,
-            );
-            return Reply::Held { count: 1, token };
+        let refused = self.wrong_kind(place, asked.mode);
+        if let Some(refused) = refused.or(self.wrong_kind_of_first(place, asked.mode)) {
+            return refused;
         }
-        match self.hold(place, asked.owner) {
-            Some(value) => self.enter_again(place, &value, asked, now),
-            None => self.wait_in_line(place, asked, now),
-        }
-    }
-
-    fn enter_again(&mut self, place: &Place, value: &[u8], asked: Asked<'_>, now: Now) -> Reply {
-        let Some(held) = hold_count(value) else {
-            return Reply::Refused(MALFORMED.into());
+        let may_enter = match asked.mode {
+            // Newcomers never overtake a waiter.
+            _ if self.is_free(place) => self.line(place).is_empty() && !self.is_delayed(),
+            Mode::Plain => self.holds(place, asked.owner, Mode::Plain),
+            Mode::Write => self.holds(place, asked.owner, Mode::Write),
+            // An owner that holds re-enters past the line, and a writer takes READ past it.
+            // Readers that arrive after a waiting writer wait behind it.
+            Mode::Read => {
+                self.holds(place, asked.owner, Mode::Read)
+                    || self.holds(place, asked.owner, Mode::Write)
+                    || (!self.keeps_out(place, asked.owner)
+                        && self.line(place).is_empty()
+                        && !self.is_delayed())
+            }
+            Mode::Permits => crate::no_permits(),
         };
-        if !asked.once && held >= COUNT_MAX {
-            return Reply::Refused(OVERFLOW.into());
+        if !may_enter {
+            return self.wait_in_line(place, asked, now);
         }
-        let (count, token) = self.reenter(place, held, asked, now);
-        Reply::Held { count, token }
-    }
-
-    /// A free lock is taken, whatever is left in its hash.
-    fn take(
-        &mut self,
-        place: &Place,
-        owner: &[u8],
-        token: i64,
-        lease_ms: i64,
-        session: Option<Name>,
-        now: Now,
-    ) {
-        self.life.lose_all(place, None, now);
-        self.space.delete(place);
-        self.put(place, owner, 1, Some(token));
-        self.start_lease(place, owner, lease_ms, now);
-        self.bind(place, owner, session);
-        self.tally.grants += 1;
-        self.changed.push((place.clone(), Some(owner.to_vec())));
-    }
-
-    fn reenter(&mut self, place: &Place, held: i64, asked: Asked<'_>, now: Now) -> (i64, i64) {
-        let count = if asked.once { held } else { held + 1 };
-        let kept = self.token(place);
-        let token = kept.unwrap_or_else(|| self.mint(now));
-        self.put(place, asked.owner, count, Some(token));
-        self.start_lease_of_holder(place, asked, now);
-        if asked.once {
-            self.life.confirm(place, asked.owner, true);
+        let was_free = self.is_free(place);
+        if was_free {
+            self.life.lose_all(place, None, now);
         }
-        self.bind(place, asked.owner, asked.session);
-        self.tally.reentries += 1;
-        (count, token)
+        match self.enter(place, &asked.entry(), now) {
+            Ok((count, token)) => {
+                if asked.once && !was_free {
+                    self.life.confirm(place, asked.owner, asked.mode, true);
+                }
+                Reply::Held { count, token }
+            }
+            Err(text) => Reply::Refused(text.into()),
+        }
     }
 
     fn wait_in_line(&mut self, place: &Place, asked: Asked<'_>, now: Now) -> Reply {
@@ -261,120 +297,97 @@ impl Twin {
         let wait_ms = match asked.waits {
             Waits::No => {
                 if !self.is_free(place) {
-                    self.is_wanted_by(place, asked.owner);
+                    self.is_wanted_by(place, asked);
                 }
                 return Reply::NotHeld { ttl_ms };
             }
             Waits::Block(ms) | Waits::Queue(ms) => ms,
         };
-        let newcomer = TwinWaiter {
-            owner: asked.owner.to_vec(),
-            seat: asked.seat,
-            is_queued: matches!(asked.waits, Waits::Queue(_)),
-            session: asked.session,
-            wanted: asked.wanted,
-            lease_ms: asked.lease_ms,
-            since: now.mono_ms,
-            wait_end: (wait_ms > 0).then(|| now.mono_ms + wait_ms),
-            together: None,
-        };
-        let is_queued = newcomer.is_queued;
-        let at = match self.place_in_line(place, asked.owner) {
-            Some(at) if asked.once => {
-                self.move_to_seat(place, at, newcomer, ttl_ms);
-                at
-            }
-            _ if self.waits_there(place, asked.owner) => {
-                return Reply::Refused(WAITING.into());
-            }
-            _ if self.line(place).len() >= asked.waiters_max => {
-                let max = asked.waiters_max;
-                return Reply::Refused(format!(
-                    "QUEUEFULL too many waiters, rlock.max-waiters-per-lock is {max}"
-                ));
-            }
-            _ if self.closes_a_circle(std::slice::from_ref(place), asked.owner, None) => {
-                self.tally.deadlocks_refused += 1;
-                return Reply::Deadlock;
-            }
-            _ => {
-                let line = self.lines.entry(place.clone()).or_default();
-                line.push(newcomer);
-                let at = line.len() - 1;
-                if !self.is_free(place) {
-                    self.is_wanted_by(place, asked.owner);
-                }
-                at
-            }
-        };
-        let position = i64::try_from(at + 1).unwrap();
-        if is_queued {
-            Reply::Queued { position }
-        } else {
-            Reply::Waits
+        let present = self.place_in_line(place, asked.owner, asked.mode);
+        let present = present.filter(|_| asked.once);
+        if asked.mode == Mode::Write && self.reads_before(place, asked.owner, present) {
+            self.tally.deadlocks_refused += 1;
+            return Reply::Deadlock;
         }
+        let newcomer = TwinWaiter::new(asked, wait_ms, None, now);
+        let at = if let Some(at) = present {
+            let ttl_ms = self.ttl_until(self.lease_before(place, asked.mode), place, now);
+            let ttl_ms = self.or_delay(ttl_ms);
+            self.move_to_seat(place, at, newcomer, ttl_ms);
+            at
+        } else if let Some(refused) = self.cannot_wait(std::slice::from_ref(place), asked, None) {
+            return refused;
+        } else {
+            let line = self.lines.entry(place.clone()).or_default();
+            line.push(newcomer);
+            let at = line.len() - 1;
+            if !self.is_free(place) {
+                self.is_wanted_by(place, asked);
+            }
+            at
+        };
+        waits_at(asked, at + 1)
     }
 
-    /// An owner who asks again keeps its place; whoever sat there for it hears that it no longer
-    /// waits, unless it is the very session that asks.
+    /// Why there is no place in these queues for a wait, which may be for all of them together.
+    fn cannot_wait(
+        &mut self,
+        places: &[Place],
+        asked: Asked<'_>,
+        joint: Option<usize>,
+    ) -> Option<Reply> {
+        // An owner stands in a queue once.
+        let mut waiting = places.iter().flat_map(|place| self.line(place));
+        if waiting.any(|waiter| waiter.owner == asked.owner) {
+            return Some(Reply::Refused(WAITING.into()));
+        }
+        let is_full = |place| self.line(place).len() >= asked.waiters_max;
+        if places.iter().any(is_full) {
+            let max = asked.waiters_max;
+            return Some(Reply::Refused(format!(
+                "QUEUEFULL too many waiters, rlock.max-waiters-per-lock is {max}"
+            )));
+        }
+        let is_circle = self.closes_a_circle(places, asked.owner, joint);
+        self.tally.deadlocks_refused += u64::from(is_circle);
+        is_circle.then_some(Reply::Deadlock)
+    }
+
+    /// A reader that would wait for WRITE waits for itself: also when its own READ waits before it.
+    fn reads_before(&self, place: &Place, owner: &[u8], at: Option<usize>) -> bool {
+        let before = &self.line(place)[..at.unwrap_or(self.line(place).len())];
+        let mut own = before.iter().filter(|waiter| waiter.owner == owner);
+        self.holds(place, owner, Mode::Read) || own.any(|waiter| waiter.mode == Mode::Read)
+    }
+
+    /// An owner who asks again keeps its place.
     fn move_to_seat(&mut self, place: &Place, at: usize, newcomer: TwinWaiter, ttl_ms: i64) {
         let line = self.lines.get_mut(place).unwrap();
         let since = line[at].since;
         let old = std::mem::replace(&mut line[at], TwinWaiter { since, ..newcomer });
-        let new = line[at].clone();
-        self.tally.cancels += 1;
+        let new = &line[at];
+        let new = new.clone();
+        self.is_taken_over(place, &old, &new, ttl_ms);
+    }
+
+    /// Whoever sat there for it hears that it no longer waits, unless it is the very session that
+    /// asks.
+    fn is_taken_over(&mut self, place: &Place, old: &TwinWaiter, new: &TwinWaiter, ttl_ms: i64) {
         let stays = old.is_queued && new.is_queued && old.session == new.session;
+        self.tally.cancels += 1;
         if !stays {
-            self.tell(place, &old, Heard::NotAcquired { ttl_ms });
-        }
-    }
-
-    fn closes_a_circle(&self, places: &[Place], owner: &[u8], joint: Option<usize>) -> bool {
-        let mut graph = self.graph();
-        if graph.is_in_a_circle(owner) {
-            // One that others made by what they wrote stands without this wait.
-            return self.is_found;
-        }
-        for place in places {
-            let line = graph.lines.entry(place.clone()).or_default();
-            let owner = owner.to_vec();
-            line.push(Standing { owner, joint });
-        }
-        graph.is_in_a_circle(owner)
-    }
-
-    /// Who holds and who waits.
-    pub(crate) fn graph(&self) -> Graph {
-        let stands = |waiter: &TwinWaiter| Standing {
-            owner: waiter.owner.clone(),
-            joint: waiter.together.as_ref().map(|_| waiter.seat),
-        };
-        let standing = |line: &Vec<TwinWaiter>| line.iter().map(stands).collect();
-        let lines = self.lines.iter();
-        let held = self.space.entries().filter_map(|(place, entry)| {
-            let Value::Hash(fields) = &entry.value else {
-                return None;
-            };
-            let holders = owners(fields).map(<[u8]>::to_vec).collect();
-            Some((place.clone(), holders))
-        });
-        Graph {
-            lines: lines
-                .map(|(place, line)| (place.clone(), standing(line)))
-                .collect(),
-            holders: held.collect(),
+            self.tell(place, old, Heard::NotAcquired { ttl_ms });
         }
     }
 
     pub(crate) fn release(
         &mut self,
-        place: &Place,
-        owner: &[u8],
+        of: (&Place, &[u8], Mode),
         token: Option<i64>,
         lease_ms: Option<i64>,
         now: Now,
     ) -> Reply {
-        let reply = self.give_back(place, owner, token, lease_ms, now);
+        let reply = self.give_back(of, token, lease_ms, now);
         if let Reply::Number(_) = reply {
             self.tally.releases += 1;
         }
@@ -383,87 +396,123 @@ impl Twin {
 
     fn give_back(
         &mut self,
-        place: &Place,
-        owner: &[u8],
+        (place, owner, mode): (&Place, &[u8], Mode),
         token: Option<i64>,
         lease_ms: Option<i64>,
         now: Now,
     ) -> Reply {
-        if let Some(refused) = self.not_plain(place) {
+        let refused = self.not_a_lock(place).or(self.wrong_kind(place, mode));
+        if let Some(refused) = refused {
             return refused;
         }
-        let Some(value) = self.hold(place, owner) else {
-            return Reply::Null;
-        };
-        if token.is_some() && token != self.token(place) {
+        let is_right = token.is_none() || token == self.token(place, owner, mode);
+        if !self.holds(place, owner, mode) || !is_right {
             return Reply::Null;
         }
-        let Some(held) = hold_count(&value) else {
+        let Some(held) = self.count(place, owner, mode) else {
             return Reply::Refused(MALFORMED.into());
         };
-        if held > 1 {
-            self.put(place, owner, held - 1, None);
-            if let Some(lease_ms) = lease_ms {
-                self.start_lease(place, owner, lease_ms, now);
-            }
-            self.bind(place, owner, None);
-        } else {
-            self.end_hold_of(place, owner, now);
+        if mode == Mode::Read {
+            return Reply::Number(self.give_back_reading(place, owner, held - 1, lease_ms, now));
         }
-        Reply::Number(held - 1)
+        Reply::Number(self.leave(place, owner, mode, lease_ms, now))
     }
 
-    pub(super) fn end_hold_of(&mut self, place: &Place, owner: &[u8], now: Now) {
-        self.life.unbind(place, owner);
-        if self.others(place, owner) {
-            self.fields_mut(place).unwrap().remove(owner);
-        } else {
-            self.end_hold(place, Mode::Plain, now);
+    /// One entry of a plain owner or of a writer is given back. How many are left.
+    fn leave(
+        &mut self,
+        place: &Place,
+        owner: &[u8],
+        mode: Mode,
+        lease_ms: Option<i64>,
+        now: Now,
+    ) -> i64 {
+        let left = self.count(place, owner, mode).unwrap() - 1;
+        if left == 0 {
+            self.end_hold(place, owner, mode, now);
+            return 0;
         }
+        let field = field_of(owner, mode);
+        self.space.set_field(place, &field, left.to_string());
+        if let Some(lease_ms) = lease_ms {
+            self.start_lease(place, owner, mode, now.wall_ms() + lease_ms);
+        }
+        self.bind(place, owner, mode, None);
+        left
+    }
+
+    fn give_back_reading(
+        &mut self,
+        place: &Place,
+        owner: &[u8],
+        left: i64,
+        lease_ms: Option<i64>,
+        now: Now,
+    ) -> i64 {
+        let token = self.token(place, owner, Mode::Read);
+        self.space.delete(&timeout_key(place, owner, left + 1));
+        if left > 0 {
+            self.space.set_field(place, owner, left.to_string());
+            if let Some(lease_ms) = lease_ms {
+                self.set_timeouts(place, owner, (1, left), token, now.wall_ms() + lease_ms);
+            }
+        }
+        // A reader with no live timeout key holds nothing.
+        if left == 0 || !self.holds(place, owner, Mode::Read) {
+            self.end_hold(place, owner, Mode::Read, now);
+            return 0;
+        }
+        self.shrink(place, owner);
+        self.bind(place, owner, Mode::Read, None);
+        left
     }
 
     pub(crate) fn renew(
         &mut self,
-        place: &Place,
-        owner: &[u8],
+        (place, owner, mode): (&Place, &[u8], Mode),
         lease_ms: i64,
         token: Option<i64>,
         session: Option<Name>,
         now: Now,
     ) -> Reply {
-        let reply = self.renew_one(place, owner, lease_ms, token, session, now);
+        let of = (place, owner, mode);
+        let reply = self.renew_one(of, lease_ms, token, session, now);
         let asks = self.asks_if_wanted(session);
-        self.asking(reply, place, owner, asks)
+        self.asking(reply, of, asks)
     }
 
-    pub(super) fn renew_one(
+    fn renew_one(
         &mut self,
-        place: &Place,
-        owner: &[u8],
+        (place, owner, mode): (&Place, &[u8], Mode),
         lease_ms: i64,
         token: Option<i64>,
         session: Option<Name>,
         now: Now,
     ) -> Reply {
-        if let Some(refused) = self.unfetched_grants(session).or(self.not_plain(place)) {
+        let refused = self.not_listened(session).or(self.not_a_lock(place));
+        if let Some(refused) = refused.or(self.wrong_kind(place, mode)) {
             return refused;
         }
-        let right_hold = token.is_none() || token == self.token(place);
-        if self.hold(place, owner).is_none() || !right_hold {
+        let is_right = token.is_none() || token == self.token(place, owner, mode);
+        if !self.holds(place, owner, mode) || !is_right {
             self.tally.renewals_lost += 1;
             return Reply::Number(0);
         }
-        self.start_lease(place, owner, lease_ms, now);
-        self.life.confirm(place, owner, false);
-        self.bind(place, owner, session);
+        let end = now.wall_ms() + lease_ms;
+        self.start_lease(place, owner, mode, end);
+        if mode == Mode::Read && self.count(place, owner, mode).is_some() {
+            self.shrink(place, owner);
+        }
+        self.life.confirm(place, owner, mode, false);
+        self.bind(place, owner, mode, session);
         self.tally.renewals += 1;
         Reply::Number(1)
     }
 
     pub(crate) fn cancel(&mut self, place: &Place, owner: &[u8], now: Now) -> Reply {
         let ttl_ms = self.or_delay(self.ttl_ms(place, now));
-        let line = self.line(place).to_vec();
-        let own: Vec<_> = line.iter().filter(|of| of.owner == owner).collect();
+        let own = self.line(place).iter().filter(|of| of.owner == owner);
+        let own: Vec<TwinWaiter> = own.cloned().collect();
         for waiter in &own {
             self.withdraw(waiter.seat);
             self.tell(place, waiter, Heard::NotAcquired { ttl_ms });
@@ -473,36 +522,22 @@ impl Twin {
     }
 
     pub(crate) fn break_hold(&mut self, place: &Place, now: Now) -> Reply {
-        if self.is_other_type(place) {
-            return Reply::Refused(WRONG_TYPE.into());
+        if let Some(refused) = self.not_a_lock(place) {
+            return refused;
         }
         if self.freed.contains(place) {
-            // The hold that was meant has ended already.
             return Reply::Number(1);
         }
         if self.is_free(place) {
             return Reply::Number(0);
         }
-        let held_as = match self.not_plain(place) {
-            Some(_) => Mode::Write,
-            None => Mode::Plain,
-        };
         self.tally.breaks += 1;
         self.life.lose_all(place, Some("broken"), now);
-        self.end_hold(place, held_as, now);
+        self.forget_writer_token(place);
+        let mode = self.mode(place);
+        self.space.delete_all_timeouts(place);
+        self.free(place, mode, now);
         Reply::Number(1)
-    }
-
-    /// Who has the lock, each with the token.
-    pub(crate) fn holds_of(&self, place: &Place) -> Vec<(Vec<u8>, Option<i64>)> {
-        let entry = self.space.get(place).map(|entry| &entry.value);
-        let Some(Value::Hash(fields)) = entry else {
-            return Vec::new();
-        };
-        let token = self.token(place);
-        owners(fields)
-            .map(|owner| (owner.to_vec(), token))
-            .collect()
     }
 
     // --- What happens without a command ----------------------------------------------------------
@@ -561,7 +596,8 @@ impl Twin {
         names
     }
 
-    /// The server became a replica: nobody waits there, and what is held is not ours.
+    /// The server became a replica: nobody waits there, what is held is not ours, and the tokens of
+    /// writers are forgotten.
     pub(crate) fn demoted(&mut self) {
         for hold in std::mem::take(&mut self.life.holds).into_values() {
             let client = self.life.client_of(hold.session);
@@ -569,89 +605,162 @@ impl Twin {
             self.life.untold_ends.extend(untold);
         }
         self.life.endings.clear();
+        self.writer_tokens.clear();
         for (place, waiter) in self.take_out_all(|_| true) {
             self.tell(&place, &waiter, Heard::Refused(DEMOTED.into()));
             self.refused += 1;
         }
     }
 
+    pub(crate) fn start_tokens(&mut self, guard_ms: i64, now: Now) {
+        self.last_token = self.last_token.max(now.wall_us + guard_ms * 1000);
+    }
+
     /// A hold that nobody is left to know of ends, if it is still there.
     pub(crate) fn end(&mut self, ending: &TwinEnding, now: Now) -> Result<(), String> {
         self.life.is_to_end(ending)?;
-        let TwinEnding {
-            place,
-            owner,
-            token,
-            whole,
-        } = ending;
-        let is_same = token.is_none() || *token == self.token(place);
-        if self.hold(place, owner).is_none() || !is_same {
+        let TwinEnding { hold, token, whole } = ending;
+        let (place, owner, mode) = hold;
+        self.others_end_too = self.life.endings.iter().any(|of| of.hold.0 == *place);
+        let outlived = !self.others_end_too && self.outlived.remove(place);
+        if self.others_end_too {
+            self.outlived.insert(place.clone());
+        }
+        if !self.holds(place, owner, *mode)
+            || !is_same(*mode, *token, self.token(place, owner, *mode))
+        {
+            if outlived && self.mode(place) == Mode::Read && !self.space.holders(place).is_empty() {
+                self.shrink(place, owner);
+            }
+            self.others_end_too = false;
             return Ok(());
         }
-        let is_last = !self.others(place, owner);
+        let deletions = self.deletions;
         if *whole {
-            self.freed.extend(is_last.then(|| place.clone()));
-            self.end_hold_of(place, owner, now);
+            if *mode == Mode::Read {
+                let numbers = self.space.timeouts(place, owner);
+                let numbers: Vec<i64> = numbers.iter().map(|(number, _)| *number).collect();
+                for number in numbers {
+                    self.space.delete(&timeout_key(place, owner, number));
+                }
+            }
+            self.end_hold(place, owner, *mode, now);
             self.tally.session_releases += 1;
-        } else if let Reply::Number(left) = self.give_back(place, owner, *token, None, now) {
-            self.freed
-                .extend((is_last && left == 0).then(|| place.clone()));
+        } else if let Reply::Number(_) = self.give_back((place, owner, *mode), *token, None, now) {
             self.tally.taken_back += 1;
         }
+        if self.deletions > deletions {
+            self.freed.insert(place.clone());
+        }
+        self.others_end_too = false;
         Ok(())
     }
 
     /// Somebody looks at the key, for the session that has a hold there.
-    pub(crate) fn check_hold(&mut self, place: &Place, owner: &[u8], now: Now) {
-        let token = self.hold(place, owner).map(|_| self.token(place));
-        let ends_at = self.space.get(place).and_then(|entry| entry.ends_at);
-        let at = (place.clone(), owner.to_vec());
-        match self.life.holds.get_mut(&at) {
-            Some(hold) if token.is_some_and(|token| hold.is(token)) => hold.ends_at = ends_at,
-            _ => self.life.lose(place, owner, None, now),
+    pub(crate) fn check_hold(&mut self, of: &HoldName, now: Now) {
+        let (place, owner, mode) = of;
+        let is_there = self.holds(place, owner, *mode);
+        let (token, ends_at) = (
+            self.token(place, owner, *mode),
+            self.ends_at(place, owner, *mode),
+        );
+        match self.life.holds.get_mut(of) {
+            Some(hold) if is_there && is_same(*mode, hold.token, token) => hold.ends_at = ends_at,
+            _ => self.life.lose(of, None, now),
         }
     }
 
-    /// Somebody looks at the key, for those in line.
-    pub(crate) fn settle(&mut self, place: &Place, now: Now) {
-        let Some(first) = self.line(place).first().map(|first| first.owner.clone()) else {
+    /// Somebody looks at the key for the first in the queue, and grants that one if it can have the
+    /// lock. Who may follow it is the next look's business.
+    pub(crate) fn reconcile(&mut self, place: &Place, now: Now) {
+        if let Some(Reply::Refused(text)) = self.not_plain(place)
+            && self.none_to_wait_for(place, &text)
+        {
+            return;
+        }
+        let Some(first) = self.line(place).first() else {
             return;
         };
-        match self.not_plain(place) {
-            Some(Reply::Refused(text)) => {
-                // Another type is nothing to wait for. Another kind may be gone again one day, but
-                // not for those who wait for others with it.
-                let ends = |of: &&TwinWaiter| text == WRONG_TYPE || of.together.is_some();
-                let line = self.line(place).to_vec();
-                for waiter in line.iter().filter(ends) {
-                    self.refuse_wait(place, waiter, &text);
-                    // Where it was first at another lock, somebody looks a moment later.
-                    let others = waiter.together.clone().unwrap_or_default();
-                    self.changed.retain(|(place, _)| !others.contains(place));
-                }
-                self.tell_who_keeps_out(place, None);
+        let (mode, is_for_several) = (first.mode, first.together.is_some());
+        if self.is_free(place) {
+            // Who had it has lost it. How it was held nobody can say any more: for readers and
+            // writers the message is that of the last reader.
+            self.life.lose_all(place, None, now);
+            if self.is_delayed() {
+                return;
             }
-            Some(_) => {}
-            None if self.is_free(place) => self.find_free(place, now),
+            self.changed.push((place.clone(), None));
+            if is_for_several {
+                return;
+            }
+            let mode = match mode {
+                Mode::Plain => Mode::Plain,
+                Mode::Read | Mode::Write => Mode::Read,
+                Mode::Permits => crate::no_permits(),
+            };
+            self.published.push((place.clone(), mode));
+        } else if is_for_several {
             // It is looked at by itself.
-            None if self.line(place)[0].together.is_some() => {}
-            // What one holds is re-entered, never waited for.
-            None => {
-                let held = self
-                    .hold(place, &first)
-                    .and_then(|value| hold_count(&value));
-                if held.is_some_and(|held| held < COUNT_MAX) {
-                    self.published.push((place.clone(), Mode::Plain));
-                    self.grant_first(place, now);
-                } else {
-                    self.tell_who_keeps_out(place, None);
-                }
-            }
+            return;
+        } else if self.lets_first_in(place) && mode == Mode::Plain {
+            // A script made the first in the queue the holder: the lock is handed over to it.
+            self.published.push((place.clone(), Mode::Plain));
+        }
+        if self.lets_first_in(place) {
+            self.grant_first(place, now);
+        } else if !self.is_free(place) {
+            self.tell_who_keeps_out_any(place);
         }
     }
 
-    pub(crate) fn start_tokens(&mut self, guard_ms: i64, now: Now) {
-        self.last_token = self.last_token.max(now.wall_us + guard_ms * 1000);
+    /// Another type is nothing to wait for. Another kind than plain may be gone again one day, but
+    /// not for those who wait for others with it. Whether nobody is left, or another is the first.
+    fn none_to_wait_for(&mut self, place: &Place, text: &str) -> bool {
+        let is_other_type = self.is_other_type(place);
+        let line = self.line(place).to_vec();
+        for waiter in &line {
+            if is_other_type || waiter.together.is_some() {
+                self.refuse_wait(place, waiter, text);
+                // Where it was first at another lock, somebody looks a moment later.
+                let others = waiter.together.clone().unwrap_or_default();
+                self.changed.retain(|(place, _)| !others.contains(place));
+            }
+        }
+        let seat = |line: &[TwinWaiter]| line.first().map(|first| first.seat);
+        seat(&line) != seat(self.line(place))
+    }
+
+    /// What a turn did there is no longer so, and nobody was told.
+    pub(crate) fn changed_unseen(&mut self, place: &Place) {
+        self.changed.retain(|(of, _)| of != place);
+    }
+
+    /// At the end of a turn: nobody was left to wait for what the turn freed or opened, or gave to
+    /// its owner.
+    pub(crate) fn all_are_served(&mut self) -> Result<(), String> {
+        for (place, to) in std::mem::take(&mut self.changed) {
+            let line = self.line(&place);
+            if to.is_none() && self.lets_first_in(&place) && !self.is_mixed(&place) {
+                let first = line.first();
+                return Err(format!("{first:?} can have {place:?}, and is left to wait"));
+            }
+            let first = line.first().map(|first| first.seat);
+            let concerned = line.iter().filter(|waiter| match &to {
+                None => first == Some(waiter.seat),
+                Some(owner) => waiter.owner == *owner,
+            });
+            for waiter in concerned.filter(|waiter| waiter.together.is_some()) {
+                // Where something else was in its way, it is looked at when that has changed.
+                let blocked = self.blocked.get(&waiter.seat);
+                let blocked_elsewhere = blocked.is_some_and(|at| *at != place);
+                // Who is kept back by the delay is looked at when that ends.
+                let kept_back = self.is_delayed() && self.kept_back.contains(&waiter.seat);
+                if self.can_have_all(waiter) && !blocked_elsewhere && !kept_back {
+                    return Err(format!("{waiter:?} can have all, and is left to wait"));
+                }
+            }
+        }
+        Ok(())
     }
 
     // --- Looking ---------------------------------------------------------------------------------
@@ -689,14 +798,17 @@ impl Twin {
 
     /// For which lock somebody waits, of several the first; any if for none.
     pub(crate) fn place_of(&self, seat: usize) -> Place {
-        let mut all = self.lines.iter().flat_map(|(place, line)| {
-            let with_place = move |waiter| (place, waiter);
-            line.iter().map(with_place)
+        let mut lines = self.lines.iter();
+        let found = lines.find_map(|(place, line)| {
+            let waiter = line.iter().find(|waiter| waiter.seat == seat)?;
+            Some(waiter.hears_under(place).clone())
         });
-        let found = all.find(|(_, waiter)| waiter.seat == seat);
-        found.map_or_else(Place::default, |(place, waiter)| {
-            waiter.hears_under(place).clone()
-        })
+        found.unwrap_or_default()
+    }
+
+    pub(crate) fn any_waits_for_several(&self) -> bool {
+        let mut waiters = self.lines.values().flatten();
+        waiters.any(|waiter| waiter.together.is_some())
     }
 
     pub(crate) fn waiting(&self) -> u64 {
@@ -704,66 +816,171 @@ impl Twin {
         u64::try_from(waiters).unwrap()
     }
 
+    pub(crate) fn is_other_type(&self, place: &Place) -> bool {
+        self.space.get(place).is_some() && self.space.fields(place).is_none()
+    }
+
     /// A hash with nobody in it is free, and so is a key that is not there.
     pub(crate) fn is_free(&self, place: &Place) -> bool {
-        match self.space.get(place).map(|entry| &entry.value) {
-            None => true,
-            Some(Value::Hash(fields)) => owners(fields).next().is_none(),
-            Some(Value::Text) => false,
+        self.space.holders(place).is_empty() && !self.is_other_type(place)
+    }
+
+    fn kind(&self, place: &Place) -> Option<Kind> {
+        let held = !self.space.holders(place).is_empty();
+        held.then(|| match self.space.mode(place) {
+            Some(_) => Kind::ReadWrite,
+            None => Kind::Plain,
+        })
+    }
+
+    /// How a lock is held that somebody has.
+    fn mode(&self, place: &Place) -> Mode {
+        match self.space.mode(place) {
+            None => Mode::Plain,
+            Some(b"read") if self.space.writers(place).is_empty() => Mode::Read,
+            Some(_) => Mode::Write,
         }
     }
 
-    pub(crate) fn is_other_type(&self, place: &Place) -> bool {
-        matches!(self.space.get(place), Some(entry) if entry.value == Value::Text)
+    pub(crate) fn reader(&self, place: &Place, owner: &[u8]) -> Option<Reader> {
+        self.space.reader(place, owner)
     }
 
-    pub(crate) fn token(&self, place: &Place) -> Option<i64> {
-        let value = self.field(place, b"fence")?;
-        let digits = str::from_utf8(value.strip_prefix(b"t")?).ok()?;
-        let number: i64 = digits.parse().ok()?;
-        (number > 0 && digits == number.to_string()).then_some(number)
+    pub(crate) fn holds(&self, place: &Place, owner: &[u8], mode: Mode) -> bool {
+        let among = |owners: Vec<Vec<u8>>| owners.iter().any(|of| of == owner);
+        match mode {
+            Mode::Plain => among(self.space.plain_owners(place)),
+            Mode::Read => self.reader(place, owner).is_some(),
+            Mode::Write => among(self.space.writers(place)),
+            Mode::Permits => crate::no_permits(),
+        }
+    }
+
+    /// Whether somebody else writes, or the hash says so of nobody knows whom.
+    fn keeps_out(&self, place: &Place, owner: &[u8]) -> bool {
+        let writers = self.space.writers(place);
+        let says_read = self.space.mode(place) == Some(b"read");
+        writers.iter().any(|of| of != owner)
+            || (!says_read && !writers.iter().any(|of| of == owner))
+    }
+
+    /// A hold's count; none of what is no count.
+    fn count(&self, place: &Place, owner: &[u8], mode: Mode) -> Option<i64> {
+        let value = self.space.field(place, &field_of(owner, mode))?;
+        number(value).filter(|count| *count >= 1)
+    }
+
+    /// A hold's token, where it is known.
+    pub(crate) fn token(&self, place: &Place, owner: &[u8], mode: Mode) -> Option<i64> {
+        match mode {
+            Mode::Plain => {
+                let value = self.space.field(place, b"fence")?;
+                number(value.strip_prefix(b"t")?).filter(|token| *token > 0)
+            }
+            Mode::Read => self.reader(place, owner)?.token,
+            Mode::Write => {
+                let known = self.writer_tokens.get(place)?;
+                let ends_at = self.space.get(place).and_then(|entry| entry.ends_at);
+                let is_there = known.owner == owner && ends_at.is_some();
+                (is_there && known.ends_at == ends_at).then_some(known.token)
+            }
+            Mode::Permits => crate::no_permits(),
+        }
+    }
+
+    /// We have written: a writer whose token is known is the same one still.
+    fn note_end(&mut self, place: &Place, before: Option<i64>) {
+        let ends_at = self.space.get(place).and_then(|entry| entry.ends_at);
+        if let Some(known) = self.writer_tokens.get_mut(place)
+            && known.ends_at == before
+        {
+            known.ends_at = ends_at;
+        }
+    }
+
+    /// Somebody else has written, and said so.
+    pub(crate) fn forget_writer_token(&mut self, place: &Place) {
+        self.writer_tokens.remove(place);
+    }
+
+    /// The same of a whole database, or of all.
+    pub(crate) fn forget_writer_tokens(&mut self, db: Option<i32>) {
+        self.writer_tokens
+            .retain(|(of, _), _| db.is_some_and(|db| *of != db));
+    }
+
+    /// When a hold ends; none if never.
+    fn ends_at(&self, place: &Place, owner: &[u8], mode: Mode) -> Option<i64> {
+        match mode {
+            Mode::Read => {
+                let reader = self.reader(place, owner)?.ends_at;
+                let key = self.space.get(place)?.ends_at.unwrap_or(NEVER);
+                Some(reader.min(key)).filter(|end| *end != NEVER)
+            }
+            Mode::Plain | Mode::Write => self.space.get(place)?.ends_at,
+            Mode::Permits => crate::no_permits(),
+        }
     }
 
     pub(crate) fn ttl_ms(&self, place: &Place, now: Now) -> i64 {
-        match self.space.get(place) {
-            Some(entry) if !self.is_free(place) && !self.is_other_type(place) => {
-                entry.ends_at.map_or(-1, |end| end - now.wall_ms())
-            }
-            _ => 0,
+        let ends_at = self.space.get(place).and_then(|entry| entry.ends_at);
+        self.ttl_until(ends_at, place, now)
+    }
+
+    fn ttl_until(&self, ends_at: Option<i64>, place: &Place, now: Now) -> i64 {
+        if self.is_free(place) || self.is_other_type(place) {
+            return 0;
+        }
+        ends_at.map_or(-1, |end| end - now.wall_ms())
+    }
+
+    /// When the lock is the first in line's if nobody does anything: when the key is gone, or with
+    /// only readers in it when the last of them is. A reader would have it before.
+    pub(crate) fn lease_before(&self, place: &Place, mode: Mode) -> Option<i64> {
+        let key_end = self.space.get(place).and_then(|entry| entry.ends_at);
+        if mode == Mode::Read || self.space.mode(place).is_none() || self.mode(place) != Mode::Read
+        {
+            return key_end;
+        }
+        let readers = self.space.readers(place).into_iter();
+        let longest = readers.map(|(_, reader)| reader.ends_at).max();
+        let longest = longest.filter(|end| *end != NEVER);
+        key_end.into_iter().chain(longest).min()
+    }
+
+    fn not_a_lock(&self, place: &Place) -> Option<Reply> {
+        let refused = || Reply::Refused(WRONG_TYPE.into());
+        self.is_other_type(place).then(refused)
+    }
+
+    fn wrong_kind(&self, place: &Place, mode: Mode) -> Option<Reply> {
+        Self::other_kind(self.kind(place)?, mode)
+    }
+
+    /// The kind of a free lock is that of the first in line: during the delay after a start there
+    /// may be one.
+    fn wrong_kind_of_first(&self, place: &Place, mode: Mode) -> Option<Reply> {
+        let first = self.line(place).first().filter(|_| self.is_free(place))?;
+        Self::other_kind(first.mode.kind(), mode)
+    }
+
+    fn other_kind(kind: Kind, mode: Mode) -> Option<Reply> {
+        match kind {
+            kind if kind == mode.kind() => None,
+            Kind::Plain => Some(Reply::Refused(IS_PLAIN.into())),
+            Kind::ReadWrite => Some(Reply::Refused(IS_READ_WRITE.into())),
+            Kind::Permits => crate::no_permits(),
         }
     }
 
-    fn field(&self, place: &Place, name: &[u8]) -> Option<Vec<u8>> {
-        match &self.space.get(place)?.value {
-            Value::Hash(fields) => fields.get(name).cloned(),
-            Value::Text => None,
-        }
-    }
-
-    /// What the owner holds, as a plain lock.
-    fn hold(&self, place: &Place, owner: &[u8]) -> Option<Vec<u8>> {
-        let is_plain = self.field(place, b"mode").is_none();
-        self.field(place, owner).filter(|_| is_plain)
-    }
-
-    fn others(&self, place: &Place, owner: &[u8]) -> bool {
-        match self.space.get(place).map(|entry| &entry.value) {
-            Some(Value::Hash(fields)) => owners(fields).any(|of| of != owner),
-            _ => false,
-        }
-    }
-
+    /// What no plain lock can be.
     fn not_plain(&self, place: &Place) -> Option<Reply> {
-        if self.is_other_type(place) {
-            return Some(Reply::Refused(WRONG_TYPE.into()));
-        }
-        let mode = self.field(place, b"mode");
-        mode.filter(|_| !self.is_free(place))
-            .map(|_| Reply::Refused(WRONG_KIND.into()))
+        self.not_a_lock(place)
+            .or(self.wrong_kind(place, Mode::Plain))
     }
 
     /// An ACQUIRE or RENEW for another user's session, or for one that nobody listens to.
-    fn unfetched_grants(&self, session: Option<Name>) -> Option<Reply> {
+    fn not_listened(&self, session: Option<Name>) -> Option<Reply> {
         let name = session?;
         let text = match () {
             () if self.life.is_of_another(name) => NOT_THEIRS,
@@ -793,15 +1010,70 @@ impl Twin {
         Some(Reply::Refused(text.into()))
     }
 
-    fn place_in_line(&self, place: &Place, owner: &[u8]) -> Option<usize> {
-        self.line(place)
-            .iter()
-            .position(|waiter| waiter.owner == owner && waiter.together.is_none())
+    /// Where an ACQUIRE with ONCE would take a place over.
+    pub(crate) fn place_in_line(&self, place: &Place, owner: &[u8], mode: Mode) -> Option<usize> {
+        let mut line = self.line(place).iter();
+        line.position(|waiter| {
+            waiter.owner == owner && waiter.mode == mode && waiter.together.is_none()
+        })
     }
 
-    /// An owner stands in a line once.
-    fn waits_there(&self, place: &Place, owner: &[u8]) -> bool {
-        self.line(place).iter().any(|waiter| waiter.owner == owner)
+    /// Whether the first in line, if it waits for this lock alone, need not wait any longer.
+    pub(crate) fn lets_first_in(&self, place: &Place) -> bool {
+        let first = self.line(place).first();
+        let Some(first) = first.filter(|first| first.together.is_none()) else {
+            return false;
+        };
+        let (owner, mode) = (&first.owner, first.mode);
+        if self.is_free(place) {
+            return !self.is_delayed();
+        }
+        if self.kind(place) != Some(mode.kind()) {
+            return false;
+        }
+        if self.holds(place, owner, mode) {
+            let held = self.count(place, owner, mode);
+            return held.is_some_and(|held| held < COUNT_MAX);
+        }
+        let writes = self.holds(place, owner, Mode::Write);
+        let is_let_in = !self.is_delayed() && !self.keeps_out(place, owner);
+        mode == Mode::Read && (writes || is_let_in)
+    }
+
+    // --- Who waits for whom ----------------------------------------------------------------------
+
+    fn closes_a_circle(&self, places: &[Place], owner: &[u8], joint: Option<usize>) -> bool {
+        let mut graph = self.graph();
+        if graph.is_in_a_circle(owner) {
+            // One that others made by what they wrote stands without this wait.
+            return self.is_found;
+        }
+        for place in places {
+            let line = graph.lines.entry(place.clone()).or_default();
+            let owner = owner.to_vec();
+            line.push(Standing { owner, joint });
+        }
+        graph.is_in_a_circle(owner)
+    }
+
+    /// Who holds and who waits.
+    pub(crate) fn graph(&self) -> Graph {
+        let stands = |waiter: &TwinWaiter| Standing {
+            owner: waiter.owner.clone(),
+            joint: waiter.together.as_ref().map(|_| waiter.seat),
+        };
+        let standing = |line: &Vec<TwinWaiter>| line.iter().map(stands).collect();
+        let lines = self.lines.iter();
+        let holders = self.space.entries().map(|(place, _)| {
+            let holders = self.space.holders(place).into_iter().map(Vec::from);
+            (place.clone(), holders.collect())
+        });
+        Graph {
+            lines: lines
+                .map(|(place, line)| (place.clone(), standing(line)))
+                .collect(),
+            holders: holders.collect(),
+        }
     }
 
     // --- Changing --------------------------------------------------------------------------------
@@ -811,18 +1083,55 @@ impl Twin {
         self.last_token
     }
 
-    fn end_hold(&mut self, place: &Place, held_as: Mode, now: Now) {
-        self.space.delete(place);
-        self.pass_on(place, held_as, now);
-    }
-
-    pub(super) fn pass_on(&mut self, place: &Place, held_as: Mode, now: Now) {
-        self.published.push((place.clone(), held_as));
-        if self.is_delayed() {
+    /// A hold is over, and with it perhaps the lock's being held.
+    fn end_hold(&mut self, place: &Place, owner: &[u8], mode: Mode, now: Now) {
+        let of = (place.clone(), owner.to_vec(), mode);
+        self.life.unbind(&of);
+        self.forget_writer(place, owner, mode);
+        let held_as = self.mode(place);
+        self.space.remove_field(place, &field_of(owner, mode));
+        let writes = self.holds(place, owner, Mode::Write);
+        let reads_on = !self.space.readers(place).is_empty();
+        if mode == Mode::Read && held_as == Mode::Write && !writes && !reads_on {
+            // The last reader that was beside somebody else's writer, or `mode`, is gone. What is
+            // left may be nobody.
+            self.changed.push((place.clone(), None));
             return;
         }
+        if self.space.holders(place).is_empty() {
+            return self.free(place, held_as, now);
+        }
+        match mode {
+            Mode::Plain => {}
+            Mode::Read => self.shrink(place, owner),
+            Mode::Write if !self.space.writers(place).is_empty() => {}
+            // The writer becomes a reader.
+            Mode::Write => {
+                self.space.set_field(place, b"mode", "read");
+                self.shrink(place, owner);
+                self.published.push((place.clone(), Mode::Write));
+                self.changed.push((place.clone(), None));
+            }
+            Mode::Permits => crate::no_permits(),
+        }
+    }
+
+    fn forget_writer(&mut self, place: &Place, owner: &[u8], mode: Mode) {
+        let known = self.writer_tokens.get(place);
+        if mode == Mode::Write && known.is_some_and(|known| known.owner == owner) {
+            self.writer_tokens.remove(place);
+        }
+    }
+
+    /// Nobody has the lock any more, and this was how it was held.
+    fn free(&mut self, place: &Place, mode: Mode, now: Now) {
+        self.space.delete(place);
+        self.deletions += 1;
+        self.published.push((place.clone(), mode));
         self.changed.push((place.clone(), None));
-        if self.is_for_one_lock(place) && !self.first_is_ending(place) {
+        let first = self.line(place).first();
+        let is_alone = first.is_some_and(|first| first.together.is_none());
+        if is_alone && !self.first_is_ending(place) && !self.is_delayed() {
             self.grant_first(place, now);
         }
     }
@@ -831,30 +1140,285 @@ impl Twin {
     fn first_is_ending(&self, place: &Place) -> bool {
         let first = self.line(place).first();
         let mut endings = self.life.endings.iter();
-        endings.any(|of| of.place == *place && first.is_some_and(|first| first.owner == of.owner))
+        endings.any(|of| of.hold.0 == *place && first.is_some_and(|first| first.owner == of.hold.1))
     }
 
-    /// Somebody finds the lock free: who had it has lost it, and who is first in line has it.
-    pub(crate) fn find_free(&mut self, place: &Place, now: Now) {
-        if self.is_free(place) {
-            self.life.lose_all(place, None, now);
-            if self.is_delayed() {
-                return;
-            }
-            self.changed.push((place.clone(), None));
-            if self.is_for_one_lock(place) {
-                self.published.push((place.clone(), Mode::Plain));
-                self.space.delete(place);
-                self.grant_first(place, now);
-            }
+    /// Whether others wrote what cannot be: somebody beside a writer, two owners of a plain lock,
+    /// or `write` with nobody who does. Those in line come in whenever somebody looks.
+    pub(crate) fn is_mixed(&self, place: &Place) -> bool {
+        let Some(mode) = self.space.mode(place) else {
+            return self.space.plain_owners(place).len() > 1;
+        };
+        if self.space.writers(place).is_empty() {
+            mode != b"read"
+        } else {
+            self.space.holders(place).len() > 1
         }
     }
 
-    fn bind(&mut self, place: &Place, owner: &[u8], session: Option<Name>) {
-        let ends_at = self.space.get(place).and_then(|entry| entry.ends_at);
-        let token = self.token(place);
-        self.life.bind(place, owner, session, token, ends_at);
+    /// The first in the queue has it.
+    fn grant_first(&mut self, place: &Place, now: Now) {
+        let waiter = self.lines.get_mut(place).unwrap().remove(0);
+        let (count, token) = self.enter(place, &Entry::granted(&waiter), now).unwrap();
+        self.tally.handovers += 1;
+        // Readers that are next come in with it.
+        self.changed.push((place.clone(), None));
+        let heard = Heard::Granted {
+            count,
+            token,
+            several: Vec::new(),
+        };
+        self.tell(place, &waiter, heard);
+        if waiter.wanted {
+            self.ask_if_wanted(place, &waiter.owner, waiter.mode);
+        }
     }
+
+    /// An owner enters a lock that lets it in.
+    fn enter(
+        &mut self,
+        place: &Place,
+        entry: &Entry,
+        now: Now,
+    ) -> Result<(i64, i64), &'static str> {
+        let Entry { owner, mode, .. } = entry;
+        let (mode, end) = (*mode, now.wall_ms() + entry.lease_ms);
+        let is_held = self.holds(place, owner, mode);
+        let held = match self.count(place, owner, mode) {
+            _ if !is_held => 0,
+            None => return Err(MALFORMED),
+            Some(held) if !entry.once && held >= COUNT_MAX => return Err(OVERFLOW),
+            Some(held) => held,
+        };
+        if self.is_free(place) {
+            // What is left of a hash with nobody in it goes.
+            self.space.delete(place);
+            if mode != Mode::Plain {
+                self.writer_tokens.remove(place);
+            }
+        }
+        let count = if is_held && entry.once {
+            held
+        } else {
+            held + 1
+        };
+        if !is_held {
+            // What a session had before of it is over, though nobody may have looked.
+            self.life
+                .lose(&(place.clone(), owner.clone(), mode), None, now);
+        }
+        let kept = self.token(place, owner, mode).filter(|_| is_held);
+        let token = match (kept, entry.token) {
+            (Some(token), _) => token,
+            (None, Some(token)) if !is_held => token,
+            (None, _) => self.mint(now),
+        };
+        self.put(place, owner, mode, count, token);
+        match mode {
+            Mode::Read => {
+                let first = if is_held && entry.once { 1 } else { count };
+                self.set_timeouts(place, owner, (first, count), Some(token), end);
+                if is_held && entry.once {
+                    self.shrink(place, owner);
+                } else {
+                    self.prolong(place, owner, end, entry.looks_at_all);
+                }
+            }
+            Mode::Write if self.is_mixed(place) && !entry.looks_at_all => {
+                // Others read beside the writer, nobody has looked until when: but what it reads
+                // itself is known.
+                let present = self.space.get(place).unwrap().ends_at;
+                let mut readers = self.space.readers(place).into_iter();
+                let own = readers.find(|(of, _)| of == owner);
+                let own = own.map(|(_, own)| own.ends_at).filter(|end| *end != NEVER);
+                let end = own.max(Some(end)).unwrap();
+                self.expire(place, present.map(|present| present.max(end)));
+            }
+            // Who has waited keeps what is left, if that is more.
+            Mode::Plain | Mode::Write if entry.waited && is_held && self.outlasts(place, end) => {}
+            Mode::Plain | Mode::Write => self.start_lease(place, owner, mode, end),
+            Mode::Permits => crate::no_permits(),
+        }
+        if is_held {
+            self.tally.reentries += 1;
+        } else {
+            self.tally.grants += 1;
+            self.changed.push((place.clone(), Some(owner.clone())));
+        }
+        self.bind(place, owner, mode, entry.session);
+        Ok((count, token))
+    }
+
+    fn outlasts(&self, place: &Place, end: i64) -> bool {
+        let present = self.space.get(place).unwrap().ends_at;
+        present.is_none_or(|present| present > end)
+    }
+
+    fn put(&mut self, place: &Place, owner: &[u8], mode: Mode, count: i64, token: i64) {
+        let is_new = self.space.get(place).is_none();
+        match mode {
+            Mode::Plain => self.space.set_field(place, b"fence", format!("t{token}")),
+            Mode::Read if is_new => self.space.set_field(place, b"mode", "read"),
+            Mode::Read => {}
+            Mode::Write => {
+                if is_new {
+                    self.space.set_field(place, b"mode", "write");
+                }
+                let owner = owner.to_vec();
+                let ends_at = self.space.get(place).and_then(|entry| entry.ends_at);
+                let known = WriterToken {
+                    owner,
+                    token,
+                    ends_at,
+                };
+                self.writer_tokens.insert(place.clone(), known);
+            }
+            Mode::Permits => crate::no_permits(),
+        }
+        let field = field_of(owner, mode);
+        self.space.set_field(place, &field, count.to_string());
+    }
+
+    fn bind(&mut self, place: &Place, owner: &[u8], mode: Mode, session: Option<Name>) {
+        let token = self.token(place, owner, mode);
+        self.bind_as(place, owner, mode, session, token);
+    }
+
+    fn bind_as(
+        &mut self,
+        place: &Place,
+        owner: &[u8],
+        mode: Mode,
+        session: Option<Name>,
+        token: Option<i64>,
+    ) {
+        let ends_at = self.ends_at(place, owner, mode);
+        let of = (place.clone(), owner.to_vec(), mode);
+        self.life.bind(of, session, token, ends_at);
+    }
+
+    // --- Leases ----------------------------------------------------------------------------------
+
+    fn set_timeouts(
+        &mut self,
+        place: &Place,
+        owner: &[u8],
+        (first, last): (i64, i64),
+        token: Option<i64>,
+        end: i64,
+    ) {
+        let value = token.unwrap_or(1).to_string().into_bytes();
+        for number in first..=last {
+            let key = timeout_key(place, owner, number);
+            self.space.set(&key, Value::Text(value.clone()), Some(end));
+        }
+    }
+
+    /// The owner's lease starts anew, whatever that does to it, and to nobody else's.
+    fn start_lease(&mut self, place: &Place, owner: &[u8], mode: Mode, end: i64) {
+        let present = self.space.get(place).unwrap().ends_at;
+        let others = |owners: Vec<Vec<u8>>| owners.iter().any(|of| of != owner);
+        match mode {
+            Mode::Read => {
+                if let Some(count) = self.count(place, owner, mode) {
+                    let token = self.token(place, owner, mode);
+                    return self.set_timeouts(place, owner, (1, count), token, end);
+                }
+                // A reader without a count has no keys of its own, and the lease of the hash.
+                let readers = self.space.readers(place).into_iter();
+                let others = readers.filter(|(of, _)| of != owner);
+                let longest = others.map(|(_, reader)| reader.ends_at).max();
+                let present_stays = self.mode(place) == Mode::Write || longest == Some(NEVER);
+                let end = longest.filter(|end| *end != NEVER).max(Some(end));
+                match present {
+                    _ if !present_stays => self.expire(place, end),
+                    Some(_) => self.expire(place, end.max(present)),
+                    None => {}
+                }
+            }
+            Mode::Plain if others(self.space.plain_owners(place)) => {
+                self.expire(place, present.map(|present| present.max(end)));
+            }
+            Mode::Write if others(self.space.writers(place)) => {
+                let ends = self.ends_known_to(place, owner).into_iter();
+                let longest = ends.filter(|end| *end != NEVER).max();
+                self.expire(
+                    place,
+                    present.map(|_| present.max(longest).max(Some(end)).unwrap()),
+                );
+            }
+            Mode::Plain => self.expire(place, Some(end)),
+            Mode::Write => {
+                let ends = self.ends_known_to(place, owner);
+                let longest = ends.iter().copied().filter(|end| *end != NEVER).max();
+                let wanted = longest.max(Some(end));
+                // What one of them has without an end stays.
+                let is_endless = ends.contains(&NEVER);
+                let present = present.filter(|_| is_endless);
+                if !is_endless || present.is_some() {
+                    self.expire(place, wanted.max(present));
+                }
+            }
+            Mode::Permits => crate::no_permits(),
+        }
+    }
+
+    /// READ never shortens it. Whoever looks at all readers puts right what others cut short.
+    fn prolong(&mut self, place: &Place, owner: &[u8], lease_end: i64, looks_at_all: bool) {
+        let readers = self.space.readers(place);
+        let looks_at_all = looks_at_all || readers.len() == 1;
+        let ends = if looks_at_all {
+            self.ends_known_to(place, owner)
+        } else {
+            let own = readers.into_iter().filter(|(of, _)| of == owner);
+            own.map(|(_, reader)| reader.ends_at).collect()
+        };
+        let ending = ends.iter().copied().filter(|end| *end != NEVER);
+        // Also where another of its own timeout keys has no end.
+        let longest = ending.max().max(Some(lease_end));
+        let present = self.space.get(place).unwrap().ends_at;
+        // Somebody else took the expiry away: it comes back when it is known who reads until when.
+        let is_known = looks_at_all && !ends.contains(&NEVER) && self.mode(place) == Mode::Read;
+        if present.is_some() || is_known {
+            self.expire(place, present.max(longest));
+        }
+    }
+
+    /// The hash's expiry is the end of the longest live hold; a writer's hold is the hash's.
+    fn shrink(&mut self, place: &Place, owner: &[u8]) {
+        let readers = self.space.readers(place);
+        if self.others_end_too && readers.iter().any(|(of, _)| of != owner) {
+            return;
+        }
+        let ends = self.ends_known_to(place, owner);
+        let longest = ends.iter().copied().filter(|end| *end != NEVER).max();
+        let present = self.space.get(place).unwrap().ends_at;
+        if ends.contains(&NEVER) || self.mode(place) == Mode::Write {
+            if present.is_some() {
+                self.expire(place, present.max(longest));
+            }
+        } else {
+            self.expire(place, longest.or(present));
+        }
+    }
+
+    /// When the owner's lease as a reader ends, and the last of the others': beside one without an
+    /// end, which somebody else took away, nobody looks for the next.
+    fn ends_known_to(&self, place: &Place, owner: &[u8]) -> Vec<i64> {
+        let readers = self.space.readers(place).into_iter();
+        let (own, others): (Vec<_>, Vec<_>) = readers.partition(|(of, _)| of == owner);
+        let end_of = |reader: &(_, Reader)| reader.1.ends_at;
+        let last_of_others = others.iter().map(end_of).max();
+        own.iter().map(end_of).chain(last_of_others).collect()
+    }
+
+    fn expire(&mut self, place: &Place, end: Option<i64>) {
+        let entry = self.space.get_mut(place).unwrap();
+        let before = std::mem::replace(&mut entry.ends_at, end);
+        self.note_end(place, before);
+    }
+
+    // --- Those in line ---------------------------------------------------------------------------
 
     /// A waiter hears how its wait ended.
     fn tell(&mut self, place: &Place, waiter: &TwinWaiter, heard: Heard) {
@@ -868,90 +1432,14 @@ impl Twin {
             Heard::Refused(text) => News::Error(text),
         };
         let place = waiter.hears_under(place);
-        self.life.tell(session, news, place, &waiter.owner);
-    }
-
-    /// The first in line has it.
-    fn grant_first(&mut self, place: &Place, now: Now) {
-        let waiter = self.lines.get_mut(place).unwrap().remove(0);
-        let owner = waiter.owner.clone();
-        let held = self.hold(place, &owner);
-        let kept = held.as_ref().and_then(|_| self.token(place));
-        let token = kept.unwrap_or_else(|| self.mint(now));
-        let count = held.map_or(0, |value| hold_count(&value).unwrap()) + 1;
-        self.put(place, &owner, count, Some(token));
-        if count == 1 {
-            self.start_lease(place, &owner, waiter.lease_ms, now);
-        } else {
-            self.start_lease_of_holder(place, Asked::granted(&waiter), now);
-        }
-        let heard = Heard::Granted {
-            count,
-            token,
-            several: Vec::new(),
-        };
-        self.tell(place, &waiter, heard);
-        self.tally.handovers += 1;
-        if count == 1 {
-            self.tally.grants += 1;
-        } else {
-            self.tally.reentries += 1;
-        }
-        self.bind(place, &owner, waiter.session);
-        if waiter.wanted {
-            self.ask_if_wanted(place, &owner);
-        }
-        self.changed.push((place.clone(), Some(owner)));
-    }
-
-    fn put(&mut self, place: &Place, owner: &[u8], count: i64, token: Option<i64>) {
-        if self.space.get(place).is_none() {
-            let value = Value::Hash(Fields::new());
-            let ends_at = None;
-            self.space.set(place, Entry { value, ends_at });
-        }
-        let fields = self.fields_mut(place).unwrap();
-        fields.insert(owner.to_vec(), count.to_string().into_bytes());
-        if let Some(token) = token {
-            fields.insert(b"fence".to_vec(), format!("t{token}").into_bytes());
-        }
-    }
-
-    /// Whoever has waited keeps what is left, if that is more.
-    fn start_lease_of_holder(&mut self, place: &Place, asked: Asked<'_>, now: Now) {
-        let left = self.space.get(place).unwrap().ends_at;
-        self.start_lease(place, asked.owner, asked.lease_ms, now);
-        let entry = self.space.get_mut(place).unwrap();
-        if asked.waited && left.is_none_or(|end| Some(end) > entry.ends_at) {
-            entry.ends_at = left;
-        }
-    }
-
-    /// Nothing cuts short what others have in the same hash.
-    fn start_lease(&mut self, place: &Place, owner: &[u8], lease_ms: i64, now: Now) {
-        let others = self.others(place, owner);
-        let wanted = now.wall_ms() + lease_ms;
-        let entry = self.space.get_mut(place).unwrap();
-        entry.ends_at = match entry.ends_at {
-            _ if !others => Some(wanted),
-            Some(end) => Some(end.max(wanted)),
-            None => None,
-        };
-    }
-
-    fn fields_mut(&mut self, place: &Place) -> Option<&mut Fields> {
-        match &mut self.space.get_mut(place)?.value {
-            Value::Hash(fields) => Some(fields),
-            Value::Text => None,
-        }
+        self.life
+            .tell(session, news, place, &waiter.owner, waiter.mode);
     }
 
     /// Takes out all of whom this is true, each with the lock under which it hears.
     fn take_out_all(&mut self, of: impl Fn(&TwinWaiter) -> bool) -> Vec<(Place, TwinWaiter)> {
-        let seats: BTreeSet<usize> = self
-            .lines
-            .values()
-            .flatten()
+        let waiters = self.lines.values().flatten();
+        let seats: BTreeSet<usize> = waiters
             .filter(|waiter| of(waiter))
             .map(|waiter| waiter.seat)
             .collect();
@@ -966,7 +1454,7 @@ impl Twin {
         self.tally.waiters_peak = self.tally.waiters_peak.max(self.waiting());
     }
 
-    /// Its place in the line; of several the largest, 1 is next.
+    /// Its place in the queue; of several the largest, 1 is next.
     pub(crate) fn position(&self, seat: usize) -> i64 {
         let places = self.lines.values().filter_map(|line| {
             let at = line.iter().position(|waiter| waiter.seat == seat)?;
@@ -985,7 +1473,7 @@ impl Twin {
         self.take_out(seat)
     }
 
-    /// Takes somebody out of all lines in which it stands.
+    /// Takes somebody out of all queues in which it stands.
     fn take_out(&mut self, seat: usize) -> Option<TwinWaiter> {
         let mut out = None;
         for line in self.lines.values_mut() {
@@ -997,9 +1485,21 @@ impl Twin {
     }
 }
 
-/// A hold count is a decimal number of 1 or more, as a computer writes it.
-fn hold_count(value: &[u8]) -> Option<i64> {
-    let text = str::from_utf8(value).ok()?;
-    let number: i64 = text.parse().ok()?;
-    (number >= 1 && number.to_string() == text).then_some(number)
+/// What somebody is answered who waits, at this place.
+fn waits_at(asked: Asked<'_>, position: usize) -> Reply {
+    match asked.waits {
+        Waits::Queue(_) => Reply::Queued {
+            position: i64::try_from(position).unwrap(),
+        },
+        Waits::Block(_) | Waits::No => Reply::Waits,
+    }
+}
+
+/// The field of the lock's hash that counts an owner's holds of a mode.
+pub(crate) fn field_of(owner: &[u8], mode: Mode) -> Vec<u8> {
+    match mode {
+        Mode::Plain | Mode::Read => owner.to_vec(),
+        Mode::Write => writer_field(owner),
+        Mode::Permits => crate::no_permits(),
+    }
 }

@@ -1,24 +1,26 @@
 //! A driver that does with the core what the module does in a server, step by step, with the twin
 //! beside it and every invariant looked at after each step.
 
-use crate::invariants::{self, Ledger};
-use crate::keyspace::{self, Entry, Fields, Keyspace, Place};
-use crate::life::{Call, Name};
+use crate::foreign::{self, Change};
+use crate::invariants::{self, Granted, Ledger};
+use crate::keyspace::{Keyspace, Place, Reading, Value, number as count_of};
+use crate::life::{Call, HoldName, Name};
 use crate::twin::{Asked, Heard, Reply, Twin, TwinWaiter, Waits};
 use rlock_core::request::{Acquire, Cancel, Release, Renew, SessionRef, WaitMode};
 use rlock_core::{
     BlockedClient, Command, CommandError, Counters, DECISIONS_MAX, Effect, Grant, Keys, Lease,
     LockKey, LockRef, Locks, Mode, NEVER, Now, Outcome, Purpose, Read, ReadWrite, SessionLimits,
-    Stored, Subject, Task, Token, Turn, Value, Wait, WaitOutcome, WaiterId, Write,
+    Stored, Subject, Task, Token, Turn, Value as Written, Wait, WaitOutcome, WaiterId, Write,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The locks that histories are about: three in one database, and one of the same name in another.
-pub(crate) const LOCKS: [(i32, &[u8]); 4] = [(0, b"a"), (0, b""), (1, b"a"), (0, b"\xff")];
+/// The locks that histories are about: some in one database, and one of the same name in another.
+/// The timeout keys of the second have its own tag.
+pub(crate) const LOCKS: [(i32, &[u8]); 4] = [(0, b"a"), (0, b"x{b}y"), (1, b"a"), (0, b"\xff")];
 /// Those in one database, which one command can name together.
 pub(crate) const TOGETHER: [usize; 3] = [0, 1, 3];
 /// Those who want them: any bytes.
-pub(crate) const OWNERS: [&[u8]; 3] = [b"A", b"B", b"\xff\0"];
+pub(crate) const OWNERS: [&[u8]; 3] = [b"A", b"B:rwlock_timeout:1", b"\xff\0"];
 /// Their sessions: any bytes.
 pub(crate) const SESSIONS: [&[u8]; 2] = [b"s", b"\xff\0"];
 /// Whose commands they are.
@@ -38,6 +40,7 @@ pub(crate) enum Op {
     Acquire {
         lock: usize,
         owner: usize,
+        mode: Mode,
         lease_ms: i64,
         waits: Waits,
         session: Option<Name>,
@@ -46,12 +49,14 @@ pub(crate) enum Op {
     Release {
         lock: usize,
         owner: usize,
+        mode: Mode,
         token: Named,
         lease_ms: Option<i64>,
     },
     Renew {
         lock: usize,
         owner: usize,
+        mode: Mode,
         lease_ms: i64,
         token: Named,
         session: Option<Name>,
@@ -130,10 +135,10 @@ pub(crate) enum Op {
     },
     /// Whatever is on its way arrives, and those who were called get their events.
     Deliver,
-    /// Somebody else writes to the key; `told` is whether an event says so.
+    /// Somebody else writes to the keys, all in one step; `told` is whether an event says so.
     Foreign {
         lock: usize,
-        change: Change,
+        changes: Vec<Change>,
         told: bool,
     },
     Flush {
@@ -144,6 +149,10 @@ pub(crate) enum Op {
     Demote,
     /// The server becomes primary again.
     StartTokens {
+        guard_ms: i64,
+    },
+    /// Both in one step.
+    Failover {
         guard_ms: i64,
     },
     /// The server starts, with what it has loaded: for so long nobody is granted a lock. Nothing
@@ -178,44 +187,10 @@ pub(crate) enum Op {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Named {
     No,
-    /// The lock's present one.
+    /// The hold's present one.
     Present,
     /// A smaller one.
     Stale,
-}
-
-/// What others do to a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
-    Delete,
-    SetText,
-    /// A script takes the lock, without a token.
-    Take {
-        owner: usize,
-        lease_ms: Option<i64>,
-    },
-    /// A field is written as it stands.
-    Write {
-        owner: usize,
-        value: &'static str,
-    },
-    WriteFence {
-        value: &'static str,
-    },
-    /// What the hash names are readers from now on.
-    WriteMode,
-    /// A script takes the lock to write.
-    TakeToWrite {
-        lease_ms: Option<i64>,
-    },
-    /// An owner's field is deleted.
-    Remove {
-        owner: usize,
-    },
-    Expire {
-        ms: i64,
-    },
-    Persist,
 }
 
 #[derive(Debug)]
@@ -229,6 +204,7 @@ pub(crate) struct World {
     pub(crate) twin: Twin,
     ledger: Ledger,
     clock: Clock,
+    how: Reading,
     /// Who waits: the core's name for it, by seat.
     waiting: BTreeMap<usize, WaiterId>,
     /// The core's names for all who ever waited.
@@ -242,6 +218,8 @@ pub(crate) struct World {
     listening: BTreeMap<usize, Listening>,
     called: Vec<(usize, Call)>,
     published: Vec<(Place, Mode)>,
+    /// Locks from whose hashes the fields were taken of readers whose leases are over.
+    swept: Vec<Place>,
     seats: usize,
     in_multi: bool,
     is_replica: bool,
@@ -255,7 +233,7 @@ pub(crate) struct World {
     /// Locks in which somebody else has written, or whose keys were swapped.
     written_by_others: BTreeSet<Place>,
     /// The same for holds of sessions, each with its token.
-    unseen_holds: BTreeSet<(Place, Vec<u8>, Option<i64>)>,
+    unseen_holds: BTreeSet<(HoldName, Option<i64>)>,
 }
 
 /// What comes between reading and deciding.
@@ -309,8 +287,8 @@ struct UnderWay {
     grant: Grant,
 }
 
-impl Default for World {
-    fn default() -> Self {
+impl World {
+    pub(crate) fn new(how: Reading) -> Self {
         let clients = 1_000_003;
         Self {
             locks: crate::locks_that_log(),
@@ -318,6 +296,7 @@ impl Default for World {
             twin: Twin::default(),
             ledger: Ledger::default(),
             clock: Clock::default(),
+            how,
             waiting: BTreeMap::new(),
             ever_waited: Vec::new(),
             under_way: Vec::new(),
@@ -327,6 +306,7 @@ impl Default for World {
             listening: BTreeMap::new(),
             called: Vec::new(),
             published: Vec::new(),
+            swept: Vec::new(),
             seats: 0,
             in_multi: false,
             is_replica: false,
@@ -362,16 +342,16 @@ impl Default for Clock {
 ///
 /// # Errors
 /// What was wrong, and after which step.
-pub(crate) fn replay(history: &[Op]) -> Result<World, String> {
-    let mut world = replay_to(history)?;
+pub(crate) fn replay(history: &[Op], how: Reading) -> Result<World, String> {
+    let mut world = replay_to(history, how)?;
     let tell = |wrong| format!("{wrong}\nat the end of this history:\n{history:?}");
     world.fetch_all().map_err(tell)?;
     Ok(world)
 }
 
 /// The same, and nobody has fetched yet what is there to be fetched.
-pub(crate) fn replay_to(history: &[Op]) -> Result<World, String> {
-    let mut world = World::default();
+pub(crate) fn replay_to(history: &[Op], how: Reading) -> Result<World, String> {
+    let mut world = World::new(how);
     for (at, op) in history.iter().enumerate() {
         world.step(op).map_err(|wrong| {
             format!("{wrong}\nat step {at} of this history, which replays it:\n{history:?}")
@@ -381,8 +361,9 @@ pub(crate) fn replay_to(history: &[Op]) -> Result<World, String> {
 }
 
 impl World {
-    /// One thing happens, the driver does its part, and everything is compared.
-    pub(crate) fn step(&mut self, op: &Op) -> Result<(), String> {
+    /// One thing happens, the driver does its part, and everything is compared. What was answered.
+    pub(crate) fn step(&mut self, op: &Op) -> Result<Reply, String> {
+        self.overlook_shared_holds();
         let (of_core, of_twin) = self.happen(op)?;
         self.forget_those_who_left();
         if of_core != of_twin {
@@ -390,16 +371,21 @@ impl World {
         }
         if !self.in_multi {
             self.come_to_rest()?;
+            self.overlook_shared_holds();
             let Clock { now, set_back_ms } = self.clock;
             let (unseen, others) = (&self.unseen, &self.written_by_others);
             crate::is_log_sound(&self.locks)?;
             invariants::is_at_rest(&self.locks, &self.twin, unseen, others, set_back_ms, now)?;
             invariants::sessions_are_at_rest(&self.locks, &self.twin, &self.unseen_holds, now)?;
-            if self.unseen.is_empty() && self.written_by_others.is_empty() {
+            // That a script took a lock which was promised to one who waits for several is seen by
+            // the periodic look.
+            let is_known = self.written_by_others.is_empty() || !self.twin.any_waits_for_several();
+            if self.unseen.is_empty() && is_known {
                 self.twin.nobody_is_left_to_be_told()?;
             }
         }
-        self.compare()
+        self.compare()?;
+        Ok(of_core)
     }
 
     pub(crate) fn now(&self) -> Now {
@@ -415,7 +401,7 @@ impl World {
     }
 
     /// Whose grants are under way, of which locks, and whether they would be taken back for good.
-    pub(crate) fn under_way(&self) -> impl Iterator<Item = (&[u8], Vec<(Place, bool)>)> {
+    pub(crate) fn under_way(&self) -> impl Iterator<Item = (&[u8], Mode, Vec<(Place, bool)>)> {
         self.under_way
             .iter()
             .map(|UnderWay { lock, owner, grant }| {
@@ -424,11 +410,37 @@ impl World {
                     .is_empty()
                     .then(|| (place_of(lock), grant.token.get()));
                 let each = several.into_iter().chain(one).map(|(place, token)| {
-                    let present = self.twin.token(&place) == Some(token);
+                    let present = self.twin.token(&place, owner, grant.mode) == Some(token);
                     (place, present)
                 });
-                (owner.as_slice(), each.collect())
+                (owner.as_slice(), grant.mode, each.collect())
             })
+    }
+
+    /// Who waits for a lock, in order.
+    pub(crate) fn line(&self, lock: usize) -> &[TwinWaiter] {
+        self.twin.line(&place(lock))
+    }
+
+    /// What stands in the keyspace.
+    pub(crate) fn space(&self) -> &Keyspace {
+        &self.space
+    }
+
+    /// Where an owner reads both with us and with Redisson, which writes no token, what is on
+    /// record cannot be told from what is there: as if that had changed without word.
+    fn overlook_shared_holds(&mut self) {
+        for (of, hold) in &self.twin.life.holds {
+            let (place, owner, mode) = of;
+            let mut keys = self.space.timeouts(place, owner).into_iter();
+            let is_ours = |value: &Value| match value {
+                Value::Text(value) => count_of(value) == hold.token,
+                Value::Hash(_) => false,
+            };
+            if *mode == Mode::Read && keys.any(|(_, key)| !is_ours(&key.value)) {
+                self.unseen_holds.insert((of.clone(), hold.token));
+            }
+        }
     }
 
     fn happen(&mut self, op: &Op) -> Result<(Reply, Reply), String> {
@@ -439,6 +451,7 @@ impl World {
             Op::Acquire {
                 lock,
                 owner,
+                mode,
                 lease_ms,
                 waits,
                 session,
@@ -450,12 +463,12 @@ impl World {
                 };
                 let asked = Asked {
                     owner: OWNERS[owner],
+                    mode,
                     lease_ms,
                     waits,
                     session,
                     wanted: self.twin.asks_if_wanted(session),
                     once,
-                    waited: false,
                     seat: self.seats,
                     waiters_max: usize::try_from(WAITERS_MAX).unwrap(),
                 };
@@ -464,16 +477,23 @@ impl World {
             Op::Release {
                 lock,
                 owner,
+                mode,
                 token,
                 lease_ms,
-            } => self.release(&place(lock), OWNERS[owner], token, lease_ms),
+            } => self.release((&place(lock), OWNERS[owner], mode), token, lease_ms),
             Op::Renew {
                 lock,
                 owner,
+                mode,
                 lease_ms,
                 token,
                 session,
-            } => self.renew(&place(lock), OWNERS[owner], lease_ms, token, session),
+            } => self.renew(
+                (&place(lock), OWNERS[owner], mode),
+                lease_ms,
+                token,
+                session,
+            ),
             Op::MultiAcquire { .. } | Op::MultiRelease { .. } | Op::MultiRenew { .. } => {
                 self.happen_to_several(op)
             }
@@ -488,12 +508,6 @@ impl World {
             Op::Deliver if !self.in_multi => self.deliver(),
             Op::Cancel { lock, owner } => self.cancel(&place(lock), OWNERS[owner]),
             Op::Break { lock } => self.break_hold(&place(lock)),
-            Op::StartTokens { guard_ms } => {
-                self.locks.start_tokens(self.clock.now, guard_ms);
-                self.twin.start_tokens(guard_ms, self.clock.now);
-                self.is_replica = false;
-                Ok((Reply::Nothing, Reply::Nothing))
-            }
             _ => {
                 self.happen_around(op)?;
                 Ok((Reply::Nothing, Reply::Nothing))
@@ -516,28 +530,31 @@ impl World {
                 self.expire();
             }
             Op::Disconnect { client } if !self.in_multi => self.disconnect(client)?,
-            Op::Foreign { lock, change, told } => self.foreign(&place(lock), change, told),
+            Op::Foreign {
+                lock,
+                ref changes,
+                told,
+            } => self.foreign(lock, changes, told),
             Op::Flush { db } => {
                 self.space.flush(db);
                 self.twin.space.flush(db);
+                self.twin.forget_writer_tokens(db);
                 self.locks.all_changed(db);
             }
             Op::SwapDatabases => {
                 self.space.swap(0, 1);
                 self.twin.space.swap(0, 1);
+                self.twin.forget_writer_tokens(None);
                 // The holds that are there now were not granted there.
                 self.written_by_others.extend((0..LOCKS.len()).map(place));
                 self.locks.all_changed(Some(0));
                 self.locks.all_changed(Some(1));
             }
-            Op::Demote => {
-                let mut effects = Vec::new();
-                self.locks.demoted(&mut effects);
-                self.carry_out(&[], b"", &effects)?;
-                self.twin.demoted();
-                // Their grants are the new primary's to end.
-                self.under_way.clear();
-                self.is_replica = true;
+            Op::Demote => self.demote()?,
+            Op::StartTokens { guard_ms } => self.start_tokens(guard_ms),
+            Op::Failover { guard_ms } => {
+                self.demote()?;
+                self.start_tokens(guard_ms);
             }
             Op::Start { delay_ms } if self.twin.waiting() == 0 => {
                 self.started_at = self.clock.now.mono_ms;
@@ -572,6 +589,23 @@ impl World {
         Ok(())
     }
 
+    fn demote(&mut self) -> Result<(), String> {
+        let mut effects = Vec::new();
+        self.locks.demoted(&mut effects);
+        self.carry_out(&[], b"", &effects)?;
+        self.twin.demoted();
+        // Their grants are the new primary's to end.
+        self.under_way.clear();
+        self.is_replica = true;
+        Ok(())
+    }
+
+    fn start_tokens(&mut self, guard_ms: i64) {
+        self.locks.start_tokens(self.clock.now, guard_ms);
+        self.twin.start_tokens(guard_ms, self.clock.now);
+        self.is_replica = false;
+    }
+
     // --- Commands --------------------------------------------------------------------------------
 
     fn acquire(&mut self, place: &Place, asked: Asked<'_>) -> Result<(Reply, Reply), String> {
@@ -581,7 +615,7 @@ impl World {
             lease: Lease::from_ms(asked.lease_ms).unwrap(),
             wait_mode: wait_mode(asked.waits),
             session: asked.session.map(|name| self.session(name)),
-            mode: Mode::Plain,
+            mode: asked.mode,
             asked: None,
             wanted: asked.wanted,
             once: asked.once,
@@ -593,8 +627,8 @@ impl World {
                 return given_up;
             }
             world.twin.is_found = is_deadlock(decided);
-            if decided.is_ok() {
-                world.unseen.remove(place);
+            if decided.is_ok() && asked.mode == Mode::Plain {
+                world.is_seen(place);
             }
             world.twin.acquire(place, asked, world.clock.now)
         })?;
@@ -649,6 +683,14 @@ impl World {
         Ok((of_core, of_twin))
     }
 
+    /// A command has looked at a lock. That others took it for the first in its queue, it cannot
+    /// tell.
+    fn is_seen(&mut self, place: &Place) {
+        if self.twin.is_free(place) || !self.twin.lets_first_in(place) {
+            self.unseen.remove(place);
+        }
+    }
+
     /// Drives a turn as the module does: reads what is asked for, and carries out what is decided.
     /// The twin does the same after each task; the command itself when it is `decided`.
     fn drive(
@@ -689,6 +731,10 @@ impl World {
             if is_refused && !effects.is_empty() {
                 return Err(format!("refused, and yet {effects:?}"));
             }
+            if purpose == Purpose::Sweep {
+                // When that is done is nobody else's business, as long as nobody can tell.
+                self.swept.push(places[0].clone());
+            }
             self.carry_out(&places, &owner, &effects)?;
             if let Some(outcome) = turn.decided()
                 && let Some(decided) = decided.take()
@@ -714,9 +760,11 @@ impl World {
         effects: &mut Vec<Effect>,
     ) -> Result<bool, String> {
         let now = self.clock.now;
-        let read = |place| as_needed(task, self.space.read(place, owner));
+        let read = |place| as_needed(task, self.space.read(place, owner, task.depth, self.how));
         let stored: Vec<Stored> = places.iter().map(read).collect();
-        let holders = self.space.holders(&places[0]);
+        let (first, space) = (&places[0], &self.space);
+        let (holders, gone) = (space.holders(first), space.readers_gone(first));
+        let readers = space.reader_counts(first);
         let names_several = match &task.subject {
             Subject::Command => {
                 command.is_some_and(|command| matches!(command.keys(), Keys::Several(_)))
@@ -726,7 +774,11 @@ impl World {
         };
         let read = match (task.purpose, command) {
             (Purpose::Holders, _) => Read::Owners(&holders),
-            (Purpose::Command, Some(Command::Break(_))) => Read::Holds(stored[0], &[]),
+            (Purpose::Sweep, _) => Read::Gone {
+                readers: &gone,
+                more: false,
+            },
+            (Purpose::Command, Some(Command::Break(_))) => Read::Holds(stored[0], &readers),
             (Purpose::LongWait, _) => Read::Holder(crate::first_of(&holders)),
             _ if names_several => Read::Several(&stored),
             _ => Read::One(&stored[0]),
@@ -768,9 +820,9 @@ impl World {
         );
         let mut endings = self.twin.life.endings.iter();
         let is_others = |of: &crate::life::TwinEnding| {
-            purpose == Purpose::Command && self.timer.is_cut_short && of.owner != owner
+            purpose == Purpose::Command && self.timer.is_cut_short && of.hold.1 != owner
         };
-        match endings.find(|of| places.contains(&of.place) && !is_others(of)) {
+        match endings.find(|of| places.contains(&of.hold.0) && !is_others(of)) {
             Some(left) if is_at_once => Err(format!("{purpose:?}, and before it ends {left:?}")),
             _ => Ok(()),
         }
@@ -785,27 +837,28 @@ impl World {
     ) -> Result<(), String> {
         let (now, place) = (self.clock.now, &places[0]);
         match purpose {
-            Purpose::Release(Mode::Plain) => {
+            Purpose::Release(mode) => {
+                let hold = (place.clone(), owner.to_vec(), mode);
                 let mut endings = self.twin.life.endings.iter();
-                let next = endings.find(|of| of.place == *place && of.owner == owner);
+                let next = endings.find(|of| of.hold == hold);
                 let next = next.ok_or("nothing of this owner is to end there")?.clone();
                 self.twin.end(&next, now)
             }
             Purpose::Reconcile(_) => {
-                self.twin.settle(place, now);
+                self.twin.reconcile(place, now);
                 self.unseen.remove(place);
                 Ok(())
             }
             Purpose::GrantSeveral(_) => {
                 let seat = self.seat_of(places, owner);
                 self.twin
-                    .settle_joint(seat.ok_or("nobody waits, and is due")?, now);
+                    .reconcile_joint(seat.ok_or("nobody waits, and is due")?, now);
                 Ok(())
             }
-            Purpose::CheckHold(_) => {
-                self.twin.check_hold(place, owner, now);
-                self.unseen_holds
-                    .retain(|(of, holder, _)| of != place || holder != owner);
+            Purpose::CheckHold(mode) => {
+                let of = (place.clone(), owner.to_vec(), mode);
+                self.twin.check_hold(&of, now);
+                self.unseen_holds.retain(|(hold, _)| *hold != of);
                 Ok(())
             }
             Purpose::TimeOut => {
@@ -814,10 +867,11 @@ impl World {
                 self.is_earliest(seat)?;
                 self.twin.time_out(seat, now)
             }
-            Purpose::Command | Purpose::Holders | Purpose::LongWait => Ok(()),
-            Purpose::Release(_) | Purpose::CheckWriter | Purpose::Sweep => {
-                Err(format!("{purpose:?}, and nobody reads or writes"))
-            }
+            Purpose::Command
+            | Purpose::Holders
+            | Purpose::LongWait
+            | Purpose::Sweep
+            | Purpose::CheckWriter => Ok(()),
         }
     }
 
@@ -867,7 +921,7 @@ impl World {
         self.carry_out(places, asked.owner, &effects)?;
         if several && !moved {
             for place in places {
-                self.unseen.remove(place);
+                self.is_seen(place);
             }
         }
         self.waiting.insert(seat, joined.waiter);
@@ -896,45 +950,45 @@ impl World {
 
     fn release(
         &mut self,
-        place: &Place,
-        owner: &[u8],
+        (place, owner, mode): (&Place, &[u8], Mode),
         token: Named,
         lease_ms: Option<i64>,
     ) -> Result<(Reply, Reply), String> {
-        let token = self.token(place, token);
+        let of = (place, owner, mode);
+        let token = self.token(of, token);
         let request = Release {
             key: &place.1,
             owner,
-            mode: Mode::Plain,
+            mode,
             permits: None,
             token: token.and_then(Token::new),
             lease: lease_ms.map(|ms| Lease::from_ms(ms).unwrap()),
         };
         self.decide_one(Command::Release(&request), place, |twin, now| {
-            twin.release(place, owner, token, lease_ms, now)
+            twin.release(of, token, lease_ms, now)
         })
     }
 
     fn renew(
         &mut self,
-        place: &Place,
-        owner: &[u8],
+        (place, owner, mode): (&Place, &[u8], Mode),
         lease_ms: i64,
         token: Named,
         session: Option<Name>,
     ) -> Result<(Reply, Reply), String> {
-        let token = self.token(place, token);
+        let of = (place, owner, mode);
+        let token = self.token(of, token);
         let request = Renew {
             key: &place.1,
             owner,
             lease: Lease::from_ms(lease_ms).unwrap(),
-            mode: Mode::Plain,
+            mode,
             token: token.and_then(Token::new),
             session: session.map(|name| self.session(name)),
             wanted: self.twin.asks_if_wanted(session),
         };
         self.decide_one(Command::Renew(&request), place, |twin, now| {
-            twin.renew(place, owner, lease_ms, token, session, now)
+            twin.renew(of, lease_ms, token, session, now)
         })
     }
 
@@ -962,8 +1016,8 @@ impl World {
         }
     }
 
-    fn token(&self, place: &Place, named: Named) -> Option<i64> {
-        let present = self.twin.token(place).unwrap_or(2);
+    fn token(&self, (place, owner, mode): (&Place, &[u8], Mode), named: Named) -> Option<i64> {
+        let present = self.twin.token(place, owner, mode).unwrap_or(2);
         match named {
             Named::No => None,
             Named::Present => Some(present),
@@ -972,6 +1026,11 @@ impl World {
     }
 
     // --- What happens without a command ----------------------------------------------------------
+
+    /// Time passes, and the timer is late.
+    pub(crate) fn pass_without_timer(&mut self, ms: i64) {
+        self.pass(ms);
+    }
 
     fn pass(&mut self, ms: i64) {
         self.clock.now.wall_us += ms * 1000;
@@ -1023,30 +1082,49 @@ impl World {
             let UnderWay { lock, owner, grant } = grant;
             let (token, several) = (grant.token.get(), each_of(&grant));
             let twin = &mut self.twin.life;
-            twin.take_back(place_of(&lock), &owner, token, several);
+            twin.take_back(place_of(&lock), &owner, grant.mode, token, several);
             let owner = owner.as_slice().into();
             self.locks.give_back_later(&lock, &owner, &grant);
         }
         Ok(())
     }
 
-    fn foreign(&mut self, place: &Place, change: Change, told: bool) {
-        change_key(&mut self.space, place, change, self.clock.now);
-        change_key(&mut self.twin.space, place, change, self.clock.now);
-        self.written_by_others.insert(place.clone());
-        if told {
-            self.locks.changed(lock_ref(place));
-        } else {
-            self.unseen.insert(place.clone());
-            self.twin.changed_unseen(place);
-            let holds = self
-                .twin
-                .life
-                .holds
-                .iter()
-                .filter(|((of, _), _)| of == place);
-            self.unseen_holds
-                .extend(holds.map(|((of, owner), hold)| (of.clone(), owner.clone(), hold.token)));
+    fn foreign(&mut self, lock: usize, changes: &[Change], told: bool) {
+        let wall_ms = self.clock.now.wall_ms();
+        let mut space = self.space.clone();
+        for change in changes {
+            foreign::make(&mut space, lock, *change, wall_ms);
+        }
+        // What others write in the name of a writer whose token is still known cannot be told from
+        // what it had, and is left out.
+        let poses = |lock: &Place, owner: &Vec<u8>| {
+            let is_known = self.twin.token(lock, owner, Mode::Write).is_some();
+            is_known && !self.space.writers(lock).contains(owner)
+        };
+        let mut locks = (0..LOCKS.len()).map(place);
+        if locks.any(|lock| space.writers(&lock).iter().any(|of| poses(&lock, of))) {
+            return;
+        }
+        self.space = space;
+        for change in changes {
+            foreign::make(&mut self.twin.space, lock, *change, wall_ms);
+        }
+        let touched = changes
+            .iter()
+            .flat_map(|change| foreign::changed(lock, *change));
+        for place in touched.collect::<BTreeSet<_>>().into_iter().map(place) {
+            self.written_by_others.insert(place.clone());
+            if told {
+                self.twin.forget_writer_token(&place);
+                self.locks.changed(lock_ref(&place));
+            } else {
+                self.twin.changed_unseen(&place);
+                let holds = self.twin.life.holds.iter();
+                let holds = holds.filter(|((of, ..), _)| *of == place);
+                self.unseen_holds
+                    .extend(holds.map(|(of, hold)| (of.clone(), hold.token)));
+                self.unseen.insert(place);
+            }
         }
         self.expire();
     }
@@ -1121,7 +1199,7 @@ impl World {
         let begun = effects.iter().filter_map(|effect| match effect {
             Effect::Write {
                 lock,
-                write: Write::Set((_, Value::Number(1)), Some(_)),
+                write: Write::Set((_, Written::Number(1)), Some(_)),
             } => Some(&places[*lock]),
             _ => None,
         });
@@ -1141,8 +1219,8 @@ impl World {
             Effect::Write { lock, write } => {
                 self.space.carry_out(&places[*lock], caller, write)?;
                 let token = match write {
-                    Write::Set((_, Value::Fence(token)), _)
-                    | Write::Set(_, Some((_, Value::Fence(token)))) => *token,
+                    Write::Set((_, Written::Fence(token)), _)
+                    | Write::Set(_, Some((_, Written::Fence(token)))) => *token,
                     _ => return Ok(()),
                 };
                 self.ledger.is_minted(token, self.takes_several)
@@ -1166,13 +1244,15 @@ impl World {
                 });
                 let (count, token) = (*count, grant.token);
                 let several = each_of(grant);
-                self.ledger.is_granted(
-                    &place_of(lock),
-                    *client,
-                    (count, token),
-                    &several,
-                    &self.space,
-                )?;
+                let granted = Granted {
+                    place: &place_of(lock),
+                    seat: *client,
+                    mode: grant.mode,
+                    count,
+                    token: token.get(),
+                    several: &several,
+                };
+                self.ledger.is_granted(&granted, &self.space, &self.twin)?;
                 let granted = Heard::Granted {
                     count,
                     token: token.get(),
@@ -1213,6 +1293,9 @@ impl World {
         if called != should {
             return Err(format!("called {called:?}\n  should {should:?}"));
         }
+        for place in std::mem::take(&mut self.swept) {
+            self.twin.space.sweep_readers(&place);
+        }
         if self.space != self.twin.space {
             let (space, twin) = (&self.space, &self.twin.space);
             return Err(format!("stored {space:?}\n  should {twin:?}"));
@@ -1221,14 +1304,18 @@ impl World {
             std::mem::take(&mut self.published),
             std::mem::take(&mut self.twin.published),
         );
-        sent.sort_unstable();
-        should.sort_unstable();
+        sent.sort_by(|one, other| one.0.cmp(&other.0));
+        should.sort_by(|one, other| one.0.cmp(&other.0));
         if sent != should {
             return Err(format!("published {sent:?}\n  should {should:?}"));
         }
         invariants::views_are_true(&self.locks, &self.twin, self.clock.now)?;
         invariants::sessions_are_true(&self.locks, &self.twin)?;
-        invariants::counters_add_up(&self.locks, &self.twin, &self.ledger)
+        invariants::counters_add_up(&self.locks, &self.twin, &self.ledger)?;
+        if self.written_by_others.is_empty() {
+            invariants::keys_are_ours(&self.space, &self.twin)?;
+        }
+        Ok(())
     }
 }
 
@@ -1307,68 +1394,6 @@ fn places_named(command: Command<'_>, db: i32) -> Vec<Place> {
     match command.keys() {
         Keys::One(name) => vec![(db, name.to_vec())],
         Keys::Several(keys) => keys.iter().map(|key| (db, key.name.to_vec())).collect(),
-    }
-}
-
-fn change_key(space: &mut Keyspace, place: &Place, change: Change, now: Now) {
-    match change {
-        Change::Delete => {
-            space.delete(place);
-        }
-        Change::SetText => {
-            let (value, ends_at) = (keyspace::Value::Text, None);
-            space.set(place, Entry { value, ends_at });
-        }
-        Change::Take { owner, lease_ms } => {
-            let fields = Fields::from([(OWNERS[owner].to_vec(), b"1".to_vec())]);
-            let value = keyspace::Value::Hash(fields);
-            let ends_at = lease_ms.map(|ms| now.wall_ms() + ms);
-            space.set(place, Entry { value, ends_at });
-        }
-        Change::Write { owner, value } => write_field(space, place, OWNERS[owner], value),
-        Change::WriteFence { value } => write_field(space, place, b"fence", value),
-        Change::WriteMode => write_field(space, place, b"mode", "read"),
-        Change::TakeToWrite { lease_ms } => {
-            let fields = [("mode", "write"), ("W:write", "1")];
-            let bytes = |text: &str| text.as_bytes().to_vec();
-            let fields = fields.map(|(field, value)| (bytes(field), bytes(value)));
-            let value = keyspace::Value::Hash(Fields::from(fields));
-            let ends_at = lease_ms.map(|ms| now.wall_ms() + ms);
-            space.set(place, Entry { value, ends_at });
-        }
-        Change::Remove { owner } => {
-            if let Some(entry) = space.get_mut(place)
-                && let keyspace::Value::Hash(fields) = &mut entry.value
-            {
-                fields.remove(OWNERS[owner]);
-                if fields.is_empty() {
-                    space.delete(place);
-                }
-            }
-        }
-        Change::Expire { ms } => {
-            if let Some(entry) = space.get_mut(place) {
-                entry.ends_at = Some(now.wall_ms() + ms);
-            }
-        }
-        Change::Persist => {
-            if let Some(entry) = space.get_mut(place) {
-                entry.ends_at = None;
-            }
-        }
-    }
-}
-
-/// `HSET`, which makes the hash if there is none and does nothing to another type.
-fn write_field(space: &mut Keyspace, place: &Place, field: &[u8], value: &str) {
-    if space.get(place).is_none() {
-        let value = keyspace::Value::Hash(Fields::new());
-        let ends_at = None;
-        space.set(place, Entry { value, ends_at });
-    }
-    if let Some(keyspace::Value::Hash(fields)) = space.get_mut(place).map(|entry| &mut entry.value)
-    {
-        fields.insert(field.to_vec(), value.as_bytes().to_vec());
     }
 }
 

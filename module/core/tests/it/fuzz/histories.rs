@@ -3,9 +3,11 @@
 //! commands for sessions ask to be told when their locks are wanted.
 
 use super::choices::Choices;
-use crate::read_write::{foreign, keyspace::Reading, world as read_write};
-use crate::world::{self, Change, Interruption, Named, OWNERS, Op, SESSIONS, TOGETHER, USERS};
-use crate::{read_write::twin as read_write_twin, twin::Waits};
+use crate::foreign::Change;
+use crate::keyspace::Reading;
+use crate::twin::Waits;
+use crate::walk::listens;
+use crate::world::{Interruption, Named, OWNERS, Op, SESSIONS, TOGETHER, USERS, replay};
 use rlock_core::{INTEGER_MAX, Mode};
 
 /// More would make each run slow without telling more.
@@ -30,9 +32,42 @@ const COUNTS: [&str; 14] = [
 
 /// Plain locks, sessions and several locks at once: whatever happens, core and twin agree.
 pub fn histories(data: &[u8]) {
+    history_of(data, endings, |choices, history| history.push(op(choices)));
+}
+
+/// The same of read-write locks, among any hands: Redisson's and others.
+pub fn read_write_histories(data: &[u8]) {
+    history_of(data, read_write_endings, |choices, history| {
+        history.push(read_write_op(choices));
+    });
+}
+
+/// The same of all kinds at the same names.
+pub fn mixed_histories(data: &[u8]) {
+    let endings = |choices: &mut Choices<'_>, history: &mut Vec<Op>| match choices.below(2) {
+        0 => endings(choices, history),
+        _ => read_write_endings(choices, history),
+    };
+    history_of(data, endings, |choices, history| {
+        history.push(match choices.below(2) {
+            0 => op(choices),
+            _ => read_write_op(choices),
+        });
+    });
+}
+
+/// A history of one or the other.
+fn history_of(
+    data: &[u8],
+    endings: impl Fn(&mut Choices<'_>, &mut Vec<Op>),
+    any: impl Fn(&mut Choices<'_>, &mut Vec<Op>),
+) {
     let mut choices = Choices::new(data);
     let mut history = Vec::new();
-    let (is_of_endings, asks) = kind(&mut choices);
+    // Whether sessions end in one moment, and whether they ask to be told when their locks are
+    // wanted.
+    let kind = choices.below(4);
+    let (is_of_endings, asks) = (kind % 2 == 1, kind >= 2);
     history.extend(asks.then_some(Op::AskIfWanted { asks }));
     if is_of_endings {
         history.extend([0, 1].map(listens));
@@ -41,50 +76,23 @@ pub fn histories(data: &[u8]) {
         if is_of_endings {
             endings(&mut choices, &mut history);
         } else {
-            history.push(op(&mut choices));
+            any(&mut choices, &mut history);
         }
     }
-    if let Err(wrong) = world::replay(&history) {
-        panic!("{wrong}");
-    }
+    agree(&history);
 }
 
-/// The same of read-write locks, among any hands: Redisson's and others.
-pub fn read_write_histories(data: &[u8]) {
-    let mut choices = Choices::new(data);
-    let mut history = Vec::new();
-    let (is_of_endings, asks) = kind(&mut choices);
-    history.extend(asks.then_some(read_write::Op::AskIfWanted { asks }));
-    if is_of_endings {
-        history.extend([0, 1].map(read_write_listens));
-    }
-    while !choices.are_over() && history.len() < STEPS {
-        if is_of_endings {
-            read_write_endings(&mut choices, &mut history);
-        } else {
-            history.push(read_write_op(&mut choices));
-        }
-    }
-    let is_alone = !history
-        .iter()
-        .any(|op| matches!(op, read_write::Op::Foreign { .. }));
-    // A short look is enough only where nobody shortens what others hold.
-    let ways: &[Reading] = if is_alone {
-        &[Reading::All, Reading::Short]
-    } else {
-        &[Reading::All]
-    };
-    for how in ways {
-        if let Err(wrong) = read_write::replay(&history, *how) {
+/// Core and twin, whichever way the keys are read: a short look is enough only where nobody
+/// shortens what others hold.
+fn agree(history: &[Op]) {
+    let mut ops = history.iter();
+    let is_alone = !ops.any(|op| matches!(op, Op::Foreign { .. }));
+    let short = is_alone.then_some(Reading::Short);
+    for how in [Reading::All].into_iter().chain(short) {
+        if let Err(wrong) = replay(history, how) {
             panic!("{wrong}");
         }
     }
-}
-
-/// Whether sessions end in one moment, and whether they ask to be told when their locks are wanted.
-fn kind(choices: &mut Choices<'_>) -> (bool, bool) {
-    let kind = choices.below(4);
-    (kind % 2 == 1, kind >= 2)
 }
 
 fn lease(choices: &mut Choices<'_>) -> i64 {
@@ -131,6 +139,7 @@ fn op(choices: &mut Choices<'_>) -> Op {
             Op::Acquire {
                 lock,
                 owner,
+                mode: Mode::Plain,
                 lease_ms: lease(choices),
                 waits,
                 session,
@@ -140,12 +149,14 @@ fn op(choices: &mut Choices<'_>) -> Op {
         4 => Op::Release {
             lock,
             owner,
+            mode: Mode::Plain,
             token: named(choices),
             lease_ms: choices.maybe(lease),
         },
         5 => Op::Renew {
             lock,
             owner,
+            mode: Mode::Plain,
             lease_ms: lease(choices),
             token: named(choices),
             session: choices.maybe(|choices| choices.below(SESSIONS.len())),
@@ -179,7 +190,7 @@ fn op(choices: &mut Choices<'_>) -> Op {
         },
         10 => Op::Foreign {
             lock,
-            change: change(choices),
+            changes: vec![change(choices)],
             told: !choices.one_in(5),
         },
         11 => Op::Pass {
@@ -266,18 +277,18 @@ fn change(choices: &mut Choices<'_>) -> Change {
             owner,
             lease_ms: choices.maybe(lease),
         },
-        3 => Change::Write {
+        3 => Change::SetCount {
             owner,
             value: choices.of(&COUNTS),
         },
-        4 => Change::WriteFence {
+        4 => Change::SetFence {
             value: choices.of(&["t1", "t77", "7", "t0", "t-4", "t", "", "t07", "T7"]),
         },
-        5 => Change::WriteMode,
+        5 => Change::SetMode { value: "read" },
         6 => Change::TakeToWrite {
             lease_ms: choices.maybe(lease),
         },
-        7 => Change::Remove { owner },
+        7 => Change::RemoveCount { owner },
         8 => Change::Expire {
             ms: choices.of(&[0, 1, 49, 50, 51, 700, 1999]),
         },
@@ -286,15 +297,6 @@ fn change(choices: &mut Choices<'_>) -> Change {
 }
 
 // --- Sessions that end in one moment -------------------------------------------------------------
-
-fn listens(session: usize) -> Op {
-    Op::Events {
-        session,
-        client: session,
-        block_ms: None,
-        grace_ms: 0,
-    }
-}
 
 fn endings(choices: &mut Choices<'_>, history: &mut Vec<Op>) {
     let kind = choices.below(7);
@@ -315,6 +317,7 @@ fn endings(choices: &mut Choices<'_>, history: &mut Vec<Op>) {
             history.push(Op::Acquire {
                 lock,
                 owner: (holder + after) % OWNERS.len(),
+                mode: Mode::Plain,
                 lease_ms: 800,
                 waits,
                 session,
@@ -339,6 +342,7 @@ fn asked_for_in_the_moment(choices: &mut Choices<'_>, history: &mut Vec<Op>) {
     let acquire = |lock, after, waits, session| Op::Acquire {
         lock,
         owner: (holder + after) % OWNERS.len(),
+        mode: Mode::Plain,
         lease_ms,
         waits,
         session,
@@ -397,6 +401,7 @@ fn belongs_to_a_session(choices: &mut Choices<'_>) -> Op {
             Op::Acquire {
                 lock,
                 owner,
+                mode: Mode::Plain,
                 lease_ms: 800,
                 waits,
                 session,
@@ -417,6 +422,7 @@ fn belongs_to_a_session(choices: &mut Choices<'_>) -> Op {
         6 => Op::Release {
             lock,
             owner,
+            mode: Mode::Plain,
             token: Named::No,
             lease_ms: None,
         },
@@ -459,21 +465,16 @@ fn meanwhile(choices: &mut Choices<'_>) -> Op {
         _ => Change::Persist,
     };
     let told = true;
-    Op::Foreign { lock, change, told }
+    Op::Foreign {
+        lock,
+        changes: vec![change],
+        told,
+    }
 }
 
 // --- Read-write locks ----------------------------------------------------------------------------
 
-fn read_write_listens(session: usize) -> read_write::Op {
-    read_write::Op::Events {
-        session,
-        client: session,
-        grace_ms: 0,
-    }
-}
-
-fn read_write_endings(choices: &mut Choices<'_>, history: &mut Vec<read_write::Op>) {
-    use read_write::Op;
+fn read_write_endings(choices: &mut Choices<'_>, history: &mut Vec<Op>) {
     let kind = choices.below(6);
     if kind > 1 {
         return history.push(read_write_belongs_to_a_session(choices));
@@ -491,10 +492,10 @@ fn read_write_endings(choices: &mut Choices<'_>, history: &mut Vec<read_write::O
         for (after, mode, session, waits) in asked {
             history.push(Op::Acquire {
                 lock: 0,
-                owner: (holder + after) % read_write::OWNERS.len(),
+                owner: (holder + after) % OWNERS.len(),
                 mode,
                 lease_ms: 800,
-                waits: read_write_waits(waits),
+                waits,
                 session,
                 once: false,
             });
@@ -516,18 +517,17 @@ fn read_write_endings(choices: &mut Choices<'_>, history: &mut Vec<read_write::O
             // Queue and holds of the lock are looked at, and nothing else has changed.
             _ => Op::Foreign {
                 lock: 0,
-                changes: vec![foreign::Change::Persist],
+                changes: vec![Change::Persist],
                 told: true,
             },
         });
     }
     history.push(Op::Exec);
-    history.extend([0, 1].map(read_write_listens));
+    history.extend([0, 1].map(listens));
 }
 
-fn read_write_belongs_to_a_session(choices: &mut Choices<'_>) -> read_write::Op {
-    use read_write::Op;
-    let (lock, owner) = (0, choices.below(read_write::OWNERS.len()));
+fn read_write_belongs_to_a_session(choices: &mut Choices<'_>) -> Op {
+    let (lock, owner) = (0, choices.below(OWNERS.len()));
     let mode = choices.of(&[Mode::Read, Mode::Write]);
     match choices.below(7) {
         0..5 => {
@@ -537,7 +537,7 @@ fn read_write_belongs_to_a_session(choices: &mut Choices<'_>) -> read_write::Op 
                 owner,
                 mode,
                 lease_ms: 800,
-                waits: read_write_waits(waits),
+                waits,
                 session,
                 once: choices.one_in(8),
             }
@@ -546,25 +546,16 @@ fn read_write_belongs_to_a_session(choices: &mut Choices<'_>) -> read_write::Op 
             lock,
             owner,
             mode,
-            token: read_write::Named::No,
+            token: Named::No,
             lease_ms: None,
         },
         _ => Op::Deliver,
     }
 }
 
-fn read_write_waits(waits: Waits) -> read_write_twin::Waits {
-    match waits {
-        Waits::No => read_write_twin::Waits::No,
-        Waits::Block(ms) => read_write_twin::Waits::Block(ms),
-        Waits::Queue(ms) => read_write_twin::Waits::Queue(ms),
-    }
-}
-
-fn read_write_op(choices: &mut Choices<'_>) -> read_write::Op {
-    use read_write::Op;
+fn read_write_op(choices: &mut Choices<'_>) -> Op {
     let lock = choices.of(&[0, 0, 0, 1]);
-    let owner = choices.below(read_write::OWNERS.len());
+    let owner = choices.below(OWNERS.len());
     let mode = choices.of(&[
         Mode::Read,
         Mode::Write,
@@ -580,7 +571,7 @@ fn read_write_op(choices: &mut Choices<'_>) -> read_write::Op {
                 owner,
                 mode,
                 lease_ms: lease(choices),
-                waits: read_write_waits(waits),
+                waits,
                 session,
                 once: choices.one_in(4),
             }
@@ -589,7 +580,7 @@ fn read_write_op(choices: &mut Choices<'_>) -> read_write::Op {
             lock,
             owner,
             mode,
-            token: read_write_named(choices),
+            token: named(choices),
             lease_ms: choices.maybe(lease),
         },
         6 => Op::Renew {
@@ -597,12 +588,13 @@ fn read_write_op(choices: &mut Choices<'_>) -> read_write::Op {
             owner,
             mode,
             lease_ms: lease(choices),
-            token: read_write_named(choices),
+            token: named(choices),
             session: choices.maybe(|choices| choices.below(SESSIONS.len())),
         },
         7 => Op::Events {
             session: choices.below(SESSIONS.len()),
             client: choices.below(3),
+            block_ms: None,
             grace_ms: choices.of(&[0, 30]),
         },
         8 | 9 => Op::Foreign {
@@ -647,14 +639,8 @@ fn read_write_op(choices: &mut Choices<'_>) -> read_write::Op {
     }
 }
 
-fn read_write_named(choices: &mut Choices<'_>) -> read_write::Named {
-    use read_write::Named;
-    choices.of(&[Named::No, Named::Present, Named::Stale])
-}
-
-fn read_write_change(choices: &mut Choices<'_>) -> foreign::Change {
-    use foreign::Change;
-    let owner = choices.below(read_write::OWNERS.len());
+fn read_write_change(choices: &mut Choices<'_>) -> Change {
+    let owner = choices.below(OWNERS.len());
     let number = choices.of(&[1, 2, 3]);
     let lease_ms = choices.of(&[9, 30, 70]);
     let value = choices.of(&["1", "2", "3", "0", "-1", "01", "", "one"]);
@@ -674,7 +660,7 @@ fn read_write_change(choices: &mut Choices<'_>) -> foreign::Change {
             ms: choices.of(&[0, 1, 12, 49, 50, 51, 99]),
         },
         12 => Change::SetText,
-        13 => Change::TakePlain {
+        13 => Change::Take {
             owner,
             lease_ms: choices.maybe(lease),
         },

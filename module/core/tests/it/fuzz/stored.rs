@@ -4,9 +4,7 @@
 //! what would let a second holder in.
 
 use super::choices::Choices;
-use crate::read_write::keyspace::{
-    Fields, Keyspace, Reading, Value, number, timeout_key, writer_field,
-};
+use crate::keyspace::{Fields, Keyspace, Place, Reading, Value, number, timeout_key, writer_field};
 use rlock_core::request::{Acquire, Release, Renew, WaitMode};
 use rlock_core::{
     Command, CommandError, Count, Effect, Lease, Locks, Mode, Now, Outcome, Purpose, Read,
@@ -49,7 +47,7 @@ fn fields_are_numbers(value: &[u8]) {
 }
 
 struct World {
-    name: &'static [u8],
+    at: Place,
     space: Keyspace,
     locks: Locks,
     now: Now,
@@ -60,7 +58,7 @@ impl World {
     fn new(choices: &mut Choices<'_>) -> Self {
         let (wall_us, mono_ms) = (1_000_000_500, 70);
         let mut world = Self {
-            name: choices.of(&NAMES),
+            at: (0, choices.of(&NAMES).to_vec()),
             space: Keyspace::default(),
             locks: crate::locks_that_log(),
             now: Now { wall_us, mono_ms },
@@ -70,10 +68,10 @@ impl World {
     }
 
     fn write(&mut self, choices: &mut Choices<'_>) {
-        let (name, wall_ms) = (self.name, self.now.wall_ms());
+        let (at, wall_ms) = (self.at.clone(), self.now.wall_ms());
         if choices.one_in(8) {
             let ends_at = end(choices, wall_ms);
-            self.space.set(name, Value::Text(choices.bytes(4)), ends_at);
+            self.space.set(&at, Value::Text(choices.bytes(4)), ends_at);
             return;
         }
         let mut fields = Fields::new();
@@ -82,11 +80,11 @@ impl World {
         }
         if !fields.is_empty() {
             let ends_at = end(choices, wall_ms);
-            self.space.set(name, Value::Hash(fields), ends_at);
+            self.space.set(&at, Value::Hash(fields), ends_at);
         }
         for _ in 0..choices.below(6) {
-            let at = choices.of(&[1, 2, 3, 2_147_483_647, i64::MAX]);
-            let key = timeout_key(name, choices.of(&OWNERS), at);
+            let number = choices.of(&[1, 2, 3, 2_147_483_647, i64::MAX]);
+            let key = timeout_key(&at, choices.of(&OWNERS), number);
             let value = if choices.one_in(6) {
                 Value::Hash(Fields::from([(Vec::new(), value(choices))]))
             } else {
@@ -99,13 +97,13 @@ impl World {
     }
 
     fn read(&self, owner: &[u8], look: ReadDepth, how: Reading) -> Stored {
-        self.space.read(self.name, owner, look, how)
+        self.space.read(&self.at, owner, look, how)
     }
 
     /// One is the same for all who look, and at every look: whether somebody has it, whether that
     /// is a lock at all; and nobody is told a time that cannot be.
     fn looks_agree(&self) {
-        let holders = self.space.holders(self.name);
+        let holders = self.space.holders(&self.at);
         for owner in OWNERS.into_iter().chain([&b"fence"[..]]) {
             let looks = [
                 self.read(owner, ReadDepth::Whole, Reading::All),
@@ -169,8 +167,8 @@ impl World {
                 return (turn.outcome(), of_command);
             };
             let (purpose, mut effects) = (task.purpose, Vec::new());
-            let readers = self.space.reader_counts(self.name);
-            let gone = self.space.readers_gone(self.name);
+            let readers = self.space.reader_counts(&self.at);
+            let gone = self.space.readers_gone(&self.at);
             let read = match purpose {
                 Purpose::Sweep => Read::Gone {
                     readers: &gone,
@@ -195,7 +193,7 @@ impl World {
     fn acquire(&mut self, owner: &[u8], mode: Mode, lease: Lease, once: bool) {
         let stored = self.read(owner, ReadDepth::Whole, Reading::All);
         let request = Acquire {
-            key: self.name,
+            key: &self.at.1.clone(),
             owner,
             lease,
             mode,
@@ -227,7 +225,7 @@ impl World {
     fn release(&mut self, owner: &[u8], mode: Mode, token: Option<Token>, lease: Option<Lease>) {
         let stored = self.read(owner, ReadDepth::Whole, Reading::All);
         let request = Release {
-            key: self.name,
+            key: &self.at.1.clone(),
             owner,
             mode,
             permits: None,
@@ -254,7 +252,7 @@ impl World {
         let stored = self.read(owner, ReadDepth::Whole, Reading::All);
         let before = self.own_count(owner, mode);
         let request = Renew {
-            key: self.name,
+            key: &self.at.1.clone(),
             owner,
             lease,
             mode,
@@ -276,9 +274,9 @@ impl World {
 
     fn break_hold(&mut self) {
         let stored = self.read(b"fence", ReadDepth::Whole, Reading::All);
-        let (broken, effects) = self.decide(Command::Break(self.name), stored);
+        let (broken, effects) = self.decide(Command::Break(&self.at.1.clone()), stored);
         match broken {
-            Ok(Outcome::Number(1)) => assert_eq!(self.space.get(self.name), None, "{effects:?}"),
+            Ok(Outcome::Number(1)) => assert_eq!(self.space.get(&self.at), None, "{effects:?}"),
             Ok(Outcome::Number(0)) => {
                 assert!(stored.is_free() && effects.is_empty(), "{effects:?}");
             }
@@ -294,7 +292,7 @@ impl World {
 
     /// When the owner's hold ends; the end of all times if never.
     fn own_end(&self, owner: &[u8], mode: Mode) -> i64 {
-        let key_end = self.space.get(self.name).and_then(|entry| entry.ends_at);
+        let key_end = self.space.get(&self.at).and_then(|entry| entry.ends_at);
         let own_end = match self.read(owner, ReadDepth::Whole, Reading::All) {
             Stored::ReadWrite(hash) if mode == Mode::Read => hash.own_read.map(|own| own.ends_at),
             _ => None,
@@ -307,7 +305,7 @@ impl World {
         assert!(!is_refused || effects.is_empty(), "refused: {effects:?}");
         for effect in effects {
             if let Effect::Write { write, .. } = effect
-                && let Err(wrong) = self.space.carry_out(self.name, caller, write)
+                && let Err(wrong) = self.space.carry_out(&self.at, caller, write)
             {
                 panic!("{wrong}: {effect:?} of {effects:?} at {:?}", self.space);
             }

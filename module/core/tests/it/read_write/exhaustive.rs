@@ -1,26 +1,17 @@
 //! Every order in which two or three owners, or a session, can get in each other's way at a
 //! read-write lock, to a stated depth.
-//!
-//! The walk goes breadth first from an empty server through an alphabet of things that can happen;
-//! a state that was met before, as far as anybody can tell it from outside, is not entered again by
-//! the same last step. The first failure is therefore a shortest one; it prints the history that
-//! replays it.
 
-use super::foreign::Change;
-use super::keyspace::{Reading, Value};
-use super::twin::{Reply, Waits};
-use super::world::{LOCKS, Named, OWNERS, Op, World, replay, replay_to};
-use crate::world::Interruption;
+use crate::foreign::Change;
+use crate::keyspace::Reading;
+use crate::twin::{Reply, Waits};
+use crate::walk::{all_waits_end, depth, fetch_all, seen, walk, walk_to_moments};
+use crate::world::{Interruption, Named, OWNERS, Op, replay};
 use rlock_core::Mode;
-use std::collections::BTreeSet;
-use std::fmt::Write as _;
 
 /// A hold's lease; a wait with a limit ends before it.
 const LEASE_MS: i64 = 20;
 const SHORT_MS: i64 = 6;
 const WAIT_MS: i64 = 8;
-/// Queues longer than this, and counts above it, are not followed.
-const SIZE_MAX: usize = 3;
 
 #[test]
 fn two_owners_in_any_order() {
@@ -80,20 +71,7 @@ fn a_writer_that_reads_ends_with_both_sessions_in_any_order() {
 fn nobody_waits_for_ever_in_any_order() {
     let walked = walk(&alphabet_of_waits(), depth(4, 6), seen, Some(all_waits_end));
     walked.is_more_than(1_500);
-    assert!(
-        walked.refused > 100,
-        "{} waits were refused",
-        walked.refused
-    );
-}
-
-/// How deep the walk goes: less deep where nothing is optimized.
-fn depth(debug: usize, release: usize) -> usize {
-    if cfg!(debug_assertions) {
-        debug
-    } else {
-        release
-    }
+    walked.has_refused(100);
 }
 
 fn acquire(lock: usize, owner: usize, mode: Mode, lease_ms: i64, waits: Waits) -> Op {
@@ -186,6 +164,7 @@ fn alphabet_of_a_session() -> Vec<Op> {
     let events = |client, grace_ms| Op::Events {
         session,
         client,
+        block_ms: None,
         grace_ms,
     };
     let queue = Waits::Queue(0);
@@ -294,179 +273,6 @@ fn alphabet_of_waits() -> Vec<Op> {
         ]
     };
     (0..OWNERS.len()).flat_map(of_owner).collect()
-}
-
-#[derive(Default)]
-struct Walked {
-    states: usize,
-    steps: usize,
-    refused: u64,
-}
-
-impl Walked {
-    /// A walk that goes nowhere proves nothing.
-    fn is_more_than(&self, states: usize) {
-        eprintln!("{} states, {} histories", self.states, self.steps);
-        assert!(self.states > states, "only {} states were met", self.states);
-    }
-}
-
-/// `seen` is all that decides what can happen next, with times as distances. None where the walk
-/// goes no further. What is true of each state is `checked`.
-fn walk(
-    alphabet: &[Op],
-    depth: usize,
-    seen: impl Fn(&World) -> Option<String>,
-    checked: Option<fn(World) -> Result<(), String>>,
-) -> Walked {
-    let mut walked = Walked::default();
-    let mut met = BTreeSet::new();
-    let mut frontier: Vec<Vec<Op>> = vec![Vec::new()];
-    for _ in 0..depth {
-        let mut next = Vec::new();
-        for history in &frontier {
-            for (last, op) in alphabet.iter().enumerate() {
-                let history: Vec<Op> = history.iter().chain([op]).cloned().collect();
-                let world = replay_to(&history, Reading::Short);
-                let world =
-                    world.unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
-                walked.steps += 1;
-                walked.refused += world.counters().deadlocks_refused;
-                let Some(state) = seen(&world) else {
-                    continue;
-                };
-                if met.insert((state, last)) {
-                    let checked = checked.map_or(Ok(()), |checked| checked(world));
-                    checked.unwrap_or_else(|wrong| panic!("{wrong}\nafter {history:?}"));
-                    next.push(history);
-                }
-            }
-        }
-        frontier = next;
-    }
-    walked.states = met.len();
-    walked
-}
-
-/// From two sessions that are there, with what they have `begun` with, through all that these
-/// letters lead to; and then each of these moments.
-fn walk_to_moments(begun: &[Op], letters: &[Op], moments: &[Vec<Op>], depth: usize) -> Walked {
-    let mut walked = Walked::default();
-    let mut met = BTreeSet::new();
-    let listens = |session| Op::Events {
-        session,
-        client: session,
-        grace_ms: 0,
-    };
-    let mut frontier = vec![[&[listens(0), listens(1)], begun].concat()];
-    for _ in 0..=depth {
-        let mut next = Vec::new();
-        for history in &frontier {
-            for moment in moments {
-                let history: Vec<Op> = history.iter().chain(moment).cloned().collect();
-                replay(&history, Reading::Short)
-                    .unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
-                walked.steps += 1;
-            }
-            for letter in letters {
-                let history: Vec<Op> = history.iter().chain([letter]).cloned().collect();
-                let world = replay_to(&history, Reading::Short);
-                let world =
-                    world.unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", walked.steps));
-                if seen(&world).is_some_and(|state| met.insert(state)) {
-                    next.push(history);
-                }
-            }
-        }
-        frontier = next;
-    }
-    walked.states = met.len();
-    walked
-}
-
-fn fetch_all(mut world: World) -> Result<(), String> {
-    world.fetch_all()
-}
-
-fn all_waits_end(mut world: World) -> Result<(), String> {
-    loop {
-        // What one holds one never waits for, even if a second wait of one's own is left there.
-        let waits = |owner: &[u8]| {
-            let mut lines = world.twin.lines.iter();
-            lines.any(|(lock, line)| {
-                let holders = world.space().holders(lock);
-                let is_own = holders.iter().any(|holder| **holder == *owner);
-                !is_own && line.iter().any(|waiter| waiter.owner == owner)
-            })
-        };
-        let owners = (0..OWNERS.len()).filter(|owner| !waits(OWNERS[*owner]));
-        let holds = [(0, Mode::Write), (0, Mode::Read), (1, Mode::Plain)];
-        let holds = owners.flat_map(|owner| holds.map(|(lock, mode)| (lock, owner, mode)));
-        let held = holds
-            .filter(|(lock, owner, mode)| world.twin.holds(LOCKS[*lock], OWNERS[*owner], *mode));
-        let given_back: Vec<Op> = held
-            .map(|(lock, owner, mode)| release(lock, owner, mode))
-            .collect();
-        if given_back.is_empty() {
-            break;
-        }
-        for op in &given_back {
-            world.step(op)?;
-        }
-    }
-    match world.twin.waiting() {
-        0 => Ok(()),
-        _ => Err(format!("these wait for each other: {:?}", world.twin.lines)),
-    }
-}
-
-fn seen(world: &World) -> Option<String> {
-    let (now, twin) = (world.now(), &world.twin);
-    let mut text = String::new();
-    for (key, entry) in world.space().entries() {
-        let left = entry.ends_at.map(|end| end - now.wall_ms());
-        match &entry.value {
-            Value::Text(_) => write!(text, "{key:?} {left:?} ").unwrap(),
-            Value::Hash(fields) => {
-                let mut counts = fields.iter().filter(|(field, _)| *field != b"fence");
-                if counts.any(|(_, count)| count.len() == 1 && count.as_slice() > b"3") {
-                    return None;
-                }
-                let fields = fields.iter().filter(|(field, _)| *field != b"fence");
-                write!(text, "{key:?} {:?} {left:?} ", fields.collect::<Vec<_>>()).unwrap();
-            }
-        }
-    }
-    write!(text, "{:?}:", world.next_deadline()).unwrap();
-    for lock in 0..LOCKS.len() {
-        if world.line(lock).len() > SIZE_MAX {
-            return None;
-        }
-        for waiter in world.line(lock) {
-            let wait_left = waiter.wait_end.map(|end| end - now.mono_ms);
-            let (owner, is_queued) = (&waiter.owner, waiter.is_queued);
-            write!(
-                text,
-                " {owner:?}/{:?}/{wait_left:?}/{is_queued}",
-                waiter.mode
-            )
-            .unwrap();
-        }
-    }
-    for grant in world.under_way() {
-        write!(text, " {grant:?}").unwrap();
-    }
-    for (of, hold) in &twin.life.holds {
-        let left = hold.ends_at.map(|end| end - now.wall_ms());
-        write!(text, "; {of:?} {} {left:?}", hold.session).unwrap();
-    }
-    let present = |lock: &[u8], owner: &[u8], mode| twin.token(lock, owner, mode);
-    for session in twin.life.sessions.values() {
-        let left = session.grace_end.map(|end| end - now.mono_ms);
-        let events = session.events_shown(present);
-        write!(text, "; {:?} {left:?} {events:?}", session.client).unwrap();
-    }
-    (world.under_way().count() <= SIZE_MAX).then_some(text)
 }
 
 /// What answers a walk must not be all alike.

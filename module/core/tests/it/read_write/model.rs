@@ -3,113 +3,25 @@
 //! A failure prints the shortest history found that still fails, as the code that replays it (put
 //! it into `sentences.rs`), and the seed goes to `tests/proptest-regressions/`.
 
-use super::foreign::Change;
-use super::keyspace::Reading;
-use super::twin::Waits;
-use super::world::{LOCKS, Named, OWNERS, Op, SESSIONS, replay};
-use crate::world::Interruption;
+use crate::foreign::Change;
+use crate::keyspace::Reading;
+use crate::model::{acquire, events, interrupt, lease, lock, owner, release, renew, wait};
+use crate::twin::Waits;
+use crate::world::{Named, OWNERS, Op, SESSIONS, replay};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
-use rlock_core::{INTEGER_MAX, Mode};
+use rlock_core::Mode;
 
 /// Fewer where nothing is optimized.
 const CASES: u32 = if cfg!(debug_assertions) { 300 } else { 3_000 };
-
-fn lock() -> impl Strategy<Value = usize> {
-    // Mostly one lock, so that owners meet.
-    prop_oneof![4 => Just(0), 1 => 0..LOCKS.len()]
-}
-
-fn owner() -> impl Strategy<Value = usize> {
-    0..OWNERS.len()
-}
 
 /// Mostly those of the read-write lock.
 fn mode() -> impl Strategy<Value = Mode> {
     prop_oneof![6 => Just(Mode::Read), 5 => Just(Mode::Write), 1 => Just(Mode::Plain)]
 }
 
-fn lease() -> impl Strategy<Value = i64> {
-    prop_oneof![
-        1 => Just(1),
-        2 => Just(7),
-        2 => Just(12),
-        3 => Just(50),
-        2 => Just(800),
-        1 => Just(4000),
-        1 => Just(INTEGER_MAX),
-    ]
-}
-
-fn wait() -> impl Strategy<Value = i64> {
-    prop_oneof![3 => Just(0), 1 => Just(1), 1 => Just(9), 1 => Just(60), 1 => Just(2500)]
-}
-
-fn token() -> impl Strategy<Value = Named> {
-    prop_oneof![3 => Just(Named::No), 2 => Just(Named::Present), 1 => Just(Named::Stale)]
-}
-
-fn acquire() -> impl Strategy<Value = Op> {
-    let block = prop_oneof![1 => Just(Waits::No), 3 => wait().prop_map(Waits::Block)];
-    let alone = (Just(None), block);
-    let waits = prop_oneof![
-        1 => Just(Waits::No),
-        1 => wait().prop_map(Waits::Block),
-        3 => wait().prop_map(Waits::Queue),
-    ];
-    let how = prop_oneof![1 => alone, 1 => ((0..SESSIONS.len()).prop_map(Some), waits)];
-    let once = proptest::bool::weighted(0.2);
-    let asked = (lock(), owner(), mode(), lease(), how, once);
-    asked.prop_map(
-        |(lock, owner, mode, lease_ms, (session, waits), once)| Op::Acquire {
-            lock,
-            owner,
-            mode,
-            lease_ms,
-            waits,
-            session,
-            once,
-        },
-    )
-}
-
-fn release() -> impl Strategy<Value = Op> {
-    let lease = prop_oneof![2 => Just(None), 1 => lease().prop_map(Some)];
-    let asked = (lock(), owner(), mode(), token(), lease);
-    asked.prop_map(|(lock, owner, mode, token, lease_ms)| Op::Release {
-        lock,
-        owner,
-        mode,
-        token,
-        lease_ms,
-    })
-}
-
-fn renew() -> impl Strategy<Value = Op> {
-    let session = prop_oneof![1 => Just(None), 1 => (0..SESSIONS.len()).prop_map(Some)];
-    let asked = (lock(), owner(), mode(), lease(), token(), session);
-    asked.prop_map(|(lock, owner, mode, lease_ms, token, session)| Op::Renew {
-        lock,
-        owner,
-        mode,
-        lease_ms,
-        token,
-        session,
-    })
-}
-
-fn events() -> impl Strategy<Value = Op> {
-    let grace = prop_oneof![1 => Just(0), 2 => Just(30)];
-    let asked = (0..SESSIONS.len(), 0usize..3, grace);
-    asked.prop_map(|(session, client, grace_ms)| Op::Events {
-        session,
-        client,
-        grace_ms,
-    })
-}
-
 /// What Redisson does, with leases like those of its users.
-fn by_redisson() -> impl Strategy<Value = Change> {
+pub(crate) fn by_redisson() -> impl Strategy<Value = Change> {
     let lease_ms = || prop_oneof![Just(9i64), Just(30), Just(70)];
     prop_oneof![
         3 => (owner(), lease_ms()).prop_map(|(owner, lease_ms)| Change::Read { owner, lease_ms }),
@@ -123,12 +35,12 @@ fn by_redisson() -> impl Strategy<Value = Change> {
     ]
 }
 
-fn count_field() -> impl Strategy<Value = &'static str> {
+fn small_count_field() -> impl Strategy<Value = &'static str> {
     proptest::sample::select(vec!["1", "2", "3", "0", "-1", "01", "", "one"])
 }
 
 /// What a hand does that knows nothing of locks.
-fn by_hand() -> impl Strategy<Value = Change> {
+pub(crate) fn by_hand() -> impl Strategy<Value = Change> {
     let number = || 1i64..4;
     let text = proptest::sample::select(vec!["1", "0", "77", "t9", "", "-3"]);
     let mode = proptest::sample::select(vec!["read", "write", "READ", ""]);
@@ -139,7 +51,7 @@ fn by_hand() -> impl Strategy<Value = Change> {
         1 => Just(Change::Persist),
         2 => (0i64..100).prop_map(|ms| Change::Expire { ms }),
         1 => Just(Change::SetText),
-        1 => plain.prop_map(|(owner, lease_ms)| Change::TakePlain { owner, lease_ms }),
+        1 => plain.prop_map(|(owner, lease_ms)| Change::Take { owner, lease_ms }),
         3 => (owner(), number()).prop_map(|(owner, number)| Change::DeleteTimeout {
             owner,
             number,
@@ -153,11 +65,11 @@ fn by_hand() -> impl Strategy<Value = Change> {
         }),
         1 => mode.prop_map(|value| Change::SetMode { value }),
         1 => Just(Change::RemoveMode),
-        2 => (owner(), count_field()).prop_map(|(owner, value)| Change::SetCount {
+        2 => (owner(), small_count_field()).prop_map(|(owner, value)| Change::SetCount {
             owner,
             value,
         }),
-        1 => (owner(), count_field()).prop_map(|(owner, value)| Change::SetWriteCount {
+        1 => (owner(), small_count_field()).prop_map(|(owner, value)| Change::SetWriteCount {
             owner,
             value,
         }),
@@ -166,7 +78,7 @@ fn by_hand() -> impl Strategy<Value = Change> {
     ]
 }
 
-fn foreign<S: Strategy<Value = Change>>(change: fn() -> S) -> impl Strategy<Value = Op> {
+pub(crate) fn foreign<S: Strategy<Value = Change>>(change: fn() -> S) -> impl Strategy<Value = Op> {
     let changes = prop_oneof![
         4 => change().prop_map(|change| vec![change]),
         1 => proptest::collection::vec(change(), 2..4),
@@ -182,9 +94,9 @@ fn foreign<S: Strategy<Value = Change>>(change: fn() -> S) -> impl Strategy<Valu
 /// What happens where the module is alone with its clients.
 fn ours() -> impl Strategy<Value = Op> {
     prop_oneof![
-        14 => acquire(),
-        9 => release(),
-        4 => renew(),
+        14 => acquire(mode()),
+        9 => release(mode()),
+        4 => renew(mode()),
         2 => events(),
         2 => (0usize..3).prop_map(|client| Op::Close { client }),
         1 => (lock(), owner()).prop_map(|(lock, owner)| Op::Cancel { lock, owner }),
@@ -200,21 +112,12 @@ fn ours() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn tick_or_interrupt() -> impl Strategy<Value = Op> {
+pub(crate) fn tick_or_interrupt() -> impl Strategy<Value = Op> {
     prop_oneof![
         1 => (1usize..4).prop_map(|decisions| Op::Tick { decisions }),
         1 => (0usize..3).prop_map(|decisions| Op::ShortTurn { decisions }),
         1 => interrupt(),
     ]
-}
-
-fn interrupt() -> impl Strategy<Value = Op> {
-    let by = prop_oneof![
-        3 => Just(Interruption::Timer),
-        2 => (0usize..2).prop_map(Interruption::Close),
-        1 => (0usize..6).prop_map(Interruption::Disconnect),
-    ];
-    (0usize..4, by).prop_map(|(reads, by)| Op::Interrupt { reads, by })
 }
 
 /// Holds and waits of sessions at one lock, in both modes, of owners who meet.
@@ -255,7 +158,7 @@ fn belongs_to_a_session() -> impl Strategy<Value = Op> {
         8 => acquire,
         3 => alone,
         2 => given_back,
-        1 => renew(),
+        1 => renew(mode()),
         1 => Just(Op::Deliver),
         1 => (0i64..60).prop_map(|ms| Op::Pass { ms }),
     ]
@@ -289,6 +192,7 @@ fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
         let again = (0..SESSIONS.len()).map(|session| Op::Events {
             session,
             client: session,
+            block_ms: None,
             grace_ms: 0,
         });
         let moment = [Op::Multi].into_iter().chain(before).chain(ends);
@@ -341,6 +245,7 @@ fn history_of_endings() -> impl Strategy<Value = Vec<Op>> {
         let listens = |session| Op::Events {
             session,
             client: session,
+            block_ms: None,
             grace_ms: 0,
         };
         [listens(0), listens(1)]
@@ -383,6 +288,7 @@ fn history(op: impl Strategy<Value = Op>) -> impl Strategy<Value = Vec<Op>> {
         let events = |session| Op::Events {
             session,
             client: session,
+            block_ms: None,
             grace_ms: 20,
         };
         [events(0), events(1)].into_iter().chain(ops).collect()

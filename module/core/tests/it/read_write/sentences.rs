@@ -1,11 +1,10 @@
 //! The contract's own sentences, each as the shortest history in which it matters.
 
-use super::foreign::Change;
-use super::keyspace::{Reading, timeout_key};
-use super::life::{News, TwinEvent};
-use super::twin::{Reply, Waits};
-use super::world::{LOCKS, Named, OWNERS, Op, World};
-use crate::world::Interruption;
+use crate::foreign::Change;
+use crate::keyspace::{Place, Reading, timeout_key};
+use crate::life::{News, TwinEvent};
+use crate::twin::{Reply, Waits};
+use crate::world::{Interruption, Named, OWNERS, Op, World, place};
 use rlock_core::Mode::{self, Plain, Read, Write};
 
 const A: usize = 0;
@@ -102,7 +101,7 @@ impl Server {
     }
 
     fn holds(&self, owner: usize, mode: Mode) -> bool {
-        self.0.twin.holds(LOCKS[0], OWNERS[owner], mode)
+        self.0.twin.holds(&place(0), OWNERS[owner], mode)
     }
 
     fn line(&self) -> Vec<(&[u8], Mode)> {
@@ -110,17 +109,17 @@ impl Server {
         line.map(|waiter| (&*waiter.owner, waiter.mode)).collect()
     }
 
-    fn left(&self, key: &[u8]) -> i64 {
+    fn left(&self, key: &Place) -> i64 {
         let end = self.0.space().get(key).and_then(|entry| entry.ends_at);
         end.map_or(-1, |end| end - self.0.now().wall_ms())
     }
 
     fn lease_left(&self) -> i64 {
-        self.left(LOCKS[0])
+        self.left(&place(0))
     }
 
     fn timeout_left(&self, owner: usize, number: i64) -> i64 {
-        self.left(&timeout_key(LOCKS[0], OWNERS[owner], number))
+        self.left(&timeout_key(&place(0), OWNERS[owner], number))
     }
 
     fn events(&mut self, session: usize, grace_ms: i64) -> Vec<TwinEvent> {
@@ -128,6 +127,7 @@ impl Server {
         let op = Op::Events {
             session,
             client,
+            block_ms: None,
             grace_ms,
         };
         match self.does(&op) {
@@ -378,7 +378,7 @@ fn a_script_may_change_the_kind_and_those_in_line_stay() {
     server.takes(A, Write, 50);
     server.waits(B, Read);
     let lease_ms = Some(20);
-    server.sees(&[Change::TakePlain { owner: C, lease_ms }]);
+    server.sees(&[Change::Take { owner: C, lease_ms }]);
     assert_eq!(server.line(), [(OWNERS[B], Read)]);
     // The kind is the holder's, not that of those in line.
     assert_eq!(code(server.acquires(A, Read, 9, FOREVER)), "WRONGKIND");
@@ -494,7 +494,7 @@ fn a_waiting_writer_is_granted_when_the_last_timeout_key_ends() {
 fn so_is_a_waiter_of_the_plain_lock_that_a_script_made_one_of_readers() {
     let mut server = Server::new();
     let lease_ms = Some(500);
-    server.sees(&[Change::TakePlain { owner: A, lease_ms }]);
+    server.sees(&[Change::Take { owner: A, lease_ms }]);
     server.waits(C, Plain);
     let (owner, lease_ms) = (B, 9);
     server.sees(&[Change::Read { owner, lease_ms }, Change::Persist]);
@@ -582,6 +582,7 @@ fn a_sessions_hold_with_an_endless_timeout_key_is_lost_with_its_hash() {
         server.does(&Op::Events {
             session: 0,
             client: 0,
+            block_ms: None,
             grace_ms: 20,
         });
         let mut enters = acquire(A, Read, 50, Waits::No);
@@ -636,7 +637,7 @@ fn break_deletes_the_timeout_keys_and_a_rename_leaves_them_behind() {
     server.sees(&[Change::Rename]);
     assert_eq!(server.timeout_left(A, 1), 50);
     assert_eq!(server.releases(A, Read), Reply::Null);
-    assert!(!server.0.twin.holds(LOCKS[1], OWNERS[A], Read));
+    assert!(!server.0.twin.holds(&place(1), OWNERS[A], Read));
 }
 
 #[test]
@@ -851,7 +852,7 @@ fn a_scripts_hold_is_not_lost_when_another_in_the_hash_gets_a_token() {
     server.events(0, 0);
     let (owner, lease_ms, value) = (A, Some(50), "1");
     server.sees(&[
-        Change::TakePlain { owner, lease_ms },
+        Change::Take { owner, lease_ms },
         Change::SetCount { owner: C, value },
     ]);
     let bound = Op::Renew {
@@ -951,7 +952,7 @@ fn readers_without_a_lease_are_swept_away_in_passing() {
     server.takes(A, Read, 100_000);
     server.takes(B, Read, 1);
     server.passes(2);
-    let is_there = |server: &Server| server.0.space().field(LOCKS[0], OWNERS[B]).is_some();
+    let is_there = |server: &Server| server.0.space().field(&place(0), OWNERS[B]).is_some();
     assert!(is_there(&server));
     for _ in 0..1024 {
         server.takes(C, Read, 50);
@@ -968,7 +969,7 @@ fn a_waiter_whom_a_script_lets_read_waits_for_nobody_ahead_of_it() {
     server.waits(B, Write);
     server.waits(C, Read);
     let (owner, lease_ms) = (C, 9);
-    for lock in 0..LOCKS.len() {
+    for lock in 0..2 {
         server.does(&Op::Foreign {
             lock,
             changes: vec![Change::Read { owner, lease_ms }],
@@ -997,6 +998,7 @@ fn writing_and_reading_under_two_sessions_end_together() {
             server.does(&Op::Events {
                 session,
                 client,
+                block_ms: None,
                 grace_ms: 0,
             });
             server.does(&Op::Acquire {
@@ -1034,6 +1036,7 @@ fn a_hold_is_looked_at_after_what_ends_beside_it() {
         server.does(&Op::Events {
             session,
             client,
+            block_ms: None,
             grace_ms: 0,
         });
         server.does(&Op::Acquire {

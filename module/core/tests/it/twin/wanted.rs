@@ -1,8 +1,14 @@
 //! WANTED: who hears that somebody waits whom its hold keeps out.
 
-use super::{Reply, Twin};
+use super::{Asked, Reply, Twin};
 use crate::keyspace::Place;
-use crate::life::{Name, News};
+use crate::life::{HoldName, Name, News};
+use rlock_core::Mode;
+
+/// Readers let others read, and nobody waits for what it holds.
+fn keeps_out((_, holder, held_as): &HoldName, owner: &[u8], mode: Mode) -> bool {
+    holder != owner && !(*held_as == Mode::Read && mode == Mode::Read)
+}
 
 impl Twin {
     /// Whether a command for this session asks to be told.
@@ -10,66 +16,70 @@ impl Twin {
         self.asks_if_wanted && session.is_some()
     }
 
-    /// The owner's hold asks, and hears at once if somebody else waits.
-    pub(super) fn ask_if_wanted(&mut self, place: &Place, owner: &[u8]) {
-        if let Some(hold) = self.life.holds.get_mut(&(place.clone(), owner.to_vec())) {
+    /// The owner's hold asks. Who has the lock alone hears at once if somebody waits; beside a
+    /// reader others may come in first.
+    pub(super) fn ask_if_wanted(&mut self, place: &Place, owner: &[u8], mode: Mode) {
+        let of = (place.clone(), owner.to_vec(), mode);
+        if let Some(hold) = self.life.holds.get_mut(&of) {
             hold.asks_if_wanted = true;
         }
-        self.tell_who_keeps_out(place, None);
-    }
-
-    /// This owner wants the lock, and others have it.
-    pub(super) fn is_wanted_by(&mut self, place: &Place, owner: &[u8]) {
-        self.tell_who_keeps_out(place, Some(owner));
-    }
-
-    /// Tells the holds that ask and keep this owner out; without one, somebody in the line.
-    pub(super) fn tell_who_keeps_out(&mut self, place: &Place, owner: Option<&[u8]>) {
-        let line = self.line(place).to_vec();
-        let length = i64::try_from(line.len()).unwrap();
-        let in_line = line.iter().map(|waiter| waiter.owner.as_slice());
-        let kept_out: Vec<&[u8]> = owner.map_or_else(|| in_line.collect(), |owner| vec![owner]);
-        let mut told = Vec::new();
-        for ((of, holder), hold) in &mut self.life.holds {
-            let keeps_out = of == place && kept_out.iter().any(|out| out != holder);
-            if hold.asks_if_wanted && keeps_out {
-                hold.asks_if_wanted = false;
-                told.push((hold.session, holder.clone()));
-            }
-        }
-        for (session, holder) in told {
-            self.life
-                .tell(session, News::Wanted(length), place, &holder);
-        }
-    }
-
-    /// After a step in which nothing was put off, a hold that asks keeps out nobody in a line.
-    pub(crate) fn nobody_is_left_to_be_told(&self) -> Result<(), String> {
-        let mut asking = self
-            .life
-            .holds
-            .iter()
-            .filter(|(_, hold)| hold.asks_if_wanted);
-        let keeps_out = |place: &Place, owner: &[u8]| {
-            !self.is_free(place) && self.line(place).iter().any(|waiter| waiter.owner != owner)
-        };
-        match asking.find(|((place, owner), _)| keeps_out(place, owner)) {
-            Some(hold) => Err(format!("{hold:?} asks, and was not told who waits")),
-            None => Ok(()),
+        if mode != Mode::Read {
+            self.tell_who_keeps_out_any(place);
         }
     }
 
     /// What an ACQUIRE or RENEW was answered: a hold of it asks, if it is to.
-    pub(super) fn asking(
-        &mut self,
-        reply: Reply,
-        place: &Place,
-        owner: &[u8],
-        asks: bool,
-    ) -> Reply {
+    pub(super) fn asking(&mut self, reply: Reply, of: (&Place, &[u8], Mode), asks: bool) -> Reply {
         if asks && matches!(reply, Reply::Held { .. } | Reply::Number(1)) {
-            self.ask_if_wanted(place, owner);
+            self.ask_if_wanted(of.0, of.1, of.2);
         }
         reply
+    }
+
+    /// This owner wants the lock, and others have it.
+    pub(super) fn is_wanted_by(&mut self, place: &Place, asked: Asked<'_>) {
+        let wants = (asked.owner.to_vec(), asked.mode);
+        self.tell_who_keeps_out(place, &[wants]);
+    }
+
+    /// Tells the holds that ask and keep somebody in the line out.
+    pub(super) fn tell_who_keeps_out_any(&mut self, place: &Place) {
+        let line = self.line(place).iter();
+        let waiting: Vec<_> = line.map(|of| (of.owner.clone(), of.mode)).collect();
+        self.tell_who_keeps_out(place, &waiting);
+    }
+
+    /// Tells the holds that ask and keep one of these out.
+    fn tell_who_keeps_out(&mut self, place: &Place, kept_out: &[(Vec<u8>, Mode)]) {
+        let length = i64::try_from(self.line(place).len()).unwrap();
+        let mut told = Vec::new();
+        for (of, hold) in &mut self.life.holds {
+            let is_wanted = of.0 == *place
+                && kept_out
+                    .iter()
+                    .any(|(owner, mode)| keeps_out(of, owner, *mode));
+            if hold.asks_if_wanted && is_wanted {
+                hold.asks_if_wanted = false;
+                told.push((hold.session, of.clone()));
+            }
+        }
+        for (session, (place, owner, mode)) in told {
+            let news = News::Wanted(length);
+            self.life.tell(session, news, &place, &owner, mode);
+        }
+    }
+
+    /// With nothing left to do, a hold that asks keeps out nobody in the line.
+    pub(crate) fn nobody_is_left_to_be_told(&self) -> Result<(), String> {
+        let is_left = |of: &HoldName| {
+            let mut line = self.line(&of.0).iter();
+            !self.is_free(&of.0) && line.any(|waiter| keeps_out(of, &waiter.owner, waiter.mode))
+        };
+        let asking = self.life.holds.iter();
+        let mut asking = asking.filter(|(_, hold)| hold.asks_if_wanted);
+        match asking.find(|(of, _)| is_left(of)) {
+            Some(hold) => Err(format!("{hold:?} asks, and was not told who waits")),
+            None => Ok(()),
+        }
     }
 }

@@ -5,7 +5,7 @@ use crate::keyspace::Place;
 use crate::life::Name;
 use crate::twin::{Asked, Reply, Twin, Waits};
 use rlock_core::request::{MultiAcquire, MultiRelease, MultiRenew};
-use rlock_core::{Command, Now};
+use rlock_core::{Command, Mode, Now};
 
 impl World {
     pub(super) fn happen_to_several(&mut self, op: &Op) -> Result<(Reply, Reply), String> {
@@ -25,12 +25,12 @@ impl World {
                 let places = distinct(locks);
                 let asked = Asked {
                     owner: OWNERS[*owner],
+                    mode: Mode::Plain,
                     lease_ms: *lease_ms,
                     waits,
                     session: *session,
                     wanted: self.twin.asks_if_wanted(*session),
                     once: *once,
-                    waited: false,
                     seat: self.seats,
                     waiters_max: usize::try_from(WAITERS_MAX).unwrap(),
                 };
