@@ -634,7 +634,7 @@ fn what_a_runtime_has_kept_that_has_ended_is_not_handed_on() {
     assert!(is_held(&server, "k"));
     first.shutdown_timeout(LONG);
     second.block_on(async {
-        let rival = connect(&server, Client::builder()).await;
+        let rival = connect(Client::builder(), &server).await;
         let guard = soon(rival.lock("k").lock()).await.unwrap();
         assert!(soon(lock.lock()).await.is_err());
         guard.unlock().await.unwrap();

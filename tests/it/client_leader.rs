@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::env;
 use std::fmt;
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, SystemTime};
