@@ -185,7 +185,7 @@ fn ctrl_z_and_fg_with_a_server_that_is_far_away() {
     let mut shell = Shell::start(&server);
     shell.type_keys(&format!("export RLOCK_URL=redis://{}\n", proxy.address()));
     shell.type_and_see("$rlock run --grace 2s -s a b c -- cat\n", "cat");
-    until("it runs", || server.holder("c").is_some());
+    until("it runs", || server.run("EXISTS c") == 1);
     shell.type_and_see("one\n", "one\r\none");
     shell.type_and_see("\u{1a}", "Stopped");
     shell.type_and_see("fg\n", "run --grace");

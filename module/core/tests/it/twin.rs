@@ -1018,6 +1018,11 @@ impl Twin {
         })
     }
 
+    /// Whether its owner can enter it no more.
+    pub(crate) fn is_full(&self, (place, owner, mode): (&Place, &[u8], Mode)) -> bool {
+        self.count(place, owner, mode) == Some(COUNT_MAX)
+    }
+
     /// Whether the first in line, if it waits for this lock alone, need not wait any longer.
     pub(crate) fn lets_first_in(&self, place: &Place) -> bool {
         let first = self.line(place).first();

@@ -964,9 +964,20 @@ impl World {
             token: token.and_then(Token::new),
             lease: lease_ms.map(|ms| Lease::from_ms(ms).unwrap()),
         };
-        self.decide_one(Command::Release(&request), place, |twin, now| {
+        let was_full = self.twin.is_full(of);
+        let replies = self.decide_one(Command::Release(&request), place, |twin, now| {
             twin.release(of, token, lease_ms, now)
-        })
+        })?;
+        self.may_make_room(place, was_full);
+        Ok(replies)
+    }
+
+    /// The count that others wrote for the first in the queue was full: it is not looked at at once
+    /// whether that one can come in now.
+    fn may_make_room(&mut self, place: &Place, was_full: bool) {
+        if was_full {
+            self.unseen.insert(place.clone());
+        }
     }
 
     fn renew(

@@ -88,9 +88,18 @@ impl World {
         let request = MultiRelease::parse(args.iter().map(Vec::as_slice))
             .map_err(|refusal| format!("{args:?}: {refusal}"))?;
         let places = distinct(locks);
-        self.decide_several(Command::MultiRelease(&request), places[0].0, |twin, now| {
-            twin.release_several(&places, owner, now)
-        })
+        let are_full = places
+            .iter()
+            .map(|place| self.twin.is_full((place, owner, Mode::Plain)));
+        let are_full: Vec<_> = are_full.collect();
+        let replies =
+            self.decide_several(Command::MultiRelease(&request), places[0].0, |twin, now| {
+                twin.release_several(&places, owner, now)
+            })?;
+        for (place, was_full) in places.iter().zip(are_full) {
+            self.may_make_room(place, was_full);
+        }
+        Ok(replies)
     }
 
     fn renew_several(
