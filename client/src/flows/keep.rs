@@ -356,8 +356,8 @@ impl Kept {
         }
     }
 
-    /// The server has given it to a call of ours, and that is yet to be acknowledged, or to be heard
-    /// of by its caller.
+    /// The server has given it to a call of ours, and that is yet to be acknowledged, or to be
+    /// heard of by its caller.
     pub(super) fn is_granted(&self, hold: &Arc<Hold>) {
         let mut inside = self.inside();
         if let Here::Asked(granted) = &mut inside.here {

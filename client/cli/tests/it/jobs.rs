@@ -176,7 +176,8 @@ fn ctrl_z_stops_both_and_fg_goes_on() {
     shell.type_and_see("\u{4}echo st''atus $?\n", "status 0");
 }
 
-/// The server confirms each lock after more than a tenth of the grace, in which other things happen.
+/// The server confirms each lock after more than a tenth of the grace, and other things happen
+/// meanwhile.
 #[test]
 fn ctrl_z_and_fg_with_a_server_that_is_far_away() {
     let server = Server::start();
