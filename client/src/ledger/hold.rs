@@ -283,15 +283,10 @@ impl Hold {
 
     /// When it is lost unless something more is heard.
     pub(crate) fn end(&self) -> Instant {
-        self.validity(
-            |Validity {
-                 until, attachment, ..
-             }| {
-                attachment
-                    .until()
-                    .map_or(*until, |session| session.min(*until))
-            },
-        )
+        self.validity(|validity| {
+            let session = validity.attachment.until();
+            session.map_or(validity.until, |session| session.min(validity.until))
+        })
     }
 
     /// Why it is lost, if it is. Whoever has been told stays told, whatever is confirmed later.
