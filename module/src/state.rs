@@ -160,6 +160,9 @@ pub(crate) struct Granted {
     pub(crate) confirmed: bool,
 }
 
+/// By the name of a lock.
+type ByLock = HashMap<Rc<[u8]>, Vec<Handle>>;
+
 impl Granted {
     fn names(&self) -> impl Iterator<Item = &Rc<[u8]>> {
         let several = self.grant.several.as_deref();
@@ -178,7 +181,7 @@ pub(crate) struct Undelivered {
     /// The first `indexed` of these, by owner and name of the lock: one owner may have thousands on
     /// their way, and ask about each. Made when a confirmation asks, which is seldom, so that a
     /// hand-over does not pay for it.
-    by_owner: HashMap<Rc<[u8]>, HashMap<Rc<[u8]>, Vec<Handle>>>,
+    by_owner: HashMap<Rc<[u8]>, ByLock>,
     indexed: usize,
 }
 

@@ -39,8 +39,8 @@ pub(crate) fn measure(run: &Run) -> Results {
         alternate(loads.len(), run.rounds(7), |index, round| {
             let (place, contender, load) = &mut loads[index];
             let (name, host) = &mut hosts[*place];
-            let pace = load.round(host, run.length(300));
-            results.add(&at(name, pipeline), contender, round, &pace.values());
+            let counted = load.round(host, run.length(300));
+            results.add(&at(name, pipeline), contender, round, &counted.values());
         });
     }
     results

@@ -36,12 +36,13 @@ pub struct Listens {
 /// seeds; a sixteenth of all are about little else. The others stay as they are.
 pub(crate) fn add(schedule: &mut Schedule, seed: u64) {
     let mut draw = Draw(fastrand::Rng::with_seed(seed.wrapping_add(0x11573)));
-    match draw.0.u8(0..16) {
-        _ if schedule.servers > 1 => {
-            if draw.one_in(3) {
-                draw.have_some_listen(schedule);
-            }
+    if schedule.servers > 1 {
+        if draw.one_in(3) {
+            draw.have_some_listen(schedule);
         }
+        return;
+    }
+    match draw.0.u8(0..16) {
         0 => draw.make_listeners(schedule),
         1 | 2 => draw.have_some_listen(schedule),
         _ => {}
