@@ -293,6 +293,26 @@ fn fields_that_have_run_out_hold_nothing() {
     assert_eq!(conn.run("RLOCK.RENEW k bob 1000"), 1);
 }
 
+/// The other field is counted until the server removes it.
+#[test]
+fn a_release_beside_a_field_that_has_run_out_hands_over() {
+    if !Version::at_hand().has_field_expiry() {
+        return;
+    }
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.run("DEBUG SET-ACTIVE-EXPIRE 0");
+    conn.take("k", "alice");
+    conn.run("HSET k x 1");
+    let mut bob = server.wait_in_queue("k", "bob");
+    conn.run("HPEXPIRE k 1 FIELDS 1 x");
+    conn.run("DEBUG SLEEP 0.01");
+    // In one step: at the next look at the queue it would be handed over, too.
+    let step = ["MULTI", "RLOCK.RELEASE k alice", "RLOCK.LIST", "EXEC"];
+    assert_eq!(conn.pipeline(&step)[3].array()[1].array().len(), 0);
+    bob.read().held();
+}
+
 #[test]
 fn readers_that_never_release_do_not_pile_up() {
     let server = Server::start();

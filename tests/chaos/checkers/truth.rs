@@ -65,7 +65,8 @@ fn unseen(sample: &Sample, hold: &Hold<'_>) -> String {
     )
 }
 
-/// Who was told to have it no more, and nothing else since.
+/// Who was told to have it no more, and nothing else since; not what was asked for before either,
+/// such as a wait that was granted then.
 fn gone(history: &History) -> BTreeMap<(&str, &str, Mode), Time> {
     let mut gone = BTreeMap::new();
     for (whose, series) in series(history) {
@@ -76,11 +77,12 @@ fn gone(history: &History) -> BTreeMap<(&str, &str, Mode), Time> {
             (Ask::Acquire { .. }, Some((at, Told::Refused | Told::Error))) if is_first => Some(*at),
             _ => None,
         };
-        let known = series.iter().all(|operation| operation.told.is_some());
-        gone.extend(
-            over.filter(|_| known && whose.1 != "?")
-                .map(|at| (whose, at)),
-        );
+        let is_before = |over: &Time| {
+            let mut told = series.iter().map(|operation| operation.told.as_ref());
+            told.all(|told| told.is_some_and(|(at, _)| at <= over))
+        };
+        let over = over.filter(|over| whose.1 != "?" && is_before(over));
+        gone.extend(over.map(|at| (whose, at)));
     }
     gone
 }
@@ -144,6 +146,21 @@ mod tests {
         let set = "fault 25000 45000 clock";
         assert_eq!((lost("permits:2", set), lost("plain", set)), (0, 1));
         assert_eq!(lost("permits:2", ""), 1);
+    }
+
+    #[test]
+    fn what_a_wait_was_granted_after_its_owner_had_nothing_left_is_no_fault() {
+        let lost = "ask 1.2 30000 a k,l plain free acquire 1000 queue
+             queued 1.2 31000
+             ask 1.3 32000 a k plain free release
+             told 1.3 33000 left 0
+             ask 1.4 32500 a k plain free release
+             told 1.4 34000 lost\n";
+        let seen = "info 60000 61000 k a/plain/8 -\n";
+        let granted = "told 1.2 50000 entered 1 8\n";
+        assert_eq!(held_and_then(&format!("{lost}{granted}{seen}")), 0);
+        let refused = "told 1.2 33500 refused\n";
+        assert_eq!(held_and_then(&format!("{lost}{refused}{seen}")), 1);
     }
 
     #[test]

@@ -323,6 +323,8 @@ impl World {
 #[derive(Clone, Copy, Debug)]
 struct Clock {
     now: Now,
+    /// What a turn has read of it.
+    read: Now,
     /// How far the wall clock is behind the most it was ever ahead.
     set_back_ms: i64,
 }
@@ -333,8 +335,12 @@ impl Default for Clock {
             wall_us: 1_000_000_500,
             mono_ms: 70,
         };
-        let set_back_ms = 0;
-        Self { now, set_back_ms }
+        let (read, set_back_ms) = (now, 0);
+        Self {
+            now,
+            read,
+            set_back_ms,
+        }
     }
 }
 
@@ -372,7 +378,9 @@ impl World {
         if !self.in_multi {
             self.come_to_rest()?;
             self.overlook_shared_holds();
-            let Clock { now, set_back_ms } = self.clock;
+            let Clock {
+                now, set_back_ms, ..
+            } = self.clock;
             let (unseen, others) = (&self.unseen, &self.written_by_others);
             crate::is_log_sound(&self.locks)?;
             invariants::is_at_rest(&self.locks, &self.twin, unseen, others, set_back_ms, now)?;
@@ -699,17 +707,24 @@ impl World {
         command: Option<(Command<'_>, i32)>,
         decided: impl FnOnce(&mut Self, &Result<Outcome, CommandError>) -> Reply,
     ) -> Result<Reply, String> {
-        let now = self.clock.now;
+        self.clock.read = self.clock.now;
+        if !self.locks.is_timed() {
+            // The module reads the monotonic clock only where something is timed by it.
+            self.clock.read.mono_ms = 0;
+        }
         let (mut decided, mut of_twin) = (Some(decided), Reply::Nothing);
         self.twin.freed.clear();
-        for _ in 0..1000 {
-            let Some(task) = self.locks.next_task(turn, now) else {
+        for number in 0..1000 {
+            let Some(task) = self.locks.next_task(turn, self.clock.read) else {
                 // What a turn that was cut short has left is served when the timer fires again.
                 if !self.timer.is_part && !self.timer.is_cut_short {
                     self.twin.all_are_served()?;
                 }
                 return Ok(of_twin);
             };
+            if number > 0 {
+                self.clock.read = self.clock.now;
+            }
             let (places, owner) = match (&task.subject, command) {
                 (Subject::Command, Some((command, db))) => {
                     (places_named(command, db), command.owner().to_vec())
@@ -759,7 +774,7 @@ impl World {
         owner: &[u8],
         effects: &mut Vec<Effect>,
     ) -> Result<bool, String> {
-        let now = self.clock.now;
+        let now = self.clock.read;
         let read = |place| as_needed(task, self.space.read(place, owner, task.depth, self.how));
         let stored: Vec<Stored> = places.iter().map(read).collect();
         let (first, space) = (&places[0], &self.space);
