@@ -76,7 +76,7 @@ fn fault(at_ms: u64, kind: FaultKind) -> Fault {
 impl Draw {
     /// A run about one kind of race.
     pub(crate) fn theme(&mut self) -> Schedule {
-        let plan = match self.0.u8(0..12) {
+        let plan = match self.0.u8(0..13) {
             0 => self.taken_again(),
             1 => self.stalls(),
             2 => self.attached_anew(),
@@ -87,6 +87,7 @@ impl Draw {
             7 => self.taken_beside_what_is_unheard(),
             8 => self.queued(),
             9 => self.out_of_touch(),
+            10 => self.given_up(),
             _ => self.sessions_end(),
         };
         let mut faults = plan.faults;
@@ -240,6 +241,45 @@ impl Draw {
             latency: ms(latency),
             clients: vec![client(5_000, 30_000)],
             faults: Vec::new(),
+            is_busy: self.one_in(4),
+        }
+    }
+
+    /// A writer gives back on a connection that is held up until it is given up, and its owner asks
+    /// for the same by the next: what was held up arrives when it holds that.
+    fn given_up(&mut self) -> Plan {
+        let mut tasks = Vec::new();
+        let mut faults = Vec::new();
+        let mut at = self.between(100, 500);
+        for _ in 0..self.up_to(1, 3) {
+            let hold = self.between(100, 300);
+            let write = |hold, end| Step {
+                end,
+                ..step(Mode::Write, &[READ_WRITE], hold)
+            };
+            let (end, again) = (self.end(), self.end());
+            let steps = vec![write(hold, end), write(self.between(1_000, 3_000), again)];
+            tasks.push(task(0, at, Owning::Task, steps));
+            let held_up = FaultKind::CutOne {
+                client: 0,
+                connection: self.0.usize(0..2),
+                to_server: true,
+                to_host: self.one_in(2),
+                lasts: ms(self.between(600, 2_500)),
+                arrives: true,
+            };
+            faults.push(fault(at + hold - self.between(0, 90), held_up));
+            at += 5_000;
+        }
+        let quick = Client {
+            response_timeout: ms(500),
+            ..client(5_000, 30_000)
+        };
+        Plan {
+            tasks,
+            faults,
+            latency: self.ms(&[0, 1, 10]),
+            clients: vec![quick],
             is_busy: self.one_in(4),
         }
     }
