@@ -1,7 +1,8 @@
 //! What is known of each owner at each lock.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
 
 use slab::Slab;
 use smallvec::SmallVec;
@@ -22,17 +23,48 @@ pub(crate) struct Ledger {
 /// All of it.
 #[derive(Default)]
 pub(super) struct State {
-    ids: HashMap<EntryKey, EntryId>,
+    ids: HashMap<EntryKey, EntryId, BuildHasherDefault<Hashed>>,
     entries: Slab<Entry>,
     /// So many things have been numbered.
     numbers: u64,
 }
 
-/// An owner at a lock, as events name it.
-#[derive(Clone, Default, PartialEq, Eq, Hash)]
+/// An owner at a lock, as events name it. Hashed once: most come, are found once more, and go.
+#[derive(Clone, Default, PartialEq, Eq)]
 pub(super) struct EntryKey {
+    hash: u64,
     pub(super) name: Arc<[u8]>,
     pub(super) owner: Arc<[u8]>,
+}
+
+impl EntryKey {
+    pub(super) fn new(name: Arc<[u8]>, owner: Arc<[u8]>) -> Self {
+        static STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        let hash = STATE.hash_one((&name, &owner));
+        Self { hash, name, owner }
+    }
+}
+
+impl Hash for EntryKey {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        hasher.write_u64(self.hash);
+    }
+}
+
+/// What an [`EntryKey`] was hashed to when it was made.
+#[derive(Default)]
+struct Hashed(u64);
+
+impl Hasher for Hashed {
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    fn write(&mut self, _: &[u8]) {}
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 /// Names an entry as long as some target has it.
@@ -57,6 +89,13 @@ pub(super) struct Entry {
     /// How often it was told that the lock is wanted, and no hold was there.
     pub(super) wanted: u64,
     plain: Side,
+    /// In a box, for most have none of it and are made and gone with each lock.
+    others: Option<Box<Others>>,
+}
+
+/// What an owner has at a lock in other modes than as a plain one.
+#[derive(Default)]
+struct Others {
     read: Side,
     write: Side,
     permits: Side,
@@ -141,8 +180,7 @@ impl State {
 
     /// Another target has this owner at this lock.
     pub(super) fn enter(&mut self, owner: &Owner, name: &Arc<[u8]>) -> EntryId {
-        let (name, owner) = (Arc::clone(name), Arc::clone(&owner.name).into());
-        let key = EntryKey { name, owner };
+        let key = EntryKey::new(Arc::clone(name), Arc::clone(&owner.name).into());
         let entries = &mut self.entries;
         let id = *self.ids.entry(key).or_insert_with_key(|key| {
             let key = key.clone();
@@ -189,20 +227,22 @@ impl State {
 
 impl Entry {
     pub(super) fn side(&self, mode: Mode) -> &Side {
+        static NONE: LazyLock<Others> = LazyLock::new(Others::default);
+        let others = || self.others.as_deref().unwrap_or(&NONE);
         match mode {
             Mode::Plain | Mode::Several => &self.plain,
-            Mode::Read => &self.read,
-            Mode::Write => &self.write,
-            Mode::Permits { .. } => &self.permits,
+            Mode::Read => &others().read,
+            Mode::Write => &others().write,
+            Mode::Permits { .. } => &others().permits,
         }
     }
 
     pub(super) fn side_mut(&mut self, mode: Mode) -> &mut Side {
         match mode {
             Mode::Plain | Mode::Several => &mut self.plain,
-            Mode::Read => &mut self.read,
-            Mode::Write => &mut self.write,
-            Mode::Permits { .. } => &mut self.permits,
+            Mode::Read => &mut self.others.get_or_insert_default().read,
+            Mode::Write => &mut self.others.get_or_insert_default().write,
+            Mode::Permits { .. } => &mut self.others.get_or_insert_default().permits,
         }
     }
 

@@ -67,8 +67,8 @@ impl Ledger {
         by: SessionNumber,
         now: Instant,
     ) -> Delivered {
-        let (name, owner, kind) = (event.name.into(), event.owner.into(), event.kind);
-        let key = EntryKey { name, owner };
+        let kind = event.kind;
+        let key = EntryKey::new(event.name.into(), event.owner.into());
         let (mut holds, unread) = self.with(|state| {
             let number = state.number();
             let Some(entry) = state.find(&key) else {

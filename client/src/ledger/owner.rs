@@ -1,7 +1,6 @@
 //! Who holds or waits: an owner is a value, not a thread.
 
 use std::fmt;
-use std::io::Write;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -43,11 +42,13 @@ pub struct Owner {
 impl Owner {
     pub(crate) fn new(client: &str, number: u64) -> Self {
         let mut text = SmallVec::<[u8; 64]>::new();
-        // Every call has an owner: put together without memory of its own. To write there does not
-        // fail, and all of it is text.
+        // Every call has an owner: put together without memory of its own.
         text.extend_from_slice(client.as_bytes());
-        let _ = write!(text, ":{number}");
-        let (name, is_kept) = (String::from_utf8_lossy(&text).into(), false);
+        text.push(b':');
+        text.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+        // All of it is text.
+        let name = str::from_utf8(&text).unwrap_or_default().into();
+        let is_kept = false;
         Self { name, is_kept }
     }
 
