@@ -339,6 +339,26 @@ fn targets(results: &Results, report: &mut Report) {
         2.1,
         against(ALONE, 1, SCRIPTS),
     );
+    let against_safe = |of, pipeline: u64| {
+        let at = at(ALONE, pipeline);
+        results.ratio(&at, "per_second", of, COMPARE)
+    };
+    report.at_least(
+        "… against `SET` + compare-and-delete, pipeline 16",
+        1.0,
+        against_safe(RLOCK, 16),
+    );
+    report.at_least("… pipeline 128", 1.0, against_safe(RLOCK, 128));
+    report.at_least(
+        "… pipeline 16, `rlock.replicate compact`",
+        1.15,
+        against_safe(COMPACT, 16),
+    );
+    report.at_least(
+        "… pipeline 128, `rlock.replicate compact`",
+        1.15,
+        against_safe(COMPACT, 128),
+    );
 }
 
 pub(crate) fn plots(results: &Results) -> Vec<(&'static str, String)> {
