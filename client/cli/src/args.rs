@@ -11,7 +11,7 @@ use clap_complete::Shell;
 use redis::{Cmd, cmd};
 
 use crate::connect::Connection;
-use crate::duration::parse;
+use crate::duration::{parse, parse_some};
 use crate::permits::{self, Asked};
 
 /// Distributed locks on Redis and Valkey: run a command under one, and see who holds what.
@@ -238,7 +238,7 @@ pub(crate) struct Run {
     pub(crate) at_least: Option<Duration>,
 
     /// End the command after this time, with status 124
-    #[arg(long, value_name = "DUR", value_parser = parse)]
+    #[arg(long, value_name = "DUR", value_parser = parse_some)]
     pub(crate) max: Option<Duration>,
 
     /// What happens to the command when the lock is lost

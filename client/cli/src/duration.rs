@@ -23,6 +23,13 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "from 0 to 10 years".to_owned())
 }
 
+/// The same, of what takes some time.
+pub(crate) fn parse_some(text: &str) -> Result<Duration, String> {
+    let time = parse(text)?;
+    let some = (!time.is_zero()).then_some(time);
+    some.ok_or_else(|| "longer than 0, up to 10 years".to_owned())
+}
+
 /// As it is typed, for messages.
 pub(crate) fn shown(time: Duration) -> String {
     match time.as_millis() {
@@ -57,5 +64,7 @@ mod tests {
         for text in ["", "s", "-1", "5 m", "5w", "nan", "inf", "1e300"] {
             assert!(parse(text).is_err(), "{text}");
         }
+        assert!(parse_some("0").is_err());
+        assert!(parse_some("1ms").is_ok());
     }
 }

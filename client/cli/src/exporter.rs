@@ -14,6 +14,7 @@ use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use redis::cmd;
 use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -52,7 +53,19 @@ async fn accept(listen: SocketAddr, connection: &Connection) -> Result<u8, Failu
     let cannot = |error| Failure::unavailable(format!("cannot listen on {listen}: {error}"));
     let listener = TcpListener::bind(listen).await.map_err(cannot)?;
     let address = listener.local_addr().map_err(cannot)?;
+    // Heard because in a container, as process 1, nothing ends it that it does not hear.
+    let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
     warn(format!("metrics are at http://{address}/metrics"));
+    tokio::select! {
+        () = serve_all(&listener, connection) => {}
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(0)
+}
+
+async fn serve_all(listener: &TcpListener, connection: &Connection) {
     let mut connections = JoinSet::new();
     loop {
         while connections.try_join_next().is_some() {}

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::task::coop::consume_budget;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use crate::api::Guard;
 use crate::flows::{Context, Keeper, KeptKey, Request};
@@ -113,11 +113,13 @@ impl AcquireOptions {
             WaitMode::Until(deadline) => deadline.checked_add(response_timeout),
             WaitMode::None | WaitMode::Forever => None,
         };
+        // Not begun anew with each part: if each comes sooner than that, none would be renewed.
+        let mut renew_at = self.renewal_after(Instant::now());
         let rest = async {
             while let Some(part) = parts.next() {
                 let next = tokio::select! {
                     next = self.take_part(target(&part), wait_mode) => next?,
-                    error = self.keep(&taken) => return Err(error),
+                    error = self.keep(&taken, &mut renew_at) => return Err(error),
                 };
                 // The lease begins with the last of the grants.
                 let begins_anew = parts.len() == 0 && self.lease.is_some();
@@ -144,17 +146,22 @@ impl AcquireOptions {
     }
 
     /// Keeps what has been taken while the rest is waited for: ends when that does not work.
-    /// Without a lease of its own the watchdog renews it.
-    async fn keep<M>(&self, taken: &Guard<M>) -> Error {
-        let lease = self.lease.map(|_| self.hold_options().lease);
-        let pause = lease.map_or(Duration::MAX, |lease| part(lease, KEEP_PARTS));
-        loop {
-            if let Ok(reason) = timeout(pause, taken.lost()).await {
+    async fn keep<M>(&self, taken: &Guard<M>, renew_at: &mut Option<Instant>) -> Error {
+        while let Some(at) = *renew_at {
+            if let Ok(reason) = timeout_at(at, taken.lost()).await {
                 return Error::lost(reason);
             }
+            *renew_at = self.renewal_after(Instant::now());
             // The lease goes on; that it has ended, if so it is, is heard above.
             let _ = taken.renew().await;
         }
+        Error::lost(taken.lost().await)
+    }
+
+    /// When a part with a lease of its own is to be renewed. Without one the watchdog renews it.
+    fn renewal_after(&self, now: Instant) -> Option<Instant> {
+        let lease = self.lease.map(|_| self.hold_options().lease)?;
+        now.checked_add(part(lease, KEEP_PARTS))
     }
 
     fn hold_options(&self) -> HoldOptions {

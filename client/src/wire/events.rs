@@ -118,13 +118,16 @@ impl Events {
     /// Calls and delivers until a call fails.
     async fn listen(&mut self, line: &mut Line) -> Error {
         let longest = wait_in(self.session.grace);
-        let mut at_once = false;
+        let (mut at_once, mut was_late) = (false, false);
         loop {
             let within = longest.saturating_add(self.slack());
             let sent = Instant::now();
             // Asked at once whether the session is there after a silence that was too long, and so
-            // that the other connection can be closed; but not again and again.
-            at_once = !at_once && (line.attachment.is_over(sent) || line.former.is_some());
+            // that the other connection can be closed; but not again and again. And when an answer
+            // was late, which says nothing of the time since it was asked for: before the next
+            // answer another silence would come on top of that.
+            let is_doubted = was_late || line.attachment.is_over(sent) || line.former.is_some();
+            at_once = !at_once && is_doubted;
             let wait = Some(longest).filter(|_| !at_once);
             let call = request::events(&self.session.name, wait, self.session.grace);
             let id = line.connection.id();
@@ -136,6 +139,7 @@ impl Events {
                 }
             };
             if let Some(late) = sent.elapsed().checked_sub(wait.unwrap_or_default()) {
+                was_late = late >= part_of_grace(self.session.grace, 8);
                 // Forgotten by and by: one silence says little about those to come.
                 self.late = late.max(part(self.late, 8).saturating_mul(7));
             }
@@ -200,8 +204,9 @@ impl Events {
         };
         if old.is_none() {
             // The server has answered it before, if it had the call: with events, or that it was
-            // taken over.
-            old = timeout(self.slack(), call).await.ok();
+            // taken over. Not for longer than this: the time is for having the holds confirmed.
+            let usual = part_of_grace(self.session.grace, 4);
+            old = timeout(self.slack().min(usual), call).await.ok();
         }
         // A connection that has broken meanwhile may still deliver the call.
         let is_answered = |old: &Answer| !old.as_ref().is_err_and(Error::is_unknown);

@@ -7,6 +7,8 @@ use std::task::Poll;
 use nix::libc;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::sys;
+
 /// What ends a wait and is passed on to a command.
 const PASSED_ON: [i32; 6] = [
     libc::SIGHUP,
@@ -26,9 +28,12 @@ impl Signals {
         Self::of(&PASSED_ON)
     }
 
-    /// And while a command runs: Ctrl-Z that the terminal sends here, and children that end.
-    pub(crate) fn listen_to_more(&mut self) -> io::Result<()> {
-        self.0.extend(Self::of(&[libc::SIGTSTP, libc::SIGCHLD])?.0);
+    /// And while a command runs: children that end, and Ctrl-Z that a terminal sends here. Without
+    /// one nobody would tell a command that was stopped so to go on.
+    pub(crate) fn listen_to_more(&mut self, has_terminal: bool) -> io::Result<()> {
+        let ctrl_z = has_terminal.then_some(libc::SIGTSTP);
+        let more: Vec<_> = ctrl_z.into_iter().chain([libc::SIGCHLD]).collect();
+        self.0.extend(Self::of(&more)?.0);
         Ok(())
     }
 
@@ -47,6 +52,10 @@ impl Signals {
             let signal = self.next().await;
             if ENDING.contains(&signal) {
                 return signal;
+            }
+            if signal == libc::SIGTSTP {
+                // If that fails nothing was stopped.
+                let _ = sys::stop_as_ctrl_z();
             }
         }
     }

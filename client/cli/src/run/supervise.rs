@@ -57,6 +57,9 @@ pub(crate) struct Supervisor<'a> {
     passed_interrupt_on: bool,
     /// The status instead of the command's own, once it has been told to end.
     told_to_end: Option<u8>,
+    /// When to move the deadline on at the latest, however much happens until then: begun anew with
+    /// each event that would never be while signals come more often, and the guardian would kill.
+    look_at: Instant,
     /// When it may not go on any more.
     ends_at: Option<Instant>,
     /// When it is killed.
@@ -93,7 +96,8 @@ impl<'a> Supervisor<'a> {
         guardian: Child,
         link: Link,
     ) -> io::Result<Self> {
-        signals.listen_to_more()?;
+        let terminal = Terminal::open();
+        signals.listen_to_more(terminal.is_some())?;
         // If the guardian dies, the command becomes a child of this process.
         set_child_subreaper(true)?;
         link.set_nonblocking(true)?;
@@ -106,7 +110,7 @@ impl<'a> Supervisor<'a> {
             guardian,
             orders,
             reports: Some(Reports::new(reports)),
-            terminal: Terminal::open(),
+            terminal,
             deadline: Deadline::new(Now::read(), held.valid_for(), plan.grace),
             group: None,
             lost: false,
@@ -115,6 +119,7 @@ impl<'a> Supervisor<'a> {
             interrupted: false,
             passed_interrupt_on: false,
             told_to_end: None,
+            look_at: Instant::now(),
             ends_at,
             kill_at: None,
         })
@@ -181,6 +186,9 @@ impl<'a> Supervisor<'a> {
                 Event::Renewed(sent, renewed) => self.renewed(sent, renewed).await,
                 Event::Tick => self.tick().await,
             }
+            if self.look_at <= Instant::now() {
+                self.tick().await;
+            }
             if self.kill_now() {
                 return Ok(self.status(exit::of_signal(libc::SIGKILL)));
             }
@@ -211,13 +219,12 @@ impl<'a> Supervisor<'a> {
     fn wake_at(&self) -> Instant {
         let now = Instant::now();
         let at = |pause| now.checked_add(pause).unwrap_or(now);
-        let regularly = at(self.plan.grace.checked_div(10).unwrap_or_default());
         let terminates = (!self.lost).then(|| at(self.time_to_go_on().max(SOON)));
         let killing = self.kill_at.map(|kill_at| kill_at.max(at(KILLED)));
         [terminates, self.ends_at, killing]
             .into_iter()
             .flatten()
-            .fold(regularly, Instant::min)
+            .fold(self.look_at, Instant::min)
     }
 
     /// How long the command may go on if nothing more is heard of the lock: as long as there is
@@ -235,10 +242,13 @@ impl<'a> Supervisor<'a> {
 
     /// Moves the deadline on, and looks whether one has come.
     async fn tick(&mut self) {
+        let now = Instant::now();
+        let pause = self.plan.grace.checked_div(10).unwrap_or_default();
+        self.look_at = now.checked_add(pause.max(SOON)).unwrap_or(now);
         // A guardian that somebody has stopped would never tell that the command has ended. One
         // that runs does not notice this.
         self.signal_guardian(Signal::SIGCONT);
-        if self.ends_at.is_some_and(|end| end <= Instant::now()) {
+        if self.ends_at.is_some_and(|end| end <= now) {
             self.ends_at = None;
             self.too_long().await;
         }

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use rlock_tests::{Server, Shards, eventually};
 use serde_json::Value as Json;
 
@@ -87,6 +88,17 @@ fn names(metrics: &str) -> BTreeSet<String> {
     types
         .map(|line| line.split(' ').next().unwrap().to_owned())
         .collect()
+}
+
+/// As process 1 of a container nothing else would end it.
+#[test]
+fn it_ends_when_it_is_told_to() {
+    let server = Server::start();
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut exporter = Exporter::of(&server);
+        exporter.process.signal(signal);
+        assert_eq!(exporter.process.status(), 0, "{signal}");
+    }
 }
 
 #[test]

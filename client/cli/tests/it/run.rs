@@ -402,6 +402,27 @@ fn a_signal_is_passed_on_to_the_whole_group() {
     }
 }
 
+/// Each of them comes before it would be time to look at the lock again.
+#[test]
+fn signals_without_end_cost_no_lock() {
+    let server = Server::start();
+    let directory = tempfile::tempdir().unwrap();
+    let ready = directory.path().join("ready");
+    let listens = format!("trap : USR1; echo > {}", ready.display());
+    let script = format!("{listens}; for i in $(seq 30); do sleep 0.1; done; exit 9");
+    let words = ["run", "a", "--grace", "2s", "--", "bash", "-c", &script];
+    let mut running = Running::start(rlock(&server, &words));
+    until("it listens", || ready.exists());
+    let status = loop {
+        if let Some(status) = running.0.try_wait().unwrap() {
+            break status;
+        }
+        running.signal(Signal::SIGUSR1);
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert_eq!(status.code(), Some(9));
+}
+
 #[test]
 fn an_interrupt_that_was_passed_on_and_ended_the_command_ends_rlock_too() {
     let server = Server::start();

@@ -43,6 +43,27 @@ fn each_lock_is_at_the_node_that_serves_its_slot() -> Result<(), Error> {
     })
 }
 
+/// Each part comes before the first is to be renewed, and all together after its lease.
+#[test]
+fn parts_that_come_one_after_the_other_keep_the_first_for_longer_than_its_lease()
+-> Result<(), Error> {
+    rlock_test::run(3, async |network| {
+        network.cluster(&NODES);
+        let (client, other) = (connect(&network).await?, connect(&network).await?);
+        let names: Vec<_> = (0..5).map(|number| format!("lock:{number}")).collect();
+        for name in &names {
+            let held = other.lock(name).lock().await?;
+            tokio::spawn(async move {
+                held.wanted().await?;
+                sleep(Duration::from_millis(800)).await;
+                held.unlock().await
+            });
+        }
+        let several = client.multi(&names).lease(Duration::from_secs(3));
+        several.lock().await?.unlock().await
+    })
+}
+
 #[test]
 fn a_slot_that_moves_takes_its_holder_and_its_waiter_along() -> Result<(), Error> {
     rlock_test::run(2, async |network| {

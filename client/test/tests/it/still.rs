@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rlock_client::{Client, ClientBuilder, Error};
-use rlock_test::Host;
+use rlock_test::{Direction, Host};
 use tokio::task::yield_now;
 use tokio::time::sleep;
 
@@ -109,4 +109,66 @@ fn a_long_way_to_the_server_opens_no_connection_again_and_again() -> Result<(), 
         assert!(dials < 10, "{dials} connections in a minute");
         guard.unlock().await
     })
+}
+
+/// Two stalls, each of which costs no guard.
+fn stalls_twice(seed: u32, grace: u64, lengths: [u64; 3]) -> Result<bool, Error> {
+    rlock_test::run(seed.into(), async |network| {
+        let server = network.server("locks:6379");
+        let host = network.host();
+        let client = Client::builder().dial(host.dial());
+        let client = client.grace(Duration::from_millis(grace));
+        let client = client.connect("redis://locks:6379").await?;
+        let guard = client.lock("orders").lock().await?;
+        sleep(Duration::from_secs(20)).await;
+        sleep(Duration::from_millis(37).saturating_mul(seed)).await;
+        let [first, between, second] = lengths.map(Duration::from_millis);
+        for (stall, then) in [(first, between), (second, Duration::from_millis(500))] {
+            server.pause();
+            sleep(stall).await;
+            server.resume();
+            sleep(then).await;
+        }
+        Ok(guard.is_lost())
+    })
+}
+
+/// What answers a late call says nothing of the time since that was sent.
+#[test]
+fn a_server_that_stands_still_again_at_once_costs_no_guard() -> Result<(), Error> {
+    for (grace, lengths) in [(1_000, [790, 10, 300]), (5_000, [4_390, 150, 500])] {
+        for seed in 1..=10 {
+            let is_lost = stalls_twice(seed, grace, lengths)?;
+            assert!(!is_lost, "grace {grace}, {lengths:?}, seed {seed}");
+        }
+    }
+    Ok(())
+}
+
+/// A server that stood still for a while, and then a session connection of which nobody hears any
+/// more: the time that answers usually take must not be waited twice.
+#[test]
+fn a_connection_that_falls_silent_after_a_stall_costs_no_guard() -> Result<(), Error> {
+    for seed in 1..=5_u32 {
+        rlock_test::run(seed.into(), async |network| {
+            let server = network.server("locks:6379");
+            let host = network.host();
+            let client = settings(&host).lease(Duration::from_secs(30));
+            let client = client.connect("redis://locks:6379").await?;
+            let guard = client.lock("orders").lock().await?;
+            sleep(Duration::from_secs(20)).await;
+            sleep(Duration::from_millis(13).saturating_mul(seed)).await;
+            server.pause();
+            sleep(Duration::from_millis(1_200)).await;
+            server.resume();
+            sleep(Duration::from_millis(20)).await;
+            for direction in [Direction::ToServer, Direction::ToHost] {
+                assert!(host.cut_one("locks:6379", 0, direction).is_some());
+            }
+            sleep(Duration::from_secs(12)).await;
+            assert!(!guard.is_lost(), "seed {seed}");
+            Ok(())
+        })?;
+    }
+    Ok(())
 }
