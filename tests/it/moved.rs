@@ -126,9 +126,9 @@ fn the_owner_of_a_slot_is_asked_for_once_for_all_its_locks() {
         events += told.len();
     }
     let asked = asked(&cluster.first) - before;
-    // Twice a run of the timer; on a busy machine there are some.
+    // Twice a run of the timer; on a busy machine there are many. For each lock it would be twice.
     let locks = i64::try_from(LOCKS).expect("a small number");
-    assert!(asked < locks / 2, "asked {asked} times");
+    assert!(asked < locks, "asked {asked} times");
 }
 
 /// How often the node was asked for the nodes of the cluster.
