@@ -17,7 +17,7 @@ use usage::Permit;
 pub(crate) use usage::{HoldOptions, Reserved, Target, UnnamedRelease, Usage};
 
 mod events;
-use events::EventQueue;
+use events::Wait;
 pub(crate) use events::{Delivered, Mailbox, Notification};
 
 mod hold;

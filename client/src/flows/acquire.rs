@@ -117,7 +117,7 @@ fn acquire(
     let now = Instant::now();
     let lease = usage.lease(now);
     let wait_mode = permit.map_or(WaitMode::None, |permit| {
-        permit.mailbox.asks(session);
+        permit.mailbox.asks(session, lease.number);
         request.wait_mode
     });
     let name = &session.name;

@@ -25,11 +25,12 @@ impl Held {
     pub(crate) fn new(context: &Arc<Context>, mut usage: Usage, grant: Grant) -> Self {
         let node = context.router.route(usage.target.key()).node;
         let counts = node.acknowledger.is_none();
-        let (hold, is_new) = Hold::enter(&mut usage, grant, counts, Instant::now());
+        let now = Instant::now();
+        let (hold, is_new) = Hold::enter(&mut usage, grant, counts, now);
         if is_new {
             let session = &node.session;
             if context.is_looked_after(&usage.options) {
-                context.watchdog.added(Instant::now());
+                context.watchdog.added(now);
             }
             // Beside a session that was attached in this very moment, and has had the holds
             // confirmed that there were.

@@ -249,15 +249,15 @@ impl Release {
     /// the token, there is no other, or a writer's has not been lost. Nobody is told here of a
     /// loss: whoever hears of it may drop a guard, and it is our turn.
     fn takes_nothing_else(&self) -> bool {
-        let (target, now) = (&self.usage.target, Instant::now());
-        let is_last = |hold: &Arc<Hold>| !hold.is_over(now) && !hold.is_overtaken();
+        let target = &self.usage.target;
+        let is_last = |hold: &Arc<Hold>| !hold.is_over(Instant::now()) && !hold.is_overtaken();
         match target.mode {
             Mode::Plain | Mode::Read | Mode::Permits { .. } => {
                 self.hold.is_some() || target.is_alone()
             }
             Mode::Write => target.is_alone() || self.hold.as_ref().is_some_and(is_last),
             // The server does not tell of several whether any of them is held still.
-            Mode::Several => target.alone_at(now).count() == target.names.len(),
+            Mode::Several => target.alone_at(Instant::now()).count() == target.names.len(),
         }
     }
 
@@ -411,10 +411,13 @@ impl Release {
             Released::Left(_) if self.usage.target.is_alone() => return self.once_more(),
             _ => {}
         }
-        let outcome = match (released, self.lost()) {
-            (Released::NotHeld, None) if self.unknown => Ok(()),
-            (Released::NotHeld, Some(_)) if self.unknown => Err(Error::no_reply(None)),
-            (Released::NotHeld, lost) => {
+        if !matches!(released, Released::NotHeld) {
+            return self.tell(Ok(()));
+        }
+        let outcome = match self.lost() {
+            None if self.unknown => Ok(()),
+            Some(_) if self.unknown => Err(Error::no_reply(None)),
+            lost => {
                 // The server knows it by its token: nor do the other guards of this hold have it.
                 if let Some(hold) = self.hold.as_ref().filter(|_| self.unnamed.is_none()) {
                     hold.lose(LostReason::NotHeld);
@@ -424,7 +427,6 @@ impl Release {
                 }
                 Err(Error::lost(lost.unwrap_or(LostReason::NotHeld)))
             }
-            _ => Ok(()),
         };
         self.tell(outcome);
     }

@@ -8,7 +8,7 @@ use slab::Slab;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use crate::ledger::{EventQueue, Hold, HoldOptions, Owner, Permit};
+use crate::ledger::{Hold, HoldOptions, Owner, Permit, Wait};
 use crate::wire::Mode;
 use crate::{Lease, LostReason, locked};
 
@@ -40,7 +40,12 @@ pub(super) struct EntryKey {
 impl EntryKey {
     pub(super) fn new(name: Arc<[u8]>, owner: Arc<[u8]>) -> Self {
         static STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-        let hash = STATE.hash_one((&name, &owner));
+        let mut hasher = STATE.build_hasher();
+        // Both in as few pieces as can be: each costs more than its bytes.
+        hasher.write(&name);
+        hasher.write(&owner);
+        hasher.write_usize(name.len());
+        let hash = hasher.finish();
         Self { hash, name, owner }
     }
 }
@@ -80,7 +85,7 @@ pub(super) struct Entry {
     /// Most owners take one lock once, and none of them needs it.
     pub(super) permit: Option<Permit>,
     /// The wait that is to hear of what the server tells.
-    pub(super) wait: Option<Arc<EventQueue>>,
+    pub(super) wait: Wait,
     /// There may be several: as a reader and as a writer, or with other locks. Those that have gone
     /// stay until another comes.
     holds: SmallVec<[Weak<Hold>; 1]>,

@@ -1,6 +1,7 @@
 //! Who is to hear of what the servers tell: the waits and the holds of a client, by name and owner.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::{Arc, Mutex};
 
 use smallvec::SmallVec;
@@ -12,8 +13,34 @@ use crate::ledger::{Entry, EntryKey, Hold, Ledger, Owner, Target};
 use crate::locked;
 use crate::wire::{Event, EventKind, Session, SessionNumber};
 
-/// Where the news of a wait is put. Most waits hear nothing, since their lock is free: a channel
-/// would make room for many words first.
+/// The wait that is to hear of what the server tells.
+#[derive(Default)]
+pub(super) enum Wait {
+    #[default]
+    None,
+    /// It has heard nothing. So most of them end, since their lock is free.
+    Unheard,
+    Heard(Arc<EventQueue>),
+}
+
+impl Wait {
+    pub(super) fn is_some(&self) -> bool {
+        !matches!(self, Self::None)
+    }
+
+    /// Where its news is put, if there is one.
+    fn queue(&mut self) -> Option<&Arc<EventQueue>> {
+        if let Self::Unheard = self {
+            *self = Self::Heard(Arc::default());
+        }
+        match self {
+            Self::Heard(queue) => Some(queue),
+            Self::None | Self::Unheard => None,
+        }
+    }
+}
+
+/// Where the news of a wait is put. A channel would make room for many words first.
 #[derive(Default)]
 pub(super) struct EventQueue {
     unread: Mutex<VecDeque<Notification>>,
@@ -75,7 +102,7 @@ impl Ledger {
                 return (Vec::new(), Some(kind));
             };
             let held: Vec<_> = entry.held().collect();
-            match (&kind, &entry.wait) {
+            match (&kind, entry.wait.queue()) {
                 // Also for what is granted already, and not heard of yet.
                 (EventKind::Lost(reason), _) => entry.lost = Some((number, *reason)),
                 (EventKind::Wanted, _) if held.is_empty() => {
@@ -128,41 +155,40 @@ fn is_unknown(holds: &[Arc<Hold>], token: u64) -> bool {
 /// What a wait hears.
 pub(crate) struct Mailbox {
     pub(crate) target: Arc<Target>,
-    queue: Arc<EventQueue>,
     /// Grants that are no news, and by whom they may be told.
     ///
     /// An event may come late, by the connection after the one that broke. Meanwhile an earlier
     /// wait of the owner may have learnt of its grant from an answer, and have given it back; taken
     /// for this wait's, its guard would hold nothing. What other calls of the owner are told is of
     /// no use here: they may have entered what this wait was granted.
-    old_news: SmallVec<[(SessionNumber, u64); 1]>,
-    has_asked: bool,
+    old_news: Vec<(SessionNumber, u64)>,
+    /// The number of the first ACQUIRE. What was delivered before that cannot be about it.
+    asked: Option<u64>,
 }
 
 impl Mailbox {
     /// Listens for news of a wait, from now on. There is one wait of an owner at a lock at a time.
     pub(crate) fn new(target: &Arc<Target>) -> Self {
-        let queue = Arc::<EventQueue>::default();
-        target.ledger.with(|state| {
-            let listen = |entry: &mut Entry| entry.wait = Some(Arc::clone(&queue));
-            state.each_entry(&target.entries, listen);
-        });
+        // What is told of any of several locks is put into the same queue.
+        let shared = (target.entries.len() > 1).then(Arc::<EventQueue>::default);
+        let listen = |entry: &mut Entry| {
+            entry.wait = shared.clone().map_or(Wait::Unheard, Wait::Heard);
+        };
+        let ledger = &target.ledger;
+        ledger.with(|state| state.each_entry(&target.entries, listen));
         Self {
             target: Arc::clone(target),
-            queue,
-            old_news: SmallVec::new(),
-            has_asked: false,
+            old_news: Vec::new(),
+            asked: None,
         }
     }
 
-    /// An ACQUIRE is about to be handed over to this server.
-    pub(crate) fn asks(&mut self, session: &Session) {
+    /// An ACQUIRE of this number is about to be handed over to this server.
+    pub(crate) fn asks(&mut self, session: &Session, number: u64) {
         for token in session.untold() {
             self.knows(session.number, token);
         }
-        // What was told by then cannot be about it.
-        while !self.has_asked && self.queue.next().is_some() {}
-        self.has_asked = true;
+        self.asked.get_or_insert(number);
     }
 
     /// An answer of this server has told it of a grant.
@@ -179,35 +205,56 @@ impl Mailbox {
 
     /// The next news; waits for it.
     pub(crate) async fn next(&self) -> Notification {
+        let queue = self.queue();
         loop {
-            if let Some(told) = self.next_unread() {
+            if let Some(told) = self.next_of(&queue) {
                 return told;
             }
-            self.queue.told.notified().await;
+            queue.told.notified().await;
         }
     }
 
     /// The same if it has come already.
     pub(crate) fn next_unread(&self) -> Option<Notification> {
-        std::iter::from_fn(|| self.queue.next()).find(|told| !self.is_old(told))
+        self.next_of(&self.queue())
+    }
+
+    fn queue(&self) -> Arc<EventQueue> {
+        let target = &self.target;
+        let mut found = None;
+        target.ledger.with(|state| {
+            state.each_entry(&target.entries, |entry| found = entry.wait.queue().cloned());
+        });
+        // There is one until it is closed.
+        found.unwrap_or_default()
+    }
+
+    fn next_of(&self, queue: &EventQueue) -> Option<Notification> {
+        std::iter::from_fn(|| queue.next()).find(|told| !self.is_old(told))
     }
 
     fn is_old(&self, told: &Notification) -> bool {
-        let by = told.by;
-        matches!(told.kind, EventKind::Granted { token } if self.old_news.contains(&(by, token)))
+        let is_known = |token| self.old_news.contains(&(told.by, token));
+        self.asked.is_some_and(|asked| told.number < asked)
+            || matches!(told.kind, EventKind::Granted { token } if is_known(token))
     }
 
     /// Listens no more. The tokens of grants that were not read, and which are to be given back;
     /// and before which time they were not granted.
     pub(crate) fn close(&mut self) -> Vec<(u64, Instant)> {
-        let target = Arc::clone(&self.target);
+        let target = &self.target;
+        let mut wait = Wait::None;
         // Grants of several locks are told under the first.
         let holds: SmallVec<[_; 1]> = target.ledger.with(|state| {
-            state.each_entry(&target.entries, |entry| entry.wait = None);
-            let first = state.entries(&target.entries).take(1);
+            state.each_entry(&target.entries, |entry| wait = mem::take(&mut entry.wait));
+            let heard = matches!(wait, Wait::Heard(_));
+            let first = state.entries(&target.entries).take(usize::from(heard));
             first.flat_map(Entry::held).collect()
         });
-        let unread = std::iter::from_fn(|| self.next_unread());
+        let Wait::Heard(queue) = wait else {
+            return Vec::new();
+        };
+        let unread = std::iter::from_fn(|| self.next_of(&queue));
         let granted = unread.filter_map(|told| match told.kind {
             EventKind::Granted { token } if is_unknown(&holds, token) => Some((token, told.since)),
             _ => None,
@@ -219,7 +266,7 @@ impl Mailbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::{Grant, HoldOptions, Usage};
+    use crate::ledger::{Grant, HoldOptions, State, Usage};
     use crate::wire::{Attachment, Mode};
     use std::time::Duration;
 
@@ -297,19 +344,20 @@ mod tests {
             EventKind::Granted { token } => Some(token),
             _ => None,
         };
+        let asks = |mailbox: &mut Mailbox| mailbox.asks(&session, ledger.with(State::number));
         let mut first = Mailbox::new(&one);
-        first.asks(&session);
+        asks(&mut first);
         told(7);
         assert_eq!(next(&mut first), Some(7));
         first.learnt(&session, 8);
-        first.asks(&session);
+        asks(&mut first);
         told(8);
         assert_eq!(next(&mut first), None, "it has heard of it");
         first.close();
 
         let mut second = Mailbox::new(&one);
         told(5);
-        second.asks(&session);
+        asks(&mut second);
         told(8);
         // The clock of another node is ahead, and a lock that has moved has a token of its.
         told(6);

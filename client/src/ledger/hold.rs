@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use arc_swap::ArcSwapOption;
+use arc_swap::ArcSwap;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
 
@@ -32,7 +32,7 @@ pub(crate) struct Hold {
     first: Validity,
     /// What has come of that since, if anything: most holds are given back before. Replaced as a
     /// whole, so that who reads it waits for nobody.
-    latest: ArcSwapOption<Validity>,
+    latest: OnceLock<ArcSwap<Validity>>,
     /// Why it is lost, once it is.
     lost: OnceLock<LostReason>,
     /// Tells those who wait for its end that this has moved.
@@ -219,7 +219,7 @@ impl Hold {
             begun,
             cap,
             first,
-            latest: ArcSwapOption::empty(),
+            latest: OnceLock::new(),
             lost: OnceLock::new(),
             changed: Notify::new(),
             // What is kept has asked with its ACQUIRE.
@@ -270,14 +270,18 @@ impl Hold {
     }
 
     fn validity<T>(&self, read: impl FnOnce(&Validity) -> T) -> T {
-        read(self.latest.load().as_deref().unwrap_or(&self.first))
+        match self.latest.get() {
+            Some(latest) => read(&latest.load()),
+            None => read(&self.first),
+        }
     }
 
     fn set_validity(&self, change: impl Fn(&mut Validity)) {
-        self.latest.rcu(|latest| {
-            let mut next = latest.as_deref().unwrap_or(&self.first).clone();
+        let first = || ArcSwap::from_pointee(self.first.clone());
+        self.latest.get_or_init(first).rcu(|latest| {
+            let mut next = Validity::clone(latest);
             change(&mut next);
-            Some(Arc::new(next))
+            next
         });
     }
 

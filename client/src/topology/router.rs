@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::topology::{Identity, Map, Node, slot_of};
 use crate::wire::{Answer, Attachment, Command, Connector, ServerId, Then};
-use crate::{Backoff, Error, Lease, part};
+use crate::{Backoff, Error, Lease};
 
 /// The servers of a client: one, or the nodes of a cluster.
 pub(crate) struct Router {
@@ -84,7 +84,7 @@ impl AttachedRoute {
     pub(crate) fn is_fresh(&self, lease: Lease) -> bool {
         let session = &self.route.node.session;
         session.is_attached_by(&self.attachment)
-            && lease.since.elapsed() <= part(lease.length, FRESH_PART)
+            && lease.since.elapsed().saturating_mul(FRESH_PART) <= lease.length
     }
 }
 
