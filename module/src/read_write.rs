@@ -114,7 +114,8 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         let others = if look == ReadDepth::Own || key.len() == known {
             OtherHolders::default()
         } else {
-            let is_brief = look.others_are_brief(self.outlives(own_read));
+            let has_own = own_read.is_some() || own_write.is_some();
+            let is_brief = look.others_are_brief(has_own, self.outlives(own_read));
             let own_field = own_field.as_ref().map(|field| field.as_str().bytes());
             let others = |most| self.others(owner, own_field, is_brief, most);
             // For a brief look somebody's latest timeout key is enough, and as a rule it is there.
@@ -156,7 +157,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         is_brief: bool,
         timeouts_max: usize,
     ) -> OtherHolders {
-        let mut others = OtherHolders::default();
+        let (mut others, mut looked_at) = (OtherHolders::default(), 0_usize);
         let is_known = |field: &[u8]| {
             let is_own = field == owner || Some(field) == own_writer;
             is_own || field == FENCE_FIELD || field == MODE_FIELD
@@ -165,6 +166,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             if is_known(field) {
                 return ControlFlow::Continue(());
             }
+            looked_at = looked_at.saturating_add(1);
             if field.ends_with(WRITER_SUFFIX) {
                 others.write = true;
             } else if let Some(read) = self.read_hold(
@@ -177,9 +179,11 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 let end = if is_brief { self.end() } else { read.ends_at };
                 others.read = others.read.max(Some(end));
             }
-            // One that reads for as long as the key lives is answer enough.
-            let is_enough =
-                others.read == Some(self.end()) && (is_brief || self.mode == ModeField::Read);
+            // One that reads for as long as the key lives is answer enough; and among so many who
+            // read beside a writer, which only somebody else writes, the writer is.
+            let is_enough = others.read == Some(self.end())
+                && (is_brief || self.mode == ModeField::Read)
+                || others.write && looked_at >= BESIDE_A_WRITER;
             go_on_if(!is_enough)
         });
         others
@@ -340,6 +344,9 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
 
 /// So many timeout keys of a reader are looked at for the log, which need not know all.
 const LATEST: usize = 16;
+
+/// So many fields are looked at beside that of another writer, whose lease is the key's.
+const BESIDE_A_WRITER: usize = 1000;
 
 /// In one sweep so many readers are looked at, each by its timeout keys.
 const SWEPT_AT_ONCE: usize = 1000;

@@ -318,9 +318,10 @@ pub enum ReadDepth {
     /// All of the owner's own leases, and the others in brief: for one of several holds that end
     /// one after the other, of which the last alone may have to shorten the key's TTL.
     OthersBrief,
-    /// All of the owner's own leases; and those of the others, but in brief if the key outlives the
-    /// owner's own reading. Then the key ends with somebody else's lease, and stays as it is: so
-    /// among many readers each release or renewal need not look at all the others.
+    /// All of the owner's own leases; and those of the others, but in brief if the owner has
+    /// nothing there, or the key outlives its own reading. Then the key ends with somebody else's
+    /// lease, and stays as it is or is prolonged: so among many readers each entry, release or
+    /// renewal need not look at all the others.
     WholeUnlessOutlived,
     /// When the leases of the others and all of the owner's own end.
     Whole,
@@ -332,12 +333,12 @@ impl ReadDepth {
         self != Self::Brief
     }
 
-    /// Whether a look at the others is brief, where the key outlives the owner's own reading or
-    /// does not.
-    pub fn others_are_brief(self, is_outlived: bool) -> bool {
+    /// Whether a look at the others is brief, where the owner has something there or has not, and
+    /// the key outlives its own reading or does not.
+    pub fn others_are_brief(self, has_own: bool, is_outlived: bool) -> bool {
         match self {
             Self::Own | Self::Brief | Self::OthersBrief => true,
-            Self::WholeUnlessOutlived => is_outlived,
+            Self::WholeUnlessOutlived => is_outlived || !has_own,
             Self::Whole => false,
         }
     }

@@ -266,7 +266,7 @@ impl<'a> PermitsReading<'a> {
         let own_end = self.own.map(|own| own.ends_at);
         // Then it ends with the lease of somebody else, and stays as it is.
         let outlives = own_end.is_some_and(|own| key_end.is_none_or(|key_end| own < key_end));
-        self.asked.is_some() || !depth.others_are_brief(outlives)
+        self.asked.is_some() || !depth.others_are_brief(self.own.is_some(), outlives)
     }
 
     /// The end of the reading, of a key that expires then.

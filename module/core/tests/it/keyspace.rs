@@ -346,11 +346,14 @@ impl Keyspace {
             .max();
         let is_short = how == Reading::Short && self.mode(at) == Some(b"read");
         let own = self.reader(at, owner);
+        let has_own = own.is_some() || self.writers(at).iter().any(|of| of == owner);
         let is_outlived = is_short && own.is_some_and(|own| own.ends_at < key_end);
         match look {
             ReadDepth::Own => return None,
             ReadDepth::Brief | ReadDepth::OthersBrief => return longest.map(|_| key_end),
-            ReadDepth::WholeUnlessOutlived if is_outlived => return longest.map(|_| key_end),
+            ReadDepth::WholeUnlessOutlived if is_outlived || !has_own => {
+                return longest.map(|_| key_end);
+            }
             ReadDepth::WholeUnlessOutlived | ReadDepth::Whole => {}
         }
         let mut others = self.readers(at).into_iter().filter(|(of, _)| of != owner);

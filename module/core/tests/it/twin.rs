@@ -206,7 +206,7 @@ impl Asked<'_> {
             session: self.session,
             once: self.once,
             token: None,
-            looks_at_all: self.once || self.mode == Mode::Write && self.waits != Waits::No,
+            looks_at_all: self.mode == Mode::Write && self.waits != Waits::No,
         }
     }
 }
@@ -646,8 +646,12 @@ impl Twin {
             }
             self.end_hold(place, owner, *mode, now);
             self.tally.session_releases += 1;
-        } else if let Reply::Number(_) = self.give_back((place, owner, *mode), *token, None, now) {
-            self.tally.taken_back += 1;
+        } else {
+            // Of a writer the token was compared above, if it is known.
+            let token = token.filter(|_| *mode != Mode::Write);
+            if let Reply::Number(_) = self.give_back((place, owner, *mode), token, None, now) {
+                self.tally.taken_back += 1;
+            }
         }
         if self.deletions > deletions {
             self.freed.insert(place.clone());
@@ -1189,6 +1193,9 @@ impl Twin {
         let Entry { owner, mode, .. } = entry;
         let (mode, end) = (*mode, now.wall_ms() + entry.lease_ms);
         let is_held = self.holds(place, owner, mode);
+        // Who takes over with ONCE what is its own may cut it short.
+        let has_own = [Mode::Read, Mode::Write].map(|mode| self.holds(place, owner, mode));
+        let looks_at_all = entry.looks_at_all || entry.once && has_own.contains(&true);
         let held = match self.count(place, owner, mode) {
             _ if !is_held => 0,
             None => return Err(MALFORMED),
@@ -1226,10 +1233,10 @@ impl Twin {
                 if is_held && entry.once {
                     self.shrink(place, owner);
                 } else {
-                    self.prolong(place, owner, end, entry.looks_at_all);
+                    self.prolong(place, owner, end, looks_at_all);
                 }
             }
-            Mode::Write if self.is_mixed(place) && !entry.looks_at_all => {
+            Mode::Write if self.is_mixed(place) && !looks_at_all => {
                 // Others read beside the writer, nobody has looked until when: but what it reads
                 // itself is known.
                 let present = self.space.get(place).unwrap().ends_at;
