@@ -412,7 +412,8 @@ impl Decision<'_> {
             owner: &release.owner,
             mode: release.mode,
             permits: None,
-            token: release.token,
+            // It is this hold, as far as can be told: of a writer the token may be forgotten.
+            token: release.token.filter(|_| release.mode != Mode::Write),
             lease: None,
         };
         if let Ok(Some(_)) = self.give_back(stored, &request) {

@@ -149,6 +149,9 @@ impl Decision<'_> {
         let entered = if let Some(hash) = present {
             self.reenter(hash, hash.own.unwrap_or(Count::Malformed), &entry)
         } else {
+            // What a session of the owner had and others took away, if nobody has looked yet, is
+            // not this hold.
+            self.lose_hold(&owner, Mode::Plain);
             let token = self.mint();
             Ok(self.begin_plain(&entry, token))
         };
@@ -168,6 +171,10 @@ impl Decision<'_> {
             .tell_granted(&lock, waiter.reply_to, told, held, grant, self.effects);
         if waiter.wanted {
             self.ask_if_wanted(&owner, Mode::Plain);
+        }
+        // A script has made the first in line a holder, and may have made the next one, too.
+        if present.is_some() {
+            self.reconcile_now();
         }
     }
 }

@@ -261,7 +261,11 @@ impl Decision<'_> {
             waited: true,
         };
         let entered = match present {
-            None => Ok(self.begin_read_write(&entry)),
+            None => {
+                // As of a plain one: not what its session had before.
+                self.lose_hold(&owner, mode);
+                Ok(self.begin_read_write(&entry))
+            }
             Some(hash) => self.enter(hash, &entry),
         };
         // Whoever calls has seen that it can enter.

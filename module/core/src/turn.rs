@@ -251,6 +251,12 @@ impl<'a> Turn<'a> {
         }
     }
 
+    /// Whether its command is about this lock alone.
+    fn is_about(&self, lock: LockRef<'_>) -> bool {
+        let keys = self.command.map(|command| command.keys());
+        matches!(keys, Some(Keys::One(name)) if lock == LockRef { db: self.db, name })
+    }
+
     pub(crate) fn finish(&mut self, outcome: Result<Outcome, CommandError>) {
         self.outcome = Some(outcome);
         self.phase = Phase::Drain;
@@ -759,7 +765,9 @@ impl Locks {
             }
             self.decision(lock.as_ref(), 0, now, effects)
                 .end(&release, stored, outlived);
-            turn.freed |= effects.iter().skip(written).any(Effect::is_deletion);
+            // Not another lock's that has to end as well: the command is about what is held yet.
+            turn.freed |= turn.is_about(lock.as_ref())
+                && effects.iter().skip(written).any(Effect::is_deletion);
         }
     }
 

@@ -450,13 +450,15 @@ fn each_of(
 }
 
 /// Brings events into one order whose order among themselves nobody promises: those who leave
-/// together because there is nothing left to wait for, and the holders of one lock.
+/// together because there is nothing left to wait for, the holders of one lock, and who is wanted
+/// there beside what happens at another.
 pub(crate) fn in_any_order(mut events: Vec<TwinEvent>) -> Vec<TwinEvent> {
     let together = |one: &TwinEvent, next: &TwinEvent| match (&one.news, &next.news) {
         (News::Error(text), News::Error(next)) => text == next,
         (News::Lost(_), News::Lost(_)) | (News::Wanted(_), News::Wanted(_)) => {
             one.place == next.place
         }
+        (News::Wanted(_), _) | (_, News::Wanted(_)) => one.place != next.place,
         _ => false,
     };
     for run in events.chunk_by_mut(together) {

@@ -1,6 +1,7 @@
 //! Sessions, told as short stories: who may name them, and how much there may be of them. (The twin
 //! is beside each step here, too.)
 
+use crate::foreign::Change;
 use crate::keyspace::Reading;
 use crate::twin::Waits;
 use crate::world::{Named, OWNERS, Op, World, place, replay_to};
@@ -268,4 +269,63 @@ fn what_ends_with_its_session_is_what_is_broken() {
         "who was next is not broken"
     );
     assert_eq!(world.counters().breaks, 0);
+}
+
+/// The hold of one lock ends beside a script's, and frees the other.
+#[test]
+fn what_else_ends_in_its_step_is_not_what_a_break_was_for() {
+    let both = |owner, waits, session| Op::MultiAcquire {
+        locks: vec![0, 1],
+        owner,
+        lease_ms: 1_000_000,
+        waits,
+        session,
+        once: false,
+    };
+    let story = [
+        listens(None, 0),
+        both(C, Waits::No, Some(0)),
+        both(A, Waits::Block(0), None),
+        Op::Multi,
+        Op::Close { client: 0 },
+        Op::Foreign {
+            lock: 0,
+            changes: vec![Change::SetCount {
+                owner: A,
+                value: "1".into(),
+            }],
+            told: true,
+        },
+        breaks(0),
+        Op::Exec,
+    ];
+    let world = after(&story);
+    assert_eq!(holders(&world, 0), [[]; 0]);
+    assert_eq!(world.counters().breaks, 1);
+}
+
+/// Whoever has the lock meanwhile is a script, of which nobody has told.
+#[test]
+fn what_is_granted_to_an_owner_anew_is_not_what_its_session_had() {
+    let is_now = |change| Op::Foreign {
+        lock: 0,
+        changes: vec![change],
+        told: false,
+    };
+    let story = [
+        listens(None, 0),
+        takes_for_session(A, 0),
+        Op::Multi,
+        is_now(Change::Delete),
+        is_now(Change::Take {
+            owner: B,
+            lease_ms: None,
+        }),
+        Op::Exec,
+        acquire(A, 0, Waits::Block(0), None),
+        releases(B, 0),
+        Op::Close { client: 0 },
+    ];
+    let world = after(&story);
+    assert_eq!(holders(&world, 0), [OWNERS[A]]);
 }

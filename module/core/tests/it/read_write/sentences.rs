@@ -897,6 +897,19 @@ fn what_is_taken_back_is_the_grant_and_no_later_hold() {
     assert!(server.holds(B, Read));
 }
 
+/// Of its token nothing is known any more.
+#[test]
+fn a_writers_grant_is_taken_back_though_others_have_changed_the_key() {
+    let mut server = Server::new();
+    server.events(0, 30);
+    server.takes(A, Write, 50);
+    server.does(&of_session(B, Write, 50, Waits::Queue(0)));
+    server.releases(A, Write);
+    server.sees(&[Change::Expire { ms: 40 }]);
+    server.does(&Op::Close { client: 0 });
+    assert!(!server.holds(B, Write));
+}
+
 #[test]
 fn word_of_the_reading_is_no_word_of_the_writing() {
     let mut server = Server::new();
