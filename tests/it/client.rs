@@ -159,6 +159,24 @@ async fn a_guard_tells_what_the_server_knows() {
     assert_eq!(server.holder("k"), None);
 }
 
+/// The words that are left out are the same for all: who says nothing waits, and has it alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_awaited_is_taken() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let info = |key: &str| server.run(&format!("RLOCK.INFO {key}"));
+    let plain = client.lock("k").await.unwrap();
+    let both = client.multi(["a", "b"]).await.unwrap();
+    let writer = client.rw_lock("prices").await.unwrap();
+    let permit = client.semaphore("exports", 1).await.unwrap();
+    assert_eq!(server.holder("k").as_deref(), Some(plain.owner().as_str()));
+    assert_eq!(server.holder("b").as_deref(), Some(both.owner().as_str()));
+    assert_eq!(info("prices").get("mode").text(), "write");
+    assert_eq!(permit.permits(), 1);
+    drop((plain, both, writer, permit));
+    until("nothing is left", || server.run("DBSIZE") == 0);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_are_served_in_the_order_in_which_they_came() {
     let server = Server::start();

@@ -1,5 +1,6 @@
 //! A named semaphore and the ways of taking its permits.
 
+use std::pin::Pin;
 use std::time::Duration;
 
 use crate::api::{AcquireOptions, PermitsGuard, setters};
@@ -194,5 +195,24 @@ impl Semaphore {
         let limit = self.limit;
         let mode = Mode::Permits { permits, limit };
         self.options.take(mode, wait_mode).await
+    }
+}
+
+/// Awaiting a semaphore is calling its [`acquire()`](Semaphore::acquire).
+///
+/// # Examples
+///
+/// ```no_run
+/// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+/// let permit = client.semaphore("exports", 5).await?;
+/// # Ok(())
+/// # }
+/// ```
+impl IntoFuture for Semaphore {
+    type Output = Result<PermitsGuard, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.acquire().await })
     }
 }

@@ -416,7 +416,8 @@ impl Lock<'_> {
             let others = self.fields.keys().filter(|field| *field != owner);
             let others = others.filter_map(|field| self.read_hold(field));
             others_read = others.map(|hold| hold.ends_at).max();
-            if depth.others_are_brief(is_outlived) {
+            let has_own = own_read.is_some() || own_write.is_some();
+            if depth.others_are_brief(has_own, is_outlived) {
                 others_read = others_read.map(|_| key_end);
             }
         }
