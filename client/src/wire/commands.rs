@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::future::{self, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -19,8 +20,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::yield_now;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::wire::{Call, Command, Connection, Connector, Purpose, Replies, Values};
-use crate::{Error, PAUSE_MAX, Pace, task};
+use crate::wire::{Call, Command, Connection, Connector, Purpose, Replies, Values, part_of_grace};
+use crate::{Error, PAUSE_MAX, Pace, locked, task};
 
 /// The handle of the task, which ends with it.
 pub(crate) struct Commands {
@@ -30,10 +31,10 @@ pub(crate) struct Commands {
 
 impl Commands {
     /// Starts the task, which connects at once; what is handed over meanwhile waits for that.
-    pub(crate) fn start(runtime: &Handle, connector: Connector) -> Self {
+    pub(crate) fn start(runtime: &Handle, connector: Connector, doubt: Arc<Doubt>) -> Self {
         let (requests, queue) = mpsc::unbounded_channel();
         let (links, link) = watch::channel(0);
-        runtime.spawn(task(drive(connector, links, queue)));
+        runtime.spawn(task(drive(connector, links, queue, doubt)));
         Self { requests, link }
     }
 
@@ -61,6 +62,39 @@ impl Commands {
         let then: Then = Box::new(move |reply| then(reply.and_then(|reply| reader.read(&reply))));
         let unsent = self.requests.send(Request { call, then }).err();
         unsent.map(|unsent| unsent.0.then)
+    }
+}
+
+/// Whether the command connection is as dead, perhaps, as the session connection has turned out to
+/// be: a device on the way may forget both at once, and tell nobody. What is asked then to confirm
+/// the holds must not wait as long as a silence usually may last, or their guards would be lost.
+#[derive(Debug)]
+pub(crate) struct Doubt {
+    since: Mutex<Option<Instant>>,
+    grace: Duration,
+}
+
+impl Doubt {
+    pub(crate) fn new(grace: Duration) -> Self {
+        let since = Mutex::default();
+        Self { since, grace }
+    }
+
+    /// The session connection has fallen silent, or has broken, and another has taken its place.
+    pub(crate) fn arises(&self) {
+        *locked(&self.since) = Some(Instant::now());
+    }
+
+    /// How long an answer may take meanwhile: guards can wait for no longer than the grace.
+    fn patience(&self) -> Option<Duration> {
+        let since = *locked(&self.since);
+        let lasts = since.is_some_and(|since| since.elapsed() < self.grace);
+        lasts.then(|| part_of_grace(self.grace, 8))
+    }
+
+    /// There was an answer, or the connection is new.
+    fn is_over(&self) {
+        *locked(&self.since) = None;
     }
 }
 
@@ -105,9 +139,14 @@ pub(crate) type Then = Box<dyn FnOnce(Result<Value, Error>) + Send>;
 
 type Queue = mpsc::UnboundedReceiver<Request>;
 
-async fn drive(connector: Connector, links: watch::Sender<u64>, mut queue: Queue) {
+async fn drive(
+    connector: Connector,
+    links: watch::Sender<u64>,
+    mut queue: Queue,
+    doubt: Arc<Doubt>,
+) {
     // Why this one failed nobody wants to know: the first request tries again.
-    let mut link = Link::open(&connector).await.ok();
+    let mut link = Link::open(&connector, &doubt).await.ok();
     let next_link = || links.send_modify(|link| *link = link.saturating_add(1));
     next_link();
     let mut batch = Vec::new();
@@ -129,7 +168,7 @@ async fn drive(connector: Connector, links: watch::Sender<u64>, mut queue: Queue
                 tokio::spawn(task(old.in_flight.end()));
             }
             pace.keep(PAUSE_MAX).await;
-            match Link::open(&connector).await {
+            match Link::open(&connector, &doubt).await {
                 Ok(good) => link = Some(good),
                 Err(error) => {
                     // Told to all who wait: had each of them waited for a try of its own, the last
@@ -161,10 +200,13 @@ struct Link {
 }
 
 impl Link {
-    async fn open(connector: &Connector) -> Result<Self, Error> {
+    async fn open(connector: &Connector, doubt: &Arc<Doubt>) -> Result<Self, Error> {
+        let connection = connector.open_next(Purpose::Commands).await?;
+        doubt.is_over();
+        let in_flight = InFlight::new(connector.dialer.response_timeout, Arc::clone(doubt));
         Ok(Self {
-            connection: connector.open_next(Purpose::Commands).await?,
-            in_flight: InFlight::new(connector.dialer.response_timeout),
+            connection,
+            in_flight,
         })
     }
 
@@ -211,6 +253,7 @@ struct InFlight {
     /// no silence: the first late reply on an idle connection would cost it otherwise.
     silent_for: Duration,
     response_timeout: Duration,
+    doubt: Arc<Doubt>,
 }
 
 /// A batch that waits for its replies.
@@ -223,7 +266,7 @@ struct Exchange {
 }
 
 impl InFlight {
-    fn new(response_timeout: Duration) -> Self {
+    fn new(response_timeout: Duration, doubt: Arc<Doubt>) -> Self {
         Self {
             exchanges: VecDeque::new(),
             spare: None,
@@ -232,6 +275,7 @@ impl InFlight {
             silent_since: None,
             silent_for: Duration::ZERO,
             response_timeout,
+            doubt,
         }
     }
 
@@ -256,6 +300,13 @@ impl InFlight {
             replies,
             expected,
         });
+        if let Some(patience) = self.doubt.patience()
+            && let Some(first) = self.exchanges.front_mut()
+        {
+            first.until = first.until.min(now.checked_add(patience).unwrap_or(now));
+            // It may have been set for later.
+            self.alarm.as_mut().reset(first.until);
+        }
     }
 
     /// Waits for this, and for the answers that come meanwhile.
@@ -313,6 +364,7 @@ impl InFlight {
     fn end_one(&mut self, replies: RedisResult<Values>, expected: SmallVec<[Then; 1]>) {
         match replies {
             Ok(replies) => {
+                self.doubt.is_over();
                 self.silent_for = Duration::ZERO;
                 self.silent_since = self.exchanges.front().map(|_| Instant::now());
                 // A server that has been made a replica will not carry anything out: the next
@@ -326,11 +378,13 @@ impl InFlight {
             Err(error) => {
                 // A late reply alone does not cost the connection: whatever undoes the late
                 // command must travel behind it on the same one. Only after a longer silence is it
-                // given up.
+                // given up, or where the other connection has shown that one can be dead.
                 let silence_max = self.response_timeout.saturating_mul(SILENT_TIMEOUTS);
                 let silent = self.silent_since.map(|since| since.elapsed());
                 self.silent_for = silent.unwrap_or_default();
-                self.is_broken |= !error.is_timeout() || self.silent_for >= silence_max;
+                self.is_broken |= !error.is_timeout()
+                    || self.silent_for >= silence_max
+                    || self.doubt.patience().is_some();
                 let error = Error::no_reply(Some(error));
                 for then in expected {
                     then(Err(error.clone()));
@@ -354,12 +408,13 @@ const BATCH_MAX: usize = 32;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::{Arc, Mutex};
-
-    use crate::locked;
     use tokio::sync::Notify;
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    fn in_flight(response_timeout: Duration) -> InFlight {
+        InFlight::new(response_timeout, Arc::new(Doubt::new(SECOND * 5)))
+    }
 
     fn begin(
         in_flight: &mut InFlight,
@@ -374,7 +429,7 @@ mod tests {
     #[tokio::test]
     async fn exchanges_begin_at_once_and_end_in_their_order_while_other_work_is_waited_for() {
         let log = Arc::<Mutex<Vec<i64>>>::default();
-        let mut in_flight = InFlight::new(SECOND * 60);
+        let mut in_flight = in_flight(SECOND * 60);
         let mut go = Vec::new();
         for number in 0..3 {
             let (tell, told) = oneshot::channel();
@@ -412,7 +467,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn only_time_in_which_something_was_asked_in_vain_is_silence() {
         let wait = |seconds| tokio::time::advance(Duration::from_secs(seconds));
-        let mut in_flight = InFlight::new(SECOND * 2);
+        let mut in_flight = in_flight(SECOND * 2);
         let late = async |in_flight: &mut InFlight| {
             let silent = future::pending();
             begin(in_flight, silent, |reply| {
@@ -445,7 +500,7 @@ mod tests {
     #[tokio::test]
     async fn replies_that_are_there_at_once_are_heard_behind_those_before_them() {
         let log = Arc::<Mutex<Vec<i64>>>::default();
-        let mut in_flight = InFlight::new(SECOND * 60);
+        let mut in_flight = in_flight(SECOND * 60);
         let hear = |number| {
             let log = Arc::clone(&log);
             move |_| locked(&log).push(number)
@@ -463,7 +518,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn each_fails_at_its_own_time_whoever_was_answered_before() {
         let log = Arc::<Mutex<Vec<_>>>::default();
-        let mut in_flight = InFlight::new(SECOND * 60);
+        let mut in_flight = in_flight(SECOND * 60);
         let started = Instant::now();
         for seconds in [1, 2, 3] {
             let log = Arc::clone(&log);
@@ -490,10 +545,33 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_to_a_replica_is_not_used_any_more() {
-        let mut in_flight = InFlight::new(SECOND * 60);
+        let mut in_flight = in_flight(SECOND * 60);
         let refusal = redis::parse_redis_value(b"-READONLY no\r\n").expect("a reply");
         begin(&mut in_flight, future::ready(refusal), drop);
         assert!(in_flight.answered().await);
         assert!(in_flight.is_broken);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn beside_a_session_connection_that_was_dead_it_is_given_up_soon() {
+        let silence = async |in_flight: &mut InFlight| {
+            let started = Instant::now();
+            begin(in_flight, future::pending(), drop);
+            assert!(in_flight.answered().await);
+            started.elapsed()
+        };
+        let mut in_flight = in_flight(SECOND * 2);
+        in_flight.doubt.arises();
+        begin(&mut in_flight, future::ready(Value::Okay), drop);
+        assert!(in_flight.answered().await);
+        assert_eq!(silence(&mut in_flight).await, SECOND * 2, "it has answered");
+        assert!(!in_flight.is_broken);
+        // What is under way already waits no longer than what comes now.
+        begin(&mut in_flight, future::pending(), drop);
+        in_flight.doubt.arises();
+        let soon = silence(&mut in_flight).await;
+        assert!(soon < SECOND && in_flight.is_broken, "{soon:?}");
+        // Long after that nobody's guard depends on it.
+        in_flight.end().await;
     }
 }
