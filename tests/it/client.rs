@@ -164,7 +164,7 @@ async fn a_guard_tells_what_the_server_knows() {
 async fn what_is_awaited_is_taken() {
     let server = Server::start();
     let client = client(&server).await;
-    let info = |key: &str| server.run(&format!("RLOCK.INFO {key}"));
+    let info = |key: &str| server.run(format!("RLOCK.INFO {key}"));
     let plain = client.lock("k").await.unwrap();
     let both = client.multi(["a", "b"]).await.unwrap();
     let writer = client.rw_lock("prices").await.unwrap();

@@ -413,7 +413,10 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn in_flight(response_timeout: Duration) -> InFlight {
-        InFlight::new(response_timeout, Arc::new(Doubt::new(SECOND * 5)))
+        InFlight::new(
+            response_timeout,
+            Arc::new(Doubt::new(Duration::from_secs(5))),
+        )
     }
 
     fn begin(
