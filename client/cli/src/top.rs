@@ -3,12 +3,14 @@
 mod screen;
 mod watch;
 
+use std::future::ready;
 use std::io::{self, IsTerminal as _};
 use std::time::{Duration, Instant};
 
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::connect::Connection;
 use crate::exit::Failure;
@@ -35,7 +37,10 @@ struct State {
 /// Keys are read between two looks, and the server has other work.
 const AT_MOST_EVERY: Duration = Duration::from_millis(100);
 
-/// Until the user leaves.
+/// A signal is heard no later than this. That of a key waits for nothing.
+const SIGNALS_EVERY: Duration = Duration::from_millis(100);
+
+/// Until the user leaves, or a signal ends it.
 pub(crate) fn top(every: Duration, connection: &Connection) -> Result<u8, Failure> {
     if !(io::stdin().is_terminal() && io::stdout().is_terminal()) {
         return Err(Failure::usage(
@@ -48,13 +53,59 @@ pub(crate) fn top(every: Duration, connection: &Connection) -> Result<u8, Failur
         .map_err(|error| Failure::unavailable(format!("no runtime: {error}")))?;
     // What is wrong is said before the screen is taken.
     let fleet = runtime.block_on(Fleet::connect(connection))?;
+    let unfit = |error| Failure::unavailable(format!("the terminal: {error}"));
+    let mut signals = runtime.block_on(async { Signals::new() }).map_err(unfit)?;
     let mut terminal = ratatui::init();
     let every = every.max(AT_MOST_EVERY);
-    let outcome = show(&runtime, fleet, every, connection, &mut terminal);
+    let outcome = show(
+        &runtime,
+        fleet,
+        every,
+        connection,
+        &mut terminal,
+        &mut signals,
+    );
     ratatui::restore();
-    outcome.map_err(|error| Failure::unavailable(format!("the terminal: {error}")))?;
-    Ok(0)
+    match outcome.map_err(unfit)? {
+        Some(signal) => Err(Failure::by_signal(signal)),
+        None => Ok(0),
+    }
 }
+
+/// What would end it with the terminal left as it is for the screen.
+struct Signals([(SignalKind, Signal); 3]);
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        let listen = |kind| signal(kind).map(|signal| (kind, signal));
+        Ok(Self([
+            listen(SignalKind::terminate())?,
+            listen(SignalKind::hangup())?,
+            listen(SignalKind::interrupt())?,
+        ]))
+    }
+
+    /// Ends with the first of them: its number.
+    async fn next(&mut self) -> i32 {
+        let Self([(one, first), (two, second), (three, third)]) = self;
+        tokio::select! {
+            _ = first.recv() => one.as_raw_value(),
+            _ = second.recv() => two.as_raw_value(),
+            _ = third.recv() => three.as_raw_value(),
+        }
+    }
+
+    /// The one that has come already.
+    async fn so_far(&mut self) -> Option<i32> {
+        tokio::select! {
+            biased;
+            signal = self.next() => Some(signal),
+            () = ready(()) => None,
+        }
+    }
+}
+
+/// The signal that has ended it, unless the user has left.
 
 fn show(
     runtime: &Runtime,
@@ -62,38 +113,37 @@ fn show(
     every: Duration,
     connection: &Connection,
     terminal: &mut DefaultTerminal,
-) -> io::Result<()> {
+    signals: &mut Signals,
+) -> io::Result<Option<i32>> {
     let mut state = State::default();
     loop {
         let looked = Instant::now();
-        match runtime.block_on(Sample::take(
-            &fleet,
-            &state.sample,
-            state.looks_into.as_deref(),
-        )) {
-            Ok(sample) => {
-                state.sample = sample;
-                state.error = None;
+        let looking = state.look(&mut fleet, connection);
+        let ended = runtime.block_on(async {
+            tokio::select! {
+                signal = signals.next() => Some(signal),
+                () = looking => None,
             }
-            Err(failure) => {
-                state.error = Some(failure.text);
-                // Connections that have broken are not used again.
-                if let Ok(again) = runtime.block_on(Fleet::connect(connection)) {
-                    fleet = again;
-                }
-            }
+        });
+        if ended.is_some() {
+            return Ok(ended);
         }
         loop {
             terminal.draw(|frame| draw(frame, &mut state))?;
             let left = every.saturating_sub(looked.elapsed());
-            if left.is_zero() || !event::poll(left)? {
+            let is_typed = event::poll(left.min(SIGNALS_EVERY))?;
+            if let Some(signal) = runtime.block_on(signals.so_far()) {
+                return Ok(Some(signal));
+            }
+            if left.is_zero() {
                 break;
             }
-            if let Event::Key(key) = event::read()?
+            if is_typed
+                && let Event::Key(key) = event::read()?
                 && key.kind == KeyEventKind::Press
             {
                 match state.press(key) {
-                    Next::Leave => return Ok(()),
+                    Next::Leave => return Ok(None),
                     Next::Look => break,
                     Next::Draw => {}
                 }
@@ -110,6 +160,22 @@ enum Next {
 }
 
 impl State {
+    async fn look(&mut self, fleet: &mut Fleet, connection: &Connection) {
+        match Sample::take(fleet, &self.sample, self.looks_into.as_deref()).await {
+            Ok(sample) => {
+                self.sample = sample;
+                self.error = None;
+            }
+            Err(failure) => {
+                self.error = Some(failure.text);
+                // Connections that have broken are not used again.
+                if let Ok(again) = Fleet::connect(connection).await {
+                    *fleet = again;
+                }
+            }
+        }
+    }
+
     fn press(&mut self, key: KeyEvent) -> Next {
         if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
             return Next::Leave;

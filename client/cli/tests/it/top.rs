@@ -152,6 +152,30 @@ fn it_shows_hot_locks_sorts_filters_looks_into_one_and_leaves() {
     });
 }
 
+/// Otherwise the shell that comes next would show nothing of what is typed.
+#[test]
+fn a_signal_ends_it_and_the_terminal_is_given_back() {
+    let server = Server::start();
+    for signal in ["TERM", "HUP"] {
+        let Some(screen) = Screen::start(&server) else {
+            return;
+        };
+        screen.press(&[], "its screen", |screen| screen.contains("rlock top"));
+        let panes = screen.tmux(&["list-panes", "-F", "#{pane_pid}"]).unwrap();
+        // The shell's child, which its shell does not become, for something follows it.
+        let killed = Command::new("pkill")
+            .args([&format!("-{signal}"), "-P", panes.trim()])
+            .status();
+        assert!(killed.unwrap().success());
+        screen.press(&[], "the screen is given back", |screen| {
+            !screen.contains("rlock top")
+        });
+        screen.press(&["h", "i"], "what is typed is seen", |screen| {
+            screen.contains("hi")
+        });
+    }
+}
+
 #[test]
 fn it_needs_a_terminal() {
     let server = Server::start();
