@@ -297,8 +297,10 @@ impl Decision<'_> {
         let (token, end) = (self.mint(), entry.lease.end(self.now));
         self.count_grant();
         self.locks.table.forget_writer(self.at);
-        self.set(Field::Mode, Value::Mode(entry.mode));
-        self.set(entry.field(), Value::Number(1));
+        self.write(Write::Set(
+            (Field::Mode, Value::Mode(entry.mode)),
+            Some((entry.field(), Value::Number(1))),
+        ));
         match entry.mode {
             Mode::Read | Mode::Plain | Mode::Permits => {
                 self.set_timeout(&entry.holder, 1, Some(token), end);
