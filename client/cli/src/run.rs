@@ -9,7 +9,7 @@ mod group;
 pub(crate) mod guardian;
 mod held;
 mod message;
-mod signals;
+pub(crate) mod signals;
 mod supervise;
 mod terminal;
 

@@ -3,18 +3,23 @@
 mod screen;
 mod watch;
 
-use std::future::ready;
+use std::collections::VecDeque;
 use std::io::{self, IsTerminal as _};
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::libc;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::sleep;
 
 use crate::connect::Connection;
 use crate::exit::Failure;
+use crate::run::signals::Signals;
 use crate::server::Fleet;
+use crate::sys;
 use crate::top::screen::draw;
 use crate::top::watch::{Sample, Sort};
 
@@ -37,8 +42,11 @@ struct State {
 /// Keys are read between two looks, and the server has other work.
 const AT_MOST_EVERY: Duration = Duration::from_millis(100);
 
-/// A signal is heard no later than this. That of a key waits for nothing.
-const SIGNALS_EVERY: Duration = Duration::from_millis(100);
+/// So often keys are looked for while the server is asked.
+const KEYS_EVERY: Duration = Duration::from_millis(50);
+
+/// A terminal has this time to be given back. One that reads nothing would keep the program.
+const GIVEN_BACK_WITHIN: Duration = Duration::from_millis(200);
 
 /// Until the user leaves, or a signal ends it.
 pub(crate) fn top(every: Duration, connection: &Connection) -> Result<u8, Failure> {
@@ -47,65 +55,45 @@ pub(crate) fn top(every: Duration, connection: &Connection) -> Result<u8, Failur
             "top needs a terminal; `rlock ls --json` is for scripts",
         ));
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::unavailable(format!("no runtime: {error}")))?;
+    let runtime =
+        runtime().map_err(|error| Failure::unavailable(format!("no runtime: {error}")))?;
     // What is wrong is said before the screen is taken.
     let fleet = runtime.block_on(Fleet::connect(connection))?;
     let unfit = |error| Failure::unavailable(format!("the terminal: {error}"));
-    let mut signals = runtime.block_on(async { Signals::new() }).map_err(unfit)?;
+    heed_signals().map_err(unfit)?;
     let mut terminal = ratatui::init();
     let every = every.max(AT_MOST_EVERY);
-    let outcome = show(
-        &runtime,
-        fleet,
-        every,
-        connection,
-        &mut terminal,
-        &mut signals,
-    );
+    let outcome = show(&runtime, fleet, every, connection, &mut terminal);
     ratatui::restore();
-    match outcome.map_err(unfit)? {
-        Some(signal) => Err(Failure::by_signal(signal)),
-        None => Ok(0),
-    }
+    outcome.map_err(unfit)?;
+    Ok(0)
 }
 
-/// What would end it with the terminal left as it is for the screen.
-struct Signals([(SignalKind, Signal); 3]);
-
-impl Signals {
-    fn new() -> io::Result<Self> {
-        let listen = |kind| signal(kind).map(|signal| (kind, signal));
-        Ok(Self([
-            listen(SignalKind::terminate())?,
-            listen(SignalKind::hangup())?,
-            listen(SignalKind::interrupt())?,
-        ]))
-    }
-
-    /// Ends with the first of them: its number.
-    async fn next(&mut self) -> i32 {
-        let Self([(one, first), (two, second), (three, third)]) = self;
-        tokio::select! {
-            _ = first.recv() => one.as_raw_value(),
-            _ = second.recv() => two.as_raw_value(),
-            _ = third.recv() => three.as_raw_value(),
-        }
-    }
-
-    /// The one that has come already.
-    async fn so_far(&mut self) -> Option<i32> {
-        tokio::select! {
-            biased;
-            signal = self.next() => Some(signal),
-            () = ready(()) => None,
-        }
-    }
+fn runtime() -> io::Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
 }
 
-/// The signal that has ended it, unless the user has left.
+/// A signal that ends this gives the terminal back first. On a thread of its own: that of the
+/// screen may be waiting for the server, or for a terminal that is gone.
+fn heed_signals() -> io::Result<()> {
+    let runtime = runtime()?;
+    let listen = async { Signals::of(&[libc::SIGHUP, libc::SIGINT, libc::SIGTERM]) };
+    let mut signals = runtime.block_on(listen)?;
+    thread::spawn(move || {
+        let signal = runtime.block_on(signals.any_to_end());
+        let (given_back, done) = mpsc::channel();
+        thread::spawn(move || {
+            ratatui::restore();
+            // Nobody hears it who does not wait any more.
+            let _ = given_back.send(());
+        });
+        let _ = done.recv_timeout(GIVEN_BACK_WITHIN);
+        sys::end_by(signal);
+    });
+    Ok(())
+}
 
 fn show(
     runtime: &Runtime,
@@ -113,43 +101,79 @@ fn show(
     every: Duration,
     connection: &Connection,
     terminal: &mut DefaultTerminal,
-    signals: &mut Signals,
-) -> io::Result<Option<i32>> {
+) -> io::Result<()> {
     let mut state = State::default();
+    let mut typed = VecDeque::new();
     loop {
         let looked = Instant::now();
-        let looking = state.look(&mut fleet, connection);
-        let ended = runtime.block_on(async {
+        let typing = typed.iter().fold(state.typing, is_typing_after);
+        let leaves = runtime.block_on(async {
             tokio::select! {
-                signal = signals.next() => Some(signal),
-                () = looking => None,
+                () = state.look(&mut fleet, connection) => Ok(false),
+                left = until_left(&mut typed, typing) => left.map(|()| true),
             }
         });
-        if ended.is_some() {
-            return Ok(ended);
+        if leaves? {
+            return Ok(());
         }
         loop {
             terminal.draw(|frame| draw(frame, &mut state))?;
+            // However long the look took, what was typed is heard.
             let left = every.saturating_sub(looked.elapsed());
-            let is_typed = event::poll(left.min(SIGNALS_EVERY))?;
-            if let Some(signal) = runtime.block_on(signals.so_far()) {
-                return Ok(Some(signal));
-            }
-            if left.is_zero() {
-                break;
-            }
-            if is_typed
-                && let Event::Key(key) = event::read()?
-                && key.kind == KeyEventKind::Press
-            {
-                match state.press(key) {
-                    Next::Leave => return Ok(None),
-                    Next::Look => break,
-                    Next::Draw => {}
+            let next = match typed.pop_front() {
+                None => event_within(left)?,
+                typed => typed,
+            };
+            match next {
+                None => break,
+                Some(Event::Key(key)) if key.kind == KeyEventKind::Press => {
+                    match state.press(key) {
+                        Next::Leave => return Ok(()),
+                        Next::Look => break,
+                        Next::Draw => {}
+                    }
                 }
+                Some(_) => {}
             }
         }
     }
+}
+
+fn event_within(time: Duration) -> io::Result<Option<Event>> {
+    event::poll(time)?.then(event::read).transpose()
+}
+
+/// Keeps what is typed while the server is asked, which may take long. Ends with what leaves.
+async fn until_left(typed: &mut VecDeque<Event>, mut typing: bool) -> io::Result<()> {
+    loop {
+        sleep(KEYS_EVERY).await;
+        while let Some(event) = event_within(Duration::ZERO)? {
+            if let Event::Key(key) = &event
+                && key.kind == KeyEventKind::Press
+                && (is_ctrl_c(*key) || !typing && key.code == KeyCode::Char('q'))
+            {
+                return Ok(());
+            }
+            typing = is_typing_after(typing, &event);
+            typed.push_back(event);
+        }
+    }
+}
+
+/// Whether what comes next is a part of the filter.
+fn is_typing_after(typing: bool, event: &Event) -> bool {
+    match event {
+        Event::Key(key) if key.kind == KeyEventKind::Press => match key.code {
+            KeyCode::Char('/') => true,
+            KeyCode::Enter | KeyCode::Esc => false,
+            _ => typing,
+        },
+        _ => typing,
+    }
+}
+
+fn is_ctrl_c(key: KeyEvent) -> bool {
+    key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c')
 }
 
 /// What follows a key.
@@ -177,7 +201,7 @@ impl State {
     }
 
     fn press(&mut self, key: KeyEvent) -> Next {
-        if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
+        if is_ctrl_c(key) {
             return Next::Leave;
         }
         if self.typing {

@@ -1,4 +1,4 @@
-//! The signals that reach `rlock run`.
+//! The signals that reach `rlock run` and `rlock top`.
 
 use std::future::poll_fn;
 use std::io;
@@ -38,7 +38,7 @@ impl Signals {
     }
 
     /// What the caller has `rlock` ignore stays ignored, as `nohup` and shells expect.
-    fn of(numbers: &[i32]) -> io::Result<Self> {
+    pub(crate) fn of(numbers: &[i32]) -> io::Result<Self> {
         let ignored = ignored();
         let heard = numbers.iter().filter(|number| !is_in(ignored, **number));
         let heard = heard.map(|number| Ok((*number, signal(SignalKind::from_raw(*number))?)));

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use rlock_tests::{Server, eventually};
+use rlock_tests::{Server, eventually, until};
 
 use crate::program::{PROGRAM, status_and_line, url};
 
@@ -147,6 +147,8 @@ fn it_shows_hot_locks_sorts_filters_looks_into_one_and_leaves() {
     screen.press(&[], "it is back", |screen| {
         screen.contains("rlock top: 1 nodes")
     });
+    // Nobody waits for a silent server who wants to leave.
+    server.freeze();
     screen.press(&["q"], "the screen is given back", |screen| {
         !screen.contains("rlock top")
     });
@@ -155,8 +157,8 @@ fn it_shows_hot_locks_sorts_filters_looks_into_one_and_leaves() {
 /// Otherwise the shell that comes next would show nothing of what is typed.
 #[test]
 fn a_signal_ends_it_and_the_terminal_is_given_back() {
-    let server = Server::start();
     for signal in ["TERM", "HUP"] {
+        let server = Server::start();
         let Some(screen) = Screen::start(&server) else {
             return;
         };
@@ -174,6 +176,26 @@ fn a_signal_ends_it_and_the_terminal_is_given_back() {
             screen.contains("hi")
         });
     }
+}
+
+/// Its program must not go on without it.
+#[test]
+fn it_ends_with_its_terminal() {
+    let server = Server::start();
+    let Some(screen) = Screen::start(&server) else {
+        return;
+    };
+    screen.press(&[], "its screen", |screen| screen.contains("rlock top"));
+    let shell = screen.tmux(&["list-panes", "-F", "#{pane_pid}"]).unwrap();
+    let child = Command::new("pgrep").args(["-P", shell.trim()]).output();
+    let child = String::from_utf8(child.unwrap().stdout).unwrap();
+    let status = format!("/proc/{}/stat", child.trim());
+    drop(screen);
+    until("it has ended", || {
+        // Ended, and maybe not waited for.
+        let stat = std::fs::read_to_string(&status).unwrap_or_default();
+        stat.is_empty() || stat.contains(") Z ")
+    });
 }
 
 #[test]
