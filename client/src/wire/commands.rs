@@ -18,9 +18,11 @@ use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::yield_now;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
-use crate::wire::{Call, Command, Connection, Connector, Purpose, Replies, Values, part_of_grace};
+use crate::wire::{
+    Call, Command, Connection, Connector, Purpose, Replies, Values, part_of_grace, request,
+};
 use crate::{Error, PAUSE_MAX, Pace, locked, task};
 
 /// The handle of the task, which ends with it.
@@ -85,18 +87,32 @@ impl Doubt {
         *locked(&self.since) = Some(Instant::now());
     }
 
-    /// How long an answer may take meanwhile: guards can wait for no longer than the grace.
-    fn patience(&self) -> Option<Duration> {
+    /// After a grace no guard depends on it any more.
+    fn lasts(&self) -> bool {
         let since = *locked(&self.since);
-        let lasts = since.is_some_and(|since| since.elapsed() < self.grace);
-        lasts.then(|| part_of_grace(self.grace, 8))
+        since.is_some_and(|since| since.elapsed() < self.grace)
     }
 
     /// There was an answer, or the connection is new.
     fn is_over(&self) {
         *locked(&self.since) = None;
     }
+
+    /// Ends once a new connection has been answered, and the old one has had as long again for what
+    /// it was asked before: it is dead then. However far the server is, or however busy, the old
+    /// one is answered before.
+    async fn is_confirmed(connector: Connector, grace: Duration) {
+        let asked = Instant::now();
+        let answer = connector.ask(request::ping()).await;
+        if answer.is_err_and(|error| error.is_unavailable() || error.is_unknown()) {
+            return future::pending().await;
+        }
+        sleep(asked.elapsed().max(part_of_grace(grace, 16))).await;
+    }
 }
+
+/// See [`Doubt::is_confirmed`].
+type Probe = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The answer to a command that has been handed over, or to what goes on apart from its caller.
 #[must_use = "the answer says whether the command was carried out"]
@@ -197,6 +213,7 @@ async fn drive(
 struct Link {
     connection: Connection,
     in_flight: InFlight,
+    connector: Connector,
 }
 
 impl Link {
@@ -207,6 +224,7 @@ impl Link {
         Ok(Self {
             connection,
             in_flight,
+            connector: connector.clone(),
         })
     }
 
@@ -232,6 +250,11 @@ impl Link {
         });
         let replies = self.connection.ask(calls, self.in_flight.spare.take());
         self.in_flight.begin(replies, expected);
+        let doubt = &self.in_flight.doubt;
+        if self.in_flight.probe.is_none() && doubt.lasts() {
+            let probe = Doubt::is_confirmed(self.connector.clone(), doubt.grace);
+            self.in_flight.probe = Some(Box::pin(task(probe)));
+        }
     }
 }
 
@@ -254,6 +277,8 @@ struct InFlight {
     silent_for: Duration,
     response_timeout: Duration,
     doubt: Arc<Doubt>,
+    /// While there is one: whether it is right.
+    probe: Option<Probe>,
 }
 
 /// A batch that waits for its replies.
@@ -276,6 +301,7 @@ impl InFlight {
             silent_for: Duration::ZERO,
             response_timeout,
             doubt,
+            probe: None,
         }
     }
 
@@ -300,30 +326,41 @@ impl InFlight {
             replies,
             expected,
         });
-        if let Some(patience) = self.doubt.patience()
-            && let Some(first) = self.exchanges.front_mut()
-        {
-            first.until = first.until.min(now.checked_add(patience).unwrap_or(now));
-            // It may have been set for later.
-            self.alarm.as_mut().reset(first.until);
-        }
     }
 
     /// Waits for this, and for the answers that come meanwhile.
     async fn during<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         loop {
+            let mut probe = self.probe.take();
             tokio::select! {
                 biased;
                 true = self.answered() => {
+                    self.probe = probe.filter(|_| self.doubt.lasts());
                     // Those who have been answered ask anew before the next are told, so that the
                     // server has something to do meanwhile.
                     if !self.exchanges.is_empty() {
                         yield_now().await;
                     }
                 }
-                done = &mut work => return done,
+                done = &mut work => {
+                    self.probe = probe;
+                    return done;
+                }
+                () = poll_fn(|cx| match &mut probe {
+                    Some(probe) => probe.as_mut().poll(cx),
+                    None => Poll::Pending,
+                }) => self.give_up(),
             }
+        }
+    }
+
+    /// Nothing that is under way here will be answered.
+    fn give_up(&mut self) {
+        self.is_broken = true;
+        while let Some(exchange) = self.exchanges.pop_front() {
+            let silence = io::Error::from(io::ErrorKind::TimedOut);
+            self.end_one(Err(silence.into()), exchange.expected);
         }
     }
 
@@ -378,13 +415,11 @@ impl InFlight {
             Err(error) => {
                 // A late reply alone does not cost the connection: whatever undoes the late
                 // command must travel behind it on the same one. Only after a longer silence is it
-                // given up, or where the other connection has shown that one can be dead.
+                // given up.
                 let silence_max = self.response_timeout.saturating_mul(SILENT_TIMEOUTS);
                 let silent = self.silent_since.map(|since| since.elapsed());
                 self.silent_for = silent.unwrap_or_default();
-                self.is_broken |= !error.is_timeout()
-                    || self.silent_for >= silence_max
-                    || self.doubt.patience().is_some();
+                self.is_broken |= !error.is_timeout() || self.silent_for >= silence_max;
                 let error = Error::no_reply(Some(error));
                 for then in expected {
                     then(Err(error.clone()));
@@ -556,25 +591,28 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn beside_a_session_connection_that_was_dead_it_is_given_up_soon() {
-        let silence = async |in_flight: &mut InFlight| {
+    async fn it_is_given_up_when_a_new_one_was_answered_and_kept_if_it_answers_too() {
+        for answers in [false, true] {
+            let mut in_flight = in_flight(SECOND * 60);
+            in_flight.doubt.arises();
+            in_flight.probe = Some(Box::pin(sleep(SECOND)));
             let started = Instant::now();
-            begin(in_flight, future::pending(), drop);
-            assert!(in_flight.answered().await);
-            started.elapsed()
-        };
-        let mut in_flight = in_flight(SECOND * 2);
-        in_flight.doubt.arises();
-        begin(&mut in_flight, future::ready(Value::Okay), drop);
-        assert!(in_flight.answered().await);
-        assert_eq!(silence(&mut in_flight).await, SECOND * 2, "it has answered");
-        assert!(!in_flight.is_broken);
-        // What is under way already waits no longer than what comes now.
-        begin(&mut in_flight, future::pending(), drop);
-        in_flight.doubt.arises();
-        let soon = silence(&mut in_flight).await;
-        assert!(soon < SECOND && in_flight.is_broken, "{soon:?}");
-        // Long after that nobody's guard depends on it.
-        in_flight.end().await;
+            let heard = Arc::<Mutex<Option<bool>>>::default();
+            let hear = Arc::clone(&heard);
+            let reply = async move {
+                sleep(SECOND / 2).await;
+                if !answers {
+                    future::pending::<()>().await;
+                }
+                Value::Okay
+            };
+            begin(&mut in_flight, reply, move |reply| {
+                *locked(&hear) = Some(reply.is_ok());
+            });
+            in_flight.during(sleep(SECOND * 2)).await;
+            assert_eq!(*locked(&heard), Some(answers));
+            assert_eq!(in_flight.is_broken, !answers);
+            assert_eq!(started.elapsed(), SECOND * 2);
+        }
     }
 }
