@@ -292,7 +292,7 @@ fn what_else_ends_in_its_step_is_not_what_a_break_was_for() {
             lock: 0,
             changes: vec![Change::SetCount {
                 owner: A,
-                value: "1".into(),
+                value: "1",
             }],
             told: true,
         },
