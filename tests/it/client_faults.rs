@@ -278,10 +278,13 @@ pub(super) fn session_connection(server: &Server) -> Option<String> {
 
 /// The same, with those that a router has forgotten: in the order of the server.
 pub(super) fn session_connections(server: &Server) -> Vec<String> {
+    connections_with(server, "cmd=rlock.events")
+}
+
+/// The ids of the connections of which the server's list says this.
+fn connections_with(server: &Server, what: &str) -> Vec<String> {
     let list = server.run("CLIENT LIST").text();
-    let lines = list
-        .lines()
-        .filter(|line| line.contains("cmd=rlock.events"));
+    let lines = list.lines().filter(|line| line.contains(what));
     let ids = lines.filter_map(|line| {
         let mut words = line.split(' ');
         words.find_map(|word| Some(word.strip_prefix("id=")?.to_owned()))
@@ -480,6 +483,26 @@ async fn both_connections_that_a_router_forgets_at_once_cost_no_guard() {
     assert!(!guard.is_lost());
     soon(guard.unlock()).await.unwrap();
     assert_eq!(server.holder("k"), None);
+}
+
+/// The other connection is in doubt then. It must not be taken for dead only because its answers
+/// have a long way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_connection_that_breaks_far_from_the_server_costs_no_guard() {
+    let server = Server::start();
+    let near = Proxy::to(server.address());
+    let grace = Duration::from_secs(4);
+    let through = format!("redis://{}", near.address());
+    let builder = Client::builder().grace(grace);
+    let client = builder.connect(&through).await.unwrap();
+    let guard = client.lock("k").lock().await.unwrap();
+    let of_commands = connections_with(&server, "cmd=rlock.acquire");
+    near.delay(300 * MS);
+    kill_session_connection(&server);
+    tokio::time::sleep(grace).await;
+    assert!(!guard.is_lost());
+    assert!(connections_with(&server, "id=").contains(&of_commands[0]));
+    soon(guard.unlock()).await.unwrap();
 }
 
 /// A client whose commands can be cut off while its session connection lives.
