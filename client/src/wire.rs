@@ -18,7 +18,7 @@ pub(crate) mod sentinel_watch;
 
 // What is carried by each of the connections to it, and which are to be closed.
 mod commands;
-pub(crate) use commands::{Answer, Commands, Doubt, Then};
+pub(crate) use commands::{Answer, Commands, Then};
 
 pub(crate) mod events;
 pub(crate) use events::Listener;

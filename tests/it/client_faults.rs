@@ -461,32 +461,7 @@ async fn a_late_call_and_a_new_connection_cost_neither_a_guard_nor_a_place_in_th
     }
 }
 
-/// The session connection is made anew soon; the other, by which the holds are confirmed, is as
-/// dead, and nothing has shown it yet.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn both_connections_that_a_router_forgets_at_once_cost_no_guard() {
-    let server = Server::start();
-    let (near, far) = (Proxy::to(server.address()), Proxy::to(server.address()));
-    near.lead_to(far.address());
-    let grace = Duration::from_secs(5); // as it is unless told otherwise, and so the timeouts
-    let through = format!("redis://{}", near.address());
-    let client = Client::builder()
-        .grace(grace)
-        .connect(&through)
-        .await
-        .unwrap();
-    let guard = client.lock("k").lock().await.unwrap();
-    near.lead_to(server.address());
-    far.cut_to_server();
-    far.cut_to_client();
-    tokio::time::sleep(grace).await;
-    assert!(!guard.is_lost());
-    soon(guard.unlock()).await.unwrap();
-    assert_eq!(server.holder("k"), None);
-}
-
-/// The other connection is in doubt then. It must not be taken for dead only because its answers
-/// have a long way.
+/// The other connection must not be taken for dead only because its answers have a long way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_connection_that_breaks_far_from_the_server_costs_no_guard() {
     let server = Server::start();

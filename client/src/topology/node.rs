@@ -8,8 +8,8 @@ use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
 use crate::wire::{
-    Acknowledger, Address, Commands, Connector, Doubt, Durability, Listener, ServerId, Session,
-    events, sentinel_watch,
+    Acknowledger, Address, Commands, Connector, Durability, Listener, ServerId, Session, events,
+    sentinel_watch,
 };
 use crate::{Error, locked, task};
 
@@ -51,17 +51,11 @@ impl Node {
         }
         let session = Session::new(Arc::clone(&identity.session), grace);
         let listener = Weak::clone(&identity.listener);
-        let doubt = Arc::new(Doubt::new(grace));
-        let events = events::run(
-            connector.clone(),
-            Arc::clone(&session),
-            listener,
-            Arc::clone(&doubt),
-        );
+        let events = events::run(connector.clone(), Arc::clone(&session), listener);
         tasks.spawn_on(task(events), runtime);
         Arc::new(Self {
             address: connector.address(),
-            commands: Commands::start(runtime, connector, doubt),
+            commands: Commands::start(runtime, connector),
             session,
             twin: Cell::default(),
             acknowledger,

@@ -9,7 +9,6 @@ use std::collections::VecDeque;
 use std::future::{self, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -18,12 +17,10 @@ use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::yield_now;
-use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::wire::{
-    Call, Command, Connection, Connector, Purpose, Replies, Values, part_of_grace, request,
-};
-use crate::{Error, PAUSE_MAX, Pace, locked, task};
+use crate::wire::{Call, Command, Connection, Connector, Purpose, Replies, Values};
+use crate::{Error, PAUSE_MAX, Pace, task};
 
 /// The handle of the task, which ends with it.
 pub(crate) struct Commands {
@@ -33,10 +30,10 @@ pub(crate) struct Commands {
 
 impl Commands {
     /// Starts the task, which connects at once; what is handed over meanwhile waits for that.
-    pub(crate) fn start(runtime: &Handle, connector: Connector, doubt: Arc<Doubt>) -> Self {
+    pub(crate) fn start(runtime: &Handle, connector: Connector) -> Self {
         let (requests, queue) = mpsc::unbounded_channel();
         let (links, link) = watch::channel(0);
-        runtime.spawn(task(drive(connector, links, queue, doubt)));
+        runtime.spawn(task(drive(connector, links, queue)));
         Self { requests, link }
     }
 
@@ -66,53 +63,6 @@ impl Commands {
         unsent.map(|unsent| unsent.0.then)
     }
 }
-
-/// Whether the command connection is as dead, perhaps, as the session connection has turned out to
-/// be: a device on the way may forget both at once, and tell nobody. What is asked then to confirm
-/// the holds must not wait as long as a silence usually may last, or their guards would be lost.
-#[derive(Debug)]
-pub(crate) struct Doubt {
-    since: Mutex<Option<Instant>>,
-    grace: Duration,
-}
-
-impl Doubt {
-    pub(crate) fn new(grace: Duration) -> Self {
-        let since = Mutex::default();
-        Self { since, grace }
-    }
-
-    /// The session connection has fallen silent, or has broken, and another has taken its place.
-    pub(crate) fn arises(&self) {
-        *locked(&self.since) = Some(Instant::now());
-    }
-
-    /// After a grace no guard depends on it any more.
-    fn lasts(&self) -> bool {
-        let since = *locked(&self.since);
-        since.is_some_and(|since| since.elapsed() < self.grace)
-    }
-
-    /// There was an answer, or the connection is new.
-    fn is_over(&self) {
-        *locked(&self.since) = None;
-    }
-
-    /// Ends once a new connection has been answered, and the old one has had as long again for what
-    /// it was asked before: it is dead then. However far the server is, or however busy, the old
-    /// one is answered before.
-    async fn is_confirmed(connector: Connector, grace: Duration) {
-        let asked = Instant::now();
-        let answer = connector.ask(request::ping()).await;
-        if answer.is_err_and(|error| error.is_unavailable() || error.is_unknown()) {
-            return future::pending().await;
-        }
-        sleep(asked.elapsed().max(part_of_grace(grace, 16))).await;
-    }
-}
-
-/// See [`Doubt::is_confirmed`].
-type Probe = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The answer to a command that has been handed over, or to what goes on apart from its caller.
 #[must_use = "the answer says whether the command was carried out"]
@@ -155,14 +105,9 @@ pub(crate) type Then = Box<dyn FnOnce(Result<Value, Error>) + Send>;
 
 type Queue = mpsc::UnboundedReceiver<Request>;
 
-async fn drive(
-    connector: Connector,
-    links: watch::Sender<u64>,
-    mut queue: Queue,
-    doubt: Arc<Doubt>,
-) {
+async fn drive(connector: Connector, links: watch::Sender<u64>, mut queue: Queue) {
     // Why this one failed nobody wants to know: the first request tries again.
-    let mut link = Link::open(&connector, &doubt).await.ok();
+    let mut link = Link::open(&connector).await.ok();
     let next_link = || links.send_modify(|link| *link = link.saturating_add(1));
     next_link();
     let mut batch = Vec::new();
@@ -184,7 +129,7 @@ async fn drive(
                 tokio::spawn(task(old.in_flight.end()));
             }
             pace.keep(PAUSE_MAX).await;
-            match Link::open(&connector, &doubt).await {
+            match Link::open(&connector).await {
                 Ok(good) => link = Some(good),
                 Err(error) => {
                     // Told to all who wait: had each of them waited for a try of its own, the last
@@ -213,18 +158,13 @@ async fn drive(
 struct Link {
     connection: Connection,
     in_flight: InFlight,
-    connector: Connector,
 }
 
 impl Link {
-    async fn open(connector: &Connector, doubt: &Arc<Doubt>) -> Result<Self, Error> {
-        let connection = connector.open_next(Purpose::Commands).await?;
-        doubt.is_over();
-        let in_flight = InFlight::new(connector.dialer.response_timeout, Arc::clone(doubt));
+    async fn open(connector: &Connector) -> Result<Self, Error> {
         Ok(Self {
-            connection,
-            in_flight,
-            connector: connector.clone(),
+            connection: connector.open_next(Purpose::Commands).await?,
+            in_flight: InFlight::new(connector.dialer.response_timeout),
         })
     }
 
@@ -250,11 +190,6 @@ impl Link {
         });
         let replies = self.connection.ask(calls, self.in_flight.spare.take());
         self.in_flight.begin(replies, expected);
-        let doubt = &self.in_flight.doubt;
-        if self.in_flight.probe.is_none() && doubt.lasts() {
-            let probe = Doubt::is_confirmed(self.connector.clone(), doubt.grace);
-            self.in_flight.probe = Some(Box::pin(task(probe)));
-        }
     }
 }
 
@@ -276,9 +211,6 @@ struct InFlight {
     /// no silence: the first late reply on an idle connection would cost it otherwise.
     silent_for: Duration,
     response_timeout: Duration,
-    doubt: Arc<Doubt>,
-    /// While there is one: whether it is right.
-    probe: Option<Probe>,
 }
 
 /// A batch that waits for its replies.
@@ -291,7 +223,7 @@ struct Exchange {
 }
 
 impl InFlight {
-    fn new(response_timeout: Duration, doubt: Arc<Doubt>) -> Self {
+    fn new(response_timeout: Duration) -> Self {
         Self {
             exchanges: VecDeque::new(),
             spare: None,
@@ -300,8 +232,6 @@ impl InFlight {
             silent_since: None,
             silent_for: Duration::ZERO,
             response_timeout,
-            doubt,
-            probe: None,
         }
     }
 
@@ -332,35 +262,17 @@ impl InFlight {
     async fn during<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         loop {
-            let mut probe = self.probe.take();
             tokio::select! {
                 biased;
                 true = self.answered() => {
-                    self.probe = probe.filter(|_| self.doubt.lasts());
                     // Those who have been answered ask anew before the next are told, so that the
                     // server has something to do meanwhile.
                     if !self.exchanges.is_empty() {
                         yield_now().await;
                     }
                 }
-                done = &mut work => {
-                    self.probe = probe;
-                    return done;
-                }
-                () = poll_fn(|cx| match &mut probe {
-                    Some(probe) => probe.as_mut().poll(cx),
-                    None => Poll::Pending,
-                }) => self.give_up(),
+                done = &mut work => return done,
             }
-        }
-    }
-
-    /// Nothing that is under way here will be answered.
-    fn give_up(&mut self) {
-        self.is_broken = true;
-        while let Some(exchange) = self.exchanges.pop_front() {
-            let silence = io::Error::from(io::ErrorKind::TimedOut);
-            self.end_one(Err(silence.into()), exchange.expected);
         }
     }
 
@@ -401,7 +313,6 @@ impl InFlight {
     fn end_one(&mut self, replies: RedisResult<Values>, expected: SmallVec<[Then; 1]>) {
         match replies {
             Ok(replies) => {
-                self.doubt.is_over();
                 self.silent_for = Duration::ZERO;
                 self.silent_since = self.exchanges.front().map(|_| Instant::now());
                 // A server that has been made a replica will not carry anything out: the next
@@ -443,16 +354,12 @@ const BATCH_MAX: usize = 32;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::{Arc, Mutex};
+
+    use crate::locked;
     use tokio::sync::Notify;
 
     const SECOND: Duration = Duration::from_secs(1);
-
-    fn in_flight(response_timeout: Duration) -> InFlight {
-        InFlight::new(
-            response_timeout,
-            Arc::new(Doubt::new(Duration::from_secs(5))),
-        )
-    }
 
     fn begin(
         in_flight: &mut InFlight,
@@ -467,7 +374,7 @@ mod tests {
     #[tokio::test]
     async fn exchanges_begin_at_once_and_end_in_their_order_while_other_work_is_waited_for() {
         let log = Arc::<Mutex<Vec<i64>>>::default();
-        let mut in_flight = in_flight(SECOND * 60);
+        let mut in_flight = InFlight::new(SECOND * 60);
         let mut go = Vec::new();
         for number in 0..3 {
             let (tell, told) = oneshot::channel();
@@ -505,7 +412,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn only_time_in_which_something_was_asked_in_vain_is_silence() {
         let wait = |seconds| tokio::time::advance(Duration::from_secs(seconds));
-        let mut in_flight = in_flight(SECOND * 2);
+        let mut in_flight = InFlight::new(SECOND * 2);
         let late = async |in_flight: &mut InFlight| {
             let silent = future::pending();
             begin(in_flight, silent, |reply| {
@@ -538,7 +445,7 @@ mod tests {
     #[tokio::test]
     async fn replies_that_are_there_at_once_are_heard_behind_those_before_them() {
         let log = Arc::<Mutex<Vec<i64>>>::default();
-        let mut in_flight = in_flight(SECOND * 60);
+        let mut in_flight = InFlight::new(SECOND * 60);
         let hear = |number| {
             let log = Arc::clone(&log);
             move |_| locked(&log).push(number)
@@ -556,7 +463,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn each_fails_at_its_own_time_whoever_was_answered_before() {
         let log = Arc::<Mutex<Vec<_>>>::default();
-        let mut in_flight = in_flight(SECOND * 60);
+        let mut in_flight = InFlight::new(SECOND * 60);
         let started = Instant::now();
         for seconds in [1, 2, 3] {
             let log = Arc::clone(&log);
@@ -583,36 +490,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_to_a_replica_is_not_used_any_more() {
-        let mut in_flight = in_flight(SECOND * 60);
+        let mut in_flight = InFlight::new(SECOND * 60);
         let refusal = redis::parse_redis_value(b"-READONLY no\r\n").expect("a reply");
         begin(&mut in_flight, future::ready(refusal), drop);
         assert!(in_flight.answered().await);
         assert!(in_flight.is_broken);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn it_is_given_up_when_a_new_one_was_answered_and_kept_if_it_answers_too() {
-        for answers in [false, true] {
-            let mut in_flight = in_flight(SECOND * 60);
-            in_flight.doubt.arises();
-            in_flight.probe = Some(Box::pin(sleep(SECOND)));
-            let started = Instant::now();
-            let heard = Arc::<Mutex<Option<bool>>>::default();
-            let hear = Arc::clone(&heard);
-            let reply = async move {
-                sleep(SECOND / 2).await;
-                if !answers {
-                    future::pending::<()>().await;
-                }
-                Value::Okay
-            };
-            begin(&mut in_flight, reply, move |reply| {
-                *locked(&hear) = Some(reply.is_ok());
-            });
-            in_flight.during(sleep(SECOND * 2)).await;
-            assert_eq!(*locked(&heard), Some(answers));
-            assert_eq!(in_flight.is_broken, !answers);
-            assert_eq!(started.elapsed(), SECOND * 2);
-        }
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 use crate::wire::{
-    Attachment, ClientId, Connection, Connector, Doubt, Event, Purpose, ServerId, Session, kills,
+    Attachment, ClientId, Connection, Connector, Event, Purpose, ServerId, Session, kills,
     part_of_grace, request,
 };
 use crate::{Error, Pace, part};
@@ -41,7 +41,6 @@ struct Events {
     session: Arc<Session>,
     connector: Connector,
     listener: Weak<dyn Listener>,
-    doubt: Arc<Doubt>,
     pace: Pace,
     /// How late the answers come. Where the way is long each of them would be overdue.
     late: Duration,
@@ -84,17 +83,11 @@ enum Heard {
 /// If another connection takes the session over, it is taken back: it may be our own, given up long
 /// ago, or that of another node of this client, of which nobody knows yet that it is the same
 /// server. A stranger who knows the session's name can only be as slow and as often.
-pub(crate) async fn run(
-    connector: Connector,
-    session: Arc<Session>,
-    listener: Weak<dyn Listener>,
-    doubt: Arc<Doubt>,
-) {
+pub(crate) async fn run(connector: Connector, session: Arc<Session>, listener: Weak<dyn Listener>) {
     let mut events = Events {
         session,
         connector,
         listener,
-        doubt,
         pace: Pace::default(),
         late: Duration::ZERO,
     };
@@ -103,7 +96,6 @@ pub(crate) async fn run(
         let error = events.listen(&mut line).await;
         events.broken(error);
         events.give_up(line.connection.id());
-        events.doubt.arises();
         // The old connection is kept until then: if only its replies are late, closing it would
         // cost our waiters their places.
         line = events.attach().await;
@@ -260,7 +252,6 @@ impl Events {
             self.session.goes_on(&fresh.attachment);
             self.deliver(events, asked);
         } else {
-            self.doubt.arises();
             self.attached(&fresh, events, asked);
         }
         let former = std::mem::replace(line, *fresh);

@@ -157,11 +157,6 @@ pub(crate) fn handshake(label: Option<&str>) -> Pipeline {
     question
 }
 
-/// `PING`: that there is an answer says enough.
-pub(crate) fn ping() -> Command<()> {
-    Command::new(redis::cmd("PING"), 0, |_, _| Some(()))
-}
-
 /// `CLIENT KILL ID client`: the server closes that connection, and reads nothing more from it.
 pub(crate) fn kill(client: u64) -> Call {
     let cmd = redis::cmd("CLIENT")
