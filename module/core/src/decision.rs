@@ -412,13 +412,24 @@ impl Decision<'_> {
             owner: &release.owner,
             mode: release.mode,
             permits: None,
-            // It is this hold, as far as can be told: of a writer the token may be forgotten.
-            token: release.token.filter(|_| release.mode != Mode::Write),
+            token: release.token.filter(|_| !self.is_told_by_session(release)),
             lease: None,
         };
         if let Ok(Some(_)) = self.give_back(stored, &request) {
             count(&mut self.locks.counters.grants_taken_back);
         }
+    }
+
+    /// Whether this grant's session has the hold still. That tells it where the token is forgotten,
+    /// since others have written to the keys: a later hold of the same owner is another session's,
+    /// none's, or has another token.
+    fn is_told_by_session(&self, release: &PendingRelease) -> bool {
+        if !matches!(release.mode, Mode::Read | Mode::Write) {
+            return false;
+        }
+        let id = self.session_hold(&release.owner, release.mode);
+        let hold = id.and_then(|id| self.locks.holds.get(id));
+        hold.is_some_and(|hold| hold.token == release.token)
     }
 
     /// Whether what is stored has the owner's hold in this mode, begun with this token. A writer

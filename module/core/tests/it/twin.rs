@@ -647,8 +647,11 @@ impl Twin {
             self.end_hold(place, owner, *mode, now);
             self.tally.session_releases += 1;
         } else {
-            // Of a writer the token was compared above, if it is known.
-            let token = token.filter(|_| *mode != Mode::Write);
+            // The session that has the hold still knows that it is this one, whatever others have
+            // written meanwhile.
+            let has_it = self.life.holds.get(hold);
+            let has_it = has_it.is_some_and(|has| has.token == *token && *mode != Mode::Plain);
+            let token = token.filter(|_| !has_it);
             if let Reply::Number(_) = self.give_back((place, owner, *mode), token, None, now) {
                 self.tally.taken_back += 1;
             }

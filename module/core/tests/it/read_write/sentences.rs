@@ -911,6 +911,75 @@ fn a_writers_grant_is_taken_back_though_others_have_changed_the_key() {
 }
 
 #[test]
+fn a_readers_grant_is_taken_back_though_others_have_written_its_timeout_key() {
+    let mut server = Server::new();
+    server.events(0, 30);
+    server.takes(A, Write, 50);
+    server.does(&of_session(B, Read, 50, Waits::Queue(0)));
+    server.releases(A, Write);
+    server.sees(&[Change::SetTimeout {
+        owner: B,
+        number: 1,
+        value: "1",
+        ms: 50,
+    }]);
+    server.does(&Op::Close { client: 0 });
+    assert!(!server.holds(B, Read));
+}
+
+/// Nothing is known of its token either. But the session has heard that what it was granted is
+/// over.
+#[test]
+fn a_writers_later_hold_is_not_taken_back_for_a_grant_that_was_over() {
+    let released = Op::Release {
+        lock: 0,
+        owner: B,
+        mode: Write,
+        token: Named::No,
+        lease_ms: None,
+    };
+    for over in [Op::Break { lock: 0 }, released] {
+        for session in [None, Some(1)] {
+            let mut server = Server::new();
+            server.events(0, 30);
+            server.events(1, 30);
+            server.takes(A, Write, 50);
+            server.does(&of_session(B, Write, 50, Waits::Queue(0)));
+            server.releases(A, Write);
+            server.does(&over);
+            let mut anew = acquire(B, Write, 50, Waits::No);
+            if let Op::Acquire { session: its, .. } = &mut anew {
+                *its = session;
+            }
+            server.does(&anew);
+            server.does(&acquire(C, Write, 50, Waits::Block(2)));
+            server.sees(&[Change::Expire { ms: 60 }]);
+            server.does(&Op::Close { client: 0 });
+            assert!(server.holds(B, Write));
+        }
+    }
+}
+
+/// The next in line need not wait until somebody looks again.
+#[test]
+fn two_waiting_writers_whom_a_script_makes_holders_are_both_told() {
+    let mut server = Server::new();
+    server.takes(A, Write, 50);
+    server.does(&acquire(B, Write, 50, Waits::Block(0)));
+    server.does(&acquire(C, Write, 50, Waits::Block(1)));
+    server.sees(&[
+        Change::ForceUnwrite,
+        Change::Write {
+            owner: B,
+            lease_ms: 50,
+        },
+        Change::AddWriter { owner: C },
+    ]);
+    assert!(server.holds(B, Write) && server.holds(C, Write));
+    assert_eq!(server.0.counters().wait_ms.count(), 2);
+}
+
+#[test]
 fn word_of_the_reading_is_no_word_of_the_writing() {
     let mut server = Server::new();
     server.events(0, 30);
