@@ -1,26 +1,23 @@
 //! `rlock top`: a live screen of locks that are waited for, of rates, and of sessions.
 
 mod screen;
+mod terminal;
 mod watch;
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal as _};
-use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::libc;
-use ratatui::DefaultTerminal;
+use nix::sys::signal::{Signal, raise};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use tokio::runtime::Runtime;
 use tokio::time::sleep;
 
 use crate::connect::Connection;
 use crate::exit::Failure;
-use crate::run::signals::Signals;
 use crate::server::Fleet;
-use crate::sys;
 use crate::top::screen::draw;
+use crate::top::terminal::{Screen, runtime};
 use crate::top::watch::{Sample, Sort};
 
 /// What the user looks at.
@@ -45,9 +42,6 @@ const AT_MOST_EVERY: Duration = Duration::from_millis(100);
 /// So often keys are looked for while the server is asked.
 const KEYS_EVERY: Duration = Duration::from_millis(50);
 
-/// A terminal has this time to be given back. One that reads nothing would keep the program.
-const GIVEN_BACK_WITHIN: Duration = Duration::from_millis(200);
-
 /// Until the user leaves, or a signal ends it.
 pub(crate) fn top(every: Duration, connection: &Connection) -> Result<u8, Failure> {
     if !(io::stdin().is_terminal() && io::stdout().is_terminal()) {
@@ -60,39 +54,10 @@ pub(crate) fn top(every: Duration, connection: &Connection) -> Result<u8, Failur
     // What is wrong is said before the screen is taken.
     let fleet = runtime.block_on(Fleet::connect(connection))?;
     let unfit = |error| Failure::unavailable(format!("the terminal: {error}"));
-    heed_signals().map_err(unfit)?;
-    let mut terminal = ratatui::init();
+    let screen = Screen::take().map_err(unfit)?;
     let every = every.max(AT_MOST_EVERY);
-    let outcome = show(&runtime, fleet, every, connection, &mut terminal);
-    ratatui::restore();
-    outcome.map_err(unfit)?;
+    show(&runtime, fleet, every, connection, screen).map_err(unfit)?;
     Ok(0)
-}
-
-fn runtime() -> io::Result<Runtime> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-}
-
-/// A signal that ends this gives the terminal back first. On a thread of its own: that of the
-/// screen may be waiting for the server, or for a terminal that is gone.
-fn heed_signals() -> io::Result<()> {
-    let runtime = runtime()?;
-    let listen = async { Signals::of(&[libc::SIGHUP, libc::SIGINT, libc::SIGTERM]) };
-    let mut signals = runtime.block_on(listen)?;
-    thread::spawn(move || {
-        let signal = runtime.block_on(signals.any_to_end());
-        let (given_back, done) = mpsc::channel();
-        thread::spawn(move || {
-            ratatui::restore();
-            // Nobody hears it who does not wait any more.
-            let _ = given_back.send(());
-        });
-        let _ = done.recv_timeout(GIVEN_BACK_WITHIN);
-        sys::end_by(signal);
-    });
-    Ok(())
 }
 
 fn show(
@@ -100,12 +65,12 @@ fn show(
     mut fleet: Fleet,
     every: Duration,
     connection: &Connection,
-    terminal: &mut DefaultTerminal,
+    mut screen: Screen,
 ) -> io::Result<()> {
     let mut state = State::default();
     let mut typed = VecDeque::new();
     loop {
-        let looked = Instant::now();
+        let begun = Instant::now();
         let typing = typed.iter().fold(state.typing, is_typing_after);
         let leaves = runtime.block_on(async {
             tokio::select! {
@@ -116,24 +81,26 @@ fn show(
         if leaves? {
             return Ok(());
         }
+        screen.draw(|frame| draw(frame, &mut state))?;
+        // A server whose answers take long is not asked all the time.
+        let took = begun.elapsed();
+        let until_next = every.max(took.saturating_add(took.min(every)));
         loop {
-            terminal.draw(|frame| draw(frame, &mut state))?;
-            // However long the look took, what was typed is heard.
-            let left = every.saturating_sub(looked.elapsed());
+            let left = until_next.saturating_sub(begun.elapsed());
             let next = match typed.pop_front() {
+                None if left.is_zero() => break,
                 None => event_within(left)?,
                 typed => typed,
             };
-            match next {
-                None => break,
-                Some(Event::Key(key)) if key.kind == KeyEventKind::Press => {
-                    match state.press(key) {
-                        Next::Leave => return Ok(()),
-                        Next::Look => break,
-                        Next::Draw => {}
-                    }
-                }
-                Some(_) => {}
+            let Some(event) = next else { break };
+            match state.hear(&event) {
+                Next::Leave => return Ok(()),
+                Next::Look => break,
+                Next::Draw => {}
+            }
+            // Many keys at once are drawn once.
+            if typed.is_empty() && !event::poll(Duration::ZERO)? {
+                screen.draw(|frame| draw(frame, &mut state))?;
             }
         }
     }
@@ -150,7 +117,7 @@ async fn until_left(typed: &mut VecDeque<Event>, mut typing: bool) -> io::Result
         while let Some(event) = event_within(Duration::ZERO)? {
             if let Event::Key(key) = &event
                 && key.kind == KeyEventKind::Press
-                && (is_ctrl_c(*key) || !typing && key.code == KeyCode::Char('q'))
+                && (is_ctrl(*key, 'c') || !typing && key.code == KeyCode::Char('q'))
             {
                 return Ok(());
             }
@@ -172,8 +139,8 @@ fn is_typing_after(typing: bool, event: &Event) -> bool {
     }
 }
 
-fn is_ctrl_c(key: KeyEvent) -> bool {
-    key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c')
+fn is_ctrl(key: KeyEvent, letter: char) -> bool {
+    key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char(letter)
 }
 
 /// What follows a key.
@@ -200,9 +167,21 @@ impl State {
         }
     }
 
+    fn hear(&mut self, event: &Event) -> Next {
+        match event {
+            Event::Key(key) if key.kind == KeyEventKind::Press => self.press(*key),
+            _ => Next::Draw,
+        }
+    }
+
     fn press(&mut self, key: KeyEvent) -> Next {
-        if is_ctrl_c(key) {
+        if is_ctrl(key, 'c') {
             return Next::Leave;
+        }
+        if is_ctrl(key, 'z') {
+            // As if it came from outside. If it cannot be had, nothing is stopped.
+            let _ = raise(Signal::SIGTSTP);
+            return Next::Draw;
         }
         if self.typing {
             return self.type_filter(key.code);

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use rlock_tests::{Server, eventually, until};
+use rlock_tests::{Server, eventually};
 
 use crate::program::{PROGRAM, status_and_line, url};
 
@@ -14,12 +14,13 @@ struct Screen {
 impl Screen {
     /// None where there is no tmux.
     fn start(server: &Server) -> Option<Self> {
+        Self::of(server, &format!("{}; sleep 60", top(server)))
+    }
+
+    /// With this line for a shell, or a shell if it is empty.
+    fn of(server: &Server, line: &str) -> Option<Self> {
         let socket = format!("rlock-test-{}", server.port());
         let screen = Self { socket };
-        let program = format!(
-            "{PROGRAM} --url {} top --every 200ms; sleep 60",
-            url(server)
-        );
         let words = [
             "-f",
             "/dev/null",
@@ -29,7 +30,7 @@ impl Screen {
             "120",
             "-y",
             "30",
-            &program,
+            line,
         ];
         let started = screen.tmux(&words);
         if started.is_none() {
@@ -50,6 +51,11 @@ impl Screen {
         Some(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
+    fn has_cursor(&self) -> bool {
+        let flag = self.tmux(&["display-message", "-p", "#{cursor_flag}"]);
+        flag.is_some_and(|flag| flag.trim() == "1")
+    }
+
     /// Types keys, by tmux's names, and waits until the screen is as it should be.
     #[track_caller]
     fn press(&self, keys: &[&str], what: &str, is_so: impl Fn(&str) -> bool) -> String {
@@ -65,6 +71,11 @@ impl Screen {
         }));
         seen.unwrap_or_else(|_| panic!("never so: {what}\n{last}"))
     }
+}
+
+/// The line that starts it.
+fn top(server: &Server) -> String {
+    format!("{PROGRAM} --url {} top --every 200ms", url(server))
 }
 
 impl Drop for Screen {
@@ -175,27 +186,48 @@ fn a_signal_ends_it_and_the_terminal_is_given_back() {
         screen.press(&["h", "i"], "what is typed is seen", |screen| {
             screen.contains("hi")
         });
+        assert!(screen.has_cursor());
     }
 }
 
-/// Its program must not go on without it.
 #[test]
-fn it_ends_with_its_terminal() {
+fn ctrl_z_stops_it_and_the_terminal_is_given_back_until_fg() {
     let server = Server::start();
-    let Some(screen) = Screen::start(&server) else {
+    let Some(screen) = Screen::of(&server, "sh -i") else {
         return;
     };
-    screen.press(&[], "its screen", |screen| screen.contains("rlock top"));
-    let shell = screen.tmux(&["list-panes", "-F", "#{pane_pid}"]).unwrap();
-    let child = Command::new("pgrep").args(["-P", shell.trim()]).output();
-    let child = String::from_utf8(child.unwrap().stdout).unwrap();
-    let status = format!("/proc/{}/stat", child.trim());
-    drop(screen);
-    until("it has ended", || {
-        // Ended, and maybe not waited for.
-        let stat = std::fs::read_to_string(&status).unwrap_or_default();
-        stat.is_empty() || stat.contains(") Z ")
+    let line = top(&server);
+    let on = |screen: &str| screen.starts_with("rlock top: 1 nodes");
+    screen.press(&[&line, "Enter"], "its screen", on);
+    screen.press(&["C-z"], "it is stopped", |screen| {
+        screen.contains("Stopped") && !on(screen)
     });
+    assert!(screen.has_cursor());
+    screen.press(&["fg", "Enter"], "its screen again, whole", |screen| {
+        on(screen) && screen.contains("q leave")
+    });
+    screen.press(&["q"], "it has heard that", |screen| !on(screen));
+}
+
+/// It must not go on without, whether SIGHUP does not come (its shell has that) or is ignored.
+#[test]
+fn it_ends_with_its_terminal() {
+    for trap in ["trap : HUP", "trap '' HUP"] {
+        let server = Server::start();
+        let path = server.directory().join("status");
+        let written = path.display();
+        let line = format!("{trap}; {}; echo $? > {written}", top(&server));
+        let Some(screen) = Screen::of(&server, &line) else {
+            return;
+        };
+        screen.press(&[], "its screen", |screen| screen.contains("rlock top"));
+        drop(screen);
+        let ended = eventually("it has ended", || {
+            let ended = std::fs::read_to_string(&path).unwrap_or_default();
+            ended.ends_with('\n').then_some(ended)
+        });
+        assert_eq!(ended.trim(), "69", "{trap}");
+    }
 }
 
 #[test]
