@@ -21,7 +21,7 @@ cli: install ## Build the program `rlock`: target/release/rlock
 
 # Most tests wait most of the time, for servers and for leases to end.
 test: install ## Run every test; RLOCK_SERVER= names another server
-	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(($$(nproc) * 3))} cargo test --no-fail-fast
+	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(($$(nproc) * 4))} cargo test --no-fail-fast
 
 soak: install ## The heavy tests, with the figures they print
 	RLOCK_DROPS=100000 cargo test --release -p rlock-tests --test it -- \

@@ -285,8 +285,8 @@ impl Decision<'_> {
         if waiter.wanted {
             self.ask_if_wanted(&owner, mode);
         }
-        // A reader comes in with it, and a writer is to know when the last reader's lease ends. And a
-        // script may have made both holders.
+        // A reader comes in with it, and a writer is to know when the last reader's lease ends. And
+        // a script may have made both holders.
         let next = self.queue().and_then(|queue| self.locks.table.first(queue));
         let may_enter = mode == Mode::Read || present.is_some();
         if may_enter && next.is_some_and(|(_, next)| next.multi.is_none()) {

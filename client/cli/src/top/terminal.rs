@@ -46,8 +46,8 @@ impl Screen {
     pub(super) fn draw(&mut self, draw: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
         let mut is_stale = turn();
         if take(&mut *is_stale) {
-            // One that believes that nothing is drawn. (To clear this one would ask the terminal for
-            // its cursor's place.)
+            // One that believes that nothing is drawn. (To clear this one would ask the terminal
+            // for its cursor's place.)
             self.0 = Terminal::new(CrosstermBackend::new(stdout()))?;
         }
         self.0.draw(draw).map(drop)
