@@ -1,7 +1,7 @@
 //! A lock by scripts, for scale.
 
 use rlock_tests::Conn;
-use rlock_tests::scripts::{ACQUIRE, RELEASE};
+use rlock_tests::scripts::{ACQUIRE, COMPARE_AND_DELETE, RELEASE};
 
 use crate::operations::{Step, step};
 
@@ -16,6 +16,7 @@ pub(crate) struct Scripts {
     acquire: String,
     release: String,
     guarded: String,
+    compare_and_delete: String,
 }
 
 impl Scripts {
@@ -25,6 +26,7 @@ impl Scripts {
             acquire: load(ACQUIRE),
             release: load(RELEASE),
             guarded: load(GUARDED),
+            compare_and_delete: load(COMPARE_AND_DELETE),
         }
     }
 
@@ -38,6 +40,15 @@ impl Scripts {
             step(format!("EVALSHA {acquire} 1 {key} 30000 {owner}"), "null"),
             step(format!("EVALSHA {release} {keys} {owner} 30000 16000"), "1"),
             step(format!("DEL {latch}"), "1"),
+        ]
+    }
+
+    /// The lock that most write by themselves.
+    pub(crate) fn simple_pair(&self, key: &str, owner: &str) -> Vec<Step> {
+        let script = &self.compare_and_delete;
+        vec![
+            step(format!("SET {key} {owner} NX PX 30000"), "+OK"),
+            step(format!("EVALSHA {script} 1 {key} {owner}"), "1"),
         ]
     }
 
