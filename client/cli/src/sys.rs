@@ -12,7 +12,7 @@ use std::process::Command;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, sigaction};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, raise, sigaction};
 use nix::unistd::{Pid, getpid};
 
 /// The socket that the parent left open for this process under that number. Nothing that is
@@ -41,10 +41,15 @@ pub(crate) fn before_exec(
 /// It is SIGTSTP with its default action, and not SIGSTOP: where nobody could bring the group back
 /// (a container, a session without a shell), the kernel drops it and this returns at once.
 pub(crate) fn stop_as_ctrl_z() -> nix::Result<()> {
-    let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
-    // SAFETY: the default action runs no code of ours.
-    let handler = unsafe { sigaction(Signal::SIGTSTP, &default) }?;
-    let stopped = kill(Pid::from_raw(0), Signal::SIGTSTP);
+    let action = |handler| SigAction::new(handler, SaFlags::empty(), SigSet::empty());
+    // SAFETY: to ignore it runs no code of ours.
+    let handler = unsafe { sigaction(Signal::SIGTSTP, &action(SigHandler::SigIgn)) }?;
+    let others = kill(Pid::from_raw(0), Signal::SIGTSTP);
+    // SAFETY: nor does the default action.
+    unsafe { sigaction(Signal::SIGTSTP, &action(SigHandler::SigDfl)) }?;
+    // To this thread, which does not go on before it was stopped. One that is sent to the process
+    // any thread may take, and later: this one would behave as if it had been stopped already.
+    let stopped = others.and(raise(Signal::SIGTSTP));
     // SAFETY: this is the handler that was there before.
     unsafe { sigaction(Signal::SIGTSTP, &handler) }.map(drop)?;
     stopped

@@ -8,7 +8,6 @@ use std::collections::VecDeque;
 use std::io::{self, IsTerminal as _};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, raise};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use tokio::runtime::Runtime;
 use tokio::time::sleep;
@@ -17,7 +16,7 @@ use crate::connect::Connection;
 use crate::exit::Failure;
 use crate::server::Fleet;
 use crate::top::screen::draw;
-use crate::top::terminal::{Screen, runtime};
+use crate::top::terminal::{Screen, runtime, stop};
 use crate::top::watch::{Sample, Sort};
 
 /// What the user looks at.
@@ -121,6 +120,10 @@ async fn until_left(typed: &mut VecDeque<Event>, mut typing: bool) -> io::Result
             {
                 return Ok(());
             }
+            if matches!(&event, Event::Key(key) if is_ctrl(*key, 'z')) {
+                stop_and_forget_typed();
+                continue;
+            }
             typing = is_typing_after(typing, &event);
             typed.push_back(event);
         }
@@ -137,6 +140,12 @@ fn is_typing_after(typing: bool, event: &Event) -> bool {
         },
         _ => typing,
     }
+}
+
+/// A key that repeats would stop it again.
+fn stop_and_forget_typed() {
+    stop();
+    while let Ok(Some(_)) = event_within(Duration::ZERO) {}
 }
 
 fn is_ctrl(key: KeyEvent, letter: char) -> bool {
@@ -179,8 +188,7 @@ impl State {
             return Next::Leave;
         }
         if is_ctrl(key, 'z') {
-            // As if it came from outside. If it cannot be had, nothing is stopped.
-            let _ = raise(Signal::SIGTSTP);
+            stop_and_forget_typed();
             return Next::Draw;
         }
         if self.typing {

@@ -4,7 +4,7 @@
 //! be waiting for the server, for a terminal that reads nothing, or for one that is gone.
 
 use std::io::{self, stdin, stdout};
-use std::mem::take;
+use std::mem::ManuallyDrop;
 use std::os::fd::AsFd as _;
 use std::process;
 use std::sync::mpsc;
@@ -18,8 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{EnterAlternateScreen, enable_raw_mode};
-use ratatui::prelude::CrosstermBackend;
-use ratatui::{DefaultTerminal, Frame, Terminal};
+use ratatui::{DefaultTerminal, Frame};
 use tokio::runtime::Runtime;
 
 use crate::exit::{UNAVAILABLE, of_signal};
@@ -28,27 +27,42 @@ use crate::sys;
 
 /// The screen. It is given back when this is dropped, and by a signal that ends or stops the
 /// program.
-pub(super) struct Screen(DefaultTerminal);
+///
+/// What is inside is never dropped: it would end the program where the terminal has gone, and
+/// leaves nothing to be done but what `give_back` does.
+pub(super) struct Screen(ManuallyDrop<DefaultTerminal>);
 
-/// Whoever writes to the terminal has this meanwhile. Whether what was drawn is no longer there.
-static IS_STALE: Mutex<bool> = Mutex::new(false);
+/// Whoever writes to the terminal has this meanwhile.
+static SHOWN: Mutex<Shown> = Mutex::new(Shown::Nothing);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shown {
+    /// The terminal is not ours yet, or no more.
+    Nothing,
+    /// It is ours, and what was drawn is no longer there.
+    Empty,
+    Screen,
+}
 
 /// A terminal has this time to be given back. One that reads nothing would keep the program.
 const GIVEN_BACK_WITHIN: Duration = Duration::from_millis(200);
 
 impl Screen {
     pub(super) fn take() -> io::Result<Self> {
+        let mut shown = turn();
         heed_signals()?;
         thread::spawn(heed_hangup);
-        ratatui::try_init().map(Self)
+        let terminal = ratatui::try_init()?;
+        *shown = Shown::Screen;
+        Ok(Self(ManuallyDrop::new(terminal)))
     }
 
     pub(super) fn draw(&mut self, draw: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
-        let mut is_stale = turn();
-        if take(&mut *is_stale) {
-            // One that believes that nothing is drawn. (To clear this one would ask the terminal
-            // for its cursor's place.)
-            self.0 = Terminal::new(CrosstermBackend::new(stdout()))?;
+        let mut shown = turn();
+        if *shown == Shown::Empty {
+            // So that it believes that nothing is drawn.
+            self.0.swap_buffers();
+            *shown = Shown::Screen;
         }
         self.0.draw(draw).map(drop)
     }
@@ -56,14 +70,16 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        let _turn = turn();
+        let mut shown = turn();
         // One that is gone needs nothing.
         let _ = give_back();
+        // From now on a signal does not take it again.
+        *shown = Shown::Nothing;
     }
 }
 
-fn turn() -> MutexGuard<'static, bool> {
-    IS_STALE.lock().unwrap_or_else(PoisonError::into_inner)
+fn turn() -> MutexGuard<'static, Shown> {
+    SHOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// `ratatui::restore` leaves the cursor hidden, and ends the program if the terminal is gone.
@@ -75,6 +91,16 @@ fn give_back() -> io::Result<()> {
 fn take_again() -> io::Result<()> {
     enable_raw_mode()?;
     execute!(stdout(), EnterAlternateScreen)
+}
+
+/// Gives the terminal back, and stops the program until it is told to go on.
+pub(super) fn stop() {
+    let (goes_on, until) = mpsc::channel();
+    give_back_until(until);
+    // If that fails nothing was stopped.
+    let _ = sys::stop_as_ctrl_z();
+    // Its thread waits for this.
+    let _ = goes_on.send(());
 }
 
 pub(super) fn runtime() -> io::Result<Runtime> {
@@ -91,17 +117,14 @@ fn heed_signals() -> io::Result<()> {
     thread::spawn(move || {
         loop {
             let signal = runtime.block_on(signals.next());
-            let (goes_on, until) = mpsc::channel();
-            give_back_until(until);
             if signal == libc::SIGTSTP {
-                // If that fails nothing was stopped.
-                let _ = sys::stop_as_ctrl_z();
-                // Its thread waits for this.
-                let _ = goes_on.send(());
-            } else {
-                sys::end_by(signal);
-                process::exit(of_signal(signal).into());
+                stop();
+                continue;
             }
+            let (_never, until) = mpsc::channel();
+            give_back_until(until);
+            sys::end_by(signal);
+            process::exit(of_signal(signal).into());
         }
     });
     Ok(())
@@ -112,14 +135,17 @@ fn heed_signals() -> io::Result<()> {
 fn give_back_until(goes_on: mpsc::Receiver<()>) {
     let (given_back, done) = mpsc::channel();
     thread::spawn(move || {
-        let mut is_stale = turn();
-        let _ = give_back();
+        let mut shown = turn();
+        let is_ours = *shown != Shown::Nothing;
+        if is_ours {
+            let _ = give_back();
+        }
         // Nobody hears it who does not wait any more.
         let _ = given_back.send(());
-        if goes_on.recv().is_ok() {
+        if goes_on.recv().is_ok() && is_ours {
             // If it cannot be had, drawing says so.
             let _ = take_again();
-            *is_stale = true;
+            *shown = Shown::Empty;
         }
     });
     let _ = done.recv_timeout(GIVEN_BACK_WITHIN);
