@@ -531,7 +531,11 @@ fn a_replica_without_the_module_has_no_lock_and_counts_errors() {
 
 #[test]
 fn a_change_of_the_setting_takes_effect_with_the_next_command() {
-    let server = Server::builder().config("appendonly yes").start();
+    // Each command is in the file at once: beside a sync of a busy disk it may be later.
+    let server = Server::builder()
+        .config("appendonly yes")
+        .config("appendfsync no")
+        .start();
     let mut conn = server.connect();
     let grows = |conn: &mut Conn, form: &str, name: &str| {
         conn.run(format!("CONFIG SET rlock.replicate {form}"));

@@ -806,15 +806,19 @@ impl Running {
             self.over = true;
             return Some(format!("the server died by itself: {status}"));
         }
-        self.signal("TERM");
-        self.signal("CONT");
         let deadline = Instant::now() + patience(Duration::from_secs(30));
         while Instant::now() < deadline {
-            if let Some(status) = self.ended() {
-                self.over = true;
-                return (!status.success()).then(|| format!("the server ended with {status}"));
+            // Told anew each second: one that writes its first append-only file does not heed it.
+            self.signal("TERM");
+            self.signal("CONT");
+            let told_again = Instant::now() + Duration::from_secs(1);
+            while Instant::now() < told_again {
+                if let Some(status) = self.ended() {
+                    self.over = true;
+                    return (!status.success()).then(|| format!("the server ended with {status}"));
+                }
+                thread::sleep(Duration::from_millis(2));
             }
-            thread::sleep(Duration::from_millis(2));
         }
         self.kill();
         Some("the server did not end when told to".to_owned())
