@@ -45,10 +45,10 @@ pub(crate) fn all(scripts: Scripts) -> Vec<Operation> {
     let (by_script, simple) = (scripts.clone(), scripts.clone());
     vec![
         operation(YARDSTICK, set_and_del),
+        operation("the same with scripts", move |key| scripts.pair(key, OWNER)),
         operation("SET NX PX + compare-and-delete", move |key| {
             simple.simple_pair(key, OWNER)
         }),
-        operation("the same with scripts", move |key| scripts.pair(key, OWNER)),
         operation("ACQUIRE + RELEASE", |key| pair(key, "", "")),
         operation(UNPUBLISHED, |key| pair(key, "", "")),
         operation("ACQUIRE + RELEASE, compact", |key| pair(key, "", "")),

@@ -412,7 +412,9 @@ impl Decision<'_> {
             owner: &release.owner,
             mode: release.mode,
             permits: None,
-            token: release.token.filter(|_| !self.is_told_by_session(release)),
+            token: release
+                .token
+                .filter(|_| !self.is_held_by_its_session(release)),
             lease: None,
         };
         if let Ok(Some(_)) = self.give_back(stored, &request) {
@@ -420,10 +422,11 @@ impl Decision<'_> {
         }
     }
 
-    /// Whether this grant's session has the hold still. That tells it where the token is forgotten,
-    /// since others have written to the keys: a later hold of the same owner is another session's,
-    /// none's, or has another token.
-    fn is_told_by_session(&self, release: &PendingRelease) -> bool {
+    /// Whether the grant's session still has the hold. Then it is the hold of this grant, even if
+    /// its token is forgotten because other programs have written to the keys: a later hold of the
+    /// same owner belongs to another session or to none, or has another token. Without this check a
+    /// grant that was over (BREAK, RELEASE, DEL) would take away the owner's newer hold.
+    fn is_held_by_its_session(&self, release: &PendingRelease) -> bool {
         if !matches!(release.mode, Mode::Read | Mode::Write) {
             return false;
         }

@@ -1,7 +1,7 @@
 //! The terminal while a screen is drawn on it: taken, given back when a signal comes, and lost.
 //!
-//! Signals, and the end of the terminal, are heeded on threads of their own: that of the screen may
-//! be waiting for the server, for a terminal that reads nothing, or for one that is gone.
+//! Signals and a hangup of the terminal have threads of their own. The main thread cannot hear them
+//! while it waits for the server, for a terminal that reads nothing, or for one that has gone.
 
 use std::io::{self, stdin, stdout};
 use std::mem::ManuallyDrop;
@@ -28,11 +28,12 @@ use crate::sys;
 /// The screen. It is given back when this is dropped, and by a signal that ends or stops the
 /// program.
 ///
-/// What is inside is never dropped: it would end the program where the terminal has gone, and
-/// leaves nothing to be done but what `give_back` does.
+/// The inner terminal is never dropped: its `Drop` panics if the terminal has gone and standard
+/// error with it. `give_back` does the same work.
 pub(super) struct Screen(ManuallyDrop<DefaultTerminal>);
 
-/// Whoever writes to the terminal has this meanwhile.
+/// Locked by the thread that writes to the terminal. Without it the main thread could draw on a
+/// terminal that a signal has just given back, or a signal could take it again after the end.
 static SHOWN: Mutex<Shown> = Mutex::new(Shown::Nothing);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -60,7 +61,7 @@ impl Screen {
     pub(super) fn draw(&mut self, draw: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
         let mut shown = turn();
         if *shown == Shown::Empty {
-            // So that it believes that nothing is drawn.
+            // Forgets what was drawn, so that all of it is drawn again.
             self.0.swap_buffers();
             *shown = Shown::Screen;
         }
@@ -71,7 +72,7 @@ impl Screen {
 impl Drop for Screen {
     fn drop(&mut self) {
         let mut shown = turn();
-        // One that is gone needs nothing.
+        // If it fails, the terminal has gone.
         let _ = give_back();
         // From now on a signal does not take it again.
         *shown = Shown::Nothing;
@@ -121,7 +122,8 @@ fn heed_signals() -> io::Result<()> {
                 stop();
                 continue;
             }
-            let (_never, until) = mpsc::channel();
+            // Nothing is sent: the terminal is not taken again.
+            let (_goes_on, until) = mpsc::channel();
             give_back_until(until);
             sys::end_by(signal);
             process::exit(of_signal(signal).into());
@@ -130,8 +132,8 @@ fn heed_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// Gives the terminal back, or has tried to for so long; until then nobody draws on it. Then it is
-/// taken again.
+/// Gives the terminal back, and returns when that is done or has taken too long. Nothing is drawn
+/// until `goes_on` tells to take the terminal again.
 fn give_back_until(goes_on: mpsc::Receiver<()>) {
     let (given_back, done) = mpsc::channel();
     thread::spawn(move || {
@@ -140,7 +142,7 @@ fn give_back_until(goes_on: mpsc::Receiver<()>) {
         if is_ours {
             let _ = give_back();
         }
-        // Nobody hears it who does not wait any more.
+        // It fails if that took too long.
         let _ = given_back.send(());
         if goes_on.recv().is_ok() && is_ours {
             // If it cannot be had, drawing says so.
@@ -151,11 +153,11 @@ fn give_back_until(goes_on: mpsc::Receiver<()>) {
     let _ = done.recv_timeout(GIVEN_BACK_WITHIN);
 }
 
-/// Ends the program with its terminal, also where SIGHUP is ignored or does not come: who reads
-/// keys from one that is gone would try again for ever.
+/// Ends the program with its terminal, also where SIGHUP is ignored or does not come. Without this
+/// crossterm would read keys from a terminal that has gone, again and again, at full CPU.
 fn heed_hangup() {
     let terminal = stdin();
-    // Nothing is heeded but that it has gone, which is always told.
+    // No event is asked for: a hangup is always reported.
     let mut gone = [PollFd::new(terminal.as_fd(), PollFlags::empty())];
     while poll(&mut gone, PollTimeout::NONE) == Err(Errno::EINTR) {}
     // The signal tells more, if it comes.

@@ -883,13 +883,19 @@ fn a_grant_that_nobody_fetched_goes_back_and_on() {
     assert_eq!(server.0.counters().grants_taken_back, 1);
 }
 
-#[test]
-fn what_is_taken_back_is_the_grant_and_no_later_hold() {
+/// A server whose session 0 has not fetched B's grant.
+fn with_unfetched_grant(mode: Mode) -> Server {
     let mut server = Server::new();
     server.events(0, 30);
     server.takes(A, Write, 50);
-    server.does(&of_session(B, Read, 50, Waits::Queue(0)));
+    server.does(&of_session(B, mode, 50, Waits::Queue(0)));
     server.releases(A, Write);
+    server
+}
+
+#[test]
+fn what_is_taken_back_is_the_grant_and_no_later_hold() {
+    let mut server = with_unfetched_grant(Read);
     server.does(&Op::Break { lock: 0 });
     server.takes(C, Read, 50);
     server.takes(B, Read, 50);
@@ -900,11 +906,7 @@ fn what_is_taken_back_is_the_grant_and_no_later_hold() {
 /// Of its token nothing is known any more.
 #[test]
 fn a_writers_grant_is_taken_back_though_others_have_changed_the_key() {
-    let mut server = Server::new();
-    server.events(0, 30);
-    server.takes(A, Write, 50);
-    server.does(&of_session(B, Write, 50, Waits::Queue(0)));
-    server.releases(A, Write);
+    let mut server = with_unfetched_grant(Write);
     server.sees(&[Change::Expire { ms: 40 }]);
     server.does(&Op::Close { client: 0 });
     assert!(!server.holds(B, Write));
@@ -912,11 +914,7 @@ fn a_writers_grant_is_taken_back_though_others_have_changed_the_key() {
 
 #[test]
 fn a_readers_grant_is_taken_back_though_others_have_written_its_timeout_key() {
-    let mut server = Server::new();
-    server.events(0, 30);
-    server.takes(A, Write, 50);
-    server.does(&of_session(B, Read, 50, Waits::Queue(0)));
-    server.releases(A, Write);
+    let mut server = with_unfetched_grant(Read);
     server.sees(&[Change::SetTimeout {
         owner: B,
         number: 1,
@@ -927,8 +925,8 @@ fn a_readers_grant_is_taken_back_though_others_have_written_its_timeout_key() {
     assert!(!server.holds(B, Read));
 }
 
-/// Nothing is known of its token either. But the session has heard that what it was granted is
-/// over.
+/// Its token is forgotten, too, but the session knows that its grant is over. Otherwise there would
+/// be two owners: the newer hold would end unheard.
 #[test]
 fn a_writers_later_hold_is_not_taken_back_for_a_grant_that_was_over() {
     let released = Op::Release {
@@ -940,12 +938,8 @@ fn a_writers_later_hold_is_not_taken_back_for_a_grant_that_was_over() {
     };
     for over in [Op::Break { lock: 0 }, released] {
         for session in [None, Some(1)] {
-            let mut server = Server::new();
-            server.events(0, 30);
+            let mut server = with_unfetched_grant(Write);
             server.events(1, 30);
-            server.takes(A, Write, 50);
-            server.does(&of_session(B, Write, 50, Waits::Queue(0)));
-            server.releases(A, Write);
             server.does(&over);
             let mut anew = acquire(B, Write, 50, Waits::No);
             if let Op::Acquire { session: its, .. } = &mut anew {
