@@ -1,7 +1,7 @@
 //! Changes that others make: to keys, and to the server as a whole. Nothing is written here: locks
 //! are marked dirty, and the timer looks at them when the server allows writes.
 
-use crate::ffi::{self, Ctx, KeyEvents, ServerEvent, ServerEvents};
+use crate::ffi::{self, Ctx, KeyEvents, ServerEvent, ServerEvents, Str};
 use crate::pump::Armed;
 use crate::{clock, config, effects, publish, pump, state};
 use rlock_core::{LockRef, Now};
@@ -102,13 +102,13 @@ static AT_WORK: AtomicBool = AtomicBool::new(false);
 struct Changes;
 
 impl KeyEvents for Changes {
-    fn changed(ctx: Ctx<'_>, key: &[u8]) {
-        let db = ctx.db();
-        let marked = state::with(|state| {
-            // Our own doing: it is known already.
-            !state.take_own_event(key) && state.locks.changed(LockRef { db, name: key })
-        });
-        if marked {
+    fn changed(ctx: Ctx<'_>, key: Str<'_>) {
+        // Our own doing is known already.
+        if state::with(|state| state.take_own_event(key)) {
+            return;
+        }
+        let (db, name) = (ctx.db(), key.bytes());
+        if state::with(|state| state.locks.changed(LockRef { db, name })) {
             pump::arm(ctx, clock::now());
         }
     }

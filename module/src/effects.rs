@@ -15,7 +15,15 @@ pub(crate) fn without_keys<R>(
     ctx: Ctx<'_>,
     change: impl FnOnce(&mut Locks, Now, &mut Vec<Effect>) -> R,
 ) -> R {
-    let now = clock::now();
+    without_keys_at(ctx, clock::now(), change)
+}
+
+/// The same at this moment, which both clocks were read for.
+pub(crate) fn without_keys_at<R>(
+    ctx: Ctx<'_>,
+    now: Now,
+    change: impl FnOnce(&mut Locks, Now, &mut Vec<Effect>) -> R,
+) -> R {
     let (result, effects) = state::with(|state| {
         let mut effects = std::mem::take(&mut state.spare_effects);
         (change(&mut state.locks, now, &mut effects), effects)
@@ -148,7 +156,7 @@ impl OwnEvent {
     fn begin(class: EventClass, key: Str<'_>) -> Self {
         // Of the others we do not hear.
         let may_hear = class == EventClass::Generic;
-        Self(may_hear && state::with(|state| state.begin_own_event(key.bytes())))
+        Self(may_hear && state::with(|state| state.begin_own_event(key)))
     }
 }
 

@@ -20,6 +20,7 @@ pub(crate) fn unlocked(
     words: &Words,
 ) {
     let Some(to) = Channels::new(ctx) else { return };
+    let name = names::tagged(name);
     let Some((channel, message)) = unlock_message(name, held_as, words) else {
         return;
     };
@@ -29,22 +30,22 @@ pub(crate) fn unlocked(
         && WAKE_FAIR_QUEUE.load(Ordering::Relaxed)
         && let Some(first) = first_of_fair_queue(ctx, name)
     {
-        let channel = names::fair_channel(name, first.as_str().bytes());
+        let channel = name.fair_channel(first.as_str().bytes());
         to.publish(ctx, &OwnedStr::new(&channel), &words.unlocked, true);
     }
 }
 
 /// The channel and the message; nobody but us knows of permits.
 fn unlock_message<'a>(
-    name: &'a [u8],
+    name: names::Tagged<'a>,
     held_as: Mode,
     words: &'a Words,
 ) -> Option<(names::Parts<'a>, &'a OwnedStr)> {
     match held_as {
-        Mode::Plain => Some((names::lock_channel(name), &words.unlocked)),
+        Mode::Plain => Some((name.lock_channel(), &words.unlocked)),
         // Of a read-write lock's waiters `0` wakes one in each process, `1` all.
-        Mode::Read => Some((names::read_write_channel(name), &words.unlocked)),
-        Mode::Write => Some((names::read_write_channel(name), &words.write_unlocked)),
+        Mode::Read => Some((name.read_write_channel(), &words.unlocked)),
+        Mode::Write => Some((name.read_write_channel(), &words.write_unlocked)),
         Mode::Permits => None,
     }
 }
@@ -66,6 +67,7 @@ pub(crate) fn replayed(ctx: Ctx<'_>, name: &[u8], message: Message, words: &Word
         sharded: message.sharded,
         replicas: false,
     };
+    let name = names::tagged(name);
     if let Some((channel, message)) = unlock_message(name, message.held_as, words) {
         to.publish(ctx, &OwnedStr::concat(&channel), message, false);
     }
@@ -73,13 +75,13 @@ pub(crate) fn replayed(ctx: Ctx<'_>, name: &[u8], message: Message, words: &Word
 
 /// The next waiter in the queue of Redisson's fair lock that is alive by Redisson's own rule: it is
 /// not past its time. It takes the lock and leaves the queue by itself when it is woken.
-fn first_of_fair_queue(ctx: Ctx<'_>, name: &[u8]) -> Option<OwnedStr> {
-    let queue = OwnedStr::concat(&names::fair_queue(name));
+fn first_of_fair_queue(ctx: Ctx<'_>, name: names::Tagged<'_>) -> Option<OwnedStr> {
+    let queue = OwnedStr::concat(&name.fair_queue());
     let queue = Key::open_to_peek(ctx, queue.as_str());
     if queue.key_type() != KeyType::List {
         return None;
     }
-    let timeouts = OwnedStr::concat(&names::fair_timeouts(name));
+    let timeouts = OwnedStr::concat(&name.fair_timeouts());
     let timeouts = Key::open_to_peek(ctx, timeouts.as_str());
     let has_timeouts = timeouts.key_type() == KeyType::SortedSet;
     let now = clock::now().wall_ms();

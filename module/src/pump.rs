@@ -21,13 +21,19 @@ pub(crate) fn arm(ctx: Ctx<'_>, now: Now) {
 
 /// The same. If the moment is not full, the wall clock alone was read for it: then both are read
 /// where the other counts, for what is due or for the timer.
+#[inline]
 pub(crate) fn arm_at(ctx: Ctx<'_>, now: Now, is_full: bool) {
+    // The common case: nobody waits, and no session holds anything.
+    let is_idle = state::with(|state| state.timer.is_none() && state.locks.is_quiet());
+    if !is_idle {
+        arm_for_what_is_due(ctx, now, is_full);
+    }
+}
+
+fn arm_for_what_is_due(ctx: Ctx<'_>, now: Now, is_full: bool) {
     let (outdated, start_after_ms, now) = state::with(|state| {
         if state.pumping {
             // It is armed when it is done; before, it would fire again for what it is doing.
-            return (None, None, now);
-        }
-        if state.timer.is_none() && state.locks.is_quiet() {
             return (None, None, now);
         }
         let full = || if is_full { now } else { clock::now() };

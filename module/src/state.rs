@@ -1,6 +1,6 @@
 //! What the module remembers between the server's calls.
 
-use crate::ffi::{Handle, OwnedStr, Scan, ServerLocked};
+use crate::ffi::{Handle, OwnedStr, Scan, ServerLocked, Str};
 use crate::pump::Armed;
 use rlock_core::guarded::{Guarded, NotGuarded};
 use rlock_core::{
@@ -49,7 +49,7 @@ pub(crate) struct State {
     pub(crate) hears_key_events: bool,
     /// Whether we listen to clients that disconnect.
     pub(crate) hears_client_events: bool,
-    /// The key of the event that we are about to emit ourselves: where its bytes are.
+    /// The key of the event that we are about to emit ourselves: where its string is.
     pub(crate) own_event: Option<usize>,
     /// An empty list to be used again, so that a decision allocates nothing.
     pub(crate) spare_effects: Vec<Effect>,
@@ -227,14 +227,14 @@ impl State {
     }
 
     /// We are about to emit an event of this key. Whether we listen to such events.
-    pub(crate) fn begin_own_event(&mut self, key: &[u8]) -> bool {
-        self.own_event = self.hears_key_events.then(|| key.as_ptr().addr());
+    pub(crate) fn begin_own_event(&mut self, key: Str<'_>) -> bool {
+        self.own_event = self.hears_key_events.then(|| key.address());
         self.own_event.is_some()
     }
 
     /// Whether an event of this key is the one that we emit ourselves. The next one is not.
-    pub(crate) fn take_own_event(&mut self, key: &[u8]) -> bool {
-        let is_own = self.own_event == Some(key.as_ptr().addr());
+    pub(crate) fn take_own_event(&mut self, key: Str<'_>) -> bool {
+        let is_own = self.own_event == Some(key.address());
         if is_own {
             self.own_event = None;
         }

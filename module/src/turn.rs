@@ -24,8 +24,12 @@ pub(crate) enum Named<'a> {
 }
 
 /// Does what there is to do in a turn: nothing while another turn's decision is being written.
-pub(crate) fn run(ctx: Ctx<'_>, turn: &mut Turn<'_>, given: Named<'_>) {
-    run_then(ctx, turn, given, |_| ());
+/// Returns the moment of the last decision, if both clocks were read for it.
+///
+/// The timer is armed with that, unless the caller is to wait: then it is when the caller has
+/// joined a queue, or was turned away.
+pub(crate) fn run(ctx: Ctx<'_>, turn: &mut Turn<'_>, given: Named<'_>) -> Option<Now> {
+    run_then(ctx, turn, given, |_| ())
 }
 
 /// The same. As soon as the command is decided, and before anything else is, `then` does something
@@ -35,9 +39,8 @@ pub(crate) fn run_then(
     turn: &mut Turn<'_>,
     given: Named<'_>,
     then: impl FnOnce(&Result<Outcome, CommandError>),
-) {
+) -> Option<Now> {
     let mut then = Some(then);
-    // A caller that is to wait joins a queue later, at a moment of its own.
     let mut is_full = state::with(|state| state.locks.is_timed());
     let mut now = if is_full {
         clock::now()
@@ -63,11 +66,14 @@ pub(crate) fn run_then(
             then(outcome);
         }
     }
-    pump::arm_at(ctx, now, is_full);
+    if !matches!(turn.decided(), Some(Ok(Outcome::MustWait { .. }))) {
+        pump::arm_at(ctx, now, is_full);
+    }
     // What it has brought about may have been in another database.
     if roams {
         ctx.select_db(db);
     }
+    is_full.then_some(now)
 }
 
 /// One task, from reading to carrying out.

@@ -117,10 +117,11 @@ fn steps_of(key: &[u8], change: &[u8]) -> Vec<String> {
 }
 
 fn published(key: &[u8], message: Message) -> impl Iterator<Item = String> {
+    let name = names::tagged(key);
     let (channel, text_of_it) = match message.held_as {
-        Mode::Write => (names::read_write_channel(key), 1),
-        Mode::Read => (names::read_write_channel(key), 0),
-        Mode::Plain | Mode::Permits => (names::lock_channel(key), 0),
+        Mode::Write => (name.read_write_channel(), 1),
+        Mode::Read => (name.read_write_channel(), 0),
+        Mode::Plain | Mode::Permits => (name.lock_channel(), 0),
     };
     let channel = text(&channel.concat());
     let ways = [(message.classic, "PUBLISH"), (message.sharded, "SPUBLISH")];

@@ -179,29 +179,39 @@ impl Decision<'_> {
             });
         }
         if self.own_place(request).is_none() {
-            self.check_not_waiting(request.owner, request.mode)?;
-            self.check_room(request.owner, waiters_max)?;
+            self.check_may_wait(request.owner, request.mode, waiters_max)?;
         }
         Ok(Acquired::MustWait(wish))
     }
 
     /// The owner's place in the queue, if the request is to take it over.
     pub(crate) fn own_place(&self, request: &Acquire<'_>) -> Option<WaiterId> {
-        let queue = self.queue().filter(|_| request.once)?;
-        let (id, waiter) = self.locks.table.waiter_of(queue, request.owner)?;
-        let is_same = waiter.mode == request.mode && waiter.asked == request.asked;
-        (waiter.multi.is_none() && is_same).then_some(id)
+        self.locks.own_place(self.at, request)
+    }
+
+    /// Whether this owner may join the queue.
+    pub(crate) fn check_may_wait(
+        &mut self,
+        owner: &[u8],
+        mode: Mode,
+        waiters_max: u32,
+    ) -> Result<(), CommandError> {
+        let Some(queue) = self.queue() else {
+            return Ok(());
+        };
+        self.check_not_waiting(queue, owner, mode)?;
+        self.check_room(queue, owner, waiters_max)
     }
 
     /// An owner stands in a queue once. One who waits to read and asks to write would wait for
     /// itself.
-    pub(crate) fn check_not_waiting(
+    fn check_not_waiting(
         &mut self,
+        queue: RecordId,
         owner: &[u8],
         mode: Mode,
     ) -> Result<(), CommandError> {
-        let queue = self.queue();
-        let waiter = queue.and_then(|queue| self.locks.table.waiter_of(queue, owner));
+        let waiter = self.locks.table.waiter_of(queue, owner);
         match waiter.map(|(_, waiter)| waiter.mode) {
             None => Ok(()),
             Some(Mode::Read) if mode == Mode::Write => Err(self.refuse_upgrade(owner)),
@@ -209,13 +219,13 @@ impl Decision<'_> {
         }
     }
 
-    pub(crate) fn check_room(
+    fn check_room(
         &mut self,
+        queue: RecordId,
         owner: &[u8],
         waiters_max: u32,
     ) -> Result<(), CommandError> {
-        let length = self.queue().map(|queue| self.locks.table.length(queue));
-        if length.is_none_or(|length| length < waiters_max) {
+        if self.locks.table.length(queue) < waiters_max {
             return Ok(());
         }
         let error = CommandError::TooManyWaiters(waiters_max);
@@ -488,11 +498,8 @@ impl Decision<'_> {
             }
         }
         let first = self.locks.table.first(queue);
-        let Some((multi, mode, owner)) =
-            first.map(|(_, first)| (first.multi, first.mode, Rc::clone(&first.owner)))
-        else {
-            return;
-        };
+        let Some((id, first)) = first else { return };
+        let (multi, mode, owner) = (first.multi, first.mode, Rc::clone(&first.owner));
         match multi {
             Some(multi) => {
                 self.locks.mark_multi(multi, queue, self.now);
@@ -504,7 +511,7 @@ impl Decision<'_> {
             }
             None if mode == Mode::Permits => self.reconcile_permits(queue, stored),
             None if stored.lets_in(mode) && self.may_grant(stored, mode) => {
-                self.hand_over(stored, Some(mode.message_when_free()));
+                self.hand_over(id, mode, stored, Some(mode.message_when_free()));
             }
             None => {
                 if !stored.is_free() {
@@ -546,8 +553,8 @@ impl Decision<'_> {
             self.publish(held_as);
             return self.reconcile_now();
         }
-        if first.is_some_and(|(_, first)| first.multi.is_none()) {
-            return self.hand_over(&Stored::Free, Some(held_as));
+        if let Some((id, first)) = first.filter(|(_, first)| first.multi.is_none()) {
+            return self.hand_over(id, first.mode, &Stored::Free, Some(held_as));
         }
         let multi = first.and_then(|(_, first)| first.multi);
         self.check_after(None);
@@ -558,17 +565,13 @@ impl Decision<'_> {
         }
     }
 
-    /// Grants the first in the queue, which waits for this lock only and can have it. The message,
-    /// if there is one to be sent, comes before word to the waiter and after what is written.
-    fn hand_over(&mut self, stored: &Stored, message: Option<Mode>) {
+    /// Grants this waiter, the first in the queue, which waits in this mode for this lock only and
+    /// can have it. The message, if there is one to be sent, comes before word to the waiter and
+    /// after what is written.
+    fn hand_over(&mut self, id: WaiterId, mode: Mode, stored: &Stored, message: Option<Mode>) {
         if stored.leaves_hash() {
             self.write(Write::Delete);
         }
-        let Some(queue) = self.queue() else { return };
-        let first = self.locks.table.first(queue);
-        let Some((id, mode)) = first.map(|(id, first)| (id, first.mode)) else {
-            return;
-        };
         match (mode, stored) {
             (Mode::Plain, Stored::Plain(hash)) => self.hand_over_plain(id, Some(hash), message),
             (Mode::Plain, _) => self.hand_over_plain(id, None, message),
@@ -736,7 +739,12 @@ impl Decision<'_> {
 
     // --- Holds of sessions -----------------------------------------------------------------------
 
+    #[inline]
     pub(crate) fn session_hold(&self, owner: &[u8], mode: Mode) -> Option<HoldId> {
+        // Where sessions hold nothing, nothing is looked for.
+        if self.locks.holds.len() == 0 {
+            return None;
+        }
         let record = self.locks.table.find(self.at)?;
         let index = self.locks.table.holds(record)?;
         self.locks.holds.find(index, owner, mode)

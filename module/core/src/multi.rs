@@ -203,8 +203,7 @@ impl Locks {
         if self.own_multi(several.locks, request).is_none() {
             for (place, lock, _) in several.each() {
                 let mut decision = self.decision(lock, place, now, effects);
-                decision.check_not_waiting(request.owner, Mode::Plain)?;
-                decision.check_room(request.owner, waiters_max)?;
+                decision.check_may_wait(request.owner, Mode::Plain, waiters_max)?;
             }
         }
         let lease_ends = several.stored.iter().map(Stored::ends_at).collect();

@@ -9,29 +9,49 @@ use crate::Text;
 /// A name in its parts, which belong one behind the other.
 pub type Parts<'a> = [&'a [u8]; 4];
 
-/// The channel of a plain lock's unlock message.
-pub fn lock_channel(name: &[u8]) -> Parts<'_> {
-    with_tag(b"redisson_lock__channel:", name)
+/// A lock's name as it stands in other names: in braces, unless it has one.
+#[derive(Clone, Copy, Debug)]
+pub struct Tagged<'a>([&'a [u8]; 3]);
+
+/// A lock's name, to stand in other names.
+pub fn tagged(name: &[u8]) -> Tagged<'_> {
+    if name.contains(&b'{') {
+        Tagged([b"", name, b""])
+    } else {
+        Tagged([b"{", name, b"}"])
+    }
 }
 
-/// The channel of a read-write lock's unlock message.
-pub fn read_write_channel(name: &[u8]) -> Parts<'_> {
-    with_tag(b"redisson_rwlock:", name)
-}
+impl<'a> Tagged<'a> {
+    /// The channel of a plain lock's unlock message.
+    pub fn lock_channel(self) -> Parts<'a> {
+        self.after(b"redisson_lock__channel:")
+    }
 
-/// The queue of Redisson's fair lock of this name: a list of those who wait.
-pub fn fair_queue(name: &[u8]) -> Parts<'_> {
-    with_tag(b"redisson_lock_queue:", name)
-}
+    /// The channel of a read-write lock's unlock message.
+    pub fn read_write_channel(self) -> Parts<'a> {
+        self.after(b"redisson_rwlock:")
+    }
 
-/// Until when those who wait for Redisson's fair lock are taken to be alive: a sorted set.
-pub fn fair_timeouts(name: &[u8]) -> Parts<'_> {
-    with_tag(b"redisson_lock_timeout:", name)
-}
+    /// The queue of Redisson's fair lock of this name: a list of those who wait.
+    pub fn fair_queue(self) -> Parts<'a> {
+        self.after(b"redisson_lock_queue:")
+    }
 
-/// The channel on which one who waits for Redisson's fair lock listens.
-pub fn fair_channel(name: &[u8], waiter: &[u8]) -> Vec<u8> {
-    [&lock_channel(name).concat(), &b":"[..], waiter].concat()
+    /// Until when those who wait for Redisson's fair lock are taken to be alive: a sorted set.
+    pub fn fair_timeouts(self) -> Parts<'a> {
+        self.after(b"redisson_lock_timeout:")
+    }
+
+    /// The channel on which one who waits for Redisson's fair lock listens.
+    pub fn fair_channel(self, waiter: &[u8]) -> Vec<u8> {
+        [&self.lock_channel().concat(), &b":"[..], waiter].concat()
+    }
+
+    fn after(self, prefix: &'a [u8]) -> Parts<'a> {
+        let [open, name, close] = self.0;
+        [prefix, open, name, close]
+    }
 }
 
 /// A reader's timeout key with this number.
@@ -41,14 +61,14 @@ pub fn timeout_key(name: &[u8], owner: &[u8], number: i64) -> Vec<u8> {
 
 /// The same in its parts, which belong one behind the other.
 pub fn timeout_key_parts<'a>(name: &'a [u8], owner: &'a [u8], number: &'a Text) -> [&'a [u8]; 7] {
-    let [_, open, name, close] = with_tag(&[], name);
+    let Tagged([open, name, close]) = tagged(name);
     let suffix = b":rwlock_timeout:";
     [open, name, close, b":", owner, suffix, number.bytes()]
 }
 
 /// The key of the limit of permits.
 pub fn limit_key(name: &[u8]) -> Vec<u8> {
-    let [_, open, name, close] = with_tag(&[], name);
+    let Tagged([open, name, close]) = tagged(name);
     [open, name, close, b":rlock_limit"].concat()
 }
 
@@ -72,34 +92,24 @@ pub fn side_keys_share_slot(name: &[u8]) -> bool {
     }
 }
 
-fn with_tag<'a>(prefix: &'a [u8], name: &'a [u8]) -> Parts<'a> {
-    if name.contains(&b'{') {
-        [prefix, b"", name, b""]
-    } else {
-        [prefix, b"{", name, b"}"]
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_name_without_braces_gets_them() {
-        assert_eq!(lock_channel(b"k").concat(), b"redisson_lock__channel:{k}");
-        assert_eq!(read_write_channel(b"k").concat(), b"redisson_rwlock:{k}");
+        let name = tagged(b"k");
+        assert_eq!(name.lock_channel().concat(), b"redisson_lock__channel:{k}");
+        assert_eq!(name.read_write_channel().concat(), b"redisson_rwlock:{k}");
         assert_eq!(timeout_key(b"k", b"o:1", 2), b"{k}:o:1:rwlock_timeout:2");
         assert_eq!(limit_key(b"k"), b"{k}:rlock_limit");
-        assert_eq!(
-            fair_channel(b"k", b"o:1"),
-            b"redisson_lock__channel:{k}:o:1"
-        );
+        assert_eq!(name.fair_channel(b"o:1"), b"redisson_lock__channel:{k}:o:1");
     }
 
     #[test]
     fn a_name_with_a_brace_is_taken_as_it_is() {
         assert_eq!(
-            lock_channel(b"a:{b}").concat(),
+            tagged(b"a:{b}").lock_channel().concat(),
             b"redisson_lock__channel:a:{b}"
         );
         assert_eq!(timeout_key(b"a{b", b"o", 1), b"a{b:o:rwlock_timeout:1");

@@ -231,59 +231,73 @@ impl Locks {
             multi: None,
         };
         self.outdate();
-        let (waiters, is_new) = match turn.command? {
+        // One waiter needs no list.
+        let (of_one, of_several);
+        let (waiters, is_new): (&[WaiterId], bool) = match turn.command? {
             Command::Acquire(request) => {
                 let lock = LockRef {
                     db: turn.db,
                     name: request.key,
                 };
-                match self.own_place(lock, request) {
-                    Some(waiter) => (vec![waiter], false),
-                    None => (vec![self.join(lock, 0, &newcomer, &wish, now)?], true),
-                }
+                let own_place = self.own_place(lock, request);
+                of_one = match own_place {
+                    Some(waiter) => [waiter],
+                    None => [self.join(lock, 0, &newcomer, &wish, now)?],
+                };
+                (&of_one, own_place.is_none())
             }
             Command::MultiAcquire(request) => {
                 let locks = request.locks(turn.db);
-                match self.own_multi(&locks, request) {
-                    Some(multi) => (self.multis.waiters(multi).to_vec(), false),
-                    None => (self.join_all(&locks, newcomer, &wish, now)?, true),
-                }
+                let own_multi = self.own_multi(&locks, request);
+                of_several = match own_multi {
+                    Some(multi) => self.multis.waiters(multi).to_vec(),
+                    None => self.join_all(&locks, newcomer, &wish, now)?,
+                };
+                (&of_several, own_multi.is_none())
             }
             _ => return None,
         };
         let first = *waiters.first()?;
         if wish.is_out_of_date {
             // Somebody may have the lock since, or nobody: the timer looks at once.
-            for waiter in &waiters {
-                if let Some(queue) = self.table.record_of(*waiter) {
-                    self.mark_queue(queue);
-                }
-            }
+            self.mark_queues_of(waiters);
         }
         if !is_new {
             let ttl_ms = self.ttl_or_delay_ms(wish.ttl_when_taken_over(now), now);
-            self.take_over(&waiters, &newcomer, ttl_ms, now, effects)?;
+            self.take_over(waiters, &newcomer, ttl_ms, now, effects)?;
         }
         if let Some(session) = session {
             self.sessions.add_waiter(session, first);
         }
         if is_new && self.holds.any_asks() && wish.is_kept_out() {
-            self.tell_wanted_by_newcomer(&waiters, effects);
+            self.tell_wanted_by_newcomer(waiters, effects);
         }
         self.note_peak();
         let position = match terms.wait_mode {
-            WaitMode::Queue(_) => self.position(&waiters, is_new),
+            WaitMode::Queue(_) => self.position(waiters, is_new),
             WaitMode::Block(_) | WaitMode::None => 0,
         };
         let waiter = first;
         Some(Joined { waiter, position })
     }
 
-    fn own_place(&self, lock: LockRef<'_>, request: &Acquire<'_>) -> Option<WaiterId> {
-        let queue = self.table.queue(lock).filter(|_| request.once)?;
+    /// The owner's place in the queue, if the request is to take it over.
+    pub(crate) fn own_place(&self, lock: LockRef<'_>, request: &Acquire<'_>) -> Option<WaiterId> {
+        if !request.once {
+            return None;
+        }
+        let queue = self.table.queue(lock)?;
         let (id, waiter) = self.table.waiter_of(queue, request.owner)?;
         let is_same = waiter.mode == request.mode && waiter.asked == request.asked;
         (waiter.multi.is_none() && is_same).then_some(id)
+    }
+
+    fn mark_queues_of(&mut self, waiters: &[WaiterId]) {
+        for waiter in waiters {
+            if let Some(queue) = self.table.record_of(*waiter) {
+                self.mark_queue(queue);
+            }
+        }
     }
 
     fn join(

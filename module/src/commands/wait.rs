@@ -2,9 +2,9 @@
 
 use crate::ffi::{Ctx, Str};
 use crate::turn::{self, Named};
-use crate::{blocking, changes, config, effects, reply, state};
+use crate::{blocking, changes, clock, config, effects, reply, state};
 use rlock_core::request::WaitMode;
-use rlock_core::{Command, CommandError, LockRef, Mode, Outcome, Turn};
+use rlock_core::{Command, CommandError, LockRef, Mode, Now, Outcome, Turn};
 
 /// Where the client cannot be blocked, BLOCK is as if it were not there.
 pub(super) fn wait_if_allowed(ctx: Ctx<'_>, wait_mode: &mut WaitMode) {
@@ -21,7 +21,7 @@ pub(super) fn acquire(
     given: Named<'_>,
 ) -> Result<bool, CommandError> {
     let mut turn = Turn::of(command, ctx.db(), config::waiters_per_lock_max());
-    turn::run(ctx, &mut turn, given);
+    let decided_at = turn::run(ctx, &mut turn, given);
     match turn
         .outcome()
         .map_err(|error| as_far_as_readable(ctx, error))?
@@ -32,8 +32,12 @@ pub(super) fn acquire(
         }
         Outcome::MustWait { ttl_ms } => {
             changes::listen(ctx);
-            if !wait(ctx, &mut turn, wait_mode) {
-                effects::without_keys(ctx, |locks, _, effects| locks.turn_away(&mut turn, effects));
+            // It waits from the decision on, and the clocks need not be read again.
+            let now = decided_at.unwrap_or_else(clock::now);
+            if !wait(ctx, &mut turn, wait_mode, now) {
+                effects::without_keys_at(ctx, now, |locks, _, effects| {
+                    locks.turn_away(&mut turn, effects);
+                });
                 reply::not_acquired(ctx, ttl_ms);
             }
         }
@@ -46,9 +50,9 @@ pub(super) fn acquire(
 }
 
 /// Puts the caller in the queue; a queued one is told its place at once. False if it cannot wait.
-fn wait(ctx: Ctx<'_>, turn: &mut Turn<'_>, wait_mode: WaitMode) -> bool {
+fn wait(ctx: Ctx<'_>, turn: &mut Turn<'_>, wait_mode: WaitMode, now: Now) -> bool {
     let mut join = |client| {
-        effects::without_keys(ctx, |locks, now, effects| {
+        effects::without_keys_at(ctx, now, |locks, now, effects| {
             locks.enqueue(turn, client, now, effects)
         })
     };

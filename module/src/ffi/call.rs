@@ -667,6 +667,11 @@ impl<'a> Str<'a> {
         self.raw == other.raw
     }
 
+    /// Where it is, by which the very same string is known again while it lives.
+    pub(crate) fn address(self) -> usize {
+        self.raw.addr()
+    }
+
     pub(crate) fn bytes(self) -> &'a [u8] {
         let mut len = 0;
         let start = server!(RedisModule_StringPtrLen(self.raw, &raw mut len));

@@ -41,7 +41,7 @@ extern "C" fn on_timer<T: Timers>(ctx: *mut raw::RedisModuleCtx, _data: *mut c_v
 
 /// Receives the keys that others changed.
 pub(crate) trait KeyEvents {
-    fn changed(ctx: Ctx<'_>, key: &[u8]);
+    fn changed(ctx: Ctx<'_>, key: Str<'_>);
 }
 
 /// Listens to generic, expired and evicted events from now on. Every write that has such an event
@@ -90,7 +90,7 @@ extern "C" fn on_key_event<K: KeyEvents>(
     _event: *const c_char,
     key: *mut raw::RedisModuleString,
 ) -> c_int {
-    guarded((), || K::changed(Ctx::new(ctx), Str::borrow(key).bytes()));
+    guarded((), || K::changed(Ctx::new(ctx), Str::borrow(key)));
     OK
 }
 
