@@ -33,15 +33,15 @@ async fn waiting(server: &Server, timeout: Duration) -> (Client, JoinSet<Result<
     // Until the server has answered the last call that has reached it, which lasts 146 ms.
     tokio::time::sleep(300 * MS).await;
     waits.spawn(async move {
-        // Kept as long as the others wait.
+        // Kept until the client is shut down, which has yet to take back what these calls left.
         let (_near, _far) = (near, far);
         std::future::pending().await
     });
     (client, waits)
 }
 
-/// The calls hear that they have not got the lock.
-async fn refused(mut waits: JoinSet<Result<Guard, Error>>) {
+/// The calls hear that they have not got the lock. The ways to the server stay open.
+async fn refused(waits: &mut JoinSet<Result<Guard, Error>>) {
     for _ in 0..WAITS {
         match soon(waits.join_next()).await.unwrap().unwrap() {
             Ok(guard) => soon(guard.unlock()).await.unwrap(),
@@ -56,10 +56,10 @@ async fn refused(mut waits: JoinSet<Result<Guard, Error>>) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_call_that_is_told_of_its_timeout_while_it_asks_again_leaves_no_hold() {
     let server = Server::start();
-    let (client, waits) = waiting(&server, 1500 * MS).await;
+    let (client, mut waits) = waiting(&server, 1500 * MS).await;
     until("out", || server.info_number("rlock_waiters") == 0);
     assert_eq!(server.run("FLUSHALL").text(), "OK");
-    refused(waits).await;
+    refused(&mut waits).await;
     soon(client.shutdown()).await;
     let left = server.run("DBSIZE").int();
     assert_eq!(left, 0, "holds that have no guards");
@@ -70,7 +70,7 @@ async fn a_call_that_is_told_of_its_timeout_while_it_asks_again_leaves_no_hold()
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_call_that_is_told_of_its_end_while_it_asks_again_leaves_no_waiter() {
     let server = Server::start();
-    let (client, waits) = waiting(&server, Duration::from_secs(3600)).await;
+    let (client, mut waits) = waiting(&server, Duration::from_secs(3600)).await;
     let mut operator = server.connect();
     for number in 0..WAITS {
         let name = format!("k{number}");
@@ -78,7 +78,7 @@ async fn a_call_that_is_told_of_its_end_while_it_asks_again_leaves_no_waiter() {
             assert_eq!(operator.run(format!("RLOCK.CANCEL {name} {owner}")), 1);
         }
     }
-    refused(waits).await;
+    refused(&mut waits).await;
     soon(client.shutdown()).await;
     let left = server.info_number("rlock_waiters");
     assert_eq!(left, 0, "waiters of calls that have ended");
