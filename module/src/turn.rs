@@ -66,6 +66,7 @@ pub(crate) fn run_then(
             then(outcome);
         }
     }
+    // Before a caller has joined, the timer would be armed without the end of its wait.
     if !matches!(turn.decided(), Some(Ok(Outcome::MustWait { .. }))) {
         pump::arm_at(ctx, now, is_full);
     }

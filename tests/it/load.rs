@@ -207,8 +207,8 @@ fn noise_at_the_port_disturbs_nobody() {
 }
 
 /// Each renewal looks for the grants of that lock alone, and not through all that are on their way
-/// to its owner, which would be the square of their number. As many hand-overs beside the renewals
-/// of somebody else, to whom nothing is on its way, cost as much.
+/// to its owner, which would be the square of their number. So renewals by an owner with no grant
+/// on its way cost as much, in a transaction with as many hand-overs.
 #[test]
 fn renewals_beside_thousands_of_undelivered_grants_cost_what_others_do() {
     let server = Server::builder().config("maxclients 10000").start();

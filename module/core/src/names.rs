@@ -9,7 +9,7 @@ use crate::Text;
 /// A name in its parts, which belong one behind the other.
 pub type Parts<'a> = [&'a [u8]; 4];
 
-/// A lock's name as it stands in other names: in braces, unless it has one.
+/// A lock's name as it stands in other names: in braces, unless it has a brace already.
 #[derive(Clone, Copy, Debug)]
 pub struct Tagged<'a>([&'a [u8]; 3]);
 
