@@ -3,7 +3,7 @@
 //! Fields and keys that somebody else wrote can say anything. Where they do not tell how long
 //! somebody reads, the reading lasts as long as the key.
 
-use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Presence, Scan};
+use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Scan};
 use crate::keys::{OpenLock, count_true, go_on_if};
 use rlock_core::{
     Count, FENCE_FIELD, MODE_FIELD, Mode, NEVER, ReadDepth, ReadHold, ReadWrite, Stored, Text,
@@ -396,5 +396,5 @@ pub(crate) fn slot_is_settled(ctx: Ctx<'_>, name: &[u8]) -> bool {
     // client has just sent `ASKING`.
     let never = [0, -1].map(|number| timeout_key(name, &[], number));
     let [one, other] = never.each_ref().map(OwnedStr::as_str);
-    ctx.presence_of_both(one, other) == Presence::Here
+    ctx.presence_of_both(one, other)
 }

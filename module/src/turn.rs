@@ -271,7 +271,7 @@ fn access(purpose: Purpose) -> Access {
     }
 }
 
-/// Whether this node serves the key.
+/// Whether this node serves the key, and may write it.
 fn presence(ctx: Ctx<'_>, name: Str<'_>) -> Presence {
     if ctx.in_cluster() {
         ctx.presence(name)
@@ -280,27 +280,33 @@ fn presence(ctx: Ctx<'_>, name: Str<'_>) -> Presence {
     }
 }
 
-/// What is found of a lock that is not here, or not all of it. A command was routed by the server.
+/// What is found of a lock that this node may not write, or of which it has not all keys. For a
+/// command's own locks the server has seen to that.
+///
+/// The core may decide to write wherever it reads for one of these purposes. A node whose cluster is
+/// down, and whose replica may have been promoted by then, must not: the hold lives on at the other.
 fn not_here(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>) -> Option<Read<'static>> {
     if !ctx.in_cluster() {
         return None;
     }
-    let (asks_where, of_several_keys) = match purpose {
+    let (may_write, of_several_keys) = match purpose {
         Purpose::Reconcile(_) => (true, false),
-        Purpose::CheckHold(mode) => (true, is_of_several_keys(mode)),
-        Purpose::CheckWriter => (true, true),
-        // A plain one that is not here is no longer held, and so are permits.
-        Purpose::Release(mode) => (is_of_several_keys(mode), is_of_several_keys(mode)),
+        Purpose::CheckHold(mode) | Purpose::Release(mode) => (true, is_of_several_keys(mode)),
+        Purpose::CheckWriter | Purpose::Sweep => (true, true),
         // Of a long wait nothing is said of who holds a lock that is another node's, or on its way.
-        Purpose::Sweep | Purpose::LongWait => (false, true),
+        Purpose::LongWait => (false, true),
         Purpose::Command | Purpose::TimeOut | Purpose::Holders | Purpose::GrantSeveral(_) => {
             (false, false)
         }
     };
-    if asks_where {
+    if may_write {
         match presence(ctx, name) {
             Presence::Here => {}
             Presence::Unknown => return Some(Read::Unknown),
+            // It is not held here any more, so there is nothing to release.
+            Presence::Elsewhere if matches!(purpose, Purpose::Release(_)) => {
+                return Some(Read::NotHere(0));
+            }
             Presence::Elsewhere => {
                 let moved = cluster::redirection(ctx, name.bytes());
                 return Some(moved.map_or(Read::Unknown, Read::Elsewhere));

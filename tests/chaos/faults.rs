@@ -57,6 +57,7 @@ pub(crate) enum Kind {
     Failover,
     Promote,
     MoveSlot,
+    Partition,
     NoRoom,
     SentinelKill,
     SentinelStop,
@@ -67,7 +68,7 @@ pub(crate) enum Kind {
 use Kind::{
     Break, Clock, Cut, CutToClient, CutToServer, Delay, Delete, EndTogether, Failover, Flush,
     HalfReply, KillClient, KillConnections, KillReplica, KillServer, Memory, MoveSlot, NoRoom,
-    Pause, Promote, SentinelKill, SentinelOrder, SentinelStop, Sever, Sleep, StopClient,
+    Partition, Pause, Promote, SentinelKill, SentinelOrder, SentinelStop, Sever, Sleep, StopClient,
     StopReplica, StopServer, Unblock,
 };
 
@@ -141,7 +142,9 @@ impl Menu {
                 SentinelOrder,
                 SentinelOrder,
             ],
-            Self::Cluster => &[MoveSlot; 6],
+            Self::Cluster => &[
+                MoveSlot, MoveSlot, MoveSlot, MoveSlot, MoveSlot, MoveSlot, Partition, Partition,
+            ],
             // Little else: after a fault that may end any session, holds of sessions prove nothing
             // for a while. A DEL would leave the keys of readers behind, whose leases are longer
             // than a round.
@@ -200,6 +203,7 @@ impl Kind {
             Promote | SentinelKill | SentinelStop | SentinelOrder => "promote",
             NoRoom => "no-room",
             MoveSlot => "move-slot",
+            Partition => "partition",
             EndTogether => "end-together",
         }
     }
@@ -231,6 +235,7 @@ impl Kind {
             Failover => "FAILOVER",
             Promote => "primary killed, replica promoted",
             MoveSlot => "slot moved to another node",
+            Partition => "node without a majority, CLIENT KILL of all",
             NoRoom => "no room for the append-only file",
             SentinelKill => "SIGKILL of the primary, sentinels",
             SentinelStop => "SIGSTOP of the primary, sentinels",
@@ -268,6 +273,7 @@ impl Kind {
             Failover => fail_over(world),
             Promote => promote(world),
             MoveSlot => move_slot(world, random),
+            Partition => partition(world, random),
             NoRoom => take_the_room(world, random),
             SentinelKill | SentinelStop | SentinelOrder => self.strike_the_watched(world, random),
             EndTogether => end_together(world, random),
@@ -538,6 +544,33 @@ fn move_slot(world: &mut World, random: &mut Random) {
     }
     resharding.close(&[]);
     world.change_over();
+}
+
+/// The node that serves the locks sees no majority of the nodes, as if it were cut off from them. Its
+/// sessions lose their connections, and some end. Where it has a replica, that may be the primary by
+/// now: so nothing may be granted and nothing released.
+fn partition(world: &World, random: &mut Random) {
+    world.watch.look_at(None);
+    let node = world.primary();
+    let is_down = || {
+        let told = node.run(format!("DEL {}-no-lock", world.locks[0]));
+        told.is_error() && told.error().starts_with("CLUSTERDOWN ")
+    };
+    world.servers[1].freeze();
+    until("the node has noticed", is_down);
+    let changes = || {
+        let counters = ["rlock_grants", "rlock_session_releases", "rlock_releases"];
+        counters.map(|counter| node.info_number(counter))
+    };
+    let (before, mut operator) = (changes(), world.operator());
+    several(random, || {
+        operator.run("CLIENT KILL TYPE normal SKIPME yes").int();
+    });
+    Kind::rest(random, 1500);
+    assert_eq!(changes(), before, "the cluster of the node is down");
+    world.servers[1].thaw();
+    until("the node is back", || !is_down());
+    world.watch.look_at(Some(node.address()));
 }
 
 impl World {

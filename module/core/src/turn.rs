@@ -757,18 +757,19 @@ impl Locks {
         let Some(release) = self.table.take_pending(record) else {
             return;
         };
-        // At another node the lease ends it.
-        if let Read::One(stored) = read {
-            let written = effects.len();
-            if let Some(wish) = &mut turn.wish {
-                wish.is_out_of_date = true;
-            }
-            self.decision(lock.as_ref(), 0, now, effects)
-                .end(&release, stored, outlived);
-            // Not another lock's that has to end as well: the command is about what is held yet.
-            turn.freed |= turn.is_about(lock.as_ref())
-                && effects.iter().skip(written).any(Effect::is_deletion);
+        let Read::One(stored) = read else {
+            // At another node the lease ends it, and there the waiters must go.
+            return self.mark_queue(record);
+        };
+        let written = effects.len();
+        if let Some(wish) = &mut turn.wish {
+            wish.is_out_of_date = true;
         }
+        self.decision(lock.as_ref(), 0, now, effects)
+            .end(&release, stored, outlived);
+        // Not another lock's that has to end as well: the command is about what is held yet.
+        turn.freed |=
+            turn.is_about(lock.as_ref()) && effects.iter().skip(written).any(Effect::is_deletion);
     }
 
     fn decide_reconcile(

@@ -353,62 +353,56 @@ impl<'a> Ctx<'a> {
         reply.is_string().then(|| reply.text().to_vec())
     }
 
-    // --- The cluster ---
+    // --- Whether a write is allowed ---
 
-    /// Whether this node serves the key. Opening a key does not ask: it would find a slot that
-    /// moved away empty, and a lock in it free.
+    /// Whether the server would take a write to this key from one of its clients now.
+    ///
+    /// Only a write can tell. A read is answered by a node whose cluster is down
+    /// (`cluster-allow-reads-when-down`), and to open a key asks nothing at all: a slot that moved
+    /// away looks empty, and a lock in it free. So a write is begun and not carried out (`D`): it
+    /// is in no statistics and no MONITOR. Redis 7.0 carries every write out, and there it is one
+    /// that changes nothing: none of the members of a set is taken out.
+    ///
+    /// `S` makes the server refuse it for all reasons for which it refuses a client: a full disk
+    /// (MISCONF), too few replicas (NOREPLICAS), a replica (READONLY), a cluster that is down. A
+    /// refusal for a reason that is not known here means that the write is not allowed.
     pub(crate) fn presence(self, key: Str<'_>) -> Presence {
-        let (command, format) = (c"EXISTS".as_ptr(), c"s".as_ptr());
-        Self::served(server!(RedisModule_Call(
-            self.raw, command, format, key.raw
-        )))
+        let dry = knows_dry_runs();
+        let format = if dry { c"SDsc" } else { c"Ssc" };
+        let (command, format, none) = (c"SPOP".as_ptr(), format.as_ptr(), c"0".as_ptr());
+        let reply = server!(RedisModule_Call(self.raw, command, format, key.raw, none));
+        // The interface reports the reason in errno, which the next call may change.
+        let reason = std::io::Error::last_os_error().kind();
+        // A dry run has a reply if it was refused, any other run if it was carried out: to a key
+        // that is no set, as a lock is none, this is an error of the command itself.
+        let is_refused = CallReply::of(reply).is_some() == dry;
+        match (is_refused, reason) {
+            (false, _) => Presence::Here,
+            (true, std::io::ErrorKind::PermissionDenied) => Presence::Elsewhere,
+            (true, _) => Presence::Unknown,
+        }
     }
 
-    /// The same for two keys of a slot.
-    pub(crate) fn presence_of_both(self, one: Str<'_>, other: Str<'_>) -> Presence {
+    /// Whether the slot of two keys, which are not there, has settled at this node.
+    pub(crate) fn presence_of_both(self, one: Str<'_>, other: Str<'_>) -> bool {
         let (command, format) = (c"EXISTS".as_ptr(), c"ss".as_ptr());
-        Self::served(server!(RedisModule_Call(
+        let reply = server!(RedisModule_Call(
             self.raw, command, format, one.raw, other.raw
-        )))
+        ));
+        CallReply::of(reply).is_some()
     }
 
-    fn served(reply: *mut raw::RedisModuleCallReply) -> Presence {
-        if CallReply::of(reply).is_some() {
-            return Presence::Here;
-        }
-        // The interface reports the reason in errno.
-        match std::io::Error::last_os_error().kind() {
-            std::io::ErrorKind::PermissionDenied => Presence::Elsewhere,
-            _ => Presence::Unknown,
-        }
-    }
-
-    // --- Writes ---
-
-    /// Whether the server refuses writes to all its clients now: there is no room for its
-    /// append-only file, a snapshot has failed, or there are fewer replicas than it wants.
+    /// Whether the server refuses writes to all its clients now.
     ///
-    /// Only a write can tell, so one is begun and not carried out (`D`): it is in no statistics
-    /// and no MONITOR. In a cluster the key may be another node's, which is another error and is
-    /// looked at later.
-    ///
-    /// Redis 7.0 carries every write out. There one that changes nothing is tried, none of the
-    /// members of a set is taken out, and only if INFO gives a reason to.
+    /// In a cluster the key that is asked about may be another node's, which is no reason to refuse
+    /// writes to others: each lock is asked about by itself. On Redis 7.0, where the write is
+    /// carried out, a server alone is only asked if INFO gives a reason to.
     pub(crate) fn writes_are_denied(self) -> bool {
-        let format = if knows_dry_runs() {
-            c"SEDcc"
-        } else if may_deny_writes() {
-            c"SEcc"
-        } else {
+        if !knows_dry_runs() && !self.in_cluster() && !may_deny_writes() {
             return false;
-        };
-        let (command, format) = (c"SPOP".as_ptr(), format.as_ptr());
-        let (set, none) = (c"rlock:no-set".as_ptr(), c"0".as_ptr());
-        let reply = server!(RedisModule_Call(self.raw, command, format, set, none));
-        CallReply::of(reply).is_some_and(|reply| {
-            let text = reply.text();
-            text.starts_with(b"MISCONF ") || text.starts_with(b"NOREPLICAS ")
-        })
+        }
+        let set = OwnedStr::new(b"rlock:no-set");
+        self.presence(set.as_str()) == Presence::Unknown
     }
 
     // --- The log ---
@@ -505,12 +499,14 @@ pub(crate) fn address_of(client_id: u64) -> Option<String> {
 /// The operation is not supported, on Linux.
 const ENOTSUP: c_int = 95;
 
-/// Whether this node of a cluster serves a key.
+/// Whether this server takes writes to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
     Here,
+    /// Another node of the cluster serves the key, or will soon.
     Elsewhere,
-    /// The cluster is down: it is unknown.
+    /// Not now: the server refuses all writes, or the cluster is down and nobody knows who serves
+    /// the key.
     Unknown,
 }
 
