@@ -102,13 +102,20 @@ static AT_WORK: AtomicBool = AtomicBool::new(false);
 struct Changes;
 
 impl KeyEvents for Changes {
-    fn changed(ctx: Ctx<'_>, key: Str<'_>) {
+    fn changed(ctx: Ctx<'_>, key: Str<'_>, only_expiry: bool) {
         // Our own doing is known already.
         if state::with(|state| state.take_own_event(key)) {
             return;
         }
-        let (db, name) = (ctx.db(), key.bytes());
-        if state::with(|state| state.locks.changed(LockRef { db, name })) {
+        let lock = LockRef {
+            db: ctx.db(),
+            name: key.bytes(),
+        };
+        let is_known = state::with(|state| match only_expiry {
+            true => state.locks.expiry_changed(lock),
+            false => state.locks.changed(lock),
+        });
+        if is_known {
             pump::arm(ctx, clock::now());
         }
     }

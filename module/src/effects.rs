@@ -170,49 +170,55 @@ impl Drop for OwnEvent {
 
 /// Writes a line into the server's log, or unblocks the client that an effect is about. It is
 /// replied to at the end of this turn of the event loop.
+///
+/// A module that listens to our key events may have killed or unblocked the client since the
+/// decision was made. It is not unblocked a second time: the server would free its record twice. A
+/// grant that nobody waits for any more is given back.
 fn tell(ctx: Ctx<'_>, effect: &Effect) {
     if let Effect::Log(line) = effect {
         return ctx.log_notice(line);
     }
-    let (Effect::Grant { client, .. }
-    | Effect::Dismiss { client, .. }
-    | Effect::Wake(client)
-    | Effect::TakenOver {
-        listener: client, ..
-    }) = effect
-    else {
-        return;
-    };
-    let client = *client;
-    state::with(|state| {
-        let told = match effect {
-            Effect::Grant {
-                lock,
-                owner,
-                count,
-                grant,
-                ..
-            } => {
-                state.undelivered.add(client);
-                Blocked::Granted(Granted {
-                    lock: lock.clone(),
-                    owner: Rc::clone(owner),
-                    count: *count,
-                    grant: grant.clone(),
-                    confirmed: false,
-                })
-            }
-            Effect::Dismiss { why, .. } => Blocked::Dismissed(why.clone()),
-            Effect::Wake(_) => match state.blocked.get(&client) {
-                Some(Blocked::Listening(listening)) => Blocked::Woken(*listening),
-                _ => return,
-            },
-            Effect::TakenOver { by, .. } => Blocked::TakenOver(*by),
-            _ => return,
-        };
-        state.blocked.insert(client, told);
+    let unblocked = state::with(|state| match effect {
+        Effect::Grant {
+            client,
+            lock,
+            owner,
+            count,
+            grant,
+        } => {
+            let Some(waiting) = state.waiting(*client) else {
+                state.locks.give_back_later(lock, owner, grant);
+                return None;
+            };
+            *waiting = Blocked::Granted(Granted {
+                lock: lock.clone(),
+                owner: Rc::clone(owner),
+                count: *count,
+                grant: grant.clone(),
+                confirmed: false,
+            });
+            state.undelivered.add(*client);
+            Some(*client)
+        }
+        Effect::Dismiss { client, why } => {
+            *state.waiting(*client)? = Blocked::Dismissed(why.clone());
+            Some(*client)
+        }
+        Effect::Wake(client) => {
+            let (blocked, listening) = state.listening(*client)?;
+            *blocked = Blocked::Woken(listening);
+            Some(*client)
+        }
+        Effect::TakenOver { listener, by } => {
+            let (blocked, _) = state.listening(*listener)?;
+            *blocked = Blocked::TakenOver(*by);
+            Some(*listener)
+        }
+        Effect::Write { .. } | Effect::Publish { .. } | Effect::Log(_) => None,
     });
-    ffi::unblock(client);
+    if let Some(client) = unblocked {
+        ffi::unblock(client);
+    }
 }
 
 // --- Writes --------------------------------------------------------------------------------------

@@ -226,6 +226,21 @@ impl State {
         self.locks.next_task(turn, now)
     }
 
+    /// The record of a client that waits in a queue; none if it does not any more.
+    pub(crate) fn waiting(&mut self, client: Handle) -> Option<&mut Blocked> {
+        let blocked = self.blocked.get_mut(&client)?;
+        matches!(blocked, Blocked::Waiting(_)).then_some(blocked)
+    }
+
+    /// The record of a client that waits for a session's events, and which session.
+    pub(crate) fn listening(&mut self, client: Handle) -> Option<(&mut Blocked, Listening)> {
+        let blocked = self.blocked.get_mut(&client)?;
+        match *blocked {
+            Blocked::Listening(listening) => Some((blocked, listening)),
+            _ => None,
+        }
+    }
+
     /// We are about to emit an event of this key. Whether we listen to such events.
     pub(crate) fn begin_own_event(&mut self, key: Str<'_>) -> bool {
         self.own_event = self.hears_key_events.then(|| key.address());

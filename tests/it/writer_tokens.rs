@@ -1,7 +1,7 @@
 //! A writer's token is known only as long as its very hold is provably there: what took its place
 //! is another hold, and ended holds keep no memory.
 
-use rlock_tests::{Conn, Reply, Server};
+use rlock_tests::{Conn, Reply, Server, until};
 
 /// A writer's hold of `name` as a Redisson client writes it, with another end than ours has.
 fn written_by_a_script(conn: &mut Conn, name: &str) {
@@ -78,4 +78,81 @@ fn writers_that_have_left_keep_no_memory() {
     let grown = (1..10).map(|at| begin(at * 5_000)).last().unwrap() - before;
     // Of each that is kept it would be 200 bytes at least: here some nine million.
     assert!(grown < 2_000_000, "{grown}");
+}
+
+// --- Another key in the place of the lock --------------------------------------------------------
+
+/// Session `s` has the lock k as the writer alice. Other keys are of the same owner, with another
+/// lease, and [`REPLACEMENTS`] put one of them in the place of k.
+fn beside_another_key() -> (Server, Conn) {
+    let server = Server::start();
+    let life = server.session_connection("s");
+    let mut conn = server.connect();
+    let commands = [
+        "RLOCK.ACQUIRE k alice 600000 WRITE SESSION s",
+        "RLOCK.ACQUIRE k2 alice 500000 WRITE",
+        "SELECT 1",
+        "RLOCK.ACQUIRE k alice 500000 WRITE",
+    ];
+    for reply in conn.pipeline(&commands) {
+        assert!(!reply.is_error(), "{reply:?}");
+    }
+    (server, life)
+}
+
+const REPLACEMENTS: [&str; 3] = ["RENAME k2 k", "COPY k2 k REPLACE", "SWAPDB 0 1"];
+
+#[test]
+fn a_writer_whose_key_is_replaced_by_another_of_the_same_owner_has_lost_it() {
+    for replacement in REPLACEMENTS {
+        let (server, mut life) = beside_another_key();
+        assert!(!server.run(replacement).is_error(), "{replacement}");
+        let told = life.run("RLOCK.EVENTS s BLOCK 10000").events();
+        let lost = ("lost k alice".to_owned(), Reply::from("deleted"));
+        assert_eq!(told, [lost], "{replacement}");
+        life.close();
+        until("the session is over", || {
+            server.info_number("rlock_sessions") == 0
+        });
+        assert_eq!(server.run("HGET k alice:write"), "1", "{replacement}");
+    }
+}
+
+/// Both in one turn of the event loop, before the timer's. The hold of a later session tells when
+/// the timer has released what it had to.
+#[test]
+fn a_session_that_ends_as_its_writers_key_is_replaced_releases_nothing() {
+    for replacement in REPLACEMENTS {
+        for is_killed_first in [true, false] {
+            let (server, mut life) = beside_another_key();
+            let kill = format!("CLIENT KILL ID {}", life.id());
+            let mut commands = ["MULTI", &kill, replacement, "EXEC"];
+            if !is_killed_first {
+                commands.swap(1, 2);
+            }
+            let mut conn = server.connect();
+            let done = conn.pipeline(&commands);
+            assert_eq!(done[3].array().len(), 2, "{done:?}");
+            let later = server.session_connection("t");
+            conn.take_for("z", "zoe", "t");
+            later.close();
+            until("the later session's hold is released", || {
+                conn.run("EXISTS z") == 0
+            });
+            assert_eq!(server.run("HGET k alice:write"), "1", "{commands:?}");
+        }
+    }
+}
+
+#[test]
+fn a_writer_whose_expiry_others_change_keeps_its_lock() {
+    for change in ["PEXPIRE k 700000", "PERSIST k"] {
+        let (server, mut life) = beside_another_key();
+        assert_eq!(server.run(change), 1);
+        assert!(life.run("RLOCK.EVENTS s BLOCK 200").events().is_empty());
+        life.close();
+        until("the session's hold is released", || {
+            server.run("EXISTS k") == 0
+        });
+    }
 }

@@ -9,7 +9,7 @@ use crate::agenda::Job;
 use crate::deadlock::Circle;
 use crate::error::Word;
 use crate::event_log::LogEvent;
-use crate::hold::{HoldId, SessionHold};
+use crate::hold::{HoldId, HoldMark, SessionHold};
 use crate::lock::{Locks, held_ms};
 use crate::metrics::count;
 use crate::pending::PendingRelease;
@@ -387,7 +387,7 @@ impl Decision<'_> {
     /// Ends a hold, if it is still the one that was meant. The key may have outlived the readers
     /// that ended before it.
     pub(crate) fn end(&mut self, release: &PendingRelease, stored: &Stored, outlived: bool) {
-        if !self.is_hold(stored, &release.owner, release.mode, release.token) {
+        if !self.is_hold(stored, &release.owner, release.mode, release.mark) {
             // Not the sessions' holds: thousands may end here, and each would mark all the others.
             if let Some(queue) = self.queue() {
                 self.locks.mark_queue(queue);
@@ -423,6 +423,7 @@ impl Decision<'_> {
             mode: release.mode,
             permits: None,
             token: release
+                .mark
                 .token
                 .filter(|_| !self.is_held_by_its_session(release)),
             lease: None,
@@ -442,19 +443,19 @@ impl Decision<'_> {
         }
         let id = self.session_hold(&release.owner, release.mode);
         let hold = id.and_then(|id| self.locks.holds.get(id));
-        hold.is_some_and(|hold| hold.token == release.token)
+        hold.is_some_and(|hold| hold.token == release.mark.token)
     }
 
-    /// Whether what is stored has the owner's hold in this mode, begun with this token. A writer
-    /// whose token is not known cannot be told from a later one; nor can a reader of whom only the
-    /// timeout keys of a script are left.
-    fn is_hold(&self, stored: &Stored, owner: &[u8], mode: Mode, token: Option<Token>) -> bool {
-        let own = stored.own(mode);
+    /// Whether the key still has the owner's hold with this mark. A writer whose token is not known
+    /// cannot be told from a later one, unless the key was replaced: then the end of its lease must
+    /// be the same. A reader of whom only the timeout keys of a script are left cannot be told either.
+    fn is_hold(&self, stored: &Stored, owner: &[u8], mode: Mode, mark: HoldMark) -> bool {
+        let (own, token) = (stored.own(mode), mark.token);
         own.is_some_and(|(_, stored_token)| match mode {
-            Mode::Write => {
-                let known = self.writer_token(owner, stored.ends_at());
-                known.is_none() || known == token
-            }
+            Mode::Write => match self.writer_token(owner, stored.ends_at()) {
+                Some(known) => Some(known) == token,
+                None => !mark.replaced || stored.ends_at() == mark.ends_at,
+            },
             Mode::Read => stored_token.is_none() || stored_token == token,
             // A script's hold has none, and the key has one if somebody else in it was given it.
             Mode::Plain | Mode::Permits => token.is_none() || stored_token == token,
@@ -466,8 +467,8 @@ impl Decision<'_> {
         let Some(hold) = self.locks.holds.get(id) else {
             return;
         };
-        let (owner, mode, token) = (Rc::clone(&hold.owner), hold.mode, hold.token);
-        if self.is_hold(stored, &owner, mode, token) {
+        let (owner, mode, mark) = (Rc::clone(&hold.owner), hold.mode, hold.mark());
+        if self.is_hold(stored, &owner, mode, mark) {
             self.locks.holds.check_after(id, stored.own_end(mode));
         } else {
             self.lose(id, None);
@@ -578,6 +579,57 @@ impl Decision<'_> {
             (_, Stored::ReadWrite(hash)) => self.hand_over_read_write(id, Some(hash), None),
             (..) => self.hand_over_read_write(id, None, message),
         }
+    }
+
+    /// Grants a waiter: `enter` enters what it waits for. The message, if there is one to be sent,
+    /// comes before word to the waiter and after what is written. False if it could not be entered,
+    /// which the caller has ruled out.
+    ///
+    /// The waiter leaves its queue only then. One that left first, and could not enter, would have
+    /// neither the lock nor a place in the queue, and nobody would tell it so.
+    pub(crate) fn grant(
+        &mut self,
+        id: WaiterId,
+        message: Option<Mode>,
+        enter: impl FnOnce(&mut Self, &Entry<'_>) -> Result<(i64, Token), CommandError>,
+    ) -> bool {
+        let (Some(waiter), Some(lock)) = (self.locks.table.get(id), self.locks.lock_of(id)) else {
+            return false;
+        };
+        let (owner, mode) = (Rc::clone(&waiter.owner), waiter.mode);
+        let entry = Entry {
+            owner: &owner,
+            holder: Holder::Other(Rc::clone(&owner)),
+            mode,
+            lease: waiter.lease,
+            session: waiter.session,
+            once: false,
+            waited: true,
+        };
+        let entered = enter(self, &entry);
+        debug_assert!(entered.is_ok(), "who is granted can enter: {entered:?}");
+        let Ok((held, token)) = entered else {
+            return false;
+        };
+        let Some(waiter) = self.locks.leave(id) else {
+            return false;
+        };
+        if let Some(message) = message {
+            self.publish(message);
+        }
+        self.count_waited(self.now.mono_ms.saturating_sub(waiter.since));
+        let grant = Grant {
+            token,
+            mode,
+            several: None,
+        };
+        let told = Rc::clone(&owner);
+        self.locks
+            .tell_granted(&lock, waiter.reply_to, told, held, grant, self.effects);
+        if waiter.wanted {
+            self.ask_if_wanted(&owner, mode);
+        }
+        true
     }
 
     /// Whether the owner for whom this was read may be let in now: during the delay after a start

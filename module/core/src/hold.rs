@@ -15,6 +15,19 @@ use std::rc::Rc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct HoldId(Id);
 
+/// How the hold of an owner is told from a later one of the same owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HoldMark {
+    /// None of a hold that a script or a server before this one granted.
+    pub(crate) token: Option<Token>,
+    /// When the lease ends, as far as is known, in milliseconds of the wall clock.
+    pub(crate) ends_at: Option<i64>,
+    /// Whether the key may be another one by now: it was renamed, copied, swapped or written anew.
+    /// A writer's token is not in its key, so then only the lease's end tells it from a hold that
+    /// the same owner had in that other key.
+    pub(crate) replaced: bool,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct SessionHold {
     pub(crate) lock: LockKey,
@@ -31,6 +44,8 @@ pub(crate) struct SessionHold {
     check_at: Option<i64>,
     /// Whether it stands among those to look at.
     dirty: bool,
+    /// As in [`HoldMark`], until the key is looked at.
+    replaced: bool,
     /// The record of its lock, while its session is to be told that the lock is wanted.
     asks_at: Option<RecordId>,
 }
@@ -39,6 +54,14 @@ impl SessionHold {
     /// Whether the last known lease is over.
     pub(crate) fn lease_over(&self, now: Now) -> bool {
         self.ends_at.is_some_and(|end| end <= now.wall_ms())
+    }
+
+    pub(crate) fn mark(&self) -> HoldMark {
+        HoldMark {
+            token: self.token,
+            ends_at: self.ends_at,
+            replaced: self.replaced,
+        }
     }
 }
 
@@ -195,6 +218,7 @@ impl SessionHolds {
             ends_at: None,
             check_at: None,
             dirty: false,
+            replaced: false,
             asks_at: None,
         })?);
         index.insert(self, id, &of, mode);
@@ -282,6 +306,7 @@ impl SessionHolds {
             return;
         };
         hold.ends_at = ends_at;
+        hold.replaced = false;
         let Some(check_at) = ends_at.map(|end| end.saturating_add(1)) else {
             return;
         };
@@ -305,6 +330,13 @@ impl SessionHolds {
             && !std::mem::replace(&mut hold.dirty, true)
         {
             self.dirty.push_back(id);
+        }
+    }
+
+    /// The hold's key may be another one by now.
+    pub(crate) fn mark_replaced(&mut self, id: HoldId) {
+        if let Some(hold) = self.arena.get_mut(id.0) {
+            hold.replaced = true;
         }
     }
 

@@ -156,9 +156,9 @@ impl Locks {
                 continue;
             };
             let release = PendingRelease {
+                mark: hold.mark(),
                 owner: hold.owner,
                 mode: hold.mode,
-                token: hold.token,
                 whole: true,
             };
             self.release_later(hold.lock.as_ref(), release);

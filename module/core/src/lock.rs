@@ -6,7 +6,7 @@
 use crate::agenda::Agenda;
 use crate::event_log::{EventLog, LogEntry, LogLines, LogOptions};
 use crate::grant_delay::GrantDelay;
-use crate::hold::{HoldId, SessionHold, SessionHolds};
+use crate::hold::{HoldId, HoldMark, SessionHold, SessionHolds};
 use crate::metrics::{Counters, count};
 use crate::multi::{MultiId, MultiWaits};
 use crate::pattern::{PatternCounters, Patterns};
@@ -57,8 +57,16 @@ pub struct Locks {
 impl Locks {
     // --- What others change ----------------------------------------------------------------------
 
-    /// The key was changed by somebody else. Whether anything is known of the lock.
+    /// The key was deleted, overwritten, renamed or changed by somebody else in another way. Whether
+    /// anything is known of the lock.
     pub fn changed(&mut self, lock: LockRef<'_>) -> bool {
+        let id = self.table.find(lock);
+        id.is_some_and(|id| self.replaced(id))
+    }
+
+    /// Somebody else has changed when the key expires, and nothing else of it. Whether anything is
+    /// known of the lock.
+    pub fn expiry_changed(&mut self, lock: LockRef<'_>) -> bool {
         self.table.forget_writer(lock);
         self.mark_dirty(lock)
     }
@@ -66,9 +74,20 @@ impl Locks {
     /// All keys of a database, or of all, may have been changed by others.
     pub fn all_changed(&mut self, db: Option<i32>) {
         for id in self.table.in_database(db) {
-            self.table.forget_writer_in(id);
-            self.mark_record(id);
+            self.replaced(id);
         }
+    }
+
+    fn replaced(&mut self, id: RecordId) -> bool {
+        let holds = self.table.holds(id);
+        for hold in holds.map_or_else(Vec::new, crate::hold::HoldIndex::all) {
+            self.holds.mark_replaced(hold);
+        }
+        self.table.mark_pending_replaced(id);
+        let is_known = self.mark_record(id);
+        // Last: with the writer's token the record may go.
+        self.table.forget_writer_in(id);
+        is_known
     }
 
     /// The wall clock was set: every lease ends at another moment than was expected.
@@ -133,7 +152,11 @@ impl Locks {
         let release = |token| PendingRelease {
             owner: Rc::clone(owner),
             mode: grant.mode,
-            token: Some(token),
+            mark: HoldMark {
+                token: Some(token),
+                ends_at: None,
+                replaced: false,
+            },
             whole: false,
         };
         match &grant.several {

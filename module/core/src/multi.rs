@@ -361,7 +361,7 @@ impl Locks {
         let (Some(locks), Some(first)) = (self.multis.locks(id), self.waiter_of(id)) else {
             return;
         };
-        let Some(waiter) = self.leave(first) else {
+        let Some(waiter) = self.table.get(first) else {
             return;
         };
         let owner = Rc::clone(&waiter.owner);
@@ -375,7 +375,12 @@ impl Locks {
             waited: true,
         };
         let entered = self.enter_all(several, &entry, now, effects);
+        debug_assert!(entered.is_some(), "who is granted can enter");
+        // As of one lock: it leaves the queues only when it has entered.
         let (Some(((held, token), tokens)), Some(told_under)) = (entered, locks.first()) else {
+            return;
+        };
+        let Some(waiter) = self.leave(first) else {
             return;
         };
         let waited_ms = now.mono_ms.saturating_sub(waiter.since);

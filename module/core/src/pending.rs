@@ -1,6 +1,7 @@
 //! Pending releases: holds that must end although no command gives them back.
 
-use crate::{Mode, Token};
+use crate::Mode;
+use crate::hold::HoldMark;
 use std::rc::Rc;
 
 /// A hold that must end because its session ended or its grant could not be delivered. Its owner
@@ -14,8 +15,8 @@ pub(crate) struct PendingRelease {
     pub(crate) owner: Rc<[u8]>,
     /// How it is held.
     pub(crate) mode: Mode,
-    /// The grant: a later one of the same owner stays. None of a hold without a token.
-    pub(crate) token: Option<Token>,
+    /// By what the hold is known: a later one of the same owner stays.
+    pub(crate) mark: HoldMark,
     /// Whether all of the hold ends, with its session, or only what one grant added to it.
     pub(crate) whole: bool,
 }

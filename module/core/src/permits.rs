@@ -12,10 +12,7 @@ use crate::session::SessionId;
 use crate::stored_permits::{Asked, Permits, PermitsHash, PermitsHold, Room};
 use crate::table::{RecordId, WaiterId};
 use crate::wait::Wish;
-use crate::{
-    CommandError, Field, Grant, Holder, Kind, Mode, Stored, Token, Value, WaitOutcome, Write,
-};
-use std::rc::Rc;
+use crate::{CommandError, Field, Holder, Kind, Mode, Stored, Token, Value, WaitOutcome, Write};
 
 /// Holders that never release leave their fields behind for as long as others hold. A grant that
 /// finds so many has them cleared away.
@@ -225,37 +222,12 @@ impl Decision<'_> {
     }
 
     fn hand_over_permits(&mut self, id: WaiterId, hash: &PermitsHash, asked: Asked) {
-        let Some(lock) = self.locks.lock_of(id) else {
-            return;
-        };
-        let Some(waiter) = self.locks.leave(id) else {
-            return;
-        };
-        let owner = Rc::clone(&waiter.owner);
-        let entry = Entry {
-            owner: &owner,
-            holder: Holder::Other(Rc::clone(&owner)),
-            mode: Mode::Permits,
-            lease: waiter.lease,
-            session: waiter.session,
-            once: false,
-            waited: true,
-        };
-        let (permits, token) = self.begin_permits(hash, &entry, asked);
-        self.count_waited(self.now.mono_ms.saturating_sub(waiter.since));
-        let grant = Grant {
-            token,
-            mode: Mode::Permits,
-            several: None,
-        };
-        let told = Rc::clone(&owner);
-        self.locks
-            .tell_granted(&lock, waiter.reply_to, told, permits, grant, self.effects);
-        if waiter.wanted {
-            self.ask_if_wanted(&owner, Mode::Permits);
+        let enter =
+            |decision: &mut Self, entry: &Entry<'_>| Ok(decision.begin_permits(hash, entry, asked));
+        if self.grant(id, None, enter) {
+            // Perhaps the next one fits as well.
+            self.reconcile_now();
         }
-        // Perhaps the next one fits as well.
-        self.reconcile_now();
     }
 
     /// The owner holds these permits from now on. How many, and the token.

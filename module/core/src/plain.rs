@@ -6,8 +6,7 @@ use crate::request::{Release, Renew};
 use crate::session::SessionId;
 use crate::stored::{Count, Hash};
 use crate::table::WaiterId;
-use crate::{CommandError, Field, Grant, Holder, Mode, Token, Value, Write};
-use std::rc::Rc;
+use crate::{CommandError, Field, Holder, Mode, Token, Value, Write};
 
 impl Decision<'_> {
     /// Takes a free lock with this token. The hold count, and the token.
@@ -130,50 +129,17 @@ impl Decision<'_> {
         present: Option<&Hash>,
         message: Option<Mode>,
     ) {
-        let Some(lock) = self.locks.lock_of(id) else {
-            return;
-        };
-        let Some(waiter) = self.locks.leave(id) else {
-            return;
-        };
-        let owner = Rc::clone(&waiter.owner);
-        let entry = Entry {
-            owner: &owner,
-            holder: Holder::Other(Rc::clone(&owner)),
-            mode: Mode::Plain,
-            lease: waiter.lease,
-            session: waiter.session,
-            once: false,
-            waited: true,
-        };
-        let entered = if let Some(hash) = present {
-            self.reenter(hash, hash.own.unwrap_or(Count::Malformed), &entry)
-        } else {
-            // What a session of the owner had and others took away, if nobody has looked yet, is
-            // not this hold.
-            self.lose_hold(&owner, Mode::Plain);
-            let token = self.mint();
-            Ok(self.begin_plain(&entry, token))
-        };
-        // Whoever calls has seen that it can enter.
-        let Ok((held, token)) = entered else { return };
-        if let Some(message) = message {
-            self.publish(message);
-        }
-        self.count_waited(self.now.mono_ms.saturating_sub(waiter.since));
-        let grant = Grant {
-            token,
-            mode: Mode::Plain,
-            several: None,
-        };
-        let told = Rc::clone(&owner);
-        self.locks
-            .tell_granted(&lock, waiter.reply_to, told, held, grant, self.effects);
-        if waiter.wanted {
-            self.ask_if_wanted(&owner, Mode::Plain);
-        }
+        let is_granted = self.grant(id, message, |decision, entry| {
+            if let Some(hash) = present {
+                return decision.reenter(hash, hash.own.unwrap_or(Count::Malformed), entry);
+            }
+            // A hold that a session of the owner had, and that others took away, is not this one.
+            decision.lose_hold(entry.owner, Mode::Plain);
+            let token = decision.mint();
+            Ok(decision.begin_plain(entry, token))
+        });
         // A script has made the first in line a holder, and may have made the next one, too.
-        if present.is_some() {
+        if is_granted && present.is_some() {
             self.reconcile_now();
         }
     }

@@ -13,9 +13,7 @@ use crate::session::SessionId;
 use crate::stored::{Count, ReadHold, ReadWrite, ttl_ms};
 use crate::table::WaiterId;
 use crate::wait::Wish;
-use crate::{
-    CommandError, Field, Grant, Holder, Mode, NEVER, Stored, TimeoutKey, Token, Value, Write,
-};
+use crate::{CommandError, Field, Holder, Mode, NEVER, Stored, TimeoutKey, Token, Value, Write};
 use std::rc::Rc;
 
 /// Of a reader that entered more often than this, which only somebody else's script can have done
@@ -244,47 +242,17 @@ impl Decision<'_> {
         present: Option<&ReadWrite>,
         message: Option<Mode>,
     ) {
-        let Some(lock) = self.locks.lock_of(id) else {
+        let Some(mode) = self.locks.table.get(id).map(|waiter| waiter.mode) else {
             return;
         };
-        let Some(waiter) = self.locks.leave(id) else {
-            return;
-        };
-        let (owner, mode) = (Rc::clone(&waiter.owner), waiter.mode);
-        let entry = Entry {
-            owner: &owner,
-            holder: Holder::Other(Rc::clone(&owner)),
-            lease: waiter.lease,
-            mode,
-            session: waiter.session,
-            once: false,
-            waited: true,
-        };
-        let entered = match present {
-            None => {
-                // As of a plain one: not what its session had before.
-                self.lose_hold(&owner, mode);
-                Ok(self.begin_read_write(&entry))
+        self.grant(id, message, |decision, entry| {
+            if let Some(hash) = present {
+                return decision.enter(hash, entry);
             }
-            Some(hash) => self.enter(hash, &entry),
-        };
-        // Whoever calls has seen that it can enter.
-        let Ok((count, token)) = entered else { return };
-        if let Some(message) = message {
-            self.publish(message);
-        }
-        self.count_waited(self.now.mono_ms.saturating_sub(waiter.since));
-        let grant = Grant {
-            token,
-            mode,
-            several: None,
-        };
-        let told = Rc::clone(&owner);
-        self.locks
-            .tell_granted(&lock, waiter.reply_to, told, count, grant, self.effects);
-        if waiter.wanted {
-            self.ask_if_wanted(&owner, mode);
-        }
+            // A hold that a session of the owner had, and that others took away, is not this one.
+            decision.lose_hold(entry.owner, mode);
+            Ok(decision.begin_read_write(entry))
+        });
         // A reader comes in with it, and a writer is to know when the last reader's lease ends. And
         // a script may have made both holders.
         let next = self.queue().and_then(|queue| self.locks.table.first(queue));

@@ -422,6 +422,15 @@ impl LockTable {
         Some(id)
     }
 
+    /// The key may be another one by now, for the holds that must end there as well.
+    pub(crate) fn mark_pending_replaced(&mut self, id: RecordId) {
+        if let Some(record) = self.records.get_mut(id.0) {
+            for release in &mut record.pending {
+                release.mark.replaced = true;
+            }
+        }
+    }
+
     pub(crate) fn any_pending(&self) -> bool {
         self.pending > 0
     }

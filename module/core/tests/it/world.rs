@@ -1142,7 +1142,11 @@ impl World {
             self.written_by_others.insert(place.clone());
             if told {
                 self.twin.forget_writer_token(&place);
-                self.locks.changed(lock_ref(&place));
+                if changes.iter().all(|change| foreign::only_expiry(*change)) {
+                    self.locks.expiry_changed(lock_ref(&place));
+                } else {
+                    self.locks.changed(lock_ref(&place));
+                }
             } else {
                 self.twin.changed_unseen(&place);
                 let holds = self.twin.life.holds.iter();
