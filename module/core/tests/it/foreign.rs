@@ -100,21 +100,6 @@ pub(crate) fn changed(lock: usize, change: Change) -> Vec<usize> {
     }
 }
 
-/// Whether the server tells of nothing but another expiry: the fields of a hash have other events.
-pub(crate) fn only_expiry(change: Change) -> bool {
-    !matches!(
-        change,
-        Change::Rename
-            | Change::Delete
-            | Change::SetText
-            | Change::Take { .. }
-            | Change::Unread { .. }
-            | Change::Unwrite { .. }
-            | Change::ForceUnread
-            | Change::ForceUnwrite
-    )
-}
-
 /// What RENAME makes of a lock's name, in the same database.
 fn renamed(lock: usize) -> usize {
     match lock {

@@ -1118,9 +1118,28 @@ impl World {
     fn foreign(&mut self, lock: usize, changes: &[Change], told: bool) {
         let wall_ms = self.clock.now.wall_ms();
         let mut space = self.space.clone();
+        // Of these locks the server tells more than that their expiry has changed.
+        let mut replaced = BTreeSet::new();
         for change in changes {
             foreign::make(&mut space, lock, *change, wall_ms);
+            let touched = foreign::changed(lock, *change).into_iter();
+            let is_gone = |at: &usize| space.fields(&place(*at)).is_none();
+            replaced.extend(touched.filter(|at| *change == Change::Rename || is_gone(at)));
         }
+        // A writer's hold in another key of the same owner is told from a session's own by its end,
+        // which the twin does not know.
+        let is_doubtful = |at: &usize| {
+            let (at, life) = (place(*at), &self.twin.life);
+            let is_known = life
+                .holds
+                .keys()
+                .any(|(of, _, mode)| *of == at && *mode == Mode::Write);
+            (is_known || !life.endings.is_empty()) && !space.writers(&at).is_empty()
+        };
+        if told && replaced.iter().any(is_doubtful) {
+            return;
+        }
+        let replaced: BTreeSet<_> = replaced.into_iter().map(place).collect();
         // What others write in the name of a writer whose token is still known cannot be told from
         // what it had, and is left out.
         let poses = |lock: &Place, owner: &Vec<u8>| {
@@ -1142,10 +1161,10 @@ impl World {
             self.written_by_others.insert(place.clone());
             if told {
                 self.twin.forget_writer_token(&place);
-                if changes.iter().all(|change| foreign::only_expiry(*change)) {
-                    self.locks.expiry_changed(lock_ref(&place));
-                } else {
+                if replaced.contains(&place) {
                     self.locks.changed(lock_ref(&place));
+                } else {
+                    self.locks.expiry_changed(lock_ref(&place));
                 }
             } else {
                 self.twin.changed_unseen(&place);
