@@ -27,7 +27,7 @@ fn without_of(server: Builder, names: &[&str]) -> Builder {
     })
 }
 
-// --- Servers on which locks cannot be safe --------------------------------------------------------
+// --- Servers on which locks cannot be safe ---------------------------------------------------
 
 /// The line of the log that says why the module does not load.
 fn refusal(server: Builder) -> String {
@@ -76,7 +76,7 @@ fn a_node_of_a_cluster_needs_to_know_which_keys_are_its_own() {
     }
 }
 
-// --- Servers on which they can --------------------------------------------------------------------
+// --- Servers on which they can ---------------------------------------------------------------
 
 /// All keys, with their values and the ends of their leases.
 fn keyspace(server: &Server) -> BTreeMap<String, (String, i64)> {

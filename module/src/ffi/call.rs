@@ -310,8 +310,8 @@ impl<'a> Ctx<'a> {
         (self.client_id() == u64::MAX).then_some(ReplayedFrom::File)
     }
 
-    /// `PUBLISH channel message`, to replicas only: a message is not data, so the AOF has no use for
-    /// it. Without the command it is not told, and nothing rests on it.
+    /// `PUBLISH channel message`, to replicas only: a message is not data, so the AOF has no use
+    /// for it. Without the command it is not told, and nothing rests on it.
     pub(crate) fn replicate_publish(self, channel: Str<'_>, message: Str<'_>) {
         self.replicate_message(&PUBLISH, channel, message);
     }

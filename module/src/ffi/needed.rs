@@ -181,7 +181,8 @@ pub(crate) fn calls_refused() -> u64 {
 
 static CALLS_REFUSED: AtomicU64 = AtomicU64::new(0);
 
-/// The server has refused such a call. With each line as many calls as before go unlogged.
+/// The server has refused such a call. The 1st, 2nd, 4th, 8th and so on are logged, so that the log
+/// stays short.
 #[cold]
 pub(crate) fn call_was_refused(command: &CStr) {
     let count = CALLS_REFUSED

@@ -337,7 +337,7 @@ impl Examined {
                     "it has refused the module {refused} calls: its replicas and its append-only \
                      file may lack changes of locks, see its log"
                 ),
-                "report it; BGREWRITEAOF, and REPLICAOF NO ONE and back on each replica, repair them",
+                "report it; BGREWRITEAOF, and a full sync of each replica, repair them",
             ));
         }
         if self.is_replica() {
