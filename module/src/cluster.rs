@@ -1,6 +1,6 @@
 //! Which node serves a key that is not served here.
 
-use crate::ffi::{Ctx, ServerLocked};
+use crate::ffi::{self, Ctx, ServerLocked};
 use crate::state;
 use redis_module::RedisValue;
 use rlock_core::CommandError;
@@ -14,8 +14,7 @@ use std::rc::Rc;
 /// While a slot is on its way this names the node that still owns it: that node sends clients on
 /// (`ASK`) for keys that have left.
 pub(crate) fn redirection(ctx: Ctx<'_>, key: &[u8]) -> Option<CommandError> {
-    let asked = ctx.context().call("CLUSTER", &[&b"KEYSLOT"[..], key]);
-    let slot = u16::try_from(integer(&asked.ok()?)?).ok()?;
+    let slot = u16::try_from(integer(&ask(ctx, &[b"KEYSLOT", key])?)?).ok()?;
     let addresses = owners(ctx)?.of(slot)?;
     Some(CommandError::Moved {
         slot,
@@ -46,6 +45,15 @@ fn owners(ctx: Ctx<'_>) -> Option<Rc<Owners>> {
     Some(owners)
 }
 
+/// What `CLUSTER` answers to these words.
+fn ask(ctx: Ctx<'_>, words: &[&[u8]]) -> Option<RedisValue> {
+    let answer = ctx.context().call("CLUSTER", words);
+    if answer.is_err() {
+        ffi::call_was_refused(c"CLUSTER");
+    }
+    answer.ok()
+}
+
 /// Where clients are sent for each slot.
 struct Owners(Vec<(RangeInclusive<u16>, Addresses)>);
 
@@ -62,9 +70,8 @@ impl Owners {
     /// of a shard with two primaries, one of them failed, `CLUSTER SHARDS` does not say whose the
     /// slots are.)
     fn ask(ctx: Ctx<'_>) -> Option<Self> {
-        let ask = |what| ctx.context().call("CLUSTER", &[what]).ok();
-        let addresses = addresses(&ask("SHARDS")?);
-        let nodes = text(&ask("NODES")?)?;
+        let addresses = addresses(&ask(ctx, &[b"SHARDS"])?);
+        let nodes = text(&ask(ctx, &[b"NODES"])?)?;
         let owner = |node| {
             let (id, slots) = slots_of(node);
             let addresses = addresses.get(id)?.clone();

@@ -409,7 +409,7 @@ fn set<'a>(
 ) {
     let first = first.as_field();
     let second = second.map(Pair::as_field);
-    stream.makes(|| lock.key.key_type() == KeyType::Missing);
+    stream.makes_hash(lock.name, || lock.key.key_type() == KeyType::Missing);
     match second {
         None => lock.key.hash_set(first),
         Some(second) => lock.key.hash_set_both(first, second),

@@ -1,7 +1,7 @@
 //! `INFO rlock`: what happened so far, and how many wait now.
 
 use crate::config::REPLICATE;
-use crate::ffi::{InfoPage, InfoSection};
+use crate::ffi::{self, InfoPage, InfoSection};
 use crate::{clock, state};
 use rlock_core::{Histogram, PatternCounters};
 use std::ffi::{CStr, CString};
@@ -47,6 +47,7 @@ impl InfoSection for Section {
         page.number(c"replicate_compact", u64::from(REPLICATE.is_compact()));
         page.number(c"changes_applied", applied);
         page.number(c"changes_refused", refused);
+        page.number(c"calls_refused", ffi::calls_refused());
         page.number(c"grant_delay_left_ms", u64::try_from(delay_ms).unwrap_or(0));
         histogram(page, c"wait_ms", &counters.wait_ms);
         histogram(page, c"hold_ms", &counters.hold_ms);

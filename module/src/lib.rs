@@ -158,6 +158,13 @@ fn init(context: &Context, _args: &[RedisString]) -> Status {
     }
     log_panics();
     let ctx = Ctx::of(context);
+    if let Err(missing) = ffi::choose_commands(ctx) {
+        context.log_warning(&format!(
+            "rlock needs these commands, and the server has none of these names: {missing}. Take \
+             their rename-command lines out of its configuration"
+        ));
+        return Status::Err;
+    }
     ffi::set_options(ctx);
     ffi::add_category(ctx);
     if let Err(name) = commands::register_all(ctx) {

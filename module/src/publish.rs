@@ -158,10 +158,10 @@ impl Channels {
             ctx.publish_sharded(channel, message);
         }
         if self.classic && replicas {
-            ctx.replicate_message(c"PUBLISH", channel, message);
+            ctx.replicate_publish(channel, message);
         }
         if self.sharded && replicas {
-            ctx.replicate_message(c"SPUBLISH", channel, message);
+            ctx.replicate_spublish(channel, message);
         }
     }
 }

@@ -12,7 +12,7 @@
 //! `PEXPIREAT`: it would prolong what an earlier owner held.)
 
 use crate::config::REPLICATE;
-use crate::ffi::{Ctx, Field, OwnedStr, Str};
+use crate::ffi::{self, Ctx, Field, OwnedStr, Str};
 use crate::keys::OpenLock;
 use crate::{publish, state};
 use rlock_core::change::ChangeWriter;
@@ -77,6 +77,17 @@ impl<'a> Stream<'a> {
             && is_new()
         {
             compact.flush(self.ctx);
+        }
+    }
+
+    /// The same of a lock's hash. Replicas may have the former one still, if they did not hear that
+    /// it has expired: so they are told to delete it first.
+    #[inline]
+    pub(crate) fn makes_hash(&mut self, lock: Str<'a>, is_new: impl Fn() -> bool) {
+        self.makes(&is_new);
+        if ffi::deletions_are_lost() && is_new() {
+            self.flush();
+            self.ctx.replicate_del(lock);
         }
     }
 

@@ -52,6 +52,7 @@ mod grant_delay; // a server that grants nothing for a while after its start
 mod guard; // commands that are run only under a lock
 mod in_memory; // the server in memory answers as a real one
 mod kill; // what a killed server has on its disk
+mod renamed; // servers without some of their commands
 mod replication; // replicas, AOF, RDB, messages, notifications
 mod several_replication; // the same of readers, writers and several locks at once
 

@@ -198,6 +198,17 @@ impl Builder {
     /// Starts it and waits until it answers.
     #[track_caller]
     pub fn start(self) -> Server {
+        self.try_start()
+            .unwrap_or_else(|log| panic!("the server does not start:\n{log}"))
+    }
+
+    /// Starts it and waits until it ends by itself. Its log.
+    #[track_caller]
+    pub fn refuses_to_start(self) -> String {
+        self.try_start().expect_err("a server that does not start")
+    }
+
+    fn try_start(self) -> Result<Server, String> {
         let directory = tempfile::tempdir().expect("a temporary directory");
         if let Some(data) = &self.data {
             copy_folder(data, directory.path());
@@ -207,11 +218,11 @@ impl Builder {
         for _ in 0..10 {
             match Running::start(&self, directory.path(), Ports::free()) {
                 Ok(running) => {
-                    return Server {
+                    return Ok(Server {
                         running,
                         how: self,
                         directory,
-                    };
+                    });
                 }
                 Err(log) => last_failure = log,
             }
@@ -219,7 +230,7 @@ impl Builder {
                 break;
             }
         }
-        panic!("the server does not start:\n{last_failure}");
+        Err(last_failure)
     }
 
     fn is_set(&self, option: &str) -> bool {

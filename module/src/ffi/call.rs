@@ -1,11 +1,14 @@
 //! A call from the server: its context, its arguments, its strings.
 
+use super::needed::{
+    DELETE, EXIST, Needed, PUBLISH, SPUBLISH, WRITE_NOTHING, call_was_refused, check_replicated,
+};
 use super::version::{knows_dry_runs, may_deny_writes};
 use super::{OK, int, server};
 use redis_module::raw;
 use rlock_core::CommandError;
 use std::ffi::{CStr, CString, c_char, c_int};
-use std::io::Write as _;
+use std::io::{self, ErrorKind, Write as _};
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -174,70 +177,75 @@ impl<'a> Ctx<'a> {
 
     /// `HSET key field value`.
     pub(crate) fn replicate_hset(self, key: Str<'_>, (field, value): Field<'_>) {
-        server!(RedisModule_Replicate(
+        let (command, format) = (c"HSET", c"sss".as_ptr());
+        let result = server!(RedisModule_Replicate(
             self.raw,
-            c"HSET".as_ptr(),
-            c"sss".as_ptr(),
+            command.as_ptr(),
+            format,
             key.raw,
             field.raw,
             value.raw
         ));
+        check_replicated(command, result);
     }
 
     /// `HSET key field value field value`. Not as a vector ("v"), for which the server allocates
     /// once more.
     pub(crate) fn replicate_hset_both(self, key: Str<'_>, one: Field<'_>, other: Field<'_>) {
-        server!(RedisModule_Replicate(
+        let (command, format) = (c"HSET", c"sssss".as_ptr());
+        let result = server!(RedisModule_Replicate(
             self.raw,
-            c"HSET".as_ptr(),
-            c"sssss".as_ptr(),
+            command.as_ptr(),
+            format,
             key.raw,
             one.0.raw,
             one.1.raw,
             other.0.raw,
             other.1.raw
         ));
+        check_replicated(command, result);
     }
 
     pub(crate) fn replicate_hdel(self, key: Str<'_>, field: Str<'_>) {
-        server!(RedisModule_Replicate(
+        let (command, format) = (c"HDEL", c"ss".as_ptr());
+        let result = server!(RedisModule_Replicate(
             self.raw,
-            c"HDEL".as_ptr(),
-            c"ss".as_ptr(),
+            command.as_ptr(),
+            format,
             key.raw,
             field.raw
         ));
+        check_replicated(command, result);
     }
 
     pub(crate) fn replicate_pexpireat(self, key: Str<'_>, at: &[u8]) {
-        let (command, format) = (c"PEXPIREAT".as_ptr(), c"sb".as_ptr());
+        let (command, format) = (c"PEXPIREAT", c"sb".as_ptr());
         let at_ptr: *const c_char = at.as_ptr().cast();
-        server!(RedisModule_Replicate(
+        let result = server!(RedisModule_Replicate(
             self.raw,
-            command,
+            command.as_ptr(),
             format,
             key.raw,
             at_ptr,
             at.len()
         ));
+        check_replicated(command, result);
     }
 
+    /// `DEL key`, or `UNLINK key`.
     pub(crate) fn replicate_del(self, key: Str<'_>) {
-        server!(RedisModule_Replicate(
-            self.raw,
-            c"DEL".as_ptr(),
-            c"s".as_ptr(),
-            key.raw
-        ));
+        let (command, format) = (DELETE.name(), c"s".as_ptr());
+        let result = server!(RedisModule_Replicate(self.raw, command, format, key.raw));
+        check_replicated(c"DEL", result);
     }
 
     /// `SET key value PXAT at`.
     pub(crate) fn replicate_set(self, key: Str<'_>, value: Str<'_>, at: &[u8]) {
-        let (command, format) = (c"SET".as_ptr(), c"sscb".as_ptr());
+        let (command, format) = (c"SET", c"sscb".as_ptr());
         let at_ptr: *const c_char = at.as_ptr().cast();
-        server!(RedisModule_Replicate(
+        let result = server!(RedisModule_Replicate(
             self.raw,
-            command,
+            command.as_ptr(),
             format,
             key.raw,
             value.raw,
@@ -245,21 +253,27 @@ impl<'a> Ctx<'a> {
             at_ptr,
             at.len()
         ));
+        check_replicated(command, result);
     }
 
     /// `SET` of a key that never expires.
     pub(crate) fn replicate_set_forever(self, key: Str<'_>, value: Str<'_>) {
-        let (command, format) = (c"SET".as_ptr(), c"ss".as_ptr());
-        server!(RedisModule_Replicate(
-            self.raw, command, format, key.raw, value.raw
+        let (command, format) = (c"SET", c"ss".as_ptr());
+        let result = server!(RedisModule_Replicate(
+            self.raw,
+            command.as_ptr(),
+            format,
+            key.raw,
+            value.raw
         ));
+        check_replicated(command, result);
     }
 
     /// `RLOCK.APPLY key change`.
     pub(crate) fn replicate_apply(self, key: Str<'_>, change: &[u8]) {
         let (command, format) = (APPLY.as_ptr(), c"sb".as_ptr());
         let start: *const c_char = change.as_ptr().cast();
-        server!(RedisModule_Replicate(
+        let result = server!(RedisModule_Replicate(
             self.raw,
             command,
             format,
@@ -267,18 +281,20 @@ impl<'a> Ctx<'a> {
             start,
             change.len()
         ));
+        check_replicated(APPLY, result);
     }
 
     /// `RLOCK.APPLY key change [key change ...]`.
     pub(crate) fn replicate_apply_of_several(self, words: &[Str<'_>]) {
         let (command, format) = (APPLY.as_ptr(), c"v".as_ptr());
         let (list, len) = (words.as_ptr(), words.len());
-        server!(RedisModule_Replicate(self.raw, command, format, list, len));
+        let result = server!(RedisModule_Replicate(self.raw, command, format, list, len));
+        check_replicated(APPLY, result);
     }
 
     /// The command as it came, to those whom this server tells of changes in turn.
     pub(crate) fn replicate_verbatim(self) {
-        server!(RedisModule_ReplicateVerbatim(self.raw));
+        check_replicated(APPLY, server!(RedisModule_ReplicateVerbatim(self.raw)));
     }
 
     /// Whether this command came from the primary or the append-only file, and not by a script.
@@ -294,16 +310,30 @@ impl<'a> Ctx<'a> {
         (self.client_id() == u64::MAX).then_some(ReplayedFrom::File)
     }
 
-    /// To replicas only: a message is not data, so the AOF has no use for it.
-    pub(crate) fn replicate_message(self, command: &CStr, channel: Str<'_>, message: Str<'_>) {
-        let (command, format) = (command.as_ptr(), c"Ass".as_ptr());
-        server!(RedisModule_Replicate(
+    /// `PUBLISH channel message`, to replicas only: a message is not data, so the AOF has no use
+    /// for it. Without the command it is not told, and nothing rests on it.
+    pub(crate) fn replicate_publish(self, channel: Str<'_>, message: Str<'_>) {
+        self.replicate_message(&PUBLISH, channel, message);
+    }
+
+    /// The same with `SPUBLISH`.
+    pub(crate) fn replicate_spublish(self, channel: Str<'_>, message: Str<'_>) {
+        self.replicate_message(&SPUBLISH, channel, message);
+    }
+
+    fn replicate_message(self, command: &Needed, channel: Str<'_>, message: Str<'_>) {
+        let (command, format) = (command.name(), c"Ass".as_ptr());
+        if command.is_null() {
+            return;
+        }
+        let result = server!(RedisModule_Replicate(
             self.raw,
             command,
             format,
             channel.raw,
             message.raw
         ));
+        check_replicated(c"PUBLISH", result);
     }
 
     pub(crate) fn publish(self, channel: Str<'_>, message: Str<'_>) {
@@ -350,6 +380,10 @@ impl<'a> Ctx<'a> {
         let reply = CallReply::of(server!(RedisModule_Call(
             self.raw, command, format, key.raw
         )))?;
+        // Of a key that is no string, or another node's, the error has a code of its own.
+        if reply.text().starts_with(b"ERR ") && !reply.is_string() {
+            call_was_refused(c"GET");
+        }
         reply.is_string().then(|| reply.text().to_vec())
     }
 
@@ -369,26 +403,34 @@ impl<'a> Ctx<'a> {
     pub(crate) fn presence(self, key: Str<'_>) -> Presence {
         let dry = knows_dry_runs();
         let format = if dry { c"SDsc" } else { c"Ssc" };
-        let (command, format, none) = (c"SPOP".as_ptr(), format.as_ptr(), c"0".as_ptr());
+        let (command, format, none) = (WRITE_NOTHING.name(), format.as_ptr(), c"0".as_ptr());
         let reply = server!(RedisModule_Call(self.raw, command, format, key.raw, none));
         // The interface reports the reason in errno, which the next call may change.
-        let reason = std::io::Error::last_os_error().kind();
+        let reason = io::Error::last_os_error().kind();
         // A dry run has a reply if it was refused, any other run if it was carried out: to a key
         // that is no set, as a lock is none, this is an error of the command itself.
         let is_refused = CallReply::of(reply).is_some() == dry;
         match (is_refused, reason) {
             (false, _) => Presence::Here,
-            (true, std::io::ErrorKind::PermissionDenied) => Presence::Elsewhere,
+            (true, ErrorKind::PermissionDenied) => Presence::Elsewhere,
+            (true, ErrorKind::NotFound) => {
+                call_was_refused(c"SPOP");
+                Presence::Unknown
+            }
             (true, _) => Presence::Unknown,
         }
     }
 
     /// Whether the slot of two keys, which are not there, has settled at this node.
     pub(crate) fn presence_of_both(self, one: Str<'_>, other: Str<'_>) -> bool {
-        let (command, format) = (c"EXISTS".as_ptr(), c"ss".as_ptr());
+        let (command, format) = (EXIST.name(), c"ss".as_ptr());
         let reply = server!(RedisModule_Call(
             self.raw, command, format, one.raw, other.raw
         ));
+        let is_refused = reply.is_null();
+        if is_refused && io::Error::last_os_error().kind() == ErrorKind::NotFound {
+            call_was_refused(c"EXISTS");
+        }
         CallReply::of(reply).is_some()
     }
 

@@ -14,6 +14,7 @@ mod events;
 mod guarded;
 mod info;
 mod key;
+mod needed;
 mod version;
 
 pub(crate) use blocking::{Blocking, Handle, abort_block, block, unblock};
@@ -30,6 +31,7 @@ pub(crate) use events::{
 };
 pub(crate) use info::{InfoPage, InfoSection, register_info};
 pub(crate) use key::{Key, KeyType, Scan};
+pub(crate) use needed::{call_was_refused, calls_refused, choose_commands, deletions_are_lost};
 pub(crate) use version::{has_replicas, looks_commands_up_ahead, set_options};
 
 use redis_module::raw;

@@ -12,16 +12,25 @@ use crate::reply::{say, say_json};
 use crate::server::{Fleet, Node, said};
 
 /// The options that are looked at.
-const OPTIONS: [&str; 8] = [
+const OPTIONS: [&str; 9] = [
     "maxmemory",
     "maxmemory-policy",
     "appendonly",
     "appendfsync",
+    "lazyfree-lazy-expire",
     "maxclients",
     "min-replicas-to-write",
     "rlock.grant-delay-ms",
     "rlock.replicate",
 ];
+
+/// The commands by which a primary tells its replicas and its append-only file of locks, and
+/// [`DELETIONS`].
+const REPLICATED: [&str; 6] = ["HSET", "HDEL", "PEXPIREAT", "SET", "MULTI", "EXEC"];
+
+/// The module replicates the first that its server has. By which of them the server tells that a
+/// key has expired, `lazyfree-lazy-expire` says.
+const DELETIONS: [&str; 2] = ["DEL", "UNLINK"];
 
 /// What is wrong with a server.
 struct Finding {
@@ -42,6 +51,8 @@ struct Examined {
     module: Option<String>,
     /// Of CONFIG GET.
     config: HashMap<String, String>,
+    /// Those of [`REPLICATED`] and [`DELETIONS`] that it does not have.
+    lacks: Vec<&'static str>,
     /// The server's wall clock, ahead of this machine's, in milliseconds.
     clock: Option<i64>,
     /// What it refused, each with its reason.
@@ -93,6 +104,18 @@ pub(crate) async fn doctor(fleet: &Fleet, options: &Doctor) -> Result<u8, Failur
     Ok(u8::from(!findings.is_empty()))
 }
 
+/// Why a server does not answer. To one that has renamed the command it is an unknown one.
+fn refusal(error: &RedisError) -> String {
+    let detail = error.detail().unwrap_or_default();
+    if detail.starts_with("unknown command") {
+        RENAMED.to_owned()
+    } else {
+        said(error)
+    }
+}
+
+const RENAMED: &str = "it has no command of this name";
+
 type Found = Vec<(&'static str, String, &'static str)>;
 
 impl Examined {
@@ -100,6 +123,9 @@ impl Examined {
         let mut examined = Self::default();
         let told = examined.ask(node, "info", &cmd("INFO")).await?;
         examined.read_info(told.as_str().unwrap_or_default());
+        let told = examined.ask(node, "info", cmd("INFO").arg("rlock")).await?;
+        examined.read_info(told.as_str().unwrap_or_default());
+        examined.ask_for_commands(node).await?;
         for option in OPTIONS {
             let told = cmd("CONFIG").arg("GET").arg(option).clone();
             let told = examined.ask(node, "config|get", &told).await?;
@@ -125,12 +151,34 @@ impl Examined {
         match node.ask(words).await {
             Err(error) if error.code().is_some() => {
                 if self.refused.iter().all(|(other, _)| *other != command) {
-                    self.refused.push((command, said(&error)));
+                    self.refused.push((command, refusal(&error)));
                 }
                 Ok(Json::Null)
             }
             told => told,
         }
+    }
+
+    async fn ask_for_commands(&mut self, node: &Node) -> Result<(), RedisError> {
+        let names = || REPLICATED.into_iter().chain(DELETIONS);
+        let mut ask = cmd("COMMAND");
+        ask.arg("INFO");
+        for name in names() {
+            ask.arg(name);
+        }
+        let told = self.ask(node, "command|info", &ask).await?;
+        let told = told.as_array().map_or(&[][..], Vec::as_slice);
+        let lacking = names().zip(told).filter(|(_, told)| told.is_null());
+        self.lacks = lacking.map(|(name, _)| name).collect();
+        Ok(())
+    }
+
+    fn lacks(&self, name: &str) -> bool {
+        self.lacks.contains(&name)
+    }
+
+    fn is_replica(&self) -> bool {
+        self.info("role") == "slave"
     }
 
     fn refuses(&self, command: &str) -> bool {
@@ -193,6 +241,7 @@ impl Examined {
     fn findings(&self) -> Found {
         let mut found = Vec::new();
         self.answers(&mut found);
+        self.has_commands(&mut found);
         if !self.refuses("info") {
             self.can_be_used(&mut found);
         }
@@ -210,19 +259,88 @@ impl Examined {
 
     fn answers(&self, found: &mut Found) {
         for (command, why) in &self.refused {
+            let advice = if why == RENAMED {
+                "look into its configuration file for what docs/operations.md says of it"
+            } else {
+                "ACL SETUSER this user +info +config|get +command|info +time, and ask again"
+            };
+            let command = command.replace('|', " ").to_uppercase();
+            let what = format!("it does not answer {command}: {why}");
+            found.push(("rights", what, advice));
+        }
+    }
+
+    /// `rename-command` may have taken them.
+    fn has_commands(&self, found: &mut Found) {
+        let mut needed: Vec<&str> = REPLICATED
+            .into_iter()
+            .filter(|name| self.lacks(name))
+            .collect();
+        if DELETIONS.iter().all(|name| self.lacks(name)) {
+            needed.extend(DELETIONS);
+        }
+        if !needed.is_empty() {
             found.push((
-                "rights",
+                "commands",
                 format!(
-                    "it does not answer {}: {why}",
-                    command.replace('|', " ").to_uppercase()
+                    "it has no command {}: the module does not load there, and a replica keeps \
+                     locks that were given back",
+                    needed.join(", ")
                 ),
-                "ACL SETUSER this user +info +config|get +time, and ask again",
+                "take their rename-command lines out of its configuration file, and restart it",
+            ));
+        } else if let Some(name) = DELETIONS.into_iter().find(|name| self.lacks(name)) {
+            self.deletes(name, found);
+        }
+    }
+
+    /// It lacks one of the two commands that delete.
+    fn deletes(&self, name: &str, found: &mut Found) {
+        if self.is_replica() {
+            found.push((
+                "commands",
+                format!(
+                    "it has no {name}: if its primary has, it keeps locks that were given back"
+                ),
+                "take the rename-command line out of its configuration file, or write it into its \
+                 primary's too",
+            ));
+            return;
+        }
+        let expires_with = match self.config("lazyfree-lazy-expire") {
+            "yes" => "UNLINK",
+            "no" => "DEL",
+            _ => return,
+        };
+        if expires_with == name && self.config("appendonly") == "yes" {
+            found.push((
+                "append-only-file",
+                format!(
+                    "it has no {name}, but writes it into its append-only file when a key expires: \
+                     it cannot start with that file"
+                ),
+                if name == "DEL" {
+                    "lazyfree-lazy-expire yes, in its configuration file too, then BGREWRITEAOF"
+                } else {
+                    "lazyfree-lazy-expire no, in its configuration file too, then BGREWRITEAOF"
+                },
             ));
         }
     }
 
     fn can_be_used(&self, found: &mut Found) {
-        if self.info("role") == "slave" {
+        let refused = self.number("rlock_calls_refused");
+        if refused > 0 {
+            found.push((
+                "replication",
+                format!(
+                    "it has refused the module {refused} calls: its replicas and its append-only \
+                     file may lack changes of locks, see its log"
+                ),
+                "report it; BGREWRITEAOF, and a full sync of each replica, repair them",
+            ));
+        }
+        if self.is_replica() {
             found.push((
                 "role",
                 "it is a replica, which grants nothing".to_owned(),

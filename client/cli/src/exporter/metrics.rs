@@ -124,6 +124,11 @@ const FIELDS: &[(&str, Kind, &str)] = &[
         Counter,
         "Changes in few bytes that could not be understood.",
     ),
+    (
+        "rlock_calls_refused",
+        Counter,
+        "Calls of the module that the server refused; 0 unless something is wrong.",
+    ),
 ];
 
 /// The parts of a pattern's line.

@@ -535,6 +535,42 @@ fn doctor_finds_a_missing_module_and_missing_rights() {
     }
 }
 
+/// What `rename-command` has taken away, at a replica too, which its primary cannot see.
+#[test]
+fn doctor_finds_missing_commands() {
+    let without = |names: &[&str]| {
+        let server = Server::builder().config("appendonly yes");
+        names.iter().fold(server, |server, name| {
+            server.config(&format!("rename-command {name} \"\""))
+        })
+    };
+    let plain = without(&["HDEL", "EXEC"]).without_module().start();
+    assert_eq!(found(&plain, 1), ["commands", "module"]);
+    let text = printed(&plain, &["doctor"], 1);
+    assert!(text.contains("no command HDEL, EXEC:"), "{text}");
+    // An expired key's deletion cannot be read again.
+    let server = without(&["DEL", "SPOP", "KEYS"]).start();
+    server.run("CONFIG SET lazyfree-lazy-expire no");
+    assert_eq!(found(&server, 1), ["append-only-file"]);
+    let text = printed(&server, &["doctor"], 1);
+    assert!(text.contains("it has no DEL, but writes it"), "{text}");
+    server.run("CONFIG SET lazyfree-lazy-expire yes");
+    assert_eq!(found(&server, 0), Vec::<String>::new());
+    // What it cannot carry out its primary does not hear of.
+    let replica = without(&["DEL"]).without_module().start();
+    let primary = Server::start();
+    replica.run(format!("REPLICAOF 127.0.0.1 {}", primary.port()));
+    assert!(found(&replica, 1).contains(&"commands".to_owned()));
+    let text = printed(&replica, &["doctor"], 1);
+    assert!(text.contains("it has no DEL: if its primary has"), "{text}");
+    // One that does not tell.
+    let silent = without(&["COMMAND", "CONFIG"]).start();
+    assert_eq!(found(&silent, 1), ["rights"; 2]);
+    let text = printed(&silent, &["doctor"], 1);
+    let told = "it does not answer COMMAND INFO: it has no command of this name";
+    assert!(text.contains(told), "{text}");
+}
+
 #[test]
 fn who_lacks_a_right_is_told_which() {
     let server = Server::start();

@@ -1,0 +1,206 @@
+//! Which commands of the server we need. `rename-command` in its configuration may have taken
+//! their names, and then `RM_Replicate` and `RM_Call` fail: replicas and the append-only file would
+//! keep a lock that was released. So the names are looked up at load, and never after: no name
+//! changes while the server runs.
+
+use super::{Ctx, OwnedStr, log_warning, server};
+use redis_module::raw;
+use std::ffi::{CStr, c_char, c_int};
+use std::io;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+
+/// A command that does what we need, and those that do the same. The first that the server has is
+/// used.
+pub(super) struct Needed {
+    names: &'static [&'static CStr],
+    chosen: AtomicPtr<c_char>,
+}
+
+impl Needed {
+    const fn new(names: &'static [&'static CStr]) -> Self {
+        let first = match names {
+            [first, ..] => first.as_ptr(),
+            [] => ptr::null(),
+        };
+        Self {
+            names,
+            chosen: AtomicPtr::new(first.cast_mut()),
+        }
+    }
+
+    /// The name to call it by; null if the server has none, which the load allows of messages only.
+    #[inline]
+    pub(super) fn name(&self) -> *const c_char {
+        self.chosen.load(Ordering::Relaxed)
+    }
+
+    /// Looks the names up. Whether the server has one of them.
+    fn choose(&self, ctx: Ctx<'_>) -> bool {
+        let found = self.names.iter().find(|name| is_known(ctx, name));
+        let chosen = found.map_or(ptr::null(), |name| name.as_ptr());
+        self.chosen.store(chosen.cast_mut(), Ordering::Relaxed);
+        found.is_some()
+    }
+
+    /// As a line of the log names it.
+    fn text(&self) -> String {
+        let names = self.names.iter().map(|name| name.to_string_lossy());
+        names.collect::<Vec<_>>().join(" or ")
+    }
+}
+
+/// Deletes a key. A hardened server often has no `DEL`.
+pub(super) static DELETE: Needed = Needed::new(&[c"DEL", c"UNLINK"]);
+
+/// A write that changes nothing, whatever is stored at the key: `… key 0`.
+pub(super) static WRITE_NOTHING: Needed =
+    Needed::new(&[c"SPOP", c"LPOP", c"RPOP", c"ZPOPMIN", c"ZPOPMAX"]);
+
+/// Counts those of one or two keys that exist.
+pub(super) static EXIST: Needed = Needed::new(&[c"EXISTS", c"TOUCH"]);
+
+/// Sends a message to the subscribers at replicas.
+pub(super) static PUBLISH: Needed = Needed::new(&[c"PUBLISH"]);
+pub(super) static SPUBLISH: Needed = Needed::new(&[c"SPUBLISH"]);
+
+/// Without these no lock is safe, and no other command does the same. (`HMSET` does what `HSET`
+/// does, but a replica that has only the one would miss what its primary tells it by the other. For
+/// `DELETE` that is worth it, since so many servers have no `DEL`.) `MULTI` and `EXEC` the server
+/// itself puts around what is replicated together.
+const REQUIRED: [&CStr; 7] = [
+    c"HSET",
+    c"HDEL",
+    c"PEXPIREAT",
+    c"SET",
+    c"GET",
+    c"MULTI",
+    c"EXEC",
+];
+
+/// Nor without this in a cluster: the waiters for a lock in a slot that moved would not hear where
+/// it is.
+const REQUIRED_IN_CLUSTER: &CStr = c"CLUSTER";
+
+/// What is missing without each of these, for the log.
+const OPTIONAL: [(&CStr, &str); 5] = [
+    (
+        c"PUBLISH",
+        "subscribers at replicas get no unlock messages of PUBLISH",
+    ),
+    (
+        c"SPUBLISH",
+        "subscribers at replicas get no unlock messages of SPUBLISH",
+    ),
+    (c"COMMAND", "RLOCK.GUARD refuses every command"),
+    (
+        c"DEL",
+        "rlock replicates UNLINK instead. The server itself writes DEL when a key expires, and \
+         cannot read its append-only file then, unless lazyfree-lazy-expire is yes",
+    ),
+    (
+        c"UNLINK",
+        "the server itself writes UNLINK when a key expires, and cannot read its append-only file \
+         then, unless lazyfree-lazy-expire is no",
+    ),
+];
+
+/// Chooses the names by which commands are called, and logs what is missing that locks can do
+/// without. An error names the commands that they cannot do without.
+pub(crate) fn choose_commands(ctx: Ctx<'_>) -> Result<(), String> {
+    let in_cluster = ctx.in_cluster();
+    let chosen = [
+        (&DELETE, true),
+        (&WRITE_NOTHING, true),
+        (&EXIST, in_cluster),
+        (&PUBLISH, false),
+        (&SPUBLISH, false),
+    ];
+    let mut missing = Vec::new();
+    for (needed, is_required) in chosen {
+        if !needed.choose(ctx) && is_required {
+            missing.push(needed.text());
+        }
+    }
+    let of_cluster = in_cluster.then_some(REQUIRED_IN_CLUSTER);
+    for name in REQUIRED.into_iter().chain(of_cluster) {
+        if !is_known(ctx, name) {
+            missing.push(name.to_string_lossy().into_owned());
+        }
+    }
+    if !missing.is_empty() {
+        return Err(missing.join(", "));
+    }
+    for (name, lack) in OPTIONAL {
+        if !is_known(ctx, name) {
+            let name = name.to_string_lossy();
+            ctx.context()
+                .log_warning(&format!("this server has no {name}: {lack}"));
+        }
+    }
+    let has_both = [c"DEL", c"UNLINK"].iter().all(|name| is_known(ctx, name));
+    DELETIONS_ARE_LOST.store(!has_both, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Whether the server's own word that a key has expired may be lost on replicas: it is `DEL` or
+/// `UNLINK`, as `lazyfree-lazy-expire` says now, and one of them is renamed here and so perhaps
+/// there. What is left of an expired lock must not become part of the next one.
+#[inline]
+pub(crate) fn deletions_are_lost() -> bool {
+    DELETIONS_ARE_LOST.load(Ordering::Relaxed)
+}
+
+static DELETIONS_ARE_LOST: AtomicBool = AtomicBool::new(false);
+
+/// Whether the server has a command of this name.
+///
+/// It is asked for the keys of one, since that runs nothing and rests on no command that may be
+/// renamed itself, as `COMMAND INFO` does. Without arguments the answer is always an error, and
+/// only one of them says that the name is unknown.
+fn is_known(ctx: Ctx<'_>, name: &CStr) -> bool {
+    let name = OwnedStr::new(name.to_bytes());
+    let (mut words, mut count) = ([name.as_str().raw], c_int::default());
+    let places = server!(RedisModule_GetCommandKeysWithFlags(
+        ctx.raw,
+        words.as_mut_ptr(),
+        1,
+        &raw mut count,
+        ptr::null_mut()
+    ));
+    let error = io::Error::last_os_error();
+    server!(RedisModule_Free(places.cast()));
+    !places.is_null() || error.kind() != io::ErrorKind::NotFound
+}
+
+/// How many calls the server has refused that it can always carry out: of a change that replicas
+/// and the append-only file were not told of, or a question.
+pub(crate) fn calls_refused() -> u64 {
+    CALLS_REFUSED.load(Ordering::Relaxed)
+}
+
+static CALLS_REFUSED: AtomicU64 = AtomicU64::new(0);
+
+/// The server has refused such a call. The 1st, 2nd, 4th, 8th and so on are logged, so that the log
+/// stays short.
+#[cold]
+pub(crate) fn call_was_refused(command: &CStr) {
+    let count = CALLS_REFUSED
+        .fetch_add(1, Ordering::Relaxed)
+        .saturating_add(1);
+    if count.is_power_of_two() {
+        log_warning(&format!(
+            "the server has refused rlock the command {}: replicas and the append-only file may \
+             lack a change of a lock, please report it ({count} such calls so far)",
+            command.to_string_lossy()
+        ));
+    }
+}
+
+/// Looks at the result of `RM_Replicate`.
+#[inline]
+pub(super) fn check_replicated(command: &CStr, result: c_int) {
+    if result != super::OK {
+        call_was_refused(command);
+    }
+}
