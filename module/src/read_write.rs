@@ -253,11 +253,11 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         Some(Timeout { token, ends_at })
     }
 
-    /// Who has the lock, and how; of readers the tokens too if asked for.
-    pub(crate) fn holds(&self, tokens: bool) -> Vec<ReadWriteHold> {
+    /// Who has the lock, and how; of readers the tokens and the ends too if asked for.
+    pub(crate) fn holds(&self, is_whole: bool) -> Vec<ReadWriteHold> {
         let mut holds = Vec::new();
         self.lock.key.each_field(|field, value| {
-            holds.extend(self.hold(field, value, usize::MAX, tokens));
+            holds.extend(self.hold(field, value, usize::MAX, is_whole));
             ControlFlow::Continue(())
         });
         holds
@@ -285,7 +285,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         field: &[u8],
         value: &[u8],
         timeouts_max: usize,
-        with_token: bool,
+        is_whole: bool,
     ) -> Option<ReadWriteHold> {
         let count = Count::from_field(value);
         if let Some(owner) = field.strip_suffix(WRITER_SUFFIX) {
@@ -300,7 +300,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         if field == FENCE_FIELD || field == MODE_FIELD {
             return None;
         }
-        let read = self.read_hold(field, count, true, timeouts_max, with_token)?;
+        let read = self.read_hold(field, count, is_whole, timeouts_max, is_whole)?;
         Some(ReadWriteHold {
             owner: field.into(),
             mode: Mode::Read,

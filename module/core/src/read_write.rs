@@ -122,8 +122,8 @@ impl Decision<'_> {
         request: &Release<'_>,
     ) -> i64 {
         let left = held.saturating_sub(1);
-        self.delete_timeout(Holder::Caller, held);
         if left == 0 {
+            self.delete_timeout(Holder::Caller, held);
             self.end_read(hash, own, request.owner);
             return 0;
         }
@@ -134,6 +134,7 @@ impl Decision<'_> {
         };
         self.set(Field::Owner(Holder::Caller), Value::Number(left));
         self.set_timeout(&Holder::Caller, left, token, end);
+        self.delete_timeout(Holder::Caller, held);
         let key_end = hash.key_end(Some(end));
         self.expire(hash, key_end);
         self.bind(request.owner, Mode::Read, None, Some(token), Some(end));

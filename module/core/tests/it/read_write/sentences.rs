@@ -607,6 +607,34 @@ fn a_sessions_hold_with_an_endless_timeout_key_is_lost_with_its_hash() {
 }
 
 #[test]
+fn a_reader_without_an_end_reads_on_after_one_of_its_releases() {
+    let mut server = Server::new();
+    server.takes(A, Read, 50);
+    server.takes(A, Read, 50);
+    let (owner, number) = (A, 2);
+    server.sees(&[Change::PersistTimeout { owner, number }, Change::Persist]);
+    assert_eq!(server.releases(A, Read), Reply::Number(1));
+    server.passes(1000);
+    assert!(server.holds(A, Read));
+    assert_eq!(server.renews(A, Read, 9), Reply::Number(1));
+    assert_eq!(server.lease_left(), 9);
+}
+
+#[test]
+fn a_renewal_gives_a_scripts_reader_a_token_and_cuts_all_its_entries_short() {
+    let mut server = Server::new();
+    let (owner, lease_ms) = (A, 70);
+    server.sees(&[Change::Read { owner, lease_ms }]);
+    server.sees(&[Change::Read { owner, lease_ms }]);
+    server.takes(B, Read, 90);
+    assert_eq!(server.renews(A, Read, 9), Reply::Number(1));
+    server.passes(9);
+    assert!(server.holds(A, Read));
+    assert_eq!(server.releases(B, Read), Reply::Number(0));
+    assert_eq!(server.lease_left(), 0);
+}
+
+#[test]
 fn two_writers_in_a_hash_do_not_cut_each_other_short() {
     let mut server = Server::new();
     server.takes(A, Write, 50);
@@ -812,13 +840,17 @@ fn who_reads_anew_has_lost_what_its_session_had_and_nobody_had_noticed() {
 }
 
 #[test]
-fn a_reading_whose_token_a_scripts_entry_covered_is_not_lost_when_it_shows_again() {
+fn a_reading_keeps_its_token_beneath_a_scripts_entries() {
     let mut server = Server::new();
     server.events(0, 0);
     server.does(&of_session(A, Read, 50, Waits::No));
     let (owner, lease_ms) = (A, 50);
+    let token = server.takes(A, Read, 50);
     server.sees(&[Change::Read { owner, lease_ms }]);
-    server.takes(A, Read, 50);
+    server.sees(&[Change::Read { owner, lease_ms }]);
+    assert_eq!(server.takes(A, Read, 50), token);
+    assert_eq!(server.releases(A, Read), Reply::Number(4));
+    server.sees(&[Change::Unread { owner }]);
     assert_eq!(server.releases(A, Read), Reply::Number(2));
     assert_eq!(server.releases(A, Read), Reply::Number(1));
     server.sees(&[Change::Expire { ms: 50 }]);
