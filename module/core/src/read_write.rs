@@ -1,10 +1,10 @@
 //! The read-write lock: readers together, writers alone.
 //!
 //! A reader's lease is its own, in one timeout key beside the hash, that of its latest entry; a
-//! writer's is the key's. Those who are kept waiting stand in one queue, so that neither readers nor writers
-//! starve: a reader that comes after a waiting writer stands behind it, and readers that are first
-//! in the queue come in together. One waiter is granted at a time, and who may follow it is decided
-//! in the same turn, when the key has been read for that one.
+//! writer's is the key's. Those who are kept waiting stand in one queue, so that neither readers
+//! nor writers starve: a reader that comes after a waiting writer stands behind it, and readers
+//! that are first in the queue come in together. One waiter is granted at a time, and who may
+//! follow it is decided in the same turn, when the key has been read for that one.
 
 use crate::decision::{Acquired, Decision, Entry};
 use crate::metrics::count;
