@@ -105,12 +105,10 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             .as_ref()
             .and_then(|field| key.hash_get_one(field.as_str()));
         let known = known.saturating_add(count_true(&[own_write.is_some()]));
-        // A writer's lease is never shorter than all of its own as a reader.
-        let own_is_whole = own_write.is_some() || look.own_is_whole();
-        // Only who is about to write has to know the tokens of its own.
-        let tokens = self.lock.key.is_writable();
+        // Only who is about to write has to know the token of its own.
+        let token = self.lock.key.is_writable();
         let own_read =
-            count.and_then(|count| self.read_hold(owner, count, own_is_whole, usize::MAX, tokens));
+            count.and_then(|count| self.read_hold(owner, count, true, usize::MAX, token));
         let others = if look == ReadDepth::Own || key.len() == known {
             OtherHolders::default()
         } else {
@@ -189,22 +187,22 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         others
     }
 
-    /// A reader's hold, if one of its timeout keys is there. Unless it is to be whole, the one with
-    /// the highest number is enough. So many are looked at, the latest first.
+    /// A reader's hold, if one of its timeout keys is there. We write one only, that of the latest
+    /// entry; somebody else's script writes one for each entry, and the longest counts. So those
+    /// with the highest numbers are looked at, down to ours: it has what the reader had before. For
+    /// a look that is not whole any of them is enough. No more than so many are looked at.
     fn read_hold(
         &self,
         owner: &[u8],
         count: Count,
         is_whole: bool,
         timeouts_max: usize,
-        tokens: bool,
+        token: bool,
     ) -> Option<ReadHold> {
         let untold = || ReadHold {
             count,
             token: None,
             ends_at: self.end(),
-            rest_ends_at: None,
-            rest_token: None,
         };
         let last = match count {
             Count::Valid(last) if self.mode != ModeField::Odd => last,
@@ -216,24 +214,17 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 self.is_partial.set(true);
                 return hold.or_else(|| Some(untold()));
             }
-            // The tokens of the latest, and of the latest of the others.
-            let with_token = tokens && hold.is_none_or(|hold| hold.rest_ends_at.is_none());
+            let with_token = token || is_whole && number > 1;
             let Some(timeout) = self.timeout(owner, number, with_token) else {
                 continue;
             };
-            let hold = hold.get_or_insert(ReadHold {
+            let longest = hold.map_or(timeout.ends_at, |hold| hold.ends_at.max(timeout.ends_at));
+            hold = Some(ReadHold {
                 count,
                 token: timeout.token,
-                ends_at: timeout.ends_at,
-                rest_ends_at: None,
-                rest_token: None,
+                ends_at: longest,
             });
-            hold.ends_at = hold.ends_at.max(timeout.ends_at);
-            if number < last {
-                hold.rest_token = hold.rest_token.or(timeout.token);
-                hold.rest_ends_at = hold.rest_ends_at.max(Some(timeout.ends_at));
-            }
-            if !is_whole {
+            if !is_whole || timeout.token.is_some() {
                 break;
             }
         }
@@ -262,11 +253,11 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         Some(Timeout { token, ends_at })
     }
 
-    /// Who has the lock, and how; of readers the tokens too if asked for.
-    pub(crate) fn holds(&self, tokens: bool) -> Vec<ReadWriteHold> {
+    /// Who has the lock, and how; of readers the tokens and the ends too if asked for.
+    pub(crate) fn holds(&self, is_whole: bool) -> Vec<ReadWriteHold> {
         let mut holds = Vec::new();
         self.lock.key.each_field(|field, value| {
-            holds.extend(self.hold(field, value, usize::MAX, tokens));
+            holds.extend(self.hold(field, value, usize::MAX, is_whole));
             ControlFlow::Continue(())
         });
         holds
@@ -294,7 +285,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         field: &[u8],
         value: &[u8],
         timeouts_max: usize,
-        with_token: bool,
+        is_whole: bool,
     ) -> Option<ReadWriteHold> {
         let count = Count::from_field(value);
         if let Some(owner) = field.strip_suffix(WRITER_SUFFIX) {
@@ -309,7 +300,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         if field == FENCE_FIELD || field == MODE_FIELD {
             return None;
         }
-        let read = self.read_hold(field, count, true, timeouts_max, with_token)?;
+        let read = self.read_hold(field, count, is_whole, timeouts_max, is_whole)?;
         Some(ReadWriteHold {
             owner: field.into(),
             mode: Mode::Read,

@@ -476,6 +476,57 @@ fn a_reader_of_ours_that_died_keeps_no_java_writer_out() {
     assert_eq!(writer.answer_within(AT_ONCE).text, "ok");
 }
 
+/// Redisson's scripts look at the timeout keys 1 to n of each reader, and ours has the last alone.
+#[test]
+fn a_reader_of_ours_with_several_entries_outlasts_javas_renewals_and_releases() {
+    let server = Server::start();
+    let redisson = Redisson::with_watchdog(&server, 1500 * MS);
+    let (reader, writer, mut conn) = (redisson.owner(), redisson.owner(), server.connect());
+    for _ in 0..5 {
+        take(&mut conn, "ours", "READ");
+    }
+    reader.does("read k lock");
+    reader.does("read k lock");
+    until("Redisson has renewed", || {
+        server.run("PTTL k").int() <= 1500
+    });
+    assert_eq!(conn.run("RLOCK.RENEW k ours 60000 READ"), 1);
+    reader.does("read k unlock");
+    reader.does("read k unlock");
+    assert!(
+        server.run("PTTL k").int() > 1500,
+        "the longest lease is ours"
+    );
+    assert_eq!(holders(&server), [("ours".to_owned(), "read".to_owned())]);
+    writer.waits("write k lock");
+    for left in (0..5).rev() {
+        assert_eq!(let_go(&mut conn, "ours", "READ"), left);
+    }
+    assert_eq!(writer.answer_within(AT_ONCE).text, "ok");
+}
+
+#[test]
+fn an_owner_that_reads_by_java_and_by_us_releases_what_it_entered_last_first() {
+    let server = Server::start();
+    let redisson = Redisson::of(&server);
+    let (java, mut conn) = (redisson.owner(), server.connect());
+    let id = java.id().to_owned();
+    java.does("read k lock");
+    take(&mut conn, &id, "READ");
+    java.does("read k lock");
+    assert_eq!(holders(&server), [(id.clone(), "read".to_owned())]);
+    java.does("read k unlock");
+    assert_eq!(let_go(&mut conn, &id, "READ"), 1);
+    java.does("read k unlock");
+    assert_eq!(server.run("EXISTS k"), 0);
+    // The other way round Java takes our timeout key away, and the hold is over.
+    java.does("read k lock");
+    take(&mut conn, &id, "READ");
+    java.does("read k unlock");
+    assert_eq!(conn.run(format!("RLOCK.RENEW k {id} 30000 READ")), 0);
+    assert_eq!(server.run("EXISTS k"), 0);
+}
+
 #[test]
 fn a_dead_java_processs_readers_let_our_writer_in() {
     let server = Server::start();

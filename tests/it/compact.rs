@@ -491,8 +491,8 @@ fn what_another_module_does_when_a_key_is_made_keeps_its_place() {
     meddle(&[], "b 0 EXPIRE a 5", "RLOCK.MACQUIRE o 600000 2 a b");
     let reads = ["RLOCK.ACQUIRE l o 600000 READ"; 2];
     let timeout = "{l}:o:rwlock_timeout";
-    let deletes = format!("{timeout}:2 0 DEL {timeout}:1");
-    meddle(&reads, &deletes, "RLOCK.RENEW l o 700000 READ");
+    let deletes = format!("{timeout}:3 0 DEL {timeout}:2");
+    meddle(&reads, &deletes, "RLOCK.ACQUIRE l o 700000 READ");
     let waits = ["RLOCK.ACQUIRE k o1 600000", "RLOCK.EVENTS s GRACE 60000"];
     let waits = [&waits[..], &["RLOCK.ACQUIRE k o2 600000 QUEUE 0 SESSION s"]].concat();
     meddle(&waits, "k 0 HSET k created 1", "RLOCK.RELEASE k o1");

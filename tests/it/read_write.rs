@@ -57,7 +57,7 @@ fn holders(info: &Reply) -> Vec<(String, Reply)> {
 // --- What is stored -----------------------------------------------------------------------------
 
 #[test]
-fn a_reader_is_a_field_and_a_timeout_key_for_each_of_its_holds() {
+fn a_reader_is_a_field_and_one_timeout_key() {
     let server = Server::start();
     let mut conn = server.connect();
     let (count, token) = conn.run("RLOCK.ACQUIRE k alice 30000 READ").held();
@@ -80,31 +80,29 @@ fn a_reader_is_a_field_and_a_timeout_key_for_each_of_its_holds() {
         token.to_string()
     );
     assert_eq!(
-        end_of(&mut conn, &timeout("alice", 1)),
-        end,
-        "the first is left alone"
-    );
-    assert_eq!(
         end_of(&mut conn, &timeout("alice", 2)),
         end_of(&mut conn, "k")
     );
-    assert!(conn.run("PTTL k").int() > 50_000);
+    let long = end_of(&mut conn, "k");
+    assert!(long > end);
+    assert_eq!(keys(&server), ["k".to_owned(), timeout("alice", 2)]);
+    conn.run("RLOCK.ACQUIRE k alice 20000 READ").held();
+    assert_eq!(keys(&server), ["k".to_owned(), timeout("alice", 3)]);
+    assert_eq!(
+        end_of(&mut conn, &timeout("alice", 3)),
+        long,
+        "READ never shortens the reader's lease"
+    );
 
     let (count, bobs) = conn.run("RLOCK.ACQUIRE k bob 20000 READ").held();
     assert_eq!(count, 1);
     assert!(bobs > token, "a token of its own");
-    assert_eq!(fields(&server, "k"), as_fields("mode=read alice=2 bob=1"));
+    assert_eq!(fields(&server, "k"), as_fields("mode=read alice=3 bob=1"));
     assert!(
         conn.run("PTTL k").int() > 50_000,
         "READ never shortens the hash's lease"
     );
-    let expected = [
-        "k".to_owned(),
-        timeout("alice", 1),
-        timeout("alice", 2),
-        timeout("bob", 1),
-    ];
-    let mut expected = expected.to_vec();
+    let mut expected = vec!["k".to_owned(), timeout("alice", 3), timeout("bob", 1)];
     expected.sort();
     assert_eq!(keys(&server), expected, "and nothing else");
 }
@@ -195,35 +193,31 @@ fn a_writer_that_releases_its_read_first_stays_the_writer() {
 }
 
 #[test]
-fn each_release_of_a_reader_deletes_its_last_timeout_key_and_shrinks_the_lease() {
+fn each_release_of_a_reader_moves_its_timeout_key_down_and_keeps_the_lease() {
     let server = Server::start();
     let mut conn = server.connect();
-    for lease in [40_000, 30_000, 90_000] {
+    for lease in [40_000, 90_000, 30_000] {
         conn.run(format!("RLOCK.ACQUIRE k alice {lease} READ"))
             .held();
     }
     conn.run("RLOCK.ACQUIRE k bob 60000 READ").held();
-    assert!(conn.run("PTTL k").int() > 80_000);
-    assert_eq!(conn.run("RLOCK.RELEASE k alice READ"), 2);
-    assert_eq!(conn.run(format!("EXISTS {}", timeout("alice", 3))), 0);
-    assert_eq!(
-        end_of(&mut conn, "k"),
-        end_of(&mut conn, &timeout("bob", 1)),
-        "bob's is longest"
-    );
-    assert_eq!(conn.run("RLOCK.RELEASE k bob READ"), 0);
-    assert_eq!(
-        end_of(&mut conn, "k"),
-        end_of(&mut conn, &timeout("alice", 1))
-    );
-    assert_eq!(fields(&server, "k"), as_fields("mode=read alice=2"));
-    assert_eq!(conn.run("RLOCK.RELEASE k alice READ"), 1);
+    let long = end_of(&mut conn, "k");
+    for left in [2, 1] {
+        assert_eq!(conn.run("RLOCK.RELEASE k alice READ"), i64::from(left));
+        let beside = ["k".to_owned(), timeout("alice", left), timeout("bob", 1)];
+        assert_eq!(keys(&server), beside);
+        assert_eq!(end_of(&mut conn, &timeout("alice", left)), long);
+        assert_eq!(end_of(&mut conn, "k"), long);
+    }
     assert_eq!(conn.run("RLOCK.RELEASE k alice READ"), 0);
+    let bobs = end_of(&mut conn, &timeout("bob", 1));
+    assert_eq!(end_of(&mut conn, "k"), bobs, "now bob's is the longest");
+    assert_eq!(conn.run("RLOCK.RELEASE k bob READ"), 0);
     assert_eq!(server.run("DBSIZE"), 0);
 }
 
 #[test]
-fn once_renew_and_a_lease_at_release_set_all_timeout_keys_of_the_reader() {
+fn once_renew_and_a_lease_at_release_set_the_lease_of_the_reader() {
     let server = Server::start();
     for command in [
         "RLOCK.ACQUIRE k alice 90000 READ ONCE",
@@ -239,21 +233,19 @@ fn once_renew_and_a_lease_at_release_set_all_timeout_keys_of_the_reader() {
         conn.run("RLOCK.ACQUIRE k bob 12000 READ").held();
         let bobs = end_of(&mut conn, &timeout("bob", 1));
         conn.run(command);
-        let ends: Vec<_> = (1..=3)
-            .map(|n| end_of(&mut conn, &timeout("alice", n)))
-            .collect();
-        let last = if command.contains("RELEASE") {
-            -2
-        } else {
-            ends[0]
-        };
-        assert_eq!(ends, [ends[0], ends[0], last], "{command}");
-        assert_eq!(end_of(&mut conn, "k"), ends[0].max(bobs), "{command}");
+        let number = if command.contains("RELEASE") { 2 } else { 3 };
+        let own = timeout("alice", number);
+        let mut expected = vec!["k".to_owned(), own.clone(), timeout("bob", 1)];
+        expected.sort();
+        assert_eq!(keys(&server), expected, "{command}");
+        let left = conn.run(format!("PTTL {own}")).int();
+        let is_long = command.contains("90000");
+        assert_eq!(left > 80_000, is_long, "{command}: {left}");
+        assert_eq!(left <= 10_000, !is_long, "{command}: {left}");
+        let end = end_of(&mut conn, &own);
+        assert_eq!(end_of(&mut conn, "k"), end.max(bobs), "{command}");
         assert_eq!(end_of(&mut conn, &timeout("bob", 1)), bobs, "{command}");
-        assert_eq!(
-            conn.run(format!("GET {}", timeout("alice", 2))),
-            token.to_string()
-        );
+        assert_eq!(conn.run(format!("GET {own}")), token.to_string());
         assert_eq!(conn.run("RLOCK.BREAK k"), 1);
         assert_eq!(
             server.run("DBSIZE"),
@@ -261,6 +253,56 @@ fn once_renew_and_a_lease_at_release_set_all_timeout_keys_of_the_reader() {
             "BREAK deletes the timeout keys, {command}"
         );
     }
+}
+
+/// Enters as alice, 10,000 times in all.
+fn enter_ten_thousand_times(conn: &mut Conn, session: &str) {
+    let entries = vec![format!("RLOCK.ACQUIRE k alice 600000 READ {session}"); 10_000];
+    let last = conn.pipeline(&entries).pop().unwrap();
+    assert_eq!(last.held().0, 10_000);
+}
+
+#[test]
+fn ten_thousand_entries_of_a_reader_cost_no_more_than_one() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut feed = Feed::of(&server);
+    enter_ten_thousand_times(&mut conn, "");
+    feed.news();
+    for (command, writes) in [
+        ("RLOCK.RENEW k alice 600000 READ", 2),
+        ("RLOCK.RENEW k alice 500000 READ", 2),
+        ("RLOCK.ACQUIRE k alice 600000 READ ONCE", 2),
+        ("RLOCK.ACQUIRE k alice 600000 READ", 4),
+        ("RLOCK.RELEASE k alice READ", 4),
+        ("RLOCK.RELEASE k alice READ LEASE 500000", 4),
+        ("RLOCK.BREAK k", 3),
+    ] {
+        conn.run(command);
+        let told = feed.news();
+        let told: Vec<_> = told
+            .iter()
+            .filter(|of| !["MULTI", "EXEC"].contains(&of.as_str()))
+            .collect();
+        assert!(told.len() <= writes, "{command}: {:?}", told.first());
+    }
+    assert_eq!(server.run("DBSIZE"), 0);
+}
+
+#[test]
+fn ten_thousand_entries_of_a_session_end_with_one_deletion() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let session = server.session_connection("s");
+    let mut feed = Feed::of(&server);
+    enter_ten_thousand_times(&mut conn, "SESSION s");
+    feed.news();
+    drop(session);
+    until("the hold is over", || server.run("EXISTS k") == 0);
+    let told = feed.news();
+    let deleted = told.iter().filter(|of| of.starts_with("DEL ")).count();
+    assert_eq!(deleted, 2, "the hash and one timeout key");
+    assert_eq!(server.run("DBSIZE"), 0);
 }
 
 #[test]
@@ -383,29 +425,6 @@ fn a_new_reader_beside_a_zombie_gets_a_new_token() {
         conn.run(format!("RLOCK.RELEASE k alice READ TOKEN {new}")),
         0
     );
-}
-
-#[test]
-fn one_of_several_timeout_keys_that_run_out_leaves_the_others_hold() {
-    let server = Server::start();
-    let mut conn = server.connect();
-    let token = takes(&mut conn, "alice", "READ").1;
-    for _ in 0..2 {
-        takes(&mut conn, "alice", "READ");
-    }
-    conn.run(format!("DEL {}", timeout("alice", 3)));
-    assert_eq!(
-        conn.run(format!("RLOCK.RENEW k alice 40000 READ TOKEN {token}")),
-        1
-    );
-    conn.run(format!("DEL {}", timeout("alice", 1)));
-    assert_eq!(conn.run("RLOCK.RELEASE k alice READ"), 2);
-    assert_eq!(
-        conn.run("RLOCK.RELEASE k alice READ"),
-        0,
-        "nothing is left alive by then"
-    );
-    assert_eq!(server.run("DBSIZE"), 0);
 }
 
 #[test]
@@ -705,22 +724,22 @@ fn notifications_are_those_of_the_plain_commands() {
         &["hset", "expire"],
         &set(1),
     );
+    let moved = |from, to| [&set(to)[..], &del(from)].concat();
     events(
         "RLOCK.ACQUIRE k alice 40000 READ",
         &["hset", "expire"],
-        &set(2),
+        &moved(1, 2),
     );
     events("RLOCK.ACQUIRE k bob 30000 WRITE", &[], &[]);
-    let both = [set(1), set(2)].concat();
-    events("RLOCK.RENEW k alice 30000 READ", &["expire"], &both);
+    events("RLOCK.RENEW k alice 50000 READ", &["expire"], &set(2));
     events("RLOCK.RENEW k alice 30000 WRITE", &[], &[]);
-    events("RLOCK.RELEASE k alice READ", &["hset"], &del(2));
+    events("RLOCK.RELEASE k alice READ", &["hset"], &moved(2, 1));
+    events("RLOCK.ACQUIRE k alice 20000 READ", &["hset"], &moved(1, 2));
     events(
-        "RLOCK.ACQUIRE k alice 60000 READ",
+        "RLOCK.RELEASE k alice READ LEASE 30000",
         &["hset", "expire"],
-        &set(2),
+        &moved(2, 1),
     );
-    events("RLOCK.RELEASE k alice READ", &["hset", "expire"], &del(2));
     events("RLOCK.RELEASE k alice WRITE", &[], &[]);
     events("RLOCK.RELEASE k alice READ", &["del"], &del(1));
     events(
@@ -776,23 +795,20 @@ pub(super) fn replicas_are_told_plain_commands_with_absolute_times() {
         "HSET k alice 2".to_owned(),
         end(&mut conn),
         set(&mut conn, 2, token),
+        format!("DEL {}", timeout("alice", 1)),
     ];
     assert_eq!(news, transaction(expected));
 
     let news = told(&mut conn, "RLOCK.RENEW k alice 50000 READ");
-    let expected = [
-        end(&mut conn),
-        set(&mut conn, 1, token),
-        set(&mut conn, 2, token),
-    ];
+    let expected = [end(&mut conn), set(&mut conn, 2, token)];
     assert_eq!(news, transaction(expected));
 
     let news = told(&mut conn, "RLOCK.RELEASE k alice READ LEASE 20000");
     let expected = [
         "HSET k alice 1".to_owned(),
         end(&mut conn),
-        format!("DEL {}", timeout("alice", 2)),
         set(&mut conn, 1, token),
+        format!("DEL {}", timeout("alice", 2)),
     ];
     assert_eq!(news, transaction(expected));
 

@@ -230,9 +230,9 @@ impl Release {
         })
     }
 
-    /// The command, with a lease for what is left of a reader's hold. Each entry of a reader has an
-    /// end of its own, and the last to come goes first: the others might end earlier than their
-    /// guards count on.
+    /// The command, with a lease for what is left of a reader's hold, which starts anew as by a
+    /// renewal: servers of version 0.1 have a lease for each entry, and the others might end
+    /// earlier than their guards count on.
     fn command(&self) -> Command<Released> {
         let target = &self.usage.target;
         let hold = self.hold.as_ref();

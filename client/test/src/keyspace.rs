@@ -99,10 +99,8 @@ impl Keyspace {
             let Count::Valid(count) = Count::from_field(&count) else {
                 continue;
             };
-            for number in 1..=count.min(TIMEOUTS_MAX) {
-                let timeout = names::timeout_key(name, &reader, number);
-                self.expire_one(&(db, timeout), now);
-            }
+            let timeout = names::timeout_key(name, &reader, count);
+            self.expire_one(&(db, timeout), now);
         }
         Lock {
             keys: &self.keys,
@@ -260,9 +258,6 @@ impl Keyspace {
         }
     }
 }
-
-/// No test enters a lock more often.
-const TIMEOUTS_MAX: i64 = 1000;
 
 fn text(value: Value) -> Vec<u8> {
     value.text().bytes().to_vec()
@@ -440,45 +435,29 @@ impl Lock<'_> {
             .filter(|field| field.ends_with(WRITER_SUFFIX))
     }
 
-    /// A reader's hold, if one of its timeout keys is there.
+    /// A reader's hold, if its timeout key is there. Nobody else's script has written others here.
     fn read_hold(&self, owner: &[u8]) -> Option<ReadHold> {
         let is_reader =
             owner != FENCE_FIELD && owner != MODE_FIELD && !owner.ends_with(WRITER_SUFFIX);
         let count = Count::from_field(self.fields.get(owner).filter(|_| is_reader)?);
-        let Count::Valid(last) = count else {
+        let Count::Valid(number) = count else {
             return Some(ReadHold {
                 count,
                 token: None,
                 ends_at: self.ends_at().unwrap_or(NEVER),
-                rest_ends_at: None,
-                rest_token: None,
             });
         };
-        let mut hold: Option<ReadHold> = None;
-        for number in (1..=last.min(TIMEOUTS_MAX)).rev() {
-            let name = names::timeout_key(&self.name, owner, number);
-            let Some(entry) = self.keys.get(&(self.db, name)) else {
-                continue;
-            };
-            let ends_at = entry.ends_at.unwrap_or(NEVER);
-            let token = match &entry.content {
-                Content::Text(value) => Token::from_timeout(value),
-                Content::Hash(_) => None,
-            };
-            let hold = hold.get_or_insert(ReadHold {
-                count,
-                token,
-                ends_at,
-                rest_ends_at: None,
-                rest_token: None,
-            });
-            hold.ends_at = hold.ends_at.max(ends_at);
-            if number < last {
-                hold.rest_token = hold.rest_token.or(token);
-                hold.rest_ends_at = hold.rest_ends_at.max(Some(ends_at));
-            }
-        }
-        hold
+        let name = names::timeout_key(&self.name, owner, number);
+        let entry = self.keys.get(&(self.db, name))?;
+        let token = match &entry.content {
+            Content::Text(value) => Token::from_timeout(value),
+            Content::Hash(_) => None,
+        };
+        Some(ReadHold {
+            count,
+            token,
+            ends_at: entry.ends_at.unwrap_or(NEVER),
+        })
     }
 
     /// The fields of a plain lock's owners.

@@ -773,17 +773,12 @@ impl Decision<'_> {
         self.effects.push(Effect::Publish { lock, held_as });
     }
 
-    /// Of the readers whose fields these are, deletes the timeout keys that they may have: in one
-    /// decision at most so many, the latest of each first. A field can claim any number of them,
-    /// and must not keep the server busy.
+    /// Deletes the latest timeout key of each of these readers. Those of earlier entries, which only
+    /// somebody else's script leaves there, run out: without the hash they mean nothing.
     fn delete_timeouts_of(&mut self, readers: &[(Box<[u8]>, Count)]) {
-        let mut left = ReadWrite::TIMEOUTS_MAX;
-        for (reader, count) in readers {
-            let Count::Valid(last) = count else { continue };
-            let holder = Holder::Other(Rc::from(&**reader));
-            for number in (1..=*last).rev().take(left) {
-                left = left.saturating_sub(1);
-                let reader = holder.clone();
+        for (reader, count) in readers.iter().take(ReadWrite::TIMEOUTS_MAX) {
+            if let Count::Valid(number) = *count {
+                let reader = Holder::Other(Rc::from(&**reader));
                 self.write(Write::DeleteTimeout(TimeoutKey { reader, number }));
             }
         }

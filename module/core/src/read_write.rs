@@ -1,10 +1,10 @@
 //! The read-write lock: readers together, writers alone.
 //!
-//! A reader's lease is its own, in timeout keys beside the hash, one an entry; a writer's is the
-//! key's. Those who are kept waiting stand in one queue, so that neither readers nor writers
-//! starve: a reader that comes after a waiting writer stands behind it, and readers that are first
-//! in the queue come in together. One waiter is granted at a time, and who may follow it is decided
-//! in the same turn, when the key has been read for that one.
+//! A reader's lease is its own, in one timeout key beside the hash, that of its latest entry; a
+//! writer's is the key's. Those who are kept waiting stand in one queue, so that neither readers
+//! nor writers starve: a reader that comes after a waiting writer stands behind it, and readers
+//! that are first in the queue come in together. One waiter is granted at a time, and who may
+//! follow it is decided in the same turn, when the key has been read for that one.
 
 use crate::decision::{Acquired, Decision, Entry};
 use crate::metrics::count;
@@ -13,12 +13,10 @@ use crate::session::SessionId;
 use crate::stored::{Count, ReadHold, ReadWrite, ttl_ms};
 use crate::table::WaiterId;
 use crate::wait::Wish;
-use crate::{CommandError, Field, Holder, Mode, NEVER, Stored, TimeoutKey, Token, Value, Write};
+use crate::{
+    CommandError, Field, Holder, INTEGER_MAX, Mode, NEVER, Stored, TimeoutKey, Token, Value, Write,
+};
 use std::rc::Rc;
-
-/// Of a reader that entered more often than this, which only somebody else's script can have done
-/// at a reasonable cost, the older timeout keys are left alone.
-const TIMEOUTS_MAX: i64 = 10_000;
 
 /// Readers that never release leave their fields behind for as long as others read. Of those who
 /// begin to read, one in so many has some cleared away, whom its token picks: so the hash does not
@@ -76,14 +74,18 @@ impl Decision<'_> {
         let (owner, mode) = (request.owner, request.mode);
         let (token, own_end) = match hash.own_read {
             Some(own) if mode == Mode::Read => {
-                self.set_timeouts(&own, &Holder::Caller, own.token, wanted);
                 let key_end = hash.key_end(Some(wanted));
+                let (token, own_end) = match own.count {
+                    Count::Valid(held) => {
+                        let token = self.token_of(&own);
+                        self.set_timeout(&Holder::Caller, held, token, wanted);
+                        (Some(token), Some(wanted))
+                    }
+                    // Nobody knows which timeout key it has. It lasts as long as the lock's key.
+                    Count::Malformed => (own.token, key_end.or(hash.ends_at)),
+                };
                 self.expire(hash, key_end);
-                // A hold without timeout keys, whose count is none, lasts as long as the key.
-                let own_end = own
-                    .numbers()
-                    .map_or(key_end.or(hash.ends_at), |_| Some(wanted));
-                (own.token, own_end)
+                (token, own_end)
             }
             _ => {
                 let token = self.writer_token(owner, hash.ends_at);
@@ -119,28 +121,22 @@ impl Decision<'_> {
         request: &Release<'_>,
     ) -> i64 {
         let left = held.saturating_sub(1);
-        let lease_end = request.lease.map(|lease| lease.end(self.now));
-        let rest_end = lease_end.or(own.rest_ends_at).filter(|_| left > 0);
-        self.delete_timeouts(held..=held);
-        // What is left of the hold ends with its own timeout keys, and may have ended.
-        let Some(end) = rest_end else {
+        if left == 0 {
+            self.delete_timeout(Holder::Caller, held);
             self.end_read(hash, own, request.owner);
             return 0;
+        }
+        let token = self.token_of(own);
+        let end = match request.lease {
+            Some(lease) => lease.end(self.now),
+            None => self.lease_of(hash, own),
         };
         self.set(Field::Owner(Holder::Caller), Value::Number(left));
-        let mut token = own.rest_token;
-        if lease_end.is_some() {
-            let rest = ReadHold {
-                count: Count::Valid(left),
-                ..*own
-            };
-            self.set_timeouts(&rest, &Holder::Caller, own.token, end);
-            token = own.token;
-        }
+        self.set_timeout(&Holder::Caller, left, token, end);
+        self.delete_timeout(Holder::Caller, held);
         let key_end = hash.key_end(Some(end));
         self.expire(hash, key_end);
-        let end = hash.end_with_key(Some(end), key_end);
-        self.bind(request.owner, Mode::Read, None, token, end);
+        self.bind(request.owner, Mode::Read, None, Some(token), Some(end));
         left
     }
 
@@ -168,8 +164,8 @@ impl Decision<'_> {
     pub(crate) fn end_read_write(&mut self, hash: &ReadWrite, owner: &[u8], mode: Mode) {
         match hash.own_read {
             Some(own) if mode == Mode::Read => {
-                if let Some((first, last)) = own.numbers() {
-                    self.delete_timeouts(first..=last);
+                if let Count::Valid(held) = own.count {
+                    self.delete_timeout(Holder::Caller, held);
                 }
                 self.end_read(hash, &own, owner);
             }
@@ -273,7 +269,7 @@ impl Decision<'_> {
         ));
         match entry.mode {
             Mode::Read | Mode::Plain | Mode::Permits => {
-                self.set_timeout(&entry.holder, 1, Some(token), end);
+                self.set_timeout(&entry.holder, 1, token, end);
             }
             Mode::Write => {
                 self.locks.table.forget_overdue_writers(self.now);
@@ -322,7 +318,7 @@ impl Decision<'_> {
         if entered != held {
             self.set(entry.field(), Value::Number(entered));
         }
-        let (own_end, key_end) = self.start_own_lease(hash, entry, entered, token);
+        let own_end = self.start_own_lease(hash, entry, entered, token);
         if entry.mode == Mode::Read && hash.mode() == Mode::Read {
             // With readers alone the lock is free when the last of them is gone.
             let readers_end = own_end.max(hash.others_read).filter(|end| *end != NEVER);
@@ -331,20 +327,19 @@ impl Decision<'_> {
         if entry.mode == Mode::Read && held == 0 && token.get() % SWEEP_EVERY == 0 {
             self.locks.agenda.add_sweep(self.at);
         }
-        let own_end = hash.end_with_key(own_end, key_end);
         self.bind(entry.owner, entry.mode, entry.session, Some(token), own_end);
         Ok((entered, token))
     }
 
     /// Starts the lease of an entry, as one more reading or as the writer's. When the owner's own
-    /// hold ends, and when the key, if that changes.
+    /// hold ends.
     fn start_own_lease(
         &mut self,
         hash: &ReadWrite,
         entry: &Entry<'_>,
         entered: i64,
         token: Token,
-    ) -> (Option<i64>, Option<i64>) {
+    ) -> Option<i64> {
         let lease_end = entry.lease.end(self.now);
         let (own_end, key_end) = match (entry.mode, hash.own_read) {
             (Mode::Write, _) => {
@@ -352,21 +347,25 @@ impl Decision<'_> {
                 let key_end = hash.write_end(lease_end).filter(|_| !keeps);
                 (key_end.or(hash.ends_at), key_end)
             }
-            (_, Some(own)) if entry.once => {
-                self.set_timeouts(&own, &entry.holder, Some(token), lease_end);
+            (_, Some(_)) if entry.once => {
+                self.set_timeout(&entry.holder, entered, token, lease_end);
                 (Some(lease_end), hash.key_end(Some(lease_end)))
             }
             (_, own) => {
-                self.set_timeout(&entry.holder, entered, Some(token), lease_end);
-                let end = own.map_or(lease_end, |own| own.ends_at.max(lease_end));
-                (Some(end), hash.key_end_prolonged(lease_end))
+                let present = own.map(|own| self.lease_of(hash, &own));
+                let end = lease_end.max(present.unwrap_or(lease_end));
+                self.set_timeout(&entry.holder, entered, token, end);
+                if own.is_some() {
+                    self.delete_timeout(entry.holder.clone(), entered.saturating_sub(1));
+                }
+                (Some(end), hash.key_end_prolonged(end))
             }
         };
         self.expire(hash, key_end);
         if entry.mode == Mode::Write {
             self.keep_writer(entry.owner, Some(token), own_end);
         }
-        (own_end, key_end)
+        own_end
     }
 
     fn keep_writer(&mut self, owner: &[u8], token: Option<Token>, key_end: Option<i64>) {
@@ -377,29 +376,33 @@ impl Decision<'_> {
 
     // --- Timeout keys ----------------------------------------------------------------------------
 
-    fn set_timeout(&mut self, reader: &Holder, number: i64, token: Option<Token>, end: i64) {
+    /// Each that we write has a token and the reader's whole lease: so nobody has to look at those
+    /// of its earlier entries.
+    fn set_timeout(&mut self, reader: &Holder, number: i64, token: Token, end: i64) {
         let key = TimeoutKey {
             reader: reader.clone(),
             number,
         };
-        // Redisson's value says nothing.
-        let value = Value::Number(token.map_or(1, Token::get));
-        self.write(Write::SetTimeout(key, value, end));
+        self.write(Write::SetTimeout(key, Value::Number(token.get()), end));
     }
 
-    /// All those of a hold.
-    fn set_timeouts(&mut self, own: &ReadHold, reader: &Holder, token: Option<Token>, end: i64) {
-        if let Some((first, last)) = own.numbers() {
-            for number in first..=last {
-                self.set_timeout(reader, number, token, end);
-            }
-        }
+    fn delete_timeout(&mut self, reader: Holder, number: i64) {
+        self.write(Write::DeleteTimeout(TimeoutKey { reader, number }));
     }
 
-    fn delete_timeouts(&mut self, numbers: std::ops::RangeInclusive<i64>) {
-        for number in numbers {
-            let reader = Holder::Caller;
-            self.write(Write::DeleteTimeout(TimeoutKey { reader, number }));
+    /// The token of a reader's hold. One that Redisson's script began has none, and gets one with
+    /// the first timeout key that we write for it.
+    fn token_of(&mut self, own: &ReadHold) -> Token {
+        own.token.unwrap_or_else(|| self.mint())
+    }
+
+    /// When a reader's lease ends, as the end of a timeout key: where somebody took the end of its
+    /// key away, with the lock's key, and where that has none either, in a distant future.
+    fn lease_of(&self, hash: &ReadWrite, own: &ReadHold) -> i64 {
+        let distant = || self.now.wall_ms().saturating_add(INTEGER_MAX);
+        match own.ends_at {
+            NEVER => hash.ends_at.unwrap_or_else(distant),
+            end => end,
         }
     }
 
@@ -417,16 +420,6 @@ impl Entry<'_> {
         match self.mode {
             Mode::Write => Field::Writer(self.holder.clone()),
             Mode::Read | Mode::Plain | Mode::Permits => Field::Owner(self.holder.clone()),
-        }
-    }
-}
-
-impl ReadHold {
-    /// The numbers of its timeout keys, first and last.
-    fn numbers(&self) -> Option<(i64, i64)> {
-        match self.count {
-            Count::Valid(last) => Some((last.saturating_sub(TIMEOUTS_MAX - 1).max(1), last)),
-            Count::Malformed => None,
         }
     }
 }

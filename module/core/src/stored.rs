@@ -242,24 +242,11 @@ impl ReadWrite {
         self.end_of(&[own_read, self.others_read], self.mode() == Mode::Write)
     }
 
-    /// When the key must expire if the owner reads on until then, beside what it reads already;
-    /// none if it does not expire earlier now.
-    pub(crate) fn key_end_prolonged(&self, lease_end: i64) -> Option<i64> {
-        // A timeout key of its own without an end does not prolong the key, and the lease does.
-        let own_read = self.own_read.map(|own| own.ends_at);
+    /// When the key must expire if the owner reads on until then at least; none if it does not
+    /// expire earlier now.
+    pub(crate) fn key_end_prolonged(&self, own_read: i64) -> Option<i64> {
         let is_later = |end: &i64| self.ends_at.is_none_or(|at| *end > at);
-        self.end_of(
-            &[Some(lease_end), own_read, self.others_read],
-            self.mode() == Mode::Write,
-        )
-        .filter(is_later)
-    }
-
-    /// When a hold ends whose own lease ends then, and the key then, if that changes: one without
-    /// an end of its own goes with the key.
-    pub(crate) fn end_with_key(&self, own: Option<i64>, key_end: Option<i64>) -> Option<i64> {
-        let own = own.filter(|end| *end != NEVER);
-        own.or(key_end).or(self.ends_at)
+        self.key_end(Some(own_read)).filter(is_later)
     }
 
     /// When the key must expire if the owner's lease as the writer is to end then; none if that is
@@ -292,16 +279,12 @@ pub const NEVER: i64 = i64::MAX;
 pub struct ReadHold {
     /// The value of its field.
     pub count: Count,
-    /// The value of its timeout keys, if we wrote them.
+    /// The value of the latest timeout key that we wrote, if one is there.
     pub token: Option<Token>,
     /// When the longest of its timeout keys expires, in milliseconds of the wall clock, or
-    /// [`NEVER`].
+    /// [`NEVER`]: of that one and of those that somebody else's script wrote since. Ours has the
+    /// longest lease that the reader had when we wrote it.
     pub ends_at: i64,
-    /// The same without the timeout key of its latest entry; none if no other is left.
-    pub rest_ends_at: Option<i64>,
-    /// The value of the latest of those others, if we wrote it: another one if somebody else's
-    /// script entered in between in the owner's name.
-    pub rest_token: Option<Token>,
 }
 
 /// How much of a read-write lock must be read for a decision.
@@ -313,31 +296,23 @@ pub enum ReadDepth {
     /// What the owner itself has, as if nobody else were there: enough to tell whether it still
     /// has it, and until when.
     Own,
-    /// The owner's latest timeout key, and the others in brief.
+    /// When the owner's own lease ends, and the others in brief.
     Brief,
-    /// All of the owner's own leases, and the others in brief: for one of several holds that end
-    /// one after the other, of which the last alone may have to shorten the key's TTL.
-    OthersBrief,
-    /// All of the owner's own leases; and those of the others, but in brief if the owner has
+    /// When the owner's own lease ends; and those of the others, but in brief if the owner has
     /// nothing there, or the key outlives its own reading. Then the key ends with somebody else's
     /// lease, and stays as it is or is prolonged: so among many readers each entry, release or
     /// renewal need not look at all the others.
     WholeUnlessOutlived,
-    /// When the leases of the others and all of the owner's own end.
+    /// When the leases of the others and the owner's own end.
     Whole,
 }
 
 impl ReadDepth {
-    /// Whether all of the owner's own leases are read, not just the latest.
-    pub fn own_is_whole(self) -> bool {
-        self != Self::Brief
-    }
-
     /// Whether a look at the others is brief, where the owner has something there or has not, and
     /// the key outlives its own reading or does not.
     pub fn others_are_brief(self, has_own: bool, is_outlived: bool) -> bool {
         match self {
-            Self::Own | Self::Brief | Self::OthersBrief => true,
+            Self::Own | Self::Brief => true,
             Self::WholeUnlessOutlived => is_outlived || !has_own,
             Self::Whole => false,
         }

@@ -444,7 +444,7 @@ impl LockTable {
         let depth = match record.pending.len() {
             1 if record.outlived => ReadDepth::Whole,
             1 => ReadDepth::WholeUnlessOutlived,
-            _ => ReadDepth::OthersBrief,
+            _ => ReadDepth::Brief,
         };
         Some((record.pending.front()?, depth))
     }

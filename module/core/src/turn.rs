@@ -555,7 +555,7 @@ impl Locks {
                 self.decide_long_wait(lock, &read, now, effects);
             }
             (Purpose::Release(_), Subject::One(lock, _)) => {
-                let others_are_brief = task.depth == ReadDepth::OthersBrief;
+                let others_are_brief = task.depth == ReadDepth::Brief;
                 self.decide_release(turn, lock, others_are_brief, &read, now, effects);
             }
             (Purpose::Reconcile(_), Subject::One(lock, _)) => {

@@ -138,8 +138,6 @@ fn a_release_that_could_not_look_at_all_asks_for_the_rest() {
         count: Count::Valid(1),
         token: None,
         ends_at: 9_000_000,
-        rest_ends_at: None,
-        rest_token: None,
     });
     let stored = Stored::ReadWrite(hash);
     let (mut turn, mut effects) = (Turn::of(Command::Release(&request), 0, 10), Vec::new());

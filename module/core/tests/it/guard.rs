@@ -82,8 +82,6 @@ fn a_read_write_lock_guards_for_its_holder_in_this_mode() {
             count: Count::Valid(1),
             token: token(7),
             ends_at: 2_000_000,
-            rest_ends_at: None,
-            rest_token: None,
         }),
         ..EMPTY
     };

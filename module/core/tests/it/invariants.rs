@@ -490,6 +490,10 @@ pub(crate) fn keys_are_ours(space: &Keyspace, twin: &Twin) -> Result<(), String>
         if writers.len() > 1 || (!writers.is_empty() && !is_alone) {
             return Err(format!("{entry:?} has too many in it"));
         }
+        let with_more = |owner: &[u8]| space.timeouts(&at, owner).len() > 1;
+        if readers.iter().any(|(owner, _)| with_more(owner)) {
+            return Err(format!("more than one timeout key for each of {readers:?}"));
+        }
         let longest = readers.iter().map(|(_, reader)| reader.ends_at).max();
         if longest > entry.ends_at {
             return Err(format!("{entry:?} ends before {readers:?}"));

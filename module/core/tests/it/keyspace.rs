@@ -246,14 +246,18 @@ impl Keyspace {
                 ends_at,
             });
         }
+        // Ours has what the reader had when it was written; others' scripts may have entered since.
         let timeouts = self.timeouts(at, owner);
-        let (_, latest) = timeouts.last()?;
-        let token = token_of(latest);
-        let ends = timeouts.iter().map(|(_, key)| key.ends_at.unwrap_or(NEVER));
+        let ours = timeouts
+            .iter()
+            .rposition(|(_, key)| token_of(key).is_some());
+        let that_count = &timeouts[ours.unwrap_or(0)..];
+        let ends = that_count.iter();
+        let ends_at = ends.map(|(_, key)| key.ends_at.unwrap_or(NEVER)).max()?;
         Some(Reader {
             count,
-            token,
-            ends_at: ends.max()?,
+            token: ours.and_then(|at| token_of(timeouts[at].1)),
+            ends_at,
         })
     }
 
@@ -315,25 +319,10 @@ impl Keyspace {
 
     fn own_read(&self, at: &Place, owner: &[u8]) -> Option<ReadHold> {
         let own = self.reader(at, owner)?;
-        let Some(count) = own.count else {
-            return Some(ReadHold {
-                count: Count::Malformed,
-                token: None,
-                ends_at: own.ends_at,
-                rest_ends_at: None,
-                rest_token: None,
-            });
-        };
-        let mut rest = self.timeouts(at, owner);
-        rest.retain(|(number, _)| *number < count);
-        let latest = rest.last().and_then(|(_, key)| token_of(key));
-        let rest = rest.iter();
         Some(ReadHold {
-            count: Count::Valid(count),
+            count: own.count.map_or(Count::Malformed, Count::Valid),
             token: own.token.and_then(Token::new),
             ends_at: own.ends_at,
-            rest_ends_at: rest.map(|(_, key)| key.ends_at.unwrap_or(NEVER)).max(),
-            rest_token: latest.and_then(Token::new),
         })
     }
 
@@ -350,7 +339,7 @@ impl Keyspace {
         let is_outlived = is_short && own.is_some_and(|own| own.ends_at < key_end);
         match look {
             ReadDepth::Own => return None,
-            ReadDepth::Brief | ReadDepth::OthersBrief => return longest.map(|_| key_end),
+            ReadDepth::Brief => return longest.map(|_| key_end),
             ReadDepth::WholeUnlessOutlived if is_outlived || !has_own => {
                 return longest.map(|_| key_end);
             }
@@ -492,13 +481,16 @@ impl Keyspace {
         gone.map(Vec::into_boxed_slice).collect()
     }
 
-    pub(crate) fn delete_all_timeouts(&mut self, at: &Place) {
+    pub(crate) fn delete_latest_timeouts(&mut self, at: &Place) {
         for owner in self.reader_fields(at) {
-            let timeouts = self.timeouts(at, &owner);
-            let numbers: Vec<i64> = timeouts.iter().map(|(number, _)| *number).collect();
-            for number in numbers {
-                self.delete(&timeout_key(at, &owner, number));
-            }
+            self.delete_latest_timeout(at, &owner);
+        }
+    }
+
+    /// That of a reader's latest entry.
+    pub(crate) fn delete_latest_timeout(&mut self, at: &Place, owner: &[u8]) {
+        if let Some(count) = self.field(at, owner).and_then(|value| number(value)) {
+            self.delete(&timeout_key(at, owner, count));
         }
     }
 

@@ -7,7 +7,7 @@
 use crate::circles::{Graph, Standing};
 use crate::keyspace::{Keyspace, Place, Reader, Value, number, timeout_key, writer_field};
 use crate::life::{HoldName, Life, Name, News, TwinEnding, TwinEvent, is_same};
-use rlock_core::{Kind, Mode, NEVER, Now};
+use rlock_core::{INTEGER_MAX, Kind, Mode, NEVER, Now};
 use std::collections::{BTreeMap, BTreeSet};
 
 mod several;
@@ -435,7 +435,7 @@ impl Twin {
         let field = field_of(owner, mode);
         self.space.set_field(place, &field, left.to_string());
         if let Some(lease_ms) = lease_ms {
-            self.start_lease(place, owner, mode, now.wall_ms() + lease_ms);
+            self.start_lease(place, owner, mode, now.wall_ms() + lease_ms, now);
         }
         self.bind(place, owner, mode, None);
         left
@@ -449,19 +449,18 @@ impl Twin {
         lease_ms: Option<i64>,
         now: Now,
     ) -> i64 {
+        let present = self.lease_of_reader(place, owner, now);
         let token = self.token(place, owner, Mode::Read);
         self.space.delete(&timeout_key(place, owner, left + 1));
-        if left > 0 {
-            self.space.set_field(place, owner, left.to_string());
-            if let Some(lease_ms) = lease_ms {
-                self.set_timeouts(place, owner, (1, left), token, now.wall_ms() + lease_ms);
-            }
-        }
-        // A reader with no live timeout key holds nothing.
-        if left == 0 || !self.holds(place, owner, Mode::Read) {
+        if left == 0 {
             self.end_hold(place, owner, Mode::Read, now);
             return 0;
         }
+        let token = token.unwrap_or_else(|| self.mint(now));
+        let lease_end = lease_ms.map(|lease_ms| now.wall_ms() + lease_ms);
+        let end = lease_end.or(present).unwrap();
+        self.space.set_field(place, owner, left.to_string());
+        self.set_timeout(place, owner, left, token, end);
         self.shrink(place, owner);
         self.bind(place, owner, Mode::Read, None);
         left
@@ -499,7 +498,7 @@ impl Twin {
             return Reply::Number(0);
         }
         let end = now.wall_ms() + lease_ms;
-        self.start_lease(place, owner, mode, end);
+        self.start_lease(place, owner, mode, end, now);
         if mode == Mode::Read && self.count(place, owner, mode).is_some() {
             self.shrink(place, owner);
         }
@@ -535,7 +534,7 @@ impl Twin {
         self.life.lose_all(place, Some("broken"), now);
         self.forget_writer_token(place);
         let mode = self.mode(place);
-        self.space.delete_all_timeouts(place);
+        self.space.delete_latest_timeouts(place);
         self.free(place, mode, now);
         Reply::Number(1)
     }
@@ -638,11 +637,7 @@ impl Twin {
         let deletions = self.deletions;
         if *whole {
             if *mode == Mode::Read {
-                let numbers = self.space.timeouts(place, owner);
-                let numbers: Vec<i64> = numbers.iter().map(|(number, _)| *number).collect();
-                for number in numbers {
-                    self.space.delete(&timeout_key(place, owner, number));
-                }
+                self.space.delete_latest_timeout(place, owner);
             }
             self.end_hold(place, owner, *mode, now);
             self.tally.session_releases += 1;
@@ -1222,6 +1217,7 @@ impl Twin {
             self.life
                 .lose(&(place.clone(), owner.clone(), mode), None, now);
         }
+        let present = self.lease_of_reader(place, owner, now);
         let kept = self.token(place, owner, mode).filter(|_| is_held);
         let token = match (kept, entry.token) {
             (Some(token), _) => token,
@@ -1231,11 +1227,13 @@ impl Twin {
         self.put(place, owner, mode, count, token);
         match mode {
             Mode::Read => {
-                let first = if is_held && entry.once { 1 } else { count };
-                self.set_timeouts(place, owner, (first, count), Some(token), end);
                 if is_held && entry.once {
+                    self.set_timeout(place, owner, count, token, end);
                     self.shrink(place, owner);
                 } else {
+                    let end = present.max(Some(end)).unwrap();
+                    self.space.delete(&timeout_key(place, owner, count - 1));
+                    self.set_timeout(place, owner, count, token, end);
                     self.prolong(place, owner, end, looks_at_all);
                 }
             }
@@ -1251,7 +1249,7 @@ impl Twin {
             }
             // Who has waited keeps what is left, if that is more.
             Mode::Plain | Mode::Write if entry.waited && is_held && self.outlasts(place, end) => {}
-            Mode::Plain | Mode::Write => self.start_lease(place, owner, mode, end),
+            Mode::Plain | Mode::Write => self.start_lease(place, owner, mode, end, now),
             Mode::Permits => crate::no_permits(),
         }
         if is_held {
@@ -1314,30 +1312,30 @@ impl Twin {
 
     // --- Leases ----------------------------------------------------------------------------------
 
-    fn set_timeouts(
-        &mut self,
-        place: &Place,
-        owner: &[u8],
-        (first, last): (i64, i64),
-        token: Option<i64>,
-        end: i64,
-    ) {
-        let value = token.unwrap_or(1).to_string().into_bytes();
-        for number in first..=last {
-            let key = timeout_key(place, owner, number);
-            self.space.set(&key, Value::Text(value.clone()), Some(end));
-        }
+    fn set_timeout(&mut self, place: &Place, owner: &[u8], number: i64, token: i64, end: i64) {
+        let value = Value::Text(token.to_string().into_bytes());
+        let key = timeout_key(place, owner, number);
+        self.space.set(&key, value, Some(end));
+    }
+
+    /// When a reader's lease ends; one without an end has the hash's.
+    fn lease_of_reader(&self, place: &Place, owner: &[u8], now: Now) -> Option<i64> {
+        let reader = self.reader(place, owner)?.ends_at;
+        let key = self.space.get(place)?.ends_at;
+        let ends_at = Some(reader).filter(|end| *end != NEVER).or(key);
+        Some(ends_at.unwrap_or(now.wall_ms() + INTEGER_MAX))
     }
 
     /// The owner's lease starts anew, whatever that does to it, and to nobody else's.
-    fn start_lease(&mut self, place: &Place, owner: &[u8], mode: Mode, end: i64) {
+    fn start_lease(&mut self, place: &Place, owner: &[u8], mode: Mode, end: i64, now: Now) {
         let present = self.space.get(place).unwrap().ends_at;
         let others = |owners: Vec<Vec<u8>>| owners.iter().any(|of| of != owner);
         match mode {
             Mode::Read => {
                 if let Some(count) = self.count(place, owner, mode) {
                     let token = self.token(place, owner, mode);
-                    return self.set_timeouts(place, owner, (1, count), token, end);
+                    let token = token.unwrap_or_else(|| self.mint(now));
+                    return self.set_timeout(place, owner, count, token, end);
                 }
                 // A reader without a count has no keys of its own, and the lease of the hash.
                 let readers = self.space.readers(place).into_iter();
@@ -1389,7 +1387,6 @@ impl Twin {
             own.map(|(_, reader)| reader.ends_at).collect()
         };
         let ending = ends.iter().copied().filter(|end| *end != NEVER);
-        // Also where another of its own timeout keys has no end.
         let longest = ending.max().max(Some(lease_end));
         let present = self.space.get(place).unwrap().ends_at;
         // Somebody else took the expiry away: it comes back when it is known who reads until when.

@@ -192,8 +192,6 @@ impl<'a> Core<'a> {
             count,
             token: self.token(),
             ends_at: self.moment(),
-            rest_ends_at: self.maybe_moment(),
-            rest_token: self.token(),
         });
         let others_read = self.choices.one_in(3).then(|| self.moment());
         let is_nobody = own_write.is_none() && own_read.is_none() && others_read.is_none();

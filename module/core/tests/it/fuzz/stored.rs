@@ -109,7 +109,7 @@ impl World {
                 self.read(owner, ReadDepth::Whole, Reading::All),
                 self.read(owner, ReadDepth::Whole, Reading::Short),
                 self.read(owner, ReadDepth::Brief, Reading::All),
-                self.read(owner, ReadDepth::OthersBrief, Reading::Short),
+                self.read(owner, ReadDepth::Brief, Reading::Short),
                 self.read(owner, ReadDepth::WholeUnlessOutlived, Reading::Short),
             ];
             for stored in looks {

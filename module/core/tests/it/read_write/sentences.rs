@@ -405,34 +405,41 @@ fn overwritten_by_another_type_the_waiters_hear_so() {
 // --- Leases --------------------------------------------------------------------------------------
 
 #[test]
-fn every_entry_of_a_reader_has_its_own_timeout_key() {
+fn a_reader_has_one_timeout_key_with_the_longest_lease() {
     let mut server = Server::new();
     server.takes(A, Read, 50);
     server.takes(A, Read, 20);
-    let lefts = |server: &Server| (server.timeout_left(A, 1), server.timeout_left(A, 2));
-    // READ sets key i and never shortens the hash.
-    assert_eq!((lefts(&server), server.lease_left()), ((50, 20), 50));
+    let lefts = |server: &Server| [1, 2].map(|number| server.timeout_left(A, number));
+    // READ shortens neither the reader's lease nor the hash's.
+    assert_eq!((lefts(&server), server.lease_left()), ([-1, 50], 50));
+    server.takes(A, Read, 60);
+    assert_eq!((lefts(&server), server.timeout_left(A, 3)), ([-1, -1], 60));
+    // Nor does RELEASE.
+    assert_eq!(server.releases(A, Read), Reply::Number(2));
+    assert_eq!((lefts(&server), server.lease_left()), ([-1, 60], 60));
     assert_eq!(server.renews(A, Read, 30), Reply::Number(1));
-    assert_eq!((lefts(&server), server.lease_left()), ((30, 30), 30));
+    assert_eq!((lefts(&server), server.lease_left()), ([-1, 30], 30));
     server.takes_once(A, Read, 70);
-    assert_eq!((lefts(&server), server.lease_left()), ((70, 70), 70));
+    assert_eq!((lefts(&server), server.lease_left()), ([-1, 70], 70));
     server.takes(B, Read, 40);
-    // With holds left, LEASE sets those that are left, and the hash shrinks with them.
+    // With holds left, LEASE is their lease, and the hash shrinks with it.
     let left = server.releases_with(A, Read, Named::No, Some(10));
     assert_eq!(left, Reply::Number(1));
-    assert_eq!((lefts(&server), server.lease_left()), ((10, -1), 40));
+    assert_eq!((lefts(&server), server.lease_left()), ([10, -1], 40));
     assert_eq!(server.releases(B, Read), Reply::Number(0));
     assert_eq!(server.lease_left(), 10);
 }
 
 #[test]
-fn what_is_left_of_a_reader_ends_with_its_own_keys() {
+fn the_longest_lease_of_a_reader_outlives_the_release_of_its_entry() {
     let mut server = Server::new();
     server.takes(A, Read, 5);
     server.takes(A, Read, 50);
     server.takes(B, Read, 90);
     server.passes(6);
-    assert_eq!(server.releases(A, Read), Reply::Number(0));
+    assert_eq!(server.releases(A, Read), Reply::Number(1));
+    assert_eq!(server.timeout_left(A, 1), 44);
+    server.passes(45);
     assert_eq!(server.releases(A, Read), Reply::Null);
 }
 
@@ -597,6 +604,34 @@ fn a_sessions_hold_with_an_endless_timeout_key_is_lost_with_its_hash() {
         server.passes(51);
         assert!(!server.holds(A, Read));
     }
+}
+
+#[test]
+fn a_reader_without_an_end_reads_on_after_one_of_its_releases() {
+    let mut server = Server::new();
+    server.takes(A, Read, 50);
+    server.takes(A, Read, 50);
+    let (owner, number) = (A, 2);
+    server.sees(&[Change::PersistTimeout { owner, number }, Change::Persist]);
+    assert_eq!(server.releases(A, Read), Reply::Number(1));
+    server.passes(1000);
+    assert!(server.holds(A, Read));
+    assert_eq!(server.renews(A, Read, 9), Reply::Number(1));
+    assert_eq!(server.lease_left(), 9);
+}
+
+#[test]
+fn a_renewal_gives_a_scripts_reader_a_token_and_cuts_all_its_entries_short() {
+    let mut server = Server::new();
+    let (owner, lease_ms) = (A, 70);
+    server.sees(&[Change::Read { owner, lease_ms }]);
+    server.sees(&[Change::Read { owner, lease_ms }]);
+    server.takes(B, Read, 90);
+    assert_eq!(server.renews(A, Read, 9), Reply::Number(1));
+    server.passes(9);
+    assert!(server.holds(A, Read));
+    assert_eq!(server.releases(B, Read), Reply::Number(0));
+    assert_eq!(server.lease_left(), 0);
 }
 
 #[test]
@@ -805,13 +840,17 @@ fn who_reads_anew_has_lost_what_its_session_had_and_nobody_had_noticed() {
 }
 
 #[test]
-fn a_reading_whose_token_a_scripts_entry_covered_is_not_lost_when_it_shows_again() {
+fn a_reading_keeps_its_token_beneath_a_scripts_entries() {
     let mut server = Server::new();
     server.events(0, 0);
     server.does(&of_session(A, Read, 50, Waits::No));
     let (owner, lease_ms) = (A, 50);
+    let token = server.takes(A, Read, 50);
     server.sees(&[Change::Read { owner, lease_ms }]);
-    server.takes(A, Read, 50);
+    server.sees(&[Change::Read { owner, lease_ms }]);
+    assert_eq!(server.takes(A, Read, 50), token);
+    assert_eq!(server.releases(A, Read), Reply::Number(4));
+    server.sees(&[Change::Unread { owner }]);
     assert_eq!(server.releases(A, Read), Reply::Number(2));
     assert_eq!(server.releases(A, Read), Reply::Number(1));
     server.sees(&[Change::Expire { ms: 50 }]);
