@@ -63,6 +63,7 @@ mod turn;
 mod wait;
 mod wanted;
 
+pub use arena::ROOM_KEPT;
 pub use deadlock::{CHAIN_MAX, Circle, LOOKS_MAX};
 pub use effect::{Effect, Field, Grant, Holder, TimeoutKey, Value, WaitOutcome, Write};
 pub use error::{CommandError, Word};

@@ -3,7 +3,7 @@
 //! A session lives as long as the connection that last asked for its events. What belongs to it are
 //! its waiters and its holds; what happened to them is kept until it is fetched, in order.
 
-use crate::arena::{Arena, Id};
+use crate::arena::{Arena, Id, ROOM_KEPT};
 use crate::hold::HoldId;
 use crate::request::SessionRef;
 use crate::table::WaiterId;
@@ -470,6 +470,9 @@ impl Sessions {
             self.grace_ends.remove(&(end, id));
         }
         self.names.remove(&session.name);
+        if self.names.is_empty() {
+            self.names.shrink_to(ROOM_KEPT);
+        }
         session.holds
     }
 
