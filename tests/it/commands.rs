@@ -446,7 +446,7 @@ fn events_has_its_bounds_too() {
     let server = Server::start();
     let longest = "s".repeat(1024);
     let mut conn = server.connect();
-    let events = format!("rlock.events {longest} grace {LEASE_MAX} block 1");
+    let events = format!("rlock.events {longest} grace 3600000 block 1");
     assert_eq!(conn.raw(events), "*0\r\n");
     assert_eq!(
         conn.raw(format!("RLOCK.EVENTS {longest} GRACE 0")),

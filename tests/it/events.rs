@@ -10,7 +10,8 @@ pub(super) const ONE_HOUR: &str = "3600000";
 /// of that goes because the connection has closed.
 pub(super) fn life_with_a_long_grace(server: &Server) -> Conn {
     let mut life = server.connect();
-    life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}")).events();
+    life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}"))
+        .events();
     life
 }
 

@@ -138,6 +138,43 @@ fn a_session_that_comes_back_within_its_grace_keeps_its_holds_and_its_news() {
     until("the hold went with it", || server.holder("k").is_none());
 }
 
+/// No command ends a session, so one that nobody comes back to must not stay for its grace.
+#[test]
+fn a_session_without_connection_ends_with_its_last_hold() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let _other = server.session_connection("other");
+    for last in [
+        "RLOCK.RELEASE k bob",
+        "RLOCK.BREAK k",
+        "DEL k",
+        "RLOCK.RENEW k bob 30000 SESSION other",
+        "PEXPIRE k 1",
+        "SET k v",
+    ] {
+        let mut life = life_with_a_long_grace(&server);
+        for name in ["k", "first"] {
+            conn.take_for(name, "bob", "s");
+        }
+        let id = life.id();
+        life.close();
+        until("the connection is gone", || {
+            server.run(format!("CLIENT LIST ID {id}")).text().is_empty()
+        });
+        conn.let_go("first", "bob");
+        assert_eq!(server.info_number("rlock_sessions"), 2, "{last}");
+        assert!(!conn.run(last).is_error(), "{last}");
+        if last.starts_with("SET") {
+            // Nothing tells of that: whoever comes next finds it.
+            assert!(conn.run("RLOCK.RENEW k carol 30000").is_error());
+        }
+        until(&format!("it is over after {last}"), || {
+            server.info_number("rlock_sessions") == 1
+        });
+        conn.run("DEL k");
+    }
+}
+
 #[test]
 fn a_connection_that_was_no_session_connection_ends_nothing() {
     let server = Server::start();
@@ -979,7 +1016,8 @@ fn a_session_belongs_to_the_user_who_began_it() {
 fn within_its_grace_a_session_is_still_its_users() {
     let server = Server::start();
     let mut life = of_user(&server, "alice");
-    life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}")).events();
+    life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}"))
+        .events();
     life.take_for("k", "bob", "s");
     life.close();
     let mut mallory = of_user(&server, "mallory");

@@ -936,7 +936,8 @@ fn a_grant_that_the_session_has_not_fetched_is_taken_back_from_all() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut life = server.connect();
-    life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}")).events();
+    life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}"))
+        .events();
     takes(&mut conn, "alice", "x y");
     queues(&mut conn, "bob", "x y z");
     let mut carol = waits(&server, "carol", "y z");
@@ -949,7 +950,8 @@ fn a_grant_that_the_session_has_not_fetched_is_taken_back_from_all() {
 
     // Fetched, it stays for the grace.
     let mut life = server.connect();
-    life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}")).events();
+    life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}"))
+        .events();
     queues(&mut conn, "dave", "z x");
     conn.run(mrelease("carol", "y z"));
     life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}"))
@@ -968,7 +970,8 @@ fn a_grant_confirmed_in_part_is_taken_back_in_part_or_not_at_all() {
         let server = Server::start();
         let mut conn = server.connect();
         let mut life = server.connect();
-        life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}")).events();
+        life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}"))
+            .events();
         takes(&mut conn, "alice", "x");
         queues(&mut conn, "bob", "x y");
         conn.let_go("x", "alice");

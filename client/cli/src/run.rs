@@ -119,8 +119,8 @@ impl Plan {
         }
         if grace < GRACE_MIN || grace > lease.min(GRACE_MAX) {
             return Err(Failure::usage(format!(
-                "--grace {}: from {} to the lease, {}, and at most {}: the command of an rlock that \
-                 was killed is ended within it",
+                "--grace {}: from {} to the lease, {}, and at most {}: the command of an rlock \
+                 that was killed is ended within it",
                 shown(grace),
                 shown(GRACE_MIN),
                 shown(lease),

@@ -7,9 +7,7 @@ use crate::api::Client;
 use crate::flows::{Context, Keeper, Settings};
 use crate::topology::{Identity, Router};
 use crate::wire::{Connector, Dialer, Durability};
-use crate::{
-    Error, GRACE_MAX, MILLI, MILLIS_MAX, TIMEOUT_MAX, chance, part, whole_millis, within,
-};
+use crate::{Error, GRACE_MAX, MILLI, MILLIS_MAX, TIMEOUT_MAX, chance, part, whole_millis, within};
 
 /// Settings for a [`Client`]; made by [`Client::builder`].
 ///
