@@ -26,6 +26,9 @@ pub(crate) struct OpenLock<'a> {
     pub(crate) is_deleted: bool,
 }
 
+/// Who holds a lock, with the count of each.
+type Holders = Vec<(Box<[u8]>, Count)>;
+
 /// What a key is opened for.
 #[derive(Clone, Copy)]
 pub(crate) enum Access {
@@ -179,9 +182,9 @@ impl<'a> OpenLock<'a> {
     /// What is stored, and who has it: the owner of a plain lock, the fields of a read-write lock's
     /// readers, or those who hold permits. If there is one of them, what is stored is read for it,
     /// with its token.
-    pub(crate) fn load_with_holders(&self, now: Now) -> (Stored, Vec<(Box<[u8]>, Count)>) {
+    pub(crate) fn load_with_holders(&self, now: Now) -> (Stored, Holders) {
         let (stored, owner) = self.load_for_holder(now);
-        let (holders, depth): (Vec<_>, _) = match stored {
+        let (holders, depth) = match stored {
             Stored::Plain(hash) => return (stored, owner.zip(hash.own).into_iter().collect()),
             Stored::ReadWrite(_) => (self.reader_fields(), ReadDepth::Brief),
             Stored::Permits(_) => (self.permits_holders(now), ReadDepth::Whole),
@@ -195,7 +198,7 @@ impl<'a> OpenLock<'a> {
     }
 
     /// Who holds permits, and how many each.
-    fn permits_holders(&self, now: Now) -> Vec<(Box<[u8]>, Count)> {
+    fn permits_holders(&self, now: Now) -> Holders {
         let fields = self.permits_fields(now).into_iter();
         let count = |hold: PermitsHold| Count::Valid(hold.permits.get());
         let holders = fields.filter_map(|(owner, hold)| Some((owner, count(hold?))));
@@ -291,7 +294,7 @@ impl<'a> OpenLock<'a> {
     }
 
     /// Of a read-write lock, the fields of its readers with their counts.
-    pub(crate) fn reader_fields(&self) -> Vec<(Box<[u8]>, Count)> {
+    pub(crate) fn reader_fields(&self) -> Holders {
         let mut readers = Vec::new();
         self.key.each_field(|field, value| {
             let is_reader =
