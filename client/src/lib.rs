@@ -29,7 +29,7 @@ mod trace;
 // What most layers need of them.
 use background::{Background, task};
 use backoff::{Backoff, PAUSE_MAX, Pace};
-use time::{Lease, MILLI, MILLIS_MAX, TIMEOUT_MAX};
+use time::{GRACE_MAX, Lease, MILLI, MILLIS_MAX, TIMEOUT_MAX};
 use time::{drift, part, up_to_whole_millis, valid_until, whole_millis, within};
 
 pub use api::{

@@ -64,5 +64,8 @@ pub(crate) const MILLI: Duration = Duration::from_millis(1);
 /// The longest time that a command may name.
 pub(crate) const MILLIS_MAX: Duration = Duration::from_millis((1 << 53) - 1);
 
+/// The longest grace that the server allows.
+pub(crate) const GRACE_MAX: Duration = Duration::from_secs(3_600);
+
 /// So that its end can be said in any case; it is as good as never.
 pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(1 << 30);

@@ -5,8 +5,8 @@ use crate::permits::Question;
 use crate::read_write::ReadWriteHash;
 use crate::state::{self, Words};
 use rlock_core::{
-    Asked, Count, FENCE_FIELD, Hash, HeldBy, MODE_FIELD, Mode, NEVER, Now, ReadDepth, Stored, Task,
-    Token, WRITER_SUFFIX, is_permits_mode,
+    Asked, Count, FENCE_FIELD, Hash, HeldBy, MODE_FIELD, Mode, NEVER, Now, PermitsHold, ReadDepth,
+    Stored, Task, Token, WRITER_SUFFIX, is_permits_mode,
 };
 use std::cell::Cell;
 use std::ops::ControlFlow;
@@ -25,6 +25,9 @@ pub(crate) struct OpenLock<'a> {
     /// Whether the last event told of the key is that it is gone.
     pub(crate) is_deleted: bool,
 }
+
+/// Who holds a lock, with the count of each.
+type Holders = Vec<(Box<[u8]>, Count)>;
 
 /// What a key is opened for.
 #[derive(Clone, Copy)]
@@ -176,6 +179,32 @@ impl<'a> OpenLock<'a> {
         (stored, Some(holder))
     }
 
+    /// What is stored, and who has it: the owner of a plain lock, the fields of a read-write lock's
+    /// readers, or those who hold permits. If there is one of them, what is stored is read for it,
+    /// with its token.
+    pub(crate) fn load_with_holders(&self, now: Now) -> (Stored, Holders) {
+        let (stored, owner) = self.load_for_holder(now);
+        let (holders, depth) = match stored {
+            Stored::Plain(hash) => return (stored, owner.zip(hash.own).into_iter().collect()),
+            Stored::ReadWrite(_) => (self.reader_fields(), ReadDepth::Brief),
+            Stored::Permits(_) => (self.permits_holders(now), ReadDepth::Whole),
+            _ => return (stored, Vec::new()),
+        };
+        let [(sole, _)] = &holders[..] else {
+            return (stored, holders);
+        };
+        let sole = OwnedStr::new(sole);
+        (self.load_hash(sole.as_str(), depth, None, now), holders)
+    }
+
+    /// Who holds permits, and how many each.
+    fn permits_holders(&self, now: Now) -> Holders {
+        let fields = self.permits_fields(now).into_iter();
+        let count = |hold: PermitsHold| Count::Valid(hold.permits.get());
+        let holders = fields.filter_map(|(owner, hold)| Some((owner, count(hold?))));
+        holders.collect()
+    }
+
     /// Who has it; of several one, a writer before readers.
     pub(crate) fn first_holder(&self, now: Now) -> Option<HeldBy> {
         match self.load_for_holder(now) {
@@ -265,7 +294,7 @@ impl<'a> OpenLock<'a> {
     }
 
     /// Of a read-write lock, the fields of its readers with their counts.
-    pub(crate) fn reader_fields(&self) -> Vec<(Box<[u8]>, Count)> {
+    pub(crate) fn reader_fields(&self) -> Holders {
         let mut readers = Vec::new();
         self.key.each_field(|field, value| {
             let is_reader =

@@ -143,13 +143,22 @@ redis_module! {
             ["publish", &PUBLISH, PUBLISH_DEFAULT, ConfigurationFlags::DEFAULT, None],
             ["replicate", &REPLICATE, REPLICATE_DEFAULT, ConfigurationFlags::DEFAULT, None],
         ],
-        module_args_as_configuration: true,
+        module_args_as_configuration: false,
     ]
 }
 
 /// Declares the commands. They are not in the table above because its way of calling handlers
 /// decodes and copies every argument first.
-fn init(context: &Context, _args: &[RedisString]) -> Status {
+fn init(context: &Context, args: &[RedisString]) -> Status {
+    // An option that was misspelt here, and passed over, would be missing without a word.
+    if let Some(argument) = args.first() {
+        context.log_warning(&format!(
+            "rlock takes no arguments, and '{}' is one: options are lines `rlock.NAME value` of \
+             the configuration, or follow CONFIG in MODULE LOADEX",
+            argument.as_slice().escape_ascii()
+        ));
+        return Status::Err;
+    }
     if let Err(name) = ffi::check_api() {
         context.log_warning(&format!(
             "rlock needs Redis 7.0 or Valkey 7.2, this server has no {name}"

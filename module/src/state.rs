@@ -5,7 +5,7 @@ use crate::pump::Armed;
 use rlock_core::guarded::{Guarded, NotGuarded};
 use rlock_core::{
     Effect, FENCE_FIELD, Grant, LockKey, LockRef, Locks, MODE_FIELD, Mode, Now, PERMITS_MODE,
-    SessionId, Task, Turn, Value, WaitOutcome, WaiterId,
+    ROOM_KEPT, SessionId, Task, Turn, Value, WaitOutcome, WaiterId,
 };
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -262,6 +262,14 @@ impl State {
             self.sweeps.clear();
         }
         self.sweeps.insert(lock, scan);
+    }
+
+    /// The server keeps this client waiting no longer.
+    pub(crate) fn forget(&mut self, client: Handle) {
+        self.blocked.remove(&client);
+        if self.blocked.is_empty() {
+            self.blocked.shrink_to(ROOM_KEPT);
+        }
     }
 
     /// What a client waits for, when the server calls us about it for the last time.

@@ -8,8 +8,7 @@ use crate::keys::{Access, OpenLock, READ_ANEW_MAX};
 use crate::read_write::{begin_looks, has_looks, slot_is_settled};
 use crate::{clock, cluster, effects, pump, state};
 use rlock_core::{
-    CommandError, Count, Effect, LockKey, Mode, Now, Outcome, PermitsHold, Purpose, Read, Stored,
-    Subject, Task, Turn,
+    CommandError, Effect, LockKey, Mode, Now, Outcome, Purpose, Read, Stored, Subject, Task, Turn,
 };
 
 /// What a command names: its locks and its owner, as the server's own strings.
@@ -160,19 +159,7 @@ impl Step<'_, '_, '_> {
     fn whoever(mut self, task: &Task, name: Str<'_>) {
         let lock = OpenLock::open(self.ctx, name, Access::Write);
         let now = self.now;
-        let (stored, holders) = lock.read(|lock| match lock.load_for_holder(now) {
-            (stored @ Stored::ReadWrite(_), _) => (stored, lock.reader_fields()),
-            (stored @ Stored::Plain(hash), owner) => {
-                (stored, owner.zip(hash.own).into_iter().collect())
-            }
-            (stored @ Stored::Permits(_), _) => {
-                let holders = lock.permits_fields(now).into_iter();
-                let count = |hold: PermitsHold| Count::Valid(hold.permits.get());
-                let holders = holders.filter_map(|(owner, hold)| Some((owner, count(hold?))));
-                (stored, holders.collect())
-            }
-            (stored, _) => (stored, Vec::new()),
-        });
+        let (stored, holders) = lock.read(|lock| lock.load_with_holders(now));
         let effects = self.decide(task, Read::Holds(stored, &holders));
         effects::carry_out(self.ctx, &mut [lock], name, effects);
     }

@@ -676,7 +676,7 @@ fn sessions_with_nothing_end_with_their_connection_whatever_their_grace() {
     let server = Server::start();
     let mut conn = server.connect();
     let sessions: Vec<String> = (0..100)
-        .map(|n| format!("RLOCK.EVENTS z{n} GRACE 9007199254740991"))
+        .map(|n| format!("RLOCK.EVENTS z{n} GRACE 3600000"))
         .collect();
     conn.pipeline(&sessions);
     assert_eq!(server.info_number("rlock_sessions"), 100);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rlock_client::{Client, Error, ErrorKind, QuorumClient};
-use rlock_tests::{Sentinels, Server, Version, in_sync, until};
+use rlock_tests::{Builder, Sentinels, Server, Version, in_sync, until};
 
 use super::client::{calm, see_in_queue, soon, wait_in_queue};
 
@@ -158,11 +158,17 @@ async fn the_users_in_the_file_can_do_what_they_are_for() {
     let [orders, worker, operator, nobody] = lines[..] else {
         panic!("{lines:?}");
     };
-    assert_eq!(nobody, "user default off");
     let is_new = Version::at_hand().at_least((7, 2), (7, 2));
     let setinfo = if is_new { " +client|setinfo" } else { "" };
-    let builder = Server::builder().config(orders).config(operator);
-    let server = builder.config(&format!("{worker}{setinfo}")).start();
+    let users = [
+        orders,
+        operator,
+        nobody,
+        "user harness on >secret ~* &* +@all",
+    ];
+    let builder = users.into_iter().fold(Server::builder(), Builder::config);
+    let builder = builder.config(&format!("{worker}{setinfo}"));
+    let server = builder.user("harness", "secret").start();
     let as_worker = format!("redis://worker:change-me@{}", server.address());
     let client = soon(calm().connect(&as_worker)).await.unwrap();
     everything(&server, client).await;
@@ -191,6 +197,7 @@ async fn the_users_in_the_file_can_do_what_they_are_for() {
         "SCAN 0",
         "TYPE a",
         "CONFIG GET rlock.*",
+        "ACL GETUSER default",
         "MODULE LIST",
         "CLUSTER SHARDS",
     ] {
@@ -206,6 +213,7 @@ async fn the_users_in_the_file_can_do_what_they_are_for() {
         ("operator", "RLOCK.ACQUIRE a o 1"),
         ("operator", "CONFIG SET maxmemory 0"),
         ("operator", "DEL a"),
+        ("operator", "ACL SETUSER operator +@all"),
     ];
     for (user, command) in others {
         let told = server.run(format!("ACL DRYRUN {user} {command}"));

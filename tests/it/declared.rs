@@ -493,6 +493,41 @@ fn a_wrong_option_keeps_the_module_from_loading() {
     assert!(conn.run("RLOCK.LIST").is_error());
 }
 
+/// A word that is passed over would be an option that is missing.
+#[test]
+fn a_module_with_arguments_is_not_loaded_and_the_log_says_why() {
+    let server = Server::builder().without_module().start();
+    let path = module_path().display().to_string();
+    let mut conn = server.connect();
+    for arguments in [
+        &["LOADEX", &path, "ARGS", "x"][..],
+        &["LOADEX", &path, "ARGS", "publish", "both"],
+        &[
+            "LOADEX",
+            &path,
+            "CONFIG",
+            "rlock.publish",
+            "both",
+            "ARGS",
+            "x",
+        ],
+        &["LOAD", &path, "rlock.publish", "both"],
+        &["LOAD", &path, ""],
+    ] {
+        let command = [&["MODULE"], arguments].concat();
+        assert!(conn.cmd(&command).is_error(), "{arguments:?}");
+        assert!(conn.run("RLOCK.LIST").is_error(), "{arguments:?}");
+        assert!(conn.run("CONFIG GET rlock.*").array().is_empty());
+    }
+    for word in ["x", "publish", "rlock.publish", ""] {
+        let said = format!("rlock takes no arguments, and '{word}' is one: options are lines");
+        assert!(server.log().contains(&said), "{word}: {}", server.log());
+    }
+    let load = ["MODULE", "LOADEX", &path, "CONFIG", "rlock.publish", "both"];
+    assert_eq!(conn.cmd(&load), "OK");
+    assert_eq!(conn.run("CONFIG GET rlock.publish").texts()[1], "both");
+}
+
 /// The numbers of `INFO rlock`, without the module's prefix.
 fn metrics(server: &Server) -> BTreeMap<String, i64> {
     let text = server.run("INFO rlock").text();

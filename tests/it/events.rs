@@ -4,13 +4,14 @@ use std::time::{Duration, Instant};
 
 use rlock_tests::{Cluster, Conn, Reply, Server, Version, on_time, slot_of, until};
 
-pub(super) const ONE_DAY: &str = "86400000";
+pub(super) const ONE_HOUR: &str = "3600000";
 
-/// A new session connection of `s`, with a grace of a day: what goes before the end
+/// A new session connection of `s`, with the longest grace: what goes before the end
 /// of that goes because the connection has closed.
 pub(super) fn life_with_a_long_grace(server: &Server) -> Conn {
     let mut life = server.connect();
-    life.run(format!("RLOCK.EVENTS s GRACE {ONE_DAY}")).events();
+    life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}"))
+        .events();
     life
 }
 
@@ -220,7 +221,7 @@ fn without_a_listener_there_is_no_session_and_nothing_happens() {
     let mut conn = server.connect();
     server.session_connection("ended").close();
     let mut waiting = server.connect();
-    waiting.run(format!("RLOCK.EVENTS graced GRACE {ONE_DAY}"));
+    waiting.run(format!("RLOCK.EVENTS graced GRACE {ONE_HOUR}"));
     waiting.close();
     until("both connections are gone", || {
         server.info_number("connected_clients") <= 2

@@ -131,6 +131,34 @@ fn broken_holds_are_logged_once_of_every_kind() {
     );
 }
 
+/// Redisson's reader, and one of several, have none to be named.
+#[test]
+fn the_one_reader_or_holder_of_permits_that_is_broken_is_logged_with_its_token() {
+    let server = server();
+    let (mut conn, _life) = (server.connect(), server.session_connection("s"));
+    for kind in ["", "READ", "WRITE", "PERMITS 2 OF 3"] {
+        let taken = conn.run(format!("RLOCK.ACQUIRE k alice 30000 {kind} SESSION s"));
+        let (_, token) = taken.held();
+        assert_eq!(conn.run("RLOCK.BREAK k"), 1, "{kind}");
+        let reply = conn.run("RLOCK.LOG COUNT 1");
+        let entry = &reply.array()[0];
+        assert_eq!(short(entry), "broken k alice", "{kind}");
+        assert_eq!(entry.get("token"), &token, "{kind}");
+        let text = entry.get("text").text();
+        assert!(text.ends_with("session 's'"), "{kind}: {text}");
+    }
+    for kind in ["READ", "PERMITS 1 OF 3"] {
+        for owner in ["alice", "bob"] {
+            conn.run(format!("RLOCK.ACQUIRE k {owner} 30000 {kind}"))
+                .held();
+        }
+        assert_eq!(conn.run("RLOCK.BREAK k"), 1, "{kind}");
+        let reply = conn.run("RLOCK.LOG COUNT 1");
+        assert_eq!(short(&reply.array()[0]), "broken k -", "{kind}");
+        assert_eq!(reply.array()[0].get("token"), &Reply::Null, "{kind}");
+    }
+}
+
 #[test]
 fn a_refused_deadlock_is_logged_with_its_circle() {
     let server = server();

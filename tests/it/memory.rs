@@ -294,3 +294,54 @@ fn sessions_that_have_ended_give_their_memory_back() {
     let after = (0..2).map(|_| round()).min().unwrap();
     assert!(after - before < 50_000, "{} bytes more", after - before);
 }
+
+/// Memory in use is as it was before the crowd came, once all of it has left.
+#[track_caller]
+fn leaves_nothing(size: usize, crowd: impl Fn(&Server, usize) -> Vec<Conn>) {
+    // The log keeps its entries.
+    let server = Server::builder().config("rlock.log-waits-ms 0").start();
+    server.connect().take("k", "alice");
+    let left = |crowd: Vec<Conn>| {
+        drop(crowd);
+        until("all have gone", || {
+            server.info_number("connected_clients") <= 2
+                && server.info_number("rlock_waiters") == 0
+                && server.info_number("rlock_sessions") == 0
+        });
+    };
+    // What the server allocates once and keeps.
+    left(crowd(&server, 50));
+    let before = used_memory(&server);
+    left(crowd(&server, size));
+    // For seconds the server itself keeps clients of its own, of 16 KB each.
+    until("their memory is given back", || {
+        used_memory(&server) - before < 100_000
+    });
+}
+
+#[test]
+fn thousands_that_were_blocked_leave_nothing() {
+    leaves_nothing(1_500, |server, size| {
+        let wait = |number| {
+            let mut conn = server.connect();
+            conn.send(format!("RLOCK.ACQUIRE k owner{number} 600000 BLOCK 0"));
+            conn
+        };
+        let crowd = (0..size).map(wait).collect();
+        let size = i64::try_from(size).unwrap();
+        until("all wait", || server.info_number("rlock_waiters") == size);
+        crowd
+    });
+}
+
+#[test]
+fn thousands_of_sessions_leave_nothing() {
+    leaves_nothing(20_000, |server, size| {
+        let mut conn = server.connect();
+        let events = |number| format!("RLOCK.EVENTS session-of-process-{number}");
+        run_all(&mut conn, &(0..size).map(events).collect::<Vec<_>>());
+        let size = i64::try_from(size).unwrap();
+        assert_eq!(server.info_number("rlock_sessions"), size);
+        vec![conn]
+    });
+}

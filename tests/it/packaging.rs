@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use rlock_tests::{Builder, Server};
+use rlock_tests::{Builder, Conn, Server};
 
 use super::tidy::read;
 
@@ -123,32 +123,84 @@ fn the_image_has_a_configuration_that_loads_the_module_and_listens_to_all() {
     server.connect().take("k", "alice");
 }
 
+/// A server as the Kubernetes example has it, which the harness enters as its operator. The file of
+/// users lies in this folder.
+fn of_kubernetes(folder: &Path) -> Builder {
+    let page = read("packaging/kubernetes/redis.yaml");
+    let file = folder.join("users.acl");
+    fs::write(&file, block(&page, "users.acl") + "\n").unwrap();
+    with_settings(&block(&page, "redis.conf"))
+        .config(&format!("aclfile {}", file.display()))
+        .user("operator", "change-me")
+}
+
+/// A server with the settings of `redis.conf`, and with all its users, who are comments there.
+fn of_the_file() -> Builder {
+    let file = read("redis.conf");
+    let users = file.lines().filter(|line| line.starts_with("# user "));
+    let users = users.map(|line| line.trim_start_matches("# "));
+    users
+        .fold(with_settings(&file), Builder::config)
+        .config("user harness on >secret ~* &* +@all")
+        .user("harness", "secret")
+}
+
+#[track_caller]
+fn refuses_who_gives_no_name(server: &Server) {
+    let mut nobody = Conn::open(server.address()).unwrap();
+    let error = nobody.run("RLOCK.ACQUIRE k nobody 1000").error();
+    assert!(error.starts_with("NOAUTH"), "{error}");
+    assert!(nobody.run("AUTH default any").is_error());
+}
+
 #[test]
 fn the_kubernetes_example_has_a_configuration_and_users_that_a_server_takes() {
-    let page = read("packaging/kubernetes/redis.yaml");
-    let users = block(&page, "users.acl");
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("users.acl");
-    // The harness comes in as the user `default`.
-    fs::write(
-        &file,
-        users.replace("default off", "default on nopass ~* &* +@all"),
-    )
-    .unwrap();
-    let settings = block(&page, "redis.conf");
-    assert!(
-        settings.contains("maxmemory-policy noeviction"),
-        "{settings}"
-    );
-    let server = with_settings(&settings)
-        .config(&format!("aclfile {}", file.display()))
-        .start();
+    let folder = tempfile::tempdir().unwrap();
+    let server = of_kubernetes(folder.path()).start();
+    let policy = server.run("CONFIG GET maxmemory-policy");
+    assert_eq!(policy.texts(), ["maxmemory-policy", "noeviction"]);
     let mut conn = server.connect();
     assert_eq!(conn.run("AUTH probe any"), "OK");
     assert_eq!(conn.run("PING"), "PONG");
     assert!(conn.run("RLOCK.ACQUIRE k probe 1000").is_error());
-    assert_eq!(conn.run("AUTH operator change-me"), "OK");
-    conn.take("k", "alice");
+    server.connect().take("k", "alice");
+    refuses_who_gives_no_name(&server);
+}
+
+/// Many servers load the append-only file with the rights of the user `default`.
+#[test]
+fn held_locks_survive_a_restart_with_the_users_that_are_shipped() {
+    let folder = tempfile::tempdir().unwrap();
+    for how in [of_kubernetes(folder.path()), of_the_file()] {
+        let mut server = how.start();
+        refuses_who_gives_no_name(&server);
+        let mut conn = server.connect();
+        conn.run("RLOCK.ACQUIRE plain alice 600000").held();
+        conn.run("RLOCK.ACQUIRE read alice 600000 READ").held();
+        conn.run("RLOCK.ACQUIRE write alice 600000 WRITE").held();
+        conn.run("RLOCK.ACQUIRE permits alice 600000 PERMITS 2 OF 3")
+            .held();
+        conn.run("RLOCK.MACQUIRE alice 600000 2 one other").held();
+        conn.take("handed-over", "bob");
+        let mut waiting = server.blocked_in("RLOCK.ACQUIRE handed-over alice 600000 BLOCK 0");
+        conn.let_go("handed-over", "bob");
+        waiting.read().held();
+        server.restart();
+        let mut conn = server.connect();
+        for (name, mode) in [
+            ("plain", ""),
+            ("read", "READ"),
+            ("write", "WRITE"),
+            ("permits", "PERMITS"),
+            ("one", ""),
+            ("other", ""),
+            ("handed-over", ""),
+        ] {
+            let renewed = conn.run(format!("RLOCK.RENEW {name} alice 600000 {mode}"));
+            assert_eq!(renewed, 1, "{name} is lost\n{}", server.log());
+        }
+        refuses_who_gives_no_name(&server);
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rlock_tests::{Conn, Reply, Server, Version, on_time, until};
 
-use crate::events::{ONE_DAY, next_events, no_events};
+use crate::events::{ONE_HOUR, next_events, no_events};
 use crate::read_write::{as_fields, fields, takes, timeout};
 
 /// A connection that waits for `k` in this mode, without limit.
@@ -798,13 +798,16 @@ fn grants_that_a_session_has_not_fetched_are_taken_back() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut life = server.connect();
-    life.run(format!("RLOCK.EVENTS s GRACE {ONE_DAY}")).events();
+    life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}"))
+        .events();
     takes(&mut conn, "alice", "WRITE");
     for owner in ["bob", "carol"] {
         queues(&mut conn, owner, "READ");
     }
     releases(&server, "alice", "WRITE");
-    let fetched = life.run(format!("RLOCK.EVENTS s GRACE {ONE_DAY}")).events();
+    let fetched = life
+        .run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}"))
+        .events();
     assert_eq!(fetched.len(), 2);
     let mut dave = waits(&server, "dave", "WRITE");
     assert_eq!(queues(&mut conn, "erin", "READ"), 2);

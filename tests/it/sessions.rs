@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rlock_tests::{Conn, Feed, Reply, Server, aof, on_time, until};
 
-use crate::events::{ONE_DAY, life_with_a_long_grace, listener, next_events, no_events};
+use crate::events::{ONE_HOUR, life_with_a_long_grace, listener, next_events, no_events};
 use crate::queue::work_while_killed;
 use crate::replication::{assert_one_hand_over, end_of, grant, transaction, unlock_message};
 
@@ -86,7 +86,7 @@ fn waiters_and_unfetched_grants_do_not_outlive_the_connection_whatever_the_grace
         conn.queue(name, "bob", "s");
     }
     conn.let_go("fetched", "alice");
-    life.run(format!("RLOCK.EVENTS s GRACE {ONE_DAY}"))
+    life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}"))
         .granted("fetched", "bob");
     conn.let_go("granted", "alice");
     let mut next = server.wait_in_queue("granted", "carol");
@@ -138,6 +138,43 @@ fn a_session_that_comes_back_within_its_grace_keeps_its_holds_and_its_news() {
     until("the hold went with it", || server.holder("k").is_none());
 }
 
+/// No command ends a session, so one that nobody comes back to must not stay for its grace.
+#[test]
+fn a_session_without_connection_ends_with_its_last_hold() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let _other = server.session_connection("other");
+    for last in [
+        "RLOCK.RELEASE k bob",
+        "RLOCK.BREAK k",
+        "DEL k",
+        "RLOCK.RENEW k bob 30000 SESSION other",
+        "PEXPIRE k 1",
+        "SET k v",
+    ] {
+        let mut life = life_with_a_long_grace(&server);
+        for name in ["k", "first"] {
+            conn.take_for(name, "bob", "s");
+        }
+        let id = life.id();
+        life.close();
+        until("the connection is gone", || {
+            server.run(format!("CLIENT LIST ID {id}")).text().is_empty()
+        });
+        conn.let_go("first", "bob");
+        assert_eq!(server.info_number("rlock_sessions"), 2, "{last}");
+        assert!(!conn.run(last).is_error(), "{last}");
+        if last.starts_with("SET") {
+            // Nothing tells of that: whoever comes next finds it.
+            assert!(conn.run("RLOCK.RENEW k carol 30000").is_error());
+        }
+        until(&format!("it is over after {last}"), || {
+            server.info_number("rlock_sessions") == 1
+        });
+        conn.run("DEL k");
+    }
+}
+
 #[test]
 fn a_connection_that_was_no_session_connection_ends_nothing() {
     let server = Server::start();
@@ -161,7 +198,7 @@ fn a_grant_to_a_session_killed_in_the_same_turn_goes_to_the_next() {
         for listening in [false, true] {
             let server = Server::start();
             let mut alice = server.connect();
-            let grace = format!("GRACE {ONE_DAY}");
+            let grace = format!("GRACE {ONE_HOUR}");
             let (mut life, id) = if listening {
                 listener(&server, &grace)
             } else {
@@ -278,7 +315,7 @@ fn a_session_connection_closed_in_the_turn_of_the_grant_keeps_nothing() {
             let mut alice = server.connect();
             let mut life = life_with_a_long_grace(&server);
             if listening {
-                life.send(format!("RLOCK.EVENTS s BLOCK 0 GRACE {ONE_DAY}"));
+                life.send(format!("RLOCK.EVENTS s BLOCK 0 GRACE {ONE_HOUR}"));
                 life.expect_nothing_yet();
             }
             alice.take("k", "alice");
@@ -852,7 +889,7 @@ fn one_owner_works_at_a_time_whichever_session_connection_is_killed() {
 fn queue_and_work(server: &Server, number: usize, tokens: &Mutex<Vec<i64>>) {
     let mut work = server.connect();
     let mut life = server.connect();
-    let events = format!("RLOCK.EVENTS s{number} GRACE {ONE_DAY}");
+    let events = format!("RLOCK.EVENTS s{number} GRACE {ONE_HOUR}");
     // What is told here is of a round before.
     if life.try_run(&events).is_ok() {
         let options = format!("QUEUE {} SESSION s{number}", 20 + number);
@@ -979,7 +1016,8 @@ fn a_session_belongs_to_the_user_who_began_it() {
 fn within_its_grace_a_session_is_still_its_users() {
     let server = Server::start();
     let mut life = of_user(&server, "alice");
-    life.run(format!("RLOCK.EVENTS s GRACE {ONE_DAY}")).events();
+    life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}"))
+        .events();
     life.take_for("k", "bob", "s");
     life.close();
     let mut mallory = of_user(&server, "mallory");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rlock_tests::{Conn, Feed, Reply, Server, Version, on_time, until};
 
-use crate::events::{ONE_DAY, next_events, no_events};
+use crate::events::{ONE_HOUR, next_events, no_events};
 use crate::replication::{end_of, grant, transaction, unlock_message};
 
 /// Takes the locks for the owner with a lease of 30 s.
@@ -936,7 +936,8 @@ fn a_grant_that_the_session_has_not_fetched_is_taken_back_from_all() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut life = server.connect();
-    life.run(format!("RLOCK.EVENTS s GRACE {ONE_DAY}")).events();
+    life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}"))
+        .events();
     takes(&mut conn, "alice", "x y");
     queues(&mut conn, "bob", "x y z");
     let mut carol = waits(&server, "carol", "y z");
@@ -949,10 +950,11 @@ fn a_grant_that_the_session_has_not_fetched_is_taken_back_from_all() {
 
     // Fetched, it stays for the grace.
     let mut life = server.connect();
-    life.run(format!("RLOCK.EVENTS s GRACE {ONE_DAY}")).events();
+    life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}"))
+        .events();
     queues(&mut conn, "dave", "z x");
     conn.run(mrelease("carol", "y z"));
-    life.run(format!("RLOCK.EVENTS s GRACE {ONE_DAY}"))
+    life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}"))
         .granted("z", "dave");
     life.close();
     conn.settle();
@@ -968,7 +970,8 @@ fn a_grant_confirmed_in_part_is_taken_back_in_part_or_not_at_all() {
         let server = Server::start();
         let mut conn = server.connect();
         let mut life = server.connect();
-        life.run(format!("RLOCK.EVENTS s GRACE {ONE_DAY}")).events();
+        life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}"))
+            .events();
         takes(&mut conn, "alice", "x");
         queues(&mut conn, "bob", "x y");
         conn.let_go("x", "alice");

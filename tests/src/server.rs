@@ -46,7 +46,6 @@ pub fn module_path() -> PathBuf {
 #[derive(Debug, Clone)]
 pub struct Builder {
     module: bool,
-    module_arguments: String,
     kind: Kind,
     settable_clock: bool,
     clock_ahead: i64,
@@ -56,6 +55,7 @@ pub struct Builder {
     program: Option<String>,
     under: Vec<String>,
     config: Vec<String>,
+    user: Option<(String, String)>,
 }
 
 /// What the process is.
@@ -132,17 +132,17 @@ impl Builder {
         self
     }
 
+    /// The harness comes in as this user: `default` may not.
+    #[must_use]
+    pub fn user(mut self, name: &str, password: &str) -> Self {
+        self.user = Some((name.to_owned(), password.to_owned()));
+        self
+    }
+
     /// A plain server, to which the keys of locks are hashes like any other.
     #[must_use]
     pub fn without_module(mut self) -> Self {
         self.module = false;
-        self
-    }
-
-    /// What follows the module's path on its `loadmodule` line.
-    #[must_use]
-    pub fn module_arguments(mut self, arguments: &str) -> Self {
-        arguments.clone_into(&mut self.module_arguments);
         self
     }
 
@@ -233,6 +233,15 @@ impl Builder {
         Err(last_failure)
     }
 
+    /// A new connection, of the user as whom the harness comes in.
+    fn open(&self, address: SocketAddr) -> std::io::Result<Conn> {
+        let mut conn = Conn::open(address)?;
+        if let Some((name, password)) = &self.user {
+            conn.try_run(&format!("AUTH {name} {password}"))?;
+        }
+        Ok(conn)
+    }
+
     fn is_set(&self, option: &str) -> bool {
         self.config.iter().any(|line| line.starts_with(option))
     }
@@ -273,12 +282,7 @@ impl Builder {
         }
         if self.module {
             let path = module_path();
-            let _ = writeln!(
-                file,
-                "loadmodule {} {}",
-                path.display(),
-                self.module_arguments
-            );
+            let _ = writeln!(file, "loadmodule {}", path.display());
         }
         if self.module && is_compact() && !self.is_set("rlock.replicate") {
             file += "rlock.replicate compact\n";
@@ -322,10 +326,8 @@ impl Server {
 
     /// A server with the module, to be told more about.
     pub fn builder() -> Builder {
-        let module_arguments = String::new();
         Builder {
             module: true,
-            module_arguments,
             kind: Kind::Alone,
             settable_clock: false,
             clock_ahead: 0,
@@ -335,13 +337,15 @@ impl Server {
             program: None,
             under: Vec::new(),
             config: Vec::new(),
+            user: None,
         }
     }
 
     /// A new connection.
     #[track_caller]
     pub fn connect(&self) -> Conn {
-        Conn::open(self.address()).expect("the server accepts connections")
+        let opened = self.how.open(self.address());
+        opened.expect("the server accepts connections")
     }
 
     /// Where it listens.
@@ -777,7 +781,7 @@ impl Running {
                 running.over = true;
                 return Some(false);
             }
-            is_at_home(ports.address(), process_id)
+            is_at_home(how, ports.address(), process_id)
                 .is_ok_and(|yes| yes)
                 .then_some(true)
         });
@@ -882,8 +886,8 @@ pub(crate) fn append_only_files(directory: &Path) -> Vec<PathBuf> {
 
 /// Whether the server at `address` answers and is this process, not a stranger who was quicker to
 /// take the port.
-fn is_at_home(address: SocketAddr, process_id: u32) -> std::io::Result<bool> {
-    let mut conn = Conn::open(address)?;
+fn is_at_home(how: &Builder, address: SocketAddr, process_id: u32) -> std::io::Result<bool> {
+    let mut conn = how.open(address)?;
     if conn.try_run("PING")? != "PONG" {
         return Ok(false); // it is still loading
     }

@@ -35,6 +35,9 @@ use crate::sys;
 /// A dead `rlock`'s lock has to stay for as long as it takes to kill the command.
 const GRACE_MIN: Duration = Duration::from_secs(1);
 
+/// The longest grace that the server allows.
+const GRACE_MAX: Duration = Duration::from_secs(3_600);
+
 const LEASE: Duration = Duration::from_secs(30);
 const GRACE: Duration = Duration::from_secs(5);
 const KILL_AFTER: Duration = Duration::from_secs(1);
@@ -114,13 +117,14 @@ impl Plan {
                 min = shown(GRACE_MIN)
             )));
         }
-        if grace < GRACE_MIN || grace > lease {
+        if grace < GRACE_MIN || grace > lease.min(GRACE_MAX) {
             return Err(Failure::usage(format!(
-                "--grace {}: from {} to the lease, {}: the command of an rlock that was killed is \
-                 ended within it",
+                "--grace {}: from {} to the lease, {}, and at most {}: the command of an rlock \
+                 that was killed is ended within it",
                 shown(grace),
                 shown(GRACE_MIN),
-                shown(lease)
+                shown(lease),
+                shown(GRACE_MAX)
             )));
         }
         if kill_after > longest {

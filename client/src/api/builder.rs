@@ -7,7 +7,7 @@ use crate::api::Client;
 use crate::flows::{Context, Keeper, Settings};
 use crate::topology::{Identity, Router};
 use crate::wire::{Connector, Dialer, Durability};
-use crate::{Error, MILLI, MILLIS_MAX, TIMEOUT_MAX, chance, part, whole_millis, within};
+use crate::{Error, GRACE_MAX, MILLI, MILLIS_MAX, TIMEOUT_MAX, chance, part, whole_millis, within};
 
 /// Settings for a [`Client`]; made by [`Client::builder`].
 ///
@@ -105,7 +105,7 @@ impl ClientBuilder {
     /// the client connects once more meanwhile, in case it is the connection that is silent. A
     /// client asks some 28 times in a grace of 5 s, and 18 times in one of 1 s.
     ///
-    /// It is zero, or from 1 to 2^53-1 ms. With zero the server hands a dead process's locks on at
+    /// It is zero, or from 1 ms to an hour. With zero the server hands a dead process's locks on at
     /// once, and it does so too when only the connection broke: a guard may learn of that
     /// afterwards. Choose it where the resource checks [tokens](crate::Guard::token), or where a
     /// rare double entry costs less than a wait.
@@ -398,7 +398,7 @@ impl ClientBuilder {
             ("lease", Some(self.lease), MILLIS_MAX),
             ("renew_every", self.renew_every, part(self.lease, 2)),
             ("max_hold", self.max_hold, MILLIS_MAX),
-            ("grace is zero or", grace, MILLIS_MAX),
+            ("grace is zero or", grace, GRACE_MAX),
             ("response_timeout", response_timeout, TIMEOUT_MAX),
             (acknowledged, acknowledged_within, MILLIS_MAX),
         ] {

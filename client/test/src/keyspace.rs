@@ -278,6 +278,15 @@ fn readers(fields: &Fields) -> Vec<(Vec<u8>, Vec<u8>)> {
         .collect()
 }
 
+/// The only holder. If there are none or several, nobody: no owner is called like the lock's own
+/// field.
+fn sole(holders: &ReaderCounts) -> &[u8] {
+    match &holders[..] {
+        [(sole, _)] => sole,
+        _ => FENCE_FIELD,
+    }
+}
+
 /// A lock's key, as it is.
 pub(crate) struct Lock<'a> {
     keys: &'a BTreeMap<Place, Entry>,
@@ -502,7 +511,7 @@ impl Lock<'_> {
     }
 
     /// For BREAK: what is stored, and of a read-write lock its readers' fields, of permits those of
-    /// their holders.
+    /// their holders. If there is one of them, what is stored is read for it.
     pub(crate) fn load_for_holder(&self) -> (Stored, ReaderCounts) {
         let content = self.entry().map(|entry| &entry.content);
         let readers = readers(&self.fields);
@@ -513,15 +522,17 @@ impl Lock<'_> {
             None => Stored::Free,
             Some(Content::Text(_)) => Stored::OtherType,
             Some(Content::Hash(_)) if self.is_read_write() => {
-                let stored = self.load_read_write(FENCE_FIELD, ReadDepth::Brief);
-                return (stored, readers.collect());
+                let readers: ReaderCounts = readers.collect();
+                let stored = self.load_read_write(sole(&readers), ReadDepth::Brief);
+                return (stored, readers);
             }
             Some(Content::Hash(_)) if self.is_of_permits() => {
                 let count = |hold: PermitsHold| Count::Valid(hold.permits.get());
                 let holders = self.permits();
                 let holders = holders.map(|(owner, hold)| (owner.into(), count(hold)));
-                let stored = self.load_permits(FENCE_FIELD, ReadDepth::Whole, None, false);
-                return (stored, holders.collect());
+                let holders: ReaderCounts = holders.collect();
+                let stored = self.load_permits(sole(&holders), ReadDepth::Whole, None, false);
+                return (stored, holders);
             }
             Some(Content::Hash(_)) => match self.owners().next() {
                 Some(holder) => self.load_plain(holder, None),

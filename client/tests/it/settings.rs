@@ -16,6 +16,7 @@ const NOWHERE: &str = "redis+unix:///nowhere";
 const MS: Duration = Duration::from_millis(1);
 const US: Duration = Duration::from_micros(1);
 const LONGEST: Duration = Duration::from_millis((1 << 53) - 1);
+const HOUR: Duration = Duration::from_secs(3_600);
 
 /// What connecting with these settings comes to, where nobody is.
 async fn told(builder: &ClientBuilder) -> (ErrorKind, String) {
@@ -32,8 +33,12 @@ async fn what_is_out_of_bounds_is_refused_with_the_bounds() {
         (builder().lease(Duration::ZERO), "lease", bound),
         (builder().lease(999 * US), "lease", bound),
         (builder().lease(LONGEST + MS), "lease", bound),
-        (builder().grace(900 * US), "grace", bound),
-        (builder().grace(LONGEST + MS), "grace", bound),
+        (builder().grace(900 * US), "grace", "from 1 to 3600000 ms"),
+        (
+            builder().grace(HOUR + MS),
+            "grace is zero or from 1 to 3600000 ms, and not 3600.001s",
+            "",
+        ),
         (builder().max_hold(Duration::ZERO), "max_hold", bound),
         (
             builder().response_timeout(Duration::ZERO),
@@ -84,7 +89,7 @@ async fn what_is_within_bounds_is_tried() {
         builder().grace(Duration::ZERO),
         builder().grace(MS),
         builder().lease(MS),
-        builder().lease(LONGEST).grace(LONGEST).max_hold(LONGEST),
+        builder().lease(LONGEST).grace(HOUR).max_hold(LONGEST),
         builder().renew_every(15_000 * MS),
         builder().lease(2 * MS).renew_every(MS),
         builder().acknowledged_by(1, MS),

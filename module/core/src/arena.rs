@@ -37,7 +37,7 @@ const KEPT_MAX: u32 = 1024;
 
 /// An empty map keeps room for this many. Thousands of waiters that have left must leave no memory
 /// behind, but a map that is empty after each hand-over need not be allocated for each.
-pub(crate) const ROOM_KEPT: usize = 16;
+pub const ROOM_KEPT: usize = 16;
 
 impl<T> Default for Arena<T> {
     fn default() -> Self {

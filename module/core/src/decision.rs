@@ -936,9 +936,9 @@ impl Decision<'_> {
             (_, [(owner, _)]) => Some(&**owner),
             _ => None,
         };
-        let token = match (stored, owner) {
-            (Stored::Plain(hash), _) => hash.token,
-            (_, Some(owner)) => self.writer_token(owner, stored.ends_at()),
+        let token = match (held_as, owner) {
+            (Mode::Write, Some(owner)) => self.writer_token(owner, stored.ends_at()),
+            (_, Some(_)) => stored.own(held_as).and_then(|(_, token)| token),
             (_, None) => None,
         };
         let mut text = match held_as {

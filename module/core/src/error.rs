@@ -3,8 +3,8 @@
 use crate::deadlock::{CHAIN_MAX, Circle, LOOKS_MAX};
 use crate::guarded::NotGuarded;
 use crate::{
-    HOLD_COUNT_MAX, INTEGER_MAX, KEYS_MAX, Kind, MATCH_LEN_MAX, OWNER_LEN_MAX, PERMITS_MAX,
-    SESSION_LEN_MAX, Token,
+    GRACE_MS_MAX, HOLD_COUNT_MAX, INTEGER_MAX, KEYS_MAX, Kind, MATCH_LEN_MAX, OWNER_LEN_MAX,
+    PERMITS_MAX, SESSION_LEN_MAX, Token,
 };
 use std::fmt;
 use std::rc::Rc;
@@ -207,7 +207,10 @@ impl fmt::Display for CommandError {
             Self::SessionLength => {
                 write!(f, "ERR session must have 1 to {SESSION_LEN_MAX} bytes")
             }
-            Self::Grace => write!(f, "ERR grace-ms must be an integer from 0 to {INTEGER_MAX}"),
+            Self::Grace => write!(
+                f,
+                "ERR grace-ms must be an integer from 0 to {GRACE_MS_MAX}"
+            ),
             Self::BlockAndQueue => {
                 f.write_str("ERR option 'QUEUE' cannot be combined with 'BLOCK'")
             }

@@ -63,6 +63,7 @@ mod turn;
 mod wait;
 mod wanted;
 
+pub use arena::ROOM_KEPT;
 pub use deadlock::{CHAIN_MAX, Circle, LOOKS_MAX};
 pub use effect::{Effect, Field, Grant, Holder, TimeoutKey, Value, WaitOutcome, Write};
 pub use error::{CommandError, Word};
@@ -81,7 +82,7 @@ pub use stored_permits::{
 pub use table::{Gauges, LockKey, LockRef, QueueView, WaiterId, WaiterView};
 pub use task::{Command, Keys, Purpose, Read, Reading, Subject, Task};
 pub use text::Text;
-pub use time::{INTEGER_MAX, Lease, Now, Wait};
+pub use time::{GRACE_MS_MAX, INTEGER_MAX, Lease, Now, Wait};
 pub use token::{Token, TokenMint};
 pub use turn::{DECISIONS_MAX, Outcome, Turn};
 pub use wait::{BlockedClient, Joined};

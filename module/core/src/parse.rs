@@ -4,8 +4,8 @@ use crate::error::Word;
 use crate::request::SessionRef;
 use crate::text::eight_read;
 use crate::{
-    CommandError, FENCE_FIELD, INTEGER_MAX, KEYS_MAX, Lease, MATCH_LEN_MAX, MODE_FIELD,
-    OWNER_LEN_MAX, Permits, SESSION_LEN_MAX, Token, Wait,
+    CommandError, FENCE_FIELD, GRACE_MS_MAX, INTEGER_MAX, KEYS_MAX, Lease, MATCH_LEN_MAX,
+    MODE_FIELD, OWNER_LEN_MAX, Permits, SESSION_LEN_MAX, Token, Wait,
 };
 
 /// The arguments of a command, read from left to right.
@@ -121,7 +121,7 @@ pub(crate) fn session(bytes: &[u8]) -> Result<SessionRef<'_>, CommandError> {
 
 pub(crate) fn grace(bytes: &[u8]) -> Result<i64, CommandError> {
     integer(bytes)
-        .filter(|ms| (0..=INTEGER_MAX).contains(ms))
+        .filter(|ms| (0..=GRACE_MS_MAX).contains(ms))
         .ok_or(CommandError::Grace)
 }
 

@@ -3,7 +3,7 @@
 //! A session lives as long as the connection that last asked for its events. What belongs to it are
 //! its waiters and its holds; what happened to them is kept until it is fetched, in order.
 
-use crate::arena::{Arena, Id};
+use crate::arena::{Arena, Id, ROOM_KEPT};
 use crate::hold::HoldId;
 use crate::request::SessionRef;
 use crate::table::WaiterId;
@@ -442,10 +442,9 @@ impl Sessions {
         }
         self.unfetched = self.unfetched.saturating_sub(unfetched.len());
         let waiters = std::mem::take(&mut session.waiters);
-        // A session without holds and events loses nothing by its end: the next EVENTS begins it
-        // anew. Kept for its grace, many such sessions would use up `rlock.max-sessions`.
-        let has_any = !session.holds.is_empty() || !session.events.is_empty();
-        let holds = if session.grace_ms > 0 && has_any {
+        // The grace is for the holds. Without any, the session would only use up a place of
+        // `rlock.max-sessions`.
+        let holds = if session.grace_ms > 0 && !session.holds.is_empty() {
             let end = now.mono_ms.saturating_add(session.grace_ms);
             session.grace_end = Some(end);
             self.grace_ends.insert((end, id));
@@ -471,6 +470,9 @@ impl Sessions {
             self.grace_ends.remove(&(end, id));
         }
         self.names.remove(&session.name);
+        if self.names.is_empty() {
+            self.names.shrink_to(ROOM_KEPT);
+        }
         session.holds
     }
 
@@ -682,9 +684,16 @@ impl Sessions {
         }
     }
 
+    /// The hold has ended, or belongs to another session now. A session whose connection is gone
+    /// ends with its last hold: kept for its grace, many such sessions would use up
+    /// `rlock.max-sessions`.
     pub(crate) fn remove_hold(&mut self, id: SessionId, hold: HoldId) {
-        if let Some(session) = self.arena.get_mut(id.0) {
-            session.holds.remove(&hold);
+        let Some(session) = self.arena.get_mut(id.0) else {
+            return;
+        };
+        session.holds.remove(&hold);
+        if session.holds.is_empty() && session.grace_end.is_some() {
+            self.end(id);
         }
     }
 }

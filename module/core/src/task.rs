@@ -177,8 +177,9 @@ pub enum Read<'a> {
     One(&'a Stored),
     /// What is stored at each of several, in their order.
     Several(&'a [Stored]),
-    /// For BREAK: what is stored, and who has it: the owner of a plain lock, or the fields of a
-    /// read-write lock's readers.
+    /// For BREAK: what is stored, and who has it: the owner of a plain lock, the fields of a
+    /// read-write lock's readers, or those who hold permits. If there is one of them, what is
+    /// stored was read for it, and has its token.
     Holds(Stored, &'a [(Box<[u8]>, Count)]),
     /// Those who hold it.
     Owners(&'a [Box<[u8]>]),

@@ -4,6 +4,10 @@
 /// can write.
 pub const INTEGER_MAX: i64 = 9_007_199_254_740_991;
 
+/// The longest grace that a session may ask for: an hour, in milliseconds. No command ends a
+/// session, so what a client leaves behind has to end by itself before long.
+pub const GRACE_MS_MAX: i64 = 3_600_000;
+
 /// The moment of a decision, on two clocks.
 ///
 /// Leases live in the keyspace as TTLs, so they follow the server's wall clock. Waits are ours

@@ -497,7 +497,7 @@ impl<'a> Ctx<'a> {
         let (command, format) = (c"rlock.no-command".as_ptr(), c"CE".as_ptr());
         let reply = server!(RedisModule_Call(self.raw, command, format));
         // The interface reports the reason in errno.
-        let no_user = std::io::Error::last_os_error().raw_os_error() == Some(ENOTSUP);
+        let no_user = io::Error::last_os_error().raw_os_error() == Some(ENOTSUP);
         CallReply::of(reply);
         !no_user
     }

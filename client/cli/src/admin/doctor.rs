@@ -53,6 +53,8 @@ struct Examined {
     config: HashMap<String, String>,
     /// Those of [`REPLICATED`] and [`DELETIONS`] that it does not have.
     lacks: Vec<&'static str>,
+    /// Of ACL GETUSER default; null if it was not asked, or refused to tell.
+    default_user: Json,
     /// The server's wall clock, ahead of this machine's, in milliseconds.
     clock: Option<i64>,
     /// What it refused, each with its reason.
@@ -133,6 +135,10 @@ impl Examined {
                 let value = value.to_owned();
                 examined.config.insert(option.to_owned(), value);
             }
+        }
+        if examined.has_aof() {
+            let told = cmd("ACL").arg("GETUSER").arg("default").clone();
+            examined.default_user = examined.ask(node, "acl|getuser", &told).await?;
         }
         let asked = Instant::now();
         let told = examined.ask(node, "time", &cmd("TIME")).await?;
@@ -215,6 +221,10 @@ impl Examined {
         self.config.get(option).map_or("", String::as_str)
     }
 
+    fn has_aof(&self) -> bool {
+        self.config("appendonly") == "yes"
+    }
+
     fn described(&self) -> String {
         if self.refuses("info") {
             return "a server that does not say what it is".to_owned();
@@ -253,6 +263,9 @@ impl Examined {
             self.has_room(&mut found);
             self.replicates(&mut found);
         }
+        if self.has_aof() && !self.refuses("acl|getuser") {
+            self.loads_its_file(&mut found);
+        }
         self.tells_the_time(&mut found);
         found
     }
@@ -262,7 +275,7 @@ impl Examined {
             let advice = if why == RENAMED {
                 "look into its configuration file for what docs/operations.md says of it"
             } else {
-                "ACL SETUSER this user +info +config|get +command|info +time, and ask again"
+                "ACL SETUSER this user +info +config|get +command|info +time +acl|getuser, and ask again"
             };
             let command = command.replace('|', " ").to_uppercase();
             let what = format!("it does not answer {command}: {why}");
@@ -381,22 +394,38 @@ impl Examined {
     }
 
     fn survives_a_restart(&self, found: &mut Found) {
-        let (aof, fsync) = (self.config("appendonly"), self.config("appendfsync"));
+        let (aof, fsync) = (self.has_aof(), self.config("appendfsync"));
         let grants_at_once = self.config("rlock.grant-delay-ms") == "0";
         let replicas = self.number("connected_slaves");
-        if aof != "yes" && replicas == 0 && grants_at_once {
+        if !aof && replicas == 0 && grants_at_once {
             found.push((
                 "persistence",
                 "a restart forgets the locks that are held, and grants them again".to_owned(),
                 "CONFIG SET appendonly yes; or rlock.grant-delay-ms to the longest grace in use",
             ));
         }
-        if aof == "yes" && fsync == "no" {
+        if aof && fsync == "no" {
             found.push((
                 "appendfsync",
                 "appendfsync is no: a crash of the machine forgets half a minute of grants"
                     .to_owned(),
                 "CONFIG SET appendfsync everysec, or always",
+            ));
+        }
+    }
+
+    /// Many servers (Redis 7.0 and 8.0, Valkey 8.0 and 8.1) check each transaction of the file
+    /// against the rights of `default`, and drop the whole of it where one is missing. The others
+    /// are told too: the version does not say which patches a server has.
+    fn loads_its_file(&self, found: &mut Found) {
+        if !may_do_everything(&self.default_user) {
+            found.push((
+                "default-user",
+                "the user default may not do everything: a server that loads its append-only file \
+                 as that user drops the locks that are held"
+                    .to_owned(),
+                "ACL SETUSER default off ~* &* +@all, and so in its file of users: nobody logs in \
+                 as default then",
             ));
         }
     }
@@ -443,6 +472,16 @@ impl Examined {
             ));
         }
     }
+}
+
+/// Whether ACL GETUSER tells of a user who may use every command, key and channel.
+fn may_do_everything(user: &Json) -> bool {
+    let rules = |field: &str| user.get(field).and_then(Json::as_str).unwrap_or_default();
+    let has = |field, all| rules(field).split(' ').any(|rule| rule == all);
+    let takes_none_away = rules("commands")
+        .split(' ')
+        .all(|rule| rule.starts_with('+'));
+    has("keys", "~*") && has("channels", "&*") && has("commands", "+@all") && takes_none_away
 }
 
 /// A difference that a working NTP does not have.

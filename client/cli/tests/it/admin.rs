@@ -571,6 +571,63 @@ fn doctor_finds_missing_commands() {
     assert!(text.contains(told), "{text}");
 }
 
+/// Many servers load the append-only file with that user's rights, and drop the holds in it.
+#[test]
+fn doctor_finds_that_default_may_not_do_everything_where_there_is_an_aof() {
+    let server = Server::builder()
+        .config("appendonly yes")
+        .config("user looker on nopass +@all")
+        .user("looker", "any")
+        .start();
+    let found_as = |server: &Server, user: &str, status| {
+        let report = json(server, &["--user", user, "doctor"], status);
+        let findings = report["findings"].as_array().unwrap().iter();
+        let about = findings.map(|one| one["about"].as_str().unwrap().to_owned());
+        about.collect::<Vec<_>>()
+    };
+    assert_eq!(found_as(&server, "looker", 0), [""; 0]);
+    for rights in [
+        "off reset",
+        "on nopass ~* &* +@all -hset",
+        "~* &* -@all +@read +@write",
+        "~locks:* &* +@all",
+        "~* resetchannels +@all",
+    ] {
+        let told = server.run(format!("ACL SETUSER default reset {rights}"));
+        assert_eq!(told, "OK", "{rights}");
+        assert_eq!(found_as(&server, "looker", 1), ["default-user"], "{rights}");
+    }
+    let text = printed(&server, &["--user", "looker", "doctor"], 1);
+    assert!(
+        text.contains("ACL SETUSER default off ~* &* +@all"),
+        "{text}"
+    );
+    server.run("ACL SETUSER default off ~* &* +@all");
+    assert_eq!(found_as(&server, "looker", 0), [""; 0]);
+
+    // It says so if it may not ask, and does not say that all is well.
+    server.run("ACL SETUSER default reset");
+    server.run("ACL SETUSER asks on nopass +info +config|get +command|info +time");
+    assert_eq!(found_as(&server, "asks", 1), ["rights"]);
+    let text = printed(&server, &["--user", "asks", "doctor"], 1);
+    assert!(text.contains("it does not answer ACL GETUSER: "), "{text}");
+    assert!(text.contains("the right +acl|getuser\n"), "{text}");
+    // Without a file nobody need be asked.
+    server.run("CONFIG SET appendonly no");
+    assert_eq!(found_as(&server, "asks", 1), ["persistence"]);
+}
+
+#[test]
+fn doctor_finds_that_default_may_not_do_everything_at_a_replica_too() {
+    let pair = Pair::start();
+    pair.replica.run("CONFIG SET appendonly yes");
+    until("the first AOF is written", || {
+        pair.replica.info_number("aof_rewrite_in_progress") == 0
+    });
+    pair.replica.run("ACL SETUSER default resetkeys ~a*");
+    assert_eq!(found(&pair.replica, 1), ["role", "default-user"]);
+}
+
 #[test]
 fn who_lacks_a_right_is_told_which() {
     let server = Server::start();

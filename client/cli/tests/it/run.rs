@@ -66,6 +66,9 @@ fn wrong_use_gives_64_and_help_0() {
         &["run", "-w", "soon", "a", "--", "true"],
         &["run", "--grace", "0", "a", "--", "true"],
         &["run", "--grace", "31s", "a", "--", "true"],
+        &[
+            "run", "--grace", "3601s", "--lease", "2h", "a", "--", "true",
+        ],
         &["run", "--lease", "500ms", "a", "--", "true"],
         &["run", "--kill-after", "3s", "a", "--", "true"],
         &["run", "-E", "256", "a", "--", "true"],

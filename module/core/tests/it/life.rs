@@ -286,10 +286,8 @@ impl Life {
             }
         }
         session.events = kept;
-        // With nothing to lose it need not wait for its end.
-        let has_none =
-            session.events.is_empty() && self.holds.values().all(|hold| hold.session != name);
-        if session.grace_ms > 0 && !has_none {
+        let has_holds = self.holds.values().any(|hold| hold.session == name);
+        if session.grace_ms > 0 && has_holds {
             session.grace_end = Some(now.mono_ms + session.grace_ms);
             self.endings.extend(unfetched);
             return;
@@ -385,6 +383,7 @@ impl Life {
                     asks_if_wanted: known.is_some_and(|known| known.asks_if_wanted),
                 };
                 self.holds.insert(of, hold);
+                self.end_without_holds();
             }
             (None, Some(hold)) => {
                 // A hold that a script took gets its token when it is entered again.
@@ -418,6 +417,15 @@ impl Life {
     /// The owner has given the lock back: that is no loss.
     pub(crate) fn unbind(&mut self, of: &HoldName) {
         self.holds.remove(of);
+        self.end_without_holds();
+    }
+
+    /// Sessions whose connections are gone end with their last holds.
+    pub(crate) fn end_without_holds(&mut self) {
+        let holds = &self.holds;
+        self.sessions.retain(|name, session| {
+            session.client.is_some() || holds.values().any(|hold| hold.session == *name)
+        });
     }
 
     pub(crate) fn lose_all(&mut self, place: &Place, reason: Option<&'static str>, now: Now) {
@@ -435,6 +443,7 @@ impl Life {
             let (place, owner, mode) = of;
             let news = News::Lost(reason.unwrap_or(by_time));
             self.tell(hold.session, news, place, owner, *mode);
+            self.end_without_holds();
         }
     }
 }

@@ -14,7 +14,7 @@ pub(crate) const WAIT: &str = "ERR wait-ms must be an integer from 0 to 90071992
 pub(crate) const TOKEN: &str = "ERR token must be an integer from 1 to 9223372036854775807";
 pub(crate) const MATCH_LENGTH: &str = "ERR pattern must have at most 1024 bytes";
 pub(crate) const COUNT: &str = "ERR COUNT must be an integer from 1 to 9007199254740991";
-pub(crate) const GRACE: &str = "ERR grace-ms must be an integer from 0 to 9007199254740991";
+pub(crate) const GRACE: &str = "ERR grace-ms must be an integer from 0 to 3600000";
 pub(crate) const SESSION_LENGTH: &str = "ERR session must have 1 to 1024 bytes";
 pub(crate) const EITHER: &str = "ERR option 'QUEUE' cannot be combined with 'BLOCK'";
 pub(crate) const ALONE: &str = "ERR option 'QUEUE' needs 'SESSION'";
@@ -622,8 +622,8 @@ fn the_others_read_their_arguments() {
             ("s", "s None 0"),
             ("s block 0", "s Some(Wait(0)) 0"),
             (
-                "BLOCK GRACE 9007199254740991 BLOCK 9007199254740991",
-                "BLOCK Some(Wait(9007199254740991)) 9007199254740991",
+                "BLOCK GRACE 3600000 BLOCK 9007199254740991",
+                "BLOCK Some(Wait(9007199254740991)) 3600000",
             ),
             ("s grace 0", "s None 0"),
             ("", ARITY),
@@ -633,7 +633,8 @@ fn the_others_read_their_arguments() {
             ("s BLOCK 1 BLOCK 1", "ERR option 'BLOCK' is given twice"),
             ("s GRACE", "ERR option 'GRACE' needs a value"),
             ("s GRACE -1", GRACE),
-            ("s GRACE 9007199254740992", GRACE),
+            ("s GRACE 3600001", GRACE),
+            ("s GRACE 9007199254740991", GRACE),
             ("s GRACE 1 grace 1", "ERR option 'grace' is given twice"),
             ("s t", "ERR unknown option 't'"),
         ],

@@ -329,3 +329,54 @@ fn what_is_granted_to_an_owner_anew_is_not_what_its_session_had() {
     let world = after(&story);
     assert_eq!(holders(&world, 0), [OWNERS[A]]);
 }
+
+/// What a session holds outlives its connection for the grace; with the last hold it ends, however
+/// that ends.
+#[test]
+fn a_session_without_connection_ends_with_its_last_hold() {
+    let other = Op::Events {
+        session: 1,
+        client: 1,
+        block_ms: None,
+        grace_ms: 0,
+    };
+    let detached = [
+        listens(None, 3_600_000),
+        other,
+        takes_for_session(A, 0),
+        takes_for_session(B, 1),
+        Op::Close { client: 0 },
+    ];
+    let deleted = Op::Foreign {
+        lock: 0,
+        changes: vec![Change::Delete],
+        told: true,
+    };
+    let ends: [(&str, &[Op]); 5] = [
+        ("released", &[releases(A, 0)]),
+        ("broken", &[breaks(0)]),
+        ("moved", &[renews(A, 0, Some(1))]),
+        ("deleted", &[deleted]),
+        ("expired", &[Op::Pass { ms: 1_000_001 }]),
+    ];
+    for (how, ends) in ends {
+        let world = after(&[&detached[..], ends].concat());
+        let both_ended = how == "expired";
+        let is_there = world.twin.life.sessions.contains_key(&0);
+        assert_eq!(is_there, !both_ended, "{how}: one of two holds");
+        let world = after(&[&detached[..], &[releases(B, 1)], ends].concat());
+        assert!(!world.twin.life.sessions.contains_key(&0), "{how}");
+    }
+}
+
+/// Nothing of it can be lost any more.
+#[test]
+fn a_session_that_holds_nothing_ends_with_its_connection_and_its_events() {
+    let story = [
+        listens(None, 3_600_000),
+        takes_for_session(A, 0),
+        breaks(0),
+        Op::Close { client: 0 },
+    ];
+    assert_eq!(after(&story).twin.life.sessions.len(), 0);
+}

@@ -603,6 +603,7 @@ impl Twin {
             let untold = client.map(|client| (client, hold.session));
             self.life.untold_ends.extend(untold);
         }
+        self.life.end_without_holds();
         self.life.endings.clear();
         self.writer_tokens.clear();
         for (place, waiter) in self.take_out_all(|_| true) {

@@ -12,10 +12,10 @@ use rlock_core::request::{
     Renew, SessionRef, WaitMode,
 };
 use rlock_core::{
-    Asked, BlockedClient, Command, CommandError, Count, Effect, HOLD_COUNT_MAX, Hash, INTEGER_MAX,
-    Keys, Lease, LockRef, Locks, Mode, NEVER, Now, Outcome, PERMITS_MAX, Permits, PermitsHash,
-    PermitsHold, Purpose, Read, ReadHold, ReadWrite, Room, SessionId, SessionLimits, Stored,
-    Subject, Token, Turn, Wait, WaitOutcome, WaiterId, Write,
+    Asked, BlockedClient, Command, CommandError, Count, Effect, GRACE_MS_MAX, HOLD_COUNT_MAX, Hash,
+    INTEGER_MAX, Keys, Lease, LockRef, Locks, Mode, NEVER, Now, Outcome, PERMITS_MAX, Permits,
+    PermitsHash, PermitsHold, Purpose, Read, ReadHold, ReadWrite, Room, SessionId, SessionLimits,
+    Stored, Subject, Token, Turn, Wait, WaitOutcome, WaiterId, Write,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -550,7 +550,7 @@ impl<'a> Core<'a> {
         let request = Events {
             session: self.choices.of(&SESSIONS).into(),
             block: None,
-            grace_ms: self.choices.of(&[0, 30, INTEGER_MAX]),
+            grace_ms: self.choices.of(&[0, 30, GRACE_MS_MAX]),
         };
         let mut effects = Vec::new();
         let client_id = u64::try_from(client).unwrap();

@@ -525,7 +525,7 @@ fn check(kind: Kind, value: &[u8]) -> Result<(), &'static str> {
         Kind::Permits => (within(1, 2_147_483_647), PERMITS_BOUNDS),
         Kind::Limit => (within(1, 2_147_483_647), LIMIT),
         Kind::LimitToSet => (within(0, 2_147_483_647), LIMIT_TO_SET),
-        Grace => (within(0, MAX), GRACE),
+        Grace => (within(0, 3_600_000), GRACE),
         Count => (within(1, MAX), COUNT),
     };
     if fits { Ok(()) } else { Err(otherwise) }
