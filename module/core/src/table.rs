@@ -190,9 +190,9 @@ const LOOK_EVERY_MS: i64 = 1000;
 
 /// So many looks are made at once, and the next after this pause, in the order in which they were
 /// due. Without this bound 300,000 locks that are waited for would keep the server busy, though
-/// nothing happens. With it all looks together are 5,000 a second, so each of those locks is looked
-/// at once a minute. The end of a lease does not wait for that: it is a deadline of its own.
-const LOOKS_AT_ONCE: usize = 50;
+/// nothing happens. With it all looks together are 3,000 a second, so each of those locks is looked
+/// at every 100 seconds. The end of a lease does not wait for that: it is a deadline of its own.
+const LOOKS_AT_ONCE: usize = 30;
 const LOOKS_PAUSE_MS: i64 = 10;
 
 /// A lock without a record.
