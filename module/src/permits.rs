@@ -3,8 +3,8 @@
 use crate::ffi::{Key, KeyType, OwnedStr, Scan, Str};
 use crate::keys::{OpenLock, go_on_if};
 use rlock_core::{
-    Asked, FENCE_FIELD, HeldBy, MODE_FIELD, Mode, Now, Permits, PermitsHold, PermitsReading,
-    ReadDepth, Stored, Task, is_permits_mode, names,
+    Asked, FENCE_FIELD, HeldBy, MODE_FIELD, Mode, Now, Permits, PermitsHash, PermitsHold,
+    PermitsHolders, PermitsReading, ReadDepth, Stored, Task, is_permits_mode, names,
 };
 use std::ops::ControlFlow;
 
@@ -76,13 +76,39 @@ impl OpenLock<'_> {
         question: Question,
         now: Now,
     ) -> Stored {
-        let Question {
-            asked,
-            is_about_permits,
-        } = question;
+        let is_about_permits = question.is_about_permits;
         let limit = is_about_permits.then(|| self.limit_value()).flatten();
+        let reading = PermitsReading::new(owner.bytes(), question.asked, limit.as_deref(), now);
+        let (hash, _) = self.read_permits(reading, owner, own, depth);
+        hash.stored(is_about_permits)
+    }
+
+    /// What is stored for a queue whose first waits for permits, and who else holds some.
+    pub(crate) fn load_for_queue(
+        &self,
+        owner: Str<'_>,
+        task: &Task,
+        now: Now,
+    ) -> (Stored, PermitsHolders) {
+        if !self.is_of_permits() {
+            return (self.load(owner, task, now), PermitsHolders::default());
+        }
+        let limit = self.limit_value();
+        let reading = PermitsReading::new(owner.bytes(), task.asked, limit.as_deref(), now);
+        let own = self.key.hash_get_one(owner);
+        let (hash, others) =
+            self.read_permits(reading.for_queue(), owner, own.as_ref(), task.depth);
+        (hash.stored(true), others)
+    }
+
+    fn read_permits(
+        &self,
+        mut reading: PermitsReading<'_>,
+        owner: Str<'_>,
+        own: Option<&OwnedStr>,
+        depth: ReadDepth,
+    ) -> (PermitsHash, PermitsHolders) {
         let owner = owner.bytes();
-        let mut reading = PermitsReading::new(owner, asked, limit.as_deref(), now);
         let ends_at = self.key.expires_at();
         if let Some(own) = own {
             reading.field(owner, own.as_str().bytes());
@@ -102,10 +128,8 @@ impl OpenLock<'_> {
                 go_on_if(!is_hold || !reading.other_in_brief(value))
             });
         }
-        reading
-            .found(ends_at)
-            .with_hash(true)
-            .stored(is_about_permits)
+        let (hash, others) = reading.found_with_others(ends_at);
+        (hash.with_hash(true), others)
     }
 
     /// The permits as somebody sees them who has none, and asks for these.

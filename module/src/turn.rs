@@ -139,6 +139,19 @@ impl Step<'_, '_, '_> {
                 let effects = self.decide(task, Read::Gone { readers, more });
                 effects::carry_out(ctx, &mut [lock], owner, effects);
             }
+            _ if task.is_about_queue_for_permits() => {
+                let (stored, others, is_whole) = lock.read(|lock| {
+                    let (stored, others) = lock.load_for_queue(owner, task, self.now);
+                    (stored, others, is_whole(lock, purpose, &stored))
+                });
+                let read = match &stored {
+                    _ if !is_whole => Read::Unknown,
+                    Stored::Permits(hash) => Read::Permits(hash, &others),
+                    stored => Read::One(stored),
+                };
+                let effects = self.decide(task, read);
+                effects::carry_out(ctx, &mut [lock], owner, effects);
+            }
             _ => {
                 let (stored, is_whole) = lock.read(|lock| {
                     let stored = lock.load(owner, task, self.now);

@@ -248,3 +248,66 @@ fn renewals_beside_thousands_of_undelivered_grants_cost_what_others_do() {
         "{own:?}, and {others:?} of somebody else"
     );
 }
+
+/// So many owners of one session wait for a lock, with these words behind each ACQUIRE.
+fn queue_many(server: &Server, name: &str, words: &str, size: usize) -> Conn {
+    let life = server.session_connection("s");
+    let wait = |n| format!("RLOCK.ACQUIRE {name} owner{n} 600000 {words} QUEUE 0 SESSION s");
+    server
+        .connect()
+        .pipeline(&(0..size).map(wait).collect::<Vec<_>>());
+    life
+}
+
+/// The session's events, until there are so many. How many the first call brought.
+fn events_of_many(life: &mut Conn, size: usize) -> (usize, Vec<String>) {
+    let mut all = Vec::new();
+    let mut first = None;
+    while all.len() < size {
+        let events = life.read().events();
+        first.get_or_insert(events.len());
+        all.extend(events.into_iter().map(|(event, _)| event));
+        if all.len() < size {
+            life.send("RLOCK.EVENTS s BLOCK 0");
+        }
+    }
+    (first.unwrap_or_default(), all)
+}
+
+/// In one step a hundred thousand would keep all other clients waiting.
+#[test]
+fn thousands_whose_lock_was_overwritten_are_told_in_portions_in_their_order() {
+    let server = Server::builder().start();
+    let size = 3_500;
+    server.connect().take("k", "holder");
+    let mut life = queue_many(&server, "k", "", size);
+    life.send("RLOCK.EVENTS s BLOCK 0");
+    server.run("SET k v");
+    let (first, events) = events_of_many(&mut life, size);
+    assert!(first <= 1_000, "{first} were told in one turn");
+    let expected: Vec<_> = (0..size).map(|n| format!("error k owner{n}")).collect();
+    assert!(events == expected, "not in their order, or not all of them");
+}
+
+/// One reading of the holders serves all grants of a turn. With one for each the time would grow
+/// with the square of their number: 64 times as much for 8 times as many.
+#[test]
+fn letting_eight_times_as_many_in_for_permits_costs_about_eight_times_as_much() {
+    let took = |size: usize| {
+        let server = Server::builder().start();
+        server.run("RLOCK.LIMIT k 1");
+        server.run("RLOCK.ACQUIRE k holder 600000 PERMITS 1");
+        let mut life = queue_many(&server, "k", "PERMITS 1", size);
+        life.send("RLOCK.EVENTS s BLOCK 0");
+        let before = server.processor_time();
+        server.run(format!("RLOCK.LIMIT k {}", size + 1));
+        let (_, events) = events_of_many(&mut life, size);
+        let took = server.processor_time().saturating_sub(before);
+        let expected: Vec<_> = (0..size).map(|n| format!("granted k owner{n}")).collect();
+        assert!(events == expected, "not in their order, or not all of them");
+        took
+    };
+    let (few, many) = (took(500), took(4_000));
+    let least = Duration::from_millis(20);
+    assert!(many < few.max(least) * 24, "{many:?}, and {few:?} for 500");
+}

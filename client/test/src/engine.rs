@@ -7,7 +7,8 @@ use bytes::Bytes;
 use rlock_core::request::{self, SessionRef, WaitMode};
 use rlock_core::{
     Command, CommandError, Effect, Event, Gauges, Joined, Keys, LockKey, LockRef, Locks, Mode, Now,
-    Outcome, Purpose, Read, SessionId, SessionLimits, Stored, Subject, Task, Turn, Wait, names,
+    Outcome, PermitsHolders, Purpose, Read, SessionId, SessionLimits, Stored, Subject, Task, Turn,
+    Wait, names,
 };
 
 use crate::chance::Chance;
@@ -555,7 +556,9 @@ impl Engine {
                     let found = Found::at(&lock, &task, &owner, is_break);
                     self.interrupt(now);
                     let read = match &found {
-                        Found::Stored(stored) if !self.is_whole(&task, lock_key, stored) => {
+                        Found::Stored(stored) | Found::ForQueue(stored, _)
+                            if !self.is_whole(&task, lock_key, stored) =>
+                        {
                             Read::Unknown
                         }
                         found => found.read(),
@@ -701,6 +704,7 @@ fn is_of_several(command: Option<(Command<'_>, i32)>, task: &Task) -> bool {
 /// What was found at one lock.
 enum Found {
     Stored(Stored),
+    ForQueue(Stored, PermitsHolders),
     Holds(Stored, ReaderCounts),
     Owners(Vec<Box<[u8]>>),
     Gone(Vec<Box<[u8]>>),
@@ -715,13 +719,18 @@ impl Found {
                 let (stored, readers) = lock.load_for_holder();
                 Self::Holds(stored, readers)
             }
+            _ if task.is_about_queue_for_permits() => {
+                let (stored, others) = lock.load_for_queue(owner, task);
+                Self::ForQueue(stored, others)
+            }
             _ => Self::Stored(lock.load(owner, task)),
         }
     }
 
     fn read(&self) -> Read<'_> {
         match self {
-            Self::Stored(stored) => Read::One(stored),
+            Self::ForQueue(Stored::Permits(hash), others) => Read::Permits(hash, others),
+            Self::Stored(stored) | Self::ForQueue(stored, _) => Read::One(stored),
             Self::Holds(stored, readers) => Read::Holds(*stored, readers),
             Self::Owners(owners) => Read::Owners(owners),
             Self::Gone(readers) => Read::Gone {

@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 
 use rlock_core::{
-    Asked, Count, FENCE_FIELD, Hash, LockKey, MODE_FIELD, NEVER, Now, PERMITS_MODE, PermitsHold,
-    PermitsReading, ReadDepth, ReadHold, ReadWrite, Stored, Task, Token, Value, WRITER_SUFFIX,
-    Write, is_permits_mode, names,
+    Asked, Count, FENCE_FIELD, Hash, LockKey, MODE_FIELD, NEVER, Now, PERMITS_MODE, PermitsHash,
+    PermitsHold, PermitsHolders, PermitsReading, ReadDepth, ReadHold, ReadWrite, Stored, Task,
+    Token, Value, WRITER_SUFFIX, Write, is_permits_mode, names,
 };
 
 use crate::server::slot_of;
@@ -351,7 +351,27 @@ impl Lock<'_> {
         is_about_permits: bool,
     ) -> Stored {
         let limit = self.limit().filter(|_| is_about_permits);
-        let mut reading = PermitsReading::new(owner, asked, limit, self.now);
+        let reading = PermitsReading::new(owner, asked, limit, self.now);
+        let (hash, _) = self.read_permits(reading, owner, depth);
+        hash.stored(is_about_permits)
+    }
+
+    /// What is stored for a queue whose first waits for permits, and who else holds some.
+    pub(crate) fn load_for_queue(&self, owner: &[u8], task: &Task) -> (Stored, PermitsHolders) {
+        if !self.is_of_permits() {
+            return (self.load(owner, task), PermitsHolders::default());
+        }
+        let reading = PermitsReading::new(owner, task.asked, self.limit(), self.now);
+        let (hash, others) = self.read_permits(reading.for_queue(), owner, task.depth);
+        (hash.stored(true), others)
+    }
+
+    fn read_permits(
+        &self,
+        mut reading: PermitsReading<'_>,
+        owner: &[u8],
+        depth: ReadDepth,
+    ) -> (PermitsHash, PermitsHolders) {
         if let Some(own) = self.fields.get(owner) {
             reading.field(owner, own);
         }
@@ -363,8 +383,8 @@ impl Lock<'_> {
             let mut others = self.fields.iter().filter(|(field, _)| *field != owner);
             others.any(|(_, value)| reading.other_in_brief(value));
         }
-        let hash = reading.found(self.ends_at()).with_hash(true);
-        hash.stored(is_about_permits)
+        let (hash, others) = reading.found_with_others(self.ends_at());
+        (hash.with_hash(true), others)
     }
 
     fn limit(&self) -> Option<&[u8]> {

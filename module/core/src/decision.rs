@@ -16,6 +16,7 @@ use crate::pending::PendingRelease;
 use crate::request::{Acquire, Guard, Release, Renew, WaitMode};
 use crate::session::{Event, EventKind, LostReason, SessionId};
 use crate::stored::{Count, NEVER, ReadWrite, Stored, ttl_ms};
+use crate::stored_permits::PermitsHolders;
 use crate::table::{LockKey, LockRef, RecordId, ReplyTarget, WaiterId};
 use crate::wait::Wish;
 use crate::{
@@ -24,6 +25,9 @@ use crate::{
 };
 use std::fmt::Write as _;
 use std::rc::Rc;
+
+/// One decision tells so many waiters at most that there is nothing to wait for.
+pub(crate) const TOLD_AT_ONCE: usize = 100;
 
 /// What an ACQUIRE comes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -477,11 +481,18 @@ impl Decision<'_> {
 
     /// Brings a queue in agreement with its key, as read for the owner that is first in it: grants
     /// it if it can have the lock, and otherwise looks again when the lease is over.
-    pub(crate) fn reconcile(&mut self, queue: RecordId, stored: &Stored) {
+    /// A turn may grant no more than so many.
+    pub(crate) fn reconcile(
+        &mut self,
+        queue: RecordId,
+        stored: &Stored,
+        others: Option<&PermitsHolders>,
+        most: usize,
+    ) {
         if matches!(stored, Stored::OtherType) {
-            return self
-                .locks
-                .dismiss_all(queue, &CommandError::WrongType, self.effects);
+            self.locks
+                .dismiss_some(queue, &CommandError::WrongType, self.effects);
+            return;
         }
         if stored.is_free() {
             self.lose_holds(None);
@@ -491,8 +502,8 @@ impl Decision<'_> {
         }
         if let Some(kind) = stored.kind().filter(|kind| *kind != Kind::Plain) {
             let first = self.locks.table.first(queue).map(|(id, _)| id);
-            self.dismiss_multis(queue, kind);
-            if first != self.locks.table.first(queue).map(|(id, _)| id) {
+            let are_more = self.dismiss_multis(queue, kind);
+            if are_more || first != self.locks.table.first(queue).map(|(id, _)| id) {
                 // What is stored was read for another owner: whoever is first now would be let in
                 // by what that one holds.
                 return self.reconcile_now();
@@ -510,7 +521,9 @@ impl Decision<'_> {
                 }
                 self.check_after(stored.ends_at());
             }
-            None if mode == Mode::Permits => self.reconcile_permits(queue, stored),
+            None if mode == Mode::Permits => {
+                self.reconcile_permits(queue, stored, others, most);
+            }
             None if stored.lets_in(mode) && self.may_grant(stored, mode) => {
                 self.hand_over(id, mode, stored, Some(mode.message_when_free()));
             }
@@ -749,7 +762,7 @@ impl Decision<'_> {
 
     pub(crate) fn check_after(&mut self, lease_end: Option<i64>) {
         if let Some(queue) = self.queue() {
-            self.locks.table.check_after(queue, lease_end, self.now);
+            self.locks.table.check_after(queue, lease_end);
         }
     }
 
@@ -1031,18 +1044,26 @@ impl Locks {
         Some(())
     }
 
-    /// Tells all waiters in a queue that there is nothing to wait for.
-    pub(crate) fn dismiss_all(
+    /// Tells the first waiters in a queue that there is nothing to wait for. It stays marked: the
+    /// key is read again for those behind them, in this turn or in the next, so a hundred thousand
+    /// keep nobody waiting, and what was changed back meanwhile counts. Whether there was one.
+    pub(crate) fn dismiss_some(
         &mut self,
         queue: RecordId,
         error: &CommandError,
         effects: &mut Vec<Effect>,
-    ) {
-        while let Some((id, _)) = self.table.first(queue)
+    ) -> bool {
+        self.table.mark_dirty(queue);
+        let mut told = 0_usize;
+        while told < TOLD_AT_ONCE
+            && let Some((id, _)) = self.table.first(queue)
             && self
                 .dismiss(id, WaitOutcome::Refused(error.clone()), effects)
                 .is_some()
-        {}
+        {
+            told = told.saturating_add(1);
+        }
+        told > 0
     }
 
     pub(crate) fn tell_dismissed(

@@ -340,11 +340,15 @@ impl SessionHolds {
         }
     }
 
-    /// Marks the holds whose check is due.
-    pub(crate) fn mark_due(&mut self, now: Now) {
-        while let Some((at, id)) = self.checks.first().copied()
-            && at <= now.wall_ms()
-        {
+    /// Marks the holds whose check is due, so many at most.
+    pub(crate) fn mark_due(&mut self, most: usize, now: Now) {
+        for _ in 0..most {
+            let Some((at, id)) = self.checks.first().copied() else {
+                return;
+            };
+            if at > now.wall_ms() {
+                return;
+            }
             self.checks.pop_first();
             if let Some(hold) = self.arena.get_mut(id.0) {
                 hold.check_at = None;

@@ -77,7 +77,7 @@ pub use pattern::{PATTERN_LEN_MAX, PATTERNS_MAX, PatternCounters, are_patterns};
 pub use session::{Event, EventKind, Listener, LostReason, SessionId, SessionLimits, SessionView};
 pub use stored::{Count, Hash, HeldBy, NEVER, ReadDepth, ReadHold, ReadWrite, Stored};
 pub use stored_permits::{
-    Asked, Permits, PermitsHash, PermitsHold, PermitsReading, Room, is_permits_mode,
+    Asked, Permits, PermitsHash, PermitsHold, PermitsHolders, PermitsReading, Room, is_permits_mode,
 };
 pub use table::{Gauges, LockKey, LockRef, QueueView, WaiterId, WaiterView};
 pub use task::{Command, Keys, Purpose, Read, Reading, Subject, Task};

@@ -11,6 +11,7 @@ use crate::request::{Events, SessionRef};
 use crate::session::{Event, EventKind, Listener, SessionId, SessionLimits};
 use crate::table::ReplyTarget;
 use crate::time::earlier;
+use crate::turn::DECISIONS_MAX;
 use crate::{CommandError, Effect, Mode, Now, Wait, WaitOutcome};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -229,24 +230,49 @@ impl Locks {
         earlier(left.map(|left| left.max(0)), self.table.next_deadline(now))
     }
 
-    /// Time has passed: marks what is to be looked at, and ends what is over.
+    /// Time has passed: marks what is to be looked at, and ends what is over. Of each kind no more
+    /// than a turn may decide: the rest is due still, and the timer fires again at once.
     pub fn passed(&mut self, now: Now, effects: &mut Vec<Effect>) {
-        while let Some(queue) = self.table.take_check_due(now) {
+        for _ in 0..DECISIONS_MAX {
+            let Some(queue) = self.table.take_lease_over(now) else {
+                break;
+            };
+            self.mark_queue(queue);
+        }
+        for queue in self.table.take_looks(now) {
             self.mark_queue(queue);
         }
         self.end_grant_delay(now);
         self.say_left_out(now, effects);
-        self.holds.mark_due(now);
+        self.holds.mark_due(DECISIONS_MAX, now);
         self.table.forget_overdue_writers(now);
-        while let Some(session) = self.sessions.listened_enough(now) {
+        for _ in 0..DECISIONS_MAX {
+            let Some(session) = self.sessions.listened_enough(now) else {
+                break;
+            };
             effects.extend(self.sessions.stop_listening(session).map(Effect::Wake));
         }
-        while let Some(session) = self.sessions.next_overflowing() {
+        self.end_sessions(now, effects);
+    }
+
+    /// Ends the sessions that left too many events unfetched, or whose grace is over: until as much
+    /// has ended with them as a turn may decide.
+    fn end_sessions(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        let mut ended = 0_usize;
+        while ended < DECISIONS_MAX {
+            let Some(session) = self.sessions.next_overflowing() else {
+                break;
+            };
             count(&mut self.counters.sessions_overflowed);
+            ended = ended.saturating_add(self.sessions.size_of(session));
             self.sessions.tell_of_end(session);
             self.detach(session, now, effects);
         }
-        while let Some(session) = self.sessions.grace_over(now) {
+        while ended < DECISIONS_MAX {
+            let Some(session) = self.sessions.grace_over(now) else {
+                break;
+            };
+            ended = ended.saturating_add(self.sessions.size_of(session));
             let name = self.sessions.name_of(session).cloned();
             let holds = self.sessions.end(session);
             self.log_session_ended(name, &holds, now);

@@ -207,7 +207,7 @@ impl Locks {
         }
         for id in self.table.in_database(None) {
             self.table.forget_writer_in(id);
-            self.dismiss_all(id, &CommandError::Unblocked, effects);
+            while self.dismiss_some(id, &CommandError::Unblocked, effects) {}
         }
         self.forget_what_is_due();
     }

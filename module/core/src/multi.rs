@@ -6,7 +6,7 @@
 
 use crate::agenda::Job;
 use crate::arena::{Arena, Id};
-use crate::decision::{Acquired, Decision, Entry};
+use crate::decision::{Acquired, Decision, Entry, TOLD_AT_ONCE};
 use crate::lock::Locks;
 use crate::metrics::count;
 use crate::request::{MultiAcquire, Release, WaitMode};
@@ -489,12 +489,14 @@ impl Decision<'_> {
     }
 
     /// Ends the waits for several locks that stand in the queue of one which is now of another
-    /// kind.
-    pub(crate) fn dismiss_multis(&mut self, queue: RecordId, held: Kind) {
-        for id in self.locks.table.multis_in(queue) {
+    /// kind, so many at a time. Whether there are more.
+    pub(crate) fn dismiss_multis(&mut self, queue: RecordId, held: Kind) -> bool {
+        let multis = self.locks.table.multis_in(queue, TOLD_AT_ONCE);
+        for id in &multis {
             let why = WaitOutcome::Refused(wrong_kind(held));
-            self.locks.dismiss(id, why, self.effects);
+            self.locks.dismiss(*id, why, self.effects);
         }
+        multis.len() == TOLD_AT_ONCE && !self.locks.table.multis_in(queue, 1).is_empty()
     }
 }
 

@@ -2,17 +2,18 @@
 //! long as no more than a limit are out.
 //!
 //! Strictly first come, first served: the first in the queue waits until what it asked for fits,
-//! and nobody behind passes it. One waiter is granted at a time, and whether the next one fits is
-//! decided in the same turn, when the key has been read for that one.
+//! and nobody behind passes it. All who fit are granted by one reading, which says who holds how many
+//! permits: also whether one of those in the queue does.
 
-use crate::decision::{Acquired, Decision, Entry};
+use crate::decision::{Acquired, Decision, Entry, TOLD_AT_ONCE};
 use crate::metrics::count;
 use crate::request::{Acquire, Release, Renew};
 use crate::session::SessionId;
-use crate::stored_permits::{Asked, Permits, PermitsHash, PermitsHold, Room};
+use crate::stored_permits::{Asked, Permits, PermitsHash, PermitsHold, PermitsHolders, Room};
 use crate::table::{RecordId, WaiterId};
 use crate::wait::Wish;
 use crate::{CommandError, Field, Holder, Kind, Mode, Stored, Token, Value, WaitOutcome, Write};
+use std::collections::BTreeSet;
 
 /// Holders that never release leave their fields behind for as long as others hold. A grant that
 /// finds so many has them cleared away.
@@ -150,6 +151,7 @@ impl Decision<'_> {
         self.write(limit.map_or(Write::DeleteLimit, |limit| {
             Write::SetLimit(Value::Number(limit.get()))
         }));
+        // The first of them: the others are told when the key has been read for the queue.
         if let (None, Some(queue)) = (limit, self.queue()) {
             self.dismiss_without_limit(queue);
         }
@@ -180,9 +182,15 @@ impl Decision<'_> {
 
     // --- Grants ----------------------------------------------------------------------------------
 
-    /// Grants the first in the queue, as read for it, if what it asked for fits. Otherwise looks
-    /// again when it will.
-    pub(crate) fn reconcile_permits(&mut self, queue: RecordId, stored: &Stored) {
+    /// Grants the first in the queue, as read for it, if what it asked for fits, and those behind it
+    /// that fit as well. Otherwise looks again when it will.
+    pub(crate) fn reconcile_permits(
+        &mut self,
+        queue: RecordId,
+        stored: &Stored,
+        others: Option<&PermitsHolders>,
+        most: usize,
+    ) {
         if matches!(stored, Stored::Plain(_) | Stored::ReadWrite(_)) {
             // A script made it the other kind.
             return self.check_after(stored.ends_at());
@@ -203,17 +211,70 @@ impl Decision<'_> {
         }
         match hash.room {
             Room::Now if self.locks.grant_delay.lasts(self.now) => self.check_after(None),
-            Room::Now => self.hand_over_permits(id, &hash, asked),
-            _ => {
-                self.tell_wanted(queue);
-                self.check_after(hash.room_at());
+            Room::Now => {
+                let ends_at = self.hand_over_permits(id, &hash, asked);
+                if let (Some(others), Some(ends_at)) = (others, ends_at) {
+                    let mut holders = others.holds();
+                    holders.add(ends_at, asked.permits);
+                    let hash = hash.granted(ends_at);
+                    let most = most.saturating_sub(1);
+                    return self.let_in_more(queue, hash, holders, others, most);
+                }
+                // Perhaps the next one fits as well.
+                self.reconcile_now();
             }
+            room => self.keep_out(queue, room),
         }
     }
 
-    /// Those who named no limit are told that there is none. Whether there was one of them.
+    /// Grants those who are first now, as long as they fit beside these holders. It was read which
+    /// `others` held some before: of waiters only owners for whom somebody else has written that.
+    fn let_in_more(
+        &mut self,
+        queue: RecordId,
+        mut hash: PermitsHash,
+        mut holders: PermitsHolders,
+        others: &PermitsHolders,
+        most: usize,
+    ) {
+        let mut hold_already = None;
+        for _ in 0..most {
+            let Some((id, first)) = self.locks.table.first(queue) else {
+                return;
+            };
+            let Some(asked) = first.asked else { break };
+            let table = &self.locks.table;
+            match holders.room(asked, hash.limit, hash.ends_at) {
+                Room::Now => {}
+                Room::NoLimit => break,
+                room => return self.keep_out(queue, room),
+            }
+            let hold_already: &BTreeSet<WaiterId> = hold_already.get_or_insert_with(|| {
+                let waiters = others.owners().map(|owner| table.waiter_of(queue, owner));
+                waiters.flatten().map(|(id, _)| id).collect()
+            });
+            if hold_already.contains(&id) {
+                break;
+            }
+            let Some(ends_at) = self.hand_over_permits(id, &hash, asked) else {
+                break;
+            };
+            holders.add(ends_at, asked.permits);
+            hash = hash.granted(ends_at);
+        }
+        // The next one is of another kind, or more than the turn may do.
+        self.reconcile_now();
+    }
+
+    /// The first in the queue waits until what it asked for fits.
+    fn keep_out(&mut self, queue: RecordId, room: Room) {
+        self.tell_wanted(queue);
+        self.check_after(room.at());
+    }
+
+    /// The first of those who named no limit are told that there is none. Whether there was one.
     fn dismiss_without_limit(&mut self, queue: RecordId) -> bool {
-        let without = self.locks.table.without_limit(queue);
+        let without = self.locks.table.without_limit(queue, TOLD_AT_ONCE);
         for id in &without {
             let why = WaitOutcome::Refused(CommandError::NoLimit);
             self.locks.dismiss(*id, why, self.effects);
@@ -221,13 +282,13 @@ impl Decision<'_> {
         !without.is_empty()
     }
 
-    fn hand_over_permits(&mut self, id: WaiterId, hash: &PermitsHash, asked: Asked) {
-        let enter =
-            |decision: &mut Self, entry: &Entry<'_>| Ok(decision.begin_permits(hash, entry, asked));
-        if self.grant(id, None, enter) {
-            // Perhaps the next one fits as well.
-            self.reconcile_now();
-        }
+    /// When the hold ends that is granted.
+    fn hand_over_permits(&mut self, id: WaiterId, hash: &PermitsHash, asked: Asked) -> Option<i64> {
+        let ends_at = self.locks.table.get(id)?.lease.end(self.now);
+        let is_granted = self.grant(id, None, |decision, entry| {
+            Ok(decision.begin_permits(hash, entry, asked))
+        });
+        is_granted.then_some(ends_at)
     }
 
     /// The owner holds these permits from now on. How many, and the token.

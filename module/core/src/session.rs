@@ -476,6 +476,21 @@ impl Sessions {
         session.holds
     }
 
+    /// How much ends with a session, itself counted.
+    pub(crate) fn size_of(&self, id: SessionId) -> usize {
+        let session = self.arena.get(id.0);
+        let belongings = session.map_or(0, |session| {
+            let events = session.events.len();
+            let waits = session.waiters.len();
+            session
+                .holds
+                .len()
+                .saturating_add(waits)
+                .saturating_add(events)
+        });
+        belongings.saturating_add(1)
+    }
+
     /// A session whose grace is over.
     pub(crate) fn grace_over(&self, now: Now) -> Option<SessionId> {
         let (end, id) = self.grace_ends.first()?;

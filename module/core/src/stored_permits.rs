@@ -111,6 +111,16 @@ pub enum Room {
     Never,
 }
 
+impl Room {
+    /// When there will be permits enough; none if never, or now.
+    pub(crate) fn at(self) -> Option<i64> {
+        match self {
+            Self::At(end) => Some(end),
+            _ => None,
+        }
+    }
+}
+
 /// A hash of permits, as far as a decision about one owner needs it: also one that is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PermitsHash {
@@ -151,6 +161,19 @@ impl PermitsHash {
         Stored::Permits(self)
     }
 
+    /// The same once somebody holds some in it until then who held none.
+    pub(crate) fn granted(self, ends_at: i64) -> Self {
+        Self {
+            own: None,
+            others_end: self.others_end.max(Some(ends_at)),
+            room: Room::Unknown,
+            over: if self.is_free() { 0 } else { self.over },
+            limit: self.limit,
+            ends_at: self.key_end(Some(ends_at)).or(self.ends_at),
+            is_there: true,
+        }
+    }
+
     /// One in which nobody holds any.
     pub(crate) fn free(is_there: bool) -> Self {
         let mut reading = PermitsReading::new(b"", None, None, Now::default());
@@ -169,10 +192,7 @@ impl PermitsHash {
 
     /// When what was asked for can be had; none if never, or now.
     pub(crate) fn room_at(&self) -> Option<i64> {
-        match self.room {
-            Room::At(end) => Some(end),
-            _ => None,
-        }
+        self.room.at()
     }
 
     /// When the key must expire if the owner's own hold ends then, or is over; none if that is when
@@ -194,6 +214,61 @@ impl PermitsHash {
     }
 }
 
+/// Those who hold permits beside the owner that they were read for. With them one reading serves
+/// many waiters: if each grant took one, the time would grow with the square of their number.
+#[derive(Clone, Debug, Default)]
+pub struct PermitsHolders {
+    owners: Vec<Box<[u8]>>,
+    /// Until when they hold how many.
+    holds: Vec<(i64, Permits)>,
+    out: i64,
+}
+
+impl PermitsHolders {
+    pub(crate) fn owners(&self) -> impl Iterator<Item = &[u8]> {
+        self.owners.iter().map(|owner| &**owner)
+    }
+
+    /// The same without their names.
+    pub(crate) fn holds(&self) -> Self {
+        Self {
+            owners: Vec::new(),
+            holds: self.holds.clone(),
+            out: self.out,
+        }
+    }
+
+    pub(crate) fn add(&mut self, ends_at: i64, permits: Permits) {
+        self.holds.push((ends_at, permits));
+        self.out = self.out.saturating_add(permits.get());
+    }
+
+    /// Whether this can be had beside them, of a key that expires then.
+    pub(crate) fn room(&self, asked: Asked, limit: Option<Permits>, key_end: Option<i64>) -> Room {
+        let Some(limit) = limit.or(asked.limit) else {
+            return Room::NoLimit;
+        };
+        let free_for = limit.get().saturating_sub(asked.permits.get());
+        if free_for < 0 {
+            return Room::Never;
+        }
+        let mut out = self.out;
+        if out <= free_for {
+            return Room::Now;
+        }
+        let mut holds = self.holds.clone();
+        holds.sort_unstable();
+        for (end, permits) in holds {
+            out = out.saturating_sub(permits.get());
+            if out <= free_for {
+                // All of it ends with the key, which somebody else may have given an earlier end.
+                return Room::At(key_end.map_or(end, |key_end| key_end.min(end)));
+            }
+        }
+        Room::Now
+    }
+}
+
 /// A reading of permits in progress: the driver shows it the fields of the hash.
 #[derive(Debug)]
 pub struct PermitsReading<'a> {
@@ -204,13 +279,14 @@ pub struct PermitsReading<'a> {
     is_there: bool,
     own: Option<PermitsHold>,
     others: Others,
+    keeps_owners: bool,
     over: usize,
 }
 
 #[derive(Debug)]
 enum Others {
-    /// Their holds: so many permits until then.
-    Read(Vec<(i64, Permits)>),
+    /// These.
+    Read(PermitsHolders),
     /// There is one of them, and more were not looked at.
     Some,
 }
@@ -225,8 +301,18 @@ impl<'a> PermitsReading<'a> {
             now,
             is_there: false,
             own: None,
-            others: Others::Read(Vec::new()),
+            others: Others::Read(PermitsHolders::default()),
+            keeps_owners: false,
             over: 0,
+        }
+    }
+
+    /// The same for a queue, of which more than the first may be granted by it.
+    #[must_use]
+    pub fn for_queue(self) -> Self {
+        Self {
+            keeps_owners: true,
+            ..self
         }
     }
 
@@ -244,7 +330,10 @@ impl<'a> PermitsReading<'a> {
         } else if field == self.owner {
             self.own = Some(hold);
         } else if let Others::Read(others) = &mut self.others {
-            others.push((hold.ends_at, hold.permits));
+            others.add(hold.ends_at, hold.permits);
+            if self.keeps_owners {
+                others.owners.push(field.into());
+            }
         }
     }
 
@@ -271,11 +360,16 @@ impl<'a> PermitsReading<'a> {
 
     /// The end of the reading, of a key that expires then.
     pub fn found(self, ends_at: Option<i64>) -> PermitsHash {
+        self.found_with_others(ends_at).0
+    }
+
+    /// The same, with the others who hold some.
+    pub fn found_with_others(self, ends_at: Option<i64>) -> (PermitsHash, PermitsHolders) {
         let others_end = match &self.others {
-            Others::Read(others) => others.iter().map(|(end, _)| *end).max(),
+            Others::Read(others) => others.holds.iter().map(|(end, _)| *end).max(),
             Others::Some => Some(ends_at.unwrap_or(crate::NEVER)),
         };
-        PermitsHash {
+        let hash = PermitsHash {
             own: self.own,
             others_end,
             over: self.over,
@@ -283,36 +377,23 @@ impl<'a> PermitsReading<'a> {
             ends_at,
             is_there: self.is_there,
             room: self.room(ends_at),
+        };
+        match self.others {
+            Others::Read(others) => (hash, others),
+            Others::Some => (hash, PermitsHolders::default()),
         }
     }
 
-    fn room(self, key_end: Option<i64>) -> Room {
-        let (Some(asked), Others::Read(mut others)) = (self.asked, self.others) else {
+    fn room(&self, key_end: Option<i64>) -> Room {
+        let (Some(asked), Others::Read(others)) = (self.asked, &self.others) else {
             return Room::Unknown;
         };
-        let Some(limit) = self.limit.or(asked.limit) else {
-            return Room::NoLimit;
+        let Some(own) = self.own else {
+            return others.room(asked, self.limit, key_end);
         };
-        let free_for = limit.get().saturating_sub(asked.permits.get());
-        if free_for < 0 {
-            return Room::Never;
-        }
-        let own = self.own.map(|own| (own.ends_at, own.permits));
-        others.extend(own);
-        let sum = |sum: i64, (_, permits): &(i64, Permits)| sum.saturating_add(permits.get());
-        let mut out = others.iter().fold(0, sum);
-        if out <= free_for {
-            return Room::Now;
-        }
-        others.sort_unstable();
-        for (end, permits) in others {
-            out = out.saturating_sub(permits.get());
-            if out <= free_for {
-                // All of it ends with the key, which somebody else may have given an earlier end.
-                return Room::At(key_end.map_or(end, |key_end| key_end.min(end)));
-            }
-        }
-        Room::Now
+        let mut all = others.holds();
+        all.add(own.ends_at, own.permits);
+        all.room(asked, self.limit, key_end)
     }
 }
 

@@ -177,14 +177,23 @@ struct LockRecord {
     outlived: bool,
     /// Whether the key may have changed under those who wait.
     dirty: bool,
-    /// When to look at the key again, in milliseconds of the wall clock.
-    check_at: Option<i64>,
+    /// When the key is looked at because a lease is over, in milliseconds of the wall clock.
+    lease_over_at: Option<i64>,
+    /// When the key is looked at whatever was heard of it, monotonic, in milliseconds.
+    look_at: Option<i64>,
 }
 
 /// Not every change of a key is announced by an event that we can afford to listen to (`SET` over a
-/// lock or `HDEL` of its owner are not), so a key is looked at this often while somebody waits for
-/// it.
-const RECHECK_MS: i64 = 1000;
+/// lock, `HDEL` of its owner and a slot that moves are not), so a key is looked at this often while
+/// somebody waits for it: later only where too many looks are due.
+const LOOK_EVERY_MS: i64 = 1000;
+
+/// So many looks are made at once, and the next after this pause, in the order in which they were
+/// due. Without this bound 300,000 locks that are waited for would keep the server busy, though
+/// nothing happens. With it all looks together are 3,000 a second, so each of those locks is looked
+/// at every 100 seconds. The end of a lease does not wait for that: it is a deadline of its own.
+const LOOKS_AT_ONCE: usize = 30;
+const LOOKS_PAUSE_MS: i64 = 10;
 
 /// A lock without a record.
 #[derive(Debug, Default)]
@@ -223,7 +232,11 @@ pub(crate) struct LockTable {
     wait_ends: BTreeSet<(i64, WaiterId)>,
     /// Those who wait and whose wait was not found to be long yet.
     unnoticed: Unnoticed,
-    checks: BTreeSet<(i64, RecordId)>,
+    /// When leases are over of locks that somebody waits for, by the wall clock.
+    leases_over: BTreeSet<(i64, RecordId)>,
+    /// When locks are looked at, and before which moment no more of them are, both monotonic.
+    looks: BTreeSet<(i64, RecordId)>,
+    no_look_before: i64,
     /// The ends of the writers whose tokens are known.
     writer_ends: BTreeSet<(i64, RecordId)>,
     /// How many queues there are with somebody in them.
@@ -342,7 +355,8 @@ impl LockTable {
             pending: VecDeque::new(),
             outlived: false,
             dirty: false,
-            check_at: None,
+            lease_over_at: None,
+            look_at: None,
         })?);
         self.databases.entry(db).or_default().insert(name, id);
         self.last_found.set(Some(id));
@@ -364,9 +378,6 @@ impl LockTable {
         let Some(record) = self.records.remove(id.0) else {
             return;
         };
-        if let Some(check_at) = record.check_at {
-            self.checks.remove(&(check_at, id));
-        }
         if let Some(names) = self.databases.get_mut(&record.lock.db) {
             names.remove(&record.lock.name);
             if names.is_empty() {
@@ -396,6 +407,11 @@ impl LockTable {
     pub(crate) fn take_dirty(&mut self, id: RecordId) -> bool {
         let record = self.records.get_mut(id.0);
         record.is_some_and(|record| std::mem::take(&mut record.dirty))
+    }
+
+    /// How many wait, in all queues.
+    pub(crate) fn waiters(&self) -> usize {
+        self.waiters.len()
     }
 
     pub(crate) fn gauges(&self) -> Gauges {
@@ -490,7 +506,7 @@ impl LockTable {
     pub(crate) fn take_pending(&mut self, id: RecordId) -> Option<PendingRelease> {
         let release = self.records.get_mut(id.0)?.pending.pop_front()?;
         self.pending = self.pending.saturating_sub(1);
-        self.uncheck_if_done(id);
+        self.look_no_more_if_done(id);
         self.close_if_idle(id);
         Some(release)
     }
@@ -683,43 +699,42 @@ impl LockTable {
         Some((waiter, self.waiters.get(waiter.0)?))
     }
 
-    /// The waits for several locks that stand in a queue. Where there are none, as in nearly all,
-    /// nobody is asked: one step follows another here for each reader that comes in.
-    pub(crate) fn multis_in(&self, id: RecordId) -> Vec<WaiterId> {
+    /// The first waits for several locks that stand in a queue. Where there are none, as in nearly
+    /// all, nobody is asked: one step follows another here for each reader that comes in.
+    pub(crate) fn multis_in(&self, id: RecordId, most: usize) -> Vec<WaiterId> {
         let queue = self.records.get(id.0).map(|record| &record.queue);
         let first = queue
             .filter(|queue| queue.multis > 0)
             .and_then(|queue| queue.first);
-        let mut multis = Vec::new();
-        let mut next = first;
-        while let Some((id, waiter)) = next.and_then(|id| Some((id, self.waiters.get(id.0)?))) {
-            multis.extend(waiter.multi.map(|_| id));
-            next = waiter.behind;
-        }
-        multis
+        let all = self.from(first);
+        let multis = all.filter(|(_, waiter)| waiter.multi.is_some());
+        multis.map(|(id, _)| id).take(most).collect()
     }
 
-    /// Those in a queue who wait for permits and named no limit. Where there are none nobody is
+    /// The first in a queue who wait for permits and named no limit. Where there are none nobody is
     /// asked.
-    pub(crate) fn without_limit(&self, id: RecordId) -> Vec<WaiterId> {
+    pub(crate) fn without_limit(&self, id: RecordId, most: usize) -> Vec<WaiterId> {
         let queue = self.records.get(id.0).map(|record| &record.queue);
-        let mut next = queue
+        let first = queue
             .filter(|queue| queue.without_limit > 0)
             .and_then(|queue| queue.first);
-        let mut without = Vec::new();
-        while let Some((id, waiter)) = next.and_then(|id| Some((id, self.waiters.get(id.0)?))) {
-            without.extend(names_no_limit(waiter.asked).then_some(id));
-            next = waiter.behind;
-        }
-        without
+        let all = self.from(first);
+        let without = all.filter(|(_, waiter)| names_no_limit(waiter.asked));
+        without.map(|(id, _)| id).take(most).collect()
+    }
+
+    /// A waiter and those behind it.
+    fn from(&self, first: Option<WaiterId>) -> impl Iterator<Item = (WaiterId, &Waiter)> {
+        let named = |id: WaiterId| Some((id, self.waiters.get(id.0)?));
+        let first = first.and_then(named);
+        std::iter::successors(first, move |(_, waiter)| named(waiter.behind?))
     }
 
     /// Those who wait for a lock, in order.
     pub(crate) fn waiters_of(&self, lock: LockRef<'_>) -> impl Iterator<Item = &Waiter> {
         let record = self.find(lock).and_then(|id| self.records.get(id.0));
-        let waiter = |id: Option<WaiterId>| self.waiters.get(id?.0);
-        let first = waiter(record.and_then(|record| record.queue.first));
-        std::iter::successors(first, move |at| waiter(at.behind))
+        let first = record.and_then(|record| record.queue.first);
+        self.from(first).map(|(_, waiter)| waiter)
     }
 
     /// The queues of a database, in no particular order.
@@ -811,6 +826,7 @@ impl LockTable {
         queue.positions.joined(order);
         if queue.length == 1 {
             self.queues = self.queues.saturating_add(1);
+            self.look_again(record_id, now);
         }
         // An owner that waits elsewhere too is kept once.
         if let Some(known) = self.add_place(owner, record_id, id)
@@ -872,7 +888,7 @@ impl LockTable {
         let is_empty = queue.length == 0;
         if is_empty {
             *queue = WaitQueue::default();
-            self.uncheck_if_done(waiter.record);
+            self.look_no_more_if_done(waiter.record);
             self.queues = self.queues.saturating_sub(1);
         }
         self.remove_place(&waiter);
@@ -981,51 +997,57 @@ impl LockTable {
 
     // --- Deadlines -------------------------------------------------------------------------------
 
-    /// Looks at the key again just after its lease is over, and every [`RECHECK_MS`] until then. A
-    /// check that is due earlier stays: it will find the lease as it is by then, and set the next
-    /// one. Does nothing where nobody waits.
-    pub(crate) fn check_after(&mut self, id: RecordId, lease_end: Option<i64>, now: Now) {
+    /// The lease of a lock was found to end then; none if it never ends, or nobody has the lock. The
+    /// key is looked at just after that. A look that is due earlier stays: it will find the lease as
+    /// it is by then. Does nothing where nobody waits.
+    pub(crate) fn check_after(&mut self, id: RecordId, lease_end: Option<i64>) {
         let Some(record) = self.records.get_mut(id.0) else {
             return;
         };
-        let queue = &mut record.queue;
-        if queue.length == 0 {
+        if record.queue.length == 0 {
             return;
         }
-        queue.lease_end = lease_end;
-        let recheck_at = now.wall_ms().saturating_add(RECHECK_MS);
+        record.queue.lease_end = lease_end;
         // A key is expired when the clock is past its end, not when it is there.
-        let check_at = lease_end.map_or(recheck_at, |end| end.saturating_add(1).min(recheck_at));
-        self.check_at(id, check_at);
+        let Some(over_at) = lease_end.map(|end| end.saturating_add(1)) else {
+            return;
+        };
+        if record
+            .lease_over_at
+            .is_some_and(|earlier| earlier <= over_at)
+        {
+            return;
+        }
+        if let Some(later) = record.lease_over_at.replace(over_at) {
+            self.leases_over.remove(&(later, id));
+        }
+        self.leases_over.insert((over_at, id));
     }
 
-    /// Checks a lock again a second from now, because its keys cannot be read at present.
+    /// Looks at a lock a second from now, unless it is looked at before.
     pub(crate) fn look_again(&mut self, id: RecordId, now: Now) {
-        self.check_at(id, now.wall_ms().saturating_add(RECHECK_MS));
+        let at = now.mono_ms.saturating_add(LOOK_EVERY_MS);
+        if let Some(record) = self.records.get_mut(id.0)
+            && record.look_at.is_none()
+        {
+            record.look_at = Some(at);
+            self.looks.insert((at, id));
+        }
     }
 
-    fn check_at(&mut self, id: RecordId, check_at: i64) {
+    /// Does not look any more at a lock that has neither waiters nor pending releases.
+    fn look_no_more_if_done(&mut self, id: RecordId) {
         let Some(record) = self.records.get_mut(id.0) else {
             return;
         };
-        if let Some(earlier) = record.check_at {
-            if earlier <= check_at {
-                return;
-            }
-            self.checks.remove(&(earlier, id));
+        if record.queue.length > 0 || !record.pending.is_empty() {
+            return;
         }
-        record.check_at = Some(check_at);
-        self.checks.insert((check_at, id));
-    }
-
-    /// Drops the check of a lock that has neither waiters nor pending releases.
-    fn uncheck_if_done(&mut self, id: RecordId) {
-        if let Some(record) = self.records.get_mut(id.0)
-            && record.queue.length == 0
-            && record.pending.is_empty()
-            && let Some(check_at) = record.check_at.take()
-        {
-            self.checks.remove(&(check_at, id));
+        if let Some(at) = record.lease_over_at.take() {
+            self.leases_over.remove(&(at, id));
+        }
+        if let Some(at) = record.look_at.take() {
+            self.looks.remove(&(at, id));
         }
     }
 
@@ -1042,9 +1064,11 @@ impl LockTable {
     pub(crate) fn next_deadline(&self, now: Now) -> Option<i64> {
         let wait = self.wait_ends.first();
         let wait = wait.map(|(end, _)| end.saturating_sub(now.mono_ms));
-        let check = self.checks.first();
-        let check = check.map(|(at, _)| at.saturating_sub(now.wall_ms()));
-        earlier(wait, check).map(|left| left.max(0))
+        let over = self.leases_over.first();
+        let over = over.map(|(at, _)| at.saturating_sub(now.wall_ms()));
+        let look = self.looks.first();
+        let look = look.map(|(at, _)| self.no_look_before.max(*at).saturating_sub(now.mono_ms));
+        earlier(earlier(wait, over), look).map(|left| left.max(0))
     }
 
     /// Who has waited longest of those whose wait was not found to be long yet, and since when.
@@ -1070,17 +1094,39 @@ impl LockTable {
         (*end <= now.mono_ms).then_some(*id)
     }
 
-    /// A queue whose key is to be looked at. Each is returned once.
-    pub(crate) fn take_check_due(&mut self, now: Now) -> Option<RecordId> {
-        let (at, id) = self.checks.first().copied()?;
+    /// A lock whose lease is over. Each is returned once.
+    pub(crate) fn take_lease_over(&mut self, now: Now) -> Option<RecordId> {
+        let (at, id) = self.leases_over.first().copied()?;
         if at > now.wall_ms() {
             return None;
         }
-        self.checks.pop_first();
-        if let Some(record) = self.records.get_mut(id.0) {
-            record.check_at = None;
-        }
+        self.leases_over.pop_first();
+        self.records.get_mut(id.0)?.lease_over_at = None;
         Some(id)
+    }
+
+    /// The locks that are looked at now, whatever was heard of them. Those that somebody waits for
+    /// are looked at again a second later.
+    pub(crate) fn take_looks(&mut self, now: Now) -> Vec<RecordId> {
+        let mut taken = Vec::new();
+        while now.mono_ms >= self.no_look_before
+            && taken.len() < LOOKS_AT_ONCE
+            && let Some((at, id)) = self.looks.first().copied()
+            && at <= now.mono_ms
+        {
+            self.looks.pop_first();
+            if let Some(record) = self.records.get_mut(id.0) {
+                record.look_at = None;
+            }
+            if self.length(id) > 0 {
+                self.look_again(id, now);
+            }
+            taken.push(id);
+        }
+        if !taken.is_empty() {
+            self.no_look_before = now.mono_ms.saturating_add(LOOKS_PAUSE_MS);
+        }
+        taken
     }
 }
 

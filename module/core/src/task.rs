@@ -6,6 +6,7 @@ use crate::request::{
     Renew, WaitMode,
 };
 use crate::stored::{Count, HeldBy, ReadDepth, Stored};
+use crate::stored_permits::{PermitsHash, PermitsHolders};
 use crate::table::LockKey;
 use crate::{Asked, CommandError, Mode};
 use std::rc::Rc;
@@ -175,6 +176,8 @@ pub enum Purpose {
 pub enum Read<'a> {
     /// What is stored at one lock.
     One(&'a Stored),
+    /// For a queue whose first waits for permits: the hash, and who else holds some.
+    Permits(&'a PermitsHash, &'a PermitsHolders),
     /// What is stored at each of several, in their order.
     Several(&'a [Stored]),
     /// For BREAK: what is stored, and who has it: the owner of a plain lock, the fields of a
@@ -211,6 +214,12 @@ impl Task {
     /// Whether it is about permits, also where nobody holds any: then the limit is to be read.
     pub fn is_about_permits(&self) -> bool {
         self.asked.is_some() || self.verb == Verb::Limit
+    }
+
+    /// Whether it is about a queue whose first waits for permits: all who fit are granted at once,
+    /// so it is to be read who has some.
+    pub fn is_about_queue_for_permits(&self) -> bool {
+        self.purpose == Purpose::Reconcile(Mode::Permits)
     }
 
     /// Whether it counts when the lease of a plain lock ends: not if the command's owner alone has

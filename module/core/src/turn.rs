@@ -148,8 +148,8 @@ impl Budget {
         }
     }
 
-    fn spend(&mut self, now: Now) {
-        self.decisions = self.decisions.saturating_sub(1);
+    fn spend(&mut self, decisions: usize, now: Now) {
+        self.decisions = self.decisions.saturating_sub(decisions);
         self.begun_ms.get_or_insert(now.mono_ms);
     }
 
@@ -539,9 +539,7 @@ impl Locks {
             return false;
         }
         self.outdate();
-        if !matches!(task.purpose, Purpose::Command | Purpose::Holders) {
-            turn.budget.spend(now);
-        }
+        let waiters = self.table.waiters();
         if let Read::One(Stored::ReadWrite(hash)) = &read
             && hash.is_partial
         {
@@ -559,7 +557,7 @@ impl Locks {
                 self.decide_release(turn, lock, others_are_brief, &read, now, effects);
             }
             (Purpose::Reconcile(_), Subject::One(lock, _)) => {
-                self.decide_reconcile(lock, read, now, effects);
+                self.decide_reconcile(turn, lock, read, now, effects);
             }
             (Purpose::GrantSeveral(multi), Subject::Several(locks, _)) => {
                 self.decide_several(multi, locks, &read, now, effects);
@@ -574,6 +572,11 @@ impl Locks {
                 self.decide_writer(lock, owner, &read);
             }
             _ => {}
+        }
+        if !matches!(task.purpose, Purpose::Command | Purpose::Holders) {
+            // Several can leave by one decision.
+            let left = waiters.saturating_sub(self.table.waiters());
+            turn.budget.spend(left.max(1), now);
         }
         true
     }
@@ -774,6 +777,7 @@ impl Locks {
 
     fn decide_reconcile(
         &mut self,
+        turn: &Turn<'_>,
         lock: &LockKey,
         read: Read<'_>,
         now: Now,
@@ -783,17 +787,28 @@ impl Locks {
             return;
         };
         self.table.take_dirty(queue);
+        let most = turn.budget.decisions;
         match read {
             Read::One(stored) => {
                 self.decision(lock.as_ref(), 0, now, effects)
-                    .reconcile(queue, stored);
+                    .reconcile(queue, stored, None, most);
+            }
+            Read::Permits(hash, others) => {
+                let stored = Stored::Permits(*hash);
+                self.decision(lock.as_ref(), 0, now, effects).reconcile(
+                    queue,
+                    &stored,
+                    Some(others),
+                    most,
+                );
             }
             Read::Elsewhere(error) => {
                 self.table.forget_writer(lock.as_ref());
-                self.dismiss_all(queue, &error, effects);
+                self.dismiss_some(queue, &error, effects);
             }
-            // Nobody knows who serves the key. Here it looks free: a grant could be the second.
-            _ => self.table.check_after(queue, None, now),
+            // Nobody knows who serves the key. Here it looks free: a grant could be the second. The
+            // next look is on its way.
+            _ => {}
         }
     }
 

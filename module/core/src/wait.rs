@@ -312,7 +312,10 @@ impl Locks {
         if let Some(of) = self.patterns.of(lock.name) {
             count(&mut of.waits);
         }
-        self.table.check_after(queue, wish.lease_end(place), now);
+        // Where the wish knows of no end, one that was heard of before counts on.
+        if let Some(end) = wish.lease_end(place) {
+            self.table.check_after(queue, Some(end));
+        }
         Some(waiter)
     }
 

@@ -70,6 +70,7 @@ mod deadlock;
 mod exhaustive;
 mod model;
 mod parsing;
+mod portions;
 mod sessions;
 mod together;
 mod walk;

@@ -4,9 +4,9 @@ use super::twin::{Heard, Reply, Request, To, Twin, WAITERS_MAX};
 use rlock_core::request::{Acquire, Cancel, Events, Limit, Release, Renew, WaitMode};
 use rlock_core::{
     Asked, BlockedClient, Command, Effect, EventKind, Grant, Lease, LockKey, LockRef, Locks,
-    LostReason, Mode, Now, Outcome, PERMITS_MODE, Permits, PermitsReading, Purpose, Read,
-    ReadDepth, SessionId, SessionLimits, Stored, Subject, Task, Token, Turn, Wait, WaitOutcome,
-    WaiterId, Write, names,
+    LostReason, Mode, Now, Outcome, PERMITS_MODE, Permits, PermitsHolders, PermitsReading, Purpose,
+    Read, ReadDepth, SessionId, SessionLimits, Stored, Subject, Task, Token, Turn, Wait,
+    WaitOutcome, WaiterId, Write, names,
 };
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -123,6 +123,8 @@ pub(crate) struct World {
     /// Whether somebody else has written into the hash.
     is_odd: bool,
     looks_at_all: bool,
+    /// How often the keys were read.
+    pub(crate) readings: usize,
 }
 
 fn at() -> LockRef<'static> {
@@ -169,6 +171,7 @@ impl World {
             told: Vec::new(),
             is_odd: false,
             looks_at_all,
+            readings: 0,
         }
     }
 
@@ -508,7 +511,8 @@ impl World {
                 (Subject::One(_, owner), _) => owner.to_vec(),
                 (subject, _) => return Err(format!("{subject:?}, and nobody asks for it")),
             };
-            let stored = self.read(&owner, &task);
+            let (stored, others) = self.read(&owner, &task);
+            self.readings += 1;
             let (holders, gone) = self.holders();
             let read = match (task.purpose, command) {
                 (Purpose::Sweep, _) => Read::Gone {
@@ -518,6 +522,10 @@ impl World {
                 (Purpose::Command, Some(Command::Break(_))) => Read::Holds(stored, &holders),
                 (Purpose::LongWait, _) => Read::Holder(None),
                 (Purpose::Holders, _) => return Err("permits are not looked at".into()),
+                (Purpose::Reconcile(Mode::Permits), _) => match &stored {
+                    Stored::Permits(hash) => Read::Permits(hash, &others),
+                    stored => Read::One(stored),
+                },
                 _ => Read::One(&stored),
             };
             let mut effects = Vec::new();
@@ -534,16 +542,20 @@ impl World {
     }
 
     /// As the module reads.
-    fn read(&self, owner: &[u8], task: &Task) -> Stored {
+    fn read(&self, owner: &[u8], task: &Task) -> (Stored, PermitsHolders) {
         let is_about_permits = task.is_about_permits();
         let limit = self.space.limit.as_deref().filter(|_| is_about_permits);
         let mut reading = PermitsReading::new(owner, task.asked, limit, self.now);
         let Some(hash) = &self.space.hash else {
-            if is_about_permits {
-                return reading.found(None).stored(true);
-            }
-            return Stored::Free;
+            let stored = match is_about_permits {
+                true => reading.found(None).stored(true),
+                false => Stored::Free,
+            };
+            return (stored, PermitsHolders::default());
         };
+        if task.is_about_queue_for_permits() {
+            reading = reading.for_queue();
+        }
         let own = hash.get_key_value(owner);
         let (own, others): (Vec<_>, Vec<_>) = hash
             .iter()
@@ -560,7 +572,8 @@ impl World {
                 .into_iter()
                 .any(|(_, value)| reading.other_in_brief(value));
         }
-        reading.found(self.space.ends_at).stored(is_about_permits)
+        let (hash, others) = reading.found_with_others(self.space.ends_at);
+        (hash.stored(is_about_permits), others)
     }
 
     /// Who holds some, and whose leases are over.
