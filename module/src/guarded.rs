@@ -4,8 +4,8 @@
 use crate::ffi::Key;
 use crate::ffi::{Args, Ctx, KeyType, Str};
 use crate::state;
-use rlock_core::CommandError;
-use rlock_core::guarded::{Guarded, NotGuarded, is_own, refusal};
+use rlock_core::guarded::{Guarded, is_own, refusal};
+use rlock_core::{CommandError, NotGuarded};
 use std::ffi::CStr;
 
 /// A command that may be run, by its words.

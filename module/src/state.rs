@@ -2,10 +2,10 @@
 
 use crate::ffi::{Handle, OwnedStr, Scan, ServerLocked, Str};
 use crate::pump::Armed;
-use rlock_core::guarded::{Guarded, NotGuarded};
+use rlock_core::guarded::Guarded;
 use rlock_core::{
-    Effect, FENCE_FIELD, Grant, LockKey, LockRef, Locks, MODE_FIELD, Mode, Now, PERMITS_MODE,
-    SessionId, Task, Turn, Value, WaitOutcome, WaiterId,
+    Effect, FENCE_FIELD, Grant, LockKey, LockRef, Locks, MODE_FIELD, Mode, NotGuarded, Now,
+    PERMITS_MODE, SessionId, Task, Turn, Value, WaitOutcome, WaiterId,
 };
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use rlock_core::request::{self, SessionRef, WaitMode};
+use rlock_core::request::{self, WaitMode};
 use rlock_core::{
     Command, CommandError, Effect, Event, Gauges, Joined, Keys, LockKey, LockRef, Locks, Mode, Now,
-    Outcome, Purpose, Read, SessionId, SessionLimits, Stored, Subject, Task, Turn, Wait, names,
+    Outcome, Purpose, Read, SessionId, SessionLimits, SessionRef, Stored, Subject, Task, Turn,
+    Wait, names,
 };
 
 use crate::chance::Chance;
