@@ -1,5 +1,6 @@
-//! Driving the core as the module does (`module/src/turn.rs`, `pump.rs`, `effects.rs`): read what
-//! it asks for, let it decide, carry out what it says, and look again when something is due.
+//! Driving the core as the module does (`module/src/driving/turn.rs`, `pump.rs`,
+//! `writing/effects.rs`): read what it asks for, let it decide, carry out what it says, and look
+//! again when something is due.
 
 use std::collections::BTreeMap;
 

@@ -7,6 +7,7 @@ mod break_hold;
 mod cancel;
 mod events;
 mod guard;
+mod guarded;
 mod info;
 mod limit;
 mod list;
@@ -20,9 +21,9 @@ mod sessions;
 mod wait;
 
 use crate::config;
+use crate::driving::turn::{self, Named};
 use crate::ffi::{Args, Argument, ArgumentKind, Ctx, OwnedStr, Str, register};
-use crate::read_write::slot_is_settled;
-use crate::turn::{self, Named};
+use crate::reading::read_write::slot_is_settled;
 use rlock_core::request::NamedKey;
 use rlock_core::{CommandError, Mode, Outcome, SessionRef, Turn};
 

@@ -1,7 +1,6 @@
 //! What the module remembers between the server's calls.
 
-use crate::ffi::{Handle, OwnedStr, Scan, ServerLocked, Str};
-use crate::pump::Armed;
+use crate::ffi::{Handle, OwnedStr, Scan, ServerLocked, Str, Timer};
 use rlock_core::guarded::Guarded;
 use rlock_core::{
     Effect, FENCE_FIELD, Grant, LockKey, LockRef, Locks, MODE_FIELD, Mode, NotGuarded, Now,
@@ -65,6 +64,12 @@ pub(crate) struct State {
     pub(crate) guarded: HashMap<Box<[u8]>, Result<Guarded, NotGuarded>>,
     /// Strings of the server that every command needs.
     pub(crate) words: Rc<Words>,
+}
+
+/// A timer that has not fired, and when it is to.
+pub(crate) struct Armed {
+    pub(crate) timer: Timer,
+    pub(crate) due: Now,
 }
 
 /// With more locks than this that are swept in part, sweeps begin from the start again.

@@ -1,7 +1,7 @@
 //! Which node serves a key that is not served here.
 
 use crate::ffi::{Ctx, ServerLocked};
-use crate::state;
+use crate::memory::state;
 use redis_module::RedisValue;
 use rlock_core::CommandError;
 use std::collections::HashMap;

@@ -3,7 +3,7 @@
 use crate::clock;
 use crate::config::{PUBLISH, PublishMode, WAKE_FAIR_QUEUE};
 use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr};
-use crate::state::Words;
+use crate::memory::state::Words;
 use rlock_core::change::Message;
 use rlock_core::{Mode, names};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,7 @@
 //! Reading permits: their hash, and the limit beside it. What the values say the core knows.
 
 use crate::ffi::{Key, KeyType, OwnedStr, Scan, Str};
-use crate::keys::{OpenLock, go_on_if};
+use crate::reading::keys::{OpenLock, go_on_if};
 use rlock_core::{
     Asked, FENCE_FIELD, HeldBy, MODE_FIELD, Mode, Now, Permits, PermitsHold, PermitsReading,
     ReadDepth, Stored, Task, is_permits_mode, names,

@@ -1,9 +1,9 @@
 //! A lock's key: opening it, and reading what is stored there as plain values.
 
 use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr, Scan, Str};
-use crate::permits::Question;
-use crate::read_write::ReadWriteHash;
-use crate::state::{self, Words};
+use crate::memory::state::{self, Words};
+use crate::reading::permits::Question;
+use crate::reading::read_write::ReadWriteHash;
 use rlock_core::{
     Asked, Count, FENCE_FIELD, Hash, HeldBy, MODE_FIELD, Mode, NEVER, Now, ReadDepth, Stored, Task,
     Token, WRITER_SUFFIX, is_permits_mode,

@@ -5,11 +5,13 @@
 //! of the callbacks below, and each of them asks what the client waited for: a waiter leaves the
 //! queue, and a grant that is not delivered yet is given back.
 
+use crate::clock;
+use crate::driving::pump;
 use crate::ffi::{self, Blocking, Ctx, Handle, OwnedStr};
-use crate::keys::{Access, OpenLock};
-use crate::read_write::begin_looks;
-use crate::state::{self, Blocked, Granted, Listening};
-use crate::{clock, pump, reply};
+use crate::memory::state::{self, Blocked, Granted, Listening};
+use crate::reading::keys::{Access, OpenLock};
+use crate::reading::read_write::begin_looks;
+use crate::writing::reply;
 use rlock_core::{BlockedClient, CommandError, Joined, Wait, WaitOutcome};
 
 /// Blocks the client of a command that must wait, which `join` puts in the queue. False if it

@@ -5,10 +5,13 @@
 //! a keyspace event it would reach the replicas before the change that caused it, and during a
 //! pause or a failover a write from outside a command stops the server.
 
+use crate::clock;
+use crate::driving::turn::{self, Named};
 use crate::ffi::{self, Ctx, Timer, Timers};
-use crate::turn::{self, Named};
-use crate::{clock, cluster, effects, state};
-use rlock_core::{Locks, Now, Turn};
+use crate::memory::state::{self, Armed};
+use crate::reading::cluster;
+use crate::writing::effects;
+use rlock_core::{Effect, Locks, Now, Turn};
 
 /// Makes sure that the timer fires when the next thing is due, and that there is none when nothing
 /// is: the server refuses to unload a module that has a timer. So do we while anything is due.
@@ -62,6 +65,29 @@ fn arm_for_what_is_due(ctx: Ctx<'_>, now: Now, is_full: bool) {
 /// The server ticks once a second or more often.
 const SOON_MS: i64 = 2000;
 
+/// Makes a change that writes nothing, and tells whom it concerns.
+pub(crate) fn without_keys<R>(
+    ctx: Ctx<'_>,
+    change: impl FnOnce(&mut Locks, Now, &mut Vec<Effect>) -> R,
+) -> R {
+    without_keys_at(ctx, clock::now(), change)
+}
+
+/// The same at this moment, which both clocks were read for.
+pub(crate) fn without_keys_at<R>(
+    ctx: Ctx<'_>,
+    now: Now,
+    change: impl FnOnce(&mut Locks, Now, &mut Vec<Effect>) -> R,
+) -> R {
+    let (result, effects) = state::with(|state| {
+        let mut effects = std::mem::take(&mut state.spare_effects);
+        (change(&mut state.locks, now, &mut effects), effects)
+    });
+    effects::tell_all(ctx, effects);
+    arm(ctx, now);
+    result
+}
+
 /// Whether anything is due, if only later.
 pub(crate) fn is_due() -> bool {
     let now = clock::now();
@@ -79,12 +105,6 @@ fn start(ctx: Ctx<'_>, now: Now, after_ms: i64) {
     let timer = Timer::start::<Pump>(ctx, after_ms);
     let due = now.after(after_ms);
     state::with(|state| state.timer = Some(Armed { timer, due }));
-}
-
-/// A timer that has not fired, and when it is to.
-pub(crate) struct Armed {
-    timer: Timer,
-    pub(crate) due: Now,
 }
 
 /// While the server allows no write, it is asked again this often.
@@ -142,7 +162,7 @@ fn run(ctx: Ctx<'_>) -> Option<Retry> {
         return Some(Retry);
     }
     turn::run(ctx, &mut Turn::of_deadlines(), Named::Nothing);
-    effects::without_keys(ctx, Locks::passed);
+    without_keys(ctx, Locks::passed);
     if flags.replica() {
         // What stays marked would keep the timer firing; at a promotion all is looked at.
         state::with(|state| state.locks.forget_what_is_due());

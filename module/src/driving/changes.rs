@@ -1,9 +1,12 @@
 //! Changes that others make: to keys, and to the server as a whole. Nothing is written here: locks
 //! are marked dirty, and the timer looks at them when the server allows writes.
 
+use crate::clock;
+use crate::config;
+use crate::driving::pump;
 use crate::ffi::{self, Ctx, KeyEvents, ServerEvent, ServerEvents, Str};
-use crate::pump::Armed;
-use crate::{clock, config, effects, publish, pump, state};
+use crate::memory::state::{self, Armed};
+use crate::writing::publish;
 use rlock_core::{LockRef, Now};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -122,11 +125,11 @@ impl ServerEvents for Changes {
                 state::with(|state| state.locks.all_changed(None));
             }
             ServerEvent::Demoted => {
-                effects::without_keys(ctx, |locks, _, effects| locks.demoted(effects));
+                pump::without_keys(ctx, |locks, _, effects| locks.demoted(effects));
             }
             ServerEvent::ReplicasChanged => return publish::look_for_replicas(),
             ServerEvent::ClientGone(client_id) => {
-                effects::without_keys(ctx, |locks, now, effects| {
+                pump::without_keys(ctx, |locks, now, effects| {
                     locks.client_gone(client_id, now, effects)
                 });
             }

@@ -1,9 +1,8 @@
 //! Which commands of the server RLOCK.GUARD runs: the core says by what the server tells of each.
 //! That is asked for once a command.
 
-use crate::ffi::Key;
-use crate::ffi::{Args, Ctx, KeyType, Str};
-use crate::state;
+use crate::ffi::{Args, Ctx, Key, KeyType, Str};
+use crate::memory::state;
 use rlock_core::guarded::{Guarded, is_own, refusal};
 use rlock_core::{CommandError, NotGuarded};
 use std::ffi::CStr;

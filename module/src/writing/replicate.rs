@@ -13,8 +13,9 @@
 
 use crate::config::REPLICATE;
 use crate::ffi::{Ctx, Field, OwnedStr, Str};
-use crate::keys::OpenLock;
-use crate::{publish, state};
+use crate::memory::state;
+use crate::reading::keys::OpenLock;
+use crate::writing::publish;
 use rlock_core::change::ChangeWriter;
 use rlock_core::{Effect, Text, Write};
 

@@ -3,10 +3,14 @@
 //! Who starts a turn is a command, or the timer in `pump`. What comes next, and in which order, the
 //! core says.
 
+use crate::clock;
+use crate::driving::pump;
 use crate::ffi::{self, Ctx, OwnedStr, Presence, Scan, Str};
-use crate::keys::{Access, OpenLock, READ_ANEW_MAX};
-use crate::read_write::{begin_looks, has_looks, slot_is_settled};
-use crate::{clock, cluster, effects, pump, state};
+use crate::memory::state;
+use crate::reading::cluster;
+use crate::reading::keys::{Access, OpenLock, READ_ANEW_MAX};
+use crate::reading::read_write::{begin_looks, has_looks, slot_is_settled};
+use crate::writing::effects;
 use rlock_core::{
     CommandError, Count, Effect, LockKey, Mode, Now, Outcome, PermitsHold, Purpose, Read, Stored,
     Subject, Task, Turn,

@@ -1,37 +1,14 @@
 //! Carrying decisions out: the one place that acts on the server.
 
 use crate::ffi::{self, Ctx, EventClass, Key, KeyType, OwnedStr, Str};
-use crate::keys::OpenLock;
-use crate::read_write::{timeout_key, writer_field};
-use crate::replicate::{Made, Stream};
-use crate::state::{self, Blocked, Granted, Words};
-use crate::{clock, publish, pump};
-use rlock_core::{Effect, Field, Holder, Locks, Mode, Now, Value, Write, names};
+use crate::memory::state::{self, Blocked, Granted, Words};
+use crate::reading::keys::OpenLock;
+use crate::reading::read_write::{timeout_key, writer_field};
+use crate::writing::publish;
+use crate::writing::replicate::{Made, Stream};
+use rlock_core::{Effect, Field, Holder, Mode, Value, Write, names};
 use std::ffi::CStr;
 use std::rc::Rc;
-
-/// Makes a change that writes nothing, and tells whom it concerns.
-pub(crate) fn without_keys<R>(
-    ctx: Ctx<'_>,
-    change: impl FnOnce(&mut Locks, Now, &mut Vec<Effect>) -> R,
-) -> R {
-    without_keys_at(ctx, clock::now(), change)
-}
-
-/// The same at this moment, which both clocks were read for.
-pub(crate) fn without_keys_at<R>(
-    ctx: Ctx<'_>,
-    now: Now,
-    change: impl FnOnce(&mut Locks, Now, &mut Vec<Effect>) -> R,
-) -> R {
-    let (result, effects) = state::with(|state| {
-        let mut effects = std::mem::take(&mut state.spare_effects);
-        (change(&mut state.locks, now, &mut effects), effects)
-    });
-    tell_all(ctx, effects);
-    pump::arm(ctx, now);
-    result
-}
 
 /// Carries out effects that write nothing.
 pub(crate) fn tell_all(ctx: Ctx<'_>, effects: Vec<Effect>) {

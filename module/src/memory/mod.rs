@@ -1,0 +1,3 @@
+//! What is remembered between the server's calls.
+
+pub(crate) mod state;
