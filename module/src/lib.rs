@@ -1,7 +1,7 @@
 //! RLOCK: distributed locks as a native feature of Redis and Valkey.
 //!
-//! This is the shell around `rlock-core`, which decides. From the top down; each folder imports only
-//! from those below it:
+//! This is the shell around `rlock-core`, which decides. From the top down; each folder imports
+//! only from those below it:
 //!
 //! - `module`: its load and unload, and its options as they are declared; `info`: the metrics
 //! - `commands`: one file a command; each loads what is stored, lets the core decide, replies.
@@ -9,8 +9,8 @@
 //! - `driving`: `turn`: the core's loop; `pump`: what must be done outside of any command;
 //!   `changes`: changes that others make, to keys and to the server; `blocking`: clients that wait,
 //!   for a lock or for events
-//! - `writing`: `effects`: the one place that acts on the server; `replicate`: what replicas and the
-//!   append-only file are told; `publish`: the unlock message; `reply`: answers
+//! - `writing`: `effects`: the one place that acts on the server; `replicate`: what replicas and
+//!   the append-only file are told; `publish`: the unlock message; `reply`: answers
 //! - `reading`: `keys`: a lock's key as plain values; `read_write`: a read-write lock's keys;
 //!   `permits`: those of permits; `cluster`: where a key is served that is not served here
 //! - `memory`: what is remembered between calls

@@ -1,5 +1,5 @@
-//! What the server is told of the module when it loads it, and what happens when it unloads it: the
-//! options, the commands, and what is listened to.
+//! The load and the unload of the module: its options, its commands, and the events that it
+//! listens to.
 
 use crate::commands;
 use crate::config::{

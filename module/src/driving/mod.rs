@@ -1,4 +1,4 @@
-//! What starts a turn of the core, and how it is carried through.
+//! Runs the turns of the core: for commands, for the timer, and after changes by others.
 
 pub(crate) mod blocking;
 pub(crate) mod changes;

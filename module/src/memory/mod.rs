@@ -1,3 +1,3 @@
-//! What is remembered between the server's calls.
+//! The state between the server's calls.
 
 pub(crate) mod state;

@@ -1,4 +1,4 @@
-//! A lock's keys as plain values, and which node serves a key.
+//! Reads a lock's keys as plain values, and finds the node that serves a key.
 
 pub(crate) mod cluster;
 pub(crate) mod keys;

@@ -1,4 +1,4 @@
-//! What is written and told: to keys, replicas, subscribers and clients.
+//! Carries out decisions: writes keys, replicates, publishes, replies.
 
 pub(crate) mod effects;
 pub(crate) mod publish;

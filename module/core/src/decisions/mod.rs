@@ -1,4 +1,4 @@
-//! What is decided about a lock, or about several at once.
+//! Decisions about one lock, or about several at once.
 
 pub(crate) mod deadlock;
 pub(crate) mod decision;

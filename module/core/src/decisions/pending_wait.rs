@@ -1,4 +1,4 @@
-//! A wait that a decision comes to, until its caller has joined the queues.
+//! A wait that is about to begin: its caller has not joined the queues yet.
 
 use crate::values::time::{Now, ttl_ms};
 

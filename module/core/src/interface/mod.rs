@@ -1,5 +1,5 @@
-//! What goes into the core and what comes out of it: requests and what is stored, tasks, effects
-//! and refusals.
+//! The interface of the core: requests and stored values come in; tasks, effects and refusals go
+//! out.
 
 pub mod change;
 pub(crate) mod depth;

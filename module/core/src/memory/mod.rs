@@ -1,4 +1,4 @@
-//! What is known beside the keyspace, between turns.
+//! The state between turns, which the keyspace does not hold.
 
 pub(crate) mod agenda;
 pub(crate) mod grant_delay;

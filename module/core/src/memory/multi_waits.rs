@@ -1,4 +1,4 @@
-//! Waits for several locks, each with a waiter in the queue of every one of them.
+//! The waits for several locks. Each has a waiter in the queue of each of its locks.
 
 use crate::values::arena::Arena;
 use crate::values::ids::{MultiId, RecordId, WaiterId};

@@ -1,4 +1,4 @@
-//! Waiters whose wait was not found to be long yet.
+//! The waiters whose wait was not logged as a long one yet.
 
 use crate::values::ids::WaiterId;
 use crate::values::time::Now;

@@ -1,4 +1,4 @@
-//! The order of decisions: what comes next, and what time and connections bring.
+//! The order of decisions, and the changes that time and closed connections cause.
 
 pub(crate) mod life;
 pub(crate) mod long_wait;

@@ -1,4 +1,4 @@
-//! Owners that would wait for each other for ever.
+//! A circle of owners, each of whom would wait for the next.
 
 use crate::values::word::Word;
 use std::fmt;

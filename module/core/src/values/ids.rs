@@ -1,4 +1,4 @@
-//! The names by which waiters, locks' records, holds, sessions and waits for several locks are known.
+//! Ids of waiters, of records of locks, of holds, sessions and waits for several locks.
 
 use crate::values::arena::Id;
 

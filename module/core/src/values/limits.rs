@@ -1,4 +1,4 @@
-//! The limits that clients can meet.
+//! Limits that clients can meet.
 
 /// The largest lease and the longest wait in milliseconds: 2^53 - 1, which every client language
 /// can write.

@@ -1,4 +1,4 @@
-//! The words that all floors above are made of: names, numbers, times, tokens.
+//! Small values that all floors above use: ids, names, numbers, times, tokens.
 
 pub(crate) mod arena;
 pub(crate) mod circle;

@@ -1,5 +1,5 @@
-//! Numbers and words as they are stored, written on the stack and read. Every command does this, and the library's
-//! formatting takes half as long again.
+//! Numbers and words as they are stored, written on the stack and read. Every command does this,
+//! and the library's formatting takes half as long again.
 
 /// A short text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

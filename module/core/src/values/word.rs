@@ -1,4 +1,4 @@
-//! Words of clients in texts.
+//! Clients' words in error texts.
 
 use std::fmt;
 

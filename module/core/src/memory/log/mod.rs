@@ -1,4 +1,4 @@
-//! What an operator can ask about afterwards.
+//! The log and the counters that an operator can ask for.
 
 pub(crate) mod event_log;
 pub(crate) mod metrics;
