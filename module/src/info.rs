@@ -1,8 +1,9 @@
 //! `INFO rlock`: what happened so far, and how many wait now.
 
+use crate::clock;
 use crate::config::REPLICATE;
 use crate::ffi::{self, InfoPage, InfoSection};
-use crate::{clock, state};
+use crate::memory::state;
 use rlock_core::{Histogram, PatternCounters};
 use std::ffi::{CStr, CString};
 use std::fmt::Write as _;

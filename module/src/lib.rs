@@ -1,21 +1,20 @@
 //! RLOCK: distributed locks as a native feature of Redis and Valkey.
 //!
-//! This is the shell around `rlock-core`, which decides. In reading order:
+//! This is the shell around `rlock-core`, which decides. From the top down; each folder imports
+//! only from those below it:
 //!
-//! - `commands`: one file a command; each loads what is stored, lets the core decide, replies
-//! - `keys`: a lock's key as plain values; `read_write`: a read-write lock's keys; `permits`: those
-//!   of permits
-//! - `effects`: the one place that acts on the server
-//! - `replicate`: what replicas and the append-only file are told
-//! - `publish`: the unlock message
-//! - `blocking`: clients that wait, for a lock or for events
-//! - `turn`: driving the core's loop
-//! - `pump`: what must be done outside of any command
-//! - `changes`: changes that others make, to keys and to the server
-//! - `cluster`: where a key is served that is not served here
-//! - `state`: what is remembered between calls
-//! - `guarded`: which commands of the server RLOCK.GUARD runs
-//! - `reply`, `info`, `config`, `clock`: answers, metrics, options, time
+//! - `module`: its load and unload, and its options as they are declared; `info`: the metrics
+//! - `commands`: one file a command; each loads what is stored, lets the core decide, replies.
+//!   `guarded`: which commands of the server RLOCK.GUARD runs
+//! - `driving`: `turn`: the core's loop; `pump`: what must be done outside of any command;
+//!   `changes`: changes that others make, to keys and to the server; `blocking`: clients that wait,
+//!   for a lock or for events
+//! - `writing`: `effects`: the one place that acts on the server; `replicate`: what replicas and
+//!   the append-only file are told; `publish`: the unlock message; `reply`: answers
+//! - `reading`: `keys`: a lock's key as plain values; `read_write`: a read-write lock's keys;
+//!   `permits`: those of permits; `cluster`: where a key is served that is not served here
+//! - `memory`: what is remembered between calls
+//! - `config`: the options; `clock`: the time
 //! - `ffi`: the server's C interface, and all our `unsafe`
 #![deny(unsafe_code)]
 #![allow(
@@ -23,204 +22,14 @@
     reason = "the macro's entry points; everything else here is private"
 )]
 
-mod blocking;
-mod changes;
 mod clock;
-mod cluster;
 mod commands;
 mod config;
-mod effects;
+mod driving;
 #[allow(unsafe_code, reason = "the one place for it")]
 mod ffi;
-mod guarded;
 mod info;
-mod keys;
-mod permits;
-mod publish;
-mod pump;
-mod read_write;
-mod replicate;
-mod reply;
-mod state;
-mod turn;
-
-use config::{
-    EVENTS_PER_SESSION_MAX, EVENTS_PER_SESSION_MAX_BOUNDS, EVENTS_PER_SESSION_MAX_DEFAULT,
-    FENCE_GUARD_MS, FENCE_GUARD_MS_BOUNDS, FENCE_GUARD_MS_DEFAULT, GRANT_DELAY_MS,
-    GRANT_DELAY_MS_BOUNDS, GRANT_DELAY_MS_DEFAULT, LOG_HOLDS_MS, LOG_HOLDS_MS_BOUNDS,
-    LOG_HOLDS_MS_DEFAULT, LOG_LEN_MAX, LOG_LEN_MAX_BOUNDS, LOG_LEN_MAX_DEFAULT, LOG_WAITS_MS,
-    LOG_WAITS_MS_BOUNDS, LOG_WAITS_MS_DEFAULT, METRICS_PATTERNS, METRICS_PATTERNS_DEFAULT, PUBLISH,
-    PUBLISH_DEFAULT, REPLICATE, REPLICATE_DEFAULT, SESSIONS_MAX, SESSIONS_MAX_BOUNDS,
-    SESSIONS_MAX_DEFAULT, WAITERS_PER_LOCK_MAX, WAITERS_PER_LOCK_MAX_BOUNDS,
-    WAITERS_PER_LOCK_MAX_DEFAULT, WAKE_FAIR_QUEUE, WAKE_FAIR_QUEUE_DEFAULT,
-};
-use ffi::Ctx;
-use redis_module::alloc::RedisAlloc;
-use redis_module::configuration::ConfigurationFlags;
-use redis_module::{Context, RedisString, Status, redis_module};
-
-/// What `MODULE LIST` says: this crate's version as one number, 1.2.3 as 10203.
-///
-/// All of it is the compiler's work: what would panic is no build.
-const VERSION: i32 = {
-    #[allow(clippy::panic, reason = "the compiler says so, and no server")]
-    const fn part(digits: &str) -> i32 {
-        match i32::from_str_radix(digits, 10) {
-            Ok(number) => number,
-            Err(_) => panic!("a version has numbers"),
-        }
-    }
-    let major = part(env!("CARGO_PKG_VERSION_MAJOR"));
-    let minor = part(env!("CARGO_PKG_VERSION_MINOR"));
-    let patch = part(env!("CARGO_PKG_VERSION_PATCH"));
-    assert!(minor < 100 && patch < 100, "two digits each");
-    major * 10_000 + minor * 100 + patch
-};
-
-redis_module! {
-    name: "rlock",
-    version: VERSION,
-    allocator: (RedisAlloc, RedisAlloc),
-    data_types: [],
-    init: init,
-    deinit: deinit,
-    configurations: [
-        i64: [
-            [
-                "max-waiters-per-lock", &WAITERS_PER_LOCK_MAX, WAITERS_PER_LOCK_MAX_DEFAULT,
-                WAITERS_PER_LOCK_MAX_BOUNDS.0, WAITERS_PER_LOCK_MAX_BOUNDS.1,
-                ConfigurationFlags::DEFAULT, None
-            ],
-            [
-                "max-sessions", &SESSIONS_MAX, SESSIONS_MAX_DEFAULT,
-                SESSIONS_MAX_BOUNDS.0, SESSIONS_MAX_BOUNDS.1,
-                ConfigurationFlags::DEFAULT, None
-            ],
-            [
-                "max-events-per-session", &EVENTS_PER_SESSION_MAX, EVENTS_PER_SESSION_MAX_DEFAULT,
-                EVENTS_PER_SESSION_MAX_BOUNDS.0, EVENTS_PER_SESSION_MAX_BOUNDS.1,
-                ConfigurationFlags::DEFAULT, None
-            ],
-            [
-                "fence-guard-ms", &FENCE_GUARD_MS, FENCE_GUARD_MS_DEFAULT,
-                FENCE_GUARD_MS_BOUNDS.0, FENCE_GUARD_MS_BOUNDS.1,
-                ConfigurationFlags::DEFAULT, None
-            ],
-            [
-                "grant-delay-ms", &GRANT_DELAY_MS, GRANT_DELAY_MS_DEFAULT,
-                GRANT_DELAY_MS_BOUNDS.0, GRANT_DELAY_MS_BOUNDS.1,
-                ConfigurationFlags::DEFAULT, None
-            ],
-            [
-                "log-max-len", &LOG_LEN_MAX, LOG_LEN_MAX_DEFAULT,
-                LOG_LEN_MAX_BOUNDS.0, LOG_LEN_MAX_BOUNDS.1,
-                ConfigurationFlags::DEFAULT, None
-            ],
-            [
-                "log-holds-ms", &LOG_HOLDS_MS, LOG_HOLDS_MS_DEFAULT,
-                LOG_HOLDS_MS_BOUNDS.0, LOG_HOLDS_MS_BOUNDS.1,
-                ConfigurationFlags::DEFAULT, None
-            ],
-            [
-                "log-waits-ms", &LOG_WAITS_MS, LOG_WAITS_MS_DEFAULT,
-                LOG_WAITS_MS_BOUNDS.0, LOG_WAITS_MS_BOUNDS.1,
-                ConfigurationFlags::DEFAULT, None
-            ],
-        ],
-        string: [
-            [
-                "metrics-patterns", &METRICS_PATTERNS, METRICS_PATTERNS_DEFAULT,
-                ConfigurationFlags::DEFAULT, None
-            ],
-        ],
-        bool: [
-            [
-                "wake-fair-queue", &WAKE_FAIR_QUEUE, WAKE_FAIR_QUEUE_DEFAULT,
-                ConfigurationFlags::DEFAULT, None
-            ],
-        ],
-        enum: [
-            ["publish", &PUBLISH, PUBLISH_DEFAULT, ConfigurationFlags::DEFAULT, None],
-            ["replicate", &REPLICATE, REPLICATE_DEFAULT, ConfigurationFlags::DEFAULT, None],
-        ],
-        module_args_as_configuration: false,
-    ]
-}
-
-/// Declares the commands. They are not in the table above because its way of calling handlers
-/// decodes and copies every argument first.
-fn init(context: &Context, args: &[RedisString]) -> Status {
-    // An option that was misspelt here, and passed over, would be missing without a word.
-    if let Some(argument) = args.first() {
-        context.log_warning(&format!(
-            "rlock takes no arguments, and '{}' is one: options are lines `rlock.NAME value` of \
-             the configuration, or follow CONFIG in MODULE LOADEX",
-            argument.as_slice().escape_ascii()
-        ));
-        return Status::Err;
-    }
-    if let Err(name) = ffi::check_api() {
-        context.log_warning(&format!(
-            "rlock needs Redis 7.0 or Valkey 7.2, this server has no {name}"
-        ));
-        return Status::Err;
-    }
-    log_panics();
-    let ctx = Ctx::of(context);
-    if let Err(missing) = ffi::choose_commands(ctx) {
-        context.log_warning(&format!(
-            "rlock needs these commands, and the server has none of these names: {missing}. Take \
-             their rename-command lines out of its configuration"
-        ));
-        return Status::Err;
-    }
-    ffi::set_options(ctx);
-    ffi::add_category(ctx);
-    if let Err(name) = commands::register_all(ctx) {
-        context.log_warning(&format!(
-            "the server refused the command {}",
-            name.to_string_lossy()
-        ));
-        return Status::Err;
-    }
-    ffi::register_info::<info::Section>(ctx);
-    changes::follow_server(ctx);
-    changes::start_tokens();
-    changes::start_grant_delay();
-    changes::take_options();
-    Status::Ok
-}
-
-/// Unload is refused while anyone waits, and at all times on servers that it could stop.
-fn deinit(context: &Context) -> Status {
-    if ffi::looks_commands_up_ahead() && changes::at_work() {
-        context.log_warning(
-            "rlock cannot be unloaded: this server parses pipelined commands before it runs them, \
-             and would crash if one of rlock's were among them. To remove the module, take its \
-             loadmodule line and the rlock.* options out of the configuration file and restart",
-        );
-        return Status::Err;
-    }
-    let waiters = state::with(|state| state.locks.gauges().waiters);
-    if waiters > 0 {
-        context.log_warning(&format!(
-            "rlock cannot be unloaded, {waiters} wait for a lock"
-        ));
-        return Status::Err;
-    }
-    if changes::at_work() && pump::is_due() {
-        context.log_warning("rlock cannot be unloaded, sessions hold locks");
-        return Status::Err;
-    }
-    pump::stop(Ctx::of(context));
-    state::clear();
-    config::clear();
-    Status::Ok
-}
-
-/// A panic is caught before it can stop the server; what it was must be found in the server's log.
-fn log_panics() {
-    std::panic::set_hook(Box::new(|panic| {
-        ffi::log_warning(&format!("rlock panicked, please report it: {panic}"));
-    }));
-}
+mod memory;
+mod module;
+mod reading;
+mod writing;

@@ -85,7 +85,7 @@ fn each_command_takes_the_options_that_it_declares_and_no_other() {
         .map(|name| (name.clone(), options_of(&declared_syntax(&mut conn, name))))
         .collect();
     // Those that the parser knows as well, so that an undeclared one is found too.
-    let parser = super::tidy::read("module/core/src/request.rs");
+    let parser = super::tidy::read("module/core/src/interface/request.rs");
     let known = parser.split("eq_ignore_ascii_case(b\"").skip(1);
     let known: BTreeSet<_> = known.filter_map(|rest| rest.split('"').next()).collect();
     let words: BTreeSet<_> = declared.values().flatten().map(String::as_str).collect();

@@ -93,53 +93,182 @@ fn no_path_of_somebodys_machine_is_written_down() {
     assert!(found.is_empty(), "{found:#?}");
 }
 
-/// The folders of the client crate, from what is public down to the socket. Beneath all of them are
-/// the files beside them.
-const LAYERS: &[&str] = &[
-    "blocking", "quorum", "api", "flows", "ledger", "topology", "wire",
-];
-
-/// The layer of a module of the client crate; none is beneath all.
-fn layer(module: &str) -> usize {
-    let layer = LAYERS.iter().position(|layer| *layer == module);
-    layer.unwrap_or(LAYERS.len())
+/// A crate of ours, whose folders are floors.
+struct Crate {
+    sources: &'static str,
+    /// Its folders and files, from the top down. Those that are not named are beneath all.
+    floors: &'static [&'static str],
+    /// Whether no file imports from the root of the crate, and `lib.rs` only lists.
+    has_no_root: bool,
 }
 
-#[test]
-fn the_layers_of_the_client_import_only_from_those_below() {
-    let sources = format!("client{0}src{0}", std::path::MAIN_SEPARATOR);
-    let mut upward = Vec::new();
-    let mut imports = 0;
-    for (path, text) in ours(&[".rs"]) {
-        let Some((_, file)) = path.split_once(&sources) else {
-            continue;
-        };
-        let module = file.trim_end_matches(".rs");
-        let module = module.split(std::path::MAIN_SEPARATOR).next().unwrap();
-        // What is public is put together there, and tests may use what they like.
-        let code = text.split("#[cfg(test)]").next().unwrap();
-        if module == "lib" {
-            continue;
+const CRATES: [Crate; 3] = [
+    Crate {
+        sources: "module/core/src",
+        floors: &["turn", "decisions", "memory", "interface", "values"],
+        has_no_root: true,
+    },
+    Crate {
+        sources: "module/src",
+        floors: &[
+            "module", "info", "commands", "driving", "writing", "reading", "memory", "config",
+            "clock", "ffi",
+        ],
+        has_no_root: true,
+    },
+    Crate {
+        sources: "client/src",
+        floors: &[
+            "blocking", "quorum", "api", "flows", "ledger", "topology", "wire",
+        ],
+        has_no_root: false,
+    },
+];
+
+impl Crate {
+    /// Its files but `lib.rs`: the names of the modules down to each, and its code without tests.
+    /// Tests may import anything.
+    fn files(&self) -> Vec<(Vec<String>, String)> {
+        let sources = self.sources.replace('/', std::path::MAIN_SEPARATOR_STR);
+        let sources = format!("{sources}{}", std::path::MAIN_SEPARATOR);
+        let mut files = Vec::new();
+        for (path, text) in ours(&[".rs"]) {
+            let relative = path.strip_prefix(&top().display().to_string());
+            let relative = relative
+                .unwrap()
+                .trim_start_matches(std::path::MAIN_SEPARATOR);
+            let Some(file) = relative.strip_prefix(&sources) else {
+                continue;
+            };
+            let names = file.trim_end_matches(".rs");
+            let names = names.split(std::path::MAIN_SEPARATOR).map(str::to_owned);
+            let mut names: Vec<_> = names.collect();
+            names.pop_if(|name| name == "mod");
+            if names != ["lib"] {
+                files.push((names, code_of(&text)));
+            }
         }
-        let code = code
-            .lines()
-            .filter(|line| !line.trim_start().starts_with("//"));
-        for line in code {
-            for import in line.split("crate::").skip(1) {
-                let end = import.find(|c: char| c != '_' && !c.is_alphanumeric());
-                let imported = &import[..end.unwrap_or(import.len())];
-                imports += 1;
-                if imported != module
-                    && layer(imported) <= layer(module)
-                    && layer(imported) < LAYERS.len()
-                {
-                    upward.push(format!("{file}: {}", line.trim()));
-                }
+        files
+    }
+
+    /// The floor of one of its modules, by number from the top.
+    fn floor(&self, module: &str) -> usize {
+        let floor = self.floors.iter().position(|floor| *floor == module);
+        floor.unwrap_or(self.floors.len())
+    }
+}
+
+/// A text of Rust without comments, and without the tests at its end.
+fn code_of(text: &str) -> String {
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+    let lines = code.split_inclusive('\n');
+    lines
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .collect()
+}
+
+/// The first names of all paths from the root of the crate, in a module so deep beneath it.
+fn imports(code: &str, depth: usize) -> Vec<&str> {
+    let (up, mut found) = ("super::".repeat(depth), Vec::new());
+    for root in ["crate::", &up] {
+        for (at, _) in code.match_indices(root) {
+            let is_path =
+                !code[..at].ends_with(|c: char| c == '_' || c == '$' || c.is_alphanumeric());
+            if is_path {
+                found.extend(first_names(&code[at + root.len()..]));
             }
         }
     }
-    assert!(imports > 100, "nothing found is nothing looked at");
-    assert!(upward.is_empty(), "{upward:#?}");
+    found
+}
+
+/// `a` of `a::b`; `a` and `c` of `{a::{b, d}, c}`.
+fn first_names(path: &str) -> Vec<&str> {
+    let Some(group) = path.strip_prefix('{') else {
+        return vec![first_name(path)];
+    };
+    let (mut names, mut depth, mut is_first) = (Vec::new(), 0, true);
+    for (at, char) in group.char_indices() {
+        match char {
+            '}' if depth == 0 => break,
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => is_first = true,
+            _ if is_first && !char.is_whitespace() => {
+                is_first = false;
+                names.push(first_name(&group[at..]));
+            }
+            _ => {}
+        }
+    }
+    names
+}
+
+fn first_name(path: &str) -> &str {
+    let end = path.find(|c: char| c != '_' && !c.is_alphanumeric());
+    &path[..end.unwrap_or(path.len())]
+}
+
+#[test]
+fn paths_of_imports_are_read_as_the_compiler_reads_them() {
+    let code = "use crate::a::{b, c};\nuse crate::{\n    d::{e, f},\n    g,\n};\nh(crate::i());\n\
+                use super::super::j;\nuse super::k;\n$crate::l!();";
+    assert_eq!(imports(code, 2), ["a", "d", "g", "i", "j"]);
+}
+
+#[test]
+fn imports_between_floors_point_downward() {
+    for of in &CRATES {
+        let (mut upward, mut seen) = (Vec::new(), 0);
+        for (names, code) in of.files() {
+            let module = &names[0];
+            for imported in imports(&code, names.len()) {
+                seen += 1;
+                let (from, to) = (of.floor(module), of.floor(imported));
+                if imported != module && to <= from && to < of.floors.len() {
+                    upward.push(format!("{} imports {imported}", names.join("/")));
+                }
+            }
+        }
+        assert!(seen > 100, "nothing found is nothing looked at");
+        assert!(upward.is_empty(), "{}: {upward:#?}", of.sources);
+    }
+}
+
+#[test]
+fn no_file_imports_from_the_root_of_its_crate() {
+    for of in CRATES.iter().filter(|of| of.has_no_root) {
+        let files = of.files();
+        let is_module = |name: &str| files.iter().any(|(names, _)| names[0] == name);
+        let mut from_root = Vec::new();
+        for (names, code) in &files {
+            let imports = imports(code, names.len());
+            let foreign = imports.iter().filter(|import| !is_module(import));
+            from_root.extend(foreign.map(|import| format!("{}: {import}", names.join("/"))));
+        }
+        assert!(from_root.is_empty(), "{}: {from_root:#?}", of.sources);
+    }
+}
+
+#[test]
+fn lib_files_only_list() {
+    for of in CRATES.iter().filter(|of| of.has_no_root) {
+        let mut code = code_of(&read(&format!("{}/lib.rs", of.sources)));
+        // Attributes: none of ours has a bracket in it.
+        while let Some(start) = code.find("#[").or_else(|| code.find("#![")) {
+            let end = code[start..].find(']').expect("an end of the attribute");
+            code.replace_range(start..=start + end, "");
+        }
+        let statements = code
+            .trim_end()
+            .trim_end_matches(';')
+            .split(';')
+            .map(str::trim);
+        let lists = ["mod ", "pub mod ", "pub use "];
+        let is_list = |line: &&str| lists.iter().any(|word| line.starts_with(word));
+        let others: Vec<_> = statements.filter(|line| !is_list(line)).collect();
+        assert!(others.is_empty(), "{}: {others:#?}", of.sources);
+    }
 }
 
 #[test]

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use redis_protocol::resp3::types::BytesFrame as Frame;
-use rlock_core::guarded::{self, NotGuarded};
+use rlock_core::guarded;
 use rlock_core::request::{self, WaitMode};
-use rlock_core::{Command, CommandError, Event, EventKind, Grant, LostReason, Now};
+use rlock_core::{Command, CommandError, Event, EventKind, Grant, LostReason, NotGuarded, Now};
 use tokio_util::sync::CancellationToken;
 
 use crate::engine::{Acquired, Engine, Listened, Listener, USER, named_by_user};

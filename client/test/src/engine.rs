@@ -1,14 +1,15 @@
-//! Driving the core as the module does (`module/src/turn.rs`, `pump.rs`, `effects.rs`): read what
-//! it asks for, let it decide, carry out what it says, and look again when something is due.
+//! Driving the core as the module does (`module/src/driving/turn.rs`, `pump.rs`,
+//! `writing/effects.rs`): read what it asks for, let it decide, carry out what it says, and look
+//! again when something is due.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use rlock_core::request::{self, SessionRef, WaitMode};
+use rlock_core::request::{self, WaitMode};
 use rlock_core::{
     Command, CommandError, Effect, Event, Gauges, Joined, Keys, LockKey, LockRef, Locks, Mode, Now,
-    Outcome, PermitsHolders, Purpose, Read, SessionId, SessionLimits, Stored, Subject, Task, Turn,
-    Wait, names,
+    Outcome, PermitsHolders, Purpose, Read, SessionId, SessionLimits, SessionRef, Stored, Subject,
+    Task, Turn, Wait, names,
 };
 
 use crate::chance::Chance;

@@ -1,6 +1,6 @@
 //! The keys of a server in memory, and what the core is shown of them.
 //!
-//! It reads as the module does (`module/src/keys.rs` and `read_write.rs`), from a map.
+//! It reads as the module does (`module/src/reading/`), from a map.
 
 use std::collections::BTreeMap;
 

@@ -22,90 +22,47 @@
 //! [`Locks::changed`]; when a connection is gone, [`Locks::client_gone`]; when
 //! [`Locks::next_deadline`] has passed, it runs the timer's turns. What needs a write is only
 //! marked until a turn in which the server allows one.
+//!
+//! The folders are floors, and each file imports only from its own floor and from those below it:
+//! `turn`, `decisions`, `memory`, `interface`, `values`.
 #![forbid(unsafe_code)]
 
-mod agenda;
-mod arena;
-pub mod change;
-mod deadlock;
-mod decision;
-mod effect;
-mod error;
-mod event_log;
-mod glob;
-mod grant_delay;
-pub mod guarded;
-mod hold;
-mod life;
-mod lock;
-mod long_wait;
-mod metrics;
-mod mode;
-mod multi;
-pub mod names;
-mod parse;
-mod pattern;
-mod pending;
-mod permits;
-mod plain;
-mod position;
-mod read_write;
-pub mod request;
-mod session;
-mod stored;
-mod stored_permits;
-mod table;
-mod task;
-mod text;
-mod time;
-mod token;
+mod decisions;
+mod interface;
+mod memory;
 mod turn;
-mod wait;
-mod wanted;
+mod values;
 
-pub use arena::ROOM_KEPT;
-pub use deadlock::{CHAIN_MAX, Circle, LOOKS_MAX};
-pub use effect::{Effect, Field, Grant, Holder, TimeoutKey, Value, WaitOutcome, Write};
-pub use error::{CommandError, Word};
-pub use event_log::{LOGGED_NAME_MAX, LogEntry, LogEvent, LogOptions, LogView};
-pub use glob::Glob;
-pub use lock::{HoldView, Locks};
-pub use metrics::{Counters, Histogram};
-pub use mode::{Kind, Mode};
-pub use multi::MultiId;
-pub use pattern::{PATTERN_LEN_MAX, PATTERNS_MAX, PatternCounters, are_patterns};
-pub use session::{Event, EventKind, Listener, LostReason, SessionId, SessionLimits, SessionView};
-pub use stored::{Count, Hash, HeldBy, NEVER, ReadDepth, ReadHold, ReadWrite, Stored};
-pub use stored_permits::{
+pub use interface::change;
+pub use interface::depth::ReadDepth;
+pub use interface::effect::{Effect, Field, Grant, Holder, TimeoutKey, Value, WaitOutcome, Write};
+pub use interface::error::{CommandError, NotGuarded};
+pub use interface::guarded;
+pub use interface::request;
+pub use interface::stored::{Count, Hash, HeldBy, ReadHold, ReadWrite, Stored};
+pub use interface::stored_permits::{
     Asked, Permits, PermitsHash, PermitsHold, PermitsHolders, PermitsReading, Room, is_permits_mode,
 };
-pub use table::{Gauges, LockKey, LockRef, QueueView, WaiterId, WaiterView};
-pub use task::{Command, Keys, Purpose, Read, Reading, Subject, Task};
-pub use text::Text;
-pub use time::{GRACE_MS_MAX, INTEGER_MAX, Lease, Now, Wait};
-pub use token::{Token, TokenMint};
-pub use turn::{DECISIONS_MAX, Outcome, Turn};
-pub use wait::{BlockedClient, Joined};
-
-/// What the names of all our commands begin with.
-pub const OWN_PREFIX: &[u8] = b"rlock.";
-/// The field of a lock's hash that holds the fencing token.
-pub const FENCE_FIELD: &[u8] = b"fence";
-/// The field that marks a hash as a read-write lock, or as permits.
-pub const MODE_FIELD: &[u8] = b"mode";
-/// What follows the owner in the field of a writer.
-pub const WRITER_SUFFIX: &[u8] = b":write";
-/// The value of that field of permits.
-pub const PERMITS_MODE: &[u8] = b"permits";
-/// The most permits, and the largest limit of them.
-pub const PERMITS_MAX: i64 = 2_147_483_647;
-/// The most keys that one command can name.
-pub const KEYS_MAX: usize = 1024;
-/// The longest owner, in bytes.
-pub const OWNER_LEN_MAX: usize = 1024;
-/// The longest name of a session, in bytes.
-pub const SESSION_LEN_MAX: usize = 1024;
-/// The longest pattern of a command's MATCH, in bytes.
-pub const MATCH_LEN_MAX: usize = 1024;
-/// The largest hold count.
-pub const HOLD_COUNT_MAX: i64 = 2_147_483_647;
+pub use interface::task::{Command, Keys, Purpose, Read, Reading, Subject, Task};
+pub use memory::log::event_log::{LogEntry, LogEvent, LogOptions, LogView};
+pub use memory::log::metrics::{Counters, Histogram};
+pub use memory::log::pattern::{PATTERN_LEN_MAX, PATTERNS_MAX, PatternCounters, are_patterns};
+pub use memory::session::{Event, EventKind, LostReason, SessionLimits, SessionView};
+pub use memory::state::{HoldView, Locks};
+pub use memory::table::{Gauges, QueueView, WaiterView};
+pub use turn::turn::{DECISIONS_MAX, Outcome, Turn};
+pub use turn::waiting::{BlockedClient, Joined};
+pub use values::circle::Circle;
+pub use values::glob::Glob;
+pub use values::ids::{Listener, MultiId, SessionId, SessionRef, WaiterId};
+pub use values::limits::{
+    CHAIN_MAX, GRACE_MS_MAX, HOLD_COUNT_MAX, INTEGER_MAX, KEYS_MAX, LOGGED_NAME_MAX, LOOKS_MAX,
+    MATCH_LEN_MAX, OWNER_LEN_MAX, PERMITS_MAX, ROOM_KEPT, SESSION_LEN_MAX,
+};
+pub use values::lock_key::{LockKey, LockRef};
+pub use values::mode::{Kind, Mode};
+pub use values::names::{self, FENCE_FIELD, MODE_FIELD, OWN_PREFIX, PERMITS_MODE, WRITER_SUFFIX};
+pub use values::number::Text;
+pub use values::time::{Lease, NEVER, Now, Wait};
+pub use values::token::{Token, TokenMint};
+pub use values::word::Word;

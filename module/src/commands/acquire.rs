@@ -25,8 +25,8 @@ use super::{
     KEY, LEASE_MS, LimitOf, ONCE, OWNER, PERMITS_N, SESSION, WAIT, WANTED, check_limit_slot,
     check_slot, named_by, user_naming,
 };
+use crate::driving::turn::Named;
 use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
-use crate::turn::Named;
 use rlock_core::{CommandError, request};
 
 pub(super) struct Acquire;

@@ -7,13 +7,13 @@
 //! Each step does to its key what its plain command would, with the same events. Replicated as it
 //! came, for the append-only file of a replica.
 
-use crate::effects::{Pair, Word};
 use crate::ffi::{
-    self, Args, Argument, ArgumentKind, Command, Ctx, EventClass, Key, KeyType, Keys,
+    self, Args, Argument, ArgumentKind, Command, Ctx, EventClass, Key, KeyType, Keys, OwnedStr,
+    ReplayedFrom, Spec, Str,
 };
-use crate::ffi::{OwnedStr, ReplayedFrom, Spec, Str};
-use crate::publish;
-use crate::state::{self, Words};
+use crate::memory::state::{self, Words};
+use crate::writing::effects::{Pair, Word};
+use crate::writing::publish;
 use rlock_core::change::{FieldName, FieldValue, Message, Name, NameBuffer, Step, Steps};
 use rlock_core::{CommandError, Value, names};
 use std::ffi::CStr;

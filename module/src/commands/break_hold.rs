@@ -9,9 +9,9 @@
 //! Replicated like a last release.
 
 use super::{KEY, check_slot, decide_number};
+use crate::driving::turn::Named;
 use crate::ffi::{self, Args, Command, Ctx, Keys, Spec};
-use crate::keys::{Access, OpenLock};
-use crate::turn::Named;
+use crate::reading::keys::{Access, OpenLock};
 use rlock_core::{CommandError, Mode, request};
 
 pub(super) struct Break;

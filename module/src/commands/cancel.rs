@@ -4,8 +4,8 @@
 //! ends no hold, and replicates nothing.
 
 use super::{KEY, OWNER, decide_number};
+use crate::driving::turn::Named;
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
-use crate::turn::Named;
 use rlock_core::{CommandError, request};
 
 pub(super) struct Cancel;

@@ -12,9 +12,11 @@
 //! the session over.
 
 use super::user_of;
+use crate::config;
+use crate::driving::{blocking, changes, pump};
 use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
-use crate::state::{self, Listening};
-use crate::{blocking, changes, config, effects, reply};
+use crate::memory::state::{self, Listening};
+use crate::writing::reply;
 use rlock_core::{CommandError, SessionLimits, request};
 
 pub(super) struct Events;
@@ -53,7 +55,7 @@ impl Command for Events {
         changes::listen(ctx);
         changes::follow_clients(ctx);
         let client_id = ctx.client_id();
-        let session = effects::without_keys(ctx, |locks, now, effects| {
+        let session = pump::without_keys(ctx, |locks, now, effects| {
             locks.attach(&request, client_id, limits, now, effects)
         })?;
         let events = state::with(|state| state.locks.fetch(session));

@@ -7,10 +7,10 @@
 //! Replicated as the command itself.
 
 use super::{KEY, MODE, OWNER, TOKEN, check_slot};
+use crate::commands::guarded::GuardedCommand;
 use crate::config;
+use crate::driving::turn::{self, Named};
 use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
-use crate::guarded::GuardedCommand;
-use crate::turn::{self, Named};
 use rlock_core::{CommandError, Outcome, Turn, request};
 
 pub(super) struct Guard;

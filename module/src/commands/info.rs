@@ -14,11 +14,12 @@
 //! each entry of the queue.
 
 use super::KEY;
+use crate::clock;
 use crate::ffi::{Access, Args, Command, Ctx, KeyType, Keys, Spec};
-use crate::keys::{self, OpenLock};
-use crate::read_write::{ReadWriteHash, begin_looks};
-use crate::reply::{self, HolderReport, LockReport, PermitsReport};
-use crate::{clock, state};
+use crate::memory::state;
+use crate::reading::keys::{self, OpenLock};
+use crate::reading::read_write::{ReadWriteHash, begin_looks};
+use crate::writing::reply::{self, HolderReport, LockReport, PermitsReport};
 use rlock_core::{
     CommandError, Count, LockRef, Mode, NEVER, Now, Permits, Stored, Token, WaiterView, request,
 };

@@ -8,8 +8,8 @@
 //! Replicated as `SET` or `DEL` of the key of the limit, and grants as ever.
 
 use super::{KEY, LimitOf, check_limit_slot, decide_number};
+use crate::driving::turn::Named;
 use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Keys, OwnedStr, Spec};
-use crate::turn::Named;
 use rlock_core::{CommandError, request};
 
 pub(super) struct Limit;

@@ -4,8 +4,10 @@
 //! the caller's user may not read; all of them where there is no user, none where it is unknown.
 //! Held locks that nobody waits for are plain keys: SCAN finds them.
 
+use crate::clock;
 use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
-use crate::{clock, reply, state};
+use crate::memory::state;
+use crate::writing::reply;
 use rlock_core::{CommandError, Glob, QueueView, request};
 use std::cmp::Reverse;
 

@@ -5,7 +5,8 @@
 //! may not read; nor are such locks named in a text. RESET forgets all entries and replies OK.
 
 use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
-use crate::{reply, state};
+use crate::memory::state;
+use crate::writing::reply;
 use rlock_core::{CommandError, Glob, LogEntry, LogView, request};
 use std::rc::Rc;
 

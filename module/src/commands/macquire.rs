@@ -14,8 +14,8 @@ use super::wait::{acquire, confirm_several, wait_if_allowed};
 use super::{
     LEASE_MS, NUMKEYS, ONCE, OWNER, SESSION, SOME_KEYS, WAIT, WANTED, named_by, names, user_naming,
 };
+use crate::driving::turn::Named;
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
-use crate::turn::Named;
 use rlock_core::{CommandError, request};
 
 pub(super) struct Macquire;

@@ -7,6 +7,7 @@ mod break_hold;
 mod cancel;
 mod events;
 mod guard;
+mod guarded;
 mod info;
 mod limit;
 mod list;
@@ -20,11 +21,11 @@ mod sessions;
 mod wait;
 
 use crate::config;
+use crate::driving::turn::{self, Named};
 use crate::ffi::{Args, Argument, ArgumentKind, Ctx, OwnedStr, Str, register};
-use crate::read_write::slot_is_settled;
-use crate::turn::{self, Named};
-use rlock_core::request::{NamedKey, SessionRef};
-use rlock_core::{CommandError, Mode, Outcome, Turn};
+use crate::reading::read_write::slot_is_settled;
+use rlock_core::request::NamedKey;
+use rlock_core::{CommandError, Mode, Outcome, SessionRef, Turn};
 
 /// Makes all commands known to the server. The name of one that it refused, if any.
 pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> {

@@ -6,8 +6,8 @@
 //! Replicated as `DEL`, or `HSET` where holds are left, and the next holds.
 
 use super::{NUMKEYS, OWNER, SOME_KEYS, decide_number, names};
+use crate::driving::turn::Named;
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
-use crate::turn::Named;
 use rlock_core::{CommandError, request};
 
 pub(super) struct Mrelease;

@@ -10,8 +10,8 @@ use super::wait::confirm_several;
 use super::{
     LEASE_MS, NUMKEYS, OWNER, SESSION, SOME_KEYS, decide_number, named_by, names, user_naming,
 };
+use crate::driving::turn::Named;
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
-use crate::turn::Named;
 use rlock_core::{CommandError, request};
 
 pub(super) struct Mrenew;

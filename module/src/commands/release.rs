@@ -11,9 +11,9 @@
 //! Replicated as `DEL`, and `HSET`, `PEXPIREAT` of the next hold with it in one transaction.
 
 use super::{KEY, OWNER, PERMITS_N, TOKEN, check_slot, decide};
+use crate::driving::turn::Named;
 use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
-use crate::reply;
-use crate::turn::Named;
+use crate::writing::reply;
 use rlock_core::{CommandError, Outcome, request};
 
 pub(super) struct Release;

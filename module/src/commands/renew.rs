@@ -12,8 +12,8 @@ use super::{
     KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, WANTED, check_slot, decide_number, named_by,
     user_naming,
 };
+use crate::driving::turn::Named;
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
-use crate::turn::Named;
 use rlock_core::{CommandError, request};
 
 pub(super) struct Renew;

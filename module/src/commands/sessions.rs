@@ -4,8 +4,10 @@
 //! `grace-ms`, `age-ms`, `listening` (1 while its connection is there, else 0, and `client-id` and
 //! `address` are null). Holds and waits are counted; the names of their locks are not told.
 
+use crate::clock;
 use crate::ffi::{self, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
-use crate::{clock, reply, state};
+use crate::memory::state;
+use crate::writing::reply;
 use rlock_core::{CommandError, Glob, SessionView, request};
 
 pub(super) struct Sessions;

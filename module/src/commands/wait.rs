@@ -1,8 +1,12 @@
 //! What ACQUIRE and MACQUIRE share: they take, or wait, and answer alike.
 
+use crate::clock;
+use crate::config;
+use crate::driving::turn::{self, Named};
+use crate::driving::{blocking, changes, pump};
 use crate::ffi::{Ctx, Str};
-use crate::turn::{self, Named};
-use crate::{blocking, changes, clock, config, effects, reply, state};
+use crate::memory::state;
+use crate::writing::reply;
 use rlock_core::request::WaitMode;
 use rlock_core::{Command, CommandError, LockRef, Mode, Now, Outcome, Turn};
 
@@ -35,7 +39,7 @@ pub(super) fn acquire(
             // It waits from the decision on, and the clocks need not be read again.
             let now = decided_at.unwrap_or_else(clock::now);
             if !wait(ctx, &mut turn, wait_mode, now) {
-                effects::without_keys_at(ctx, now, |locks, _, effects| {
+                pump::without_keys_at(ctx, now, |locks, _, effects| {
                     locks.turn_away(&mut turn, effects);
                 });
                 reply::not_acquired(ctx, ttl_ms);
@@ -52,7 +56,7 @@ pub(super) fn acquire(
 /// Puts the caller in the queue; a queued one is told its place at once. False if it cannot wait.
 fn wait(ctx: Ctx<'_>, turn: &mut Turn<'_>, wait_mode: WaitMode, now: Now) -> bool {
     let mut join = |client| {
-        effects::without_keys_at(ctx, now, |locks, now, effects| {
+        pump::without_keys_at(ctx, now, |locks, now, effects| {
             locks.enqueue(turn, client, now, effects)
         })
     };

@@ -6,11 +6,12 @@ use crate::invariants::{self, Granted, Ledger};
 use crate::keyspace::{Keyspace, Place, Reading, Value, number as count_of};
 use crate::life::{Call, HoldName, Name};
 use crate::twin::{Asked, Heard, Reply, Twin, TwinWaiter, Waits};
-use rlock_core::request::{Acquire, Cancel, Release, Renew, SessionRef, WaitMode};
+use rlock_core::request::{Acquire, Cancel, Release, Renew, WaitMode};
 use rlock_core::{
     BlockedClient, Command, CommandError, Counters, DECISIONS_MAX, Effect, Grant, Keys, Lease,
     LockKey, LockRef, Locks, Mode, NEVER, Now, Outcome, Purpose, Read, ReadWrite, SessionLimits,
-    Stored, Subject, Task, Token, Turn, Value as Written, Wait, WaitOutcome, WaiterId, Write,
+    SessionRef, Stored, Subject, Task, Token, Turn, Value as Written, Wait, WaitOutcome, WaiterId,
+    Write,
 };
 use std::collections::{BTreeMap, BTreeSet};
 

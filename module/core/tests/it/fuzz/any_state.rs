@@ -9,13 +9,13 @@
 use super::choices::Choices;
 use rlock_core::request::{
     Acquire, Cancel, Events, Limit, MultiAcquire, MultiRelease, MultiRenew, NamedKey, Release,
-    Renew, SessionRef, WaitMode,
+    Renew, WaitMode,
 };
 use rlock_core::{
     Asked, BlockedClient, Command, CommandError, Count, Effect, GRACE_MS_MAX, HOLD_COUNT_MAX, Hash,
     INTEGER_MAX, Keys, Lease, LockRef, Locks, Mode, NEVER, Now, Outcome, PERMITS_MAX, Permits,
     PermitsHash, PermitsHold, Purpose, Read, ReadHold, ReadWrite, Room, SessionId, SessionLimits,
-    Stored, Subject, Token, Turn, Wait, WaitOutcome, WaiterId, Write,
+    SessionRef, Stored, Subject, Token, Turn, Wait, WaitOutcome, WaiterId, Write,
 };
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -8,9 +8,9 @@ use crate::parsing::{
 };
 use rlock_core::request::{
     Acquire, Cancel, Events, Guard, KeyOnly, Limit, List, MultiAcquire, MultiRelease, MultiRenew,
-    NamedKey, Release, Renew, SessionRef, WaitMode, key_places,
+    NamedKey, Release, Renew, WaitMode, key_places,
 };
-use rlock_core::{CommandError, Glob, Lease, Mode, Now, Permits, Token, Wait};
+use rlock_core::{CommandError, Glob, Lease, Mode, Now, Permits, SessionRef, Token, Wait};
 
 /// What an argument is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

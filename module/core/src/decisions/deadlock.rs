@@ -1,0 +1,276 @@
+//! Waits that could never end.
+//!
+//! An owner waits for the holders of all locks that it waits for, and for those before it in their
+//! queues who wait for another lock as well: such a one may be granted here and go on waiting
+//! there. A wait that closes a circle of owners is refused before it begins, so no circle ever
+//! stands. One behind so long a chain of owners that the search would keep the server busy is
+//! refused as well: a circle is never missed, and a wait that could end is never called a deadlock.
+//!
+//! The search walks from the new wait along who waits for whom until it comes back or to an end. It
+//! needs to know who holds a lock, which only the keyspace knows; so it stops and asks the driver,
+//! lock by lock.
+
+use crate::interface::error::CommandError;
+use crate::memory::table::LockTable;
+use crate::values::circle::{Circle, CircleStep};
+use crate::values::ids::RecordId;
+use crate::values::limits::{CHAIN_MAX, LOOKS_MAX};
+use crate::values::lock_key::LockKey;
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+
+/// A search for the circle that a new wait would close.
+#[derive(Debug)]
+pub(crate) struct DeadlockSearch {
+    asker: Rc<[u8]>,
+    /// Whether with the new wait the asker waits for several locks.
+    waits_for_several: bool,
+    /// How each owner was reached.
+    reached: HashMap<Rc<[u8]>, Step>,
+    to_visit: Vec<Rc<[u8]>>,
+    /// Whose waits are being followed.
+    visited: Rc<[u8]>,
+    /// The locks for which it waits and that are yet to be looked at.
+    places: Vec<Place>,
+    /// The lock whose holders were asked for.
+    asked_about: Option<Place>,
+    /// The queues that were looked at.
+    seen: BTreeMap<RecordId, Seen>,
+    /// How often a queue or a holder was looked at.
+    looks: usize,
+}
+
+/// What is known of a queue after it was looked at for one of its waiters. The waiters ahead of
+/// another one are mostly the same: kept here, so that many that wait for the same locks do not
+/// cost the square of their number.
+#[derive(Debug)]
+struct Seen {
+    /// Those of the holders who wait for anything themselves.
+    holders: Vec<Rc<[u8]>>,
+    /// Whether the holders were reached from somebody who waits for them.
+    reached_holders: bool,
+    /// Those ahead of this one were reached.
+    before: u64,
+}
+
+/// From whom an owner was reached, and at which lock.
+#[derive(Debug)]
+struct Step {
+    from: Rc<[u8]>,
+    lock: Rc<[u8]>,
+}
+
+#[derive(Clone, Debug)]
+struct Place {
+    lock: LockKey,
+    queue: Option<RecordId>,
+    /// The place of the new wait.
+    is_new: bool,
+}
+
+/// What a search needs, or has found.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// Who holds this lock? To be answered with [`DeadlockSearch::holders`].
+    Ask(LockKey),
+    /// The wait is to be refused: it would close a circle, or the search is too long.
+    Refuse(CommandError),
+    /// Nothing: no circle would be closed.
+    Nothing,
+}
+
+/// To ask for a lock's holders counts as so many.
+const ASKED_AS_LOOKS: usize = 10;
+
+impl DeadlockSearch {
+    /// Begins a search for the new wait of an owner at these locks.
+    pub(crate) fn new(table: &LockTable, owner: &[u8], locks: Vec<LockKey>) -> Self {
+        let of_new: Vec<Option<RecordId>> = locks
+            .iter()
+            .map(|lock| table.queue(lock.as_ref()))
+            .collect();
+        let mut elsewhere = table
+            .waits_of(owner)
+            .map(|(queue, _)| queue)
+            .filter(|other| !of_new.contains(&Some(*other)));
+        let (other, third) = (elsewhere.next(), elsewhere.next());
+        // No circle stands yet, so one must pass through what is new. That is the wait itself; and
+        // if it is the owner's second, those behind the first wait for the owner from now on.
+        let second = other.filter(|_| third.is_none());
+        let mut places: Vec<Place> = second
+            .and_then(|queue| place_at(table, queue))
+            .into_iter()
+            .collect();
+        let waits_for_several = other.is_some() || locks.len() > 1;
+        let new = locks.into_iter().zip(of_new).map(|(lock, queue)| Place {
+            lock,
+            queue,
+            is_new: true,
+        });
+        places.extend(new);
+        let asker: Rc<[u8]> = Rc::from(owner);
+        Self {
+            visited: Rc::clone(&asker),
+            asker,
+            waits_for_several,
+            reached: HashMap::new(),
+            to_visit: Vec::new(),
+            places,
+            asked_about: None,
+            seen: BTreeMap::new(),
+            looks: 0,
+        }
+    }
+
+    /// Goes on until it needs to know something or is done.
+    pub(crate) fn go_on(&mut self, table: &LockTable) -> Found {
+        loop {
+            if self.reached.len() > CHAIN_MAX || self.looks > LOOKS_MAX {
+                return Found::Refuse(CommandError::ChainTooLong);
+            }
+            if let Some(place) = self.places.pop() {
+                self.looks = self.looks.saturating_add(1);
+                let Some(seen) = place.queue.and_then(|queue| self.seen.remove(&queue)) else {
+                    // To ask costs as much as many looks.
+                    self.looks = self.looks.saturating_add(ASKED_AS_LOOKS);
+                    let lock = place.lock.clone();
+                    self.asked_about = Some(place);
+                    return Found::Ask(lock);
+                };
+                match self.look_at(table, &place, seen) {
+                    Some(circle) => return circle,
+                    None => continue,
+                }
+            }
+            let Some(owner) = self.to_visit.pop() else {
+                return Found::Nothing;
+            };
+            self.places = self.places_of(table, &owner);
+            self.visited = owner;
+        }
+    }
+
+    /// Where an owner waits, but for queues in which whoever is ahead of it was reached already.
+    fn places_of(&mut self, table: &LockTable, owner: &[u8]) -> Vec<Place> {
+        let asker_waits = table.waiting(&self.asker).is_some();
+        let (seen, looks) = (&self.seen, &mut self.looks);
+        // More than the search may look at is not collected.
+        let all = table
+            .waits_of(owner)
+            .take(LOOKS_MAX.saturating_sub(*looks).saturating_add(1));
+        let waits = all.filter(|(queue, order)| {
+            *looks = looks.saturating_add(1);
+            let seen = seen.get(queue).filter(|_| !asker_waits);
+            !seen.is_some_and(|seen| seen.reached_holders && seen.before >= *order)
+        });
+        waits
+            .filter_map(|(queue, _)| place_at(table, queue))
+            .collect()
+    }
+
+    /// Takes in who holds the lock that was asked about, and goes on.
+    pub(crate) fn holders(&mut self, table: &LockTable, holders: &[Box<[u8]>]) -> Found {
+        let Some(place) = self.asked_about.take() else {
+            return self.go_on(table);
+        };
+        if table.is_any_ending(place.lock.as_ref()) {
+            // More must end there than there was time for, and who holds it after that is unknown.
+            return Found::Refuse(CommandError::ChainTooLong);
+        }
+        self.looks = self.looks.saturating_add(holders.len());
+        // An owner that waits for nothing ends a path. The asker is about to wait.
+        let waits = |holder: &[u8]| {
+            let waiting = (*holder == *self.asker).then_some(&self.asker);
+            waiting.or_else(|| table.waiting(holder)).cloned()
+        };
+        let holders = holders.iter().filter_map(|holder| waits(holder));
+        let seen = Seen {
+            holders: holders.collect(),
+            reached_holders: false,
+            before: 0,
+        };
+        match self.look_at(table, &place, seen) {
+            Some(circle) => circle,
+            None => self.go_on(table),
+        }
+    }
+
+    /// Follows for whom the one being visited waits at this place, as far as they are not yet
+    /// reached. A circle, if there is one.
+    fn look_at(&mut self, table: &LockTable, place: &Place, mut seen: Seen) -> Option<Found> {
+        let visited = Rc::clone(&self.visited);
+        let mut waited_for: Vec<Rc<[u8]>> = Vec::new();
+        // A holder re-enters its lock and never waits for it: it stands in that lock's queue only
+        // with a wait for several.
+        if !seen.holders.contains(&visited) {
+            if !seen.reached_holders {
+                waited_for.extend(seen.holders.iter().cloned());
+                seen.reached_holders = visited != self.asker;
+            }
+            if let Some(queue) = place.queue {
+                let own = table.waiter_of(queue, &visited);
+                let own = own.map(|(_, waiter)| waiter.order());
+                // The new wait stands behind everybody.
+                let before = own.filter(|_| !place.is_new).unwrap_or(u64::MAX);
+                waited_for.extend(
+                    table
+                        .multi_queue_waiters(queue, seen.before..before)
+                        .cloned(),
+                );
+                seen.before = seen.before.max(before);
+                let of_asker = table.waiter_of(queue, &self.asker);
+                let is_behind = of_asker.is_some_and(|(_, waiter)| waiter.order() < before);
+                if self.waits_for_several && own.is_some() && is_behind {
+                    waited_for.push(Rc::clone(&self.asker));
+                }
+            }
+        }
+        if let Some(queue) = place.queue {
+            self.seen.insert(queue, seen);
+        }
+        for owner in waited_for {
+            if owner == self.asker && visited != self.asker {
+                let circle = CommandError::Deadlock(self.circle(place));
+                return Some(Found::Refuse(circle));
+            }
+            self.reach(owner, &visited, place);
+        }
+        None
+    }
+
+    fn reach(&mut self, owner: Rc<[u8]>, from: &Rc<[u8]>, place: &Place) {
+        if owner != self.asker && !self.reached.contains_key(&owner) {
+            let by = Step {
+                from: Rc::clone(from),
+                lock: Rc::clone(&place.lock.name),
+            };
+            self.reached.insert(Rc::clone(&owner), by);
+            self.to_visit.push(owner);
+        }
+    }
+
+    /// The circle from the asker on, where the owner being visited waits for the asker.
+    fn circle(&self, last: &Place) -> Circle {
+        let step = |owner: &Rc<[u8]>, waits_for: &Rc<[u8]>, lock: &Rc<[u8]>| CircleStep {
+            owner: Rc::clone(owner),
+            waits_for: Rc::clone(waits_for),
+            lock: Some(Rc::clone(lock)),
+        };
+        let mut steps = vec![step(&self.visited, &self.asker, &last.lock.name)];
+        let mut at = &self.visited;
+        while let Some(Step { from, lock }) = self.reached.get(at) {
+            steps.push(step(from, at, lock));
+            at = from;
+        }
+        steps.reverse();
+        Circle::of(steps)
+    }
+}
+
+fn place_at(table: &LockTable, queue: RecordId) -> Option<Place> {
+    Some(Place {
+        lock: table.lock_of(queue)?.clone(),
+        queue: Some(queue),
+        is_new: false,
+    })
+}

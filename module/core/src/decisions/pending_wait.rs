@@ -1,0 +1,70 @@
+//! A wait that is about to begin: its caller has not joined the queues yet.
+
+use crate::values::time::{Now, ttl_ms};
+
+/// A wait that is about to begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wish {
+    /// What to answer if the client cannot be blocked.
+    pub(crate) ttl_ms: i64,
+    lease_ends: LeaseEnds,
+    /// Whether a hold was ended since, by the search for a circle: that may have let in somebody
+    /// who waits for the caller's lock as well.
+    pub(crate) is_out_of_date: bool,
+}
+
+/// When the present leases end, as far as can be told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum LeaseEnds {
+    /// The lock is free, and promised to others.
+    Promised,
+    One(Option<i64>),
+    Several(Vec<Option<i64>>),
+}
+
+impl Wish {
+    pub(crate) fn promised() -> Self {
+        Self {
+            ttl_ms: 0,
+            lease_ends: LeaseEnds::Promised,
+            is_out_of_date: false,
+        }
+    }
+
+    pub(crate) fn until(lease_end: Option<i64>, ttl_ms: i64) -> Self {
+        Self {
+            ttl_ms,
+            lease_ends: LeaseEnds::One(lease_end),
+            is_out_of_date: false,
+        }
+    }
+
+    pub(crate) fn for_several(lease_ends: Vec<Option<i64>>, ttl_ms: i64) -> Self {
+        Self {
+            ttl_ms,
+            lease_ends: LeaseEnds::Several(lease_ends),
+            is_out_of_date: false,
+        }
+    }
+
+    /// Whether others' holds keep the caller out, and not just its place behind other waiters.
+    pub(crate) fn is_kept_out(&self) -> bool {
+        self.is_out_of_date || !matches!(self.lease_ends, LeaseEnds::Promised)
+    }
+
+    pub(crate) fn lease_end(&self, place: usize) -> Option<i64> {
+        match &self.lease_ends {
+            LeaseEnds::Promised => None,
+            LeaseEnds::One(end) => *end,
+            LeaseEnds::Several(ends) => ends.get(place).copied().flatten(),
+        }
+    }
+
+    /// What somebody is told whose wait another connection takes over.
+    pub(crate) fn ttl_when_taken_over(&self, now: Now) -> i64 {
+        match &self.lease_ends {
+            LeaseEnds::One(end) => ttl_ms(*end, now),
+            LeaseEnds::Promised | LeaseEnds::Several(_) => self.ttl_ms,
+        }
+    }
+}

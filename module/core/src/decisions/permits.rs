@@ -1,0 +1,369 @@
+//! Permits: a counting semaphore. Owners hold so many of them, each with a lease of its own, as
+//! long as no more than a limit are out.
+//!
+//! Strictly first come, first served: the first in the queue waits until what it asked for fits,
+//! and nobody behind passes it. All who fit are granted by one reading, which says who holds how many
+//! permits: also whether one of those in the queue does.
+
+use crate::decisions::decision::{Acquired, Decision, Entry, TOLD_AT_ONCE};
+use crate::decisions::pending_wait::Wish;
+use crate::interface::effect::{Field, Holder, Value, WaitOutcome, Write};
+use crate::interface::error::CommandError;
+use crate::interface::request::{Acquire, Release, Renew};
+use crate::interface::stored::Stored;
+use crate::interface::stored_permits::{
+    Asked, Permits, PermitsHash, PermitsHold, PermitsHolders, Room,
+};
+use crate::memory::log::metrics::count;
+use crate::values::ids::{RecordId, SessionId, WaiterId};
+use crate::values::mode::{Kind, Mode};
+use crate::values::token::Token;
+use std::collections::BTreeSet;
+
+/// Holders that never release leave their fields behind for as long as others hold. A grant that
+/// finds so many has them cleared away.
+const SWEEP_FROM: usize = 16;
+
+impl Decision<'_> {
+    // --- Commands --------------------------------------------------------------------------------
+
+    pub(crate) fn acquire_permits(
+        &mut self,
+        stored: &Stored,
+        request: &Acquire<'_>,
+        session: Option<SessionId>,
+        is_reconciled: bool,
+        waiters_max: u32,
+    ) -> Result<Acquired, CommandError> {
+        self.check_kind(stored, Kind::Permits)?;
+        let hash = stored.permits();
+        let asked = request.asked.ok_or(CommandError::NoLimit)?;
+        if let Some(own) = hash.own {
+            if !request.once {
+                return Err(CommandError::Held);
+            }
+            return Ok(self.keep_permits(&hash, own, &Entry::of(request, session)));
+        }
+        let queue = self.queue();
+        let may_come_in = hash.is_free() || hash.room == Room::Now;
+        if queue.is_some() && may_come_in && !is_reconciled {
+            return Ok(Acquired::ReconcileFirst);
+        }
+        if let Some(queue) = queue.filter(|_| hash.is_free()) {
+            self.check_kind_of_first(queue, Mode::Permits)?;
+        }
+        // Who waits already stays when the limit is lowered.
+        if self.own_place(request).is_none() {
+            hash.check_limit(asked)?;
+        }
+        let lasts = self.locks.grant_delay.lasts(self.now);
+        if hash.room == Room::Now && queue.is_none() && !lasts {
+            if hash.is_free() {
+                self.lose_holds(None);
+            }
+            let entry = Entry::of(request, session);
+            let (permits, token) = self.begin_permits(&hash, &entry, asked);
+            return Ok(Acquired::Held {
+                count: permits,
+                token,
+            });
+        }
+        let wish = match hash.room {
+            Room::Now | Room::Unknown => Wish::promised(),
+            _ => Wish::until(hash.room_at(), hash.ttl_ms(self.now)),
+        };
+        self.wait_for(wish, request, waiters_max)
+    }
+
+    /// ONCE: the owner keeps what it holds, and its lease starts anew.
+    fn keep_permits(
+        &mut self,
+        hash: &PermitsHash,
+        own: PermitsHold,
+        entry: &Entry<'_>,
+    ) -> Acquired {
+        count(&mut self.locks.counters.reentries);
+        self.locks
+            .sessions
+            .confirm(self.at, entry.owner, Mode::Permits, true);
+        self.set_own_permits(
+            hash,
+            own.begun_anew(entry.lease, self.now),
+            entry.owner,
+            entry.session,
+        );
+        Acquired::Held {
+            count: own.permits.get(),
+            token: own.token,
+        }
+    }
+
+    pub(crate) fn renew_permits(
+        &mut self,
+        hash: &PermitsHash,
+        request: &Renew<'_>,
+        session: Option<SessionId>,
+    ) {
+        if let Some(own) = hash.own {
+            let renewed = own.begun_anew(request.lease, self.now);
+            self.set_own_permits(hash, renewed, request.owner, session);
+        }
+    }
+
+    /// Gives some permits back, or all. Those that are left.
+    pub(crate) fn leave_permits(
+        &mut self,
+        hash: &PermitsHash,
+        request: &Release<'_>,
+    ) -> Result<i64, CommandError> {
+        let Some(own) = hash.own else { return Ok(0) };
+        let held = own.permits.get();
+        let left = request
+            .permits
+            .map_or(0, |given_back| held.saturating_sub(given_back.get()));
+        if left < 0 {
+            return Err(CommandError::PermitsNotHeld(held));
+        }
+        let Some(left) = Permits::new(left) else {
+            self.end_permits(hash, request.owner);
+            return Ok(0);
+        };
+        let rest = PermitsHold {
+            permits: left,
+            ..own
+        };
+        let rest = match request.lease {
+            Some(lease) => rest.begun_anew(lease, self.now),
+            None => rest,
+        };
+        self.set_own_permits(hash, rest, request.owner, None);
+        self.reconcile_now();
+        Ok(left.get())
+    }
+
+    /// LIMIT: so many permits may be out from now on, or as many as each caller says. The limit
+    /// before.
+    pub(crate) fn set_limit(
+        &mut self,
+        stored: &Stored,
+        limit: Option<Permits>,
+    ) -> Result<i64, CommandError> {
+        self.check_kind(stored, Kind::Permits)?;
+        if let Some(queue) = self.queue().filter(|_| stored.is_free()) {
+            self.check_kind_of_first(queue, Mode::Permits)?;
+        }
+        let before = stored.permits().limit;
+        self.write(limit.map_or(Write::DeleteLimit, |limit| {
+            Write::SetLimit(Value::Number(limit.get()))
+        }));
+        // The first of them: the others are told when the key has been read for the queue.
+        if let (None, Some(queue)) = (limit, self.queue()) {
+            self.dismiss_without_limit(queue);
+        }
+        self.reconcile_now();
+        Ok(before.map_or(0, Permits::get))
+    }
+
+    // --- The end of a hold -----------------------------------------------------------------------
+
+    /// The owner's hold is over, however many permits it had. With the last one the key goes.
+    pub(crate) fn end_permits(&mut self, hash: &PermitsHash, owner: &[u8]) {
+        let token = hash.own.map(|own| own.token);
+        self.record_hold(owner, Mode::Permits, token);
+        self.unbind(owner, Mode::Permits);
+        if hash.others_end.is_none() {
+            self.write(Write::Delete);
+        } else {
+            self.write(Write::Remove(Field::Owner(Holder::Caller)));
+            self.expire_permits(hash, None);
+        }
+        self.reconcile_now();
+    }
+
+    /// The key ends when the last of its holders does.
+    pub(crate) fn end_key_with_permits(&mut self, hash: &PermitsHash) {
+        self.expire_permits(hash, hash.own.map(|own| own.ends_at));
+    }
+
+    // --- Grants ----------------------------------------------------------------------------------
+
+    /// Grants the first in the queue, as read for it, if what it asked for fits, and those behind it
+    /// that fit as well. Otherwise looks again when it will.
+    pub(crate) fn reconcile_permits(
+        &mut self,
+        queue: RecordId,
+        stored: &Stored,
+        others: Option<&PermitsHolders>,
+        most: usize,
+    ) {
+        if matches!(stored, Stored::Plain(_) | Stored::ReadWrite(_)) {
+            // A script made it the other kind.
+            return self.check_after(stored.ends_at());
+        }
+        let hash = stored.permits();
+        let Some((id, first)) = self.locks.table.first(queue) else {
+            return;
+        };
+        let Some(asked) = first.asked else { return };
+        if hash.limit.is_none() && self.dismiss_without_limit(queue) {
+            return self.reconcile_now();
+        }
+        if hash.own.is_some() {
+            // Somebody else has written it there, or renamed the key of other permits.
+            let why = WaitOutcome::Refused(CommandError::Held);
+            self.locks.dismiss(id, why, self.effects);
+            return self.reconcile_now();
+        }
+        match hash.room {
+            Room::Now if self.locks.grant_delay.lasts(self.now) => self.check_after(None),
+            Room::Now => {
+                let ends_at = self.hand_over_permits(id, &hash, asked);
+                if let (Some(others), Some(ends_at)) = (others, ends_at) {
+                    let mut holders = others.holds();
+                    holders.add(ends_at, asked.permits);
+                    let hash = hash.granted(ends_at);
+                    let most = most.saturating_sub(1);
+                    return self.let_in_more(queue, hash, holders, others, most);
+                }
+                // Perhaps the next one fits as well.
+                self.reconcile_now();
+            }
+            room => self.keep_out(queue, room),
+        }
+    }
+
+    /// Grants those who are first now, as long as they fit beside these holders. It was read which
+    /// `others` held some before: of waiters only owners for whom somebody else has written that.
+    fn let_in_more(
+        &mut self,
+        queue: RecordId,
+        mut hash: PermitsHash,
+        mut holders: PermitsHolders,
+        others: &PermitsHolders,
+        most: usize,
+    ) {
+        let mut hold_already = None;
+        for _ in 0..most {
+            let Some((id, first)) = self.locks.table.first(queue) else {
+                return;
+            };
+            let Some(asked) = first.asked else { break };
+            let table = &self.locks.table;
+            match holders.room(asked, hash.limit, hash.ends_at) {
+                Room::Now => {}
+                Room::NoLimit => break,
+                room => return self.keep_out(queue, room),
+            }
+            let hold_already: &BTreeSet<WaiterId> = hold_already.get_or_insert_with(|| {
+                let waiters = others.owners().map(|owner| table.waiter_of(queue, owner));
+                waiters.flatten().map(|(id, _)| id).collect()
+            });
+            if hold_already.contains(&id) {
+                break;
+            }
+            let Some(ends_at) = self.hand_over_permits(id, &hash, asked) else {
+                break;
+            };
+            holders.add(ends_at, asked.permits);
+            hash = hash.granted(ends_at);
+        }
+        // The next one is of another kind, or more than the turn may do.
+        self.reconcile_now();
+    }
+
+    /// The first in the queue waits until what it asked for fits.
+    fn keep_out(&mut self, queue: RecordId, room: Room) {
+        self.tell_wanted(queue);
+        self.check_after(room.at());
+    }
+
+    /// The first of those who named no limit are told that there is none. Whether there was one.
+    fn dismiss_without_limit(&mut self, queue: RecordId) -> bool {
+        let without = self.locks.table.without_limit(queue, TOLD_AT_ONCE);
+        for id in &without {
+            let why = WaitOutcome::Refused(CommandError::NoLimit);
+            self.locks.dismiss(*id, why, self.effects);
+        }
+        !without.is_empty()
+    }
+
+    /// When the hold ends that is granted.
+    fn hand_over_permits(&mut self, id: WaiterId, hash: &PermitsHash, asked: Asked) -> Option<i64> {
+        let ends_at = self.locks.table.get(id)?.lease.end(self.now);
+        let is_granted = self.grant(id, None, |decision, entry| {
+            Ok(decision.begin_permits(hash, entry, asked))
+        });
+        is_granted.then_some(ends_at)
+    }
+
+    /// The owner holds these permits from now on. How many, and the token.
+    fn begin_permits(
+        &mut self,
+        hash: &PermitsHash,
+        entry: &Entry<'_>,
+        asked: Asked,
+    ) -> (i64, Token) {
+        let (token, permits) = (self.mint(), asked.permits);
+        let ends_at = entry.lease.end(self.now);
+        let hold = PermitsHold {
+            permits,
+            ends_at,
+            token,
+        };
+        self.count_grant();
+        // Others hold on, so the hash is still there when the owner's own lease is over. What is on
+        // record of it, if nobody has looked yet, is not this hold.
+        self.lose_hold(entry.owner, Mode::Permits);
+        let set = |is_first| Write::SetPermits(entry.holder.clone(), hold, is_first);
+        if hash.is_free() {
+            if hash.is_there {
+                self.write(Write::Delete);
+            }
+            self.locks.table.forget_writer(self.at);
+            self.write(set(true));
+            self.write(Write::ExpireAt(ends_at));
+        } else {
+            self.write(set(false));
+            self.expire_permits(hash, Some(ends_at));
+            if hash.over >= SWEEP_FROM {
+                self.locks.agenda.add_sweep(self.at);
+            }
+        }
+        let (owner, session) = (entry.owner, entry.session);
+        self.bind(owner, Mode::Permits, session, Some(token), Some(ends_at));
+        (permits.get(), token)
+    }
+
+    /// The owner's own hold is this from now on.
+    fn set_own_permits(
+        &mut self,
+        hash: &PermitsHash,
+        hold: PermitsHold,
+        owner: &[u8],
+        session: Option<SessionId>,
+    ) {
+        self.write(Write::SetPermits(Holder::Caller, hold, false));
+        self.expire_permits(hash, Some(hold.ends_at));
+        // It may end earlier than before, and with it somebody's wait.
+        self.check_after(Some(hold.ends_at));
+        let (token, end) = (Some(hold.token), Some(hold.ends_at));
+        self.bind(owner, Mode::Permits, session, token, end);
+    }
+
+    fn expire_permits(&mut self, hash: &PermitsHash, own_end: Option<i64>) {
+        if let Some(end) = hash.key_end(own_end) {
+            self.write(Write::ExpireAt(end));
+        }
+    }
+}
+
+impl PermitsHash {
+    /// Refuses what can never be had, as things are.
+    fn check_limit(&self, asked: Asked) -> Result<(), CommandError> {
+        let limit = self.limit.or(asked.limit).ok_or(CommandError::NoLimit)?;
+        if asked.permits > limit {
+            return Err(CommandError::PermitsOverLimit(limit.get()));
+        }
+        Ok(())
+    }
+}

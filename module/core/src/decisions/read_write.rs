@@ -1,0 +1,427 @@
+//! The read-write lock: readers together, writers alone.
+//!
+//! A reader's lease is its own, in one timeout key beside the hash, that of its latest entry; a
+//! writer's is the key's. Those who are kept waiting stand in one queue, so that neither readers
+//! nor writers starve: a reader that comes after a waiting writer stands behind it, and readers
+//! that are first in the queue come in together. One waiter is granted at a time, and who may
+//! follow it is decided in the same turn, when the key has been read for that one.
+
+use crate::decisions::decision::{Acquired, Decision, Entry};
+use crate::decisions::pending_wait::Wish;
+use crate::interface::effect::{Field, Holder, TimeoutKey, Value, Write};
+use crate::interface::error::CommandError;
+use crate::interface::request::{Acquire, Release, Renew, WaitMode};
+use crate::interface::stored::{Count, ReadHold, ReadWrite, Stored};
+use crate::memory::log::metrics::count;
+use crate::values::ids::{SessionId, WaiterId};
+use crate::values::limits::INTEGER_MAX;
+use crate::values::mode::Mode;
+use crate::values::time::{NEVER, ttl_ms};
+use crate::values::token::Token;
+use std::rc::Rc;
+
+/// Readers that never release leave their fields behind for as long as others read. Of those who
+/// begin to read, one in so many has some cleared away, whom its token picks: so the hash does not
+/// grow without bound, and what that costs is shared.
+const SWEEP_EVERY: i64 = 64;
+
+impl Decision<'_> {
+    // --- Commands --------------------------------------------------------------------------------
+
+    pub(crate) fn acquire_read_write(
+        &mut self,
+        hash: &ReadWrite,
+        request: &Acquire<'_>,
+        session: Option<SessionId>,
+        waiters_max: u32,
+    ) -> Result<Acquired, CommandError> {
+        let holds = match request.mode {
+            Mode::Write => hash.own_write.is_some(),
+            // A writer may read, past any queue. Nobody else may begin to while others wait, nor
+            // during the delay after a start.
+            Mode::Read | Mode::Plain | Mode::Permits => {
+                hash.own_read.is_some()
+                    || hash.own_write.is_some()
+                    || (hash.lets_read()
+                        && self.queue().is_none()
+                        && !self.locks.grant_delay.lasts(self.now))
+            }
+        };
+        if holds {
+            let (count, token) = self.enter(hash, &Entry::of(request, session))?;
+            if request.once {
+                self.locks
+                    .sessions
+                    .confirm(self.at, request.owner, request.mode, true);
+            }
+            return Ok(Acquired::Held { count, token });
+        }
+        let waits = request.wait_mode != WaitMode::None;
+        if waits && request.mode == Mode::Write && hash.own_read.is_some() {
+            return Err(self.refuse_upgrade(request.owner));
+        }
+        let ends_at = Stored::ReadWrite(*hash).ends_for(request.mode);
+        self.check_after(ends_at);
+        let wish = Wish::until(ends_at, ttl_ms(hash.ends_at, self.now));
+        self.wait_for(wish, request, waiters_max)
+    }
+
+    pub(crate) fn renew_read_write(
+        &mut self,
+        hash: &ReadWrite,
+        request: &Renew<'_>,
+        session: Option<SessionId>,
+    ) {
+        let wanted = request.lease.end(self.now);
+        let (owner, mode) = (request.owner, request.mode);
+        let (token, own_end) = match hash.own_read {
+            Some(own) if mode == Mode::Read => {
+                let key_end = hash.key_end(Some(wanted));
+                let (token, own_end) = match own.count {
+                    Count::Valid(held) => {
+                        let token = self.token_of(&own);
+                        self.set_timeout(&Holder::Caller, held, token, wanted);
+                        (Some(token), Some(wanted))
+                    }
+                    // Nobody knows which timeout key it has. It lasts as long as the lock's key.
+                    Count::Malformed => (own.token, key_end.or(hash.ends_at)),
+                };
+                self.expire(hash, key_end);
+                (token, own_end)
+            }
+            _ => {
+                let token = self.writer_token(owner, hash.ends_at);
+                // Written also if it stays: WAIT counts what its own connection has written, and
+                // whoever waits for the replicas renews the hold before.
+                let key_end = hash.write_end(wanted).or(hash.ends_at);
+                self.expire(hash, key_end);
+                self.keep_writer(owner, token, key_end);
+                (token, key_end)
+            }
+        };
+        self.bind(owner, mode, session, token, own_end);
+    }
+
+    /// Gives one hold back. Those that are left.
+    pub(crate) fn leave_read_write(
+        &mut self,
+        hash: &ReadWrite,
+        held: i64,
+        request: &Release<'_>,
+    ) -> i64 {
+        match hash.own_read {
+            Some(own) if request.mode == Mode::Read => self.leave_read(hash, &own, held, request),
+            _ => self.leave_write(hash, held, request),
+        }
+    }
+
+    fn leave_read(
+        &mut self,
+        hash: &ReadWrite,
+        own: &ReadHold,
+        held: i64,
+        request: &Release<'_>,
+    ) -> i64 {
+        let left = held.saturating_sub(1);
+        if left == 0 {
+            self.delete_timeout(Holder::Caller, held);
+            self.end_read(hash, own, request.owner);
+            return 0;
+        }
+        let token = self.token_of(own);
+        let end = match request.lease {
+            Some(lease) => lease.end(self.now),
+            None => self.lease_of(hash, own),
+        };
+        self.set(Field::Owner(Holder::Caller), Value::Number(left));
+        self.set_timeout(&Holder::Caller, left, token, end);
+        self.delete_timeout(Holder::Caller, held);
+        let key_end = hash.key_end(Some(end));
+        self.expire(hash, key_end);
+        self.bind(request.owner, Mode::Read, None, Some(token), Some(end));
+        left
+    }
+
+    fn leave_write(&mut self, hash: &ReadWrite, held: i64, request: &Release<'_>) -> i64 {
+        let left = held.saturating_sub(1);
+        if left == 0 {
+            self.end_write(hash, request.owner);
+            return 0;
+        }
+        self.set(Field::Writer(Holder::Caller), Value::Number(left));
+        let token = self.writer_token(request.owner, hash.ends_at);
+        let key_end = request
+            .lease
+            .and_then(|lease| hash.write_end(lease.end(self.now)));
+        self.expire(hash, key_end);
+        let end = key_end.or(hash.ends_at);
+        self.keep_writer(request.owner, token, end);
+        self.bind(request.owner, Mode::Write, None, token, end);
+        left
+    }
+
+    // --- The end of a hold -----------------------------------------------------------------------
+
+    /// The owner's hold in this mode is over, whatever its count.
+    pub(crate) fn end_read_write(&mut self, hash: &ReadWrite, owner: &[u8], mode: Mode) {
+        match hash.own_read {
+            Some(own) if mode == Mode::Read => {
+                if let Count::Valid(held) = own.count {
+                    self.delete_timeout(Holder::Caller, held);
+                }
+                self.end_read(hash, &own, owner);
+            }
+            _ => self.end_write(hash, owner),
+        }
+    }
+
+    fn end_read(&mut self, hash: &ReadWrite, own: &ReadHold, owner: &[u8]) {
+        self.record_hold(owner, Mode::Read, own.token);
+        self.unbind(owner, Mode::Read);
+        if hash.mode() == Mode::Read && hash.others_read.is_none() {
+            return self.free(Mode::Read);
+        }
+        if hash.own_write.is_none() && hash.others_read.is_none() {
+            // Somebody else's `mode` says that it is written. If nobody is there, it is free.
+            self.reconcile_now();
+        }
+        self.write(Write::Remove(Field::Owner(Holder::Caller)));
+        self.expire(hash, hash.key_end(None));
+    }
+
+    fn end_write(&mut self, hash: &ReadWrite, owner: &[u8]) {
+        let token = self.writer_token(owner, hash.ends_at);
+        self.record_hold(owner, Mode::Write, token);
+        self.unbind(owner, Mode::Write);
+        self.locks.table.forget_writer_of(self.at, owner);
+        if hash.own_read.is_none() && hash.others_read.is_none() && !hash.others_write {
+            return self.free(Mode::Write);
+        }
+        self.write(Write::Remove(Field::Writer(Holder::Caller)));
+        if hash.others_write {
+            return;
+        }
+        // The writer becomes a reader, and whoever was kept from reading may read with it.
+        self.set(Field::Mode, Value::Mode(Mode::Read));
+        let without_writer = ReadWrite {
+            own_write: None,
+            ..*hash
+        };
+        let own_end = hash.own_read.map(|own| own.ends_at);
+        self.expire(hash, without_writer.key_end(own_end));
+        self.publish(Mode::Write);
+        self.reconcile_now();
+    }
+
+    /// The key ends when the last of its readers does.
+    pub(crate) fn end_key_with_readers(&mut self, hash: &ReadWrite) {
+        let own_end = hash.own_read.map(|own| own.ends_at);
+        self.expire(hash, hash.key_end(own_end));
+    }
+
+    /// The key is to expire then, if that changes; and the queue hears of it.
+    fn expire(&mut self, hash: &ReadWrite, key_end: Option<i64>) {
+        if let Some(end) = key_end {
+            self.write(Write::ExpireAt(end));
+            // Also where it is a reader that prolongs it, whom somebody else wrote beside the
+            // writer.
+            let table = &mut self.locks.table;
+            table.prolong_writer(self.at, hash.ends_at, end);
+        }
+        self.check_after(key_end.or(hash.ends_at));
+    }
+
+    // --- Entering --------------------------------------------------------------------------------
+
+    /// Grants a waiter that is first in the queue, on top of what is stored or of a free lock.
+    pub(crate) fn hand_over_read_write(
+        &mut self,
+        id: WaiterId,
+        present: Option<&ReadWrite>,
+        message: Option<Mode>,
+    ) {
+        let Some(mode) = self.locks.table.get(id).map(|waiter| waiter.mode) else {
+            return;
+        };
+        self.grant(id, message, |decision, entry| {
+            if let Some(hash) = present {
+                return decision.enter(hash, entry);
+            }
+            // A hold that a session of the owner had, and that others took away, is not this one.
+            decision.lose_hold(entry.owner, mode);
+            Ok(decision.begin_read_write(entry))
+        });
+        // A reader comes in with it, and a writer is to know when the last reader's lease ends. And
+        // a script may have made both holders.
+        let next = self.queue().and_then(|queue| self.locks.table.first(queue));
+        let may_enter = mode == Mode::Read || present.is_some();
+        if may_enter && next.is_some_and(|(_, next)| next.multi.is_none()) {
+            self.reconcile_now();
+        }
+    }
+
+    /// Takes a free lock.
+    pub(crate) fn begin_read_write(&mut self, entry: &Entry<'_>) -> (i64, Token) {
+        let (token, end) = (self.mint(), entry.lease.end(self.now));
+        self.count_grant();
+        self.locks.table.forget_writer(self.at);
+        self.write(Write::Set(
+            (Field::Mode, Value::Mode(entry.mode)),
+            Some((entry.field(), Value::Number(1))),
+        ));
+        match entry.mode {
+            Mode::Read | Mode::Plain | Mode::Permits => {
+                self.set_timeout(&entry.holder, 1, token, end);
+            }
+            Mode::Write => {
+                self.locks.table.forget_overdue_writers(self.now);
+                self.locks.agenda.check_writers();
+                self.keep_writer(entry.owner, Some(token), Some(end));
+            }
+        }
+        self.write(Write::ExpireAt(end));
+        self.check_after(Some(end));
+        let (owner, session) = (entry.owner, entry.session);
+        self.bind(owner, entry.mode, session, Some(token), Some(end));
+        (1, token)
+    }
+
+    /// Enters a lock that lets the owner in.
+    fn enter(&mut self, hash: &ReadWrite, entry: &Entry<'_>) -> Result<(i64, Token), CommandError> {
+        let (own, token) = match entry.mode {
+            Mode::Read | Mode::Plain | Mode::Permits => (
+                hash.own_read.map(|own| own.count),
+                hash.own_read.and_then(|own| own.token),
+            ),
+            Mode::Write => (hash.own_write, self.writer_token(entry.owner, hash.ends_at)),
+        };
+        let held = match own {
+            None => 0,
+            Some(Count::Valid(held)) => held,
+            Some(Count::Malformed) => return Err(CommandError::HoldCountMalformed),
+        };
+        let entered = if entry.once && held > 0 {
+            Some(held)
+        } else {
+            Count::next(held)
+        };
+        let entered = entered.ok_or(CommandError::HoldCountOverflow)?;
+        if held == 0 {
+            // Others read on, so the hash is still there when the owner's own lease is over. What
+            // is on record of it, if nobody has looked yet, is not this hold.
+            self.lose_hold(entry.owner, entry.mode);
+        }
+        let token = token.unwrap_or_else(|| self.mint());
+        if held == 0 {
+            self.count_grant();
+        } else {
+            count(&mut self.locks.counters.reentries);
+        }
+        if entered != held {
+            self.set(entry.field(), Value::Number(entered));
+        }
+        let own_end = self.start_own_lease(hash, entry, entered, token);
+        if entry.mode == Mode::Read && hash.mode() == Mode::Read {
+            // With readers alone the lock is free when the last of them is gone.
+            let readers_end = own_end.max(hash.others_read).filter(|end| *end != NEVER);
+            self.check_after(readers_end);
+        }
+        if entry.mode == Mode::Read && held == 0 && token.get() % SWEEP_EVERY == 0 {
+            self.locks.agenda.add_sweep(self.at);
+        }
+        self.bind(entry.owner, entry.mode, entry.session, Some(token), own_end);
+        Ok((entered, token))
+    }
+
+    /// Starts the lease of an entry, as one more reading or as the writer's. When the owner's own
+    /// hold ends.
+    fn start_own_lease(
+        &mut self,
+        hash: &ReadWrite,
+        entry: &Entry<'_>,
+        entered: i64,
+        token: Token,
+    ) -> Option<i64> {
+        let lease_end = entry.lease.end(self.now);
+        let (own_end, key_end) = match (entry.mode, hash.own_read) {
+            (Mode::Write, _) => {
+                let keeps = entry.keeps(hash.ends_at, lease_end);
+                let key_end = hash.write_end(lease_end).filter(|_| !keeps);
+                (key_end.or(hash.ends_at), key_end)
+            }
+            (_, Some(_)) if entry.once => {
+                self.set_timeout(&entry.holder, entered, token, lease_end);
+                (Some(lease_end), hash.key_end(Some(lease_end)))
+            }
+            (_, own) => {
+                let present = own.map(|own| self.lease_of(hash, &own));
+                let end = lease_end.max(present.unwrap_or(lease_end));
+                self.set_timeout(&entry.holder, entered, token, end);
+                if own.is_some() {
+                    self.delete_timeout(entry.holder.clone(), entered.saturating_sub(1));
+                }
+                (Some(end), hash.key_end_prolonged(end))
+            }
+        };
+        self.expire(hash, key_end);
+        if entry.mode == Mode::Write {
+            self.keep_writer(entry.owner, Some(token), own_end);
+        }
+        own_end
+    }
+
+    fn keep_writer(&mut self, owner: &[u8], token: Option<Token>, key_end: Option<i64>) {
+        if let Some(token) = token {
+            self.locks.table.keep_writer(self.at, owner, token, key_end);
+        }
+    }
+
+    // --- Timeout keys ----------------------------------------------------------------------------
+
+    /// Each that we write has a token and the reader's whole lease: so nobody has to look at those
+    /// of its earlier entries.
+    fn set_timeout(&mut self, reader: &Holder, number: i64, token: Token, end: i64) {
+        let key = TimeoutKey {
+            reader: reader.clone(),
+            number,
+        };
+        self.write(Write::SetTimeout(key, Value::Number(token.get()), end));
+    }
+
+    fn delete_timeout(&mut self, reader: Holder, number: i64) {
+        self.write(Write::DeleteTimeout(TimeoutKey { reader, number }));
+    }
+
+    /// The token of a reader's hold. One that Redisson's script began has none, and gets one with
+    /// the first timeout key that we write for it.
+    fn token_of(&mut self, own: &ReadHold) -> Token {
+        own.token.unwrap_or_else(|| self.mint())
+    }
+
+    /// When a reader's lease ends, as the end of a timeout key: where somebody took the end of its
+    /// key away, with the lock's key, and where that has none either, in a distant future.
+    fn lease_of(&self, hash: &ReadWrite, own: &ReadHold) -> i64 {
+        let distant = || self.now.wall_ms().saturating_add(INTEGER_MAX);
+        match own.ends_at {
+            NEVER => hash.ends_at.unwrap_or_else(distant),
+            end => end,
+        }
+    }
+
+    /// Takes the fields of these readers out of the hash, whose leases are over.
+    pub(crate) fn sweep(&mut self, gone: &[Box<[u8]>]) {
+        for field in gone {
+            self.write(Write::Remove(Field::Named(Rc::from(&**field))));
+        }
+    }
+}
+
+impl Entry<'_> {
+    /// The field that counts its holds.
+    fn field(&self) -> Field {
+        match self.mode {
+            Mode::Write => Field::Writer(self.holder.clone()),
+            Mode::Read | Mode::Plain | Mode::Permits => Field::Owner(self.holder.clone()),
+        }
+    }
+}

@@ -1,0 +1,430 @@
+//! Several locks at once: all or none.
+//!
+//! A wait for several locks stands in the queue of each and holds nothing until it can have all: at
+//! each lock it is first and the lock is free, or its owner holds the lock already. So nobody ever
+//! holds one lock while it waits for the others that it asked for with it.
+
+use crate::decisions::decision::{Acquired, Decision, Entry, TOLD_AT_ONCE};
+use crate::decisions::pending_wait::Wish;
+use crate::interface::effect::{Effect, Grant, Holder, WaitOutcome, Write};
+use crate::interface::error::CommandError;
+use crate::interface::request::{MultiAcquire, Release, WaitMode};
+use crate::interface::stored::{Count, Hash, Stored};
+use crate::memory::agenda::Job;
+use crate::memory::log::metrics::count;
+use crate::memory::state::Locks;
+use crate::values::ids::{MultiId, RecordId, WaiterId};
+use crate::values::lock_key::LockRef;
+use crate::values::mode::{Kind, Mode};
+use crate::values::time::Now;
+use crate::values::token::Token;
+use std::rc::Rc;
+
+/// An entry into several locks, while it is made lock by lock.
+struct Entering {
+    /// The token of those that are newly taken; none if there are none.
+    new: Option<Token>,
+    /// The largest token of the others.
+    kept: Option<Token>,
+    /// The highest hold count.
+    count: i64,
+}
+
+impl Entering {
+    fn add(&mut self, (count, token): (i64, Token)) {
+        self.count = self.count.max(count);
+        self.kept = self.kept.max(Some(token));
+    }
+
+    /// The highest hold count, and the token that the owner is told.
+    fn held(&self) -> Option<(i64, Token)> {
+        self.new.or(self.kept).map(|token| (self.count, token))
+    }
+}
+
+/// What a lock is after one hold was given back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum GivenBack {
+    Free,
+    Held,
+}
+
+/// The locks that a command names, and what is stored at each.
+pub(crate) struct Several<'a> {
+    pub(crate) locks: &'a [LockRef<'a>],
+    pub(crate) stored: &'a [Stored],
+}
+
+impl Several<'_> {
+    pub(crate) fn each(&self) -> impl Iterator<Item = (usize, LockRef<'_>, &Stored)> {
+        let locks = self.locks.iter().zip(self.stored).enumerate();
+        locks.map(|(place, (lock, stored))| (place, *lock, stored))
+    }
+}
+
+impl Locks {
+    /// MACQUIRE: take all, or say that some are held. If refused, nothing was changed.
+    pub(crate) fn acquire_several(
+        &mut self,
+        several: &Several<'_>,
+        request: &MultiAcquire<'_>,
+        is_reconciled: bool,
+        waiters_max: u32,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Acquired, CommandError> {
+        let session = self.listened(request.session)?;
+        let is_promised = |(_, lock, stored): (_, LockRef<'_>, &Stored)| {
+            stored.is_free() && self.table.queue(lock).is_some()
+        };
+        if !is_reconciled && several.each().any(is_promised) {
+            return Ok(Acquired::ReconcileFirst);
+        }
+        let mut can_have_all = true;
+        for (place, lock, stored) in several.each() {
+            let mut decision = self.decision(lock, place, now, effects);
+            can_have_all &= decision.can_have(stored, request.once)?;
+        }
+        if can_have_all && self.may_grant_several(several, now) {
+            let entry = Entry {
+                owner: request.owner,
+                holder: Holder::Caller,
+                mode: Mode::Plain,
+                lease: request.lease,
+                session,
+                once: request.once,
+                waited: false,
+            };
+            let held = self.enter_all(several, &entry, now, effects);
+            let ((count, token), _) = held.ok_or(CommandError::KeyCount)?;
+            if request.wanted {
+                self.ask_if_several_wanted(several, request.owner, now, effects);
+            }
+            return Ok(Acquired::Held { count, token });
+        }
+        let ttl_ms = self.ttl_or_delay_ms(ttl_of_others_ms(several.stored, now), now);
+        if request.wait_mode == WaitMode::None {
+            self.tell_several_wanted(several, request.owner, effects);
+            return Ok(Acquired::NotHeld { ttl_ms });
+        }
+        if self.own_multi(several.locks, request).is_none() {
+            for (place, lock, _) in several.each() {
+                let mut decision = self.decision(lock, place, now, effects);
+                decision.check_may_wait(request.owner, Mode::Plain, waiters_max)?;
+            }
+        }
+        let lease_ends = several.stored.iter().map(Stored::ends_at).collect();
+        Ok(Acquired::MustWait(Wish::for_several(lease_ends, ttl_ms)))
+    }
+
+    /// Whether an owner who can have all of these locks may be let in now: during the delay after a
+    /// start only if it holds them all.
+    fn may_grant_several(&self, several: &Several<'_>, now: Now) -> bool {
+        !self.grant_delay.lasts(now) || !several.stored.iter().any(Stored::is_free)
+    }
+
+    /// Enters all of these locks, which the owner can have. The highest hold count and the token
+    /// that the owner is told, and the token of each.
+    fn enter_all(
+        &mut self,
+        several: &Several<'_>,
+        entry: &Entry<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Option<((i64, Token), Vec<Token>)> {
+        let any_new = several.stored.iter().any(Stored::is_free);
+        let mut entering = Entering {
+            new: any_new.then(|| self.tokens.mint(now.wall_us)),
+            kept: None,
+            count: 0,
+        };
+        let mut tokens = Vec::with_capacity(several.locks.len());
+        for (place, lock, stored) in several.each() {
+            let mut decision = self.decision(lock, place, now, effects);
+            if let Some(held) = decision.enter_plain(stored, entry, entering.new) {
+                entering.add(held);
+                tokens.push(held.1);
+            }
+        }
+        Some((entering.held()?, tokens))
+    }
+
+    /// The owner's wait for the same locks, if the request is to take it over.
+    pub(crate) fn own_multi(
+        &self,
+        locks: &[LockRef<'_>],
+        request: &MultiAcquire<'_>,
+    ) -> Option<MultiId> {
+        let multi_at = |lock: &LockRef<'_>| {
+            let queue = self.table.queue(*lock)?;
+            self.table.waiter_of(queue, request.owner)?.1.multi
+        };
+        let multi = multi_at(locks.first().filter(|_| request.once)?)?;
+        let is_same = self.multis.waiters(multi).len() == locks.len()
+            && locks.iter().all(|lock| multi_at(lock) == Some(multi));
+        is_same.then_some(multi)
+    }
+
+    /// MRELEASE: gives one hold of each back; those not held are passed over. How many there were.
+    /// Refused if one of the keys is no plain lock, or the owner's hold of one cannot be counted.
+    pub(crate) fn release_several(
+        &mut self,
+        several: &Several<'_>,
+        owner: &[u8],
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Result<i64, CommandError> {
+        for (place, lock, stored) in several.each() {
+            let mut decision = self.decision(lock, place, now, effects);
+            decision.check_kind(stored, Kind::Plain)?;
+            if let Some((Count::Malformed, _)) = stored.own(Mode::Plain) {
+                return Err(CommandError::HoldCountMalformed);
+            }
+        }
+        let mut released: i64 = 0;
+        let mut freed = Vec::new();
+        for (place, lock, stored) in several.each() {
+            let mut decision = self.decision(lock, place, now, effects);
+            let given_back = decision.give_back_one(stored, owner);
+            released = released.saturating_add(given_back.is_some().into());
+            if given_back == Some(GivenBack::Free) {
+                freed.push((place, lock));
+            }
+        }
+        for (place, lock) in freed {
+            self.decision(lock, place, now, effects)
+                .pass_on(Mode::Plain);
+        }
+        Ok(released)
+    }
+
+    // --- Hand-over -------------------------------------------------------------------------------
+
+    /// After what happened in this queue a wait for several locks can perhaps have all: that is
+    /// decided before this turn is over.
+    pub(crate) fn mark_multi(&mut self, id: MultiId, queue: RecordId, now: Now) {
+        let lasts = self.grant_delay.lasts(now);
+        if self.multis.mark(id, queue, lasts) {
+            self.agenda.add_now(Job::Multi(id));
+        }
+    }
+
+    /// Grants a wait for several locks if it can have all of them, as read for its owner. One that
+    /// never can leaves all queues and is told why.
+    pub(crate) fn grant_several(
+        &mut self,
+        id: MultiId,
+        several: &Several<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        let error = several.stored.iter().find_map(|stored| match stored {
+            Stored::OtherType => Some(CommandError::WrongType),
+            other => other
+                .kind()
+                .filter(|kind| *kind != Kind::Plain)
+                .map(wrong_kind),
+        });
+        if let Some(error) = error {
+            return self.dismiss_multi(id, error, effects);
+        }
+        let waiters = self.multis.waiters(id).iter();
+        let can_have = |(waiter, stored): &(&WaiterId, &Stored)| match stored {
+            Stored::Plain(_) => stored.lets_in(Mode::Plain),
+            _ => self.table.is_first(**waiter),
+        };
+        let blocked = waiters.zip(several.stored).find(|of| !can_have(of));
+        let blocked_in = blocked.and_then(|(waiter, _)| self.table.record_of(*waiter));
+        let is_kept_back = blocked_in.is_none() && !self.may_grant_several(several, now);
+        self.multis.block(id, blocked_in, is_kept_back);
+        if blocked_in.is_none() && !is_kept_back {
+            self.enter_granted(id, several, now, effects);
+        }
+    }
+
+    /// It can never have all. The waiters behind it are next where it was first.
+    fn dismiss_multi(&mut self, id: MultiId, error: CommandError, effects: &mut Vec<Effect>) {
+        let waiters = self.multis.waiters(id).to_vec();
+        for waiter in &waiters {
+            if self.table.is_first(*waiter)
+                && let Some(queue) = self.table.record_of(*waiter)
+            {
+                self.table.mark_dirty(queue);
+                self.agenda.add_now(Job::Queue(queue));
+            }
+        }
+        if let Some(first) = waiters.first() {
+            self.dismiss(*first, WaitOutcome::Refused(error), effects);
+        }
+    }
+
+    fn enter_granted(
+        &mut self,
+        id: MultiId,
+        several: &Several<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        let (Some(locks), Some(first)) = (self.multis.locks(id), self.waiter_of(id)) else {
+            return;
+        };
+        let Some(waiter) = self.table.get(first) else {
+            return;
+        };
+        let owner = Rc::clone(&waiter.owner);
+        let entry = Entry {
+            owner: &owner,
+            holder: Holder::Caller,
+            mode: Mode::Plain,
+            lease: waiter.lease,
+            session: waiter.session,
+            once: false,
+            waited: true,
+        };
+        let entered = self.enter_all(several, &entry, now, effects);
+        debug_assert!(entered.is_some(), "who is granted can enter");
+        // As of one lock: it leaves the queues only when it has entered.
+        let (Some(((held, token), tokens)), Some(told_under)) = (entered, locks.first()) else {
+            return;
+        };
+        let Some(waiter) = self.leave(first) else {
+            return;
+        };
+        let waited_ms = now.mono_ms.saturating_sub(waiter.since);
+        self.counters.wait_ms.record(waited_ms);
+        for lock in locks.iter() {
+            if let Some(of) = self.patterns.of(&lock.name) {
+                of.wait_ms.record(waited_ms);
+            }
+        }
+        count(&mut self.counters.handovers);
+        let grant = Grant {
+            token,
+            mode: Mode::Plain,
+            several: Some(locks.iter().cloned().zip(tokens).collect()),
+        };
+        let told = Rc::clone(&owner);
+        self.tell_granted(told_under, waiter.reply_to, told, held, grant, effects);
+        if waiter.wanted {
+            self.ask_if_several_wanted(several, &owner, now, effects);
+        }
+    }
+}
+
+impl Decision<'_> {
+    /// Whether the owner could have this one of several.
+    fn can_have(&mut self, stored: &Stored, once: bool) -> Result<bool, CommandError> {
+        self.check_kind(stored, Kind::Plain)?;
+        match (stored, self.queue()) {
+            (Stored::Plain(Hash { own: None, .. }), _) => Ok(false),
+            (Stored::Plain(Hash { own: Some(own), .. }), _) => match *own {
+                Count::Malformed => Err(CommandError::HoldCountMalformed),
+                Count::Valid(held) if once || Count::next(held).is_some() => Ok(true),
+                Count::Valid(_) => Err(CommandError::HoldCountOverflow),
+            },
+            (_, None) => Ok(true),
+            (_, Some(queue)) => {
+                // Free, but promised.
+                self.check_kind_of_first(queue, Mode::Plain)?;
+                Ok(false)
+            }
+        }
+    }
+
+    /// Enters one of several locks, with this token if it is newly taken.
+    fn enter_plain(
+        &mut self,
+        stored: &Stored,
+        entry: &Entry<'_>,
+        new: Option<Token>,
+    ) -> Option<(i64, Token)> {
+        let held = match (stored, new) {
+            (Stored::Plain(hash), _) => self.reenter(hash, hash.own?, entry).ok()?,
+            (_, Some(token)) => {
+                if stored.leaves_hash() {
+                    self.write(Write::Delete);
+                }
+                self.lose_holds(None);
+                self.begin_plain(entry, token)
+            }
+            (_, None) => return None,
+        };
+        self.holder_may_have_all(entry.owner);
+        Some(held)
+    }
+
+    /// Gives back one hold of one lock of a MRELEASE; none if the owner has none. Nobody is granted
+    /// before all are given back.
+    fn give_back_one(&mut self, stored: &Stored, owner: &[u8]) -> Option<GivenBack> {
+        let Stored::Plain(hash) = stored else {
+            self.locks.mark_dirty(self.at);
+            return None;
+        };
+        let Some(Count::Valid(held)) = hash.own else {
+            return None;
+        };
+        count(&mut self.locks.counters.releases);
+        if held == 1 && !hash.others {
+            self.record_hold(owner, Mode::Plain, hash.token);
+            self.unbind(owner, Mode::Plain);
+            self.write(Write::Delete);
+            return Some(GivenBack::Free);
+        }
+        let request = Release {
+            key: self.at.name,
+            owner,
+            mode: Mode::Plain,
+            permits: None,
+            token: None,
+            lease: None,
+        };
+        self.leave_plain(hash, held, &request);
+        Some(GivenBack::Held)
+    }
+
+    /// The owner has the lock now: if it waits for it together with others, perhaps it can have
+    /// all.
+    pub(crate) fn holder_may_have_all(&mut self, owner: &[u8]) {
+        if self.locks.multis.is_empty() {
+            return;
+        }
+        let Some(queue) = self.queue() else { return };
+        let waiter = self.locks.table.waiter_of(queue, owner);
+        if let Some(multi) = waiter.and_then(|(_, waiter)| waiter.multi) {
+            self.locks.mark_multi(multi, queue, self.now);
+        }
+    }
+
+    /// Ends the waits for several locks that stand in the queue of one which is now of another
+    /// kind, so many at a time. Whether there are more.
+    pub(crate) fn dismiss_multis(&mut self, queue: RecordId, held: Kind) -> bool {
+        let multis = self.locks.table.multis_in(queue, TOLD_AT_ONCE);
+        for id in &multis {
+            let why = WaitOutcome::Refused(wrong_kind(held));
+            self.locks.dismiss(*id, why, self.effects);
+        }
+        multis.len() == TOLD_AT_ONCE && !self.locks.table.multis_in(queue, 1).is_empty()
+    }
+}
+
+fn wrong_kind(held: Kind) -> CommandError {
+    let asked = Kind::Plain;
+    CommandError::WrongKind { held, asked }
+}
+
+/// Of the leases that others have, what is left of the longest in milliseconds; -1 if one has no
+/// end, 0 if there are none.
+pub(crate) fn ttl_of_others_ms(stored: &[Stored], now: Now) -> i64 {
+    let of_others = stored.iter().filter(|stored| match stored {
+        Stored::Plain(hash) => hash.own.is_none() || hash.others,
+        _ => false,
+    });
+    let mut longest = 0;
+    for stored in of_others {
+        match stored.ttl_ms(now) {
+            -1 => return -1,
+            ttl_ms => longest = longest.max(ttl_ms),
+        }
+    }
+    longest
+}

@@ -1,0 +1,149 @@
+//! WANTED: a session hears that somebody waits whom its hold keeps out, so that a long task can
+//! give the lock back at a good moment.
+//!
+//! A hold that asks is told once. The moments at which somebody begins to be kept out are four: a
+//! waiter joins the queue, a caller is refused that does not wait, a hold asks while others wait,
+//! and the first in the queue is looked at and cannot come in. After a turn no hold is left that
+//! asks and keeps out somebody in the queue.
+
+use crate::decisions::decision::Decision;
+use crate::decisions::several::Several;
+use crate::interface::effect::Effect;
+use crate::interface::stored::{Hash, Stored};
+use crate::memory::hold::SessionHold;
+use crate::memory::session::{Event, EventKind};
+use crate::memory::state::Locks;
+use crate::values::ids::{HoldId, RecordId, WaiterId};
+use crate::values::lock_key::LockRef;
+use crate::values::mode::Mode;
+use crate::values::time::Now;
+use std::rc::Rc;
+
+impl SessionHold {
+    /// Whether this owner is kept out. A reader lets others read, and an owner who waits for
+    /// several locks does not wait for the one that it holds.
+    fn keeps_out(&self, owner: &[u8], mode: Mode) -> bool {
+        *self.owner != *owner && !(self.mode == Mode::Read && mode == Mode::Read)
+    }
+}
+
+impl Decision<'_> {
+    /// The session that has this hold is to be told when the lock is wanted: at once, if it is.
+    pub(crate) fn ask_if_wanted(&mut self, owner: &[u8], mode: Mode) {
+        let hold = self.session_hold(owner, mode);
+        let (Some(id), Some(record)) = (hold, self.locks.table.find(self.at)) else {
+            return;
+        };
+        self.locks.holds.ask_if_wanted(id, record);
+        if self.queue().is_none() {
+            return;
+        }
+        match mode {
+            Mode::Plain | Mode::Write => self.locks.tell_wanted_by_queue(record, self.effects),
+            // Perhaps those who wait can come in beside it: that is decided in this turn.
+            Mode::Read | Mode::Permits => self.reconcile_now(),
+        }
+    }
+
+    /// The caller does not get the lock, which others hold, and does not wait.
+    pub(crate) fn tell_wanted_in_vain(&mut self, owner: &[u8], mode: Mode) {
+        self.locks
+            .tell_wanted_by(self.at, owner, mode, self.effects);
+    }
+
+    /// The first in the queue cannot come in.
+    pub(crate) fn tell_wanted(&mut self, queue: RecordId) {
+        if self.locks.holds.any_asks() {
+            self.locks.tell_wanted_by_queue(queue, self.effects);
+        }
+    }
+}
+
+impl Locks {
+    /// The session that has these holds is to be told when one of the locks is wanted.
+    pub(crate) fn ask_if_several_wanted(
+        &mut self,
+        several: &Several<'_>,
+        owner: &[u8],
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        for (place, lock, _) in several.each() {
+            self.decision(lock, place, now, effects)
+                .ask_if_wanted(owner, Mode::Plain);
+        }
+    }
+
+    /// The caller does not get several locks at once, and does not wait: it wants those that others
+    /// hold.
+    pub(crate) fn tell_several_wanted(
+        &mut self,
+        several: &Several<'_>,
+        owner: &[u8],
+        effects: &mut Vec<Effect>,
+    ) {
+        for (_, lock, stored) in several.each() {
+            if let Stored::Plain(Hash { own: None, .. }) = stored {
+                self.tell_wanted_by(lock, owner, Mode::Plain, effects);
+            }
+        }
+    }
+
+    /// The waiters of one owner have joined these queues.
+    pub(crate) fn tell_wanted_by_newcomer(
+        &mut self,
+        waiters: &[WaiterId],
+        effects: &mut Vec<Effect>,
+    ) {
+        for id in waiters {
+            let (Some(lock), Some(waiter)) = (self.lock_of(*id), self.table.get(*id)) else {
+                continue;
+            };
+            let (owner, mode) = (Rc::clone(&waiter.owner), waiter.mode);
+            self.tell_wanted_by(lock.as_ref(), &owner, mode, effects);
+        }
+    }
+
+    /// Somebody wants this lock, who waits in its queue or not.
+    pub(crate) fn tell_wanted_by(
+        &mut self,
+        lock: LockRef<'_>,
+        owner: &[u8],
+        mode: Mode,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(record) = self.table.find(lock) else {
+            return;
+        };
+        let asks = self.holds.asking(record);
+        let told = asks.filter(|(_, hold)| hold.keeps_out(owner, mode));
+        let told: Vec<HoldId> = told.map(|(id, _)| id).collect();
+        self.tell_holds(&told, record, effects);
+    }
+
+    fn tell_wanted_by_queue(&mut self, queue: RecordId, effects: &mut Vec<Effect>) {
+        let keeps_out = |(_, hold): &(HoldId, &SessionHold)| {
+            let (owner, mode) = (&hold.owner, hold.mode);
+            self.table.is_anybody_kept_out(queue, owner, mode)
+        };
+        let told = self.holds.asking(queue).filter(keeps_out);
+        let told: Vec<HoldId> = told.map(|(id, _)| id).collect();
+        self.tell_holds(&told, queue, effects);
+    }
+
+    fn tell_holds(&mut self, told: &[HoldId], record: RecordId, effects: &mut Vec<Effect>) {
+        let waiters = self.table.length(record);
+        for id in told {
+            self.holds.ask_no_more(*id);
+            let Some(hold) = self.holds.get(*id) else {
+                continue;
+            };
+            let event = Event {
+                kind: EventKind::Wanted { waiters },
+                lock: hold.lock.clone(),
+                owner: Rc::clone(&hold.owner),
+            };
+            self.tell(hold.session, event, effects);
+        }
+    }
+}

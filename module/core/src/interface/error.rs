@@ -1,0 +1,498 @@
+//! Every refusal that a client can see, in one table.
+
+use crate::values::circle::Circle;
+use crate::values::limits::{
+    CHAIN_MAX, GRACE_MS_MAX, HOLD_COUNT_MAX, INTEGER_MAX, KEYS_MAX, LOOKS_MAX, MATCH_LEN_MAX,
+    OWNER_LEN_MAX, PERMITS_MAX, SESSION_LEN_MAX,
+};
+use crate::values::mode::Kind;
+use crate::values::token::Token;
+use crate::values::word::Word;
+use std::fmt;
+use std::rc::Rc;
+
+/// Why a command was refused. Nothing was changed.
+///
+/// `Display` is the text that the client gets: a code word, then the argument and its bounds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CommandError {
+    /// Too few or too many arguments; the server has a text of its own for this.
+    WrongArity,
+    /// A word that is no option of the command.
+    UnknownOption(Word),
+    /// An option given twice.
+    RepeatedOption(Word),
+    /// An option without the value that must follow it.
+    MissingValue(Word),
+    /// A lease that is no integer within the bounds.
+    Lease,
+    /// A wait that is no integer within the bounds.
+    Wait,
+    /// A token that is no integer within the bounds.
+    Token,
+    /// COUNT that is no integer within the bounds.
+    ListCount,
+    /// MATCH with too long a pattern.
+    MatchLength,
+    /// An empty or too long owner.
+    OwnerLength,
+    /// An owner named like one of the lock's own fields.
+    OwnerReserved,
+    /// READ or WRITE for an owner whose name ends as a writer's field does.
+    OwnerOfWriter,
+    /// READ and WRITE in one command.
+    ReadAndWrite,
+    /// PERMITS that is no integer within the bounds.
+    Permits,
+    /// OF that is no integer within the bounds.
+    Limit,
+    /// A limit to be set that is no integer within the bounds.
+    LimitToSet,
+    /// PERMITS together with READ or WRITE.
+    PermitsAndMode,
+    /// OF without PERMITS.
+    LimitWithoutPermits,
+    /// More permits than the limit that counts: this one.
+    PermitsOverLimit(i64),
+    /// More permits given back than are held: so many.
+    PermitsNotHeld(i64),
+    /// Permits for an owner who holds some.
+    Held,
+    /// Permits without a limit: the caller named none, and none is set.
+    NoLimit,
+    /// A limit for a name whose limit's key would be another node's.
+    LimitInOtherSlot,
+    /// Permits while the key's slot is on its way to another node.
+    LimitOnItsWay,
+    /// READ on a name whose timeout keys would be another node's.
+    TimeoutsInOtherSlot,
+    /// READ or WRITE while the key's slot is on its way to another node.
+    SlotOnItsWay,
+    /// A number of keys that is out of bounds, or more than follow.
+    KeyCount,
+    /// An empty or too long session.
+    SessionLength,
+    /// A grace that is no integer within the bounds.
+    Grace,
+    /// BLOCK and QUEUE in one command.
+    BlockAndQueue,
+    /// QUEUE without a session to be told through.
+    QueueWithoutSession,
+    /// WANTED without a session to be told through.
+    WantedWithoutSession,
+    /// A session that nobody listens to.
+    NoSession,
+    /// A session that another ACL user began.
+    SessionOfAnother,
+    /// There are as many sessions as `rlock.max-sessions` allows.
+    TooManySessions(u32),
+    /// A session would begin while the server refuses whatever needs memory.
+    OutOfMemory,
+    /// The connection with this number listens to the session now; 0 if that has gone again.
+    TakenOver(u64),
+    /// EVENTS from where there is no connection to live by.
+    NoSessionConnection,
+    /// EVENTS that is to wait on a connection that the server does not block.
+    CannotBlock,
+    /// A wait that could never end: the owners that would wait for each other.
+    Deadlock(Circle),
+    /// A wait behind so many owners that wait for others that no search can tell whether it could
+    /// end.
+    ChainTooLong,
+    /// GUARD without a command to be run.
+    NoCall,
+    /// APPLY that came neither from a primary nor from the append-only file.
+    NotReplayed,
+    /// APPLY of what is no change.
+    NoChange,
+    /// A command that GUARD does not run.
+    NotGuarded(Word, NotGuarded),
+    /// GUARD by an owner who does not hold the lock: the token of the present hold.
+    NotHeld(Option<Token>),
+    /// A second wait of an owner for the same lock.
+    Waiting,
+    /// Other modules change the lock again and again while the command looks at it.
+    Unsettled,
+    /// The server became a replica, where nobody waits.
+    Unblocked,
+    /// A re-entry past the largest hold count.
+    HoldCountOverflow,
+    /// The owner's field holds something that is no hold count.
+    HoldCountMalformed,
+    /// The queue is as long as `rlock.max-waiters-per-lock` allows.
+    TooManyWaiters(u32),
+    /// The key holds another type.
+    WrongType,
+    /// A command for one kind of lock on another.
+    WrongKind {
+        /// The kind that is there.
+        held: Kind,
+        /// The kind that the command is for.
+        asked: Kind,
+    },
+    /// The key's slot is served by another node of the cluster.
+    Moved {
+        /// The slot.
+        slot: u16,
+        /// The node, as `host:port`: for a client that does not speak TLS.
+        address: Rc<str>,
+        /// The same for one that does.
+        tls_address: Rc<str>,
+    },
+}
+
+impl fmt::Display for CommandError {
+    #[allow(clippy::too_many_lines, reason = "one table of texts")]
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WrongArity => f.write_str("ERR wrong number of arguments"),
+            Self::UnknownOption(word) => write!(f, "ERR unknown option '{word}'"),
+            Self::RepeatedOption(word) => write!(f, "ERR option '{word}' is given twice"),
+            Self::MissingValue(word) => write!(f, "ERR option '{word}' needs a value"),
+            Self::Lease => write!(f, "ERR lease-ms must be an integer from 1 to {INTEGER_MAX}"),
+            Self::Wait => write!(f, "ERR wait-ms must be an integer from 0 to {INTEGER_MAX}"),
+            Self::Token => write!(f, "ERR token must be an integer from 1 to {}", i64::MAX),
+            Self::ListCount => write!(f, "ERR COUNT must be an integer from 1 to {INTEGER_MAX}"),
+            Self::MatchLength => write!(f, "ERR pattern must have at most {MATCH_LEN_MAX} bytes"),
+            Self::OwnerLength => write!(f, "ERR owner must have 1 to {OWNER_LEN_MAX} bytes"),
+            Self::OwnerReserved => {
+                f.write_str("ERR owner must not be 'fence' or 'mode', fields of the lock itself")
+            }
+            Self::OwnerOfWriter => f.write_str(
+                "ERR owner must not end in ':write' with READ or WRITE, as a writer's field does",
+            ),
+            Self::ReadAndWrite => f.write_str("ERR option 'WRITE' cannot be combined with 'READ'"),
+            Self::Permits => write!(f, "ERR permits must be an integer from 1 to {PERMITS_MAX}"),
+            Self::Limit => write!(f, "ERR OF must be an integer from 1 to {PERMITS_MAX}"),
+            Self::LimitToSet => write!(f, "ERR limit must be an integer from 0 to {PERMITS_MAX}"),
+            Self::PermitsAndMode => {
+                f.write_str("ERR option 'PERMITS' cannot be combined with 'READ' or 'WRITE'")
+            }
+            Self::LimitWithoutPermits => f.write_str("ERR option 'OF' needs 'PERMITS'"),
+            Self::PermitsOverLimit(limit) => {
+                write!(
+                    f,
+                    "ERR permits must not exceed their limit, which is {limit}"
+                )
+            }
+            Self::PermitsNotHeld(held) => write!(
+                f,
+                "ERR permits given back must not exceed those held, whose number is {held}"
+            ),
+            Self::Held => f.write_str(
+                "HELD this owner holds permits of this key already, ONCE begins their lease anew",
+            ),
+            Self::NoLimit => f.write_str(
+                "NOLIMIT no limit is set with RLOCK.LIMIT, and PERMITS names none with OF",
+            ),
+            Self::LimitInOtherSlot => f.write_str(
+                "CROSSSLOT key cannot have a limit in a cluster, \
+                 its braces put the key of the limit in another slot: name the limit with OF",
+            ),
+            Self::LimitOnItsWay => f.write_str(
+                "TRYAGAIN the key's slot is on its way to another node, \
+                 and with it the limit of permits",
+            ),
+            Self::TimeoutsInOtherSlot => f.write_str(
+                "CROSSSLOT key cannot be locked with READ in a cluster, \
+                 its braces put the timeout keys of readers in another slot",
+            ),
+            Self::SlotOnItsWay => f.write_str(
+                "TRYAGAIN the key's slot is on its way to another node, \
+                 and with it the timeout keys of readers",
+            ),
+            Self::KeyCount => write!(
+                f,
+                "ERR numkeys must be an integer from 1 to {KEYS_MAX}, and so many keys must follow"
+            ),
+            Self::SessionLength => {
+                write!(f, "ERR session must have 1 to {SESSION_LEN_MAX} bytes")
+            }
+            Self::Grace => write!(
+                f,
+                "ERR grace-ms must be an integer from 0 to {GRACE_MS_MAX}"
+            ),
+            Self::BlockAndQueue => {
+                f.write_str("ERR option 'QUEUE' cannot be combined with 'BLOCK'")
+            }
+            Self::QueueWithoutSession => f.write_str("ERR option 'QUEUE' needs 'SESSION'"),
+            Self::WantedWithoutSession => f.write_str("ERR option 'WANTED' needs 'SESSION'"),
+            Self::NoSession => f.write_str(
+                "NOSESSION nobody listens to this session, RLOCK.EVENTS must be called first",
+            ),
+            Self::SessionOfAnother => {
+                f.write_str("NOPERM this session belongs to another ACL user, who began it")
+            }
+            Self::TooManySessions(limit) => {
+                write!(
+                    f,
+                    "SESSIONSFULL too many sessions, rlock.max-sessions is {limit}"
+                )
+            }
+            Self::OutOfMemory => {
+                f.write_str("OOM command not allowed when used memory > 'maxmemory'.")
+            }
+            Self::TakenOver(by) => {
+                write!(
+                    f,
+                    "TAKENOVER the connection that listens to this session now is {by}"
+                )
+            }
+            Self::NoSessionConnection => f.write_str(
+                "ERR RLOCK.EVENTS needs a connection to live by, so not here within another call",
+            ),
+            Self::CannotBlock => f.write_str(
+                "ERR RLOCK.EVENTS cannot wait on a RESP3 connection with subscriptions, \
+                 which this server does not block: give it one of its own",
+            ),
+            Self::Deadlock(circle) => write!(f, "DEADLOCK {circle}"),
+            Self::ChainTooLong => write!(
+                f,
+                "QUEUEFULL more than {CHAIN_MAX} owners, or {LOOKS_MAX} of their waits and holds, \
+                 would have to be looked at to rule out a deadlock"
+            ),
+            Self::NotReplayed => f.write_str(
+                "ERR RLOCK.APPLY is what a primary tells its replicas and its append-only file, \
+                 and no command for clients",
+            ),
+            Self::NoChange => {
+                f.write_str("ERR RLOCK.APPLY cannot be understood, nothing is changed")
+            }
+            Self::NoCall => f.write_str("ERR CALL and the command to be run must follow"),
+            Self::NotGuarded(command, why) => {
+                write!(
+                    f,
+                    "ERR command '{command}' cannot be guarded, {}",
+                    why.text()
+                )
+            }
+            Self::NotHeld(None) => {
+                f.write_str("NOTHELD this owner does not hold the lock, or not with this token")
+            }
+            Self::NotHeld(Some(token)) => write!(
+                f,
+                "NOTHELD this owner does not hold the lock, or not with this token, \
+                 the present one is {token}",
+                token = token.get()
+            ),
+            Self::Waiting => f.write_str(
+                "WAITING this owner waits for the lock already, ONCE takes that wait over",
+            ),
+            Self::Unsettled => {
+                f.write_str("TRYAGAIN another module changes the lock whenever it is looked at")
+            }
+            Self::Unblocked => f.write_str(
+                "UNBLOCKED force unblock from blocking operation, \
+                 instance state changed (master -> replica?)",
+            ),
+            Self::HoldCountOverflow => {
+                write!(f, "ERR hold count must stay within 1 to {HOLD_COUNT_MAX}")
+            }
+            Self::HoldCountMalformed => write!(
+                f,
+                "ERR hold count of this owner is not an integer from 1 to {HOLD_COUNT_MAX}, \
+                 it was written by somebody else"
+            ),
+            Self::TooManyWaiters(limit) => {
+                write!(
+                    f,
+                    "QUEUEFULL too many waiters, rlock.max-waiters-per-lock is {limit}"
+                )
+            }
+            Self::WrongType => {
+                f.write_str("WRONGTYPE Operation against a key holding the wrong kind of value")
+            }
+            Self::Moved { slot, address, .. } => write!(f, "MOVED {slot} {address}"),
+            Self::WrongKind { held, asked } => {
+                let held_as = match held {
+                    Kind::Plain => "a plain lock",
+                    Kind::ReadWrite => "a read-write lock",
+                    Kind::Permits => "permits",
+                };
+                let asked = match (held, asked) {
+                    (_, Kind::Permits) => "permits",
+                    (Kind::Permits, Kind::Plain) => "a plain lock",
+                    (Kind::Permits, Kind::ReadWrite) => "a read-write lock",
+                    (_, Kind::Plain) => "a plain one",
+                    (_, Kind::ReadWrite) => "a read-write one",
+                };
+                write!(f, "WRONGKIND the key holds {held_as}, not {asked}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for CommandError {}
+
+impl CommandError {
+    /// The text for a client that speaks TLS, which is sent to another port.
+    pub fn over_tls(&self) -> String {
+        match self {
+            Self::Moved {
+                slot, tls_address, ..
+            } => format!("MOVED {slot} {tls_address}"),
+            other => other.to_string(),
+        }
+    }
+}
+
+/// Why a command cannot be guarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotGuarded {
+    /// The server knows none of this name.
+    Unknown,
+    /// It is one of ours.
+    Own,
+    /// It runs a script.
+    Script,
+    /// The server does not let scripts run it.
+    NotFromScripts,
+    /// It is another module's.
+    OfModule,
+    /// It is about the server, a connection or replicas, and not about keys.
+    NotAboutKeys,
+}
+
+impl NotGuarded {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Unknown => "the server does not know it",
+            Self::Own => "it is one of RLOCK itself",
+            Self::Script => {
+                "it runs a script, and servers stop if its client disconnects meanwhile"
+            }
+            Self::NotFromScripts => "the server does not let scripts run it",
+            Self::OfModule => "it belongs to a module, and may block its client",
+            Self::NotAboutKeys => {
+                "only commands that read or write keys can be, \
+                 and ECHO, PING, PUBLISH, SPUBLISH and TIME"
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::iter::successors;
+
+    const DOCUMENT: &str = include_str!("../../../../docs/commands.md");
+
+    /// The refusals one after the other, so that a new one without a place here does not compile.
+    fn after(refusal: &CommandError) -> Option<CommandError> {
+        let word = || Word::new(b"X");
+        Some(match refusal {
+            CommandError::WrongArity => CommandError::UnknownOption(word()),
+            CommandError::UnknownOption(_) => CommandError::RepeatedOption(word()),
+            CommandError::RepeatedOption(_) => CommandError::MissingValue(word()),
+            CommandError::MissingValue(_) => CommandError::Lease,
+            CommandError::Lease => CommandError::Wait,
+            CommandError::Wait => CommandError::Token,
+            CommandError::Token => CommandError::ListCount,
+            CommandError::ListCount => CommandError::MatchLength,
+            CommandError::MatchLength => CommandError::OwnerLength,
+            CommandError::OwnerLength => CommandError::OwnerReserved,
+            CommandError::OwnerReserved => CommandError::OwnerOfWriter,
+            CommandError::OwnerOfWriter => CommandError::ReadAndWrite,
+            CommandError::ReadAndWrite => CommandError::Permits,
+            CommandError::Permits => CommandError::Limit,
+            CommandError::Limit => CommandError::LimitToSet,
+            CommandError::LimitToSet => CommandError::PermitsAndMode,
+            CommandError::PermitsAndMode => CommandError::LimitWithoutPermits,
+            CommandError::LimitWithoutPermits => CommandError::PermitsOverLimit(7),
+            CommandError::PermitsOverLimit(_) => CommandError::PermitsNotHeld(7),
+            CommandError::PermitsNotHeld(_) => CommandError::Held,
+            CommandError::Held => CommandError::NoLimit,
+            CommandError::NoLimit => CommandError::LimitInOtherSlot,
+            CommandError::LimitInOtherSlot => CommandError::LimitOnItsWay,
+            CommandError::LimitOnItsWay => CommandError::TimeoutsInOtherSlot,
+            CommandError::TimeoutsInOtherSlot => CommandError::SlotOnItsWay,
+            CommandError::SlotOnItsWay => CommandError::KeyCount,
+            CommandError::KeyCount => CommandError::SessionLength,
+            CommandError::SessionLength => CommandError::Grace,
+            CommandError::Grace => CommandError::BlockAndQueue,
+            CommandError::BlockAndQueue => CommandError::QueueWithoutSession,
+            CommandError::QueueWithoutSession => CommandError::WantedWithoutSession,
+            CommandError::WantedWithoutSession => CommandError::NoSession,
+            CommandError::NoSession => CommandError::SessionOfAnother,
+            CommandError::SessionOfAnother => CommandError::TooManySessions(7),
+            CommandError::TooManySessions(_) => CommandError::OutOfMemory,
+            CommandError::OutOfMemory => CommandError::TakenOver(7),
+            CommandError::TakenOver(_) => CommandError::NoSessionConnection,
+            CommandError::NoSessionConnection => CommandError::CannotBlock,
+            CommandError::CannotBlock => CommandError::Deadlock(Circle::of_reader(b"X", b"X")),
+            CommandError::Deadlock(_) => CommandError::ChainTooLong,
+            CommandError::ChainTooLong => CommandError::NotReplayed,
+            CommandError::NotReplayed => CommandError::NoChange,
+            CommandError::NoChange => CommandError::NoCall,
+            CommandError::NoCall => CommandError::NotGuarded(word(), NotGuarded::Unknown),
+            CommandError::NotGuarded(_, why) => {
+                let next = match why {
+                    NotGuarded::Unknown => NotGuarded::Own,
+                    NotGuarded::Own => NotGuarded::Script,
+                    NotGuarded::Script => NotGuarded::NotFromScripts,
+                    NotGuarded::NotFromScripts => NotGuarded::OfModule,
+                    NotGuarded::OfModule => NotGuarded::NotAboutKeys,
+                    NotGuarded::NotAboutKeys => return Some(CommandError::NotHeld(None)),
+                };
+                CommandError::NotGuarded(word(), next)
+            }
+            CommandError::NotHeld(None) => CommandError::NotHeld(Token::new(7)),
+            CommandError::NotHeld(Some(_)) => CommandError::Waiting,
+            CommandError::Waiting => CommandError::Unsettled,
+            CommandError::Unsettled => CommandError::Unblocked,
+            CommandError::Unblocked => CommandError::HoldCountOverflow,
+            CommandError::HoldCountOverflow => CommandError::HoldCountMalformed,
+            CommandError::HoldCountMalformed => CommandError::TooManyWaiters(7),
+            CommandError::TooManyWaiters(_) => CommandError::WrongType,
+            CommandError::WrongType => wrong_kind(Kind::ReadWrite, Kind::Plain),
+            CommandError::WrongKind { held, asked } => after_kinds(*held, *asked),
+            CommandError::Moved { .. } => return None,
+        })
+    }
+
+    fn after_kinds(held: Kind, asked: Kind) -> CommandError {
+        match (held, asked) {
+            (Kind::ReadWrite, Kind::Plain) => wrong_kind(Kind::Plain, Kind::ReadWrite),
+            (Kind::Plain, Kind::ReadWrite) => wrong_kind(Kind::Permits, Kind::Plain),
+            (Kind::Permits, Kind::Plain) => wrong_kind(Kind::Permits, Kind::ReadWrite),
+            (Kind::Permits, Kind::ReadWrite) => wrong_kind(Kind::Plain, Kind::Permits),
+            (Kind::Plain, Kind::Permits) => wrong_kind(Kind::ReadWrite, Kind::Permits),
+            _ => CommandError::Moved {
+                slot: 7,
+                address: "host:port".into(),
+                tls_address: "host:tls-port".into(),
+            },
+        }
+    }
+
+    fn wrong_kind(held: Kind, asked: Kind) -> CommandError {
+        CommandError::WrongKind { held, asked }
+    }
+
+    #[test]
+    fn every_refusal_is_in_the_document() {
+        let refusals = successors(Some(CommandError::WrongArity), after);
+        let errors = DOCUMENT.split("\n| `").skip(1);
+        let errors: Vec<_> = errors.filter_map(|row| row.split('`').next()).collect();
+        let mut count = 0;
+        for refusal in refusals {
+            let text = refusal.to_string();
+            let text = text.replace(" is 7", " is N").replace(" 7 ", " slot ");
+            // Of the circle, and of the server's own words, only the beginning is known here.
+            let is_whole = !matches!(
+                refusal,
+                CommandError::Deadlock(_) | CommandError::WrongArity
+            );
+            let documents =
+                |error: &&&str| **error == text || !is_whole && error.starts_with(&text);
+            assert!(
+                errors.iter().any(|error| documents(&error)),
+                "not documented: {text}"
+            );
+            count += 1;
+        }
+        assert_eq!(count, 66, "all have been looked at");
+    }
+}

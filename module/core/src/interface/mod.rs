@@ -1,0 +1,13 @@
+//! The interface of the core: requests and stored values come in; tasks, effects and refusals go
+//! out.
+
+pub mod change;
+pub(crate) mod depth;
+pub(crate) mod effect;
+pub(crate) mod error;
+pub mod guarded;
+pub(crate) mod parse;
+pub mod request;
+pub(crate) mod stored;
+pub(crate) mod stored_permits;
+pub(crate) mod task;

@@ -1,0 +1,180 @@
+//! From bytes to checked values. Arguments are whatever a client sends: any bytes, any length.
+
+use crate::interface::error::CommandError;
+use crate::interface::stored_permits::Permits;
+use crate::values::ids::SessionRef;
+use crate::values::limits::GRACE_MS_MAX;
+use crate::values::limits::{INTEGER_MAX, KEYS_MAX, MATCH_LEN_MAX, OWNER_LEN_MAX, SESSION_LEN_MAX};
+use crate::values::names::{FENCE_FIELD, MODE_FIELD};
+use crate::values::number::integer;
+use crate::values::time::{Lease, Wait};
+use crate::values::token::Token;
+use crate::values::word::Word;
+
+/// The arguments of a command, read from left to right.
+pub(crate) struct Arguments<I>(I);
+
+impl<'a, I: Iterator<Item = &'a [u8]>> Arguments<I> {
+    pub(crate) fn new(args: I) -> Self {
+        Self(args)
+    }
+
+    /// The next required argument.
+    pub(crate) fn next(&mut self) -> Result<&'a [u8], CommandError> {
+        // Not with `ok_or`: each argument would make a refusal, and drop it.
+        match self.0.next() {
+            Some(arg) => Ok(arg),
+            None => Err(CommandError::WrongArity),
+        }
+    }
+
+    /// The next option's word, if there is one.
+    pub(crate) fn option(&mut self) -> Option<&'a [u8]> {
+        self.0.next()
+    }
+
+    /// The value that must follow an option's word.
+    pub(crate) fn value(&mut self, word: &[u8]) -> Result<&'a [u8], CommandError> {
+        self.0
+            .next()
+            .ok_or_else(|| CommandError::MissingValue(Word::new(word)))
+    }
+
+    /// No option may follow.
+    pub(crate) fn no_option(mut self) -> Result<(), CommandError> {
+        self.0.next().map_or(Ok(()), |word| Err(unknown(word)))
+    }
+
+    /// Nothing may be left.
+    pub(crate) fn finish(mut self) -> Result<(), CommandError> {
+        self.0
+            .next()
+            .map_or(Ok(()), |_| Err(CommandError::WrongArity))
+    }
+}
+
+/// An option that may be given once.
+pub(crate) struct Once<T>(Option<T>);
+
+impl<T> Once<T> {
+    pub(crate) fn new() -> Self {
+        Self(None)
+    }
+
+    /// Takes the option's value; a second time is an error, whatever the value.
+    pub(crate) fn set(
+        &mut self,
+        word: &[u8],
+        value: Result<T, CommandError>,
+    ) -> Result<(), CommandError> {
+        if self.0.is_some() {
+            return Err(repeated(word));
+        }
+        self.0 = Some(value?);
+        Ok(())
+    }
+
+    pub(crate) fn get(self) -> Option<T> {
+        self.0
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+pub(crate) fn unknown(word: &[u8]) -> CommandError {
+    CommandError::UnknownOption(Word::new(word))
+}
+
+pub(crate) fn repeated(word: &[u8]) -> CommandError {
+    CommandError::RepeatedOption(Word::new(word))
+}
+
+pub(crate) fn owner(bytes: &[u8]) -> Result<&[u8], CommandError> {
+    if bytes.is_empty() || bytes.len() > OWNER_LEN_MAX {
+        return Err(CommandError::OwnerLength);
+    }
+    if bytes == FENCE_FIELD || bytes == MODE_FIELD {
+        return Err(CommandError::OwnerReserved);
+    }
+    Ok(bytes)
+}
+
+pub(crate) fn lease(bytes: &[u8]) -> Result<Lease, CommandError> {
+    integer(bytes)
+        .and_then(Lease::from_ms)
+        .ok_or(CommandError::Lease)
+}
+
+pub(crate) fn wait(bytes: &[u8]) -> Result<Wait, CommandError> {
+    integer(bytes)
+        .and_then(Wait::from_ms)
+        .ok_or(CommandError::Wait)
+}
+
+pub(crate) fn session(bytes: &[u8]) -> Result<SessionRef<'_>, CommandError> {
+    let fits = (1..=SESSION_LEN_MAX).contains(&bytes.len());
+    if fits {
+        Ok(bytes.into())
+    } else {
+        Err(CommandError::SessionLength)
+    }
+}
+
+pub(crate) fn grace(bytes: &[u8]) -> Result<i64, CommandError> {
+    integer(bytes)
+        .filter(|ms| (0..=GRACE_MS_MAX).contains(ms))
+        .ok_or(CommandError::Grace)
+}
+
+pub(crate) fn token(bytes: &[u8]) -> Result<Token, CommandError> {
+    integer(bytes)
+        .and_then(Token::new)
+        .ok_or(CommandError::Token)
+}
+
+pub(crate) fn permits(bytes: &[u8]) -> Result<Permits, CommandError> {
+    integer(bytes)
+        .and_then(Permits::new)
+        .ok_or(CommandError::Permits)
+}
+
+pub(crate) fn limit(bytes: &[u8]) -> Result<Permits, CommandError> {
+    integer(bytes)
+        .and_then(Permits::new)
+        .ok_or(CommandError::Limit)
+}
+
+/// A limit, or 0 for none.
+pub(crate) fn limit_or_none(bytes: &[u8]) -> Result<Option<Permits>, CommandError> {
+    match integer(bytes) {
+        Some(0) => Ok(None),
+        Some(number) => Permits::new(number)
+            .map(Some)
+            .ok_or(CommandError::LimitToSet),
+        None => Err(CommandError::LimitToSet),
+    }
+}
+
+pub(crate) fn key_count(bytes: &[u8]) -> Result<usize, CommandError> {
+    integer(bytes)
+        .and_then(|count| usize::try_from(count).ok())
+        .filter(|count| (1..=KEYS_MAX).contains(count))
+        .ok_or(CommandError::KeyCount)
+}
+
+pub(crate) fn list_count(bytes: &[u8]) -> Result<usize, CommandError> {
+    integer(bytes)
+        .filter(|count| (1..=INTEGER_MAX).contains(count))
+        .and_then(|count| usize::try_from(count).ok())
+        .ok_or(CommandError::ListCount)
+}
+
+/// The bound keeps small what a command costs that holds it against every name.
+pub(crate) fn pattern(bytes: &[u8]) -> Result<&[u8], CommandError> {
+    if bytes.len() > MATCH_LEN_MAX {
+        return Err(CommandError::MatchLength);
+    }
+    Ok(bytes)
+}

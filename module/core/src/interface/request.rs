@@ -1,0 +1,694 @@
+//! Commands already parsed and checked: whoever holds one of these need not check again.
+//!
+//! Each has a `parse` that takes the arguments after the command's name.
+
+use crate::interface::error::CommandError;
+use crate::interface::parse::{self, Arguments, Once, owner};
+use crate::interface::stored_permits::{Asked, Permits};
+use crate::values::ids::SessionRef;
+use crate::values::lock_key::LockRef;
+use crate::values::mode::Mode;
+use crate::values::names::WRITER_SUFFIX;
+use crate::values::time::{Lease, Wait};
+use crate::values::token::Token;
+use std::collections::BTreeSet;
+
+/// `RLOCK.ACQUIRE key owner lease-ms [READ | WRITE | PERMITS n [OF limit]]
+/// [BLOCK wait-ms | QUEUE wait-ms] [SESSION session] [WANTED] [ONCE]`
+#[derive(Clone, Copy, Debug)]
+pub struct Acquire<'a> {
+    /// The lock's name.
+    pub key: &'a [u8],
+    /// Who asks.
+    pub owner: &'a [u8],
+    /// How long the hold is to last.
+    pub lease: Lease,
+    /// How the lock is to be held.
+    pub mode: Mode,
+    /// With [`Mode::Permits`], how many.
+    pub asked: Option<Asked>,
+    /// Whether and how to wait, if it cannot be had now.
+    pub wait_mode: WaitMode,
+    /// The session that the hold is to belong to.
+    pub session: Option<SessionRef<'a>>,
+    /// Tell the session once when somebody waits whom the hold keeps out.
+    pub wanted: bool,
+    /// Do not count again what this owner already holds or waits for.
+    pub once: bool,
+}
+
+/// Whether and how to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitMode {
+    /// Not at all.
+    None,
+    /// Blocked on the connection, for so long.
+    Block(Wait),
+    /// In the queue for the session, for so long.
+    Queue(Wait),
+}
+
+impl<'a> Acquire<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, and the first word that is no option.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
+        let mut args = Arguments::new(args);
+        let (key, owner) = (args.next()?, owner(args.next()?)?);
+        let lease = parse::lease(args.next()?)?;
+        let (mut mode, mut permits, mut limit) = (ModeOption::new(), Once::new(), Once::new());
+        let options = AcquireOptions::parse(args, |word, args| {
+            if word.eq_ignore_ascii_case(b"PERMITS") {
+                let value = args.value(word)?;
+                mode.add(Mode::Permits, word)?;
+                permits.set(word, parse::permits(value))?;
+            } else if word.eq_ignore_ascii_case(b"OF") {
+                limit.set(word, parse::limit(args.value(word)?))?;
+            } else {
+                return mode.set(word);
+            }
+            Ok(true)
+        })?;
+        let mode = mode.get(owner)?;
+        let asked = asked(permits.get(), limit.get())?;
+        let AcquireOptions {
+            wait_mode,
+            session,
+            wanted,
+            once,
+        } = options;
+        Ok(Self {
+            key,
+            owner,
+            lease,
+            mode,
+            asked,
+            wait_mode,
+            session,
+            wanted,
+            once,
+        })
+    }
+}
+
+/// PERMITS and OF. No more can be asked for than the limit that is named.
+fn asked(permits: Option<Permits>, limit: Option<Permits>) -> Result<Option<Asked>, CommandError> {
+    let Some(permits) = permits else {
+        return limit.map_or(Ok(None), |_| Err(CommandError::LimitWithoutPermits));
+    };
+    match limit {
+        Some(limit) if permits > limit => Err(CommandError::PermitsOverLimit(limit.get())),
+        _ => Ok(Some(Asked { permits, limit })),
+    }
+}
+
+/// READ, WRITE or PERMITS, one of them, once.
+struct ModeOption(Option<Mode>);
+
+impl ModeOption {
+    fn new() -> Self {
+        Self(None)
+    }
+
+    /// Takes the word in. False if it is another one.
+    fn set(&mut self, word: &[u8]) -> Result<bool, CommandError> {
+        let mode = if word.eq_ignore_ascii_case(b"READ") {
+            Mode::Read
+        } else if word.eq_ignore_ascii_case(b"WRITE") {
+            Mode::Write
+        } else {
+            return Ok(false);
+        };
+        self.add(mode, word).map(|()| true)
+    }
+
+    /// The same, where PERMITS names the kind and no number follows it.
+    fn set_without_number(&mut self, word: &[u8]) -> Result<bool, CommandError> {
+        if word.eq_ignore_ascii_case(b"PERMITS") {
+            return self.add(Mode::Permits, word).map(|()| true);
+        }
+        self.set(word)
+    }
+
+    fn add(&mut self, mode: Mode, word: &[u8]) -> Result<(), CommandError> {
+        match self.0.replace(mode) {
+            None => Ok(()),
+            Some(before) if before == mode => Err(parse::repeated(word)),
+            Some(before) if before == Mode::Permits || mode == Mode::Permits => {
+                Err(CommandError::PermitsAndMode)
+            }
+            Some(_) => Err(CommandError::ReadAndWrite),
+        }
+    }
+
+    /// The mode, if this owner can hold a lock in it.
+    fn get(self, owner: &[u8]) -> Result<Mode, CommandError> {
+        match self.0 {
+            None => Ok(Mode::Plain),
+            Some(Mode::Read | Mode::Write) if owner.ends_with(WRITER_SUFFIX) => {
+                Err(CommandError::OwnerOfWriter)
+            }
+            Some(mode) => Ok(mode),
+        }
+    }
+}
+
+/// The options of ACQUIRE and MACQUIRE.
+struct AcquireOptions<'a> {
+    wait_mode: WaitMode,
+    session: Option<SessionRef<'a>>,
+    wanted: bool,
+    once: bool,
+}
+
+impl<'a> AcquireOptions<'a> {
+    /// `other` takes in a word that is none of these options, or says that it is none at all.
+    fn parse<I: Iterator<Item = &'a [u8]>>(
+        mut args: Arguments<I>,
+        mut other: impl FnMut(&'a [u8], &mut Arguments<I>) -> Result<bool, CommandError>,
+    ) -> Result<Self, CommandError> {
+        let (mut block, mut queue) = (Once::new(), Once::new());
+        let (mut session, mut wanted, mut once) = (Once::new(), Once::new(), Once::new());
+        while let Some(word) = args.option() {
+            if word.eq_ignore_ascii_case(b"BLOCK") {
+                block.set(word, parse::wait(args.value(word)?))?;
+            } else if word.eq_ignore_ascii_case(b"QUEUE") {
+                queue.set(word, parse::wait(args.value(word)?))?;
+            } else if word.eq_ignore_ascii_case(b"SESSION") {
+                session.set(word, parse::session(args.value(word)?))?;
+            } else if word.eq_ignore_ascii_case(b"ONCE") {
+                once.set(word, Ok(()))?;
+            } else if word.eq_ignore_ascii_case(b"WANTED") {
+                wanted.set(word, Ok(()))?;
+            } else if !other(word, &mut args)? {
+                return Err(parse::unknown(word));
+            }
+        }
+        let wait_mode = match (block.get(), queue.get()) {
+            (None, None) => WaitMode::None,
+            (Some(wait), None) => WaitMode::Block(wait),
+            (None, Some(wait)) => WaitMode::Queue(wait),
+            (Some(_), Some(_)) => return Err(CommandError::BlockAndQueue),
+        };
+        let (session, once) = (session.get(), once.get().is_some());
+        if matches!(wait_mode, WaitMode::Queue(_)) && session.is_none() {
+            return Err(CommandError::QueueWithoutSession);
+        }
+        Ok(Self {
+            wait_mode,
+            session,
+            wanted: wanted_for(session, &wanted)?,
+            once,
+        })
+    }
+}
+
+/// WANTED, which needs a session that is told.
+fn wanted_for(session: Option<SessionRef<'_>>, wanted: &Once<()>) -> Result<bool, CommandError> {
+    match (wanted.is_set(), session) {
+        (true, None) => Err(CommandError::WantedWithoutSession),
+        (is_set, _) => Ok(is_set),
+    }
+}
+
+/// `RLOCK.RELEASE key owner [READ | WRITE | PERMITS n] [TOKEN token] [LEASE lease-ms]`
+#[derive(Clone, Copy, Debug)]
+pub struct Release<'a> {
+    /// The lock's name.
+    pub key: &'a [u8],
+    /// Who gives it back.
+    pub owner: &'a [u8],
+    /// How the owner holds it.
+    pub mode: Mode,
+    /// With [`Mode::Permits`], how many are given back; none is all.
+    pub permits: Option<Permits>,
+    /// Only the hold that has this token.
+    pub token: Option<Token>,
+    /// With holds left, start the lease anew.
+    pub lease: Option<Lease>,
+}
+
+impl<'a> Release<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, and the first word that is no option.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
+        let mut args = Arguments::new(args);
+        let (key, owner) = (args.next()?, owner(args.next()?)?);
+        let (mut mode, mut permits) = (ModeOption::new(), Once::new());
+        let (mut token, mut lease) = (Once::new(), Once::new());
+        while let Some(word) = args.option() {
+            if word.eq_ignore_ascii_case(b"PERMITS") {
+                let value = args.value(word)?;
+                mode.add(Mode::Permits, word)?;
+                permits.set(word, parse::permits(value))?;
+            } else if word.eq_ignore_ascii_case(b"TOKEN") {
+                token.set(word, parse::token(args.value(word)?))?;
+            } else if word.eq_ignore_ascii_case(b"LEASE") {
+                lease.set(word, parse::lease(args.value(word)?))?;
+            } else if !mode.set(word)? {
+                return Err(parse::unknown(word));
+            }
+        }
+        Ok(Self {
+            key,
+            owner,
+            mode: mode.get(owner)?,
+            permits: permits.get(),
+            token: token.get(),
+            lease: lease.get(),
+        })
+    }
+}
+
+/// `RLOCK.RENEW key owner lease-ms [READ | WRITE | PERMITS] [TOKEN token] [SESSION session]
+/// [WANTED]`
+#[derive(Clone, Copy, Debug)]
+pub struct Renew<'a> {
+    /// The lock's name.
+    pub key: &'a [u8],
+    /// Who holds it.
+    pub owner: &'a [u8],
+    /// The lease that starts anew.
+    pub lease: Lease,
+    /// How the owner holds it.
+    pub mode: Mode,
+    /// Only the hold that has this token.
+    pub token: Option<Token>,
+    /// The session that the hold is to belong to from now on.
+    pub session: Option<SessionRef<'a>>,
+    /// Tell the session once when somebody waits whom the hold keeps out.
+    pub wanted: bool,
+}
+
+impl<'a> Renew<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, and the first word that is no option.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
+        let mut args = Arguments::new(args);
+        let (key, owner) = (args.next()?, owner(args.next()?)?);
+        let lease = parse::lease(args.next()?)?;
+        let mut mode = ModeOption::new();
+        let (mut token, mut session, mut wanted) = (Once::new(), Once::new(), Once::new());
+        while let Some(word) = args.option() {
+            if word.eq_ignore_ascii_case(b"TOKEN") {
+                token.set(word, parse::token(args.value(word)?))?;
+            } else if word.eq_ignore_ascii_case(b"SESSION") {
+                session.set(word, parse::session(args.value(word)?))?;
+            } else if word.eq_ignore_ascii_case(b"WANTED") {
+                wanted.set(word, Ok(()))?;
+            } else if !mode.set_without_number(word)? {
+                return Err(parse::unknown(word));
+            }
+        }
+        let (token, session) = (token.get(), session.get());
+        let wanted = wanted_for(session, &wanted)?;
+        let mode = mode.get(owner)?;
+        Ok(Self {
+            key,
+            owner,
+            lease,
+            mode,
+            token,
+            session,
+            wanted,
+        })
+    }
+}
+
+/// `RLOCK.GUARD key owner [READ | WRITE | PERMITS] [TOKEN token] CALL command [arg ...]`
+#[derive(Clone, Copy, Debug)]
+pub struct Guard<'a> {
+    /// The lock's name.
+    pub key: &'a [u8],
+    /// Who must hold it.
+    pub owner: &'a [u8],
+    /// How.
+    pub mode: Mode,
+    /// Only with the hold that has this token.
+    pub token: Option<Token>,
+    /// The name of the command to be run.
+    pub command: &'a [u8],
+    /// Its place among the command's arguments, where the command's own name has 0.
+    pub place: usize,
+}
+
+impl<'a> Guard<'a> {
+    /// Reads the arguments up to the name of the command to be run; what follows belongs to that.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, the first word that is no option, or that there
+    /// is nothing to be run.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
+        let mut args = Arguments::new(args);
+        let (key, owner) = (args.next()?, owner(args.next()?)?);
+        let (mut mode, mut token) = (ModeOption::new(), Once::new());
+        let mut place: usize = 4;
+        loop {
+            let word = args.option().ok_or(CommandError::NoCall)?;
+            if word.eq_ignore_ascii_case(b"CALL") {
+                break;
+            }
+            if word.eq_ignore_ascii_case(b"TOKEN") {
+                token.set(word, parse::token(args.value(word)?))?;
+                place = place.saturating_add(2);
+            } else if mode.set_without_number(word)? {
+                place = place.saturating_add(1);
+            } else {
+                return Err(parse::unknown(word));
+            }
+        }
+        Ok(Self {
+            key,
+            owner,
+            mode: mode.get(owner)?,
+            token: token.get(),
+            command: args.option().ok_or(CommandError::NoCall)?,
+            place,
+        })
+    }
+}
+
+/// A key among several, once even if it was named more than once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamedKey<'a> {
+    /// Its place among the command's arguments, where the command's name has 0.
+    pub place: usize,
+    /// The lock's name.
+    pub name: &'a [u8],
+}
+
+/// `RLOCK.MACQUIRE owner lease-ms numkeys key [key ...] [BLOCK wait-ms | QUEUE wait-ms]
+/// [SESSION session] [WANTED] [ONCE]`
+#[derive(Clone, Debug)]
+pub struct MultiAcquire<'a> {
+    /// Who asks.
+    pub owner: &'a [u8],
+    /// How long the holds are to last.
+    pub lease: Lease,
+    /// The locks, in the order in which they were named.
+    pub keys: Vec<NamedKey<'a>>,
+    /// Whether and how to wait, if they cannot be had now.
+    pub wait_mode: WaitMode,
+    /// The session that the holds are to belong to.
+    pub session: Option<SessionRef<'a>>,
+    /// Tell the session once of each hold when somebody waits whom it keeps out.
+    pub wanted: bool,
+    /// Do not count again what this owner already holds or waits for.
+    pub once: bool,
+}
+
+impl<'a> MultiAcquire<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, and the first word that is no option.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
+        let mut args = Arguments::new(args);
+        let owner = owner(args.next()?)?;
+        let lease = parse::lease(args.next()?)?;
+        let keys = keys(&mut args, 4)?;
+        let AcquireOptions {
+            wait_mode,
+            session,
+            wanted,
+            once,
+        } = AcquireOptions::parse(args, |_, _| Ok(false))?;
+        Ok(Self {
+            owner,
+            lease,
+            keys,
+            wait_mode,
+            session,
+            wanted,
+            once,
+        })
+    }
+
+    /// The locks, in this database.
+    pub(crate) fn locks(&self, db: i32) -> Vec<LockRef<'a>> {
+        let locks = self.keys.iter();
+        locks.map(|key| LockRef { db, name: key.name }).collect()
+    }
+}
+
+/// `RLOCK.MRELEASE owner numkeys key [key ...]`
+#[derive(Clone, Debug)]
+pub struct MultiRelease<'a> {
+    /// Who gives them back.
+    pub owner: &'a [u8],
+    /// The locks, in the order in which they were named.
+    pub keys: Vec<NamedKey<'a>>,
+}
+
+impl<'a> MultiRelease<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, or a wrong number of arguments.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
+        let mut args = Arguments::new(args);
+        let owner = owner(args.next()?)?;
+        let keys = keys(&mut args, 3)?;
+        args.no_option()?;
+        Ok(Self { owner, keys })
+    }
+}
+
+/// `RLOCK.MRENEW owner lease-ms numkeys key [key ...] [SESSION session]`
+#[derive(Clone, Debug)]
+pub struct MultiRenew<'a> {
+    /// Who holds them.
+    pub owner: &'a [u8],
+    /// The lease that starts anew.
+    pub lease: Lease,
+    /// The locks, in the order in which they were named.
+    pub keys: Vec<NamedKey<'a>>,
+    /// The session that the holds are to belong to from now on.
+    pub session: Option<SessionRef<'a>>,
+}
+
+impl<'a> MultiRenew<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, and the first word that is no option.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
+        let mut args = Arguments::new(args);
+        let owner = owner(args.next()?)?;
+        let lease = parse::lease(args.next()?)?;
+        let keys = keys(&mut args, 4)?;
+        let mut session = Once::new();
+        while let Some(word) = args.option() {
+            if word.eq_ignore_ascii_case(b"SESSION") {
+                session.set(word, parse::session(args.value(word)?))?;
+            } else {
+                return Err(parse::unknown(word));
+            }
+        }
+        Ok(Self {
+            owner,
+            lease,
+            keys,
+            session: session.get(),
+        })
+    }
+}
+
+/// Which words of a command are keys: those after the argument at this place, which says how many.
+/// None if they are not so many as it says. The command's name has place 0 and is not among `args`.
+pub fn key_places<'a>(
+    args: impl Iterator<Item = &'a [u8]>,
+    place: usize,
+) -> Option<impl Iterator<Item = usize>> {
+    let mut args = args.skip(place.checked_sub(1)?);
+    let count = parse::key_count(args.next()?).ok()?;
+    let first = place.checked_add(1)?;
+    (args.take(count).count() == count).then(|| (first..).take(count))
+}
+
+/// numkeys and the keys, the first of which has this place; each once.
+fn keys<'a, I: Iterator<Item = &'a [u8]>>(
+    args: &mut Arguments<I>,
+    first: usize,
+) -> Result<Vec<NamedKey<'a>>, CommandError> {
+    let count = parse::key_count(args.next()?)?;
+    let mut seen = BTreeSet::new();
+    let mut keys = Vec::with_capacity(count);
+    for place in (first..).take(count) {
+        let name = args.option().ok_or(CommandError::KeyCount)?;
+        if seen.insert(name) {
+            keys.push(NamedKey { place, name });
+        }
+    }
+    Ok(keys)
+}
+
+/// `RLOCK.CANCEL key owner`
+#[derive(Clone, Copy, Debug)]
+pub struct Cancel<'a> {
+    /// The lock's name.
+    pub key: &'a [u8],
+    /// Whose waiter leaves.
+    pub owner: &'a [u8],
+}
+
+impl<'a> Cancel<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// An owner out of bounds, or a wrong number of arguments.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
+        let mut args = Arguments::new(args);
+        let request = Self {
+            key: args.next()?,
+            owner: owner(args.next()?)?,
+        };
+        args.finish()?;
+        Ok(request)
+    }
+}
+
+/// `RLOCK.LIMIT key limit`
+#[derive(Clone, Copy, Debug)]
+pub struct Limit<'a> {
+    /// The name of the permits.
+    pub key: &'a [u8],
+    /// How many may be out from now on; none is as many as each caller says.
+    pub limit: Option<Permits>,
+}
+
+impl<'a> Limit<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// A limit out of bounds, or a wrong number of arguments.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
+        let mut args = Arguments::new(args);
+        let request = Self {
+            key: args.next()?,
+            limit: parse::limit_or_none(args.next()?)?,
+        };
+        args.finish()?;
+        Ok(request)
+    }
+}
+
+/// `RLOCK.BREAK key` and `RLOCK.INFO key`
+#[derive(Clone, Copy, Debug)]
+pub struct KeyOnly<'a> {
+    /// The lock's name.
+    pub key: &'a [u8],
+}
+
+impl<'a> KeyOnly<'a> {
+    /// Reads the argument.
+    ///
+    /// # Errors
+    /// A wrong number of arguments.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
+        let mut args = Arguments::new(args);
+        let request = Self { key: args.next()? };
+        args.finish()?;
+        Ok(request)
+    }
+}
+
+/// `RLOCK.LIST [MATCH pattern] [COUNT n]` and `RLOCK.SESSIONS [MATCH pattern] [COUNT n]`
+#[derive(Clone, Copy, Debug)]
+pub struct List<'a> {
+    /// Only names that match this glob-style pattern.
+    pub pattern: Option<&'a [u8]>,
+    /// At most so many.
+    pub count: Option<usize>,
+}
+
+impl<'a> List<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, and the first word that is no option.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
+        let mut args = Arguments::new(args);
+        let (mut pattern, mut count) = (Once::new(), Once::new());
+        while let Some(word) = args.option() {
+            if word.eq_ignore_ascii_case(b"MATCH") {
+                pattern.set(word, parse::pattern(args.value(word)?))?;
+            } else if word.eq_ignore_ascii_case(b"COUNT") {
+                count.set(word, parse::list_count(args.value(word)?))?;
+            } else {
+                return Err(parse::unknown(word));
+            }
+        }
+        Ok(Self {
+            pattern: pattern.get(),
+            count: count.get(),
+        })
+    }
+}
+
+/// `RLOCK.LOG [MATCH pattern] [COUNT n] | RESET`
+#[derive(Clone, Copy, Debug)]
+pub enum Log<'a> {
+    /// Tell the entries.
+    Entries(List<'a>),
+    /// Forget them.
+    Reset,
+}
+
+impl<'a> Log<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, and the first word that is no option.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
+        let mut args = args.peekable();
+        let first = args.peek();
+        if !first.is_some_and(|word| word.eq_ignore_ascii_case(b"RESET")) {
+            return List::parse(args).map(Self::Entries);
+        }
+        Arguments::new(args.skip(1)).no_option()?;
+        Ok(Self::Reset)
+    }
+}
+
+/// `RLOCK.EVENTS session [BLOCK wait-ms] [GRACE grace-ms]`
+#[derive(Clone, Copy, Debug)]
+pub struct Events<'a> {
+    /// The session.
+    pub session: SessionRef<'a>,
+    /// How long to wait for the next event, if there is none; `None` is not at all.
+    pub block: Option<Wait>,
+    /// How long the session's holds outlive its connection, in milliseconds.
+    pub grace_ms: i64,
+}
+
+impl<'a> Events<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, and the first word that is no option.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
+        let mut args = Arguments::new(args);
+        let session = parse::session(args.next()?)?;
+        let (mut block, mut grace) = (Once::new(), Once::new());
+        while let Some(word) = args.option() {
+            if word.eq_ignore_ascii_case(b"BLOCK") {
+                block.set(word, parse::wait(args.value(word)?))?;
+            } else if word.eq_ignore_ascii_case(b"GRACE") {
+                grace.set(word, parse::grace(args.value(word)?))?;
+            } else {
+                return Err(parse::unknown(word));
+            }
+        }
+        Ok(Self {
+            session,
+            block: block.get(),
+            grace_ms: grace.get().unwrap_or(0),
+        })
+    }
+}

@@ -1,0 +1,177 @@
+//! What is to be done next: within the present turn, and outside of any command.
+
+use crate::values::ids::{MultiId, RecordId};
+use crate::values::lock_key::{LockKey, LockRef};
+use crate::values::time::Now;
+use std::collections::VecDeque;
+
+/// Something to be looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Job {
+    /// Those who wait for a lock: the first may be able to have it.
+    Queue(RecordId),
+    /// A wait for several locks: perhaps it can have all.
+    Multi(MultiId),
+}
+
+/// The one list of what is to be done.
+#[derive(Debug, Default)]
+pub(crate) struct Agenda {
+    /// What the decisions of this turn have made possible: it is decided before the turn is over,
+    /// so that nobody comes between.
+    now: VecDeque<Job>,
+    /// Locks whose keys may have changed, or at which something must end.
+    later: VecDeque<Job>,
+    /// A read-write lock from whose hash fields of readers that are gone are to be taken out.
+    sweep: Option<LockKey>,
+    /// Read-write locks with more readers than one decision may look at. The fields of readers
+    /// whose leases are over are removed from their hashes, some at a time.
+    crowded: VecDeque<Crowded>,
+    /// When the next may be removed, monotonic, in milliseconds.
+    next_clearing: i64,
+    /// How many writers' tokens are to be looked at, and after which one.
+    writers_to_check: usize,
+    last_writer: Option<(i64, RecordId)>,
+}
+
+/// A read-write lock whose readers are checked part by part.
+#[derive(Debug)]
+struct Crowded {
+    lock: LockKey,
+    /// Whether a field was removed.
+    any_gone: bool,
+}
+
+/// One part of one crowded lock is swept in this time, which takes a millisecond or two.
+const CLEARED_EVERY_MS: i64 = 10;
+
+/// At most this many crowded locks are on the list. Another is added when it is read again.
+const CROWDED_MAX: usize = 1000;
+
+impl Agenda {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.now.is_empty() && self.later.is_empty()
+    }
+
+    /// Whether there is nothing to do, now or later.
+    #[inline]
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.is_empty() && self.is_idle() && self.crowded.is_empty()
+    }
+
+    /// Whether a command has nothing to do beside itself.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.now.is_empty() && self.sweep.is_none() && self.writers_to_check == 0
+    }
+
+    /// Forgets all of it. Returns the waits for several locks that were to be looked at.
+    pub(crate) fn clear(&mut self) -> Vec<MultiId> {
+        self.crowded.clear();
+        let jobs = self.now.drain(..).chain(self.later.drain(..));
+        let multi = |job| match job {
+            Job::Multi(multi) => Some(multi),
+            Job::Queue(_) => None,
+        };
+        jobs.filter_map(multi).collect()
+    }
+
+    pub(crate) fn add_now(&mut self, job: Job) {
+        self.now.push_back(job);
+    }
+
+    pub(crate) fn add_later(&mut self, id: RecordId) {
+        self.later.push_back(Job::Queue(id));
+    }
+
+    pub(crate) fn first_now(&self) -> Option<Job> {
+        self.now.front().copied()
+    }
+
+    pub(crate) fn pop_now(&mut self) {
+        self.now.pop_front();
+    }
+
+    pub(crate) fn add_sweep(&mut self, lock: LockRef<'_>) {
+        self.sweep = Some(LockKey::from(lock));
+    }
+
+    pub(crate) fn sweep(&self) -> Option<&LockKey> {
+        self.sweep.as_ref()
+    }
+
+    pub(crate) fn swept(&mut self) {
+        self.sweep = None;
+    }
+
+    /// Adds a lock of which not all readers could be looked at.
+    pub(crate) fn add_crowded(&mut self, lock: LockKey) {
+        let is_known = self.crowded.iter().any(|crowded| crowded.lock == lock);
+        if !is_known && self.crowded.len() < CROWDED_MAX {
+            let any_gone = false;
+            self.crowded.push_back(Crowded { lock, any_gone });
+        }
+    }
+
+    /// When the next crowded lock is to be swept, monotonic, in milliseconds.
+    pub(crate) fn next_clearing(&self) -> Option<i64> {
+        (!self.crowded.is_empty()).then_some(self.next_clearing)
+    }
+
+    /// The crowded lock that is to be swept now.
+    pub(crate) fn crowded(&self, now: Now) -> Option<&LockKey> {
+        let first = self.crowded.front()?;
+        (now.mono_ms >= self.next_clearing).then_some(&first.lock)
+    }
+
+    /// Some of a lock's readers were looked at. True if it is a crowded lock, these were the last
+    /// of them, and since it came onto the list some were gone.
+    pub(crate) fn cleared(&mut self, lock: &LockKey, any_gone: bool, more: bool, now: Now) -> bool {
+        let place = self.crowded.iter().position(|of| of.lock == *lock);
+        let Some(mut crowded) = place.and_then(|place| self.crowded.remove(place)) else {
+            return false;
+        };
+        self.next_clearing = now.mono_ms.saturating_add(CLEARED_EVERY_MS);
+        crowded.any_gone |= any_gone;
+        if !more {
+            return crowded.any_gone;
+        }
+        self.crowded.push_back(crowded);
+        false
+    }
+
+    /// A writer has begun: others, whose holds may be gone, are to be looked at.
+    pub(crate) fn check_writers(&mut self) {
+        self.writers_to_check = 2;
+    }
+
+    /// Whether a writer is to be looked at: the one after the last.
+    pub(crate) fn has_writer_to_check(&self) -> bool {
+        self.writers_to_check > 0
+    }
+
+    pub(crate) fn last_writer(&self) -> Option<(i64, RecordId)> {
+        self.last_writer
+    }
+
+    pub(crate) fn writer_begun(&mut self, writer: Option<(i64, RecordId)>) {
+        self.writers_to_check = self.writers_to_check.saturating_sub(1);
+        self.last_writer = writer;
+    }
+
+    pub(crate) fn writers_checked(&mut self) {
+        self.writers_to_check = 0;
+    }
+
+    /// The turn has done enough. The rest goes behind what the timer has to do already, so that a
+    /// lock with much to do keeps no other waiting.
+    pub(crate) fn put_off(&mut self) {
+        self.later.append(&mut self.now);
+    }
+
+    /// Begins on the first of what is to be done outside of any command. Whether there is any.
+    pub(crate) fn begin_later(&mut self) -> bool {
+        let first = self.later.pop_front();
+        self.now.extend(first);
+        first.is_some()
+    }
+}

@@ -1,0 +1,121 @@
+//! The delay after a start, in which no new grant is made.
+//!
+//! A server that restarts without its data does not know what it granted before, and would grant
+//! those locks again at once. With `rlock.grant-delay-ms` it waits until the old leases are over.
+//!
+//! The delay counts from the load of the module. The former process had ended when this one began,
+//! so all of its grants are older than that, and a lease no longer than the delay ends before it.
+//! It counts on the monotonic clock: a wall clock that is set forwards would end it too early.
+
+use crate::values::time::Now;
+
+/// From when on grants are made.
+#[derive(Debug)]
+pub(crate) struct GrantDelay {
+    /// When the server started, monotonic, in milliseconds.
+    started_at: i64,
+    delay_ms: i64,
+    /// When the delay ends, monotonic, in milliseconds; [`OVER`] once the queues are marked dirty.
+    ends_at: i64,
+}
+
+/// Before any moment.
+const OVER: i64 = i64::MIN;
+
+impl Default for GrantDelay {
+    fn default() -> Self {
+        Self {
+            started_at: 0,
+            delay_ms: 0,
+            ends_at: OVER,
+        }
+    }
+}
+
+impl GrantDelay {
+    /// The server starts.
+    pub(crate) fn start(&mut self, now: Now, delay_ms: i64) {
+        (self.started_at, self.delay_ms, self.ends_at) = (now.mono_ms, 0, OVER);
+        self.set(delay_ms);
+    }
+
+    /// The delay is this long, counted from the start. One that is over by now, as 0 always is,
+    /// ends it.
+    pub(crate) fn set(&mut self, delay_ms: i64) {
+        if delay_ms != self.delay_ms {
+            self.delay_ms = delay_ms;
+            self.ends_at = self.started_at.saturating_add(delay_ms);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn lasts(&self, now: Now) -> bool {
+        now.mono_ms < self.ends_at
+    }
+
+    /// What is left of it, in milliseconds; 0 if it is over.
+    pub(crate) fn left_ms(&self, now: Now) -> i64 {
+        self.ends_at.saturating_sub(now.mono_ms).max(0)
+    }
+
+    /// Whether there is none, or its end was noticed.
+    #[inline]
+    pub(crate) fn is_over(&self) -> bool {
+        self.ends_at == OVER
+    }
+
+    /// Milliseconds until the queues must be marked dirty because it ends; none if they were.
+    pub(crate) fn deadline(&self, now: Now) -> Option<i64> {
+        (!self.is_over()).then(|| self.left_ms(now))
+    }
+
+    /// Whether it has ended since this was asked last.
+    pub(crate) fn take_end(&mut self, now: Now) -> bool {
+        let has_ended = !self.is_over() && !self.lasts(now);
+        if has_ended {
+            self.ends_at = OVER;
+        }
+        has_ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(mono_ms: i64) -> Now {
+        Now {
+            wall_us: 0,
+            mono_ms,
+        }
+    }
+
+    #[test]
+    fn it_counts_from_the_start_whenever_it_is_set() {
+        let mut delay = GrantDelay::default();
+        assert!(!delay.lasts(at(0)) && delay.deadline(at(0)).is_none());
+        delay.start(at(70), 1000);
+        assert!(delay.lasts(at(1069)) && !delay.lasts(at(1070)));
+        assert_eq!((delay.left_ms(at(70)), delay.left_ms(at(2000))), (1000, 0));
+        delay.set(200);
+        assert_eq!(delay.left_ms(at(170)), 100);
+        delay.set(5000);
+        assert_eq!(delay.left_ms(at(170)), 4900);
+        delay.set(i64::MAX);
+        assert!(delay.lasts(at(i64::MAX - 1)));
+    }
+
+    #[test]
+    fn its_end_is_told_once_also_of_one_that_is_cut_short() {
+        let mut delay = GrantDelay::default();
+        delay.start(at(70), 1000);
+        assert!(!delay.take_end(at(1069)));
+        delay.set(0);
+        assert_eq!(delay.deadline(at(1069)), Some(0));
+        assert!(delay.take_end(at(1069)) && !delay.take_end(at(1069)));
+        delay.set(0);
+        assert!(!delay.take_end(at(1070)) && delay.deadline(at(1070)).is_none());
+        delay.set(2000);
+        assert_eq!(delay.deadline(at(1070)), Some(1000), "it lasts again");
+    }
+}

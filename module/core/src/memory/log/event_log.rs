@@ -1,0 +1,531 @@
+//! What an operator asks about afterwards (RLOCK.LOG): locks that were lost or broken, waits and
+//! holds that were long, waits that were refused.
+//!
+//! The latest entries are kept in memory, in a bounded number and of a bounded size. While nothing
+//! is logged, nothing is allocated or looked up for it: whoever has something to log asks first
+//! whether the log is on.
+
+use crate::values::circle::Circle;
+use crate::values::limits::{LOGGED_NAME_MAX, OWNER_LEN_MAX};
+use crate::values::lock_key::{LockKey, LockRef};
+use crate::values::time::Now;
+use crate::values::token::Token;
+use crate::values::word::Word;
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::rc::Rc;
+
+/// What is logged, and how much of it is kept. All of it is off by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogOptions {
+    /// How many entries are kept; 0 turns the log off.
+    pub max_len: usize,
+    /// Holds that lasted so long are logged, in milliseconds; 0 is never.
+    pub holds_ms: i64,
+    /// Waits that last so long are logged, in milliseconds; 0 is never.
+    pub waits_ms: i64,
+}
+
+/// What is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogEvent {
+    /// A session's hold has ended that its owner did not give back.
+    Lost,
+    /// BREAK ended a hold.
+    Broken,
+    /// A wait was refused because it could never have ended.
+    Deadlock,
+    /// A wait lasts for long.
+    LongWait,
+    /// A hold that was given back has lasted for long.
+    LongHold,
+    /// A session ended that had holds.
+    SessionEnded,
+    /// A wait was refused because there is no room for it.
+    QueueFull,
+}
+
+impl LogEvent {
+    /// Its name in a reply.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lost => "lost",
+            Self::Broken => "broken",
+            Self::Deadlock => "deadlock",
+            Self::LongWait => "long-wait",
+            Self::LongHold => "long-hold",
+            Self::SessionEnded => "session-ended",
+            Self::QueueFull => "queue-full",
+        }
+    }
+}
+
+/// Of a session that ends with holds, the names of so many locks are kept.
+const LOCKS_NAMED_MAX: usize = 8;
+
+/// Of an owner that somebody else wrote, which can have any length, so much is kept.
+const OWNER_KEPT_MAX: usize = OWNER_LEN_MAX;
+
+/// Names and texts of all entries together take no more bytes than this. The oldest go first.
+const BYTES_MAX: usize = 8 << 20;
+
+/// An entry of the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogEntry {
+    id: u64,
+    time_ms: i64,
+    event: LogEvent,
+    db: i32,
+    /// None if it is about several locks.
+    key: Option<Rc<[u8]>>,
+    owner: Option<Rc<[u8]>>,
+    token: Option<Token>,
+    text: Text,
+    /// How often the same has happened again while this was the newest entry.
+    repeated: u64,
+}
+
+/// The words of an entry. Names of locks in them are kept apart, for they are not for everybody.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Text {
+    Plain(String),
+    Circle(Circle),
+    /// The text, and the locks that are named behind it.
+    Locks(String, Vec<Rc<[u8]>>),
+}
+
+impl Text {
+    fn size(&self) -> usize {
+        match self {
+            Self::Plain(text) => text.len(),
+            Self::Circle(circle) => circle.size(),
+            Self::Locks(text, locks) => {
+                let names = locks.iter().map(|lock| lock.len());
+                text.len().saturating_add(names.sum())
+            }
+        }
+    }
+}
+
+/// An entry as somebody may see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogView {
+    /// Its number, which is larger than that of every earlier entry.
+    pub id: u64,
+    /// When it happened, in milliseconds of the wall clock.
+    pub time_ms: i64,
+    /// What happened.
+    pub event: LogEvent,
+    /// The number of the database.
+    pub db: i32,
+    /// The lock; none if it is about several.
+    pub key: Option<Rc<[u8]>>,
+    /// Whose hold or wait it was, if that is known.
+    pub owner: Option<Rc<[u8]>>,
+    /// The token of the hold, if there was one and it is known.
+    pub token: Option<Token>,
+    /// More about it, in words.
+    pub text: String,
+}
+
+impl LogEntry {
+    /// Whether it is about a lock whose name is such.
+    pub fn is_about(&self, mut matches: impl FnMut(&[u8]) -> bool) -> bool {
+        match (&self.key, &self.text) {
+            (Some(key), _) => matches(key),
+            (None, Text::Locks(_, locks)) => locks.iter().any(|lock| matches(lock)),
+            (None, _) => false,
+        }
+    }
+
+    /// The entry for somebody who may read these locks; none for somebody who may not read the one
+    /// that it is about.
+    pub fn seen_by(&self, mut may_read: impl FnMut(&[u8]) -> bool) -> Option<LogView> {
+        if self.key.as_ref().is_some_and(|key| !may_read(key)) {
+            return None;
+        }
+        let mut text = match &self.text {
+            Text::Plain(text) => text.clone(),
+            Text::Circle(circle) => {
+                let mut circle = circle.clone();
+                circle.keep_readable(may_read);
+                circle.to_string()
+            }
+            Text::Locks(text, locks) => {
+                let readable: Vec<_> = locks.iter().filter(|lock| may_read(lock)).collect();
+                if readable.is_empty() {
+                    return None;
+                }
+                let names = readable.iter().map(|lock| format!("'{}'", Word::new(lock)));
+                format!(
+                    "{text}, among them {}",
+                    names.collect::<Vec<_>>().join(", ")
+                )
+            }
+        };
+        if self.repeated > 0 {
+            let _ = write!(text, "; and {} more after it", self.repeated);
+        }
+        Some(LogView {
+            id: self.id,
+            time_ms: self.time_ms,
+            event: self.event,
+            db: self.db,
+            key: self.key.clone(),
+            owner: self.owner.clone(),
+            token: self.token,
+            text,
+        })
+    }
+
+    /// How many bytes it keeps.
+    fn size(&self) -> usize {
+        let len = |bytes: &Option<Rc<[u8]>>| bytes.as_ref().map_or(0, |bytes| bytes.len());
+        len(&self.key)
+            .saturating_add(len(&self.owner))
+            .saturating_add(self.text.size())
+    }
+}
+
+/// The latest entries.
+#[derive(Debug, Default)]
+pub(crate) struct EventLog {
+    pub(crate) options: LogOptions,
+    /// The newest is the last.
+    entries: VecDeque<Rc<LogEntry>>,
+    /// How many bytes they keep together.
+    bytes: usize,
+    last_id: u64,
+}
+
+impl EventLog {
+    /// Whether anything is kept.
+    pub(crate) fn is_on(&self) -> bool {
+        self.options.max_len > 0
+    }
+
+    pub(crate) fn set_options(&mut self, options: LogOptions) {
+        self.options = options;
+        self.trim();
+    }
+
+    /// Forgets all entries. Later ones have larger numbers all the same.
+    pub(crate) fn reset(&mut self) {
+        self.entries = VecDeque::new();
+        self.bytes = 0;
+    }
+
+    /// The newest first.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = &Rc<LogEntry>> {
+        self.entries.iter().rev()
+    }
+
+    /// Logs something about one lock.
+    pub(crate) fn add(
+        &mut self,
+        event: LogEvent,
+        lock: LockRef<'_>,
+        owner: Option<&[u8]>,
+        token: Option<Token>,
+        text: String,
+        now: Now,
+    ) {
+        self.push(lock, event, owner, token, Text::Plain(text), now);
+    }
+
+    pub(crate) fn add_circle(
+        &mut self,
+        lock: LockRef<'_>,
+        owner: &[u8],
+        circle: &Circle,
+        now: Now,
+    ) {
+        let text = Text::Circle(circle.as_kept(LOGGED_NAME_MAX));
+        if !self.repeat(LogEvent::Deadlock, lock, |newest| newest.text == text) {
+            self.push(lock, LogEvent::Deadlock, Some(owner), None, text, now);
+        }
+    }
+
+    /// A wait is refused because there is no room for it.
+    pub(crate) fn add_full(
+        &mut self,
+        lock: LockRef<'_>,
+        owner: &[u8],
+        text: impl FnOnce() -> String,
+        now: Now,
+    ) {
+        if self.is_on() && !self.repeat(LogEvent::QueueFull, lock, |_| true) {
+            self.add(LogEvent::QueueFull, lock, Some(owner), None, text(), now);
+        }
+    }
+
+    /// The same once more, if the newest entry says so of this lock: callers that are refused again
+    /// and again do not drive all other entries out.
+    fn repeat(
+        &mut self,
+        event: LogEvent,
+        lock: LockRef<'_>,
+        is_same: impl FnOnce(&LogEntry) -> bool,
+    ) -> bool {
+        let Some(newest) = self.entries.back_mut().and_then(Rc::get_mut) else {
+            return false;
+        };
+        let is_lock = newest.key.as_deref() == Some(lock.name) && newest.db == lock.db;
+        let is_repeated = is_lock && newest.event == event && is_same(newest);
+        newest.repeated = newest.repeated.saturating_add(is_repeated.into());
+        is_repeated
+    }
+
+    /// Logs something about several locks. Nothing if none of their names can be kept.
+    pub(crate) fn add_of_several<'a>(
+        &mut self,
+        event: LogEvent,
+        locks: impl Iterator<Item = &'a LockKey>,
+        text: String,
+        now: Now,
+    ) {
+        let mut db = None;
+        let kept = locks.filter(|lock| lock.name.len() <= LOGGED_NAME_MAX);
+        let kept = kept.take(LOCKS_NAMED_MAX).map(|lock| {
+            db.get_or_insert(lock.db);
+            Rc::clone(&lock.name)
+        });
+        let locks: Vec<_> = kept.collect();
+        let Some(db) = db else { return };
+        self.insert(LogEntry {
+            id: 0,
+            time_ms: now.wall_ms(),
+            event,
+            db,
+            key: None,
+            owner: None,
+            token: None,
+            text: Text::Locks(text, locks),
+            repeated: 0,
+        });
+    }
+
+    fn push(
+        &mut self,
+        lock: LockRef<'_>,
+        event: LogEvent,
+        owner: Option<&[u8]>,
+        token: Option<Token>,
+        text: Text,
+        now: Now,
+    ) {
+        if lock.name.len() > LOGGED_NAME_MAX {
+            return;
+        }
+        let owner = owner.map(|owner| owner.get(..OWNER_KEPT_MAX).unwrap_or(owner));
+        self.insert(LogEntry {
+            id: 0,
+            time_ms: now.wall_ms(),
+            event,
+            db: lock.db,
+            key: Some(Rc::from(lock.name)),
+            owner: owner.map(Rc::from),
+            token,
+            text,
+            repeated: 0,
+        });
+    }
+
+    fn insert(&mut self, mut entry: LogEntry) {
+        if !self.is_on() {
+            return;
+        }
+        self.last_id = self.last_id.saturating_add(1);
+        entry.id = self.last_id;
+        self.bytes = self.bytes.saturating_add(entry.size());
+        self.entries.push_back(Rc::new(entry));
+        self.trim();
+    }
+
+    fn trim(&mut self) {
+        while self.entries.len() > self.options.max_len || self.bytes > BYTES_MAX {
+            let Some(oldest) = self.entries.pop_front() else {
+                return;
+            };
+            self.bytes = self.bytes.saturating_sub(oldest.size());
+        }
+        // Room for many more is given back.
+        if self.entries.capacity() > self.entries.len().saturating_mul(4).max(64) {
+            self.entries.shrink_to_fit();
+        }
+    }
+}
+
+/// At most so many lines of long waits go into the server's log in a second.
+const LINES_PER_SECOND: usize = 10;
+
+const SECOND_MS: i64 = 1000;
+
+/// Which of the server's log lines may be written, and how many were left out.
+#[derive(Debug, Default)]
+pub(crate) struct LogLines {
+    /// When the latest lines were written, monotonic, in milliseconds.
+    written: VecDeque<i64>,
+    left_out: u64,
+}
+
+impl LogLines {
+    /// Whether another line may be written now; if not, it is counted.
+    pub(crate) fn take(&mut self, now: Now) -> bool {
+        if self.written.len() < LINES_PER_SECOND {
+            self.written.push_back(now.mono_ms);
+            return true;
+        }
+        if self.free_at().is_some_and(|free_at| free_at > now.mono_ms) {
+            self.left_out = self.left_out.saturating_add(1);
+            return false;
+        }
+        self.written.pop_front();
+        self.written.push_back(now.mono_ms);
+        true
+    }
+
+    /// When a line may be written again, after so many.
+    fn free_at(&self) -> Option<i64> {
+        let first = self.written.front()?;
+        Some(first.saturating_add(SECOND_MS))
+    }
+
+    /// Whether none was left out.
+    pub(crate) fn are_whole(&self) -> bool {
+        self.left_out == 0
+    }
+
+    /// When it is to be said how many lines were left out, monotonic, in milliseconds.
+    pub(crate) fn deadline(&self) -> Option<i64> {
+        self.free_at().filter(|_| self.left_out > 0)
+    }
+
+    /// How many were left out, if that is to be said now.
+    pub(crate) fn take_left_out(&mut self, now: Now) -> Option<u64> {
+        self.deadline().filter(|at| *at <= now.mono_ms)?;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Now = Now {
+        wall_us: 5_000_000,
+        mono_ms: 70,
+    };
+
+    fn lock(name: &[u8]) -> LockRef<'_> {
+        LockRef { db: 0, name }
+    }
+
+    fn log(max_len: usize) -> EventLog {
+        let mut log = EventLog::default();
+        log.set_options(LogOptions {
+            max_len,
+            ..LogOptions::default()
+        });
+        log
+    }
+
+    fn add(log: &mut EventLog, name: &[u8], text: &str) {
+        let text = text.to_owned();
+        log.add(LogEvent::Lost, lock(name), Some(b"o"), None, text, NOW);
+    }
+
+    fn seen(log: &EventLog) -> Vec<LogView> {
+        let seen = log.entries().filter_map(|entry| entry.seen_by(|_| true));
+        seen.collect()
+    }
+
+    fn ids(log: &EventLog) -> Vec<u64> {
+        seen(log).iter().map(|entry| entry.id).collect()
+    }
+
+    #[test]
+    fn the_latest_are_kept_and_numbers_go_on_after_a_reset() {
+        let mut log = log(2);
+        for _ in 0..5 {
+            add(&mut log, b"k", "");
+        }
+        assert_eq!(ids(&log), [5, 4]);
+        log.reset();
+        assert_eq!((ids(&log), log.bytes), (vec![], 0));
+        add(&mut log, b"k", "");
+        assert_eq!(ids(&log), [6]);
+        log.set_options(LogOptions::default());
+        add(&mut log, b"k", "");
+        assert_eq!((ids(&log), log.bytes), (vec![], 0));
+    }
+
+    #[test]
+    fn names_and_texts_take_no_more_than_their_bytes() {
+        let mut log = log(100_000);
+        let text = "t".repeat(1 << 20);
+        for _ in 0..20 {
+            add(&mut log, b"k", &text);
+        }
+        assert_eq!(log.entries.len(), 7);
+        assert!(log.bytes <= BYTES_MAX);
+        add(&mut log, &[b'n'; LOGGED_NAME_MAX + 1], "");
+        assert_eq!(ids(&log)[0], 20, "a longer name is not kept");
+        let owner = [b'o'; OWNER_KEPT_MAX + 1];
+        log.add(LogEvent::Broken, lock(b"k"), Some(&owner), None, text, NOW);
+        let kept = seen(&log).swap_remove(0).owner;
+        assert_eq!(kept.map(|owner| owner.len()), Some(OWNER_KEPT_MAX));
+    }
+
+    #[test]
+    fn the_same_refusal_is_counted_until_something_else_happens() {
+        let mut log = log(10);
+        let text = || "full".to_owned();
+        for name in [b"a", b"a", b"a", b"b", b"a"] {
+            log.add_full(lock(name), b"o", text, NOW);
+        }
+        let circle = Circle::of_reader(b"o", b"a");
+        for _ in 0..2 {
+            log.add_circle(lock(b"a"), b"o", &circle, NOW);
+        }
+        log.add_circle(lock(b"a"), b"p", &Circle::of_reader(b"p", b"a"), NOW);
+        let texts: Vec<_> = seen(&log).into_iter().map(|entry| entry.text).collect();
+        assert!(texts[1].ends_with("; and 1 more after it"), "{texts:?}");
+        assert_eq!(texts[2..], ["full", "full", "full; and 2 more after it"]);
+    }
+
+    #[test]
+    fn of_several_locks_those_are_named_that_the_reader_may_read() {
+        let mut log = log(10);
+        let key = |name: &[u8]| LockKey::from(lock(name));
+        let locks = [key(b"mine"), key(b"yours"), key(&[b'n'; 5000])];
+        let text = "ended".to_owned();
+        log.add_of_several(LogEvent::SessionEnded, locks.iter(), text, NOW);
+        let entry = log.entries().next().unwrap();
+        let seen = entry.seen_by(|name| name == b"mine").unwrap();
+        assert_eq!(seen.text, "ended, among them 'mine'");
+        assert_eq!(entry.seen_by(|_| false), None);
+        assert!(entry.is_about(|name| name == b"yours"));
+        assert!(!entry.is_about(|name| name.len() > 10));
+        // One whose locks have no names that could be kept is not logged at all.
+        let text = "ended".to_owned();
+        log.add_of_several(LogEvent::SessionEnded, locks[2..].iter(), text, NOW);
+        assert_eq!(ids(&log), [1]);
+    }
+
+    #[test]
+    fn ten_lines_are_written_in_any_second_and_the_rest_is_counted() {
+        let mut lines = LogLines::default();
+        let at = |ms: i64| NOW.after(ms);
+        // Two before the others: the window slides.
+        assert!(lines.take(at(0)) && lines.take(at(1)));
+        let written = (0..20).filter(|_| lines.take(at(900))).count();
+        assert_eq!(written, 8);
+        assert_eq!(lines.deadline(), Some(NOW.mono_ms + 1000));
+        assert_eq!(lines.take_left_out(at(999)), None);
+        assert_eq!(lines.take_left_out(at(1000)), Some(12));
+        assert_eq!(lines.deadline(), None);
+        let written = (0..20).filter(|_| lines.take(at(1001))).count();
+        assert_eq!(written, 2);
+    }
+}

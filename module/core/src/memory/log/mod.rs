@@ -1,0 +1,5 @@
+//! The log and the counters that an operator can ask for.
+
+pub(crate) mod event_log;
+pub(crate) mod metrics;
+pub(crate) mod pattern;

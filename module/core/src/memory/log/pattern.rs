@@ -1,0 +1,120 @@
+//! Counters by the names of locks: `rlock.metrics-patterns`.
+
+use crate::memory::log::metrics::Histogram;
+use crate::values::glob::Glob;
+use crate::values::limits::LOGGED_NAME_MAX;
+
+/// The most patterns.
+pub const PATTERNS_MAX: usize = 16;
+
+/// The longest pattern, in bytes.
+pub const PATTERN_LEN_MAX: usize = 256;
+
+/// What happened to the locks whose names match a pattern, and no pattern before it.
+#[derive(Clone, Debug, Default)]
+pub struct PatternCounters {
+    /// The pattern.
+    pub pattern: Box<[u8]>,
+    /// Locks given to somebody who did not hold them, hand-overs included.
+    pub grants: u64,
+    /// Waits that began; one for several locks at each of them.
+    pub waits: u64,
+    /// Holds whose session was told that they were lost.
+    pub lost: u64,
+    /// How long granted waiters had waited, in milliseconds.
+    pub wait_ms: Histogram,
+    /// How long locks were held from grant to last release, in milliseconds.
+    pub hold_ms: Histogram,
+}
+
+/// The patterns that are counted by, in their order.
+#[derive(Debug, Default)]
+pub(crate) struct Patterns {
+    /// As they were set.
+    text: Box<[u8]>,
+    /// Of each, in the same order.
+    globs: Vec<Glob>,
+    counters: Vec<PatternCounters>,
+}
+
+/// Whether a text is patterns, separated by spaces, that can be counted by.
+pub fn are_patterns(text: &[u8]) -> bool {
+    let fits = |pattern: &[u8]| pattern.len() <= PATTERN_LEN_MAX;
+    each_of(text).all(fits) && each_of(text).count() <= PATTERNS_MAX
+}
+
+fn each_of(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let parts = text.split(|byte| *byte == b' ');
+    parts.filter(|pattern| !pattern.is_empty())
+}
+
+impl Patterns {
+    /// Counts by these from now on, and from zero. If they are set already, goes on.
+    pub(crate) fn set(&mut self, text: &[u8]) {
+        if *text == *self.text {
+            return;
+        }
+        let patterns = each_of(text).filter(|pattern| pattern.len() <= PATTERN_LEN_MAX);
+        let counters = patterns.take(PATTERNS_MAX).map(|pattern| PatternCounters {
+            pattern: pattern.into(),
+            ..PatternCounters::default()
+        });
+        self.counters = counters.collect();
+        let patterns = self.counters.iter().map(|of| &of.pattern);
+        self.globs = patterns.map(|pattern| Glob::new(pattern)).collect();
+        self.text = text.into();
+    }
+
+    /// The counters of the first pattern that a name matches. A name that is too long for the log
+    /// is not looked at: the time that a pattern takes grows with the name.
+    #[inline]
+    pub(crate) fn of(&mut self, name: &[u8]) -> Option<&mut PatternCounters> {
+        if self.counters.is_empty() {
+            return None;
+        }
+        self.first_match(name)
+    }
+
+    fn first_match(&mut self, name: &[u8]) -> Option<&mut PatternCounters> {
+        let is_short = name.len() <= LOGGED_NAME_MAX;
+        let mut each = self.globs.iter();
+        let first = each.position(|glob| is_short && glob.matches(name))?;
+        self.counters.get_mut(first)
+    }
+
+    pub(crate) fn counters(&self) -> &[PatternCounters] {
+        &self.counters
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_pattern_that_matches_counts() {
+        let mut patterns = Patterns::default();
+        assert!(patterns.of(b"orders:1").is_none());
+        patterns.set(b" orders:* *:1  * ");
+        for (name, expected) in [(&b"orders:1"[..], 0), (b"stock:1", 1), (b"x", 2)] {
+            patterns.of(name).unwrap().grants += 1;
+            let counted: Vec<u64> = patterns.counters().iter().map(|of| of.grants).collect();
+            assert_eq!(counted[expected], 1, "{name:?}");
+        }
+        assert!(patterns.of(&[b'n'; LOGGED_NAME_MAX + 1]).is_none());
+        patterns.set(b" orders:* *:1  * ");
+        assert_eq!(patterns.counters()[0].grants, 1, "the same: goes on");
+        patterns.set(b"orders:*");
+        assert_eq!(patterns.counters()[0].grants, 0, "others: from zero");
+        patterns.set(b"");
+        assert!(patterns.of(b"orders:1").is_none());
+    }
+
+    #[test]
+    fn no_more_and_no_longer_patterns_are_taken() {
+        let many = |count: usize| vec![&b"*"[..]; count].join(&b' ');
+        assert!(are_patterns(b"") && are_patterns(&many(16)));
+        assert!(!are_patterns(&many(17)));
+        assert!(are_patterns(&[b'p'; 256]) && !are_patterns(&[b'p'; 257]));
+    }
+}

@@ -1,0 +1,437 @@
+//! All that is known about locks beside the keyspace, and what changes it from outside of a turn.
+//!
+//! Decisions about locks are in [`crate::decisions`]; their order is in [`crate::turn`].
+
+use crate::interface::effect::{Effect, Grant};
+use crate::interface::error::CommandError;
+use crate::interface::stored_permits::Asked;
+use crate::memory::agenda::Agenda;
+use crate::memory::grant_delay::GrantDelay;
+use crate::memory::hold::{HoldIndex, HoldMark, SessionHold, SessionHolds};
+use crate::memory::log::event_log::{EventLog, LogEntry, LogLines, LogOptions};
+use crate::memory::log::metrics::{Counters, count};
+use crate::memory::log::pattern::{PatternCounters, Patterns};
+use crate::memory::multi_waits::MultiWaits;
+use crate::memory::pending::PendingRelease;
+use crate::memory::session::{SessionView, Sessions};
+use crate::memory::table::{Gauges, LockTable, QueueView, ReplyTarget, Waiter, WaiterView};
+use crate::values::ids::{HoldId, MultiId, RecordId, SessionId, WaiterId};
+use crate::values::lock_key::{LockKey, LockRef};
+use crate::values::mode::Mode;
+use crate::values::time::Now;
+use crate::values::token::{Token, TokenMint};
+use std::rc::Rc;
+
+/// What is known of a hold beside its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HoldView {
+    /// For how long the owner has had it, in milliseconds; none if that is not known.
+    pub held_ms: Option<i64>,
+    /// The session that it belongs to.
+    pub session: Option<Rc<[u8]>>,
+    /// The server's number of the client by whose connection that session lives.
+    pub client_id: Option<u64>,
+}
+
+/// How long ago this moment of the wall clock was, in milliseconds.
+pub(crate) fn held_ms(since_us: i64, now: Now) -> i64 {
+    let held_us = now.wall_us.saturating_sub(since_us);
+    held_us.div_euclid(1000).max(0)
+}
+
+/// All that is known about locks beside the keyspace.
+#[derive(Debug, Default)]
+pub struct Locks {
+    pub(crate) table: LockTable,
+    pub(crate) sessions: Sessions,
+    pub(crate) holds: SessionHolds,
+    pub(crate) multis: MultiWaits,
+    pub(crate) agenda: Agenda,
+    pub(crate) tokens: TokenMint,
+    pub(crate) grant_delay: GrantDelay,
+    pub(crate) counters: Counters,
+    pub(crate) patterns: Patterns,
+    pub(crate) log: EventLog,
+    pub(crate) log_lines: LogLines,
+    /// Grows with each decision: what was read before the last one is out of date.
+    pub(crate) epoch: u64,
+}
+
+impl Locks {
+    // --- What others change ----------------------------------------------------------------------
+
+    /// The key was deleted, overwritten, renamed or changed by somebody else in another way. Whether
+    /// anything is known of the lock.
+    pub fn changed(&mut self, lock: LockRef<'_>) -> bool {
+        let id = self.table.find(lock);
+        id.is_some_and(|id| self.replaced(id))
+    }
+
+    /// Somebody else has changed when the key expires, and nothing else of it. Whether anything is
+    /// known of the lock.
+    pub fn expiry_changed(&mut self, lock: LockRef<'_>) -> bool {
+        self.table.forget_writer(lock);
+        self.mark_dirty(lock)
+    }
+
+    /// All keys of a database, or of all, may have been changed by others.
+    pub fn all_changed(&mut self, db: Option<i32>) {
+        for id in self.table.in_database(db) {
+            self.replaced(id);
+        }
+    }
+
+    fn replaced(&mut self, id: RecordId) -> bool {
+        let holds = self.table.holds(id);
+        for hold in holds.map_or_else(Vec::new, HoldIndex::all) {
+            self.holds.mark_replaced(hold);
+        }
+        self.table.mark_pending_replaced(id);
+        let is_known = self.mark_record(id);
+        // Last: with the writer's token the record may go.
+        self.table.forget_writer_in(id);
+        is_known
+    }
+
+    /// The wall clock was set: every lease ends at another moment than was expected.
+    pub fn clock_was_set(&mut self) {
+        for id in self.table.in_database(None) {
+            self.mark_record(id);
+        }
+    }
+
+    /// Marks a lock: its key is to be looked at, for those who wait and for the sessions that have
+    /// it. Whether there are any.
+    pub(crate) fn mark_dirty(&mut self, lock: LockRef<'_>) -> bool {
+        let id = self.table.find(lock);
+        id.is_some_and(|id| self.mark_record(id))
+    }
+
+    fn mark_record(&mut self, id: RecordId) -> bool {
+        let holds = self.table.holds(id).map_or_else(Vec::new, HoldIndex::all);
+        for hold in &holds {
+            self.holds.mark_dirty(*hold);
+        }
+        let waited_for = self.table.length(id) > 0 || self.table.first_pending(id).is_some();
+        if waited_for {
+            self.mark_queue(id);
+        }
+        waited_for || !holds.is_empty()
+    }
+
+    /// Marks those who wait for a lock, whose key is to be looked at outside of any command.
+    pub(crate) fn mark_queue(&mut self, id: RecordId) {
+        if self.table.mark_dirty(id) {
+            self.agenda.add_later(id);
+        }
+    }
+
+    /// A waiter's client is gone or was unblocked: it leaves the queue. The lock it waited for;
+    /// none if it was in no queue.
+    pub fn depart(&mut self, id: WaiterId) -> Option<LockKey> {
+        self.outdate();
+        let lock = self.lock_of(id)?;
+        self.withdraw(id)?;
+        count(&mut self.counters.departures);
+        Some(lock)
+    }
+
+    /// What a waiter for permits asks for; none of another.
+    pub fn asked_by(&self, id: WaiterId) -> Option<Asked> {
+        self.table.get(id)?.asked
+    }
+
+    /// Whether the first in a lock's queue waits for permits.
+    pub fn queue_is_for_permits(&self, lock: LockRef<'_>) -> bool {
+        let first = self.table.waiters_of(lock).next();
+        first.is_some_and(|first| first.mode == Mode::Permits)
+    }
+
+    /// A grant could not be delivered: it is given back as soon as a write is allowed.
+    pub fn give_back_later(&mut self, lock: &LockKey, owner: &Rc<[u8]>, grant: &Grant) {
+        let release = |token| PendingRelease {
+            owner: Rc::clone(owner),
+            mode: grant.mode,
+            mark: HoldMark {
+                token: Some(token),
+                ends_at: None,
+                replaced: false,
+            },
+            whole: false,
+        };
+        match &grant.several {
+            None => self.release_later(lock.as_ref(), release(grant.token)),
+            Some(several) => {
+                for (lock, token) in several.iter() {
+                    self.release_later(lock.as_ref(), release(*token));
+                }
+            }
+        }
+    }
+
+    /// What was read until now is out of date.
+    pub(crate) fn outdate(&mut self) {
+        self.epoch = self.epoch.wrapping_add(1);
+    }
+
+    pub(crate) fn release_later(&mut self, lock: LockRef<'_>, release: PendingRelease) {
+        self.outdate();
+        if let Some(id) = self.table.add_pending(lock, release) {
+            self.agenda.add_later(id);
+        }
+    }
+
+    /// On a replica nothing is to be done: what was granted here is the primary's to end.
+    pub fn forget_what_is_due(&mut self) {
+        for id in self.table.in_database(None) {
+            while self.table.take_pending(id).is_some() {}
+            self.table.take_dirty(id);
+        }
+        for multi in self.agenda.clear() {
+            self.multis.unmark(multi);
+        }
+        while self.holds.any_dirty() {
+            self.holds.pop_dirty();
+        }
+    }
+
+    /// The server became a replica: nobody waits there, and what sessions hold is the new primary's
+    /// to end. A session that has a hold is told once that nobody knows it (`NOSESSION`): it must
+    /// confirm its holds, wherever they are now, since here it would not hear that one is lost.
+    pub fn demoted(&mut self, effects: &mut Vec<Effect>) {
+        self.outdate();
+        for id in self.holds.all() {
+            if let Some(hold) = self.forget_hold(id) {
+                self.sessions.tell_of_end(hold.session);
+            }
+        }
+        for id in self.table.in_database(None) {
+            self.table.forget_writer_in(id);
+            while self.dismiss_some(id, &CommandError::Unblocked, effects) {}
+        }
+        self.forget_what_is_due();
+    }
+
+    /// Lifts the token mark to this far ahead of the clock: at start, after loading, at promotion.
+    pub fn start_tokens(&mut self, now: Now, guard_ms: i64) {
+        self.tokens.start(now.wall_us, guard_ms);
+    }
+
+    // --- The delay after a start -----------------------------------------------------------------
+
+    /// The server starts: for so long no new grant is made. Holds that were loaded are entered,
+    /// renewed and released.
+    pub fn start_grant_delay(&mut self, now: Now, delay_ms: i64) {
+        self.grant_delay.start(now, delay_ms);
+    }
+
+    /// The delay is this long from now on, counted from the start. With 0 it is over.
+    pub fn set_grant_delay(&mut self, delay_ms: i64) {
+        self.grant_delay.set(delay_ms);
+    }
+
+    /// What is left of the delay, in milliseconds; 0 if it is over.
+    pub fn grant_delay_left_ms(&self, now: Now) -> i64 {
+        self.grant_delay.left_ms(now)
+    }
+
+    /// The answer to a caller that does not get a lock: what is left of its lease, -1 without an
+    /// end, or of the delay if that is longer.
+    pub fn ttl_or_delay_ms(&self, ttl_ms: i64, now: Now) -> i64 {
+        match ttl_ms {
+            -1 => -1,
+            _ => ttl_ms.max(self.grant_delay.left_ms(now)),
+        }
+    }
+
+    /// Marks all queues dirty when the delay has ended: waiters that it kept back would otherwise
+    /// wait for the next look at their keys, up to a second later.
+    pub(crate) fn end_grant_delay(&mut self, now: Now) {
+        if !self.grant_delay.take_end(now) {
+            return;
+        }
+        for id in self.table.in_database(None) {
+            if self.table.length(id) > 0 {
+                self.mark_queue(id);
+            }
+        }
+    }
+
+    // --- Waiters that leave ----------------------------------------------------------------------
+
+    /// Takes a waiter out that gets nothing. The next waiter may have an owner who holds the lock,
+    /// and would be granted as a re-entry: so the queue is to be looked at.
+    pub(crate) fn withdraw(&mut self, id: WaiterId) -> Option<Waiter> {
+        let multi = self.table.get(id)?.multi;
+        let of_multi = multi.map_or(&[][..], |multi| self.multis.waiters(multi));
+        let all = of_multi.iter().chain(multi.is_none().then_some(&id));
+        let first = all.filter(|waiter| self.table.is_first(**waiter));
+        let queues: Vec<RecordId> = first
+            .filter_map(|waiter| self.table.record_of(*waiter))
+            .collect();
+        let waiter = self.leave(id);
+        for queue in queues {
+            self.mark_queue(queue);
+        }
+        waiter
+    }
+
+    /// Takes a waiter out of its queue and of its session; one that waits for several locks, out of
+    /// the queues of all.
+    pub(crate) fn leave(&mut self, id: WaiterId) -> Option<Waiter> {
+        let id = self.main_waiter(id)?;
+        let multi = self.table.get(id)?.multi;
+        let waiter = self.table.leave(id)?;
+        if let Some(session) = waiter.session {
+            self.sessions.remove_waiter(session, id);
+        }
+        for member in multi.map_or_else(Vec::new, |multi| self.multis.remove(multi)) {
+            self.table.leave(member);
+        }
+        Some(waiter)
+    }
+
+    /// Of a waiter that is part of a wait for several locks, the one in the queue of the first.
+    pub(crate) fn main_waiter(&self, id: WaiterId) -> Option<WaiterId> {
+        match self.table.get(id)?.multi {
+            None => Some(id),
+            Some(multi) => self.multis.waiters(multi).first().copied(),
+        }
+    }
+
+    /// By which name a wait for several locks was joined.
+    pub(crate) fn waiter_of(&self, multi: MultiId) -> Option<WaiterId> {
+        self.multis.waiters(multi).first().copied()
+    }
+
+    pub(crate) fn lock_of(&self, id: WaiterId) -> Option<LockKey> {
+        let record = self.table.record_of(id)?;
+        self.table.lock_of(record).cloned()
+    }
+
+    /// A session's hold is no longer on record, and nobody is told.
+    pub(crate) fn forget_hold(&mut self, id: HoldId) -> Option<SessionHold> {
+        let lock = self.holds.get(id)?.lock.clone();
+        let record = self.table.find(lock.as_ref());
+        let index = record.and_then(|record| self.table.holds_mut(record));
+        let hold = self.holds.remove(index, id)?;
+        if let Some(record) = record {
+            self.table.hold_removed(record);
+        }
+        self.sessions.remove_hold(hold.session, id);
+        Some(hold)
+    }
+
+    // --- To look at ------------------------------------------------------------------------------
+
+    /// The counters.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The counters by the names of locks.
+    pub fn pattern_counters(&self) -> &[PatternCounters] {
+        self.patterns.counters()
+    }
+
+    /// Counts by these patterns, separated by spaces, from now on.
+    pub fn set_metrics_patterns(&mut self, patterns: &[u8]) {
+        self.patterns.set(patterns);
+    }
+
+    /// How many there are of everything.
+    pub fn gauges(&self) -> Gauges {
+        Gauges {
+            sessions: self.sessions.len(),
+            unfetched_events: self.sessions.unfetched(),
+            session_holds: self.holds.len(),
+            ..self.table.gauges()
+        }
+    }
+
+    /// The queues of a database, in no particular order.
+    pub fn views(&self, db: i32, now: Now) -> impl Iterator<Item = QueueView> + '_ {
+        self.table.views(db, now)
+    }
+
+    /// The token of the writer of a read-write lock, where this server granted it and the key still
+    /// ends as it was written.
+    pub fn writer_token(
+        &self,
+        lock: LockRef<'_>,
+        owner: &[u8],
+        key_end: Option<i64>,
+    ) -> Option<Token> {
+        self.table.writer_token(lock, owner, key_end)
+    }
+
+    /// The entries of the log, the newest first.
+    pub fn log_entries(&self) -> impl Iterator<Item = &Rc<LogEntry>> {
+        self.log.entries()
+    }
+
+    /// Forgets the entries of the log.
+    pub fn reset_log(&mut self) {
+        self.log.reset();
+    }
+
+    /// What is logged from now on, and how much of it is kept.
+    pub fn set_log_options(&mut self, options: LogOptions) {
+        self.log.set_options(options);
+    }
+
+    /// All sessions, in no particular order.
+    pub fn session_views(&self, now: Now) -> impl Iterator<Item = SessionView> + '_ {
+        self.sessions.views(now)
+    }
+
+    /// What is known of a hold with this token beside its key.
+    pub fn hold_view(
+        &self,
+        lock: LockRef<'_>,
+        owner: &[u8],
+        mode: Mode,
+        token: Option<Token>,
+        now: Now,
+    ) -> HoldView {
+        let index = self.table.find(lock).and_then(|id| self.table.holds(id));
+        let hold = index.and_then(|index| self.holds.find(index, owner, mode));
+        let hold = hold.and_then(|id| self.holds.get(id));
+        let is_same = |hold: &&SessionHold| token.is_none() || hold.token == token;
+        let noted = hold.filter(is_same).and_then(|hold| hold.since_us);
+        let since_us = noted.or_else(|| self.tokens.granted_at(token?));
+        HoldView {
+            held_ms: since_us.map(|since_us| held_ms(since_us, now)),
+            session: self.session_name(hold.map(|hold| hold.session)),
+            client_id: hold.and_then(|hold| self.sessions.client_of(hold.session)),
+        }
+    }
+
+    fn session_name(&self, session: Option<SessionId>) -> Option<Rc<[u8]>> {
+        session.and_then(|session| self.sessions.name_of(session).cloned())
+    }
+
+    /// Those who wait for a lock, in order. A queued waiter's client is its session's.
+    pub fn queue(&self, lock: LockRef<'_>, now: Now) -> Vec<WaiterView> {
+        let view = |waiter: &Waiter| WaiterView {
+            owner: Rc::clone(&waiter.owner),
+            mode: waiter.mode,
+            permits: waiter.asked.map(|asked| asked.permits.get()),
+            session: self.session_name(waiter.session),
+            client_id: match waiter.reply_to {
+                ReplyTarget::Client { client_id, .. } => client_id,
+                ReplyTarget::Session(session) => self.sessions.client_of(session).unwrap_or(0),
+            },
+            waited_ms: now.mono_ms.saturating_sub(waiter.since),
+            left_ms: waiter
+                .wait_end
+                .map_or(-1, |end| end.saturating_sub(now.mono_ms).max(0)),
+        };
+        self.table.waiters_of(lock).map(view).collect()
+    }
+
+    pub(crate) fn note_peak(&mut self) {
+        let waiters = u64::try_from(self.table.gauges().waiters).unwrap_or(u64::MAX);
+        self.counters.waiters_peak = self.counters.waiters_peak.max(waiters);
+    }
+}

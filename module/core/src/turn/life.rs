@@ -1,0 +1,286 @@
+//! Sessions as the locks see them: what begins with a session's connection and ends with it, and
+//! what time brings.
+
+use crate::interface::effect::{Effect, WaitOutcome};
+use crate::interface::error::CommandError;
+use crate::interface::request::Events;
+use crate::memory::log::event_log::LogEvent;
+use crate::memory::log::metrics::count;
+use crate::memory::pending::PendingRelease;
+use crate::memory::session::{Event, EventKind, SessionLimits};
+use crate::memory::state::Locks;
+use crate::memory::table::ReplyTarget;
+use crate::turn::turn::DECISIONS_MAX;
+use crate::values::ids::{HoldId, Listener, SessionId, SessionRef};
+use crate::values::mode::Mode;
+use crate::values::time::{Now, Wait, earlier};
+use crate::values::word::Word;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+impl Locks {
+    // --- The session's connection ----------------------------------------------------------------
+
+    /// RLOCK.EVENTS: the session lives by this client's connection from now on. A client that
+    /// waited there before is told that it no longer does.
+    ///
+    /// # Errors
+    /// Another user's session; a session that would begin where there is no room for it.
+    pub fn attach(
+        &mut self,
+        request: &Events<'_>,
+        client_id: u64,
+        limits: SessionLimits,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Result<SessionId, CommandError> {
+        let (session, former) =
+            self.sessions
+                .attach(request.session, client_id, request.grace_ms, limits, now)?;
+        effects.extend(former.map(|listener| Effect::TakenOver {
+            listener,
+            by: client_id,
+        }));
+        Ok(session)
+    }
+
+    /// Whether the session lives by this client's connection.
+    pub fn lives_by(&self, session: SessionId, client_id: u64) -> bool {
+        self.sessions.client_of(session) == Some(client_id)
+    }
+
+    /// What has happened to the session since the last time, oldest first.
+    pub fn fetch(&mut self, session: SessionId) -> Vec<Event> {
+        self.sessions.fetch(session)
+    }
+
+    /// The same for a client that was woken for it.
+    ///
+    /// # Errors
+    /// Another client has taken the session over since; the events are its to get.
+    pub fn fetch_as(
+        &mut self,
+        session: SessionId,
+        client_id: u64,
+    ) -> Result<Vec<Event>, CommandError> {
+        let present = self.sessions.client_of(session);
+        if present == Some(client_id) {
+            return Ok(self.fetch(session));
+        }
+        Err(CommandError::TakenOver(present.unwrap_or_default()))
+    }
+
+    /// The session's client waits for the next event.
+    pub fn listen(&mut self, session: SessionId, listener: Listener, wait: Wait, now: Now) {
+        self.sessions.listen(session, listener, wait, now);
+    }
+
+    /// The client that waited for events does so no more, though its connection may live on.
+    pub fn listen_no_more(&mut self, session: SessionId, listener: Listener) {
+        self.sessions.stop_listening_as(session, listener);
+    }
+
+    /// A client that was woken to fetch a session's events is gone before it could.
+    pub fn woken_no_more(&mut self, session: SessionId) {
+        self.sessions.woken_no_more(session);
+    }
+
+    /// A connection closed, and the sessions whose connection it was lose it. Whether there was
+    /// one.
+    pub fn client_gone(&mut self, client_id: u64, now: Now, effects: &mut Vec<Effect>) -> bool {
+        let mut any = false;
+        self.sessions.forget_ends_of(client_id);
+        while let Some(session) = self.sessions.of_client(client_id) {
+            any = true;
+            self.detach(session, now, effects);
+        }
+        any
+    }
+
+    /// The session connection closed, or counts as closed.
+    fn detach(&mut self, session: SessionId, now: Now, effects: &mut Vec<Effect>) {
+        self.outdate();
+        let name = self.sessions.name_of(session).cloned();
+        let belongings = self.sessions.detach(session, now);
+        self.log_session_ended(name, &belongings.holds, now);
+        for id in belongings.waiters {
+            let waiter = self.withdraw(id);
+            count(&mut self.counters.departures);
+            // A queued waiter cannot be told any more; one that is blocked on a connection of its
+            // own can.
+            if let Some(ReplyTarget::Client { handle, .. }) = waiter.map(|waiter| waiter.reply_to) {
+                let why = WaitOutcome::Refused(CommandError::NoSession);
+                effects.push(Effect::Dismiss {
+                    client: handle,
+                    why,
+                });
+            }
+        }
+        let (reads, others) = self.reads_first(belongings.holds);
+        self.end_holds_later(reads);
+        for event in belongings.unfetched {
+            if let EventKind::Granted(grant) = &event.kind {
+                self.give_back_later(&event.lock, &event.owner, grant);
+            }
+        }
+        self.end_holds_later(others);
+    }
+
+    /// A session has ended, and these holds end with it.
+    fn log_session_ended(&mut self, name: Option<Rc<[u8]>>, holds: &BTreeSet<HoldId>, now: Now) {
+        let Some(name) = name.filter(|_| !holds.is_empty() && self.log.is_on()) else {
+            return;
+        };
+        let text = format!(
+            "the session '{}' ended with {} holds",
+            Word::new(&name),
+            holds.len()
+        );
+        let locks = holds.iter().filter_map(|id| self.holds.get(*id));
+        let locks = locks.map(|hold| &hold.lock);
+        self.log
+            .add_of_several(LogEvent::SessionEnded, locks, text, now);
+    }
+
+    /// A writer's reading goes before its writing: were the writer to become a reader in between, a
+    /// wait of the same owner would enter what it reads, and lose that at once.
+    fn reads_first(&self, holds: BTreeSet<HoldId>) -> (Vec<HoldId>, Vec<HoldId>) {
+        let reads = |id: &HoldId| {
+            self.holds
+                .get(*id)
+                .is_some_and(|hold| hold.mode == Mode::Read)
+        };
+        holds.into_iter().partition(reads)
+    }
+
+    fn end_holds_later(&mut self, holds: Vec<HoldId>) {
+        for id in holds {
+            let Some(hold) = self.forget_hold(id) else {
+                continue;
+            };
+            let release = PendingRelease {
+                mark: hold.mark(),
+                owner: hold.owner,
+                mode: hold.mode,
+                whole: true,
+            };
+            self.release_later(hold.lock.as_ref(), release);
+        }
+    }
+
+    pub(crate) fn listened(
+        &self,
+        session: Option<SessionRef<'_>>,
+    ) -> Result<Option<SessionId>, CommandError> {
+        session
+            .map(|session| self.sessions.listened(session))
+            .transpose()
+    }
+
+    // --- What time brings ------------------------------------------------------------------------
+
+    /// Whether nothing is known of any lock or session, and nothing is left to be done.
+    #[inline]
+    pub fn is_quiet(&self) -> bool {
+        self.table.is_quiet()
+            && self.sessions.len() == 0
+            && self.agenda.is_quiet()
+            && self.log_lines.are_whole()
+            && self.grant_delay.is_over()
+    }
+
+    /// Whether anything that is known now is timed by the monotonic clock: a wait, a session whose
+    /// grace or whose call of EVENTS ends, the delay after a start, or what is yet to be done or
+    /// logged. While nothing is, a command's decision needs the wall clock alone.
+    #[inline]
+    pub fn is_timed(&self) -> bool {
+        !self.is_quiet() && self.has_timed()
+    }
+
+    fn has_timed(&self) -> bool {
+        self.table.any_queue()
+            || self.table.any_pending()
+            || self.sessions.next_deadline().is_some()
+            || !self.agenda.is_quiet()
+            || !self.log_lines.are_whole()
+            || !self.grant_delay.is_over()
+    }
+
+    /// Milliseconds until something is due; none if nothing ever is.
+    #[inline]
+    pub fn next_deadline(&self, now: Now) -> Option<i64> {
+        // The common case.
+        if self.is_quiet() {
+            return None;
+        }
+        self.nearest_deadline(now)
+    }
+
+    fn nearest_deadline(&self, now: Now) -> Option<i64> {
+        let is_marked = !self.agenda.is_empty() || self.holds.any_dirty();
+        if is_marked || self.sessions.any_overflowing() {
+            return Some(0);
+        }
+        let mono = earlier(self.sessions.next_deadline(), self.agenda.next_clearing());
+        let mono = earlier(mono, self.next_log_at());
+        let mono = mono.map(|at| at.saturating_sub(now.mono_ms));
+        let check = self.holds.next_check();
+        let check = check.map(|at| at.saturating_sub(now.wall_ms()));
+        let delay = self.grant_delay.deadline(now);
+        let delay = delay.filter(|_| self.table.any_queue());
+        let left = earlier(earlier(mono, check), delay);
+        earlier(left.map(|left| left.max(0)), self.table.next_deadline(now))
+    }
+
+    /// Time has passed: marks what is to be looked at, and ends what is over. Of each kind no more
+    /// than a turn may decide: the rest is due still, and the timer fires again at once.
+    pub fn passed(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        for _ in 0..DECISIONS_MAX {
+            let Some(queue) = self.table.take_lease_over(now) else {
+                break;
+            };
+            self.mark_queue(queue);
+        }
+        for queue in self.table.take_looks(now) {
+            self.mark_queue(queue);
+        }
+        self.end_grant_delay(now);
+        self.say_left_out(now, effects);
+        self.holds.mark_due(DECISIONS_MAX, now);
+        self.table.forget_overdue_writers(now);
+        for _ in 0..DECISIONS_MAX {
+            let Some(session) = self.sessions.listened_enough(now) else {
+                break;
+            };
+            effects.extend(self.sessions.stop_listening(session).map(Effect::Wake));
+        }
+        self.end_sessions(now, effects);
+    }
+
+    /// Ends the sessions that left too many events unfetched, or whose grace is over: until as much
+    /// has ended with them as a turn may decide.
+    fn end_sessions(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        let mut ended = 0_usize;
+        while ended < DECISIONS_MAX {
+            let Some(session) = self.sessions.next_overflowing() else {
+                break;
+            };
+            count(&mut self.counters.sessions_overflowed);
+            ended = ended.saturating_add(self.sessions.size_of(session));
+            self.sessions.tell_of_end(session);
+            self.detach(session, now, effects);
+        }
+        while ended < DECISIONS_MAX {
+            let Some(session) = self.sessions.grace_over(now) else {
+                break;
+            };
+            ended = ended.saturating_add(self.sessions.size_of(session));
+            let name = self.sessions.name_of(session).cloned();
+            let holds = self.sessions.end(session);
+            self.log_session_ended(name, &holds, now);
+            let (reads, others) = self.reads_first(holds);
+            self.end_holds_later(reads);
+            self.end_holds_later(others);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Waits that last for long: each is noticed once, when it has lasted for `rlock.log-waits-ms`.
+
+use crate::interface::depth::ReadDepth;
+use crate::interface::effect::Effect;
+use crate::interface::stored::HeldBy;
+use crate::interface::task::{Purpose, Read, Subject, Task};
+use crate::memory::log::event_log::LogEvent;
+use crate::memory::state::Locks;
+use crate::memory::table::Waiter;
+use crate::values::ids::WaiterId;
+use crate::values::lock_key::{LockKey, LockRef};
+use crate::values::time::{NEVER, Now, earlier, ttl_ms};
+use crate::values::word::Word;
+use std::fmt::Write as _;
+use std::rc::Rc;
+
+impl Locks {
+    /// When there is something to be logged next, monotonic, in milliseconds.
+    #[inline]
+    pub(crate) fn next_log_at(&self) -> Option<i64> {
+        // The common case: nobody waits, and no line was left out.
+        if self.table.first_unnoticed().is_none() && self.log_lines.are_whole() {
+            return None;
+        }
+        earlier(self.log_lines.deadline(), self.next_long_wait_at())
+    }
+
+    /// When the next wait is long, monotonic, in milliseconds.
+    fn next_long_wait_at(&self) -> Option<i64> {
+        let (since, _) = self.table.first_unnoticed()?;
+        let after_ms = self.log.options.waits_ms;
+        (after_ms > 0).then(|| since.saturating_add(after_ms))
+    }
+
+    /// The next wait that is long by now: the lock is read to say who keeps it waiting.
+    pub(crate) fn next_long_wait(&mut self, now: Now) -> Option<Task> {
+        while self.next_long_wait_at().is_some_and(|at| at <= now.mono_ms) {
+            let (_, id) = self.table.first_unnoticed()?;
+            // A wait for several locks is one wait.
+            let main = self.main_waiter(id).filter(|main| *main == id);
+            if let Some(lock) = main.and_then(|id| self.lock_of(self.held_up_at(id))) {
+                let subject = Subject::One(lock, Rc::from([]));
+                return Some(self.task(subject, ReadDepth::Brief, Purpose::LongWait));
+            }
+            self.table.pop_unnoticed();
+        }
+        None
+    }
+
+    /// Of a wait for several locks, its waiter at one that is held, as far as is known.
+    fn held_up_at(&self, id: WaiterId) -> WaiterId {
+        let multi = self.table.get(id).and_then(|waiter| waiter.multi);
+        let waiters = multi.map_or(&[][..], |multi| self.multis.waiters(multi));
+        let is_held = |waiter: &&WaiterId| self.table.is_leased(**waiter);
+        waiters.iter().find(is_held).copied().unwrap_or(id)
+    }
+
+    /// Says once that a wait is long, in both logs.
+    pub(crate) fn decide_long_wait(
+        &mut self,
+        lock: &LockKey,
+        read: &Read<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some((_, id)) = self.table.first_unnoticed() else {
+            return;
+        };
+        self.table.pop_unnoticed();
+        let at = self.held_up_at(id);
+        let position = self.table.position(at);
+        let Some(waiter) = self.table.get(at) else {
+            return;
+        };
+        let owner = Rc::clone(&waiter.owner);
+        let mut text = described(waiter, position, now);
+        match read {
+            Read::Holder(Some(held_by)) => {
+                self.describe_holder(&mut text, lock.as_ref(), held_by, now);
+            }
+            Read::Holder(None) => text.push_str("nobody holds it now"),
+            _ => text.push_str("who holds it cannot be told now"),
+        }
+        self.say_left_out(now, effects);
+        if self.log_lines.take(now) {
+            let (name, db, owner) = (Word::new(&lock.name), lock.db, Word::new(&owner));
+            effects.push(Effect::Log(format!(
+                "long wait for the lock '{name}' of database {db}: '{owner}' {text}"
+            )));
+        }
+        let lock = lock.as_ref();
+        self.log
+            .add(LogEvent::LongWait, lock, Some(&owner), None, text, now);
+    }
+
+    /// Says how many lines were left out of the server's log, when there is room for it.
+    pub(crate) fn say_left_out(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        if let Some(left_out) = self.log_lines.take_left_out(now) {
+            effects.push(Effect::Log(format!(
+                "{left_out} more long waits were left out of this log"
+            )));
+        }
+    }
+
+    fn describe_holder(&self, text: &mut String, lock: LockRef<'_>, held_by: &HeldBy, now: Now) {
+        let HeldBy { owner, mode, .. } = held_by;
+        let token = held_by
+            .token
+            .or_else(|| self.writer_token(lock, owner, held_by.key_end()));
+        let view = self.hold_view(lock, owner, *mode, token, now);
+        let _ = write!(text, "held by '{}'", Word::new(owner));
+        if let Some(held_ms) = view.held_ms {
+            let _ = write!(text, " for {held_ms} ms");
+        }
+        if let Some(token) = token {
+            let _ = write!(text, ", token {}", token.get());
+        }
+        if let Some(session) = &view.session {
+            let _ = write!(text, ", session '{}'", Word::new(session));
+        }
+        let _ = match ttl_ms(held_by.key_end(), now) {
+            -1 => write!(text, ", its lease has no end"),
+            left_ms => write!(text, ", {left_ms} ms of its lease are left"),
+        };
+    }
+}
+
+impl HeldBy {
+    fn key_end(&self) -> Option<i64> {
+        Some(self.ends_at).filter(|end| *end != NEVER)
+    }
+}
+
+fn described(waiter: &Waiter, position: i64, now: Now) -> String {
+    let waited_ms = now.mono_ms.saturating_sub(waiter.since);
+    let several = if waiter.multi.is_some() {
+        " for this lock and others"
+    } else {
+        ""
+    };
+    format!("has waited{several} for {waited_ms} ms, number {position} in the queue; ")
+}

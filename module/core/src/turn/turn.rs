@@ -1,0 +1,955 @@
+//! The loop: what comes next, and in which order.
+//!
+//! A turn is one command, or one firing of the timer. It hands out tasks, one after the other:
+//! which locks are to be read, and as whose eyes see them. Whoever drives it reads them, hands in
+//! what was found, and carries out the effects; then it asks for the next task, until there is
+//! none.
+//!
+//! ```text
+//! while let Some(task) = locks.next_task(&mut turn, now) {
+//!     let read = /* read task.subject, as deep as task.depth */;
+//!     locks.decide(&mut turn, task.found(read), now, &mut effects);
+//!     /* carry out the effects */
+//! }
+//! ```
+//!
+//! The order is what mutual exclusion rests on:
+//!
+//! 1. Holds that must end at the command's locks. Were they to end after the locks were read, what
+//!    was read would no longer be so.
+//! 2. What their end has made possible for those who wait there.
+//! 3. The command. If it finds a lock free for which others wait, these come first, and the lock is
+//!    read again.
+//! 4. What all this has made possible: the next in a queue, a wait for several locks.
+//!
+//! What is read says for whom, and counts only if nothing was decided since: another module may
+//! call us while a key is opened, and an earlier reading is then of a lock that is no longer so.
+//! Such a reading is refused, and the task is handed out again.
+
+use crate::decisions::deadlock::DeadlockSearch;
+use crate::decisions::decision::Acquired;
+use crate::decisions::pending_wait::Wish;
+use crate::decisions::several::{Several, ttl_of_others_ms};
+use crate::interface::depth::ReadDepth;
+use crate::interface::effect::{Effect, WaitOutcome};
+use crate::interface::error::CommandError;
+use crate::interface::request::{MultiRenew, Renew};
+use crate::interface::stored::Stored;
+use crate::interface::stored_permits::Asked;
+use crate::interface::task::{Command, Keys, Purpose, Read, Reading, Subject, Task, Verb};
+use crate::memory::agenda::Job;
+use crate::memory::log::metrics::count;
+use crate::memory::state::Locks;
+use crate::values::ids::{MultiId, RecordId};
+use crate::values::lock_key::{LockKey, LockRef};
+use crate::values::mode::{Kind, Mode};
+use crate::values::time::Now;
+use crate::values::token::Token;
+use std::rc::Rc;
+
+/// What a command comes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The caller holds it.
+    Held {
+        /// The hold count; of several the highest.
+        count: i64,
+        /// The token.
+        token: Token,
+    },
+    /// The caller does not hold it.
+    NotHeld {
+        /// As in [`Stored::ttl_ms`].
+        ttl_ms: i64,
+    },
+    /// The caller is to wait: the driver blocks its client, if it is to be blocked, and calls
+    /// [`Locks::enqueue`].
+    MustWait {
+        /// What to answer if the client cannot be blocked after all.
+        ttl_ms: i64,
+    },
+    /// RELEASE: the holds left; none if the owner holds none.
+    Left(Option<i64>),
+    /// GUARD: the owner has the lock. The driver runs the guarded command before it asks for the
+    /// next task: what comes next may end the hold.
+    Guards,
+    /// How many locks were released, renewed or broken, or how many waiters left; of LIMIT the
+    /// limit before, 0 if there was none.
+    Number(i64),
+}
+
+/// One command, or one firing of the timer.
+#[derive(Debug)]
+pub struct Turn<'a> {
+    pub(crate) command: Option<Command<'a>>,
+    pub(crate) db: i32,
+    waiters_max: u32,
+    pub(crate) phase: Phase,
+    /// Holds that must end were looked for at so many of the command's locks.
+    released: usize,
+    /// Whether those who wait for what the command found free had their chance.
+    is_reconciled: bool,
+    /// Whether a hold that had to end has freed the command's lock.
+    freed: bool,
+    pub(crate) wish: Option<Wish>,
+    pub(crate) search: Option<Box<DeadlockSearch>>,
+    outcome: Option<Result<Outcome, CommandError>>,
+    /// What may yet be done for others than the command.
+    budget: Budget,
+    /// Locks with a pending release whose keys cannot be read now. The timer tries again.
+    unreadable: Vec<RecordId>,
+    /// How many long waits were looked at.
+    noticed: usize,
+    /// How often what was read was out of date.
+    outdated: usize,
+    /// What the timer looks at next; none in the turn of a command.
+    later: Option<Later>,
+}
+
+/// What there is to be looked at outside of any command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Later {
+    /// A session's hold that may be lost.
+    Hold,
+    /// A queue.
+    Queue,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Waits that are over are told so.
+    TimeOuts,
+    /// The command is yet to be decided.
+    Command,
+    /// A wait must not close a circle.
+    Search(LockKey),
+    /// What follows.
+    Drain,
+}
+
+/// In one turn at most so many decisions are made about others; what is left is decided in the
+/// next, and clients come between.
+pub const DECISIONS_MAX: usize = 1000;
+
+/// After this time no further decision is begun: some read thousands of timeout keys.
+const TURN_MAX_MS: i64 = 20;
+
+/// In one turn so many long waits are looked at, in so much time: waits that are over are to be
+/// told in time.
+const NOTICED_MAX: usize = 100;
+const NOTICING_MAX_MS: i64 = 5;
+
+/// What a turn may yet do for others than its command.
+#[derive(Debug)]
+struct Budget {
+    decisions: usize,
+    /// When the first of them was made, monotonic, in milliseconds.
+    begun_ms: Option<i64>,
+}
+
+impl Budget {
+    fn of(decisions: usize) -> Self {
+        Self {
+            decisions,
+            begun_ms: None,
+        }
+    }
+
+    fn spend(&mut self, decisions: usize, now: Now) {
+        self.decisions = self.decisions.saturating_sub(decisions);
+        self.begun_ms.get_or_insert(now.mono_ms);
+    }
+
+    fn is_spent(&self, now: Now) -> bool {
+        self.decisions == 0 || self.has_taken(TURN_MAX_MS, now)
+    }
+
+    /// Whether the decisions have taken so long.
+    fn has_taken(&self, ms: i64, now: Now) -> bool {
+        let taken_ms = |begun: i64| now.mono_ms.saturating_sub(begun);
+        self.begun_ms.is_some_and(|begun| taken_ms(begun) >= ms)
+    }
+}
+
+/// A reading that is out of date so often is given up.
+const OUTDATED_MAX: usize = 100;
+
+/// With more writers than this on record, two are looked at for each that begins.
+const WRITERS_UNCHECKED: usize = 1000;
+
+impl<'a> Turn<'a> {
+    /// The turn of a command, in this database.
+    pub fn of(command: Command<'a>, db: i32, waiters_max: u32) -> Self {
+        Self {
+            command: Some(command),
+            db,
+            waiters_max,
+            phase: Phase::Command,
+            ..Self::empty()
+        }
+    }
+
+    /// The part of the timer's turn that writes nothing: waits that are over.
+    pub fn of_deadlines() -> Self {
+        Self {
+            phase: Phase::TimeOuts,
+            ..Self::empty()
+        }
+    }
+
+    /// What is to be done outside of any command, while the server allows writes.
+    pub fn of_timer() -> Self {
+        Self {
+            later: Some(Later::Hold),
+            ..Self::empty()
+        }
+    }
+
+    fn empty() -> Self {
+        Self {
+            command: None,
+            db: 0,
+            waiters_max: 0,
+            phase: Phase::Drain,
+            released: 0,
+            is_reconciled: false,
+            freed: false,
+            wish: None,
+            search: None,
+            outcome: None,
+            budget: Budget::of(DECISIONS_MAX),
+            unreadable: Vec::new(),
+            noticed: 0,
+            outdated: 0,
+            later: None,
+        }
+    }
+
+    /// The same, with so many decisions at most.
+    #[must_use]
+    pub fn with_budget(mut self, decisions: usize) -> Self {
+        self.budget = Budget::of(decisions);
+        self
+    }
+
+    /// What the command came to.
+    ///
+    /// # Errors
+    /// Why it was refused: nothing was changed then.
+    pub fn outcome(&mut self) -> Result<Outcome, CommandError> {
+        let outcome = self.outcome.take();
+        outcome.unwrap_or(Err(CommandError::Unsettled))
+    }
+
+    /// The same, to look at; none while it is not decided.
+    pub fn decided(&self) -> Option<&Result<Outcome, CommandError>> {
+        self.outcome.as_ref()
+    }
+
+    /// Something was decided between reading and deciding. It may have left a hold to end at a lock
+    /// of the command that had none, or freed a lock for which the caller was about to wait.
+    fn begin_anew(&mut self) {
+        self.outdated = self.outdated.saturating_add(1);
+        self.released = 0;
+        self.is_reconciled = false;
+        if let Phase::Search(_) = self.phase {
+            self.phase = Phase::Command;
+            (self.search, self.wish) = (None, None);
+        }
+    }
+
+    /// Whether its command is about this lock alone.
+    fn is_about(&self, lock: LockRef<'_>) -> bool {
+        let keys = self.command.map(|command| command.keys());
+        matches!(keys, Some(Keys::One(name)) if lock == LockRef { db: self.db, name })
+    }
+
+    pub(crate) fn finish(&mut self, outcome: Result<Outcome, CommandError>) {
+        self.outcome = Some(outcome);
+        self.phase = Phase::Drain;
+    }
+}
+
+impl Locks {
+    /// What is to be read next; none if the turn is over.
+    #[inline]
+    pub fn next_task(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
+        // The common case: the command is decided, and nobody else is concerned.
+        let is_over = matches!(turn.phase, Phase::Drain) && turn.later.is_none();
+        if is_over && self.agenda.is_idle() {
+            return None;
+        }
+        self.find_task(turn, now)
+    }
+
+    fn find_task(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
+        if turn.outdated > OUTDATED_MAX {
+            self.agenda.put_off();
+            return None;
+        }
+        match &turn.phase {
+            Phase::TimeOuts => {
+                // Before it is told that it is over: a wait of just that time is long.
+                let may_notice =
+                    turn.noticed < NOTICED_MAX && !turn.budget.has_taken(NOTICING_MAX_MS, now);
+                let long = may_notice.then(|| self.next_long_wait(now)).flatten();
+                turn.noticed = turn.noticed.saturating_add(usize::from(long.is_some()));
+                long.or_else(|| self.next_timeout(turn, now))
+            }
+            Phase::Command => {
+                let release = self.next_release(turn, now);
+                let first = release.or_else(|| self.next_now(turn, now));
+                first.or_else(|| self.command_task(turn))
+            }
+            Phase::Search(lock) => {
+                // A hold that must end stands in nobody's way.
+                let record = self.table.find(lock.as_ref());
+                let release = record.filter(|_| !turn.budget.is_spent(now));
+                let release = release.and_then(|record| self.release_task(turn, record));
+                release.or_else(|| {
+                    let subject = Subject::One(lock.clone(), Rc::from([]));
+                    Some(self.task(subject, ReadDepth::Brief, Purpose::Holders))
+                })
+            }
+            Phase::Drain => {
+                let next = self.next_now(turn, now);
+                let next = next.or_else(|| self.next_later(turn, now));
+                next.or_else(|| self.next_upkeep(turn, now))
+            }
+        }
+    }
+
+    pub(crate) fn task(&self, subject: Subject, depth: ReadDepth, purpose: Purpose) -> Task {
+        Task {
+            subject,
+            depth,
+            purpose,
+            asked: None,
+            verb: Verb::Other,
+            epoch: self.epoch,
+        }
+    }
+
+    fn command_task(&self, turn: &Turn<'_>) -> Option<Task> {
+        let command = turn.command?;
+        Some(Task {
+            asked: self.asked_by_command(turn, command),
+            verb: command.verb(),
+            ..self.task(Subject::Command, command.depth(), Purpose::Command)
+        })
+    }
+
+    /// The permits that a command asks for; of CANCEL, those that its waiter waits for, which is
+    /// told when it could have had them.
+    fn asked_by_command(&self, turn: &Turn<'_>, command: Command<'_>) -> Option<Asked> {
+        match command {
+            Command::Acquire(request) => request.asked,
+            Command::Cancel(request) => {
+                let (db, name) = (turn.db, request.key);
+                let queue = self.table.queue(LockRef { db, name })?;
+                self.table.waiter_of(queue, request.owner)?.1.asked
+            }
+            _ => None,
+        }
+    }
+
+    /// The next pending release at one of the command's locks. When the budget is spent, only those
+    /// of the command's own owner. Another owner's may wait: the lock is then held a little longer.
+    /// The caller's own may not: it would be told of a hold, and the release would end it.
+    fn next_release(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
+        if !self.table.any_pending() {
+            return None;
+        }
+        let command = turn.command?;
+        let (db, keys, own_only) = (turn.db, command.keys(), turn.budget.is_spent(now));
+        let key = |place: usize| match keys {
+            Keys::One(key) => (place == 0).then_some(key),
+            Keys::Several(keys) => keys.get(place).map(|key| key.name),
+        };
+        while let Some(name) = key(turn.released) {
+            if let Some(record) = self.table.find(LockRef { db, name })
+                && (!own_only || self.table.bring_forward(record, command.owner()))
+                && let Some(release) = self.release_task(turn, record)
+            {
+                return Some(release);
+            }
+            turn.released = turn.released.saturating_add(1);
+        }
+        None
+    }
+
+    fn release_task(&self, turn: &Turn<'_>, record: RecordId) -> Option<Task> {
+        let (release, depth) = self.table.first_pending(record)?;
+        if turn.unreadable.contains(&record) {
+            return None;
+        }
+        let lock = self.table.lock_of(record)?.clone();
+        let subject = Subject::One(lock, Rc::clone(&release.owner));
+        Some(self.task(subject, depth, Purpose::Release(release.mode)))
+    }
+
+    /// What the decisions of this turn have made possible.
+    fn next_now(&mut self, turn: &Turn<'_>, now: Now) -> Option<Task> {
+        while let Some(job) = self.agenda.first_now() {
+            if turn.budget.is_spent(now) {
+                self.agenda.put_off();
+                return None;
+            }
+            let task = match job {
+                Job::Queue(record) => self.queue_task(turn, record),
+                Job::Multi(multi) => self.multi_task(turn, multi),
+            };
+            if task.is_some() {
+                return task;
+            }
+            self.agenda.pop_now();
+        }
+        None
+    }
+
+    /// The first in a queue, once all has ended that must end at its lock.
+    fn queue_task(&mut self, turn: &Turn<'_>, record: RecordId) -> Option<Task> {
+        if let Some(task) = self.release_task(turn, record) {
+            return Some(task);
+        }
+        let is_dirty = self.table.is_dirty(record);
+        let Some((_, first)) = self.table.first(record).filter(|_| is_dirty) else {
+            self.table.take_dirty(record);
+            return None;
+        };
+        // Many readers can come in together, one a decision: were each to read what those before it
+        // have, the time would grow with the square of their number.
+        let depth = match first.mode {
+            Mode::Read => ReadDepth::Brief,
+            Mode::Write | Mode::Plain | Mode::Permits => ReadDepth::Whole,
+        };
+        let (owner, mode, asked) = (Rc::clone(&first.owner), first.mode, first.asked);
+        let lock = self.table.lock_of(record)?.clone();
+        Some(Task {
+            asked,
+            ..self.task(Subject::One(lock, owner), depth, Purpose::Reconcile(mode))
+        })
+    }
+
+    /// A wait for several locks, once all has ended that must end at any of them: what ends at a
+    /// later one may let somebody in at an earlier one.
+    fn multi_task(&self, turn: &Turn<'_>, multi: MultiId) -> Option<Task> {
+        let locks = self.multis.locks(multi)?;
+        if self.table.any_pending() {
+            let records = locks
+                .iter()
+                .filter_map(|lock| self.table.find(lock.as_ref()));
+            let mut releases = records.filter_map(|record| self.release_task(turn, record));
+            if let Some(release) = releases.next() {
+                return Some(release);
+            }
+        }
+        let subject = Subject::Several(locks, self.multis.owner(multi)?);
+        let purpose = Purpose::GrantSeveral(multi);
+        Some(self.task(subject, ReadDepth::Brief, purpose))
+    }
+
+    /// What is to be done outside of any command.
+    fn next_later(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
+        let next = turn.later?;
+        if turn.budget.is_spent(now) {
+            return None;
+        }
+        // By turns: thousands of holds whose keys somebody touches again and again must not keep
+        // queues waiting, nor the other way round.
+        turn.later = Some(match next {
+            Later::Hold => Later::Queue,
+            Later::Queue => Later::Hold,
+        });
+        if next == Later::Hold
+            && let Some(task) = self.check_hold_task(turn)
+        {
+            return Some(task);
+        }
+        while self.agenda.begin_later() {
+            if let Some(task) = self.next_now(turn, now) {
+                return Some(task);
+            }
+        }
+        self.check_hold_task(turn)
+    }
+
+    /// A session's hold whose key may have changed, once all has ended that must end there.
+    fn check_hold_task(&mut self, turn: &Turn<'_>) -> Option<Task> {
+        let id = self.holds.first_dirty()?;
+        let hold = self.holds.get(id)?;
+        let (lock, owner, mode) = (hold.lock.clone(), Rc::clone(&hold.owner), hold.mode);
+        let record = self.table.find(lock.as_ref());
+        let release = record.and_then(|record| self.release_task(turn, record));
+        let subject = Subject::One(lock, owner);
+        release.or_else(|| Some(self.task(subject, ReadDepth::Own, Purpose::CheckHold(mode))))
+    }
+
+    /// A waiter whose wait is over.
+    fn next_timeout(&self, turn: &Turn<'_>, now: Now) -> Option<Task> {
+        if turn.budget.is_spent(now) {
+            return None;
+        }
+        let id = self.table.overdue(now)?;
+        let waiter = self.table.get(id)?;
+        let owner = Rc::clone(&waiter.owner);
+        let several = waiter.multi.and_then(|multi| self.multis.locks(multi));
+        let subject = match several {
+            Some(locks) => Subject::Several(locks, owner),
+            None => Subject::One(self.lock_of(id)?, owner),
+        };
+        Some(Task {
+            asked: waiter.asked,
+            ..self.task(subject, ReadDepth::Brief, Purpose::TimeOut)
+        })
+    }
+
+    /// What keeps hashes and our own memory from growing without bound.
+    fn next_upkeep(&mut self, turn: &Turn<'_>, now: Now) -> Option<Task> {
+        let crowded = || self.agenda.crowded(now).filter(|_| turn.later.is_some());
+        if let Some(lock) = self.agenda.sweep().or_else(crowded).cloned() {
+            let subject = Subject::One(lock, Rc::from([]));
+            return Some(self.task(subject, ReadDepth::Brief, Purpose::Sweep));
+        }
+        if self.table.writers() <= WRITERS_UNCHECKED {
+            self.agenda.writers_checked();
+        }
+        while self.agenda.has_writer_to_check() {
+            let next = self.table.writer_after(self.agenda.last_writer());
+            let found = next.and_then(|(_, record)| {
+                let (owner, _) = self.table.writer(record)?;
+                Some((self.table.lock_of(record)?.clone(), Rc::clone(owner)))
+            });
+            self.agenda.writer_begun(next);
+            if let Some((lock, owner)) = found {
+                let subject = Subject::One(lock, owner);
+                return Some(self.task(subject, ReadDepth::Own, Purpose::CheckWriter));
+            }
+        }
+        None
+    }
+
+    // --- Decisions -------------------------------------------------------------------------------
+
+    /// Decides, with what was found for a task. False if nothing was decided, because the reading
+    /// is out of date: then the task comes again.
+    pub fn decide(
+        &mut self,
+        turn: &mut Turn<'_>,
+        reading: Reading<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        let Reading { task, read } = reading;
+        if task.epoch != self.epoch {
+            turn.begin_anew();
+            return false;
+        }
+        self.outdate();
+        let waiters = self.table.waiters();
+        if let Read::One(Stored::ReadWrite(hash)) = &read
+            && hash.is_partial
+        {
+            self.sweep_all(turn, &task.subject);
+        }
+        match (task.purpose, &task.subject) {
+            (Purpose::Command, _) => self.decide_command(turn, &read, now, effects),
+            (Purpose::Holders, _) => self.decide_search(turn, &read, now),
+            (Purpose::TimeOut, _) => self.decide_timeout(&read, now, effects),
+            (Purpose::LongWait, Subject::One(lock, _)) => {
+                self.decide_long_wait(lock, &read, now, effects);
+            }
+            (Purpose::Release(_), Subject::One(lock, _)) => {
+                let others_are_brief = task.depth == ReadDepth::Brief;
+                self.decide_release(turn, lock, others_are_brief, &read, now, effects);
+            }
+            (Purpose::Reconcile(_), Subject::One(lock, _)) => {
+                self.decide_reconcile(turn, lock, read, now, effects);
+            }
+            (Purpose::GrantSeveral(multi), Subject::Several(locks, _)) => {
+                self.decide_several(multi, locks, &read, now, effects);
+            }
+            (Purpose::CheckHold(_), Subject::One(lock, _)) => {
+                self.decide_hold(lock, &read, now, effects);
+            }
+            (Purpose::Sweep, Subject::One(lock, _)) => {
+                self.decide_sweep(lock, &read, now, effects);
+            }
+            (Purpose::CheckWriter, Subject::One(lock, owner)) => {
+                self.decide_writer(lock, owner, &read);
+            }
+            _ => {}
+        }
+        if !matches!(task.purpose, Purpose::Command | Purpose::Holders) {
+            // Several can leave by one decision.
+            let left = waiters.saturating_sub(self.table.waiters());
+            turn.budget.spend(left.max(1), now);
+        }
+        true
+    }
+
+    fn decide_command(
+        &mut self,
+        turn: &mut Turn<'_>,
+        read: &Read<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(command) = turn.command else { return };
+        let outcome = match (command.keys(), read) {
+            // Of a wait that ends nothing but the lease's rest is told.
+            (Keys::One(name), Read::Unknown) if matches!(command, Command::Cancel(_)) => {
+                let at = LockRef { db: turn.db, name };
+                self.decide_about_one(turn, command, at, &Stored::NoHolder, now, effects)
+            }
+            (_, Read::Unknown) => Err(CommandError::SlotOnItsWay),
+            (Keys::One(name), Read::One(stored)) => {
+                let at = LockRef { db: turn.db, name };
+                self.decide_about_one(turn, command, at, stored, now, effects)
+            }
+            (Keys::One(name), Read::Holds(stored, holders)) => {
+                // The hold that was meant has ended already, in this very turn.
+                if turn.freed {
+                    return turn.finish(Ok(Outcome::Number(1)));
+                }
+                let at = LockRef { db: turn.db, name };
+                let mut decision = self.decision(at, 0, now, effects);
+                let broken = decision.break_hold(stored, holders);
+                broken.map(|broken| Some(Outcome::Number(broken.into())))
+            }
+            (Keys::Several(keys), Read::Several(stored)) => {
+                let db = turn.db;
+                let at = keys.iter().map(|key| LockRef { db, name: key.name });
+                let locks: Vec<LockRef<'_>> = at.collect();
+                let several = Several {
+                    locks: &locks,
+                    stored,
+                };
+                self.decide_about_several(turn, command, &several, now, effects)
+            }
+            _ => Err(CommandError::Unsettled),
+        };
+        match outcome {
+            Ok(None) => {}
+            Ok(Some(outcome)) => turn.finish(Ok(outcome)),
+            Err(error) => turn.finish(Err(error)),
+        }
+    }
+
+    /// None if more is to be read before the command can be decided.
+    fn decide_about_one(
+        &mut self,
+        turn: &mut Turn<'_>,
+        command: Command<'_>,
+        at: LockRef<'_>,
+        stored: &Stored,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Option<Outcome>, CommandError> {
+        let (reconciled, waiters_max) = (turn.is_reconciled, turn.waiters_max);
+        let mut decision = self.decision(at, 0, now, effects);
+        Ok(Some(match command {
+            Command::Acquire(request) => {
+                match decision.acquire(stored, request, reconciled, waiters_max)? {
+                    Acquired::ReconcileFirst => {
+                        turn.is_reconciled = true;
+                        decision.reconcile_now();
+                        return Ok(None);
+                    }
+                    Acquired::MustWait(wish) => return self.begin_wait(turn, wish, now),
+                    acquired => {
+                        if request.wanted && matches!(acquired, Acquired::Held { .. }) {
+                            decision.ask_if_wanted(request.owner, request.mode);
+                        }
+                        acquired.into()
+                    }
+                }
+            }
+            Command::Release(request) => Outcome::Left(decision.release(stored, request)?),
+            Command::Renew(request) => Outcome::Number(decision.renew(stored, request)?.into()),
+            Command::Guard(request) => {
+                decision.guard(stored, request)?;
+                Outcome::Guards
+            }
+            Command::Cancel(request) => Outcome::Number(decision.cancel(stored, request.owner)),
+            Command::Limit(request) => Outcome::Number(decision.set_limit(stored, request.limit)?),
+            _ => return Err(CommandError::Unsettled),
+        }))
+    }
+
+    fn decide_about_several(
+        &mut self,
+        turn: &mut Turn<'_>,
+        command: Command<'_>,
+        several: &Several<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Option<Outcome>, CommandError> {
+        let (reconciled, waiters_max) = (turn.is_reconciled, turn.waiters_max);
+        Ok(Some(match command {
+            Command::MultiAcquire(request) => {
+                let acquired =
+                    self.acquire_several(several, request, reconciled, waiters_max, now, effects);
+                match acquired? {
+                    Acquired::ReconcileFirst => {
+                        turn.is_reconciled = true;
+                        for (place, lock, stored) in several.each() {
+                            if stored.is_free() {
+                                self.decision(lock, place, now, effects).reconcile_now();
+                            }
+                        }
+                        return Ok(None);
+                    }
+                    Acquired::MustWait(wish) => return self.begin_wait(turn, wish, now),
+                    acquired => acquired.into(),
+                }
+            }
+            Command::MultiRelease(request) => {
+                Outcome::Number(self.release_several(several, request.owner, now, effects)?)
+            }
+            Command::MultiRenew(request) => {
+                Outcome::Number(self.renew_several(several, request, now, effects)?)
+            }
+            _ => return Err(CommandError::Unsettled),
+        }))
+    }
+
+    fn renew_several(
+        &mut self,
+        several: &Several<'_>,
+        request: &MultiRenew<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Result<i64, CommandError> {
+        for (place, lock, stored) in several.each() {
+            let mut decision = self.decision(lock, place, now, effects);
+            decision.check_kind(stored, Kind::Plain)?;
+        }
+        self.listened(request.session)?;
+        let mut renewed: i64 = 0;
+        for (place, lock, stored) in several.each() {
+            let request = Renew {
+                key: lock.name,
+                owner: request.owner,
+                lease: request.lease,
+                mode: Mode::Plain,
+                token: None,
+                session: request.session,
+                wanted: false,
+            };
+            let one = self
+                .decision(lock, place, now, effects)
+                .renew(stored, &request)?;
+            renewed = renewed.saturating_add(one.into());
+        }
+        Ok(renewed)
+    }
+
+    fn decide_release(
+        &mut self,
+        turn: &mut Turn<'_>,
+        lock: &LockKey,
+        others_are_brief: bool,
+        read: &Read<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(record) = self.table.find(lock.as_ref()) else {
+            return;
+        };
+        // Not all of its keys are here now. Nothing else is decided at such a lock.
+        if let Read::Unknown = read {
+            self.table.look_again(record, now);
+            return turn.unreadable.push(record);
+        }
+        let may_outlive = self.table.set_outlived(record, others_are_brief);
+        let outlived = may_outlive && !others_are_brief;
+        let Some(release) = self.table.take_pending(record) else {
+            return;
+        };
+        let Read::One(stored) = read else {
+            // At another node the lease ends it, and there the waiters must go.
+            return self.mark_queue(record);
+        };
+        let written = effects.len();
+        if let Some(wish) = &mut turn.wish {
+            wish.is_out_of_date = true;
+        }
+        self.decision(lock.as_ref(), 0, now, effects)
+            .end(&release, stored, outlived);
+        // Not another lock's that has to end as well: the command is about what is held yet.
+        turn.freed |=
+            turn.is_about(lock.as_ref()) && effects.iter().skip(written).any(Effect::is_deletion);
+    }
+
+    fn decide_reconcile(
+        &mut self,
+        turn: &Turn<'_>,
+        lock: &LockKey,
+        read: Read<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(queue) = self.table.find(lock.as_ref()) else {
+            return;
+        };
+        self.table.take_dirty(queue);
+        let most = turn.budget.decisions;
+        match read {
+            Read::One(stored) => {
+                self.decision(lock.as_ref(), 0, now, effects)
+                    .reconcile(queue, stored, None, most);
+            }
+            Read::Permits(hash, others) => {
+                let stored = Stored::Permits(*hash);
+                self.decision(lock.as_ref(), 0, now, effects).reconcile(
+                    queue,
+                    &stored,
+                    Some(others),
+                    most,
+                );
+            }
+            Read::Elsewhere(error) => {
+                self.table.forget_writer(lock.as_ref());
+                self.dismiss_some(queue, &error, effects);
+            }
+            // Nobody knows who serves the key. Here it looks free: a grant could be the second. The
+            // next look is on its way.
+            _ => {}
+        }
+    }
+
+    fn decide_several(
+        &mut self,
+        multi: MultiId,
+        locks: &[LockKey],
+        read: &Read<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.multis.unmark(multi);
+        self.agenda.pop_now();
+        match read {
+            Read::Several(stored) => {
+                let locks: Vec<LockRef<'_>> = locks.iter().map(LockKey::as_ref).collect();
+                let several = Several {
+                    locks: &locks,
+                    stored,
+                };
+                self.grant_several(multi, &several, now, effects);
+            }
+            // Its queue is looked at in a moment, which tells those in it where to go.
+            Read::NotHere(place) => {
+                if let Some(lock) = locks.get(*place) {
+                    self.mark_dirty(lock.as_ref());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn decide_hold(
+        &mut self,
+        lock: &LockKey,
+        read: &Read<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(id) = self.holds.first_dirty() else {
+            return;
+        };
+        self.holds.pop_dirty();
+        match read {
+            Read::One(stored) => self
+                .decision(lock.as_ref(), 0, now, effects)
+                .check_hold(id, stored),
+            // Served by another node now: the hold is not lost, but no longer ours to watch.
+            Read::Elsewhere(_) => {
+                self.table.forget_writer(lock.as_ref());
+                self.forget_hold(id);
+            }
+            _ => {
+                let later = now.wall_ms().saturating_add(1000);
+                self.holds.check_after(id, Some(later));
+            }
+        }
+    }
+
+    fn decide_timeout(&mut self, read: &Read<'_>, now: Now, effects: &mut Vec<Effect>) {
+        let Some(id) = self.table.overdue(now) else {
+            return;
+        };
+        let ttl_ms = match read {
+            Read::One(stored) => stored.ttl_ms(now),
+            Read::Several([stored]) => stored.ttl_ms(now),
+            Read::Several(stored) => ttl_of_others_ms(stored, now),
+            _ => 0,
+        };
+        let ttl_ms = self.ttl_or_delay_ms(ttl_ms, now);
+        let why = WaitOutcome::NotAcquired { ttl_ms };
+        if self.dismiss(id, why, effects).is_some() {
+            count(&mut self.counters.timeouts);
+        }
+    }
+
+    /// So many readers never released that those who are left cannot be told from them in one look.
+    fn sweep_all(&mut self, turn: &Turn<'_>, subject: &Subject) {
+        let lock = match (subject, turn.command.map(|command| command.keys())) {
+            (Subject::One(lock, _), _) => lock.clone(),
+            (Subject::Command, Some(Keys::One(name))) => {
+                LockKey::from(LockRef { db: turn.db, name })
+            }
+            _ => return,
+        };
+        self.agenda.add_crowded(lock);
+    }
+
+    fn decide_sweep(
+        &mut self,
+        lock: &LockKey,
+        read: &Read<'_>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.agenda.swept();
+        let (gone, more) = match read {
+            Read::Gone { readers, more } => (*readers, *more),
+            _ => (&[][..], false),
+        };
+        self.decision(lock.as_ref(), 0, now, effects).sweep(gone);
+        if self.agenda.cleared(lock, !gone.is_empty(), more, now)
+            && let Some(queue) = self.table.queue(lock.as_ref())
+        {
+            self.mark_queue(queue);
+        }
+    }
+
+    fn decide_writer(&mut self, lock: &LockKey, owner: &[u8], read: &Read<'_>) {
+        let is_there = match read {
+            Read::One(stored) => {
+                let token = self
+                    .table
+                    .writer_token(lock.as_ref(), owner, stored.ends_at());
+                stored.own(Mode::Write).is_some() && token.is_some()
+            }
+            Read::Elsewhere(_) => false,
+            _ => true,
+        };
+        if !is_there {
+            self.table.forget_writer(lock.as_ref());
+        }
+    }
+}
+
+impl From<Acquired> for Outcome {
+    fn from(acquired: Acquired) -> Self {
+        match acquired {
+            Acquired::Held { count, token } => Self::Held { count, token },
+            Acquired::NotHeld { ttl_ms } => Self::NotHeld { ttl_ms },
+            Acquired::MustWait(wish) => Self::MustWait {
+                ttl_ms: wish.ttl_ms,
+            },
+            Acquired::ReconcileFirst => Self::NotHeld { ttl_ms: 0 },
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! How a wait begins: a caller that cannot have its locks joins their queues, unless it would wait
+//! for ever.
+
+use crate::decisions::deadlock::{DeadlockSearch, Found};
+use crate::decisions::pending_wait::Wish;
+use crate::interface::effect::{Effect, WaitOutcome};
+use crate::interface::error::CommandError;
+use crate::interface::request::{Acquire, WaitMode};
+use crate::interface::stored_permits::Asked;
+use crate::interface::task::{Command, Keys, Read};
+use crate::memory::log::metrics::count;
+use crate::memory::state::Locks;
+use crate::memory::table::{Newcomer, ReplyTarget};
+use crate::turn::turn::{Outcome, Phase, Turn};
+use crate::values::ids::{SessionRef, WaiterId};
+use crate::values::lock_key::{LockKey, LockRef};
+use crate::values::mode::Mode;
+use crate::values::time::{Lease, Now};
+use std::rc::Rc;
+
+/// A client that the driver has blocked.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockedClient {
+    /// The driver's own handle; the core only hands it back.
+    pub handle: usize,
+    /// The server's number of the client, shown by INFO.
+    pub client_id: u64,
+}
+
+/// A waiter that has joined a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Joined {
+    /// Its name.
+    pub waiter: WaiterId,
+    /// Its place in the queue, 1 is next; of several the largest. 0 where nobody asks for it.
+    pub position: i64,
+}
+
+impl Locks {
+    /// The caller is to wait, unless its wait could never end. An owner who waits already and only
+    /// takes its place over begins no new wait. And where nobody waits for another lock there is no
+    /// circle: the holders wait for nothing, since what one holds is never waited for.
+    pub(crate) fn begin_wait(
+        &mut self,
+        turn: &mut Turn<'_>,
+        wish: Wish,
+        now: Now,
+    ) -> Result<Option<Outcome>, CommandError> {
+        let ttl_ms = wish.ttl_ms;
+        turn.wish = Some(wish);
+        let locks = match turn.command {
+            // Not looked at: who of the holders must give permits back is not said.
+            Some(Command::Acquire(request)) if request.mode == Mode::Permits => {
+                return Ok(Some(Outcome::MustWait { ttl_ms }));
+            }
+            Some(Command::Acquire(request)) => {
+                let lock = LockRef {
+                    db: turn.db,
+                    name: request.key,
+                };
+                let queue = self.table.queue(lock);
+                if self.own_place(lock, request).is_some() || !self.table.any_other_queue(queue) {
+                    return Ok(Some(Outcome::MustWait { ttl_ms }));
+                }
+                vec![LockKey::from(lock)]
+            }
+            Some(Command::MultiAcquire(request)) => {
+                let locks = request.locks(turn.db);
+                if self.own_multi(&locks, request).is_some() || !self.table.any_other_queue(None) {
+                    return Ok(Some(Outcome::MustWait { ttl_ms }));
+                }
+                locks.into_iter().map(LockKey::from).collect()
+            }
+            _ => return Err(CommandError::Unsettled),
+        };
+        let owner = turn.command.map_or(&[][..], |command| command.owner());
+        let mut search = DeadlockSearch::new(&self.table, owner, locks);
+        let found = search.go_on(&self.table);
+        turn.search = Some(Box::new(search));
+        self.go_on_searching(turn, found, now)
+    }
+
+    fn go_on_searching(
+        &mut self,
+        turn: &mut Turn<'_>,
+        found: Found,
+        now: Now,
+    ) -> Result<Option<Outcome>, CommandError> {
+        match found {
+            Found::Ask(lock) => {
+                turn.phase = Phase::Search(lock);
+                Ok(None)
+            }
+            Found::Refuse(error) => {
+                count(&mut self.counters.deadlocks_refused);
+                self.log_refused(turn, &error, now);
+                Err(error)
+            }
+            Found::Nothing => {
+                let ttl_ms = turn.wish.as_ref().map_or(0, |wish| wish.ttl_ms);
+                Ok(Some(Outcome::MustWait { ttl_ms }))
+            }
+        }
+    }
+
+    /// A wait is refused by the search for a circle.
+    fn log_refused(&mut self, turn: &Turn<'_>, error: &CommandError, now: Now) {
+        let Some(command) = turn.command.filter(|_| self.log.is_on()) else {
+            return;
+        };
+        let name = match command.keys() {
+            Keys::One(name) => Some(name),
+            Keys::Several(keys) => keys.first().map(|key| key.name),
+        };
+        let Some(name) = name else { return };
+        let (lock, owner) = (LockRef { db: turn.db, name }, command.owner());
+        match error {
+            CommandError::Deadlock(circle) => self.log.add_circle(lock, owner, circle, now),
+            _ => self.log.add_full(lock, owner, || error.to_string(), now),
+        }
+    }
+
+    pub(crate) fn decide_search(&mut self, turn: &mut Turn<'_>, read: &Read<'_>, now: Now) {
+        let Some(mut search) = turn.search.take() else {
+            return turn.finish(Err(CommandError::Unsettled));
+        };
+        let found = match read {
+            Read::Owners(holders) => search.holders(&self.table, holders),
+            _ => Found::Refuse(CommandError::ChainTooLong),
+        };
+        turn.search = Some(search);
+        match self.go_on_searching(turn, found, now) {
+            Ok(None) => {}
+            Ok(Some(outcome)) => turn.finish(Ok(outcome)),
+            Err(error) => turn.finish(Err(error)),
+        }
+    }
+
+    /// Puts the caller of a command that [must wait](Outcome::MustWait) into the queue of each of
+    /// its locks, on its blocked client or for its session.
+    ///
+    /// With ONCE an owner who waits already keeps its place, and whoever waited there for it is
+    /// told so. Returns none when there is no room for another waiter at all.
+    pub fn enqueue(
+        &mut self,
+        turn: &mut Turn<'_>,
+        client: Option<BlockedClient>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Option<Joined> {
+        let wish = turn.wish.take()?;
+        let terms = Terms::of(turn.command?)?;
+        let session = self.listened(terms.session).ok()?;
+        let (wait, reply_to) = match (terms.wait_mode, client) {
+            (WaitMode::Block(wait), Some(BlockedClient { handle, client_id })) => {
+                (wait, ReplyTarget::Client { handle, client_id })
+            }
+            (WaitMode::Queue(wait), _) => (wait, ReplyTarget::Session(session?)),
+            _ => return None,
+        };
+        let newcomer = Newcomer {
+            owner: turn.command?.owner(),
+            mode: terms.mode,
+            asked: terms.asked,
+            lease: terms.lease,
+            wait,
+            reply_to,
+            session,
+            wanted: terms.wanted,
+            multi: None,
+        };
+        self.outdate();
+        // One waiter needs no list.
+        let (of_one, of_several);
+        let (waiters, is_new): (&[WaiterId], bool) = match turn.command? {
+            Command::Acquire(request) => {
+                let lock = LockRef {
+                    db: turn.db,
+                    name: request.key,
+                };
+                let own_place = self.own_place(lock, request);
+                of_one = match own_place {
+                    Some(waiter) => [waiter],
+                    None => [self.join(lock, 0, &newcomer, &wish, now)?],
+                };
+                (&of_one, own_place.is_none())
+            }
+            Command::MultiAcquire(request) => {
+                let locks = request.locks(turn.db);
+                let own_multi = self.own_multi(&locks, request);
+                of_several = match own_multi {
+                    Some(multi) => self.multis.waiters(multi).to_vec(),
+                    None => self.join_all(&locks, newcomer, &wish, now)?,
+                };
+                (&of_several, own_multi.is_none())
+            }
+            _ => return None,
+        };
+        let first = *waiters.first()?;
+        if wish.is_out_of_date {
+            // Somebody may have the lock since, or nobody: the timer looks at once.
+            self.mark_queues_of(waiters);
+        }
+        if !is_new {
+            let ttl_ms = self.ttl_or_delay_ms(wish.ttl_when_taken_over(now), now);
+            self.take_over(waiters, &newcomer, ttl_ms, now, effects)?;
+        }
+        if let Some(session) = session {
+            self.sessions.add_waiter(session, first);
+        }
+        if is_new && self.holds.any_asks() && wish.is_kept_out() {
+            self.tell_wanted_by_newcomer(waiters, effects);
+        }
+        self.note_peak();
+        let position = match terms.wait_mode {
+            WaitMode::Queue(_) => self.position(waiters, is_new),
+            WaitMode::Block(_) | WaitMode::None => 0,
+        };
+        let waiter = first;
+        Some(Joined { waiter, position })
+    }
+
+    /// The caller of a command that [must wait](Outcome::MustWait) cannot be blocked after
+    /// all: it is refused.
+    pub fn turn_away(&mut self, turn: &mut Turn<'_>, effects: &mut Vec<Effect>) {
+        let (db, wish) = (turn.db, turn.wish.take());
+        let command = turn
+            .command
+            .filter(|_| wish.is_some_and(|wish| wish.is_kept_out()));
+        match command {
+            Some(Command::Acquire(request)) => {
+                let name = request.key;
+                self.tell_wanted_by(LockRef { db, name }, request.owner, request.mode, effects);
+            }
+            Some(Command::MultiAcquire(request)) => {
+                for lock in request.locks(db) {
+                    self.tell_wanted_by(lock, request.owner, Mode::Plain, effects);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The owner's place in the queue, if the request is to take it over.
+    pub(crate) fn own_place(&self, lock: LockRef<'_>, request: &Acquire<'_>) -> Option<WaiterId> {
+        if !request.once {
+            return None;
+        }
+        let queue = self.table.queue(lock)?;
+        let (id, waiter) = self.table.waiter_of(queue, request.owner)?;
+        let is_same = waiter.mode == request.mode && waiter.asked == request.asked;
+        (waiter.multi.is_none() && is_same).then_some(id)
+    }
+
+    fn mark_queues_of(&mut self, waiters: &[WaiterId]) {
+        for waiter in waiters {
+            if let Some(queue) = self.table.record_of(*waiter) {
+                self.mark_queue(queue);
+            }
+        }
+    }
+
+    fn join(
+        &mut self,
+        lock: LockRef<'_>,
+        place: usize,
+        newcomer: &Newcomer<'_>,
+        wish: &Wish,
+        now: Now,
+    ) -> Option<WaiterId> {
+        let (waiter, queue) = self.table.join(lock, newcomer, now)?;
+        if let Some(of) = self.patterns.of(lock.name) {
+            count(&mut of.waits);
+        }
+        // Where the wish knows of no end, one that was heard of before counts on.
+        if let Some(end) = wish.lease_end(place) {
+            self.table.check_after(queue, Some(end));
+        }
+        Some(waiter)
+    }
+
+    fn join_all(
+        &mut self,
+        locks: &[LockRef<'_>],
+        newcomer: Newcomer<'_>,
+        wish: &Wish,
+        now: Now,
+    ) -> Option<Vec<WaiterId>> {
+        let keys = locks.iter().map(|lock| {
+            let record = self.table.find(*lock);
+            let known = record.and_then(|record| self.table.lock_of(record).cloned());
+            known.unwrap_or_else(|| LockKey::from(*lock))
+        });
+        let keys = keys.collect();
+        let multi = self.multis.add(newcomer.owner, keys)?;
+        let newcomer = Newcomer {
+            multi: Some(multi),
+            ..newcomer
+        };
+        for (place, lock) in locks.iter().enumerate() {
+            let Some(waiter) = self.join(*lock, place, &newcomer, wish, now) else {
+                // No room: none of it waits.
+                for waiter in self.multis.remove(multi) {
+                    self.table.leave(waiter);
+                }
+                return None;
+            };
+            self.multis.add_waiter(multi, waiter);
+        }
+        Some(self.multis.waiters(multi).to_vec())
+    }
+
+    /// The owner's wait goes on for another connection or session and with new terms. Whoever
+    /// waited for it until now is told so.
+    fn take_over(
+        &mut self,
+        waiters: &[WaiterId],
+        newcomer: &Newcomer<'_>,
+        ttl_ms: i64,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Option<()> {
+        let (first, others) = waiters.split_first()?;
+        let lock = self.lock_of(*first)?;
+        let (reply_to, session) = self.table.take_over(*first, newcomer, now)?;
+        for waiter in others {
+            self.table.take_over(*waiter, newcomer, now)?;
+        }
+        if let Some(session) = session {
+            self.sessions.remove_waiter(session, *first);
+        }
+        count(&mut self.counters.cancels);
+        if reply_to != newcomer.reply_to {
+            let why = WaitOutcome::NotAcquired { ttl_ms };
+            let owner = Rc::from(newcomer.owner);
+            self.tell_dismissed(&lock, reply_to, owner, why, effects);
+        }
+        Some(())
+    }
+
+    /// The place in the queue; of several the largest. A new waiter is the last.
+    fn position(&mut self, waiters: &[WaiterId], is_new: bool) -> i64 {
+        let mut largest = 0;
+        for waiter in waiters {
+            let position = if is_new {
+                let queue = self.table.record_of(*waiter);
+                queue.map_or(0, |queue| self.table.length(queue).into())
+            } else {
+                self.table.position(*waiter)
+            };
+            largest = largest.max(position);
+        }
+        largest
+    }
+}
+
+/// On what terms a command waits.
+struct Terms<'a> {
+    mode: Mode,
+    asked: Option<Asked>,
+    lease: Lease,
+    wait_mode: WaitMode,
+    session: Option<SessionRef<'a>>,
+    wanted: bool,
+}
+
+impl<'a> Terms<'a> {
+    fn of(command: Command<'a>) -> Option<Self> {
+        match command {
+            Command::Acquire(request) => Some(Self {
+                mode: request.mode,
+                asked: request.asked,
+                lease: request.lease,
+                wait_mode: request.wait_mode,
+                session: request.session,
+                wanted: request.wanted,
+            }),
+            Command::MultiAcquire(request) => Some(Self {
+                mode: Mode::Plain,
+                asked: None,
+                lease: request.lease,
+                wait_mode: request.wait_mode,
+                session: request.session,
+                wanted: request.wanted,
+            }),
+            _ => None,
+        }
+    }
+}

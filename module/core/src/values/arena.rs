@@ -1,0 +1,122 @@
+//! Places for values that are named by small ids, which are never mistaken for later ones.
+
+use std::num::NonZeroU32;
+
+/// The name of a value in an [`Arena`]. It stays invalid after the value was removed, also when the
+/// slot is used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Id {
+    index: u32,
+    /// Drawn anew for each value. It comes round after four billion values, and by then nobody has
+    /// kept an id of the same place.
+    born: NonZeroU32,
+}
+
+impl Id {
+    /// Not above any id: where a range of them begins.
+    pub(crate) const FIRST: Self = Self {
+        index: 0,
+        born: NonZeroU32::MIN,
+    };
+}
+
+/// Values in slots that are used again. The slots come in pages, so that an arena that grows
+/// neither moves what it has nor takes twice the room.
+#[derive(Debug)]
+pub(crate) struct Arena<T> {
+    pages: Vec<Vec<Option<(NonZeroU32, T)>>>,
+    vacant: Vec<u32>,
+    slots: u32,
+    last_born: NonZeroU32,
+}
+
+const PAGE: u32 = 256;
+
+/// An empty arena keeps up to this many slots, to be used again.
+const KEPT_MAX: u32 = 1024;
+
+impl<T> Default for Arena<T> {
+    fn default() -> Self {
+        Self {
+            pages: Vec::new(),
+            vacant: Vec::new(),
+            slots: 0,
+            last_born: NonZeroU32::MAX,
+        }
+    }
+}
+
+impl<T> Arena<T> {
+    /// Takes a value in. None if four billion places are taken.
+    pub(crate) fn insert(&mut self, value: T) -> Option<Id> {
+        let index = self.vacant.pop().or_else(|| self.new_slot())?;
+        self.last_born = self.last_born.checked_add(1).unwrap_or(NonZeroU32::MIN);
+        let id = Id {
+            index,
+            born: self.last_born,
+        };
+        *self.slot_mut(id)? = Some((id.born, value));
+        Some(id)
+    }
+
+    pub(crate) fn remove(&mut self, id: Id) -> Option<T> {
+        let (_, value) = self.slot_mut(id)?.take_if(|(born, _)| *born == id.born)?;
+        self.vacant.push(id.index);
+        if self.len() == 0 && self.slots > KEPT_MAX {
+            // Many have left: their slots must not stay behind.
+            (self.pages, self.vacant, self.slots) = (Vec::new(), Vec::new(), 0);
+        }
+        Some(value)
+    }
+
+    pub(crate) fn get(&self, id: Id) -> Option<&T> {
+        let (page, slot) = place(id.index);
+        let (born, value) = self.pages.get(page)?.get(slot)?.as_ref()?;
+        (*born == id.born).then_some(value)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: Id) -> Option<&mut T> {
+        let (born, value) = self.slot_mut(id)?.as_mut()?;
+        (*born == id.born).then_some(value)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        usize::try_from(self.slots)
+            .unwrap_or(usize::MAX)
+            .saturating_sub(self.vacant.len())
+    }
+
+    /// The values with their ids, in the order of their slots.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Id, &T)> {
+        self.pages
+            .iter()
+            .flatten()
+            .zip(0u32..)
+            .filter_map(|(slot, index)| {
+                let (born, value) = slot.as_ref()?;
+                Some((Id { index, born: *born }, value))
+            })
+    }
+
+    fn new_slot(&mut self) -> Option<u32> {
+        let index = self.slots;
+        self.slots = index.checked_add(1)?;
+        let (page, slot) = place(index);
+        if slot == 0 {
+            self.pages.push(Vec::with_capacity(PAGE.try_into().ok()?));
+        }
+        self.pages.get_mut(page)?.push(None);
+        Some(index)
+    }
+
+    fn slot_mut(&mut self, id: Id) -> Option<&mut Option<(NonZeroU32, T)>> {
+        let (page, slot) = place(id.index);
+        self.pages.get_mut(page)?.get_mut(slot)
+    }
+}
+
+/// The page of a slot, and its place there.
+fn place(index: u32) -> (usize, usize) {
+    let part = |part: u32| usize::try_from(part).unwrap_or(usize::MAX);
+    (part(index.div_euclid(PAGE)), part(index.rem_euclid(PAGE)))
+}

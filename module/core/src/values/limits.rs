@@ -1,0 +1,40 @@
+//! Limits that clients can meet.
+
+/// The largest lease and the longest wait in milliseconds: 2^53 - 1, which every client language
+/// can write.
+pub const INTEGER_MAX: i64 = 9_007_199_254_740_991;
+
+/// The longest owner, in bytes.
+pub const OWNER_LEN_MAX: usize = 1024;
+
+/// The longest name of a session, in bytes.
+pub const SESSION_LEN_MAX: usize = 1024;
+
+/// The most keys that one command can name.
+pub const KEYS_MAX: usize = 1024;
+
+/// The longest pattern of a command's MATCH, in bytes.
+pub const MATCH_LEN_MAX: usize = 1024;
+
+/// The largest hold count.
+pub const HOLD_COUNT_MAX: i64 = 2_147_483_647;
+
+/// The most permits, and the largest limit of them.
+pub const PERMITS_MAX: i64 = 2_147_483_647;
+
+/// A search that has reached more owners than this is given up, and the wait refused.
+pub const CHAIN_MAX: usize = 10_000;
+
+/// So is one that has looked at more places in queues, and at more holders: each owner can wait for
+/// many locks.
+pub const LOOKS_MAX: usize = 100_000;
+
+/// A lock with a longer name is not logged, and not counted by pattern: what is kept of a name is
+/// all of it, because the ACL is asked about it when somebody reads the log.
+pub const LOGGED_NAME_MAX: usize = 4096;
+/// The longest grace that a session may ask for: an hour, in milliseconds. No command ends a
+/// session, so what a client leaves behind has to end by itself before long.
+pub const GRACE_MS_MAX: i64 = 3_600_000;
+/// An empty map keeps room for this many. Thousands of waiters that have left must leave no memory
+/// behind, but a map that is empty after each hand-over need not be allocated for each.
+pub const ROOM_KEPT: usize = 16;

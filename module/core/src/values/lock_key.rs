@@ -1,0 +1,40 @@
+//! Where a lock is in the keyspace.
+
+use std::rc::Rc;
+
+/// A lock's place in the keyspace.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LockKey {
+    /// The number of the database.
+    pub db: i32,
+    /// The key.
+    pub name: Rc<[u8]>,
+}
+
+impl LockKey {
+    /// The same, borrowed.
+    pub fn as_ref(&self) -> LockRef<'_> {
+        LockRef {
+            db: self.db,
+            name: &self.name,
+        }
+    }
+}
+
+impl From<LockRef<'_>> for LockKey {
+    fn from(lock: LockRef<'_>) -> Self {
+        Self {
+            db: lock.db,
+            name: Rc::from(lock.name),
+        }
+    }
+}
+
+/// A lock's place in the keyspace, borrowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockRef<'a> {
+    /// The number of the database.
+    pub db: i32,
+    /// The key.
+    pub name: &'a [u8],
+}

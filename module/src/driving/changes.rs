@@ -1,0 +1,167 @@
+//! Changes that others make: to keys, and to the server as a whole. Nothing is written here: locks
+//! are marked dirty, and the timer looks at them when the server allows writes.
+
+use crate::clock;
+use crate::config;
+use crate::driving::pump;
+use crate::ffi::{self, Ctx, KeyEvents, ServerEvent, ServerEvents, Str};
+use crate::memory::state::{self, Armed};
+use crate::writing::publish;
+use rlock_core::{LockRef, Now};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Listens to changed keys from now on. Called when a client waits, or there is a session.
+pub(crate) fn listen(ctx: Ctx<'_>) {
+    let heard_before = state::with(|state| std::mem::replace(&mut state.hears_key_events, true));
+    if !heard_before {
+        ffi::subscribe_to_key_events::<Changes>(ctx);
+        // Against which the first tick compares.
+        let now = clock::now();
+        state::with(|state| state.wall_ahead_ms = Some(wall_ahead_ms(now)));
+    }
+}
+
+/// Listens to clients that disconnect, from now on. Called when there is a session.
+pub(crate) fn follow_clients(ctx: Ctx<'_>) {
+    let heard_before = state::with(|state| std::mem::replace(&mut state.hears_client_events, true));
+    if !heard_before {
+        ffi::subscribe_to_client_events::<Changes>(ctx);
+    }
+}
+
+/// Listens to the server's changes from now on.
+pub(crate) fn follow_server(ctx: Ctx<'_>) {
+    ffi::subscribe_to_server_events::<Changes>(ctx);
+    ffi::count_expired_keys(ctx);
+    publish::look_for_replicas();
+    AT_WORK.store(ctx.flags().starting(), Ordering::Relaxed);
+}
+
+/// Lifts the token mark, as after anything that may have brought another server's tokens here.
+pub(crate) fn start_tokens() {
+    let (now, guard_ms) = (clock::now(), config::fence_guard_ms());
+    state::with(|state| state.locks.start_tokens(now, guard_ms));
+}
+
+/// The module is loaded, and the grant delay begins. A promotion does not begin another: the
+/// delay is there for a server that lost its data, not for a failover.
+pub(crate) fn start_grant_delay() {
+    let (now, delay_ms) = (clock::now(), config::grant_delay_ms());
+    state::with(|state| state.locks.start_grant_delay(now, delay_ms));
+}
+
+/// What is logged and counted follows the options, at the load and whenever one is set.
+pub(crate) fn take_options() {
+    let (log, patterns) = (config::log_options(), config::metrics_patterns());
+    state::with(|state| {
+        state.locks.set_log_options(log);
+        state.locks.set_metrics_patterns(&patterns);
+    });
+}
+
+/// The server's timers and the leases follow the wall clock. After it was set back, timers come
+/// late by as much; after it was set forwards, leases end sooner than timers say. Then all queues
+/// are looked at and the timer is set anew. So they are when the timer is overdue by the monotonic
+/// clock: it was armed while the wall clock was wrong, and that was set right before this tick.
+fn tick(ctx: Ctx<'_>) {
+    let now = clock::now();
+    let ahead_ms = wall_ahead_ms(now);
+    let was_set = state::with(|state| {
+        let before = state.wall_ahead_ms.replace(ahead_ms);
+        let was_set = before.is_some_and(|before| before.abs_diff(ahead_ms) > STEP_MS);
+        let is_overdue = |armed: &Armed| now.mono_ms.saturating_sub(armed.due.mono_ms) > OVERDUE_MS;
+        let was_set = was_set || state.timer.as_ref().is_some_and(is_overdue);
+        if was_set {
+            state.locks.clock_was_set();
+        }
+        was_set
+    });
+    if was_set {
+        pump::stop(ctx);
+    }
+    // Also for what the pump has left for us, and for what is due soon by now.
+    pump::arm(ctx, now);
+}
+
+fn wall_ahead_ms(now: Now) -> i64 {
+    now.wall_ms().saturating_sub(now.mono_ms)
+}
+
+/// A clock that is set by less than this delays nothing that matters.
+const STEP_MS: u64 = 20;
+
+/// A server that is busy runs its timers late, too, but not by this much.
+const OVERDUE_MS: i64 = 200;
+
+/// Whether clients may have sent commands of ours: not before the first tick after `MODULE LOAD`,
+/// which may still fail and then unloads us, nor when the server ends, when Valkey 9 unloads its
+/// modules.
+pub(crate) fn at_work() -> bool {
+    AT_WORK.load(Ordering::Relaxed)
+}
+
+static AT_WORK: AtomicBool = AtomicBool::new(false);
+
+struct Changes;
+
+impl KeyEvents for Changes {
+    fn changed(ctx: Ctx<'_>, key: Str<'_>, only_expiry: bool) {
+        // Our own doing is known already.
+        if state::with(|state| state.take_own_event(key)) {
+            return;
+        }
+        let lock = LockRef {
+            db: ctx.db(),
+            name: key.bytes(),
+        };
+        let is_known = state::with(|state| match only_expiry {
+            true => state.locks.expiry_changed(lock),
+            false => state.locks.changed(lock),
+        });
+        if is_known {
+            pump::arm(ctx, clock::now());
+        }
+    }
+}
+
+impl ServerEvents for Changes {
+    fn happened(ctx: Ctx<'_>, event: ServerEvent) {
+        match event {
+            ServerEvent::Promoted => {
+                start_tokens();
+                state::with(|state| state.locks.all_changed(None));
+            }
+            ServerEvent::Demoted => {
+                pump::without_keys(ctx, |locks, _, effects| locks.demoted(effects));
+            }
+            ServerEvent::ReplicasChanged => return publish::look_for_replicas(),
+            ServerEvent::ClientGone(client_id) => {
+                pump::without_keys(ctx, |locks, now, effects| {
+                    locks.client_gone(client_id, now, effects)
+                });
+            }
+            ServerEvent::Loaded => {
+                start_tokens();
+                state::with(|state| state.locks.all_changed(None));
+            }
+            ServerEvent::Tick => {
+                AT_WORK.store(true, Ordering::Relaxed);
+                // A replica that has begun to sync is announced only when it is online.
+                publish::look_for_replicas();
+                return tick(ctx);
+            }
+            ServerEvent::Configured => {
+                let delay_ms = config::grant_delay_ms();
+                state::with(|state| state.locks.set_grant_delay(delay_ms));
+                take_options();
+            }
+            ServerEvent::Shutdown => return AT_WORK.store(false, Ordering::Relaxed),
+            ServerEvent::Flushed(db) => state::with(|state| state.locks.all_changed(db)),
+            ServerEvent::Swapped(first, second) => state::with(|state| {
+                state.locks.all_changed(Some(first));
+                state.locks.all_changed(Some(second));
+            }),
+        }
+        pump::arm(ctx, clock::now());
+    }
+}

@@ -1,0 +1,3 @@
+//! The state between the server's calls.
+
+pub(crate) mod state;

@@ -1,0 +1,315 @@
+//! What the module remembers between the server's calls.
+
+use crate::ffi::{Handle, OwnedStr, Scan, ServerLocked, Str, Timer};
+use rlock_core::guarded::Guarded;
+use rlock_core::{
+    Effect, FENCE_FIELD, Grant, LockKey, LockRef, Locks, MODE_FIELD, Mode, NotGuarded, Now,
+    PERMITS_MODE, ROOM_KEPT, SessionId, Task, Turn, Value, WaitOutcome, WaiterId,
+};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::rc::Rc;
+
+static STATE: ServerLocked<State> = ServerLocked::new();
+
+/// Lends the state. The body must not call the server.
+pub(crate) fn with<R>(body: impl FnOnce(&mut State) -> R) -> R {
+    STATE.with(body)
+}
+
+/// Forgets everything: the module is being unloaded.
+pub(crate) fn clear() {
+    STATE.clear();
+}
+
+/// The module's memory.
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each says something of its own, and none follows from another"
+)]
+#[derive(Default)]
+pub(crate) struct State {
+    /// Queues, sessions, and the last token.
+    pub(crate) locks: Locks,
+    /// The clients that the server keeps waiting for us.
+    pub(crate) blocked: BlockedClients,
+    /// Clients whose grant is written but not delivered: of this turn of the event loop, and most
+    /// often none.
+    pub(crate) undelivered: Undelivered,
+    /// The timer that fires next.
+    pub(crate) timer: Option<Armed>,
+    /// How far the wall clock was ahead of the monotonic one at the server's last tick.
+    pub(crate) wall_ahead_ms: Option<i64>,
+    /// Whether the timer is at work.
+    pub(crate) pumping: bool,
+    /// Whether a decision is written in part only.
+    pub(crate) is_unfinished: bool,
+    /// Whether we listen to changed keys.
+    pub(crate) hears_key_events: bool,
+    /// Whether we listen to clients that disconnect.
+    pub(crate) hears_client_events: bool,
+    /// The key of the event that we are about to emit ourselves: where its string is.
+    pub(crate) own_event: Option<usize>,
+    /// An empty list to be used again, so that a decision allocates nothing.
+    pub(crate) spare_effects: Vec<Effect>,
+    /// Memory to be used again for what is told to replicas in few bytes.
+    pub(crate) spare_change: Vec<u8>,
+    /// How many changes a primary, or the append-only file, has told of with RLOCK.APPLY.
+    pub(crate) changes_applied: u64,
+    /// How many of these could not be understood.
+    pub(crate) changes_refused: u64,
+    /// How far the readers of a lock were swept, of locks with many.
+    pub(crate) sweeps: HashMap<LockKey, Scan>,
+    /// Which commands of the server RLOCK.GUARD runs, as far as it was asked for them.
+    pub(crate) guarded: HashMap<Box<[u8]>, Result<Guarded, NotGuarded>>,
+    /// Strings of the server that every command needs.
+    pub(crate) words: Rc<Words>,
+}
+
+/// A timer that has not fired, and when it is to.
+pub(crate) struct Armed {
+    pub(crate) timer: Timer,
+    pub(crate) due: Now,
+}
+
+/// With more locks than this that are swept in part, sweeps begin from the start again.
+const SWEEPS_MAX: usize = 1000;
+
+/// Strings that are made once.
+pub(crate) struct Words {
+    pub(crate) fence: OwnedStr,
+    pub(crate) mode: OwnedStr,
+    pub(crate) permits: OwnedStr,
+    pub(crate) read: OwnedStr,
+    pub(crate) write: OwnedStr,
+    pub(crate) one: OwnedStr,
+    pub(crate) unlocked: OwnedStr,
+    pub(crate) write_unlocked: OwnedStr,
+}
+
+impl Default for Words {
+    fn default() -> Self {
+        Self {
+            fence: OwnedStr::new(FENCE_FIELD),
+            mode: OwnedStr::new(MODE_FIELD),
+            permits: OwnedStr::new(PERMITS_MODE),
+            read: OwnedStr::new(Value::Mode(Mode::Read).text().bytes()),
+            write: OwnedStr::new(Value::Mode(Mode::Write).text().bytes()),
+            one: OwnedStr::new(b"1"),
+            unlocked: OwnedStr::new(b"0"),
+            write_unlocked: OwnedStr::new(b"1"),
+        }
+    }
+}
+
+/// Clients by their handles, which nobody can choose: they need no hash against attacks, which
+/// takes longer than what is done with the client.
+type BlockedClients = HashMap<Handle, Blocked, BuildHasherDefault<HandleHasher>>;
+
+/// Spreads addresses.
+#[derive(Default)]
+pub(crate) struct HandleHasher(usize);
+
+impl Hasher for HandleHasher {
+    fn finish(&self) -> u64 {
+        // The map goes by the last bits, of which those of an address are zeros, and by the first.
+        let address = u64::try_from(self.0).unwrap_or(u64::MAX);
+        address.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32)
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_usize(self.0.wrapping_mul(256).wrapping_add((*byte).into()));
+        }
+    }
+
+    fn write_usize(&mut self, address: usize) {
+        self.0 = address;
+    }
+}
+
+/// A client that the server keeps waiting for us.
+pub(crate) enum Blocked {
+    /// It waits in the queue.
+    Waiting(WaiterId),
+    /// It was unblocked with the lock; the reply is sent in this turn of the event loop.
+    Granted(Granted),
+    /// It was unblocked without the lock.
+    Dismissed(WaitOutcome),
+    /// It waits for a session's events.
+    Listening(Listening),
+    /// It was unblocked: there are some, or it has waited for long enough.
+    Woken(Listening),
+    /// It was unblocked: the client with this number listens to the session now.
+    TakenOver(u64),
+    /// It disconnected, or has had its reply: only its record is still there.
+    Gone,
+}
+
+/// Which session a client listens to.
+#[derive(Clone, Copy)]
+pub(crate) struct Listening {
+    pub(crate) session: SessionId,
+    pub(crate) client_id: u64,
+}
+
+/// A grant to a waiter.
+#[derive(Clone)]
+pub(crate) struct Granted {
+    /// The lock; of several the first.
+    pub(crate) lock: LockKey,
+    pub(crate) owner: Rc<[u8]>,
+    pub(crate) count: i64,
+    pub(crate) grant: Grant,
+    /// The owner was told in another way that it holds the lock: it must not be taken back.
+    pub(crate) confirmed: bool,
+}
+
+/// By the name of a lock.
+type ByLock = HashMap<Rc<[u8]>, Vec<Handle>>;
+
+impl Granted {
+    fn names(&self) -> impl Iterator<Item = &Rc<[u8]>> {
+        let several = self.grant.several.as_deref();
+        let one = several.is_none().then_some(&self.lock.name);
+        let several = several.into_iter().flatten();
+        one.into_iter().chain(several.map(|(lock, _)| &lock.name))
+    }
+}
+
+/// Which clients have a grant on its way.
+#[derive(Default)]
+pub(crate) struct Undelivered {
+    /// Those granted since there was none on its way; some may have been delivered already.
+    clients: Vec<Handle>,
+    count: usize,
+    /// The first `indexed` of these, by owner and name of the lock: one owner may have thousands on
+    /// their way, and ask about each. Made when a confirmation asks, which is seldom, so that a
+    /// hand-over does not pay for it.
+    by_owner: HashMap<Rc<[u8]>, ByLock>,
+    indexed: usize,
+}
+
+impl Undelivered {
+    pub(crate) fn add(&mut self, client: Handle) {
+        self.clients.push(client);
+        self.count = self.count.saturating_add(1);
+    }
+
+    pub(crate) fn delivered(&mut self) {
+        self.count = self.count.saturating_sub(1);
+        if self.count == 0 {
+            *self = Self::default();
+        }
+    }
+
+    /// The clients that an owner's grants of a lock with this name are on their way to.
+    fn of(&mut self, owner: &[u8], name: &[u8], blocked: &BlockedClients) -> &[Handle] {
+        for client in self.clients.iter().skip(self.indexed) {
+            if let Some(Blocked::Granted(granted)) = blocked.get(client) {
+                let of_owner = self.by_owner.entry(Rc::clone(&granted.owner));
+                let of_owner = of_owner.or_default();
+                for name in granted.names() {
+                    of_owner.entry(Rc::clone(name)).or_default().push(*client);
+                }
+            }
+        }
+        self.indexed = self.clients.len();
+        let of_owner = self.by_owner.get(owner);
+        let of_lock = of_owner.and_then(|of_owner| of_owner.get(name));
+        of_lock.map_or(&[], Vec::as_slice)
+    }
+}
+
+impl State {
+    /// What a turn is to read next. Nothing while another's decision is being written.
+    #[inline]
+    pub(crate) fn next_task(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
+        if self.is_unfinished {
+            return None;
+        }
+        self.locks.next_task(turn, now)
+    }
+
+    /// The record of a client that waits in a queue; none if it does not any more.
+    pub(crate) fn waiting(&mut self, client: Handle) -> Option<&mut Blocked> {
+        let blocked = self.blocked.get_mut(&client)?;
+        matches!(blocked, Blocked::Waiting(_)).then_some(blocked)
+    }
+
+    /// The record of a client that waits for a session's events, and which session.
+    pub(crate) fn listening(&mut self, client: Handle) -> Option<(&mut Blocked, Listening)> {
+        let blocked = self.blocked.get_mut(&client)?;
+        match *blocked {
+            Blocked::Listening(listening) => Some((blocked, listening)),
+            _ => None,
+        }
+    }
+
+    /// We are about to emit an event of this key. Whether we listen to such events.
+    pub(crate) fn begin_own_event(&mut self, key: Str<'_>) -> bool {
+        self.own_event = self.hears_key_events.then(|| key.address());
+        self.own_event.is_some()
+    }
+
+    /// Whether an event of this key is the one that we emit ourselves. The next one is not.
+    pub(crate) fn take_own_event(&mut self, key: Str<'_>) -> bool {
+        let is_own = self.own_event == Some(key.address());
+        if is_own {
+            self.own_event = None;
+        }
+        is_own
+    }
+
+    /// The rest of this lock's readers is for the next sweep.
+    pub(crate) fn keep_sweep(&mut self, lock: LockKey, scan: Scan) {
+        if self.sweeps.len() >= SWEEPS_MAX {
+            self.sweeps.clear();
+        }
+        self.sweeps.insert(lock, scan);
+    }
+
+    /// The server keeps this client waiting no longer.
+    pub(crate) fn forget(&mut self, client: Handle) {
+        self.blocked.remove(&client);
+        if self.blocked.is_empty() {
+            self.blocked.shrink_to(ROOM_KEPT);
+        }
+    }
+
+    /// What a client waits for, when the server calls us about it for the last time.
+    pub(crate) fn told(&mut self, client: Handle) -> Option<Blocked> {
+        let told = self
+            .blocked
+            .get_mut(&client)
+            .map(|told| std::mem::replace(told, Blocked::Gone));
+        if let Some(Blocked::Granted(_)) = told {
+            self.undelivered.delivered();
+        }
+        told
+    }
+
+    /// The owner was just told that it holds this lock, as an answer to ONCE or RENEW. If the grant
+    /// is still on its way to a connection that the owner has given up, the end of that connection
+    /// must not take the lock away again.
+    pub(crate) fn confirm(
+        &mut self,
+        lock: LockRef<'_>,
+        owner: &[u8],
+        mode: Mode,
+        knows_count: bool,
+    ) {
+        if self.undelivered.count == 0 {
+            return;
+        }
+        for client in self.undelivered.of(owner, lock.name, &self.blocked) {
+            if let Some(Blocked::Granted(granted)) = self.blocked.get_mut(client)
+                && granted.grant.mode == mode
+                && *granted.owner == *owner
+                && let Some(is_all) = granted.grant.confirm(&granted.lock, lock, knows_count)
+            {
+                granted.confirmed |= is_all;
+            }
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Reads a lock's keys as plain values, and finds the node that serves a key.
+
+pub(crate) mod cluster;
+pub(crate) mod keys;
+pub(crate) mod permits;
+pub(crate) mod read_write;

@@ -1,0 +1,234 @@
+//! Reading permits: their hash, and the limit beside it. What the values say the core knows.
+
+use crate::ffi::{Key, KeyType, OwnedStr, Scan, Str};
+use crate::reading::keys::{OpenLock, go_on_if};
+use rlock_core::{
+    Asked, FENCE_FIELD, HeldBy, MODE_FIELD, Mode, Now, Permits, PermitsHash, PermitsHold,
+    PermitsHolders, PermitsReading, ReadDepth, Stored, Task, is_permits_mode, names,
+};
+use std::ops::ControlFlow;
+
+/// In one sweep so many holders are looked at.
+const SWEPT_AT_ONCE: usize = 1000;
+
+/// What is asked about permits.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Question {
+    /// Those that somebody asks for or waits for.
+    asked: Option<Asked>,
+    /// Whether the limit counts, also where there are none out.
+    is_about_permits: bool,
+}
+
+/// No limit is longer than this, in decimal digits.
+const LIMIT_LEN_MAX: usize = 20;
+
+impl From<&Task> for Question {
+    fn from(task: &Task) -> Self {
+        Self {
+            asked: task.asked,
+            is_about_permits: task.is_about_permits(),
+        }
+    }
+}
+
+impl From<Asked> for Question {
+    fn from(asked: Asked) -> Self {
+        Self {
+            asked: Some(asked),
+            is_about_permits: true,
+        }
+    }
+}
+
+/// An owner's field, and the hold that is in it, if it is one.
+pub(crate) type HolderField = (Box<[u8]>, Option<PermitsHold>);
+
+impl OpenLock<'_> {
+    /// Whether it holds permits: whatever its hash has beside the `mode` field.
+    pub(crate) fn is_of_permits(&self) -> bool {
+        self.key.key_type() == KeyType::Hash
+            && self
+                .mode()
+                .is_some_and(|mode| is_permits_mode(mode.as_str().bytes()))
+    }
+
+    /// Whether it is a read-write lock.
+    pub(crate) fn is_read_write(&self) -> bool {
+        self.mode()
+            .is_some_and(|mode| !is_permits_mode(mode.as_str().bytes()))
+    }
+
+    /// No permits are out, or there is no hash at all.
+    pub(crate) fn load_no_permits(&self, question: Question, now: Now) -> Stored {
+        let limit = self.limit_value();
+        let reading = PermitsReading::new(&[], question.asked, limit.as_deref(), now);
+        let is_there = self.key.key_type() != KeyType::Missing;
+        reading.found(None).with_hash(is_there).stored(true)
+    }
+
+    /// The hash of permits, as this owner sees it whose field has this value.
+    pub(crate) fn load_permits(
+        &self,
+        owner: Str<'_>,
+        own: Option<&OwnedStr>,
+        depth: ReadDepth,
+        question: Question,
+        now: Now,
+    ) -> Stored {
+        let is_about_permits = question.is_about_permits;
+        let limit = is_about_permits.then(|| self.limit_value()).flatten();
+        let reading = PermitsReading::new(owner.bytes(), question.asked, limit.as_deref(), now);
+        let (hash, _) = self.read_permits(reading, owner, own, depth);
+        hash.stored(is_about_permits)
+    }
+
+    /// What is stored for a queue whose first waits for permits, and who else holds some.
+    pub(crate) fn load_for_queue(
+        &self,
+        owner: Str<'_>,
+        task: &Task,
+        now: Now,
+    ) -> (Stored, PermitsHolders) {
+        if !self.is_of_permits() {
+            return (self.load(owner, task, now), PermitsHolders::default());
+        }
+        let limit = self.limit_value();
+        let reading = PermitsReading::new(owner.bytes(), task.asked, limit.as_deref(), now);
+        let own = self.key.hash_get_one(owner);
+        let (hash, others) =
+            self.read_permits(reading.for_queue(), owner, own.as_ref(), task.depth);
+        (hash.stored(true), others)
+    }
+
+    fn read_permits(
+        &self,
+        mut reading: PermitsReading<'_>,
+        owner: Str<'_>,
+        own: Option<&OwnedStr>,
+        depth: ReadDepth,
+    ) -> (PermitsHash, PermitsHolders) {
+        let owner = owner.bytes();
+        let ends_at = self.key.expires_at();
+        if let Some(own) = own {
+            reading.field(owner, own.as_str().bytes());
+        }
+        // Beside the owner's there is the `mode` field.
+        let has_others = self.key.len() > usize::from(own.is_some()).saturating_add(1);
+        if has_others && reading.needs_others(depth, ends_at) {
+            self.key.each_field(|field, value| {
+                if field != owner || own.is_none() {
+                    reading.field(field, value);
+                }
+                ControlFlow::Continue(())
+            });
+        } else if has_others && depth != ReadDepth::Own {
+            self.key.each_field(|field, value| {
+                let is_hold = field != owner && field != FENCE_FIELD;
+                go_on_if(!is_hold || !reading.other_in_brief(value))
+            });
+        }
+        let (hash, others) = reading.found_with_others(ends_at);
+        (hash.with_hash(true), others)
+    }
+
+    /// The permits as somebody sees them who has none, and asks for these.
+    pub(crate) fn load_asked(&self, asked: Asked, now: Now) -> Stored {
+        let question = Question::from(asked);
+        let loaded = match self.key.key_type() {
+            KeyType::Hash if self.is_of_permits() => {
+                let nobody = self.words.mode.as_str();
+                self.load_permits(nobody, None, ReadDepth::Whole, question, now)
+            }
+            _ => self.load_for_holder(now).0,
+        };
+        if loaded.is_free() {
+            return self.load_no_permits(question, now);
+        }
+        loaded
+    }
+
+    /// The limit that is set for all, if it is one.
+    pub(crate) fn limit(&self) -> Option<Permits> {
+        let value = self.limit_value();
+        value.as_deref().and_then(Permits::from_limit)
+    }
+
+    /// What the key of the limit says. In a cluster there is none for a name that puts this key
+    /// into another slot.
+    fn limit_value(&self) -> Option<Vec<u8>> {
+        let (ctx, name) = (self.ctx, self.name.bytes());
+        if ctx.in_cluster() && !names::side_keys_share_slot(name) {
+            return None;
+        }
+        let name = OwnedStr::new(&names::limit_key(name));
+        if Key::peek_may_expire() {
+            self.key.set_aside();
+        }
+        let key = Key::open_to_peek(ctx, name.as_str());
+        match key.key_type() {
+            // Another program's: read whole at each look, a large one would stop the server.
+            KeyType::String if key.len() > LIMIT_LEN_MAX => None,
+            KeyType::String if self.key.is_writable() => Some(key.string(<[u8]>::to_vec)),
+            KeyType::String => {
+                drop(key);
+                self.key.set_aside();
+                ctx.get(name.as_str())
+            }
+            _ => None,
+        }
+    }
+
+    /// Those who hold permits, and fields that are no hold; not those whose leases are over.
+    pub(crate) fn permits_fields(&self, now: Now) -> Vec<HolderField> {
+        let mut holders = Vec::new();
+        self.key.each_field(|field, value| {
+            let hold = PermitsHold::from_field(value);
+            let is_hold = field != MODE_FIELD && field != FENCE_FIELD;
+            if is_hold && !hold.is_some_and(|hold| hold.is_over(now)) {
+                holders.push((field.into(), hold));
+            }
+            ControlFlow::Continue(())
+        });
+        holders
+    }
+
+    /// One of those who hold permits.
+    pub(crate) fn first_permits_holder(&self, now: Now) -> Option<HeldBy> {
+        let mut first = None;
+        self.key.each_field(|field, value| {
+            let hold = PermitsHold::from_field(value).filter(|hold| !hold.is_over(now));
+            first = hold.filter(|_| field != FENCE_FIELD).map(|hold| HeldBy {
+                owner: field.into(),
+                mode: Mode::Permits,
+                token: Some(hold.token),
+                ends_at: hold.ends_at,
+            });
+            go_on_if(first.is_none())
+        });
+        first
+    }
+
+    /// Goes on with a walk through the fields, and notes those of holders whose leases are over.
+    /// Whether there are more.
+    pub(crate) fn holders_over(&self, scan: &Scan, now: Now, over: &mut Vec<Box<[u8]>>) -> bool {
+        let mut looked_at = 0_usize;
+        self.key.each_field_from(scan, |field, value| {
+            looked_at = looked_at.saturating_add(1);
+            if is_over(value, now) {
+                over.push(field.into());
+            }
+            go_on_if(looked_at < SWEPT_AT_ONCE)
+        })
+    }
+
+    /// Whether this field is there, and is that of a holder whose lease is over.
+    pub(crate) fn is_holder_over(&self, field: &[u8], now: Now) -> bool {
+        let value = self.key.hash_get_one(OwnedStr::new(field).as_str());
+        value.is_some_and(|value| is_over(value.as_str().bytes(), now))
+    }
+}
+
+fn is_over(value: &[u8], now: Now) -> bool {
+    PermitsHold::from_field(value).is_some_and(|hold| hold.is_over(now))
+}

@@ -1,0 +1,391 @@
+//! Reading a read-write lock: its hash, and the timeout keys of its readers beside it.
+//!
+//! Fields and keys that somebody else wrote can say anything. Where they do not tell how long
+//! somebody reads, the reading lasts as long as the key.
+
+use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Scan};
+use crate::reading::keys::{OpenLock, count_true, go_on_if};
+use rlock_core::{
+    Count, FENCE_FIELD, MODE_FIELD, Mode, NEVER, ReadDepth, ReadHold, ReadWrite, Stored, Text,
+    Token, WRITER_SUFFIX, names,
+};
+use std::cell::{Cell, OnceCell};
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The hash of a read-write lock.
+pub(crate) struct ReadWriteHash<'l, 'a> {
+    lock: &'l OpenLock<'a>,
+    mode: ModeField,
+    /// When the key expires, once somebody has asked.
+    ends_at: OnceCell<Option<i64>>,
+    /// Whether the ends of the readers' leases are wanted.
+    wants_ends: bool,
+    /// Whether to look at a timeout key may delete it, and make other modules write this one.
+    peek_may_expire: bool,
+    /// Whether somebody could not be looked at because of that.
+    is_partial: Cell<bool>,
+}
+
+/// How many timeout keys may be looked at yet, for all the locks that are read for one decision: a
+/// command can name a thousand, and a field can claim any number of timeout keys.
+static LOOKS_LEFT: AtomicUsize = AtomicUsize::new(0);
+
+/// From now on as many timeout keys may be looked at as one decision allows.
+pub(crate) fn begin_looks() {
+    LOOKS_LEFT.store(ReadWrite::TIMEOUTS_MAX, Ordering::Relaxed);
+}
+
+/// Whether there are looks left for another decision's reading.
+pub(crate) fn has_looks() -> bool {
+    LOOKS_LEFT.load(Ordering::Relaxed) > 0
+}
+
+/// One look more, which costs the more the longer the lock's name is. False if none is left.
+fn take_look(name_len: usize) -> bool {
+    let cost = name_len.div_euclid(NAME_AS_LOOK).saturating_add(1);
+    let left = LOOKS_LEFT.load(Ordering::Relaxed);
+    LOOKS_LEFT.store(left.saturating_sub(cost), Ordering::Relaxed);
+    left > 0
+}
+
+/// To make and hash so many bytes of a timeout key's name takes about as long as to look at it.
+const NAME_AS_LOOK: usize = 512;
+
+/// What the `mode` field says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ModeField {
+    Read,
+    Write,
+    /// Nothing that we or Redisson write.
+    Odd,
+}
+
+impl<'l, 'a> ReadWriteHash<'l, 'a> {
+    pub(crate) fn new(lock: &'l OpenLock<'a>, mode: &OwnedStr) -> Self {
+        let mode = match mode.as_str().bytes() {
+            b"read" => ModeField::Read,
+            b"write" => ModeField::Write,
+            _ => ModeField::Odd,
+        };
+        Self {
+            lock,
+            mode,
+            ends_at: OnceCell::new(),
+            wants_ends: true,
+            peek_may_expire: Key::peek_may_expire(),
+            is_partial: Cell::new(false),
+        }
+    }
+
+    /// The same, where it does not count when the key expires, nor when the leases of its readers
+    /// end, as long as it is read: each is a look-up of its own in the server.
+    pub(crate) fn without_ends(mut self) -> Self {
+        self.wants_ends = self.mode != ModeField::Read;
+        self
+    }
+
+    fn ends_at(&self) -> Option<i64> {
+        let ask = || self.wants_ends.then(|| self.lock.key.expires_at());
+        *self.ends_at.get_or_init(|| ask().flatten())
+    }
+
+    /// What is stored, as this owner sees it whose field has this count. So many fields are known.
+    pub(crate) fn load(
+        &self,
+        owner: &[u8],
+        count: Option<Count>,
+        known: usize,
+        look: ReadDepth,
+    ) -> Stored {
+        let key = &self.lock.key;
+        // Where all fields are known there is no writer's among them.
+        let own_field = (key.len() > known).then(|| writer_field(owner));
+        let own_write = own_field
+            .as_ref()
+            .and_then(|field| key.hash_get_one(field.as_str()));
+        let known = known.saturating_add(count_true(&[own_write.is_some()]));
+        // Only who is about to write has to know the token of its own.
+        let token = self.lock.key.is_writable();
+        let own_read =
+            count.and_then(|count| self.read_hold(owner, count, true, usize::MAX, token));
+        let others = if look == ReadDepth::Own || key.len() == known {
+            OtherHolders::default()
+        } else {
+            let has_own = own_read.is_some() || own_write.is_some();
+            let is_brief = look.others_are_brief(has_own, self.outlives(own_read));
+            let own_field = own_field.as_ref().map(|field| field.as_str().bytes());
+            let others = |most| self.others(owner, own_field, is_brief, most);
+            // For a brief look somebody's latest timeout key is enough, and as a rule it is there.
+            // One field that claims any number of them must not make each of many steps long.
+            let latest = is_brief.then(|| others(1));
+            latest
+                .filter(|others| others.read.is_some())
+                .unwrap_or_else(|| others(usize::MAX))
+        };
+        if own_read.is_none() && own_write.is_none() && !others.write && others.read.is_none() {
+            return Stored::NoHolder;
+        }
+        let own_write = own_write.map(|count| Count::from_field(count.as_str().bytes()));
+        let says_read = self.mode == ModeField::Read;
+        Stored::ReadWrite(ReadWrite {
+            others_write: others.write || !(says_read || own_write.is_some()),
+            own_write,
+            own_read,
+            others_read: others.read,
+            ends_at: self.ends_at(),
+            is_partial: self.is_partial.get(),
+        })
+    }
+
+    fn end(&self) -> i64 {
+        self.ends_at().unwrap_or(NEVER)
+    }
+
+    /// Whether the key outlives the owner's own reading: then it ends with the lease of somebody
+    /// else, who may have it no longer.
+    fn outlives(&self, own_read: Option<ReadHold>) -> bool {
+        own_read.is_some_and(|own| self.mode == ModeField::Read && own.ends_at < self.end())
+    }
+
+    fn others(
+        &self,
+        owner: &[u8],
+        own_writer: Option<&[u8]>,
+        is_brief: bool,
+        timeouts_max: usize,
+    ) -> OtherHolders {
+        let (mut others, mut looked_at) = (OtherHolders::default(), 0_usize);
+        let is_known = |field: &[u8]| {
+            let is_own = field == owner || Some(field) == own_writer;
+            is_own || field == FENCE_FIELD || field == MODE_FIELD
+        };
+        self.lock.key.each_field(|field, value| {
+            if is_known(field) {
+                return ControlFlow::Continue(());
+            }
+            looked_at = looked_at.saturating_add(1);
+            if field.ends_with(WRITER_SUFFIX) {
+                others.write = true;
+            } else if let Some(read) = self.read_hold(
+                field,
+                Count::from_field(value),
+                !is_brief,
+                timeouts_max,
+                false,
+            ) {
+                let end = if is_brief { self.end() } else { read.ends_at };
+                others.read = others.read.max(Some(end));
+            }
+            // One that reads for as long as the key lives is answer enough; and among so many who
+            // read beside a writer, which only somebody else writes, the writer is.
+            let is_enough = others.read == Some(self.end())
+                && (is_brief || self.mode == ModeField::Read)
+                || others.write && looked_at >= BESIDE_A_WRITER;
+            go_on_if(!is_enough)
+        });
+        others
+    }
+
+    /// A reader's hold, if one of its timeout keys is there. We write one only, that of the latest
+    /// entry; somebody else's script writes one for each entry, and the longest counts. So those
+    /// with the highest numbers are looked at, down to ours: it has what the reader had before. For
+    /// a look that is not whole any of them is enough. No more than so many are looked at.
+    fn read_hold(
+        &self,
+        owner: &[u8],
+        count: Count,
+        is_whole: bool,
+        timeouts_max: usize,
+        token: bool,
+    ) -> Option<ReadHold> {
+        let untold = || ReadHold {
+            count,
+            token: None,
+            ends_at: self.end(),
+        };
+        let last = match count {
+            Count::Valid(last) if self.mode != ModeField::Odd => last,
+            _ => return Some(untold()),
+        };
+        let mut hold: Option<ReadHold> = None;
+        for number in (1..=last).rev().take(timeouts_max) {
+            if !take_look(self.lock.name.bytes().len()) {
+                self.is_partial.set(true);
+                return hold.or_else(|| Some(untold()));
+            }
+            let with_token = token || is_whole && number > 1;
+            let Some(timeout) = self.timeout(owner, number, with_token) else {
+                continue;
+            };
+            let longest = hold.map_or(timeout.ends_at, |hold| hold.ends_at.max(timeout.ends_at));
+            hold = Some(ReadHold {
+                count,
+                token: timeout.token,
+                ends_at: longest,
+            });
+            if !is_whole || timeout.token.is_some() {
+                break;
+            }
+        }
+        hold
+    }
+
+    fn timeout(&self, owner: &[u8], number: i64, with_token: bool) -> Option<Timeout> {
+        let name = timeout_key(self.lock.name.bytes(), owner, number);
+        if self.peek_may_expire {
+            self.lock.key.set_aside();
+        }
+        let key = Key::open_to_peek(self.lock.ctx, name.as_str());
+        let token = match key.key_type() {
+            KeyType::Missing => return None,
+            KeyType::String if with_token && self.lock.key.is_writable() => {
+                key.string(Token::from_timeout)
+            }
+            KeyType::String if with_token => {
+                let value = self.lock.ctx.get(name.as_str());
+                value.and_then(|value| Token::from_timeout(&value))
+            }
+            _ => None,
+        };
+        let ends_at = self.wants_ends.then(|| key.expires_at());
+        let ends_at = ends_at.flatten().unwrap_or(NEVER);
+        Some(Timeout { token, ends_at })
+    }
+
+    /// Who has the lock, and how; of readers the tokens and the ends too if asked for.
+    pub(crate) fn holds(&self, is_whole: bool) -> Vec<ReadWriteHold> {
+        let mut holds = Vec::new();
+        self.lock.key.each_field(|field, value| {
+            holds.extend(self.hold(field, value, usize::MAX, is_whole));
+            ControlFlow::Continue(())
+        });
+        holds
+    }
+
+    /// One of those who have the lock: the writer, if there is one. Of each reader only the latest
+    /// timeout keys are looked at.
+    pub(crate) fn first_hold(&self) -> Option<ReadWriteHold> {
+        let (mut first, mut looked_at) = (None, 0_usize);
+        self.lock.key.each_field(|field, value| {
+            looked_at = looked_at.saturating_add(1);
+            let is_writers = field.ends_with(WRITER_SUFFIX);
+            if first.is_none() || is_writers {
+                first = self.hold(field, value, LATEST, true).or(first.take());
+            }
+            let is_found = first.is_some() && (is_writers || self.mode == ModeField::Read);
+            go_on_if(!is_found && looked_at < SWEPT_AT_ONCE)
+        });
+        first
+    }
+
+    /// The hold that a field of the hash is about; none if it is about none.
+    fn hold(
+        &self,
+        field: &[u8],
+        value: &[u8],
+        timeouts_max: usize,
+        is_whole: bool,
+    ) -> Option<ReadWriteHold> {
+        let count = Count::from_field(value);
+        if let Some(owner) = field.strip_suffix(WRITER_SUFFIX) {
+            return Some(ReadWriteHold {
+                owner: owner.into(),
+                mode: Mode::Write,
+                count,
+                token: None,
+                ends_at: self.end(),
+            });
+        }
+        if field == FENCE_FIELD || field == MODE_FIELD {
+            return None;
+        }
+        let read = self.read_hold(field, count, is_whole, timeouts_max, is_whole)?;
+        Some(ReadWriteHold {
+            owner: field.into(),
+            mode: Mode::Read,
+            count,
+            token: read.token,
+            ends_at: read.ends_at,
+        })
+    }
+
+    /// Goes on with a walk through the fields, and notes those of readers whose leases are over.
+    /// Whether there are more: a hash of many readers is not looked at all at once.
+    pub(crate) fn readers_gone(&self, scan: &Scan, gone: &mut Vec<Box<[u8]>>) -> bool {
+        let mut looked_at = 0_usize;
+        self.lock.key.each_field_from(scan, |field, value| {
+            looked_at = looked_at.saturating_add(1);
+            let is_reader =
+                field != FENCE_FIELD && field != MODE_FIELD && !field.ends_with(WRITER_SUFFIX);
+            if is_reader && self.is_gone(field, value) {
+                gone.push(field.into());
+            }
+            go_on_if(looked_at < SWEPT_AT_ONCE && !self.is_partial.get())
+        })
+    }
+
+    /// Whether a reader with this value in its field has no lease that is not over.
+    pub(crate) fn is_gone(&self, reader: &[u8], value: &[u8]) -> bool {
+        let count = Count::from_field(value);
+        self.read_hold(reader, count, false, usize::MAX, false)
+            .is_none()
+    }
+}
+
+/// So many timeout keys of a reader are looked at for the log, which need not know all.
+const LATEST: usize = 16;
+
+/// So many fields are looked at beside that of another writer, whose lease is the key's.
+const BESIDE_A_WRITER: usize = 1000;
+
+/// In one sweep so many readers are looked at, each by its timeout keys.
+const SWEPT_AT_ONCE: usize = 1000;
+
+/// A hold of a read-write lock: for INFO and the deadlock check.
+pub(crate) struct ReadWriteHold {
+    pub(crate) owner: Box<[u8]>,
+    pub(crate) mode: Mode,
+    pub(crate) count: Count,
+    /// A reader's; a writer's is not stored.
+    pub(crate) token: Option<Token>,
+    pub(crate) ends_at: i64,
+}
+
+#[derive(Default)]
+struct OtherHolders {
+    write: bool,
+    /// When the last of them ends that read.
+    read: Option<i64>,
+}
+
+/// A timeout key of a reader.
+struct Timeout {
+    token: Option<Token>,
+    ends_at: i64,
+}
+
+/// The field of an owner as the writer.
+pub(crate) fn writer_field(owner: &[u8]) -> OwnedStr {
+    OwnedStr::concat(&[owner, WRITER_SUFFIX])
+}
+
+/// The name of a reader's timeout key.
+pub(crate) fn timeout_key(name: &[u8], reader: &[u8], number: i64) -> OwnedStr {
+    let number = Text::number(number);
+    OwnedStr::concat(&names::timeout_key_parts(name, reader, &number))
+}
+
+/// Whether all the keys of a read-write lock are here: not while its slot of a cluster is on its
+/// way to another node, when the hash may be here and timeout keys there.
+pub(crate) fn slot_is_settled(ctx: Ctx<'_>, name: &[u8]) -> bool {
+    if !names::side_keys_share_slot(name) {
+        return true;
+    }
+    // Two keys of the slot that are never there. At neither end of its way does the server answer
+    // for several that it does not have; for one it would, at the end to which it comes, if the
+    // client has just sent `ASKING`.
+    let never = [0, -1].map(|number| timeout_key(name, &[], number));
+    let [one, other] = never.each_ref().map(OwnedStr::as_str);
+    ctx.presence_of_both(one, other)
+}

@@ -1,0 +1,445 @@
+//! Carrying decisions out: the one place that acts on the server.
+
+use crate::ffi::{self, Ctx, EventClass, Key, KeyType, OwnedStr, Str};
+use crate::memory::state::{self, Blocked, Granted, Words};
+use crate::reading::keys::OpenLock;
+use crate::reading::read_write::{timeout_key, writer_field};
+use crate::writing::publish;
+use crate::writing::replicate::{Made, Stream};
+use rlock_core::{Effect, Field, Holder, Mode, Value, Write, names};
+use std::ffi::CStr;
+use std::rc::Rc;
+
+/// Carries out effects that write nothing.
+pub(crate) fn tell_all(ctx: Ctx<'_>, effects: Vec<Effect>) {
+    for effect in &effects {
+        tell(ctx, effect);
+    }
+    keep_list(effects);
+}
+
+/// Walks the effects. First everything is written, in the keyspace and to replicas; then the world
+/// hears of it. A module that listens to our events may do anything to the keys, and must find the
+/// whole change made and no handle of ours open.
+///
+/// Timeout keys and limits are written last, with the locks' own keys closed. One that is there
+/// already may have expired, and others hear of that at once: whatever they do to the lock then
+/// comes after what is written here.
+pub(crate) fn carry_out<'a>(
+    ctx: Ctx<'a>,
+    locks: &mut [OpenLock<'a>],
+    caller: Str<'a>,
+    effects: Vec<Effect>,
+) {
+    if effects.is_empty() {
+        return keep_list(effects);
+    }
+    let mut stream = Stream::begin(ctx, caller, &effects);
+    if stream.is_compact() {
+        // To open a key may expire it. Whatever others do then must come before all that is told
+        // at once here.
+        for lock in locks.iter() {
+            lock.key.take_up();
+        }
+    }
+    let (mut side_keys, mut has_side_keys) = (SideKeys::default(), false);
+    for effect in &effects {
+        if let Effect::Write { lock, write } = effect
+            && let Some(lock) = locks.get_mut(*lock)
+        {
+            let is_own = carry_out_write(lock, caller, write, &mut stream);
+            lock.is_written |= is_own;
+            has_side_keys |= !is_own;
+        }
+    }
+    if has_side_keys {
+        stream.flush();
+    }
+    for lock in locks.iter() {
+        lock.key.set_aside();
+    }
+    if has_side_keys {
+        write_side_keys(locks, caller, &effects, &mut side_keys, &mut stream);
+    }
+    stream.finish(locks, &effects);
+    for lock in locks.iter().filter(|lock| lock.is_written) {
+        ctx.signal_modified(lock.name);
+    }
+    for (key, events) in side_keys.iter() {
+        ctx.signal_modified(key.as_str());
+        for (class, event) in *events {
+            notify(ctx, *class, event, key.as_str());
+        }
+    }
+    for effect in &effects {
+        match effect {
+            Effect::Write { lock, write } => {
+                if let Some(lock) = locks.get_mut(*lock) {
+                    tell_written(ctx, lock, write);
+                }
+            }
+            Effect::Publish { lock, held_as } => {
+                if let Some(lock) = locks.get(*lock) {
+                    let name = lock.name.bytes();
+                    let is_told = stream.is_compact();
+                    publish::unlocked(ctx, name, *held_as, lock.is_deleted, is_told, &lock.words);
+                }
+            }
+            _ => tell(ctx, effect),
+        }
+    }
+    keep_list(effects);
+}
+
+/// A list that is empty again is used for the next decision, unless it grew beyond this.
+const SPARE_EFFECTS_MAX: usize = 64;
+
+fn keep_list(mut effects: Vec<Effect>) {
+    effects.clear();
+    if effects.capacity() <= SPARE_EFFECTS_MAX {
+        state::with(|state| state.spare_effects = effects);
+    }
+}
+
+/// Emits the event of a write to the lock's own key.
+fn tell_written(ctx: Ctx<'_>, lock: &mut OpenLock<'_>, write: &Write) {
+    let (class, event) = match write {
+        Write::Set(..) | Write::SetPermits(..) => (EventClass::Hash, c"hset"),
+        Write::Remove(_) => (EventClass::Hash, c"hdel"),
+        Write::ExpireAt(_) => (EventClass::Generic, c"expire"),
+        Write::Delete => (EventClass::Generic, c"del"),
+        _ => return,
+    };
+    match write {
+        Write::Set(..) | Write::SetPermits(..) => lock.is_deleted = false,
+        Write::Delete => lock.is_deleted = true,
+        _ => {}
+    }
+    notify(ctx, class, event, lock.name);
+}
+
+/// Emits an event of a key that we have written. What it is about we know already, so the event is
+/// not to come back to us as somebody else's change; but only this one: another module that hears
+/// of it may change the key in turn.
+fn notify(ctx: Ctx<'_>, class: EventClass, event: &CStr, key: Str<'_>) {
+    let _own = OwnEvent::begin(class, key);
+    ctx.notify(class, event, key);
+}
+
+/// While it lives, the next event of this key is our own.
+struct OwnEvent(bool);
+
+impl OwnEvent {
+    fn begin(class: EventClass, key: Str<'_>) -> Self {
+        // Of the others we do not hear.
+        let may_hear = class == EventClass::Generic;
+        Self(may_hear && state::with(|state| state.begin_own_event(key)))
+    }
+}
+
+impl Drop for OwnEvent {
+    fn drop(&mut self) {
+        if self.0 {
+            state::with(|state| state.own_event = None);
+        }
+    }
+}
+
+/// Writes a line into the server's log, or unblocks the client that an effect is about. It is
+/// replied to at the end of this turn of the event loop.
+///
+/// A module that listens to our key events may have killed or unblocked the client since the
+/// decision was made. It is not unblocked a second time: the server would free its record twice. A
+/// grant that nobody waits for any more is given back.
+fn tell(ctx: Ctx<'_>, effect: &Effect) {
+    if let Effect::Log(line) = effect {
+        return ctx.log_notice(line);
+    }
+    let unblocked = state::with(|state| match effect {
+        Effect::Grant {
+            client,
+            lock,
+            owner,
+            count,
+            grant,
+        } => {
+            let Some(waiting) = state.waiting(*client) else {
+                state.locks.give_back_later(lock, owner, grant);
+                return None;
+            };
+            *waiting = Blocked::Granted(Granted {
+                lock: lock.clone(),
+                owner: Rc::clone(owner),
+                count: *count,
+                grant: grant.clone(),
+                confirmed: false,
+            });
+            state.undelivered.add(*client);
+            Some(*client)
+        }
+        Effect::Dismiss { client, why } => {
+            *state.waiting(*client)? = Blocked::Dismissed(why.clone());
+            Some(*client)
+        }
+        Effect::Wake(client) => {
+            let (blocked, listening) = state.listening(*client)?;
+            *blocked = Blocked::Woken(listening);
+            Some(*client)
+        }
+        Effect::TakenOver { listener, by } => {
+            let (blocked, _) = state.listening(*listener)?;
+            *blocked = Blocked::TakenOver(*by);
+            Some(*listener)
+        }
+        Effect::Write { .. } | Effect::Publish { .. } | Effect::Log(_) => None,
+    });
+    if let Some(client) = unblocked {
+        ffi::unblock(client);
+    }
+}
+
+// --- Writes --------------------------------------------------------------------------------------
+
+/// A key beside a lock's own that was written, with the events to be told.
+type SideKey = (OwnedStr, &'static [(EventClass, &'static CStr)]);
+
+/// All of them. Mostly there is none or one, and then no list is allocated.
+#[derive(Default)]
+struct SideKeys {
+    first: Option<SideKey>,
+    others: Vec<SideKey>,
+}
+
+impl SideKeys {
+    fn push(&mut self, key: SideKey) {
+        if self.first.is_none() {
+            self.first = Some(key);
+        } else {
+            self.others.push(key);
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &SideKey> {
+        self.first.iter().chain(&self.others)
+    }
+}
+
+const EVENTS_OF_SET: &[(EventClass, &CStr)] = &[
+    (EventClass::String, c"set"),
+    (EventClass::Generic, c"expire"),
+];
+const EVENTS_OF_LIMIT: &[(EventClass, &CStr)] = &[(EventClass::String, c"set")];
+const EVENTS_OF_DEL: &[(EventClass, &CStr)] = &[(EventClass::Generic, c"del")];
+
+/// Writes into the lock's own key and to replicas. False if it is another key that is to be
+/// written.
+fn carry_out_write<'a>(
+    lock: &mut OpenLock<'a>,
+    caller: Str<'_>,
+    write: &Write,
+    stream: &mut Stream<'a>,
+) -> bool {
+    let name = lock.name;
+    match write {
+        Write::Set(first, second) => {
+            let words = Rc::clone(&lock.words);
+            let first = Pair::of(first, caller, &words);
+            let second = second.as_ref().map(|pair| Pair::of(pair, caller, &words));
+            set(lock, stream, write, &first, second.as_ref());
+        }
+        Write::SetPermits(holder, hold, is_first) => {
+            let words = Rc::clone(&lock.words);
+            let owner = OwnedStr::new(holder.name(caller.bytes()));
+            let value = OwnedStr::new(hold.text().bytes());
+            let own = Pair(Word::Made(owner), Word::Made(value));
+            let mode = || {
+                Pair(
+                    Word::Known(words.mode.as_str()),
+                    Word::Known(words.permits.as_str()),
+                )
+            };
+            if *is_first {
+                set(lock, stream, write, &mode(), Some(&own));
+            } else {
+                set(lock, stream, write, &own, None);
+            }
+        }
+        Write::Remove(field) => {
+            let words = Rc::clone(&lock.words);
+            let field = Word::of_field(field, caller, &words);
+            lock.key.hash_delete(field.as_str());
+            stream.write(name, write, &Made::Remove(field.as_str()));
+        }
+        Write::ExpireAt(at) => {
+            lock.key.set_expires_at(*at);
+            stream.write(name, write, &Made::ExpireAt(*at));
+        }
+        Write::Delete => {
+            lock.key.delete();
+            stream.write(name, write, &Made::Delete);
+        }
+        Write::SetTimeout(..)
+        | Write::DeleteTimeout(_)
+        | Write::SetLimit(_)
+        | Write::DeleteLimit => return false,
+    }
+    true
+}
+
+/// Writes the timeout keys of readers and the limits among the effects.
+fn write_side_keys<'a>(
+    locks: &[OpenLock<'a>],
+    caller: Str<'_>,
+    effects: &[Effect],
+    side_keys: &mut SideKeys,
+    stream: &mut Stream<'a>,
+) {
+    let _unfinished = Unfinished::begin();
+    for effect in effects {
+        if let Effect::Write { lock, write } = effect
+            && let Some(lock) = locks.get(*lock)
+            && let Some(key) = side_key(lock, write, caller)
+            && let Some(events) = write_side_key(lock, key.as_str(), write, stream)
+        {
+            side_keys.push((key, events));
+        }
+    }
+}
+
+/// The events of what was written; none if nothing was.
+fn write_side_key<'a>(
+    lock: &OpenLock<'a>,
+    key: Str<'_>,
+    write: &Write,
+    stream: &mut Stream<'a>,
+) -> Option<&'static [(EventClass, &'static CStr)]> {
+    let mut open = Key::open_to_write(lock.ctx, key);
+    match write {
+        Write::SetTimeout(_, value, at) => {
+            let words = Rc::clone(&lock.words);
+            let value = Word::of_value(*value, &words);
+            // One that is there is made anew.
+            stream.makes(|| true);
+            open.set_string(value.as_str());
+            open.set_expires_at(*at);
+            let made = Made::SetSide(key, value.as_str(), Some(*at));
+            stream.write(lock.name, write, &made);
+            Some(EVENTS_OF_SET)
+        }
+        Write::SetLimit(value) => {
+            let words = Rc::clone(&lock.words);
+            let value = Word::of_value(*value, &words);
+            // One that is there is made anew.
+            stream.makes(|| true);
+            open.set_string(value.as_str());
+            let made = Made::SetSide(key, value.as_str(), None);
+            stream.write(lock.name, write, &made);
+            Some(EVENTS_OF_LIMIT)
+        }
+        _ if open.key_type() != KeyType::Missing => {
+            open.delete();
+            stream.write(lock.name, write, &Made::DeleteSide(key));
+            Some(EVENTS_OF_DEL)
+        }
+        _ => None,
+    }
+}
+
+/// While it lives, readers have fields whose timeout keys are not written yet: they would be taken
+/// for readers whose leases are over. A command that another module sends in between is not
+/// decided.
+struct Unfinished;
+
+impl Unfinished {
+    fn begin() -> Self {
+        state::with(|state| state.is_unfinished = true);
+        Self
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        state::with(|state| state.is_unfinished = false);
+    }
+}
+
+/// The key beside the lock's own that is to be written.
+fn side_key(lock: &OpenLock<'_>, write: &Write, caller: Str<'_>) -> Option<OwnedStr> {
+    let name = lock.name.bytes();
+    match write {
+        Write::SetTimeout(key, ..) | Write::DeleteTimeout(key) => {
+            let reader = key.reader.name(caller.bytes());
+            Some(timeout_key(name, reader, key.number))
+        }
+        Write::SetLimit(_) | Write::DeleteLimit => Some(OwnedStr::new(&names::limit_key(name))),
+        _ => None,
+    }
+}
+
+/// Sets a field of the lock's hash, or two.
+fn set<'a>(
+    lock: &mut OpenLock<'a>,
+    stream: &mut Stream<'a>,
+    write: &Write,
+    first: &Pair<'_>,
+    second: Option<&Pair<'_>>,
+) {
+    let first = first.as_field();
+    let second = second.map(Pair::as_field);
+    stream.makes_hash(lock.name, || lock.key.key_type() == KeyType::Missing);
+    match second {
+        None => lock.key.hash_set(first),
+        Some(second) => lock.key.hash_set_both(first, second),
+    }
+    stream.write(lock.name, write, &Made::Set(first, second));
+}
+
+/// A field with its value.
+pub(crate) struct Pair<'a>(pub(crate) Word<'a>, pub(crate) Word<'a>);
+
+impl<'a> Pair<'a> {
+    fn of((field, value): &(Field, Value), caller: Str<'a>, words: &'a Words) -> Self {
+        let field = Word::of_field(field, caller, words);
+        Self(field, Word::of_value(*value, words))
+    }
+
+    pub(crate) fn as_field(&self) -> ffi::Field<'_> {
+        (self.0.as_str(), self.1.as_str())
+    }
+}
+
+/// A string of the server: one that is there already, or one that is made for this write.
+pub(crate) enum Word<'a> {
+    Known(Str<'a>),
+    Made(OwnedStr),
+}
+
+impl<'a> Word<'a> {
+    fn of_field(field: &Field, caller: Str<'a>, words: &'a Words) -> Self {
+        match field {
+            Field::Owner(Holder::Caller) => Self::Known(caller),
+            Field::Fence => Self::Known(words.fence.as_str()),
+            Field::Mode => Self::Known(words.mode.as_str()),
+            Field::Writer(holder) => Self::Made(writer_field(holder.name(caller.bytes()))),
+            Field::Owner(_) | Field::Named(_) => {
+                Self::Made(OwnedStr::new(&field.name(caller.bytes())))
+            }
+        }
+    }
+
+    pub(crate) fn of_value(value: Value, words: &'a Words) -> Self {
+        match value {
+            Value::Number(1) => Self::Known(words.one.as_str()),
+            Value::Mode(Mode::Read) => Self::Known(words.read.as_str()),
+            Value::Mode(Mode::Write) => Self::Known(words.write.as_str()),
+            _ => Self::Made(OwnedStr::new(value.text().bytes())),
+        }
+    }
+
+    pub(crate) fn as_str(&self) -> Str<'_> {
+        match self {
+            Self::Known(known) => *known,
+            Self::Made(made) => made.as_str(),
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Carries out decisions: writes keys, replicates, publishes, replies.
+
+pub(crate) mod effects;
+pub(crate) mod publish;
+pub(crate) mod replicate;
+pub(crate) mod reply;

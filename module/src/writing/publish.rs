@@ -1,0 +1,167 @@
+//! The unlock messages that Redisson's clients wait for.
+
+use crate::clock;
+use crate::config::{PUBLISH, PublishMode, WAKE_FAIR_QUEUE};
+use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr};
+use crate::memory::state::Words;
+use rlock_core::change::Message;
+use rlock_core::{Mode, names};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Publishes that a lock was released which was held in this mode. If it is free now, this wakes
+/// the first in the queue of Redisson's fair lock as well. Replicas may have been told of the
+/// first of the two messages already.
+pub(crate) fn unlocked(
+    ctx: Ctx<'_>,
+    name: &[u8],
+    held_as: Mode,
+    is_free: bool,
+    is_told: bool,
+    words: &Words,
+) {
+    let Some(to) = Channels::new(ctx) else { return };
+    let name = names::tagged(name);
+    let Some((channel, message)) = unlock_message(name, held_as, words) else {
+        return;
+    };
+    to.publish(ctx, &OwnedStr::concat(&channel), message, !is_told);
+    if held_as == Mode::Plain
+        && is_free
+        && WAKE_FAIR_QUEUE.load(Ordering::Relaxed)
+        && let Some(first) = first_of_fair_queue(ctx, name)
+    {
+        let channel = name.fair_channel(first.as_str().bytes());
+        to.publish(ctx, &OwnedStr::new(&channel), &words.unlocked, true);
+    }
+}
+
+/// The channel and the message; nobody but us knows of permits.
+fn unlock_message<'a>(
+    name: names::Tagged<'a>,
+    held_as: Mode,
+    words: &'a Words,
+) -> Option<(names::Parts<'a>, &'a OwnedStr)> {
+    match held_as {
+        Mode::Plain => Some((name.lock_channel(), &words.unlocked)),
+        // Of a read-write lock's waiters `0` wakes one in each process, `1` all.
+        Mode::Read => Some((name.read_write_channel(), &words.unlocked)),
+        Mode::Write => Some((name.read_write_channel(), &words.write_unlocked)),
+        Mode::Permits => None,
+    }
+}
+
+/// What replicas are to be told of the unlock message, if there are any.
+pub(crate) fn to_replicas(ctx: Ctx<'_>, held_as: Mode) -> Option<Message> {
+    let to = Channels::new(ctx).filter(|to| to.replicas && held_as != Mode::Permits)?;
+    Some(Message {
+        held_as,
+        classic: to.classic,
+        sharded: to.sharded,
+    })
+}
+
+/// Publishes what the primary has told.
+pub(crate) fn replayed(ctx: Ctx<'_>, name: &[u8], message: Message, words: &Words) {
+    let to = Channels {
+        classic: message.classic,
+        sharded: message.sharded,
+        replicas: false,
+    };
+    let name = names::tagged(name);
+    if let Some((channel, message)) = unlock_message(name, message.held_as, words) {
+        to.publish(ctx, &OwnedStr::concat(&channel), message, false);
+    }
+}
+
+/// The next waiter in the queue of Redisson's fair lock that is alive by Redisson's own rule: it is
+/// not past its time. It takes the lock and leaves the queue by itself when it is woken.
+fn first_of_fair_queue(ctx: Ctx<'_>, name: names::Tagged<'_>) -> Option<OwnedStr> {
+    let queue = OwnedStr::concat(&name.fair_queue());
+    let queue = Key::open_to_peek(ctx, queue.as_str());
+    if queue.key_type() != KeyType::List {
+        return None;
+    }
+    let timeouts = OwnedStr::concat(&name.fair_timeouts());
+    let timeouts = Key::open_to_peek(ctx, timeouts.as_str());
+    let has_timeouts = timeouts.key_type() == KeyType::SortedSet;
+    let now = clock::now().wall_ms();
+    let is_over = |waiter: &OwnedStr| {
+        let until = has_timeouts
+            .then(|| timeouts.score(waiter.as_str()))
+            .flatten();
+        until.is_some_and(|until| until <= as_score(now))
+    };
+    (0..FAIR_QUEUE_LOOKED_AT_MAX)
+        .map_while(|place| queue.list_get(place))
+        .find(|waiter| !is_over(waiter))
+}
+
+/// With more dead waiters in front, none is woken by us: Redisson's own clients remove them.
+const FAIR_QUEUE_LOOKED_AT_MAX: i64 = 1000;
+
+/// Milliseconds since 1970 as a sorted set has them.
+#[allow(
+    clippy::as_conversions,
+    clippy::cast_precision_loss,
+    reason = "exact for the next two hundred thousand years"
+)]
+fn as_score(ms: i64) -> f64 {
+    ms as f64
+}
+
+/// Asks the server whether it has replicas. Called when that may have changed.
+pub(crate) fn look_for_replicas() {
+    HAS_REPLICAS.store(ffi::has_replicas(), Ordering::Relaxed);
+}
+
+/// Whether a replica is connected, at which clients may have subscribed. A message is not kept for
+/// one that is away, and replicating it costs 2,000 instructions.
+static HAS_REPLICAS: AtomicBool = AtomicBool::new(false);
+
+/// Where messages go.
+struct Channels {
+    classic: bool,
+    sharded: bool,
+    /// Not in a cluster, where the bus brings the message to the replicas.
+    replicas: bool,
+}
+
+impl Channels {
+    /// None if nowhere.
+    fn new(ctx: Ctx<'_>) -> Option<Self> {
+        let mode = PUBLISH.mode();
+        if mode == PublishMode::off {
+            return None;
+        }
+        let cluster = ctx.in_cluster();
+        let (classic, sharded) = match mode {
+            PublishMode::auto => (true, cluster),
+            PublishMode::classic => (true, false),
+            PublishMode::sharded => (false, true),
+            PublishMode::both => (true, true),
+            PublishMode::off => (false, false),
+        };
+        Some(Self {
+            classic,
+            sharded,
+            replicas: !cluster && HAS_REPLICAS.load(Ordering::Relaxed),
+        })
+    }
+
+    fn publish(&self, ctx: Ctx<'_>, channel: &OwnedStr, message: &OwnedStr, tell_replicas: bool) {
+        let (channel, message) = (channel.as_str(), message.as_str());
+        let replicas = self.replicas && tell_replicas;
+        if self.classic {
+            ctx.publish(channel, message);
+        }
+        if self.sharded {
+            ctx.publish_sharded(channel, message);
+        }
+        if self.classic && replicas {
+            ctx.replicate_publish(channel, message);
+        }
+        if self.sharded && replicas {
+            ctx.replicate_spublish(channel, message);
+        }
+    }
+}
