@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 
 use rlock_core::{
-    Asked, Count, FENCE_FIELD, Hash, LockKey, MODE_FIELD, NEVER, Now, PERMITS_MODE, PermitsHash,
-    PermitsHold, PermitsHolders, PermitsReading, ReadDepth, ReadHold, ReadWrite, Stored, Task,
-    Token, Value, WRITER_SUFFIX, Write, is_permits_mode, names,
+    Count, FENCE_FIELD, Hash, LockKey, MODE_FIELD, NEVER, Now, PERMITS_MODE, PermitsHash,
+    PermitsHold, PermitsHolders, PermitsReading, PermitsRequest, ReadDepth, ReadHold, ReadWrite,
+    Stored, Task, Token, Value, WRITER_SUFFIX, Write, is_permits_mode, names,
 };
 
 use crate::server::slot_of;
@@ -347,7 +347,7 @@ impl Lock<'_> {
         &self,
         owner: &[u8],
         depth: ReadDepth,
-        asked: Option<Asked>,
+        asked: Option<PermitsRequest>,
         is_about_permits: bool,
     ) -> Stored {
         let limit = self.limit().filter(|_| is_about_permits);

@@ -41,7 +41,8 @@ pub use interface::guarded;
 pub use interface::request;
 pub use interface::stored::{Count, Hash, HeldBy, ReadHold, ReadWrite, Stored};
 pub use interface::stored_permits::{
-    Asked, Permits, PermitsHash, PermitsHold, PermitsHolders, PermitsReading, Room, is_permits_mode,
+    Permits, PermitsHash, PermitsHold, PermitsHolders, PermitsReading, PermitsRequest, Room,
+    is_permits_mode,
 };
 pub use interface::task::{Command, Keys, Purpose, Read, Reading, Subject, Task};
 pub use memory::log::event_log::{LogEntry, LogEvent, LogOptions, LogView};

@@ -5,8 +5,8 @@ use crate::memory::state::{self, Words};
 use crate::reading::permits::Question;
 use crate::reading::read_write::ReadWriteHash;
 use rlock_core::{
-    Asked, Count, FENCE_FIELD, Hash, HeldBy, MODE_FIELD, Mode, NEVER, Now, PermitsHold, ReadDepth,
-    Stored, Task, Token, WRITER_SUFFIX, is_permits_mode,
+    Count, FENCE_FIELD, Hash, HeldBy, MODE_FIELD, Mode, NEVER, Now, PermitsHold, PermitsRequest,
+    ReadDepth, Stored, Task, Token, WRITER_SUFFIX, is_permits_mode,
 };
 use std::cell::Cell;
 use std::ops::ControlFlow;
@@ -230,7 +230,7 @@ impl<'a> OpenLock<'a> {
 
     /// What is left of the present lease, as in [`Stored::ttl_ms`]; of permits, until those can be
     /// had that are asked for.
-    pub(crate) fn ttl_ms(&self, asked: Option<Asked>, now: Now) -> i64 {
+    pub(crate) fn ttl_ms(&self, asked: Option<PermitsRequest>, now: Now) -> i64 {
         self.read(|lock| match asked {
             Some(asked) => lock.load_asked(asked, now).ttl_ms(now),
             None => lock.load_for_holder(now).0.ttl_ms(now),

@@ -3,8 +3,8 @@
 use crate::ffi::{Key, KeyType, OwnedStr, Scan, Str};
 use crate::reading::keys::{OpenLock, go_on_if};
 use rlock_core::{
-    Asked, FENCE_FIELD, HeldBy, MODE_FIELD, Mode, Now, Permits, PermitsHash, PermitsHold,
-    PermitsHolders, PermitsReading, ReadDepth, Stored, Task, is_permits_mode, names,
+    FENCE_FIELD, HeldBy, MODE_FIELD, Mode, Now, Permits, PermitsHash, PermitsHold, PermitsHolders,
+    PermitsReading, PermitsRequest, ReadDepth, Stored, Task, is_permits_mode, names,
 };
 use std::ops::ControlFlow;
 
@@ -15,7 +15,7 @@ const SWEPT_AT_ONCE: usize = 1000;
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Question {
     /// Those that somebody asks for or waits for.
-    asked: Option<Asked>,
+    asked: Option<PermitsRequest>,
     /// Whether the limit counts, also where there are none out.
     is_about_permits: bool,
 }
@@ -32,8 +32,8 @@ impl From<&Task> for Question {
     }
 }
 
-impl From<Asked> for Question {
-    fn from(asked: Asked) -> Self {
+impl From<PermitsRequest> for Question {
+    fn from(asked: PermitsRequest) -> Self {
         Self {
             asked: Some(asked),
             is_about_permits: true,
@@ -133,7 +133,7 @@ impl OpenLock<'_> {
     }
 
     /// The permits as somebody sees them who has none, and asks for these.
-    pub(crate) fn load_asked(&self, asked: Asked, now: Now) -> Stored {
+    pub(crate) fn load_asked(&self, asked: PermitsRequest, now: Now) -> Stored {
         let question = Question::from(asked);
         let loaded = match self.key.key_type() {
             KeyType::Hash if self.is_of_permits() => {

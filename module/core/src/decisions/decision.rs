@@ -5,7 +5,7 @@
 //! which they must be carried out: writes, then the unlock message, then word to the waiters, so
 //! that nobody hears of a hold that is not written yet.
 
-use crate::decisions::pending_wait::Wish;
+use crate::decisions::pending_wait::PendingWait;
 use crate::interface::effect::{
     Effect, Field, Grant, Holder, TimeoutKey, Value, WaitOutcome, Write,
 };
@@ -44,7 +44,7 @@ pub(crate) enum Acquired {
     /// It is free, but others wait for it: those first, and then the caller asks again.
     ReconcileFirst,
     /// The caller is to wait.
-    MustWait(Wish),
+    MustWait(PendingWait),
 }
 
 /// An entry that is to be made: the first of a hold, or one more.
@@ -127,7 +127,7 @@ impl Decision<'_> {
         if stored.is_free() {
             let Some(queue) = self.queue() else {
                 if self.locks.grant_delay.lasts(self.now) {
-                    return self.wait_for(Wish::promised(), request, waiters_max);
+                    return self.wait_for(PendingWait::promised(), request, waiters_max);
                 }
                 self.lose_holds(None);
                 return Ok(self.take(stored, &Entry::of(request, session)));
@@ -138,7 +138,7 @@ impl Decision<'_> {
                 return Ok(Acquired::ReconcileFirst);
             }
             self.check_kind_of_first(queue, request.mode)?;
-            return self.wait_for(Wish::promised(), request, waiters_max);
+            return self.wait_for(PendingWait::promised(), request, waiters_max);
         }
         self.check_kind(stored, request.mode.kind())?;
         match stored {
@@ -149,8 +149,8 @@ impl Decision<'_> {
                     return Ok(Acquired::Held { count, token });
                 }
                 self.check_after(hash.ends_at);
-                let wish = Wish::until(hash.ends_at, ttl_ms(hash.ends_at, self.now));
-                self.wait_for(wish, request, waiters_max)
+                let pending_wait = PendingWait::until(hash.ends_at, ttl_ms(hash.ends_at, self.now));
+                self.wait_for(pending_wait, request, waiters_max)
             }
             Stored::Free | Stored::NoHolder | Stored::Permits(_) | Stored::OtherType => {
                 Err(CommandError::WrongType)
@@ -174,23 +174,23 @@ impl Decision<'_> {
     /// The lock cannot be had now: the caller is told so, or is to wait.
     pub(crate) fn wait_for(
         &mut self,
-        mut wish: Wish,
+        mut pending_wait: PendingWait,
         request: &Acquire<'_>,
         waiters_max: u32,
     ) -> Result<Acquired, CommandError> {
-        wish.ttl_ms = self.locks.ttl_or_delay_ms(wish.ttl_ms, self.now);
+        pending_wait.ttl_ms = self.locks.ttl_or_delay_ms(pending_wait.ttl_ms, self.now);
         if request.wait_mode == WaitMode::None {
-            if self.locks.holds.any_asks() && wish.is_kept_out() {
+            if self.locks.holds.any_asks() && pending_wait.is_kept_out() {
                 self.tell_wanted_in_vain(request.owner, request.mode);
             }
             return Ok(Acquired::NotHeld {
-                ttl_ms: wish.ttl_ms,
+                ttl_ms: pending_wait.ttl_ms,
             });
         }
         if self.own_place(request).is_none() {
             self.check_may_wait(request.owner, request.mode, waiters_max)?;
         }
-        Ok(Acquired::MustWait(wish))
+        Ok(Acquired::MustWait(pending_wait))
     }
 
     /// The owner's place in the queue, if the request is to take it over.

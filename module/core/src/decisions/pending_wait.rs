@@ -4,7 +4,7 @@ use crate::values::time::{Now, ttl_ms};
 
 /// A wait that is about to begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wish {
+pub(crate) struct PendingWait {
     /// What to answer if the client cannot be blocked.
     pub(crate) ttl_ms: i64,
     lease_ends: LeaseEnds,
@@ -22,7 +22,7 @@ enum LeaseEnds {
     Several(Vec<Option<i64>>),
 }
 
-impl Wish {
+impl PendingWait {
     pub(crate) fn promised() -> Self {
         Self {
             ttl_ms: 0,

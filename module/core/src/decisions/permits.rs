@@ -6,13 +6,13 @@
 //! permits: also whether one of those in the queue does.
 
 use crate::decisions::decision::{Acquired, Decision, Entry, TOLD_AT_ONCE};
-use crate::decisions::pending_wait::Wish;
+use crate::decisions::pending_wait::PendingWait;
 use crate::interface::effect::{Field, Holder, Value, WaitOutcome, Write};
 use crate::interface::error::CommandError;
 use crate::interface::request::{Acquire, Release, Renew};
 use crate::interface::stored::Stored;
 use crate::interface::stored_permits::{
-    Asked, Permits, PermitsHash, PermitsHold, PermitsHolders, Room,
+    Permits, PermitsHash, PermitsHold, PermitsHolders, PermitsRequest, Room,
 };
 use crate::memory::log::metrics::count;
 use crate::values::ids::{RecordId, SessionId, WaiterId};
@@ -68,11 +68,11 @@ impl Decision<'_> {
                 token,
             });
         }
-        let wish = match hash.room {
-            Room::Now | Room::Unknown => Wish::promised(),
-            _ => Wish::until(hash.room_at(), hash.ttl_ms(self.now)),
+        let pending_wait = match hash.room {
+            Room::Now | Room::Unknown => PendingWait::promised(),
+            _ => PendingWait::until(hash.room_at(), hash.ttl_ms(self.now)),
         };
-        self.wait_for(wish, request, waiters_max)
+        self.wait_for(pending_wait, request, waiters_max)
     }
 
     /// ONCE: the owner keeps what it holds, and its lease starts anew.
@@ -288,7 +288,12 @@ impl Decision<'_> {
     }
 
     /// When the hold ends that is granted.
-    fn hand_over_permits(&mut self, id: WaiterId, hash: &PermitsHash, asked: Asked) -> Option<i64> {
+    fn hand_over_permits(
+        &mut self,
+        id: WaiterId,
+        hash: &PermitsHash,
+        asked: PermitsRequest,
+    ) -> Option<i64> {
         let ends_at = self.locks.table.get(id)?.lease.end(self.now);
         let is_granted = self.grant(id, None, |decision, entry| {
             Ok(decision.begin_permits(hash, entry, asked))
@@ -301,7 +306,7 @@ impl Decision<'_> {
         &mut self,
         hash: &PermitsHash,
         entry: &Entry<'_>,
-        asked: Asked,
+        asked: PermitsRequest,
     ) -> (i64, Token) {
         let (token, permits) = (self.mint(), asked.permits);
         let ends_at = entry.lease.end(self.now);
@@ -359,7 +364,7 @@ impl Decision<'_> {
 
 impl PermitsHash {
     /// Refuses what can never be had, as things are.
-    fn check_limit(&self, asked: Asked) -> Result<(), CommandError> {
+    fn check_limit(&self, asked: PermitsRequest) -> Result<(), CommandError> {
         let limit = self.limit.or(asked.limit).ok_or(CommandError::NoLimit)?;
         if asked.permits > limit {
             return Err(CommandError::PermitsOverLimit(limit.get()));

@@ -7,7 +7,7 @@
 //! follow it is decided in the same turn, when the key has been read for that one.
 
 use crate::decisions::decision::{Acquired, Decision, Entry};
-use crate::decisions::pending_wait::Wish;
+use crate::decisions::pending_wait::PendingWait;
 use crate::interface::effect::{Field, Holder, TimeoutKey, Value, Write};
 use crate::interface::error::CommandError;
 use crate::interface::request::{Acquire, Release, Renew, WaitMode};
@@ -62,8 +62,8 @@ impl Decision<'_> {
         }
         let ends_at = Stored::ReadWrite(*hash).ends_for(request.mode);
         self.check_after(ends_at);
-        let wish = Wish::until(ends_at, ttl_ms(hash.ends_at, self.now));
-        self.wait_for(wish, request, waiters_max)
+        let pending_wait = PendingWait::until(ends_at, ttl_ms(hash.ends_at, self.now));
+        self.wait_for(pending_wait, request, waiters_max)
     }
 
     pub(crate) fn renew_read_write(

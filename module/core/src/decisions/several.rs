@@ -5,7 +5,7 @@
 //! holds one lock while it waits for the others that it asked for with it.
 
 use crate::decisions::decision::{Acquired, Decision, Entry, TOLD_AT_ONCE};
-use crate::decisions::pending_wait::Wish;
+use crate::decisions::pending_wait::PendingWait;
 use crate::interface::effect::{Effect, Grant, Holder, WaitOutcome, Write};
 use crate::interface::error::CommandError;
 use crate::interface::request::{MultiAcquire, Release, WaitMode};
@@ -50,12 +50,12 @@ enum GivenBack {
 }
 
 /// The locks that a command names, and what is stored at each.
-pub(crate) struct Several<'a> {
+pub(crate) struct LockSet<'a> {
     pub(crate) locks: &'a [LockRef<'a>],
     pub(crate) stored: &'a [Stored],
 }
 
-impl Several<'_> {
+impl LockSet<'_> {
     pub(crate) fn each(&self) -> impl Iterator<Item = (usize, LockRef<'_>, &Stored)> {
         let locks = self.locks.iter().zip(self.stored).enumerate();
         locks.map(|(place, (lock, stored))| (place, *lock, stored))
@@ -66,7 +66,7 @@ impl Locks {
     /// MACQUIRE: take all, or say that some are held. If refused, nothing was changed.
     pub(crate) fn acquire_several(
         &mut self,
-        several: &Several<'_>,
+        several: &LockSet<'_>,
         request: &MultiAcquire<'_>,
         is_reconciled: bool,
         waiters_max: u32,
@@ -114,12 +114,14 @@ impl Locks {
             }
         }
         let lease_ends = several.stored.iter().map(Stored::ends_at).collect();
-        Ok(Acquired::MustWait(Wish::for_several(lease_ends, ttl_ms)))
+        Ok(Acquired::MustWait(PendingWait::for_several(
+            lease_ends, ttl_ms,
+        )))
     }
 
     /// Whether an owner who can have all of these locks may be let in now: during the delay after a
     /// start only if it holds them all.
-    fn may_grant_several(&self, several: &Several<'_>, now: Now) -> bool {
+    fn may_grant_several(&self, several: &LockSet<'_>, now: Now) -> bool {
         !self.grant_delay.lasts(now) || !several.stored.iter().any(Stored::is_free)
     }
 
@@ -127,7 +129,7 @@ impl Locks {
     /// that the owner is told, and the token of each.
     fn enter_all(
         &mut self,
-        several: &Several<'_>,
+        several: &LockSet<'_>,
         entry: &Entry<'_>,
         now: Now,
         effects: &mut Vec<Effect>,
@@ -169,7 +171,7 @@ impl Locks {
     /// Refused if one of the keys is no plain lock, or the owner's hold of one cannot be counted.
     pub(crate) fn release_several(
         &mut self,
-        several: &Several<'_>,
+        several: &LockSet<'_>,
         owner: &[u8],
         now: Now,
         effects: &mut Vec<Effect>,
@@ -214,7 +216,7 @@ impl Locks {
     pub(crate) fn grant_several(
         &mut self,
         id: MultiId,
-        several: &Several<'_>,
+        several: &LockSet<'_>,
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
@@ -261,7 +263,7 @@ impl Locks {
     fn enter_granted(
         &mut self,
         id: MultiId,
-        several: &Several<'_>,
+        several: &LockSet<'_>,
         now: Now,
         effects: &mut Vec<Effect>,
     ) {

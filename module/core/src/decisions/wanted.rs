@@ -7,7 +7,7 @@
 //! asks and keeps out somebody in the queue.
 
 use crate::decisions::decision::Decision;
-use crate::decisions::several::Several;
+use crate::decisions::several::LockSet;
 use crate::interface::effect::Effect;
 use crate::interface::stored::{Hash, Stored};
 use crate::memory::hold::SessionHold;
@@ -63,7 +63,7 @@ impl Locks {
     /// The session that has these holds is to be told when one of the locks is wanted.
     pub(crate) fn ask_if_several_wanted(
         &mut self,
-        several: &Several<'_>,
+        several: &LockSet<'_>,
         owner: &[u8],
         now: Now,
         effects: &mut Vec<Effect>,
@@ -78,7 +78,7 @@ impl Locks {
     /// hold.
     pub(crate) fn tell_several_wanted(
         &mut self,
-        several: &Several<'_>,
+        several: &LockSet<'_>,
         owner: &[u8],
         effects: &mut Vec<Effect>,
     ) {

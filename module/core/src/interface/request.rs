@@ -4,7 +4,7 @@
 
 use crate::interface::error::CommandError;
 use crate::interface::parse::{self, Arguments, Once, owner};
-use crate::interface::stored_permits::{Asked, Permits};
+use crate::interface::stored_permits::{Permits, PermitsRequest};
 use crate::values::ids::SessionRef;
 use crate::values::lock_key::LockRef;
 use crate::values::mode::Mode;
@@ -26,7 +26,7 @@ pub struct Acquire<'a> {
     /// How the lock is to be held.
     pub mode: Mode,
     /// With [`Mode::Permits`], how many.
-    pub asked: Option<Asked>,
+    pub asked: Option<PermitsRequest>,
     /// Whether and how to wait, if it cannot be had now.
     pub wait_mode: WaitMode,
     /// The session that the hold is to belong to.
@@ -93,13 +93,16 @@ impl<'a> Acquire<'a> {
 }
 
 /// PERMITS and OF. No more can be asked for than the limit that is named.
-fn asked(permits: Option<Permits>, limit: Option<Permits>) -> Result<Option<Asked>, CommandError> {
+fn asked(
+    permits: Option<Permits>,
+    limit: Option<Permits>,
+) -> Result<Option<PermitsRequest>, CommandError> {
     let Some(permits) = permits else {
         return limit.map_or(Ok(None), |_| Err(CommandError::LimitWithoutPermits));
     };
     match limit {
         Some(limit) if permits > limit => Err(CommandError::PermitsOverLimit(limit.get())),
-        _ => Ok(Some(Asked { permits, limit })),
+        _ => Ok(Some(PermitsRequest { permits, limit })),
     }
 }
 

@@ -39,7 +39,7 @@ impl Permits {
 
 /// What a caller asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct PermitsRequest {
     /// How many permits.
     pub permits: Permits,
     /// The limit that it names, which counts where none is set.
@@ -246,7 +246,12 @@ impl PermitsHolders {
     }
 
     /// Whether this can be had beside them, of a key that expires then.
-    pub(crate) fn room(&self, asked: Asked, limit: Option<Permits>, key_end: Option<i64>) -> Room {
+    pub(crate) fn room(
+        &self,
+        asked: PermitsRequest,
+        limit: Option<Permits>,
+        key_end: Option<i64>,
+    ) -> Room {
         let Some(limit) = limit.or(asked.limit) else {
             return Room::NoLimit;
         };
@@ -275,7 +280,7 @@ impl PermitsHolders {
 #[derive(Debug)]
 pub struct PermitsReading<'a> {
     owner: &'a [u8],
-    asked: Option<Asked>,
+    asked: Option<PermitsRequest>,
     limit: Option<Permits>,
     now: Now,
     is_there: bool,
@@ -295,7 +300,12 @@ enum Others {
 
 impl<'a> PermitsReading<'a> {
     /// Begins to read for this owner, who may ask for permits; with the value of the limit's key.
-    pub fn new(owner: &'a [u8], asked: Option<Asked>, limit: Option<&[u8]>, now: Now) -> Self {
+    pub fn new(
+        owner: &'a [u8],
+        asked: Option<PermitsRequest>,
+        limit: Option<&[u8]>,
+        now: Now,
+    ) -> Self {
         Self {
             owner,
             asked,

@@ -7,7 +7,7 @@ use crate::interface::request::{
     Renew, WaitMode,
 };
 use crate::interface::stored::{Count, HeldBy, Stored};
-use crate::interface::stored_permits::{Asked, PermitsHash, PermitsHolders};
+use crate::interface::stored_permits::{PermitsHash, PermitsHolders, PermitsRequest};
 use crate::values::ids::MultiId;
 use crate::values::lock_key::LockKey;
 use crate::values::mode::Mode;
@@ -131,7 +131,7 @@ pub struct Task {
     /// What for.
     pub purpose: Purpose,
     /// The permits that the owner asks for or waits for: all the holders' are to be read.
-    pub asked: Option<Asked>,
+    pub asked: Option<PermitsRequest>,
     /// For which command.
     pub(crate) verb: Verb,
     pub(crate) epoch: u64,

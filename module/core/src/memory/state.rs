@@ -4,7 +4,7 @@
 
 use crate::interface::effect::{Effect, Grant};
 use crate::interface::error::CommandError;
-use crate::interface::stored_permits::Asked;
+use crate::interface::stored_permits::PermitsRequest;
 use crate::memory::agenda::Agenda;
 use crate::memory::grant_delay::GrantDelay;
 use crate::memory::hold::{HoldIndex, HoldMark, SessionHold, SessionHolds};
@@ -129,7 +129,7 @@ impl Locks {
     /// A waiter's client is gone or was unblocked: it leaves the queue. The lock it waited for;
     /// none if it was in no queue.
     pub fn depart(&mut self, id: WaiterId) -> Option<LockKey> {
-        self.outdate();
+        self.invalidate();
         let lock = self.lock_of(id)?;
         self.withdraw(id)?;
         count(&mut self.counters.departures);
@@ -137,7 +137,7 @@ impl Locks {
     }
 
     /// What a waiter for permits asks for; none of another.
-    pub fn asked_by(&self, id: WaiterId) -> Option<Asked> {
+    pub fn asked_by(&self, id: WaiterId) -> Option<PermitsRequest> {
         self.table.get(id)?.asked
     }
 
@@ -170,12 +170,12 @@ impl Locks {
     }
 
     /// What was read until now is out of date.
-    pub(crate) fn outdate(&mut self) {
+    pub(crate) fn invalidate(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);
     }
 
     pub(crate) fn release_later(&mut self, lock: LockRef<'_>, release: PendingRelease) {
-        self.outdate();
+        self.invalidate();
         if let Some(id) = self.table.add_pending(lock, release) {
             self.agenda.add_later(id);
         }
@@ -199,7 +199,7 @@ impl Locks {
     /// to end. A session that has a hold is told once that nobody knows it (`NOSESSION`): it must
     /// confirm its holds, wherever they are now, since here it would not hear that one is lost.
     pub fn demoted(&mut self, effects: &mut Vec<Effect>) {
-        self.outdate();
+        self.invalidate();
         for id in self.holds.all() {
             if let Some(hold) = self.forget_hold(id) {
                 self.sessions.tell_of_end(hold.session);

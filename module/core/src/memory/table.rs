@@ -10,7 +10,7 @@
 //! wait. An owner stands in a queue once.
 
 use crate::interface::depth::ReadDepth;
-use crate::interface::stored_permits::Asked;
+use crate::interface::stored_permits::PermitsRequest;
 use crate::memory::hold::HoldIndex;
 use crate::memory::pending::PendingRelease;
 use crate::memory::position::Positions;
@@ -47,7 +47,7 @@ pub(crate) struct Newcomer<'a> {
     pub(crate) owner: &'a [u8],
     pub(crate) mode: Mode,
     /// How many permits, if it is for permits.
-    pub(crate) asked: Option<Asked>,
+    pub(crate) asked: Option<PermitsRequest>,
     pub(crate) lease: Lease,
     pub(crate) wait: Wait,
     pub(crate) reply_to: ReplyTarget,
@@ -64,7 +64,7 @@ pub(crate) struct Waiter {
     pub(crate) owner: Rc<[u8]>,
     pub(crate) mode: Mode,
     /// How many permits it waits for, if it does.
-    pub(crate) asked: Option<Asked>,
+    pub(crate) asked: Option<PermitsRequest>,
     /// The wait for several locks that this is part of.
     pub(crate) multi: Option<MultiId>,
     pub(crate) lease: Lease,
@@ -156,12 +156,12 @@ const LOOKS_PAUSE_MS: i64 = 10;
 
 /// A lock without a record.
 #[derive(Debug, Default)]
-struct Missed {
+struct NegativeCache {
     db: Option<i32>,
     name: Vec<u8>,
 }
 
-impl Missed {
+impl NegativeCache {
     fn set(&mut self, lock: LockRef<'_>) {
         self.name.clear();
         // A long name is not kept: it would stay in memory.
@@ -184,7 +184,7 @@ pub(crate) struct LockTable {
     /// What was looked up last: a command asks for the same lock several times, and hashing its
     /// name costs more than what is done with the record.
     last_found: Cell<Option<RecordId>>,
-    last_missed: RefCell<Missed>,
+    last_missed: RefCell<NegativeCache>,
     waiters: Arena<Waiter>,
     /// In which queues each owner waits.
     waits: HashMap<Rc<[u8]>, Places>,
@@ -274,7 +274,8 @@ impl LockTable {
         }
         // It is never borrowed here already; and if it were, this must not stop the server.
         let mut missed = self.last_missed.try_borrow_mut().ok();
-        let is_missed = |missed: &Missed| missed.db == Some(lock.db) && *missed.name == *lock.name;
+        let is_missed =
+            |missed: &NegativeCache| missed.db == Some(lock.db) && *missed.name == *lock.name;
         if missed.as_deref().is_some_and(is_missed) {
             return None;
         }
@@ -1089,7 +1090,7 @@ impl LockTable {
     }
 }
 
-fn names_no_limit(asked: Option<Asked>) -> bool {
+fn names_no_limit(asked: Option<PermitsRequest>) -> bool {
     asked.is_some_and(|asked| asked.limit.is_none())
 }
 

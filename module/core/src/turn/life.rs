@@ -99,7 +99,7 @@ impl Locks {
 
     /// The session connection closed, or counts as closed.
     fn detach(&mut self, session: SessionId, now: Now, effects: &mut Vec<Effect>) {
-        self.outdate();
+        self.invalidate();
         let name = self.sessions.name_of(session).cloned();
         let belongings = self.sessions.detach(session, now);
         self.log_session_ended(name, &belongings.holds, now);

@@ -28,14 +28,14 @@
 
 use crate::decisions::deadlock::DeadlockSearch;
 use crate::decisions::decision::Acquired;
-use crate::decisions::pending_wait::Wish;
-use crate::decisions::several::{Several, ttl_of_others_ms};
+use crate::decisions::pending_wait::PendingWait;
+use crate::decisions::several::{LockSet, ttl_of_others_ms};
 use crate::interface::depth::ReadDepth;
 use crate::interface::effect::{Effect, WaitOutcome};
 use crate::interface::error::CommandError;
 use crate::interface::request::{MultiRenew, Renew};
 use crate::interface::stored::Stored;
-use crate::interface::stored_permits::Asked;
+use crate::interface::stored_permits::PermitsRequest;
 use crate::interface::task::{Command, Keys, Purpose, Read, Reading, Subject, Task, Verb};
 use crate::memory::agenda::Job;
 use crate::memory::log::metrics::count;
@@ -91,7 +91,7 @@ pub struct Turn<'a> {
     is_reconciled: bool,
     /// Whether a hold that had to end has freed the command's lock.
     freed: bool,
-    pub(crate) wish: Option<Wish>,
+    pub(crate) pending_wait: Option<PendingWait>,
     pub(crate) search: Option<Box<DeadlockSearch>>,
     outcome: Option<Result<Outcome, CommandError>>,
     /// What may yet be done for others than the command.
@@ -214,7 +214,7 @@ impl<'a> Turn<'a> {
             released: 0,
             is_reconciled: false,
             freed: false,
-            wish: None,
+            pending_wait: None,
             search: None,
             outcome: None,
             budget: Budget::of(DECISIONS_MAX),
@@ -254,7 +254,7 @@ impl<'a> Turn<'a> {
         self.is_reconciled = false;
         if let Phase::Search(_) = self.phase {
             self.phase = Phase::Command;
-            (self.search, self.wish) = (None, None);
+            (self.search, self.pending_wait) = (None, None);
         }
     }
 
@@ -341,7 +341,7 @@ impl Locks {
 
     /// The permits that a command asks for; of CANCEL, those that its waiter waits for, which is
     /// told when it could have had them.
-    fn asked_by_command(&self, turn: &Turn<'_>, command: Command<'_>) -> Option<Asked> {
+    fn asked_by_command(&self, turn: &Turn<'_>, command: Command<'_>) -> Option<PermitsRequest> {
         match command {
             Command::Acquire(request) => request.asked,
             Command::Cancel(request) => {
@@ -545,7 +545,7 @@ impl Locks {
             turn.begin_anew();
             return false;
         }
-        self.outdate();
+        self.invalidate();
         let waiters = self.table.waiters();
         if let Read::One(Stored::ReadWrite(hash)) = &read
             && hash.is_partial
@@ -621,7 +621,7 @@ impl Locks {
                 let db = turn.db;
                 let at = keys.iter().map(|key| LockRef { db, name: key.name });
                 let locks: Vec<LockRef<'_>> = at.collect();
-                let several = Several {
+                let several = LockSet {
                     locks: &locks,
                     stored,
                 };
@@ -656,7 +656,9 @@ impl Locks {
                         decision.reconcile_now();
                         return Ok(None);
                     }
-                    Acquired::MustWait(wish) => return self.begin_wait(turn, wish, now),
+                    Acquired::MustWait(pending_wait) => {
+                        return self.begin_wait(turn, pending_wait, now);
+                    }
                     acquired => {
                         if request.wanted && matches!(acquired, Acquired::Held { .. }) {
                             decision.ask_if_wanted(request.owner, request.mode);
@@ -681,7 +683,7 @@ impl Locks {
         &mut self,
         turn: &mut Turn<'_>,
         command: Command<'_>,
-        several: &Several<'_>,
+        several: &LockSet<'_>,
         now: Now,
         effects: &mut Vec<Effect>,
     ) -> Result<Option<Outcome>, CommandError> {
@@ -700,7 +702,9 @@ impl Locks {
                         }
                         return Ok(None);
                     }
-                    Acquired::MustWait(wish) => return self.begin_wait(turn, wish, now),
+                    Acquired::MustWait(pending_wait) => {
+                        return self.begin_wait(turn, pending_wait, now);
+                    }
                     acquired => acquired.into(),
                 }
             }
@@ -716,7 +720,7 @@ impl Locks {
 
     fn renew_several(
         &mut self,
-        several: &Several<'_>,
+        several: &LockSet<'_>,
         request: &MultiRenew<'_>,
         now: Now,
         effects: &mut Vec<Effect>,
@@ -772,8 +776,8 @@ impl Locks {
             return self.mark_queue(record);
         };
         let written = effects.len();
-        if let Some(wish) = &mut turn.wish {
-            wish.is_out_of_date = true;
+        if let Some(pending_wait) = &mut turn.pending_wait {
+            pending_wait.is_out_of_date = true;
         }
         self.decision(lock.as_ref(), 0, now, effects)
             .end(&release, stored, outlived);
@@ -832,7 +836,7 @@ impl Locks {
         match read {
             Read::Several(stored) => {
                 let locks: Vec<LockRef<'_>> = locks.iter().map(LockKey::as_ref).collect();
-                let several = Several {
+                let several = LockSet {
                     locks: &locks,
                     stored,
                 };
@@ -946,8 +950,8 @@ impl From<Acquired> for Outcome {
         match acquired {
             Acquired::Held { count, token } => Self::Held { count, token },
             Acquired::NotHeld { ttl_ms } => Self::NotHeld { ttl_ms },
-            Acquired::MustWait(wish) => Self::MustWait {
-                ttl_ms: wish.ttl_ms,
+            Acquired::MustWait(pending_wait) => Self::MustWait {
+                ttl_ms: pending_wait.ttl_ms,
             },
             Acquired::ReconcileFirst => Self::NotHeld { ttl_ms: 0 },
         }

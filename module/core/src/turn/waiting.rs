@@ -2,11 +2,11 @@
 //! for ever.
 
 use crate::decisions::deadlock::{DeadlockSearch, Found};
-use crate::decisions::pending_wait::Wish;
+use crate::decisions::pending_wait::PendingWait;
 use crate::interface::effect::{Effect, WaitOutcome};
 use crate::interface::error::CommandError;
 use crate::interface::request::{Acquire, WaitMode};
-use crate::interface::stored_permits::Asked;
+use crate::interface::stored_permits::PermitsRequest;
 use crate::interface::task::{Command, Keys, Read};
 use crate::memory::log::metrics::count;
 use crate::memory::state::Locks;
@@ -43,11 +43,11 @@ impl Locks {
     pub(crate) fn begin_wait(
         &mut self,
         turn: &mut Turn<'_>,
-        wish: Wish,
+        pending_wait: PendingWait,
         now: Now,
     ) -> Result<Option<Outcome>, CommandError> {
-        let ttl_ms = wish.ttl_ms;
-        turn.wish = Some(wish);
+        let ttl_ms = pending_wait.ttl_ms;
+        turn.pending_wait = Some(pending_wait);
         let locks = match turn.command {
             // Not looked at: who of the holders must give permits back is not said.
             Some(Command::Acquire(request)) if request.mode == Mode::Permits => {
@@ -97,7 +97,10 @@ impl Locks {
                 Err(error)
             }
             Found::Nothing => {
-                let ttl_ms = turn.wish.as_ref().map_or(0, |wish| wish.ttl_ms);
+                let ttl_ms = turn
+                    .pending_wait
+                    .as_ref()
+                    .map_or(0, |pending_wait| pending_wait.ttl_ms);
                 Ok(Some(Outcome::MustWait { ttl_ms }))
             }
         }
@@ -148,7 +151,7 @@ impl Locks {
         now: Now,
         effects: &mut Vec<Effect>,
     ) -> Option<Joined> {
-        let wish = turn.wish.take()?;
+        let pending_wait = turn.pending_wait.take()?;
         let terms = Terms::of(turn.command?)?;
         let session = self.listened(terms.session).ok()?;
         let (wait, reply_to) = match (terms.wait_mode, client) {
@@ -169,7 +172,7 @@ impl Locks {
             wanted: terms.wanted,
             multi: None,
         };
-        self.outdate();
+        self.invalidate();
         // One waiter needs no list.
         let (of_one, of_several);
         let (waiters, is_new): (&[WaiterId], bool) = match turn.command? {
@@ -181,7 +184,7 @@ impl Locks {
                 let own_place = self.own_place(lock, request);
                 of_one = match own_place {
                     Some(waiter) => [waiter],
-                    None => [self.join(lock, 0, &newcomer, &wish, now)?],
+                    None => [self.join(lock, 0, &newcomer, &pending_wait, now)?],
                 };
                 (&of_one, own_place.is_none())
             }
@@ -190,25 +193,25 @@ impl Locks {
                 let own_multi = self.own_multi(&locks, request);
                 of_several = match own_multi {
                     Some(multi) => self.multis.waiters(multi).to_vec(),
-                    None => self.join_all(&locks, newcomer, &wish, now)?,
+                    None => self.join_all(&locks, newcomer, &pending_wait, now)?,
                 };
                 (&of_several, own_multi.is_none())
             }
             _ => return None,
         };
         let first = *waiters.first()?;
-        if wish.is_out_of_date {
+        if pending_wait.is_out_of_date {
             // Somebody may have the lock since, or nobody: the timer looks at once.
             self.mark_queues_of(waiters);
         }
         if !is_new {
-            let ttl_ms = self.ttl_or_delay_ms(wish.ttl_when_taken_over(now), now);
+            let ttl_ms = self.ttl_or_delay_ms(pending_wait.ttl_when_taken_over(now), now);
             self.take_over(waiters, &newcomer, ttl_ms, now, effects)?;
         }
         if let Some(session) = session {
             self.sessions.add_waiter(session, first);
         }
-        if is_new && self.holds.any_asks() && wish.is_kept_out() {
+        if is_new && self.holds.any_asks() && pending_wait.is_kept_out() {
             self.tell_wanted_by_newcomer(waiters, effects);
         }
         self.note_peak();
@@ -223,10 +226,10 @@ impl Locks {
     /// The caller of a command that [must wait](Outcome::MustWait) cannot be blocked after
     /// all: it is refused.
     pub fn turn_away(&mut self, turn: &mut Turn<'_>, effects: &mut Vec<Effect>) {
-        let (db, wish) = (turn.db, turn.wish.take());
+        let (db, pending_wait) = (turn.db, turn.pending_wait.take());
         let command = turn
             .command
-            .filter(|_| wish.is_some_and(|wish| wish.is_kept_out()));
+            .filter(|_| pending_wait.is_some_and(|pending_wait| pending_wait.is_kept_out()));
         match command {
             Some(Command::Acquire(request)) => {
                 let name = request.key;
@@ -265,15 +268,15 @@ impl Locks {
         lock: LockRef<'_>,
         place: usize,
         newcomer: &Newcomer<'_>,
-        wish: &Wish,
+        pending_wait: &PendingWait,
         now: Now,
     ) -> Option<WaiterId> {
         let (waiter, queue) = self.table.join(lock, newcomer, now)?;
         if let Some(of) = self.patterns.of(lock.name) {
             count(&mut of.waits);
         }
-        // Where the wish knows of no end, one that was heard of before counts on.
-        if let Some(end) = wish.lease_end(place) {
+        // Where the wait knows of no end, one that was heard of before counts on.
+        if let Some(end) = pending_wait.lease_end(place) {
             self.table.check_after(queue, Some(end));
         }
         Some(waiter)
@@ -283,7 +286,7 @@ impl Locks {
         &mut self,
         locks: &[LockRef<'_>],
         newcomer: Newcomer<'_>,
-        wish: &Wish,
+        pending_wait: &PendingWait,
         now: Now,
     ) -> Option<Vec<WaiterId>> {
         let keys = locks.iter().map(|lock| {
@@ -298,7 +301,7 @@ impl Locks {
             ..newcomer
         };
         for (place, lock) in locks.iter().enumerate() {
-            let Some(waiter) = self.join(*lock, place, &newcomer, wish, now) else {
+            let Some(waiter) = self.join(*lock, place, &newcomer, pending_wait, now) else {
                 // No room: none of it waits.
                 for waiter in self.multis.remove(multi) {
                     self.table.leave(waiter);
@@ -357,7 +360,7 @@ impl Locks {
 /// On what terms a command waits.
 struct Terms<'a> {
     mode: Mode,
-    asked: Option<Asked>,
+    asked: Option<PermitsRequest>,
     lease: Lease,
     wait_mode: WaitMode,
     session: Option<SessionRef<'a>>,

@@ -23,7 +23,7 @@
 
 use crate::keyspace::{Entry, Keyspace, Place, Value, number, timeout_key};
 use crate::life::{HoldName, Name, News, TwinEvent, is_same};
-use crate::twin::{Asked, Tally, Twin, TwinWaiter, Waits, field_of};
+use crate::twin::{PermitsRequest, Tally, Twin, TwinWaiter, Waits, field_of};
 use crate::world::{LOCKS, OWNERS, place};
 use rlock_core::{FENCE_FIELD, LockRef, Locks, Mode, Now, Token};
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,7 +61,12 @@ pub(crate) struct Granted<'a> {
 }
 
 impl Ledger {
-    pub(crate) fn sits_down(&mut self, places: &[Place], is_joint: bool, asked: Asked<'_>) {
+    pub(crate) fn sits_down(
+        &mut self,
+        places: &[Place],
+        is_joint: bool,
+        asked: PermitsRequest<'_>,
+    ) {
         self.seated += 1;
         let queued_for = asked
             .session

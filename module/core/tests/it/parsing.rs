@@ -6,7 +6,8 @@ use rlock_core::request::{
     NamedKey, Release, Renew,
 };
 use rlock_core::{
-    Asked, CommandError, Count, Glob, KEYS_MAX, Kind, Lease, Mode, Permits, Token, TokenMint, Wait,
+    CommandError, Count, Glob, KEYS_MAX, Kind, Lease, Mode, Permits, PermitsRequest, Token,
+    TokenMint, Wait,
 };
 
 pub(crate) const LEASE: &str = "ERR lease-ms must be an integer from 1 to 9007199254740991";
@@ -61,8 +62,8 @@ fn in_words(mode: Mode) -> &'static str {
     }
 }
 
-fn asked_in_words(asked: Option<Asked>) -> String {
-    let Some(Asked { permits, limit }) = asked else {
+fn asked_in_words(asked: Option<PermitsRequest>) -> String {
+    let Some(PermitsRequest { permits, limit }) = asked else {
         return String::new();
     };
     let limit = limit.map_or(String::new(), |limit| format!(" of {}", limit.get()));

@@ -84,7 +84,12 @@ pub(crate) struct TwinWaiter {
 }
 
 impl TwinWaiter {
-    fn new(asked: Asked<'_>, wait_ms: i64, together: Option<Vec<Place>>, now: Now) -> Self {
+    fn new(
+        asked: PermitsRequest<'_>,
+        wait_ms: i64,
+        together: Option<Vec<Place>>,
+        now: Now,
+    ) -> Self {
         Self {
             owner: asked.owner.to_vec(),
             mode: asked.mode,
@@ -184,7 +189,7 @@ pub(crate) enum Waits {
 
 /// An ACQUIRE as it was sent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct PermitsRequest<'a> {
     pub(crate) owner: &'a [u8],
     pub(crate) mode: Mode,
     pub(crate) lease_ms: i64,
@@ -196,7 +201,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) waiters_max: usize,
 }
 
-impl Asked<'_> {
+impl PermitsRequest<'_> {
     fn entry(&self) -> Entry {
         Entry {
             owner: self.owner.to_vec(),
@@ -245,12 +250,12 @@ impl Entry {
 impl Twin {
     // --- Commands --------------------------------------------------------------------------------
 
-    pub(crate) fn acquire(&mut self, place: &Place, asked: Asked<'_>, now: Now) -> Reply {
+    pub(crate) fn acquire(&mut self, place: &Place, asked: PermitsRequest<'_>, now: Now) -> Reply {
         let reply = self.take_or_wait(place, asked, now);
         self.asking(reply, (place, asked.owner, asked.mode), asked.wanted)
     }
 
-    fn take_or_wait(&mut self, place: &Place, asked: Asked<'_>, now: Now) -> Reply {
+    fn take_or_wait(&mut self, place: &Place, asked: PermitsRequest<'_>, now: Now) -> Reply {
         if let Some(refused) = self.not_listened(asked.session).or(self.not_a_lock(place)) {
             return refused;
         }
@@ -292,7 +297,7 @@ impl Twin {
         }
     }
 
-    fn wait_in_line(&mut self, place: &Place, asked: Asked<'_>, now: Now) -> Reply {
+    fn wait_in_line(&mut self, place: &Place, asked: PermitsRequest<'_>, now: Now) -> Reply {
         let ttl_ms = self.or_delay(self.ttl_ms(place, now));
         let wait_ms = match asked.waits {
             Waits::No => {
@@ -333,7 +338,7 @@ impl Twin {
     fn cannot_wait(
         &mut self,
         places: &[Place],
-        asked: Asked<'_>,
+        asked: PermitsRequest<'_>,
         joint: Option<usize>,
     ) -> Option<Reply> {
         // An owner stands in a queue once.
@@ -1499,7 +1504,7 @@ impl Twin {
 }
 
 /// What somebody is answered who waits, at this place.
-fn waits_at(asked: Asked<'_>, position: usize) -> Reply {
+fn waits_at(asked: PermitsRequest<'_>, position: usize) -> Reply {
     match asked.waits {
         Waits::Queue(_) => Reply::Queued {
             position: i64::try_from(position).unwrap(),

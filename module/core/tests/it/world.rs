@@ -5,7 +5,7 @@ use crate::foreign::{self, Change};
 use crate::invariants::{self, Granted, Ledger};
 use crate::keyspace::{Keyspace, Place, Reading, Value, number as count_of};
 use crate::life::{Call, HoldName, Name};
-use crate::twin::{Asked, Heard, Reply, Twin, TwinWaiter, Waits};
+use crate::twin::{Heard, PermitsRequest, Reply, Twin, TwinWaiter, Waits};
 use rlock_core::request::{Acquire, Cancel, Release, Renew, WaitMode};
 use rlock_core::{
     BlockedClient, Command, CommandError, Counters, DECISIONS_MAX, Effect, Grant, Keys, Lease,
@@ -470,7 +470,7 @@ impl World {
                     Waits::Block(_) if self.in_multi => Waits::No,
                     _ => waits,
                 };
-                let asked = Asked {
+                let asked = PermitsRequest {
                     owner: OWNERS[owner],
                     mode,
                     lease_ms,
@@ -617,7 +617,11 @@ impl World {
 
     // --- Commands --------------------------------------------------------------------------------
 
-    fn acquire(&mut self, place: &Place, asked: Asked<'_>) -> Result<(Reply, Reply), String> {
+    fn acquire(
+        &mut self,
+        place: &Place,
+        asked: PermitsRequest<'_>,
+    ) -> Result<(Reply, Reply), String> {
         let request = Acquire {
             key: &place.1,
             owner: asked.owner,
@@ -667,7 +671,7 @@ impl World {
         turn: &mut Turn<'_>,
         places: &[Place],
         several: bool,
-        asked: Asked<'_>,
+        asked: PermitsRequest<'_>,
         of_twin: Reply,
     ) -> Result<(Reply, Reply), String> {
         let of_core = match turn.outcome() {
@@ -916,7 +920,7 @@ impl World {
         turn: &mut Turn<'_>,
         places: &[Place],
         several: bool,
-        asked: Asked<'_>,
+        asked: PermitsRequest<'_>,
     ) -> Result<Reply, String> {
         let (now, seat) = (self.clock.now, asked.seat);
         self.seats += 1;

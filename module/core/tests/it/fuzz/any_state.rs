@@ -12,10 +12,10 @@ use rlock_core::request::{
     Renew, WaitMode,
 };
 use rlock_core::{
-    Asked, BlockedClient, Command, CommandError, Count, Effect, GRACE_MS_MAX, HOLD_COUNT_MAX, Hash,
+    BlockedClient, Command, CommandError, Count, Effect, GRACE_MS_MAX, HOLD_COUNT_MAX, Hash,
     INTEGER_MAX, Keys, Lease, LockRef, Locks, Mode, NEVER, Now, Outcome, PERMITS_MAX, Permits,
-    PermitsHash, PermitsHold, Purpose, Read, ReadHold, ReadWrite, Room, SessionId, SessionLimits,
-    SessionRef, Stored, Subject, Token, Turn, Wait, WaitOutcome, WaiterId, Write,
+    PermitsHash, PermitsHold, PermitsRequest, Purpose, Read, ReadHold, ReadWrite, Room, SessionId,
+    SessionLimits, SessionRef, Stored, Subject, Token, Turn, Wait, WaitOutcome, WaiterId, Write,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -154,8 +154,8 @@ impl<'a> Core<'a> {
         Permits::new(self.choices.of(&[1, 2, 3, PERMITS_MAX])).unwrap()
     }
 
-    fn asked(&mut self, mode: Mode) -> Option<Asked> {
-        (mode == Mode::Permits).then(|| Asked {
+    fn asked(&mut self, mode: Mode) -> Option<PermitsRequest> {
+        (mode == Mode::Permits).then(|| PermitsRequest {
             permits: self.permits(),
             limit: self.choices.maybe(|_| Permits::new(3).unwrap()),
         })

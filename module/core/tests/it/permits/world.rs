@@ -3,9 +3,9 @@
 use super::twin::{Heard, Reply, Request, To, Twin, WAITERS_MAX};
 use rlock_core::request::{Acquire, Cancel, Events, Limit, Release, Renew, WaitMode};
 use rlock_core::{
-    Asked, BlockedClient, Command, Effect, EventKind, Grant, Lease, LockKey, LockRef, Locks,
-    LostReason, Mode, Now, Outcome, PERMITS_MODE, Permits, PermitsHolders, PermitsReading, Purpose,
-    Read, ReadDepth, SessionId, SessionLimits, Stored, Subject, Task, Token, Turn, Wait,
+    BlockedClient, Command, Effect, EventKind, Grant, Lease, LockKey, LockRef, Locks, LostReason,
+    Mode, Now, Outcome, PERMITS_MODE, Permits, PermitsHolders, PermitsReading, PermitsRequest,
+    Purpose, Read, ReadDepth, SessionId, SessionLimits, Stored, Subject, Task, Token, Turn, Wait,
     WaitOutcome, WaiterId, Write, names,
 };
 use std::collections::BTreeMap;
@@ -445,7 +445,7 @@ impl World {
             owner: OWNERS[of.owner],
             lease: lease(of.lease_ms),
             mode: Mode::Permits,
-            asked: Some(Asked {
+            asked: Some(PermitsRequest {
                 permits: Permits::new(of.permits).unwrap(),
                 limit: of.of.map(|limit| Permits::new(limit).unwrap()),
             }),

@@ -1,7 +1,8 @@
 //! Several locks at once: all or none.
 
 use super::{
-    Asked, COUNT_MAX, Entry, Heard, MALFORMED, OVERFLOW, Reply, Twin, TwinWaiter, Waits, waits_at,
+    COUNT_MAX, Entry, Heard, MALFORMED, OVERFLOW, PermitsRequest, Reply, Twin, TwinWaiter, Waits,
+    waits_at,
 };
 use crate::keyspace::Place;
 use crate::life::Name;
@@ -12,7 +13,7 @@ impl Twin {
     pub(crate) fn acquire_several(
         &mut self,
         places: &[Place],
-        asked: Asked<'_>,
+        asked: PermitsRequest<'_>,
         now: Now,
     ) -> Reply {
         if let Some(refused) = self.not_listened(asked.session) {
@@ -74,7 +75,12 @@ impl Twin {
         (count, entry.token.unwrap_or(largest), each.collect())
     }
 
-    fn wait_in_all_lines(&mut self, places: &[Place], asked: Asked<'_>, now: Now) -> Reply {
+    fn wait_in_all_lines(
+        &mut self,
+        places: &[Place],
+        asked: PermitsRequest<'_>,
+        now: Now,
+    ) -> Reply {
         let ttl_ms = self.or_delay(self.ttl_of_others(places, asked.owner, now));
         let (Waits::Block(wait_ms) | Waits::Queue(wait_ms)) = asked.waits else {
             for place in places {

@@ -1,6 +1,6 @@
 //! WANTED: who hears that somebody waits whom its hold keeps out.
 
-use super::{Asked, Reply, Twin};
+use super::{PermitsRequest, Reply, Twin};
 use crate::keyspace::Place;
 use crate::life::{HoldName, Name, News};
 use rlock_core::Mode;
@@ -37,7 +37,7 @@ impl Twin {
     }
 
     /// This owner wants the lock, and others have it.
-    pub(super) fn is_wanted_by(&mut self, place: &Place, asked: Asked<'_>) {
+    pub(super) fn is_wanted_by(&mut self, place: &Place, asked: PermitsRequest<'_>) {
         let wants = (asked.owner.to_vec(), asked.mode);
         self.tell_who_keeps_out(place, &[wants]);
     }

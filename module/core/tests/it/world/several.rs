@@ -3,7 +3,7 @@
 use super::{LOCKS, OWNERS, Op, SESSIONS, WAITERS_MAX, World, is_deadlock, number, place};
 use crate::keyspace::Place;
 use crate::life::Name;
-use crate::twin::{Asked, Reply, Twin, Waits};
+use crate::twin::{PermitsRequest, Reply, Twin, Waits};
 use rlock_core::request::{MultiAcquire, MultiRelease, MultiRenew};
 use rlock_core::{Command, Mode, Now};
 
@@ -23,7 +23,7 @@ impl World {
                     waits => waits,
                 };
                 let places = distinct(locks);
-                let asked = Asked {
+                let asked = PermitsRequest {
                     owner: OWNERS[*owner],
                     mode: Mode::Plain,
                     lease_ms: *lease_ms,
@@ -51,7 +51,7 @@ impl World {
         &mut self,
         locks: &[usize],
         places: &[Place],
-        asked: Asked<'_>,
+        asked: PermitsRequest<'_>,
     ) -> Result<(Reply, Reply), String> {
         let mut args = vec![asked.owner.to_vec(), digits(asked.lease_ms)];
         args.extend(named(locks));
