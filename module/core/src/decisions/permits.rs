@@ -249,17 +249,18 @@ impl Decision<'_> {
             };
             let Some(asked) = first.asked else { break };
             let table = &self.locks.table;
-            match holders.room(asked, hash.limit, hash.ends_at) {
-                Room::Now => {}
-                Room::NoLimit => break,
-                room => return self.keep_out(queue, room),
-            }
             let hold_already: &BTreeSet<WaiterId> = hold_already.get_or_insert_with(|| {
                 let waiters = others.owners().map(|owner| table.waiter_of(queue, owner));
                 waiters.flatten().map(|(id, _)| id).collect()
             });
+            // Before the question of room: whether it fits or not, it is told that it holds some.
             if hold_already.contains(&id) {
                 break;
+            }
+            match holders.room(asked, hash.limit, hash.ends_at) {
+                Room::Now => {}
+                Room::NoLimit => break,
+                room => return self.keep_out(queue, room),
             }
             let Some(ends_at) = self.hand_over_permits(id, &hash, asked) else {
                 break;
