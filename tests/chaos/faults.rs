@@ -546,9 +546,9 @@ fn move_slot(world: &mut World, random: &mut Random) {
     world.change_over();
 }
 
-/// The node that serves the locks sees no majority of the nodes, as if it were cut off from them. Its
-/// sessions lose their connections, and some end. Where it has a replica, that may be the primary by
-/// now: so nothing may be granted and nothing released.
+/// The node that serves the locks sees no majority of the nodes, as if it were cut off from them.
+/// Its sessions lose their connections, and some end. If it had a replica, that could be the
+/// primary by now: so nothing may be granted and nothing released.
 fn partition(world: &World, random: &mut Random) {
     world.watch.look_at(None);
     let node = world.primary();

@@ -233,7 +233,7 @@ fn a_waiter_that_is_gotten_rid_of_within_the_event_of_its_grant_leaves_the_lock_
                     assert_eq!(conn.run("REPLICAOF NO ONE"), "OK");
                     assert!(server.is_running(), "{what}");
                 } else {
-                    // On Redis 7.0 a client may not be unblocked, and bob keeps what he was granted.
+                    // On Redis 7.0 a client may not be unblocked, and bob keeps his grant.
                     let told = bob.try_read(Duration::from_secs(10));
                     if !matches!(&told, Ok(Reply::Array(told)) if told[0] == Reply::Int(1)) {
                         carol.read().held();

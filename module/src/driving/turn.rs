@@ -287,8 +287,9 @@ fn presence(ctx: Ctx<'_>, name: Str<'_>) -> Presence {
 /// What is found of a lock that this node may not write, or of which it has not all keys. For a
 /// command's own locks the server has seen to that.
 ///
-/// The core may decide to write wherever it reads for one of these purposes. A node whose cluster is
-/// down, and whose replica may have been promoted by then, must not: the hold lives on at the other.
+/// The core may decide to write wherever it reads for one of these purposes. A node whose cluster
+/// is down, and whose replica may have been promoted by then, must not: the hold lives on at the
+/// other.
 fn not_here(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>) -> Option<Read<'static>> {
     if !ctx.in_cluster() {
         return None;

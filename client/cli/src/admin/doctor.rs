@@ -275,7 +275,8 @@ impl Examined {
             let advice = if why == RENAMED {
                 "look into its configuration file for what docs/operations.md says of it"
             } else {
-                "ACL SETUSER this user +info +config|get +command|info +time +acl|getuser, and ask again"
+                "ACL SETUSER this user +info +config|get +command|info +time +acl|getuser, and ask \
+                 again"
             };
             let command = command.replace('|', " ").to_uppercase();
             let what = format!("it does not answer {command}: {why}");

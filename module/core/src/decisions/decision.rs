@@ -457,7 +457,8 @@ impl Decision<'_> {
 
     /// Whether the key still has the owner's hold with this mark. A writer whose token is not known
     /// cannot be told from a later one, unless the key was replaced: then the end of its lease must
-    /// be the same. A reader of whom only the timeout keys of a script are left cannot be told either.
+    /// be the same. A reader of whom only the timeout keys of a script are left cannot be told
+    /// either.
     fn is_hold(&self, stored: &Stored, owner: &[u8], mode: Mode, mark: HoldMark) -> bool {
         let (own, token) = (stored.own(mode), mark.token);
         own.is_some_and(|(_, stored_token)| match mode {
@@ -791,8 +792,8 @@ impl Decision<'_> {
         self.effects.push(Effect::Publish { lock, held_as });
     }
 
-    /// Deletes the latest timeout key of each of these readers. Those of earlier entries, which only
-    /// somebody else's script leaves there, run out: without the hash they mean nothing.
+    /// Deletes the latest timeout key of each of these readers. Those of earlier entries, which
+    /// only somebody else's script leaves there, run out: without the hash they mean nothing.
     fn delete_timeouts_of(&mut self, readers: &[(Box<[u8]>, Count)]) {
         for (reader, count) in readers.iter().take(ReadWrite::TIMEOUTS_MAX) {
             if let Count::Valid(number) = *count {

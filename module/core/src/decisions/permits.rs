@@ -2,8 +2,8 @@
 //! long as no more than a limit are out.
 //!
 //! Strictly first come, first served: the first in the queue waits until what it asked for fits,
-//! and nobody behind passes it. All who fit are granted by one reading, which says who holds how many
-//! permits: also whether one of those in the queue does.
+//! and nobody behind passes it. All who fit are granted by one reading, which says who holds how
+//! many permits: also whether one of those in the queue does.
 
 use crate::decisions::decision::{Acquired, Decision, Entry, TOLD_AT_ONCE};
 use crate::decisions::pending_wait::PendingWait;
@@ -187,8 +187,8 @@ impl Decision<'_> {
 
     // --- Grants ----------------------------------------------------------------------------------
 
-    /// Grants the first in the queue, as read for it, if what it asked for fits, and those behind it
-    /// that fit as well. Otherwise looks again when it will.
+    /// Grants the first in the queue, as read for it, if what it asked for fits, and those behind
+    /// it that fit as well. Otherwise looks again when it will.
     pub(crate) fn reconcile_permits(
         &mut self,
         queue: RecordId,

@@ -60,8 +60,8 @@ pub struct Locks {
 impl Locks {
     // --- What others change ----------------------------------------------------------------------
 
-    /// The key was deleted, overwritten, renamed or changed by somebody else in another way. Whether
-    /// anything is known of the lock.
+    /// The key was deleted, overwritten, renamed or changed by somebody else in another way.
+    /// Whether anything is known of the lock.
     pub fn changed(&mut self, lock: LockRef<'_>) -> bool {
         let id = self.table.find(lock);
         id.is_some_and(|id| self.replaced(id))

@@ -957,9 +957,9 @@ impl LockTable {
 
     // --- Deadlines -------------------------------------------------------------------------------
 
-    /// The lease of a lock was found to end then; none if it never ends, or nobody has the lock. The
-    /// key is looked at just after that. A look that is due earlier stays: it will find the lease as
-    /// it is by then. Does nothing where nobody waits.
+    /// The lease of a lock was found to end then; none if it never ends, or nobody has the lock.
+    /// The key is looked at just after that. A look that is due earlier stays: it will find the
+    /// lease as it is by then. Does nothing where nobody waits.
     pub(crate) fn check_after(&mut self, id: RecordId, lease_end: Option<i64>) {
         let Some(record) = self.records.get_mut(id.0) else {
             return;
