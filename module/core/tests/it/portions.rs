@@ -118,8 +118,8 @@ fn few_locks_are_looked_at_every_second_each() {
     for number in [1, 100, 1000, 2500] {
         let mut locks = waited_for(number);
         let (total, most_at_once, longest) = looks_in(&mut locks, 10_000);
-        assert!(total <= 10 * number + 50, "{number}: {total} looks in 10 s");
-        assert!(most_at_once <= 30, "{number}: {most_at_once} at once");
+        assert!(total <= 10 * number + 75, "{number}: {total} looks in 10 s");
+        assert!(most_at_once <= 75, "{number}: {most_at_once} at once");
         // All of them began in one moment. What comes together is spread over some of the second.
         assert!(longest <= 1900, "{number}: not for {longest} ms");
     }
@@ -130,9 +130,9 @@ fn many_locks_are_looked_at_in_turn_three_thousand_a_second() {
     const LOCKS: usize = 20_000;
     let mut locks = waited_for(LOCKS);
     let (total, most_at_once, longest) = looks_in(&mut locks, 10_000);
-    assert!(total <= 30_030, "{total} looks in 10 s");
+    assert!(total <= 30_075, "{total} looks in 10 s");
     assert!(total > 24_000, "{total} looks in 10 s");
-    assert!(most_at_once <= 30, "{most_at_once} at once");
+    assert!(most_at_once <= 75, "{most_at_once} at once");
     assert!(longest <= 7_800, "not for {longest} ms");
 }
 
