@@ -150,9 +150,11 @@ const LOOK_EVERY_MS: i64 = 1000;
 /// So many looks are made at once, and the next after this pause, in the order in which they were
 /// due. Without this bound 300,000 locks that are waited for would keep the server busy, though
 /// nothing happens. With it all looks together are 3,000 a second, so each of those locks is looked
-/// at every 100 seconds. The end of a lease does not wait for that: it is a deadline of its own.
-const LOOKS_AT_ONCE: usize = 30;
-const LOOKS_PAUSE_MS: i64 = 10;
+/// at every 100 seconds. The end of a lease does not wait for that: it is a deadline of its own. To
+/// wake the server costs as much as dozens of looks, so they come in portions; and a portion of these
+/// is no longer than what the server does for a few commands.
+const LOOKS_AT_ONCE: usize = 75;
+const LOOKS_PAUSE_MS: i64 = 25;
 
 /// A lock without a record.
 #[derive(Debug, Default)]

@@ -3,9 +3,9 @@
 
 use rlock_core::request::{Acquire, Events, Limit};
 use rlock_core::{
-    BlockedClient, Command, Count, DECISIONS_MAX, Effect, Field, Hash, Holder, LockRef, Locks, Now,
-    Outcome, Permits, PermitsHolders, PermitsReading, Purpose, Read, SessionLimits, Stored,
-    Subject, Task, Token, Turn, Wait, Write,
+    BlockedClient, Command, Count, DECISIONS_MAX, Effect, Field, Gauges, Hash, Holder, LockRef,
+    Locks, Now, Outcome, Permits, PermitsHolders, PermitsReading, Purpose, Read, SessionLimits,
+    Stored, Subject, Task, Token, Turn, Wait, Write,
 };
 use std::collections::BTreeMap;
 
@@ -94,7 +94,7 @@ fn leak(stored: Stored) -> Read<'static> {
 /// How often each lock was looked at, and the longest time that one of them was not.
 fn looks_in(locks: &mut Locks, for_ms: i64) -> (usize, usize, i64) {
     let held: &'static Stored = Box::leak(Box::new(held_until(START.wall_ms() + 3_600_000)));
-    let (mut looks, mut most_at_once, mut longest) = (0, 0, 0);
+    let (mut total, mut most_at_once, mut longest) = (0, 0, 0);
     let mut last: BTreeMap<Vec<u8>, i64> = BTreeMap::new();
     let mut passed = 0;
     while passed < for_ms {
@@ -103,23 +103,23 @@ fn looks_in(locks: &mut Locks, for_ms: i64) -> (usize, usize, i64) {
             Read::One(held)
         });
         assert!(effects.is_empty(), "{effects:?}");
-        looks += looked_at.len();
+        total += looked_at.len();
         most_at_once = most_at_once.max(looked_at.len());
         for name in looked_at {
             longest = longest.max(passed - last.insert(name, passed).unwrap_or(0));
         }
     }
     let left = last.values().map(|last| passed - last).max().unwrap();
-    (looks, most_at_once, longest.max(left))
+    (total, most_at_once, longest.max(left))
 }
 
 #[test]
 fn few_locks_are_looked_at_every_second_each() {
     for number in [1, 100, 1000, 2500] {
         let mut locks = waited_for(number);
-        let (looks, most_at_once, longest) = looks_in(&mut locks, 10_000);
-        assert!(looks <= 10 * number + 50, "{number}: {looks} looks in 10 s");
-        assert!(most_at_once <= 30, "{number}: {most_at_once} at once");
+        let (total, most_at_once, longest) = looks_in(&mut locks, 10_000);
+        assert!(total <= 10 * number + 75, "{number}: {total} looks in 10 s");
+        assert!(most_at_once <= 75, "{number}: {most_at_once} at once");
         // All of them began in one moment. What comes together is spread over some of the second.
         assert!(longest <= 1900, "{number}: not for {longest} ms");
     }
@@ -129,10 +129,10 @@ fn few_locks_are_looked_at_every_second_each() {
 fn many_locks_are_looked_at_in_turn_three_thousand_a_second() {
     const LOCKS: usize = 20_000;
     let mut locks = waited_for(LOCKS);
-    let (looks, most_at_once, longest) = looks_in(&mut locks, 10_000);
-    assert!(looks <= 30_030, "{looks} looks in 10 s");
-    assert!(looks > 24_000, "{looks} looks in 10 s");
-    assert!(most_at_once <= 30, "{most_at_once} at once");
+    let (total, most_at_once, longest) = looks_in(&mut locks, 10_000);
+    assert!(total <= 30_075, "{total} looks in 10 s");
+    assert!(total > 24_000, "{total} looks in 10 s");
+    assert!(most_at_once <= 75, "{most_at_once} at once");
     assert!(longest <= 7_800, "not for {longest} ms");
 }
 
@@ -150,16 +150,13 @@ fn the_end_of_a_lease_is_seen_at_once_among_many_locks_that_are_waited_for() {
     let (mut passed, mut seen_at) = (0, None);
     while seen_at.is_none() {
         passed += locks.next_deadline(START.after(passed)).unwrap().max(0);
-        let (looked_at, effects) =
-            fires(
-                &mut locks,
-                START.after(passed),
-                DECISIONS_MAX,
-                |task| match name_of(task) == b"soon" && START.wall_ms() + passed > end {
-                    true => leak(Stored::Free),
-                    false => Read::Unknown,
-                },
-            );
+        let (looked_at, effects) = fires(&mut locks, START.after(passed), DECISIONS_MAX, |task| {
+            if name_of(task) == b"soon" && START.wall_ms() + passed > end {
+                leak(Stored::Free)
+            } else {
+                Read::Unknown
+            }
+        });
         let is_granted = effects
             .iter()
             .any(|effect| matches!(effect, Effect::Grant { .. }));
@@ -462,5 +459,5 @@ fn sessions_whose_graces_end_together_end_in_portions() {
     let pending = |locks: &Locks, _: &[Effect]| locks.gauges().pending_releases;
     let portions = in_portions(&mut locks, START.after(50), pending);
     assert_eq!(portions, [500; 5]);
-    assert_eq!(locks.gauges(), Default::default());
+    assert_eq!(locks.gauges(), Gauges::default());
 }

@@ -123,8 +123,6 @@ pub(crate) struct World {
     /// Whether somebody else has written into the hash.
     is_odd: bool,
     looks_at_all: bool,
-    /// How often the keys were read.
-    pub(crate) readings: usize,
 }
 
 fn at() -> LockRef<'static> {
@@ -171,7 +169,6 @@ impl World {
             told: Vec::new(),
             is_odd: false,
             looks_at_all,
-            readings: 0,
         }
     }
 
@@ -512,7 +509,6 @@ impl World {
                 (subject, _) => return Err(format!("{subject:?}, and nobody asks for it")),
             };
             let (stored, others) = self.read(&owner, &task);
-            self.readings += 1;
             let (holders, gone) = self.holders();
             let read = match (task.purpose, command) {
                 (Purpose::Sweep, _) => Read::Gone {
@@ -547,9 +543,10 @@ impl World {
         let limit = self.space.limit.as_deref().filter(|_| is_about_permits);
         let mut reading = PermitsReading::new(owner, task.asked, limit, self.now);
         let Some(hash) = &self.space.hash else {
-            let stored = match is_about_permits {
-                true => reading.found(None).stored(true),
-                false => Stored::Free,
+            let stored = if is_about_permits {
+                reading.found(None).stored(true)
+            } else {
+                Stored::Free
             };
             return (stored, PermitsHolders::default());
         };
