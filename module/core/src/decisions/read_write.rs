@@ -267,7 +267,7 @@ impl Decision<'_> {
         }
     }
 
-    /// Takes a free lock.
+    /// Takes a free lock. Returns the hold count, which is 1, and the token.
     pub(crate) fn begin_read_write(&mut self, entry: &Entry<'_>) -> (i64, Token) {
         let (token, end) = (self.mint(), entry.lease.end(self.now));
         self.count_grant();

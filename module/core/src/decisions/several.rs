@@ -336,7 +336,7 @@ impl Decision<'_> {
         }
     }
 
-    /// Enters one of several locks, with this token if it is newly taken.
+    /// Enters one of several locks, with the token `new` if it is newly taken.
     fn enter_plain(
         &mut self,
         stored: &Stored,

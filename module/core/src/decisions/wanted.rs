@@ -4,7 +4,7 @@
 //! A session is told once, and must ask again to be told again. A hold begins to keep an owner out
 //! at four moments: a waiter joins the queue, a caller that does not wait is refused, a hold asks
 //! while others wait, or the first waiter in the queue is looked at and cannot be granted. After a
-//! turn no hold is left that asks and keeps out a waiter in the queue.
+//! turn that put no work off, no hold is left that asks and keeps out a waiter in the queue.
 
 use crate::decisions::decision::Decision;
 use crate::decisions::several::LockSet;
