@@ -18,8 +18,7 @@ impl Locks {
     /// When the next line is due in a log, monotonic, in milliseconds.
     #[inline]
     pub(crate) fn next_log_at(&self) -> Option<i64> {
-        // The common case: every present wait was logged or there is none, and no line was left
-        // out.
+        // The common case: no wait is left to be logged, and no line was left out.
         if self.table.first_unnoticed().is_none() && self.log_lines.are_whole() {
             return None;
         }
