@@ -1,27 +1,28 @@
-//! The lock as pure decisions: what is stored, what is asked and the time go in; an answer and a
-//! list of effects come out. The core also says what comes next.
+//! The lock as pure decisions. The driver gives the core the stored values, the request and the
+//! time. The core returns an answer and a list of effects, and says which task comes next.
 //!
-//! It never touches a key, reads a clock or speaks a protocol. Whoever drives it (the module in a
-//! server, or a test with a map) parses a command's arguments into a [`request`], begins a
-//! [`Turn`] with it, and then repeats until there is no more to do:
+//! The core never touches a key, reads a clock or speaks a protocol. Its driver (the module in a
+//! server, or a test with a map) parses a command's arguments into a [`request`], begins a [`Turn`]
+//! with it, and repeats these steps until no task is left:
 //!
-//! 1. ask for the next [`Task`] ([`Locks::next_task`]): which locks are to be read, for which
-//!    owner, and how deep,
+//! 1. ask for the next [`Task`] ([`Locks::next_task`]), which names the locks to read, for which
+//!    owner and how deep,
 //! 2. read them, as [`Stored`],
-//! 3. hand in what was found ([`Task::found`], [`Locks::decide`]), with the time as [`Now`],
+//! 3. hand in the result ([`Task::found`], [`Locks::decide`]), with the time as [`Now`],
 //! 4. carry out the [`Effect`]s in their order.
 //!
-//! Then [`Turn::outcome`] is the answer; one that must wait joins the queue with
+//! Then [`Turn::outcome`] is the answer. A caller that must wait joins the queue with
 //! [`Locks::enqueue`]. The timer's turns are [`Turn::of_deadlines`] and [`Turn::of_timer`].
 //!
-//! What the core remembers between turns is what the keyspace does not hold: the queues and their
-//! deadlines, sessions and what belongs to them, the tokens of writers, the last token minted and
-//! the counters. Everything else is read anew each time, because anybody may write to the keyspace.
+//! Between turns the core remembers only state that the keyspace does not hold: the queues and
+//! their deadlines, sessions with their waiters, holds and events, the tokens of writers, the last
+//! token minted and the counters. Everything else is read anew each time, because any client may
+//! write to the keyspace.
 //!
-//! What happens without a command arrives in three ways. When a key changed, the driver calls
-//! [`Locks::changed`]; when a connection is gone, [`Locks::client_gone`]; when
-//! [`Locks::next_deadline`] has passed, it runs the timer's turns. What needs a write is only
-//! marked until a turn in which the server allows one.
+//! Changes outside of a command arrive in three ways. When a key changed, the driver calls
+//! [`Locks::changed`]; when a connection closed, [`Locks::client_gone`]; when
+//! [`Locks::next_deadline`] has passed, it runs the timer's turns. A change that needs a write is
+//! only marked, until a turn in which the server allows writes.
 //!
 //! The folders are floors, and each file imports only from its own floor and from those below it:
 //! `turn`, `decisions`, `memory`, `interface`, `values`.

@@ -1,14 +1,17 @@
 //! Waits that could never end.
 //!
-//! An owner waits for the holders of all locks that it waits for, and for those before it in their
-//! queues who wait for another lock as well: such a one may be granted here and go on waiting
-//! there. A wait that closes a circle of owners is refused before it begins, so no circle ever
-//! stands. One behind so long a chain of owners that the search would keep the server busy is
-//! refused as well: a circle is never missed, and a wait that could end is never called a deadlock.
+//! An owner waits for the holders of all locks that it waits for. It also waits for owners ahead of
+//! it in those queues that wait for another lock as well: such an owner may be granted this lock
+//! and go on waiting for the other. A wait that would close a circle of owners is refused before it
+//! begins, so there is never a circle.
 //!
-//! The search walks from the new wait along who waits for whom until it comes back or to an end. It
-//! needs to know who holds a lock, which only the keyspace knows; so it stops and asks the driver,
-//! lock by lock.
+//! If the chain of owners is so long that the search would keep the server busy, the wait is
+//! refused as well, with another error. So a circle is never missed, and a wait that could end is
+//! never called a deadlock.
+//!
+//! The search goes from the new wait along the owners that wait for each other, until it comes back
+//! to the start or to an end. Only the keyspace knows the holders of a lock, so the search stops at
+//! each lock and asks the driver for them.
 
 use crate::interface::error::CommandError;
 use crate::memory::table::LockTable;
@@ -28,9 +31,9 @@ pub(crate) struct DeadlockSearch {
     /// How each owner was reached.
     reached: HashMap<Rc<[u8]>, Step>,
     to_visit: Vec<Rc<[u8]>>,
-    /// Whose waits are being followed.
+    /// The owner whose waits are being followed.
     visited: Rc<[u8]>,
-    /// The locks for which it waits and that are yet to be looked at.
+    /// The locks that this owner waits for and that were not looked at yet.
     places: Vec<Place>,
     /// The lock whose holders were asked for.
     asked_about: Option<Place>,
@@ -40,20 +43,20 @@ pub(crate) struct DeadlockSearch {
     looks: usize,
 }
 
-/// What is known of a queue after it was looked at for one of its waiters. The waiters ahead of
-/// another one are mostly the same: kept here, so that many that wait for the same locks do not
-/// cost the square of their number.
+/// The result of a look at a queue for one of its waiters. The waiters ahead of another one are
+/// mostly the same, so the result is kept: otherwise many waiters for the same locks would cost the
+/// square of their number.
 #[derive(Debug)]
 struct Seen {
-    /// Those of the holders who wait for anything themselves.
+    /// The holders that wait for a lock themselves.
     holders: Vec<Rc<[u8]>>,
-    /// Whether the holders were reached from somebody who waits for them.
+    /// Whether these holders were reached from an owner other than the asker.
     reached_holders: bool,
-    /// Those ahead of this one were reached.
+    /// The waiters whose order in the queue is below this were reached.
     before: u64,
 }
 
-/// From whom an owner was reached, and at which lock.
+/// The owner from which another was reached, and at which lock.
 #[derive(Debug)]
 struct Step {
     from: Rc<[u8]>,
@@ -68,18 +71,18 @@ struct Place {
     is_new: bool,
 }
 
-/// What a search needs, or has found.
+/// The next step of a search, or its result.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// Who holds this lock? To be answered with [`DeadlockSearch::holders`].
+    /// The search needs the holders of this lock. The answer goes to [`DeadlockSearch::holders`].
     Ask(LockKey),
-    /// The wait is to be refused: it would close a circle, or the search is too long.
+    /// The wait must be refused: it would close a circle, or the search is too long.
     Refuse(CommandError),
     /// Nothing: no circle would be closed.
     Nothing,
 }
 
-/// To ask for a lock's holders counts as so many.
+/// A question for a lock's holders costs as much as this many looks.
 const ASKED_AS_LOOKS: usize = 10;
 
 impl DeadlockSearch {
@@ -94,8 +97,9 @@ impl DeadlockSearch {
             .map(|(queue, _)| queue)
             .filter(|other| !of_new.contains(&Some(*other)));
         let (other, third) = (elsewhere.next(), elsewhere.next());
-        // No circle stands yet, so one must pass through what is new. That is the wait itself; and
-        // if it is the owner's second, those behind the first wait for the owner from now on.
+        // There is no circle yet, so a new one must pass through something new. That is the new
+        // wait; and if it is the owner's second, the waiters behind its first wait, which wait for
+        // the owner from now on. So the search begins there as well.
         let second = other.filter(|_| third.is_none());
         let mut places: Vec<Place> = second
             .and_then(|queue| place_at(table, queue))
@@ -122,7 +126,7 @@ impl DeadlockSearch {
         }
     }
 
-    /// Goes on until it needs to know something or is done.
+    /// Goes on until it needs the holders of a lock, or is done.
     pub(crate) fn go_on(&mut self, table: &LockTable) -> Found {
         loop {
             if self.reached.len() > CHAIN_MAX || self.looks > LOOKS_MAX {
@@ -131,7 +135,7 @@ impl DeadlockSearch {
             if let Some(place) = self.places.pop() {
                 self.looks = self.looks.saturating_add(1);
                 let Some(seen) = place.queue.and_then(|queue| self.seen.remove(&queue)) else {
-                    // To ask costs as much as many looks.
+                    // A question costs as much as many looks.
                     self.looks = self.looks.saturating_add(ASKED_AS_LOOKS);
                     let lock = place.lock.clone();
                     self.asked_about = Some(place);
@@ -150,11 +154,12 @@ impl DeadlockSearch {
         }
     }
 
-    /// Where an owner waits, but for queues in which whoever is ahead of it was reached already.
+    /// The locks that an owner waits for, without the queues whose holders and waiters ahead of it
+    /// were reached already.
     fn places_of(&mut self, table: &LockTable, owner: &[u8]) -> Vec<Place> {
         let asker_waits = table.waiting(&self.asker).is_some();
         let (seen, looks) = (&self.seen, &mut self.looks);
-        // More than the search may look at is not collected.
+        // No more waits are collected than the search may look at.
         let all = table
             .waits_of(owner)
             .take(LOOKS_MAX.saturating_sub(*looks).saturating_add(1));
@@ -168,13 +173,14 @@ impl DeadlockSearch {
             .collect()
     }
 
-    /// Takes in who holds the lock that was asked about, and goes on.
+    /// Takes the holders of the lock that was asked about, and goes on.
     pub(crate) fn holders(&mut self, table: &LockTable, holders: &[Box<[u8]>]) -> Found {
         let Some(place) = self.asked_about.take() else {
             return self.go_on(table);
         };
         if table.is_any_ending(place.lock.as_ref()) {
-            // More must end there than there was time for, and who holds it after that is unknown.
+            // Some pending releases at this lock did not fit into the turn. Its holders after them
+            // are not known.
             return Found::Refuse(CommandError::ChainTooLong);
         }
         self.looks = self.looks.saturating_add(holders.len());
@@ -195,13 +201,13 @@ impl DeadlockSearch {
         }
     }
 
-    /// Follows for whom the one being visited waits at this place, as far as they are not yet
-    /// reached. A circle, if there is one.
+    /// Reaches the owners that the visited one waits for at this place, if they were not reached
+    /// before. Returns the refusal if one of them closes a circle.
     fn look_at(&mut self, table: &LockTable, place: &Place, mut seen: Seen) -> Option<Found> {
         let visited = Rc::clone(&self.visited);
         let mut waited_for: Vec<Rc<[u8]>> = Vec::new();
         // A holder re-enters its lock and never waits for it: it stands in that lock's queue only
-        // with a wait for several.
+        // as part of a wait for several.
         if !seen.holders.contains(&visited) {
             if !seen.reached_holders {
                 waited_for.extend(seen.holders.iter().cloned());
@@ -210,7 +216,7 @@ impl DeadlockSearch {
             if let Some(queue) = place.queue {
                 let own = table.waiter_of(queue, &visited);
                 let own = own.map(|(_, waiter)| waiter.order());
-                // The new wait stands behind everybody.
+                // The new wait stands behind all waiters.
                 let before = own.filter(|_| !place.is_new).unwrap_or(u64::MAX);
                 waited_for.extend(
                     table
@@ -249,7 +255,7 @@ impl DeadlockSearch {
         }
     }
 
-    /// The circle from the asker on, where the owner being visited waits for the asker.
+    /// The circle from the asker on. It closes because the owner being visited waits for the asker.
     fn circle(&self, last: &Place) -> Circle {
         let step = |owner: &Rc<[u8]>, waits_for: &Rc<[u8]>, lock: &Rc<[u8]>| CircleStep {
             owner: Rc::clone(owner),

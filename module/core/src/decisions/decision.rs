@@ -1,9 +1,9 @@
-//! A decision about one lock: who gets it, who keeps it, who is next. What differs by kind is in
-//! [`super::plain`], [`super::read_write`] and [`super::permits`].
+//! Decisions about one lock: grants, releases and its queue. The parts that differ by kind of lock
+//! are in [`super::plain`], [`super::read_write`] and [`super::permits`].
 //!
-//! Each decision is total: whatever is stored, there is an answer. Its effects are in the order in
-//! which they must be carried out: writes, then the unlock message, then word to the waiters, so
-//! that nobody hears of a hold that is not written yet.
+//! Each decision is total: any stored value has an answer. The effects must be carried out in their
+//! order: writes, then the unlock message, then replies to waiters. Otherwise a waiter could be
+//! told of a hold that is not written yet.
 
 use crate::decisions::pending_wait::PendingWait;
 use crate::interface::effect::{
@@ -31,23 +31,23 @@ use crate::values::word::Word;
 use std::fmt::Write as _;
 use std::rc::Rc;
 
-/// One decision tells so many waiters at most that there is nothing to wait for.
+/// One decision refuses at most this many waiters that have nothing to wait for.
 pub(crate) const TOLD_AT_ONCE: usize = 100;
 
-/// What an ACQUIRE comes to.
+/// The result of an ACQUIRE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
-    /// The caller holds it.
+    /// The caller holds the lock.
     Held { count: i64, token: Token },
-    /// The caller does not hold it, and does not wait.
+    /// The caller does not hold the lock, and does not wait.
     NotHeld { ttl_ms: i64 },
-    /// It is free, but others wait for it: those first, and then the caller asks again.
+    /// The lock is free but has waiters. They are granted first; then the command is decided again.
     ReconcileFirst,
-    /// The caller is to wait.
+    /// The caller must wait.
     MustWait(PendingWait),
 }
 
-/// An entry that is to be made: the first of a hold, or one more.
+/// An entry about to be made: the first of a hold, or one more.
 #[derive(Debug)]
 pub(crate) struct Entry<'a> {
     pub(crate) owner: &'a [u8],
@@ -56,8 +56,8 @@ pub(crate) struct Entry<'a> {
     pub(crate) lease: Lease,
     pub(crate) session: Option<SessionId>,
     pub(crate) once: bool,
-    /// Whether its owner has waited for it. What it asked for when it began to wait may be less
-    /// than what it has been promised since for a lock that it holds.
+    /// Whether its owner has waited for it. The lease that it named when it began to wait may be
+    /// shorter than the one that it was promised since, if it holds the lock already.
     pub(crate) waited: bool,
 }
 
@@ -74,8 +74,8 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Whether the hold that is entered keeps the end that it has, since it is later than wanted:
-    /// who is granted after a wait is not shortened.
+    /// Whether the hold keeps its present end because that is later than `wanted`: a grant after a
+    /// wait must not shorten a lease that its owner relies on.
     pub(crate) fn keeps(&self, ends_at: Option<i64>, wanted: i64) -> bool {
         self.waited && ends_at.is_none_or(|end| end > wanted)
     }
@@ -85,7 +85,7 @@ impl<'a> Entry<'a> {
 pub(crate) struct Decision<'d> {
     pub(crate) locks: &'d mut Locks,
     pub(crate) at: LockRef<'d>,
-    /// The lock's place among those that were read.
+    /// The lock's place among the locks that were read.
     pub(crate) place: usize,
     pub(crate) now: Now,
     pub(crate) effects: &'d mut Vec<Effect>,
@@ -112,7 +112,7 @@ impl Locks {
 impl Decision<'_> {
     // --- Commands --------------------------------------------------------------------------------
 
-    /// ACQUIRE: take it, enter it once more, or say that it is held.
+    /// ACQUIRE: takes the lock, enters it once more, or reports that it is held.
     pub(crate) fn acquire(
         &mut self,
         stored: &Stored,
@@ -132,8 +132,8 @@ impl Decision<'_> {
                 self.lose_holds(None);
                 return Ok(self.take(stored, &Entry::of(request, session)));
             };
-            // The waiters come first: a newcomer between the end of a lease and the moment at which
-            // the queue is told of it must not overtake them.
+            // The waiters come first: a newcomer that arrives after the end of a lease, but before
+            // the queue is looked at, must not overtake them.
             if !is_reconciled {
                 return Ok(Acquired::ReconcileFirst);
             }
@@ -171,7 +171,7 @@ impl Decision<'_> {
         Acquired::Held { count, token }
     }
 
-    /// The lock cannot be had now: the caller is told so, or is to wait.
+    /// The caller cannot have the lock now: it is told so, or must wait.
     pub(crate) fn wait_for(
         &mut self,
         mut pending_wait: PendingWait,
@@ -193,7 +193,7 @@ impl Decision<'_> {
         Ok(Acquired::MustWait(pending_wait))
     }
 
-    /// The owner's place in the queue, if the request is to take it over.
+    /// The owner's place in the queue, if the request takes it over (ONCE).
     pub(crate) fn own_place(&self, request: &Acquire<'_>) -> Option<WaiterId> {
         self.locks.own_place(self.at, request)
     }
@@ -212,7 +212,7 @@ impl Decision<'_> {
         self.check_room(queue, owner, waiters_max)
     }
 
-    /// An owner stands in a queue once. One who waits to read and asks to write would wait for
+    /// An owner stands in a queue once. If it waits to read and asks to write, it would wait for
     /// itself.
     fn check_not_waiting(
         &mut self,
@@ -243,7 +243,7 @@ impl Decision<'_> {
         Err(error)
     }
 
-    /// A reader that would wait for WRITE waits for itself.
+    /// Refuses a reader that asks to wait for WRITE: it would wait for itself.
     pub(crate) fn refuse_upgrade(&mut self, owner: &[u8]) -> CommandError {
         count(&mut self.locks.counters.deadlocks_refused);
         let circle = Circle::of_reader(owner, self.at.name);
@@ -253,7 +253,8 @@ impl Decision<'_> {
         CommandError::Deadlock(circle)
     }
 
-    /// RELEASE: give one hold back. The holds left; none if the owner does not hold it.
+    /// RELEASE: gives one hold back, or permits. Returns what the owner has left; none if it does
+    /// not hold the lock.
     pub(crate) fn release(
         &mut self,
         stored: &Stored,
@@ -286,7 +287,7 @@ impl Decision<'_> {
         Ok(Some(left))
     }
 
-    /// RENEW: start the lease anew. Whether the owner still holds it.
+    /// RENEW: starts the lease anew. Returns whether the owner still holds the lock.
     pub(crate) fn renew(
         &mut self,
         stored: &Stored,
@@ -325,8 +326,8 @@ impl Decision<'_> {
             .ok_or_else(|| CommandError::NotHeld(self.present_token(stored, request.mode)))
     }
 
-    /// The token of whoever has the lock, where it is known and there is one: of a read lock and
-    /// of permits, of which each holder has its own, the caller's.
+    /// The token of the present holder, if it is known. Each reader and each holder of permits has
+    /// its own, so there it is the caller's.
     fn present_token(&self, stored: &Stored, mode: Mode) -> Option<Token> {
         match stored {
             Stored::Plain(hash) => hash.token,
@@ -343,7 +344,7 @@ impl Decision<'_> {
         }
     }
 
-    /// CANCEL: the owner's waiter leaves the queue. How many there were.
+    /// CANCEL: takes the owner's waiter out of the queue. Returns how many there were, 0 or 1.
     pub(crate) fn cancel(&mut self, stored: &Stored, owner: &[u8]) -> i64 {
         let queue = self.queue();
         let waiter = queue.and_then(|queue| self.locks.table.waiter_of(queue, owner));
@@ -358,8 +359,8 @@ impl Decision<'_> {
         1
     }
 
-    /// BREAK: end the present holds, whoever has them: `holders` are the owner of a plain lock, the
-    /// fields of a read-write lock's readers, or those who hold permits. Whether there was one.
+    /// BREAK: ends all present holds. `holders` are the owner of a plain lock, the fields of a
+    /// read-write lock's readers, or the holders of permits. Returns whether there was a hold.
     pub(crate) fn break_hold(
         &mut self,
         stored: &Stored,
@@ -391,20 +392,21 @@ impl Decision<'_> {
         Ok(true)
     }
 
-    // --- What comes without a command ------------------------------------------------------------
+    // --- Outside of a command --------------------------------------------------------------------
 
-    /// Ends a hold, if it is still the one that was meant. The key may have outlived the readers
-    /// that ended before it.
+    /// Ends a hold, if the key still has that very hold. `outlived`: the releases before this one
+    /// left the key's TTL as it was, for the last one to set.
     pub(crate) fn end(&mut self, release: &PendingRelease, stored: &Stored, outlived: bool) {
         if !self.is_hold(stored, &release.owner, release.mode, release.mark) {
-            // Not the sessions' holds: thousands may end here, and each would mark all the others.
+            // Marks the queue only, not the sessions' holds: thousands of holds may end here, and
+            // each would mark all the others.
             if let Some(queue) = self.queue() {
                 self.locks.mark_queue(queue);
             }
             match stored {
                 Stored::ReadWrite(hash) if outlived => self.end_key_with_readers(hash),
                 Stored::Permits(hash) if outlived => self.end_key_with_permits(hash),
-                // With the last permits the key goes.
+                // Nobody holds permits any more, so the key goes.
                 Stored::NoHolder if outlived && release.mode == Mode::Permits => {
                     self.write(Write::Delete);
                 }
@@ -442,10 +444,10 @@ impl Decision<'_> {
         }
     }
 
-    /// Whether the grant's session still has the hold. Then it is the hold of this grant, even if
-    /// its token is forgotten because other programs have written to the keys: a later hold of the
-    /// same owner belongs to another session or to none, or has another token. Without this check a
-    /// grant that was over (BREAK, RELEASE, DEL) would take away the owner's newer hold.
+    /// Whether a session's hold with the grant's token is still on record. Then it is the hold of
+    /// this grant, even if the token is forgotten because other programs have written to the keys:
+    /// a later hold of the same owner has another token, or belongs to no session. Without this
+    /// check a grant that is over (BREAK, RELEASE, DEL) would take the owner's newer hold away.
     fn is_held_by_its_session(&self, release: &PendingRelease) -> bool {
         if !matches!(release.mode, Mode::Read | Mode::Write) {
             return false;
@@ -455,10 +457,10 @@ impl Decision<'_> {
         hold.is_some_and(|hold| hold.token == release.mark.token)
     }
 
-    /// Whether the key still has the owner's hold with this mark. A writer whose token is not known
-    /// cannot be told from a later one, unless the key was replaced: then the end of its lease must
-    /// be the same. A reader of whom only the timeout keys of a script are left cannot be told
-    /// either.
+    /// Whether the key still has the owner's hold with this mark. Where that cannot be told, the
+    /// answer is yes: for a writer whose token is not known, and for a reader that has only a
+    /// script's timeout keys left. But if the writer's key was replaced, the lease must end at the
+    /// same moment.
     fn is_hold(&self, stored: &Stored, owner: &[u8], mode: Mode, mark: HoldMark) -> bool {
         let (own, token) = (stored.own(mode), mark.token);
         own.is_some_and(|(_, stored_token)| match mode {
@@ -467,7 +469,8 @@ impl Decision<'_> {
                 None => !mark.replaced || stored.ends_at() == mark.ends_at,
             },
             Mode::Read => stored_token.is_none() || stored_token == token,
-            // A script's hold has none, and the key has one if somebody else in it was given it.
+            // A script's hold has no token. The key may have one that another owner in the hash was
+            // given.
             Mode::Plain | Mode::Permits => token.is_none() || stored_token == token,
         })
     }
@@ -485,9 +488,9 @@ impl Decision<'_> {
         }
     }
 
-    /// Brings a queue in agreement with its key, as read for the owner that is first in it: grants
-    /// it if it can have the lock, and otherwise looks again when the lease is over.
-    /// A turn may grant no more than so many.
+    /// Reconciles a queue with its key, as read for the first waiter's owner: grants the first
+    /// waiter if it can have the lock, and otherwise looks again when the lease is over. `most`
+    /// bounds how many waiters for permits it may grant.
     pub(crate) fn reconcile(
         &mut self,
         queue: RecordId,
@@ -510,8 +513,8 @@ impl Decision<'_> {
             let first = self.locks.table.first(queue).map(|(id, _)| id);
             let are_more = self.dismiss_multis(queue, kind);
             if are_more || first != self.locks.table.first(queue).map(|(id, _)| id) {
-                // What is stored was read for another owner: whoever is first now would be let in
-                // by what that one holds.
+                // The key was read for the owner of the former first waiter. With this reading the
+                // new first waiter could be granted because of another owner's hold.
                 return self.reconcile_now();
             }
         }
@@ -522,7 +525,7 @@ impl Decision<'_> {
             Some(multi) => {
                 self.locks.mark_multi(multi, queue, self.now);
                 if stored.own(Mode::Plain).is_some() {
-                    // Somebody else's script gave its owner this one.
+                    // Another program's script gave its owner this lock.
                     self.holder_may_have_all(&owner);
                 }
                 self.check_after(stored.ends_at());
@@ -544,32 +547,34 @@ impl Decision<'_> {
 
     // --- The end of a hold, and hand-over --------------------------------------------------------
 
-    /// Ends what was held in this mode: the next in the queue has the lock, or nobody. One unlock
-    /// message either way.
+    /// Ends the holds in this mode: the next waiter has the lock, or it is free. Either way exactly
+    /// one unlock message is published.
     pub(crate) fn free(&mut self, held_as: Mode) {
         self.write(Write::Delete);
         self.pass_on(held_as);
     }
 
-    /// The lock is free now: the next waiter is granted, or may now be granted all that it waits
-    /// for.
+    /// The lock is free now: grants the next waiter. One that waits for several locks is marked
+    /// instead: it may be able to have all of them now.
     pub(crate) fn pass_on(&mut self, held_as: Mode) {
         let queue = self.queue();
         let first = queue.and_then(|queue| self.locks.table.first(queue));
         if let (Some(queue), Some((_, first))) = (queue, first)
             && self.locks.table.is_ending(queue, &first.owner)
         {
-            // The next waiter's own hold must end first: its release would end the new hold.
+            // The next waiter's owner has a pending release here. It must be done first, or it
+            // would end the new hold.
             self.publish(held_as);
             return self.reconcile_now();
         }
         if self.locks.grant_delay.lasts(self.now) {
-            // The end of the delay marks the queue dirty. The lease that was heard of did not end.
+            // No grant during the delay; its end marks the queue dirty. The lease did not run out,
+            // so the queue must forget its end: the next look would count an expiry.
             self.check_after(None);
             return self.publish(held_as);
         }
         if first.is_some_and(|(_, first)| first.mode == Mode::Permits) {
-            // Whether there is room for the next waiter, its limit tells, which was not read here.
+            // Whether the next waiter fits depends on its limit, which was not read here.
             self.publish(held_as);
             return self.reconcile_now();
         }
@@ -579,15 +584,15 @@ impl Decision<'_> {
         let multi = first.and_then(|(_, first)| first.multi);
         self.check_after(None);
         self.publish(held_as);
-        // The first waiter waits for other locks as well: perhaps it can have all now.
+        // The first waiter waits for other locks as well. It may be able to have all of them now.
         if let (Some(multi), Some(queue)) = (multi, self.queue()) {
             self.locks.mark_multi(multi, queue, self.now);
         }
     }
 
-    /// Grants this waiter, the first in the queue, which waits in this mode for this lock only and
-    /// can have it. The message, if there is one to be sent, comes before word to the waiter and
-    /// after what is written.
+    /// Grants this waiter: the first in the queue, which waits in this mode for this lock only and
+    /// can have it. An unlock message, if any, comes after the writes and before the reply to the
+    /// waiter.
     fn hand_over(&mut self, id: WaiterId, mode: Mode, stored: &Stored, message: Option<Mode>) {
         if stored.leaves_hash() {
             self.write(Write::Delete);
@@ -600,12 +605,12 @@ impl Decision<'_> {
         }
     }
 
-    /// Grants a waiter: `enter` enters what it waits for. The message, if there is one to be sent,
-    /// comes before word to the waiter and after what is written. False if it could not be entered,
-    /// which the caller has ruled out.
+    /// Grants a waiter: `enter` makes its entry. An unlock message, if any, comes after the writes
+    /// and before the reply to the waiter. Returns false if the entry failed, which the caller has
+    /// ruled out.
     ///
-    /// The waiter leaves its queue only then. One that left first, and could not enter, would have
-    /// neither the lock nor a place in the queue, and nobody would tell it so.
+    /// The waiter leaves its queue only after the entry. A waiter that left first and then could
+    /// not enter would have neither the lock nor a place in the queue, and would not be told.
     pub(crate) fn grant(
         &mut self,
         id: WaiterId,
@@ -651,14 +656,14 @@ impl Decision<'_> {
         true
     }
 
-    /// Whether the owner for whom this was read may be let in now: during the delay after a start
-    /// only into what it holds.
+    /// Whether the owner that this was read for may be granted the lock now. During the grant delay
+    /// it may only enter a hold of its own once more.
     fn may_grant(&self, stored: &Stored, mode: Mode) -> bool {
         !self.locks.grant_delay.lasts(self.now) || !stored.is_new_to_owner(mode)
     }
 
-    /// The queue is to be looked at before this turn is over: what was just done may allow the
-    /// first in it to be granted as well.
+    /// Has the queue reconciled before this turn is over: the first waiter may now be granted as
+    /// well.
     pub(crate) fn reconcile_now(&mut self) {
         if let Some(queue) = self.queue() {
             self.locks.table.mark_dirty(queue);
@@ -681,7 +686,7 @@ impl Decision<'_> {
         count(&mut self.locks.counters.handovers);
     }
 
-    /// A hold has ended that began with this token.
+    /// Records how long a hold lasted that has ended. It began with this token.
     pub(crate) fn record_hold(&mut self, owner: &[u8], mode: Mode, token: Option<Token>) {
         if let Some(since) = token.and_then(|token| self.locks.tokens.minted_at(token)) {
             let held_ms = held_ms(since, self.now);
@@ -695,9 +700,9 @@ impl Decision<'_> {
         }
     }
 
-    // --- What is asked, and what is there --------------------------------------------------------
+    // --- Checks of a request against its lock ----------------------------------------------------
 
-    /// Refuses what cannot be asked of what is stored.
+    /// Refuses a request if the key is no lock, or a lock of another kind.
     pub(crate) fn check_kind(&mut self, stored: &Stored, asked: Kind) -> Result<(), CommandError> {
         if matches!(stored, Stored::OtherType) {
             return Err(self.not_a_lock());
@@ -708,7 +713,8 @@ impl Decision<'_> {
         }
     }
 
-    /// The kind of a free lock is that of the first in the queue.
+    /// Refuses a request of another kind than the first waiter's: that is the kind of a free lock
+    /// with waiters.
     pub(crate) fn check_kind_of_first(
         &self,
         queue: RecordId,
@@ -724,14 +730,15 @@ impl Decision<'_> {
         }
     }
 
-    /// The key was overwritten: the waiters are told now, not when the old lease would have ended.
+    /// Another program has overwritten the key. Marks it dirty, so that the waiters are told now
+    /// and not when the old lease would have ended.
     fn not_a_lock(&mut self) -> CommandError {
         self.locks.mark_dirty(self.at);
         CommandError::WrongType
     }
 
-    /// The owner's hold in this mode, if it has one and the token, where one is named, is its
-    /// token.
+    /// The owner's hold in this mode; none if it has none, or if the request names another token
+    /// than the hold's.
     fn own_hold(
         &mut self,
         stored: &Stored,
@@ -741,7 +748,8 @@ impl Decision<'_> {
     ) -> Result<Option<Count>, CommandError> {
         self.check_kind(stored, mode.kind())?;
         if stored.is_free() {
-            // As soon as this command is over, waiters are granted and lost holds are told.
+            // The lock is free: as soon as this command is over, waiters are granted and sessions
+            // are told of lost holds.
             self.locks.mark_dirty(self.at);
         }
         let Some((count, stored_token)) = stored.own(mode) else {
@@ -761,7 +769,7 @@ impl Decision<'_> {
         self.locks.table.writer_token(self.at, owner, key_end)
     }
 
-    /// The record of the lock, if anybody waits for it.
+    /// The record of the lock, if it has waiters.
     pub(crate) fn queue(&self) -> Option<RecordId> {
         self.locks.table.queue(self.at)
     }
@@ -792,8 +800,9 @@ impl Decision<'_> {
         self.effects.push(Effect::Publish { lock, held_as });
     }
 
-    /// Deletes the latest timeout key of each of these readers. Those of earlier entries, which
-    /// only somebody else's script leaves there, run out: without the hash they mean nothing.
+    /// Deletes the latest timeout key of each of these readers. Keys of earlier entries, which only
+    /// another program's script leaves there, expire by themselves: without the hash they mean
+    /// nothing.
     fn delete_timeouts_of(&mut self, readers: &[(Box<[u8]>, Count)]) {
         for (reader, count) in readers.iter().take(ReadWrite::TIMEOUTS_MAX) {
             if let Count::Valid(number) = *count {
@@ -807,7 +816,7 @@ impl Decision<'_> {
 
     #[inline]
     pub(crate) fn session_hold(&self, owner: &[u8], mode: Mode) -> Option<HoldId> {
-        // Where sessions hold nothing, nothing is looked for.
+        // The common case: no session has a hold, so there is nothing to look for.
         if self.locks.holds.len() == 0 {
             return None;
         }
@@ -816,8 +825,8 @@ impl Decision<'_> {
         self.locks.holds.find(index, owner, mode)
     }
 
-    /// The owner holds the lock, with this token and until then. It belongs to the session, if one
-    /// is named; if none is, it stays with the one it has.
+    /// Records that the owner holds the lock, with this token and until `ends_at`. The hold belongs
+    /// to the session. If no session is named, it stays with the session that has it, if any.
     pub(crate) fn bind(
         &mut self,
         owner: &[u8],
@@ -869,14 +878,14 @@ impl Decision<'_> {
         holds.check_after(id, ends_at.filter(|end| *end != NEVER));
     }
 
-    /// The owner has given the lock back.
+    /// Drops the record of a hold that its owner has given back.
     pub(crate) fn unbind(&mut self, owner: &[u8], mode: Mode) {
         if let Some(id) = self.session_hold(owner, mode) {
             self.locks.forget_hold(id);
         }
     }
 
-    /// This hold is lost: tells the session that has it, if one has.
+    /// The owner's hold is lost: tells the session that has it, if any.
     pub(crate) fn lose_hold(&mut self, owner: &[u8], mode: Mode) {
         if let Some(id) = self.session_hold(owner, mode) {
             self.lose(id, None);
@@ -920,7 +929,7 @@ impl Decision<'_> {
 // --- The log -------------------------------------------------------------------------------------
 
 impl Decision<'_> {
-    /// A session has lost this hold. One that was broken is in the log already.
+    /// Logs that a session has lost this hold. A broken hold is in the log already.
     fn log_lost(&mut self, hold: &SessionHold, reason: LostReason) {
         let why = match reason {
             LostReason::Expired => "its lease was over",
@@ -942,7 +951,7 @@ impl Decision<'_> {
         log.add(LogEvent::Lost, lock, owner, hold.token, text, now);
     }
 
-    /// BREAK is about to end these holds.
+    /// Logs that BREAK is about to end these holds.
     fn log_broken(&mut self, stored: &Stored, held_as: Mode, holders: &[(Box<[u8]>, Count)]) {
         if !self.locks.log.is_on() {
             return;
@@ -1035,14 +1044,14 @@ impl Locks {
         }
     }
 
-    /// A waiter leaves the queue with nothing, and is told why.
+    /// Takes a waiter out of the queue without a grant, and tells it why.
     pub(crate) fn dismiss(
         &mut self,
         id: WaiterId,
         why: WaitOutcome,
         effects: &mut Vec<Effect>,
     ) -> Option<()> {
-        // One that waits for several locks is told once, under the first.
+        // A wait for several locks is told once, under its first lock.
         let id = self.main_waiter(id)?;
         let lock = self.lock_of(id)?;
         let waiter = self.withdraw(id)?;
@@ -1050,9 +1059,12 @@ impl Locks {
         Some(())
     }
 
-    /// Tells the first waiters in a queue that there is nothing to wait for. It stays marked: the
-    /// key is read again for those behind them, in this turn or in the next, so a hundred thousand
-    /// keep nobody waiting, and what was changed back meanwhile counts. Whether there was one.
+    /// Refuses the first waiters in a queue, which have nothing to wait for. Returns whether there
+    /// was one.
+    ///
+    /// The queue stays dirty: its key is read again for the waiters behind them, in this turn or in
+    /// the next. So a hundred thousand such waiters do not hold up other clients, and a key that
+    /// was changed back meanwhile counts.
     pub(crate) fn dismiss_some(
         &mut self,
         queue: RecordId,

@@ -5,15 +5,15 @@ use crate::values::time::{Now, ttl_ms};
 /// A wait that is about to begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PendingWait {
-    /// What to answer if the client cannot be blocked.
+    /// The answer if the client cannot be blocked.
     pub(crate) ttl_ms: i64,
     lease_ends: LeaseEnds,
-    /// Whether a hold was ended since, by the search for a circle: that may have let in somebody
-    /// who waits for the caller's lock as well.
+    /// Whether a pending release ended a hold meanwhile, during the deadlock search. Then another
+    /// waiter may have been granted the caller's lock.
     pub(crate) is_out_of_date: bool,
 }
 
-/// When the present leases end, as far as can be told.
+/// When the present leases end, as far as is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum LeaseEnds {
     /// The lock is free, and promised to others.
@@ -60,7 +60,7 @@ impl PendingWait {
         }
     }
 
-    /// What somebody is told whose wait another connection takes over.
+    /// The remaining lease that the former connection is told when another one takes its wait over.
     pub(crate) fn ttl_when_taken_over(&self, now: Now) -> i64 {
         match &self.lease_ends {
             LeaseEnds::One(end) => ttl_ms(*end, now),

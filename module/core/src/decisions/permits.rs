@@ -1,9 +1,9 @@
-//! Permits: a counting semaphore. Owners hold so many of them, each with a lease of its own, as
-//! long as no more than a limit are out.
+//! Permits: a counting semaphore. Each owner holds a number of permits, with a lease of its own. No
+//! grant takes the sum of all above the limit.
 //!
-//! Strictly first come, first served: the first in the queue waits until what it asked for fits,
-//! and nobody behind passes it. All who fit are granted by one reading, which says who holds how
-//! many permits: also whether one of those in the queue does.
+//! Strictly first come, first served: the first waiter waits until its request fits, and no waiter
+//! behind it passes. One reading has all holders and their permits, so it serves to grant all
+//! waiters that fit, and to see whether a waiter holds some already.
 
 use crate::decisions::decision::{Acquired, Decision, Entry, TOLD_AT_ONCE};
 use crate::decisions::pending_wait::PendingWait;
@@ -20,8 +20,8 @@ use crate::values::mode::{Kind, Mode};
 use crate::values::token::Token;
 use std::collections::BTreeSet;
 
-/// Holders that never release leave their fields behind for as long as others hold. A grant that
-/// finds so many has them cleared away.
+/// Holders that never release leave their fields in the hash for as long as others hold permits. A
+/// grant that finds this many of them has them removed.
 const SWEEP_FROM: usize = 16;
 
 impl Decision<'_> {
@@ -52,7 +52,7 @@ impl Decision<'_> {
         if let Some(queue) = queue.filter(|_| hash.is_free()) {
             self.check_kind_of_first(queue, Mode::Permits)?;
         }
-        // Who waits already stays when the limit is lowered.
+        // An owner that waits already stays in the queue when the limit is lowered.
         if self.own_place(request).is_none() {
             hash.check_limit(asked)?;
         }
@@ -75,7 +75,7 @@ impl Decision<'_> {
         self.wait_for(pending_wait, request, waiters_max)
     }
 
-    /// ONCE: the owner keeps what it holds, and its lease starts anew.
+    /// ONCE: the owner keeps its permits, and its lease starts anew.
     fn keep_permits(
         &mut self,
         hash: &PermitsHash,
@@ -110,7 +110,7 @@ impl Decision<'_> {
         }
     }
 
-    /// Gives some permits back, or all. Those that are left.
+    /// Gives some permits back, or all. Returns the permits left.
     pub(crate) fn leave_permits(
         &mut self,
         hash: &PermitsHash,
@@ -141,8 +141,8 @@ impl Decision<'_> {
         Ok(left.get())
     }
 
-    /// LIMIT: so many permits may be out from now on, or as many as each caller says. The limit
-    /// before.
+    /// LIMIT: sets the limit for all callers, or removes it; then the limit that each caller names
+    /// counts. Returns the former limit, 0 if there was none.
     pub(crate) fn set_limit(
         &mut self,
         stored: &Stored,
@@ -156,7 +156,8 @@ impl Decision<'_> {
         self.write(limit.map_or(Write::DeleteLimit, |limit| {
             Write::SetLimit(Value::Number(limit.get()))
         }));
-        // The first of them: the others are told when the key has been read for the queue.
+        // Only the first of the waiters without a limit are refused here. The others are refused
+        // when the queue is reconciled.
         if let (None, Some(queue)) = (limit, self.queue()) {
             self.dismiss_without_limit(queue);
         }
@@ -166,7 +167,7 @@ impl Decision<'_> {
 
     // --- The end of a hold -----------------------------------------------------------------------
 
-    /// The owner's hold is over, however many permits it had. With the last one the key goes.
+    /// Ends the owner's hold, however many permits it has. The key goes with the last holder.
     pub(crate) fn end_permits(&mut self, hash: &PermitsHash, owner: &[u8]) {
         let token = hash.own.map(|own| own.token);
         self.record_hold(owner, Mode::Permits, token);
@@ -180,15 +181,15 @@ impl Decision<'_> {
         self.reconcile_now();
     }
 
-    /// The key ends when the last of its holders does.
+    /// Sets the key's end to the end of its last holder's lease.
     pub(crate) fn end_key_with_permits(&mut self, hash: &PermitsHash) {
         self.expire_permits(hash, hash.own.map(|own| own.ends_at));
     }
 
     // --- Grants ----------------------------------------------------------------------------------
 
-    /// Grants the first in the queue, as read for it, if what it asked for fits, and those behind
-    /// it that fit as well. Otherwise looks again when it will.
+    /// Grants the first waiter, for which the key was read, if its request fits, and the waiters
+    /// behind it that fit as well. Otherwise looks again when the request will fit.
     pub(crate) fn reconcile_permits(
         &mut self,
         queue: RecordId,
@@ -197,7 +198,7 @@ impl Decision<'_> {
         most: usize,
     ) {
         if matches!(stored, Stored::Plain(_) | Stored::ReadWrite(_)) {
-            // A script made it the other kind.
+            // A script made it a lock of another kind.
             return self.check_after(stored.ends_at());
         }
         let hash = stored.permits();
@@ -209,7 +210,7 @@ impl Decision<'_> {
             return self.reconcile_now();
         }
         if hash.own.is_some() {
-            // Somebody else has written it there, or renamed the key of other permits.
+            // Another program wrote this hold, or renamed the key of other permits.
             let why = WaitOutcome::Refused(CommandError::Held);
             self.locks.dismiss(id, why, self.effects);
             return self.reconcile_now();
@@ -225,15 +226,16 @@ impl Decision<'_> {
                     let most = most.saturating_sub(1);
                     return self.let_in_more(queue, hash, holders, others, most);
                 }
-                // Perhaps the next one fits as well.
+                // The next waiter may fit as well.
                 self.reconcile_now();
             }
             room => self.keep_out(queue, room),
         }
     }
 
-    /// Grants those who are first now, as long as they fit beside these holders. It was read which
-    /// `others` held some before: of waiters only owners for whom somebody else has written that.
+    /// Grants further waiters, from the first on, as long as they fit beside these holders.
+    /// `others` are the holders that were read: a waiter's owner is one of them only if another
+    /// program wrote its hold.
     fn let_in_more(
         &mut self,
         queue: RecordId,
@@ -253,7 +255,8 @@ impl Decision<'_> {
                 let waiters = others.owners().map(|owner| table.waiter_of(queue, owner));
                 waiters.flatten().map(|(id, _)| id).collect()
             });
-            // Before the question of room: whether it fits or not, it is told that it holds some.
+            // Checked before the room: a waiter that holds permits already is refused, whether its
+            // request fits or not.
             if hold_already.contains(&id) {
                 break;
             }
@@ -268,17 +271,18 @@ impl Decision<'_> {
             holders.add(ends_at, asked.permits);
             hash = hash.granted(ends_at);
         }
-        // The next one is of another kind, or more than the turn may do.
+        // The next waiter needs a reading of its own, or the turn has granted enough.
         self.reconcile_now();
     }
 
-    /// The first in the queue waits until what it asked for fits.
+    /// The first waiter stays, and is looked at again when its request will fit.
     fn keep_out(&mut self, queue: RecordId, room: Room) {
         self.tell_wanted(queue);
         self.check_after(room.at());
     }
 
-    /// The first of those who named no limit are told that there is none. Whether there was one.
+    /// Refuses the first waiters that named no limit, since none is set. Returns whether there was
+    /// one.
     fn dismiss_without_limit(&mut self, queue: RecordId) -> bool {
         let without = self.locks.table.without_limit(queue, TOLD_AT_ONCE);
         for id in &without {
@@ -288,7 +292,7 @@ impl Decision<'_> {
         !without.is_empty()
     }
 
-    /// When the hold ends that is granted.
+    /// Grants a waiter its permits. Returns when the new hold ends.
     fn hand_over_permits(
         &mut self,
         id: WaiterId,
@@ -302,7 +306,7 @@ impl Decision<'_> {
         is_granted.then_some(ends_at)
     }
 
-    /// The owner holds these permits from now on. How many, and the token.
+    /// Gives the owner these permits. Returns how many, and the token.
     fn begin_permits(
         &mut self,
         hash: &PermitsHash,
@@ -317,8 +321,8 @@ impl Decision<'_> {
             token,
         };
         self.count_grant();
-        // Others hold on, so the hash is still there when the owner's own lease is over. What is on
-        // record of it, if nobody has looked yet, is not this hold.
+        // While others hold permits, the hash stays when this owner's lease is over. A session may
+        // still have that former hold on record. It is not the new hold, so it counts as lost.
         self.lose_hold(entry.owner, Mode::Permits);
         let set = |is_first| Write::SetPermits(entry.holder.clone(), hold, is_first);
         if hash.is_free() {
@@ -340,7 +344,7 @@ impl Decision<'_> {
         (permits.get(), token)
     }
 
-    /// The owner's own hold is this from now on.
+    /// Replaces the owner's hold by this one.
     fn set_own_permits(
         &mut self,
         hash: &PermitsHash,
@@ -350,7 +354,7 @@ impl Decision<'_> {
     ) {
         self.write(Write::SetPermits(Holder::Caller, hold, false));
         self.expire_permits(hash, Some(hold.ends_at));
-        // It may end earlier than before, and with it somebody's wait.
+        // The lease may end earlier than before. Then a waiter may fit, so the queue must look.
         self.check_after(Some(hold.ends_at));
         let (token, end) = (Some(hold.token), Some(hold.ends_at));
         self.bind(owner, Mode::Permits, session, token, end);
@@ -364,7 +368,7 @@ impl Decision<'_> {
 }
 
 impl PermitsHash {
-    /// Refuses what can never be had, as things are.
+    /// Refuses a request that the present limit can never grant.
     fn check_limit(&self, asked: PermitsRequest) -> Result<(), CommandError> {
         let limit = self.limit.or(asked.limit).ok_or(CommandError::NoLimit)?;
         if asked.permits > limit {

@@ -11,7 +11,7 @@ use crate::values::mode::Mode;
 use crate::values::token::Token;
 
 impl Decision<'_> {
-    /// Takes a free lock with this token. The hold count, and the token.
+    /// Takes a free lock with this token. Returns the hold count and the token.
     pub(crate) fn begin_plain(&mut self, entry: &Entry<'_>, token: Token) -> (i64, Token) {
         let end = entry.lease.end(self.now);
         self.count_grant();
@@ -26,8 +26,8 @@ impl Decision<'_> {
         (1, token)
     }
 
-    /// The owner of a hold enters it once more, or starts its lease anew. A wait that is granted
-    /// does not shorten it.
+    /// Enters the owner's hold once more, or with ONCE only starts its lease anew. A grant after a
+    /// wait does not shorten the lease.
     pub(crate) fn reenter(
         &mut self,
         hash: &Hash,
@@ -43,7 +43,7 @@ impl Decision<'_> {
             Count::next(held)
         };
         let entered = entered.ok_or(CommandError::HoldCountOverflow)?;
-        // A hold that a script took has no token; one of ours keeps the one it was granted with.
+        // A hold that a script took has no token yet. Our own hold keeps the token of its grant.
         let token = hash.token.unwrap_or_else(|| self.mint());
         count(&mut self.locks.counters.reentries);
         let owner = || Field::Owner(entry.holder.clone());
@@ -56,7 +56,7 @@ impl Decision<'_> {
         }
         let wanted = entry.lease.end(self.now);
         let ends_at = if entry.keeps(hash.ends_at, wanted) {
-            // A script may have begun it, and nobody has heard yet when it ends.
+            // A script may have begun this hold, so the queue may not know yet when it ends.
             self.check_after(hash.ends_at);
             hash.ends_at
         } else {
@@ -82,8 +82,8 @@ impl Decision<'_> {
         self.bind(request.owner, Mode::Plain, session, hash.token, ends_at);
     }
 
-    /// The owner's lease is to end then. When the key ends, which may be later: others in the same
-    /// hash, of whom there are none unless somebody else wrote it, lose nothing.
+    /// Sets the end of the owner's lease. Returns the key's end, which may be later: other owners
+    /// in the same hash must not lose time. Only another program can have written them there.
     fn start_lease(&mut self, hash: &Hash, wanted: i64) -> Option<i64> {
         let changed = hash.lease_end(wanted);
         if let Some(end) = changed {
@@ -94,7 +94,7 @@ impl Decision<'_> {
         ends_at
     }
 
-    /// Gives one hold back. Those that are left.
+    /// Gives one hold back. Returns the holds left.
     pub(crate) fn leave_plain(&mut self, hash: &Hash, held: i64, request: &Release<'_>) -> i64 {
         let left = held.saturating_sub(1);
         if left == 0 {
@@ -110,21 +110,22 @@ impl Decision<'_> {
         left
     }
 
-    /// The owner's hold is over, whatever its count.
+    /// Ends the owner's hold, whatever its count.
     pub(crate) fn end_plain(&mut self, hash: &Hash, owner: &[u8]) {
         self.record_hold(owner, Mode::Plain, hash.token);
         self.unbind(owner, Mode::Plain);
         if hash.others {
             self.write(Write::Remove(Field::Owner(Holder::Caller)));
-            // Another field with a TTL of its own may be over, and is counted still.
+            // Another owner's field that has a TTL of its own may be over and still be counted as a
+            // holder. Then the lock is free, and the queue must be reconciled.
             self.reconcile_now();
         } else {
             self.free(Mode::Plain);
         }
     }
 
-    /// Grants a waiter that is first in the queue, on top of what its owner has already or of a
-    /// free lock.
+    /// Grants the first waiter in the queue: it takes a free lock, or re-enters the hold that its
+    /// owner has already.
     pub(crate) fn hand_over_plain(
         &mut self,
         id: WaiterId,
@@ -135,12 +136,14 @@ impl Decision<'_> {
             if let Some(hash) = present {
                 return decision.reenter(hash, hash.own.unwrap_or(Count::Malformed), entry);
             }
-            // A hold that a session of the owner had, and that others took away, is not this one.
+            // A session may still have a former hold of this owner on record, which others ended.
+            // It is not the new hold, so it counts as lost.
             decision.lose_hold(entry.owner, Mode::Plain);
             let token = decision.mint();
             Ok(decision.begin_plain(entry, token))
         });
-        // A script has made the first in line a holder, and may have made the next one, too.
+        // A script made the first waiter's owner a holder. It may have done the same for the next
+        // one.
         if is_granted && present.is_some() {
             self.reconcile_now();
         }
@@ -148,8 +151,8 @@ impl Decision<'_> {
 }
 
 impl Hash {
-    /// The key's expiry when this owner's lease is to end then: never less than what the others in
-    /// the same hash have. None if it stays.
+    /// The key's new expiry if this owner's lease shall end at `wanted`; none if the expiry stays.
+    /// While other owners are in the hash, it never gets earlier: they must not lose time.
     fn lease_end(&self, wanted: i64) -> Option<i64> {
         match self.ends_at {
             _ if !self.others => Some(wanted),

@@ -1,10 +1,12 @@
 //! The read-write lock: readers together, writers alone.
 //!
-//! A reader's lease is its own, in one timeout key beside the hash, that of its latest entry; a
-//! writer's is the key's. Those who are kept waiting stand in one queue, so that neither readers
-//! nor writers starve: a reader that comes after a waiting writer stands behind it, and readers
-//! that are first in the queue come in together. One waiter is granted at a time, and who may
-//! follow it is decided in the same turn, when the key has been read for that one.
+//! A reader has a lease of its own: the TTL of one timeout key beside the hash, that of its latest
+//! entry. A writer's lease is the TTL of the lock's key.
+//!
+//! Readers and writers wait in one queue, so that neither side starves: a reader that comes after a
+//! waiting writer stands behind it, and readers at the head of the queue are granted together. One
+//! decision grants one waiter. Whether the next one can be granted too is decided in the same turn,
+//! when the key has been read for its owner.
 
 use crate::decisions::decision::{Acquired, Decision, Entry};
 use crate::decisions::pending_wait::PendingWait;
@@ -20,9 +22,9 @@ use crate::values::time::{NEVER, ttl_ms};
 use crate::values::token::Token;
 use std::rc::Rc;
 
-/// Readers that never release leave their fields behind for as long as others read. Of those who
-/// begin to read, one in so many has some cleared away, whom its token picks: so the hash does not
-/// grow without bound, and what that costs is shared.
+/// Readers that never release leave their fields in the hash for as long as others read. One in
+/// this many new readers, picked by its token, has some of these fields removed. So the hash does
+/// not grow without bound, and the readers share the cost.
 const SWEEP_EVERY: i64 = 64;
 
 impl Decision<'_> {
@@ -37,8 +39,8 @@ impl Decision<'_> {
     ) -> Result<Acquired, CommandError> {
         let holds = match request.mode {
             Mode::Write => hash.own_write.is_some(),
-            // A writer may read, past any queue. Nobody else may begin to while others wait, nor
-            // during the delay after a start.
+            // A writer may read, past any queue. No other owner may begin to read while others
+            // wait, nor during the grant delay.
             Mode::Read | Mode::Plain | Mode::Permits => {
                 hash.own_read.is_some()
                     || hash.own_write.is_some()
@@ -83,7 +85,8 @@ impl Decision<'_> {
                         self.set_timeout(&Holder::Caller, held, token, wanted);
                         (Some(token), Some(wanted))
                     }
-                    // Nobody knows which timeout key it has. It lasts as long as the lock's key.
+                    // A malformed count does not tell which timeout key is the reader's. The hold
+                    // lasts as long as the lock's key.
                     Count::Malformed => (own.token, key_end.or(hash.ends_at)),
                 };
                 self.expire(hash, key_end);
@@ -91,8 +94,8 @@ impl Decision<'_> {
             }
             _ => {
                 let token = self.writer_token(owner, hash.ends_at);
-                // Written also if it stays: WAIT counts what its own connection has written, and
-                // whoever waits for the replicas renews the hold before.
+                // Written even if it stays the same: WAIT counts only writes of its own connection,
+                // so a client that waits for replicas renews the hold first.
                 let key_end = hash.write_end(wanted).or(hash.ends_at);
                 self.expire(hash, key_end);
                 self.keep_writer(owner, token, key_end);
@@ -102,7 +105,7 @@ impl Decision<'_> {
         self.bind(owner, mode, session, token, own_end);
     }
 
-    /// Gives one hold back. Those that are left.
+    /// Gives one hold back. Returns the holds left.
     pub(crate) fn leave_read_write(
         &mut self,
         hash: &ReadWrite,
@@ -162,7 +165,7 @@ impl Decision<'_> {
 
     // --- The end of a hold -----------------------------------------------------------------------
 
-    /// The owner's hold in this mode is over, whatever its count.
+    /// Ends the owner's hold in this mode, whatever its count.
     pub(crate) fn end_read_write(&mut self, hash: &ReadWrite, owner: &[u8], mode: Mode) {
         match hash.own_read {
             Some(own) if mode == Mode::Read => {
@@ -182,7 +185,8 @@ impl Decision<'_> {
             return self.free(Mode::Read);
         }
         if hash.own_write.is_none() && hash.others_read.is_none() {
-            // Somebody else's `mode` says that it is written. If nobody is there, it is free.
+            // The `mode` that another program wrote does not say `read`, but perhaps there is no
+            // writer. Then the lock is free.
             self.reconcile_now();
         }
         self.write(Write::Remove(Field::Owner(Holder::Caller)));
@@ -201,7 +205,7 @@ impl Decision<'_> {
         if hash.others_write {
             return;
         }
-        // The writer becomes a reader, and whoever was kept from reading may read with it.
+        // The writer becomes a reader, and waiting readers may now read with it.
         self.set(Field::Mode, Value::Mode(Mode::Read));
         let without_writer = ReadWrite {
             own_write: None,
@@ -213,18 +217,19 @@ impl Decision<'_> {
         self.reconcile_now();
     }
 
-    /// The key ends when the last of its readers does.
+    /// Sets the key's end to the end of its last reader's lease.
     pub(crate) fn end_key_with_readers(&mut self, hash: &ReadWrite) {
         let own_end = hash.own_read.map(|own| own.ends_at);
         self.expire(hash, hash.key_end(own_end));
     }
 
-    /// The key is to expire then, if that changes; and the queue hears of it.
+    /// Sets the key's expiry if it changes, and tells the queue when the lease ends.
     fn expire(&mut self, hash: &ReadWrite, key_end: Option<i64>) {
         if let Some(end) = key_end {
             self.write(Write::ExpireAt(end));
-            // Also where it is a reader that prolongs it, whom somebody else wrote beside the
-            // writer.
+            // The writer's token counts only while the key has the end that we wrote, so the new
+            // end is noted: also when a reader prolongs the key that another program wrote beside
+            // the writer.
             let table = &mut self.locks.table;
             table.prolong_writer(self.at, hash.ends_at, end);
         }
@@ -233,7 +238,8 @@ impl Decision<'_> {
 
     // --- Entering --------------------------------------------------------------------------------
 
-    /// Grants a waiter that is first in the queue, on top of what is stored or of a free lock.
+    /// Grants the first waiter in the queue: it takes a free lock, or enters the lock beside its
+    /// present holders.
     pub(crate) fn hand_over_read_write(
         &mut self,
         id: WaiterId,
@@ -247,12 +253,13 @@ impl Decision<'_> {
             if let Some(hash) = present {
                 return decision.enter(hash, entry);
             }
-            // A hold that a session of the owner had, and that others took away, is not this one.
+            // A session may still have a former hold of this owner on record, which others ended.
+            // It is not the new hold, so it counts as lost.
             decision.lose_hold(entry.owner, mode);
             Ok(decision.begin_read_write(entry))
         });
-        // A reader comes in with it, and a writer is to know when the last reader's lease ends. And
-        // a script may have made both holders.
+        // The next waiter is looked at: a reader may be granted as well, and a writer must know
+        // when the last reader's lease ends. And a script may have made both owners holders.
         let next = self.queue().and_then(|queue| self.locks.table.first(queue));
         let may_enter = mode == Mode::Read || present.is_some();
         if may_enter && next.is_some_and(|(_, next)| next.multi.is_none()) {
@@ -260,7 +267,7 @@ impl Decision<'_> {
         }
     }
 
-    /// Takes a free lock.
+    /// Takes a free lock. Returns the hold count, which is 1, and the token.
     pub(crate) fn begin_read_write(&mut self, entry: &Entry<'_>) -> (i64, Token) {
         let (token, end) = (self.mint(), entry.lease.end(self.now));
         self.count_grant();
@@ -286,7 +293,7 @@ impl Decision<'_> {
         (1, token)
     }
 
-    /// Enters a lock that lets the owner in.
+    /// Enters a lock that the owner may enter now.
     fn enter(&mut self, hash: &ReadWrite, entry: &Entry<'_>) -> Result<(i64, Token), CommandError> {
         let (own, token) = match entry.mode {
             Mode::Read | Mode::Plain | Mode::Permits => (
@@ -307,8 +314,8 @@ impl Decision<'_> {
         };
         let entered = entered.ok_or(CommandError::HoldCountOverflow)?;
         if held == 0 {
-            // Others read on, so the hash is still there when the owner's own lease is over. What
-            // is on record of it, if nobody has looked yet, is not this hold.
+            // While others read, the hash stays when this owner's lease is over. A session may
+            // still have that former hold on record. It is not the new hold, so it counts as lost.
             self.lose_hold(entry.owner, entry.mode);
         }
         let token = token.unwrap_or_else(|| self.mint());
@@ -322,7 +329,7 @@ impl Decision<'_> {
         }
         let own_end = self.start_own_lease(hash, entry, entered, token);
         if entry.mode == Mode::Read && hash.mode() == Mode::Read {
-            // With readers alone the lock is free when the last of them is gone.
+            // Without a writer the lock is free when the last reader's lease is over.
             let readers_end = own_end.max(hash.others_read).filter(|end| *end != NEVER);
             self.check_after(readers_end);
         }
@@ -333,8 +340,8 @@ impl Decision<'_> {
         Ok((entered, token))
     }
 
-    /// Starts the lease of an entry, as one more reading or as the writer's. When the owner's own
-    /// hold ends.
+    /// Starts the lease of an entry by a reader or the writer. Returns when the owner's own hold
+    /// ends.
     fn start_own_lease(
         &mut self,
         hash: &ReadWrite,
@@ -378,8 +385,8 @@ impl Decision<'_> {
 
     // --- Timeout keys ----------------------------------------------------------------------------
 
-    /// Each that we write has a token and the reader's whole lease: so nobody has to look at those
-    /// of its earlier entries.
+    /// Each timeout key that we write has a token and the reader's longest lease, so that a look
+    /// need not go on to the keys of its earlier entries.
     fn set_timeout(&mut self, reader: &Holder, number: i64, token: Token, end: i64) {
         let key = TimeoutKey {
             reader: reader.clone(),
@@ -392,14 +399,15 @@ impl Decision<'_> {
         self.write(Write::DeleteTimeout(TimeoutKey { reader, number }));
     }
 
-    /// The token of a reader's hold. One that Redisson's script began has none, and gets one with
-    /// the first timeout key that we write for it.
+    /// The token of a reader's hold. A hold that Redisson's script began has none, and gets one
+    /// with the first timeout key that we write for it.
     fn token_of(&mut self, own: &ReadHold) -> Token {
         own.token.unwrap_or_else(|| self.mint())
     }
 
-    /// When a reader's lease ends, as the end of a timeout key: where somebody took the end of its
-    /// key away, with the lock's key, and where that has none either, in a distant future.
+    /// When a reader's lease ends, as the end of a timeout key. If another program has removed the
+    /// end of its timeout key, the lease ends with the lock's key; if that has none either, in a
+    /// distant future.
     fn lease_of(&self, hash: &ReadWrite, own: &ReadHold) -> i64 {
         let distant = || self.now.wall_ms().saturating_add(INTEGER_MAX);
         match own.ends_at {
@@ -408,7 +416,7 @@ impl Decision<'_> {
         }
     }
 
-    /// Takes the fields of these readers out of the hash, whose leases are over.
+    /// Removes the fields of these readers, whose leases are over, from the hash.
     pub(crate) fn sweep(&mut self, gone: &[Box<[u8]>]) {
         for field in gone {
             self.write(Write::Remove(Field::Named(Rc::from(&**field))));

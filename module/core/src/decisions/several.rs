@@ -1,8 +1,8 @@
 //! Several locks at once: all or none.
 //!
-//! A wait for several locks stands in the queue of each and holds nothing until it can have all: at
-//! each lock it is first and the lock is free, or its owner holds the lock already. So nobody ever
-//! holds one lock while it waits for the others that it asked for with it.
+//! A wait for several locks has a waiter in the queue of each, and holds nothing new until it can
+//! have all: at each lock it is the first waiter and the lock is free, or its owner holds the lock
+//! already. So a wait never takes one of its locks before the others.
 
 use crate::decisions::decision::{Acquired, Decision, Entry, TOLD_AT_ONCE};
 use crate::decisions::pending_wait::PendingWait;
@@ -22,9 +22,9 @@ use std::rc::Rc;
 
 /// An entry into several locks, while it is made lock by lock.
 struct Entering {
-    /// The token of those that are newly taken; none if there are none.
+    /// The token of the locks that are newly taken; none if all are held already.
     new: Option<Token>,
-    /// The largest token of the others.
+    /// The largest token of all entries. It is the answer if no lock is newly taken.
     kept: Option<Token>,
     /// The highest hold count.
     count: i64,
@@ -42,14 +42,14 @@ impl Entering {
     }
 }
 
-/// What a lock is after one hold was given back.
+/// The state of a lock after one hold was given back.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum GivenBack {
     Free,
     Held,
 }
 
-/// The locks that a command names, and what is stored at each.
+/// The locks that a command names, and the stored value of each.
 pub(crate) struct LockSet<'a> {
     pub(crate) locks: &'a [LockRef<'a>],
     pub(crate) stored: &'a [Stored],
@@ -63,7 +63,7 @@ impl LockSet<'_> {
 }
 
 impl Locks {
-    /// MACQUIRE: take all, or say that some are held. If refused, nothing was changed.
+    /// MACQUIRE: takes all locks, or reports that some are held. A refusal changes nothing.
     pub(crate) fn acquire_several(
         &mut self,
         several: &LockSet<'_>,
@@ -119,14 +119,14 @@ impl Locks {
         )))
     }
 
-    /// Whether an owner who can have all of these locks may be let in now: during the delay after a
-    /// start only if it holds them all.
+    /// Whether an owner that can have all of these locks may be granted them now. During the grant
+    /// delay it may only enter locks once more that it holds already.
     fn may_grant_several(&self, several: &LockSet<'_>, now: Now) -> bool {
         !self.grant_delay.lasts(now) || !several.stored.iter().any(Stored::is_free)
     }
 
-    /// Enters all of these locks, which the owner can have. The highest hold count and the token
-    /// that the owner is told, and the token of each.
+    /// Enters all of these locks, which the owner can have. Returns the highest hold count and the
+    /// token that the owner is told, and the token of each lock.
     fn enter_all(
         &mut self,
         several: &LockSet<'_>,
@@ -151,7 +151,7 @@ impl Locks {
         Some((entering.held()?, tokens))
     }
 
-    /// The owner's wait for the same locks, if the request is to take it over.
+    /// The owner's wait for the same locks, if the request takes it over (ONCE).
     pub(crate) fn own_multi(
         &self,
         locks: &[LockRef<'_>],
@@ -167,8 +167,9 @@ impl Locks {
         is_same.then_some(multi)
     }
 
-    /// MRELEASE: gives one hold of each back; those not held are passed over. How many there were.
-    /// Refused if one of the keys is no plain lock, or the owner's hold of one cannot be counted.
+    /// MRELEASE: gives one hold of each lock back, and passes over locks that the owner does not
+    /// hold. Returns how many holds were given back. Refused if one of the keys is no plain lock,
+    /// or if the count of one of the owner's holds is malformed.
     pub(crate) fn release_several(
         &mut self,
         several: &LockSet<'_>,
@@ -202,8 +203,8 @@ impl Locks {
 
     // --- Hand-over -------------------------------------------------------------------------------
 
-    /// After what happened in this queue a wait for several locks can perhaps have all: that is
-    /// decided before this turn is over.
+    /// After a change in this queue a wait for several locks may be able to have all of them. That
+    /// is decided before this turn is over.
     pub(crate) fn mark_multi(&mut self, id: MultiId, queue: RecordId, now: Now) {
         let lasts = self.grant_delay.lasts(now);
         if self.multis.mark(id, queue, lasts) {
@@ -211,8 +212,8 @@ impl Locks {
         }
     }
 
-    /// Grants a wait for several locks if it can have all of them, as read for its owner. One that
-    /// never can leaves all queues and is told why.
+    /// Grants a wait for several locks if it can have all of them, as read for its owner. A wait
+    /// that can never have them leaves all queues and is told why.
     pub(crate) fn grant_several(
         &mut self,
         id: MultiId,
@@ -244,7 +245,8 @@ impl Locks {
         }
     }
 
-    /// It can never have all. The waiters behind it are next where it was first.
+    /// Ends a wait that can never have all its locks. Where it was first, the next waiter may be
+    /// granted, so that queue is reconciled.
     fn dismiss_multi(&mut self, id: MultiId, error: CommandError, effects: &mut Vec<Effect>) {
         let waiters = self.multis.waiters(id).to_vec();
         for waiter in &waiters {
@@ -285,7 +287,8 @@ impl Locks {
         };
         let entered = self.enter_all(several, &entry, now, effects);
         debug_assert!(entered.is_some(), "who is granted can enter");
-        // As of one lock: it leaves the queues only when it has entered.
+        // As for one lock: the wait leaves the queues only after it has entered, or it could end up
+        // with neither.
         let (Some(((held, token), tokens)), Some(told_under)) = (entered, locks.first()) else {
             return;
         };
@@ -314,7 +317,7 @@ impl Locks {
 }
 
 impl Decision<'_> {
-    /// Whether the owner could have this one of several.
+    /// Whether the owner could have this lock of a MACQUIRE.
     fn can_have(&mut self, stored: &Stored, once: bool) -> Result<bool, CommandError> {
         self.check_kind(stored, Kind::Plain)?;
         match (stored, self.queue()) {
@@ -326,14 +329,14 @@ impl Decision<'_> {
             },
             (_, None) => Ok(true),
             (_, Some(queue)) => {
-                // Free, but promised.
+                // The lock is free, but promised to its waiters.
                 self.check_kind_of_first(queue, Mode::Plain)?;
                 Ok(false)
             }
         }
     }
 
-    /// Enters one of several locks, with this token if it is newly taken.
+    /// Enters one of several locks, with the token `new` if it is newly taken.
     fn enter_plain(
         &mut self,
         stored: &Stored,
@@ -355,8 +358,8 @@ impl Decision<'_> {
         Some(held)
     }
 
-    /// Gives back one hold of one lock of a MRELEASE; none if the owner has none. Nobody is granted
-    /// before all are given back.
+    /// Gives back one hold of one lock of an MRELEASE; none if the owner has none. No waiter is
+    /// granted before all are given back.
     fn give_back_one(&mut self, stored: &Stored, owner: &[u8]) -> Option<GivenBack> {
         let Stored::Plain(hash) = stored else {
             self.locks.mark_dirty(self.at);
@@ -384,8 +387,8 @@ impl Decision<'_> {
         Some(GivenBack::Held)
     }
 
-    /// The owner has the lock now: if it waits for it together with others, perhaps it can have
-    /// all.
+    /// The owner has the lock now. If it waits for this lock together with others, it may be able
+    /// to have all of them.
     pub(crate) fn holder_may_have_all(&mut self, owner: &[u8]) {
         if self.locks.multis.is_empty() {
             return;
@@ -397,8 +400,8 @@ impl Decision<'_> {
         }
     }
 
-    /// Ends the waits for several locks that stand in the queue of one which is now of another
-    /// kind, so many at a time. Whether there are more.
+    /// Refuses the waits for several locks in this queue, because the lock is of another kind now:
+    /// [`TOLD_AT_ONCE`] at most. Returns whether there are more.
     pub(crate) fn dismiss_multis(&mut self, queue: RecordId, held: Kind) -> bool {
         let multis = self.locks.table.multis_in(queue, TOLD_AT_ONCE);
         for id in &multis {
@@ -414,8 +417,8 @@ fn wrong_kind(held: Kind) -> CommandError {
     CommandError::WrongKind { held, asked }
 }
 
-/// Of the leases that others have, what is left of the longest in milliseconds; -1 if one has no
-/// end, 0 if there are none.
+/// The time left of the longest lease that another owner has at these locks, in milliseconds; -1 if
+/// one has no end, 0 if nobody else holds any.
 pub(crate) fn ttl_of_others_ms(stored: &[Stored], now: Now) -> i64 {
     let of_others = stored.iter().filter(|stored| match stored {
         Stored::Plain(hash) => hash.own.is_none() || hash.others,

@@ -1,10 +1,10 @@
-//! WANTED: a session hears that somebody waits whom its hold keeps out, so that a long task can
-//! give the lock back at a good moment.
+//! WANTED: tells a session that its hold keeps another owner out, so that a long task can give the
+//! lock back at a good moment.
 //!
-//! A hold that asks is told once. The moments at which somebody begins to be kept out are four: a
-//! waiter joins the queue, a caller is refused that does not wait, a hold asks while others wait,
-//! and the first in the queue is looked at and cannot come in. After a turn no hold is left that
-//! asks and keeps out somebody in the queue.
+//! A session is told once, and must ask again to be told again. A hold begins to keep an owner out
+//! at four moments: a waiter joins the queue, a caller that does not wait is refused, a hold asks
+//! while others wait, or the first waiter in the queue is looked at and cannot be granted. After a
+//! turn that put no work off, no hold is left that asks and keeps out a waiter in the queue.
 
 use crate::decisions::decision::Decision;
 use crate::decisions::several::LockSet;
@@ -20,15 +20,16 @@ use crate::values::time::Now;
 use std::rc::Rc;
 
 impl SessionHold {
-    /// Whether this owner is kept out. A reader lets others read, and an owner who waits for
-    /// several locks does not wait for the one that it holds.
+    /// Whether this hold keeps the owner out. A reader lets others read. An owner that waits for
+    /// several locks does not wait for one that it holds.
     fn keeps_out(&self, owner: &[u8], mode: Mode) -> bool {
         *self.owner != *owner && !(self.mode == Mode::Read && mode == Mode::Read)
     }
 }
 
 impl Decision<'_> {
-    /// The session that has this hold is to be told when the lock is wanted: at once, if it is.
+    /// Notes that the hold's session wants to be told when the lock is wanted, and tells it at once
+    /// if the lock is wanted now.
     pub(crate) fn ask_if_wanted(&mut self, owner: &[u8], mode: Mode) {
         let hold = self.session_hold(owner, mode);
         let (Some(id), Some(record)) = (hold, self.locks.table.find(self.at)) else {
@@ -40,18 +41,19 @@ impl Decision<'_> {
         }
         match mode {
             Mode::Plain | Mode::Write => self.locks.tell_wanted_by_queue(record, self.effects),
-            // Perhaps those who wait can come in beside it: that is decided in this turn.
+            // The waiters may be granted beside this hold. That is decided later in this turn.
             Mode::Read | Mode::Permits => self.reconcile_now(),
         }
     }
 
-    /// The caller does not get the lock, which others hold, and does not wait.
+    /// A caller that does not wait is refused, since others hold the lock: tells the holds that
+    /// keep it out.
     pub(crate) fn tell_wanted_in_vain(&mut self, owner: &[u8], mode: Mode) {
         self.locks
             .tell_wanted_by(self.at, owner, mode, self.effects);
     }
 
-    /// The first in the queue cannot come in.
+    /// The first waiter cannot be granted: tells the holds that keep the queue out.
     pub(crate) fn tell_wanted(&mut self, queue: RecordId) {
         if self.locks.holds.any_asks() {
             self.locks.tell_wanted_by_queue(queue, self.effects);
@@ -60,7 +62,7 @@ impl Decision<'_> {
 }
 
 impl Locks {
-    /// The session that has these holds is to be told when one of the locks is wanted.
+    /// Notes that the session wants to be told when one of these locks is wanted.
     pub(crate) fn ask_if_several_wanted(
         &mut self,
         several: &LockSet<'_>,
@@ -74,8 +76,7 @@ impl Locks {
         }
     }
 
-    /// The caller does not get several locks at once, and does not wait: it wants those that others
-    /// hold.
+    /// A MACQUIRE that does not wait is refused: it wants those of its locks that others hold.
     pub(crate) fn tell_several_wanted(
         &mut self,
         several: &LockSet<'_>,
@@ -89,7 +90,7 @@ impl Locks {
         }
     }
 
-    /// The waiters of one owner have joined these queues.
+    /// The waiters of one owner have joined their queues: tells the holds that keep them out.
     pub(crate) fn tell_wanted_by_newcomer(
         &mut self,
         waiters: &[WaiterId],
@@ -104,7 +105,8 @@ impl Locks {
         }
     }
 
-    /// Somebody wants this lock, who waits in its queue or not.
+    /// The owner wants this lock, as a waiter or as a caller that does not wait: tells the holds
+    /// that keep it out.
     pub(crate) fn tell_wanted_by(
         &mut self,
         lock: LockRef<'_>,

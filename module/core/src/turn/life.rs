@@ -1,5 +1,4 @@
-//! Sessions as the locks see them: what begins with a session's connection and ends with it, and
-//! what time brings.
+//! How session connections begin and end, and the changes that time causes.
 
 use crate::interface::effect::{Effect, WaitOutcome};
 use crate::interface::error::CommandError;
@@ -19,13 +18,14 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 impl Locks {
-    // --- The session's connection ----------------------------------------------------------------
+    // --- The session connection ------------------------------------------------------------------
 
-    /// RLOCK.EVENTS: the session lives by this client's connection from now on. A client that
-    /// waited there before is told that it no longer does.
+    /// RLOCK.EVENTS: makes this client's connection the session connection. Another client that
+    /// waited for the session's events is told that it no longer does.
     ///
     /// # Errors
-    /// Another user's session; a session that would begin where there is no room for it.
+    /// The session is another user's; there is no room for a new session; or the session ended and
+    /// this client was not told yet.
     pub fn attach(
         &mut self,
         request: &Events<'_>,
@@ -44,20 +44,20 @@ impl Locks {
         Ok(session)
     }
 
-    /// Whether the session lives by this client's connection.
+    /// Whether this client's connection is the session connection.
     pub fn lives_by(&self, session: SessionId, client_id: u64) -> bool {
         self.sessions.client_of(session) == Some(client_id)
     }
 
-    /// What has happened to the session since the last time, oldest first.
+    /// Takes the session's events since the last time, oldest first.
     pub fn fetch(&mut self, session: SessionId) -> Vec<Event> {
         self.sessions.fetch(session)
     }
 
-    /// The same for a client that was woken for it.
+    /// The same, for a client that was woken to take them.
     ///
     /// # Errors
-    /// Another client has taken the session over since; the events are its to get.
+    /// Another client has taken the session over since: the events are for that client.
     pub fn fetch_as(
         &mut self,
         session: SessionId,
@@ -75,18 +75,18 @@ impl Locks {
         self.sessions.listen(session, listener, wait, now);
     }
 
-    /// The client that waited for events does so no more, though its connection may live on.
+    /// The client no longer waits for events, though its connection may live on.
     pub fn listen_no_more(&mut self, session: SessionId, listener: Listener) {
         self.sessions.stop_listening_as(session, listener);
     }
 
-    /// A client that was woken to fetch a session's events is gone before it could.
+    /// A client that was woken to fetch a session's events disconnected before it did.
     pub fn woken_no_more(&mut self, session: SessionId) {
         self.sessions.woken_no_more(session);
     }
 
-    /// A connection closed, and the sessions whose connection it was lose it. Whether there was
-    /// one.
+    /// A connection closed: detaches the sessions that had it as their session connection. Returns
+    /// whether there was one.
     pub fn client_gone(&mut self, client_id: u64, now: Now, effects: &mut Vec<Effect>) -> bool {
         let mut any = false;
         self.sessions.forget_ends_of(client_id);
@@ -106,8 +106,8 @@ impl Locks {
         for id in belongings.waiters {
             let waiter = self.withdraw(id);
             count(&mut self.counters.departures);
-            // A queued waiter cannot be told any more; one that is blocked on a connection of its
-            // own can.
+            // A waiter that would be told by an event cannot be told any more. One that is blocked
+            // on a connection of its own can.
             if let Some(ReplyTarget::Client { handle, .. }) = waiter.map(|waiter| waiter.reply_to) {
                 let why = WaitOutcome::Refused(CommandError::NoSession);
                 effects.push(Effect::Dismiss {
@@ -126,7 +126,7 @@ impl Locks {
         self.end_holds_later(others);
     }
 
-    /// A session has ended, and these holds end with it.
+    /// Logs that a session has ended, and these holds with it.
     fn log_session_ended(&mut self, name: Option<Rc<[u8]>>, holds: &BTreeSet<HoldId>, now: Now) {
         let Some(name) = name.filter(|_| !holds.is_empty() && self.log.is_on()) else {
             return;
@@ -142,8 +142,9 @@ impl Locks {
             .add_of_several(LogEvent::SessionEnded, locks, text, now);
     }
 
-    /// A writer's reading goes before its writing: were the writer to become a reader in between, a
-    /// wait of the same owner would enter what it reads, and lose that at once.
+    /// A writer's read hold ends before its write hold. In the other order the writer would become
+    /// a reader in between, and a waiter of the same owner that entered this read hold would lose
+    /// it at once.
     fn reads_first(&self, holds: BTreeSet<HoldId>) -> (Vec<HoldId>, Vec<HoldId>) {
         let reads = |id: &HoldId| {
             self.holds
@@ -177,9 +178,9 @@ impl Locks {
             .transpose()
     }
 
-    // --- What time brings ------------------------------------------------------------------------
+    // --- Deadlines -------------------------------------------------------------------------------
 
-    /// Whether nothing is known of any lock or session, and nothing is left to be done.
+    /// Whether nothing is known of any lock or session, and nothing is left to do.
     #[inline]
     pub fn is_quiet(&self) -> bool {
         self.table.is_quiet()
@@ -189,9 +190,9 @@ impl Locks {
             && self.grant_delay.is_over()
     }
 
-    /// Whether anything that is known now is timed by the monotonic clock: a wait, a session whose
-    /// grace or whose call of EVENTS ends, the delay after a start, or what is yet to be done or
-    /// logged. While nothing is, a command's decision needs the wall clock alone.
+    /// Whether anything depends on the monotonic clock now: a wait, a pending release, a session
+    /// whose grace or call of EVENTS ends, the grant delay, or work and log lines that are still
+    /// due. If nothing does, a command's decision needs the wall clock alone.
     #[inline]
     pub fn is_timed(&self) -> bool {
         !self.is_quiet() && self.has_timed()
@@ -232,8 +233,9 @@ impl Locks {
         earlier(left.map(|left| left.max(0)), self.table.next_deadline(now))
     }
 
-    /// Time has passed: marks what is to be looked at, and ends what is over. Of each kind no more
-    /// than a turn may decide: the rest is due still, and the timer fires again at once.
+    /// Time has passed: marks the queues and holds to look at, and ends sessions, calls of EVENTS
+    /// and the grant delay when they are over. Takes no more of each kind than a turn may decide:
+    /// the rest stays due, and the timer fires again at once.
     pub fn passed(&mut self, now: Now, effects: &mut Vec<Effect>) {
         for _ in 0..DECISIONS_MAX {
             let Some(queue) = self.table.take_lease_over(now) else {
@@ -257,8 +259,8 @@ impl Locks {
         self.end_sessions(now, effects);
     }
 
-    /// Ends the sessions that left too many events unfetched, or whose grace is over: until as much
-    /// has ended with them as a turn may decide.
+    /// Ends sessions that left too many events unfetched, or whose grace is over. Stops when they
+    /// have as many holds, waiters and events as a turn may decide.
     fn end_sessions(&mut self, now: Now, effects: &mut Vec<Effect>) {
         let mut ended = 0_usize;
         while ended < DECISIONS_MAX {

@@ -1,4 +1,4 @@
-//! Waits that last for long: each is noticed once, when it has lasted for `rlock.log-waits-ms`.
+//! Long waits: each is logged once, when it has lasted for `rlock.log-waits-ms`.
 
 use crate::interface::depth::ReadDepth;
 use crate::interface::effect::Effect;
@@ -15,28 +15,29 @@ use std::fmt::Write as _;
 use std::rc::Rc;
 
 impl Locks {
-    /// When there is something to be logged next, monotonic, in milliseconds.
+    /// When the next line is due in a log, monotonic, in milliseconds.
     #[inline]
     pub(crate) fn next_log_at(&self) -> Option<i64> {
-        // The common case: nobody waits, and no line was left out.
+        // The common case: no wait is left to be logged, and no line was left out.
         if self.table.first_unnoticed().is_none() && self.log_lines.are_whole() {
             return None;
         }
         earlier(self.log_lines.deadline(), self.next_long_wait_at())
     }
 
-    /// When the next wait is long, monotonic, in milliseconds.
+    /// When the next wait becomes long, monotonic, in milliseconds.
     fn next_long_wait_at(&self) -> Option<i64> {
         let (since, _) = self.table.first_unnoticed()?;
         let after_ms = self.log.options.waits_ms;
         (after_ms > 0).then(|| since.saturating_add(after_ms))
     }
 
-    /// The next wait that is long by now: the lock is read to say who keeps it waiting.
+    /// The next wait that is long by now. Its task reads the lock, so that the logs can name the
+    /// holder.
     pub(crate) fn next_long_wait(&mut self, now: Now) -> Option<Task> {
         while self.next_long_wait_at().is_some_and(|at| at <= now.mono_ms) {
             let (_, id) = self.table.first_unnoticed()?;
-            // A wait for several locks is one wait.
+            // A wait for several locks is logged once, for its first waiter.
             let main = self.main_waiter(id).filter(|main| *main == id);
             if let Some(lock) = main.and_then(|id| self.lock_of(self.held_up_at(id))) {
                 let subject = Subject::One(lock, Rc::from([]));
@@ -47,7 +48,8 @@ impl Locks {
         None
     }
 
-    /// Of a wait for several locks, its waiter at one that is held, as far as is known.
+    /// For a wait for several locks, its waiter at a lock that is held, as far as is known; else
+    /// the waiter itself.
     fn held_up_at(&self, id: WaiterId) -> WaiterId {
         let multi = self.table.get(id).and_then(|waiter| waiter.multi);
         let waiters = multi.map_or(&[][..], |multi| self.multis.waiters(multi));
@@ -55,7 +57,7 @@ impl Locks {
         waiters.iter().find(is_held).copied().unwrap_or(id)
     }
 
-    /// Says once that a wait is long, in both logs.
+    /// Logs a long wait once: in the core's log, and in the server's log while there is room.
     pub(crate) fn decide_long_wait(
         &mut self,
         lock: &LockKey,

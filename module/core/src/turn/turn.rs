@@ -1,9 +1,8 @@
-//! The loop: what comes next, and in which order.
+//! The loop: it hands out the tasks of a turn in their order.
 //!
-//! A turn is one command, or one firing of the timer. It hands out tasks, one after the other:
-//! which locks are to be read, and as whose eyes see them. Whoever drives it reads them, hands in
-//! what was found, and carries out the effects; then it asks for the next task, until there is
-//! none.
+//! A turn is one command, or one firing of the timer. It hands out tasks, one after the other. A
+//! task names the locks to read, and the owner for which they are read. The driver reads them,
+//! hands in the result, carries out the effects and asks for the next task, until no task is left.
 //!
 //! ```text
 //! while let Some(task) = locks.next_task(&mut turn, now) {
@@ -13,18 +12,19 @@
 //! }
 //! ```
 //!
-//! The order is what mutual exclusion rests on:
+//! Mutual exclusion rests on this order:
 //!
-//! 1. Holds that must end at the command's locks. Were they to end after the locks were read, what
-//!    was read would no longer be so.
-//! 2. What their end has made possible for those who wait there.
-//! 3. The command. If it finds a lock free for which others wait, these come first, and the lock is
-//!    read again.
-//! 4. What all this has made possible: the next in a queue, a wait for several locks.
+//! 1. The pending releases at the command's locks. After the locks are read they would come too
+//!    late: the reading would be out of date.
+//! 2. The grants to waiters that these releases make possible.
+//! 3. The command. If it finds a lock free that has waiters, these are granted first, and the lock
+//!    is read again.
+//! 4. The grants that all this makes possible: to the first waiter in a queue, or to a wait for
+//!    several locks.
 //!
-//! What is read says for whom, and counts only if nothing was decided since: another module may
-//! call us while a key is opened, and an earlier reading is then of a lock that is no longer so.
-//! Such a reading is refused, and the task is handed out again.
+//! A reading is for one owner, and counts only if nothing was decided since. Another module may
+//! call us while a key is opened, and change the lock that was read before. Then the reading is
+//! refused, and the task is handed out again.
 
 use crate::decisions::deadlock::DeadlockSearch;
 use crate::decisions::decision::Acquired;
@@ -47,34 +47,34 @@ use crate::values::time::Now;
 use crate::values::token::Token;
 use std::rc::Rc;
 
-/// What a command comes to.
+/// The outcome of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The caller holds it.
+    /// The caller holds the lock.
     Held {
-        /// The hold count; of several the highest.
+        /// The hold count; for several locks the highest.
         count: i64,
         /// The token.
         token: Token,
     },
-    /// The caller does not hold it.
+    /// The caller does not hold the lock.
     NotHeld {
         /// As in [`Stored::ttl_ms`].
         ttl_ms: i64,
     },
-    /// The caller is to wait: the driver blocks its client, if it is to be blocked, and calls
-    /// [`Locks::enqueue`].
+    /// The caller must wait: the driver blocks its client, unless the wait is for a session's
+    /// event, and calls [`Locks::enqueue`].
     MustWait {
-        /// What to answer if the client cannot be blocked after all.
+        /// The answer if the client cannot be blocked after all.
         ttl_ms: i64,
     },
-    /// RELEASE: the holds left; none if the owner holds none.
+    /// RELEASE: the holds or permits left; none if the owner does not hold the lock.
     Left(Option<i64>),
     /// GUARD: the owner has the lock. The driver runs the guarded command before it asks for the
-    /// next task: what comes next may end the hold.
+    /// next task, which may end the hold.
     Guards,
-    /// How many locks were released, renewed or broken, or how many waiters left; of LIMIT the
-    /// limit before, 0 if there was none.
+    /// How many locks were released, renewed or broken, or how many waiters left; for LIMIT the
+    /// former limit, 0 if there was none.
     Number(i64),
 }
 
@@ -85,28 +85,28 @@ pub struct Turn<'a> {
     pub(crate) db: i32,
     waiters_max: u32,
     pub(crate) phase: Phase,
-    /// Holds that must end were looked for at so many of the command's locks.
+    /// How many of the command's locks were checked for pending releases.
     released: usize,
-    /// Whether those who wait for what the command found free had their chance.
+    /// Whether the waiters for locks that the command found free had their chance.
     is_reconciled: bool,
-    /// Whether a hold that had to end has freed the command's lock.
+    /// Whether a pending release has freed the command's lock.
     freed: bool,
     pub(crate) pending_wait: Option<PendingWait>,
     pub(crate) search: Option<Box<DeadlockSearch>>,
     outcome: Option<Result<Outcome, CommandError>>,
-    /// What may yet be done for others than the command.
+    /// How much the turn may still do for others than the command.
     budget: Budget,
     /// Locks with a pending release whose keys cannot be read now. The timer tries again.
     unreadable: Vec<RecordId>,
     /// How many long waits were looked at.
     noticed: usize,
-    /// How often what was read was out of date.
+    /// How often a reading was out of date.
     outdated: usize,
-    /// What the timer looks at next; none in the turn of a command.
+    /// The kind of work that the timer does next; none in the turn of a command.
     later: Option<Later>,
 }
 
-/// What there is to be looked at outside of any command.
+/// The kinds of work outside of any command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Later {
     /// A session's hold that may be lost.
@@ -117,33 +117,34 @@ enum Later {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Waits that are over are told so.
+    /// Long waits are logged, and waits that are over are ended.
     TimeOuts,
-    /// The command is yet to be decided.
+    /// The command is not decided yet.
     Command,
-    /// A wait must not close a circle.
+    /// The search for a circle that the wait would close needs the holders of this lock.
     Search(LockKey),
-    /// What follows.
+    /// The work after the command: grants that it made possible, and upkeep. Or the timer's work.
     Drain,
 }
 
-/// In one turn at most so many decisions are made about others; what is left is decided in the
-/// next, and clients come between.
+/// A turn makes at most this many decisions about others than its command. The rest is left to the
+/// next turn, so that other clients' commands come between.
 pub const DECISIONS_MAX: usize = 1000;
 
-/// After this time no further decision is begun: some read thousands of timeout keys.
+/// After this time a turn begins no further decision about others, since some decisions read
+/// thousands of timeout keys.
 const TURN_MAX_MS: i64 = 20;
 
-/// In one turn so many long waits are looked at, in so much time: waits that are over are to be
-/// told in time.
+/// A turn looks at no more long waits than this, and for no longer: waiters whose wait is over must
+/// be told in time.
 const NOTICED_MAX: usize = 100;
 const NOTICING_MAX_MS: i64 = 5;
 
-/// What a turn may yet do for others than its command.
+/// How much a turn may still do for others than its command.
 #[derive(Debug)]
 struct Budget {
     decisions: usize,
-    /// When the first of them was made, monotonic, in milliseconds.
+    /// When the first decision was made, monotonic, in milliseconds.
     begun_ms: Option<i64>,
 }
 
@@ -164,17 +165,17 @@ impl Budget {
         self.decisions == 0 || self.has_taken(TURN_MAX_MS, now)
     }
 
-    /// Whether the decisions have taken so long.
+    /// Whether the decisions have taken this long.
     fn has_taken(&self, ms: i64, now: Now) -> bool {
         let taken_ms = |begun: i64| now.mono_ms.saturating_sub(begun);
         self.begun_ms.is_some_and(|begun| taken_ms(begun) >= ms)
     }
 }
 
-/// A reading that is out of date so often is given up.
+/// A turn is given up after more readings than this that were out of date.
 const OUTDATED_MAX: usize = 100;
 
-/// With more writers than this on record, two are looked at for each that begins.
+/// With more writers than this on record, each new writer has two of them checked.
 const WRITERS_UNCHECKED: usize = 1000;
 
 impl<'a> Turn<'a> {
@@ -189,7 +190,7 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// The part of the timer's turn that writes nothing: waits that are over.
+    /// The part of the timer's work that writes nothing: long waits, and waits that are over.
     pub fn of_deadlines() -> Self {
         Self {
             phase: Phase::TimeOuts,
@@ -197,7 +198,7 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// What is to be done outside of any command, while the server allows writes.
+    /// The timer's work outside of any command, while the server allows writes.
     pub fn of_timer() -> Self {
         Self {
             later: Some(Later::Hold),
@@ -225,29 +226,30 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// The same, with so many decisions at most.
+    /// The same turn, with this many decisions about others at most.
     #[must_use]
     pub fn with_budget(mut self, decisions: usize) -> Self {
         self.budget = Budget::of(decisions);
         self
     }
 
-    /// What the command came to.
+    /// Takes the outcome of the command.
     ///
     /// # Errors
-    /// Why it was refused: nothing was changed then.
+    /// The reason for a refusal. A refused command has changed nothing.
     pub fn outcome(&mut self) -> Result<Outcome, CommandError> {
         let outcome = self.outcome.take();
         outcome.unwrap_or(Err(CommandError::Unsettled))
     }
 
-    /// The same, to look at; none while it is not decided.
+    /// The outcome, without taking it; none while the command is not decided.
     pub fn decided(&self) -> Option<&Result<Outcome, CommandError>> {
         self.outcome.as_ref()
     }
 
-    /// Something was decided between reading and deciding. It may have left a hold to end at a lock
-    /// of the command that had none, or freed a lock for which the caller was about to wait.
+    /// Begins again, because something was decided between a reading and its decision. It may have
+    /// added a pending release at one of the command's locks, or freed a lock that the caller was
+    /// about to wait for.
     fn begin_anew(&mut self) {
         self.outdated = self.outdated.saturating_add(1);
         self.released = 0;
@@ -271,10 +273,10 @@ impl<'a> Turn<'a> {
 }
 
 impl Locks {
-    /// What is to be read next; none if the turn is over.
+    /// The next task; none if the turn is over.
     #[inline]
     pub fn next_task(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
-        // The common case: the command is decided, and nobody else is concerned.
+        // The common case: the command is decided, and there is no work for others.
         let is_over = matches!(turn.phase, Phase::Drain) && turn.later.is_none();
         if is_over && self.agenda.is_idle() {
             return None;
@@ -289,7 +291,8 @@ impl Locks {
         }
         match &turn.phase {
             Phase::TimeOuts => {
-                // Before it is told that it is over: a wait of just that time is long.
+                // Long waits come before timeouts: a wait that times out just when it becomes long
+                // is logged too.
                 let may_notice =
                     turn.noticed < NOTICED_MAX && !turn.budget.has_taken(NOTICING_MAX_MS, now);
                 let long = may_notice.then(|| self.next_long_wait(now)).flatten();
@@ -302,7 +305,7 @@ impl Locks {
                 first.or_else(|| self.command_task(turn))
             }
             Phase::Search(lock) => {
-                // A hold that must end stands in nobody's way.
+                // A hold with a pending release keeps no waiter out, so the release comes first.
                 let record = self.table.find(lock.as_ref());
                 let release = record.filter(|_| !turn.budget.is_spent(now));
                 let release = release.and_then(|record| self.release_task(turn, record));
@@ -339,8 +342,8 @@ impl Locks {
         })
     }
 
-    /// The permits that a command asks for; of CANCEL, those that its waiter waits for, which is
-    /// told when it could have had them.
+    /// The permits that a command asks for. For CANCEL, those that the waiter waits for: it is told
+    /// when it could have had them.
     fn asked_by_command(&self, turn: &Turn<'_>, command: Command<'_>) -> Option<PermitsRequest> {
         match command {
             Command::Acquire(request) => request.asked,
@@ -354,8 +357,9 @@ impl Locks {
     }
 
     /// The next pending release at one of the command's locks. When the budget is spent, only those
-    /// of the command's own owner. Another owner's may wait: the lock is then held a little longer.
-    /// The caller's own may not: it would be told of a hold, and the release would end it.
+    /// of the command's own owner. Another owner's release may wait: the lock is then held a little
+    /// longer. The caller's own may not: the caller would be told of a hold, and the release would
+    /// end it.
     fn next_release(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
         if !self.table.any_pending() {
             return None;
@@ -388,7 +392,7 @@ impl Locks {
         Some(self.task(subject, depth, Purpose::Release(release.mode)))
     }
 
-    /// What the decisions of this turn have made possible.
+    /// The next task that the decisions of this turn made possible.
     fn next_now(&mut self, turn: &Turn<'_>, now: Now) -> Option<Task> {
         while let Some(job) = self.agenda.first_now() {
             if turn.budget.is_spent(now) {
@@ -407,7 +411,7 @@ impl Locks {
         None
     }
 
-    /// The first in a queue, once all has ended that must end at its lock.
+    /// A task for the first waiter in a queue, after all pending releases at its lock.
     fn queue_task(&mut self, turn: &Turn<'_>, record: RecordId) -> Option<Task> {
         if let Some(task) = self.release_task(turn, record) {
             return Some(task);
@@ -417,8 +421,8 @@ impl Locks {
             self.table.take_dirty(record);
             return None;
         };
-        // Many readers can come in together, one a decision: were each to read what those before it
-        // have, the time would grow with the square of their number.
+        // Many readers can be granted in a row, one for each decision. If each decision read the
+        // leases of the readers before it, the time would grow with the square of their number.
         let depth = match first.mode {
             Mode::Read => ReadDepth::Brief,
             Mode::Write | Mode::Plain | Mode::Permits => ReadDepth::Whole,
@@ -431,8 +435,8 @@ impl Locks {
         })
     }
 
-    /// A wait for several locks, once all has ended that must end at any of them: what ends at a
-    /// later one may let somebody in at an earlier one.
+    /// A task for a wait for several locks, after all pending releases at any of them: a release at
+    /// a later lock may lead to a grant at an earlier one.
     fn multi_task(&self, turn: &Turn<'_>, multi: MultiId) -> Option<Task> {
         let locks = self.multis.locks(multi)?;
         if self.table.any_pending() {
@@ -449,14 +453,14 @@ impl Locks {
         Some(self.task(subject, ReadDepth::Brief, purpose))
     }
 
-    /// What is to be done outside of any command.
+    /// The next task outside of any command.
     fn next_later(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
         let next = turn.later?;
         if turn.budget.is_spent(now) {
             return None;
         }
-        // By turns: thousands of holds whose keys somebody touches again and again must not keep
-        // queues waiting, nor the other way round.
+        // Holds and queues take turns: thousands of holds whose keys other programs change again
+        // and again must not keep queues waiting, nor the other way round.
         turn.later = Some(match next {
             Later::Hold => Later::Queue,
             Later::Queue => Later::Hold,
@@ -474,7 +478,8 @@ impl Locks {
         self.check_hold_task(turn)
     }
 
-    /// A session's hold whose key may have changed, once all has ended that must end there.
+    /// A task for a session's hold whose key may have changed, after all pending releases at its
+    /// lock.
     fn check_hold_task(&mut self, turn: &Turn<'_>) -> Option<Task> {
         let id = self.holds.first_dirty()?;
         let hold = self.holds.get(id)?;
@@ -485,7 +490,7 @@ impl Locks {
         release.or_else(|| Some(self.task(subject, ReadDepth::Own, Purpose::CheckHold(mode))))
     }
 
-    /// A waiter whose wait is over.
+    /// A task for a waiter whose wait is over.
     fn next_timeout(&self, turn: &Turn<'_>, now: Now) -> Option<Task> {
         if turn.budget.is_spent(now) {
             return None;
@@ -504,7 +509,7 @@ impl Locks {
         })
     }
 
-    /// What keeps hashes and our own memory from growing without bound.
+    /// The next task that keeps hashes and our own memory from growing without bound.
     fn next_upkeep(&mut self, turn: &Turn<'_>, now: Now) -> Option<Task> {
         let crowded = || self.agenda.crowded(now).filter(|_| turn.later.is_some());
         if let Some(lock) = self.agenda.sweep().or_else(crowded).cloned() {
@@ -531,8 +536,8 @@ impl Locks {
 
     // --- Decisions -------------------------------------------------------------------------------
 
-    /// Decides, with what was found for a task. False if nothing was decided, because the reading
-    /// is out of date: then the task comes again.
+    /// Decides a task with its reading. Returns false if the reading is out of date: nothing was
+    /// decided, and the task comes again.
     pub fn decide(
         &mut self,
         turn: &mut Turn<'_>,
@@ -581,7 +586,7 @@ impl Locks {
             _ => {}
         }
         if !matches!(task.purpose, Purpose::Command | Purpose::Holders) {
-            // Several can leave by one decision.
+            // One decision can take several waiters out.
             let left = waiters.saturating_sub(self.table.waiters());
             turn.budget.spend(left.max(1), now);
         }
@@ -597,7 +602,8 @@ impl Locks {
     ) {
         let Some(command) = turn.command else { return };
         let outcome = match (command.keys(), read) {
-            // Of a wait that ends nothing but the lease's rest is told.
+            // CANCEL needs the reading only to tell the waiter how much of the lease is left, so it
+            // works without.
             (Keys::One(name), Read::Unknown) if matches!(command, Command::Cancel(_)) => {
                 let at = LockRef { db: turn.db, name };
                 self.decide_about_one(turn, command, at, &Stored::NoHolder, now, effects)
@@ -608,7 +614,8 @@ impl Locks {
                 self.decide_about_one(turn, command, at, stored, now, effects)
             }
             (Keys::One(name), Read::Holds(stored, holders)) => {
-                // The hold that was meant has ended already, in this very turn.
+                // A pending release of this turn has ended the hold that BREAK meant. A waiter that
+                // was granted the lock since keeps it.
                 if turn.freed {
                     return turn.finish(Ok(Outcome::Number(1)));
                 }
@@ -636,7 +643,7 @@ impl Locks {
         }
     }
 
-    /// None if more is to be read before the command can be decided.
+    /// Returns none if more must be read before the command can be decided.
     fn decide_about_one(
         &mut self,
         turn: &mut Turn<'_>,
@@ -761,7 +768,7 @@ impl Locks {
         let Some(record) = self.table.find(lock.as_ref()) else {
             return;
         };
-        // Not all of its keys are here now. Nothing else is decided at such a lock.
+        // Not all keys of this lock can be read here now. Nothing else is decided at such a lock.
         if let Read::Unknown = read {
             self.table.look_again(record, now);
             return turn.unreadable.push(record);
@@ -772,7 +779,8 @@ impl Locks {
             return;
         };
         let Read::One(stored) = read else {
-            // At another node the lease ends it, and there the waiters must go.
+            // Another node serves the key: there the lease ends the hold, and the waiters must go
+            // there.
             return self.mark_queue(record);
         };
         let written = effects.len();
@@ -781,7 +789,8 @@ impl Locks {
         }
         self.decision(lock.as_ref(), 0, now, effects)
             .end(&release, stored, outlived);
-        // Not another lock's that has to end as well: the command is about what is held yet.
+        // Only a deletion at the command's own lock counts. A release at another lock must not make
+        // BREAK leave a hold in place.
         turn.freed |=
             turn.is_about(lock.as_ref()) && effects.iter().skip(written).any(Effect::is_deletion);
     }
@@ -817,8 +826,8 @@ impl Locks {
                 self.table.forget_writer(lock.as_ref());
                 self.dismiss_some(queue, &error, effects);
             }
-            // Nobody knows who serves the key. Here it looks free: a grant could be the second. The
-            // next look is on its way.
+            // It is not known which node serves the key. Here it looks free, so a grant could be
+            // the second one. The next look is on its way.
             _ => {}
         }
     }
@@ -842,7 +851,7 @@ impl Locks {
                 };
                 self.grant_several(multi, &several, now, effects);
             }
-            // Its queue is looked at in a moment, which tells those in it where to go.
+            // The next look at its queue tells the waiters which node to go to.
             Read::NotHere(place) => {
                 if let Some(lock) = locks.get(*place) {
                     self.mark_dirty(lock.as_ref());
@@ -867,7 +876,8 @@ impl Locks {
             Read::One(stored) => self
                 .decision(lock.as_ref(), 0, now, effects)
                 .check_hold(id, stored),
-            // Served by another node now: the hold is not lost, but no longer ours to watch.
+            // Another node serves the key now: the hold is not lost, but this node no longer
+            // watches it.
             Read::Elsewhere(_) => {
                 self.table.forget_writer(lock.as_ref());
                 self.forget_hold(id);
@@ -896,7 +906,8 @@ impl Locks {
         }
     }
 
-    /// So many readers never released that those who are left cannot be told from them in one look.
+    /// There are more readers than one look may check. So the timer goes through them part by part
+    /// and removes those whose leases are over.
     fn sweep_all(&mut self, turn: &Turn<'_>, subject: &Subject) {
         let lock = match (subject, turn.command.map(|command| command.keys())) {
             (Subject::One(lock, _), _) => lock.clone(),

@@ -30,16 +30,17 @@ pub struct BlockedClient {
 /// A waiter that has joined a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Joined {
-    /// Its name.
+    /// Its id.
     pub waiter: WaiterId,
-    /// Its place in the queue, 1 is next; of several the largest. 0 where nobody asks for it.
+    /// Its place in the queue, 1 is next; for several locks the largest. 0 for a blocked client,
+    /// which is not told.
     pub position: i64,
 }
 
 impl Locks {
-    /// The caller is to wait, unless its wait could never end. An owner who waits already and only
-    /// takes its place over begins no new wait. And where nobody waits for another lock there is no
-    /// circle: the holders wait for nothing, since what one holds is never waited for.
+    /// The caller must wait, unless its wait could never end. No search is needed if the owner only
+    /// takes over its own place, which begins no new wait; or if no owner waits for another lock:
+    /// then the holders wait for nothing, since an owner never waits for a lock that it holds.
     pub(crate) fn begin_wait(
         &mut self,
         turn: &mut Turn<'_>,
@@ -49,7 +50,8 @@ impl Locks {
         let ttl_ms = pending_wait.ttl_ms;
         turn.pending_wait = Some(pending_wait);
         let locks = match turn.command {
-            // Not looked at: who of the holders must give permits back is not said.
+            // No search for permits: any of their holders may give some back, so no wait is for a
+            // certain holder.
             Some(Command::Acquire(request)) if request.mode == Mode::Permits => {
                 return Ok(Some(Outcome::MustWait { ttl_ms }));
             }
@@ -106,7 +108,7 @@ impl Locks {
         }
     }
 
-    /// A wait is refused by the search for a circle.
+    /// Logs that the deadlock search refused a wait.
     fn log_refused(&mut self, turn: &Turn<'_>, error: &CommandError, now: Now) {
         let Some(command) = turn.command.filter(|_| self.log.is_on()) else {
             return;
@@ -142,8 +144,8 @@ impl Locks {
     /// Puts the caller of a command that [must wait](Outcome::MustWait) into the queue of each of
     /// its locks, on its blocked client or for its session.
     ///
-    /// With ONCE an owner who waits already keeps its place, and whoever waited there for it is
-    /// told so. Returns none when there is no room for another waiter at all.
+    /// With ONCE an owner that waits already keeps its place. If its reply target was another one,
+    /// that is told so. Returns none if there is no room for another waiter at all.
     pub fn enqueue(
         &mut self,
         turn: &mut Turn<'_>,
@@ -173,7 +175,7 @@ impl Locks {
             multi: None,
         };
         self.invalidate();
-        // One waiter needs no list.
+        // For one waiter no list is allocated.
         let (of_one, of_several);
         let (waiters, is_new): (&[WaiterId], bool) = match turn.command? {
             Command::Acquire(request) => {
@@ -201,7 +203,7 @@ impl Locks {
         };
         let first = *waiters.first()?;
         if pending_wait.is_out_of_date {
-            // Somebody may have the lock since, or nobody: the timer looks at once.
+            // The lock may be free by now, or have another holder: the timer looks at once.
             self.mark_queues_of(waiters);
         }
         if !is_new {
@@ -223,8 +225,8 @@ impl Locks {
         Some(Joined { waiter, position })
     }
 
-    /// The caller of a command that [must wait](Outcome::MustWait) cannot be blocked after
-    /// all: it is refused.
+    /// The caller of a command that [must wait](Outcome::MustWait) cannot be blocked after all: it
+    /// is refused, and the holds that keep it out are told that the lock is wanted.
     pub fn turn_away(&mut self, turn: &mut Turn<'_>, effects: &mut Vec<Effect>) {
         let (db, pending_wait) = (turn.db, turn.pending_wait.take());
         let command = turn
@@ -244,7 +246,7 @@ impl Locks {
         }
     }
 
-    /// The owner's place in the queue, if the request is to take it over.
+    /// The owner's place in the queue, if the request takes it over (ONCE).
     pub(crate) fn own_place(&self, lock: LockRef<'_>, request: &Acquire<'_>) -> Option<WaiterId> {
         if !request.once {
             return None;
@@ -275,7 +277,7 @@ impl Locks {
         if let Some(of) = self.patterns.of(lock.name) {
             count(&mut of.waits);
         }
-        // Where the wait knows of no end, one that was heard of before counts on.
+        // If this wait knows of no end, an end that the queue was told before stays.
         if let Some(end) = pending_wait.lease_end(place) {
             self.table.check_after(queue, Some(end));
         }
@@ -302,7 +304,7 @@ impl Locks {
         };
         for (place, lock) in locks.iter().enumerate() {
             let Some(waiter) = self.join(*lock, place, &newcomer, pending_wait, now) else {
-                // No room: none of it waits.
+                // No room: the waiters that have joined leave again.
                 for waiter in self.multis.remove(multi) {
                     self.table.leave(waiter);
                 }
@@ -313,8 +315,8 @@ impl Locks {
         Some(self.multis.waiters(multi).to_vec())
     }
 
-    /// The owner's wait goes on for another connection or session and with new terms. Whoever
-    /// waited for it until now is told so.
+    /// The owner's wait goes on for another connection or session, with new terms. If its reply
+    /// target was another one, that is told so.
     fn take_over(
         &mut self,
         waiters: &[WaiterId],
@@ -341,7 +343,7 @@ impl Locks {
         Some(())
     }
 
-    /// The place in the queue; of several the largest. A new waiter is the last.
+    /// The place in the queue; for several locks the largest. A new waiter is the last.
     fn position(&mut self, waiters: &[WaiterId], is_new: bool) -> i64 {
         let mut largest = 0;
         for waiter in waiters {
@@ -357,7 +359,7 @@ impl Locks {
     }
 }
 
-/// On what terms a command waits.
+/// The terms of a command's wait.
 struct Terms<'a> {
     mode: Mode,
     asked: Option<PermitsRequest>,
