@@ -42,7 +42,7 @@ impl Command for List {
         });
         let reader = ctx.reader();
         queues.retain(|queue| reader.may_read(&queue.name));
-        // Queues of the same length are sorted by name, so that the reply has one order only.
+        // Queues of the same length are sorted by name: otherwise their order would be arbitrary.
         queues.sort_unstable_by(|a, b| {
             (Reverse(a.waiters), &a.name).cmp(&(Reverse(b.waiters), &b.name))
         });

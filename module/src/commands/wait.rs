@@ -81,7 +81,7 @@ fn as_far_as_readable(ctx: Ctx<'_>, mut error: CommandError) -> CommandError {
 }
 
 /// Notes that the owner is told that it holds these locks, and with `knows_count` also how often. A
-/// grant that is not delivered yet is then not taken back.
+/// grant of them that is not delivered yet is then not taken back.
 pub(super) fn confirm(ctx: Ctx<'_>, names: &[&[u8]], owner: &[u8], mode: Mode, knows_count: bool) {
     let db = ctx.db();
     state::with(|state| {

@@ -10,7 +10,7 @@ use std::ptr;
 /// It is the address of the server's record. No other client has it while this one is blocked.
 pub(crate) type Handle = usize;
 
-/// The ends of a block.
+/// The callbacks at the end of a block.
 pub(crate) trait Blocking {
     /// We have unblocked the client: reply to it.
     fn reply(ctx: Ctx<'_>, handle: Handle);

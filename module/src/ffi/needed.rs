@@ -28,7 +28,8 @@ impl Needed {
         }
     }
 
-    /// The name to call it by. Null if the server has none; the load allows this only for messages.
+    /// The name to call it by. Null if the server has none; the load allows this for messages, and
+    /// for `EXIST` outside of a cluster.
     #[inline]
     pub(super) fn name(&self) -> *const c_char {
         self.chosen.load(Ordering::Relaxed)
@@ -154,9 +155,9 @@ static DELETIONS_ARE_LOST: AtomicBool = AtomicBool::new(false);
 
 /// Whether the server has a command of this name.
 ///
-/// The server is asked for the keys of such a command: that runs nothing, and unlike `COMMAND INFO`
-/// needs no command that may be renamed itself. Without arguments the answer is always an error,
-/// and only one error says that the name is unknown.
+/// The server is asked for the keys of a command with this name: that runs nothing, and unlike
+/// `COMMAND INFO` it needs no command that may be renamed itself. Without arguments the answer is
+/// always an error, and only one error says that the name is unknown.
 fn is_known(ctx: Ctx<'_>, name: &CStr) -> bool {
     let name = OwnedStr::new(name.to_bytes());
     let (mut words, mut count) = ([name.as_str().raw], c_int::default());

@@ -1,4 +1,4 @@
-//! Which node serves a key that is not served here.
+//! Finds the node that serves a key, if this node does not.
 
 use crate::ffi::{self, Ctx, ServerLocked};
 use crate::memory::state;

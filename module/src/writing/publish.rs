@@ -50,7 +50,7 @@ fn unlock_message<'a>(
     }
 }
 
-/// The unlock message for replicas, if any are connected.
+/// The unlock message as replicas get it; none if it is not replicated.
 pub(crate) fn to_replicas(ctx: Ctx<'_>, held_as: Mode) -> Option<Message> {
     let to = Channels::new(ctx).filter(|to| to.replicas && held_as != Mode::Permits)?;
     Some(Message {

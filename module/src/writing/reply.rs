@@ -1,5 +1,5 @@
-//! Replies in the server's protocol. Maps are maps in RESP3 and flat arrays in RESP2, by the
-//! server's choice.
+//! Replies in the server's protocol. Maps are maps in RESP3 and flat arrays in RESP2: the server
+//! converts them.
 
 use crate::ffi::Ctx;
 use rlock_core::{
