@@ -248,8 +248,8 @@ fn first_torn(locks: &[OpenLock<'_>], purpose: Purpose, stored: &[Stored]) -> Op
     each.position(|(lock, stored)| !is_whole(lock, purpose, stored))
 }
 
-/// Some readers whose leases are over, from where the last sweep of this lock stopped. True if the
-/// hash has more fields to look at.
+/// Some readers, or holders of permits, whose leases are over, from where the last sweep of this
+/// lock stopped. True if the hash has more fields to look at.
 fn some_gone(lock: &OpenLock<'_>, task: &Task, now: Now) -> (Vec<Box<[u8]>>, bool) {
     let Subject::One(key, _) = &task.subject else {
         return (Vec::new(), false);

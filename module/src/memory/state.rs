@@ -58,7 +58,7 @@ pub(crate) struct State {
     pub(crate) changes_applied: u64,
     /// How many were refused, because they could not be understood.
     pub(crate) changes_refused: u64,
-    /// How far the readers of a lock were swept, for locks with many.
+    /// How far the readers or holders of permits of a lock were swept, for locks with many.
     pub(crate) sweeps: HashMap<LockKey, Scan>,
     /// The decisions about commands that RLOCK.GUARD was asked to run.
     pub(crate) guarded: HashMap<Box<[u8]>, Result<Guarded, NotGuarded>>,
